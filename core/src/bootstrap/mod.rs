@@ -1,0 +1,1 @@
+//! Rendezvous, exchange and heartbeats of the ranks.

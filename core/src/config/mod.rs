@@ -1,0 +1,1 @@
+//! The TOML file that chooses the parts.

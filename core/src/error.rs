@@ -1,0 +1,191 @@
+//! One error type for the whole of core.
+//!
+//! An error answers four questions in one line: which operation failed, what was found, what was
+//! expected, and what to do. Callers branch on [`ErrorKind`]; people read the `Display` form.
+
+use std::fmt;
+
+/// Why an operation failed. Callers branch on this, so every kind is a different thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The config file is wrong. Fix the file.
+    Config,
+    /// An argument of a call is wrong on this rank. Nothing was moved; the yard is usable.
+    InvalidInput,
+    /// Another rank refused its input, so this rank's call was cancelled too. The yard is usable.
+    Refused,
+    /// Ranks disagree on what must be equal (world, shape, part names, ABI versions).
+    Mismatch,
+    /// A plugin file failed the handshake.
+    Plugin,
+    /// A part is known but cannot run here (missing library, device, right or capability).
+    Unavailable,
+    /// The operation is not supported by the part that was chosen.
+    Unsupported,
+    /// The arena or another fixed resource is full. Nothing was moved; the yard is usable.
+    Full,
+    /// A wait ran out of time (INV-6). The yard is closed for further work.
+    Deadline,
+    /// A rank was lost: killed, silent for too long, or it left. The yard is closed.
+    PeerLost,
+    /// A transport reported an error completion or became unhealthy (INV-7). The yard is closed.
+    Transport,
+    /// A frame or message from a peer failed a check (length, version, authentication).
+    Protocol,
+    /// The operating system refused a call.
+    System,
+    /// A part panicked or broke its contract. This is a bug in that part.
+    Internal,
+}
+
+impl ErrorKind {
+    /// A short stable name, as used in JSON output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::InvalidInput => "invalid_input",
+            Self::Refused => "refused",
+            Self::Mismatch => "mismatch",
+            Self::Plugin => "plugin",
+            Self::Unavailable => "unavailable",
+            Self::Unsupported => "unsupported",
+            Self::Full => "full",
+            Self::Deadline => "deadline",
+            Self::PeerLost => "peer_lost",
+            Self::Transport => "transport",
+            Self::Protocol => "protocol",
+            Self::System => "system",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+/// An error with its operation, its context and, where it is known, the fix.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    operation: &'static str,
+    message: String,
+    context: Vec<(&'static str, String)>,
+    fix: Option<String>,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// The result of every fallible call in core.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error of `kind`, raised by `operation` (for example `"open shm"`).
+    pub fn new(kind: ErrorKind, operation: &'static str, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            operation,
+            message: message.into(),
+            context: Vec::new(),
+            fix: None,
+            source: None,
+        }))
+    }
+
+    /// An [`ErrorKind::System`] error that carries what the operating system said.
+    pub fn system(
+        operation: &'static str,
+        message: impl Into<String>,
+        source: impl Into<std::io::Error>,
+    ) -> Self {
+        Self::new(ErrorKind::System, operation, message).with_source(source.into())
+    }
+
+    /// Adds a named value, shown in brackets behind the message.
+    pub fn with_context(mut self, name: &'static str, value: impl fmt::Display) -> Self {
+        self.0.context.push((name, value.to_string()));
+        self
+    }
+
+    /// Adds what the reader should do.
+    pub fn with_fix(mut self, fix: impl Into<String>) -> Self {
+        self.0.fix = Some(fix.into());
+        self
+    }
+
+    /// Adds the error that caused this one.
+    pub fn with_source(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// What to branch on.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The operation that failed.
+    pub fn operation(&self) -> &'static str {
+        self.0.operation
+    }
+
+    /// The message alone: what was found and what was expected.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// What to do, if it is known.
+    pub fn fix(&self) -> Option<&str> {
+        self.0.fix.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &self.0;
+        write!(f, "{}: {}", inner.operation, inner.message)?;
+        for (i, (name, value)) in inner.context.iter().enumerate() {
+            write!(f, "{}{name}: {value}", if i == 0 { " [" } else { ", " })?;
+        }
+        if !inner.context.is_empty() {
+            f.write_str("]")?;
+        }
+        if let Some(source) = &inner.source {
+            write!(f, ": {source}")?;
+        }
+        if let Some(fix) = &inner.fix {
+            write!(f, ". Fix: {fix}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} error: {self}", self.0.kind.name())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|s| &**s as &(dyn std::error::Error + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn display_names_operation_values_and_fix_in_one_line() {
+        let error = Error::new(ErrorKind::Config, "read config", "found 3 ranks, expected 4")
+            .with_context("file", "a.toml")
+            .with_context("line", 7)
+            .with_fix("set ranks = 4");
+        assert_eq!(
+            error.to_string(),
+            "read config: found 3 ranks, expected 4 [file: a.toml, line: 7]. Fix: set ranks = 4"
+        );
+        assert_eq!(error.kind().name(), "config");
+    }
+}

@@ -1,0 +1,17 @@
+//! The core of tokenyard.
+//!
+//! Duties, from the outside in:
+//! - the **yard** validates every argument, so that parts may trust what they are given;
+//! - **parts** (transport, kernel set, topology) do the work and report only what a caller could
+//!   not have foreseen;
+//! - the **loader** judges plugins before any of their code runs;
+//! - the **bootstrap** is the only asynchronous piece, on one control thread of its own.
+//!
+//! See `docs/architecture.md` for the picture, `docs/invariants.md` for INV-1 to INV-8.
+
+pub mod bootstrap;
+pub mod config;
+pub mod error;
+pub mod moe;
+
+pub use error::{Error, ErrorKind, Result};
