@@ -1,1 +1,36 @@
-//! Work in progress.
+//! The plugin ABI of tokenyard: plain C structures, `no_std`, no dependencies.
+//!
+//! A plugin is a shared library that exports one **data** symbol per kind of part it provides, so
+//! that nothing of it runs before it was judged:
+//!
+//! | symbol | type | stability |
+//! |---|---|---|
+//! | `tokenyard_transport_v1` | [`TyTransportExport`] | layout pinned until 1.0, then append only |
+//! | `tokenyard_topology_v1` | [`TyTopologyExport`] | the same |
+//! | `tokenyard_kernels_v0` | [`TyKernelsExport`] | exact layout, unstable until 1.0 |
+//!
+//! The host judges in this order and stops at the first failure: magic, major version, layout,
+//! sizes, required slots, then `probe`, then `open`.
+//!
+//! Rules that hold for every slot:
+//! - every structure starts with its size in bytes; fields are only ever appended;
+//! - enumerations cross as fixed-width integers; an unknown value is an error, never a guess;
+//! - no allocation crosses: who makes a thing destroys it; strings are (pointer, length), UTF-8,
+//!   not terminated, valid for the call only;
+//! - a slot returns a status (`TY_OK` is 0); details go to the caller's [`TyError`];
+//! - a plugin must not unwind or `longjmp` across a slot; libraries are never unloaded;
+//! - each slot says which threads may call it.
+
+#![no_std]
+
+mod common;
+mod kernels;
+mod layout;
+mod topology;
+mod transport;
+
+pub use common::*;
+pub use kernels::*;
+pub use layout::*;
+pub use topology::*;
+pub use transport::*;

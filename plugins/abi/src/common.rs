@@ -1,0 +1,156 @@
+//! What all kinds of parts share: status codes, strings, errors, the export header, host services.
+
+use core::ffi::c_void;
+
+/// First eight bytes of every export: `TOKNYARD` read as a little-endian integer.
+pub const TY_MAGIC: u64 = 0x4452_4159_4e4b_4f54;
+
+/// The call did what it was asked.
+pub const TY_OK: i32 = 0;
+/// Nothing was done because a queue is full or nothing is there yet; call again later.
+pub const TY_AGAIN: i32 = 1;
+/// The part cannot run here: a library, device, right or capability is missing.
+pub const TY_UNAVAILABLE: i32 = -1;
+/// The part does not support what was asked.
+pub const TY_UNSUPPORTED: i32 = -2;
+/// The part's own config table is wrong.
+pub const TY_CONFIG: i32 = -3;
+/// The operating system refused a call; `TyError.os_errno` says why.
+pub const TY_SYSTEM: i32 = -4;
+/// A peer could not be reached or is gone.
+pub const TY_PEER_LOST: i32 = -5;
+/// A command failed on the fabric (an error completion), or the fabric is unhealthy.
+pub const TY_TRANSPORT: i32 = -6;
+/// The call did not end within its deadline.
+pub const TY_DEADLINE: i32 = -7;
+/// The host raised the abort word of the wait board; the call gave up waiting.
+pub const TY_ABORTED: i32 = -8;
+/// A peer sent bytes that fail a check.
+pub const TY_PROTOCOL: i32 = -9;
+/// The arena or another fixed resource is full; nothing was moved.
+pub const TY_FULL: i32 = -10;
+/// This rank or a peer refused its input; nothing was moved.
+pub const TY_REFUSED: i32 = -11;
+/// The part broke its own contract.
+pub const TY_INTERNAL: i32 = -12;
+/// The part panicked; the instance must not be used again.
+pub const TY_PANIC: i32 = -13;
+
+/// A string that is borrowed for the duration of a call: UTF-8, not terminated.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyStr {
+    /// First byte; may be null if `bytes` is 0.
+    pub data: *const u8,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+/// Bytes that fit an operation's name in a [`TyError`].
+pub const TY_ERROR_OPERATION: usize = 32;
+/// Bytes that fit a message in a [`TyError`].
+pub const TY_ERROR_MESSAGE: usize = 464;
+
+/// Where a part writes what went wrong. The caller owns it and sets `size`; the part fills the
+/// rest when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyError {
+    /// `sizeof(TyError)` of the caller.
+    pub size: usize,
+    /// `errno` of a failed system call, or 0.
+    pub os_errno: i32,
+    /// The world rank the error is about, or -1.
+    pub rank: i32,
+    /// Which operation failed, for example `connect`.
+    pub operation: [u8; TY_ERROR_OPERATION],
+    /// What was found, what was expected, what to do.
+    pub message: [u8; TY_ERROR_MESSAGE],
+}
+
+/// Log levels of [`TyHost::log`].
+pub const TY_LOG_ERROR: u32 = 1;
+/// Something is wrong but the part goes on.
+pub const TY_LOG_WARN: u32 = 2;
+/// What an operator wants to see once.
+pub const TY_LOG_INFO: u32 = 3;
+/// What a developer of the part wants to see.
+pub const TY_LOG_DEBUG: u32 = 4;
+
+/// Services of the host. Statics are per library, so a part logs through this table. It outlives
+/// every part. Any thread may call any slot.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyHost {
+    /// `sizeof(TyHost)` of the host.
+    pub size: usize,
+    /// Passed back to every slot.
+    pub context: *mut c_void,
+    /// Writes one line to the host's log. `target` names the part.
+    pub log: Option<
+        unsafe extern "C" fn(context: *mut c_void, level: u32, target: TyStr, message: TyStr),
+    >,
+}
+
+/// The first field of every export: what the host judges before anything of the plugin runs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyExportHeader {
+    /// [`TY_MAGIC`].
+    pub magic: u64,
+    /// A break of compatibility. Must be equal on both sides.
+    pub major: u32,
+    /// Additions. Any value is accepted.
+    pub minor: u32,
+    /// The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Must be equal until 1.0.
+    pub layout: u64,
+    /// `sizeof` of the whole export structure.
+    pub size: usize,
+}
+
+/// Kinds of memory, as bits: ordinary host memory.
+pub const TY_MEMORY_HOST: u32 = 1;
+/// CUDA device memory.
+pub const TY_MEMORY_CUDA: u32 = 2;
+/// HIP device memory.
+pub const TY_MEMORY_HIP: u32 = 4;
+
+/// Window memory must come with a file descriptor that others can map (memfd, dmabuf).
+pub const TY_HANDLE_FD: u32 = 1;
+
+/// What a transport demands of window memory. Needs of two levels are merged by the host: kinds
+/// are intersected, handles united, the larger alignment wins.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyMemoryNeeds {
+    /// `sizeof(TyMemoryNeeds)`.
+    pub size: usize,
+    /// Acceptable kinds: bits `TY_MEMORY_*`.
+    pub kinds: u32,
+    /// Required handles: bits `TY_HANDLE_*`.
+    pub handles: u32,
+    /// Required alignment of address and length in bytes; a power of two.
+    pub alignment: u64,
+}
+
+/// One window: registered memory of the same layout on every rank, addressed by (peer, offset).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyWindow {
+    /// `sizeof(TyWindow)`.
+    pub size: usize,
+    /// Dense, in order of registration, from 0.
+    pub id: u32,
+    /// One of `TY_MEMORY_*`.
+    pub kind: u32,
+    /// First byte on this rank.
+    pub pointer: *mut u8,
+    /// Length in bytes; equal on all ranks.
+    pub bytes: u64,
+    /// A descriptor of the memory that stays open while the window lives, or -1.
+    pub fd: i32,
+    /// Device ordinal, or -1 for host memory.
+    pub device: i32,
+    /// Where the window starts behind `fd`.
+    pub fd_offset: u64,
+}

@@ -1,0 +1,388 @@
+//! The kernel set table: the compute on one kind of device. Unstable until 1.0: exact layout.
+
+use core::ffi::c_void;
+
+use crate::{
+    TyCapabilities, TyConfig, TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr,
+    TyTransportTable, TyWindow,
+};
+
+/// Major version of the kernel set ABI.
+pub const TY_KERNELS_MAJOR: u32 = 0;
+/// Minor version of the kernel set ABI.
+pub const TY_KERNELS_MINOR: u32 = 1;
+
+/// A tensor of one or two dimensions. `data` is null where a tensor is absent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyTensor {
+    /// Address of element (0, 0).
+    pub data: *mut u8,
+    /// Element type: 1 bf16, 2 fp16, 3 fp32, 4 fp8 e4m3, 5 u8, 6 i32, 7 i64.
+    pub dtype: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Rows and columns; one-dimensional tensors have one column.
+    pub shape: [u64; 2],
+    /// Elements from one row to the next, and from one column to the next.
+    pub stride: [i64; 2],
+}
+
+/// What a kernel set is opened for. The host has validated it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyShape {
+    /// `sizeof(TyShape)`.
+    pub size: usize,
+    /// This rank.
+    pub rank: u32,
+    /// R.
+    pub ranks: u32,
+    /// E, a multiple of R.
+    pub experts: u32,
+    /// K, 1 to 32.
+    pub topk: u32,
+    /// H in elements.
+    pub hidden: u32,
+    /// M.
+    pub max_tokens: u32,
+    /// Operations that may be sent and not yet received; operation n uses slot n mod in_flight.
+    pub in_flight: u32,
+    /// Handles that may live at once.
+    pub handles: u32,
+}
+
+/// Most windows a kernel set may ask for.
+pub const TY_MAX_WINDOWS: usize = 8;
+
+/// What a kernel set needs from the transports, within the limits it was given.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyKernelNeeds {
+    /// `sizeof(TyKernelNeeds)`.
+    pub size: usize,
+    /// Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
+    pub windows: u32,
+    /// Lanes used.
+    pub lanes: u32,
+    /// Signals used.
+    pub signals: u32,
+    /// Most commands of a lane that are not done yet.
+    pub queue_depth: u32,
+    /// Most bytes of one put.
+    pub largest_put: u64,
+    /// Bytes of each window.
+    pub window_bytes: [u64; TY_MAX_WINDOWS],
+}
+
+/// An opened transport as a kernel set uses it. `table` is null where the level has none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyLink {
+    /// The transport's table, with every required slot filled.
+    pub table: *const TyTransportTable,
+    /// Its instance.
+    pub instance: *mut c_void,
+    /// What it declared.
+    pub capabilities: TyCapabilities,
+}
+
+/// What a waiting kernel set tells the host, and how the host stops it (INV-6). Shared by both
+/// sides while the yard lives. Every field is accessed with atomic loads and stores of 8 bytes.
+/// A waiter writes `phase` last when it starts to wait, and 0 when it ends.
+#[repr(C)]
+#[derive(Debug)]
+pub struct TyWaitBoard {
+    /// Not 0: stop waiting now and return `TY_ABORTED`. Written by the host.
+    pub abort: u64,
+    /// One of `TY_PHASE_*`, or 0 while nobody waits.
+    pub phase: u64,
+    /// The world rank that is waited for.
+    pub peer: u64,
+    /// The signal id that is waited for.
+    pub signal: u64,
+    /// The total that ends the wait.
+    pub expected: u64,
+    /// The total last seen.
+    pub found: u64,
+    /// `CLOCK_MONOTONIC` in nanoseconds when the wait began.
+    pub since_ns: u64,
+    /// Operation number.
+    pub operation: u64,
+}
+
+/// Waiting for a peer to enter the operation at all: bounded by `late_ms`.
+pub const TY_PHASE_ENTRY: u64 = 1;
+/// Waiting for an owner's grant (base offsets): bounded by `deadline_ms`, as are those below.
+pub const TY_PHASE_GRANT: u64 = 2;
+/// Waiting for the rows of a dispatch.
+pub const TY_PHASE_ROWS: u64 = 3;
+/// Waiting for the rows of a combine.
+pub const TY_PHASE_COMBINE_ROWS: u64 = 4;
+/// Waiting until a peer has read this rank's rows.
+pub const TY_PHASE_DONE: u64 = 5;
+/// Waiting for room in a command queue.
+pub const TY_PHASE_QUEUE: u64 = 6;
+
+/// Arguments of `plan`: everything is fixed here. The pointers stay valid until `close`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyPlan {
+    /// `sizeof(TyPlan)`.
+    pub size: usize,
+    /// The transport inside the domain.
+    pub scale_up: TyLink,
+    /// The transport between domains.
+    pub scale_out: TyLink,
+    /// The registered windows, in order of their ids.
+    pub windows: *const TyWindow,
+    /// Number of windows.
+    pub window_count: usize,
+    /// Shared with the host's watchdog.
+    pub board: *mut TyWaitBoard,
+    /// A wait that lasts longer than this ends by itself, whatever the host does.
+    pub cap_ns: u64,
+}
+
+/// Rows in one block, by source rank, then source token.
+pub const TY_LAYOUT_FLAT: u32 = 1;
+/// Rows grouped by local expert with aligned starts.
+pub const TY_LAYOUT_EXPERT_MAJOR: u32 = 2;
+/// `[E/R, R*M, H]` with counts.
+pub const TY_LAYOUT_PACKED: u32 = 3;
+
+/// Rows travel as they are.
+pub const TY_CAST_NONE: u32 = 0;
+/// Rows are cast to FP8 e4m3 with one f32 scale per 128 channels.
+pub const TY_CAST_FP8: u32 = 1;
+/// The same with scales rounded up to powers of two.
+pub const TY_CAST_FP8_ROUND: u32 = 2;
+/// The same, the scales' exponent bytes packed by four (UE8M0).
+pub const TY_CAST_FP8_UE8M0: u32 = 3;
+
+/// Reuse the routing of the handle: no counting.
+pub const TY_DISPATCH_REPLAY: u32 = 1;
+/// Worst-case sizes: the host learns no count, the counts stay in device memory.
+pub const TY_DISPATCH_WORST_CASE: u32 = 2;
+/// Zero the padding rows of the expert-major layout.
+pub const TY_DISPATCH_ZERO_PADDING: u32 = 4;
+
+/// One dispatch. Tensors are valid until `dispatch_recv` returns.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyDispatch {
+    /// `sizeof(TyDispatch)`.
+    pub size: usize,
+    /// Operation number: the same on all ranks, 0, 1, 2, ...
+    pub operation: u64,
+    /// Handle slot to fill, or to replay.
+    pub handle: u32,
+    /// Bits `TY_DISPATCH_*`.
+    pub flags: u32,
+    /// One of `TY_LAYOUT_*`.
+    pub layout: u32,
+    /// Alignment of expert starts in rows, at least 1 (expert-major only).
+    pub alignment: u32,
+    /// One of `TY_CAST_*`.
+    pub cast: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// `[T, H]`, rows contiguous.
+    pub x: TyTensor,
+    /// `[T, S]` of 4-byte elements, any strides; absent unless the rows were quantised before.
+    pub scales: TyTensor,
+    /// `[T, K]` i64, contiguous; absent in a replay.
+    pub topk_idx: TyTensor,
+    /// `[T, K]` f32, contiguous; may be absent.
+    pub topk_weights: TyTensor,
+    /// Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
+    pub refusal: TyStr,
+}
+
+/// What a dispatch leaves in the arena. Absent tensors have null data.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyReceived {
+    /// `sizeof(TyReceived)`.
+    pub size: usize,
+    /// The arena region that holds all of it; goes back with `release`.
+    pub region: u64,
+    /// Tokens received, N; the worst case where the host learns no count.
+    pub tokens: u64,
+    /// Rows of `x`: N (flat), X (expert-major) or E/R * R*M (packed); the worst case likewise.
+    pub rows: u64,
+    /// `[rows, H]`.
+    pub x: TyTensor,
+    /// `[rows, S]`.
+    pub scales: TyTensor,
+    /// `[N, K]` i32: local expert ids or -1 (flat).
+    pub ids: TyTensor,
+    /// f32: `[N, K]` (flat), else `[rows, 1]`.
+    pub weights: TyTensor,
+    /// i32 `source rank * M + source token`: `[N, 1]`, or `[rows, 1]` (packed).
+    pub source: TyTensor,
+    /// `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
+    pub slots: TyTensor,
+    /// `[E/R, 1]` i32: rows per local expert, without padding.
+    pub expert_counts: TyTensor,
+    /// `[E/R, 1]` i32: first row per local expert (expert-major).
+    pub expert_starts: TyTensor,
+    /// `[R, 1]` i32: tokens per source rank.
+    pub source_counts: TyTensor,
+    /// `[E/R, R]` i64: `count | begin << 32` (packed).
+    pub ranges: TyTensor,
+    /// `[2, 1]` i64: the true N and the true number of rows, padding included.
+    pub totals: TyTensor,
+}
+
+/// Multiply each expert's row by its weight before summing (expert-major and packed).
+pub const TY_COMBINE_WEIGHTED: u32 = 1;
+
+/// One combine. Tensors are valid until `combine_recv` returns.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyCombine {
+    /// `sizeof(TyCombine)`.
+    pub size: usize,
+    /// Operation number.
+    pub operation: u64,
+    /// Handle slot.
+    pub handle: u32,
+    /// Bits `TY_COMBINE_*`.
+    pub flags: u32,
+    /// Expert outputs: as many rows as the dispatch gave, `[rows, H]`, contiguous.
+    pub x: TyTensor,
+    /// f32, shaped as the dispatch's `weights`; may be absent.
+    pub weights: TyTensor,
+    /// `[T, H]` of the type of `x`; may be absent.
+    pub bias0: TyTensor,
+    /// The same.
+    pub bias1: TyTensor,
+    /// `[T, H]` of the type of `x`, written by `combine_recv`.
+    pub out: TyTensor,
+    /// `[T, K]` f32; absent unless `weights` is given.
+    pub out_weights: TyTensor,
+    /// As in [`TyDispatch`].
+    pub refusal: TyStr,
+}
+
+/// A kernel set. All slots of one instance are called by one thread at a time.
+///
+/// Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
+/// same order on all ranks, then `close`. Operation n may be sent only when operation
+/// n - in_flight has been received.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyKernelsTable {
+    /// `sizeof(TyKernelsTable)` of the plugin.
+    pub size: usize,
+    /// The part's name as a config writes it. Static.
+    pub name: TyStr,
+    /// The part's own version, for people. Static.
+    pub version: TyStr,
+    /// One line for people. Static.
+    pub about: TyStr,
+    /// Required. Whether the part can run here, without side effects; `memory_kinds` becomes the
+    /// kinds of memory it works on (bits `TY_MEMORY_*`).
+    pub probe: Option<
+        unsafe extern "C" fn(
+            host: *const TyHost,
+            config: *const TyConfig,
+            memory_kinds: *mut u32,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required. Makes an instance.
+    pub open: Option<
+        unsafe extern "C" fn(
+            host: *const TyHost,
+            config: *const TyConfig,
+            shape: *const TyShape,
+            instance: *mut *mut c_void,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required. Ends the instance and frees its windows, after the transports were closed.
+    pub close: Option<unsafe extern "C" fn(instance: *mut c_void)>,
+    /// Required. What it will use, within `limits` (of the transport that carries the rows).
+    pub needs: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            limits: *const TyCapabilities,
+            needs: *mut TyKernelNeeds,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required. Allocates the memory of one window (`id` and `bytes` are given).
+    pub allocate: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            needs: *const TyMemoryNeeds,
+            window: *mut TyWindow,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required. Fixes every size, offset and buffer.
+    pub plan: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            plan: *const TyPlan,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required. Starts a dispatch.
+    pub dispatch_send: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            dispatch: *const TyDispatch,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required. Ends the dispatch with this operation number.
+    pub dispatch_recv: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            operation: u64,
+            received: *mut TyReceived,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required. Gives an arena region for expert outputs of a handle, so that combine need not
+    /// copy them: `[rows, H]` of `dtype`.
+    pub combine_input: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            handle: u32,
+            dtype: u32,
+            region: *mut u64,
+            tensor: *mut TyTensor,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required. Starts a combine.
+    pub combine_send: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            combine: *const TyCombine,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required. Ends the combine with this operation number.
+    pub combine_recv: Option<
+        unsafe extern "C" fn(instance: *mut c_void, operation: u64, error: *mut TyError) -> i32,
+    >,
+    /// Required. Takes back an arena region.
+    pub release: Option<unsafe extern "C" fn(instance: *mut c_void, region: u64)>,
+}
+
+/// The symbol `tokenyard_kernels_v0`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyKernelsExport {
+    /// Judged first.
+    pub header: TyExportHeader,
+    /// `count` tables.
+    pub parts: *const *const TyKernelsTable,
+    /// Number of tables.
+    pub count: usize,
+}

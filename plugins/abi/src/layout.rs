@@ -1,0 +1,111 @@
+//! Layout pins. Until 1.0 a host and a plugin must have been compiled against the same structures;
+//! the hash of sizes and offsets says whether they were. The literals are checked by the compiler,
+//! so a change of a structure fails the build until the pin is renewed on purpose.
+
+use core::mem::{offset_of, size_of};
+
+use crate::*;
+
+const fn mix(hash: u64, value: usize) -> u64 {
+    // FNV-1a over the value's eight bytes: small, const, and good enough to tell layouts apart.
+    let bytes = (value as u64).to_le_bytes();
+    let mut hash = hash;
+    let mut i = 0;
+    while i < 8 {
+        hash = (hash ^ bytes[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        i += 1;
+    }
+    hash
+}
+
+macro_rules! hash_layout {
+    ($start:expr; $($type:ty { $($field:ident),* $(,)? })*) => {{
+        let mut hash: u64 = $start;
+        $( hash = mix(hash, size_of::<$type>()); $( hash = mix(hash, offset_of!($type, $field)); )* )*
+        hash
+    }};
+}
+
+const fn common_layout() -> u64 {
+    hash_layout! { 0xcbf2_9ce4_8422_2325;
+        TyStr { data, bytes }
+        TyError { size, os_errno, rank, operation, message }
+        TyHost { size, context, log }
+        TyExportHeader { magic, major, minor, layout, size }
+        TyConfig { size, text, file }
+    }
+}
+
+const fn transport_layout() -> u64 {
+    hash_layout! { common_layout();
+        TyMemoryNeeds { size, kinds, handles, alignment }
+        TyWindow { size, id, kind, pointer, bytes, fd, device, fd_offset }
+        TyCapabilities { size, flags, memory_kinds, max_peers, max_lanes, max_signals,
+            max_queue_depth, max_windows, largest_put }
+        TyTransportNeeds { size, windows, lanes, signals, queue_depth, largest_put, deadline_ns }
+        TyTeam { size, me, count, world_ranks }
+        TyCommand { op, reserved, flags, lane, peer, signal, add, src_window, dst_window,
+            src_offset, dst_offset, bytes, value, tag }
+        TyEvent { kind, lane, peer, status, tag }
+        TyTransportOpen { size, config, team, needs }
+        TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
+            register, endpoint, connect, peer_address, post, poll, read_signal, health }
+        TyTransportExport { header, parts, count }
+    }
+}
+
+const fn topology_layout() -> u64 {
+    hash_layout! { common_layout();
+        TyPlace { size, host, device, numa_node, processors, reserved }
+        TyDiscover { size, config, rank, ranks, local_rank, reserved }
+        TyTopologyTable { size, name, version, about, discover }
+        TyTopologyExport { header, parts, count }
+    }
+}
+
+const fn kernels_layout() -> u64 {
+    hash_layout! { transport_layout();
+        TyTensor { data, dtype, reserved, shape, stride }
+        TyShape { size, rank, ranks, experts, topk, hidden, max_tokens, in_flight, handles }
+        TyKernelNeeds { size, windows, lanes, signals, queue_depth, largest_put, window_bytes }
+        TyLink { table, instance, capabilities }
+        TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation }
+        TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns }
+        TyDispatch { size, operation, handle, flags, layout, alignment, cast, reserved, x, scales,
+            topk_idx, topk_weights, refusal }
+        TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
+            expert_counts, expert_starts, source_counts, ranges, totals }
+        TyCombine { size, operation, handle, flags, x, weights, bias0, bias1, out, out_weights,
+            refusal }
+        TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
+            dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, release }
+        TyKernelsExport { header, parts, count }
+    }
+}
+
+/// Layout hash of the transport ABI on 64-bit targets.
+pub const TY_TRANSPORT_LAYOUT: u64 = 0xcf15_aeb1_cd2d_c2ba;
+/// Layout hash of the topology ABI on 64-bit targets.
+pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8670_4fa8_bcb4_55b7;
+/// Layout hash of the kernel set ABI on 64-bit targets.
+pub const TY_KERNELS_LAYOUT: u64 = 0xcd84_ba09_5915_73c6;
+
+const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
+const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");
+const _: () = assert!(TY_KERNELS_LAYOUT == kernels_layout(), "kernel set ABI changed: re-pin");
+const _: () = assert!(size_of::<TyCommand>() == 64);
+const _: () = assert!(size_of::<TyEvent>() == 24);
+const _: () = assert!(size_of::<TyError>() == 512);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_pins_are_what_the_structures_hash_to() {
+        assert_eq!(
+            (TY_TRANSPORT_LAYOUT, TY_TOPOLOGY_LAYOUT, TY_KERNELS_LAYOUT),
+            (transport_layout(), topology_layout(), kernels_layout())
+        );
+    }
+}

@@ -1,0 +1,83 @@
+//! The topology table: says where this rank is.
+
+use crate::{TyConfig, TyError, TyExportHeader, TyHost, TyStr};
+
+/// Major version of the topology ABI.
+pub const TY_TOPOLOGY_MAJOR: u32 = 1;
+/// Minor version of the topology ABI.
+pub const TY_TOPOLOGY_MINOR: u32 = 0;
+
+/// Bytes that fit a host's identity.
+pub const TY_HOST_BYTES: usize = 64;
+
+/// Where one rank is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyPlace {
+    /// `sizeof(TyPlace)`.
+    pub size: usize,
+    /// Identity of the machine: equal on ranks that share memory, different otherwise. UTF-8,
+    /// ended by a zero byte or the array's end.
+    pub host: [u8; TY_HOST_BYTES],
+    /// Device ordinal this rank drives, or -1 if it drives none.
+    pub device: i32,
+    /// NUMA node of the rank, or -1 if unknown.
+    pub numa_node: i32,
+    /// Logical processors this process may run on; 0 if unknown.
+    pub processors: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Arguments of `discover`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyDiscover {
+    /// `sizeof(TyDiscover)`.
+    pub size: usize,
+    /// The part's own table.
+    pub config: TyConfig,
+    /// World rank.
+    pub rank: u32,
+    /// Ranks in the world.
+    pub ranks: u32,
+    /// Index of the rank on its machine, as the launcher says.
+    pub local_rank: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A topology. `discover` is cold and has no instance.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyTopologyTable {
+    /// `sizeof(TyTopologyTable)` of the plugin.
+    pub size: usize,
+    /// The part's name as a config writes it. Static.
+    pub name: TyStr,
+    /// The part's own version, for people. Static.
+    pub version: TyStr,
+    /// One line for people. Static.
+    pub about: TyStr,
+    /// Required. Finds this rank's place.
+    pub discover: Option<
+        unsafe extern "C" fn(
+            host: *const TyHost,
+            discover: *const TyDiscover,
+            place: *mut TyPlace,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+}
+
+/// The symbol `tokenyard_topology_v1`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyTopologyExport {
+    /// Judged first.
+    pub header: TyExportHeader,
+    /// `count` tables.
+    pub parts: *const *const TyTopologyTable,
+    /// Number of tables.
+    pub count: usize,
+}

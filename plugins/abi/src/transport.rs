@@ -1,0 +1,325 @@
+//! The transport table: moves bytes between windows and raises signals.
+
+use core::ffi::c_void;
+
+use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
+
+/// Major version of the transport ABI.
+pub const TY_TRANSPORT_MAJOR: u32 = 1;
+/// Minor version of the transport ABI.
+pub const TY_TRANSPORT_MINOR: u32 = 0;
+
+/// Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
+pub const TY_CAP_ORDERED: u64 = 1;
+/// Signals are raised by the fabric's own atomics.
+pub const TY_CAP_NATIVE_ATOMICS: u64 = 1 << 1;
+/// Puts carry immediate data.
+pub const TY_CAP_IMMEDIATE: u64 = 1 << 2;
+/// The op `TY_OP_GET` works.
+pub const TY_CAP_GET: u64 = 1 << 3;
+/// `peer_address` works: peers' windows are mapped into this process for plain loads and stores.
+pub const TY_CAP_LOAD_STORE: u64 = 1 << 4;
+/// A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
+pub const TY_CAP_BOUNDED_PUT: u64 = 1 << 5;
+/// Nothing moves unless `poll` is called; the host drives it with progress threads.
+pub const TY_CAP_MANUAL_PROGRESS: u64 = 1 << 6;
+/// The transport must own window memory: the host calls `alloc` instead of the kernel set.
+pub const TY_CAP_OWNS_MEMORY: u64 = 1 << 7;
+
+/// What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyCapabilities {
+    /// `sizeof(TyCapabilities)`; set by the host, kept by the part.
+    pub size: usize,
+    /// Bits `TY_CAP_*`.
+    pub flags: u64,
+    /// Kinds of memory that can be registered: bits `TY_MEMORY_*`.
+    pub memory_kinds: u32,
+    /// Most ranks of a team, this one included.
+    pub max_peers: u32,
+    /// Most lanes.
+    pub max_lanes: u32,
+    /// Most signals on one rank; at most 65,536.
+    pub max_signals: u32,
+    /// Most commands of a lane that are not done yet.
+    pub max_queue_depth: u32,
+    /// Most windows.
+    pub max_windows: u32,
+    /// Most bytes of one put.
+    pub largest_put: u64,
+}
+
+/// What the kernel set will use. The host has checked it against the capabilities.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyTransportNeeds {
+    /// `sizeof(TyTransportNeeds)`.
+    pub size: usize,
+    /// Windows that will be registered.
+    pub windows: u32,
+    /// Lanes that will be used: 0 .. lanes.
+    pub lanes: u32,
+    /// Signal ids that will be used on every rank: 0 .. signals; at most 65,536.
+    pub signals: u32,
+    /// Most commands of a lane that are not done yet.
+    pub queue_depth: u32,
+    /// Most bytes of one put.
+    pub largest_put: u64,
+    /// How long a connect or a single command may take, in nanoseconds.
+    pub deadline_ns: u64,
+}
+
+/// An ordered list of world ranks that a transport is opened for. A `peer` is an index into it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyTeam {
+    /// `sizeof(TyTeam)`.
+    pub size: usize,
+    /// This process' index in the list.
+    pub me: u32,
+    /// Length of the list.
+    pub count: u32,
+    /// `count` world ranks, valid for the call only.
+    pub world_ranks: *const u32,
+}
+
+/// Copy `bytes` from the source window to the destination window of `peer`.
+pub const TY_OP_PUT: u8 = 1;
+/// The same, then add `add` to `signal` of `peer`: payload before signal (INV-1).
+pub const TY_OP_PUT_SIGNAL: u8 = 2;
+/// Store the 8 bytes of `value` at the destination, which is 8-byte aligned (INV-3).
+pub const TY_OP_PUT_VALUE: u8 = 3;
+/// Add `add` to `signal` of `peer`.
+pub const TY_OP_SIGNAL: u8 = 4;
+/// Copy `bytes` from the destination window of `peer` to the source window. Optional.
+pub const TY_OP_GET: u8 = 5;
+
+/// Ask for a `TY_EVENT_DONE` with the command's tag. Errors are always reported.
+pub const TY_FLAG_NOTIFY: u16 = 1;
+
+/// One command: 64 bytes of plain data. Commands of a lane may overtake each other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyCommand {
+    /// One of `TY_OP_*`.
+    pub op: u8,
+    /// Zero.
+    pub reserved: u8,
+    /// Bits `TY_FLAG_*`.
+    pub flags: u16,
+    /// The lane it is posted on; repeated here for the transport's convenience.
+    pub lane: u32,
+    /// Index into the team. May be this rank itself.
+    pub peer: u32,
+    /// Signal id on the peer.
+    pub signal: u32,
+    /// What to add to the signal: 1 to 65,535.
+    pub add: u32,
+    /// Window id on this rank.
+    pub src_window: u16,
+    /// Window id on the peer.
+    pub dst_window: u16,
+    /// Offset in the source window.
+    pub src_offset: u64,
+    /// Offset in the destination window.
+    pub dst_offset: u64,
+    /// Bytes to move; may be 0 for `TY_OP_PUT_SIGNAL`.
+    pub bytes: u64,
+    /// The value of `TY_OP_PUT_VALUE`.
+    pub value: u64,
+    /// Comes back in the event.
+    pub tag: u64,
+}
+
+/// The command is done: its source is reusable and its slot is free (INV-4, INV-5).
+pub const TY_EVENT_DONE: u32 = 1;
+/// The command failed (INV-7). `status` is negative and the details are in `health`.
+pub const TY_EVENT_ERROR: u32 = 2;
+
+/// One event of `poll`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyEvent {
+    /// One of `TY_EVENT_*`.
+    pub kind: u32,
+    /// Lane of the command.
+    pub lane: u32,
+    /// Peer of the command.
+    pub peer: u32,
+    /// `TY_OK` or why it failed.
+    pub status: i32,
+    /// Tag of the command.
+    pub tag: u64,
+}
+
+/// A transport: who fills this structure contributes a fabric.
+///
+/// Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
+/// `endpoint`, `connect`, `peer_address`) are called on one thread that may block. *Hot* slots
+/// (`post`, `poll`, `read_signal`) of one lane are called by one thread at a time; different lanes
+/// may be used by different threads at once. `health` may be called from any thread.
+///
+/// Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
+/// `connect` per peer, then hot slots, then `close`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyTransportTable {
+    /// `sizeof(TyTransportTable)` of the plugin.
+    pub size: usize,
+    /// The part's name as a config writes it: `[a-z0-9_-]+`. Static.
+    pub name: TyStr,
+    /// The part's own version, for people. Static.
+    pub version: TyStr,
+    /// One line for people: fabric, hardware. Static.
+    pub about: TyStr,
+    /// Required, cold. Says what the part can do here, without side effects. `config` is the
+    /// text of the part's own TOML table, `file` the name of the file for messages.
+    pub probe: Option<
+        unsafe extern "C" fn(
+            host: *const TyHost,
+            config: *const TyConfig,
+            capabilities: *mut TyCapabilities,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required, cold. Makes an instance for a team.
+    pub open: Option<
+        unsafe extern "C" fn(
+            host: *const TyHost,
+            open: *const TyTransportOpen,
+            instance: *mut *mut c_void,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required, cold. Ends the instance: no access to windows after it. Called once.
+    pub close: Option<unsafe extern "C" fn(instance: *mut c_void)>,
+    /// Required, cold. What window memory must be like.
+    pub memory_needs: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            needs: *mut TyMemoryNeeds,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Optional, cold; required with `TY_CAP_OWNS_MEMORY`. Allocates the memory of one window
+    /// (`id` and `bytes` are given, the rest is filled). Freed by `close`.
+    pub alloc: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            window: *mut TyWindow,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required, cold. Registers one window. All ranks register equal sizes in the same order.
+    pub register: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            window: *const TyWindow,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required, cold. Writes the bytes that `peer` needs to reach this rank. `capacity` is at
+    /// least `TY_ENDPOINT_BYTES`; `*bytes` becomes the length.
+    pub endpoint: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            peer: u32,
+            data: *mut u8,
+            capacity: usize,
+            bytes: *mut usize,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required, cold. Connects to `peer` (this rank itself included) with the bytes that the
+    /// peer's `endpoint` wrote. The bytes come from another process: check them. May wait for the
+    /// peer, at most `deadline_ns`.
+    pub connect: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            peer: u32,
+            data: *const u8,
+            bytes: usize,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Optional, cold; required with `TY_CAP_LOAD_STORE`. Where window `window` of `peer` is
+    /// mapped in this process; valid until `close`.
+    pub peer_address: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            window: u32,
+            peer: u32,
+            address: *mut *mut u8,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Required, hot. Accepts the first `*accepted` of `count` commands of a lane. Accepting fewer
+    /// is back-pressure, not an error. A command that cannot be accepted because its peer is lost
+    /// is accepted and ends as a `TY_EVENT_ERROR`.
+    pub post: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            lane: u32,
+            commands: *const TyCommand,
+            count: usize,
+            accepted: *mut usize,
+        ) -> i32,
+    >,
+    /// Required, hot. Drives the lane and writes up to `capacity` events.
+    pub poll: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            lane: u32,
+            events: *mut TyEvent,
+            capacity: usize,
+            count: *mut usize,
+        ) -> i32,
+    >,
+    /// Required, hot. The 64-bit total of signal `id` on this rank, never reset, with acquire
+    /// order: what came with the signal is visible to the caller (INV-1).
+    pub read_signal: Option<unsafe extern "C" fn(instance: *mut c_void, lane: u32, id: u32) -> u64>,
+    /// Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7).
+    pub health: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
+}
+
+/// Room that the host gives to `endpoint`.
+pub const TY_ENDPOINT_BYTES: usize = 4096;
+
+/// A part's own config table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyConfig {
+    /// `sizeof(TyConfig)`.
+    pub size: usize,
+    /// TOML text, lines numbered as in the operator's file. Empty if there is no table.
+    pub text: TyStr,
+    /// Name of the file, for messages.
+    pub file: TyStr,
+}
+
+/// Arguments of `open`. Everything is valid for the call only.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyTransportOpen {
+    /// `sizeof(TyTransportOpen)`.
+    pub size: usize,
+    /// The part's own table.
+    pub config: TyConfig,
+    /// The ranks that will talk to each other.
+    pub team: TyTeam,
+    /// What will be used.
+    pub needs: TyTransportNeeds,
+}
+
+/// The symbol `tokenyard_transport_v1`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyTransportExport {
+    /// Judged first.
+    pub header: TyExportHeader,
+    /// `count` tables, one per transport.
+    pub parts: *const *const TyTransportTable,
+    /// Number of tables.
+    pub count: usize,
+}
