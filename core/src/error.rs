@@ -68,6 +68,7 @@ struct Inner {
     kind: ErrorKind,
     operation: &'static str,
     message: String,
+    rank: Option<u32>,
     context: Vec<(&'static str, String)>,
     fix: Option<String>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
@@ -83,6 +84,7 @@ impl Error {
             kind,
             operation,
             message: message.into(),
+            rank: None,
             context: Vec::new(),
             fix: None,
             source: None,
@@ -119,6 +121,12 @@ impl Error {
         self
     }
 
+    /// Says which world rank the error is about: the lost, late or refusing one.
+    pub fn with_rank(mut self, rank: u32) -> Self {
+        self.0.rank = Some(rank);
+        self
+    }
+
     /// What to branch on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -134,6 +142,16 @@ impl Error {
         &self.0.message
     }
 
+    /// The world rank the error is about, if it is about one.
+    pub fn rank(&self) -> Option<u32> {
+        self.0.rank
+    }
+
+    /// Everything but the operation: message, context, source and fix in one line.
+    pub fn detail(&self) -> String {
+        Detail(&self.0).to_string()
+    }
+
     /// What to do, if it is known.
     pub fn fix(&self) -> Option<&str> {
         self.0.fix.as_deref()
@@ -142,8 +160,16 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let inner = &self.0;
-        write!(f, "{}: {}", inner.operation, inner.message)?;
+        write!(f, "{}: {}", self.0.operation, Detail(&self.0))
+    }
+}
+
+struct Detail<'a>(&'a Inner);
+
+impl fmt::Display for Detail<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = self.0;
+        f.write_str(&inner.message)?;
         for (i, (name, value)) in inner.context.iter().enumerate() {
             write!(f, "{}{name}: {value}", if i == 0 { " [" } else { ", " })?;
         }

@@ -12,6 +12,15 @@
 pub mod bootstrap;
 pub mod config;
 pub mod error;
+pub mod export;
+pub mod host;
+pub mod kernels;
 pub mod moe;
+pub mod topology;
+pub mod transport;
+pub mod wait;
+
+/// The plain structures of the plugin ABI.
+pub use tokenyard_abi as abi;
 
 pub use error::{Error, ErrorKind, Result};

@@ -1,0 +1,212 @@
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use super::call::{Instance, check_size, close, guarded, guarded_mut};
+use super::transport::read_config;
+use super::{log, static_str};
+use crate::abi;
+use crate::kernels::KernelSet;
+
+/// The C table of a [`KernelSet`].
+#[derive(Debug)]
+pub struct KernelsPart<K>(PhantomData<K>);
+
+impl<K: KernelSet> KernelsPart<K> {
+    /// The table; every slot is filled.
+    pub const TABLE: &'static abi::TyKernelsTable = &abi::TyKernelsTable {
+        size: size_of::<abi::TyKernelsTable>(),
+        name: static_str(K::NAME),
+        version: static_str(env!("CARGO_PKG_VERSION")),
+        about: static_str(K::ABOUT),
+        probe: Some(Self::probe),
+        open: Some(Self::open),
+        close: Some(Self::close),
+        needs: Some(Self::needs),
+        allocate: Some(Self::allocate),
+        plan: Some(Self::plan),
+        dispatch_send: Some(Self::dispatch_send),
+        dispatch_recv: Some(Self::dispatch_recv),
+        combine_input: Some(Self::combine_input),
+        combine_send: Some(Self::combine_send),
+        combine_recv: Some(Self::combine_recv),
+        release: Some(Self::release),
+    };
+
+    unsafe extern "C" fn probe(
+        host: *const abi::TyHost,
+        config: *const abi::TyConfig,
+        memory_kinds: *mut u32,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        guarded("probe", error, || {
+            // SAFETY: the host's structures are valid for the call.
+            let config = unsafe {
+                log::forward_to(host);
+                read_config::<K::Config>(K::NAME, &*config)?
+            };
+            let kinds = K::probe(&config)?;
+            // SAFETY: as above.
+            unsafe { *memory_kinds = kinds };
+            Ok(())
+        })
+    }
+
+    unsafe extern "C" fn open(
+        host: *const abi::TyHost,
+        config: *const abi::TyConfig,
+        shape: *const abi::TyShape,
+        instance: *mut *mut c_void,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        guarded("open", error, || {
+            // SAFETY: the host's structures are valid for the call.
+            let (config, shape) = unsafe {
+                log::forward_to(host);
+                (read_config::<K::Config>(K::NAME, &*config)?, &*shape)
+            };
+            check_size("open", shape.size, size_of::<abi::TyShape>())?;
+            let part = K::open(config, shape)?;
+            // SAFETY: as above.
+            unsafe { *instance = Instance::into_raw(part) };
+            Ok(())
+        })
+    }
+
+    unsafe extern "C" fn close(instance: *mut c_void) {
+        // SAFETY: the host closes an instance of this table once.
+        unsafe { close::<K>(instance) }
+    }
+
+    unsafe extern "C" fn needs(
+        instance: *mut c_void,
+        limits: *const abi::TyCapabilities,
+        needs: *mut abi::TyKernelNeeds,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: the host passes an open instance of this table and valid structures.
+        unsafe {
+            guarded_mut("needs", instance, error, |part: &mut K| {
+                check_size("needs", (*limits).size, size_of::<abi::TyCapabilities>())?;
+                check_size("needs", (*needs).size, size_of::<abi::TyKernelNeeds>())?;
+                *needs = part.needs(&*limits)?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn allocate(
+        instance: *mut c_void,
+        needs: *const abi::TyMemoryNeeds,
+        window: *mut abi::TyWindow,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("allocate", instance, error, |part: &mut K| {
+                check_size("allocate", (*needs).size, size_of::<abi::TyMemoryNeeds>())?;
+                check_size("allocate", (*window).size, size_of::<abi::TyWindow>())?;
+                *window = part.allocate((*window).id, (*window).bytes, &*needs)?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn plan(
+        instance: *mut c_void,
+        plan: *const abi::TyPlan,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`; the host keeps what the plan points to until `close`.
+        unsafe {
+            guarded_mut("plan", instance, error, |part: &mut K| {
+                check_size("plan", (*plan).size, size_of::<abi::TyPlan>())?;
+                part.plan(&*plan)
+            })
+        }
+    }
+
+    unsafe extern "C" fn dispatch_send(
+        instance: *mut c_void,
+        dispatch: *const abi::TyDispatch,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`; the host keeps the tensors until the operation is received.
+        unsafe {
+            guarded_mut("dispatch_send", instance, error, |part: &mut K| {
+                check_size("dispatch_send", (*dispatch).size, size_of::<abi::TyDispatch>())?;
+                part.dispatch_send(&*dispatch)
+            })
+        }
+    }
+
+    unsafe extern "C" fn dispatch_recv(
+        instance: *mut c_void,
+        operation: u64,
+        received: *mut abi::TyReceived,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("dispatch_recv", instance, error, |part: &mut K| {
+                check_size("dispatch_recv", (*received).size, size_of::<abi::TyReceived>())?;
+                *received = part.dispatch_recv(operation)?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn combine_input(
+        instance: *mut c_void,
+        handle: u32,
+        dtype: u32,
+        region: *mut u64,
+        tensor: *mut abi::TyTensor,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("combine_input", instance, error, |part: &mut K| {
+                (*region, *tensor) = part.combine_input(handle, dtype)?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn combine_send(
+        instance: *mut c_void,
+        combine: *const abi::TyCombine,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `dispatch_send`.
+        unsafe {
+            guarded_mut("combine_send", instance, error, |part: &mut K| {
+                check_size("combine_send", (*combine).size, size_of::<abi::TyCombine>())?;
+                part.combine_send(&*combine)
+            })
+        }
+    }
+
+    unsafe extern "C" fn combine_recv(
+        instance: *mut c_void,
+        operation: u64,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("combine_recv", instance, error, |part: &mut K| {
+                part.combine_recv(operation)
+            })
+        }
+    }
+
+    unsafe extern "C" fn release(instance: *mut c_void, region: u64) {
+        // SAFETY: as in `needs`. There is nobody to tell about a panic but the next call, which
+        // finds the instance poisoned.
+        unsafe {
+            guarded_mut("release", instance, std::ptr::null_mut(), |part: &mut K| {
+                part.release(region);
+                Ok(())
+            })
+        };
+    }
+}

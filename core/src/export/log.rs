@@ -1,0 +1,76 @@
+//! A plugin has its own copy of every static, `tracing`'s subscriber included. So what a plugin logs
+//! goes through the host's table.
+
+use std::fmt::Write;
+
+use tracing::field::{Field, Visit};
+use tracing::span;
+
+use crate::abi;
+
+/// Forwards this image's log to `host`, unless the image is the host itself or already logs.
+///
+/// # Safety
+/// `host` is null or a table that lives as long as the process (the ABI's promise).
+pub(super) unsafe fn forward_to(host: *const abi::TyHost) {
+    // SAFETY: by this function's contract.
+    let Some(host) = (unsafe { host.as_ref() }) else { return };
+    let Some(log) = host.log else { return };
+    if log as usize == crate::host::log as *const () as usize {
+        return;
+    }
+    // A subscriber that is already there was chosen by the plugin's author: it stays.
+    let _ =
+        tracing::subscriber::set_global_default(Forward { context: host.context as usize, log });
+}
+
+struct Forward {
+    context: usize,
+    log: unsafe extern "C" fn(*mut std::ffi::c_void, u32, abi::TyStr, abi::TyStr),
+}
+
+impl tracing::Subscriber for Forward {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= tracing::Level::DEBUG
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        let level = match *event.metadata().level() {
+            tracing::Level::ERROR => abi::TY_LOG_ERROR,
+            tracing::Level::WARN => abi::TY_LOG_WARN,
+            tracing::Level::INFO => abi::TY_LOG_INFO,
+            _ => abi::TY_LOG_DEBUG,
+        };
+        let target = event.metadata().target();
+        let as_ty = |s: &str| abi::TyStr { data: s.as_ptr(), bytes: s.len() };
+        // SAFETY: the host's table outlives every part, and its log may be called by any thread.
+        unsafe { (self.log)(self.context as *mut _, level, as_ty(target), as_ty(&line.0)) };
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let separator = if self.0.is_empty() { "" } else { " " };
+        let _ = if field.name() == "message" {
+            write!(self.0, "{separator}{value:?}")
+        } else {
+            write!(self.0, "{separator}{}={value:?}", field.name())
+        };
+    }
+}

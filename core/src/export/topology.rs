@@ -1,0 +1,61 @@
+use std::marker::PhantomData;
+
+use super::call::{check_size, guarded};
+use super::transport::read_config;
+use super::{log, static_str};
+use crate::abi;
+use crate::topology::{Discover, Topology};
+use crate::{Error, ErrorKind};
+
+/// The C table of a [`Topology`].
+#[derive(Debug)]
+pub struct TopologyPart<T>(PhantomData<T>);
+
+impl<T: Topology> TopologyPart<T> {
+    /// The table; every slot is filled.
+    pub const TABLE: &'static abi::TyTopologyTable = &abi::TyTopologyTable {
+        size: size_of::<abi::TyTopologyTable>(),
+        name: static_str(T::NAME),
+        version: static_str(env!("CARGO_PKG_VERSION")),
+        about: static_str(T::ABOUT),
+        discover: Some(Self::discover),
+    };
+
+    unsafe extern "C" fn discover(
+        host: *const abi::TyHost,
+        discover: *const abi::TyDiscover,
+        place: *mut abi::TyPlace,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        guarded("discover", error, || {
+            // SAFETY: the host's structures are valid for the call.
+            let (ask, out) = unsafe {
+                log::forward_to(host);
+                (&*discover, &mut *place)
+            };
+            check_size("discover", ask.size, size_of::<abi::TyDiscover>())?;
+            check_size("discover", out.size, size_of::<abi::TyPlace>())?;
+            // SAFETY: the strings of the config are valid for the call.
+            let config = unsafe { read_config::<T::Config>(T::NAME, &ask.config)? };
+            let about = Discover { rank: ask.rank, ranks: ask.ranks, local_rank: ask.local_rank };
+            let found = T::discover(&config, &about)?;
+            if found.host.len() >= abi::TY_HOST_BYTES {
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "discover",
+                    format!(
+                        "the host identity has {} bytes; expected at most {}",
+                        found.host.len(),
+                        abi::TY_HOST_BYTES - 1
+                    ),
+                ));
+            }
+            out.host = [0; abi::TY_HOST_BYTES];
+            out.host[..found.host.len()].copy_from_slice(found.host.as_bytes());
+            out.device = found.device.map_or(-1, |d| d as i32);
+            out.numa_node = found.numa_node.map_or(-1, |n| n as i32);
+            out.processors = found.processors;
+            Ok(())
+        })
+    }
+}

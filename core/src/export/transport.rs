@@ -1,0 +1,284 @@
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use super::call::{Instance, check_size, close, guarded, guarded_hot, guarded_mut, text};
+use super::{log, static_str};
+use crate::abi;
+use crate::transport::{Team, Transport, TransportNeeds, parse_table};
+use crate::{Error, ErrorKind, Result};
+
+/// The C table of a [`Transport`].
+#[derive(Debug)]
+pub struct TransportPart<T>(PhantomData<T>);
+
+impl<T: Transport> TransportPart<T> {
+    /// The table; every slot is filled.
+    pub const TABLE: &'static abi::TyTransportTable = &abi::TyTransportTable {
+        size: size_of::<abi::TyTransportTable>(),
+        name: static_str(T::NAME),
+        version: static_str(env!("CARGO_PKG_VERSION")),
+        about: static_str(T::ABOUT),
+        probe: Some(Self::probe),
+        open: Some(Self::open),
+        close: Some(Self::close),
+        memory_needs: Some(Self::memory_needs),
+        alloc: Some(Self::alloc),
+        register: Some(Self::register),
+        endpoint: Some(Self::endpoint),
+        connect: Some(Self::connect),
+        peer_address: Some(Self::peer_address),
+        post: Some(Self::post),
+        poll: Some(Self::poll),
+        read_signal: Some(Self::read_signal),
+        health: Some(Self::health),
+    };
+
+    unsafe extern "C" fn probe(
+        host: *const abi::TyHost,
+        config: *const abi::TyConfig,
+        capabilities: *mut abi::TyCapabilities,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        guarded("probe", error, || {
+            // SAFETY: the host's structures are valid for the call.
+            let (config, out) = unsafe {
+                log::forward_to(host);
+                (read_config::<T::Config>(T::NAME, &*config)?, &mut *capabilities)
+            };
+            check_size("probe", out.size, size_of::<abi::TyCapabilities>())?;
+            *out = T::probe(&config)?;
+            Ok(())
+        })
+    }
+
+    unsafe extern "C" fn open(
+        host: *const abi::TyHost,
+        open: *const abi::TyTransportOpen,
+        instance: *mut *mut c_void,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        guarded("open", error, || {
+            // SAFETY: the host's structures are valid for the call.
+            let open = unsafe {
+                log::forward_to(host);
+                &*open
+            };
+            check_size("open", open.size, size_of::<abi::TyTransportOpen>())?;
+            // SAFETY: as above; the list has `count` entries.
+            let (config, world_ranks) = unsafe {
+                (
+                    read_config::<T::Config>(T::NAME, &open.config)?,
+                    std::slice::from_raw_parts(open.team.world_ranks, open.team.count as usize),
+                )
+            };
+            let team = Team { me: open.team.me, world_ranks: world_ranks.to_vec() };
+            let needs = TransportNeeds {
+                windows: open.needs.windows,
+                lanes: open.needs.lanes,
+                signals: open.needs.signals,
+                queue_depth: open.needs.queue_depth,
+                largest_put: open.needs.largest_put,
+                deadline: std::time::Duration::from_nanos(open.needs.deadline_ns),
+            };
+            let part = T::open(config, &team, &needs)?;
+            // SAFETY: `instance` is the host's and valid for the call.
+            unsafe { *instance = Instance::into_raw(part) };
+            Ok(())
+        })
+    }
+
+    unsafe extern "C" fn close(instance: *mut c_void) {
+        // SAFETY: the host closes an instance of this table once.
+        unsafe { close::<T>(instance) }
+    }
+
+    unsafe extern "C" fn memory_needs(
+        instance: *mut c_void,
+        needs: *mut abi::TyMemoryNeeds,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: the host passes an open instance of this table and valid structures.
+        unsafe {
+            guarded_mut("memory_needs", instance, error, |part: &mut T| {
+                check_size("memory_needs", (*needs).size, size_of::<abi::TyMemoryNeeds>())?;
+                *needs = part.memory_needs();
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn alloc(
+        instance: *mut c_void,
+        window: *mut abi::TyWindow,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `memory_needs`.
+        unsafe {
+            guarded_mut("alloc", instance, error, |part: &mut T| {
+                check_size("alloc", (*window).size, size_of::<abi::TyWindow>())?;
+                *window = part.alloc((*window).id, (*window).bytes)?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn register(
+        instance: *mut c_void,
+        window: *const abi::TyWindow,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `memory_needs`; the host keeps the window alive until `close`.
+        unsafe {
+            guarded_mut("register", instance, error, |part: &mut T| {
+                check_size("register", (*window).size, size_of::<abi::TyWindow>())?;
+                part.register(&*window)
+            })
+        }
+    }
+
+    unsafe extern "C" fn endpoint(
+        instance: *mut c_void,
+        peer: u32,
+        data: *mut u8,
+        capacity: usize,
+        bytes: *mut usize,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `memory_needs`; `data` has `capacity` bytes.
+        unsafe {
+            guarded_mut("endpoint", instance, error, |part: &mut T| {
+                let endpoint = part.endpoint(peer)?;
+                if endpoint.len() > capacity {
+                    return Err(Error::new(
+                        ErrorKind::Internal,
+                        "endpoint",
+                        format!("made {} bytes; expected at most {capacity}", endpoint.len()),
+                    ));
+                }
+                std::ptr::copy_nonoverlapping(endpoint.as_ptr(), data, endpoint.len());
+                *bytes = endpoint.len();
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn connect(
+        instance: *mut c_void,
+        peer: u32,
+        data: *const u8,
+        bytes: usize,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `memory_needs`; `data` has `bytes` bytes.
+        unsafe {
+            guarded_mut("connect", instance, error, |part: &mut T| {
+                let data: &[u8] =
+                    if bytes == 0 { &[] } else { std::slice::from_raw_parts(data, bytes) };
+                part.connect(peer, data)
+            })
+        }
+    }
+
+    unsafe extern "C" fn peer_address(
+        instance: *mut c_void,
+        window: u32,
+        peer: u32,
+        address: *mut *mut u8,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `memory_needs`.
+        unsafe {
+            guarded_mut("peer_address", instance, error, |part: &mut T| {
+                *address = part.peer_address(window, peer)?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn post(
+        instance: *mut c_void,
+        lane: u32,
+        commands: *const abi::TyCommand,
+        count: usize,
+        accepted: *mut usize,
+    ) -> i32 {
+        if count == 0 {
+            // SAFETY: `accepted` is the host's and valid for the call.
+            unsafe { *accepted = 0 };
+            return abi::TY_OK;
+        }
+        // SAFETY: the host passes an open instance, `count` commands, and keeps their sources.
+        unsafe {
+            guarded_hot(instance, |part: &T| {
+                match part.post(lane, std::slice::from_raw_parts(commands, count)) {
+                    Ok(n) => {
+                        *accepted = n;
+                        abi::TY_OK
+                    }
+                    Err(status) => status,
+                }
+            })
+        }
+    }
+
+    unsafe extern "C" fn poll(
+        instance: *mut c_void,
+        lane: u32,
+        events: *mut abi::TyEvent,
+        capacity: usize,
+        count: *mut usize,
+    ) -> i32 {
+        // SAFETY: the host passes an open instance and room for `capacity` events.
+        unsafe {
+            guarded_hot(instance, |part: &T| {
+                match part.poll(lane, std::slice::from_raw_parts_mut(events, capacity)) {
+                    Ok(n) => {
+                        *count = n;
+                        abi::TY_OK
+                    }
+                    Err(status) => status,
+                }
+            })
+        }
+    }
+
+    unsafe extern "C" fn read_signal(instance: *mut c_void, lane: u32, id: u32) -> u64 {
+        let mut total = 0;
+        // SAFETY: the host passes an open instance. A panic leaves 0 and poisons the instance, so
+        // `poll` and `health` report it.
+        unsafe {
+            guarded_hot(instance, |part: &T| {
+                total = part.read_signal(lane, id);
+                abi::TY_OK
+            })
+        };
+        total
+    }
+
+    unsafe extern "C" fn health(instance: *mut c_void, error: *mut abi::TyError) -> i32 {
+        // SAFETY: the host passes an open instance; `health` needs shared access only.
+        let status =
+            unsafe { guarded_hot(instance, |part: &T| guarded("health", error, || part.health())) };
+        if status == abi::TY_PANIC && !error.is_null() {
+            let text = Error::new(ErrorKind::Internal, "health", "the transport panicked");
+            // SAFETY: `error` is the host's and valid for the call.
+            unsafe { super::write_error(&text, error) };
+        }
+        status
+    }
+}
+
+/// Parses a part's own table.
+///
+/// # Safety
+/// The strings of `config` are valid for the call.
+pub(super) unsafe fn read_config<C: serde::de::DeserializeOwned>(
+    part: &str,
+    config: &abi::TyConfig,
+) -> Result<C> {
+    check_size("read config", config.size, size_of::<abi::TyConfig>())?;
+    // SAFETY: by this function's contract.
+    let (table, file) =
+        unsafe { (text("read config", config.text)?, text("read config", config.file)?) };
+    parse_table(part, table, file)
+}

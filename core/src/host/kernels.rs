@@ -1,0 +1,240 @@
+use std::ffi::c_void;
+
+use super::registry::KernelsRef;
+use super::transport::{blank_window, check_window, missing_slot};
+use super::{blank_error, check, config_as_ty, services};
+use crate::abi;
+use crate::config::PartTable;
+use crate::kernels::{KernelNeeds, KernelShape};
+use crate::transport::{Capabilities, MemoryNeeds, Window};
+use crate::{Error, ErrorKind, Result};
+
+impl KernelsRef {
+    /// Asks whether the kernel set can run here; returns the memory kinds it works on.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn probe(&self, config: &PartTable) -> Result<u32> {
+        let probe = self.table.probe.ok_or_else(|| missing_slot(self.name(), "probe"))?;
+        let mut kinds = 0;
+        let mut error = blank_error();
+        // SAFETY: a judged table; every structure is ours and valid for the call.
+        let status = unsafe { probe(services(), &config_as_ty(config), &mut kinds, &mut error) };
+        check("probe", status, &error).map_err(|e| e.with_context("part", self.name()))?;
+        Ok(kinds)
+    }
+
+    /// Opens an instance.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn open(&self, config: &PartTable, shape: &KernelShape) -> Result<OpenKernels> {
+        let (Some(open), Some(close)) = (self.table.open, self.table.close) else {
+            return Err(missing_slot(self.name(), "open"));
+        };
+        let mut instance = std::ptr::null_mut();
+        let mut error = blank_error();
+        // SAFETY: a judged table; every structure is ours and valid for the call.
+        let status =
+            unsafe { open(services(), &config_as_ty(config), shape, &mut instance, &mut error) };
+        check("open", status, &error).map_err(|e| e.with_context("part", self.name()))?;
+        Ok(OpenKernels { part: *self, instance, close })
+    }
+}
+
+/// An open kernel set. One thread at a time.
+#[derive(Debug)]
+pub struct OpenKernels {
+    part: KernelsRef,
+    instance: *mut c_void,
+    close: unsafe extern "C" fn(*mut c_void),
+}
+
+// SAFETY: the ABI allows an instance to be used from any thread, one at a time; `OpenKernels` has no
+// `&self` call that reaches the instance.
+unsafe impl Send for OpenKernels {}
+
+impl OpenKernels {
+    /// The part's name.
+    pub fn name(&self) -> &'static str {
+        self.part.name()
+    }
+
+    fn call(
+        &mut self,
+        slot: &'static str,
+        call: impl FnOnce(&abi::TyKernelsTable, *mut c_void, *mut abi::TyError) -> Option<i32>,
+    ) -> Result<()> {
+        let mut error = blank_error();
+        let status = call(self.part.table, self.instance, &mut error)
+            .ok_or_else(|| missing_slot(self.part.name(), slot))?;
+        check(slot, status, &error)
+    }
+
+    /// What the kernel set will use, within `limits`.
+    ///
+    /// # Errors
+    /// What the part says, or needs beyond the limits.
+    pub fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds> {
+        let mut needs = KernelNeeds {
+            size: size_of::<KernelNeeds>(),
+            windows: 0,
+            lanes: 0,
+            signals: 0,
+            queue_depth: 0,
+            largest_put: 0,
+            window_bytes: [0; abi::TY_MAX_WINDOWS],
+        };
+        // SAFETY: an open instance of a judged table; the structures are valid for the call.
+        self.call("needs", |t, i, e| unsafe { t.needs.map(|f| f(i, limits, &mut needs, e)) })?;
+        for (what, wanted, limit) in [
+            (
+                "windows",
+                u64::from(needs.windows),
+                limits.max_windows.min(abi::TY_MAX_WINDOWS as u32).into(),
+            ),
+            ("lanes", needs.lanes.into(), limits.max_lanes.into()),
+            ("signals", needs.signals.into(), limits.max_signals.into()),
+            ("queue depth", needs.queue_depth.into(), limits.max_queue_depth.into()),
+            ("bytes of a put", needs.largest_put, limits.largest_put),
+        ] {
+            if wanted > limit {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "plan needs",
+                    format!(
+                        "kernel set `{}` needs {wanted} {what}; the transport has {limit}",
+                        self.name()
+                    ),
+                )
+                .with_fix("choose a smaller shape or another transport"));
+            }
+        }
+        Ok(needs)
+    }
+
+    /// Allocates the memory of a window.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
+        let mut window = blank_window(id, bytes);
+        // SAFETY: as in `needs`.
+        self.call("allocate", |t, i, e| unsafe {
+            t.allocate.map(|f| f(i, needs, &mut window, e))
+        })?;
+        check_window(self.name(), &window, id, bytes)?;
+        Ok(window)
+    }
+
+    /// Fixes sizes, offsets and buffers.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// Everything the plan points to stays valid until `self` is dropped.
+    pub unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
+        // SAFETY: as in `needs`, and by this function's contract.
+        self.call("plan", |t, i, e| unsafe { t.plan.map(|f| f(i, plan, e)) })
+    }
+
+    /// Starts a dispatch.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// Tensors stay valid and unchanged until the operation was received.
+    pub unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+        // SAFETY: as in `needs`, and by this function's contract.
+        self.call("dispatch_send", |t, i, e| unsafe { t.dispatch_send.map(|f| f(i, dispatch, e)) })
+    }
+
+    /// Ends a dispatch.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        let mut received = abi::TyReceived {
+            size: size_of::<abi::TyReceived>(),
+            region: 0,
+            tokens: 0,
+            rows: 0,
+            x: NO_TENSOR,
+            scales: NO_TENSOR,
+            ids: NO_TENSOR,
+            weights: NO_TENSOR,
+            source: NO_TENSOR,
+            slots: NO_TENSOR,
+            expert_counts: NO_TENSOR,
+            expert_starts: NO_TENSOR,
+            source_counts: NO_TENSOR,
+            ranges: NO_TENSOR,
+            totals: NO_TENSOR,
+        };
+        // SAFETY: as in `needs`.
+        self.call("dispatch_recv", |t, i, e| unsafe {
+            t.dispatch_recv.map(|f| f(i, operation, &mut received, e))
+        })?;
+        Ok(received)
+    }
+
+    /// Gives an arena region for expert outputs.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
+        let (mut region, mut tensor) = (0, NO_TENSOR);
+        // SAFETY: as in `needs`.
+        self.call("combine_input", |t, i, e| unsafe {
+            t.combine_input.map(|f| f(i, handle, dtype, &mut region, &mut tensor, e))
+        })?;
+        Ok((region, tensor))
+    }
+
+    /// Starts a combine.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// Tensors stay valid until the operation was received.
+    pub unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+        // SAFETY: as in `needs`, and by this function's contract.
+        self.call("combine_send", |t, i, e| unsafe { t.combine_send.map(|f| f(i, combine, e)) })
+    }
+
+    /// Ends a combine.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        // SAFETY: as in `needs`.
+        self.call("combine_recv", |t, i, e| unsafe { t.combine_recv.map(|f| f(i, operation, e)) })
+    }
+
+    /// Takes back an arena region.
+    pub fn release(&mut self, region: u64) {
+        if let Some(release) = self.part.table.release {
+            // SAFETY: as in `needs`.
+            unsafe { release(self.instance, region) }
+        }
+    }
+}
+
+impl Drop for OpenKernels {
+    fn drop(&mut self) {
+        // SAFETY: the instance is open and nobody can use it after this.
+        unsafe { (self.close)(self.instance) }
+    }
+}
+
+/// An absent tensor.
+pub const NO_TENSOR: abi::TyTensor = abi::TyTensor {
+    data: std::ptr::null_mut(),
+    dtype: 0,
+    reserved: 0,
+    shape: [0; 2],
+    stride: [0; 2],
+};

@@ -1,0 +1,380 @@
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use super::registry::{BuiltIn, KernelsRef, TopologyRef, TransportRef};
+use crate::abi;
+use crate::{Error, ErrorKind, Result};
+
+/// Keep the library: Rust's thread-local destructors make unloading unsafe. From `dlfcn.h`.
+const RTLD_NODELETE: i32 = 0x1000;
+
+/// What one plugin provides, judged.
+#[derive(Debug, Default)]
+pub struct PluginFile {
+    /// The library, or nothing for built-in parts.
+    pub path: Option<PathBuf>,
+    /// Its transports.
+    pub transports: Vec<TransportRef>,
+    /// Its kernel sets.
+    pub kernels: Vec<KernelsRef>,
+    /// Its topologies.
+    pub topologies: Vec<TopologyRef>,
+}
+
+/// The plugin files that `paths` (files or folders) stand for, in order. In a folder, every
+/// `*.so` counts, by name.
+///
+/// # Errors
+/// A relative or missing path, or a folder that cannot be read.
+pub(super) fn plugin_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if !path.is_absolute() {
+            return Err(refused(path, "the path is relative; expected an absolute path")
+                .with_fix("write the whole path: plugins are never searched for"));
+        }
+        let meta = std::fs::metadata(path).map_err(|e| {
+            refused(path, "the file cannot be read").with_source(e).with_fix(
+                "correct [plugins] paths, or build the plugin (cargo build --release -p ...)",
+            )
+        })?;
+        if meta.is_dir() {
+            let entries =
+                std::fs::read_dir(path).map_err(|e| refused(path, "read folder").with_source(e))?;
+            let mut found: Vec<_> = entries
+                .filter_map(|e| e.ok().map(|e| e.path()))
+                .filter(|p| p.extension().is_some_and(|e| e == "so"))
+                .collect();
+            found.sort();
+            files.append(&mut found);
+        } else {
+            files.push(path.clone());
+        }
+    }
+    Ok(files)
+}
+
+/// Loads one plugin and judges it. Nothing of it is called.
+///
+/// # Errors
+/// [`ErrorKind::Plugin`]: which check failed, what was found, what was expected, what to do.
+pub fn load_file(path: &Path) -> Result<PluginFile> {
+    // SAFETY: loading runs the library's initialisers. The operator named it by absolute path in
+    // the config, which is the documented act of trust (docs/plugin-guide.md).
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) }
+        .map_err(|e| {
+            refused(path, format!("it cannot be loaded: {}", loading_text(&e)))
+                .with_fix(loading_fix(&e))
+        })?;
+    let mut file = PluginFile { path: Some(path.to_path_buf()), ..PluginFile::default() };
+    let mut symbols = 0;
+    // SAFETY: each symbol is data of the stated export type by the ABI; only its header is read
+    // before it was judged.
+    unsafe {
+        if let Some(export) = symbol::<abi::TyTransportExport>(&library, TRANSPORT.symbol) {
+            symbols += 1;
+            file.transports = judge_transports(path, export)?;
+        }
+        if let Some(export) = symbol::<abi::TyKernelsExport>(&library, KERNELS.symbol) {
+            symbols += 1;
+            file.kernels = judge_kernels(path, export)?;
+        }
+        if let Some(export) = symbol::<abi::TyTopologyExport>(&library, TOPOLOGY.symbol) {
+            symbols += 1;
+            file.topologies = judge_topologies(path, export)?;
+        }
+    }
+    if symbols == 0 {
+        return Err(refused(
+            path,
+            format!(
+                "it is a library but not a tokenyard plugin: found none of the symbols {}, {}, {}",
+                TRANSPORT.symbol, KERNELS.symbol, TOPOLOGY.symbol
+            ),
+        )
+        .with_fix("name a plugin, or export one of these symbols (docs/plugin-guide.md)"));
+    }
+    // Libraries are never unloaded: dropping the handle would.
+    std::mem::forget(library);
+    Ok(file)
+}
+
+impl PluginFile {
+    /// Judges a built-in part like a loaded one.
+    ///
+    /// # Errors
+    /// As [`load_file`].
+    pub(super) fn from_built_in(part: &BuiltIn) -> Result<Self> {
+        let path = Path::new("(built in)");
+        let mut file = Self::default();
+        // SAFETY: built-in exports are statics of this image.
+        unsafe {
+            match part {
+                BuiltIn::Transport(e) => file.transports = judge_transports(path, &raw const e.0)?,
+                BuiltIn::Kernels(e) => file.kernels = judge_kernels(path, &raw const e.0)?,
+                BuiltIn::Topology(e) => file.topologies = judge_topologies(path, &raw const e.0)?,
+            }
+        }
+        Ok(file)
+    }
+}
+
+/// What one kind of export must look like.
+struct Kind {
+    symbol: &'static str,
+    name: &'static str,
+    major: u32,
+    layout: u64,
+    export_size: usize,
+}
+
+const TRANSPORT: Kind = Kind {
+    symbol: "tokenyard_transport_v1",
+    name: "transport",
+    major: abi::TY_TRANSPORT_MAJOR,
+    layout: abi::TY_TRANSPORT_LAYOUT,
+    export_size: size_of::<abi::TyTransportExport>(),
+};
+const KERNELS: Kind = Kind {
+    symbol: "tokenyard_kernels_v0",
+    name: "kernel set",
+    major: abi::TY_KERNELS_MAJOR,
+    layout: abi::TY_KERNELS_LAYOUT,
+    export_size: size_of::<abi::TyKernelsExport>(),
+};
+const TOPOLOGY: Kind = Kind {
+    symbol: "tokenyard_topology_v1",
+    name: "topology",
+    major: abi::TY_TOPOLOGY_MAJOR,
+    layout: abi::TY_TOPOLOGY_LAYOUT,
+    export_size: size_of::<abi::TyTopologyExport>(),
+};
+
+fn refused(path: &Path, message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Plugin, "load plugin", message.into())
+        .with_context("path", path.display())
+}
+
+fn loading_text(error: &libloading::Error) -> String {
+    use std::error::Error as _;
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+fn loading_fix(error: &libloading::Error) -> String {
+    let text = loading_text(error);
+    // What the dynamic loader says about a library that the plugin links but the system lacks.
+    match text.split_once(": cannot open shared object file") {
+        Some((library, _)) => {
+            format!(
+                "install the system library `{library}` that this plugin needs, or add its folder to the loader's path (ldconfig)"
+            )
+        }
+        None => "name a shared library built for this machine (file PATH tells what it is)".into(),
+    }
+}
+
+/// # Safety
+/// The symbol, if it exists, is data of type `T`.
+unsafe fn symbol<T>(library: &Library, name: &str) -> Option<*const T> {
+    // SAFETY: a data symbol is read as a pointer to it; by this function's contract.
+    let symbol = unsafe { library.get::<*const T>(name) }.ok()?;
+    Some(symbol.as_raw_ptr().cast::<T>().cast_const())
+}
+
+/// Steps 1 to 3 of the judgement: magic, major, layout, size of the export.
+///
+/// # Safety
+/// `header` points to at least a `TyExportHeader` of constant data.
+unsafe fn judge_header(path: &Path, kind: &Kind, header: *const abi::TyExportHeader) -> Result<()> {
+    // SAFETY: by this function's contract.
+    let found = unsafe { &*header };
+    let fail = |what: String, fix: &str| {
+        Err(refused(path, what).with_context("symbol", kind.symbol).with_fix(fix))
+    };
+    if found.magic != abi::TY_MAGIC {
+        return fail(
+            format!("wrong magic: found {:#018x}, expected {:#018x}", found.magic, abi::TY_MAGIC),
+            "fill header.magic with TY_MAGIC; if it is filled, the file is damaged",
+        );
+    }
+    if found.major != kind.major {
+        return fail(
+            format!(
+                "wrong major version of the {} ABI: found {}, expected {}",
+                kind.name, found.major, kind.major
+            ),
+            "rebuild the plugin against this version's tokenyard_plugin.h",
+        );
+    }
+    if found.layout != kind.layout {
+        return fail(
+            format!(
+                "wrong layout of the {} ABI: found {:#018x}, expected {:#018x}",
+                kind.name, found.layout, kind.layout
+            ),
+            "rebuild the plugin against this version's tokenyard_plugin.h (before 1.0 the layout \
+             must be equal)",
+        );
+    }
+    if found.size < kind.export_size {
+        return fail(
+            format!(
+                "short export structure: found {} bytes, expected at least {}",
+                found.size, kind.export_size
+            ),
+            "fill header.size with sizeof of the export structure",
+        );
+    }
+    Ok(())
+}
+
+/// Copies the tables of an export, never reading behind what a table says its size is.
+///
+/// # Safety
+/// `parts` has `count` pointers to tables that start with their size.
+unsafe fn copy_tables<T: Copy>(
+    path: &Path,
+    kind: &Kind,
+    parts: *const *const T,
+    count: usize,
+) -> Result<Vec<T>> {
+    if count == 0 || parts.is_null() {
+        return Err(refused(path, "the export names no part").with_context("symbol", kind.symbol));
+    }
+    let mut tables = Vec::new();
+    for index in 0..count.min(64) {
+        // SAFETY: by this function's contract.
+        let table = unsafe { *parts.add(index) };
+        if table.is_null() {
+            return Err(
+                refused(path, format!("table {index} is null")).with_context("symbol", kind.symbol)
+            );
+        }
+        // SAFETY: every table starts with its size.
+        let size = unsafe { *table.cast::<usize>() };
+        // The first four fields (size, name, version, about) are needed to say anything at all.
+        let smallest = size_of::<usize>() + 3 * size_of::<abi::TyStr>();
+        if size < smallest {
+            return Err(refused(
+                path,
+                format!("short table {index}: found {size} bytes, expected at least {smallest}"),
+            )
+            .with_context("symbol", kind.symbol)
+            .with_fix("fill the table's size with sizeof of the table structure"));
+        }
+        // SAFETY: all tables are made of integers, pointers and optional functions, for which zero
+        // is a value; no more than the table's own size is read.
+        let copy = unsafe {
+            let mut copy = std::mem::zeroed::<T>();
+            std::ptr::copy_nonoverlapping(
+                table.cast::<u8>(),
+                (&raw mut copy).cast::<u8>(),
+                size.min(size_of::<T>()),
+            );
+            copy
+        };
+        tables.push(copy);
+    }
+    Ok(tables)
+}
+
+/// # Safety
+/// The string is null or points to `bytes` bytes of constant data.
+unsafe fn judge_name(path: &Path, kind: &Kind, name: abi::TyStr) -> Result<&'static str> {
+    let fail = |what: &str| Err(refused(path, what.to_owned()).with_context("symbol", kind.symbol));
+    if name.data.is_null() || name.bytes == 0 || name.bytes > 64 {
+        return fail("a part has no name, or one of more than 64 bytes");
+    }
+    // SAFETY: by this function's contract.
+    let bytes = unsafe { std::slice::from_raw_parts(name.data, name.bytes) };
+    let good = bytes
+        .iter()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'_' || *b == b'-');
+    match std::str::from_utf8(bytes) {
+        Ok(text) if good => Ok(text),
+        _ => fail("a part's name has characters outside [a-z0-9_-]"),
+    }
+}
+
+/// Version and about are for people: what is not a short UTF-8 text becomes empty.
+///
+/// # Safety
+/// As [`judge_name`].
+unsafe fn tame(text: &mut abi::TyStr) {
+    let fine = !text.data.is_null()
+        && text.bytes <= 1024
+        // SAFETY: by this function's contract.
+        && std::str::from_utf8(unsafe { std::slice::from_raw_parts(text.data, text.bytes) })
+            .is_ok();
+    if !fine {
+        *text = crate::export::static_str("");
+    }
+}
+
+fn null_slot(path: &Path, kind: &Kind, part: &str, slot: &str, short: bool) -> Error {
+    let what = if short {
+        format!("short table of {} `{part}`: it ends before the required slot `{slot}`", kind.name)
+    } else {
+        format!("required slot `{slot}` of {} `{part}` is null", kind.name)
+    };
+    refused(path, what)
+        .with_context("symbol", kind.symbol)
+        .with_fix("implement the slot; tokenyard_plugin.h says what it must do")
+}
+
+macro_rules! judge {
+    ($(#[$doc:meta])* $name:ident, $kind:expr, $export:ty, $table:ty, $part:ident,
+     [$($slot:ident),+ $(,)?]) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `export` points to constant data that starts with a `TyExportHeader`.
+        unsafe fn $name(path: &Path, export: *const $export) -> Result<Vec<$part>> {
+            // SAFETY: by this function's contract; the export is read whole only after its header
+            // was judged, and its tables only up to their own size.
+            let tables = unsafe {
+                judge_header(path, &$kind, export.cast())?;
+                copy_tables::<$table>(path, &$kind, (*export).parts, (*export).count)?
+            };
+            let mut parts = Vec::new();
+            for mut table in tables {
+                // SAFETY: strings of an export are constant data of the library.
+                let name = unsafe {
+                    tame(&mut table.version);
+                    tame(&mut table.about);
+                    judge_name(path, &$kind, table.name)?
+                };
+                $(
+                    if table.$slot.is_none() {
+                        let end = std::mem::offset_of!($table, $slot) + size_of::<usize>();
+                        let short = table.size < end;
+                        return Err(null_slot(path, &$kind, name, stringify!($slot), short));
+                    }
+                )+
+                table.size = size_of::<$table>();
+                // Judged tables live as long as the library: for ever.
+                parts.push($part { table: Box::leak(Box::new(table)) });
+            }
+            Ok(parts)
+        }
+    };
+}
+
+judge!(
+    /// Judges a transport export.
+    judge_transports, TRANSPORT, abi::TyTransportExport, abi::TyTransportTable, TransportRef,
+    [probe, open, close, memory_needs, register, endpoint, connect, post, poll, read_signal,
+     health]
+);
+judge!(
+    /// Judges a kernel set export.
+    judge_kernels, KERNELS, abi::TyKernelsExport, abi::TyKernelsTable, KernelsRef,
+    [probe, open, close, needs, allocate, plan, dispatch_send, dispatch_recv, combine_input,
+     combine_send, combine_recv, release]
+);
+judge!(
+    /// Judges a topology export.
+    judge_topologies, TOPOLOGY, abi::TyTopologyExport, abi::TyTopologyTable, TopologyRef,
+    [discover]
+);

@@ -1,0 +1,97 @@
+//! The host's side of the plugin ABI: safe handles over judged tables, the loader and the registry.
+
+mod kernels;
+mod loader;
+mod registry;
+mod topology;
+mod transport;
+
+pub use kernels::{NO_TENSOR, OpenKernels};
+pub use loader::{PluginFile, load_file};
+pub use registry::{BuiltIn, KernelsRef, PartInfo, PartKind, Registry, TopologyRef, TransportRef};
+pub use topology::discover;
+pub use transport::OpenTransport;
+
+use std::ffi::c_void;
+
+use crate::abi;
+
+/// The services given to every part.
+static HOST: crate::export::Exported<abi::TyHost> = crate::export::Exported(abi::TyHost {
+    size: size_of::<abi::TyHost>(),
+    context: std::ptr::null_mut(),
+    log: Some(log),
+});
+
+/// The host table that parts are called with.
+pub fn services() -> *const abi::TyHost {
+    &raw const HOST.0
+}
+
+/// Writes a part's line to this image's log.
+///
+/// # Safety
+/// Both strings are valid for the call.
+pub(crate) unsafe extern "C" fn log(
+    _: *mut c_void,
+    level: u32,
+    target: abi::TyStr,
+    message: abi::TyStr,
+) {
+    // SAFETY: by this function's contract.
+    let (part, message) = unsafe { (lossy(target), lossy(message)) };
+    match level {
+        abi::TY_LOG_ERROR => tracing::error!(part, "{message}"),
+        abi::TY_LOG_WARN => tracing::warn!(part, "{message}"),
+        abi::TY_LOG_INFO => tracing::info!(part, "{message}"),
+        _ => tracing::debug!(part, "{message}"),
+    }
+}
+
+/// # Safety
+/// `text` is valid for the call.
+unsafe fn lossy(text: abi::TyStr) -> String {
+    if text.data.is_null() || text.bytes == 0 {
+        return String::new();
+    }
+    // SAFETY: by this function's contract.
+    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// An empty error structure for a call.
+fn blank_error() -> abi::TyError {
+    abi::TyError {
+        size: size_of::<abi::TyError>(),
+        os_errno: 0,
+        rank: -1,
+        operation: [0; abi::TY_ERROR_OPERATION],
+        message: [0; abi::TY_ERROR_MESSAGE],
+    }
+}
+
+fn as_ty(text: &str) -> abi::TyStr {
+    abi::TyStr { data: text.as_ptr(), bytes: text.len() }
+}
+
+/// A part's own table as it crosses.
+fn config_as_ty(table: &crate::config::PartTable) -> abi::TyConfig {
+    abi::TyConfig {
+        size: size_of::<abi::TyConfig>(),
+        text: as_ty(table.text()),
+        file: as_ty(table.file()),
+    }
+}
+
+/// Turns a status into a result; the text is built only on failure.
+fn check(operation: &'static str, status: i32, error: &abi::TyError) -> crate::Result<()> {
+    if status == abi::TY_OK {
+        return Ok(());
+    }
+    Err(failed(operation, status, error))
+}
+
+#[cold]
+fn failed(operation: &'static str, status: i32, error: &abi::TyError) -> crate::Error {
+    crate::export::read_error(operation, status, error)
+}

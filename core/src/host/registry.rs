@@ -1,0 +1,250 @@
+use std::path::PathBuf;
+
+use super::loader::{PluginFile, load_file, plugin_files};
+use crate::abi;
+use crate::{Error, ErrorKind, Result};
+
+/// The kinds of parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartKind {
+    /// Moves bytes between windows.
+    Transport,
+    /// The compute on one kind of device.
+    Kernels,
+    /// Who is where.
+    Topology,
+}
+
+impl PartKind {
+    /// The word used in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Transport => "transport",
+            Self::Kernels => "kernel set",
+            Self::Topology => "topology",
+        }
+    }
+}
+
+macro_rules! part_ref {
+    ($(#[$doc:meta])* $name:ident, $table:ty) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name {
+            /// A judged, complete copy: every required slot is there.
+            pub(crate) table: &'static $table,
+        }
+
+        // SAFETY: the table is constant once judged, and its slots are plain functions.
+        unsafe impl Send for $name {}
+        // SAFETY: as above.
+        unsafe impl Sync for $name {}
+
+        impl $name {
+            /// The name that a config writes.
+            pub fn name(&self) -> &'static str {
+                // SAFETY: judged: static UTF-8 of the library, which is never unloaded.
+                unsafe { judged_text(self.table.name) }
+            }
+
+            /// The part's own version.
+            pub fn version(&self) -> &'static str {
+                // SAFETY: as in `name`.
+                unsafe { judged_text(self.table.version) }
+            }
+
+            /// One line for people.
+            pub fn about(&self) -> &'static str {
+                // SAFETY: as in `name`.
+                unsafe { judged_text(self.table.about) }
+            }
+        }
+    };
+}
+
+part_ref!(
+    /// A transport that was judged fit to be called.
+    TransportRef, abi::TyTransportTable);
+part_ref!(
+    /// A kernel set that was judged fit to be called.
+    KernelsRef, abi::TyKernelsTable);
+part_ref!(
+    /// A topology that was judged fit to be called.
+    TopologyRef, abi::TyTopologyTable);
+
+/// # Safety
+/// `text` was judged: UTF-8 that lives as long as the process.
+unsafe fn judged_text(text: abi::TyStr) -> &'static str {
+    // SAFETY: by this function's contract.
+    unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(text.data, text.bytes)) }
+}
+
+/// A part that is compiled into this image. It goes through the same table and the same judgement
+/// as a loaded one: `inventory::submit! { BuiltIn::Transport(&EXPORT) }`.
+#[derive(Debug)]
+pub enum BuiltIn {
+    /// A transport export.
+    Transport(&'static crate::export::Exported<abi::TyTransportExport>),
+    /// A kernel set export.
+    Kernels(&'static crate::export::Exported<abi::TyKernelsExport>),
+    /// A topology export.
+    Topology(&'static crate::export::Exported<abi::TyTopologyExport>),
+}
+
+inventory::collect!(BuiltIn);
+
+/// What there is to know about a part without opening it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct PartInfo {
+    /// The name that a config writes.
+    pub name: &'static str,
+    /// `transport`, `kernel set` or `topology`.
+    pub kind: &'static str,
+    /// The part's own version.
+    pub version: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    /// The library it came from, or nothing for a built-in part.
+    pub file: Option<PathBuf>,
+}
+
+/// Every part that a config can name, by kind.
+#[derive(Debug, Default)]
+pub struct Registry {
+    transports: Vec<(TransportRef, Option<PathBuf>)>,
+    kernels: Vec<(KernelsRef, Option<PathBuf>)>,
+    topologies: Vec<(TopologyRef, Option<PathBuf>)>,
+}
+
+impl Registry {
+    /// The parts compiled into this image, and those of the plugin files and folders in `paths`.
+    ///
+    /// # Errors
+    /// The first handshake failure, or two parts of one kind and name.
+    pub fn load(paths: &[PathBuf]) -> Result<Self> {
+        let mut registry = Self::built_in()?;
+        for file in plugin_files(paths)? {
+            registry.add(load_file(&file)?)?;
+        }
+        Ok(registry)
+    }
+
+    /// The parts compiled into this image.
+    ///
+    /// # Errors
+    /// A built-in table that fails the judgement: a bug.
+    pub fn built_in() -> Result<Self> {
+        let mut registry = Self::default();
+        for part in inventory::iter::<BuiltIn> {
+            registry.add(PluginFile::from_built_in(part)?)?;
+        }
+        Ok(registry)
+    }
+
+    /// Adds the parts of one judged plugin.
+    ///
+    /// # Errors
+    /// A part of the same kind and name that is there already.
+    pub fn add(&mut self, file: PluginFile) -> Result<()> {
+        for part in file.transports {
+            self.refuse_double(PartKind::Transport, part.name(), &file.path)?;
+            self.transports.push((part, file.path.clone()));
+        }
+        for part in file.kernels {
+            self.refuse_double(PartKind::Kernels, part.name(), &file.path)?;
+            self.kernels.push((part, file.path.clone()));
+        }
+        for part in file.topologies {
+            self.refuse_double(PartKind::Topology, part.name(), &file.path)?;
+            self.topologies.push((part, file.path.clone()));
+        }
+        Ok(())
+    }
+
+    fn refuse_double(&self, kind: PartKind, name: &str, file: &Option<PathBuf>) -> Result<()> {
+        let Some(old) = self.parts().into_iter().find(|p| p.kind == kind.name() && p.name == name)
+        else {
+            return Ok(());
+        };
+        let from = |file: &Option<PathBuf>| {
+            file.as_ref().map_or("this program".into(), |f| f.display().to_string())
+        };
+        Err(Error::new(
+            ErrorKind::Plugin,
+            "load plugin",
+            format!(
+                "{} `{name}` of {} is also provided by {}",
+                kind.name(),
+                from(file),
+                from(&old.file)
+            ),
+        )
+        .with_fix("remove one of the two from [plugins] paths, or rename the part"))
+    }
+
+    /// Every part.
+    pub fn parts(&self) -> Vec<PartInfo> {
+        macro_rules! info {
+            ($list:expr, $kind:expr) => {
+                $list.iter().map(|(p, file)| PartInfo {
+                    name: p.name(),
+                    kind: $kind.name(),
+                    version: p.version(),
+                    about: p.about(),
+                    file: file.clone(),
+                })
+            };
+        }
+        info!(self.kernels, PartKind::Kernels)
+            .chain(info!(self.transports, PartKind::Transport))
+            .chain(info!(self.topologies, PartKind::Topology))
+            .collect()
+    }
+
+    /// Finds a transport by name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] with what is available.
+    pub fn transport(&self, name: &str) -> Result<TransportRef> {
+        find(&self.transports, name, TransportRef::name)
+            .ok_or_else(|| self.unknown(PartKind::Transport, name))
+    }
+
+    /// Finds a kernel set by name.
+    ///
+    /// # Errors
+    /// As [`Registry::transport`].
+    pub fn kernels(&self, name: &str) -> Result<KernelsRef> {
+        find(&self.kernels, name, KernelsRef::name)
+            .ok_or_else(|| self.unknown(PartKind::Kernels, name))
+    }
+
+    /// Finds a topology by name.
+    ///
+    /// # Errors
+    /// As [`Registry::transport`].
+    pub fn topology(&self, name: &str) -> Result<TopologyRef> {
+        find(&self.topologies, name, TopologyRef::name)
+            .ok_or_else(|| self.unknown(PartKind::Topology, name))
+    }
+
+    fn unknown(&self, kind: PartKind, name: &str) -> Error {
+        let available: Vec<_> =
+            self.parts().into_iter().filter(|p| p.kind == kind.name()).map(|p| p.name).collect();
+        let available = if available.is_empty() { "none".into() } else { available.join(", ") };
+        Error::new(
+            ErrorKind::Config,
+            "choose parts",
+            format!("no {} is called `{name}`; available: {available}", kind.name()),
+        )
+        .with_fix("correct `use`, or add the plugin that provides it to [plugins] paths")
+    }
+}
+
+fn find<P: Copy>(
+    list: &[(P, Option<PathBuf>)],
+    name: &str,
+    name_of: impl Fn(&P) -> &'static str,
+) -> Option<P> {
+    list.iter().find(|(p, _)| name_of(p) == name).map(|(p, _)| *p)
+}

@@ -1,0 +1,42 @@
+use super::registry::TopologyRef;
+use super::transport::missing_slot;
+use super::{blank_error, check, config_as_ty, services};
+use crate::Result;
+use crate::abi;
+use crate::config::PartTable;
+use crate::topology::{Discover, Place};
+
+/// Asks a topology for this rank's place.
+///
+/// # Errors
+/// What the part says.
+pub fn discover(part: &TopologyRef, config: &PartTable, ask: &Discover) -> Result<Place> {
+    let discover = part.table.discover.ok_or_else(|| missing_slot(part.name(), "discover"))?;
+    let request = abi::TyDiscover {
+        size: size_of::<abi::TyDiscover>(),
+        config: config_as_ty(config),
+        rank: ask.rank,
+        ranks: ask.ranks,
+        local_rank: ask.local_rank,
+        reserved: 0,
+    };
+    let mut place = abi::TyPlace {
+        size: size_of::<abi::TyPlace>(),
+        host: [0; abi::TY_HOST_BYTES],
+        device: -1,
+        numa_node: -1,
+        processors: 0,
+        reserved: 0,
+    };
+    let mut error = blank_error();
+    // SAFETY: a judged table; every structure is ours and valid for the call.
+    let status = unsafe { discover(services(), &request, &mut place, &mut error) };
+    check("discover", status, &error).map_err(|e| e.with_context("part", part.name()))?;
+    let end = place.host.iter().position(|b| *b == 0).unwrap_or(place.host.len());
+    Ok(Place {
+        host: String::from_utf8_lossy(&place.host[..end]).into_owned(),
+        device: u32::try_from(place.device).ok(),
+        numa_node: u32::try_from(place.numa_node).ok(),
+        processors: place.processors,
+    })
+}

@@ -1,0 +1,315 @@
+use std::ffi::c_void;
+
+use super::registry::TransportRef;
+use super::{blank_error, check, config_as_ty, services};
+use crate::abi;
+use crate::config::PartTable;
+use crate::transport::{Capabilities, Command, Event, MemoryNeeds, Team, TransportNeeds, Window};
+use crate::{Error, ErrorKind, Result};
+
+type PostFn = unsafe extern "C" fn(*mut c_void, u32, *const Command, usize, *mut usize) -> i32;
+type PollFn = unsafe extern "C" fn(*mut c_void, u32, *mut Event, usize, *mut usize) -> i32;
+type ReadSignalFn = unsafe extern "C" fn(*mut c_void, u32, u32) -> u64;
+
+/// The error of a slot that a judged table cannot lack, or of an optional one that it does lack.
+pub(super) fn missing_slot(part: &str, slot: &'static str) -> Error {
+    Error::new(ErrorKind::Unsupported, slot, format!("part `{part}` does not provide `{slot}`"))
+}
+
+impl TransportRef {
+    /// Asks what the transport can do here.
+    ///
+    /// # Errors
+    /// What the part says, or an impossible capability set.
+    pub fn probe(&self, config: &PartTable) -> Result<Capabilities> {
+        let probe = self.table.probe.ok_or_else(|| missing_slot(self.name(), "probe"))?;
+        let mut capabilities = crate::transport::NO_CAPABILITIES;
+        let mut error = blank_error();
+        // SAFETY: a judged table; every structure is ours and valid for the call.
+        let status =
+            unsafe { probe(services(), &config_as_ty(config), &mut capabilities, &mut error) };
+        check("probe", status, &error).map_err(|e| e.with_context("part", self.name()))?;
+        self.check_capabilities(&capabilities)?;
+        Ok(capabilities)
+    }
+
+    fn check_capabilities(&self, found: &Capabilities) -> Result<()> {
+        let has = |flag| found.flags & flag != 0;
+        let broken = if has(abi::TY_CAP_LOAD_STORE) && self.table.peer_address.is_none() {
+            "load_store without a `peer_address` slot"
+        } else if has(abi::TY_CAP_OWNS_MEMORY) && self.table.alloc.is_none() {
+            "owns_memory without an `alloc` slot"
+        } else if found.max_signals > 65_536 {
+            "more than 65,536 signals"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Plugin, "probe", format!("the part declares {broken}"))
+            .with_context("part", self.name())
+            .with_fix("report this to the part's author"))
+    }
+
+    /// Opens an instance for `team`.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn open(
+        &self,
+        config: &PartTable,
+        team: &Team,
+        needs: &TransportNeeds,
+    ) -> Result<OpenTransport> {
+        let table = self.table;
+        let (Some(open), Some(close), Some(post), Some(poll), Some(read_signal)) =
+            (table.open, table.close, table.post, table.poll, table.read_signal)
+        else {
+            return Err(missing_slot(self.name(), "open"));
+        };
+        let request = abi::TyTransportOpen {
+            size: size_of::<abi::TyTransportOpen>(),
+            config: config_as_ty(config),
+            team: abi::TyTeam {
+                size: size_of::<abi::TyTeam>(),
+                me: team.me,
+                count: team.world_ranks.len() as u32,
+                world_ranks: team.world_ranks.as_ptr(),
+            },
+            needs: abi::TyTransportNeeds {
+                size: size_of::<abi::TyTransportNeeds>(),
+                windows: needs.windows,
+                lanes: needs.lanes,
+                signals: needs.signals,
+                queue_depth: needs.queue_depth,
+                largest_put: needs.largest_put,
+                deadline_ns: needs.deadline.as_nanos().min(u128::from(u64::MAX)) as u64,
+            },
+        };
+        let mut instance = std::ptr::null_mut();
+        let mut error = blank_error();
+        // SAFETY: a judged table; every structure is ours and valid for the call.
+        let status = unsafe { open(services(), &request, &mut instance, &mut error) };
+        check("open", status, &error).map_err(|e| e.with_context("part", self.name()))?;
+        Ok(OpenTransport { part: *self, instance, close, post, poll, read_signal })
+    }
+}
+
+/// An open transport. Cold calls take `&mut self`; hot calls `&self` under the lane rule.
+#[derive(Debug)]
+pub struct OpenTransport {
+    part: TransportRef,
+    instance: *mut c_void,
+    close: unsafe extern "C" fn(*mut c_void),
+    post: PostFn,
+    poll: PollFn,
+    read_signal: ReadSignalFn,
+}
+
+// SAFETY: the ABI allows an instance to be used from any thread, one at a time for cold calls.
+unsafe impl Send for OpenTransport {}
+// SAFETY: only hot calls and `health` take `&self`; the ABI allows them from several threads, and
+// `post`, the only one that could break the lane rule, is unsafe to call.
+unsafe impl Sync for OpenTransport {}
+
+impl OpenTransport {
+    /// The part's name.
+    pub fn name(&self) -> &'static str {
+        self.part.name()
+    }
+
+    /// The link as a kernel set gets it. It must not outlive `self`.
+    pub fn link(&self, capabilities: Capabilities) -> abi::TyLink {
+        abi::TyLink { table: self.part.table, instance: self.instance, capabilities }
+    }
+
+    fn cold(
+        &self,
+        slot: &'static str,
+        call: impl FnOnce(&abi::TyTransportTable, *mut abi::TyError) -> Option<i32>,
+    ) -> Result<()> {
+        let mut error = blank_error();
+        let status =
+            call(self.part.table, &mut error).ok_or_else(|| missing_slot(self.name(), slot))?;
+        check(slot, status, &error).map_err(|e| e.with_context("part", self.name()))
+    }
+
+    /// What window memory must be like.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn memory_needs(&mut self) -> Result<MemoryNeeds> {
+        let mut needs = abi::TyMemoryNeeds {
+            size: size_of::<MemoryNeeds>(),
+            kinds: 0,
+            handles: 0,
+            alignment: 1,
+        };
+        // SAFETY: an open instance of a judged table; the structures are valid for the call.
+        self.cold("memory_needs", |t, e| unsafe {
+            t.memory_needs.map(|f| f(self.instance, &mut needs, e))
+        })?;
+        if !needs.alignment.is_power_of_two() {
+            return Err(Error::new(
+                ErrorKind::Plugin,
+                "memory_needs",
+                format!("found alignment {}; expected a power of two", needs.alignment),
+            )
+            .with_context("part", self.name()));
+        }
+        Ok(needs)
+    }
+
+    /// Lets the transport allocate a window.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
+        let mut window = blank_window(id, bytes);
+        // SAFETY: as in `memory_needs`.
+        self.cold("alloc", |t, e| unsafe { t.alloc.map(|f| f(self.instance, &mut window, e)) })?;
+        check_window(self.name(), &window, id, bytes)?;
+        Ok(window)
+    }
+
+    /// Registers a window.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// The window's memory and descriptor stay valid until `self` is dropped.
+    pub unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        // SAFETY: as in `memory_needs`; the window's life is this function's contract.
+        self.cold("register", |t, e| unsafe { t.register.map(|f| f(self.instance, window, e)) })
+    }
+
+    /// The bytes that `peer` needs to reach this rank.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        let mut data = vec![0_u8; abi::TY_ENDPOINT_BYTES];
+        let mut bytes = 0_usize;
+        // SAFETY: as in `memory_needs`.
+        self.cold("endpoint", |t, e| unsafe {
+            t.endpoint.map(|f| f(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes, e))
+        })?;
+        if bytes > data.len() {
+            return Err(Error::new(
+                ErrorKind::Plugin,
+                "endpoint",
+                format!("the part wrote {bytes} bytes into a buffer of {}", data.len()),
+            )
+            .with_context("part", self.name()));
+        }
+        data.truncate(bytes);
+        Ok(data)
+    }
+
+    /// Connects to `peer` with the bytes of its `endpoint`.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        // SAFETY: as in `memory_needs`.
+        self.cold("connect", |t, e| unsafe {
+            t.connect.map(|f| f(self.instance, peer, data.as_ptr(), data.len(), e))
+        })
+        .map_err(|e| e.with_context("peer", peer))
+    }
+
+    /// Where `window` of `peer` is mapped here; valid while `self` lives.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
+        let mut address = std::ptr::null_mut();
+        // SAFETY: as in `memory_needs`.
+        self.cold("peer_address", |t, e| unsafe {
+            t.peer_address.map(|f| f(self.instance, window, peer, &mut address, e))
+        })?;
+        if address.is_null() {
+            return Err(Error::new(ErrorKind::Plugin, "peer_address", "the part gave null")
+                .with_context("part", self.name()));
+        }
+        Ok(address)
+    }
+
+    /// Posts commands on a lane and returns how many were accepted.
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero.
+    ///
+    /// # Safety
+    /// What [`Transport::post`](crate::transport::Transport::post) asks for; one thread per lane.
+    pub unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        let mut accepted = 0;
+        // SAFETY: an open instance; the rest is this function's contract.
+        let status = unsafe {
+            (self.post)(self.instance, lane, commands.as_ptr(), commands.len(), &mut accepted)
+        };
+        if status < 0 { Err(status) } else { Ok(accepted.min(commands.len())) }
+    }
+
+    /// Drives a lane and collects events.
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero.
+    pub fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        let mut count = 0;
+        // SAFETY: an open instance; `events` has room for its length.
+        let status = unsafe {
+            (self.poll)(self.instance, lane, events.as_mut_ptr(), events.len(), &mut count)
+        };
+        if status < 0 { Err(status) } else { Ok(count.min(events.len())) }
+    }
+
+    /// The total of a signal on this rank.
+    pub fn read_signal(&self, lane: u32, id: u32) -> u64 {
+        // SAFETY: an open instance.
+        unsafe { (self.read_signal)(self.instance, lane, id) }
+    }
+
+    /// The first asynchronous error, if there was one.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn health(&self) -> Result<()> {
+        // SAFETY: as in `memory_needs`; any thread may call it.
+        self.cold("health", |t, e| unsafe { t.health.map(|f| f(self.instance, e)) })
+    }
+}
+
+impl Drop for OpenTransport {
+    fn drop(&mut self) {
+        // SAFETY: the instance is open and nobody can use it after this.
+        unsafe { (self.close)(self.instance) }
+    }
+}
+
+pub(super) fn blank_window(id: u32, bytes: u64) -> Window {
+    Window {
+        size: size_of::<Window>(),
+        id,
+        kind: 0,
+        pointer: std::ptr::null_mut(),
+        bytes,
+        fd: -1,
+        device: -1,
+        fd_offset: 0,
+    }
+}
+
+pub(super) fn check_window(part: &str, found: &Window, id: u32, bytes: u64) -> Result<()> {
+    if found.pointer.is_null() || found.id != id || found.bytes < bytes || found.kind == 0 {
+        return Err(Error::new(
+            ErrorKind::Plugin,
+            "allocate window",
+            format!(
+                "the part gave window {} of {} bytes, kind {}; expected window {id} of {bytes} bytes",
+                found.id, found.bytes, found.kind
+            ),
+        )
+        .with_context("part", part));
+    }
+    Ok(())
+}

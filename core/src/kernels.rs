@@ -1,0 +1,108 @@
+//! The kernel set contract: the compute on one kind of device.
+//!
+//! Who writes a kernel set implements [`KernelSet`]; the C table is derived by
+//! [`export_kernels!`](crate::export_kernels).
+//!
+//! What core promises: shapes, types, strides and lengths of tensors fit the shape the set was
+//! opened for; `topk_idx` is valid; handles are in range and hold a dispatch where one is needed;
+//! operation numbers count up by one; at most `in_flight` operations are open; a call with a
+//! `refusal` carries no tensors. Where a rank's input is bad, core passes the refusal instead, and
+//! the kernel set tells the other ranks, so that all of them end the operation together before
+//! rows move and the yard stays usable.
+//!
+//! What a kernel set promises: the semantics of `docs/architecture.md`, deterministic order, no
+//! wait without an end (it watches the abort word of the [`WaitBoard`](crate::wait::WaitBoard) and
+//! its own cap), no memory touched outside windows, tensors and its own state.
+
+use crate::Result;
+use crate::abi;
+use crate::transport::{Capabilities, MemoryNeeds, Window};
+
+/// What a kernel set is opened for. See [`abi::TyShape`].
+pub type KernelShape = abi::TyShape;
+/// What it needs. See [`abi::TyKernelNeeds`].
+pub type KernelNeeds = abi::TyKernelNeeds;
+
+/// A kernel set. All calls of one instance come from one thread at a time, in the order of
+/// [`abi::TyKernelsTable`].
+pub trait KernelSet: Sized + Send + 'static {
+    /// The name that a config writes.
+    const NAME: &'static str;
+    /// One line for people.
+    const ABOUT: &'static str;
+    /// The part's own table.
+    type Config: serde::de::DeserializeOwned;
+
+    /// Whether the part can run here; returns the memory kinds it works on (`TY_MEMORY_*`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) with the fix.
+    fn probe(config: &Self::Config) -> Result<u32>;
+
+    /// Makes an instance.
+    ///
+    /// # Errors
+    /// What the device or the operating system refuses.
+    fn open(config: Self::Config, shape: &KernelShape) -> Result<Self>;
+
+    /// What it will use, within `limits`.
+    ///
+    /// # Errors
+    /// The limit that is too small for the shape.
+    fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds>;
+
+    /// Allocates the memory of one window. It lives as long as the instance.
+    ///
+    /// # Errors
+    /// What the operating system refuses.
+    fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window>;
+
+    /// Fixes every size, offset and buffer. After it, operations allocate nothing.
+    ///
+    /// # Errors
+    /// What cannot be done with these links and windows.
+    ///
+    /// # Safety
+    /// Links, windows and the board stay valid until the instance is dropped.
+    unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()>;
+
+    /// Starts a dispatch.
+    ///
+    /// # Errors
+    /// `Refused` (some rank's input), `Full` (some rank's arena): the operation ended on all
+    /// ranks. Anything else closes the yard.
+    ///
+    /// # Safety
+    /// Tensors stay valid and unchanged until `dispatch_recv` of the operation returns.
+    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()>;
+
+    /// Ends the dispatch with this operation number.
+    ///
+    /// # Errors
+    /// As `dispatch_send`.
+    fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived>;
+
+    /// Gives an arena region for the expert outputs of a handle: `[rows, H]` of `dtype`.
+    ///
+    /// # Errors
+    /// `Full`, naming the holders.
+    fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)>;
+
+    /// Starts a combine.
+    ///
+    /// # Errors
+    /// As `dispatch_send`.
+    ///
+    /// # Safety
+    /// Tensors stay valid, and inputs unchanged, until `combine_recv` of the operation returns.
+    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()>;
+
+    /// Ends the combine with this operation number; the outputs are written.
+    ///
+    /// # Errors
+    /// As `dispatch_send`.
+    fn combine_recv(&mut self, operation: u64) -> Result<()>;
+
+    /// Takes back an arena region. A region that is not held is ignored.
+    fn release(&mut self, region: u64);
+}

@@ -1,0 +1,43 @@
+//! The topology contract: where this rank is, and what core makes of all places together.
+
+use crate::Result;
+
+/// What a topology is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Discover {
+    /// World rank.
+    pub rank: u32,
+    /// Ranks in the world.
+    pub ranks: u32,
+    /// Index of the rank on its machine, as the launcher says.
+    pub local_rank: u32,
+}
+
+/// Where one rank is.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Place {
+    /// Identity of the machine: equal on ranks that share memory; at most 63 bytes.
+    pub host: String,
+    /// Device ordinal that the rank drives.
+    pub device: Option<u32>,
+    /// NUMA node.
+    pub numa_node: Option<u32>,
+    /// Logical processors this process may run on; 0 if unknown.
+    pub processors: u32,
+}
+
+/// A topology. It has no instance: `discover` is called once per rank at bring-up.
+pub trait Topology: 'static {
+    /// The name that a config writes.
+    const NAME: &'static str;
+    /// One line for people.
+    const ABOUT: &'static str;
+    /// The part's own table.
+    type Config: serde::de::DeserializeOwned;
+
+    /// Finds this rank's place.
+    ///
+    /// # Errors
+    /// What the operating system refuses.
+    fn discover(config: &Self::Config, discover: &Discover) -> Result<Place>;
+}

@@ -1,0 +1,194 @@
+//! The transport contract: moves bytes between windows and raises signals.
+//!
+//! Who writes a transport implements [`Transport`]; the C table is derived by
+//! [`export_transports!`](crate::export_transports). Core validates, transports trust: a transport
+//! never checks again what core has promised, it `debug_assert!`s it. The errors it returns are
+//! those that a caller could not have foreseen.
+//!
+//! What core promises:
+//! - lanes, peers, windows, offsets, lengths and signal ids of commands are in range of what was
+//!   negotiated; `add` is 1 to 65,535; at most one thread uses a lane at a time;
+//! - windows are registered in the same order with equal sizes on all ranks, before `connect`;
+//! - a signal id has one writing (peer, lane), so a fabric without atomics may write new totals.
+//!
+//! What a transport promises:
+//! - **INV-1 payload before signal.** When a receiver sees the signal of a `put_signal`, that put's
+//!   payload is visible to the receiver's device. Nothing is promised about other puts (INV-2).
+//! - **INV-3 no tearing.** Aligned 8-byte values arrive whole.
+//! - **INV-4, INV-5.** A command's source is reusable, and its queue slot free, when the command is
+//!   done: not when it was picked up.
+//! - **INV-6.** `connect` ends within the deadline; `post` and `poll` never block.
+//! - **INV-7 no lost errors.** A failed command is an error event, and `health` stays bad.
+
+use crate::abi;
+use crate::config::PartTable;
+use crate::{Error, ErrorKind, Result};
+
+/// What a transport can do here. See [`abi::TyCapabilities`] for the fields.
+pub type Capabilities = abi::TyCapabilities;
+/// One command. See [`abi::TyCommand`].
+pub type Command = abi::TyCommand;
+/// One event of a poll. See [`abi::TyEvent`].
+pub type Event = abi::TyEvent;
+/// Registered memory. See [`abi::TyWindow`].
+pub type Window = abi::TyWindow;
+/// What window memory must be like. See [`abi::TyMemoryNeeds`].
+pub type MemoryNeeds = abi::TyMemoryNeeds;
+
+/// An ordered list of world ranks; `peer` indexes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Team {
+    /// This process' index in `world_ranks`.
+    pub me: u32,
+    /// The members.
+    pub world_ranks: Vec<u32>,
+}
+
+impl Team {
+    /// The team of all `ranks`, seen from world rank `me`.
+    pub fn world(me: u32, ranks: u32) -> Self {
+        Self { me, world_ranks: (0..ranks).collect() }
+    }
+}
+
+/// What will be used of a transport. Core has checked it against the capabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransportNeeds {
+    /// Windows that will be registered.
+    pub windows: u32,
+    /// Lanes 0 .. lanes.
+    pub lanes: u32,
+    /// Signal ids 0 .. signals on every rank.
+    pub signals: u32,
+    /// Most commands of a lane that are not done yet.
+    pub queue_depth: u32,
+    /// Most bytes of one put.
+    pub largest_put: u64,
+    /// How long a connect or a single command may take.
+    pub deadline: std::time::Duration,
+}
+
+/// A transport. One instance serves one team.
+///
+/// Threads: everything but the hot calls happens on one thread, which may block. `post`, `poll`
+/// and `read_signal` of one lane are called by one thread at a time, of different lanes by several
+/// threads at once; `health` by any thread.
+pub trait Transport: Sized + Send + Sync + 'static {
+    /// The name that a config writes: `[a-z0-9_-]+`.
+    const NAME: &'static str;
+    /// One line for people: fabric and hardware.
+    const ABOUT: &'static str;
+    /// The part's own table. Its schema belongs to the part; unknown keys must be refused.
+    type Config: serde::de::DeserializeOwned;
+
+    /// Says what works here, without side effects.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] with the fix, if the part cannot run here.
+    fn probe(config: &Self::Config) -> Result<Capabilities>;
+
+    /// Makes an instance for `team`.
+    ///
+    /// # Errors
+    /// What the fabric or the operating system refuses.
+    fn open(config: Self::Config, team: &Team, needs: &TransportNeeds) -> Result<Self>;
+
+    /// What window memory must be like.
+    fn memory_needs(&self) -> MemoryNeeds;
+
+    /// Allocates the memory of one window, where the fabric must own it (capability
+    /// `TY_CAP_OWNS_MEMORY`). It lives as long as the instance.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] unless the capability was declared.
+    fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
+        let _ = (id, bytes);
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "alloc",
+            format!("{} does not own window memory", Self::NAME),
+        ))
+    }
+
+    /// Registers one window.
+    ///
+    /// # Errors
+    /// What the fabric refuses.
+    ///
+    /// # Safety
+    /// The window's memory and descriptor stay valid until the instance is dropped.
+    unsafe fn register(&mut self, window: &Window) -> Result<()>;
+
+    /// The bytes that `peer` needs to reach this rank: at most [`abi::TY_ENDPOINT_BYTES`].
+    ///
+    /// # Errors
+    /// What the fabric refuses.
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>>;
+
+    /// Connects to `peer`, this rank itself included. `data` comes from another process: check it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] for bytes that fail a check, [`ErrorKind::Deadline`] if the peer
+    /// does not answer in time.
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()>;
+
+    /// Where `window` of `peer` is mapped in this process (capability `TY_CAP_LOAD_STORE`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] unless the capability was declared.
+    fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
+        let _ = (window, peer);
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "peer_address",
+            format!("{} has no load and store access to peers", Self::NAME),
+        ))
+    }
+
+    /// Accepts the first n of `commands` and returns n. Fewer than all is back-pressure.
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero, if the lane is unusable.
+    ///
+    /// # Safety
+    /// Source memory of an accepted command stays unchanged until the command is done, and
+    /// everything named in the module's promises of core holds.
+    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32>;
+
+    /// Drives the lane, fills `events` from the front and returns how many were written.
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero, if the lane is unusable.
+    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32>;
+
+    /// The total of signal `id` on this rank, with acquire order (INV-1).
+    fn read_signal(&self, lane: u32, id: u32) -> u64;
+
+    /// The first asynchronous error, if there was one. It stays.
+    ///
+    /// # Errors
+    /// That error.
+    fn health(&self) -> Result<()>;
+}
+
+/// Reads a part's own table; shared by the derived tables of all kinds.
+pub(crate) fn parse_table<C: serde::de::DeserializeOwned>(
+    part: &str,
+    text: &str,
+    file: &str,
+) -> Result<C> {
+    PartTable::from_text(text, file).parse::<C>(part)
+}
+
+/// A capability set with nothing in it, to be filled by struct update.
+pub const NO_CAPABILITIES: Capabilities = Capabilities {
+    size: std::mem::size_of::<Capabilities>(),
+    flags: 0,
+    memory_kinds: 0,
+    max_peers: 0,
+    max_lanes: 0,
+    max_signals: 0,
+    max_queue_depth: 0,
+    max_windows: 0,
+    largest_put: 0,
+};
