@@ -15,6 +15,7 @@ pub mod error;
 pub mod export;
 pub mod host;
 pub mod kernels;
+pub mod link;
 pub mod moe;
 pub mod topology;
 pub mod transport;

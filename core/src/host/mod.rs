@@ -11,6 +11,7 @@ pub use loader::{PluginFile, load_file};
 pub use registry::{BuiltIn, KernelsRef, PartInfo, PartKind, Registry, TopologyRef, TransportRef};
 pub use topology::discover;
 pub use transport::OpenTransport;
+pub(crate) use transport::missing_slot;
 
 use std::ffi::c_void;
 
@@ -60,7 +61,7 @@ unsafe fn lossy(text: abi::TyStr) -> String {
 }
 
 /// An empty error structure for a call.
-fn blank_error() -> abi::TyError {
+pub(crate) fn blank_error() -> abi::TyError {
     abi::TyError {
         size: size_of::<abi::TyError>(),
         os_errno: 0,
@@ -84,7 +85,11 @@ fn config_as_ty(table: &crate::config::PartTable) -> abi::TyConfig {
 }
 
 /// Turns a status into a result; the text is built only on failure.
-fn check(operation: &'static str, status: i32, error: &abi::TyError) -> crate::Result<()> {
+pub(crate) fn check(
+    operation: &'static str,
+    status: i32,
+    error: &abi::TyError,
+) -> crate::Result<()> {
     if status == abi::TY_OK {
         return Ok(());
     }

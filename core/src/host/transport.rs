@@ -4,15 +4,12 @@ use super::registry::TransportRef;
 use super::{blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::PartTable;
+use crate::link::Link;
 use crate::transport::{Capabilities, Command, Event, MemoryNeeds, Team, TransportNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
-type PostFn = unsafe extern "C" fn(*mut c_void, u32, *const Command, usize, *mut usize) -> i32;
-type PollFn = unsafe extern "C" fn(*mut c_void, u32, *mut Event, usize, *mut usize) -> i32;
-type ReadSignalFn = unsafe extern "C" fn(*mut c_void, u32, u32) -> u64;
-
 /// The error of a slot that a judged table cannot lack, or of an optional one that it does lack.
-pub(super) fn missing_slot(part: &str, slot: &'static str) -> Error {
+pub(crate) fn missing_slot(part: &str, slot: &'static str) -> Error {
     Error::new(ErrorKind::Unsupported, slot, format!("part `{part}` does not provide `{slot}`"))
 }
 
@@ -49,7 +46,7 @@ impl TransportRef {
             .with_fix("report this to the part's author"))
     }
 
-    /// Opens an instance for `team`.
+    /// Probes, and opens an instance for `team`.
     ///
     /// # Errors
     /// What the part says.
@@ -59,10 +56,9 @@ impl TransportRef {
         team: &Team,
         needs: &TransportNeeds,
     ) -> Result<OpenTransport> {
+        let capabilities = self.probe(config)?;
         let table = self.table;
-        let (Some(open), Some(close), Some(post), Some(poll), Some(read_signal)) =
-            (table.open, table.close, table.post, table.poll, table.read_signal)
-        else {
+        let (Some(open), Some(close)) = (table.open, table.close) else {
             return Err(missing_slot(self.name(), "open"));
         };
         let request = abi::TyTransportOpen {
@@ -89,25 +85,26 @@ impl TransportRef {
         // SAFETY: a judged table; every structure is ours and valid for the call.
         let status = unsafe { open(services(), &request, &mut instance, &mut error) };
         check("open", status, &error).map_err(|e| e.with_context("part", self.name()))?;
-        Ok(OpenTransport { part: *self, instance, close, post, poll, read_signal })
+        let link = abi::TyLink { table, instance, capabilities };
+        // SAFETY: judged tables live for ever; the link is dropped with the instance or handed on
+        // under the same promise (`OpenTransport::link`).
+        let link = unsafe { Link::from_abi(&link)? };
+        Ok(OpenTransport { part: *self, instance, close, link })
     }
 }
 
-/// An open transport. Cold calls take `&mut self`; hot calls `&self` under the lane rule.
+/// An open transport: its cold calls, and the [`Link`] for the hot ones.
 #[derive(Debug)]
 pub struct OpenTransport {
     part: TransportRef,
     instance: *mut c_void,
     close: unsafe extern "C" fn(*mut c_void),
-    post: PostFn,
-    poll: PollFn,
-    read_signal: ReadSignalFn,
+    link: Link,
 }
 
 // SAFETY: the ABI allows an instance to be used from any thread, one at a time for cold calls.
 unsafe impl Send for OpenTransport {}
-// SAFETY: only hot calls and `health` take `&self`; the ABI allows them from several threads, and
-// `post`, the only one that could break the lane rule, is unsafe to call.
+// SAFETY: `&self` reaches nothing but the name and the link, which is `Sync` itself.
 unsafe impl Sync for OpenTransport {}
 
 impl OpenTransport {
@@ -116,9 +113,58 @@ impl OpenTransport {
         self.part.name()
     }
 
-    /// The link as a kernel set gets it. It must not outlive `self`.
-    pub fn link(&self, capabilities: Capabilities) -> abi::TyLink {
-        abi::TyLink { table: self.part.table, instance: self.instance, capabilities }
+    /// The hot face of this transport.
+    ///
+    /// # Safety
+    /// The link, and every copy of it, is not used after `self` is dropped.
+    pub unsafe fn link(&self) -> Link {
+        self.link
+    }
+
+    /// What the transport declared.
+    pub fn capabilities(&self) -> &Capabilities {
+        self.link.capabilities()
+    }
+
+    /// See [`Link::peer_address`].
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
+        self.link.peer_address(window, peer)
+    }
+
+    /// See [`Link::post`].
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero.
+    ///
+    /// # Safety
+    /// As [`Link::post`].
+    pub unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        // SAFETY: by this function's contract.
+        unsafe { self.link.post(lane, commands) }
+    }
+
+    /// See [`Link::poll`].
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero.
+    pub fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        self.link.poll(lane, events)
+    }
+
+    /// See [`Link::read_signal`].
+    pub fn read_signal(&self, lane: u32, id: u32) -> u64 {
+        self.link.read_signal(lane, id)
+    }
+
+    /// See [`Link::health`].
+    ///
+    /// # Errors
+    /// That error.
+    pub fn health(&self) -> Result<()> {
+        self.link.health()
     }
 
     fn cold(
@@ -215,67 +261,6 @@ impl OpenTransport {
             t.connect.map(|f| f(self.instance, peer, data.as_ptr(), data.len(), e))
         })
         .map_err(|e| e.with_context("peer", peer))
-    }
-
-    /// Where `window` of `peer` is mapped here; valid while `self` lives.
-    ///
-    /// # Errors
-    /// What the part says.
-    pub fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
-        let mut address = std::ptr::null_mut();
-        // SAFETY: as in `memory_needs`.
-        self.cold("peer_address", |t, e| unsafe {
-            t.peer_address.map(|f| f(self.instance, window, peer, &mut address, e))
-        })?;
-        if address.is_null() {
-            return Err(Error::new(ErrorKind::Plugin, "peer_address", "the part gave null")
-                .with_context("part", self.name()));
-        }
-        Ok(address)
-    }
-
-    /// Posts commands on a lane and returns how many were accepted.
-    ///
-    /// # Errors
-    /// A status `TY_*` below zero.
-    ///
-    /// # Safety
-    /// What [`Transport::post`](crate::transport::Transport::post) asks for; one thread per lane.
-    pub unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
-        let mut accepted = 0;
-        // SAFETY: an open instance; the rest is this function's contract.
-        let status = unsafe {
-            (self.post)(self.instance, lane, commands.as_ptr(), commands.len(), &mut accepted)
-        };
-        if status < 0 { Err(status) } else { Ok(accepted.min(commands.len())) }
-    }
-
-    /// Drives a lane and collects events.
-    ///
-    /// # Errors
-    /// A status `TY_*` below zero.
-    pub fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        let mut count = 0;
-        // SAFETY: an open instance; `events` has room for its length.
-        let status = unsafe {
-            (self.poll)(self.instance, lane, events.as_mut_ptr(), events.len(), &mut count)
-        };
-        if status < 0 { Err(status) } else { Ok(count.min(events.len())) }
-    }
-
-    /// The total of a signal on this rank.
-    pub fn read_signal(&self, lane: u32, id: u32) -> u64 {
-        // SAFETY: an open instance.
-        unsafe { (self.read_signal)(self.instance, lane, id) }
-    }
-
-    /// The first asynchronous error, if there was one.
-    ///
-    /// # Errors
-    /// That error.
-    pub fn health(&self) -> Result<()> {
-        // SAFETY: as in `memory_needs`; any thread may call it.
-        self.cold("health", |t, e| unsafe { t.health.map(|f| f(self.instance, e)) })
     }
 }
 

@@ -1,0 +1,151 @@
+//! A transport as its user sees it: the hot calls of an open instance, without its ownership.
+
+use std::ffi::c_void;
+
+use crate::abi;
+use crate::transport::{Capabilities, Command, Event};
+use crate::{Error, ErrorKind, Result};
+
+type PostFn = unsafe extern "C" fn(*mut c_void, u32, *const Command, usize, *mut usize) -> i32;
+type PollFn = unsafe extern "C" fn(*mut c_void, u32, *mut Event, usize, *mut usize) -> i32;
+type ReadSignalFn = unsafe extern "C" fn(*mut c_void, u32, u32) -> u64;
+
+/// The hot face of an open transport. Copies are views of the same instance; whoever holds one must
+/// not outlive the instance (the promise behind [`Link::from_abi`]).
+///
+/// Threads: `post`, `poll` and `read_signal` of one lane from one thread at a time; the rest from any.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    table: &'static abi::TyTransportTable,
+    instance: *mut c_void,
+    capabilities: Capabilities,
+    post: PostFn,
+    poll: PollFn,
+    read_signal: ReadSignalFn,
+}
+
+// SAFETY: the ABI allows the hot calls of different lanes, and `health`, from several threads; calls
+// that could break the lane rule are unsafe.
+unsafe impl Send for Link {}
+// SAFETY: as above.
+unsafe impl Sync for Link {}
+
+impl Link {
+    /// Views an instance.
+    ///
+    /// # Errors
+    /// A required slot that is null: the table was not judged.
+    ///
+    /// # Safety
+    /// The table is constant for ever, the instance is open and outlives every copy of the link.
+    pub unsafe fn from_abi(link: &abi::TyLink) -> Result<Self> {
+        // SAFETY: by this function's contract.
+        let table: &'static abi::TyTransportTable = unsafe { &*link.table };
+        let (Some(post), Some(poll), Some(read_signal)) =
+            (table.post, table.poll, table.read_signal)
+        else {
+            return Err(Error::new(ErrorKind::Plugin, "use transport", "a required slot is null"));
+        };
+        Ok(Self {
+            table,
+            instance: link.instance,
+            capabilities: link.capabilities,
+            post,
+            poll,
+            read_signal,
+        })
+    }
+
+    /// What the transport declared.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Whether peers' windows can be loaded from and stored to.
+    pub fn is_load_store(&self) -> bool {
+        self.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0
+    }
+
+    /// As it crosses the ABI.
+    pub fn as_abi(&self) -> abi::TyLink {
+        abi::TyLink { table: self.table, instance: self.instance, capabilities: self.capabilities }
+    }
+
+    /// Where `window` of `peer` is mapped here; valid while the instance lives.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
+        let Some(slot) = self.table.peer_address else {
+            return Err(crate::host::missing_slot(self.name(), "peer_address"));
+        };
+        let mut address = std::ptr::null_mut();
+        let mut error = crate::host::blank_error();
+        // SAFETY: an open instance; the structures are valid for the call.
+        let status = unsafe { slot(self.instance, window, peer, &mut address, &mut error) };
+        crate::host::check("peer_address", status, &error)
+            .map_err(|e| e.with_context("part", self.name()))?;
+        if address.is_null() {
+            return Err(Error::new(ErrorKind::Plugin, "peer_address", "the part gave null")
+                .with_context("part", self.name()));
+        }
+        Ok(address)
+    }
+
+    /// Posts commands on a lane and returns how many were accepted.
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero.
+    ///
+    /// # Safety
+    /// What [`Transport::post`](crate::transport::Transport::post) asks for; one thread per lane.
+    #[inline]
+    pub unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        let mut accepted = 0;
+        // SAFETY: an open instance; the rest is this function's contract.
+        let status = unsafe {
+            (self.post)(self.instance, lane, commands.as_ptr(), commands.len(), &mut accepted)
+        };
+        if status < 0 { Err(status) } else { Ok(accepted.min(commands.len())) }
+    }
+
+    /// Drives a lane and collects events.
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero.
+    #[inline]
+    pub fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        let mut count = 0;
+        // SAFETY: an open instance; `events` has room for its length.
+        let status = unsafe {
+            (self.poll)(self.instance, lane, events.as_mut_ptr(), events.len(), &mut count)
+        };
+        if status < 0 { Err(status) } else { Ok(count.min(events.len())) }
+    }
+
+    /// The total of a signal on this rank, with acquire order.
+    #[inline]
+    pub fn read_signal(&self, lane: u32, id: u32) -> u64 {
+        // SAFETY: an open instance.
+        unsafe { (self.read_signal)(self.instance, lane, id) }
+    }
+
+    /// The first asynchronous error, if there was one.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn health(&self) -> Result<()> {
+        let Some(slot) = self.table.health else {
+            return Err(crate::host::missing_slot(self.name(), "health"));
+        };
+        let mut error = crate::host::blank_error();
+        // SAFETY: an open instance; any thread may call it.
+        let status = unsafe { slot(self.instance, &mut error) };
+        crate::host::check("health", status, &error)
+            .map_err(|e| e.with_context("part", self.name()))
+    }
+
+    fn name(&self) -> &'static str {
+        crate::host::TransportRef { table: self.table }.name()
+    }
+}
