@@ -20,6 +20,7 @@ pub mod moe;
 pub mod topology;
 pub mod transport;
 pub mod wait;
+pub mod yard;
 
 /// The plain structures of the plugin ABI.
 pub use tokenyard_abi as abi;

@@ -5,20 +5,24 @@ use crate::Result;
 /// Records in the control area start on a multiple of this, so that no two peers write one line.
 const RECORD_ALIGN: u64 = 64;
 
+/// Bytes of a control record's header.
+pub const RECORD_HEADER: u64 = 64;
+
+/// Room for the text of a refusal, in bytes; a longer text is cut.
+pub const RECORD_TEXT: u64 = 192;
+
 /// Where the control area of one operation slot lies: the same on every rank, O(R + E) bytes.
 ///
-/// Peers write one record each: sources write counts, owners write grants. A record is one put.
+/// Peers write one record each: every rank an entry, owners a grant. A record is one put: a header
+/// of [`RECORD_HEADER`] bytes, then u32 `[El]` (counts, or first rows), or the text of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlLayout {
-    /// `[R]` records, by source rank: u32 rows, then u32 `[El]` rows per local expert.
-    pub counts: Span,
-    /// Bytes from one counts record to the next.
-    pub counts_pitch: u64,
-    /// `[R]` records, by owner rank: u64 region offset, u64 N, u64 X, u64 first flat row, then
-    /// u32 `[El]` first expert-major rows.
+    /// `[R]` records, by the rank that enters the operation.
+    pub entries: Span,
+    /// `[R]` records, by the owner that grants places.
     pub grants: Span,
-    /// Bytes from one grant record to the next.
-    pub grants_pitch: u64,
+    /// Bytes from one record to the next, in both.
+    pub pitch: u64,
     /// Bytes of the control area of one slot.
     pub bytes: u64,
 }
@@ -28,13 +32,12 @@ impl ControlLayout {
     pub fn new(shape: &Shape) -> Self {
         let (ranks, local) = (u64::from(shape.ranks), u64::from(shape.local_experts()));
         // R * El = E < 2^32, so nothing here overflows.
-        let counts_pitch = (4 + 4 * local).next_multiple_of(RECORD_ALIGN);
-        let grants_pitch = (4 * 8 + 4 * local).next_multiple_of(RECORD_ALIGN);
-        let counts = Span { offset: 0, bytes: ranks * counts_pitch };
-        let offset = counts.bytes.next_multiple_of(super::REGION_ALIGN);
-        let grants = Span { offset, bytes: ranks * grants_pitch };
+        let pitch = (RECORD_HEADER + RECORD_TEXT.max(4 * local)).next_multiple_of(RECORD_ALIGN);
+        let entries = Span { offset: 0, bytes: ranks * pitch };
+        let offset = entries.bytes.next_multiple_of(super::REGION_ALIGN);
+        let grants = Span { offset, bytes: ranks * pitch };
         let bytes = grants.end().next_multiple_of(super::REGION_ALIGN);
-        Self { counts, counts_pitch, grants, grants_pitch, bytes }
+        Self { entries, grants, pitch, bytes }
     }
 }
 
@@ -73,8 +76,8 @@ pub fn buffers(
         name: "control area".to_owned(),
         bytes: u64::from(in_flight) * control.bytes,
         formula: format!(
-            "{in_flight} in flight * R * ({} bytes of counts + {} bytes of grants)",
-            control.counts_pitch, control.grants_pitch
+            "{in_flight} in flight * R * ({0} bytes of entry + {0} bytes of grant)",
+            control.pitch
         ),
     });
     report.push(BufferSize {
@@ -129,8 +132,8 @@ mod tests {
         assert_eq!(x.bytes, 64 * 128);
         assert_eq!(x.formula, "(align_up(R*M * min(K, El) + (A-1) * El, A)) * 128 bytes");
         assert_eq!(line("flat region: ids").bytes, 20 * 2 * 4);
-        // 4 bytes + 3 experts * 4 bytes, and 32 + 12, each in a record of 64.
-        assert_eq!(line("control area").bytes, 2 * 4 * (64 + 64));
+        // A header of 64 bytes and a text of 192, which is more than 3 experts * 4 bytes; twice.
+        assert_eq!(line("control area").bytes, 2 * 4 * (256 + 256));
         assert_eq!(line("send plan").bytes, 12 * 4 + 4 * 12 + 4 * 5 + 12 * 5 * 2 + 8);
         assert_eq!(line("receive plan").bytes, 4 * 4 + 4 * 12 + 8 * 3 + 8);
         assert!(report().iter().all(|line| line.bytes > 0 && !line.name.contains("scales")));
@@ -151,9 +154,9 @@ mod tests {
     #[test]
     fn control_records_do_not_overlap() {
         let control = ControlLayout::new(&Shape { experts: 4 * 100, ..SHAPE });
-        assert_eq!((control.counts_pitch, control.grants_pitch), (448, 448));
-        assert_eq!(control.counts.bytes, 4 * 448);
-        assert!(control.grants.offset >= control.counts.end());
+        assert_eq!(control.pitch, 64 + 448 - 48);
+        assert_eq!(control.entries.bytes, 4 * control.pitch);
+        assert!(control.grants.offset >= control.entries.end());
         assert!(control.bytes >= control.grants.end());
     }
 }

@@ -25,7 +25,7 @@ mod topk;
 mod tests;
 
 pub use dtype::DType;
-pub use memory::{BufferSize, ControlLayout, buffers};
+pub use memory::{BufferSize, ControlLayout, RECORD_HEADER, RECORD_TEXT, buffers};
 pub use recv_plan::RecvPlan;
 pub use region::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, RowFormat, Span};
 pub use send_plan::{Fan, SendPlan};

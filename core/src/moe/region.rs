@@ -136,6 +136,13 @@ pub struct RegionLayout {
     pub expert_starts: Span,
     /// Packed only: i64 `[El, R]`, `count | begin << 32` of each source within each local expert.
     pub ranges: Span,
+    /// Expert-major only: the scales as they arrive, `[N, scale bytes]` in flat order; the owner
+    /// spreads them over the copies.
+    pub landed_scales: Span,
+    /// Expert-major only: the weights as they arrive, f32 `[N, K]` in flat order.
+    pub landed_weights: Span,
+    /// i64 `[2]`: the true N and the true number of rows, for callers that learn no count.
+    pub totals: Span,
     /// Bytes of the region, a multiple of [`REGION_ALIGN`].
     pub bytes: u64,
 }
@@ -169,6 +176,9 @@ impl RegionLayout {
             expert_counts,
             expert_starts,
             ranges,
+            landed_scales,
+            landed_weights,
+            totals,
         ] = spans;
         Ok(Self {
             x,
@@ -181,6 +191,9 @@ impl RegionLayout {
             expert_counts,
             expert_starts,
             ranges,
+            landed_scales,
+            landed_weights,
+            totals,
             bytes: end,
         })
     }
@@ -194,7 +207,7 @@ impl RegionLayout {
     }
 }
 
-pub(super) const ARRAYS: usize = 10;
+pub(super) const ARRAYS: usize = 13;
 
 /// One array of a region.
 pub(super) struct Array {
@@ -243,6 +256,10 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
             (x, x, NONE, x, by_k, NONE, (local * ranks, "El * R"))
         }
     };
+    let lands = matches!(spec.layout, Layout::ExpertMajor { .. });
+    let landed = |count, wanted: bool| if lands && wanted { count } else { NONE };
+    let landed_scales = landed(tokens, spec.row.scale_bytes > 0);
+    let landed_weights = landed(by_k, spec.row.weights);
     let scales = if spec.row.scale_bytes > 0 { x } else { NONE };
     let weights = if spec.row.weights { weights } else { NONE };
     Ok([
@@ -256,6 +273,9 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Array::new("expert_counts", (local, "El"), 4)?,
         Array::new("expert_starts", starts, 4)?,
         Array::new("ranges", ranges, 8)?,
+        Array::new("landed scales", landed_scales, spec.row.scale_bytes)?,
+        Array::new("landed weights", landed_weights, 4)?,
+        Array::new("totals", (2, "2"), 8)?,
     ])
 }
 
@@ -314,6 +334,9 @@ mod tests {
             r.expert_counts,
             r.expert_starts,
             r.ranges,
+            r.landed_scales,
+            r.landed_weights,
+            r.totals,
         ]
     }
 
@@ -321,13 +344,20 @@ mod tests {
     fn exact_sizes_follow_the_shapes_of_the_arrays() {
         let rows = RegionRows { tokens: 7, experts: 24 };
         let flat = RegionLayout::new(&spec(Layout::Flat), rows).unwrap();
-        assert_eq!(sizes(&flat), [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0]);
+        assert_eq!(
+            sizes(&flat),
+            [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0, 0, 0, 16]
+        );
         let major = RegionLayout::new(&spec(MAJOR), rows).unwrap();
-        assert_eq!(sizes(&major), [24 * 128, 24 * 4, 24 * 4, 0, 7 * 4, 7 * 2 * 4, 16, 12, 16, 0]);
+        let landed = [7 * 4, 7 * 2 * 4];
+        assert_eq!(
+            sizes(&major),
+            [24 * 128, 24 * 4, 24 * 4, 0, 28, 56, 16, 12, 16, 0, landed[0], landed[1], 16]
+        );
         let packed = RegionLayout::new(&spec(Layout::Packed), rows).unwrap();
         assert_eq!(
             sizes(&packed),
-            [60 * 128, 60 * 4, 60 * 4, 0, 60 * 4, 7 * 2 * 4, 16, 12, 0, 3 * 4 * 8]
+            [60 * 128, 60 * 4, 60 * 4, 0, 60 * 4, 7 * 2 * 4, 16, 12, 0, 3 * 4 * 8, 0, 0, 16]
         );
     }
 

@@ -124,7 +124,8 @@ pub const TY_PHASE_DONE: u64 = 5;
 /// Waiting for room in a command queue.
 pub const TY_PHASE_QUEUE: u64 = 6;
 
-/// Arguments of `plan`: everything is fixed here. The pointers stay valid until `close`.
+/// Arguments of `plan`: everything is fixed here. Links and board stay valid until `close`, the
+/// list of windows for the call only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyPlan {

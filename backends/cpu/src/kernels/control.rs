@@ -1,0 +1,170 @@
+//! Records and signals of the direct protocol.
+
+use tokenyard_core::abi;
+use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
+
+/// The signals of one operation slot and peer. The writer is the peer, on its lane 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Signal {
+    /// The peer entered the operation; its entry record is here.
+    Entry = 0,
+    /// The peer, as an owner, granted places; its grant record is here.
+    Grant = 1,
+    /// Counts rows, once per array of a row that has arrived.
+    Rows = 2,
+    /// The peer has read what it needed from this rank.
+    Done = 3,
+}
+
+const KINDS: u32 = 4;
+
+/// Signals that a world of `ranks` needs.
+pub(super) fn signals(ranks: u32, in_flight: u32) -> u32 {
+    KINDS.saturating_mul(ranks).saturating_mul(in_flight)
+}
+
+/// Signal ids, equal on all ranks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ids {
+    pub(super) ranks: u32,
+    pub(super) in_flight: u32,
+}
+
+impl Ids {
+    /// The id that `writer` raises.
+    pub(super) fn id(&self, signal: Signal, slot: usize, writer: u32) -> u32 {
+        (signal as u32 * self.in_flight + slot as u32) * self.ranks + writer
+    }
+
+    pub(super) fn phase(signal: Signal, combining: bool) -> u64 {
+        match signal {
+            Signal::Entry => abi::TY_PHASE_ENTRY,
+            Signal::Grant => abi::TY_PHASE_GRANT,
+            Signal::Rows if combining => abi::TY_PHASE_COMBINE_ROWS,
+            Signal::Rows => abi::TY_PHASE_ROWS,
+            Signal::Done => abi::TY_PHASE_DONE,
+        }
+    }
+}
+
+/// What a rank thinks of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Go = 0,
+    Refused = 1,
+    Full = 2,
+}
+
+/// The header of a record: eight words, then u32 `[El]` or a text.
+///
+/// Entry: operation, verdict, signature, rows, base of x, base of weights, text bytes, zero.
+/// Grant: operation, verdict, region offset, N, X, first flat row, text bytes, zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Header(pub(super) [u64; 8]);
+
+const _: () = assert!(size_of::<Header>() as u64 == RECORD_HEADER);
+
+impl Header {
+    pub(super) fn operation(&self) -> u64 {
+        self.0[0]
+    }
+
+    /// The verdict, or `None` for an unknown code.
+    pub(super) fn verdict(&self) -> Option<Verdict> {
+        match self.0[1] {
+            0 => Some(Verdict::Go),
+            1 => Some(Verdict::Refused),
+            2 => Some(Verdict::Full),
+            _ => None,
+        }
+    }
+
+    /// Length of the text, never longer than its room.
+    pub(super) fn text_bytes(&self) -> usize {
+        self.0[6].min(RECORD_TEXT) as usize
+    }
+}
+
+/// What must be equal on all ranks for one operation, packed into a word that can be told apart
+/// and read again for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Signature(pub(super) u64);
+
+const DISPATCH: u64 = 1;
+const REPLAY: u64 = 2;
+const COMBINE: u64 = 3;
+
+impl Signature {
+    pub(super) fn dispatch(call: &abi::TyDispatch) -> Self {
+        let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
+        let scale_cols = if call.scales.data.is_null() { 0 } else { call.scales.shape[1] };
+        Self(
+            if replay { REPLAY } else { DISPATCH }
+                | u64::from(call.layout) << 4
+                | u64::from(call.x.dtype) << 8
+                | u64::from(call.cast) << 12
+                | u64::from(!call.topk_weights.data.is_null()) << 16
+                | u64::from(call.flags & abi::TY_DISPATCH_WORST_CASE != 0) << 17
+                | u64::from(call.alignment & 0xffff) << 20
+                | (scale_cols & 0xf_ffff) << 36,
+        )
+    }
+
+    pub(super) fn combine(call: &abi::TyCombine) -> Self {
+        Self(
+            COMBINE
+                | u64::from(call.x.dtype) << 8
+                | u64::from(!call.weights.data.is_null()) << 16
+                | u64::from(call.flags & abi::TY_COMBINE_WEIGHTED) << 17,
+        )
+    }
+
+    /// For messages: what a rank called.
+    pub(super) fn describe(self) -> String {
+        let field = |shift: u32, bits: u32| (self.0 >> shift) & ((1 << bits) - 1);
+        let dtype = tokenyard_core::moe::DType::from_code(field(8, 4) as u32)
+            .map_or("no rows", |d| d.name());
+        let weights = if field(16, 1) == 1 { "with weights" } else { "without weights" };
+        match field(0, 4) {
+            COMBINE => {
+                let weighted = if field(17, 1) == 1 { "weighted" } else { "unweighted" };
+                format!("combine of {dtype} rows, {weighted}, {weights}")
+            }
+            DISPATCH | REPLAY => {
+                let call = if field(0, 4) == REPLAY { "replayed dispatch" } else { "dispatch" };
+                let layout = match field(4, 4) as u32 {
+                    abi::TY_LAYOUT_FLAT => "flat".to_owned(),
+                    abi::TY_LAYOUT_EXPERT_MAJOR => format!("expert-major by {}", field(20, 16)),
+                    abi::TY_LAYOUT_PACKED => "packed".to_owned(),
+                    other => format!("layout {other}"),
+                };
+                let sizes = if field(17, 1) == 1 { "worst-case sizes" } else { "exact sizes" };
+                format!(
+                    "{layout} {call} of {dtype} rows, cast {}, {} scale columns, {sizes}, {weights}",
+                    field(12, 4),
+                    field(36, 20)
+                )
+            }
+            other => format!("unknown call {other}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signal_ids_are_distinct_and_dense() {
+        let ids = Ids { ranks: 5, in_flight: 3 };
+        let mut all: Vec<u32> = Vec::new();
+        for signal in [Signal::Entry, Signal::Grant, Signal::Rows, Signal::Done] {
+            for slot in 0..3 {
+                all.extend((0..5).map(|writer| ids.id(signal, slot, writer)));
+            }
+        }
+        all.sort_unstable();
+        assert_eq!(all, (0..signals(5, 3)).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,110 @@
+//! The yard: a communicator made of one kernel set, the transports of its levels and a topology.
+//!
+//! Duties: the yard validates everything a caller brings, so that parts may trust it; it keeps the
+//! operations of all ranks in step; it ends waits (INV-6) and says why; it owns the parts and frees
+//! them in the right order. One thread uses a yard at a time. Several yards may live in one process,
+//! and several threads may use one each.
+//!
+//! Operations are collective: all ranks call the same operations in the same order. Where one rank's
+//! input is refused, all ranks get an error for that operation, nothing is moved, and the yard stays
+//! usable. After an error of another kind the yard is closed, and every later call says why.
+
+mod arguments;
+mod bring_up;
+mod claims;
+mod operations;
+mod output;
+mod tensor;
+mod watchdog;
+
+pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
+pub use bring_up::{Report, YardOptions};
+pub use operations::{PendingCombine, PendingDispatch};
+pub use output::{CombineInput, Handle, Received};
+pub use tensor::{Element, TensorMut, TensorRef};
+
+use std::sync::{Arc, Mutex};
+
+use crate::bootstrap::World;
+use crate::host::{OpenKernels, OpenTransport};
+use crate::moe::{Shape, TopkScratch};
+use crate::{Error, ErrorKind, Result};
+
+/// The parts of a yard. Outputs and handles keep them alive, because they point into windows.
+#[derive(Debug)]
+struct Parts {
+    /// Dropped first: no access to windows after it. Never empty.
+    transports: Vec<OpenTransport>,
+    /// Dropped second: frees the windows. Behind a lock so that outputs may hold the parts from
+    /// any thread; only the yard ever takes it.
+    kernels: Mutex<OpenKernels>,
+    /// Watches this yard's waits; the kernel set points to its board, so it is dropped last.
+    watchdog: watchdog::Watchdog,
+    claims: claims::Claims,
+}
+
+impl Parts {
+    fn kernels(&self) -> std::sync::MutexGuard<'_, OpenKernels> {
+        // A poisoned lock means a panic between two calls of the part; the part itself answers
+        // for its own panics.
+        self.kernels.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// A communicator. See the [module](self) for its rules.
+#[derive(Debug)]
+pub struct Yard {
+    parts: Arc<Parts>,
+    world: Arc<World>,
+    shape: Shape,
+    options: YardOptions,
+    report: Report,
+    scratch: TopkScratch,
+    next_operation: u64,
+    /// Operations sent and not yet received.
+    open_operations: u32,
+    closed: Option<(ErrorKind, Option<u32>, String)>,
+}
+
+impl Yard {
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.world.rank()
+    }
+
+    /// The shape that all ranks agreed on.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// What was chosen and why, for people and for JSON.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Ends the yard for this rank after an error that leaves ranks out of step.
+    fn close(&mut self, error: Error) -> Error {
+        if self.closed.is_none() {
+            self.closed = Some((error.kind(), error.rank(), error.detail()));
+            if !matches!(error.kind(), ErrorKind::PeerLost) {
+                self.world.report_failure(&error.to_string());
+            }
+        }
+        error
+    }
+
+    fn check_open(&mut self) -> Result<()> {
+        if let Some((kind, rank, why)) = &self.closed {
+            let error = Error::new(*kind, "use yard", format!("the yard was closed: {why}"))
+                .with_fix("open a new yard once all ranks are back");
+            return Err(match rank {
+                Some(rank) => error.with_rank(*rank),
+                None => error,
+            });
+        }
+        if let Some(error) = self.parts.watchdog.verdict() {
+            return Err(self.close(error));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,437 @@
+use super::Yard;
+use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::output::{CombineInput, Handle, Received, RegionClaim};
+use super::tensor::{TensorRef, raw_or_none};
+use crate::abi;
+use crate::host::NO_TENSOR;
+use crate::moe::{DType, Layout};
+use crate::{Error, ErrorKind, Result};
+use std::sync::Arc;
+
+/// A dispatch that was sent. Finish it with [`Yard::dispatch_recv`]; until then its inputs stay
+/// borrowed, and the operation counts as open.
+#[derive(Debug)]
+#[must_use = "a dispatch that is never received leaves the other ranks waiting"]
+pub struct PendingDispatch<'a> {
+    operation: u64,
+    layout: Layout,
+    tokens: usize,
+    worst_case: bool,
+    has_weights: bool,
+    slot: HandleSlot,
+    inputs: std::marker::PhantomData<TensorRef<'a>>,
+}
+
+/// Which handle slot a dispatch fills.
+#[derive(Debug)]
+enum HandleSlot {
+    /// A new one, given back if the dispatch fails.
+    New(u32),
+    /// That of the replayed handle.
+    Replayed,
+}
+
+/// A combine that was sent. Finish it with [`Yard::combine_recv`].
+#[derive(Debug)]
+#[must_use = "a combine that is never received leaves the other ranks waiting"]
+pub struct PendingCombine<'a> {
+    operation: u64,
+    arguments: std::marker::PhantomData<Combine<'a>>,
+}
+
+fn text(refusal: &str) -> abi::TyStr {
+    abi::TyStr { data: refusal.as_ptr(), bytes: refusal.len() }
+}
+
+fn layout_code(layout: Layout) -> (u32, u32, u32) {
+    match layout {
+        Layout::Flat => (abi::TY_LAYOUT_FLAT, 1, 0),
+        Layout::ExpertMajor { alignment, zero_padding } => {
+            let zero = if zero_padding { abi::TY_DISPATCH_ZERO_PADDING } else { 0 };
+            (abi::TY_LAYOUT_EXPERT_MAJOR, alignment, zero)
+        }
+        Layout::Packed => (abi::TY_LAYOUT_PACKED, 1, 0),
+    }
+}
+
+/// Without tensors: what a refused dispatch, and the start of every other, looks like.
+fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi::TyDispatch {
+    let (layout, alignment, flags) = layout_code(layout);
+    abi::TyDispatch {
+        size: size_of::<abi::TyDispatch>(),
+        operation,
+        handle,
+        flags,
+        layout,
+        alignment,
+        cast: abi::TY_CAST_NONE,
+        reserved: 0,
+        x: NO_TENSOR,
+        scales: NO_TENSOR,
+        topk_idx: NO_TENSOR,
+        topk_weights: NO_TENSOR,
+        refusal: text(""),
+    }
+}
+
+impl Yard {
+    /// Sends tokens to the ranks of their experts and returns what arrived here.
+    ///
+    /// # Errors
+    /// `InvalidInput` (this rank's arguments), `Refused` (another rank's), `Full` (an arena): on
+    /// all ranks, before a row moves, and the yard stays usable. Others close the yard.
+    pub fn dispatch(&mut self, dispatch: &Dispatch<'_>) -> Result<(Received, Handle)> {
+        let pending = self.dispatch_send(dispatch)?;
+        self.dispatch_recv(pending)
+    }
+
+    /// The first half of [`dispatch`](Self::dispatch); the caller may compute before the second.
+    ///
+    /// # Errors
+    /// As `dispatch`.
+    pub fn dispatch_send<'a>(&mut self, dispatch: &Dispatch<'a>) -> Result<PendingDispatch<'a>> {
+        let operation = self.begin()?;
+        let checked = dispatch.check(&self.shape, &mut self.scratch);
+        let slot = checked.and_then(|()| self.take_handle());
+        let slot = match slot {
+            Ok(slot) => slot,
+            Err(error) => return Err(self.refuse_dispatch(operation, dispatch.layout, error)),
+        };
+        let worst_case = dispatch.sizes == Sizes::WorstCase;
+        let mut call = blank_dispatch(operation, slot, dispatch.layout);
+        call.flags |= if worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
+        call.cast = dispatch.cast.code();
+        call.x = dispatch.x.raw();
+        call.scales = raw_or_none(dispatch.scales.as_ref());
+        call.topk_idx = dispatch.topk_idx.raw();
+        call.topk_weights = raw_or_none(dispatch.topk_weights.as_ref());
+        let pending = PendingDispatch {
+            operation,
+            layout: dispatch.layout,
+            tokens: dispatch.topk_idx.rows(),
+            worst_case,
+            has_weights: dispatch.topk_weights.is_some(),
+            slot: HandleSlot::New(slot),
+            inputs: std::marker::PhantomData,
+        };
+        self.send_dispatch(&call, pending)
+    }
+
+    /// Sends new rows with the routing of `handle`: no counting. The rows arrive in the places of
+    /// the first dispatch, in a region of their own.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn replay(&mut self, handle: &Handle, replay: &Replay<'_>) -> Result<Received> {
+        let pending = self.replay_send(handle, replay)?;
+        Ok(self.receive(&pending)?.0)
+    }
+
+    /// The first half of [`replay`](Self::replay); finish it with
+    /// [`replay_recv`](Self::replay_recv).
+    ///
+    /// # Errors
+    /// As `dispatch`.
+    pub fn replay_send<'a>(
+        &mut self,
+        handle: &Handle,
+        replay: &Replay<'a>,
+    ) -> Result<PendingDispatch<'a>> {
+        let operation = self.begin()?;
+        let mut call = blank_dispatch(operation, handle.slot, handle.layout);
+        call.flags |= abi::TY_DISPATCH_REPLAY;
+        call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
+        let checked = self.check_handle(handle).and_then(|()| replay.check(&self.shape, handle));
+        if let Err(error) = checked {
+            return Err(self.refuse_with(call, error));
+        }
+        call.cast = replay.cast.code();
+        call.x = replay.x.raw();
+        call.scales = raw_or_none(replay.scales.as_ref());
+        call.topk_weights = raw_or_none(replay.topk_weights.as_ref());
+        let pending = PendingDispatch {
+            operation,
+            layout: handle.layout,
+            tokens: handle.tokens,
+            worst_case: handle.worst_case,
+            has_weights: replay.topk_weights.is_some(),
+            slot: HandleSlot::Replayed,
+            inputs: std::marker::PhantomData,
+        };
+        self.send_dispatch(&call, pending)
+    }
+
+    /// Finishes [`replay_send`](Self::replay_send).
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn replay_recv(&mut self, pending: PendingDispatch<'_>) -> Result<Received> {
+        Ok(self.receive(&pending)?.0)
+    }
+
+    /// Finishes [`dispatch_send`](Self::dispatch_send).
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn dispatch_recv(&mut self, pending: PendingDispatch<'_>) -> Result<(Received, Handle)> {
+        let HandleSlot::New(slot) = pending.slot else {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "receive dispatch",
+                "this is a replay; expected a dispatch",
+            )
+            .with_fix("finish it with replay_recv"));
+        };
+        let (received, claim) = match self.receive(&pending) {
+            Ok(done) => done,
+            Err(error) => {
+                self.parts.claims.give_handle(slot);
+                return Err(error);
+            }
+        };
+        let handle = Handle {
+            parts: Arc::clone(&self.parts),
+            slot,
+            tokens: pending.tokens,
+            rows: received.rows(),
+            received_tokens: received.tokens(),
+            layout: pending.layout,
+            worst_case: pending.worst_case,
+            has_weights: pending.has_weights,
+            _claim: claim,
+        };
+        Ok((received, handle))
+    }
+
+    /// Arena memory for the expert outputs of `handle`, so that combine need not copy them.
+    ///
+    /// # Errors
+    /// `Full`, or a type that combine cannot sum. Local: no other rank takes part.
+    pub fn combine_input(&mut self, handle: &Handle, dtype: DType) -> Result<CombineInput> {
+        self.check_open()?;
+        self.check_handle(handle)?;
+        self.take_back_regions();
+        if !dtype.is_summable() {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "combine input",
+                format!("found type {dtype}; expected bf16, fp16 or fp32"),
+            ));
+        }
+        let (region, raw) = self.parts.kernels().combine_input(handle.slot, dtype.code())?;
+        Ok(CombineInput { raw, _claim: RegionClaim::new(&self.parts, region) })
+    }
+
+    /// Brings the experts' outputs back and sums them per token.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn combine(&mut self, handle: &Handle, combine: Combine<'_>) -> Result<()> {
+        let pending = self.combine_send(handle, combine)?;
+        self.combine_recv(pending)
+    }
+
+    /// The first half of [`combine`](Self::combine).
+    ///
+    /// # Errors
+    /// As `dispatch`.
+    pub fn combine_send<'a>(
+        &mut self,
+        handle: &Handle,
+        combine: Combine<'a>,
+    ) -> Result<PendingCombine<'a>> {
+        let operation = self.begin()?;
+        let mut call = abi::TyCombine {
+            size: size_of::<abi::TyCombine>(),
+            operation,
+            handle: handle.slot,
+            flags: 0,
+            x: NO_TENSOR,
+            weights: NO_TENSOR,
+            bias0: NO_TENSOR,
+            bias1: NO_TENSOR,
+            out: NO_TENSOR,
+            out_weights: NO_TENSOR,
+            refusal: text(""),
+        };
+        let checked = self.check_handle(handle).and_then(|()| combine.check(&self.shape, handle));
+        if let Err(error) = checked {
+            return Err(self.refuse_combine(call, error));
+        }
+        call.flags = if combine.weighted { abi::TY_COMBINE_WEIGHTED } else { 0 };
+        call.x = combine.x.raw();
+        call.weights = raw_or_none(combine.weights.as_ref());
+        call.bias0 = raw_or_none(combine.bias[0].as_ref());
+        call.bias1 = raw_or_none(combine.bias[1].as_ref());
+        call.out = combine.out.raw();
+        call.out_weights =
+            combine.out_weights.as_ref().map_or(NO_TENSOR, super::tensor::TensorMut::raw);
+        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed until it is
+        // received; a leaked pending is never received, and then nothing is written.
+        let result = unsafe { self.parts.kernels().combine_send(&call) };
+        match result {
+            Ok(()) => Ok(PendingCombine { operation, arguments: std::marker::PhantomData }),
+            Err(error) => Err(self.end_failed(error)),
+        }
+    }
+
+    /// Finishes [`combine_send`](Self::combine_send): the outputs are written.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn combine_recv(&mut self, pending: PendingCombine<'_>) -> Result<()> {
+        self.check_open()?;
+        let result = self.parts.kernels().combine_recv(pending.operation);
+        match result {
+            Ok(()) => {
+                self.open_operations -= 1;
+                Ok(())
+            }
+            Err(error) => Err(self.end_failed(error)),
+        }
+    }
+
+    /// Starts an operation: the yard is open, there is room for it, and regions come back.
+    fn begin(&mut self) -> Result<u64> {
+        self.check_open()?;
+        if self.open_operations >= self.options.in_flight {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "start operation",
+                format!(
+                    "{} operations were sent and not received; expected fewer than in_flight = {}",
+                    self.open_operations, self.options.in_flight
+                ),
+            )
+            .with_fix("receive one first, or open the yard with a larger in_flight"));
+        }
+        self.take_back_regions();
+        let operation = self.next_operation;
+        self.next_operation += 1;
+        self.open_operations += 1;
+        Ok(operation)
+    }
+
+    fn take_back_regions(&self) {
+        while let Some(region) = self.parts.claims.next_returned() {
+            self.parts.kernels().release(region);
+        }
+    }
+
+    fn take_handle(&self) -> Result<u32> {
+        self.parts.claims.take_handle().map_err(|all| {
+            Error::new(
+                ErrorKind::Full,
+                "take handle",
+                format!("all {all} handles of this yard are alive"),
+            )
+            .with_fix("drop handles that are combined, or open the yard with more handles")
+        })
+    }
+
+    fn check_handle(&self, handle: &Handle) -> Result<()> {
+        if !Arc::ptr_eq(&handle.parts, &self.parts) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "check handle",
+                "the handle belongs to another yard",
+            ));
+        }
+        Ok(())
+    }
+
+    fn send_dispatch<'a>(
+        &mut self,
+        call: &abi::TyDispatch,
+        pending: PendingDispatch<'a>,
+    ) -> Result<PendingDispatch<'a>> {
+        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed.
+        let result = unsafe { self.parts.kernels().dispatch_send(call) };
+        match result {
+            Ok(()) => Ok(pending),
+            Err(error) => {
+                if let HandleSlot::New(slot) = pending.slot {
+                    self.parts.claims.give_handle(slot);
+                }
+                Err(self.end_failed(error))
+            }
+        }
+    }
+
+    fn receive(&mut self, pending: &PendingDispatch<'_>) -> Result<(Received, RegionClaim)> {
+        self.check_open()?;
+        let result = self.parts.kernels().dispatch_recv(pending.operation);
+        match result {
+            Ok(raw) => {
+                self.open_operations -= 1;
+                let claim = RegionClaim::new(&self.parts, raw.region);
+                let second = RegionClaim::new(&self.parts, raw.region);
+                Ok((Received { raw, layout: pending.layout, _claim: claim }, second))
+            }
+            Err(error) => Err(self.end_failed(error)),
+        }
+    }
+
+    /// Tells the other ranks that this one refuses its input, and returns why.
+    #[cold]
+    fn refuse_dispatch(&mut self, operation: u64, layout: Layout, why: Error) -> Error {
+        self.refuse_with(blank_dispatch(operation, 0, layout), why)
+    }
+
+    #[cold]
+    fn refuse_with(&mut self, mut call: abi::TyDispatch, why: Error) -> Error {
+        let detail = why.detail();
+        call.refusal = text(&detail);
+        // SAFETY: a refused call carries no tensors.
+        let sent = unsafe { self.parts.kernels().dispatch_send(&call) };
+        let end = sent.and_then(|()| {
+            let received = self.parts.kernels().dispatch_recv(call.operation)?;
+            self.parts.kernels().release(received.region);
+            Ok(())
+        });
+        self.end_refused(end, why)
+    }
+
+    #[cold]
+    fn refuse_combine(&mut self, mut call: abi::TyCombine, why: Error) -> Error {
+        let detail = why.detail();
+        call.refusal = text(&detail);
+        // SAFETY: a refused call carries no tensors.
+        let sent = unsafe { self.parts.kernels().combine_send(&call) };
+        let end = sent.and_then(|()| self.parts.kernels().combine_recv(call.operation));
+        self.end_refused(end, why)
+    }
+
+    /// The kernel set must answer a refusal with `Refused`; anything else is fatal.
+    fn end_refused(&mut self, end: Result<()>, why: Error) -> Error {
+        match end {
+            Err(error) if error.kind() == ErrorKind::Refused => {
+                self.open_operations -= 1;
+                why
+            }
+            Err(error) => self.end_failed(error),
+            Ok(()) => self.close(Error::new(
+                ErrorKind::Internal,
+                "refuse operation",
+                "the kernel set did not refuse a call that was refused",
+            )),
+        }
+    }
+
+    /// Decides whether the yard survives a failed operation.
+    #[cold]
+    fn end_failed(&mut self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Refused | ErrorKind::Full => {
+                self.open_operations -= 1;
+                error
+            }
+            // Who ended the wait knows why: a lost rank is the cause, the wait only its victim.
+            ErrorKind::Deadline => {
+                let verdict = self.parts.watchdog.verdict();
+                self.close(verdict.unwrap_or(error))
+            }
+            _ => self.close(error),
+        }
+    }
+}

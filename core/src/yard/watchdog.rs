@@ -1,0 +1,155 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::abi;
+use crate::bootstrap::Liveness;
+use crate::wait::{WaitBoard, expired};
+use crate::{Error, ErrorKind, Result};
+
+/// How often the watchdog looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The bounds of a wait (INV-6).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// From a peer's arrival to the end of a wait on it.
+    pub(super) deadline: Duration,
+    /// How long a live peer may take to arrive at all.
+    pub(super) late: Duration,
+}
+
+/// One thread per yard that ends waits: when a rank is lost, or when a wait outlives its bound.
+#[derive(Debug)]
+pub(super) struct Watchdog {
+    shared: Arc<Shared>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    board: WaitBoard,
+    liveness: Arc<Liveness>,
+    bounds: Bounds,
+    verdict: Mutex<Option<Verdict>>,
+    stop: AtomicBool,
+}
+
+/// Why waits were ended. Kept as data: every call after it makes a fresh error of it.
+#[derive(Clone, Debug)]
+struct Verdict {
+    kind: ErrorKind,
+    rank: u32,
+    text: String,
+}
+
+impl Watchdog {
+    pub(super) fn start(liveness: Arc<Liveness>, bounds: Bounds) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            board: WaitBoard::default(),
+            liveness,
+            bounds,
+            verdict: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        });
+        let watched = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("tokenyard-watch".into())
+            .spawn(move || watched.watch())
+            .map_err(|e| Error::system("start watchdog", "a thread cannot be made", e))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// The board that waits are published on. It lives as long as the watchdog.
+    pub(super) fn board(&self) -> &WaitBoard {
+        &self.shared.board
+    }
+
+    /// Why the yard cannot go on, if it cannot.
+    pub(super) fn verdict(&self) -> Option<Error> {
+        self.shared.look();
+        self.shared.verdict().as_ref().map(|v| {
+            Error::new(v.kind, "watch ranks", v.text.clone()).with_rank(v.rank)
+        })
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // The thread only looks and parks, so this ends at once.
+            if thread.join().is_err() {
+                tracing::error!("the watchdog thread panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn watch(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            self.look();
+            std::thread::park_timeout(LOOK);
+        }
+    }
+
+    fn verdict(&self) -> std::sync::MutexGuard<'_, Option<Verdict>> {
+        self.verdict.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(&self) {
+        if self.board.is_aborted() {
+            return;
+        }
+        let found = self.lost_rank().or_else(|| self.overdue());
+        if let Some(found) = found {
+            let mut verdict = self.verdict();
+            if verdict.is_none() {
+                *verdict = Some(found);
+            }
+            drop(verdict);
+            self.board.raise_abort();
+        }
+    }
+
+    #[cold]
+    fn describe_wait(&self) -> String {
+        self.board.waiting().map_or_else(
+            || "no wait was in progress".into(),
+            |w| format!("at that time: {}", expired(&w.what, w.found, w.lasted).message()),
+        )
+    }
+
+    fn lost_rank(&self) -> Option<Verdict> {
+        let loss = self.liveness.first_loss()?;
+        Some(Verdict {
+            kind: ErrorKind::PeerLost,
+            rank: loss.rank,
+            text: format!("rank {} is lost: {}; {}", loss.rank, loss.why, self.describe_wait()),
+        })
+    }
+
+    fn overdue(&self) -> Option<Verdict> {
+        let waiting = self.board.waiting()?;
+        let (bound, key) = if waiting.what.phase == abi::TY_PHASE_ENTRY {
+            (self.bounds.late, "late_ms")
+        } else {
+            (self.bounds.deadline, "deadline_ms")
+        };
+        if waiting.lasted < bound {
+            return None;
+        }
+        let error = expired(&waiting.what, waiting.found, waiting.lasted);
+        Some(Verdict {
+            kind: ErrorKind::Deadline,
+            rank: waiting.what.peer,
+            text: format!(
+                "{}; the rank is alive by its heartbeats, and {key} = {} is over",
+                error.message(),
+                bound.as_millis()
+            ),
+        })
+    }
+}
