@@ -1,27 +1,174 @@
 //! The TOML file that chooses the parts.
-/// A part's own table.
-#[derive(Clone, Debug)]
-pub struct PartTable {
-    text: String,
-    file: String,
+//!
+//! The file names one kernel set, a transport for each level and a topology. This module checks
+//! everything that can be checked without knowing which parts exist: keys, types, ranges, names.
+//! Whether a part of that name exists is for the loader to say. Whether a part's own table is
+//! right is for that part to say: the table reaches it as text, in a [`PartTable`].
+//!
+//! Nothing is guessed and nothing is skipped: a key that has no meaning is an error. Every error
+//! has kind [`ErrorKind::Config`] and reads
+//! `read config: FILE:LINE: what was found; what was expected`.
+//!
+//! All types are plain data: they may be read from any thread.
+
+mod part_table;
+mod schema;
+mod source;
+mod wording;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::{Error, ErrorKind, Result};
+
+pub use part_table::PartTable;
+
+/// The operation that every config error names.
+const READ: &str = "read config";
+
+/// The largest config file that is read, in bytes. A larger file is not a config.
+pub const MAX_BYTES: usize = 1 << 20;
+
+/// The most names that `transport.scale_out.use` may list.
+pub const MAX_CHOICES: usize = 16;
+
+/// A config file that has been read and checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The file, as it is named in messages.
+    pub name: String,
+    /// Who takes part, and how long to wait for them.
+    pub world: WorldConfig,
+    /// The kernel set.
+    pub kernels: PartChoice,
+    /// The transport inside a scale-up domain; `None` where the file says `"none"` or nothing.
+    pub scale_up: Option<PartChoice>,
+    /// The transports between domains, in order of preference: the first that probes on all
+    /// ranks is used. Empty where the file says `"none"` or nothing; at most [`MAX_CHOICES`].
+    pub scale_out: Vec<PartChoice>,
+    /// The topology; `auto` where the file says nothing.
+    pub topology: PartChoice,
+    /// Files and folders to load plugins from: absolute, each one once, in the order of the file.
+    pub plugins: Vec<PathBuf>,
+    /// Tables of parts that the file does not choose. They are kept for a later choice; a tool
+    /// that knows all parts can tell such a table from a misspelt name.
+    pub unused_tables: Vec<UnusedTable>,
 }
-impl PartTable {
-    /// See the config reference.
-    pub fn from_text(text: &str, file: &str) -> Self {
-        Self { text: text.into(), file: file.into() }
+
+/// The section `[world]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorldConfig {
+    /// How the ranks find each other: `env`, `tcp://host:port` or `file:///path`. Only the form
+    /// is checked here; the bootstrap reads the rest.
+    pub bootstrap: String,
+    /// From a peer's arrival or last heartbeat to the end of any wait on it (INV-6): 100 ms to
+    /// 1 h, 30 s by default.
+    pub deadline: Duration,
+    /// How long a live peer may take to arrive at all: `deadline` to 7 days. By default 30 min,
+    /// or `deadline` where that is longer.
+    pub late: Duration,
+}
+
+/// One part that the file chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartChoice {
+    /// The part's name: 1 to 64 characters of `a-z`, `0-9`, `_` and `-`.
+    pub name: String,
+    /// The line that names the part, counted from 1; 0 where the choice is a default.
+    pub line: usize,
+    /// The part's own table; empty where the file has none.
+    pub table: PartTable,
+}
+
+/// A table of a part that the file does not choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnusedTable {
+    /// The section that holds the table: `kernels`, `transport.scale_up`, `transport.scale_out`
+    /// or `topology`.
+    pub section: String,
+    /// The part's name, as the table gives it.
+    pub part: String,
+    /// The line of the table, counted from 1.
+    pub line: usize,
+}
+
+impl Config {
+    /// Reads the file at `path`, which must be a regular file of at most [`MAX_BYTES`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the file cannot be read or is wrong.
+    pub fn load(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        let unreadable = |error: std::io::Error| {
+            Error::new(ErrorKind::Config, READ, format!("{name} cannot be read")).with_source(error)
+        };
+        // Asked before opening: to open a pipe could block for ever (INV-6).
+        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+            let message = format!("{name} is not a regular file; expected a TOML file");
+            return Err(Error::new(ErrorKind::Config, READ, message));
+        }
+        let file = File::open(path).map_err(unreadable)?;
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        Self::parse_bytes(&bytes, &name)
     }
-    /// See the config reference.
-    pub fn text(&self) -> &str {
-        &self.text
+
+    /// Like [`Config::parse`], for bytes that may not be UTF-8.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the bytes are not UTF-8 or not a valid config.
+    pub fn parse_bytes(bytes: &[u8], name: &str) -> Result<Self> {
+        check_size(bytes, name)?;
+        let text = std::str::from_utf8(bytes).map_err(|error| {
+            let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
+            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+            let found = bytes.get(error.valid_up_to()).copied().unwrap_or_default();
+            let message =
+                format!("{name}:{line}: found byte 0x{found:02x}, not UTF-8; expected UTF-8 text");
+            Error::new(ErrorKind::Config, READ, message)
+        })?;
+        Self::parse(text, name)
     }
-    /// See the config reference.
-    pub fn file(&self) -> &str {
-        &self.file
+
+    /// Reads a config from `text`; `name` stands for the file in messages.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the text is larger than [`MAX_BYTES`] or not a valid config.
+    pub fn parse(text: &str, name: &str) -> Result<Self> {
+        check_size(text.as_bytes(), name)?;
+        schema::read(&source::Source::new(text, name))
     }
-    /// See the config reference.
-    pub fn parse<T: serde::de::DeserializeOwned>(&self, part: &str) -> crate::Result<T> {
-        toml::from_str(&self.text).map_err(|e| {
-            crate::Error::new(crate::ErrorKind::Config, "parse", format!("{part} {e}"))
-        })
+
+    /// What all ranks must have in common, as (key, value), in a fixed order: the names of the
+    /// parts and the deadlines. Paths and the parts' own tables are not here, because nodes may
+    /// differ in them; neither is the rendezvous, which ranks may reach by different names.
+    pub fn agreement(&self) -> Vec<(String, String)> {
+        let names = |choices: &[PartChoice]| match choices {
+            [] => "none".to_owned(),
+            choices => choices.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", "),
+        };
+        [
+            ("world.deadline_ms", self.world.deadline.as_millis().to_string()),
+            ("world.late_ms", self.world.late.as_millis().to_string()),
+            ("kernels.use", self.kernels.name.clone()),
+            ("transport.scale_up.use", names(self.scale_up.as_slice())),
+            ("transport.scale_out.use", names(&self.scale_out)),
+            ("topology.use", self.topology.name.clone()),
+        ]
+        .map(|(key, value)| (key.to_owned(), value))
+        .into()
     }
+}
+
+fn check_size(bytes: &[u8], name: &str) -> Result<()> {
+    if bytes.len() <= MAX_BYTES {
+        return Ok(());
+    }
+    let message = format!("{name} is too large; expected at most {MAX_BYTES} bytes");
+    Err(Error::new(ErrorKind::Config, READ, message))
 }

@@ -1,0 +1,257 @@
+//! Which keys the file has, and what they may hold.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::slice::from_ref;
+use std::time::Duration;
+
+use super::source::{Item, Section, Source};
+use super::{Config, MAX_CHOICES, PartChoice, PartTable, UnusedTable, WorldConfig};
+use crate::Result;
+
+const DEFAULT_DEADLINE_MS: u64 = 30_000;
+const DEFAULT_LATE_MS: u64 = 30 * 60 * 1000;
+const MIN_DEADLINE_MS: u64 = 100;
+const MAX_DEADLINE_MS: u64 = 60 * 60 * 1000;
+const MAX_LATE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
+
+/// Stands for "no transport at this level"; never the name of a part.
+const NONE: &str = "none";
+
+/// Words that no part may be called, because they mean something else where a name may stand.
+const RESERVED: [&str; 2] = [NONE, "use"];
+
+const MAX_NAME: usize = 64;
+const PART_NAME: &str = "a part's name: 1 to 64 characters of a-z, 0-9, _ and -";
+
+/// Reads the whole file.
+pub(super) fn read(source: &Source<'_>) -> Result<Config> {
+    let document = source.parse()?;
+    let root = Section::root(source, &document);
+    root.allow_only(&["world", "kernels", "transport", "topology", "plugins"])?;
+
+    let mut unused_tables = Vec::new();
+    let world = read_world(root.section("world")?)?;
+    let kernels = read_kernels(&root, &mut unused_tables)?;
+    let (scale_up, scale_out) = read_transports(&root, &mut unused_tables)?;
+    let topology = read_topology(&root, &mut unused_tables)?;
+    let plugins = read_plugins(root.section("plugins")?)?;
+    let name = source.name().to_owned();
+    Ok(Config { name, world, kernels, scale_up, scale_out, topology, plugins, unused_tables })
+}
+
+fn read_world(section: Option<Section<'_>>) -> Result<WorldConfig> {
+    let mut world = WorldConfig {
+        bootstrap: "env".to_owned(),
+        deadline: Duration::from_millis(DEFAULT_DEADLINE_MS),
+        late: Duration::from_millis(DEFAULT_LATE_MS),
+    };
+    let Some(section) = section else { return Ok(world) };
+    section.allow_only(&["bootstrap", "deadline_ms", "late_ms"])?;
+    if let Some(item) = section.get("bootstrap") {
+        world.bootstrap = bootstrap(&item)?.to_owned();
+    }
+    if let Some(item) = section.get("deadline_ms") {
+        let ms = item.integer(MIN_DEADLINE_MS..=MAX_DEADLINE_MS, "milliseconds")?;
+        world.deadline = Duration::from_millis(ms);
+    }
+    let late = match section.get("late_ms") {
+        Some(item) => item.integer(MIN_DEADLINE_MS..=MAX_LATE_MS, "milliseconds")?,
+        None => DEFAULT_LATE_MS,
+    };
+    world.late = Duration::from_millis(late);
+    if world.late < world.deadline {
+        // Only a value that the file gives can be wrong; the default follows the deadline.
+        if let Some(item) = section.get("late_ms") {
+            let deadline = world.deadline.as_millis();
+            let expected = format!("at least world.deadline_ms, which is {deadline}");
+            return Err(item.error("is too short", &expected));
+        }
+        world.late = world.deadline;
+    }
+    Ok(world)
+}
+
+fn bootstrap<'a>(item: &Item<'a>) -> Result<&'a str> {
+    let expected = "\"env\", \"tcp://host:port\" or \"file:///path\"";
+    let spec = item.string(expected)?;
+    if spec == "env" || spec.starts_with("tcp://") || spec.starts_with("file:///") {
+        Ok(spec)
+    } else {
+        Err(item.error("is not a rendezvous", expected))
+    }
+}
+
+fn read_kernels(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<PartChoice> {
+    let section = root.section("kernels")?.ok_or_else(|| {
+        let fix = "add [kernels] with, for example, use = \"cpu\"";
+        root.source().error("missing section [kernels]; expected a kernel set").with_fix(fix)
+    })?;
+    let item = section.require("use", "the name of a kernel set, such as \"cpu\"")?;
+    let choice = choose(&section, &item)?;
+    check_tables(&section, from_ref(&choice), unused)?;
+    Ok(choice)
+}
+
+fn read_topology(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<PartChoice> {
+    let section = root.section("topology")?;
+    let choice = match section.as_ref().and_then(|section| Some((section, section.get("use")?))) {
+        Some((section, item)) => choose(section, &item)?,
+        None => {
+            let table = match &section {
+                Some(section) => own_table(section, "auto")?,
+                None => PartTable::from_text("", root.source().name()),
+            };
+            PartChoice { name: "auto".to_owned(), line: 0, table }
+        }
+    };
+    if let Some(section) = section {
+        check_tables(&section, from_ref(&choice), unused)?;
+    }
+    Ok(choice)
+}
+
+/// The choices for scale-up and for scale-out.
+fn read_transports(
+    root: &Section<'_>,
+    unused: &mut Vec<UnusedTable>,
+) -> Result<(Option<PartChoice>, Vec<PartChoice>)> {
+    let fix = "name a transport in [transport.scale_up] or [transport.scale_out]";
+    let section = root.section("transport")?.ok_or_else(|| {
+        let message = "missing section [transport]; expected a transport for at least one level";
+        root.source().error(message).with_fix(fix)
+    })?;
+    section.allow_only(&["scale_up", "scale_out"])?;
+    let mut scale_up = None;
+    if let Some(level) = section.section("scale_up")? {
+        let expected = "the name of a transport, or \"none\"";
+        let item = level.require("use", expected)?;
+        if item.string(expected)? != NONE {
+            scale_up = Some(choose(&level, &item)?);
+        }
+        check_tables(&level, scale_up.as_slice(), unused)?;
+    }
+    let mut scale_out = Vec::new();
+    if let Some(level) = section.section("scale_out")? {
+        scale_out = choose_in_order(&level)?;
+        check_tables(&level, &scale_out, unused)?;
+    }
+    if scale_up.is_none() && scale_out.is_empty() {
+        let message = "no transport: scale_up and scale_out are both none; expected at least one";
+        return Err(section.error(message).with_fix(fix));
+    }
+    Ok((scale_up, scale_out))
+}
+
+/// The value of `use` where it may be a name, a list of names, or "none".
+fn choose_in_order(section: &Section<'_>) -> Result<Vec<PartChoice>> {
+    let expected = "the name of a transport, a list of names, or \"none\"";
+    let item = section.require("use", expected)?;
+    let Some(elements) = item.elements() else {
+        return match item.string(expected)? {
+            NONE => Ok(Vec::new()),
+            _ => Ok(vec![choose(section, &item)?]),
+        };
+    };
+    if elements.is_empty() || elements.len() > MAX_CHOICES {
+        let problem = format!("has {} names", elements.len());
+        let expected = format!("1 to {MAX_CHOICES} names; \"none\" stands for no transport");
+        return Err(item.error(&problem, &expected));
+    }
+    let mut choices: Vec<PartChoice> = Vec::new();
+    for element in &elements {
+        let choice = choose(section, element)?;
+        if let Some(first) = choices.iter().position(|earlier| earlier.name == choice.name) {
+            let problem = format!("repeats {}[{first}]", item.path());
+            return Err(element.error(&problem, "each name once"));
+        }
+        choices.push(choice);
+    }
+    Ok(choices)
+}
+
+/// The part that `item` names, with its own table.
+fn choose(section: &Section<'_>, item: &Item<'_>) -> Result<PartChoice> {
+    let name = item.string(PART_NAME)?;
+    if RESERVED.contains(&name) {
+        return Err(item.error("is a reserved word", "the name of a part"));
+    }
+    if !is_part_name(name) {
+        return Err(item.error("is not the name of a part", PART_NAME));
+    }
+    Ok(PartChoice { name: name.to_owned(), line: item.line(), table: own_table(section, name)? })
+}
+
+fn own_table(section: &Section<'_>, part: &str) -> Result<PartTable> {
+    match section.get(part) {
+        Some(item) => PartTable::extract(&item),
+        None => Ok(PartTable::from_text("", section.source().name())),
+    }
+}
+
+/// Checks that what stands beside `use` are tables of parts, and notes those not chosen.
+fn check_tables(
+    section: &Section<'_>,
+    chosen: &[PartChoice],
+    unused: &mut Vec<UnusedTable>,
+) -> Result<()> {
+    for (key, item) in section.entries() {
+        if key == "use" {
+            continue;
+        }
+        if item.table().is_none() {
+            let example = chosen.first().map_or("NAME", |choice| choice.name.as_str());
+            let path = section.path();
+            let fix =
+                format!("a part's own keys belong in its own table, such as [{path}.{example}]");
+            return Err(section.unknown(key, &item, &["use"]).with_fix(fix));
+        }
+        if !is_part_name(key) {
+            return Err(item.error("is not named after a part", PART_NAME));
+        }
+        if !chosen.iter().any(|choice| choice.name == key) {
+            let section = section.path().to_owned();
+            unused.push(UnusedTable { section, part: key.to_owned(), line: item.line() });
+        }
+    }
+    Ok(())
+}
+
+fn is_part_name(name: &str) -> bool {
+    let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed) && !RESERVED.contains(&name)
+}
+
+fn read_plugins(section: Option<Section<'_>>) -> Result<Vec<PathBuf>> {
+    let Some(section) = section else { return Ok(Vec::new()) };
+    section.allow_only(&["paths"])?;
+    let expected = "an array of absolute paths";
+    let item = section.require("paths", expected)?;
+    let elements = item.elements().ok_or_else(|| item.wrong_type(expected))?;
+    let mut paths = Vec::with_capacity(elements.len());
+    let mut first_use = BTreeMap::new();
+    for (i, element) in elements.iter().enumerate() {
+        let path = plugin_path(element)?;
+        if let Some(first) = first_use.insert(path, i) {
+            let problem = format!("repeats plugins.paths[{first}]");
+            return Err(element.error(&problem, "each path once"));
+        }
+        paths.push(path.to_owned());
+    }
+    Ok(paths)
+}
+
+fn plugin_path<'a>(item: &Item<'a>) -> Result<&'a Path> {
+    let expected = "an absolute path to a file or folder";
+    let text = item.string(expected)?;
+    if text.contains('\0') {
+        return Err(item.error("contains a NUL character", expected));
+    }
+    let path = Path::new(text);
+    if path.is_relative() {
+        // A relative path would let the current folder decide which code runs.
+        let fix = "write the path from / on; ~ and variables are not expanded";
+        return Err(item.error("is relative", expected).with_fix(fix));
+    }
+    Ok(path)
+}

@@ -1,0 +1,107 @@
+//! The wording that all config errors share.
+
+/// The most characters of a found value that a message repeats.
+const MAX_SHOWN: usize = 60;
+
+/// `text` as it may stand in a message: on one line, without control characters, of bounded
+/// length.
+pub(super) fn shown(text: &str) -> String {
+    bounded(text, MAX_SHOWN)
+}
+
+/// Like [`shown`], with another bound on the characters taken from `text`.
+pub(super) fn bounded(text: &str, most: usize) -> String {
+    let mut short = String::new();
+    for character in text.chars().take(most) {
+        if character.is_control() {
+            short.extend(character.escape_default());
+        } else {
+            short.push(character);
+        }
+    }
+    if text.chars().nth(most).is_some() {
+        short.push_str("...");
+    }
+    short
+}
+
+/// Says that `found` is not a key where it stands; `place` says where, `known` are the keys there.
+pub(super) fn unknown_key(found: &str, place: &str, known: &[&str]) -> String {
+    let expected = match known {
+        [] => "no key is known here".to_owned(),
+        [only] => format!("expected {only}"),
+        several => format!("expected one of {}", several.join(", ")),
+    };
+    let hint = match nearest(found, known) {
+        Some(name) => format!("; did you mean {name}?"),
+        None => String::new(),
+    };
+    format!("unknown key `{}` {place}; {expected}{hint}", shown(found))
+}
+
+/// The known name that `found` is a likely misspelling of: at most two edits away, and at most a
+/// third of the name.
+fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
+    known
+        .iter()
+        .filter(|name| name.len().abs_diff(found.len()) <= 2)
+        .map(|name| (edits(found.as_bytes(), name.as_bytes()), *name))
+        .filter(|(edits, name)| *edits <= 2.min(name.len().div_ceil(3)))
+        .min_by_key(|(edits, _)| *edits)
+        .map(|(_, name)| name)
+}
+
+/// The fewest insertions, removals and replacements that make `a` into `b`.
+fn edits(a: &[u8], b: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.iter().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        for (to, cell) in b.iter().zip(row.iter_mut().skip(1)) {
+            let cost = (diagonal + usize::from(from != to)).min(*cell + 1).min(left + 1);
+            diagonal = std::mem::replace(cell, cost);
+            left = cost;
+        }
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+    }
+    row.last().copied().unwrap_or(a.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_counts_insertions_removals_and_replacements() {
+        for (a, b, expected) in [
+            ("", "", 0),
+            ("", "abc", 3),
+            ("abc", "", 3),
+            ("abc", "abc", 0),
+            ("kitten", "sitting", 3),
+            ("deadine_ms", "deadline_ms", 1),
+            ("ab", "ba", 2),
+        ] {
+            assert_eq!(edits(a.as_bytes(), b.as_bytes()), expected, "{a} to {b}");
+        }
+    }
+
+    #[test]
+    fn only_near_misses_are_suggested() {
+        let known = ["bootstrap", "deadline_ms", "late_ms", "use"];
+        assert_eq!(nearest("deadine_ms", &known), Some("deadline_ms"));
+        assert_eq!(nearest("late_s", &known), Some("late_ms"));
+        assert_eq!(nearest("uses", &known), Some("use"));
+        assert_eq!(nearest("sms", &known), None);
+        assert_eq!(nearest("threads", &known), None);
+    }
+
+    #[test]
+    fn shown_text_is_one_bounded_line() {
+        assert_eq!(shown("a\n\u{1b}[31m"), "a\\n\\u{1b}[31m");
+        assert_eq!(shown(&"x".repeat(61)), format!("{}...", "x".repeat(60)));
+        assert_eq!(shown(&"é".repeat(60)), "é".repeat(60));
+    }
+}
