@@ -1,0 +1,337 @@
+//! The description of one exchange.
+
+use std::fmt;
+
+use super::number::{Elem, RowType};
+use super::rng::{Rng, Stream};
+
+/// Channels that share one scale.
+pub const GROUP: usize = 128;
+
+/// One exchange: dispatch, experts, combine. Equal cases have equal inputs and equal outputs.
+///
+/// The fields are free to set; [`Case::validate`] says whether they go together. Every other
+/// function of the oracle expects a valid case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// R: ranks, at least 1.
+    pub ranks: usize,
+    /// E: experts, a multiple of R.
+    pub experts: usize,
+    /// K: selections of a token, 1 to E.
+    pub topk: usize,
+    /// H: elements of a row, at least 1.
+    pub hidden: usize,
+    /// M: the most tokens of a rank, at least 1.
+    pub max_tokens: usize,
+    /// How many tokens each rank brings.
+    pub tokens: Tokens,
+    /// What the rows are made of.
+    pub input: Input,
+    /// How received rows are laid out.
+    pub layout: Layout,
+    /// Outputs have worst-case sizes: rows behind the expected ones exist and are unspecified.
+    pub worst_case: bool,
+    /// Tokens bring `topk_weights`; they travel with dispatch and back with combine.
+    pub weights: bool,
+    /// How expert outputs are summed.
+    pub combine: Combine,
+    /// Which experts the tokens select.
+    pub routing: Routing,
+    /// Decides every generated value.
+    pub seed: u64,
+}
+
+/// How many tokens each rank brings, at most M.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tokens {
+    /// M on every rank.
+    Full,
+    /// A random number from 1 to M on each rank.
+    Ragged,
+    /// M on ranks with an even number, none on the others.
+    OddRanksEmpty,
+    /// These numbers, one per rank.
+    Exactly(Vec<usize>),
+}
+
+/// What the dispatched rows are made of, and what becomes of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// Rows travel as they are.
+    Plain(RowType),
+    /// Rows are cast to FP8 e4m3, with one scale per 128 channels.
+    Cast(RowType, Scales),
+    /// FP8 bytes with this many (at least 1) opaque 4-byte scales per row; both travel untouched.
+    Opaque(usize),
+}
+
+/// The scales that a cast makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// f32, any value.
+    F32,
+    /// f32, rounded up to powers of two.
+    RoundedF32,
+    /// Rounded up to powers of two; their exponent bytes, four in a word.
+    Ue8m0,
+}
+
+/// How received rows are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One row per token and rank, by source rank, then token.
+    Flat,
+    /// One row per token and local expert, grouped by expert.
+    ExpertMajor {
+        /// Groups start at multiples of this many rows; at least 1.
+        alignment: usize,
+        /// Whether rows between groups must be zero.
+        zero_padding: bool,
+    },
+    /// `[El, R*M, H]` with counts.
+    Packed,
+}
+
+/// How expert outputs are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Combine {
+    /// The type of expert outputs, biases and combined rows.
+    pub row: RowType,
+    /// Biases that start the sum: 0, 1 or 2.
+    pub biases: usize,
+    /// Expert outputs are multiplied by the token's weights. Not on flat rows, which are merged
+    /// already.
+    pub weighted: bool,
+}
+
+/// Which experts the tokens select. Selections of one token are distinct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// K experts at random.
+    Uniform,
+    /// Every token selects one and the same expert among its K, so that expert has E/K times the
+    /// mean load, at least 4 (E must be at least 4K).
+    Skewed,
+    /// Every token selects one and the same expert and nothing else.
+    OneExpert,
+    /// Only experts of the token's own rank; where there are fewer than K, nothing else.
+    OwnRank,
+    /// K experts at random, about a quarter of them struck out.
+    SomeNegative,
+    /// As `Uniform`, but about a third of the tokens select nothing.
+    SomeNothing,
+    /// No token selects anything.
+    Nothing,
+    /// Given from outside; the number names it (for example a hash of the file).
+    Given(u64),
+}
+
+/// Why a case, or inputs given from outside, cannot be used: what was found and expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid(pub String);
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+/// `Ok` if `condition` holds, else an [`Invalid`] with the message.
+pub(super) fn require(condition: bool, message: impl FnOnce() -> String) -> Result<(), Invalid> {
+    if condition { Ok(()) } else { Err(Invalid(message())) }
+}
+
+impl Default for Case {
+    /// A small exchange: two ranks, eight experts, top-2, plain bf16, flat.
+    fn default() -> Self {
+        Self {
+            ranks: 2,
+            experts: 8,
+            topk: 2,
+            hidden: 256,
+            max_tokens: 16,
+            tokens: Tokens::Full,
+            input: Input::Plain(RowType::Bf16),
+            layout: Layout::Flat,
+            worst_case: false,
+            weights: true,
+            combine: Combine { row: RowType::Bf16, biases: 0, weighted: false },
+            routing: Routing::Uniform,
+            seed: 0,
+        }
+    }
+}
+
+impl Case {
+    /// El: experts of one rank.
+    pub fn local_experts(&self) -> usize {
+        self.experts / self.ranks
+    }
+
+    /// The rank that hosts `expert`.
+    pub fn rank_of(&self, expert: usize) -> usize {
+        expert / self.local_experts()
+    }
+
+    /// G: scale groups of a row; the last may be partial.
+    pub fn groups(&self) -> usize {
+        self.hidden.div_ceil(GROUP)
+    }
+
+    /// T: the tokens that `rank` brings.
+    pub fn tokens_of(&self, rank: usize) -> usize {
+        match &self.tokens {
+            Tokens::Full => self.max_tokens,
+            Tokens::Ragged => 1 + Rng::new(self.seed, Stream::Tokens, rank).below(self.max_tokens),
+            Tokens::OddRanksEmpty => (1 - rank % 2) * self.max_tokens,
+            Tokens::Exactly(counts) => counts.get(rank).copied().unwrap_or(0),
+        }
+    }
+
+    /// The element type of the rows that a rank brings.
+    pub fn sent_elem(&self) -> Elem {
+        match self.input {
+            Input::Plain(row) | Input::Cast(row, _) => row.into(),
+            Input::Opaque(_) => Elem::E4m3,
+        }
+    }
+
+    /// The element type of the rows that a rank receives.
+    pub fn received_elem(&self) -> Elem {
+        match self.input {
+            Input::Plain(row) => row.into(),
+            Input::Cast(..) | Input::Opaque(_) => Elem::E4m3,
+        }
+    }
+
+    /// The type and number of scales of a received row; `None` where rows have none.
+    pub fn scales(&self) -> Option<(Elem, usize)> {
+        match self.input {
+            Input::Plain(_) => None,
+            Input::Cast(_, Scales::F32 | Scales::RoundedF32) => Some((Elem::F32, self.groups())),
+            Input::Cast(_, Scales::Ue8m0) => Some((Elem::Bits32, self.groups().div_ceil(4))),
+            Input::Opaque(count) => Some((Elem::Bits32, count)),
+        }
+    }
+
+    /// Whether the fields are in range and go together.
+    ///
+    /// # Errors
+    /// Names the field, what was found and what was expected.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let Self { ranks, experts, topk, hidden, max_tokens, .. } = *self;
+        require(ranks > 0 && experts > 0 && topk > 0 && hidden > 0 && max_tokens > 0, || {
+            format!("{self}: found a size of 0; expected every size to be at least 1")
+        })?;
+        require(experts % ranks == 0, || {
+            format!("found {experts} experts; expected a multiple of {ranks} ranks")
+        })?;
+        require(topk <= experts, || format!("found topk = {topk}; expected at most {experts}"))?;
+        require(ranks.saturating_mul(max_tokens) <= i32::MAX as usize, || {
+            format!(
+                "found {ranks} ranks of {max_tokens} tokens; expected at most {} tokens",
+                i32::MAX
+            )
+        })?;
+        if let Tokens::Exactly(counts) = &self.tokens {
+            let fits = counts.len() == ranks && counts.iter().all(|t| *t <= max_tokens);
+            require(fits, || {
+                format!("found tokens {counts:?}; expected {ranks} numbers of at most {max_tokens}")
+            })?;
+        }
+        self.validate_kinds()
+    }
+
+    fn validate_kinds(&self) -> Result<(), Invalid> {
+        let Self { experts, topk, combine, layout, .. } = *self;
+        if let Layout::ExpertMajor { alignment, .. } = layout {
+            require(alignment > 0, || "found alignment 0; expected at least 1".into())?;
+        }
+        require(!matches!(self.input, Input::Opaque(0)), || {
+            "found 0 opaque scales; expected at least 1".into()
+        })?;
+        require(combine.biases <= 2, || {
+            format!("found {} biases; expected at most 2", combine.biases)
+        })?;
+        require(!combine.weighted || (self.weights && layout != Layout::Flat), || {
+            "found a weighted combine; expected weights and a layout that is not flat".into()
+        })?;
+        require(self.routing != Routing::Skewed || experts >= 4 * topk, || {
+            format!("found skewed routing to {experts} experts; expected at least {}", 4 * topk)
+        })
+    }
+}
+
+impl fmt::Display for Case {
+    /// A short name without spaces. Different cases have different names; a name never changes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ranks, experts, topk, hidden, max_tokens, .. } = self;
+        write!(f, "{}.{}.", self.layout, self.input)?;
+        write!(f, "r{ranks}-e{experts}-k{topk}-h{hidden}-m{max_tokens}")?;
+        write!(f, ".{}.{}", self.tokens, self.routing)?;
+        f.write_str(if self.weights { ".weights" } else { "" })?;
+        write!(f, ".to-{}", self.combine.row)?;
+        f.write_str(if self.combine.weighted { "-weighted" } else { "" })?;
+        if self.combine.biases > 0 {
+            write!(f, "-bias{}", self.combine.biases)?;
+        }
+        f.write_str(if self.worst_case { ".worst" } else { "" })?;
+        write!(f, ".s{}", self.seed)
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flat => f.write_str("flat"),
+            Self::ExpertMajor { alignment, zero_padding } => {
+                write!(f, "expert{alignment}{}", if *zero_padding { "z" } else { "" })
+            }
+            Self::Packed => f.write_str("packed"),
+        }
+    }
+}
+
+impl fmt::Display for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(row) => write!(f, "{row}"),
+            Self::Cast(row, Scales::F32) => write!(f, "{row}-cast"),
+            Self::Cast(row, Scales::RoundedF32) => write!(f, "{row}-cast-rounded"),
+            Self::Cast(row, Scales::Ue8m0) => write!(f, "{row}-cast-ue8m0"),
+            Self::Opaque(scales) => write!(f, "fp8-opaque{scales}"),
+        }
+    }
+}
+
+impl fmt::Display for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str("full"),
+            Self::Ragged => f.write_str("ragged"),
+            Self::OddRanksEmpty => f.write_str("odd-ranks-empty"),
+            Self::Exactly(counts) => {
+                let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
+                write!(f, "t{}", counts.join("-"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uniform => f.write_str("uniform"),
+            Self::Skewed => f.write_str("skewed"),
+            Self::OneExpert => f.write_str("one-expert"),
+            Self::OwnRank => f.write_str("own-rank"),
+            Self::SomeNegative => f.write_str("some-negative"),
+            Self::SomeNothing => f.write_str("some-nothing"),
+            Self::Nothing => f.write_str("nothing"),
+            Self::Given(name) => write!(f, "given{name:016x}"),
+        }
+    }
+}

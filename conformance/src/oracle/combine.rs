@@ -1,0 +1,211 @@
+//! What a rank must get back.
+
+use super::case::{Case, Invalid, Layout, require};
+use super::cast::{received_row, received_values};
+use super::compare::{Array, Origin};
+use super::experts::{ExpertOutput, expert_row, merged_row, returned_weight};
+use super::inputs::{Inputs, RankInputs};
+use super::number::Elem;
+use super::routing::{Destination, Placement, Token, destinations};
+use super::sum::{Term, sum};
+
+/// What one rank gets back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Combined {
+    /// `[T, H]` elements of `case.combine.row`.
+    pub x: Array,
+    /// f32 `[T, K]`, where weights were given back: for each selection the weight that came back
+    /// for its copy, 0 where nothing is selected.
+    pub weights: Option<Array>,
+}
+
+/// What `rank` must get back for these expert outputs of all ranks.
+///
+/// # Errors
+/// Names the rank whose output is too short, or which alone gives weights back or does not.
+pub fn expected_combine(
+    case: &Case,
+    inputs: &Inputs,
+    outputs: &[ExpertOutput],
+    rank: usize,
+) -> Result<Combined, Invalid> {
+    let returned = Returned::new(case, inputs, outputs)?;
+    let mine = &inputs.ranks[rank];
+    let x = combined_rows(case, mine, rank, |token, destinations| {
+        let token = Token { rank, token };
+        destinations.iter().map(|destination| returned.partial(token, destination)).collect()
+    });
+    let weights = returned.has_weights().then(|| {
+        combined_weights(case, mine, rank, |token, k| returned.weight(Token { rank, token }, k))
+    });
+    Ok(Combined { x, weights })
+}
+
+/// What `rank` must get back if dispatch is right and all experts do what [`super::experts`] says.
+/// Needs the inputs of `rank` alone.
+pub fn expected_round_trip(case: &Case, mine: &RankInputs, rank: usize) -> Combined {
+    let expert = |token, k: usize| mine.selections(case, token)[k] as usize;
+    let x = combined_rows(case, mine, rank, |token, destinations| {
+        let received = received_row(case, mine, token);
+        let values = received_values(case, &received.x, &received.scales);
+        let partial = |destination: &Destination| match case.layout {
+            Layout::Flat => {
+                let weighted = |k: &usize| (expert(token, *k), mine.weight(case, token, *k));
+                let experts: Vec<_> = destination.ks.iter().map(weighted).collect();
+                merged_row(&experts, &values, case.combine.row)
+            }
+            Layout::ExpertMajor { .. } | Layout::Packed => {
+                sum_of_copies(case, mine, token, &destination.ks, |k| {
+                    expert_row(expert(token, k), &values, case.combine.row)
+                })
+            }
+        };
+        destinations.iter().map(partial).collect()
+    });
+    let weights = case.weights.then(|| {
+        combined_weights(case, mine, rank, |token, k| {
+            returned_weight(expert(token, k), mine.weight(case, token, k).unwrap_or(0.0))
+        })
+    });
+    Combined { x, weights }
+}
+
+/// The combined rows: biases, then one partial per destination rank, summed in that order.
+/// `partials(token, destinations)` are the rows that come back for a token from these ranks.
+fn combined_rows(
+    case: &Case,
+    mine: &RankInputs,
+    rank: usize,
+    partials: impl Fn(usize, &[Destination]) -> Vec<Vec<f32>>,
+) -> Array {
+    let row_type = case.combine.row;
+    let row_bytes = case.hidden * row_type.bytes();
+    let tokens = case.tokens_of(rank);
+    let mut rows = Array::new("combined_x", row_type.into(), case.hidden, tokens);
+    rows.any_nan = true;
+    for token in 0..tokens {
+        let biases =
+            mine.biases.iter().map(|bias| row_type.decode(&bias[token * row_bytes..][..row_bytes]));
+        let destinations = destinations(case, mine.selections(case, token));
+        let partials = partials(token, &destinations);
+        let terms: Vec<Term> =
+            biases.chain(partials).map(|row| Term { weight: None, row }).collect();
+        let sum = sum(&terms, case.hidden, row_type);
+        rows.push(token, Origin::Token { rank, token }, &row_type.encode(&sum));
+    }
+    rows
+}
+
+/// The partial of a rank in a layout with one row per expert: the rows of the selections `ks`, in
+/// that order, weighted on request. `row(k)` is what the expert of selection `k` gave back.
+fn sum_of_copies(
+    case: &Case,
+    mine: &RankInputs,
+    token: usize,
+    ks: &[usize],
+    row: impl Fn(usize) -> Vec<f32>,
+) -> Vec<f32> {
+    let weight = |k| mine.weight(case, token, k).filter(|_| case.combine.weighted);
+    let terms: Vec<Term> = ks.iter().map(|k| Term { weight: weight(*k), row: row(*k) }).collect();
+    sum(&terms, case.hidden, case.combine.row)
+}
+
+/// The combined weights; `weight(token, k)` is what came back for a selection.
+fn combined_weights(
+    case: &Case,
+    mine: &RankInputs,
+    rank: usize,
+    weight: impl Fn(usize, usize) -> f32,
+) -> Array {
+    let tokens = case.tokens_of(rank);
+    let mut weights = Array::new("combined_weights", Elem::F32, case.topk, tokens);
+    for token in 0..tokens {
+        let selected = mine.selections(case, token).iter().map(|expert| *expert >= 0).enumerate();
+        let row = selected.map(|(k, selected)| if selected { weight(token, k) } else { 0.0 });
+        let bytes: Vec<u8> = row.flat_map(f32::to_le_bytes).collect();
+        weights.push(token, Origin::Token { rank, token }, &bytes);
+    }
+    weights
+}
+
+/// The expert outputs of all ranks, and where to find what in them.
+struct Returned<'a> {
+    case: &'a Case,
+    inputs: &'a Inputs,
+    outputs: &'a [ExpertOutput],
+    placements: Vec<Placement>,
+}
+
+impl<'a> Returned<'a> {
+    fn new(
+        case: &'a Case,
+        inputs: &'a Inputs,
+        outputs: &'a [ExpertOutput],
+    ) -> Result<Self, Invalid> {
+        let expected = case.ranks;
+        require(outputs.len() == expected, || {
+            format!("found expert outputs of {} ranks; expected {expected}", outputs.len())
+        })?;
+        let placements: Vec<Placement> =
+            (0..case.ranks).map(|rank| Placement::new(case, inputs, rank)).collect();
+        let returned = Self { case, inputs, outputs, placements };
+        (0..case.ranks).try_for_each(|rank| returned.validate(rank))?;
+        Ok(returned)
+    }
+
+    fn validate(&self, rank: usize) -> Result<(), Invalid> {
+        let Self { case, outputs, placements, .. } = self;
+        let rows = placements[rank].rows;
+        let (found, expected) = (outputs[rank].rows.len(), rows * self.row_bytes());
+        require(found >= expected, || {
+            format!("rank {rank}: found {found} bytes of expert rows; expected at least {expected}")
+        })?;
+        let found = outputs[rank].weights.as_ref().map(Vec::len);
+        require(found.is_some() == self.has_weights(), || {
+            format!("rank {rank}: found weights: {}; expected as on rank 0", found.is_some())
+        })?;
+        let expected = if case.layout == Layout::Flat { rows * case.topk } else { rows };
+        let found = found.unwrap_or(expected);
+        require(found >= expected, || {
+            format!("rank {rank}: found {found} weights; expected at least {expected}")
+        })
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.case.hidden * self.case.combine.row.bytes()
+    }
+
+    fn has_weights(&self) -> bool {
+        self.outputs[0].weights.is_some()
+    }
+
+    fn row(&self, rank: usize, row: usize) -> Vec<f32> {
+        let bytes = &self.outputs[rank].rows[row * self.row_bytes()..][..self.row_bytes()];
+        self.case.combine.row.decode(bytes)
+    }
+
+    fn partial(&self, token: Token, destination: &Destination) -> Vec<f32> {
+        let host = destination.rank;
+        let placement = &self.placements[host];
+        match self.case.layout {
+            Layout::Flat => self.row(host, placement.token_rows[&token]),
+            Layout::ExpertMajor { .. } | Layout::Packed => {
+                let mine = &self.inputs.ranks[token.rank];
+                sum_of_copies(self.case, mine, token.token, &destination.ks, |k| {
+                    self.row(host, placement.copy_rows[&(token, k)])
+                })
+            }
+        }
+    }
+
+    fn weight(&self, token: Token, k: usize) -> f32 {
+        let expert = self.inputs.ranks[token.rank].selections(self.case, token.token)[k];
+        let host = self.case.rank_of(expert as usize);
+        let placement = &self.placements[host];
+        let at = match self.case.layout {
+            Layout::Flat => placement.token_rows[&token] * self.case.topk + k,
+            Layout::ExpertMajor { .. } | Layout::Packed => placement.copy_rows[&(token, k)],
+        };
+        self.outputs[host].weights.as_ref().map_or(0.0, |weights| weights[at])
+    }
+}

@@ -1,0 +1,268 @@
+//! What a rank must receive.
+
+use super::case::{Case, Layout};
+use super::cast::{ReceivedRow, received_row};
+use super::compare::{Array, Mismatch, Origin};
+use super::inputs::Inputs;
+use super::number::Elem;
+use super::routing::{Copy, Placement, Token};
+
+/// Everything that one rank receives. Arrays that its layout does not have are `None`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// N: tokens received, each counted once.
+    pub rows: usize,
+    /// `[N, H]` flat, `[X, H]` expert-major, `[El, R*M, H]` packed.
+    pub x: Array,
+    /// As `x`, with the scales of a row instead of its elements.
+    pub scales: Option<Array>,
+    /// Flat: i32 `[N, K]`, the local expert of each selection, or -1 if it lives elsewhere.
+    pub ids: Option<Array>,
+    /// f32 `[N, K]` flat (0 where the id is -1), `[X]` expert-major, `[El, R*M]` packed.
+    pub weights: Option<Array>,
+    /// i32 `[N]` (flat and expert-major) or `[El, R*M]` (packed): source rank * M + source token.
+    pub source: Array,
+    /// Expert-major: i32 `[N, K]`, the row of each selection's copy, or -1 if it is elsewhere.
+    pub slots: Option<Array>,
+    /// i32 `[El]`: rows of each local expert, padding not counted.
+    pub counts: Array,
+    /// Flat and expert-major: i32 `[R]`, tokens from each source rank.
+    pub rank_rows: Option<Array>,
+    /// Packed: i64 `[El, R]`, `count | begin << 32` of the rows of each source rank.
+    pub ranges: Option<Array>,
+}
+
+impl Received {
+    /// The arrays that this layout has.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let Self { x, scales, ids, weights, source, slots, counts, rank_rows, ranges, .. } = self;
+        let optional = [scales, ids, weights, slots, rank_rows, ranges];
+        [x, source, counts].into_iter().chain(optional.into_iter().flatten())
+    }
+
+    /// Compares every array with the one that `found` has under its name.
+    ///
+    /// # Errors
+    /// The first array that is missing or differs.
+    pub fn compare<'a>(
+        &self,
+        found: impl Fn(&'static str) -> Option<&'a [u8]>,
+    ) -> Result<(), Mismatch> {
+        self.arrays().try_for_each(|array| {
+            let bytes = found(array.name).ok_or(Mismatch::Missing { array: array.name })?;
+            array.compare(bytes)
+        })
+    }
+}
+
+/// What `rank` must receive.
+pub fn expected_dispatch(case: &Case, inputs: &Inputs, rank: usize) -> Received {
+    let placement = Placement::new(case, inputs, rank);
+    let receiver = Receiver { case, inputs, rank, placement: &placement };
+    match case.layout {
+        Layout::Flat => receiver.flat(),
+        Layout::ExpertMajor { zero_padding, .. } => receiver.expert_major(zero_padding),
+        Layout::Packed => receiver.packed(),
+    }
+}
+
+struct Receiver<'a> {
+    case: &'a Case,
+    inputs: &'a Inputs,
+    rank: usize,
+    placement: &'a Placement,
+}
+
+impl Receiver<'_> {
+    fn flat(&self) -> Received {
+        let Self { case, placement, .. } = *self;
+        let mut rows = self.row_arrays();
+        let mut ids = self.array("ids", Elem::I32, case.topk, placement.rows);
+        let mut weights =
+            case.weights.then(|| self.array("weights", Elem::F32, case.topk, placement.rows));
+        for (row, token) in placement.tokens.iter().enumerate() {
+            let origin = Origin::Token { rank: token.rank, token: token.token };
+            rows.push(row, origin, &self.received_row(*token));
+            let local: Vec<i32> = (0..case.topk).map(|k| self.local_expert(*token, k)).collect();
+            ids.push(row, origin, &i32_bytes(&local));
+            if let Some(weights) = &mut weights {
+                let row_weights =
+                    (0..case.topk).map(|k| if local[k] < 0 { 0.0 } else { self.weight(*token, k) });
+                let bytes: Vec<u8> = row_weights.flat_map(f32::to_le_bytes).collect();
+                weights.push(row, origin, &bytes);
+            }
+        }
+        let (source, rank_rows) = (self.token_sources(), Some(self.rank_rows()));
+        Received { ids: Some(ids), weights, rank_rows, ..self.received(rows, source) }
+    }
+
+    fn expert_major(&self, zero_padding: bool) -> Received {
+        let Self { case, placement, .. } = *self;
+        let mut rows = self.row_arrays();
+        let mut weights = case.weights.then(|| self.array("weights", Elem::F32, 1, placement.rows));
+        self.push_copies(&mut rows, weights.as_mut(), zero_padding);
+        let mut slots = self.array("slots", Elem::I32, case.topk, placement.tokens.len());
+        for (row, token) in placement.tokens.iter().enumerate() {
+            let copy_row = |k| placement.copy_rows.get(&(*token, k)).map_or(-1, |row| *row as i32);
+            let row_slots: Vec<i32> = (0..case.topk).map(copy_row).collect();
+            let origin = Origin::Token { rank: token.rank, token: token.token };
+            slots.push(row, origin, &i32_bytes(&row_slots));
+        }
+        let (source, rank_rows) = (self.token_sources(), Some(self.rank_rows()));
+        Received { slots: Some(slots), weights, rank_rows, ..self.received(rows, source) }
+    }
+
+    fn packed(&self) -> Received {
+        let Self { case, placement, .. } = *self;
+        let mut rows = self.row_arrays();
+        let mut weights = case.weights.then(|| self.array("weights", Elem::F32, 1, placement.rows));
+        self.push_copies(&mut rows, weights.as_mut(), false);
+        let mut source = self.array("source", Elem::I32, 1, placement.rows);
+        for (local, copies) in placement.experts.iter().enumerate() {
+            for (j, copy) in copies.iter().enumerate() {
+                let bytes = copy.token.source(case).to_le_bytes();
+                source.push(placement.starts[local] + j, self.copy_origin(copy, local), &bytes);
+            }
+        }
+        Received { weights, ranges: Some(self.ranges()), ..self.received(rows, source) }
+    }
+
+    /// Fills the rows of every local expert; then, on request, its padding with zeros.
+    fn push_copies(&self, rows: &mut RowArrays, mut weights: Option<&mut Array>, padding: bool) {
+        let zero = ReceivedRow {
+            x: vec![0; rows.x.row_bytes()],
+            scales: vec![0; rows.scales.as_ref().map_or(0, Array::row_bytes)],
+        };
+        let received: Vec<ReceivedRow> =
+            self.placement.tokens.iter().map(|token| self.received_row(*token)).collect();
+        for (local, copies) in self.placement.experts.iter().enumerate() {
+            let start = self.placement.starts[local];
+            for (j, copy) in copies.iter().enumerate() {
+                let origin = self.copy_origin(copy, local);
+                rows.push(start + j, origin, &received[copy.flat_row]);
+                if let Some(weights) = &mut weights {
+                    let bytes = self.weight(copy.token, copy.k).to_le_bytes();
+                    weights.push(start + j, origin, &bytes);
+                }
+            }
+            if !padding {
+                continue;
+            }
+            let end = self.placement.starts.get(local + 1).unwrap_or(&self.placement.rows);
+            for row in start + copies.len()..*end {
+                let origin = Origin::Padding(self.rank * self.case.local_experts() + local);
+                rows.push(row, origin, &zero);
+                if let Some(weights) = &mut weights {
+                    weights.push(row, origin, &0f32.to_le_bytes());
+                }
+            }
+        }
+    }
+
+    /// What all layouts have.
+    fn received(&self, rows: RowArrays, source: Array) -> Received {
+        let counts: Vec<i32> =
+            self.placement.experts.iter().map(|copies| copies.len() as i32).collect();
+        Received {
+            rows: self.placement.tokens.len(),
+            x: rows.x,
+            scales: rows.scales,
+            ids: None,
+            weights: None,
+            source,
+            slots: None,
+            counts: Array::table("counts", Elem::I32, 1, i32_bytes(&counts)),
+            rank_rows: None,
+            ranges: None,
+        }
+    }
+
+    fn row_arrays(&self) -> RowArrays {
+        let Self { case, placement, .. } = *self;
+        RowArrays {
+            x: self.array("x", case.received_elem(), case.hidden, placement.rows),
+            scales: case
+                .scales()
+                .map(|(elem, width)| self.array("scales", elem, width, placement.rows)),
+        }
+    }
+
+    /// Packed outputs have their worst-case sizes always, so nothing lies behind them.
+    fn array(&self, name: &'static str, elem: Elem, width: usize, rows: usize) -> Array {
+        let mut array = Array::new(name, elem, width, rows);
+        array.open_ended = self.case.worst_case && self.case.layout != Layout::Packed;
+        array
+    }
+
+    /// s*M + t of the N tokens.
+    fn token_sources(&self) -> Array {
+        let tokens = &self.placement.tokens;
+        let mut source = self.array("source", Elem::I32, 1, tokens.len());
+        for (row, token) in tokens.iter().enumerate() {
+            let origin = Origin::Token { rank: token.rank, token: token.token };
+            source.push(row, origin, &token.source(self.case).to_le_bytes());
+        }
+        source
+    }
+
+    fn rank_rows(&self) -> Array {
+        let tokens_from = |rank| self.placement.tokens.iter().filter(|t| t.rank == rank).count();
+        let counts: Vec<i32> = (0..self.case.ranks).map(|rank| tokens_from(rank) as i32).collect();
+        Array::table("rank_rows", Elem::I32, 1, i32_bytes(&counts))
+    }
+
+    fn ranges(&self) -> Array {
+        let mut ranges = Vec::new();
+        for copies in &self.placement.experts {
+            for rank in 0..self.case.ranks {
+                let count = copies.iter().filter(|copy| copy.token.rank == rank).count() as i64;
+                let begin = copies.iter().filter(|copy| copy.token.rank < rank).count() as i64;
+                ranges.extend((count | begin << 32).to_le_bytes());
+            }
+        }
+        Array::table("ranges", Elem::I64, self.case.ranks, ranges)
+    }
+
+    fn received_row(&self, token: Token) -> ReceivedRow {
+        received_row(self.case, &self.inputs.ranks[token.rank], token.token)
+    }
+
+    /// The local number of the expert that `token` selected with `k`, or -1 if it lives elsewhere.
+    fn local_expert(&self, token: Token, k: usize) -> i32 {
+        let expert = self.inputs.ranks[token.rank].selections(self.case, token.token)[k];
+        match usize::try_from(expert) {
+            Ok(expert) if self.case.rank_of(expert) == self.rank => {
+                (expert % self.case.local_experts()) as i32
+            }
+            _ => -1,
+        }
+    }
+
+    fn weight(&self, token: Token, k: usize) -> f32 {
+        self.inputs.ranks[token.rank].weight(self.case, token.token, k).unwrap_or(0.0)
+    }
+
+    fn copy_origin(&self, copy: &Copy, local: usize) -> Origin {
+        let expert = self.rank * self.case.local_experts() + local;
+        Origin::Copy { rank: copy.token.rank, token: copy.token.token, expert }
+    }
+}
+
+/// `x` and `scales`, which are always filled together.
+struct RowArrays {
+    x: Array,
+    scales: Option<Array>,
+}
+
+impl RowArrays {
+    fn push(&mut self, row: usize, origin: Origin, received: &ReceivedRow) {
+        self.x.push(row, origin, &received.x);
+        if let Some(scales) = &mut self.scales {
+            scales.push(row, origin, &received.scales);
+        }
+    }
+}
+
+fn i32_bytes(values: &[i32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}

@@ -1,0 +1,180 @@
+//! What the experts of a test do.
+//!
+//! The rule: expert `e` multiplies every value by [`factor`]`(e)` in f32 and rounds to
+//! `case.combine.row`; a weight it gives back is multiplied by the same factor in f32. A row or a
+//! weight that reached the wrong expert shows. [`run`] applies the rule to what a product's
+//! dispatch really delivered; [`super::expected_round_trip`] applies it to what should have been.
+
+use super::case::{Case, Invalid, Layout, require};
+use super::cast::received_values;
+use super::number::{RowType, f32s, i32s};
+use super::sum::{Term, sum};
+
+/// What the experts of one rank give back, in the layout of what they received.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertOutput {
+    /// As many rows as `x` had, of H elements of `case.combine.row`.
+    pub rows: Vec<u8>,
+    /// As many weights as were received.
+    pub weights: Option<Vec<f32>>,
+}
+
+/// What a rank received, as bytes. The fields are those of [`super::Received`]; arrays may be
+/// longer than needed (worst-case sizes).
+#[derive(Clone, Copy, Debug)]
+pub struct Arrived<'a> {
+    /// N: the tokens received.
+    pub rows: usize,
+    /// The rows.
+    pub x: &'a [u8],
+    /// Their scales.
+    pub scales: Option<&'a [u8]>,
+    /// Flat only: local expert ids, i32 `[N, K]`.
+    pub ids: Option<&'a [u8]>,
+    /// f32 weights.
+    pub weights: Option<&'a [u8]>,
+    /// i32 `[El]`: rows of each local expert.
+    pub counts: &'a [u8],
+}
+
+/// What expert `expert` (its global number) multiplies by: from 1 to below 2, exact in f32, and
+/// different for any two of 2048 experts.
+pub fn factor(expert: usize) -> f32 {
+    // The odd multiplier spreads neighbours far apart, so that bf16 rows tell them apart too.
+    1.0 + ((expert * 1237) % 2048) as f32 / 2048.0
+}
+
+/// The output of one expert for one row.
+pub fn expert_row(expert: usize, row: &[f32], out: RowType) -> Vec<f32> {
+    row.iter().map(|value| out.round(value * factor(expert))).collect()
+}
+
+/// The weight that an expert gives back for a row that came with `weight`.
+pub fn returned_weight(expert: usize, weight: f32) -> f32 {
+    weight * factor(expert)
+}
+
+/// The row that the caller of a flat exchange gives back: the outputs of the row's experts on this
+/// rank, in k order, times their weights where there are weights, summed as combine sums.
+pub fn merged_row(experts: &[(usize, Option<f32>)], row: &[f32], out: RowType) -> Vec<f32> {
+    let terms: Vec<Term> = experts
+        .iter()
+        .map(|(expert, weight)| Term { weight: *weight, row: expert_row(*expert, row, out) })
+        .collect();
+    sum(&terms, row.len(), out)
+}
+
+/// Runs the experts of `rank` on what arrived.
+///
+/// Everything that combine must not read is NaN in the output: rows that hold no token, and weights
+/// of selections that live elsewhere.
+///
+/// # Errors
+/// Names the array that is missing or too short, or the id or count that is out of range.
+pub fn run(case: &Case, rank: usize, arrived: &Arrived<'_>) -> Result<ExpertOutput, Invalid> {
+    let row_bytes = case.hidden * case.received_elem().bytes();
+    let output_bytes = case.hidden * case.combine.row.bytes();
+    let mut output = ExpertOutput {
+        rows: vec![0xff; arrived.x.len() / row_bytes * output_bytes],
+        weights: arrived.weights.map(|weights| vec![f32::NAN; weights.len() / 4]),
+    };
+    let weights = arrived.weights.map(f32s);
+    for job in jobs(case, rank, arrived)? {
+        let row = arrived_row(case, arrived, job.row)?;
+        let mut experts = Vec::new();
+        for (expert, at) in job.experts {
+            let weight = weight_at(weights.as_deref(), at)?;
+            // Only flat rows are weighted here; combine does it for the other layouts.
+            experts.push((expert, weight.filter(|_| case.layout == Layout::Flat)));
+            if let (Some(weight), Some(returned)) = (weight, &mut output.weights) {
+                returned[at] = returned_weight(expert, weight);
+            }
+        }
+        let merged = merged_row(&experts, &row, case.combine.row);
+        let bytes = case.combine.row.encode(&merged);
+        output.rows[job.row * output_bytes..][..output_bytes].copy_from_slice(&bytes);
+    }
+    Ok(output)
+}
+
+/// One row of x to work on.
+struct Job {
+    row: usize,
+    /// Global expert, and the place of its weight in the weights array.
+    experts: Vec<(usize, usize)>,
+}
+
+fn jobs(case: &Case, rank: usize, arrived: &Arrived<'_>) -> Result<Vec<Job>, Invalid> {
+    let first_expert = rank * case.local_experts();
+    if case.layout == Layout::Flat {
+        return flat_jobs(case, first_expert, arrived);
+    }
+    let counts = i32s(arrived.counts);
+    require(counts.len() == case.local_experts(), || {
+        format!("found {} expert counts; expected {}", counts.len(), case.local_experts())
+    })?;
+    let room = case.ranks * case.max_tokens;
+    let mut jobs = Vec::new();
+    let mut start = 0;
+    for (local, count) in counts.into_iter().enumerate() {
+        let count =
+            usize::try_from(count).ok().filter(|count| *count <= room).ok_or_else(|| {
+                Invalid(format!("local expert {local}: found count {count}; expected 0 to {room}"))
+            })?;
+        let rows = start..start + count;
+        jobs.extend(rows.map(|row| Job { row, experts: vec![(first_expert + local, row)] }));
+        start += match case.layout {
+            Layout::ExpertMajor { alignment, .. } => count.next_multiple_of(alignment),
+            Layout::Flat | Layout::Packed => room,
+        };
+    }
+    Ok(jobs)
+}
+
+fn flat_jobs(case: &Case, first_expert: usize, arrived: &Arrived<'_>) -> Result<Vec<Job>, Invalid> {
+    let ids = i32s(arrived.ids.ok_or_else(|| Invalid("found no ids; expected [N, K]".into()))?);
+    require(ids.len() >= arrived.rows * case.topk, || {
+        format!("found {} ids; expected at least {}", ids.len(), arrived.rows * case.topk)
+    })?;
+    let mut jobs = Vec::new();
+    for (row, ids) in ids.chunks(case.topk).take(arrived.rows).enumerate() {
+        let mut experts = Vec::new();
+        for (k, id) in ids.iter().enumerate().filter(|(_, id)| **id >= 0) {
+            let local = *id as usize;
+            require(local < case.local_experts(), || {
+                let limit = case.local_experts();
+                format!("row {row}, k {k}: found local expert {id}; expected below {limit}")
+            })?;
+            experts.push((first_expert + local, row * case.topk + k));
+        }
+        jobs.push(Job { row, experts });
+    }
+    Ok(jobs)
+}
+
+fn arrived_row(case: &Case, arrived: &Arrived<'_>, row: usize) -> Result<Vec<f32>, Invalid> {
+    let x_bytes = case.hidden * case.received_elem().bytes();
+    let scale_bytes = case.scales().map_or(0, |(elem, count)| elem.bytes() * count);
+    let x = slice_of("x", arrived.x, row, x_bytes)?;
+    let scales = slice_of("scales", arrived.scales.unwrap_or(&[]), row, scale_bytes)?;
+    Ok(received_values(case, x, scales))
+}
+
+fn slice_of<'a>(
+    name: &str,
+    array: &'a [u8],
+    row: usize,
+    bytes: usize,
+) -> Result<&'a [u8], Invalid> {
+    array.get(row * bytes..(row + 1) * bytes).ok_or_else(|| {
+        let rows = array.len() / bytes.max(1);
+        Invalid(format!("{name}: found {rows} rows; expected at least {}", row + 1))
+    })
+}
+
+fn weight_at(weights: Option<&[f32]>, at: usize) -> Result<Option<f32>, Invalid> {
+    let Some(weights) = weights else { return Ok(None) };
+    weights.get(at).copied().map(Some).ok_or_else(|| {
+        Invalid(format!("found {} weights; expected at least {}", weights.len(), at + 1))
+    })
+}

@@ -1,0 +1,60 @@
+//! The oracle: the MoE exchange stated once more, as plainly as possible.
+//!
+//! Everybody's inputs go in, everybody's expected outputs come out, bit for bit. There is a global
+//! view of all ranks, no communication, no device and **no code of the product**; clarity goes
+//! before speed. It is the judge of every kernel set.
+//!
+//! | module | question it answers |
+//! |---|---|
+//! | [`case`] | which exchange is it? |
+//! | [`inputs`] | what does every rank bring? |
+//! | [`routing`] | which rank gets which token, at which row? |
+//! | [`cast`] | what do FP8 bytes and scales look like? |
+//! | [`dispatch`] | what must a rank receive? |
+//! | [`experts`] | what do the experts of a test do with their rows? |
+//! | [`sum`] | how are rows added? |
+//! | [`combine`] | what must a rank get back? |
+//! | [`compare`] | is this what it got? |
+//!
+//! Letters: T tokens on a rank, H hidden size, K top-k, E experts, R ranks, M most tokens of a
+//! rank, El = E/R experts of a rank, G = ceil(H/128) scale groups, N rows received (one per token
+//! and rank), X rows of the expert-major layout. All bytes are little-endian, rows are contiguous.
+//!
+//! A process checks its own outputs only, and needs no communication for it:
+//!
+//! ```
+//! use tokenyard_conformance::oracle::{Case, Inputs, expected_dispatch, expected_round_trip};
+//!
+//! let case = Case { ranks: 2, experts: 4, hidden: 16, max_tokens: 3, ..Case::default() };
+//! case.validate()?;
+//! let inputs = Inputs::all(&case);
+//! let received = expected_dispatch(&case, &inputs, 1);
+//! assert_eq!(received.x.rows, received.rows);
+//! // received.compare(|name| /* the bytes of the product's array of that name */)?;
+//! let combined = expected_round_trip(&case, &inputs.ranks[1], 1);
+//! assert!(combined.x.compare(&[0; 3 * 16 * 2]).is_err());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod case;
+pub mod cast;
+pub mod combine;
+pub mod compare;
+pub mod dispatch;
+pub mod experts;
+pub mod inputs;
+pub mod number;
+pub mod rng;
+pub mod routing;
+pub mod sum;
+
+pub use case::{Case, Combine, Input, Invalid, Layout, Routing, Scales, Tokens};
+pub use combine::{Combined, expected_combine, expected_round_trip};
+pub use compare::{Array, Mismatch};
+pub use dispatch::{Received, expected_dispatch};
+pub use experts::{Arrived, ExpertOutput};
+pub use inputs::{Inputs, RankInputs};
+pub use number::{Elem, RowType};
+
+#[cfg(test)]
+mod tests;
