@@ -120,6 +120,11 @@ impl Signature {
         )
     }
 
+    /// Whether it is a dispatch that brings its own routing.
+    pub(super) fn is_fresh(self) -> bool {
+        self.0 & 0xf == DISPATCH
+    }
+
     /// For messages: what a rank called.
     pub(super) fn describe(self) -> String {
         let field = |shift: u32, bits: u32| (self.0 >> shift) & ((1 << bits) - 1);

@@ -1,0 +1,474 @@
+//! Dispatch with counting, and its replay.
+//!
+//! Counting is two half rounds: entries carry counts from sources to owners, grants carry places
+//! back. A replay enters with its region's place and needs no grant. No row moves before every rank
+//! has said that it takes part.
+
+use tokenyard_core::abi;
+use tokenyard_core::host::NO_TENSOR;
+use tokenyard_core::moe::{DType, Layout, RegionLayout, RegionRows, RegionSpec, Span};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::agree::{Enter, bad_record};
+use super::arena::{Holder, Region};
+use super::control::{Header, Signal, Signature, Verdict};
+use super::engine::{Body, Engine, Operation, Wait};
+use super::handle::{Arrangement, WireFormat};
+use super::rows::Move;
+
+/// A dispatch between send and receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DispatchOp {
+    pub(super) operation: u64,
+    pub(super) handle: usize,
+    pub(super) signature: Signature,
+    pub(super) format: WireFormat,
+    /// This rank's output, unless a packed dispatch was refused here.
+    pub(super) output: Option<Output>,
+    pub(super) packed: bool,
+}
+
+/// Where an output lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    pub(super) region: Region,
+    pub(super) layout: RegionLayout,
+    pub(super) rows: RegionRows,
+}
+
+/// The text of a refusal, if there is one.
+///
+/// # Safety
+/// `text` is valid UTF-8 memory for `'a`, or empty.
+pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> Option<&'a str> {
+    if text.bytes == 0 {
+        return None;
+    }
+    // SAFETY: by this function's contract.
+    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
+    Some(std::str::from_utf8(bytes).unwrap_or("(the reason is not UTF-8)"))
+}
+
+impl Engine {
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+        let slot = self.enter_slot(call.operation)?;
+        // SAFETY: the host's string is valid for the call.
+        let refused = unsafe { refusal(call.refusal) };
+        let signature = Signature::dispatch(call);
+        let arrangement = Arrangement::of(call)?;
+        let format = WireFormat::of(call, self.shape.hidden)?;
+        let op = DispatchOp {
+            operation: call.operation,
+            handle: call.handle as usize,
+            signature,
+            format,
+            output: None,
+            packed: arrangement.layout == Layout::Packed,
+        };
+        let enter = Enter {
+            operation: call.operation,
+            signature,
+            refusal: refused.map(|text| (Verdict::Refused, text)),
+        };
+        let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
+        if !replay && enter.refusal.is_none() {
+            // SAFETY: `[T, K]` i64, contiguous and validated by the host.
+            let topk = unsafe { i64_slice(&call.topk_idx) };
+            let state = &mut self.handles[op.handle];
+            state.route(topk);
+            state.arrangement = arrangement;
+        }
+        if op.packed {
+            // SAFETY: by this function's contract.
+            return unsafe { self.packed_send(call, slot, op, &enter) };
+        }
+        if enter.refusal.is_some() {
+            self.enter_refused(slot, &enter)?;
+            self.gather_entries(slot, &enter)?;
+            return Err(unheard_refusal());
+        }
+        let output = if replay {
+            self.enter_replay(slot, &op, &enter)?
+        } else {
+            self.enter_counting(slot, &op, &enter)?
+        };
+        if let Layout::ExpertMajor { .. } = arrangement.layout {
+            self.place_copies(op.handle);
+        }
+        let m = Move { operation: call.operation, slot, handle: op.handle, format };
+        self.spots_in_regions(&m)?;
+        // SAFETY: by this function's contract.
+        unsafe {
+            let source = self.row_source(call, &format)?;
+            self.move_rows(&m, &source)?;
+        }
+        self.operations[slot] = Operation::Dispatch(DispatchOp { output: Some(output), ..op });
+        Ok(())
+    }
+
+    /// Sends counts, hears counts, and turns them into places on both sides.
+    fn enter_counting(&mut self, slot: usize, op: &DispatchOp, enter: &Enter<'_>) -> Result<Output> {
+        let local = self.shape.local_experts() as usize;
+        for peer in self.rotation() {
+            let send = &self.handles[op.handle].send;
+            let counts = &send.expert_counts()[peer as usize * local..][..local];
+            let header = enter.header(send.rank_counts()[peer as usize].into(), 0, 0);
+            self.send_record(Signal::Entry, slot, peer, (header, Body::Counts(counts)))?;
+        }
+        self.gather_entries(slot, enter)?;
+        let state = &mut self.handles[op.handle];
+        let alignment = state.arrangement.layout.alignment();
+        state.recv.build(alignment, &self.gathered.rows, &self.gathered.counts)?;
+        state.tokens = state.recv.num_rows().into();
+        state.rows = state.recv.num_expert_rows().into();
+        let output = self.allocate_output(op);
+        self.send_grants(slot, op, &output)?;
+        let heard = self.gather_grants(slot, op.operation, op.handle);
+        let output = match (heard, output) {
+            (Ok(()), Ok(output)) => output,
+            (Err(error), Ok(output)) => {
+                self.arena.release(output.region.id);
+                return Err(error);
+            }
+            (Err(error), Err(_)) | (Ok(()), Err(error)) => return Err(error),
+        };
+        self.remember_output(op.handle, &output);
+        Ok(output)
+    }
+
+    /// What combine of this handle will read: the first output, not that of a replay.
+    pub(super) fn remember_output(&mut self, handle: usize, output: &Output) {
+        let shape = self.shape;
+        let state = &mut self.handles[handle];
+        state.region_offset = output.region.offset;
+        state.region = Some(output.layout);
+        state.output_rows = state.rows_of_output(&shape, &output.rows);
+    }
+
+    /// Tells every source where its rows go, or why there is no room.
+    fn send_grants(&self, slot: usize, op: &DispatchOp, output: &Result<Output>) -> Result<()> {
+        let recv = &self.handles[op.handle].recv;
+        let text = output.as_ref().err().map(|error| error.detail());
+        for peer in self.rotation() {
+            let record = match (output, &text) {
+                (Ok(o), _) => (
+                    Header([
+                        op.operation,
+                        Verdict::Go as u64,
+                        o.region.offset,
+                        o.rows.tokens,
+                        o.rows.experts,
+                        recv.row_base(peer).into(),
+                        0,
+                        0,
+                    ]),
+                    Body::Counts(recv.expert_bases(peer)),
+                ),
+                (Err(_), text) => (
+                    Header([op.operation, Verdict::Full as u64, 0, 0, 0, 0, 0, 0]),
+                    Body::Text(text.as_deref().unwrap_or("")),
+                ),
+            };
+            self.send_record(Signal::Grant, slot, peer, record)?;
+        }
+        Ok(())
+    }
+
+    /// Enters with the place of this rank's region; the counts are those of the handle.
+    fn enter_replay(&mut self, slot: usize, op: &DispatchOp, enter: &Enter<'_>) -> Result<Output> {
+        let output = match self.allocate_output(op) {
+            Ok(output) => output,
+            Err(error) => {
+                let text = error.detail();
+                let refusal = Some((Verdict::Full, text.as_str()));
+                let enter = Enter { refusal, ..*enter };
+                self.enter_refused(slot, &enter)?;
+                self.gather_entries(slot, &enter)?;
+                return Err(error);
+            }
+        };
+        for peer in self.rotation() {
+            let rows = self.handles[op.handle].send.rank_counts()[peer as usize];
+            let header = enter.header(rows.into(), output.region.offset, 0);
+            self.send_record(Signal::Entry, slot, peer, (header, Body::Nothing))?;
+        }
+        if let Err(error) = self.gather_entries(slot, enter) {
+            self.arena.release(output.region.id);
+            return Err(error);
+        }
+        for peer in 0..self.shape.ranks as usize {
+            let entry = self.gathered.entries[peer];
+            let expected = u64::from(self.handles[op.handle].recv.rows_from(peer as u32));
+            if entry.rows != expected {
+                return Err(bad_record(
+                    peer as u32,
+                    format!("{} rows in a replay of {expected}", entry.rows),
+                ));
+            }
+            self.gathered.regions[peer] = entry.base_x;
+        }
+        Ok(output)
+    }
+
+    pub(super) fn allocate_output(&mut self, op: &DispatchOp) -> Result<Output> {
+        let state = &self.handles[op.handle];
+        let spec = RegionSpec {
+            shape: self.shape,
+            layout: state.arrangement.layout,
+            row: op.format.row,
+        };
+        let rows = state.region_rows(&spec)?;
+        let layout = RegionLayout::new(&spec, rows)?;
+        let region = self.arena.allocate(layout.bytes, Holder::Dispatch(op.operation))?;
+        Ok(Output { region, layout, rows })
+    }
+
+    pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        let slot = self.slot(operation);
+        let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
+            Operation::Dispatch(op) if op.operation == operation => op,
+            other => {
+                self.operations[slot] = other;
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "receive dispatch",
+                    format!("no dispatch with number {operation} was sent"),
+                ));
+            }
+        };
+        if op.packed {
+            return self.packed_recv(slot, &op);
+        }
+        let Some(output) = op.output else {
+            return Err(Error::new(ErrorKind::Internal, "receive dispatch", "it has no output"));
+        };
+        for peer in self.rotation() {
+            let rows = u64::from(self.handles[op.handle].recv.rows_from(peer));
+            if rows > 0 {
+                let add = rows * op.format.arrays();
+                self.wait(Signal::Rows, slot, peer, Wait { operation, add, combining: false })?;
+            }
+        }
+        self.write_counts(&op, &output);
+        if let Layout::ExpertMajor { zero_padding, .. } =
+            self.handles[op.handle].arrangement.layout
+        {
+            self.spread_copies(&op, &output)?;
+            if zero_padding {
+                self.zero_padding(&op, &output);
+            }
+        }
+        Ok(self.describe(&op, &output))
+    }
+
+    /// Address of an array of an output.
+    pub(super) fn array(&self, output: &Output, span: Span) -> *mut u8 {
+        self.arena_area.at(output.region.offset + span.offset)
+    }
+
+    /// Counts, starts and totals, from the receive plan.
+    fn write_counts(&self, op: &DispatchOp, output: &Output) {
+        let state = &self.handles[op.handle];
+        let layout = &output.layout;
+        let rows = if state.arrangement.layout == Layout::Flat { state.tokens } else { state.rows };
+        // SAFETY: the region is this rank's until it is released; peers write only rows and their
+        // side arrays, and have written them.
+        unsafe {
+            copy_u32(state.recv.expert_counts(), self.array(output, layout.expert_counts));
+            if layout.expert_starts.bytes > 0 {
+                copy_u32(state.recv.expert_starts(), self.array(output, layout.expert_starts));
+            }
+            let counts = self.array(output, layout.rank_counts).cast::<u32>();
+            for peer in 0..self.shape.ranks {
+                counts.add(peer as usize).write(state.recv.rows_from(peer));
+            }
+            let totals = self.array(output, layout.totals).cast::<i64>();
+            totals.write(state.tokens as i64);
+            totals.add(1).write(rows as i64);
+        }
+    }
+
+    /// Copies each row from its first expert's place to the others, with its scales and weights.
+    fn spread_copies(&self, op: &DispatchOp, output: &Output) -> Result<()> {
+        let state = &self.handles[op.handle];
+        let layout = &output.layout;
+        let topk = self.shape.topk as usize;
+        let (x_bytes, scale_bytes) =
+            (op.format.row.x_bytes as usize, op.format.row.scale_bytes as usize);
+        let (x, slots) = (self.array(output, layout.x), self.array(output, layout.slots));
+        let (scales, landed_scales) =
+            (self.array(output, layout.scales), self.array(output, layout.landed_scales));
+        let (weights, landed_weights) =
+            (self.array(output, layout.weights), self.array(output, layout.landed_weights));
+        for token in 0..state.tokens as usize {
+            let mut first = None;
+            for k in 0..topk {
+                // SAFETY: the arrays have N rows; what peers wrote there is complete.
+                let slot = unsafe { slots.cast::<i32>().add(token * topk + k).read() };
+                let Ok(slot) = usize::try_from(slot) else { continue };
+                if slot as u64 >= output.rows.experts {
+                    return Err(bad_record(
+                        self.source_of_row(op.handle, token),
+                        format!("expert-major row {slot} of {}", output.rows.experts),
+                    ));
+                }
+                let from = *first.get_or_insert(slot);
+                // SAFETY: both rows were just checked against X; they differ, so do not overlap.
+                unsafe {
+                    if slot != from {
+                        std::ptr::copy_nonoverlapping(
+                            x.add(from * x_bytes),
+                            x.add(slot * x_bytes),
+                            x_bytes,
+                        );
+                    }
+                    std::ptr::copy_nonoverlapping(
+                        landed_scales.add(token * scale_bytes),
+                        scales.add(slot * scale_bytes),
+                        scale_bytes,
+                    );
+                    if op.format.row.weights {
+                        let weight = landed_weights.cast::<f32>().add(token * topk + k).read();
+                        weights.cast::<f32>().add(slot).write(weight);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The rank that a flat row came from.
+    fn source_of_row(&self, handle: usize, row: usize) -> u32 {
+        let recv = &self.handles[handle].recv;
+        (0..self.shape.ranks).rfind(|r| recv.row_base(*r) as usize <= row).unwrap_or(0)
+    }
+
+    fn zero_padding(&self, op: &DispatchOp, output: &Output) {
+        let recv = &self.handles[op.handle].recv;
+        let layout = &output.layout;
+        let row = op.format.row;
+        let widths = [
+            (layout.x, row.x_bytes as usize),
+            (layout.scales, row.scale_bytes as usize),
+            (layout.weights, if row.weights { 4 } else { 0 }),
+        ];
+        let starts = recv.expert_starts();
+        for (expert, count) in recv.expert_counts().iter().enumerate() {
+            let begin = (starts[expert] + count) as usize;
+            let end = starts[expert + 1] as usize;
+            for (span, width) in widths {
+                // SAFETY: rows [begin, end) are padding inside the region's X rows.
+                unsafe {
+                    self.array(output, span)
+                        .add(begin * width)
+                        .write_bytes(0, (end - begin) * width);
+                }
+            }
+        }
+    }
+
+    /// The output as the caller sees it.
+    pub(super) fn describe(&self, op: &DispatchOp, output: &Output) -> abi::TyReceived {
+        let state = &self.handles[op.handle];
+        let shape = &self.shape;
+        let layout = &output.layout;
+        let rows = state.rows_of_output(shape, &output.rows);
+        let packed_exact = op.packed && !state.arrangement.worst_case;
+        let tokens = if packed_exact { state.tokens } else { output.rows.tokens };
+        let flat = state.arrangement.layout == Layout::Flat;
+        let (local, ranks, topk) =
+            (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
+        let tensor = |span: Span, dtype: u32, shape: [u64; 2]| self.tensor(output, span, dtype, shape);
+        let (i32_code, f32_code, i64_code) =
+            (DType::I32.code(), DType::F32.code(), DType::I64.code());
+        let format = &op.format;
+        abi::TyReceived {
+            size: size_of::<abi::TyReceived>(),
+            region: output.region.id,
+            tokens,
+            rows,
+            x: self.tensor_always(output, layout.x, format.x_dtype, [rows, shape.hidden.into()]),
+            scales: if format.scale_cols > 0 {
+                let columns = [rows, format.scale_cols];
+                self.tensor_always(output, layout.scales, format.scale_dtype, columns)
+            } else {
+                NO_TENSOR
+            },
+            ids: if flat {
+                self.tensor_always(output, layout.ids, i32_code, [tokens, topk])
+            } else {
+                NO_TENSOR
+            },
+            weights: match (format.row.weights, flat) {
+                (false, _) => NO_TENSOR,
+                (true, true) => {
+                    self.tensor_always(output, layout.weights, f32_code, [tokens, topk])
+                }
+                (true, false) => self.tensor_always(output, layout.weights, f32_code, [rows, 1]),
+            },
+            source: self.tensor_always(
+                output,
+                layout.source,
+                i32_code,
+                [if op.packed { rows } else { tokens }, 1],
+            ),
+            slots: if matches!(state.arrangement.layout, Layout::ExpertMajor { .. }) {
+                self.tensor_always(output, layout.slots, i32_code, [tokens, topk])
+            } else {
+                NO_TENSOR
+            },
+            expert_counts: tensor(layout.expert_counts, i32_code, [local, 1]),
+            expert_starts: tensor(layout.expert_starts, i32_code, [local, 1]),
+            source_counts: tensor(layout.rank_counts, i32_code, [ranks, 1]),
+            ranges: tensor(layout.ranges, i64_code, [local, ranks]),
+            totals: tensor(layout.totals, i64_code, [2, 1]),
+        }
+    }
+
+    /// A tensor, or none where the layout has no such array.
+    fn tensor(&self, output: &Output, span: Span, dtype: u32, shape: [u64; 2]) -> abi::TyTensor {
+        if span.bytes == 0 { NO_TENSOR } else { self.tensor_always(output, span, dtype, shape) }
+    }
+
+    /// A tensor that exists even if it has no rows.
+    fn tensor_always(
+        &self,
+        output: &Output,
+        span: Span,
+        dtype: u32,
+        shape: [u64; 2],
+    ) -> abi::TyTensor {
+        abi::TyTensor {
+            data: self.array(output, span),
+            dtype,
+            reserved: 0,
+            shape,
+            stride: [shape[1] as i64, 1],
+        }
+    }
+}
+
+/// # Safety
+/// The tensor is contiguous i64 and valid for `'a`.
+unsafe fn i64_slice<'a>(tensor: &abi::TyTensor) -> &'a [i64] {
+    let count = (tensor.shape[0] * tensor.shape[1]) as usize;
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: by this function's contract.
+    unsafe { std::slice::from_raw_parts(tensor.data.cast(), count) }
+}
+
+/// # Safety
+/// `target` has room for the values.
+unsafe fn copy_u32(values: &[u32], target: *mut u8) {
+    // SAFETY: by this function's contract; regions are aligned far beyond 4 bytes.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), target.cast(), values.len()) }
+}
+
+#[cold]
+pub(super) fn unheard_refusal() -> Error {
+    Error::new(ErrorKind::Internal, "enter operation", "this rank's own refusal was not heard")
+}

@@ -1,0 +1,165 @@
+use tokenyard_core::abi;
+use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::moe::{
+    Layout, RecvPlan, RegionLayout, RegionRows, RegionSpec, RowFormat, SendPlan, Shape,
+};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+/// How received rows are arranged, as a dispatch asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Arrangement {
+    pub(super) layout: Layout,
+    pub(super) worst_case: bool,
+}
+
+impl Arrangement {
+    pub(super) fn of(call: &abi::TyDispatch) -> Result<Self> {
+        let layout = match call.layout {
+            abi::TY_LAYOUT_FLAT => Layout::Flat,
+            abi::TY_LAYOUT_EXPERT_MAJOR => Layout::ExpertMajor {
+                alignment: call.alignment,
+                zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
+            },
+            abi::TY_LAYOUT_PACKED => Layout::Packed,
+            other => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "dispatch",
+                    format!("found layout {other}; expected flat (1), expert-major (2), packed (3)"),
+                ));
+            }
+        };
+        Ok(Self { layout, worst_case: call.flags & abi::TY_DISPATCH_WORST_CASE != 0 })
+    }
+}
+
+/// Where this rank's rows go at one owner, and how large the owner's region is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// N and X that the owner's region was laid out for.
+    pub(super) tokens: u64,
+    pub(super) rows: u64,
+    /// First flat row of this rank's block.
+    pub(super) first: u64,
+}
+
+/// What a dispatch leaves behind: this rank's routing, and the places on both sides. All memory is
+/// allocated when the yard is planned.
+#[derive(Debug)]
+pub(super) struct HandleState {
+    pub(super) send: SendPlan,
+    pub(super) recv: RecvPlan,
+    /// `[T, K]`: global experts, or -1.
+    pub(super) topk: Vec<i32>,
+    pub(super) arrangement: Arrangement,
+    /// `[R]`, by owner.
+    pub(super) places: Vec<Place>,
+    /// `[E]`: this rank's first row in each expert's block, at the expert's owner.
+    pub(super) expert_bases: Vec<u32>,
+    /// True N and number of rows, padding included, on this rank.
+    pub(super) tokens: u64,
+    pub(super) rows: u64,
+    /// Arena offset and layout of the first dispatch's output: combine reads slots and weights.
+    pub(super) region_offset: u64,
+    pub(super) region: Option<RegionLayout>,
+    /// Rows that the output tensor has, and combine takes.
+    pub(super) output_rows: u64,
+}
+
+impl HandleState {
+    pub(super) fn new(shape: &KernelShape, moe: &Shape) -> Self {
+        Self {
+            send: SendPlan::new(moe),
+            recv: RecvPlan::new(moe),
+            topk: Vec::with_capacity(shape.max_tokens as usize * shape.topk as usize),
+            arrangement: Arrangement { layout: Layout::Flat, worst_case: false },
+            places: vec![Place::default(); shape.ranks as usize],
+            expert_bases: vec![0; shape.experts as usize],
+            tokens: 0,
+            rows: 0,
+            region_offset: 0,
+            region: None,
+            output_rows: 0,
+        }
+    }
+
+    /// Takes this rank's routing. The host has validated it.
+    pub(super) fn route(&mut self, topk_idx: &[i64]) {
+        self.send.build(topk_idx);
+        self.topk.clear();
+        self.topk.extend(topk_idx.iter().map(|e| i32::try_from(*e).unwrap_or(-1).max(-1)));
+        self.region = None;
+    }
+
+    /// Rows that a region of this rank must hold.
+    pub(super) fn region_rows(&self, spec: &RegionSpec) -> Result<RegionRows> {
+        // A packed region is always laid out for the worst case: its rows are not counted before.
+        if self.arrangement.worst_case || self.arrangement.layout == Layout::Packed {
+            RegionRows::worst(spec)
+        } else {
+            Ok(RegionRows { tokens: self.tokens, experts: self.rows })
+        }
+    }
+
+    /// Rows of the output tensor: N (flat), X (expert-major), El * R*M (packed).
+    pub(super) fn rows_of_output(&self, shape: &Shape, rows: &RegionRows) -> u64 {
+        match self.arrangement.layout {
+            Layout::Flat => rows.tokens,
+            Layout::ExpertMajor { .. } => rows.experts,
+            Layout::Packed => {
+                u64::from(shape.local_experts())
+                    * u64::from(shape.ranks)
+                    * u64::from(shape.max_tokens)
+            }
+        }
+    }
+}
+
+/// How a row looks on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WireFormat {
+    pub(super) row: RowFormat,
+    /// Type codes of the received rows and scales.
+    pub(super) x_dtype: u32,
+    pub(super) scale_dtype: u32,
+    pub(super) scale_cols: u64,
+}
+
+impl WireFormat {
+    pub(super) fn of(call: &abi::TyDispatch, hidden: u32) -> Result<Self> {
+        const FP8: u32 = 4;
+        const F32: u32 = 3;
+        const I32: u32 = 6;
+        let groups = u64::from(hidden.div_ceil(128));
+        let (x_dtype, scale_dtype, scale_cols) = match call.cast {
+            abi::TY_CAST_NONE if call.scales.data.is_null() => (call.x.dtype, F32, 0),
+            abi::TY_CAST_NONE => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
+            abi::TY_CAST_FP8 | abi::TY_CAST_FP8_ROUND => (FP8, F32, groups),
+            abi::TY_CAST_FP8_UE8M0 => (FP8, I32, groups.div_ceil(4)),
+            other => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "dispatch",
+                    format!("found cast {other}; expected 0 to 3"),
+                ));
+            }
+        };
+        let element = tokenyard_core::moe::DType::from_code(x_dtype).map_or(1, |d| d.bytes());
+        Ok(Self {
+            row: RowFormat {
+                x_bytes: hidden * element as u32,
+                scale_bytes: 4 * scale_cols as u32,
+                weights: !call.topk_weights.data.is_null(),
+            },
+            x_dtype,
+            scale_dtype,
+            scale_cols,
+        })
+    }
+
+    /// Arrays that each row is spread over; the row signal counts each.
+    pub(super) fn arrays(&self) -> u64 {
+        // x, ids or slots, source; then what is optional.
+        3 + u64::from(self.row.scale_bytes > 0) + u64::from(self.row.weights)
+    }
+}
