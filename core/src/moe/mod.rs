@@ -2,9 +2,32 @@
 //!
 //! Letters, as everywhere in the project: T tokens on this rank, H hidden size (elements), K top-k,
 //! E experts, R ranks, M most tokens a rank may bring. Expert `e` lives on rank `e / (E/R)`.
+//! El is short for E/R, the experts on one rank.
+//!
+//! The way of one dispatch through this module:
+//! 1. [`validate_topk`] checks the routing of this rank;
+//! 2. [`SendPlan`] counts and lists what this rank sends, and where combine finds the answers;
+//! 3. the counts cross, and [`RecvPlan`] turns those of all sources into places;
+//! 4. [`RegionLayout`] says where in the arena those places are.
+//!
+//! The plans allocate in `new` for the worst case and never in `build`, so a steady step of a yard
+//! allocates nothing.
 
 mod dtype;
+mod memory;
+mod recv_plan;
+mod region;
+mod send_plan;
 mod shape;
+mod topk;
+
+#[cfg(test)]
+mod tests;
 
 pub use dtype::DType;
+pub use memory::{BufferSize, ControlLayout, buffers};
+pub use recv_plan::RecvPlan;
+pub use region::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, RowFormat, Span};
+pub use send_plan::{Fan, SendPlan};
 pub use shape::{MAX_TOPK, Shape};
+pub use topk::{TopkScratch, local_experts, validate_topk};

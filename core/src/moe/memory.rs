@@ -1,0 +1,159 @@
+use super::region::{RegionRows, arrays};
+use super::{Layout, RecvPlan, RegionLayout, RegionSpec, RowFormat, SendPlan, Shape, Span};
+use crate::Result;
+
+/// Records in the control area start on a multiple of this, so that no two peers write one line.
+const RECORD_ALIGN: u64 = 64;
+
+/// Where the control area of one operation slot lies: the same on every rank, O(R + E) bytes.
+///
+/// Peers write one record each: sources write counts, owners write grants. A record is one put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlLayout {
+    /// `[R]` records, by source rank: u32 rows, then u32 `[El]` rows per local expert.
+    pub counts: Span,
+    /// Bytes from one counts record to the next.
+    pub counts_pitch: u64,
+    /// `[R]` records, by owner rank: u64 region offset, u64 N, u64 X, u64 first flat row, then
+    /// u32 `[El]` first expert-major rows.
+    pub grants: Span,
+    /// Bytes from one grant record to the next.
+    pub grants_pitch: u64,
+    /// Bytes of the control area of one slot.
+    pub bytes: u64,
+}
+
+impl ControlLayout {
+    /// The layout for `shape`.
+    pub fn new(shape: &Shape) -> Self {
+        let (ranks, local) = (u64::from(shape.ranks), u64::from(shape.local_experts()));
+        // R * El = E < 2^32, so nothing here overflows.
+        let counts_pitch = (4 + 4 * local).next_multiple_of(RECORD_ALIGN);
+        let grants_pitch = (4 * 8 + 4 * local).next_multiple_of(RECORD_ALIGN);
+        let counts = Span { offset: 0, bytes: ranks * counts_pitch };
+        let offset = counts.bytes.next_multiple_of(super::REGION_ALIGN);
+        let grants = Span { offset, bytes: ranks * grants_pitch };
+        let bytes = grants.end().next_multiple_of(super::REGION_ALIGN);
+        Self { counts, counts_pitch, grants, grants_pitch, bytes }
+    }
+}
+
+/// One line of the memory report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BufferSize {
+    /// What the buffer is, for example `"flat region: x"`.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// How the size comes about, in the letters of the project.
+    pub formula: String,
+}
+
+/// The most memory that one dispatch of `shape` can need on one rank, buffer by buffer.
+///
+/// Lists the arena region of each layout, array by array and in all, then the control area for
+/// `in_flight` operations and the routing plans. A yard holds one region per dispatch whose result
+/// the caller still keeps; regions that are not worst-case are smaller.
+///
+/// # Errors
+/// Those of [`RegionLayout::worst`], for the first layout that does not fit.
+pub fn buffers(
+    shape: &Shape,
+    row: RowFormat,
+    alignment: u32,
+    in_flight: u32,
+) -> Result<Vec<BufferSize>> {
+    let mut report = Vec::new();
+    let expert_major = Layout::ExpertMajor { alignment, zero_padding: false };
+    for layout in [Layout::Flat, expert_major, Layout::Packed] {
+        add_region(&mut report, &RegionSpec { shape: *shape, layout, row })?;
+    }
+    let control = ControlLayout::new(shape);
+    report.push(BufferSize {
+        name: "control area".to_owned(),
+        bytes: u64::from(in_flight) * control.bytes,
+        formula: format!(
+            "{in_flight} in flight * R * ({} bytes of counts + {} bytes of grants)",
+            control.counts_pitch, control.grants_pitch
+        ),
+    });
+    report.push(BufferSize {
+        name: "send plan".to_owned(),
+        bytes: SendPlan::bytes_for(shape),
+        formula: "12 * R + 4 * E + 4 * M + 12 * M * min(K, R) + 8".to_owned(),
+    });
+    report.push(BufferSize {
+        name: "receive plan".to_owned(),
+        bytes: RecvPlan::bytes_for(shape),
+        formula: "4 * R + 4 * E + 8 * El + 8".to_owned(),
+    });
+    Ok(report)
+}
+
+fn add_region(report: &mut Vec<BufferSize>, spec: &RegionSpec) -> Result<()> {
+    let layout = spec.layout.name();
+    let rows = RegionRows::worst(spec)?;
+    for array in arrays(spec, rows)?.into_iter().filter(|array| array.bytes > 0) {
+        report.push(BufferSize {
+            name: format!("{layout} region: {}", array.name),
+            bytes: array.bytes,
+            formula: format!("({}) * {} bytes", array.formula, array.element),
+        });
+    }
+    report.push(BufferSize {
+        name: format!("{layout} region: all"),
+        bytes: RegionLayout::new(spec, rows)?.bytes,
+        formula: format!("the sum of the above, each rounded up to {} bytes", super::REGION_ALIGN),
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { ranks: 4, experts: 12, topk: 2, hidden: 64, max_tokens: 5 };
+
+    fn report() -> Vec<BufferSize> {
+        let row = RowFormat { x_bytes: 128, scale_bytes: 0, weights: true };
+        buffers(&SHAPE, row, 8, 2).unwrap()
+    }
+
+    fn line(name: &str) -> BufferSize {
+        report().into_iter().find(|line| line.name == name).unwrap()
+    }
+
+    #[test]
+    fn the_report_lists_sizes_with_their_formulas() {
+        let x = line("expert-major region: x");
+        assert_eq!(x.bytes, 64 * 128);
+        assert_eq!(x.formula, "(align_up(R*M * min(K, El) + (A-1) * El, A)) * 128 bytes");
+        assert_eq!(line("flat region: ids").bytes, 20 * 2 * 4);
+        // 4 bytes + 3 experts * 4 bytes, and 32 + 12, each in a record of 64.
+        assert_eq!(line("control area").bytes, 2 * 4 * (64 + 64));
+        assert_eq!(line("send plan").bytes, 12 * 4 + 4 * 12 + 4 * 5 + 12 * 5 * 2 + 8);
+        assert_eq!(line("receive plan").bytes, 4 * 4 + 4 * 12 + 8 * 3 + 8);
+        assert!(report().iter().all(|line| line.bytes > 0 && !line.name.contains("scales")));
+    }
+
+    #[test]
+    fn the_total_of_a_region_covers_its_parts() {
+        for layout in ["flat", "expert-major", "packed"] {
+            let prefix = format!("{layout} region: ");
+            let parts: Vec<_> =
+                report().into_iter().filter(|line| line.name.starts_with(&prefix)).collect();
+            let (total, parts) = parts.split_last().unwrap();
+            let sum: u64 = parts.iter().map(|part| part.bytes.next_multiple_of(128)).sum();
+            assert_eq!(total.bytes, sum);
+        }
+    }
+
+    #[test]
+    fn control_records_do_not_overlap() {
+        let control = ControlLayout::new(&Shape { experts: 4 * 100, ..SHAPE });
+        assert_eq!((control.counts_pitch, control.grants_pitch), (448, 448));
+        assert_eq!(control.counts.bytes, 4 * 448);
+        assert!(control.grants.offset >= control.counts.end());
+        assert!(control.bytes >= control.grants.end());
+    }
+}

@@ -1,0 +1,389 @@
+use super::Shape;
+use crate::{Error, ErrorKind, Result};
+
+const OPERATION: &str = "lay out region";
+
+/// Every array of a region starts on a multiple of this many bytes, and a region's size is one.
+pub const REGION_ALIGN: u64 = 128;
+
+/// How received rows are arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// One row per token and rank, by source rank, then source token.
+    Flat,
+    /// One row per token and local expert, grouped by expert; within an expert in flat order.
+    ExpertMajor {
+        /// A: each expert's first row is a multiple of it. At least 1.
+        alignment: u32,
+        /// Whether the rows between an expert's last row and the next expert's first are zeroed.
+        zero_padding: bool,
+    },
+    /// `[El, R*M]` rows and a count per local expert, for decoding.
+    Packed,
+}
+
+impl Layout {
+    /// The name used in configs, tables and error messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Flat => "flat",
+            Self::ExpertMajor { .. } => "expert-major",
+            Self::Packed => "packed",
+        }
+    }
+
+    /// A of the expert-major layout, 1 elsewhere.
+    pub const fn alignment(self) -> u32 {
+        match self {
+            Self::ExpertMajor { alignment, .. } => alignment,
+            Self::Flat | Self::Packed => 1,
+        }
+    }
+}
+
+/// What one received row is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowFormat {
+    /// Bytes of one row of x: H * element size.
+    pub x_bytes: u32,
+    /// Bytes of the scales of one row; 0 without scales.
+    pub scale_bytes: u32,
+    /// Whether weights travel with the rows.
+    pub weights: bool,
+}
+
+/// Everything that decides a region's arrays, except how many rows arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RegionSpec {
+    /// The agreed shape.
+    pub shape: Shape,
+    /// The arrangement of the rows.
+    pub layout: Layout,
+    /// The parts of a row.
+    pub row: RowFormat,
+}
+
+/// How many rows a region must hold. Packed regions have room for all and look only at `tokens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionRows {
+    /// N: one per token and source, as in the flat layout.
+    pub tokens: u64,
+    /// X: one per token and local expert, padding included, as in the expert-major layout.
+    pub experts: u64,
+}
+
+impl RegionRows {
+    /// The most rows that can arrive: R*M tokens, and
+    /// `align_up(R*M*min(K, El) + (A-1)*El, A)` expert rows.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if the alignment is 0.
+    pub fn worst(spec: &RegionSpec) -> Result<Self> {
+        let Shape { ranks, topk, max_tokens, .. } = spec.shape;
+        let alignment = u64::from(spec.layout.alignment());
+        if alignment == 0 {
+            return Err(no_alignment());
+        }
+        let local = u64::from(spec.shape.local_experts());
+        let tokens = u64::from(ranks) * u64::from(max_tokens);
+        // Below 2^31 * 2^5 + 2^32 * 2^32, which fits: tokens are at most i32::MAX (see Shape).
+        let experts = tokens * u64::from(topk).min(local) + (alignment - 1) * local;
+        let experts = experts.checked_next_multiple_of(alignment).ok_or_else(too_large)?;
+        Ok(Self { tokens, experts })
+    }
+}
+
+/// A part of a region. Empty if the layout has no such array.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Bytes from the start of the region; a multiple of [`REGION_ALIGN`].
+    pub offset: u64,
+    /// Bytes of the array, without padding behind it.
+    pub bytes: u64,
+}
+
+impl Span {
+    /// The first byte behind the array.
+    pub const fn end(self) -> u64 {
+        self.offset + self.bytes
+    }
+}
+
+/// Where the arrays of one output region lie. All are contiguous, row-major and without pitch.
+///
+/// "rows" is N in the flat layout, X in the expert-major one, `El * R*M` in the packed one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionLayout {
+    /// `[rows, H]` of the row type.
+    pub x: Span,
+    /// `[rows, scale bytes]`; empty without scales.
+    pub scales: Span,
+    /// f32; `[N, K]` flat (0 where the id is -1), `[X]` expert-major, `[El, R*M]` packed; empty
+    /// without weights.
+    pub weights: Span,
+    /// Flat only: i32 `[N, K]`, the local expert of each k, or -1.
+    pub ids: Span,
+    /// i32, source rank * M + source token; `[N]` flat and expert-major, `[El, R*M]` packed.
+    pub source: Span,
+    /// Expert-major and packed: i32 `[N, K]`, the row of each k's expert copy, or -1. The N rows
+    /// are in flat order.
+    pub slots: Span,
+    /// u32 `[R]`: rows from each source rank.
+    pub rank_counts: Span,
+    /// u32 `[El]`: rows of each local expert, without padding.
+    pub expert_counts: Span,
+    /// Expert-major only: u32 `[El + 1]`, the first row of each local expert, then X.
+    pub expert_starts: Span,
+    /// Packed only: i64 `[El, R]`, `count | begin << 32` of each source within each local expert.
+    pub ranges: Span,
+    /// Bytes of the region, a multiple of [`REGION_ALIGN`].
+    pub bytes: u64,
+}
+
+impl RegionLayout {
+    /// The layout of a region for exactly `rows`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if the rows exceed what an `i32` row index can name, or the
+    /// bytes exceed what a 64-bit offset can.
+    pub fn new(spec: &RegionSpec, rows: RegionRows) -> Result<Self> {
+        let arrays = arrays(spec, rows)?;
+        let mut spans = [Span::default(); ARRAYS];
+        let mut end = 0;
+        for (span, array) in spans.iter_mut().zip(&arrays) {
+            *span = Span { offset: end, bytes: array.bytes };
+            end = array
+                .bytes
+                .checked_next_multiple_of(REGION_ALIGN)
+                .and_then(|padded| padded.checked_add(end))
+                .ok_or_else(too_large)?;
+        }
+        let [
+            x,
+            scales,
+            weights,
+            ids,
+            source,
+            slots,
+            rank_counts,
+            expert_counts,
+            expert_starts,
+            ranges,
+        ] = spans;
+        Ok(Self {
+            x,
+            scales,
+            weights,
+            ids,
+            source,
+            slots,
+            rank_counts,
+            expert_counts,
+            expert_starts,
+            ranges,
+            bytes: end,
+        })
+    }
+
+    /// The layout for the most rows that can arrive, for captured graphs and for sizing the arena.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new) and [`RegionRows::worst`].
+    pub fn worst(spec: &RegionSpec) -> Result<Self> {
+        Self::new(spec, RegionRows::worst(spec)?)
+    }
+}
+
+pub(super) const ARRAYS: usize = 10;
+
+/// One array of a region.
+pub(super) struct Array {
+    pub(super) name: &'static str,
+    /// The most elements, in the project's letters.
+    pub(super) formula: &'static str,
+    /// Bytes of one element.
+    pub(super) element: u64,
+    pub(super) bytes: u64,
+}
+
+impl Array {
+    fn new(
+        name: &'static str,
+        (count, formula): (u64, &'static str),
+        element: u32,
+    ) -> Result<Self> {
+        let element = u64::from(element);
+        let bytes = count.checked_mul(element).ok_or_else(too_large)?;
+        Ok(Self { name, formula, element, bytes })
+    }
+}
+
+/// The arrays of a region, in the order in which they lie there.
+pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRAYS]> {
+    let shape = &spec.shape;
+    let (ranks, local) = (u64::from(shape.ranks), u64::from(shape.local_experts()));
+    let topk = u64::from(shape.topk);
+    let most_tokens = ranks * u64::from(shape.max_tokens);
+    let token_rows = index_limit(rows.tokens)?;
+    const NONE: (u64, &str) = (0, "none");
+    let tokens = (token_rows, "R*M");
+    let by_k = (token_rows * topk, "R*M * K");
+    let expert_rows = "align_up(R*M * min(K, El) + (A-1) * El, A)";
+    // (count, formula) of x and scales, weights, ids, source, slots, starts, ranges.
+    let (x, weights, ids, source, slots, starts, ranges) = match spec.layout {
+        Layout::Flat => (tokens, by_k, by_k, tokens, NONE, NONE, NONE),
+        Layout::ExpertMajor { alignment: 0, .. } => return Err(no_alignment()),
+        Layout::ExpertMajor { .. } => {
+            let x = (index_limit(rows.experts)?, expert_rows);
+            (x, x, NONE, tokens, by_k, (local + 1, "El + 1"), NONE)
+        }
+        Layout::Packed => {
+            // Below 2^32 * 2^31, so the product fits.
+            let x = (index_limit(local * most_tokens)?, "El * R*M");
+            (x, x, NONE, x, by_k, NONE, (local * ranks, "El * R"))
+        }
+    };
+    let scales = if spec.row.scale_bytes > 0 { x } else { NONE };
+    let weights = if spec.row.weights { weights } else { NONE };
+    Ok([
+        Array::new("x", x, spec.row.x_bytes)?,
+        Array::new("scales", scales, spec.row.scale_bytes)?,
+        Array::new("weights", weights, 4)?,
+        Array::new("ids", ids, 4)?,
+        Array::new("source", source, 4)?,
+        Array::new("slots", slots, 4)?,
+        Array::new("rank_counts", (ranks, "R"), 4)?,
+        Array::new("expert_counts", (local, "El"), 4)?,
+        Array::new("expert_starts", starts, 4)?,
+        Array::new("ranges", ranges, 8)?,
+    ])
+}
+
+/// Rows are named by `i32` in `ids`, `slots` and `source`.
+fn index_limit(rows: u64) -> Result<u64> {
+    if rows <= i32::MAX as u64 { Ok(rows) } else { Err(too_many_rows(rows)) }
+}
+
+#[cold]
+fn no_alignment() -> Error {
+    Error::new(ErrorKind::InvalidInput, OPERATION, "found alignment = 0; expected at least 1")
+        .with_fix("use 1 for no alignment")
+}
+
+#[cold]
+fn too_many_rows(rows: u64) -> Error {
+    Error::new(
+        ErrorKind::InvalidInput,
+        OPERATION,
+        format!("found {rows} rows; expected at most {}, the largest i32", i32::MAX),
+    )
+    .with_fix("lower max_tokens or the expert alignment, or use the flat layout")
+}
+
+#[cold]
+fn too_large() -> Error {
+    Error::new(ErrorKind::InvalidInput, OPERATION, "the region's bytes do not fit into 64 bits")
+        .with_fix("lower max_tokens or hidden")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { ranks: 4, experts: 12, topk: 2, hidden: 64, max_tokens: 5 };
+    const ROW: RowFormat = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
+    const MAJOR: Layout = Layout::ExpertMajor { alignment: 8, zero_padding: false };
+
+    fn spec(layout: Layout) -> RegionSpec {
+        RegionSpec { shape: SHAPE, layout, row: ROW }
+    }
+
+    fn sizes(region: &RegionLayout) -> [u64; ARRAYS] {
+        spans(region).map(|span| span.bytes)
+    }
+
+    fn spans(r: &RegionLayout) -> [Span; ARRAYS] {
+        [
+            r.x,
+            r.scales,
+            r.weights,
+            r.ids,
+            r.source,
+            r.slots,
+            r.rank_counts,
+            r.expert_counts,
+            r.expert_starts,
+            r.ranges,
+        ]
+    }
+
+    #[test]
+    fn exact_sizes_follow_the_shapes_of_the_arrays() {
+        let rows = RegionRows { tokens: 7, experts: 24 };
+        let flat = RegionLayout::new(&spec(Layout::Flat), rows).unwrap();
+        assert_eq!(sizes(&flat), [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0]);
+        let major = RegionLayout::new(&spec(MAJOR), rows).unwrap();
+        assert_eq!(sizes(&major), [24 * 128, 24 * 4, 24 * 4, 0, 7 * 4, 7 * 2 * 4, 16, 12, 16, 0]);
+        let packed = RegionLayout::new(&spec(Layout::Packed), rows).unwrap();
+        assert_eq!(
+            sizes(&packed),
+            [60 * 128, 60 * 4, 60 * 4, 0, 60 * 4, 7 * 2 * 4, 16, 12, 0, 3 * 4 * 8]
+        );
+    }
+
+    #[test]
+    fn worst_sizes_follow_the_formulas() {
+        assert_eq!(
+            RegionRows::worst(&spec(Layout::Flat)).unwrap(),
+            RegionRows { tokens: 20, experts: 40 }
+        );
+        // 20 * min(2, 3) + 7 * 3 = 61, up to 64.
+        assert_eq!(
+            RegionRows::worst(&spec(MAJOR)).unwrap(),
+            RegionRows { tokens: 20, experts: 64 }
+        );
+        assert_eq!(RegionLayout::worst(&spec(Layout::Packed)).unwrap().x.bytes, 60 * 128);
+    }
+
+    #[test]
+    fn arrays_are_aligned_and_do_not_overlap() {
+        for layout in [Layout::Flat, MAJOR, Layout::Packed] {
+            for tokens in [0, 1, 19] {
+                let rows = RegionRows { tokens, experts: 2 * tokens };
+                let region = RegionLayout::new(&spec(layout), rows).unwrap();
+                let mut end = 0;
+                for span in spans(&region) {
+                    assert!(span.offset >= end && span.offset % REGION_ALIGN == 0);
+                    end = span.end();
+                }
+                assert!(region.bytes >= end && region.bytes < end + REGION_ALIGN);
+                assert_eq!(region.bytes % REGION_ALIGN, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn absent_parts_take_no_bytes() {
+        let row = RowFormat { x_bytes: 128, scale_bytes: 0, weights: false };
+        let region = RegionLayout::worst(&RegionSpec { row, ..spec(Layout::Flat) }).unwrap();
+        assert_eq!((region.scales.bytes, region.weights.bytes), (0, 0));
+        assert_eq!(region.x.bytes, 20 * 128);
+    }
+
+    #[test]
+    fn sizes_beyond_any_index_or_offset_are_refused() {
+        let huge = Shape { ranks: 1, experts: 1 << 20, max_tokens: i32::MAX as u32, ..SHAPE };
+        for layout in [MAJOR, Layout::Packed] {
+            let error = RegionLayout::worst(&RegionSpec { shape: huge, ..spec(layout) })
+                .expect_err("too many rows");
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.message().contains("rows; expected at most 2147483647"));
+        }
+        let all = Layout::ExpertMajor { alignment: u32::MAX, zero_padding: false };
+        let wide = Shape { experts: u32::MAX, ..huge };
+        assert!(RegionLayout::worst(&RegionSpec { shape: wide, ..spec(all) }).is_err());
+        let none = Layout::ExpertMajor { alignment: 0, zero_padding: false };
+        let error = RegionLayout::worst(&spec(none)).expect_err("no alignment");
+        assert_eq!(error.message(), "found alignment = 0; expected at least 1");
+    }
+}
