@@ -1,8 +1,8 @@
 //! The CPU backend: the arithmetic of the `cpu` kernel set and its worker pool.
 
 pub mod convert;
-mod multiversion;
-
+mod element;
+mod lanes;
 pub mod sum;
 
 #[cfg(test)]

@@ -53,6 +53,20 @@ pub(crate) fn special_f32s() -> Vec<f32> {
     values
 }
 
+/// [`special_f32s`], random bit patterns, and where fp16 has its values and ties.
+pub(crate) fn many_f32s() -> Vec<f32> {
+    let mut random = Random(1);
+    let mut values = special_f32s();
+    values.extend((0..100_000).map(|_| random.any_f32()));
+    for bits in 0..=0xffffu16 {
+        let half = half::f16::from_bits(bits).to_f32();
+        let next = half::f16::from_bits(bits.wrapping_add(1)).to_f32();
+        let middle = (half + next) / 2.0;
+        values.extend([half, middle, middle.next_up(), middle.next_down()]);
+    }
+    values
+}
+
 /// Whether two numbers have the same bits, or both are NaN.
 pub(crate) fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())

@@ -1,5 +1,6 @@
 use super::*;
 use crate::convert::{decode_row, encode_row};
+use crate::lanes::Portable;
 use crate::samples::{Random, same, special_f32s};
 
 const FLOATS: [FloatType; 3] = [FloatType::Bf16, FloatType::F16, FloatType::F32];
@@ -72,7 +73,7 @@ fn sums_equal_the_definition_bit_by_bit_in_every_version() {
             let mut out = vec![0xee; channels * float.bytes()];
 
             let expected = naive(float, &terms, None, channels);
-            for version in [sum_rows as Unweighted, sum_rows_portable] {
+            for version in [sum_rows as Unweighted, sum_rows_on::<Portable>] {
                 version(float, &mut out, &slices);
                 let found = values(float, &out);
                 assert!(
@@ -81,7 +82,7 @@ fn sums_equal_the_definition_bit_by_bit_in_every_version() {
                 );
             }
             let expected = naive(float, &terms, Some(&weights), channels);
-            for version in [sum_rows_weighted as Weighted, sum_rows_weighted_portable] {
+            for version in [sum_rows_weighted as Weighted, sum_rows_weighted_on::<Portable>] {
                 version(float, &mut out, &slices, &weights);
                 let found = values(float, &out);
                 assert!(
