@@ -3,6 +3,7 @@
 pub mod convert;
 mod element;
 mod lanes;
+pub mod pool;
 pub mod sum;
 
 #[cfg(test)]
