@@ -61,7 +61,7 @@ pub(crate) fn write(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Says whether the header is what [`write`] would write.
+/// Says whether the header is what [`write()`] would write.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let found = fs::read_to_string(root.join(HEADER))
         .with_context(|| format!("read {HEADER}; `cargo xtask header` writes it"))?;
