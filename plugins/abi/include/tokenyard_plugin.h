@@ -1152,7 +1152,8 @@ typedef struct TyWaitBoard {
 } TyWaitBoard;
 
 /**
- * Arguments of `plan`: everything is fixed here. The pointers stay valid until `close`.
+ * Arguments of `plan`: everything is fixed here. Links and board stay valid until `close`, the
+ * list of windows for the call only.
  */
 typedef struct TyPlan {
     /**
