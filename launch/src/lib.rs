@@ -1,1 +1,26 @@
-//! Work in progress.
+//! Starts ranks as processes on this machine and leaves none behind.
+//!
+//! A [`Job`] says what to start. [`Job::start`] makes a private folder for the rendezvous, starts
+//! one process per rank and returns [`Running`], from which the launcher reads [`Event`]s. Ranks
+//! speak lines on stdout; stderr is for people.
+//!
+//! Who ends the ranks:
+//! - the owner of [`Running`]: [`Running::wait_all`] with its deadline, or dropping it, kills and
+//!   reaps what is left (stopped processes too) and removes the folder;
+//! - the kernel, if the launcher itself is killed: a rank calls [`adopt`] first thing and from then
+//!   on dies with its launcher. The folder then stays behind, empty of secrets, in the temporary
+//!   directory. Ranks share the launcher's process group, so Ctrl-C reaches them as well.
+//!
+//! Ranks that fork are not followed: a process that a rank starts is that rank's to end.
+
+mod adopt;
+mod event;
+mod job;
+mod keeper;
+mod lines;
+mod running;
+
+pub use adopt::adopt;
+pub use event::{Event, Exit, Outcome};
+pub use job::{Job, Stderr};
+pub use running::Running;

@@ -1,1 +1,109 @@
-fn main() {}
+//! Developer tasks. `cargo xtask` prints what there is.
+
+mod exec;
+mod header;
+mod needs;
+mod report;
+mod steps;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::report::Report;
+use crate::steps::STEPS;
+
+const HELP: &str = "\
+Developer tasks of tokenyard.
+
+  cargo xtask test                 run every step; exit code 1 if one fails
+  cargo xtask test --only NAME     run this step and those it builds on (may be repeated)
+  cargo xtask test --list          list the steps
+  cargo xtask header               write the C header of the plugin ABI
+  cargo xtask header --check       say whether the checked-in header is up to date
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match run(&args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[&str]) -> Result<ExitCode> {
+    let root = root()?;
+    match args {
+        ["test", "--list"] => print!("{}", steps::list(STEPS)),
+        ["test", rest @ ..] => return test(&root, rest),
+        ["header"] => header::write(&root)?,
+        ["header", "--check"] => header::check(&root)?,
+        [] | ["help" | "--help" | "-h"] => print!("{HELP}"),
+        unknown => return Ok(usage(unknown)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn usage(found: &[&str]) -> ExitCode {
+    eprintln!("error: found arguments `{}`, expected one of these:\n\n{HELP}", found.join(" "));
+    ExitCode::from(2)
+}
+
+fn test(root: &Path, args: &[&str]) -> Result<ExitCode> {
+    let Some(only) = only(args) else {
+        return Ok(usage(&[&["test"], args].concat()));
+    };
+    let selected = steps::select(STEPS, &only)?;
+    needs::install_missing(&selected);
+    let mut reports: Vec<Report> = Vec::new();
+    for step in selected {
+        println!("\n=== {}: {}", step.name, step.about);
+        let report = Report::run(step, root, &reports);
+        println!("=== {}: {}", step.name, report.summary());
+        reports.push(report);
+    }
+    print!("\n{}", report::table(&reports));
+    Ok(if reports.iter().all(Report::passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The names behind `--only`; `None` if anything else is there.
+fn only<'a>(args: &[&'a str]) -> Option<Vec<&'a str>> {
+    args.chunks(2)
+        .map(|pair| match *pair {
+            ["--only", name] => Some(name),
+            _ => None,
+        })
+        .collect()
+}
+
+fn root() -> Result<PathBuf> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().map(Path::to_path_buf).context("find the repository: xtask has no parent")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_takes_names_in_pairs_and_refuses_the_rest() {
+        assert_eq!(only(&[]), Some(vec![]));
+        assert_eq!(only(&["--only", "a", "--only", "b"]), Some(vec!["a", "b"]));
+        assert_eq!(only(&["--only"]), None);
+        assert_eq!(only(&["a", "--only"]), None);
+        assert_eq!(only(&["--list", "--only"]), None);
+    }
+
+    #[test]
+    fn no_arguments_are_help_and_unknown_ones_an_error() {
+        assert_eq!(run(&[]).unwrap(), ExitCode::SUCCESS);
+        assert_eq!(run(&["fly"]).unwrap(), ExitCode::from(2));
+        assert_eq!(run(&["test", "fly"]).unwrap(), ExitCode::from(2));
+        assert!(run(&["test", "--only", "fly"]).is_err());
+    }
+}

@@ -2,6 +2,7 @@
 
 pub mod convert;
 mod element;
+pub mod kernels;
 mod lanes;
 pub mod pool;
 pub mod sum;

@@ -1,0 +1,33 @@
+//! The rank's half of "no orphan".
+
+use std::env;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+/// Process id of the launcher, set for every rank.
+pub(crate) const LAUNCHER: &str = "TOKENYARD_LAUNCHER";
+
+/// Ties this process to its launcher: when the launcher dies, by SIGKILL too, the kernel kills this
+/// process. A rank calls it first thing, on any thread. A process that no [`Job`](crate::Job)
+/// started (torchrun or Slurm did) has no launcher to follow; for it this does nothing.
+///
+/// # Errors
+/// The launcher is already gone, or is not the parent of this process; the rank must then exit.
+pub fn adopt() -> Result<()> {
+    let Some(value) = env::var_os(LAUNCHER) else { return Ok(()) };
+    let launcher: i32 = value.to_str().and_then(|text| text.parse().ok()).with_context(|| {
+        format!("adopt: found {LAUNCHER}={value:?}, expected the launcher's process id")
+    })?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .context("adopt: the kernel refused a parent death signal")?;
+    // The launcher may have died before the line above; nothing would kill this process then.
+    let parent = Pid::as_raw(getppid());
+    if parent != launcher {
+        bail!(
+            "adopt: found parent process {parent}, expected launcher {launcher} of {LAUNCHER}: \
+             the launcher is gone, or another process stands between it and this rank"
+        );
+    }
+    Ok(())
+}

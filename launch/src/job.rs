@@ -1,0 +1,107 @@
+//! What to start.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
+
+use crate::adopt::LAUNCHER;
+use crate::keeper;
+use crate::running::Running;
+
+/// What happens to the stderr of the ranks. The last 64 KiB of each are kept in both cases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stderr {
+    /// Every line goes to the launcher's stderr, behind `[rank 2] `.
+    Inherit,
+    /// Nothing is shown; [`Outcome::stderr_tail`](crate::Outcome::stderr_tail) has the end of it.
+    Capture,
+}
+
+/// Ranks to start as processes on this machine. Every rank runs the same program.
+#[derive(Clone)]
+pub struct Job {
+    /// The program; a name without a slash is looked up in `PATH`.
+    pub program: PathBuf,
+    /// Its arguments, the same for every rank. Other users can read them: no secrets here.
+    pub args: Vec<OsString>,
+    /// How many ranks, at least 1.
+    pub ranks: u32,
+    /// Variables on top of the launcher's own. Those that `start` sets win over them.
+    pub env: Vec<(OsString, OsString)>,
+    /// What happens to stderr.
+    pub stderr: Stderr,
+}
+
+impl Job {
+    /// Starts all ranks, with stdin closed and these variables set: `TOKENYARD_BOOTSTRAP` (a file
+    /// rendezvous in a new folder of mode 0700), `TOKENYARD_RANK`, `TOKENYARD_RANKS`,
+    /// `TOKENYARD_LOCAL_RANK`, `TOKENYARD_SECRET` (64 hex digits, fresh for this job) and
+    /// `TOKENYARD_LAUNCHER` (for [`adopt`](crate::adopt)).
+    ///
+    /// # Errors
+    /// No ranks, no temporary folder, or a process that could not be started. Nothing is left
+    /// running then.
+    pub fn start(&self) -> Result<Running> {
+        ensure!(self.ranks > 0, "start job: found 0 ranks, expected at least 1");
+        let folder = private_folder()?;
+        let secret = fresh_secret()?;
+        let commands =
+            (0..self.ranks).map(|rank| self.command(rank, folder.path(), &secret)).collect();
+        let kept = keeper::start(commands, self.stderr)
+            .with_context(|| format!("start job: program {}", self.program.display()))?;
+        Ok(Running::new(kept, folder))
+    }
+
+    fn command(&self, rank: u32, folder: &Path, secret: &str) -> Command {
+        let mut bootstrap = OsString::from("file://");
+        bootstrap.push(folder.join("rendezvous"));
+        let mut command = Command::new(&self.program);
+        command
+            .args(&self.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .env("TOKENYARD_BOOTSTRAP", bootstrap)
+            .env("TOKENYARD_RANK", rank.to_string())
+            .env("TOKENYARD_RANKS", self.ranks.to_string())
+            .env("TOKENYARD_LOCAL_RANK", rank.to_string())
+            .env("TOKENYARD_SECRET", secret)
+            // A secret file of the surrounding shell belongs to another job.
+            .env_remove("TOKENYARD_SECRET_FILE")
+            .env(LAUNCHER, process::id().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+}
+
+fn private_folder() -> Result<TempDir> {
+    // Absolute, because a rank may change its working directory before it reads the variable.
+    let parent = std::path::absolute(std::env::temp_dir())
+        .context("start job: the temporary directory has no absolute path; set TMPDIR")?;
+    tempfile::Builder::new()
+        .prefix("tokenyard-")
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir_in(&parent)
+        .with_context(|| {
+            format!(
+                "start job: no folder could be made in {}; set TMPDIR to a writable directory",
+                parent.display()
+            )
+        })
+}
+
+fn fresh_secret() -> Result<String> {
+    let mut bytes = [0u8; 32];
+    getrandom::fill(&mut bytes).context("start job: the system gave no random bytes")?;
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        write!(text, "{byte:02x}")?;
+    }
+    Ok(text)
+}

@@ -1,0 +1,148 @@
+//! The ranks that were started.
+
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::process::{Signal, pidfd_send_signal};
+use tempfile::TempDir;
+
+use crate::event::{Event, Exit, Outcome};
+use crate::keeper::{Handle, Kept, lock};
+
+/// How long a rank may take to die of SIGTERM, before SIGKILL.
+const TERM_GRACE: Duration = Duration::from_secs(2);
+/// How long a rank may take to die of SIGKILL, before it is given up.
+const KILL_GRACE: Duration = Duration::from_secs(5);
+
+/// Ranks that run. Dropping it kills and reaps them all and removes the rendezvous folder.
+#[must_use = "dropping it kills the ranks"]
+pub struct Running {
+    ranks: Vec<Handle>,
+    exits: Vec<Option<Exit>>,
+    events: Receiver<Event>,
+    /// Removed after `drop` below has ended the ranks that could write to it.
+    _folder: TempDir,
+}
+
+impl Running {
+    pub(crate) fn new(kept: Kept, folder: TempDir) -> Self {
+        let exits = vec![None; kept.handles.len()];
+        Self { ranks: kept.handles, exits, events: kept.events, _folder: folder }
+    }
+
+    /// The next event of any rank. `None` if none came within `timeout`, or at once if all ranks
+    /// have exited and every event was taken. Events that nobody takes are kept in memory.
+    pub fn next_event(&mut self, timeout: Duration) -> Option<Event> {
+        let event = self.events.recv_timeout(timeout).ok()?;
+        if let Event::Exited { rank, status } = event {
+            self.exits[rank as usize] = Some(status);
+        }
+        Some(event)
+    }
+
+    /// Whether the exit of every rank was delivered.
+    pub fn all_exited(&self) -> bool {
+        self.exits.iter().all(Option::is_some)
+    }
+
+    /// The process id of a rank, also after it has exited. `None` if there is no such rank.
+    pub fn pid(&self, rank: u32) -> Option<u32> {
+        self.ranks.get(rank as usize).map(|handle| handle.pid)
+    }
+
+    /// The last 64 KiB that a rank wrote to stderr so far. Empty if there is no such rank.
+    pub fn stderr_tail(&self, rank: u32) -> String {
+        self.ranks.get(rank as usize).map(|handle| lock(&handle.tail).text()).unwrap_or_default()
+    }
+
+    /// Kills a rank with SIGKILL; its `Exited` event follows.
+    ///
+    /// # Errors
+    /// There is no such rank, or it has exited.
+    pub fn kill(&self, rank: u32) -> Result<()> {
+        self.signal(rank, Signal::KILL)
+    }
+
+    /// Freezes a rank with SIGSTOP.
+    ///
+    /// # Errors
+    /// As [`kill`](Self::kill).
+    pub fn stop(&self, rank: u32) -> Result<()> {
+        self.signal(rank, Signal::STOP)
+    }
+
+    /// Lets a stopped rank go on, with SIGCONT.
+    ///
+    /// # Errors
+    /// As [`kill`](Self::kill).
+    pub fn resume(&self, rank: u32) -> Result<()> {
+        self.signal(rank, Signal::CONT)
+    }
+
+    /// Waits until every rank has exited, at most `deadline` from now. Ranks that still run then get
+    /// SIGTERM, and SIGKILL two seconds later. Returns one outcome per rank, in order.
+    pub fn wait_all(mut self, deadline: Duration) -> Vec<Outcome> {
+        let mut lines = vec![Vec::new(); self.ranks.len()];
+        let mut timed_out = vec![false; self.ranks.len()];
+        self.collect(deadline, &mut lines);
+        if !self.all_exited() {
+            timed_out = self.signal_all(Signal::TERM);
+            // A stopped process acts on SIGTERM only when it goes on.
+            self.signal_all(Signal::CONT);
+            self.collect(TERM_GRACE, &mut lines);
+            self.signal_all(Signal::KILL);
+            // From here on nothing new is written, so this ends with what is in the pipes.
+            while let Some(event) = self.next_event(KILL_GRACE) {
+                keep_line(event, &mut lines);
+            }
+        }
+        let outcome = |((rank, lines), timed_out): ((u32, _), _)| Outcome {
+            rank,
+            exit: self.exits[rank as usize],
+            timed_out,
+            lines,
+            stderr_tail: self.stderr_tail(rank),
+        };
+        (0u32..).zip(lines).zip(timed_out).map(outcome).collect()
+    }
+
+    /// Takes events until all ranks have exited or `limit` has passed.
+    fn collect(&mut self, limit: Duration, lines: &mut [Vec<String>]) {
+        let start = Instant::now();
+        while !self.all_exited() && start.elapsed() < limit {
+            if let Some(event) = self.next_event(limit.saturating_sub(start.elapsed())) {
+                keep_line(event, lines);
+            }
+        }
+    }
+
+    fn signal(&self, rank: u32, signal: Signal) -> Result<()> {
+        let handle = self.ranks.get(rank as usize).with_context(|| {
+            format!("signal rank: found rank {rank}, expected one below {}", self.ranks.len())
+        })?;
+        pidfd_send_signal(&handle.pidfd, signal).with_context(|| {
+            format!("signal rank: rank {rank} (process {}) has exited", handle.pid)
+        })
+    }
+
+    /// Says for each rank whether it was still there to get the signal.
+    fn signal_all(&self, signal: Signal) -> Vec<bool> {
+        self.ranks.iter().map(|handle| pidfd_send_signal(&handle.pidfd, signal).is_ok()).collect()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.signal_all(Signal::KILL);
+        // The channel disconnects when the last rank is reaped. The time limit is for a process
+        // that is stuck inside the kernel: the keeper reaps it whenever it comes loose.
+        while self.events.recv_timeout(KILL_GRACE).is_ok() {}
+    }
+}
+
+fn keep_line(event: Event, lines: &mut [Vec<String>]) {
+    if let Event::Line { rank, line } = event {
+        lines[rank as usize].push(line);
+    }
+}

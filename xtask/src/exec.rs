@@ -1,0 +1,208 @@
+//! Runs one command: shows its output, counts the tests in it, and ends it at its time limit.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long output may still come once the command has ended. Only a process that it left behind
+/// can make use of this.
+const OUTPUT_GRACE: Duration = Duration::from_secs(5);
+
+/// A command line, with variables on top of this process's own.
+pub(crate) struct Line<'a> {
+    pub(crate) words: Vec<String>,
+    pub(crate) env: &'a [(&'a str, &'a str)],
+    pub(crate) folder: &'a Path,
+}
+
+/// What came of a command.
+#[derive(Debug, Default)]
+pub(crate) struct Ran {
+    pub(crate) failure: Option<String>,
+    pub(crate) tests: Tests,
+}
+
+/// Tests that a command reported in the form of `cargo test`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tests {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+}
+
+impl Tests {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+
+    /// Reads `test result: ok. 12 passed; 0 failed; ...`; any other line counts nothing.
+    fn in_line(line: &str) -> Self {
+        let Some(result) = line.trim_start().strip_prefix("test result: ") else {
+            return Self::default();
+        };
+        let count = |what: &str| {
+            let part = result.split([';', '.']).find_map(|part| part.trim().strip_suffix(what));
+            part.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+        };
+        Self { passed: count("passed"), failed: count("failed") }
+    }
+}
+
+/// Runs a command to its end or for at most `limit`, then kills it and all that it started.
+pub(crate) fn run(line: &Line<'_>, limit: Duration) -> Ran {
+    let text = line.words.join(" ");
+    println!("$ {text}");
+    let Some((program, args)) = line.words.split_first() else {
+        return failed("found an empty command line".into());
+    };
+    let spawned = Command::new(program)
+        .args(args)
+        .envs(line.env.iter().copied())
+        .current_dir(line.folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = match spawned {
+        Ok(child) => child,
+        Err(error) => return failed(format!("`{text}` could not be started: {error}")),
+    };
+    let counts = show_and_count(&mut child);
+    let failure = match wait(&mut child, limit) {
+        Ok(Some(status)) if status.success() => None,
+        Ok(Some(status)) => Some(format!("`{text}` ended with {status}")),
+        Ok(None) => Some(format!("`{text}` did not end within {} s", limit.as_secs_f32())),
+        Err(error) => Some(format!("`{text}` could not be waited for: {error}")),
+    };
+    let mut tests = Tests::default();
+    let end = Instant::now() + OUTPUT_GRACE;
+    while let Ok(found) = counts.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        tests.add(found);
+    }
+    Ran { failure, tests }
+}
+
+fn failed(failure: String) -> Ran {
+    Ran { failure: Some(failure), tests: Tests::default() }
+}
+
+/// The receiver disconnects at the end of the output.
+fn show_and_count(child: &mut Child) -> Receiver<Tests> {
+    let (counts_in, counts) = mpsc::channel();
+    if let Some(stdout) = child.stdout.take() {
+        thread::spawn(move || {
+            let mut stdout = BufReader::new(stdout);
+            let mut line = Vec::new();
+            while stdout.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+                let text = String::from_utf8_lossy(&line);
+                print!("{text}");
+                // Fails if the command was given up; its output is shown all the same.
+                let _ = counts_in.send(Tests::in_line(&text));
+                line.clear();
+            }
+        });
+    }
+    counts
+}
+
+/// `None` if the command had to be killed.
+fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    for pid in family(child.id().cast_signed()) {
+        // Fails only for a process that has ended by itself.
+        let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+    }
+    child.wait()?;
+    Ok(None)
+}
+
+/// A process and all its descendants. The command stays in this process's group, so that Ctrl-C
+/// reaches it; so it has no group of its own that could be killed at once.
+fn family(root: i32) -> Vec<i32> {
+    let pairs: Vec<(i32, i32)> = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| {
+            let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            // `pid (name) state parent ...`, where the name may hold anything.
+            let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
+            Some((pid, parent))
+        })
+        .collect();
+    let mut family = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = family.get(next) {
+        family.extend(pairs.iter().filter(|pair| pair.1 == parent).map(|pair| pair.0));
+        next += 1;
+    }
+    family
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, limit: Duration) -> Ran {
+        let words = ["sh", "-c", script].map(String::from).to_vec();
+        run(&Line { words, env: &[("COLOUR", "green")], folder: Path::new("/") }, limit)
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn test_results_are_summed_over_the_output() {
+        let ran = shell(
+            "echo 'test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured'
+             echo 'test result: FAILED. 1 passed; 2 failed; 0 ignored; finished in 0.01s'
+             echo 'we saw 9 passed; 9 failed'",
+            LONG,
+        );
+        assert_eq!(ran.tests, Tests { passed: 13, failed: 2 });
+        assert_eq!(ran.failure, None);
+    }
+
+    #[test]
+    fn a_failure_names_the_command_and_its_status() {
+        let failure = shell("[ $COLOUR = green ] && [ $PWD = / ] && exit 3", LONG).failure.unwrap();
+        assert!(failure.contains("exit 3` ended with exit status: 3"), "{failure}");
+        let words = vec!["/no/such/program".to_string()];
+        let line = Line { words, env: &[], folder: Path::new("/") };
+        let failure = run(&line, LONG).failure.unwrap();
+        assert!(failure.starts_with("`/no/such/program` could not be started"), "{failure}");
+    }
+
+    #[test]
+    fn a_command_over_its_limit_is_killed_with_all_that_it_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = format!(
+            "sh -c 'sleep 60 & echo $! > {0}/grandchild; wait' & echo $! > {0}/child; wait",
+            folder.path().display()
+        );
+        let start = Instant::now();
+        let failure = shell(&script, Duration::from_millis(500)).failure.unwrap();
+        assert!(failure.ends_with("did not end within 0.5 s"), "{failure}");
+        assert!(start.elapsed() < LONG);
+        for name in ["child", "grandchild"] {
+            let pid = fs::read_to_string(folder.path().join(name)).unwrap();
+            let stat = format!("/proc/{}/stat", pid.trim());
+            // Somebody else's child now, so it may stay a zombie for a while.
+            let dead = || fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
+            while !dead() {
+                assert!(start.elapsed() < LONG, "{name} {pid} lives");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+}

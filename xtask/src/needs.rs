@@ -1,0 +1,121 @@
+//! What a step needs on the machine. A missing need fails the step; nothing is ever skipped.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+use std::{env, fmt, fs};
+
+use crate::exec::{self, Line};
+use crate::steps::Step;
+
+/// How long one call of apt-get may take.
+const APT_LIMIT: Duration = Duration::from_secs(600);
+
+/// Something a step cannot run without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// A program that comes with a Debian package. Installed where that is allowed.
+    Package { program: &'static str, package: &'static str },
+    /// Any other program in `PATH`.
+    Program { program: &'static str, fix: &'static str },
+    /// A file of the repository or the result of an earlier step.
+    File { path: &'static str, fix: &'static str },
+}
+
+impl Need {
+    pub(crate) fn met(self, root: &Path) -> bool {
+        match self {
+            Self::Package { program, .. } | Self::Program { program, .. } => in_path(program),
+            Self::File { path, .. } => root.join(path).is_file(),
+        }
+    }
+}
+
+/// What is missing, and the fix.
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Package { program, package } => {
+                write!(f, "{program} not found: apt-get install {package}")
+            }
+            Self::Program { program, fix } => write!(f, "{program} not found: {fix}"),
+            Self::File { path, fix } => write!(f, "{path} not found: {fix}"),
+        }
+    }
+}
+
+/// Installs the Debian packages that the steps miss, on Debian and as root. Elsewhere it does
+/// nothing; the steps then fail with the fix, as they do when the installation fails.
+pub(crate) fn install_missing(steps: &[&Step]) {
+    let packages = missing_packages(steps, in_path);
+    let debian = Path::new("/etc/debian_version").exists() && in_path("apt-get");
+    if packages.is_empty() || !debian || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    println!("installing missing packages: {}", packages.join(" "));
+    let update = vec!["apt-get".into(), "-q".into(), "update".into()];
+    let mut install: Vec<String> =
+        ["apt-get", "-qy", "--no-install-recommends", "install"].map(String::from).to_vec();
+    install.extend(packages.iter().map(|&package| package.to_string()));
+    for words in [update, install] {
+        let env = &[("DEBIAN_FRONTEND", "noninteractive")];
+        let line = Line { words, env, folder: Path::new("/") };
+        if let Some(failure) = exec::run(&line, APT_LIMIT).failure {
+            println!("could not install: {failure}");
+            return;
+        }
+    }
+}
+
+fn missing_packages(steps: &[&Step], present: impl Fn(&str) -> bool) -> Vec<&'static str> {
+    let mut missing = Vec::new();
+    for need in steps.iter().flat_map(|step| step.needs) {
+        if let Need::Package { program, package } = *need
+            && !present(program)
+            && !missing.contains(&package)
+        {
+            missing.push(package);
+        }
+    }
+    missing
+}
+
+fn in_path(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| {
+        fs::metadata(folder.join(program))
+            .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::{STEPS, select};
+
+    #[test]
+    fn a_missing_need_names_the_thing_and_the_fix() {
+        let need = Need::Package { program: "g++", package: "g++" };
+        assert_eq!(need.to_string(), "g++ not found: apt-get install g++");
+        let need = Need::File { path: "a/b.c", fix: "write it" };
+        assert_eq!(need.to_string(), "a/b.c not found: write it");
+        assert!(!need.met(Path::new("/")));
+    }
+
+    #[test]
+    fn programs_are_found_in_path_only_if_they_can_run() {
+        assert!(in_path("sh"));
+        assert!(!in_path("no-such-program-here"));
+        assert!(Need::Program { program: "sh", fix: "" }.met(Path::new("/")));
+    }
+
+    #[test]
+    fn only_packages_that_the_chosen_steps_miss_are_installed_and_each_once() {
+        let all = select(STEPS, &[]).unwrap();
+        assert_eq!(missing_packages(&all, |_| false), ["gcc", "g++"]);
+        assert_eq!(missing_packages(&all, |program| program == "gcc"), ["g++"]);
+        assert!(missing_packages(&all, |_| true).is_empty());
+        let fmt = select(STEPS, &["fmt"]).unwrap();
+        assert!(missing_packages(&fmt, |_| false).is_empty());
+    }
+}

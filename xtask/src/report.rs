@@ -1,0 +1,164 @@
+//! Runs a step and tells how it went.
+
+use std::env;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::exec::{self, Line, Tests};
+use crate::steps::{Cmd, Step};
+
+/// How long one command of a step may take. Far above what any takes; it turns a hang into a
+/// failure with a name.
+const COMMAND_LIMIT: Duration = Duration::from_secs(45 * 60);
+
+/// How one step went.
+pub(crate) struct Report {
+    name: &'static str,
+    failure: Option<String>,
+    tests: Tests,
+    time: Duration,
+}
+
+impl Report {
+    /// Runs a step after those in `earlier`.
+    pub(crate) fn run(step: &Step, root: &Path, earlier: &[Report]) -> Self {
+        let start = Instant::now();
+        let mut tests = Tests::default();
+        let failure = obstacle(step, root, earlier).or_else(|| {
+            step.commands.iter().find_map(|command| {
+                let ran = exec::run(&line(command, root), COMMAND_LIMIT);
+                tests.add(ran.tests);
+                ran.failure
+            })
+        });
+        // A step is a test itself if it has none inside, or if it failed outside of them.
+        match &failure {
+            None if tests == Tests::default() => tests.passed = 1,
+            Some(_) if tests.failed == 0 => tests.failed = 1,
+            _ => {}
+        }
+        Self { name: step.name, failure, tests, time: start.elapsed() }
+    }
+
+    pub(crate) fn passed(&self) -> bool {
+        self.failure.is_none() && self.tests.failed == 0
+    }
+
+    pub(crate) fn summary(&self) -> String {
+        let result = if self.passed() { "pass" } else { "FAIL" };
+        let why = self.failure.as_ref().map(|why| format!(", {why}")).unwrap_or_default();
+        format!("{result} in {:.1} s{why}", self.time.as_secs_f32())
+    }
+}
+
+/// What keeps a step from running: a step it builds on, or a need.
+fn obstacle(step: &Step, root: &Path, earlier: &[Report]) -> Option<String> {
+    let broken =
+        earlier.iter().find(|report| !report.passed() && step.after.contains(&report.name));
+    if let Some(report) = broken {
+        return Some(format!("it builds on step `{}`, which failed", report.name));
+    }
+    let missing: Vec<String> =
+        step.needs.iter().filter(|need| !need.met(root)).map(ToString::to_string).collect();
+    (!missing.is_empty()).then(|| missing.join("; "))
+}
+
+fn line<'a>(command: &Cmd, root: &'a Path) -> Line<'a> {
+    let target = target_folder(root).display().to_string();
+    let words = command.line.split_whitespace().map(|word| word.replace("{target}", &target));
+    Line { words: words.collect(), env: command.env, folder: root }
+}
+
+/// This program lies in `<target>/<profile>/`, wherever cargo was told to build.
+fn target_folder(root: &Path) -> PathBuf {
+    let program = env::current_exe().ok();
+    let folder = program.as_deref().and_then(Path::parent).and_then(Path::parent);
+    folder.map_or_else(|| root.join("target"), Path::to_path_buf)
+}
+
+/// One row per step, then the line `N passed, M failed`, which counts tests.
+pub(crate) fn table(reports: &[Report]) -> String {
+    let width = reports.iter().map(|report| report.name.len()).max().unwrap_or(0).max(4);
+    let mut text = format!("{:width$}  result  passed  failed      time\n", "step");
+    let mut total = Tests::default();
+    for report in reports {
+        let Report { name, tests, time, failure } = report;
+        let result = if report.passed() { "pass" } else { "FAIL" };
+        let why = failure.as_deref().map(|why| format!("  {why}")).unwrap_or_default();
+        total.add(*tests);
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{name:width$}  {result:6}  {:6}  {:6}  {:6.1} s{why}",
+            tests.passed,
+            tests.failed,
+            time.as_secs_f32(),
+        );
+    }
+    let _ = writeln!(text, "\n{} passed, {} failed", total.passed, total.failed);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::needs::Need;
+
+    const GOOD: Cmd = Cmd { env: &[], line: "true" };
+    const BAD: Cmd = Cmd { env: &[], line: "false" };
+    const TWO_TESTS: Cmd = Cmd { env: &[], line: "echo test result: ok. 2 passed; 0 failed" };
+    const ONE_BROKEN: Cmd = Cmd { env: &[], line: "echo test result: FAILED. 2 passed; 1 failed" };
+
+    fn run(step: &Step, earlier: &[Report]) -> Report {
+        Report::run(step, Path::new("/"), earlier)
+    }
+
+    fn step(name: &'static str, commands: &'static [Cmd]) -> Step {
+        Step { name, about: "about", after: &[], needs: &[], commands }
+    }
+
+    #[test]
+    fn the_table_counts_tests_and_a_step_without_tests_as_one() {
+        let mut reports = vec![
+            run(&step("plain", &[GOOD]), &[]),
+            run(&step("tests", &[TWO_TESTS, GOOD, TWO_TESTS]), &[]),
+            run(&step("broken-tests", &[ONE_BROKEN, BAD, GOOD]), &[]),
+            run(&step("outside", &[TWO_TESTS, BAD, TWO_TESTS]), &[]),
+        ];
+        for report in &mut reports {
+            report.time = Duration::from_millis(1500);
+        }
+        let expected = "\
+step          result  passed  failed      time
+plain         pass         1       0     1.5 s
+tests         pass         4       0     1.5 s
+broken-tests  FAIL         2       1     1.5 s  `false` ended with exit status: 1
+outside       FAIL         2       1     1.5 s  `false` ended with exit status: 1
+
+9 passed, 2 failed
+";
+        assert_eq!(table(&reports), expected);
+    }
+
+    #[test]
+    fn failed_tests_fail_the_step_whatever_the_command_says() {
+        assert!(!run(&step("liar", &[ONE_BROKEN]), &[]).passed());
+    }
+
+    #[test]
+    fn a_missing_need_fails_the_step_with_the_fix() {
+        const NEEDS: &[Need] = &[Need::File { path: "no/such/file", fix: "write it" }];
+        let report = run(&Step { needs: NEEDS, ..step("needy", &[GOOD]) }, &[]);
+        assert_eq!(report.failure.as_deref(), Some("no/such/file not found: write it"));
+        assert!(table(&[report]).ends_with("0 passed, 1 failed\n"));
+    }
+
+    #[test]
+    fn a_step_fails_if_one_it_builds_on_failed() {
+        let broken = run(&step("first", &[BAD]), &[]);
+        let report = run(&Step { after: &["first"], ..step("second", &[GOOD]) }, &[broken]);
+        let expected = "it builds on step `first`, which failed";
+        assert_eq!(report.failure.as_deref(), Some(expected));
+    }
+}

@@ -1,0 +1,189 @@
+//! The steps of `cargo xtask test`, as data. To add one, add it to [`STEPS`].
+
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+
+use crate::needs::Need;
+
+/// A named part of the tests.
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    /// Earlier steps whose results this one uses. It fails if one of them failed.
+    pub(crate) after: &'static [&'static str],
+    pub(crate) needs: &'static [Need],
+    /// Run in order in the repository root, up to the first that fails.
+    pub(crate) commands: &'static [Cmd],
+}
+
+/// A command line without a shell: words between spaces. `{target}` stands for cargo's target
+/// folder.
+pub(crate) struct Cmd {
+    pub(crate) env: &'static [(&'static str, &'static str)],
+    pub(crate) line: &'static str,
+}
+
+const fn cmd(line: &'static str) -> Cmd {
+    Cmd { env: &[], line }
+}
+
+const GCC: Need = Need::Package { program: "gcc", package: "gcc" };
+const GXX: Need = Need::Package { program: "g++", package: "g++" };
+const RUSTFMT: Need = Need::Program { program: "cargo-fmt", fix: "rustup component add rustfmt" };
+const CLIPPY: Need = Need::Program { program: "cargo-clippy", fix: "rustup component add clippy" };
+const EXAMPLE_C: Need =
+    Need::File { path: "plugins/example-c/shm.c", fix: "git checkout plugins/example-c" };
+
+pub(crate) const STEPS: &[Step] = &[
+    Step {
+        name: "fmt",
+        about: "the code is formatted",
+        after: &[],
+        needs: &[RUSTFMT],
+        commands: &[cmd("cargo fmt --all --check")],
+    },
+    Step {
+        name: "clippy",
+        about: "no lint complains",
+        after: &[],
+        needs: &[CLIPPY],
+        commands: &[cmd("cargo clippy --workspace --all-targets -- -D warnings")],
+    },
+    Step {
+        name: "doc",
+        about: "the API documentation builds and its links hold",
+        after: &[],
+        needs: &[],
+        commands: &[Cmd {
+            env: &[("RUSTDOCFLAGS", "-D warnings")],
+            line: "cargo doc --workspace --no-deps",
+        }],
+    },
+    Step {
+        name: "unit",
+        about: "unit, integration and documentation tests of every crate",
+        after: &[],
+        needs: &[],
+        commands: &[cmd("cargo test --workspace --exclude xtask --no-fail-fast")],
+    },
+    Step {
+        name: "xtask",
+        about: "tests of this tool",
+        after: &[],
+        needs: &[],
+        commands: &[cmd("cargo test --package xtask --no-fail-fast")],
+    },
+    Step {
+        name: "plugin",
+        about: "the cpu backend builds as a loadable plugin",
+        after: &[],
+        needs: &[],
+        commands: &[
+            cmd("cargo build --package tokenyard-plugin-cpu --release"),
+            cmd("test -s {target}/release/libtokenyard_plugin_cpu.so"),
+        ],
+    },
+    Step {
+        name: "header",
+        about: "the checked-in C header matches the ABI crate and compiles as C and C++",
+        after: &[],
+        needs: &[GCC, GXX],
+        commands: &[
+            cmd("cargo xtask header --check"),
+            cmd("gcc -x c -std=c11 -pedantic -Wall -Wextra -Werror -fsyntax-only \
+                 plugins/abi/include/tokenyard_plugin.h"),
+            cmd("g++ -x c++ -std=c++17 -pedantic -Wall -Wextra -Werror -fsyntax-only \
+                 plugins/abi/include/tokenyard_plugin.h"),
+        ],
+    },
+    Step {
+        name: "c-plugin",
+        about: "the example plugin builds as C and as C++",
+        after: &["header"],
+        needs: &[GCC, GXX, EXAMPLE_C],
+        commands: &[
+            cmd("mkdir -p {target}/example-c"),
+            cmd("gcc -Wall -Wextra -Werror -std=c11 -shared -fPIC -Iplugins/abi/include \
+                 plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_c.so"),
+            cmd("g++ -Wall -Wextra -Werror -std=c++17 -shared -fPIC -Iplugins/abi/include \
+                 plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_cpp.so"),
+        ],
+    },
+];
+
+/// The steps named, and those they build on, in the order of the table; all if none is named.
+pub(crate) fn select(steps: &'static [Step], only: &[&str]) -> Result<Vec<&'static Step>> {
+    if only.is_empty() {
+        return Ok(steps.iter().collect());
+    }
+    for name in only {
+        if !steps.iter().any(|step| step.name == *name) {
+            let names: Vec<_> = steps.iter().map(|step| step.name).collect();
+            bail!("found step `{name}`, expected one of {}", names.join(", "));
+        }
+    }
+    let mut wanted = only.to_vec();
+    let mut selected = Vec::new();
+    // Backwards, because a step builds on earlier ones only.
+    for step in steps.iter().rev() {
+        if wanted.contains(&step.name) {
+            wanted.extend(step.after);
+            selected.push(step);
+        }
+    }
+    selected.reverse();
+    Ok(selected)
+}
+
+/// One line per step.
+pub(crate) fn list(steps: &[Step]) -> String {
+    let width = steps.iter().map(|step| step.name.len()).max().unwrap_or_default();
+    let mut text = String::new();
+    for step in steps {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{:width$}  {}", step.name, step.about);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHAIN: &[Step] = &[bare("a", &[]), bare("b", &[]), bare("c", &["a"]), bare("d", &["c"])];
+
+    const fn bare(name: &'static str, after: &'static [&'static str]) -> Step {
+        Step { name, about: "about", after, needs: &[], commands: &[] }
+    }
+
+    fn names(selected: &[&Step]) -> Vec<&'static str> {
+        selected.iter().map(|step| step.name).collect()
+    }
+
+    #[test]
+    fn a_selected_step_brings_what_it_builds_on_in_order() {
+        assert_eq!(names(&select(CHAIN, &[]).unwrap()), ["a", "b", "c", "d"]);
+        assert_eq!(names(&select(CHAIN, &["b"]).unwrap()), ["b"]);
+        assert_eq!(names(&select(CHAIN, &["d"]).unwrap()), ["a", "c", "d"]);
+        assert_eq!(names(&select(CHAIN, &["c", "b", "c"]).unwrap()), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused_with_the_names_there_are() {
+        let error = select(CHAIN, &["z"]).err().unwrap().to_string();
+        assert_eq!(error, "found step `z`, expected one of a, b, c, d");
+    }
+
+    #[test]
+    fn the_table_has_unique_names_and_builds_on_earlier_steps_only() {
+        for (i, step) in STEPS.iter().enumerate() {
+            let earlier: Vec<_> = STEPS[..i].iter().map(|step| step.name).collect();
+            assert!(!earlier.contains(&step.name), "{} is there twice", step.name);
+            assert!(step.after.iter().all(|name| earlier.contains(name)), "{}", step.name);
+            assert!(!step.commands.is_empty(), "{}", step.name);
+            assert!(step.commands.iter().all(|cmd| !cmd.line.is_empty()), "{}", step.name);
+        }
+        assert_eq!(list(STEPS).lines().count(), STEPS.len());
+    }
+}
