@@ -1,6 +1,6 @@
 //! Whether all ranks hold the same named values, and who does not.
 
-use super::message::{List, clean, name_ranks, put_item};
+use super::fields::{List, clean, name_ranks, put_item};
 use crate::{Error, ErrorKind, Result};
 
 const MAX_ITEMS_SHOWN: usize = 4;

@@ -8,12 +8,11 @@ use async_trait::async_trait;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Interval, MissedTickBehavior};
 
+use super::fields::clean;
 use super::frame::Kind;
 use super::identity::Place;
 use super::liveness::Liveness;
-use super::message::{
-    Contribution, End, MAX_REASON, Op, Verdict, clean, decode_outcome, encode_reason,
-};
+use super::message::{Contribution, End, MAX_REASON, Op, Verdict, decode_outcome, encode_reason};
 use crate::{Error, ErrorKind, Result};
 
 /// How long a rank that leaves waits for its last frames to be taken.

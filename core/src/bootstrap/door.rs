@@ -14,7 +14,7 @@ use crate::{Error, Result};
 const SPARE_HANDSHAKES: usize = 64;
 
 /// Accepts connections and brings them through the handshake, each in a task of its own with a
-/// deadline. Dropping it closes the listener and ends every unfinished handshake.
+/// deadline. Dropping it ends every unfinished handshake.
 pub(super) struct Door {
     /// Processes that hold the secret.
     pub(super) claims: mpsc::Receiver<Claim>,
@@ -33,6 +33,12 @@ impl Door {
         let most = ranks as usize + SPARE_HANDSHAKES;
         let task = tokio::spawn(accept_all(listener, credentials, most, sender));
         Ok(Self { claims, task })
+    }
+
+    /// Closes the listener before it returns, so that another world may have its port.
+    pub(super) async fn close(mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
     }
 }
 

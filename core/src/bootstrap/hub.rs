@@ -8,11 +8,12 @@ use tokio::sync::mpsc;
 
 use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence};
 use super::door::Door;
+use super::fields::name_ranks;
 use super::frame::Kind;
 use super::handshake::{Claim, Credentials, refuse};
 use super::link::{Event, Link, Received, What};
 use super::liveness::PeerState;
-use super::message::{Contribution, End, Proof, Refusal, decode_reason, encode_quiet, name_ranks};
+use super::message::{Contribution, End, Proof, Refusal, decode_reason, encode_quiet};
 use super::rounds::{Delivery, Rounds};
 use super::seal::topic_hash;
 use super::spoke::LOG_EVERY;
@@ -68,12 +69,26 @@ impl Hub {
     ) -> Result<()> {
         let started = Instant::now();
         let mut door = Door::open(listener, credentials, self.member.place.ranks)?;
+        let gathered = self.gather(&mut door, started).await;
+        door.close().await;
+        if gathered.is_err() {
+            self.leave(Farewell::Goodbye).await;
+            return gathered;
+        }
+        for rank in 1..self.member.place.ranks {
+            self.send(rank, Kind::Start, 0, Arc::default());
+        }
+        tracing::info!(ranks = self.member.place.ranks, took = ?started.elapsed(), "all joined");
+        Ok(())
+    }
+
+    async fn gather(&mut self, door: &mut Door, started: Instant) -> Result<()> {
         let mut log = tokio::time::interval(LOG_EVERY);
         log.tick().await;
         loop {
             let missing = self.missing();
             if missing.is_empty() {
-                break;
+                return Ok(());
             }
             tokio::select! {
                 Some(claim) = door.claims.recv() => self.admit(claim),
@@ -84,25 +99,20 @@ impl Hub {
                 }
             }
             if let Some(error) = self.member.liveness.gone("join world") {
-                self.leave(Farewell::Goodbye).await;
                 return Err(error);
             }
             if started.elapsed() > self.member.timing.late {
-                return Err(self.give_up(&missing).await);
+                return Err(self.give_up(&missing));
             }
         }
-        for rank in 1..self.member.place.ranks {
-            self.send(rank, Kind::Start, 0, Arc::default());
-        }
-        tracing::info!(ranks = self.member.place.ranks, took = ?started.elapsed(), "all joined");
-        Ok(())
     }
 
     fn missing(&self) -> Vec<u32> {
         (0u32..).zip(&self.peers).skip(1).filter(|(_, p)| p.is_none()).map(|(r, _)| r).collect()
     }
 
-    async fn give_up(&mut self, missing: &[u32]) -> Error {
+    /// Tells those who came who did not.
+    fn give_up(&self, missing: &[u32]) -> Error {
         let text = format!(
             "{} did not join within {:.1} s, expected all {} ranks",
             name_ranks(missing),
@@ -113,7 +123,6 @@ impl Hub {
         for rank in 1..self.member.place.ranks {
             self.send(rank, Kind::Refused, 0, Arc::clone(&payload));
         }
-        self.leave(Farewell::Goodbye).await;
         Error::new(ErrorKind::Deadline, "join world", text).with_fix(
             "read the logs of the missing ranks: did they start, do they reach this host?",
         )

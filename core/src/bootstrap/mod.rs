@@ -24,13 +24,15 @@
 //!
 //! # Where to find what
 //! `identity`, `launcher`, `hostlist`: who am I · `secret`, `seal`: keys and MACs · `frame`,
-//! `message`: bytes · `rendezvous`, `door`, `handshake`: getting in · `link`: one connection ·
+//! `message`, `fields`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: getting in · `link`: one connection ·
 //! `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` · `control`, `world`: the
 //! thread and its face.
 
 mod agreement;
 mod control;
 mod door;
+mod exchange;
+mod fields;
 pub mod frame;
 mod handshake;
 mod hostlist;

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::agreement::Agreement;
+use super::fields::{List, name_ranks, put_item};
 use super::frame::{Kind, MAX_PAYLOAD};
-use super::message::{Contribution, List, Op, Verdict, name_ranks, put_item};
+use super::message::{Contribution, Op, Verdict};
 use super::seal::topic_hash;
 use crate::{Error, ErrorKind, Result};
 
@@ -85,13 +86,14 @@ impl Rounds {
         let round = self.open.entry(number).or_insert_with(|| Round::new(rank, &part, count, now));
         let (op, topic) = (part.op, part.topic.clone());
         let same = (op, &topic) == (round.op, &round.topic);
-        if same && round.verdict.is_none() {
-            if let Err(error) = round.add(rank, part.data, count) {
-                if !round.arrived.contains(&true) {
-                    self.open.remove(&number);
-                }
-                return Err(error);
+        if same
+            && round.verdict.is_none()
+            && let Err(error) = round.add(rank, part.data, count)
+        {
+            if !round.arrived.contains(&true) {
+                self.open.remove(&number);
             }
+            return Err(error);
         }
         *progress = Progress { next: number + 1, waits: true };
         if let Some(arrived) = round.arrived.get_mut(rank as usize) {
@@ -187,7 +189,10 @@ impl Round {
 
     /// The results, once all have arrived.
     fn finish(&mut self, number: u64) -> Vec<Delivery> {
-        let to_all = |payload: Vec<u8>| vec![Arc::new(payload); self.arrived.len()];
+        let to_all = |payload: Vec<u8>| {
+            let shared = Arc::new(payload);
+            vec![shared; self.arrived.len()]
+        };
         let payloads = match &self.parts {
             Parts::None => to_all(number.to_le_bytes().to_vec()),
             Parts::Items(items) => match joined(number, items.iter().map(Vec::as_slice)) {

@@ -36,7 +36,7 @@ impl Secret {
     /// [`ErrorKind::System`] when the operating system gives no random bytes.
     pub fn generate() -> Result<Self> {
         let bytes: [u8; 32] = seal::random()?;
-        Ok(Self(Some(super::message::hex(&bytes))))
+        Ok(Self(Some(super::fields::hex(&bytes))))
     }
 
     /// The secret `text`, of 16 to 4096 bytes.

@@ -10,11 +10,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::agreement;
 use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Request, Timing, serve};
+use super::fields::put_item;
 use super::frame::MAX_PAYLOAD;
 use super::hub::Hub;
 use super::identity::{Identity, Place};
 use super::liveness::Liveness;
-use super::message::{Contribution, MAX_TOPIC, Op, put_item};
+use super::message::{Contribution, MAX_TOPIC, Op};
 use super::rendezvous::{Entry, enter};
 use super::secret::Secret;
 use super::spoke::Spoke;

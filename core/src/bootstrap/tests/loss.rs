@@ -160,6 +160,10 @@ fn a_reported_failure_reaches_every_rank_and_ends_the_reporters_own_calls() {
             assert!(error.message().contains("rank 2 failed: bad?xxx"), "{error}");
             return;
         }
+        if rank == 1 {
+            let liveness = world.liveness();
+            wait_for("the failure", LATE, || liveness.first_loss().is_some());
+        }
         let error = world.barrier("step").unwrap_err();
         assert!(error.message().contains("rank 2 failed: bad?xxx"), "{error}");
         assert!(error.message().len() < MAX_REASON + 64);
