@@ -80,13 +80,12 @@ impl Farewell {
         }
     }
 
-    /// Notes this rank's own end, so that its later calls say why they fail.
-    pub(super) fn note(self, member: &Member) {
-        let end = match self {
+    /// This rank's own end, as its later calls tell it.
+    pub(super) fn end(&self) -> End {
+        match self {
             Self::Goodbye => End::Left,
-            Self::Failed(why) => End::Lost(format!("failed: {}", clean(&why, MAX_REASON))),
-        };
-        member.liveness.end(member.place.rank, end);
+            Self::Failed(why) => End::Lost(format!("failed: {}", clean(why, MAX_REASON))),
+        }
     }
 }
 

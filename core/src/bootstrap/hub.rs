@@ -313,7 +313,6 @@ impl Bootstrap for Hub {
         for rank in 1..self.member.place.ranks {
             self.send(rank, kind, 0, Arc::clone(&payload));
         }
-        farewell.note(&self.member);
         // Readers must not wait for this task any more.
         self.events.close();
         let liveness = &self.member.liveness;

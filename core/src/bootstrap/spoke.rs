@@ -215,7 +215,6 @@ impl Bootstrap for Spoke {
     async fn leave(&mut self, farewell: Farewell) {
         let (kind, payload) = farewell.frame();
         self.link.send(kind, 0, payload);
-        farewell.note(&self.member);
         // The reader must not wait for this task any more.
         self.events.close();
         self.link.close();

@@ -199,7 +199,7 @@ impl World {
     }
 
     /// Tells the others that this rank ends because of an error, and ends its part in the world.
-    /// They learn `why` (its first 512 bytes) at once: `rank 2 failed: ...`. A collective under
+    /// They learn `why` (cut to about 500 bytes) at once: `rank 2 failed: ...`. A collective under
     /// way on another thread ends with [`ErrorKind::PeerLost`], and so does every later one.
     /// Returns within about a second.
     pub fn report_failure(&self, why: &str) {
@@ -245,6 +245,8 @@ impl World {
     fn end(&self, farewell: Farewell) {
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Control { thread, ended }) = control else { return };
+        // First of all, so that calls that end because of it can say why.
+        self.liveness.end(self.place.rank, farewell.end());
         // Fails only when the thread has ended by itself.
         let _ = self.farewells.send(farewell);
         // It lingers for a second at most. One that broke is left behind rather than waited for.

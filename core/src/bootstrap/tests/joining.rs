@@ -274,7 +274,7 @@ fn ranks_that_expect_another_world_are_refused() {
         let size = refused(meeting.options(1, 4));
         assert!(size.contains("found a world of 4 ranks, rank 0 expects 2"), "{size}");
         let time = refused(WorldOptions { deadline: 2 * DEADLINE, ..meeting.options(1, 2) });
-        assert!(time.contains("600 and 5000 ms, rank 0 has 300 and 5000"), "{time}");
+        assert!(time.contains("1000 and 5000 ms, rank 0 has 500 and 5000"), "{time}");
         drop(meeting.join(1, 2).unwrap());
     });
 }

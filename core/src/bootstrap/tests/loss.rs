@@ -62,7 +62,8 @@ fn loss_of_a_puppet(act: impl Fn(Puppet) -> Option<Puppet> + Sync) -> Vec<(Strin
         let loss = liveness.first_loss().unwrap();
         assert_eq!(loss.rank, 2);
         assert_eq!(liveness.state(2), &PeerState::Lost { why: loss.why.clone() });
-        assert_eq!(liveness.state(1 - rank), &PeerState::Alive);
+        // It may have left by now, but nobody may call it lost.
+        assert!(!matches!(liveness.state(1 - rank), PeerState::Lost { .. }));
         // Every later collective says the same at once.
         assert_eq!(world.all_gather("next", b"").unwrap_err().message(), error.message());
         Some((error.to_string(), waited))

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::{ErrorKind, Result};
 
-const DEADLINE: Duration = Duration::from_millis(300);
+const DEADLINE: Duration = Duration::from_millis(500);
 const LATE: Duration = Duration::from_secs(5);
 
 /// A folder with a place for a rendezvous file.
