@@ -1,1 +1,60 @@
-//! Rendezvous, exchange and heartbeats of the ranks.
+//! Rendezvous, collectives, agreement and liveness of the ranks.
+//!
+//! A rank finds out who it is ([`Identity`]), joins ([`World::join`]), and from then on has a few
+//! small collectives and a view of who is alive ([`Liveness`]). This is for set-up, checks and
+//! diagnosis: no token ever passes here.
+//!
+//! # Shape
+//! A star: every rank has one TCP connection to rank 0. All that happens on it happens on one
+//! control thread per world, on a current-thread runtime; nothing outside of this module is
+//! asynchronous. There is no process-wide state: several ranks of one world, and several worlds,
+//! may live in one process.
+//!
+//! # Who is trusted
+//! A peer is believed once it has proven that it holds the job secret, and then every frame is
+//! still checked for origin, direction, order and form (`frame`, `seal`, `message`). Before that it
+//! may send two small frames within five seconds. Without a secret the ranks may meet on the
+//! loopback interface only. Payloads are authenticated, not encrypted.
+//!
+//! # Every wait ends (INV-6)
+//! - A rank whose connection closes without a goodbye is lost at once.
+//! - A rank that sends no heartbeat for `deadline` is lost. Rank 0 decides, and tells the others;
+//!   each decides about rank 0.
+//! - A rank that lives but does not arrive is waited for up to `late`, and then named.
+//!
+//! # Where to find what
+//! `identity`, `launcher`, `hostlist`: who am I · `secret`, `seal`: keys and MACs · `frame`,
+//! `message`, `fields`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: getting in · `link`: one connection ·
+//! `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` · `control`, `world`: the
+//! thread and its face.
+
+mod agreement;
+mod control;
+mod door;
+mod exchange;
+mod fields;
+pub mod frame;
+mod handshake;
+mod hostlist;
+mod hub;
+mod identity;
+mod launcher;
+mod link;
+mod liveness;
+mod message;
+mod rendezvous;
+mod rounds;
+pub mod seal;
+mod secret;
+mod spoke;
+mod world;
+
+#[cfg(test)]
+mod tests;
+
+pub use hostlist::{MAX_HOSTS, expand as expand_host_list};
+pub use identity::{BOOTSTRAP_VARIABLE, ExchangeFn, Identity, MAX_RANKS, Place, Rendezvous};
+pub use liveness::{Liveness, Loss, PeerState};
+pub use message::{MAX_REASON, MAX_TOPIC};
+pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
+pub use world::{MIN_DEADLINE, World, WorldOptions};

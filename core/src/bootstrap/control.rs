@@ -1,0 +1,202 @@
+//! The control thread: the one place of the project where anything is asynchronous.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Interval, MissedTickBehavior};
+
+use super::fields::clean;
+use super::frame::Kind;
+use super::identity::Place;
+use super::liveness::Liveness;
+use super::message::{Contribution, End, MAX_REASON, Op, Verdict, decode_outcome, encode_reason};
+use crate::{Error, ErrorKind, Result};
+
+/// How long a rank that leaves waits for its last frames to be taken.
+pub(super) const LINGER: Duration = Duration::from_secs(1);
+
+/// A rank's connection to the others: all collectives go through it, and while none is under way it
+/// keeps watching.
+#[async_trait]
+pub(super) trait Bootstrap: Send {
+    /// Takes part in one collective. Ends when the result is there, when all ranks fail alike, or
+    /// when a rank is gone. Bounded by the timing.
+    async fn collective(&mut self, call: &Call) -> Result<Vec<Vec<u8>>>;
+
+    /// Beats and listens, for ever. May be dropped at any `await`.
+    async fn watch(&mut self);
+
+    /// Tells the others that this rank ends, and waits for [`LINGER`] at most.
+    async fn leave(&mut self, farewell: Farewell);
+}
+
+/// One collective, as its caller asked for it.
+pub(super) struct Call {
+    pub(super) op: Op,
+    pub(super) topic: String,
+    pub(super) data: Vec<u8>,
+}
+
+impl Call {
+    pub(super) fn part(&self, round: u64) -> Contribution {
+        Contribution { round, op: self.op, topic: self.topic.clone(), data: self.data.clone() }
+    }
+
+    /// What the caller gets, from the payload of an [`Kind::Outcome`] or a [`Kind::Verdict`].
+    pub(super) fn result(&self, kind: Kind, payload: &[u8], ranks: u32) -> Result<Vec<Vec<u8>>> {
+        let items = match self.op {
+            Op::AllGather | Op::Exchange => ranks as usize,
+            Op::Barrier | Op::Agree => 0,
+        };
+        if kind == Kind::Outcome {
+            return decode_outcome(payload, items).map(|(_, items)| items);
+        }
+        let (_, Verdict { kind, text }) = Verdict::decode(payload)?;
+        let error = Error::new(kind, self.op.name(), text);
+        Err(match kind {
+            ErrorKind::Mismatch => error.with_fix("run every rank with the same code and config"),
+            ErrorKind::Deadline => error.with_fix("read the logs of the missing ranks"),
+            _ => error,
+        })
+    }
+}
+
+/// How a rank ends.
+#[derive(Clone, Debug)]
+pub(super) enum Farewell {
+    Goodbye,
+    Failed(String),
+}
+
+impl Farewell {
+    /// The frame that says so.
+    pub(super) fn frame(&self) -> (Kind, Arc<Vec<u8>>) {
+        match self {
+            Self::Goodbye => (Kind::Goodbye, Arc::default()),
+            Self::Failed(why) => (Kind::Failed, Arc::new(encode_reason(why))),
+        }
+    }
+
+    /// This rank's own end, as its later calls tell it.
+    pub(super) fn end(&self) -> End {
+        match self {
+            Self::Goodbye => End::Left,
+            Self::Failed(why) => End::Lost(format!("failed: {}", clean(why, MAX_REASON))),
+        }
+    }
+}
+
+/// A call and where its result goes.
+pub(super) struct Request {
+    pub(super) call: Call,
+    pub(super) reply: SyncSender<Result<Vec<Vec<u8>>>>,
+}
+
+/// Serves one world until it is told to end, or nobody can call it any more.
+pub(super) async fn serve(
+    mut bootstrap: Box<dyn Bootstrap>,
+    mut requests: UnboundedReceiver<Request>,
+    mut farewells: UnboundedReceiver<Farewell>,
+) {
+    let farewell = loop {
+        let request = tokio::select! {
+            farewell = farewells.recv() => break farewell,
+            Some(request) = requests.recv() => request,
+            () = bootstrap.watch() => continue,
+        };
+        // A farewell interrupts a collective; its caller then finds the reply's sender dropped.
+        tokio::select! {
+            farewell = farewells.recv() => break farewell,
+            result = bootstrap.collective(&request.call) => {
+                let _ = request.reply.send(result);
+            }
+        }
+    };
+    bootstrap.leave(farewell.unwrap_or(Farewell::Goodbye)).await;
+}
+
+/// What rank 0 and the others need alike.
+#[derive(Clone)]
+pub(super) struct Member {
+    pub(super) place: Place,
+    pub(super) timing: Timing,
+    pub(super) liveness: Arc<Liveness>,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Timing {
+    /// The longest silence of a rank that lives.
+    pub(super) deadline: Duration,
+    /// The longest that a live rank may take to arrive.
+    pub(super) late: Duration,
+}
+
+impl Timing {
+    /// The time between two heartbeats.
+    pub(super) fn beat(&self) -> Duration {
+        (self.deadline / 10).min(Duration::from_millis(100))
+    }
+}
+
+/// Beats, and notices when this process itself was stopped or starved: what others sent in the
+/// meantime is then still unread, so their silence proves nothing yet.
+pub(super) struct Ticker {
+    interval: Interval,
+    deadline: Duration,
+    last: Instant,
+    trust_from: Instant,
+}
+
+impl Ticker {
+    pub(super) fn new(timing: Timing) -> Self {
+        let mut interval = tokio::time::interval(timing.beat());
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let now = Instant::now();
+        Self { interval, deadline: timing.deadline, last: now, trust_from: now }
+    }
+
+    /// Waits for the next beat. Says whether a silence may be judged. May be dropped.
+    pub(super) async fn tick(&mut self) -> bool {
+        self.interval.tick().await;
+        let now = Instant::now();
+        if now.duration_since(self.last) > self.deadline / 2 {
+            self.trust_from = now + self.deadline / 4;
+        }
+        self.last = now;
+        now >= self.trust_from
+    }
+}
+
+/// What a rank did that was silent for too long.
+pub(super) fn describe_silence(silence: Duration, deadline: Duration) -> String {
+    format!(
+        "was silent for {:.2} s, expected a heartbeat within {:.2} s: it is stopped, starved or cut \
+         off",
+        silence.as_secs_f64(),
+        deadline.as_secs_f64()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_stall_of_this_process_no_silence_is_judged_for_a_while() {
+        let timing = Timing { deadline: Duration::from_millis(100), late: Duration::from_secs(1) };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let mut ticker = Ticker::new(timing);
+            assert!(ticker.tick().await);
+            std::thread::sleep(Duration::from_millis(70));
+            assert!(!ticker.tick().await);
+            let resumed = Instant::now();
+            while !ticker.tick().await {}
+            assert!(resumed.elapsed() < Duration::from_millis(100));
+        });
+    }
+}

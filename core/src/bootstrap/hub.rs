@@ -1,0 +1,335 @@
+//! Rank 0: everybody's connection, every collective, and who is alive.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence};
+use super::door::Door;
+use super::fields::name_ranks;
+use super::frame::Kind;
+use super::handshake::{Claim, Credentials, refuse};
+use super::link::{Event, Link, Received, What};
+use super::liveness::PeerState;
+use super::message::{Contribution, End, Proof, Refusal, decode_reason, encode_quiet};
+use super::rounds::{Delivery, Rounds};
+use super::seal::topic_hash;
+use super::spoke::LOG_EVERY;
+use crate::{Error, ErrorKind, Result};
+
+/// The center of the star.
+pub(super) struct Hub {
+    member: Member,
+    peers: Vec<Option<Peer>>,
+    events: mpsc::Receiver<Event>,
+    /// For the readers of links yet to come.
+    event_sender: mpsc::Sender<Event>,
+    ticker: Ticker,
+    rounds: Rounds,
+    /// Collectives that this rank has begun.
+    begun: u64,
+    /// This rank's own result.
+    mine: Option<Delivery>,
+}
+
+struct Peer {
+    link: Link,
+    /// Who it is, for people.
+    name: String,
+}
+
+impl Hub {
+    /// A hub that knows nobody yet.
+    pub(super) fn new(member: Member) -> Self {
+        let ranks = member.place.ranks;
+        let (event_sender, events) = mpsc::channel(64);
+        Self {
+            peers: (0..ranks).map(|_| None).collect(),
+            events,
+            event_sender,
+            ticker: Ticker::new(member.timing),
+            rounds: Rounds::new(ranks, member.timing.late),
+            begun: 0,
+            mine: None,
+            member,
+        }
+    }
+
+    /// Waits until all ranks have joined, for the timing's `late` at most.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Deadline`] names the ranks that did not come, on all that did;
+    /// [`ErrorKind::PeerLost`] when one that had joined is gone.
+    pub(super) async fn join(
+        &mut self,
+        listener: std::net::TcpListener,
+        credentials: Credentials,
+    ) -> Result<()> {
+        let started = Instant::now();
+        let mut door = Door::open(listener, credentials, self.member.place.ranks)?;
+        let gathered = self.gather(&mut door, started).await;
+        door.close().await;
+        if gathered.is_err() {
+            self.leave(Farewell::Goodbye).await;
+            return gathered;
+        }
+        for rank in 1..self.member.place.ranks {
+            self.send(rank, Kind::Start, 0, Arc::default());
+        }
+        tracing::info!(ranks = self.member.place.ranks, took = ?started.elapsed(), "all joined");
+        Ok(())
+    }
+
+    async fn gather(&mut self, door: &mut Door, started: Instant) -> Result<()> {
+        let mut log = tokio::time::interval(LOG_EVERY);
+        log.tick().await;
+        loop {
+            let missing = self.missing();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            tokio::select! {
+                Some(claim) = door.claims.recv() => self.admit(claim),
+                () = self.step() => {}
+                _ = log.tick() => {
+                    let waited = started.elapsed().as_secs();
+                    tracing::info!("waited {waited} s, {} missing", name_ranks(&missing));
+                }
+            }
+            if let Some(error) = self.member.liveness.gone("join world") {
+                return Err(error);
+            }
+            if started.elapsed() > self.member.timing.late {
+                return Err(self.give_up(&missing));
+            }
+        }
+    }
+
+    fn missing(&self) -> Vec<u32> {
+        (0u32..).zip(&self.peers).skip(1).filter(|(_, p)| p.is_none()).map(|(r, _)| r).collect()
+    }
+
+    /// Tells those who came who did not.
+    fn give_up(&self, missing: &[u32]) -> Error {
+        let text = format!(
+            "{} did not join within {:.1} s, expected all {} ranks",
+            name_ranks(missing),
+            self.member.timing.late.as_secs_f64(),
+            self.member.place.ranks
+        );
+        let payload = Arc::new(Refusal::Late.encode(&text));
+        for rank in 1..self.member.place.ranks {
+            self.send(rank, Kind::Refused, 0, Arc::clone(&payload));
+        }
+        Error::new(ErrorKind::Deadline, "join world", text).with_fix(
+            "read the logs of the missing ranks: did they start, do they reach this host?",
+        )
+    }
+
+    /// Lets a process in, or tells it why not.
+    fn admit(&mut self, claim: Claim) {
+        let Proof { pid, host, .. } = &claim.proof;
+        let name = format!("pid {pid} on {host} at {}", claim.address);
+        if let Err(why) = self.judge(&claim, &name) {
+            tracing::warn!("refused {name}: {why}");
+            tokio::spawn(async move {
+                let mut secured = claim.secured;
+                refuse(&mut secured.stream, &mut secured.sealer, Refusal::Claim, &why).await;
+            });
+            return;
+        }
+        let (events, liveness) = (self.event_sender.clone(), Arc::clone(&self.member.liveness));
+        let link = Link::start(claim.secured, claim.rank, events, liveness);
+        link.send(Kind::Welcome, 0, Arc::default());
+        tracing::debug!(rank = claim.rank, "joined: {name}");
+        if let Some(place) = self.peers.get_mut(claim.rank as usize) {
+            *place = Some(Peer { link, name });
+        }
+    }
+
+    fn judge(&self, claim: &Claim, name: &str) -> std::result::Result<(), String> {
+        let (rank, ranks) = (claim.rank, self.member.place.ranks);
+        let timing = self.member.timing;
+        let theirs = (claim.proof.deadline_ms, claim.proof.late_ms);
+        let ours = (timing.deadline.as_millis() as u64, timing.late.as_millis() as u64);
+        if claim.ranks != ranks {
+            return Err(format!("found a world of {} ranks, rank 0 expects {ranks}", claim.ranks));
+        }
+        if theirs != ours {
+            return Err(format!(
+                "found deadline and lateness of {} and {} ms, rank 0 has {} and {}",
+                theirs.0, theirs.1, ours.0, ours.1
+            ));
+        }
+        match self.peers.get(rank as usize) {
+            Some(None) if rank != 0 => Ok(()),
+            Some(Some(holder)) => Err(format!(
+                "found two processes that claim rank {rank}: {name}, and before it {}",
+                holder.name
+            )),
+            _ => {
+                Err(format!("found a claim of rank {rank} by {name}, expected 1 to {}", ranks - 1))
+            }
+        }
+    }
+
+    /// Handles one event or one beat. May be dropped while it waits.
+    async fn step(&mut self) {
+        tokio::select! {
+            Some(Event { peer, what }) = self.events.recv() => self.on_event(peer, what),
+            may_judge = self.ticker.tick() => self.on_beat(may_judge),
+        }
+    }
+
+    fn on_event(&mut self, peer: u32, what: What) {
+        if *self.member.liveness.state(peer) != PeerState::Alive {
+            return;
+        }
+        let result = match what {
+            What::Frame(received) => self.on_frame(peer, received),
+            What::Closed(why) => {
+                self.depart(peer, End::Lost(why));
+                Ok(())
+            }
+        };
+        if let Err(error) = result {
+            self.depart(peer, End::Lost(format!("broke the protocol: {error}")));
+        }
+    }
+
+    fn on_frame(&mut self, peer: u32, Received { header, payload }: Received) -> Result<()> {
+        match header.kind {
+            Kind::Contribution => {
+                let part = Contribution::decode(&payload)?;
+                if header.topic != topic_hash(part.op as u8, &part.topic) {
+                    let message = "found a topic whose hash is not the one in the header";
+                    return Err(Error::new(ErrorKind::Protocol, "read contribution", message));
+                }
+                let due = self.rounds.contribute(peer, part, Instant::now())?;
+                self.deliver(due);
+            }
+            Kind::Goodbye => self.depart(peer, End::Left),
+            Kind::Failed => {
+                let why = format!("failed: {}", decode_reason(&payload)?);
+                self.depart(peer, End::Lost(why));
+            }
+            // A heartbeat has done its work when it was read.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn on_beat(&mut self, may_judge: bool) {
+        let timing = self.member.timing;
+        let linked = (0u32..).zip(&self.peers).filter(|(_, peer)| peer.is_some());
+        let alive = linked.map(|(rank, _)| (rank, self.member.liveness.silence(rank)));
+        let alive: Vec<(u32, Duration)> =
+            alive.filter(|(r, _)| *self.member.liveness.state(*r) == PeerState::Alive).collect();
+        if may_judge {
+            for (rank, silence) in alive.iter().filter(|(_, silence)| *silence > timing.deadline) {
+                self.depart(*rank, End::Lost(describe_silence(*silence, timing.deadline)));
+            }
+        }
+        let quiet = alive.iter().filter(|(_, silence)| *silence > 3 * timing.beat());
+        let quiet: Vec<_> =
+            quiet.map(|(rank, silence)| (*rank, silence.as_millis() as u32)).collect();
+        let payload = Arc::new(encode_quiet(&quiet));
+        for (rank, _) in alive {
+            self.send(rank, Kind::Heartbeat, 0, Arc::clone(&payload));
+        }
+        let due = self.rounds.expire(Instant::now());
+        self.deliver(due);
+    }
+
+    /// Notes the end of a rank and tells everybody, the rank itself included.
+    fn depart(&mut self, rank: u32, end: End) {
+        let payload = Arc::new(end.encode(rank));
+        if let End::Lost(why) = &end {
+            let name =
+                self.peers.get(rank as usize).and_then(Option::as_ref).map(|peer| &*peer.name);
+            tracing::error!("rank {rank} ({}) {why}", name.unwrap_or("this process"));
+        }
+        if !self.member.liveness.end(rank, end) {
+            return;
+        }
+        for to in 1..self.member.place.ranks {
+            self.send(to, Kind::Departure, 0, Arc::clone(&payload));
+        }
+        if let Some(Some(peer)) = self.peers.get_mut(rank as usize) {
+            peer.link.close();
+        }
+    }
+
+    fn deliver(&mut self, due: Vec<Delivery>) {
+        for delivery in due {
+            if delivery.rank == 0 {
+                self.mine = Some(delivery);
+            } else {
+                let Delivery { rank, kind, topic, payload } = delivery;
+                self.send(rank, kind, topic, payload);
+            }
+        }
+    }
+
+    fn send(&self, rank: u32, kind: Kind, topic: u64, payload: Arc<Vec<u8>>) {
+        if let Some(Some(peer)) = self.peers.get(rank as usize) {
+            peer.link.send(kind, topic, payload);
+        }
+    }
+}
+
+#[async_trait]
+impl Bootstrap for Hub {
+    async fn collective(&mut self, call: &Call) -> Result<Vec<Vec<u8>>> {
+        let operation = call.op.name();
+        if let Some(error) = self.member.liveness.gone(operation) {
+            return Err(error);
+        }
+        let part = call.part(self.begun);
+        self.begun += 1;
+        let due = self.rounds.contribute(0, part, Instant::now())?;
+        self.deliver(due);
+        loop {
+            if let Some(delivery) = self.mine.take() {
+                return call.result(delivery.kind, &delivery.payload, self.member.place.ranks);
+            }
+            if let Some(error) = self.member.liveness.gone(operation) {
+                return Err(error);
+            }
+            self.step().await;
+        }
+    }
+
+    async fn watch(&mut self) {
+        loop {
+            self.step().await;
+        }
+    }
+
+    async fn leave(&mut self, farewell: Farewell) {
+        let (kind, payload) = farewell.frame();
+        for rank in 1..self.member.place.ranks {
+            self.send(rank, kind, 0, Arc::clone(&payload));
+        }
+        // Readers must not wait for this task any more.
+        self.events.close();
+        let liveness = &self.member.liveness;
+        let mut links: Vec<Link> = Vec::new();
+        for (rank, peer) in (0u32..).zip(&mut self.peers) {
+            let Some(Peer { mut link, .. }) = peer.take() else { continue };
+            link.close();
+            // Nothing is expected of a lost rank; dropping its link closes the socket.
+            if !matches!(liveness.state(rank), PeerState::Lost { .. }) {
+                links.push(link);
+            }
+        }
+        let drained = async {
+            for link in &mut links {
+                link.drained().await;
+            }
+        };
+        let _ = tokio::time::timeout(LINGER, drained).await;
+    }
+}

@@ -1,0 +1,231 @@
+//! Who this process is, and where rank 0 listens.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::launcher::{self, Env};
+use crate::{Error, ErrorKind, Result};
+
+pub(super) const OPERATION: &str = "resolve identity";
+
+/// Holds a `tcp://` or `file://` specification for launchers that do not say where rank 0 is.
+pub const BOOTSTRAP_VARIABLE: &str = "TOKENYARD_BOOTSTRAP";
+
+/// The most ranks of a world.
+pub const MAX_RANKS: u32 = 1 << 20;
+
+/// One rank's place in the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// This rank, `0..ranks`.
+    pub rank: u32,
+    /// R: ranks in the world, 1 to [`MAX_RANKS`].
+    pub ranks: u32,
+    /// Index among the ranks of this host.
+    pub local_rank: u32,
+}
+
+impl Place {
+    /// Checks the relations between the fields.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] when `rank` or `local_rank` is not below `ranks`, or `ranks` is
+    /// not in `1..=MAX_RANKS`.
+    pub fn new(self) -> Result<Self> {
+        let Self { rank, ranks, local_rank } = self;
+        let refuse = |message| Err(Error::new(ErrorKind::InvalidInput, OPERATION, message));
+        if !(1..=MAX_RANKS).contains(&ranks) {
+            return refuse(format!("found {ranks} ranks, expected 1 to {MAX_RANKS}"));
+        }
+        if rank >= ranks {
+            return refuse(format!(
+                "found rank {rank} of {ranks} ranks, expected it below {ranks}"
+            ));
+        }
+        if local_rank >= ranks {
+            return refuse(format!(
+                "found local rank {local_rank} of {ranks} ranks, expected it below {ranks}"
+            ));
+        }
+        Ok(self)
+    }
+}
+
+/// A caller's own all-gather: given this rank's bytes it returns those of all ranks, by rank. The
+/// bytes of different ranks differ in length.
+pub type ExchangeFn = dyn FnMut(&[u8]) -> std::result::Result<Vec<Vec<u8>>, String> + Send;
+
+/// How the ranks find rank 0.
+pub enum Rendezvous {
+    /// Rank 0 listens at this host and port.
+    Tcp {
+        /// A host name or an address.
+        host: String,
+        /// A port, not 0.
+        port: u16,
+    },
+    /// Rank 0 writes its address to this file, which all ranks see.
+    File {
+        /// An absolute path.
+        path: PathBuf,
+    },
+    /// The caller spreads rank 0's address and, if no secret is set, a fresh one. Called once, on
+    /// the thread that joins.
+    Exchange(Box<ExchangeFn>),
+}
+
+impl Rendezvous {
+    /// Reads `tcp://host:port` or `file:///absolute/path`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for anything else.
+    pub fn parse(spec: &str) -> Result<Self> {
+        let refuse = |why: String| {
+            Err(Error::new(
+                ErrorKind::InvalidInput,
+                OPERATION,
+                format!("found {spec:?}, {why}; expected \"tcp://host:port\" or \"file:///path\""),
+            ))
+        };
+        if let Some(address) = spec.strip_prefix("tcp://") {
+            let Some((host, port)) = address.rsplit_once(':') else {
+                return refuse("which has no port".into());
+            };
+            let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+            let host = match bracketed {
+                Some(inside) => inside,
+                None if host.contains(':') => {
+                    return refuse("an IPv6 address without its brackets".into());
+                }
+                None => host,
+            };
+            return match port.parse::<u16>() {
+                _ if host.is_empty() => refuse("which has no host".into()),
+                Ok(port) if port != 0 => Ok(Self::Tcp { host: host.to_owned(), port }),
+                _ => refuse(format!("whose port {port:?} is not in 1 to 65535")),
+            };
+        }
+        match spec.strip_prefix("file://") {
+            Some(path) if path.starts_with('/') && !path.ends_with('/') => {
+                Ok(Self::File { path: path.into() })
+            }
+            Some(_) => refuse("whose path is not that of a file, from the root".into()),
+            None => refuse("which is neither".into()),
+        }
+    }
+}
+
+impl fmt::Debug for Rendezvous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Rendezvous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::File { path } => write!(f, "file://{}", path.display()),
+            Self::Exchange(_) => f.write_str("the caller's exchange"),
+        }
+    }
+}
+
+/// Who this process is, where rank 0 is, and who said so.
+#[derive(Debug)]
+pub struct Identity {
+    /// This rank's place.
+    pub place: Place,
+    /// How to find rank 0.
+    pub rendezvous: Rendezvous,
+    /// Where both came from, for people: `"torchrun"`, `"tcp://a:1, ranks from Slurm"`.
+    pub source: String,
+}
+
+impl Identity {
+    /// An identity that the caller knows by itself.
+    ///
+    /// # Errors
+    /// See [`Place::new`].
+    pub fn new(place: Place, rendezvous: Rendezvous) -> Result<Self> {
+        Ok(Self { place: place.new()?, rendezvous, source: "the caller".to_owned() })
+    }
+
+    /// Finds out from `spec` and the environment.
+    ///
+    /// `spec` is `"env"`, `"tcp://host:port"` or `"file:///absolute/path"`; `env` looks a variable
+    /// up. An empty variable counts as unset. `"env"` asks, in this order: `TOKENYARD_BOOTSTRAP`,
+    /// which holds one of the other two; torchrun; Slurm; Open MPI. With `tcp://` and `file://` the
+    /// ranks come from `TOKENYARD_RANK`, `TOKENYARD_RANKS` and `TOKENYARD_LOCAL_RANK`, else from the
+    /// same launchers. Slurm's task ids are passed over where Open MPI's are there and differ: they
+    /// are then those of mpirun's daemons.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] names the missing or malformed variable, what it holds, what is
+    /// expected, and the launchers that were looked for.
+    pub fn resolve(spec: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let env = Env::new(env);
+        if spec != "env" {
+            return Self::at(Rendezvous::parse(spec)?, &env);
+        }
+        if let Some(spec) = env.get(BOOTSTRAP_VARIABLE) {
+            let rendezvous = Rendezvous::parse(&spec)
+                .map_err(|error| error.with_context("variable", BOOTSTRAP_VARIABLE))?;
+            return Self::at(rendezvous, &env);
+        }
+        let launcher = launcher::detect(&env).ok_or_else(|| launcher::nobody(&env, true))?;
+        Ok(Self {
+            place: launcher.place(&env)?,
+            rendezvous: launcher.rendezvous(&env)?,
+            source: launcher.name().to_owned(),
+        })
+    }
+
+    fn at(rendezvous: Rendezvous, env: &Env<'_>) -> Result<Self> {
+        let (place, ranks_from) = launcher::place(env)?;
+        let source = format!("{rendezvous}, ranks from {ranks_from}");
+        Ok(Self { place, rendezvous, source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specifications_are_read_and_shown_alike() {
+        for spec in ["tcp://node-1:29600", "tcp://[::1]:80", "file:///scratch/job.7"] {
+            assert_eq!(Rendezvous::parse(spec).unwrap().to_string(), spec);
+        }
+    }
+
+    #[test]
+    fn malformed_specifications_are_refused_with_the_reason() {
+        for (spec, reason) in [
+            ("tcp://host", "no port"),
+            ("tcp://:80", "no host"),
+            ("tcp://[]:80", "no host"),
+            ("tcp://host:0", "1 to 65535"),
+            ("tcp://host:70000", "1 to 65535"),
+            ("tcp://::1:80", "without its brackets"),
+            ("file://relative", "from the root"),
+            ("file:///folder/", "not that of a file"),
+            ("env", "neither"),
+            ("etcd://x", "neither"),
+            ("", "neither"),
+        ] {
+            let error = Rendezvous::parse(spec).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.message().contains(reason), "{spec}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_place_outside_the_world_is_refused() {
+        for (rank, ranks, local_rank) in [(0, 0, 0), (2, 2, 0), (0, 2, 2), (0, MAX_RANKS + 1, 0)] {
+            assert!(Place { rank, ranks, local_rank }.new().is_err());
+        }
+        assert!(Place { rank: 1, ranks: 2, local_rank: 1 }.new().is_ok());
+    }
+}

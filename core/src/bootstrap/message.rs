@@ -1,0 +1,339 @@
+//! What the payloads say, and how they are laid out. Little-endian, fixed order, no padding.
+//!
+//! A payload comes from a peer: every length is checked against the bytes that are there, and text
+//! is cleaned before anybody prints it.
+
+use super::fields::{Fields, List, malformed, put_text};
+use super::seal::{JOB_BYTES, NONCE_BYTES};
+use crate::{ErrorKind, Result};
+
+/// The most bytes of a reason that crosses the wire.
+pub const MAX_REASON: usize = 512;
+/// The most bytes of a verdict that crosses the wire.
+pub(super) const MAX_VERDICT: usize = 4096;
+/// The most bytes of a collective's topic.
+pub const MAX_TOPIC: usize = 128;
+/// The most quiet ranks that one heartbeat names.
+pub(super) const MAX_QUIET: usize = 512;
+
+/// The collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Op {
+    AllGather = 1,
+    Exchange = 2,
+    Barrier = 3,
+    Agree = 4,
+}
+
+impl Op {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all_gather",
+            Self::Exchange => "exchange",
+            Self::Barrier => "barrier",
+            Self::Agree => "agree",
+        }
+    }
+
+    fn from_code(code: u8) -> Result<Self> {
+        [Self::AllGather, Self::Exchange, Self::Barrier, Self::Agree]
+            .into_iter()
+            .find(|op| *op as u8 == code)
+            .ok_or_else(|| malformed(format!("found collective {code}, expected 1 to 4")))
+    }
+}
+
+/// First frame of a joiner.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub(super) job: [u8; JOB_BYTES],
+    pub(super) nonce: [u8; NONCE_BYTES],
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+}
+
+impl Hello {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let Self { job, nonce, rank, ranks } = self;
+        [&job[..], nonce, &rank.to_le_bytes(), &ranks.to_le_bytes()].concat()
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
+        let mut fields = Fields(payload);
+        let hello = Self {
+            job: fields.array()?,
+            nonce: fields.array()?,
+            rank: fields.u32()?,
+            ranks: fields.u32()?,
+        };
+        fields.end().map(|()| hello)
+    }
+}
+
+/// What a joiner says of itself once the connection has a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Proof {
+    pub(super) deadline_ms: u64,
+    pub(super) late_ms: u64,
+    pub(super) pid: u32,
+    pub(super) host: String,
+}
+
+impl Proof {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = self.deadline_ms.to_le_bytes().to_vec();
+        out.extend(self.late_ms.to_le_bytes());
+        out.extend(self.pid.to_le_bytes());
+        put_text(&mut out, &self.host, 255);
+        out
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
+        let mut fields = Fields(payload);
+        let proof = Self {
+            deadline_ms: fields.u64()?,
+            late_ms: fields.u64()?,
+            pid: fields.u32()?,
+            host: fields.text(255)?,
+        };
+        fields.end().map(|()| proof)
+    }
+}
+
+/// Why a joiner is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Refusal {
+    /// The joiner looks for another job. Its address may be out of date.
+    Job = 1,
+    /// The secrets differ.
+    Secret = 2,
+    /// Rank, size or timing cannot be.
+    Claim = 3,
+    /// Not all ranks came in time.
+    Late = 4,
+}
+
+impl Refusal {
+    pub(super) fn encode(self, why: &str) -> Vec<u8> {
+        let mut out = vec![self as u8];
+        put_text(&mut out, why, MAX_REASON);
+        out
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<(Self, String)> {
+        let mut fields = Fields(payload);
+        let code = fields.array::<1>()?[0];
+        let refusal = [Self::Job, Self::Secret, Self::Claim, Self::Late]
+            .into_iter()
+            .find(|refusal| *refusal as u8 == code)
+            .ok_or_else(|| malformed(format!("found refusal {code}, expected 1 to 4")))?;
+        let why = fields.text(MAX_REASON)?;
+        fields.end().map(|()| (refusal, why))
+    }
+}
+
+/// The ranks that rank 0 has not heard for a while, with their silence in milliseconds.
+pub(super) fn encode_quiet(quiet: &[(u32, u32)]) -> Vec<u8> {
+    let pairs = quiet.iter().take(MAX_QUIET);
+    pairs.flat_map(|(rank, ms)| [rank.to_le_bytes(), ms.to_le_bytes()].concat()).collect()
+}
+
+pub(super) fn decode_quiet(payload: &[u8]) -> Result<Vec<(u32, u32)>> {
+    let mut fields = Fields(payload);
+    let mut quiet = Vec::new();
+    while !fields.0.is_empty() {
+        quiet.push((fields.u32()?, fields.u32()?));
+    }
+    Ok(quiet)
+}
+
+/// One rank's part of a collective.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Contribution {
+    /// Collectives of this world before this one.
+    pub(super) round: u64,
+    pub(super) op: Op,
+    pub(super) topic: String,
+    pub(super) data: Vec<u8>,
+}
+
+impl Contribution {
+    /// Bytes around `data` at most.
+    pub(super) const OVERHEAD: usize = 8 + 1 + 2 + MAX_TOPIC;
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Self::OVERHEAD + self.data.len());
+        out.extend(self.round.to_le_bytes());
+        out.push(self.op as u8);
+        put_text(&mut out, &self.topic, MAX_TOPIC);
+        out.extend(&self.data);
+        out
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
+        let mut fields = Fields(payload);
+        Ok(Self {
+            round: fields.u64()?,
+            op: Op::from_code(fields.array::<1>()?[0])?,
+            topic: fields.text(MAX_TOPIC)?,
+            data: fields.0.to_vec(),
+        })
+    }
+}
+
+/// The result of a collective: the round and one item per rank, or none.
+pub(super) fn decode_outcome(payload: &[u8], items: usize) -> Result<(u64, Vec<Vec<u8>>)> {
+    let mut fields = Fields(payload);
+    let round = fields.u64()?;
+    let list = List::parse(fields.0.to_vec(), items)?;
+    Ok((round, (0..items).map(|i| list.get(i).to_vec()).collect()))
+}
+
+/// The same failure of a collective on every rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) kind: ErrorKind,
+    pub(super) text: String,
+}
+
+impl Verdict {
+    pub(super) fn encode(&self, round: u64) -> Vec<u8> {
+        let mut out = round.to_le_bytes().to_vec();
+        out.push(match self.kind {
+            ErrorKind::Deadline => 1,
+            ErrorKind::InvalidInput => 2,
+            _ => 3,
+        });
+        put_text(&mut out, &self.text, MAX_VERDICT);
+        out
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<(u64, Self)> {
+        let mut fields = Fields(payload);
+        let round = fields.u64()?;
+        let kind = match fields.array::<1>()?[0] {
+            1 => ErrorKind::Deadline,
+            2 => ErrorKind::InvalidInput,
+            3 => ErrorKind::Mismatch,
+            code => return Err(malformed(format!("found verdict {code}, expected 1 to 3"))),
+        };
+        let text = fields.text(MAX_VERDICT)?;
+        fields.end().map(|()| (round, Self { kind, text }))
+    }
+}
+
+/// How a rank ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Left,
+    Lost(String),
+}
+
+impl End {
+    pub(super) fn encode(&self, rank: u32) -> Vec<u8> {
+        let mut out = rank.to_le_bytes().to_vec();
+        match self {
+            Self::Left => out.push(0),
+            Self::Lost(why) => {
+                out.push(1);
+                put_text(&mut out, why, MAX_REASON);
+            }
+        }
+        out
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<(u32, Self)> {
+        let mut fields = Fields(payload);
+        let rank = fields.u32()?;
+        let end = match fields.array::<1>()?[0] {
+            0 => Self::Left,
+            1 => Self::Lost(fields.text(MAX_REASON)?),
+            code => return Err(malformed(format!("found departure {code}, expected 0 or 1"))),
+        };
+        fields.end().map(|()| (rank, end))
+    }
+}
+
+/// The reason in a [`super::frame::Kind::Failed`] frame.
+pub(super) fn encode_reason(why: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_text(&mut out, why, MAX_REASON);
+    out
+}
+
+pub(super) fn decode_reason(payload: &[u8]) -> Result<String> {
+    let mut fields = Fields(payload);
+    let why = fields.text(MAX_REASON)?;
+    fields.end().map(|()| why)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_payload_survives_the_round_trip() {
+        let hello = Hello { job: [1; 16], nonce: [2; 32], rank: 3, ranks: 4 };
+        assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
+        let proof = Proof { deadline_ms: 1, late_ms: 2, pid: 3, host: "node-1".into() };
+        assert_eq!(Proof::decode(&proof.encode()).unwrap(), proof);
+        for refusal in [Refusal::Job, Refusal::Secret, Refusal::Claim, Refusal::Late] {
+            let decoded = Refusal::decode(&refusal.encode("why")).unwrap();
+            assert_eq!(decoded, (refusal, "why".to_owned()));
+        }
+        for op in [Op::AllGather, Op::Exchange, Op::Barrier, Op::Agree] {
+            let part = Contribution { round: 7, op, topic: "shape".into(), data: vec![1, 2] };
+            assert_eq!(Contribution::decode(&part.encode()).unwrap(), part);
+        }
+        for kind in [ErrorKind::Deadline, ErrorKind::InvalidInput, ErrorKind::Mismatch] {
+            let verdict = Verdict { kind, text: "ranks differ".into() };
+            assert_eq!(Verdict::decode(&verdict.encode(5)).unwrap(), (5, verdict));
+        }
+        for end in [End::Left, End::Lost("killed".into())] {
+            assert_eq!(End::decode(&end.encode(2)).unwrap(), (2, end));
+        }
+        assert_eq!(decode_reason(&encode_reason("out of memory")).unwrap(), "out of memory");
+        assert_eq!(decode_quiet(&encode_quiet(&[(1, 2), (3, 4)])).unwrap(), [(1, 2), (3, 4)]);
+    }
+
+    #[test]
+    fn the_largest_payload_of_each_kind_fits_its_frame() {
+        use super::super::frame::Kind;
+        let long = "x".repeat(10_000);
+        let quiet = vec![(0, 0); 10_000];
+        let host = Proof { deadline_ms: 0, late_ms: 0, pid: 0, host: long.clone() };
+        let verdict = Verdict { kind: ErrorKind::Mismatch, text: long.clone() };
+        for (kind, payload) in [
+            (Kind::Proof, host.encode()),
+            (Kind::Refused, Refusal::Late.encode(&long)),
+            (Kind::Heartbeat, encode_quiet(&quiet)),
+            (Kind::Verdict, verdict.encode(1)),
+            (Kind::Departure, End::Lost(long.clone()).encode(1)),
+            (Kind::Failed, encode_reason(&long)),
+        ] {
+            assert!(payload.len() <= kind.payload_limit(), "{kind:?}: {}", payload.len());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_any_bytes_never_panics(
+            bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0usize..10,
+        ) {
+            let _ = Hello::decode(&bytes);
+            let _ = Proof::decode(&bytes);
+            let _ = Refusal::decode(&bytes);
+            let _ = Contribution::decode(&bytes);
+            let _ = Verdict::decode(&bytes);
+            let _ = End::decode(&bytes);
+            let _ = decode_reason(&bytes);
+            let _ = decode_quiet(&bytes);
+            let _ = decode_outcome(&bytes, count);
+            let _ = List::parse(bytes, count);
+        }
+    }
+}

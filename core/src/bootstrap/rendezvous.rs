@@ -1,0 +1,348 @@
+//! Where rank 0 listens, and how the others learn it.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind as IoErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::exchange::enter_by_exchange;
+use super::fields::{clean, hex};
+use super::handshake::Credentials;
+use super::identity::{Place, Rendezvous};
+use super::seal::{JOB_BYTES, random};
+use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, check_private};
+use crate::{Error, ErrorKind, Result};
+
+pub(super) const OPERATION: &str = "meet the other ranks";
+const MAX_NOTICE_BYTES: u64 = 1024;
+
+/// How this rank goes on.
+pub(super) enum Entry {
+    /// There is no other rank.
+    Alone,
+    /// This is rank 0.
+    Hub { listener: TcpListener, credentials: Credentials, notice: Option<Notice> },
+    /// Any other rank.
+    Spoke { target: Target, credentials: Credentials },
+}
+
+/// Where a rank looks for rank 0.
+#[derive(Debug)]
+pub(super) enum Target {
+    Address { host: String, port: u16 },
+    File { path: PathBuf },
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { host, port } => write!(f, "{host}:{port}"),
+            Self::File { path } => write!(f, "the address in {}", path.display()),
+        }
+    }
+}
+
+/// What rank 0 tells the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) job: [u8; JOB_BYTES],
+}
+
+/// Binds (rank 0), publishes and learns, as far as that needs no waiting for others but in a
+/// caller's exchange.
+pub(super) fn enter(
+    place: Place,
+    rendezvous: Rendezvous,
+    secret: Secret,
+    bind: Option<IpAddr>,
+) -> Result<Entry> {
+    if place.ranks == 1 {
+        return Ok(Entry::Alone);
+    }
+    let credentials = Credentials { secret, job: [0; JOB_BYTES] };
+    match rendezvous {
+        Rendezvous::Tcp { host, port } if place.rank == 0 => {
+            let addresses = match bind {
+                Some(ip) => vec![SocketAddr::new(ip, port)],
+                None => resolve_own(&host, port)?,
+            };
+            let listener = listen(&addresses, &credentials.secret)?;
+            Ok(Entry::Hub { listener, credentials, notice: None })
+        }
+        Rendezvous::Tcp { host, port } => {
+            Ok(Entry::Spoke { target: Target::Address { host, port }, credentials })
+        }
+        Rendezvous::File { path } if place.rank == 0 => {
+            let (listener, address) = listen_anywhere(bind, &credentials.secret)?;
+            let credentials = Credentials { job: address.job, ..credentials };
+            let notice = Some(Notice::publish(path, &address)?);
+            Ok(Entry::Hub { listener, credentials, notice })
+        }
+        Rendezvous::File { path } => {
+            Ok(Entry::Spoke { target: Target::File { path }, credentials })
+        }
+        Rendezvous::Exchange(exchange) => enter_by_exchange(place, exchange, credentials, bind),
+    }
+}
+
+/// Refuses an address that others can reach when there is no secret to keep them out.
+pub(super) fn check_secret(secret: &Secret, ip: IpAddr) -> Result<()> {
+    if !secret.is_none() || ip.is_loopback() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidInput,
+        OPERATION,
+        format!("found no job secret, expected one: {ip} can be reached from other hosts"),
+    )
+    .with_fix(format!(
+        "set {SECRET_VARIABLE} (at least 16 characters) or {SECRET_FILE_VARIABLE} (a file of mode \
+         0600), the same on all ranks, or meet on 127.0.0.1"
+    )))
+}
+
+fn resolve_own(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
+    let found = (host, port).to_socket_addrs().map_err(|error| {
+        Error::system(OPERATION, format!("cannot resolve the host of rank 0, {host:?}"), error)
+    })?;
+    let mut addresses: Vec<SocketAddr> = found.collect();
+    // Debian gives a host's own name a loopback address; others cannot reach rank 0 there.
+    addresses.sort_by_key(|address| address.ip().is_loopback());
+    let literal = host == "localhost" || host.parse::<IpAddr>().is_ok();
+    if !literal && addresses.first().is_some_and(|first| first.ip().is_loopback()) {
+        tracing::warn!(
+            host,
+            "the host of rank 0 is a loopback address here: other hosts cannot \
+            reach it; set the bind address of rank 0"
+        );
+    }
+    Ok(addresses)
+}
+
+/// Listens at the first address that works.
+fn listen(addresses: &[SocketAddr], secret: &Secret) -> Result<TcpListener> {
+    let mut failure = None;
+    for address in addresses {
+        check_secret(secret, address.ip())?;
+        match TcpListener::bind(address) {
+            Ok(listener) => {
+                listener.set_nonblocking(true).map_err(|error| {
+                    Error::system(OPERATION, "cannot make the listener non-blocking", error)
+                })?;
+                return Ok(listener);
+            }
+            Err(error) => {
+                failure.get_or_insert((address, error));
+            }
+        }
+    }
+    let Some((address, error)) = failure else {
+        let message = "found no address of the host of rank 0, expected one";
+        return Err(Error::new(ErrorKind::InvalidInput, OPERATION, message));
+    };
+    let fix = match error.kind() {
+        IoErrorKind::AddrInUse => {
+            "choose a free port; another process, perhaps a second rank 0, listens there"
+        }
+        IoErrorKind::AddrNotAvailable => {
+            "run rank 0 on the host that is named, or set the bind address of rank 0"
+        }
+        _ => "choose an address and a port that this user may listen on",
+    };
+    Err(Error::system(OPERATION, format!("rank 0 cannot listen at {address}"), error).with_fix(fix))
+}
+
+/// Listens at a free port of `bind`, or of the loopback interface.
+pub(super) fn listen_anywhere(
+    bind: Option<IpAddr>,
+    secret: &Secret,
+) -> Result<(TcpListener, Address)> {
+    let ip = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let listener = listen(&[SocketAddr::new(ip, 0)], secret)?;
+    let bound = listener
+        .local_addr()
+        .map_err(|error| Error::system(OPERATION, "cannot read the listener's address", error))?;
+    let host = if ip.is_unspecified() { host_name() } else { ip.to_string() };
+    Ok((listener, Address { host, port: bound.port(), job: random()? }))
+}
+
+/// This host's name, as people know it.
+pub(super) fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "unknown".to_owned(),
+        name => clean(name, 255),
+    }
+}
+
+impl Address {
+    pub(super) fn encode(&self) -> String {
+        format!("{} {} {}", self.host, self.port, hex(&self.job))
+    }
+
+    pub(super) fn decode(text: &str) -> Result<Self> {
+        let mut words = text.split_ascii_whitespace();
+        let parsed = (|| {
+            let (host, port, job) = (words.next()?, words.next()?, words.next()?);
+            let address =
+                Self { host: host.to_owned(), port: port.parse().ok()?, job: unhex(job)? };
+            words.next().is_none().then_some(address)
+        })();
+        parsed.ok_or_else(|| {
+            let shown = clean(text, 120);
+            let message = format!("found {shown:?}, expected \"host port nonce\" of rank 0");
+            Error::new(ErrorKind::Protocol, OPERATION, message)
+        })
+    }
+}
+
+fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    if text.len() != 2 * N || !text.is_ascii() {
+        return None;
+    }
+    for (byte, at) in bytes.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(text.get(at..at + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+/// The file that says where rank 0 is. Dropping it removes the file, unless another job replaced it.
+pub(super) struct Notice {
+    path: PathBuf,
+    text: String,
+}
+
+impl Notice {
+    /// Puts the file there, whole or not at all, over one of an earlier job.
+    fn publish(path: PathBuf, address: &Address) -> Result<Self> {
+        let text = address.encode() + "\n";
+        let unwritable = |error| {
+            Error::system(OPERATION, "rank 0 cannot write its address", error)
+                .with_context("file", path.display())
+                .with_fix("name a file in a folder that all ranks share and this user may write")
+        };
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}", hex(&address.job)));
+        let temporary = path.with_file_name(name);
+        let written = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&temporary)
+            .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+            .and_then(|()| std::fs::rename(&temporary, &path));
+        if let Err(error) = written {
+            let _ = std::fs::remove_file(&temporary);
+            return Err(unwritable(error));
+        }
+        Ok(Self { path, text })
+    }
+}
+
+impl Drop for Notice {
+    fn drop(&mut self) {
+        if std::fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Reads where rank 0 is, as of now. The file may be missing, or of an earlier job.
+pub(super) fn read_notice(path: &Path) -> Result<Address> {
+    let read = || -> Result<Address> {
+        let unreadable =
+            |error| Error::system(OPERATION, "cannot read the address of rank 0", error);
+        let file = File::open(path).map_err(unreadable)?;
+        // Whoever can write this file decides where this rank connects to.
+        check_private(&file.metadata().map_err(unreadable)?, OPERATION)?;
+        let mut text = String::new();
+        file.take(MAX_NOTICE_BYTES).read_to_string(&mut text).map_err(unreadable)?;
+        Address::decode(&text)
+    };
+    read().map_err(|error| error.with_context("file", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn address() -> Address {
+        Address { host: "127.0.0.1".into(), port: 4000, job: [0xab; 16] }
+    }
+
+    #[test]
+    fn the_notice_is_private_readable_and_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        std::fs::write(&path, "left over").unwrap();
+        let notice = Notice::publish(path.clone(), &address()).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(read_notice(&path).unwrap(), address());
+        drop(notice);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_notice_of_another_job_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        let old = Notice::publish(path.clone(), &address()).unwrap();
+        let _new = Notice::publish(path.clone(), &Address { port: 1, ..address() }).unwrap();
+        drop(old);
+        assert_eq!(read_notice(&path).unwrap().port, 1);
+    }
+
+    #[test]
+    fn a_notice_that_others_could_have_written_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        let _notice = Notice::publish(path.clone(), &address()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let text = read_notice(&path).unwrap_err().to_string();
+        assert!(
+            text.contains("found mode 0666") && text.contains(path.to_str().unwrap()),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn malformed_notices_are_refused() {
+        let good = address().encode();
+        assert_eq!(Address::decode(&good).unwrap(), address());
+        for text in ["", "a", "a 1", "a x 00", "a 1 00", &format!("{good} more"), &good[1..40]] {
+            assert_eq!(Address::decode(text).unwrap_err().kind(), ErrorKind::Protocol, "{text}");
+        }
+    }
+
+    #[test]
+    fn no_secret_is_refused_unless_the_address_is_loopback() {
+        let listen_at = |ip: &str, secret| listen_anywhere(Some(ip.parse().unwrap()), &secret);
+        for ip in ["0.0.0.0", "192.0.2.1", "::"] {
+            let error = listen_at(ip, Secret::none()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            let text = error.to_string();
+            assert!(
+                text.contains(SECRET_VARIABLE) && text.contains(SECRET_FILE_VARIABLE),
+                "{text}"
+            );
+        }
+        assert!(listen_at("127.0.0.1", Secret::none()).is_ok());
+        let (listener, told) = listen_at("0.0.0.0", Secret::generate().unwrap()).unwrap();
+        assert_eq!((told.port, told.host), (listener.local_addr().unwrap().port(), host_name()));
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_named_with_the_fix() {
+        let first = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = first.local_addr().unwrap();
+        let text = listen(&[address], &Secret::none()).unwrap_err().to_string();
+        assert!(text.contains(&address.to_string()) && text.contains("second rank 0"), "{text}");
+    }
+}

@@ -1,0 +1,382 @@
+//! The collectives as rank 0 sees them: who contributed, who is missing, what each gets back.
+//!
+//! No input or output happens here. Collective number n of every rank is round n; ranks may be in
+//! different rounds only after one that failed, as its verdict goes at once to whoever arrived, and
+//! to the others when they come.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::agreement::Agreement;
+use super::fields::{List, name_ranks, put_item};
+use super::frame::{Kind, MAX_PAYLOAD};
+use super::message::{Contribution, Op, Verdict};
+use super::seal::topic_hash;
+use crate::{Error, ErrorKind, Result};
+
+/// What one rank gets back. The payload is shared by all ranks that get the same.
+pub(super) struct Delivery {
+    pub(super) rank: u32,
+    /// [`Kind::Outcome`] or [`Kind::Verdict`].
+    pub(super) kind: Kind,
+    pub(super) topic: u64,
+    pub(super) payload: Arc<Vec<u8>>,
+}
+
+/// All rounds that are under way.
+pub(super) struct Rounds {
+    late: Duration,
+    ranks: Vec<Progress>,
+    open: BTreeMap<u64, Round>,
+}
+
+/// Where one rank is.
+#[derive(Clone, Default)]
+struct Progress {
+    next: u64,
+    waits: bool,
+}
+
+struct Round {
+    op: Op,
+    topic: String,
+    /// The first rank that arrived: its topic is the round's.
+    opened_by: u32,
+    started: Instant,
+    arrived: Vec<bool>,
+    parts: Parts,
+    verdict: Option<Arc<Vec<u8>>>,
+}
+
+enum Parts {
+    None,
+    Items(Vec<Vec<u8>>),
+    Columns(Vec<Option<List>>),
+    Values(Agreement),
+}
+
+impl Rounds {
+    pub(super) fn new(ranks: u32, late: Duration) -> Self {
+        Self { late, ranks: vec![Progress::default(); ranks as usize], open: BTreeMap::new() }
+    }
+
+    /// Adds the part of `rank`, and returns what is due to anybody now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] when a working rank could not have sent this; nothing is changed.
+    pub(super) fn contribute(
+        &mut self,
+        rank: u32,
+        part: Contribution,
+        now: Instant,
+    ) -> Result<Vec<Delivery>> {
+        let count = self.ranks.len();
+        let number = part.round;
+        let Some(progress) = self.ranks.get_mut(rank as usize) else {
+            return Err(refuse(format!("found rank {rank}, expected it below {count}")));
+        };
+        if progress.waits || progress.next != number {
+            let waits = if progress.waits { ", after the last one's result" } else { "" };
+            return Err(refuse(format!(
+                "found a contribution to collective {number}, expected {}{waits}",
+                progress.next
+            )));
+        }
+        let round = self.open.entry(number).or_insert_with(|| Round::new(rank, &part, count, now));
+        let (op, topic) = (part.op, part.topic.clone());
+        let same = (op, &topic) == (round.op, &round.topic);
+        if same
+            && round.verdict.is_none()
+            && let Err(error) = round.add(rank, part.data, count)
+        {
+            if !round.arrived.contains(&true) {
+                self.open.remove(&number);
+            }
+            return Err(error);
+        }
+        *progress = Progress { next: number + 1, waits: true };
+        if let Some(arrived) = round.arrived.get_mut(rank as usize) {
+            *arrived = true;
+        }
+        let complete = round.arrived.iter().all(|arrived| *arrived);
+        let due = match &round.verdict {
+            Some(verdict) => vec![round.delivery(rank, Kind::Verdict, verdict)],
+            None if !same => {
+                let text = round.other_topic(rank, op, &topic);
+                round.fail(number, ErrorKind::Mismatch, text)
+            }
+            None if complete => round.finish(number),
+            None => Vec::new(),
+        };
+        if complete {
+            self.open.remove(&number);
+        }
+        Ok(self.released(due))
+    }
+
+    /// Fails the rounds that have waited for longer than `late`.
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<Delivery> {
+        let mut due = Vec::new();
+        for (number, round) in &mut self.open {
+            let waited = now.saturating_duration_since(round.started);
+            if round.verdict.is_none() && waited > self.late {
+                let missing: Vec<u32> = round.ranks_that(|arrived| !arrived);
+                let text = format!(
+                    "{:?}: {} did not arrive within {:.1} s, expected all {} ranks",
+                    round.topic,
+                    name_ranks(&missing),
+                    self.late.as_secs_f64(),
+                    round.arrived.len()
+                );
+                due.extend(round.fail(*number, ErrorKind::Deadline, text));
+            }
+        }
+        self.released(due)
+    }
+
+    fn released(&mut self, due: Vec<Delivery>) -> Vec<Delivery> {
+        for delivery in &due {
+            if let Some(progress) = self.ranks.get_mut(delivery.rank as usize) {
+                progress.waits = false;
+            }
+        }
+        due
+    }
+}
+
+impl Round {
+    fn new(rank: u32, part: &Contribution, ranks: usize, now: Instant) -> Self {
+        let parts = match part.op {
+            Op::Barrier => Parts::None,
+            Op::AllGather => Parts::Items(vec![Vec::new(); ranks]),
+            Op::Exchange => Parts::Columns((0..ranks).map(|_| None).collect()),
+            Op::Agree => Parts::Values(Agreement::default()),
+        };
+        Self {
+            op: part.op,
+            topic: part.topic.clone(),
+            opened_by: rank,
+            started: now,
+            arrived: vec![false; ranks],
+            parts,
+            verdict: None,
+        }
+    }
+
+    fn add(&mut self, rank: u32, data: Vec<u8>, ranks: usize) -> Result<()> {
+        let at = rank as usize;
+        match &mut self.parts {
+            Parts::None if data.is_empty() => {}
+            Parts::None => {
+                return Err(refuse(format!("found a barrier of {} bytes, expected 0", data.len())));
+            }
+            Parts::Items(items) => {
+                if let Some(item) = items.get_mut(at) {
+                    *item = data;
+                }
+            }
+            Parts::Columns(columns) => {
+                let list = List::parse(data, ranks)?;
+                if let Some(column) = columns.get_mut(at) {
+                    *column = Some(list);
+                }
+            }
+            Parts::Values(agreement) => agreement.add(rank, data)?,
+        }
+        Ok(())
+    }
+
+    /// The results, once all have arrived.
+    fn finish(&mut self, number: u64) -> Vec<Delivery> {
+        let to_all = |payload: Vec<u8>| {
+            let shared = Arc::new(payload);
+            vec![shared; self.arrived.len()]
+        };
+        let payloads = match &self.parts {
+            Parts::None => to_all(number.to_le_bytes().to_vec()),
+            Parts::Items(items) => match joined(number, items.iter().map(Vec::as_slice)) {
+                Ok(payload) => to_all(payload),
+                Err(bytes) => return self.too_large(number, bytes),
+            },
+            Parts::Columns(columns) => {
+                let row = |to| {
+                    columns.iter().map(move |list| list.as_ref().map_or(&[][..], |l| l.get(to)))
+                };
+                let rows = (0..columns.len()).map(|to| joined(number, row(to)).map(Arc::new));
+                match rows.collect() {
+                    Ok(payloads) => payloads,
+                    Err(bytes) => return self.too_large(number, bytes),
+                }
+            }
+            Parts::Values(agreement) => match agreement.difference() {
+                None => to_all(number.to_le_bytes().to_vec()),
+                Some(difference) => {
+                    let text = format!("{:?}: ranks disagree: {difference}", self.topic);
+                    return self.fail(number, ErrorKind::Mismatch, text);
+                }
+            },
+        };
+        let ranks = 0u32..;
+        ranks.zip(&payloads).map(|(rank, p)| self.delivery(rank, Kind::Outcome, p)).collect()
+    }
+
+    fn too_large(&mut self, number: u64, bytes: usize) -> Vec<Delivery> {
+        let text = format!(
+            "{:?}: one rank would receive {bytes} bytes, expected at most {MAX_PAYLOAD}",
+            self.topic
+        );
+        self.fail(number, ErrorKind::InvalidInput, text)
+    }
+
+    /// Settles the round: a verdict for all who arrived, kept for those who come later.
+    fn fail(&mut self, number: u64, kind: ErrorKind, text: String) -> Vec<Delivery> {
+        let payload = Arc::new(Verdict { kind, text }.encode(number));
+        self.parts = Parts::None;
+        self.verdict = Some(Arc::clone(&payload));
+        let arrived = self.ranks_that(|arrived| arrived);
+        arrived.into_iter().map(|rank| self.delivery(rank, Kind::Verdict, &payload)).collect()
+    }
+
+    fn other_topic(&self, rank: u32, op: Op, topic: &str) -> String {
+        format!(
+            "ranks are in different collectives: rank {} called {}({:?}), rank {rank} called {}({:?}); \
+             expected the same order of collectives on all ranks",
+            self.opened_by,
+            self.op.name(),
+            self.topic,
+            op.name(),
+            topic
+        )
+    }
+
+    fn ranks_that(&self, test: impl Fn(bool) -> bool) -> Vec<u32> {
+        (0u32..).zip(&self.arrived).filter(|(_, arrived)| test(**arrived)).map(|(r, _)| r).collect()
+    }
+
+    fn delivery(&self, rank: u32, kind: Kind, payload: &Arc<Vec<u8>>) -> Delivery {
+        let topic = topic_hash(self.op as u8, &self.topic);
+        Delivery { rank, kind, topic, payload: Arc::clone(payload) }
+    }
+}
+
+/// An outcome of `items`, or its size when that is beyond the limit.
+fn joined<'a>(
+    number: u64,
+    items: impl Iterator<Item = &'a [u8]> + Clone,
+) -> std::result::Result<Vec<u8>, usize> {
+    let bytes = 8 + items.clone().map(|item| 4 + item.len()).sum::<usize>();
+    if bytes > MAX_PAYLOAD {
+        return Err(bytes);
+    }
+    let mut out = Vec::with_capacity(bytes);
+    out.extend(number.to_le_bytes());
+    items.for_each(|item| put_item(&mut out, item));
+    Ok(out)
+}
+
+fn refuse(message: String) -> Error {
+    Error::new(ErrorKind::Protocol, "take part in collective", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::decode_outcome;
+    use super::*;
+
+    fn part(round: u64, op: Op, topic: &str, data: &[u8]) -> Contribution {
+        Contribution { round, op, topic: topic.into(), data: data.to_vec() }
+    }
+
+    fn rounds() -> Rounds {
+        Rounds::new(3, Duration::from_secs(1))
+    }
+
+    fn verdict(delivery: &Delivery) -> Verdict {
+        assert_eq!(delivery.kind, Kind::Verdict);
+        Verdict::decode(&delivery.payload).unwrap().1
+    }
+
+    fn to(due: &[Delivery]) -> Vec<u32> {
+        due.iter().map(|delivery| delivery.rank).collect()
+    }
+
+    #[test]
+    fn the_result_of_an_all_gather_is_shared_by_all_ranks() {
+        let (mut rounds, now) = (rounds(), Instant::now());
+        for rank in [2, 0] {
+            assert!(
+                rounds
+                    .contribute(rank, part(0, Op::AllGather, "t", &[rank as u8]), now)
+                    .unwrap()
+                    .is_empty()
+            );
+        }
+        let due = rounds.contribute(1, part(0, Op::AllGather, "t", b"one"), now).unwrap();
+        assert_eq!(to(&due), [0, 1, 2]);
+        assert!(due.iter().all(|delivery| Arc::ptr_eq(&delivery.payload, &due[0].payload)));
+        let (round, items) = decode_outcome(&due[0].payload, 3).unwrap();
+        assert_eq!((round, items), (0, vec![vec![0], b"one".to_vec(), vec![2]]));
+        assert!(rounds.open.is_empty());
+    }
+
+    #[test]
+    fn another_topic_fails_the_round_at_once_and_for_those_who_come_later() {
+        let (mut rounds, now) = (rounds(), Instant::now());
+        rounds.contribute(0, part(0, Op::Barrier, "start", b""), now).unwrap();
+        let due = rounds.contribute(2, part(0, Op::AllGather, "shape", b"x"), now).unwrap();
+        assert_eq!(to(&due), [0, 2]);
+        let text = verdict(&due[0]).text;
+        assert!(text.contains("rank 0 called barrier(\"start\")"), "{text}");
+        assert!(text.contains("rank 2 called all_gather(\"shape\")"), "{text}");
+        // Rank 0 goes on to its next collective before rank 1 has come to this one.
+        assert!(rounds.contribute(0, part(1, Op::Barrier, "next", b""), now).unwrap().is_empty());
+        let late = rounds.contribute(1, part(0, Op::Barrier, "start", b""), now).unwrap();
+        assert_eq!((to(&late), verdict(&late[0])), (vec![1], verdict(&due[0])));
+        for rank in [1, 2] {
+            rounds.contribute(rank, part(1, Op::Barrier, "next", b""), now).unwrap();
+        }
+        assert!(rounds.open.is_empty());
+    }
+
+    #[test]
+    fn a_round_that_waits_too_long_names_who_is_missing() {
+        let (mut rounds, now) = (rounds(), Instant::now());
+        rounds.contribute(1, part(0, Op::Barrier, "start", b""), now).unwrap();
+        assert!(rounds.expire(now + Duration::from_millis(900)).is_empty());
+        let due = rounds.expire(now + Duration::from_millis(1100));
+        assert_eq!(to(&due), [1]);
+        let Verdict { kind, text } = verdict(&due[0]);
+        assert_eq!(kind, ErrorKind::Deadline);
+        assert!(text.contains("ranks 0, 2 did not arrive within 1.0 s"), "{text}");
+        assert!(rounds.expire(now + Duration::from_secs(9)).is_empty());
+    }
+
+    #[test]
+    fn what_no_working_rank_sends_is_refused_and_changes_nothing() {
+        let (mut rounds, now) = (rounds(), Instant::now());
+        let refused = |rounds: &mut Rounds, rank, part| {
+            let error = rounds.contribute(rank, part, now).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+        };
+        refused(&mut rounds, 9, part(0, Op::Barrier, "t", b""));
+        refused(&mut rounds, 1, part(4, Op::Barrier, "t", b""));
+        refused(&mut rounds, 1, part(0, Op::Barrier, "t", b"not empty"));
+        refused(&mut rounds, 1, part(0, Op::Exchange, "t", b"no list"));
+        refused(&mut rounds, 1, part(0, Op::Agree, "t", b"no items"));
+        rounds.contribute(1, part(0, Op::Exchange, "t", &[0; 12]), now).unwrap();
+        refused(&mut rounds, 1, part(1, Op::Barrier, "ahead", b""));
+    }
+
+    #[test]
+    fn a_result_beyond_the_limit_is_refused_on_every_rank() {
+        let (mut rounds, now) = (rounds(), Instant::now());
+        let third = vec![0; MAX_PAYLOAD / 3];
+        let mut due = Vec::new();
+        for rank in 0..3 {
+            due = rounds.contribute(rank, part(0, Op::AllGather, "t", &third), now).unwrap();
+        }
+        assert_eq!(to(&due), [0, 1, 2]);
+        assert_eq!(verdict(&due[2]).kind, ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,321 @@
+//! Every rank but 0: one connection, to rank 0.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence};
+use super::frame::Kind;
+use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
+use super::link::{Event, Link, Received, Secured, What};
+use super::liveness::PeerState;
+use super::message::{End, Proof, decode_quiet, decode_reason};
+use super::rendezvous::{Address, Target, check_secret, host_name, read_notice};
+use super::seal::topic_hash;
+use crate::{Error, ErrorKind, Result};
+
+/// How often a wait for others is mentioned in the log.
+pub(super) const LOG_EVERY: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const OPERATION: &str = "join world";
+
+/// A ray of the star.
+pub(super) struct Spoke {
+    member: Member,
+    link: Link,
+    events: mpsc::Receiver<Event>,
+    ticker: Ticker,
+    /// Whether all ranks have joined.
+    started: bool,
+    refusal: Option<Error>,
+    /// Collectives that this rank has begun.
+    begun: u64,
+    answer: Option<Received>,
+}
+
+impl Spoke {
+    /// Finds rank 0, proves to belong to the job, and waits until all ranks have joined, for the
+    /// timing's `late` at most.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Deadline`] with the last reason when rank 0 or another rank does not come;
+    /// [`ErrorKind::Protocol`] for a wrong secret or a stranger at rank 0's address;
+    /// [`ErrorKind::Mismatch`] when rank 0 refuses this rank; [`ErrorKind::PeerLost`].
+    pub(super) async fn join(
+        member: Member,
+        target: &Target,
+        credentials: Credentials,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let late = member.timing.late;
+        let secured = connect(&member, target, credentials).await?;
+        let mut spoke = Self::start(member, secured);
+        // Rank 0 gives up first, and knows who is missing.
+        let limit = late + spoke.member.timing.deadline;
+        while !spoke.started {
+            if let Some(refusal) = spoke.refusal.take() {
+                return Err(refusal);
+            }
+            if let Some(error) = spoke.member.liveness.gone(OPERATION) {
+                return Err(error);
+            }
+            if started.elapsed() > limit {
+                let message =
+                    format!("not all ranks joined within {:.1} s", started.elapsed().as_secs_f64());
+                return Err(Error::new(ErrorKind::Deadline, OPERATION, message));
+            }
+            spoke.step().await;
+        }
+        Ok(spoke)
+    }
+
+    fn start(member: Member, secured: Secured) -> Self {
+        let (sender, events) = mpsc::channel(64);
+        let link = Link::start(secured, 0, sender, Arc::clone(&member.liveness));
+        Self {
+            link,
+            events,
+            ticker: Ticker::new(member.timing),
+            started: false,
+            refusal: None,
+            begun: 0,
+            answer: None,
+            member,
+        }
+    }
+
+    /// Handles one event or one beat. May be dropped while it waits.
+    async fn step(&mut self) {
+        tokio::select! {
+            Some(Event { what, .. }) = self.events.recv() => self.on_event(what),
+            may_judge = self.ticker.tick() => self.on_beat(may_judge),
+        }
+    }
+
+    fn on_event(&mut self, what: What) {
+        if *self.member.liveness.state(0) != PeerState::Alive {
+            return;
+        }
+        let result = match what {
+            What::Frame(received) => self.on_frame(received),
+            What::Closed(why) => {
+                self.lose_hub(why);
+                Ok(())
+            }
+        };
+        if let Err(error) = result {
+            self.lose_hub(format!("broke the protocol: {error}"));
+        }
+    }
+
+    fn on_frame(&mut self, received: Received) -> Result<()> {
+        let liveness = &self.member.liveness;
+        let payload = &received.payload;
+        match received.header.kind {
+            Kind::Heartbeat => {
+                let quiet: HashMap<u32, u32> = decode_quiet(payload)?.into_iter().collect();
+                for rank in 1..self.member.place.ranks {
+                    let ms = quiet.get(&rank).copied().unwrap_or(0);
+                    liveness.heard(rank, Duration::from_millis(ms.into()));
+                }
+            }
+            Kind::Start => self.started = true,
+            Kind::Refused => self.refusal = Some(refused(payload)),
+            Kind::Outcome | Kind::Verdict => self.answer = Some(received),
+            Kind::Departure => {
+                let (rank, end) = End::decode(payload)?;
+                self.on_departure(rank, end);
+            }
+            Kind::Goodbye => {
+                liveness.end(0, End::Left);
+                self.link.close();
+            }
+            Kind::Failed => {
+                let why = format!("failed: {}", decode_reason(payload)?);
+                self.lose_hub(why);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn on_departure(&mut self, rank: u32, end: End) {
+        let end = match end {
+            End::Lost(why) if rank == self.member.place.rank => {
+                End::Lost(format!("{why} (so says rank 0 of this rank)"))
+            }
+            other => other,
+        };
+        if let End::Lost(why) = &end {
+            tracing::error!("rank {rank} {why}");
+        }
+        self.member.liveness.end(rank, end);
+    }
+
+    fn on_beat(&mut self, may_judge: bool) {
+        let liveness = &self.member.liveness;
+        if *liveness.state(0) != PeerState::Alive {
+            return;
+        }
+        self.link.send(Kind::Heartbeat, 0, Arc::default());
+        let (silence, deadline) = (liveness.silence(0), self.member.timing.deadline);
+        if may_judge && silence > deadline {
+            self.lose_hub(describe_silence(silence, deadline));
+        }
+    }
+
+    fn lose_hub(&mut self, why: String) {
+        tracing::error!("rank 0 {why}");
+        self.member.liveness.end(0, End::Lost(why));
+        self.link.close();
+    }
+}
+
+#[async_trait]
+impl Bootstrap for Spoke {
+    async fn collective(&mut self, call: &Call) -> Result<Vec<Vec<u8>>> {
+        let operation = call.op.name();
+        if let Some(error) = self.member.liveness.gone(operation) {
+            return Err(error);
+        }
+        let topic = topic_hash(call.op as u8, &call.topic);
+        let part = call.part(self.begun);
+        self.begun += 1;
+        self.link.send(Kind::Contribution, topic, Arc::new(part.encode()));
+        // Rank 0 fails the round first, and knows who is missing; this is for one that does not.
+        let limit = Instant::now() + self.member.timing.late + 2 * self.member.timing.deadline;
+        loop {
+            if let Some(Received { header, payload }) = self.answer.take() {
+                return call.result(header.kind, &payload, self.member.place.ranks);
+            }
+            if let Some(error) = self.member.liveness.gone(operation) {
+                return Err(error);
+            }
+            if Instant::now() > limit {
+                let message = format!("{:?}: rank 0 gave no result, expected one", call.topic);
+                return Err(Error::new(ErrorKind::Deadline, operation, message));
+            }
+            self.step().await;
+        }
+    }
+
+    async fn watch(&mut self) {
+        loop {
+            self.step().await;
+        }
+    }
+
+    async fn leave(&mut self, farewell: Farewell) {
+        let (kind, payload) = farewell.frame();
+        self.link.send(kind, 0, payload);
+        // The reader must not wait for this task any more.
+        self.events.close();
+        self.link.close();
+        if !matches!(self.member.liveness.state(0), PeerState::Lost { .. }) {
+            let _ = timeout(LINGER, self.link.drained()).await;
+        }
+    }
+}
+
+/// Tries until rank 0 lets this rank in.
+async fn connect(member: &Member, target: &Target, credentials: Credentials) -> Result<Secured> {
+    let started = Instant::now();
+    let late = member.timing.late;
+    let (mut pause, mut logged) = (FIRST_PAUSE, started);
+    loop {
+        let setback = match attempt(member, target, &credentials).await {
+            Ok(secured) => return Ok(secured),
+            Err(Setback::Fatal(error)) => return Err(error),
+            Err(Setback::Again(error)) => error,
+            // The file may still be that of an earlier job, whose port has a new owner.
+            Err(Setback::Stranger(error)) if matches!(target, Target::File { .. }) => error,
+            Err(Setback::Stranger(error)) => {
+                return Err(error.with_fix("let nothing but rank 0 of this job listen there"));
+            }
+        };
+        if started.elapsed() + pause > late {
+            let message = format!("cannot reach rank 0 within {:.1} s", late.as_secs_f64());
+            return Err(Error::new(ErrorKind::Deadline, OPERATION, message)
+                .with_context("where", target)
+                .with_source(setback)
+                .with_fix(
+                    "check that rank 0 runs, that this host can reach it, and that no other process \
+                     has taken this rank",
+                ));
+        }
+        if logged.elapsed() > LOG_EVERY {
+            logged = Instant::now();
+            tracing::info!("waited {} s for rank 0: {setback}", started.elapsed().as_secs());
+        }
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+async fn attempt(
+    member: &Member,
+    target: &Target,
+    credentials: &Credentials,
+) -> std::result::Result<Secured, Setback> {
+    let mut credentials = credentials.clone();
+    let (host, port) = match target {
+        Target::Address { host, port } => (host.clone(), *port),
+        Target::File { path } => {
+            let Address { host, port, job } = read_notice(path).map_err(Setback::Again)?;
+            credentials.job = job;
+            (host, port)
+        }
+    };
+    let unreachable =
+        |what: String, error: std::io::Error| Setback::Again(Error::system(OPERATION, what, error));
+    let found = timeout(HANDSHAKE_LIMIT, tokio::net::lookup_host((host.as_str(), port)))
+        .await
+        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+    let found = found.map_err(|e| unreachable(format!("cannot resolve {host:?}"), e))?;
+    let addresses: Vec<SocketAddr> = found.collect();
+    let mut last = None;
+    for address in addresses {
+        check_secret(&credentials.secret, address.ip()).map_err(Setback::Fatal)?;
+        match timeout(HANDSHAKE_LIMIT, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return greet(member, stream, &credentials).await,
+            Ok(Err(error)) => {
+                last = Some(unreachable(format!("cannot connect to {address}"), error))
+            }
+            Err(_) => {
+                let error = std::io::ErrorKind::TimedOut.into();
+                last = Some(unreachable(format!("cannot connect to {address}"), error));
+            }
+        }
+    }
+    Err(last.unwrap_or_else(|| {
+        let message = format!("found no address of {host:?}, expected one");
+        Setback::Again(Error::new(ErrorKind::System, OPERATION, message))
+    }))
+}
+
+async fn greet(
+    member: &Member,
+    stream: TcpStream,
+    credentials: &Credentials,
+) -> std::result::Result<Secured, Setback> {
+    let _ = stream.set_nodelay(true);
+    let proof = Proof {
+        deadline_ms: member.timing.deadline.as_millis() as u64,
+        late_ms: member.timing.late.as_millis() as u64,
+        pid: std::process::id(),
+        host: host_name(),
+    };
+    let greeted = introduce(stream, credentials, member.place, &proof);
+    timeout(HANDSHAKE_LIMIT, greeted).await.unwrap_or_else(|_| {
+        let message =
+            format!("found no answer within {} s, expected one", HANDSHAKE_LIMIT.as_secs());
+        Err(Setback::Again(Error::new(ErrorKind::Deadline, OPERATION, message)))
+    })
+}

@@ -1,0 +1,138 @@
+use super::*;
+
+fn pairs(items: &[(&str, &str)]) -> Vec<(String, String)> {
+    items.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+#[test]
+fn every_collective_gives_every_rank_its_result() {
+    for ranks in [1, 2, 5] {
+        in_world(ranks, |world| {
+            let me = world.rank();
+            assert_eq!((world.ranks(), world.local_rank()), (ranks, me));
+            for round in 0..3u32 {
+                let mine = vec![me as u8; (me + round) as usize];
+                let gathered = world.all_gather("items", &mine).unwrap();
+                let expected: Vec<_> =
+                    (0..ranks).map(|r| vec![r as u8; (r + round) as usize]).collect();
+                assert_eq!(gathered, expected);
+
+                let outgoing = (0..ranks).map(|to| format!("{me} to {to}, {round}").into_bytes());
+                let incoming = world.exchange("letters", outgoing.collect()).unwrap();
+                let expected =
+                    (0..ranks).map(|from| format!("{from} to {me}, {round}").into_bytes());
+                assert_eq!(incoming, expected.collect::<Vec<_>>());
+
+                world.barrier("all here").unwrap();
+                world.agree("shape", &pairs(&[("hidden", "7168"), ("topk", "8")])).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_barrier_holds_everybody_until_the_last_one_comes() {
+    let arrived = std::sync::atomic::AtomicU32::new(0);
+    in_world(3, |world| {
+        std::thread::sleep(Duration::from_millis(30 * u64::from(world.rank())));
+        arrived.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        world.barrier("all").unwrap();
+        assert_eq!(arrived.load(std::sync::atomic::Ordering::SeqCst), 3);
+    });
+}
+
+#[test]
+fn items_of_some_megabytes_arrive_whole_and_cost_no_heartbeat() {
+    in_world(3, |world| {
+        let mine: Vec<u8> = (0..4_000_000u32).map(|i| (i ^ world.rank()) as u8).collect();
+        let gathered = world.all_gather("big", &mine).unwrap();
+        for (rank, item) in gathered.iter().enumerate() {
+            assert!(item.iter().zip(0u32..).all(|(byte, i)| *byte == (i ^ rank as u32) as u8));
+        }
+        assert_eq!(world.liveness().first_loss(), None);
+    });
+}
+
+#[test]
+fn threads_of_one_rank_take_turns() {
+    in_world(2, |world| {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..10).for_each(|_| world.barrier("turn").unwrap()));
+            }
+        });
+    });
+}
+
+#[test]
+fn different_collectives_are_a_mismatch_that_names_both_on_every_rank() {
+    in_world(3, |world| {
+        let result = match world.rank() {
+            2 => world.all_gather("shape", b"x").map(drop),
+            _ => world.barrier("start"),
+        };
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        let text = error.to_string();
+        assert!(
+            text.contains("barrier(\"start\")") && text.contains("all_gather(\"shape\")"),
+            "{text}"
+        );
+        // A mismatch is an answer, not the end of the world.
+        world.barrier("after").unwrap();
+    });
+}
+
+#[test]
+fn values_that_differ_are_named_with_their_ranks_on_every_rank() {
+    let texts = in_world(5, |world| {
+        let hidden = if world.rank() == 3 { "4096" } else { "7168" };
+        let items = pairs(&[("topk", "8"), ("hidden", hidden)]);
+        let error = world.agree("shape", &items).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        world.agree("again", &pairs(&[("topk", "8")])).unwrap();
+        error.to_string()
+    });
+    for text in &texts {
+        assert!(text.contains("hidden: ranks 0-2, 4 have \"7168\", rank 3 has \"4096\""), "{text}");
+        assert!(!text.contains("topk"), "{text}");
+        assert_eq!(text, &texts[0]);
+    }
+}
+
+#[test]
+fn a_live_rank_that_does_not_arrive_is_waited_for_and_then_named() {
+    let meeting = Meeting::new();
+    let late = Duration::from_millis(700);
+    let left = std::sync::Barrier::new(3);
+    on_threads(3, |rank| {
+        let world = World::join(WorldOptions { late, ..meeting.options(rank, 3) }).unwrap();
+        let started = Instant::now();
+        if rank != 1 {
+            let error = world.barrier("start").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Deadline);
+            assert!(error.message().contains("rank 1 did not arrive within 0.7 s"), "{error}");
+            assert!(started.elapsed() >= late && started.elapsed() < late + DEADLINE);
+            assert_eq!(world.liveness().first_loss(), None);
+        }
+        left.wait();
+    });
+}
+
+#[test]
+fn arguments_that_cannot_be_are_refused_before_anything_is_sent() {
+    in_world(1, |world| {
+        let refused = |result: Result<()>, found: &str| {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.message().contains(found), "{error}");
+        };
+        refused(world.barrier(""), "found topic \"\"");
+        refused(world.barrier(&"x".repeat(MAX_TOPIC + 1)), "expected 1 to 128 bytes");
+        refused(world.barrier("a\nb"), "control characters");
+        refused(world.exchange("t", vec![]).map(drop), "found 0 outgoing items, expected 1");
+        let large = vec![0; frame::MAX_PAYLOAD];
+        refused(world.all_gather("t", &large).map(drop), "found 67108864 bytes");
+        world.barrier("still fine").unwrap();
+    });
+}

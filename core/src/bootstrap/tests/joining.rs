@@ -1,0 +1,314 @@
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+
+use super::*;
+
+fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn at(port: u16) -> Rendezvous {
+    Rendezvous::parse(&format!("tcp://127.0.0.1:{port}")).unwrap()
+}
+
+/// Where rank 0 listens, once its file is there.
+fn address_in(path: &Path) -> SocketAddr {
+    wait_for("the file", LATE, || path.exists());
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut words = text.split(' ');
+    let (host, port) = (words.next().unwrap(), words.next().unwrap());
+    format!("{host}:{port}").parse().unwrap()
+}
+
+#[test]
+fn ranks_meet_over_tcp_whoever_comes_first() {
+    for slow in [0, 1] {
+        let port = free_port();
+        on_threads(2, |rank| {
+            if rank == slow {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let world = World::join(options(rank, 2, at(port))).unwrap();
+            world.barrier("met").unwrap();
+        });
+        // Nothing is left behind: the port can be had at once.
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+    }
+}
+
+#[test]
+fn several_worlds_of_one_process_share_an_address_one_after_the_other() {
+    let port = free_port();
+    on_threads(2, |rank| {
+        let first = World::join(options(rank, 2, at(port))).unwrap();
+        let second = World::join(options(rank, 2, at(port))).unwrap();
+        second.barrier("second").unwrap();
+        first.barrier("first").unwrap();
+    });
+}
+
+#[test]
+fn a_world_of_one_rank_needs_nobody() {
+    let nowhere = Rendezvous::Tcp { host: "no.such.host.invalid".into(), port: 1 };
+    let world = World::join(options(0, 1, nowhere)).unwrap();
+    assert_eq!(world.all_gather("alone", b"me").unwrap(), [b"me"]);
+}
+
+#[test]
+fn a_stale_file_does_not_mislead_and_none_is_left() {
+    // The file of an earlier job names a port that now belongs to a stranger who never answers
+    // sensibly, then one where nobody listens.
+    let stranger = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let strange_port = stranger.local_addr().unwrap().port();
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = stranger.accept().unwrap();
+        let _ = stream.write_all(&[b'x'; 400]);
+    });
+    for port in [strange_port, free_port()] {
+        let meeting = Meeting::new();
+        std::fs::write(meeting.path(), format!("127.0.0.1 {port} {}\n", "ab".repeat(16))).unwrap();
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(meeting.path(), private).unwrap();
+        on_threads(2, |rank| {
+            if rank == 0 {
+                std::thread::sleep(Duration::from_millis(150));
+            }
+            let world = meeting.join(rank, 2).unwrap();
+            world.barrier("met").unwrap();
+        });
+        assert_eq!(files_in(meeting.0.path()), 0);
+    }
+    answering.join().unwrap();
+}
+
+#[test]
+fn the_file_of_another_living_job_is_refused_by_that_job() {
+    let (ours, theirs) = (Meeting::new(), Meeting::new());
+    on_threads(4, |thread| match thread {
+        // The other job waits for its rank 1, which comes last.
+        0 => drop(theirs.join(0, 2).unwrap()),
+        1 => {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(theirs.join(1, 2).unwrap());
+        }
+        // Our rank 1 first reads a file with their address, but our nonce.
+        2 => {
+            let port = address_in(&theirs.path()).port();
+            let text = format!("127.0.0.1 {port} {}\n", "cd".repeat(16));
+            std::fs::write(ours.path(), text).unwrap();
+            let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            std::fs::set_permissions(ours.path(), private).unwrap();
+            let world = ours.join(1, 2).unwrap();
+            world.barrier("met").unwrap();
+        }
+        _ => {
+            std::thread::sleep(Duration::from_millis(150));
+            let world = ours.join(0, 2).unwrap();
+            world.barrier("met").unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_callers_exchange_spreads_the_address_and_a_secret() {
+    let boards = std::sync::Mutex::new(vec![None; 3]);
+    let filled = std::sync::Barrier::new(3);
+    let board = (boards, filled);
+    let board = std::sync::Arc::new(board);
+    on_threads(3, |rank| {
+        let board = std::sync::Arc::clone(&board);
+        let exchange = move |mine: &[u8]| {
+            board.0.lock().unwrap()[rank as usize] = Some(mine.to_vec());
+            board.1.wait();
+            Ok(board.0.lock().unwrap().iter().flatten().cloned().collect())
+        };
+        let world =
+            World::join(options(rank, 3, Rendezvous::Exchange(Box::new(exchange)))).unwrap();
+        world.barrier("met").unwrap();
+    });
+    let texts = board.0.lock().unwrap();
+    let of_rank_0 = String::from_utf8(texts[0].clone().unwrap()).unwrap();
+    assert_eq!(of_rank_0.lines().nth(2).unwrap().len(), 64, "no fresh secret");
+}
+
+#[test]
+fn an_exchange_that_fails_ends_the_join_with_its_reason() {
+    let broken = Rendezvous::Exchange(Box::new(|_| Err("the store is down".to_owned())));
+    let error = World::join(options(1, 2, broken)).err().unwrap();
+    assert!(error.message().contains("the store is down"), "{error}");
+}
+
+#[test]
+fn a_wrong_secret_is_refused_and_the_joiner_learns_why() {
+    let meeting = Meeting::new();
+    on_threads(4, |thread| {
+        let secret = |text: &str| Secret::from_text(text).unwrap();
+        let with = |rank, secret| WorldOptions { secret, ..meeting.options(rank, 3) };
+        let right = "the right secret, long enough";
+        match thread {
+            0 | 1 => {
+                let world = World::join(with(thread, secret(right))).unwrap();
+                world.barrier("met").unwrap();
+            }
+            2 => {
+                address_in(&meeting.path());
+                for wrong in [secret("the wrong secret, long enough"), Secret::none()] {
+                    let error = World::join(with(2, wrong)).err().unwrap();
+                    assert_eq!(error.kind(), ErrorKind::Protocol);
+                    let text = error.to_string();
+                    assert!(
+                        text.contains("job secret of this rank is not the one of rank 0"),
+                        "{text}"
+                    );
+                    assert!(
+                        text.contains(SECRET_VARIABLE) && !text.contains("long enough"),
+                        "{text}"
+                    );
+                }
+                // The real rank 2 still gets in.
+                let world = World::join(with(2, secret(right))).unwrap();
+                world.barrier("met").unwrap();
+            }
+            _ => {}
+        }
+    });
+}
+
+#[test]
+fn no_secret_is_refused_off_loopback_on_both_sides() {
+    for (rank, bind) in [(0, Some(Ipv4Addr::UNSPECIFIED.into())), (1, None)] {
+        let rendezvous = Rendezvous::Tcp { host: "192.0.2.1".into(), port: 9 };
+        let error =
+            World::join(WorldOptions { bind, ..options(rank, 2, rendezvous) }).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let text = error.to_string();
+        assert!(text.contains("found no job secret") && text.contains(SECRET_VARIABLE), "{text}");
+    }
+}
+
+#[test]
+fn garbage_and_silence_at_the_door_do_not_disturb_the_join() {
+    let meeting = Meeting::new();
+    on_threads(3, |rank| {
+        if rank == 2 {
+            let address = address_in(&meeting.path());
+            let _silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+            for garbage in
+                [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"TYBS", b"TYBS\x01\0\x08\0"]
+            {
+                let mut stream = TcpStream::connect(address).unwrap();
+                // Rank 0 may close while this is still being sent.
+                let _ = stream.write_all(&garbage.repeat(4));
+            }
+            let mut huge = frame::FrameHeader {
+                kind: frame::Kind::Contribution,
+                sender: 1,
+                topic: 0,
+                sequence: 0,
+                payload_bytes: frame::MAX_PAYLOAD as u32,
+            }
+            .encode()
+            .to_vec();
+            huge.resize(100_000, 0);
+            let mut stream = TcpStream::connect(address).unwrap();
+            let _ = stream.write_all(&huge);
+            // Refused by its kind, long before its announced end.
+            stream.set_read_timeout(Some(LATE)).unwrap();
+            assert!(matches!(stream.read(&mut [0; 8]), Ok(0) | Err(_)));
+            let world = meeting.join(2, 3).unwrap();
+            return world.barrier("met").unwrap();
+        }
+        let world = meeting.join(rank, 3).unwrap();
+        world.barrier("met").unwrap();
+    });
+}
+
+#[test]
+fn a_stranger_at_the_address_of_rank_0_is_recognised() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let stranger = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").unwrap();
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let error = World::join(options(1, 2, at(port))).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Protocol);
+    assert!(error.to_string().contains("does not speak this protocol"), "{error}");
+    stranger.join().unwrap();
+}
+
+#[test]
+fn two_processes_with_one_rank_are_told_of_each_other() {
+    let meeting = Meeting::new();
+    on_threads(3, |thread| match thread {
+        0 => drop(meeting.join(0, 3).unwrap()),
+        1 => drop(meeting.join(1, 3).unwrap()),
+        _ => {
+            // Rank 1 may need a moment to be first.
+            address_in(&meeting.path());
+            std::thread::sleep(Duration::from_millis(200));
+            let error = meeting.join(1, 3).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            let pid = format!("pid {}", std::process::id());
+            let text = error.to_string();
+            assert!(text.contains("two processes that claim rank 1"), "{text}");
+            assert_eq!(text.matches(&pid).count(), 2, "{text}");
+            drop(meeting.join(2, 3).unwrap());
+        }
+    });
+}
+
+#[test]
+fn ranks_that_expect_another_world_are_refused() {
+    let meeting = Meeting::new();
+    on_threads(2, |rank| {
+        if rank == 0 {
+            return drop(meeting.join(0, 2).unwrap());
+        }
+        let refused = |options| {
+            let error = World::join(options).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            error.to_string()
+        };
+        let size = refused(meeting.options(1, 4));
+        assert!(size.contains("found a world of 4 ranks, rank 0 expects 2"), "{size}");
+        let time = refused(WorldOptions { deadline: 2 * DEADLINE, ..meeting.options(1, 2) });
+        assert!(time.contains("1000 and 5000 ms, rank 0 has 500 and 5000"), "{time}");
+        drop(meeting.join(1, 2).unwrap());
+    });
+}
+
+#[test]
+fn ranks_that_never_come_are_named_to_all_that_came() {
+    let meeting = Meeting::new();
+    let late = Duration::from_millis(600);
+    let errors = on_threads(2, |rank| {
+        World::join(WorldOptions { late, ..meeting.options(rank, 5) }).err().unwrap()
+    });
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Deadline);
+        assert!(error.message().contains("ranks 2-4 did not join within 0.6 s"), "{error}");
+    }
+    assert_eq!(files_in(meeting.0.path()), 0);
+}
+
+#[test]
+fn a_missing_rank_0_is_an_error_that_says_where_and_why() {
+    let late = Duration::from_millis(200);
+    let error = World::join(WorldOptions { late, ..options(1, 2, at(free_port())) }).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Deadline);
+    let text = error.to_string();
+    assert!(text.contains("127.0.0.1:") && text.contains("refused"), "{text}");
+    let nowhere = Meeting::new();
+    let error = World::join(WorldOptions { late, ..nowhere.options(1, 2) }).err().unwrap();
+    assert!(error.to_string().contains("No such file"), "{error}");
+}
+
+#[test]
+fn a_deadline_that_no_machine_keeps_is_refused() {
+    let meeting = Meeting::new();
+    let deadline = Duration::from_millis(10);
+    let error = World::join(WorldOptions { deadline, ..meeting.options(0, 2) }).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}

@@ -1,0 +1,218 @@
+use std::sync::Arc;
+
+use super::super::control::{Bootstrap, Member, Timing};
+use super::super::handshake::Credentials;
+use super::super::rendezvous::Target;
+use super::super::spoke::Spoke;
+use super::*;
+
+/// A rank whose control thread only runs when told to: what a killed or a stopped process is to
+/// the others.
+struct Puppet {
+    runtime: tokio::runtime::Runtime,
+    spoke: Spoke,
+    liveness: Arc<Liveness>,
+}
+
+impl Puppet {
+    fn join(meeting: &Meeting, rank: u32, ranks: u32) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let place = Place { rank, ranks, local_rank: rank };
+        let liveness = Arc::new(Liveness::new(rank, ranks));
+        let timing = Timing { deadline: DEADLINE, late: LATE };
+        let member = Member { place, timing, liveness: Arc::clone(&liveness) };
+        let target = Target::File { path: meeting.path() };
+        let credentials = Credentials { secret: Secret::none(), job: [0; 16] };
+        let spoke = runtime.block_on(Spoke::join(member, &target, credentials)).unwrap();
+        Self { runtime, spoke, liveness }
+    }
+
+    /// Closes the sockets as a dying process does.
+    fn die(self) {
+        drop(self.spoke);
+        self.runtime.shutdown_background();
+    }
+
+    fn live(&mut self, time: Duration) {
+        let _ =
+            self.runtime.block_on(async { tokio::time::timeout(time, self.spoke.watch()).await });
+    }
+}
+
+/// Ranks 0 and 1 wait in a barrier that rank 2, a puppet, never reaches. Returns their errors and
+/// how long each waited after `act`.
+fn loss_of_a_puppet(act: impl Fn(Puppet) -> Option<Puppet> + Sync) -> Vec<(String, Duration)> {
+    let meeting = Meeting::new();
+    let acted = std::sync::Mutex::new(None);
+    let results = on_threads(3, |rank| {
+        if rank == 2 {
+            let mut puppet = Puppet::join(&meeting, 2, 3);
+            puppet.live(Duration::from_millis(60));
+            *acted.lock().unwrap() = Some(Instant::now());
+            let left = act(puppet);
+            std::thread::sleep(2 * DEADLINE + Duration::from_millis(200));
+            drop(left);
+            return None;
+        }
+        let world = meeting.join(rank, 3).unwrap();
+        let error = world.barrier("step").unwrap_err();
+        let waited = acted.lock().unwrap().unwrap().elapsed();
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+        let liveness = world.liveness();
+        let loss = liveness.first_loss().unwrap();
+        assert_eq!(loss.rank, 2);
+        assert_eq!(liveness.state(2), &PeerState::Lost { why: loss.why.clone() });
+        // It may have left by now, but nobody may call it lost.
+        assert!(!matches!(liveness.state(1 - rank), PeerState::Lost { .. }));
+        // Every later collective says the same at once.
+        assert_eq!(world.all_gather("next", b"").unwrap_err().message(), error.message());
+        Some((error.to_string(), waited))
+    });
+    results.into_iter().flatten().collect()
+}
+
+#[test]
+fn a_killed_rank_is_known_to_all_at_once() {
+    for (text, waited) in loss_of_a_puppet(|puppet| {
+        puppet.die();
+        None
+    }) {
+        assert!(text.contains("rank 2") && text.contains("without a goodbye"), "{text}");
+        assert!(waited < DEADLINE / 2, "{waited:?}");
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_known_to_all_after_the_deadline() {
+    for (text, waited) in loss_of_a_puppet(Some) {
+        assert!(text.contains("rank 2") && text.contains("was silent for"), "{text}");
+        assert!(waited >= DEADLINE - Duration::from_millis(100), "{waited:?}");
+        assert!(waited < DEADLINE + Duration::from_millis(500), "{waited:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_was_stopped_learns_that_it_is_given_up() {
+    let meeting = Meeting::new();
+    on_threads(2, |rank| {
+        if rank == 0 {
+            let world = meeting.join(0, 2).unwrap();
+            wait_for("the loss", LATE, || world.liveness().first_loss().is_some());
+            return;
+        }
+        let mut puppet = Puppet::join(&meeting, 1, 2);
+        std::thread::sleep(2 * DEADLINE);
+        puppet.live(Duration::from_millis(100));
+        let loss = puppet.liveness.first_loss().unwrap();
+        assert!(loss.rank == 1 && loss.why.contains("so says rank 0"), "{loss:?}");
+    });
+}
+
+#[test]
+fn the_silence_of_a_quiet_rank_reaches_the_others() {
+    let meeting = Meeting::new();
+    on_threads(3, |rank| {
+        if rank == 2 {
+            let puppet = Puppet::join(&meeting, 2, 3);
+            std::thread::sleep(2 * DEADLINE);
+            return drop(puppet);
+        }
+        let world = meeting.join(rank, 3).unwrap();
+        let liveness = world.liveness();
+        wait_for("silence", DEADLINE, || liveness.silence(2) > DEADLINE / 2);
+        assert!(liveness.silence(1 - rank) < DEADLINE / 2);
+        wait_for("loss", DEADLINE, || liveness.first_loss().is_some());
+    });
+}
+
+#[test]
+fn the_failure_of_rank_0_is_known_to_the_others() {
+    let meeting = Meeting::new();
+    let joined = std::sync::Barrier::new(3);
+    on_threads(3, |rank| {
+        let world = meeting.join(rank, 3).unwrap();
+        joined.wait();
+        if rank == 0 {
+            return world.report_failure("out of memory");
+        }
+        let error = world.barrier("step").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+        assert!(error.message().contains("rank 0 failed: out of memory"), "{error}");
+    });
+}
+
+#[test]
+fn a_reported_failure_reaches_every_rank_and_ends_the_reporters_own_calls() {
+    let meeting = Meeting::new();
+    let joined = std::sync::Barrier::new(3);
+    on_threads(3, |rank| {
+        let world = meeting.join(rank, 3).unwrap();
+        joined.wait();
+        if rank == 2 {
+            std::thread::scope(|scope| {
+                let call = scope.spawn(|| world.barrier("step"));
+                std::thread::sleep(Duration::from_millis(50));
+                let started = Instant::now();
+                world.report_failure(&format!("bad\n{}", "x".repeat(2000)));
+                assert!(started.elapsed() < Duration::from_millis(1500));
+                assert_eq!(call.join().unwrap().unwrap_err().kind(), ErrorKind::PeerLost);
+            });
+            let error = world.barrier("later").unwrap_err();
+            assert!(error.message().contains("rank 2 failed: bad?xxx"), "{error}");
+            return;
+        }
+        if rank == 1 {
+            let liveness = world.liveness();
+            wait_for("the failure", LATE, || liveness.first_loss().is_some());
+        }
+        let error = world.barrier("step").unwrap_err();
+        assert!(error.message().contains("rank 2 failed: bad?xxx"), "{error}");
+        assert!(error.message().len() < MAX_REASON + 64);
+    });
+}
+
+#[test]
+fn a_goodbye_is_no_loss_but_ends_the_collectives() {
+    let meeting = Meeting::new();
+    on_threads(3, |rank| {
+        let world = meeting.join(rank, 3).unwrap();
+        world.barrier("all").unwrap();
+        if rank == 1 {
+            return world.leave();
+        }
+        let liveness = world.liveness();
+        wait_for("the goodbye", LATE, || liveness.state(1) == &PeerState::Left);
+        let error = world.barrier("without rank 1").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+        assert!(error.message().contains("rank 1 left"), "{error}");
+        assert_eq!(liveness.first_loss(), None);
+    });
+}
+
+#[test]
+fn ranks_may_leave_in_any_order_without_a_loss() {
+    for first in [0, 1] {
+        let meeting = Meeting::new();
+        on_threads(3, |rank| {
+            let world = meeting.join(rank, 3).unwrap();
+            world.barrier("done").unwrap();
+            let liveness = world.liveness();
+            if rank != first {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let started = Instant::now();
+            drop(world);
+            assert!(started.elapsed() < Duration::from_millis(1500));
+            assert_eq!(liveness.first_loss(), None);
+        });
+    }
+}
+
+#[test]
+fn an_idle_world_lives_much_longer_than_its_deadline() {
+    in_world(3, |world| {
+        std::thread::sleep(4 * DEADLINE);
+        world.barrier("awake").unwrap();
+        assert!((0..3).all(|rank| world.liveness().silence(rank) < DEADLINE / 2));
+    });
+}

@@ -1,0 +1,74 @@
+//! Whole worlds, with threads as ranks.
+
+mod collectives;
+mod joining;
+mod loss;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::{ErrorKind, Result};
+
+const DEADLINE: Duration = Duration::from_millis(500);
+const LATE: Duration = Duration::from_secs(5);
+
+/// A folder with a place for a rendezvous file.
+struct Meeting(tempfile::TempDir);
+
+impl Meeting {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("job")
+    }
+
+    fn options(&self, rank: u32, ranks: u32) -> WorldOptions {
+        options(rank, ranks, Rendezvous::File { path: self.path() })
+    }
+
+    fn join(&self, rank: u32, ranks: u32) -> Result<World> {
+        World::join(self.options(rank, ranks))
+    }
+}
+
+fn options(rank: u32, ranks: u32, rendezvous: Rendezvous) -> WorldOptions {
+    let place = Place { rank, ranks, local_rank: rank };
+    let identity = Identity::new(place, rendezvous).unwrap();
+    WorldOptions { deadline: DEADLINE, late: LATE, ..WorldOptions::new(identity) }
+}
+
+/// Runs `rank` for every rank on a thread of its own, and returns what each gave.
+fn on_threads<T: Send>(ranks: u32, rank: impl Fn(u32) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|r| {
+                scope.spawn({
+                    let rank = &rank;
+                    move || rank(r)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Runs `body` on every rank of a world of its own.
+fn in_world<T: Send>(ranks: u32, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
+    let meeting = Meeting::new();
+    on_threads(ranks, |rank| body(&meeting.join(rank, ranks).unwrap()))
+}
+
+fn wait_for(what: &str, limit: Duration, mut test: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !test() {
+        assert!(started.elapsed() < limit, "{what} did not happen within {limit:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn files_in(folder: &Path) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}

@@ -1,0 +1,316 @@
+//! The synchronous face of the bootstrap.
+
+use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::agreement;
+use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Request, Timing, serve};
+use super::fields::put_item;
+use super::frame::MAX_PAYLOAD;
+use super::hub::Hub;
+use super::identity::{Identity, Place};
+use super::liveness::Liveness;
+use super::message::{Contribution, MAX_TOPIC, Op};
+use super::rendezvous::{Entry, enter};
+use super::secret::Secret;
+use super::spoke::Spoke;
+use crate::{Error, ErrorKind, Result};
+
+/// The shortest deadline that a busy machine can keep.
+pub const MIN_DEADLINE: Duration = Duration::from_millis(100);
+
+/// How to join a world.
+#[derive(Debug)]
+pub struct WorldOptions {
+    /// Who this rank is and where rank 0 listens.
+    pub identity: Identity,
+    /// What proves that a process belongs to the job. Must be equal on all ranks.
+    pub secret: Secret,
+    /// The longest silence of a rank that lives, at least 100 ms. Must be equal on all ranks.
+    pub deadline: Duration,
+    /// The longest that a live rank may take to join, or to arrive at a collective. Must be equal
+    /// on all ranks.
+    pub late: Duration,
+    /// Where rank 0 listens, if not at the host of the identity: an address of one of its
+    /// interfaces, or 0.0.0.0. Without a host (file, exchange) the default is 127.0.0.1. Other
+    /// ranks ignore it.
+    pub bind: Option<IpAddr>,
+}
+
+impl WorldOptions {
+    /// Options with no secret, a deadline of 30 s and a lateness of 30 min.
+    pub fn new(identity: Identity) -> Self {
+        Self {
+            identity,
+            secret: Secret::none(),
+            deadline: Duration::from_secs(30),
+            late: Duration::from_secs(30 * 60),
+            bind: None,
+        }
+    }
+}
+
+/// All ranks of a job, joined.
+///
+/// The collectives may be called from any thread, one at a time takes place; all ranks must call
+/// the same ones in the same order, with the same topics. Every call ends: with its result, or
+/// - [`ErrorKind::PeerLost`]: a rank was lost or left. The world is of no more use.
+/// - [`ErrorKind::Deadline`]: a live rank did not arrive within `late`. The error names it.
+/// - [`ErrorKind::Mismatch`]: ranks called different collectives, or disagree. On every rank.
+/// - [`ErrorKind::InvalidInput`]: an argument is too large or of the wrong length.
+///
+/// Dropping a world leaves it: call [`World::report_failure`] first if the reason is an error.
+pub struct World {
+    place: Place,
+    timing: Timing,
+    liveness: Arc<Liveness>,
+    /// Held for the time of a collective.
+    turn: Mutex<()>,
+    requests: UnboundedSender<Request>,
+    farewells: UnboundedSender<Farewell>,
+    control: Mutex<Option<Control>>,
+}
+
+struct Control {
+    thread: JoinHandle<()>,
+    /// Disconnected once the thread is about to end.
+    ended: Receiver<()>,
+}
+
+impl World {
+    /// Joins: blocks until all ranks have, for `late` at most. Who is missing is logged every 5 s.
+    ///
+    /// A world of one rank needs no rendezvous and opens no socket.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`]: the options cannot be, or there is no secret although other
+    /// hosts can reach rank 0. [`ErrorKind::Deadline`]: a rank did not come; it is named.
+    /// [`ErrorKind::Mismatch`]: this rank is taken, or the ranks differ in size or timing.
+    /// [`ErrorKind::Protocol`]: the secrets differ, or rank 0's address has another owner.
+    /// [`ErrorKind::PeerLost`]: a rank that had joined is gone. [`ErrorKind::System`].
+    pub fn join(options: WorldOptions) -> Result<Self> {
+        let WorldOptions { identity, secret, deadline, late, bind } = options;
+        let place = identity.place.new()?;
+        if deadline < MIN_DEADLINE {
+            let message = format!("found a deadline of {deadline:?}, expected {MIN_DEADLINE:?}");
+            return Err(Error::new(ErrorKind::InvalidInput, "join world", message));
+        }
+        tracing::info!(rank = place.rank, ranks = place.ranks, source = identity.source, "joining");
+        let entry = enter(place, identity.rendezvous, secret, bind)?;
+        let timing = Timing { deadline, late };
+        let liveness = Arc::new(Liveness::new(place.rank, place.ranks));
+        let member = Member { place, timing, liveness: Arc::clone(&liveness) };
+        let (requests, request_queue) = unbounded_channel();
+        let (farewells, farewell_queue) = unbounded_channel();
+        let (joined, when_joined) = sync_channel(1);
+        let (running, ended) = sync_channel(0);
+        let thread = std::thread::Builder::new()
+            .name(format!("tokenyard-{}", place.rank))
+            .spawn(move || {
+                let _running = running;
+                let queues = (request_queue, farewell_queue);
+                run(entry, member, queues, |result| drop(joined.send(result)));
+            })
+            .map_err(|error| Error::system("join world", "cannot start a thread", error))?;
+        let world = Self {
+            place,
+            timing,
+            liveness,
+            turn: Mutex::new(()),
+            requests,
+            farewells,
+            control: Mutex::new(Some(Control { thread, ended })),
+        };
+        // The control thread keeps the time; this limit is for one that broke.
+        let limit = late.saturating_add(4 * deadline).saturating_add(10 * LINGER);
+        match when_joined.recv_timeout(limit) {
+            Ok(result) => result.map(|()| world),
+            Err(_) => Err(world.broken("join world")),
+        }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.place.rank
+    }
+
+    /// R: ranks in the world.
+    pub fn ranks(&self) -> u32 {
+        self.place.ranks
+    }
+
+    /// The index of this rank among those of its host.
+    pub fn local_rank(&self) -> u32 {
+        self.place.local_rank
+    }
+
+    /// Who is alive. May be read from any thread at any time, also after the world is gone.
+    pub fn liveness(&self) -> Arc<Liveness> {
+        Arc::clone(&self.liveness)
+    }
+
+    /// Gives `mine` to all ranks and returns everybody's, by rank. Items may differ in length;
+    /// together they may have 64 MiB.
+    ///
+    /// # Errors
+    /// See [`World`].
+    pub fn all_gather(&self, topic: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.call(Op::AllGather, topic, mine.to_vec())
+    }
+
+    /// Gives `outgoing[r]` to rank r and returns what each rank gave to this one, by sender. What
+    /// one rank gives, and what it gets, may have 64 MiB.
+    ///
+    /// # Errors
+    /// See [`World`]; [`ErrorKind::InvalidInput`] when `outgoing` has not one item per rank.
+    pub fn exchange(&self, topic: &str, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        if outgoing.len() != self.place.ranks as usize {
+            let (found, ranks) = (outgoing.len(), self.place.ranks);
+            let message = format!("{topic:?}: found {found} outgoing items, expected {ranks}");
+            return Err(Error::new(ErrorKind::InvalidInput, Op::Exchange.name(), message));
+        }
+        let bytes = outgoing.iter().fold(0usize, |sum, item| sum.saturating_add(4 + item.len()));
+        check_size(Op::Exchange, topic, bytes)?;
+        let mut data = Vec::with_capacity(bytes);
+        outgoing.iter().for_each(|item| put_item(&mut data, item));
+        self.call(Op::Exchange, topic, data)
+    }
+
+    /// Returns once all ranks have called it.
+    ///
+    /// # Errors
+    /// See [`World`].
+    pub fn barrier(&self, topic: &str) -> Result<()> {
+        self.call(Op::Barrier, topic, Vec::new()).map(drop)
+    }
+
+    /// Checks that all ranks give the same names and values in the same order.
+    ///
+    /// # Errors
+    /// See [`World`]; [`ErrorKind::Mismatch`] on every rank names the items that differ, and which
+    /// ranks hold which value.
+    pub fn agree(&self, topic: &str, items: &[(String, String)]) -> Result<()> {
+        self.call(Op::Agree, topic, agreement::encode(items)).map(drop)
+    }
+
+    /// Tells the others that this rank ends because of an error, and ends its part in the world.
+    /// They learn `why` (cut to about 500 bytes) at once: `rank 2 failed: ...`. A collective under
+    /// way on another thread ends with [`ErrorKind::PeerLost`], and so does every later one.
+    /// Returns within about a second.
+    pub fn report_failure(&self, why: &str) {
+        self.end(Farewell::Failed(why.to_owned()));
+    }
+
+    /// Says goodbye and ends the control thread, within about a second. Others may leave earlier or
+    /// later, but no collective succeeds once one has.
+    pub fn leave(self) {
+        drop(self);
+    }
+
+    fn call(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        if topic.is_empty() || topic.len() > MAX_TOPIC || topic.contains(char::is_control) {
+            let message = format!(
+                "found topic {topic:?}, expected 1 to {MAX_TOPIC} bytes without control characters"
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, op.name(), message));
+        }
+        check_size(op, topic, data.len())?;
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let call = Call { op, topic: topic.to_owned(), data };
+        let (reply, result) = sync_channel(1);
+        if self.requests.send(Request { call, reply }).is_err() {
+            return Err(self.broken(op.name()));
+        }
+        // The control thread keeps the time; this limit is for one that broke.
+        let limit = self.timing.late.saturating_add(4 * self.timing.deadline);
+        match result.recv_timeout(limit.saturating_add(10 * LINGER)) {
+            Ok(result) => result,
+            Err(_) => Err(self.broken(op.name())),
+        }
+    }
+
+    /// Why the control thread does not answer.
+    fn broken(&self, operation: &'static str) -> Error {
+        self.liveness.gone(operation).unwrap_or_else(|| {
+            let message = "the control thread does not answer, expected it to run";
+            Error::new(ErrorKind::Internal, operation, message)
+        })
+    }
+
+    fn end(&self, farewell: Farewell) {
+        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Control { thread, ended }) = control else { return };
+        // First of all, so that calls that end because of it can say why.
+        self.liveness.end(self.place.rank, farewell.end());
+        // Fails only when the thread has ended by itself.
+        let _ = self.farewells.send(farewell);
+        // It lingers for a second at most. One that broke is left behind rather than waited for.
+        let rank = self.place.rank;
+        if ended.recv_timeout(5 * LINGER) == Err(RecvTimeoutError::Timeout) {
+            tracing::error!(rank, "the control thread does not end");
+        } else if thread.join().is_err() {
+            tracing::error!(rank, "the control thread panicked");
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.end(Farewell::Goodbye);
+    }
+}
+
+fn check_size(op: Op, topic: &str, bytes: usize) -> Result<()> {
+    let most = MAX_PAYLOAD - Contribution::OVERHEAD;
+    if bytes <= most {
+        return Ok(());
+    }
+    let message = format!("{topic:?}: found {bytes} bytes, expected at most {most}");
+    Err(Error::new(ErrorKind::InvalidInput, op.name(), message))
+}
+
+/// The control thread.
+fn run(
+    entry: Entry,
+    member: Member,
+    (requests, farewells): (UnboundedReceiver<Request>, UnboundedReceiver<Farewell>),
+    joined: impl FnOnce(Result<()>),
+) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return joined(Err(Error::system("join world", "cannot start a runtime", error)));
+        }
+    };
+    runtime.block_on(async {
+        match join(entry, member).await {
+            Ok(bootstrap) => {
+                joined(Ok(()));
+                serve(bootstrap, requests, farewells).await;
+            }
+            Err(error) => joined(Err(error)),
+        }
+    });
+    // A name look-up may still block a thread of its own; nobody waits for it.
+    runtime.shutdown_background();
+}
+
+async fn join(entry: Entry, member: Member) -> Result<Box<dyn Bootstrap>> {
+    Ok(match entry {
+        Entry::Alone => Box::new(Hub::new(member)),
+        Entry::Hub { listener, credentials, notice } => {
+            let mut hub = Hub::new(member);
+            hub.join(listener, credentials).await?;
+            drop(notice);
+            Box::new(hub)
+        }
+        Entry::Spoke { target, credentials } => {
+            Box::new(Spoke::join(member, &target, credentials).await?)
+        }
+    })
+}
