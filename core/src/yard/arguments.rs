@@ -119,7 +119,10 @@ fn expect_tensor(
 
 fn expect_contiguous(name: &str, tensor: &TensorRef<'_>) -> Result<()> {
     if !tensor.is_contiguous() {
-        return refuse(format!("{name}: found strides {:?}; expected contiguous rows", tensor.raw().stride));
+        return refuse(format!(
+            "{name}: found strides {:?}; expected contiguous rows",
+            tensor.raw().stride
+        ));
     }
     Ok(())
 }
@@ -147,7 +150,7 @@ fn check_rows(
     expect_contiguous("x", x)?;
     let element = x.dtype().map_or(1, DType::bytes);
     let row = shape.hidden as usize * if cast == Cast::None { element } else { 1 };
-    if row % 16 != 0 {
+    if !row.is_multiple_of(16) {
         return refuse(format!(
             "x: a row takes {row} bytes on the wire; expected a multiple of 16 (hidden = {})",
             shape.hidden
@@ -158,11 +161,11 @@ fn check_rows(
             return refuse("scales: found some together with a cast; expected none".into());
         }
         expect_tensor("scales", scales, &[DType::F32, DType::I32], [tokens, scales.cols()])?;
-        if scales.cols() == 0 || scales.cols() > shape.hidden as usize {
+        let most = (shape.hidden as usize / 4).max(1);
+        if scales.cols() == 0 || scales.cols() > most {
             return refuse(format!(
-                "scales: found {} columns; expected 1 to hidden = {}",
-                scales.cols(),
-                shape.hidden
+                "scales: found {} columns of 4 bytes; expected 1 to hidden / 4 = {most}",
+                scales.cols()
             ));
         }
     }
@@ -210,7 +213,7 @@ impl Combine<'_> {
         expect_tensor("x", &self.x, &summable, [handle.rows, hidden])?;
         expect_contiguous("x", &self.x)?;
         let dtype = self.x.dtype().unwrap_or(DType::Bf16);
-        if hidden * dtype.bytes() % 16 != 0 {
+        if !(hidden * dtype.bytes()).is_multiple_of(16) {
             return refuse(format!(
                 "x: a row takes {} bytes; expected a multiple of 16",
                 hidden * dtype.bytes()

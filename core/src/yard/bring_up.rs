@@ -122,7 +122,8 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
     let level = choose_level(world, config, &registry, domains)?;
     kernels_part.probe(&config.kernels.table)?;
 
-    let mut kernels = kernels_part.open(&config.kernels.table, &kernel_shape(world, &shape, &options))?;
+    let mut kernels =
+        kernels_part.open(&config.kernels.table, &kernel_shape(world, &shape, &options))?;
     let needs = kernels.needs(&level.capabilities)?;
     let mut transport = open_transport(world, config, &level, &needs)?;
     let windows = make_windows(&mut kernels, &mut transport, &needs)?;
@@ -137,7 +138,11 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
         kernels: kernels.name().to_owned(),
         transport: transport.name().to_owned(),
         reasons: level.reasons,
-        path: if level.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0 { "load_store" } else { "put" },
+        path: if level.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0 {
+            "load_store"
+        } else {
+            "put"
+        },
         domains,
         places,
         window_bytes: windows.iter().map(|w| w.bytes).collect(),
@@ -163,8 +168,14 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
 fn agree(world: &World, config: &Config, options: &YardOptions) -> Result<()> {
     let mut items = vec![
         ("tokenyard version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-        ("transport ABI".to_owned(), format!("{}.{}", abi::TY_TRANSPORT_MAJOR, abi::TY_TRANSPORT_MINOR)),
-        ("kernel set ABI".to_owned(), format!("{}.{}", abi::TY_KERNELS_MAJOR, abi::TY_KERNELS_MINOR)),
+        (
+            "transport ABI".to_owned(),
+            format!("{}.{}", abi::TY_TRANSPORT_MAJOR, abi::TY_TRANSPORT_MINOR),
+        ),
+        (
+            "kernel set ABI".to_owned(),
+            format!("{}.{}", abi::TY_KERNELS_MAJOR, abi::TY_KERNELS_MINOR),
+        ),
     ];
     items.extend(options.agreement());
     items.extend(config.agreement());
@@ -187,8 +198,7 @@ fn kernel_shape(world: &World, shape: &Shape, options: &YardOptions) -> KernelSh
 
 fn discover_all(world: &World, config: &Config, registry: &Registry) -> Result<Vec<Place>> {
     let part = registry.topology(&config.topology.name)?;
-    let ask =
-        Discover { rank: world.rank(), ranks: world.ranks(), local_rank: world.local_rank() };
+    let ask = Discover { rank: world.rank(), ranks: world.ranks(), local_rank: world.local_rank() };
     let mine = discover(&part, &config.topology.table, &ask)?;
     let encode = |e: serde_json::Error| {
         Error::new(ErrorKind::Protocol, "gather places", "a place cannot be read").with_source(e)
@@ -201,17 +211,17 @@ fn discover_all(world: &World, config: &Config, registry: &Registry) -> Result<V
 fn domains(places: &[Place]) -> Result<u32> {
     let mut sizes: Vec<(&str, usize)> = Vec::new();
     for place in places {
-        match sizes.last_mut() {
-            Some((host, n)) if *host == place.host => *n += 1,
-            _ if sizes.iter().any(|(host, _)| *host == place.host) => {
+        match sizes.iter().position(|(host, _)| *host == place.host) {
+            None => sizes.push((&place.host, 1)),
+            Some(last) if last + 1 == sizes.len() => sizes[last].1 += 1,
+            Some(_) => {
                 return Err(Error::new(
                     ErrorKind::Mismatch,
                     "check places",
                     format!("the ranks of machine {} do not follow each other", place.host),
                 )
-                .with_fix("number ranks machine by machine (torchrun and srun --distribution=block do)"));
+                .with_fix("number ranks machine by machine (srun --distribution=block does)"));
             }
-            _ => sizes.push((&place.host, 1)),
         }
     }
     let equal = sizes.windows(2).all(|pair| pair[0].1 == pair[1].1);
@@ -286,14 +296,21 @@ fn first_that_probes<'a>(
             return Ok(Level { part, choice, capabilities, reasons });
         }
         let first = against.first().cloned().unwrap_or_default();
-        reasons.push(format!("{}: {} of {} ranks cannot: {first}", choice.name, against.len(), all.len()));
+        reasons.push(format!(
+            "{}: {} of {} ranks cannot: {first}",
+            choice.name,
+            against.len(),
+            all.len()
+        ));
     }
     Err(Error::new(
         ErrorKind::Unavailable,
         "choose transport",
         format!("no transport works on all ranks: {}", reasons.join("; ")),
     )
-    .with_fix("mend what the probe names (tokenyard doctor says more), or choose another transport"))
+    .with_fix(
+        "mend what the probe names (tokenyard doctor says more), or choose another transport",
+    ))
 }
 
 fn open_transport(
@@ -335,8 +352,11 @@ fn make_windows(
     let mut windows = Vec::new();
     for id in 0..needs.windows {
         let bytes = needs.window_bytes[id as usize];
-        let window =
-            if owns { transport.alloc(id, bytes)? } else { kernels.allocate(id, bytes, &memory)? };
+        let window = if owns {
+            transport.alloc(id, bytes)?
+        } else {
+            kernels.allocate(id, bytes, &memory)?
+        };
         // SAFETY: window memory belongs to the kernel set or to the transport; `Parts` drops the
         // transport first and the kernel set after it, and so does `bring_up` on an error
         // (locals are dropped in reverse order of declaration).

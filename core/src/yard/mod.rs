@@ -31,7 +31,6 @@ use crate::moe::{Shape, TopkScratch};
 use crate::{Error, ErrorKind, Result};
 
 /// The parts of a yard. Outputs and handles keep them alive, because they point into windows.
-#[derive(Debug)]
 struct Parts {
     /// Dropped first: no access to windows after it. Never empty.
     transports: Vec<OpenTransport>,
@@ -52,7 +51,6 @@ impl Parts {
 }
 
 /// A communicator. See the [module](self) for its rules.
-#[derive(Debug)]
 pub struct Yard {
     parts: Arc<Parts>,
     world: Arc<World>,
@@ -64,6 +62,22 @@ pub struct Yard {
     /// Operations sent and not yet received.
     open_operations: u32,
     closed: Option<(ErrorKind, Option<u32>, String)>,
+}
+
+impl std::fmt::Debug for Parts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Parts").field("transports", &self.transports).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Yard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Yard")
+            .field("rank", &self.rank())
+            .field("shape", &self.shape)
+            .field("report", &self.report)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Yard {

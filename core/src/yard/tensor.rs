@@ -188,12 +188,7 @@ impl<'a> TensorMut<'a> {
     ///
     /// # Errors
     /// A length that is not `rows * cols` elements, or an address that is not aligned for them.
-    pub fn from_bytes(
-        data: &'a mut [u8],
-        dtype: DType,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Self> {
+    pub fn from_bytes(data: &'a mut [u8], dtype: DType, rows: usize, cols: usize) -> Result<Self> {
         let raw = TensorRef::from_bytes(data, dtype, rows, cols)?.raw;
         Ok(Self { raw: abi::TyTensor { data: data.as_mut_ptr(), ..raw }, life: PhantomData })
     }
@@ -250,7 +245,7 @@ fn check_length(found: usize, rows: usize, cols: usize, dtype: DType) -> Result<
 }
 
 fn check_alignment(data: *const u8, dtype: DType) -> Result<()> {
-    if data as usize % dtype.bytes() != 0 {
+    if !(data as usize).is_multiple_of(dtype.bytes()) {
         return Err(wrong(format!(
             "found address {data:p}; expected a multiple of {} for {dtype}",
             dtype.bytes()

@@ -20,13 +20,11 @@ pub(super) struct Bounds {
 }
 
 /// One thread per yard that ends waits: when a rank is lost, or when a wait outlives its bound.
-#[derive(Debug)]
 pub(super) struct Watchdog {
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-#[derive(Debug)]
 struct Shared {
     board: WaitBoard,
     liveness: Arc<Liveness>,
@@ -68,9 +66,10 @@ impl Watchdog {
     /// Why the yard cannot go on, if it cannot.
     pub(super) fn verdict(&self) -> Option<Error> {
         self.shared.look();
-        self.shared.verdict().as_ref().map(|v| {
-            Error::new(v.kind, "watch ranks", v.text.clone()).with_rank(v.rank)
-        })
+        self.shared
+            .verdict()
+            .as_ref()
+            .map(|v| Error::new(v.kind, "watch ranks", v.text.clone()).with_rank(v.rank))
     }
 }
 

@@ -52,16 +52,7 @@ impl Enter<'_> {
     /// The header of this rank's entry.
     pub(super) fn header(&self, rows: u64, base_x: u64, base_weights: u64) -> Header {
         let verdict = self.refusal.map_or(Verdict::Go, |(verdict, _)| verdict);
-        Header([
-            self.operation,
-            verdict as u64,
-            self.signature.0,
-            rows,
-            base_x,
-            base_weights,
-            0,
-            0,
-        ])
+        Header([self.operation, verdict as u64, self.signature.0, rows, base_x, base_weights, 0, 0])
     }
 }
 

@@ -70,8 +70,7 @@ impl Engine {
         let rows = state.output_rows;
         let element = DType::from_code(dtype).map_or(4, DType::bytes) as u64;
         let columns = u64::from(self.shape.hidden);
-        let region =
-            self.arena.allocate(rows * columns * element, Holder::CombineInput(handle))?;
+        let region = self.arena.allocate(rows * columns * element, Holder::CombineInput(handle))?;
         let tensor = abi::TyTensor {
             data: self.arena_area.at(region.offset),
             dtype,
@@ -215,7 +214,11 @@ impl Engine {
             dispatch_weights: (call.flags & abi::TY_COMBINE_WEIGHTED != 0).then(|| {
                 self.arena_area.at(state.region_offset + layout.weights.offset).cast_const().cast()
             }),
-            slots: self.arena_area.at(state.region_offset + layout.slots.offset).cast_const().cast(),
+            slots: self
+                .arena_area
+                .at(state.region_offset + layout.slots.offset)
+                .cast_const()
+                .cast(),
             topk,
             float: op.float,
             row_bytes: op.row_bytes,
@@ -228,13 +231,13 @@ impl Engine {
         let weights_out = Shared(self.arena_area.at(staged.partials.weights).cast::<f32>());
         let (copies_x, copies_weights) = (staged.copies_x, staged.copies_weights);
         let task = |chunk: usize| {
-            let (merger, x_out, weights_out) = (&merger.0, &x_out, &weights_out);
+            let (merger, x_out, weights_out) = (merger.get(), x_out.get(), weights_out.get());
             for token in chunk * CHUNK..((chunk + 1) * CHUNK).min(tokens) {
                 // SAFETY: N rows were staged; every token belongs to one task; inputs are valid by
                 // the contract of `combine_send`.
                 unsafe {
                     if copies_x {
-                        let out = x_out.0.add(token * merger.row_bytes);
+                        let out = x_out.add(token * merger.row_bytes);
                         if flat {
                             let from = merger.x.add(token * merger.row_bytes);
                             std::ptr::copy_nonoverlapping(from, out, merger.row_bytes);
@@ -243,7 +246,7 @@ impl Engine {
                         }
                     }
                     if copies_weights {
-                        let out = weights_out.0.add(token * merger.topk);
+                        let out = weights_out.add(token * merger.topk);
                         if flat {
                             let from = merger.weights.add(token * merger.topk);
                             std::ptr::copy_nonoverlapping(from, out, merger.topk);
@@ -279,8 +282,7 @@ impl Engine {
                 (staged.landing, first, state.send.rank_counts()[peer])
             };
             let first = u64::from(first);
-            let header =
-                enter.header(rows.into(), base.x + first * row, base.weights + first * k4);
+            let header = enter.header(rows.into(), base.x + first * row, base.weights + first * k4);
             self.send_record(Signal::Entry, slot, peer, (header, Body::Nothing))?;
         }
         Ok(())
@@ -299,7 +301,10 @@ impl Engine {
         if !good {
             return Err(bad_record(
                 peer,
-                format!("{} rows at {}; expected {rows} inside the arena", entry.rows, entry.base_x),
+                format!(
+                    "{} rows at {}; expected {rows} inside the arena",
+                    entry.rows, entry.base_x
+                ),
             ));
         }
         Ok(Offsets { x: entry.base_x, weights: entry.base_weights })
@@ -387,12 +392,13 @@ impl Engine {
             }
         }
         let (row, k4) = (op.row_bytes as u64, 4 * u64::from(self.shape.topk));
+        let (handle, landing) = (op.handle, op.landing);
         self.sum_tokens(op, &|engine: &Self, peer: u32| {
-            let first = engine.handles[op.handle].send.rank_offsets()[peer as usize];
+            let first = engine.handles[handle].send.rank_offsets()[peer as usize];
             let first = u64::from(first);
             (
-                engine.arena_area.at(op.landing.x + first * row),
-                engine.arena_area.at(op.landing.weights + first * k4),
+                engine.arena_area.at(landing.x + first * row),
+                engine.arena_area.at(landing.weights + first * k4),
             )
         })?;
         // The partials that this rank put must be gone before their region is.
@@ -411,7 +417,7 @@ impl Engine {
         let engine = Shared(self);
         let op = Shared(*op);
         let task = |chunk: usize| {
-            let (engine, op) = (engine.0, &op.0);
+            let (engine, op) = (*engine.get(), op.get());
             let mut terms: [&[u8]; MOST_TERMS] = [&[]; MOST_TERMS];
             for token in chunk * CHUNK..((chunk + 1) * CHUNK).min(tokens) {
                 let mut count = 0;
@@ -503,10 +509,8 @@ impl Merger {
         // SAFETY: rows were checked against the tensor; weights have as many rows.
         let out = unsafe {
             for (_, slot) in self.copies(token) {
-                terms[count] = std::slice::from_raw_parts(
-                    self.x.add(slot * self.row_bytes),
-                    self.row_bytes,
-                );
+                terms[count] =
+                    std::slice::from_raw_parts(self.x.add(slot * self.row_bytes), self.row_bytes);
                 if let Some(all) = self.dispatch_weights {
                     weights[count] = all.add(slot).read();
                 }

@@ -109,7 +109,12 @@ impl Engine {
     }
 
     /// Sends counts, hears counts, and turns them into places on both sides.
-    fn enter_counting(&mut self, slot: usize, op: &DispatchOp, enter: &Enter<'_>) -> Result<Output> {
+    fn enter_counting(
+        &mut self,
+        slot: usize,
+        op: &DispatchOp,
+        enter: &Enter<'_>,
+    ) -> Result<Output> {
         let local = self.shape.local_experts() as usize;
         for peer in self.rotation() {
             let send = &self.handles[op.handle].send;
@@ -214,11 +219,8 @@ impl Engine {
 
     pub(super) fn allocate_output(&mut self, op: &DispatchOp) -> Result<Output> {
         let state = &self.handles[op.handle];
-        let spec = RegionSpec {
-            shape: self.shape,
-            layout: state.arrangement.layout,
-            row: op.format.row,
-        };
+        let spec =
+            RegionSpec { shape: self.shape, layout: state.arrangement.layout, row: op.format.row };
         let rows = state.region_rows(&spec)?;
         let layout = RegionLayout::new(&spec, rows)?;
         let region = self.arena.allocate(layout.bytes, Holder::Dispatch(op.operation))?;
@@ -252,8 +254,7 @@ impl Engine {
             }
         }
         self.write_counts(&op, &output);
-        if let Layout::ExpertMajor { zero_padding, .. } =
-            self.handles[op.handle].arrangement.layout
+        if let Layout::ExpertMajor { zero_padding, .. } = self.handles[op.handle].arrangement.layout
         {
             self.spread_copies(&op, &output)?;
             if zero_padding {
@@ -380,7 +381,8 @@ impl Engine {
         let flat = state.arrangement.layout == Layout::Flat;
         let (local, ranks, topk) =
             (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
-        let tensor = |span: Span, dtype: u32, shape: [u64; 2]| self.tensor(output, span, dtype, shape);
+        let tensor =
+            |span: Span, dtype: u32, shape: [u64; 2]| self.tensor(output, span, dtype, shape);
         let (i32_code, f32_code, i64_code) =
             (DType::I32.code(), DType::F32.code(), DType::I64.code());
         let format = &op.format;

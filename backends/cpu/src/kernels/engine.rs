@@ -15,9 +15,9 @@ use super::combine::CombineOp;
 use super::control::{Header, Ids, Signal, signals};
 use super::dispatch::DispatchOp;
 use super::handle::HandleState;
+use super::moe_shape;
 use super::rows::RowScratch;
 use super::windows::{ARENA, CONTROL, WindowSizes};
-use super::moe_shape;
 use crate::pool::Pool;
 
 /// The only lane: one thread drives a yard.
@@ -117,7 +117,13 @@ impl Engine {
         };
         let area = |id: u16| {
             windows.get(id as usize).map(|w| Area { base: w.pointer, bytes: w.bytes }).ok_or_else(
-                || Error::new(ErrorKind::Internal, "plan kernels", format!("window {id} is missing")),
+                || {
+                    Error::new(
+                        ErrorKind::Internal,
+                        "plan kernels",
+                        format!("window {id} is missing"),
+                    )
+                },
             )
         };
         let (control, arena_area) = (area(CONTROL)?, area(ARENA)?);
@@ -222,8 +228,7 @@ impl Engine {
 
     /// Collects events; an error completion ends whatever waits (INV-7).
     fn progress(&self) -> Result<()> {
-        let mut events =
-            [Event { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 }; 64];
+        let mut events = [Event { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 }; 64];
         let count = self.link.poll(LANE, &mut events).map_err(|status| self.broken(status))?;
         for event in &events[..count] {
             match event.kind {
@@ -300,13 +305,7 @@ impl Engine {
     }
 
     /// Raises a signal of `peer` by `add`, in as many steps as its width demands.
-    pub(super) fn raise(
-        &self,
-        signal: Signal,
-        slot: usize,
-        peer: u32,
-        raise: Raise,
-    ) -> Result<()> {
+    pub(super) fn raise(&self, signal: Signal, slot: usize, peer: u32, raise: Raise) -> Result<()> {
         let mut left = raise.add;
         while left > 0 {
             let add = left.min(0xffff);
@@ -367,7 +366,11 @@ impl Engine {
             let payload = target.add(RECORD_HEADER as usize);
             let used = match body {
                 Body::Counts(counts) => {
-                    std::ptr::copy_nonoverlapping(counts.as_ptr().cast(), payload, 4 * counts.len());
+                    std::ptr::copy_nonoverlapping(
+                        counts.as_ptr().cast(),
+                        payload,
+                        4 * counts.len(),
+                    );
                     4 * counts.len() as u64
                 }
                 Body::Text(text) => {
@@ -389,7 +392,9 @@ impl Engine {
             src_window: CONTROL,
             src_offset: out,
             dst_window: CONTROL,
-            dst_offset: self.sizes.records_in(slot) + span.offset + spans.pitch * u64::from(self.rank),
+            dst_offset: self.sizes.records_in(slot)
+                + span.offset
+                + spans.pitch * u64::from(self.rank),
             bytes: RECORD_HEADER + used,
             ..NO_COMMAND
         };

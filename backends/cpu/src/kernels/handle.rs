@@ -25,7 +25,9 @@ impl Arrangement {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
                     "dispatch",
-                    format!("found layout {other}; expected flat (1), expert-major (2), packed (3)"),
+                    format!(
+                        "found layout {other}; expected flat (1), expert-major (2), packed (3)"
+                    ),
                 ));
             }
         };

@@ -23,7 +23,10 @@ impl Memory {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "allocate window",
-                format!("the transport wants memory kinds {:#x}; expected host memory", needs.kinds),
+                format!(
+                    "the transport wants memory kinds {:#x}; expected host memory",
+                    needs.kinds
+                ),
             ));
         }
         let page = rustix::param::page_size() as u64;
@@ -40,11 +43,9 @@ impl Memory {
                 Error::system("allocate window", what, e).with_context("bytes", bytes)
             }
         };
-        let fd = rustix::fs::memfd_create(
-            "tokenyard",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )
-        .map_err(system("memfd_create failed"))?;
+        let fd =
+            rustix::fs::memfd_create("tokenyard", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .map_err(system("memfd_create failed"))?;
         rustix::fs::ftruncate(&fd, bytes).map_err(system("the memory cannot be sized"))?;
         // Peers map this memory: they must be sure that it cannot shrink under them.
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)

@@ -173,7 +173,10 @@ impl Engine {
                 place as usize
             };
             if place >= places {
-                return Err(bad_record(from.source, format!("more than {places} rows for expert {id}")));
+                return Err(bad_record(
+                    from.source,
+                    format!("more than {places} rows for expert {id}"),
+                ));
             }
             let row = id as usize * places + place;
             // SAFETY: `row` is below El * R*M; source and target are different windows.

@@ -1,9 +1,7 @@
 //! Rows on their way from this rank's tensors to their places, once each.
 
 use tokenyard_core::abi;
-use tokenyard_core::moe::{
-    Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, Shape,
-};
+use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::bad_record;
@@ -22,6 +20,13 @@ pub(super) struct Shared<T>(pub(super) T);
 
 // SAFETY: used for addresses whose tasks touch disjoint rows; each use says so.
 unsafe impl<T> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// The value. A method, so that closures capture the wrapper and not the field in it.
+    pub(super) fn get(&self) -> &T {
+        &self.0
+    }
+}
 
 /// Working memory of a dispatch; allocated once.
 #[derive(Debug)]
@@ -165,18 +170,18 @@ impl Engine {
         let rows = Shared(self.scratch.cast_rows.as_mut_ptr());
         let scales = Shared(self.scratch.cast_scales.as_mut_ptr());
         let task = |chunk: usize| {
-            let (from, rows, scales) = (&from, &rows, &scales);
+            let (from, rows, scales) = (from.get(), rows.get(), scales.get());
             for token in chunk * CHUNK..((chunk + 1) * CHUNK).min(tokens) {
                 // SAFETY: row `token` is inside the tensor (T rows, validated by the host) and
                 // inside the scratch (M >= T rows); every token belongs to one task.
                 unsafe {
                     cast_row(
                         float,
-                        std::slice::from_raw_parts(from.0.add(token * x_pitch), x_pitch),
+                        std::slice::from_raw_parts(from.add(token * x_pitch), x_pitch),
                         scaling,
-                        std::slice::from_raw_parts_mut(rows.0.add(token * hidden), hidden),
+                        std::slice::from_raw_parts_mut(rows.add(token * hidden), hidden),
                         std::slice::from_raw_parts_mut(
-                            scales.0.add(token * scale_bytes),
+                            scales.add(token * scale_bytes),
                             scale_bytes,
                         ),
                     );
@@ -368,7 +373,7 @@ impl Engine {
         // Each rank starts with its own rows, so that not all write to rank 0 at once.
         let first = send.rank_offsets()[self.rank as usize] as usize / CHUNK;
         let task = |index: usize| {
-            let (writer, targets) = (&writer, &targets);
+            let (writer, targets) = (writer.get(), targets.get());
             let chunk = (index + first) % tasks;
             let start = chunk * CHUNK;
             let offsets = send.rank_offsets();
@@ -381,7 +386,7 @@ impl Engine {
                 let token = send.tokens()[row] as usize;
                 // SAFETY: every row of the list belongs to one task, and its targets are its own:
                 // spots were checked against the peer's region.
-                unsafe { writer.0.write(&targets.0[peer], peer as u32, index, token) };
+                unsafe { writer.write(&targets[peer], peer as u32, index, token) };
             }
         };
         self.pool.run(tasks, &task).map_err(|_| pool_failed("write rows"))

@@ -74,8 +74,7 @@ impl WindowSizes {
         let most = u64::from(shape.max_tokens);
         let landing_pitch =
             RegionLayout::new(&landing, RegionRows { tokens: most, experts: 0 })?.bytes;
-        let slot_bytes =
-            2 * records.bytes + stage_bytes + landing_pitch * u64::from(shape.ranks);
+        let slot_bytes = 2 * records.bytes + stage_bytes + landing_pitch * u64::from(shape.ranks);
         Ok(Self {
             records,
             stage_bytes,
