@@ -1,1 +1,16 @@
-//! Work in progress.
+//! The backend for machines without an accelerator: the `shm` transport between processes of one
+//! machine, and the `auto` topology.
+//!
+//! Core validates every argument; this crate trusts what core promises and checks what comes from
+//! other processes. It keeps no process-wide state, so that several ranks may be threads of one
+//! process. `docs.md` in this folder is the page for operators.
+
+mod built_in;
+mod config;
+mod topology;
+mod transport;
+
+pub use built_in::link;
+pub use config::{ShmConfig, TopologyConfig};
+pub use topology::HostTopology;
+pub use transport::Shm;
