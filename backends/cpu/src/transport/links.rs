@@ -282,3 +282,6 @@ fn refuse(caller: &OwnedFd, error: &Error) {
         tracing::warn!("the caller does not hear why: {error}");
     }
 }
+
+#[cfg(test)]
+mod tests;
