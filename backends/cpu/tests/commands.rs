@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use common::{Rank, command, needs, shm, table, with_ranks, with_ranks_that_need};
 use tokenyard_core::{ErrorKind, abi};
@@ -40,29 +41,31 @@ fn a_payload_is_there_when_its_signal_is_seen() {
 #[test]
 fn eight_byte_values_never_tear() {
     with_ranks(2, "", |rank| {
-        let (mut value, mut end) =
-            (command(abi::TY_OP_PUT_VALUE, 1), command(abi::TY_OP_SIGNAL, 1));
-        value.dst_offset = 64;
-        end.signal = 1;
+        let (peer, start) = (1 - rank.me, Instant::now());
         if rank.me == 0 {
-            for round in 0..ROUNDS {
-                value.value = if round % 2 == 0 { u64::MAX } else { 0 };
+            let mut value = command(abi::TY_OP_PUT_VALUE, peer);
+            value.dst_offset = 64;
+            while rank.signal(0) == 0 {
+                assert!(start.elapsed() < needs().deadline, "the reader found a torn value");
+                value.value = !value.value;
                 assert_eq!(rank.post(0, &[value]), 1);
             }
-            assert_eq!(rank.post(0, &[end]), 1);
             return;
         }
         // SAFETY: the word is mapped and aligned, and written by atomic stores only.
         let place = unsafe { AtomicU64::from_ptr(rank.windows[0].word(8)) };
-        let mut seen = [false; 2];
-        while rank.signal(1) == 0 {
+        let (mut seen, mut reads) = ([0_u64; 2], 0);
+        // Both values often: the writer is at work while this thread reads.
+        while reads < 10 * ROUNDS || seen.iter().any(|count| *count < ROUNDS / 100) {
             match place.load(Ordering::Acquire) {
-                0 => seen[0] = true,
-                u64::MAX => seen[1] = true,
+                0 => seen[0] += 1,
+                u64::MAX => seen[1] += 1,
                 torn => panic!("found {torn:#x}"),
             }
+            reads += 1;
+            assert!(start.elapsed() < needs().deadline, "the values never change: {seen:?}");
         }
-        assert!(seen[0], "the place was zero at first or in between");
+        assert_eq!(rank.post(0, &[command(abi::TY_OP_SIGNAL, peer)]), 1);
     });
 }
 
