@@ -1,5 +1,8 @@
-//! Conformance of tokenyard: what every kernel set, transport and plugin has to do.
+//! The conformance suite: what a yard must do, whatever it is made of.
 //!
-//! The [`oracle`] says what is right. It shares no code with the product.
+//! [`oracle`] states the rules once more, independently of the product; [`exchange`] runs one case on
+//! a yard and compares every element; [`ranks`] makes a world of threads.
 
+pub mod exchange;
 pub mod oracle;
+pub mod ranks;

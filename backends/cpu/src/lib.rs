@@ -1,11 +1,26 @@
-//! The CPU backend: the arithmetic of the `cpu` kernel set and its worker pool.
+//! The backend for machines without an accelerator: the `shm` transport between processes of one
+//! machine, the `cpu` kernel set and the `auto` topology.
+//!
+//! Core validates every argument; this crate trusts what core promises and checks what comes from
+//! other processes. It keeps no process-wide state, so that several ranks may be threads of one
+//! process. `docs.md` in this folder is the page for operators.
 
+mod built_in;
+mod config;
 pub mod convert;
 mod element;
 pub mod kernels;
 mod lanes;
 pub mod pool;
 pub mod sum;
+mod topology;
+mod transport;
 
 #[cfg(test)]
 mod samples;
+
+pub use built_in::link;
+pub use config::{ShmConfig, TopologyConfig};
+pub use kernels::CpuKernels;
+pub use topology::HostTopology;
+pub use transport::Shm;

@@ -1,1 +1,5 @@
-//! Work in progress.
+//! The cpu backend as a loadable plugin.
+
+tokenyard_core::export_transports!(tokenyard_cpu::Shm);
+tokenyard_core::export_topologies!(tokenyard_cpu::HostTopology);
+tokenyard_core::export_kernels!(tokenyard_cpu::CpuKernels);

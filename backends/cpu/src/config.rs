@@ -1,0 +1,27 @@
+//! The config tables of this backend's parts.
+
+use serde::Deserialize;
+
+/// The table `[transport.scale_up.shm]` (or `scale_out`).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ShmConfig {
+    /// Whether kernels may use plain loads and stores on peers' windows. With `false` they have to
+    /// put, as they would over a network: for tests and comparisons. Default: `true`.
+    pub load_store: bool,
+}
+
+impl Default for ShmConfig {
+    fn default() -> Self {
+        Self { load_store: true }
+    }
+}
+
+/// The table `[topology.auto]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TopologyConfig {
+    /// Identity of the machine, 1 to 63 bytes, instead of the one that is found. Ranks with equal
+    /// identities must be able to share memory. Default: found.
+    pub host: Option<String>,
+}

@@ -1,0 +1,287 @@
+//! How ranks of one machine find each other and exchange the descriptors of their memory.
+//!
+//! Every rank listens on a socket whose name only its peers know. Whoever connects first calls the
+//! other and introduces itself; the called one answers on the same connection. A rank that waits
+//! for one peer answers all others meanwhile, so the order in which ranks connect does not matter
+//! and no two wait for each other. A rank stops to listen when it knows all peers; by then each of
+//! them knows it too, or has its introduction in hand: so a peer that is not known and does not
+//! listen is lost, which is said at once.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::memory::Span;
+use super::peer::{Local, Peer};
+use super::socket::{self, Dialled, RawRecord, Received};
+use super::wire::{Endpoint, Record};
+
+/// How long to wait before calling again a peer whose queue is full.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+/// Longest sleep between two looks at the deadline.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// This rank's memory and its ways to that of all ranks.
+#[derive(Debug)]
+pub(super) struct Links {
+    pub(super) local: Local,
+    /// By index in the team; nothing for a rank that is not connected.
+    peers: Vec<Option<Peer>>,
+    /// Peers whose introduction was bad, until `connect` reports it.
+    refused: Vec<(u32, Error)>,
+    /// Open until all ranks are connected.
+    door: Option<Door>,
+}
+
+/// Where peers call.
+#[derive(Debug)]
+struct Door {
+    listener: OwnedFd,
+    /// Accepted connections that have not brought their record yet.
+    callers: Vec<OwnedFd>,
+}
+
+/// This rank's own call to the peer that it waits for.
+#[derive(Debug)]
+enum Call {
+    NotYet,
+    Waiting(OwnedFd),
+    /// The peer does not listen any more, or has closed the connection without an answer.
+    Gone,
+}
+
+impl Links {
+    pub(super) fn new(local: Local) -> Result<Self> {
+        let ranks = local.ranks();
+        let listener = socket::listen_as(&local.endpoint.name, ranks)?;
+        Ok(Self {
+            local,
+            peers: std::iter::repeat_with(|| None).take(ranks).collect(),
+            refused: Vec::new(),
+            door: Some(Door { listener, callers: Vec::new() }),
+        })
+    }
+
+    /// A connected rank. Hot.
+    pub(super) fn peer(&self, peer: u32) -> Option<&Peer> {
+        self.peers.get(peer as usize)?.as_ref()
+    }
+
+    /// A window of this rank. Hot.
+    pub(super) fn local_window(&self, window: u16) -> Option<Span> {
+        self.local.windows.get(window as usize).copied()
+    }
+
+    /// Connects to `peer`, which gave `endpoint`, within `limit`.
+    pub(super) fn connect(
+        &mut self,
+        peer: u32,
+        endpoint: &Endpoint,
+        limit: Duration,
+    ) -> Result<()> {
+        if peer == self.local.team.me {
+            self.peers[peer as usize] = Some(self.local.as_peer());
+        } else {
+            self.meet(peer, endpoint, limit)?;
+        }
+        self.check_token(peer, endpoint)?;
+        if self.peers.iter().all(Option::is_some) {
+            self.door = None;
+        }
+        Ok(())
+    }
+
+    fn meet(&mut self, peer: u32, endpoint: &Endpoint, limit: Duration) -> Result<()> {
+        let start = Instant::now();
+        let mut call = Call::NotYet;
+        loop {
+            self.answer_callers()?;
+            if let Some(at) = self.refused.iter().position(|(refused, _)| *refused == peer) {
+                return Err(self.refused.swap_remove(at).1);
+            }
+            if self.peer(peer).is_some() {
+                return Ok(());
+            }
+            call = match call {
+                Call::NotYet => self.call(endpoint)?,
+                Call::Waiting(socket) => match socket::receive(socket.as_fd())? {
+                    Received::Nothing => Call::Waiting(socket),
+                    Received::Closed => Call::Gone,
+                    Received::Record(raw) => return self.take_answer(peer, raw),
+                },
+                // The callers were answered once more since the peer was found to be gone.
+                Call::Gone => return Err(self.lost(peer)),
+            };
+            let left = limit.saturating_sub(start.elapsed());
+            match &call {
+                Call::Gone => continue,
+                _ if left.is_zero() => return Err(self.late(peer, limit)),
+                Call::NotYet => self.sleep(None, left.min(BUSY_PAUSE))?,
+                Call::Waiting(socket) => self.sleep(Some(socket), left)?,
+            }
+        }
+    }
+
+    fn call(&self, endpoint: &Endpoint) -> Result<Call> {
+        let socket = match socket::dial(&endpoint.name)? {
+            Dialled::Connected(socket) => socket,
+            Dialled::Busy => return Ok(Call::NotYet),
+            Dialled::Nobody => return Ok(Call::Gone),
+        };
+        socket::check_owner(socket.as_fd())?;
+        let (record, fds) = self.local.introduction(endpoint.token);
+        let sent = socket::send(socket.as_fd(), &record, &fds)?;
+        Ok(if sent { Call::Waiting(socket) } else { Call::Gone })
+    }
+
+    fn take_answer(&mut self, peer: u32, raw: RawRecord) -> Result<()> {
+        let rank = self.world_rank(peer);
+        let it = self.local.identify(&raw).map_err(|e| e.with_rank(rank))?;
+        if it.sender != peer {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "meet peer",
+                format!("found index {} in the team; expected {peer}", it.sender),
+            )
+            .with_rank(rank));
+        }
+        self.peers[peer as usize] = Some(self.local.admit(&it, raw)?);
+        Ok(())
+    }
+
+    /// Answers everybody who has called by now.
+    fn answer_callers(&mut self) -> Result<()> {
+        let Some(door) = &mut self.door else { return Ok(()) };
+        while door.callers.len() < self.peers.len() {
+            let Some(caller) = socket::accept(door.listener.as_fd())? else { break };
+            match socket::check_owner(caller.as_fd()) {
+                Ok(()) => door.callers.push(caller),
+                Err(error) => tracing::warn!("turned a caller away: {error}"),
+            }
+        }
+        let mut silent = std::mem::take(&mut door.callers);
+        silent.retain(|caller| match socket::receive(caller.as_fd()) {
+            Ok(Received::Nothing) => true,
+            Ok(Received::Closed) => false,
+            Ok(Received::Record(raw)) => {
+                self.answer(caller, raw);
+                false
+            }
+            Err(error) => {
+                tracing::warn!("turned a caller away: {error}");
+                false
+            }
+        });
+        if let Some(door) = &mut self.door {
+            door.callers = silent;
+        }
+        Ok(())
+    }
+
+    /// Answers one caller. A stranger's record is refused and forgotten; a peer's bad record is
+    /// kept for the `connect` to that peer.
+    fn answer(&mut self, caller: &OwnedFd, raw: RawRecord) {
+        let it = match self.local.identify(&raw) {
+            Ok(it) => it,
+            Err(error) => return refuse(caller, &error),
+        };
+        if self.peer(it.sender).is_some() {
+            // It called while this rank's own call was answered: it has what it needs.
+            return;
+        }
+        let admitted = self.local.admit(&it, raw).and_then(|peer| {
+            let (record, fds) = self.local.introduction(it.from);
+            // A caller that has hung up either knows this rank by now or is lost: both are found
+            // out elsewhere.
+            socket::send(caller.as_fd(), &record, &fds).map(|_| peer)
+        });
+        match admitted {
+            Ok(peer) => self.peers[it.sender as usize] = Some(peer),
+            Err(error) => {
+                refuse(caller, &error);
+                self.refused.push((it.sender, error));
+            }
+        }
+    }
+
+    /// Sleeps until somebody calls, speaks or hangs up.
+    fn sleep(&self, call: Option<&OwnedFd>, longest: Duration) -> Result<()> {
+        let mut fds = Vec::new();
+        let mut watch = |fd| fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        if let Some(door) = &self.door {
+            door.callers.iter().for_each(|caller| watch(caller.as_fd()));
+            if door.callers.len() < self.peers.len() {
+                watch(door.listener.as_fd());
+            }
+        }
+        if let Some(call) = call {
+            watch(call.as_fd());
+        }
+        let longest = longest.min(LONGEST_SLEEP);
+        let timeout =
+            Timespec { tv_sec: longest.as_secs() as _, tv_nsec: longest.subsec_nanos() as _ };
+        match rustix::event::poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(Error::system("meet peer", "cannot wait for sockets", e)),
+        }
+    }
+
+    /// Who was reached must be who the bootstrap named.
+    fn check_token(&mut self, peer: u32, endpoint: &Endpoint) -> Result<()> {
+        if self.peer(peer).is_some_and(|found| found.token == endpoint.token) {
+            return Ok(());
+        }
+        self.peers[peer as usize] = None;
+        Err(Error::new(
+            ErrorKind::Protocol,
+            "meet peer",
+            "found a wrong access token; expected the one of the peer's endpoint",
+        )
+        .with_rank(self.world_rank(peer))
+        .with_fix("exchange the endpoints of this run only, each once"))
+    }
+
+    fn world_rank(&self, peer: u32) -> u32 {
+        self.local.team.world_ranks[peer as usize]
+    }
+
+    fn lost(&self, peer: u32) -> Error {
+        let rank = self.world_rank(peer);
+        Error::new(
+            ErrorKind::PeerLost,
+            "meet peer",
+            format!("nobody answers at the endpoint of rank {rank}; expected its process there"),
+        )
+        .with_rank(rank)
+        .with_fix(
+            "see why that rank ended; if it runs, give both the same network namespace (shm \
+             connects processes of one machine only)",
+        )
+    }
+
+    fn late(&self, peer: u32, limit: Duration) -> Error {
+        let rank = self.world_rank(peer);
+        Error::new(
+            ErrorKind::Deadline,
+            "meet peer",
+            format!("rank {rank} did not introduce itself within {limit:?}"),
+        )
+        .with_rank(rank)
+        .with_fix("see what that rank does; raise deadline_ms if it is only slow")
+    }
+}
+
+/// Tells a caller why it is turned away.
+fn refuse(caller: &OwnedFd, error: &Error) {
+    tracing::warn!("refused a caller: {error}");
+    let record = Record::Refusal(error.detail()).to_bytes();
+    if let Err(error) = socket::send(caller.as_fd(), &record, &[]) {
+        tracing::warn!("the caller does not hear why: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests;

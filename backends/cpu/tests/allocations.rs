@@ -1,0 +1,66 @@
+//! The hot calls do not allocate. A binary of its own, for it replaces the allocator.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use common::{Rank, command, needs};
+use tokenyard_core::abi;
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.with(|count| count.set(count.get() + 1));
+        // SAFETY: by the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: by the caller's contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn post_poll_and_read_signal_do_not_allocate_even_when_a_command_fails() {
+    let mut rank = Rank::open(0, 1, "", &needs());
+    let endpoint = rank.transport.endpoint(0).unwrap();
+    rank.transport.connect(0, &endpoint).unwrap();
+    let ops = [
+        abi::TY_OP_PUT,
+        abi::TY_OP_PUT_SIGNAL,
+        abi::TY_OP_PUT_VALUE,
+        abi::TY_OP_SIGNAL,
+        abi::TY_OP_GET,
+        99,
+    ];
+    let commands = ops.map(|op| {
+        let mut command = command(op, 0);
+        (command.flags, command.bytes, command.dst_window) = (abi::TY_FLAG_NOTIFY, 64, 1);
+        command
+    });
+    let mut events = [abi::TyEvent { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 }; 8];
+
+    let before = COUNT.get();
+    for step in 1..=1000 {
+        assert_eq!(rank.post(0, &commands), commands.len());
+        assert_eq!(rank.transport.poll(0, &mut events).unwrap(), commands.len());
+        assert_eq!(rank.signal(0), 2 * step);
+    }
+    assert_eq!(COUNT.get() - before, 0);
+
+    let probe = std::hint::black_box(Box::new(1));
+    assert_eq!(COUNT.get() - before, 1, "the counter counts");
+    drop(probe);
+}

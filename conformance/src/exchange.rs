@@ -1,0 +1,339 @@
+//! One exchange on a yard, checked against the oracle: dispatch, experts, combine.
+
+use anyhow::{Context, Result, anyhow};
+use tokenyard_core::moe::{DType, Layout as MoeLayout};
+use tokenyard_core::yard::{
+    Cast, Combine, Dispatch, Handle, Received, Replay, Sizes, TensorMut, TensorRef, Yard,
+    YardOptions,
+};
+
+use crate::oracle::{
+    self, Arrived, Case, Elem, ExpertOutput, Input, Inputs, Layout, RankInputs, RowType, Scales,
+};
+
+/// The yard that a case needs.
+pub fn options(case: &Case) -> YardOptions {
+    YardOptions::new(
+        case.experts as u32,
+        case.topk as u32,
+        case.hidden as u32,
+        case.max_tokens as u32,
+    )
+}
+
+/// The product's word for an element type of the oracle.
+pub fn dtype(elem: Elem) -> DType {
+    match elem {
+        Elem::Bf16 => DType::Bf16,
+        Elem::F16 => DType::F16,
+        Elem::F32 => DType::F32,
+        Elem::E4m3 => DType::Fp8E4m3,
+        Elem::I32 | Elem::Bits32 => DType::I32,
+        Elem::I64 => DType::I64,
+    }
+}
+
+/// The product's word for a row type of the oracle.
+pub fn row_dtype(row: RowType) -> DType {
+    match row {
+        RowType::Bf16 => DType::Bf16,
+        RowType::F16 => DType::F16,
+        RowType::F32 => DType::F32,
+    }
+}
+
+/// The product's word for a layout of the oracle.
+pub fn layout(case: &Case) -> MoeLayout {
+    match case.layout {
+        Layout::Flat => MoeLayout::Flat,
+        Layout::ExpertMajor { alignment, zero_padding } => {
+            MoeLayout::ExpertMajor { alignment: alignment as u32, zero_padding }
+        }
+        Layout::Packed => MoeLayout::Packed,
+    }
+}
+
+fn cast(input: Input) -> Cast {
+    match input {
+        Input::Plain(_) | Input::Opaque(_) => Cast::None,
+        Input::Cast(_, Scales::F32) => Cast::Fp8,
+        Input::Cast(_, Scales::RoundedF32) => Cast::Fp8Round,
+        Input::Cast(_, Scales::Ue8m0) => Cast::Fp8Ue8m0,
+    }
+}
+
+/// Bytes at an address that suits every element type.
+#[derive(Clone, Debug)]
+pub struct Aligned {
+    words: Vec<u64>,
+    bytes: usize,
+}
+
+impl Aligned {
+    /// `bytes` bytes of `fill`.
+    pub fn filled(bytes: usize, fill: u8) -> Self {
+        Self { words: vec![u64::from_ne_bytes([fill; 8]); bytes.div_ceil(8)], bytes }
+    }
+
+    /// A copy of `from`.
+    pub fn copy_of(from: &[u8]) -> Self {
+        let mut new = Self::filled(from.len(), 0);
+        new.bytes_mut().copy_from_slice(from);
+        new
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the words are initialised and at least `bytes` long; any byte is a value.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.bytes) }
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.bytes) }
+    }
+}
+
+/// What one rank brings to a case, as the product takes it.
+#[derive(Clone, Debug)]
+pub struct Brought {
+    case: Case,
+    rank: usize,
+    inputs: RankInputs,
+    x: Aligned,
+    scales: Option<Aligned>,
+    biases: Vec<Aligned>,
+}
+
+impl Brought {
+    /// Takes the inputs of `rank`.
+    pub fn new(case: &Case, rank: usize, inputs: RankInputs) -> Self {
+        Self {
+            case: case.clone(),
+            rank,
+            x: Aligned::copy_of(&inputs.x),
+            scales: inputs.scales.as_deref().map(Aligned::copy_of),
+            biases: inputs.biases.iter().map(|b| Aligned::copy_of(b)).collect(),
+            inputs,
+        }
+    }
+
+    /// T on this rank.
+    pub fn tokens(&self) -> usize {
+        self.case.tokens_of(self.rank)
+    }
+
+    fn x(&self) -> Result<TensorRef<'_>> {
+        let (elem, hidden) = (dtype(self.case.sent_elem()), self.case.hidden);
+        Ok(TensorRef::from_bytes(self.x.bytes(), elem, self.tokens(), hidden)?)
+    }
+
+    fn scales(&self) -> Result<Option<TensorRef<'_>>> {
+        let columns = self.case.scales().map_or(0, |(_, n)| n);
+        self.scales
+            .as_ref()
+            .map(|s| TensorRef::from_bytes(s.bytes(), DType::I32, self.tokens(), columns))
+            .transpose()
+            .map_err(Into::into)
+    }
+
+    fn weights(&self) -> Result<Option<TensorRef<'_>>> {
+        self.inputs
+            .topk_weights
+            .as_ref()
+            .map(|w| TensorRef::from_slice(w.as_slice(), self.tokens(), self.case.topk))
+            .transpose()
+            .map_err(Into::into)
+    }
+
+    /// The arguments of the dispatch.
+    pub fn dispatch(&self) -> Result<Dispatch<'_>> {
+        Ok(Dispatch {
+            x: self.x()?,
+            scales: self.scales()?,
+            topk_idx: TensorRef::from_slice(
+                self.inputs.topk_idx.as_slice(),
+                self.tokens(),
+                self.case.topk,
+            )?,
+            topk_weights: self.weights()?,
+            layout: layout(&self.case),
+            cast: cast(self.case.input),
+            sizes: if self.case.worst_case { Sizes::WorstCase } else { Sizes::Exact },
+        })
+    }
+
+    /// The arguments of a replay.
+    pub fn replay(&self) -> Result<Replay<'_>> {
+        Ok(Replay {
+            x: self.x()?,
+            scales: self.scales()?,
+            topk_weights: self.weights()?,
+            cast: cast(self.case.input),
+        })
+    }
+
+    /// The biases of the combine.
+    pub fn biases(&self) -> Result<[Option<TensorRef<'_>>; 2]> {
+        let mut out = [None, None];
+        let (elem, hidden) = (row_dtype(self.case.combine.row), self.case.hidden);
+        for (slot, bias) in out.iter_mut().zip(&self.biases) {
+            *slot = Some(TensorRef::from_bytes(bias.bytes(), elem, self.tokens(), hidden)?);
+        }
+        Ok(out)
+    }
+}
+
+/// The array of an output that the oracle calls `name`.
+fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<'a>> {
+    match name {
+        "x" => Some(received.x()),
+        "scales" => received.scales(),
+        "ids" => received.ids(),
+        "weights" => received.weights(),
+        "source" => received.source(),
+        "slots" => received.slots(),
+        "counts" => received.expert_counts(),
+        "rank_rows" => received.source_counts(),
+        "ranges" => received.ranges(),
+        _ => None,
+    }
+}
+
+/// Compares what arrived on `rank` with what the oracle says.
+///
+/// # Errors
+/// The first difference.
+pub fn check_received(
+    case: &Case,
+    inputs: &Inputs,
+    rank: usize,
+    received: &Received,
+) -> Result<()> {
+    let expected = oracle::expected_dispatch(case, inputs, rank);
+    let totals = received.totals().context("the output has no totals")?;
+    let found = totals.elements::<i64>().first().copied();
+    if found != Some(expected.rows as i64) {
+        return Err(anyhow!("totals: found N = {found:?}, expected {}", expected.rows));
+    }
+    if !case.worst_case && received.tokens() != expected.rows {
+        return Err(anyhow!("found {} tokens, expected {}", received.tokens(), expected.rows));
+    }
+    expected.compare(|name| array(received, name).map(|t| t.bytes())).map_err(|e| anyhow!("{e}"))
+}
+
+/// Runs this rank's experts on what arrived.
+///
+/// # Errors
+/// Arrays that contradict each other.
+pub fn run_experts(case: &Case, rank: usize, received: &Received) -> Result<ExpertOutput> {
+    let totals = received.totals().context("the output has no totals")?;
+    let rows = totals.elements::<i64>().first().copied().unwrap_or(0);
+    let arrived = Arrived {
+        rows: rows as usize,
+        x: received.x().bytes(),
+        scales: received.scales().map(|t| t.bytes()),
+        ids: received.ids().map(|t| t.bytes()),
+        weights: received.weights().map(|t| t.bytes()),
+        counts: received.expert_counts().map(|t| t.bytes()).unwrap_or_default(),
+    };
+    oracle::experts::run(case, rank, &arrived).map_err(|e| anyhow!("{e}"))
+}
+
+/// Where combine finds the expert outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// In memory of the caller.
+    Outside,
+    /// In the arena, in the room that the yard gives.
+    CombineInput,
+}
+
+/// What one rank got back.
+#[derive(Clone, Debug)]
+pub struct Got {
+    /// `[T, H]`.
+    pub x: Aligned,
+    /// `[T, K]`, if weights travelled.
+    pub weights: Option<Vec<f32>>,
+}
+
+/// Combines `output` and returns what came back.
+///
+/// # Errors
+/// What the yard says.
+pub fn combine(
+    yard: &mut Yard,
+    brought: &Brought,
+    handle: &Handle,
+    output: &ExpertOutput,
+    placed: Placed,
+) -> Result<Got> {
+    let case = &brought.case;
+    let (elem, hidden, topk) = (row_dtype(case.combine.row), case.hidden, case.topk);
+    let tokens = brought.tokens();
+    // Poisoned, so that rows that are not written show.
+    let mut out = Aligned::filled(tokens * hidden * elem.bytes(), 0x7f);
+    let mut out_weights = output.weights.as_ref().map(|_| vec![f32::NAN; tokens * topk]);
+    let rows = handle.rows();
+    let copy = Aligned::copy_of(&output.rows);
+    let mut room = match placed {
+        Placed::CombineInput => Some(yard.combine_input(handle, elem)?),
+        Placed::Outside => None,
+    };
+    if let Some(room) = &mut room {
+        room.tensor_mut().bytes_mut().copy_from_slice(&output.rows);
+    }
+    let columns = if case.layout == Layout::Flat { topk } else { 1 };
+    let weights = output
+        .weights
+        .as_ref()
+        .map(|w| TensorRef::from_slice(w.as_slice(), w.len() / columns, columns))
+        .transpose()?;
+    let arguments = Combine {
+        x: match &room {
+            Some(room) => room.tensor(),
+            None => TensorRef::from_bytes(copy.bytes(), elem, rows, hidden)?,
+        },
+        weights,
+        bias: brought.biases()?,
+        weighted: case.combine.weighted,
+        out: TensorMut::from_bytes(out.bytes_mut(), elem, tokens, hidden)?,
+        out_weights: out_weights
+            .as_mut()
+            .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, topk))
+            .transpose()?,
+    };
+    yard.combine(handle, arguments)?;
+    Ok(Got { x: out, weights: out_weights })
+}
+
+/// Compares what came back with what the oracle says for the whole round trip.
+///
+/// # Errors
+/// The first difference.
+pub fn check_combined(case: &Case, inputs: &Inputs, rank: usize, got: &Got) -> Result<()> {
+    let expected = oracle::expected_round_trip(case, &inputs.ranks[rank], rank);
+    expected.x.compare(got.x.bytes()).map_err(|e| anyhow!("combined {e}"))?;
+    if let (Some(expected), Some(found)) = (&expected.weights, &got.weights) {
+        let found: Vec<u8> = found.iter().flat_map(|w| w.to_le_bytes()).collect();
+        expected.compare(&found).map_err(|e| anyhow!("combined {e}"))?;
+    }
+    Ok(())
+}
+
+/// One whole exchange of a case on this rank, every element checked.
+///
+/// # Errors
+/// What the yard says, or the first difference from the oracle.
+pub fn check(yard: &mut Yard, case: &Case, inputs: &Inputs, placed: Placed) -> Result<()> {
+    let rank = yard.rank() as usize;
+    let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
+    let (received, handle) = yard.dispatch(&brought.dispatch()?).context("dispatch")?;
+    check_received(case, inputs, rank, &received).context("after dispatch")?;
+    let output = run_experts(case, rank, &received).context("experts")?;
+    drop(received);
+    let got = combine(yard, &brought, &handle, &output, placed).context("combine")?;
+    check_combined(case, inputs, rank, &got).context("after combine")
+}

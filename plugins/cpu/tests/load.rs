@@ -1,0 +1,41 @@
+//! The built plugin passes the host's judgement and works through its tables.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tokenyard_core::abi;
+use tokenyard_core::config::PartTable;
+use tokenyard_core::host::{Registry, discover};
+use tokenyard_core::topology::Discover;
+
+/// Builds the plugin as an operator would and returns its file. A `cdylib` is not built for the
+/// tests of its own package.
+fn built_plugin() -> PathBuf {
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "-p", env!("CARGO_PKG_NAME")]);
+    build.current_dir(env!("CARGO_MANIFEST_DIR"));
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success());
+    // This test lies in `deps` below the folder of its profile.
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(2).map(Path::to_path_buf).unwrap().join("libtokenyard_plugin_cpu.so")
+}
+
+#[test]
+fn the_plugin_provides_its_parts_once_each_and_they_run() {
+    let file = built_plugin();
+    let registry = Registry::load(std::slice::from_ref(&file)).unwrap();
+    let parts: Vec<_> = registry.parts().into_iter().map(|p| (p.kind, p.name, p.file)).collect();
+    assert!(parts.contains(&("transport", "shm", Some(file.clone()))), "{parts:?}");
+    assert!(parts.contains(&("topology", "auto", Some(file.clone()))), "{parts:?}");
+    assert!(parts.iter().all(|(_, _, from)| from.as_ref() == Some(&file)), "{parts:?}");
+
+    let none = PartTable::from_text("", "test.toml");
+    let found = registry.transport("shm").unwrap().probe(&none).unwrap();
+    assert_ne!(found.flags & abi::TY_CAP_LOAD_STORE, 0);
+    let ask = Discover { rank: 0, ranks: 1, local_rank: 0 };
+    let place = discover(&registry.topology("auto").unwrap(), &none, &ask).unwrap();
+    assert!(!place.host.is_empty() && place.processors > 0, "{place:?}");
+}
