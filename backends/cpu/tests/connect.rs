@@ -1,5 +1,8 @@
 //! How ranks connect, as a host sees it; a real process as a peer; nothing left behind.
 
+// The helpers below may panic as a test may.
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::io::{BufRead as _, BufReader, Write as _};

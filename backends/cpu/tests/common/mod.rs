@@ -1,10 +1,9 @@
 //! Ranks over the `shm` transport, as a host sees them: through the judged tables.
 
-// Each test binary uses its own part of this module.
-#![allow(dead_code)]
+// Each test binary uses its own part of this module; a helper of tests may panic as a test may.
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
@@ -175,25 +174,28 @@ pub(crate) fn with_ranks_that_need(
     config: &str,
     body: impl Fn(&Rank) + Sync,
 ) {
-    let (barrier, endpoints) = (Barrier::new(ranks as usize), Mutex::new(Vec::new()));
+    let mut all: Vec<Rank> = (0..ranks).map(|me| Rank::open(me, ranks, config, needs)).collect();
+    // endpoints[me][peer]
+    let endpoints: Vec<Vec<Vec<u8>>> = all
+        .iter_mut()
+        .map(|rank| (0..ranks).map(|peer| rank.transport.endpoint(peer).unwrap()).collect())
+        .collect();
+    let run = |mut rank: Rank| {
+        for (peer, theirs) in (0..).zip(&endpoints) {
+            rank.transport.connect(peer, &theirs[rank.me as usize]).unwrap();
+        }
+        body(&rank);
+        rank.transport.health().unwrap();
+        rank
+    };
     std::thread::scope(|scope| {
-        for me in 0..ranks {
-            let (barrier, endpoints, body) = (&barrier, &endpoints, &body);
-            scope.spawn(move || {
-                let mut rank = Rank::open(me, ranks, config, needs);
-                for peer in 0..ranks {
-                    let data = rank.transport.endpoint(peer).unwrap();
-                    endpoints.lock().unwrap().push((me, peer, data));
-                }
-                barrier.wait();
-                let mine = endpoints.lock().unwrap().clone();
-                for (from, _, data) in mine.iter().filter(|(_, to, _)| *to == me) {
-                    rank.transport.connect(*from, data).unwrap();
-                }
-                body(&rank);
-                rank.transport.health().unwrap();
-                barrier.wait();
-            });
+        let run = &run;
+        let threads: Vec<_> = all.drain(..).map(|rank| scope.spawn(move || run(rank))).collect();
+        let done: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        for result in done {
+            if let Err(panic) = result {
+                std::panic::resume_unwind(panic);
+            }
         }
     });
 }
