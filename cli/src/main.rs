@@ -1,1 +1,54 @@
-fn main() {}
+//! The `tokenyard` command.
+
+mod bench;
+mod conformance;
+mod doctor;
+mod output;
+mod plugins;
+mod run;
+mod shape;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Moves the tokens of Mixture-of-Experts models between ranks, on any fabric.
+#[derive(Debug, Parser)]
+#[command(name = "tokenyard", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Dispatches, runs experts and combines, every element checked.
+    Run(run::Args),
+    /// Measures an exchange against a ceiling of the same run.
+    Bench(bench::Args),
+    /// Shows what a config's parts do and do not do right.
+    Conformance(conformance::Args),
+    /// Lists the parts that a config can name.
+    Plugins(plugins::Args),
+    /// Says what each part needs on this node, has and lacks.
+    Doctor(doctor::Args),
+    /// Prints the memory that a shape costs, per buffer.
+    Shape(shape::Args),
+}
+
+fn main() -> ExitCode {
+    tokenyard_cpu::link();
+    output::init_log();
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::main(&args),
+        Command::Bench(args) => bench::main(&args),
+        Command::Conformance(args) => conformance::main(&args),
+        Command::Plugins(args) => plugins::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
+        Command::Shape(args) => shape::main(&args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("tokenyard: {error:#}");
+        ExitCode::from(2)
+    })
+}

@@ -6,3 +6,4 @@
 pub mod exchange;
 pub mod oracle;
 pub mod ranks;
+pub mod suite;

@@ -1,0 +1,62 @@
+//! What a test of the suite is. The lists of tests are in [`transport`](crate::transport) (L0),
+//! [`ep`](crate::ep) (L1), [`concurrency`](crate::concurrency) (L2) and [`faults`](crate::faults)
+//! (L3).
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::config::Config;
+use tokenyard_core::transport::Capabilities;
+
+/// How much a test asks of a yard.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+pub enum Level {
+    /// The transport alone: its contract, command by command.
+    L0,
+    /// The exchange against the oracle.
+    L1,
+    /// Concurrency and chaining.
+    L2,
+    /// Faults: killed, stopped and misled ranks.
+    L3,
+}
+
+/// How a test ended without failing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything held.
+    Pass,
+    /// A capability that the part did not declare is missing; names it.
+    NotSupported(String),
+}
+
+/// One rank's view while a test runs.
+#[derive(Clone, Copy)]
+pub struct Rank<'a> {
+    /// All ranks of the test.
+    pub world: &'a Arc<World>,
+    /// The config under test.
+    pub config: &'a Config,
+    /// What the transport of the config declares.
+    pub capabilities: &'a Capabilities,
+}
+
+/// What every rank of a test runs. All ranks return; an error on any rank fails the test.
+pub type Body = Box<dyn Fn(&Rank<'_>) -> Result<Outcome> + Send + Sync>;
+
+/// One test.
+pub struct Test {
+    /// Unique and stable, for example `l0/payload_before_signal`.
+    pub name: String,
+    /// Its level.
+    pub level: Level,
+    /// How many ranks it runs on.
+    pub ranks: u32,
+    /// One line for people: what must hold.
+    pub about: String,
+    /// What every rank runs.
+    pub body: Body,
+}
