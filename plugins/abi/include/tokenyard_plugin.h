@@ -1,0 +1,1511 @@
+/*
+ * The plugin ABI of tokenyard. Generated from plugins/abi/src: do not edit.
+ *
+ * A plugin is a shared library that exports one *data* symbol per kind of part it provides (see
+ * the end of this file), so that nothing of it is called before it was judged. The author's guide
+ * is docs/plugin-guide.md; plugins/example-c is a complete transport in one file.
+ *
+ * Rules that hold for every slot:
+ * - every structure starts with its size in bytes; fields are only ever appended;
+ * - enumerations cross as fixed-width integers; an unknown value is an error, never a guess;
+ * - no allocation crosses: who makes a thing destroys it; strings are (pointer, length), UTF-8,
+ *   not terminated, valid for the call only;
+ * - a slot returns a status (TY_OK is 0); details go to the caller's TyError;
+ * - a plugin must not unwind or longjmp across a slot; libraries are never unloaded;
+ * - each slot says which threads may call it.
+ */
+
+#ifndef TOKENYARD_PLUGIN_H
+#define TOKENYARD_PLUGIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/**
+ * First eight bytes of every export: `TOKNYARD` read as a little-endian integer.
+ */
+#define TY_MAGIC 4923069194490826580
+
+/**
+ * The call did what it was asked.
+ */
+#define TY_OK 0
+
+/**
+ * Nothing was done because a queue is full or nothing is there yet; call again later.
+ */
+#define TY_AGAIN 1
+
+/**
+ * The part cannot run here: a library, device, right or capability is missing.
+ */
+#define TY_UNAVAILABLE -1
+
+/**
+ * The part does not support what was asked.
+ */
+#define TY_UNSUPPORTED -2
+
+/**
+ * The part's own config table is wrong.
+ */
+#define TY_CONFIG -3
+
+/**
+ * The operating system refused a call; `TyError.os_errno` says why.
+ */
+#define TY_SYSTEM -4
+
+/**
+ * A peer could not be reached or is gone.
+ */
+#define TY_PEER_LOST -5
+
+/**
+ * A command failed on the fabric (an error completion), or the fabric is unhealthy.
+ */
+#define TY_TRANSPORT -6
+
+/**
+ * The call did not end within its deadline.
+ */
+#define TY_DEADLINE -7
+
+/**
+ * The host raised the abort word of the wait board; the call gave up waiting.
+ */
+#define TY_ABORTED -8
+
+/**
+ * A peer sent bytes that fail a check.
+ */
+#define TY_PROTOCOL -9
+
+/**
+ * The arena or another fixed resource is full; nothing was moved.
+ */
+#define TY_FULL -10
+
+/**
+ * This rank or a peer refused its input; nothing was moved.
+ */
+#define TY_REFUSED -11
+
+/**
+ * The part broke its own contract.
+ */
+#define TY_INTERNAL -12
+
+/**
+ * The part panicked; the instance must not be used again.
+ */
+#define TY_PANIC -13
+
+/**
+ * Bytes that fit an operation's name in a [`TyError`].
+ */
+#define TY_ERROR_OPERATION 32
+
+/**
+ * Bytes that fit a message in a [`TyError`].
+ */
+#define TY_ERROR_MESSAGE 464
+
+/**
+ * Log levels of [`TyHost::log`].
+ */
+#define TY_LOG_ERROR 1
+
+/**
+ * Something is wrong but the part goes on.
+ */
+#define TY_LOG_WARN 2
+
+/**
+ * What an operator wants to see once.
+ */
+#define TY_LOG_INFO 3
+
+/**
+ * What a developer of the part wants to see.
+ */
+#define TY_LOG_DEBUG 4
+
+/**
+ * Kinds of memory, as bits: ordinary host memory.
+ */
+#define TY_MEMORY_HOST 1
+
+/**
+ * CUDA device memory.
+ */
+#define TY_MEMORY_CUDA 2
+
+/**
+ * HIP device memory.
+ */
+#define TY_MEMORY_HIP 4
+
+/**
+ * Window memory must come with a file descriptor that others can map (memfd, dmabuf).
+ */
+#define TY_HANDLE_FD 1
+
+/**
+ * Major version of the kernel set ABI.
+ */
+#define TY_KERNELS_MAJOR 0
+
+/**
+ * Minor version of the kernel set ABI.
+ */
+#define TY_KERNELS_MINOR 1
+
+/**
+ * Most windows a kernel set may ask for.
+ */
+#define TY_MAX_WINDOWS 8
+
+/**
+ * Waiting for a peer to enter the operation at all: bounded by `late_ms`.
+ */
+#define TY_PHASE_ENTRY 1
+
+/**
+ * Waiting for an owner's grant (base offsets): bounded by `deadline_ms`, as are those below.
+ */
+#define TY_PHASE_GRANT 2
+
+/**
+ * Waiting for the rows of a dispatch.
+ */
+#define TY_PHASE_ROWS 3
+
+/**
+ * Waiting for the rows of a combine.
+ */
+#define TY_PHASE_COMBINE_ROWS 4
+
+/**
+ * Waiting until a peer has read this rank's rows.
+ */
+#define TY_PHASE_DONE 5
+
+/**
+ * Waiting for room in a command queue.
+ */
+#define TY_PHASE_QUEUE 6
+
+/**
+ * Rows in one block, by source rank, then source token.
+ */
+#define TY_LAYOUT_FLAT 1
+
+/**
+ * Rows grouped by local expert with aligned starts.
+ */
+#define TY_LAYOUT_EXPERT_MAJOR 2
+
+/**
+ * `[E/R, R*M, H]` with counts.
+ */
+#define TY_LAYOUT_PACKED 3
+
+/**
+ * Rows travel as they are.
+ */
+#define TY_CAST_NONE 0
+
+/**
+ * Rows are cast to FP8 e4m3 with one f32 scale per 128 channels.
+ */
+#define TY_CAST_FP8 1
+
+/**
+ * The same with scales rounded up to powers of two.
+ */
+#define TY_CAST_FP8_ROUND 2
+
+/**
+ * The same, the scales' exponent bytes packed by four (UE8M0).
+ */
+#define TY_CAST_FP8_UE8M0 3
+
+/**
+ * Reuse the routing of the handle: no counting.
+ */
+#define TY_DISPATCH_REPLAY 1
+
+/**
+ * Worst-case sizes: the host learns no count, the counts stay in device memory.
+ */
+#define TY_DISPATCH_WORST_CASE 2
+
+/**
+ * Zero the padding rows of the expert-major layout.
+ */
+#define TY_DISPATCH_ZERO_PADDING 4
+
+/**
+ * Multiply each expert's row by its weight before summing (expert-major and packed).
+ */
+#define TY_COMBINE_WEIGHTED 1
+
+/**
+ * Layout hash of the transport ABI on 64-bit targets.
+ */
+#define TY_TRANSPORT_LAYOUT 14922025019036779194ull
+
+/**
+ * Layout hash of the topology ABI on 64-bit targets.
+ */
+#define TY_TOPOLOGY_LAYOUT 9687330384612971959ull
+
+/**
+ * Layout hash of the kernel set ABI on 64-bit targets.
+ */
+#define TY_KERNELS_LAYOUT 14809166024013083590ull
+
+/**
+ * Major version of the topology ABI.
+ */
+#define TY_TOPOLOGY_MAJOR 1
+
+/**
+ * Minor version of the topology ABI.
+ */
+#define TY_TOPOLOGY_MINOR 0
+
+/**
+ * Bytes that fit a host's identity.
+ */
+#define TY_HOST_BYTES 64
+
+/**
+ * Major version of the transport ABI.
+ */
+#define TY_TRANSPORT_MAJOR 1
+
+/**
+ * Minor version of the transport ABI.
+ */
+#define TY_TRANSPORT_MINOR 0
+
+/**
+ * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
+ */
+#define TY_CAP_ORDERED 1
+
+/**
+ * Signals are raised by the fabric's own atomics.
+ */
+#define TY_CAP_NATIVE_ATOMICS (1 << 1)
+
+/**
+ * Puts carry immediate data.
+ */
+#define TY_CAP_IMMEDIATE (1 << 2)
+
+/**
+ * The op `TY_OP_GET` works.
+ */
+#define TY_CAP_GET (1 << 3)
+
+/**
+ * `peer_address` works: peers' windows are mapped into this process for plain loads and stores.
+ */
+#define TY_CAP_LOAD_STORE (1 << 4)
+
+/**
+ * A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
+ */
+#define TY_CAP_BOUNDED_PUT (1 << 5)
+
+/**
+ * Nothing moves unless `poll` is called; the host drives it with progress threads.
+ */
+#define TY_CAP_MANUAL_PROGRESS (1 << 6)
+
+/**
+ * The transport must own window memory: the host calls `alloc` instead of the kernel set.
+ */
+#define TY_CAP_OWNS_MEMORY (1 << 7)
+
+/**
+ * Copy `bytes` from the source window to the destination window of `peer`.
+ */
+#define TY_OP_PUT 1
+
+/**
+ * The same, then add `add` to `signal` of `peer`: payload before signal (INV-1).
+ */
+#define TY_OP_PUT_SIGNAL 2
+
+/**
+ * Store the 8 bytes of `value` at the destination, which is 8-byte aligned (INV-3).
+ */
+#define TY_OP_PUT_VALUE 3
+
+/**
+ * Add `add` to `signal` of `peer`.
+ */
+#define TY_OP_SIGNAL 4
+
+/**
+ * Copy `bytes` from the destination window of `peer` to the source window. Optional.
+ */
+#define TY_OP_GET 5
+
+/**
+ * Ask for a `TY_EVENT_DONE` with the command's tag. Errors are always reported.
+ */
+#define TY_FLAG_NOTIFY 1
+
+/**
+ * The command is done: its source is reusable and its slot is free (INV-4, INV-5).
+ */
+#define TY_EVENT_DONE 1
+
+/**
+ * The command failed (INV-7). `status` is negative and the details are in `health`.
+ */
+#define TY_EVENT_ERROR 2
+
+/**
+ * Room that the host gives to `endpoint`.
+ */
+#define TY_ENDPOINT_BYTES 4096
+
+/**
+ * The first field of every export: what the host judges before anything of the plugin runs.
+ */
+typedef struct TyExportHeader {
+  /**
+   * [`TY_MAGIC`].
+   */
+  uint64_t magic;
+  /**
+   * A break of compatibility. Must be equal on both sides.
+   */
+  uint32_t major;
+  /**
+   * Additions. Any value is accepted.
+   */
+  uint32_t minor;
+  /**
+   * The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Must be equal until 1.0.
+   */
+  uint64_t layout;
+  /**
+   * `sizeof` of the whole export structure.
+   */
+  size_t size;
+} TyExportHeader;
+
+/**
+ * A string that is borrowed for the duration of a call: UTF-8, not terminated.
+ */
+typedef struct TyStr {
+  /**
+   * First byte; may be null if `bytes` is 0.
+   */
+  const uint8_t *data;
+  /**
+   * Length in bytes.
+   */
+  size_t bytes;
+} TyStr;
+
+/**
+ * Services of the host. Statics are per library, so a part logs through this table. It outlives
+ * every part. Any thread may call any slot.
+ */
+typedef struct TyHost {
+  /**
+   * `sizeof(TyHost)` of the host.
+   */
+  size_t size;
+  /**
+   * Passed back to every slot.
+   */
+  void *context;
+  /**
+   * Writes one line to the host's log. `target` names the part.
+   */
+  void (*log)(void *context, uint32_t level, struct TyStr target, struct TyStr message);
+} TyHost;
+
+/**
+ * A part's own config table.
+ */
+typedef struct TyConfig {
+  /**
+   * `sizeof(TyConfig)`.
+   */
+  size_t size;
+  /**
+   * TOML text, lines numbered as in the operator's file. Empty if there is no table.
+   */
+  struct TyStr text;
+  /**
+   * Name of the file, for messages.
+   */
+  struct TyStr file;
+} TyConfig;
+
+/**
+ * What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
+ */
+typedef struct TyCapabilities {
+  /**
+   * `sizeof(TyCapabilities)`; set by the host, kept by the part.
+   */
+  size_t size;
+  /**
+   * Bits `TY_CAP_*`.
+   */
+  uint64_t flags;
+  /**
+   * Kinds of memory that can be registered: bits `TY_MEMORY_*`.
+   */
+  uint32_t memory_kinds;
+  /**
+   * Most ranks of a team, this one included.
+   */
+  uint32_t max_peers;
+  /**
+   * Most lanes.
+   */
+  uint32_t max_lanes;
+  /**
+   * Most signals on one rank; at most 65,536.
+   */
+  uint32_t max_signals;
+  /**
+   * Most commands of a lane that are not done yet.
+   */
+  uint32_t max_queue_depth;
+  /**
+   * Most windows.
+   */
+  uint32_t max_windows;
+  /**
+   * Most bytes of one put.
+   */
+  uint64_t largest_put;
+} TyCapabilities;
+
+/**
+ * Where a part writes what went wrong. The caller owns it and sets `size`; the part fills the
+ * rest when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
+ */
+typedef struct TyError {
+  /**
+   * `sizeof(TyError)` of the caller.
+   */
+  size_t size;
+  /**
+   * `errno` of a failed system call, or 0.
+   */
+  int32_t os_errno;
+  /**
+   * The world rank the error is about, or -1.
+   */
+  int32_t rank;
+  /**
+   * Which operation failed, for example `connect`.
+   */
+  uint8_t operation[TY_ERROR_OPERATION];
+  /**
+   * What was found, what was expected, what to do.
+   */
+  uint8_t message[TY_ERROR_MESSAGE];
+} TyError;
+
+/**
+ * An ordered list of world ranks that a transport is opened for. A `peer` is an index into it.
+ */
+typedef struct TyTeam {
+  /**
+   * `sizeof(TyTeam)`.
+   */
+  size_t size;
+  /**
+   * This process' index in the list.
+   */
+  uint32_t me;
+  /**
+   * Length of the list.
+   */
+  uint32_t count;
+  /**
+   * `count` world ranks, valid for the call only.
+   */
+  const uint32_t *world_ranks;
+} TyTeam;
+
+/**
+ * What the kernel set will use. The host has checked it against the capabilities.
+ */
+typedef struct TyTransportNeeds {
+  /**
+   * `sizeof(TyTransportNeeds)`.
+   */
+  size_t size;
+  /**
+   * Windows that will be registered.
+   */
+  uint32_t windows;
+  /**
+   * Lanes that will be used: 0 .. lanes.
+   */
+  uint32_t lanes;
+  /**
+   * Signal ids that will be used on every rank: 0 .. signals; at most 65,536.
+   */
+  uint32_t signals;
+  /**
+   * Most commands of a lane that are not done yet.
+   */
+  uint32_t queue_depth;
+  /**
+   * Most bytes of one put.
+   */
+  uint64_t largest_put;
+  /**
+   * How long a connect or a single command may take, in nanoseconds.
+   */
+  uint64_t deadline_ns;
+} TyTransportNeeds;
+
+/**
+ * Arguments of `open`. Everything is valid for the call only.
+ */
+typedef struct TyTransportOpen {
+  /**
+   * `sizeof(TyTransportOpen)`.
+   */
+  size_t size;
+  /**
+   * The part's own table.
+   */
+  struct TyConfig config;
+  /**
+   * The ranks that will talk to each other.
+   */
+  struct TyTeam team;
+  /**
+   * What will be used.
+   */
+  struct TyTransportNeeds needs;
+} TyTransportOpen;
+
+/**
+ * What a transport demands of window memory. Needs of two levels are merged by the host: kinds
+ * are intersected, handles united, the larger alignment wins.
+ */
+typedef struct TyMemoryNeeds {
+  /**
+   * `sizeof(TyMemoryNeeds)`.
+   */
+  size_t size;
+  /**
+   * Acceptable kinds: bits `TY_MEMORY_*`.
+   */
+  uint32_t kinds;
+  /**
+   * Required handles: bits `TY_HANDLE_*`.
+   */
+  uint32_t handles;
+  /**
+   * Required alignment of address and length in bytes; a power of two.
+   */
+  uint64_t alignment;
+} TyMemoryNeeds;
+
+/**
+ * One window: registered memory of the same layout on every rank, addressed by (peer, offset).
+ */
+typedef struct TyWindow {
+  /**
+   * `sizeof(TyWindow)`.
+   */
+  size_t size;
+  /**
+   * Dense, in order of registration, from 0.
+   */
+  uint32_t id;
+  /**
+   * One of `TY_MEMORY_*`.
+   */
+  uint32_t kind;
+  /**
+   * First byte on this rank.
+   */
+  uint8_t *pointer;
+  /**
+   * Length in bytes; equal on all ranks.
+   */
+  uint64_t bytes;
+  /**
+   * A descriptor of the memory that stays open while the window lives, or -1.
+   */
+  int32_t fd;
+  /**
+   * Device ordinal, or -1 for host memory.
+   */
+  int32_t device;
+  /**
+   * Where the window starts behind `fd`.
+   */
+  uint64_t fd_offset;
+} TyWindow;
+
+/**
+ * One command: 64 bytes of plain data. Commands of a lane may overtake each other.
+ */
+typedef struct TyCommand {
+  /**
+   * One of `TY_OP_*`.
+   */
+  uint8_t op;
+  /**
+   * Zero.
+   */
+  uint8_t reserved;
+  /**
+   * Bits `TY_FLAG_*`.
+   */
+  uint16_t flags;
+  /**
+   * The lane it is posted on; repeated here for the transport's convenience.
+   */
+  uint32_t lane;
+  /**
+   * Index into the team. May be this rank itself.
+   */
+  uint32_t peer;
+  /**
+   * Signal id on the peer.
+   */
+  uint32_t signal;
+  /**
+   * What to add to the signal: 1 to 65,535.
+   */
+  uint32_t add;
+  /**
+   * Window id on this rank.
+   */
+  uint16_t src_window;
+  /**
+   * Window id on the peer.
+   */
+  uint16_t dst_window;
+  /**
+   * Offset in the source window.
+   */
+  uint64_t src_offset;
+  /**
+   * Offset in the destination window.
+   */
+  uint64_t dst_offset;
+  /**
+   * Bytes to move; may be 0 for `TY_OP_PUT_SIGNAL`.
+   */
+  uint64_t bytes;
+  /**
+   * The value of `TY_OP_PUT_VALUE`.
+   */
+  uint64_t value;
+  /**
+   * Comes back in the event.
+   */
+  uint64_t tag;
+} TyCommand;
+
+/**
+ * One event of `poll`.
+ */
+typedef struct TyEvent {
+  /**
+   * One of `TY_EVENT_*`.
+   */
+  uint32_t kind;
+  /**
+   * Lane of the command.
+   */
+  uint32_t lane;
+  /**
+   * Peer of the command.
+   */
+  uint32_t peer;
+  /**
+   * `TY_OK` or why it failed.
+   */
+  int32_t status;
+  /**
+   * Tag of the command.
+   */
+  uint64_t tag;
+} TyEvent;
+
+/**
+ * A transport: who fills this structure contributes a fabric.
+ *
+ * Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
+ * `endpoint`, `connect`, `peer_address`) are called on one thread that may block. *Hot* slots
+ * (`post`, `poll`, `read_signal`) of one lane are called by one thread at a time; different lanes
+ * may be used by different threads at once. `health` may be called from any thread.
+ *
+ * Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
+ * `connect` per peer, then hot slots, then `close`.
+ */
+typedef struct TyTransportTable {
+  /**
+   * `sizeof(TyTransportTable)` of the plugin.
+   */
+  size_t size;
+  /**
+   * The part's name as a config writes it: `[a-z0-9_-]+`. Static.
+   */
+  struct TyStr name;
+  /**
+   * The part's own version, for people. Static.
+   */
+  struct TyStr version;
+  /**
+   * One line for people: fabric, hardware. Static.
+   */
+  struct TyStr about;
+  /**
+   * Required, cold. Says what the part can do here, without side effects. `config` is the
+   * text of the part's own TOML table, `file` the name of the file for messages.
+   */
+  int32_t (*probe)(const struct TyHost *host,
+                   const struct TyConfig *config,
+                   struct TyCapabilities *capabilities,
+                   struct TyError *error);
+  /**
+   * Required, cold. Makes an instance for a team.
+   */
+  int32_t (*open)(const struct TyHost *host,
+                  const struct TyTransportOpen *open,
+                  void **instance,
+                  struct TyError *error);
+  /**
+   * Required, cold. Ends the instance: no access to windows after it. Called once.
+   */
+  void (*close)(void *instance);
+  /**
+   * Required, cold. What window memory must be like.
+   */
+  int32_t (*memory_needs)(void *instance, struct TyMemoryNeeds *needs, struct TyError *error);
+  /**
+   * Optional, cold; required with `TY_CAP_OWNS_MEMORY`. Allocates the memory of one window
+   * (`id` and `bytes` are given, the rest is filled). Freed by `close`.
+   */
+  int32_t (*alloc)(void *instance, struct TyWindow *window, struct TyError *error);
+  /**
+   * Required, cold. Registers one window. All ranks register equal sizes in the same order.
+   */
+  int32_t (*register_)(void *instance, const struct TyWindow *window, struct TyError *error);
+  /**
+   * Required, cold. Writes the bytes that `peer` needs to reach this rank. `capacity` is at
+   * least `TY_ENDPOINT_BYTES`; `*bytes` becomes the length.
+   */
+  int32_t (*endpoint)(void *instance,
+                      uint32_t peer,
+                      uint8_t *data,
+                      size_t capacity,
+                      size_t *bytes,
+                      struct TyError *error);
+  /**
+   * Required, cold. Connects to `peer` (this rank itself included) with the bytes that the
+   * peer's `endpoint` wrote. The bytes come from another process: check them. May wait for the
+   * peer, at most `deadline_ns`.
+   */
+  int32_t (*connect)(void *instance,
+                     uint32_t peer,
+                     const uint8_t *data,
+                     size_t bytes,
+                     struct TyError *error);
+  /**
+   * Optional, cold; required with `TY_CAP_LOAD_STORE`. Where window `window` of `peer` is
+   * mapped in this process; valid until `close`.
+   */
+  int32_t (*peer_address)(void *instance,
+                          uint32_t window,
+                          uint32_t peer,
+                          uint8_t **address,
+                          struct TyError *error);
+  /**
+   * Required, hot. Accepts the first `*accepted` of `count` commands of a lane. Accepting fewer
+   * is back-pressure, not an error. A command that cannot be accepted because its peer is lost
+   * is accepted and ends as a `TY_EVENT_ERROR`.
+   */
+  int32_t (*post)(void *instance,
+                  uint32_t lane,
+                  const struct TyCommand *commands,
+                  size_t count,
+                  size_t *accepted);
+  /**
+   * Required, hot. Drives the lane and writes up to `capacity` events.
+   */
+  int32_t (*poll)(void *instance,
+                  uint32_t lane,
+                  struct TyEvent *events,
+                  size_t capacity,
+                  size_t *count);
+  /**
+   * Required, hot. The 64-bit total of signal `id` on this rank, never reset, with acquire
+   * order: what came with the signal is visible to the caller (INV-1).
+   */
+  uint64_t (*read_signal)(void *instance, uint32_t lane, uint32_t id);
+  /**
+   * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7).
+   */
+  int32_t (*health)(void *instance, struct TyError *error);
+} TyTransportTable;
+
+/**
+ * The symbol `tokenyard_transport_v1`.
+ */
+typedef struct TyTransportExport {
+  /**
+   * Judged first.
+   */
+  struct TyExportHeader header;
+  /**
+   * `count` tables, one per transport.
+   */
+  const struct TyTransportTable *const *parts;
+  /**
+   * Number of tables.
+   */
+  size_t count;
+} TyTransportExport;
+
+/**
+ * Arguments of `discover`.
+ */
+typedef struct TyDiscover {
+  /**
+   * `sizeof(TyDiscover)`.
+   */
+  size_t size;
+  /**
+   * The part's own table.
+   */
+  struct TyConfig config;
+  /**
+   * World rank.
+   */
+  uint32_t rank;
+  /**
+   * Ranks in the world.
+   */
+  uint32_t ranks;
+  /**
+   * Index of the rank on its machine, as the launcher says.
+   */
+  uint32_t local_rank;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyDiscover;
+
+/**
+ * Where one rank is.
+ */
+typedef struct TyPlace {
+  /**
+   * `sizeof(TyPlace)`.
+   */
+  size_t size;
+  /**
+   * Identity of the machine: equal on ranks that share memory, different otherwise. UTF-8,
+   * ended by a zero byte or the array's end.
+   */
+  uint8_t host[TY_HOST_BYTES];
+  /**
+   * Device ordinal this rank drives, or -1 if it drives none.
+   */
+  int32_t device;
+  /**
+   * NUMA node of the rank, or -1 if unknown.
+   */
+  int32_t numa_node;
+  /**
+   * Logical processors this process may run on; 0 if unknown.
+   */
+  uint32_t processors;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyPlace;
+
+/**
+ * A topology. `discover` is cold and has no instance.
+ */
+typedef struct TyTopologyTable {
+  /**
+   * `sizeof(TyTopologyTable)` of the plugin.
+   */
+  size_t size;
+  /**
+   * The part's name as a config writes it. Static.
+   */
+  struct TyStr name;
+  /**
+   * The part's own version, for people. Static.
+   */
+  struct TyStr version;
+  /**
+   * One line for people. Static.
+   */
+  struct TyStr about;
+  /**
+   * Required. Finds this rank's place.
+   */
+  int32_t (*discover)(const struct TyHost *host,
+                      const struct TyDiscover *discover,
+                      struct TyPlace *place,
+                      struct TyError *error);
+} TyTopologyTable;
+
+/**
+ * The symbol `tokenyard_topology_v1`.
+ */
+typedef struct TyTopologyExport {
+  /**
+   * Judged first.
+   */
+  struct TyExportHeader header;
+  /**
+   * `count` tables.
+   */
+  const struct TyTopologyTable *const *parts;
+  /**
+   * Number of tables.
+   */
+  size_t count;
+} TyTopologyExport;
+
+/**
+ * What a kernel set is opened for. The host has validated it.
+ */
+typedef struct TyShape {
+  /**
+   * `sizeof(TyShape)`.
+   */
+  size_t size;
+  /**
+   * This rank.
+   */
+  uint32_t rank;
+  /**
+   * R.
+   */
+  uint32_t ranks;
+  /**
+   * E, a multiple of R.
+   */
+  uint32_t experts;
+  /**
+   * K, 1 to 32.
+   */
+  uint32_t topk;
+  /**
+   * H in elements.
+   */
+  uint32_t hidden;
+  /**
+   * M.
+   */
+  uint32_t max_tokens;
+  /**
+   * Operations that may be sent and not yet received; operation n uses slot n mod in_flight.
+   */
+  uint32_t in_flight;
+  /**
+   * Handles that may live at once.
+   */
+  uint32_t handles;
+} TyShape;
+
+/**
+ * What a kernel set needs from the transports, within the limits it was given.
+ */
+typedef struct TyKernelNeeds {
+  /**
+   * `sizeof(TyKernelNeeds)`.
+   */
+  size_t size;
+  /**
+   * Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
+   */
+  uint32_t windows;
+  /**
+   * Lanes used.
+   */
+  uint32_t lanes;
+  /**
+   * Signals used.
+   */
+  uint32_t signals;
+  /**
+   * Most commands of a lane that are not done yet.
+   */
+  uint32_t queue_depth;
+  /**
+   * Most bytes of one put.
+   */
+  uint64_t largest_put;
+  /**
+   * Bytes of each window.
+   */
+  uint64_t window_bytes[TY_MAX_WINDOWS];
+} TyKernelNeeds;
+
+/**
+ * An opened transport as a kernel set uses it. `table` is null where the level has none.
+ */
+typedef struct TyLink {
+  /**
+   * The transport's table, with every required slot filled.
+   */
+  const struct TyTransportTable *table;
+  /**
+   * Its instance.
+   */
+  void *instance;
+  /**
+   * What it declared.
+   */
+  struct TyCapabilities capabilities;
+} TyLink;
+
+/**
+ * What a waiting kernel set tells the host, and how the host stops it (INV-6). Shared by both
+ * sides while the yard lives. Every field is accessed with atomic loads and stores of 8 bytes.
+ * A waiter writes `phase` last when it starts to wait, and 0 when it ends.
+ */
+typedef struct TyWaitBoard {
+  /**
+   * Not 0: stop waiting now and return `TY_ABORTED`. Written by the host.
+   */
+  uint64_t abort;
+  /**
+   * One of `TY_PHASE_*`, or 0 while nobody waits.
+   */
+  uint64_t phase;
+  /**
+   * The world rank that is waited for.
+   */
+  uint64_t peer;
+  /**
+   * The signal id that is waited for.
+   */
+  uint64_t signal;
+  /**
+   * The total that ends the wait.
+   */
+  uint64_t expected;
+  /**
+   * The total last seen.
+   */
+  uint64_t found;
+  /**
+   * `CLOCK_MONOTONIC` in nanoseconds when the wait began.
+   */
+  uint64_t since_ns;
+  /**
+   * Operation number.
+   */
+  uint64_t operation;
+} TyWaitBoard;
+
+/**
+ * Arguments of `plan`: everything is fixed here. The pointers stay valid until `close`.
+ */
+typedef struct TyPlan {
+  /**
+   * `sizeof(TyPlan)`.
+   */
+  size_t size;
+  /**
+   * The transport inside the domain.
+   */
+  struct TyLink scale_up;
+  /**
+   * The transport between domains.
+   */
+  struct TyLink scale_out;
+  /**
+   * The registered windows, in order of their ids.
+   */
+  const struct TyWindow *windows;
+  /**
+   * Number of windows.
+   */
+  size_t window_count;
+  /**
+   * Shared with the host's watchdog.
+   */
+  struct TyWaitBoard *board;
+  /**
+   * A wait that lasts longer than this ends by itself, whatever the host does.
+   */
+  uint64_t cap_ns;
+} TyPlan;
+
+/**
+ * A tensor of one or two dimensions. `data` is null where a tensor is absent.
+ */
+typedef struct TyTensor {
+  /**
+   * Address of element (0, 0).
+   */
+  uint8_t *data;
+  /**
+   * Element type: 1 bf16, 2 fp16, 3 fp32, 4 fp8 e4m3, 5 u8, 6 i32, 7 i64.
+   */
+  uint32_t dtype;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * Rows and columns; one-dimensional tensors have one column.
+   */
+  uint64_t shape[2];
+  /**
+   * Elements from one row to the next, and from one column to the next.
+   */
+  int64_t stride[2];
+} TyTensor;
+
+/**
+ * One dispatch. Tensors are valid until `dispatch_recv` returns.
+ */
+typedef struct TyDispatch {
+  /**
+   * `sizeof(TyDispatch)`.
+   */
+  size_t size;
+  /**
+   * Operation number: the same on all ranks, 0, 1, 2, ...
+   */
+  uint64_t operation;
+  /**
+   * Handle slot to fill, or to replay.
+   */
+  uint32_t handle;
+  /**
+   * Bits `TY_DISPATCH_*`.
+   */
+  uint32_t flags;
+  /**
+   * One of `TY_LAYOUT_*`.
+   */
+  uint32_t layout;
+  /**
+   * Alignment of expert starts in rows, at least 1 (expert-major only).
+   */
+  uint32_t alignment;
+  /**
+   * One of `TY_CAST_*`.
+   */
+  uint32_t cast;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * `[T, H]`, rows contiguous.
+   */
+  struct TyTensor x;
+  /**
+   * `[T, S]` of 4-byte elements, any strides; absent unless the rows were quantised before.
+   */
+  struct TyTensor scales;
+  /**
+   * `[T, K]` i64, contiguous; absent in a replay.
+   */
+  struct TyTensor topk_idx;
+  /**
+   * `[T, K]` f32, contiguous; may be absent.
+   */
+  struct TyTensor topk_weights;
+  /**
+   * Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
+   */
+  struct TyStr refusal;
+} TyDispatch;
+
+/**
+ * What a dispatch leaves in the arena. Absent tensors have null data.
+ */
+typedef struct TyReceived {
+  /**
+   * `sizeof(TyReceived)`.
+   */
+  size_t size;
+  /**
+   * The arena region that holds all of it; goes back with `release`.
+   */
+  uint64_t region;
+  /**
+   * Tokens received, N; the worst case where the host learns no count.
+   */
+  uint64_t tokens;
+  /**
+   * Rows of `x`: N (flat), X (expert-major) or E/R * R*M (packed); the worst case likewise.
+   */
+  uint64_t rows;
+  /**
+   * `[rows, H]`.
+   */
+  struct TyTensor x;
+  /**
+   * `[rows, S]`.
+   */
+  struct TyTensor scales;
+  /**
+   * `[N, K]` i32: local expert ids or -1 (flat).
+   */
+  struct TyTensor ids;
+  /**
+   * f32: `[N, K]` (flat), else `[rows, 1]`.
+   */
+  struct TyTensor weights;
+  /**
+   * i32 `source rank * M + source token`: `[N, 1]`, or `[rows, 1]` (packed).
+   */
+  struct TyTensor source;
+  /**
+   * `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
+   */
+  struct TyTensor slots;
+  /**
+   * `[E/R, 1]` i32: rows per local expert, without padding.
+   */
+  struct TyTensor expert_counts;
+  /**
+   * `[E/R, 1]` i32: first row per local expert (expert-major).
+   */
+  struct TyTensor expert_starts;
+  /**
+   * `[R, 1]` i32: tokens per source rank.
+   */
+  struct TyTensor source_counts;
+  /**
+   * `[E/R, R]` i64: `count | begin << 32` (packed).
+   */
+  struct TyTensor ranges;
+  /**
+   * `[2, 1]` i64: the true N and the true number of rows, padding included.
+   */
+  struct TyTensor totals;
+} TyReceived;
+
+/**
+ * One combine. Tensors are valid until `combine_recv` returns.
+ */
+typedef struct TyCombine {
+  /**
+   * `sizeof(TyCombine)`.
+   */
+  size_t size;
+  /**
+   * Operation number.
+   */
+  uint64_t operation;
+  /**
+   * Handle slot.
+   */
+  uint32_t handle;
+  /**
+   * Bits `TY_COMBINE_*`.
+   */
+  uint32_t flags;
+  /**
+   * Expert outputs: as many rows as the dispatch gave, `[rows, H]`, contiguous.
+   */
+  struct TyTensor x;
+  /**
+   * f32, shaped as the dispatch's `weights`; may be absent.
+   */
+  struct TyTensor weights;
+  /**
+   * `[T, H]` of the type of `x`; may be absent.
+   */
+  struct TyTensor bias0;
+  /**
+   * The same.
+   */
+  struct TyTensor bias1;
+  /**
+   * `[T, H]` of the type of `x`, written by `combine_recv`.
+   */
+  struct TyTensor out;
+  /**
+   * `[T, K]` f32; absent unless `weights` is given.
+   */
+  struct TyTensor out_weights;
+  /**
+   * As in [`TyDispatch`].
+   */
+  struct TyStr refusal;
+} TyCombine;
+
+/**
+ * A kernel set. All slots of one instance are called by one thread at a time.
+ *
+ * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
+ * same order on all ranks, then `close`. Operation n may be sent only when operation
+ * n - in_flight has been received.
+ */
+typedef struct TyKernelsTable {
+  /**
+   * `sizeof(TyKernelsTable)` of the plugin.
+   */
+  size_t size;
+  /**
+   * The part's name as a config writes it. Static.
+   */
+  struct TyStr name;
+  /**
+   * The part's own version, for people. Static.
+   */
+  struct TyStr version;
+  /**
+   * One line for people. Static.
+   */
+  struct TyStr about;
+  /**
+   * Required. Whether the part can run here, without side effects; `memory_kinds` becomes the
+   * kinds of memory it works on (bits `TY_MEMORY_*`).
+   */
+  int32_t (*probe)(const struct TyHost *host,
+                   const struct TyConfig *config,
+                   uint32_t *memory_kinds,
+                   struct TyError *error);
+  /**
+   * Required. Makes an instance.
+   */
+  int32_t (*open)(const struct TyHost *host,
+                  const struct TyConfig *config,
+                  const struct TyShape *shape,
+                  void **instance,
+                  struct TyError *error);
+  /**
+   * Required. Ends the instance and frees its windows, after the transports were closed.
+   */
+  void (*close)(void *instance);
+  /**
+   * Required. What it will use, within `limits` (of the transport that carries the rows).
+   */
+  int32_t (*needs)(void *instance,
+                   const struct TyCapabilities *limits,
+                   struct TyKernelNeeds *needs,
+                   struct TyError *error);
+  /**
+   * Required. Allocates the memory of one window (`id` and `bytes` are given).
+   */
+  int32_t (*allocate)(void *instance,
+                      const struct TyMemoryNeeds *needs,
+                      struct TyWindow *window,
+                      struct TyError *error);
+  /**
+   * Required. Fixes every size, offset and buffer.
+   */
+  int32_t (*plan)(void *instance, const struct TyPlan *plan, struct TyError *error);
+  /**
+   * Required. Starts a dispatch.
+   */
+  int32_t (*dispatch_send)(void *instance, const struct TyDispatch *dispatch, struct TyError *error);
+  /**
+   * Required. Ends the dispatch with this operation number.
+   */
+  int32_t (*dispatch_recv)(void *instance,
+                           uint64_t operation,
+                           struct TyReceived *received,
+                           struct TyError *error);
+  /**
+   * Required. Gives an arena region for expert outputs of a handle, so that combine need not
+   * copy them: `[rows, H]` of `dtype`.
+   */
+  int32_t (*combine_input)(void *instance,
+                           uint32_t handle,
+                           uint32_t dtype,
+                           uint64_t *region,
+                           struct TyTensor *tensor,
+                           struct TyError *error);
+  /**
+   * Required. Starts a combine.
+   */
+  int32_t (*combine_send)(void *instance, const struct TyCombine *combine, struct TyError *error);
+  /**
+   * Required. Ends the combine with this operation number.
+   */
+  int32_t (*combine_recv)(void *instance, uint64_t operation, struct TyError *error);
+  /**
+   * Required. Takes back an arena region.
+   */
+  void (*release)(void *instance, uint64_t region);
+} TyKernelsTable;
+
+/**
+ * The symbol `tokenyard_kernels_v0`.
+ */
+typedef struct TyKernelsExport {
+  /**
+   * Judged first.
+   */
+  struct TyExportHeader header;
+  /**
+   * `count` tables.
+   */
+  const struct TyKernelsTable *const *parts;
+  /**
+   * Number of tables.
+   */
+  size_t count;
+} TyKernelsExport;
+
+#endif  /* TOKENYARD_PLUGIN_H */
+
+/* Makes a symbol visible in a library that is compiled with -fvisibility=hidden. */
+#if defined(__GNUC__)
+#define TY_EXPORT __attribute__((visibility("default")))
+#else
+#define TY_EXPORT
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * What a plugin exports: it defines one or more of these constants. Their header is
+ *   { TY_MAGIC, TY_TRANSPORT_MAJOR, TY_TRANSPORT_MINOR, TY_TRANSPORT_LAYOUT,
+ *     sizeof(TyTransportExport) }
+ * and likewise with TOPOLOGY and KERNELS. The tables that `parts` points to, and their strings,
+ * are constants of the library too.
+ */
+
+/* The transports of a plugin. */
+extern TY_EXPORT const TyTransportExport tokenyard_transport_v1;
+
+/* The topologies of a plugin. */
+extern TY_EXPORT const TyTopologyExport tokenyard_topology_v1;
+
+/* The kernel sets of a plugin. Unstable until 1.0. */
+extern TY_EXPORT const TyKernelsExport tokenyard_kernels_v0;
+
+#ifdef __cplusplus
+}
+#endif
