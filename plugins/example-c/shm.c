@@ -395,7 +395,8 @@ static int32_t example_connect(void *instance, uint32_t peer, const uint8_t *dat
     uint32_t which;
     int32_t status = check_endpoint(t, data, bytes, &from, p->world_rank, error);
     for (which = 0; status == TY_OK && peer != t->me && which < OBJECTS; which++)
-        if (from.bytes[which] != 0) status = open_object(p, &from, which, error);
+        if (from.bytes[which] != 0 && p->objects[which].base == NULL)
+            status = open_object(p, &from, which, error);
     if (status != TY_OK) return status;
     if (memcmp(area_of(p)->token, from.token, sizeof from.token) != 0)
         return fail(error, TY_PROTOCOL, "connect", 0, p->world_rank,
