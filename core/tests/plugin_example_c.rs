@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
@@ -18,7 +18,7 @@ use plugins::{Library, compile, repository};
 
 const C: [&str; 2] = ["-std=c11", "-O2"];
 const CPP: [&str; 4] = ["-std=c++17", "-O2", "-x", "c++"];
-const WINDOW_BYTES: u64 = 1 << 16;
+const WINDOW_BYTES: u64 = 1 << 20;
 const DEPTH: u32 = 16;
 
 fn part(library: &Library, name: &str) -> TransportRef {
@@ -107,24 +107,28 @@ fn command(op: u8, peer: u32) -> Command {
 fn with_ranks(ranks: u32, body: impl Fn(u32, &Rank) + Sync) {
     let (_library, part) = example();
     let endpoints = Mutex::new(vec![vec![Vec::new(); ranks as usize]; ranks as usize]);
-    let barrier = Barrier::new(ranks as usize);
+    let arrived = AtomicU32::new(0);
     std::thread::scope(|scope| {
         for me in 0..ranks {
-            let (endpoints, barrier, body) = (&endpoints, &barrier, &body);
+            let (endpoints, arrived, body) = (&endpoints, &arrived, &body);
             scope.spawn(move || {
+                let all_arrived = |times: u32| {
+                    arrived.fetch_add(1, Ordering::AcqRel);
+                    let enough = || arrived.load(Ordering::Acquire) >= times * ranks;
+                    wait_for("the other ranks", enough);
+                };
                 let mut rank = Rank::open(part, me, ranks);
                 for peer in 0..ranks {
                     let bytes = rank.transport.endpoint(peer).unwrap();
                     endpoints.lock().unwrap()[me as usize][peer as usize] = bytes;
                 }
-                barrier.wait();
+                all_arrived(1);
                 for peer in 0..ranks {
                     let data = endpoints.lock().unwrap()[peer as usize][me as usize].clone();
                     rank.transport.connect(peer, &data).unwrap();
                 }
-                barrier.wait();
+                all_arrived(2);
                 body(me, &rank);
-                barrier.wait();
             });
         }
     });
@@ -132,7 +136,13 @@ fn with_ranks(ranks: u32, body: impl Fn(u32, &Rank) + Sync) {
 
 fn wait_for(what: &str, done: impl Fn() -> bool) {
     let start = Instant::now();
-    while !done() {
+    loop {
+        for _ in 0..1000 {
+            if done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
         assert!(start.elapsed() < Duration::from_secs(20), "timed out: {what}");
         std::thread::yield_now();
     }
@@ -142,23 +152,26 @@ fn wait_for(what: &str, done: impl Fn() -> bool) {
 
 #[test]
 fn a_signal_never_overtakes_the_payload_of_its_put() {
-    const ROUNDS: u64 = 2_000;
-    with_ranks(3, |me, rank| {
-        let (to, from) = ((me + 1) % 3, (me + 2) % 3);
+    const ROUNDS: u64 = 200;
+    // Long, so that a signal that is too early finds the copy under way.
+    const BYTES: usize = WINDOW_BYTES as usize;
+    with_ranks(2, |me, rank| {
+        let peer = 1 - me;
         for round in 1..=ROUNDS {
-            for offset in (0..512).step_by(8) {
-                rank.word(0, offset).store(round * 3 + u64::from(me), Ordering::Relaxed);
+            let expected = |rank: u32| round * 2 + u64::from(rank);
+            for offset in (0..BYTES).step_by(8) {
+                rank.word(0, offset).store(expected(me), Ordering::Relaxed);
             }
-            let put =
-                Command { bytes: 512, signal: 5, add: 3, ..command(abi::TY_OP_PUT_SIGNAL, to) };
+            let bytes = BYTES as u64;
+            let put = Command { bytes, signal: 5, add: 3, ..command(abi::TY_OP_PUT_SIGNAL, peer) };
             assert_eq!(rank.post(&[put]), 1);
             wait_for("the put", || rank.transport.read_signal(0, 5) == round * 3);
-            for offset in (0..512).step_by(8) {
-                let found = rank.word(1, offset).load(Ordering::Relaxed);
-                assert_eq!(found, round * 3 + u64::from(from));
+            // The last byte that was copied is the first that is looked at.
+            for offset in (0..BYTES).step_by(8).rev() {
+                assert_eq!(rank.word(1, offset).load(Ordering::Relaxed), expected(peer));
             }
             // Says that the payload was read, so that the next round may write.
-            rank.post(&[Command { signal: 6, ..command(abi::TY_OP_SIGNAL, from) }]);
+            rank.post(&[Command { signal: 6, ..command(abi::TY_OP_SIGNAL, peer) }]);
             wait_for("the answer", || rank.transport.read_signal(0, 6) == round);
         }
     });
@@ -304,7 +317,7 @@ fn damaged_endpoints_are_refused_with_what_is_wrong() {
         ([&good[..], &[0]].concat(), "and 145 bytes"),
         (with(0, 2), "has version 3 and 144 bytes"),
         (with(4, 1), "team has 3 ranks; expected 2"),
-        (with(24 + 8, 1), "window 1 of the peer has 65537 bytes; expected 65536"),
+        (with(24 + 8, 1), "window 1 of the peer has 1048577 bytes; expected 1048576"),
         (with(24 + 8 * SIGNALS, 64), "signal area 8 of the peer has 512 bytes; expected 576"),
         (unended, "the name in the endpoint is damaged"),
         (elsewhere, "the name in the endpoint is damaged"),
@@ -330,7 +343,7 @@ fn an_object_that_is_shorter_than_promised_is_refused() {
     let error = ranks[0].transport.connect(1, &endpoint).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Protocol);
     assert!(error.message().contains("4096 bytes; expected"), "{error}");
-    assert!(error.message().contains("at least 65536 bytes"), "{error}");
+    assert!(error.message().contains("at least 1048576 bytes"), "{error}");
 }
 
 #[test]
