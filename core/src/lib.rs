@@ -26,3 +26,8 @@ pub mod yard;
 pub use tokenyard_abi as abi;
 
 pub use error::{Error, ErrorKind, Result};
+
+// The Rust code of the plugin author's guide compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/plugin-guide.md")]
+mod plugin_guide {}

@@ -54,6 +54,28 @@ pub(super) unsafe fn guarded_mut<T>(
     finish(result, error)
 }
 
+/// Runs a cold slot that only needs shared access: other threads may be in hot slots meanwhile.
+///
+/// # Safety
+/// As [`guarded_mut`], but shared access of several threads is fine.
+pub(super) unsafe fn guarded_ref<T>(
+    name: &'static str,
+    instance: *mut std::ffi::c_void,
+    error: *mut abi::TyError,
+    call: impl FnOnce(&T) -> Result<()>,
+) -> i32 {
+    // SAFETY: by this function's contract.
+    let instance = unsafe { &*instance.cast::<Instance<T>>() };
+    if instance.poisoned.load(Ordering::Acquire) {
+        return finish(Err(poisoned(name)), error);
+    }
+    let result = catch_unwind(AssertUnwindSafe(|| call(&instance.part))).unwrap_or_else(|panic| {
+        instance.poisoned.store(true, Ordering::Release);
+        Err(panicked(name, &*panic))
+    });
+    finish(result, error)
+}
+
 /// Runs a slot that only needs shared access; used by hot slots, so it writes no error text.
 ///
 /// # Safety
@@ -203,7 +225,7 @@ fn kind_of(status: i32) -> ErrorKind {
 ///
 /// # Safety
 /// `out` points to a `TyError` whose `size` the caller set.
-pub(crate) unsafe fn write_error(error: &Error, out: *mut abi::TyError) {
+unsafe fn write_error(error: &Error, out: *mut abi::TyError) {
     // SAFETY: by this function's contract.
     let out = unsafe { &mut *out };
     if out.size < size_of::<abi::TyError>() {
@@ -236,9 +258,21 @@ pub(crate) fn read_error(operation: &'static str, status: i32, error: &abi::TyEr
         (false, false) if inner == operation => message,
         (false, false) => format!("{inner}: {message}"),
     };
+    // The text ends as `Error::detail` writes it: `: what the system said. Fix: what to do`. Taken
+    // apart, so that the fix is found by `Error::fix` and nothing is said twice.
+    let (message, fix) = match message.rsplit_once(". Fix: ") {
+        Some((message, fix)) => (message, Some(fix)),
+        None => (message.as_str(), None),
+    };
+    let os = (error.os_errno != 0).then(|| std::io::Error::from_raw_os_error(error.os_errno));
+    let said = os.as_ref().map(|os| format!(": {os}")).unwrap_or_default();
+    let message = message.strip_suffix(said.as_str()).unwrap_or(message);
     let mut out = Error::new(kind_of(status), operation, message);
-    if error.os_errno != 0 {
-        out = out.with_source(std::io::Error::from_raw_os_error(error.os_errno));
+    if let Some(os) = os {
+        out = out.with_source(os);
+    }
+    if let Some(fix) = fix {
+        out = out.with_fix(fix);
     }
     if error.rank >= 0 {
         out = out.with_rank(error.rank as u32);

@@ -1,7 +1,9 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use super::call::{Instance, check_size, close, guarded, guarded_hot, guarded_mut, text};
+use super::call::{
+    Instance, check_size, close, guarded, guarded_hot, guarded_mut, guarded_ref, text,
+};
 use super::{log, static_str};
 use crate::abi;
 use crate::transport::{Team, Transport, TransportNeeds, parse_table};
@@ -186,9 +188,9 @@ impl<T: Transport> TransportPart<T> {
         address: *mut *mut u8,
         error: *mut abi::TyError,
     ) -> i32 {
-        // SAFETY: as in `memory_needs`.
+        // SAFETY: the host passes an open instance and valid structures; shared access is enough.
         unsafe {
-            guarded_mut("peer_address", instance, error, |part: &mut T| {
+            guarded_ref("peer_address", instance, error, |part: &T| {
                 *address = part.peer_address(window, peer)?;
                 Ok(())
             })
@@ -257,14 +259,7 @@ impl<T: Transport> TransportPart<T> {
 
     unsafe extern "C" fn health(instance: *mut c_void, error: *mut abi::TyError) -> i32 {
         // SAFETY: the host passes an open instance; `health` needs shared access only.
-        let status =
-            unsafe { guarded_hot(instance, |part: &T| guarded("health", error, || part.health())) };
-        if status == abi::TY_PANIC && !error.is_null() {
-            let text = Error::new(ErrorKind::Internal, "health", "the transport panicked");
-            // SAFETY: `error` is the host's and valid for the call.
-            unsafe { super::write_error(&text, error) };
-        }
-        status
+        unsafe { guarded_ref("health", instance, error, |part: &T| part.health()) }
     }
 }
 

@@ -68,7 +68,7 @@ impl OpenKernels {
         let mut error = blank_error();
         let status = call(self.part.table, self.instance, &mut error)
             .ok_or_else(|| missing_slot(self.part.name(), slot))?;
-        check(slot, status, &error)
+        check(slot, status, &error).map_err(|e| e.with_context("part", self.name()))
     }
 
     /// What the kernel set will use, within `limits`.

@@ -9,6 +9,9 @@ use crate::{Error, ErrorKind, Result};
 /// Keep the library: Rust's thread-local destructors make unloading unsafe. From `dlfcn.h`.
 const RTLD_NODELETE: i32 = 0x1000;
 
+/// Most parts of one kind in one plugin: a larger count is a damaged export, not a plugin.
+const MAX_PARTS: usize = 64;
+
 /// What one plugin provides, judged.
 #[derive(Debug, Default)]
 pub struct PluginFile {
@@ -42,10 +45,11 @@ pub(super) fn plugin_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         if meta.is_dir() {
             let entries =
                 std::fs::read_dir(path).map_err(|e| refused(path, "read folder").with_source(e))?;
-            let mut found: Vec<_> = entries
-                .filter_map(|e| e.ok().map(|e| e.path()))
-                .filter(|p| p.extension().is_some_and(|e| e == "so"))
-                .collect();
+            let mut found = entries
+                .map(|e| e.map(|e| e.path()))
+                .collect::<std::io::Result<Vec<_>>>()
+                .map_err(|e| refused(path, "read folder").with_source(e))?;
+            found.retain(|p| p.extension().is_some_and(|e| e == "so"));
             found.sort();
             files.append(&mut found);
         } else {
@@ -65,7 +69,7 @@ pub fn load_file(path: &Path) -> Result<PluginFile> {
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) }
         .map_err(|e| {
             refused(path, format!("it cannot be loaded: {}", loading_text(&e)))
-                .with_fix(loading_fix(&e))
+                .with_fix(loading_fix(path, &e))
         })?;
     let mut file = PluginFile { path: Some(path.to_path_buf()), ..PluginFile::default() };
     let mut symbols = 0;
@@ -161,17 +165,27 @@ fn loading_text(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-fn loading_fix(error: &libloading::Error) -> String {
+/// The dynamic loader has one kind of error: its text. These are the texts that need another fix.
+fn loading_fix(path: &Path, error: &libloading::Error) -> String {
     let text = loading_text(error);
-    // What the dynamic loader says about a library that the plugin links but the system lacks.
-    match text.split_once(": cannot open shared object file") {
-        Some((library, _)) => {
-            format!(
-                "install the system library `{library}` that this plugin needs, or add its folder to the loader's path (ldconfig)"
-            )
+    if let Some((library, _)) = text.split_once(": cannot open shared object file") {
+        if Path::new(library) == path {
+            return "correct the path, or make the file readable".into();
         }
-        None => "name a shared library built for this machine (file PATH tells what it is)".into(),
+        return format!(
+            "install the system library `{library}` that this plugin needs, or add its folder to \
+             the loader's path (ldconfig)"
+        );
     }
+    if text.contains("undefined symbol") {
+        return "link the plugin with the library that defines the symbol, or install a version \
+                of that library which has it"
+            .into();
+    }
+    if text.contains("' not found") {
+        return "build the plugin on a system no newer than this one".into();
+    }
+    "name a shared library built for this machine (file PATH tells what it is)".into()
 }
 
 /// # Safety
@@ -239,16 +253,29 @@ unsafe fn copy_tables<T: Copy>(
     parts: *const *const T,
     count: usize,
 ) -> Result<Vec<T>> {
+    let fail = |what: String, fix: &str| {
+        Err(refused(path, what).with_context("symbol", kind.symbol).with_fix(fix))
+    };
     if count == 0 || parts.is_null() {
-        return Err(refused(path, "the export names no part").with_context("symbol", kind.symbol));
+        return fail(
+            "the export names no part: `parts` is null or `count` is 0; expected 1 to 64".into(),
+            "let `parts` point to the tables and `count` say how many there are",
+        );
+    }
+    if count > MAX_PARTS {
+        return fail(
+            format!("the export names {count} parts; expected 1 to {MAX_PARTS}"),
+            "fill `count` with the number of tables",
+        );
     }
     let mut tables = Vec::new();
-    for index in 0..count.min(64) {
+    for index in 0..count {
         // SAFETY: by this function's contract.
         let table = unsafe { *parts.add(index) };
         if table.is_null() {
-            return Err(
-                refused(path, format!("table {index} is null")).with_context("symbol", kind.symbol)
+            return fail(
+                format!("table {index} of {count} is null"),
+                "let every entry of `parts` point to a table",
             );
         }
         // SAFETY: every table starts with its size.
@@ -256,12 +283,10 @@ unsafe fn copy_tables<T: Copy>(
         // The first four fields (size, name, version, about) are needed to say anything at all.
         let smallest = size_of::<usize>() + 3 * size_of::<abi::TyStr>();
         if size < smallest {
-            return Err(refused(
-                path,
+            return fail(
                 format!("short table {index}: found {size} bytes, expected at least {smallest}"),
-            )
-            .with_context("symbol", kind.symbol)
-            .with_fix("fill the table's size with sizeof of the table structure"));
+                "fill the table's size with sizeof of the table structure",
+            );
         }
         // SAFETY: all tables are made of integers, pointers and optional functions, for which zero
         // is a value; no more than the table's own size is read.
@@ -282,9 +307,16 @@ unsafe fn copy_tables<T: Copy>(
 /// # Safety
 /// The string is null or points to `bytes` bytes of constant data.
 unsafe fn judge_name(path: &Path, kind: &Kind, name: abi::TyStr) -> Result<&'static str> {
-    let fail = |what: &str| Err(refused(path, what.to_owned()).with_context("symbol", kind.symbol));
+    let fail = |what: String| {
+        Err(refused(path, what)
+            .with_context("symbol", kind.symbol)
+            .with_fix("name the part with 1 to 64 characters of [a-z0-9_-]"))
+    };
     if name.data.is_null() || name.bytes == 0 || name.bytes > 64 {
-        return fail("a part has no name, or one of more than 64 bytes");
+        return fail(format!(
+            "a part's name has {} bytes; expected 1 to 64",
+            if name.data.is_null() { 0 } else { name.bytes }
+        ));
     }
     // SAFETY: by this function's contract.
     let bytes = unsafe { std::slice::from_raw_parts(name.data, name.bytes) };
@@ -293,7 +325,10 @@ unsafe fn judge_name(path: &Path, kind: &Kind, name: abi::TyStr) -> Result<&'sta
         .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'_' || *b == b'-');
     match std::str::from_utf8(bytes) {
         Ok(text) if good => Ok(text),
-        _ => fail("a part's name has characters outside [a-z0-9_-]"),
+        _ => fail(format!(
+            "the part's name `{}` has characters outside [a-z0-9_-]",
+            bytes.escape_ascii()
+        )),
     }
 }
 
@@ -313,14 +348,22 @@ unsafe fn tame(text: &mut abi::TyStr) {
 }
 
 fn null_slot(path: &Path, kind: &Kind, part: &str, slot: &str, short: bool) -> Error {
-    let what = if short {
-        format!("short table of {} `{part}`: it ends before the required slot `{slot}`", kind.name)
+    let (what, fix) = if short {
+        (
+            format!(
+                "short table of {} `{part}`: it ends before the required slot `{slot}`",
+                kind.name
+            ),
+            "fill the table's size with sizeof of the table structure of this version's \
+             tokenyard_plugin.h",
+        )
     } else {
-        format!("required slot `{slot}` of {} `{part}` is null", kind.name)
+        (
+            format!("required slot `{slot}` of {} `{part}` is null", kind.name),
+            "implement the slot; tokenyard_plugin.h says what it must do",
+        )
     };
-    refused(path, what)
-        .with_context("symbol", kind.symbol)
-        .with_fix("implement the slot; tokenyard_plugin.h says what it must do")
+    refused(path, what).with_context("symbol", kind.symbol).with_fix(fix)
 }
 
 macro_rules! judge {

@@ -1,0 +1,325 @@
+//! Every way in which a plugin fails the handshake, and every way in which a loaded part breaks the
+//! contract of a cold slot, is an error that names what was found, what was expected and the fix.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokenyard_core::abi;
+use tokenyard_core::config::PartTable;
+use tokenyard_core::host::{OpenTransport, Registry};
+use tokenyard_core::transport::{Team, TransportNeeds, Window};
+use tokenyard_core::{Error, ErrorKind};
+
+mod plugins;
+use plugins::{Library, compile, compile_to, repository};
+
+const GUIDE: &str = include_str!("../../docs/plugin-guide.md");
+
+fn broken(options: &[&str]) -> Library {
+    compile("core/tests/plugins/broken.c", "cc", options)
+}
+
+/// The error of loading `path`: a refused plugin, with the path in it and a fix.
+fn refusal(path: &Path) -> Error {
+    let error = Registry::load(&[path.to_path_buf()]).expect_err("the plugin must be refused");
+    assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
+    assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+    assert!(error.fix().is_some_and(|fix| !fix.is_empty()), "{error}");
+    error
+}
+
+/// Loads broken.c built with `options`; the text must contain all of `wanted`, and the guide the
+/// first of them, so that who sees the message finds it there.
+fn refused(options: &[&str], wanted: &[&str]) {
+    let library = broken(options);
+    refused_file(&library.path, wanted);
+}
+
+fn refused_file(path: &Path, wanted: &[&str]) {
+    let text = refusal(path).to_string();
+    for part in wanted {
+        assert!(text.contains(part), "expected `{part}` in: {text}");
+    }
+    assert!(GUIDE.contains(wanted[0]), "docs/plugin-guide.md does not explain `{}`", wanted[0]);
+}
+
+// === the file ===
+
+#[test]
+fn a_missing_file_is_named_with_the_way_to_build_it() {
+    let folder = tempfile::tempdir().unwrap();
+    refused_file(
+        &folder.path().join("libnone.so"),
+        &["the file cannot be read", "No such file", "Fix: correct [plugins] paths"],
+    );
+}
+
+#[test]
+fn a_relative_path_is_refused() {
+    let wanted = ["the path is relative", "expected an absolute path", "Fix: write the whole path"];
+    refused_file(Path::new("./libplugin.so"), &wanted);
+}
+
+#[test]
+fn a_text_file_is_not_a_library() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("libtext.so");
+    std::fs::write(&path, "this is not a library, whatever its name says\n".repeat(100)).unwrap();
+    refused_file(&path, &["it cannot be loaded", "invalid ELF header", "built for this machine"]);
+}
+
+#[test]
+fn an_empty_file_is_not_a_library() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("libempty.so");
+    std::fs::write(&path, "").unwrap();
+    refused_file(&path, &["it cannot be loaded", "file too short", "built for this machine"]);
+}
+
+#[test]
+fn a_missing_system_library_is_named_with_the_way_to_install_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let fabric = folder.path().join("libnofabric.so");
+    let source = repository("core/tests/plugins/broken.c");
+    compile_to(&fabric, &source, "cc", &["-DNOT_A_PLUGIN"]);
+    let path = folder.path().join("libplugin.so");
+    let link = format!("-L{}", folder.path().display());
+    compile_to(&path, &source, "cc", &["-DNEEDS=answer", &link, "-lnofabric"]);
+    std::fs::remove_file(fabric).unwrap();
+    refused_file(
+        &path,
+        &[
+            "cannot open shared object file",
+            "install the system library `libnofabric.so`",
+            "ldconfig",
+        ],
+    );
+}
+
+#[test]
+fn an_undefined_symbol_is_named_with_the_way_to_link_it() {
+    let wanted = ["undefined symbol", "no_such_answer", "Fix: link the plugin with"];
+    refused(&["-DNEEDS=no_such_answer"], &wanted);
+}
+
+#[test]
+fn a_library_without_an_export_is_not_a_plugin() {
+    let wanted =
+        ["it is a library but not a tokenyard plugin", "tokenyard_transport_v1", "Fix: name"];
+    refused(&["-DNOT_A_PLUGIN"], &wanted);
+}
+
+#[test]
+fn a_folder_gives_its_libraries_and_names_the_bad_one() {
+    let good = broken(&[]);
+    let folder = good.path.parent().unwrap().to_path_buf();
+    std::fs::write(folder.join("README.md"), "not a library").unwrap();
+    let registry = Registry::load(std::slice::from_ref(&folder)).unwrap();
+    assert_eq!(registry.transport("broken").unwrap().version(), "1");
+    assert_eq!(registry.parts()[0].file.as_deref(), Some(&*good.path));
+
+    let bad = folder.join("libbad.so");
+    std::fs::write(&bad, "text").unwrap();
+    let text = Registry::load(&[folder]).unwrap_err().to_string();
+    assert!(text.contains(&bad.display().to_string()), "{text}");
+}
+
+// === the export ===
+
+#[test]
+fn a_wrong_magic_is_refused() {
+    refused(&["-DMAGIC=7"], &["wrong magic", "0x0000000000000007", "0x445241594e4b4f54"]);
+}
+
+#[test]
+fn a_wrong_major_version_is_refused() {
+    refused(&["-DMAJOR=9"], &["wrong major version", "found 9, expected 1", "Fix: rebuild"]);
+}
+
+#[test]
+fn a_wrong_layout_is_refused() {
+    let wanted = format!("expected {:#018x}", abi::TY_TRANSPORT_LAYOUT);
+    refused(
+        &["-DLAYOUT=255"],
+        &["wrong layout", "found 0x00000000000000ff", &wanted, "Fix: rebuild"],
+    );
+}
+
+#[test]
+fn a_short_export_is_refused() {
+    let wanted = ["short export structure", "found 32 bytes, expected at least 48", "sizeof"];
+    refused(&["-DEXPORT_SIZE=sizeof(TyExportHeader)"], &wanted);
+}
+
+#[test]
+fn an_export_without_parts_is_refused() {
+    let wanted = ["the export names no part", "expected 1 to 64", "Fix: let `parts` point"];
+    refused(&["-DPARTS=NULL"], &wanted);
+    refused(&["-DCOUNT=0"], &wanted);
+}
+
+#[test]
+fn a_damaged_count_of_parts_is_refused() {
+    refused(
+        &["-DCOUNT=65"],
+        &["parts; expected 1 to 64", "the export names 65 parts", "Fix: fill `count`"],
+    );
+}
+
+#[test]
+fn a_null_table_is_refused() {
+    refused(&["-DTABLE=NULL"], &["table 0 of 1 is null", "Fix: let every entry"]);
+}
+
+#[test]
+fn a_table_too_short_for_a_name_is_refused() {
+    refused(
+        &["-DTABLE_SIZE=8"],
+        &["short table 0", "found 8 bytes, expected at least 56", "sizeof"],
+    );
+}
+
+#[test]
+fn a_table_that_ends_before_a_required_slot_is_refused() {
+    refused(
+        &["-DTABLE_SIZE=offsetof(TyTransportTable, poll)"],
+        &["it ends before the required slot", "`broken`", "`poll`", "Fix: fill the table's size"],
+    );
+}
+
+#[test]
+fn a_null_required_slot_is_refused() {
+    refused(&["-DPOLL=NULL"], &["required slot `poll`", "`broken` is null", "Fix: implement"]);
+}
+
+#[test]
+fn a_name_that_no_config_can_write_is_refused() {
+    refused(&["-DNAME=\"Bro ken\""], &["has characters outside", "`Bro ken`", "[a-z0-9_-]"]);
+    refused(&["-DNAME=\"\\xff\""], &["has characters outside", "`\\xff`", "[a-z0-9_-]"]);
+    refused(&["-DNAME=\"\""], &["a part's name has 0 bytes", "expected 1 to 64"]);
+}
+
+#[test]
+fn two_plugins_with_one_part_name_are_both_named() {
+    let (a, b) = (broken(&[]), broken(&[]));
+    let paths: Vec<PathBuf> = vec![a.path.clone(), b.path.clone()];
+    let error = Registry::load(&paths).unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.kind(), ErrorKind::Plugin);
+    for part in [
+        "transport `broken`",
+        &a.path.display().to_string(),
+        &b.path.display().to_string(),
+        "Fix: ",
+    ] {
+        assert!(text.contains(part), "expected `{part}` in: {text}");
+    }
+    assert!(GUIDE.contains("is also provided by") && text.contains("is also provided by"));
+}
+
+#[test]
+fn a_part_that_nobody_provides_is_an_error_that_names_what_is_available() {
+    let library = broken(&[]);
+    let registry = Registry::load(std::slice::from_ref(&library.path)).unwrap();
+    let error = registry.transport("brokn").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(
+        error.message().contains("no transport is called `brokn`; available: broken"),
+        "{error}"
+    );
+}
+
+// === the calls ===
+
+fn needs() -> TransportNeeds {
+    TransportNeeds {
+        windows: 1,
+        lanes: 1,
+        signals: 1,
+        queue_depth: 8,
+        largest_put: 4096,
+        deadline: Duration::from_secs(5),
+    }
+}
+
+fn open(library: &Library) -> Result<OpenTransport, Error> {
+    let registry = Registry::load(std::slice::from_ref(&library.path)).unwrap();
+    let part = registry.transport("broken").unwrap();
+    let config = PartTable::from_text("", "a.toml");
+    part.probe(&config)?;
+    part.open(&config, &Team::world(0, 1), &needs())
+}
+
+fn failure(library: &Library) -> Error {
+    let error = open(library).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("part: broken"), "{error}");
+    error
+}
+
+#[test]
+fn a_part_that_cannot_run_here_is_unavailable_and_says_the_fix() {
+    let error = failure(&broken(&["-DNO_DEVICE"]));
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.message(), "found 0 devices, expected 1");
+    assert_eq!(error.fix(), Some("plug one in"));
+}
+
+#[test]
+fn a_refused_open_says_what_the_system_said_and_the_fix() {
+    let error = failure(&broken(&["-DOPEN_REFUSED"]));
+    assert_eq!(error.kind(), ErrorKind::System);
+    assert_eq!(
+        error.to_string(),
+        "open: cannot open /dev/broken0 [part: broken]: Permission denied (os error 13). Fix: join \
+         the group broken"
+    );
+}
+
+#[test]
+fn capabilities_that_lack_their_slot_are_refused() {
+    let load_store = failure(&broken(&["-DFLAGS=TY_CAP_LOAD_STORE"]));
+    assert!(load_store.message().contains("load_store without a `peer_address` slot"));
+    let owns = failure(&broken(&["-DFLAGS=TY_CAP_OWNS_MEMORY"]));
+    assert!(owns.message().contains("owns_memory without an `alloc` slot"), "{owns}");
+    assert_eq!((load_store.kind(), owns.kind()), (ErrorKind::Plugin, ErrorKind::Plugin));
+}
+
+#[test]
+fn answers_that_break_the_contract_are_errors() {
+    let mut part = open(&broken(&["-DALIGNMENT=48"])).unwrap();
+    let alignment = part.memory_needs().unwrap_err();
+    assert!(alignment.message().contains("found alignment 48; expected a power of two"));
+
+    let alloc = part.alloc(0, 64).unwrap_err();
+    assert_eq!(alloc.kind(), ErrorKind::Unsupported);
+    assert!(alloc.message().contains("`broken` does not provide `alloc`"), "{alloc}");
+
+    let window = Window {
+        size: size_of::<Window>(),
+        id: 0,
+        kind: abi::TY_MEMORY_HOST,
+        pointer: std::ptr::null_mut(),
+        bytes: 0,
+        fd: -1,
+        device: -1,
+        fd_offset: 0,
+    };
+    // SAFETY: the part does not look at the window.
+    let status = unsafe { part.register(&window) }.unwrap_err();
+    assert_eq!(status.kind(), ErrorKind::Internal);
+    assert!(status.message().contains("status -1234 without a message"), "{status}");
+
+    let endpoint = part.endpoint(0).unwrap_err();
+    assert!(endpoint.message().contains("4097 bytes into a buffer of 4096"), "{endpoint}");
+}
+
+#[test]
+fn an_error_text_that_fills_its_room_is_read_whole_and_no_further() {
+    let mut part = open(&broken(&[])).unwrap();
+    let error = part.connect(0, b"any").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PeerLost);
+    assert_eq!(error.rank(), Some(5));
+    let expected = format!("{}\u{fffd}", "x".repeat(abi::TY_ERROR_MESSAGE - 1));
+    assert_eq!(error.message(), expected);
+}
