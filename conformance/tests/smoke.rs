@@ -64,7 +64,12 @@ fn all_layouts_and_types() {
                         worst_case: ranks == 2,
                         ..Case::default()
                     };
-                    run(&case, load_store, 1 + ranks as u32 % 2, if ranks == 4 { Placed::CombineInput } else { Placed::Outside });
+                    run(
+                        &case,
+                        load_store,
+                        1 + ranks as u32 % 2,
+                        if ranks == 4 { Placed::CombineInput } else { Placed::Outside },
+                    );
                 }
             }
         }

@@ -377,83 +377,6 @@
 #define TY_ENDPOINT_BYTES 4096
 
 /**
- * The first field of every export: what the host judges before anything of the plugin runs.
- */
-typedef struct TyExportHeader {
-  /**
-   * [`TY_MAGIC`].
-   */
-  uint64_t magic;
-  /**
-   * A break of compatibility. Must be equal on both sides.
-   */
-  uint32_t major;
-  /**
-   * Additions. Any value is accepted.
-   */
-  uint32_t minor;
-  /**
-   * The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Must be equal until 1.0.
-   */
-  uint64_t layout;
-  /**
-   * `sizeof` of the whole export structure.
-   */
-  size_t size;
-} TyExportHeader;
-
-/**
- * A string that is borrowed for the duration of a call: UTF-8, not terminated.
- */
-typedef struct TyStr {
-  /**
-   * First byte; may be null if `bytes` is 0.
-   */
-  const uint8_t *data;
-  /**
-   * Length in bytes.
-   */
-  size_t bytes;
-} TyStr;
-
-/**
- * Services of the host. Statics are per library, so a part logs through this table. It outlives
- * every part. Any thread may call any slot.
- */
-typedef struct TyHost {
-  /**
-   * `sizeof(TyHost)` of the host.
-   */
-  size_t size;
-  /**
-   * Passed back to every slot.
-   */
-  void *context;
-  /**
-   * Writes one line to the host's log. `target` names the part.
-   */
-  void (*log)(void *context, uint32_t level, struct TyStr target, struct TyStr message);
-} TyHost;
-
-/**
- * A part's own config table.
- */
-typedef struct TyConfig {
-  /**
-   * `sizeof(TyConfig)`.
-   */
-  size_t size;
-  /**
-   * TOML text, lines numbered as in the operator's file. Empty if there is no table.
-   */
-  struct TyStr text;
-  /**
-   * Name of the file, for messages.
-   */
-  struct TyStr file;
-} TyConfig;
-
-/**
  * What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
  */
 typedef struct TyCapabilities {
@@ -496,6 +419,264 @@ typedef struct TyCapabilities {
 } TyCapabilities;
 
 /**
+ * A tensor of one or two dimensions. `data` is null where a tensor is absent.
+ */
+typedef struct TyTensor {
+  /**
+   * Address of element (0, 0).
+   */
+  uint8_t *data;
+  /**
+   * Element type: 1 bf16, 2 fp16, 3 fp32, 4 fp8 e4m3, 5 u8, 6 i32, 7 i64.
+   */
+  uint32_t dtype;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * Rows and columns; one-dimensional tensors have one column.
+   */
+  uint64_t shape[2];
+  /**
+   * Elements from one row to the next, and from one column to the next.
+   */
+  int64_t stride[2];
+} TyTensor;
+
+/**
+ * A string that is borrowed for the duration of a call: UTF-8, not terminated.
+ */
+typedef struct TyStr {
+  /**
+   * First byte; may be null if `bytes` is 0.
+   */
+  const uint8_t *data;
+  /**
+   * Length in bytes.
+   */
+  size_t bytes;
+} TyStr;
+
+/**
+ * One combine. Tensors are valid until `combine_recv` returns.
+ */
+typedef struct TyCombine {
+  /**
+   * `sizeof(TyCombine)`.
+   */
+  size_t size;
+  /**
+   * Operation number.
+   */
+  uint64_t operation;
+  /**
+   * Handle slot.
+   */
+  uint32_t handle;
+  /**
+   * Bits `TY_COMBINE_*`.
+   */
+  uint32_t flags;
+  /**
+   * Expert outputs: as many rows as the dispatch gave, `[rows, H]`, contiguous.
+   */
+  struct TyTensor x;
+  /**
+   * f32, shaped as the dispatch's `weights`; may be absent.
+   */
+  struct TyTensor weights;
+  /**
+   * `[T, H]` of the type of `x`; may be absent.
+   */
+  struct TyTensor bias0;
+  /**
+   * The same.
+   */
+  struct TyTensor bias1;
+  /**
+   * `[T, H]` of the type of `x`, written by `combine_recv`.
+   */
+  struct TyTensor out;
+  /**
+   * `[T, K]` f32; absent unless `weights` is given.
+   */
+  struct TyTensor out_weights;
+  /**
+   * As in [`TyDispatch`].
+   */
+  struct TyStr refusal;
+} TyCombine;
+
+/**
+ * One command: 64 bytes of plain data. Commands of a lane may overtake each other.
+ */
+typedef struct TyCommand {
+  /**
+   * One of `TY_OP_*`.
+   */
+  uint8_t op;
+  /**
+   * Zero.
+   */
+  uint8_t reserved;
+  /**
+   * Bits `TY_FLAG_*`.
+   */
+  uint16_t flags;
+  /**
+   * The lane it is posted on; repeated here for the transport's convenience.
+   */
+  uint32_t lane;
+  /**
+   * Index into the team. May be this rank itself.
+   */
+  uint32_t peer;
+  /**
+   * Signal id on the peer.
+   */
+  uint32_t signal;
+  /**
+   * What to add to the signal: 1 to 65,535.
+   */
+  uint32_t add;
+  /**
+   * Window id on this rank.
+   */
+  uint16_t src_window;
+  /**
+   * Window id on the peer.
+   */
+  uint16_t dst_window;
+  /**
+   * Offset in the source window.
+   */
+  uint64_t src_offset;
+  /**
+   * Offset in the destination window.
+   */
+  uint64_t dst_offset;
+  /**
+   * Bytes to move; may be 0 for `TY_OP_PUT_SIGNAL`.
+   */
+  uint64_t bytes;
+  /**
+   * The value of `TY_OP_PUT_VALUE`.
+   */
+  uint64_t value;
+  /**
+   * Comes back in the event.
+   */
+  uint64_t tag;
+} TyCommand;
+
+/**
+ * A part's own config table.
+ */
+typedef struct TyConfig {
+  /**
+   * `sizeof(TyConfig)`.
+   */
+  size_t size;
+  /**
+   * TOML text, lines numbered as in the operator's file. Empty if there is no table.
+   */
+  struct TyStr text;
+  /**
+   * Name of the file, for messages.
+   */
+  struct TyStr file;
+} TyConfig;
+
+/**
+ * Arguments of `discover`.
+ */
+typedef struct TyDiscover {
+  /**
+   * `sizeof(TyDiscover)`.
+   */
+  size_t size;
+  /**
+   * The part's own table.
+   */
+  struct TyConfig config;
+  /**
+   * World rank.
+   */
+  uint32_t rank;
+  /**
+   * Ranks in the world.
+   */
+  uint32_t ranks;
+  /**
+   * Index of the rank on its machine, as the launcher says.
+   */
+  uint32_t local_rank;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyDiscover;
+
+/**
+ * One dispatch. Tensors are valid until `dispatch_recv` returns.
+ */
+typedef struct TyDispatch {
+  /**
+   * `sizeof(TyDispatch)`.
+   */
+  size_t size;
+  /**
+   * Operation number: the same on all ranks, 0, 1, 2, ...
+   */
+  uint64_t operation;
+  /**
+   * Handle slot to fill, or to replay.
+   */
+  uint32_t handle;
+  /**
+   * Bits `TY_DISPATCH_*`.
+   */
+  uint32_t flags;
+  /**
+   * One of `TY_LAYOUT_*`.
+   */
+  uint32_t layout;
+  /**
+   * Alignment of expert starts in rows, at least 1 (expert-major only).
+   */
+  uint32_t alignment;
+  /**
+   * One of `TY_CAST_*`.
+   */
+  uint32_t cast;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * `[T, H]`, rows contiguous.
+   */
+  struct TyTensor x;
+  /**
+   * `[T, S]` of 4-byte elements, any strides; absent unless the rows were quantised before.
+   */
+  struct TyTensor scales;
+  /**
+   * `[T, K]` i64, contiguous; absent in a replay.
+   */
+  struct TyTensor topk_idx;
+  /**
+   * `[T, K]` f32, contiguous; may be absent.
+   */
+  struct TyTensor topk_weights;
+  /**
+   * Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
+   */
+  struct TyStr refusal;
+} TyDispatch;
+
+/**
  * Where a part writes what went wrong. The caller owns it and sets `size`; the part fills the
  * rest when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
  */
@@ -521,6 +702,214 @@ typedef struct TyError {
    */
   uint8_t message[TY_ERROR_MESSAGE];
 } TyError;
+
+/**
+ * One event of `poll`.
+ */
+typedef struct TyEvent {
+  /**
+   * One of `TY_EVENT_*`.
+   */
+  uint32_t kind;
+  /**
+   * Lane of the command.
+   */
+  uint32_t lane;
+  /**
+   * Peer of the command.
+   */
+  uint32_t peer;
+  /**
+   * `TY_OK` or why it failed.
+   */
+  int32_t status;
+  /**
+   * Tag of the command.
+   */
+  uint64_t tag;
+} TyEvent;
+
+/**
+ * The first field of every export: what the host judges before anything of the plugin runs.
+ */
+typedef struct TyExportHeader {
+  /**
+   * [`TY_MAGIC`].
+   */
+  uint64_t magic;
+  /**
+   * A break of compatibility. Must be equal on both sides.
+   */
+  uint32_t major;
+  /**
+   * Additions. Any value is accepted.
+   */
+  uint32_t minor;
+  /**
+   * The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Must be equal until 1.0.
+   */
+  uint64_t layout;
+  /**
+   * `sizeof` of the whole export structure.
+   */
+  size_t size;
+} TyExportHeader;
+
+/**
+ * Services of the host. Statics are per library, so a part logs through this table. It outlives
+ * every part. Any thread may call any slot.
+ */
+typedef struct TyHost {
+  /**
+   * `sizeof(TyHost)` of the host.
+   */
+  size_t size;
+  /**
+   * Passed back to every slot.
+   */
+  void *context;
+  /**
+   * Writes one line to the host's log. `target` names the part.
+   */
+  void (*log)(void *context, uint32_t level, struct TyStr target, struct TyStr message);
+} TyHost;
+
+/**
+ * What a kernel set needs from the transports, within the limits it was given.
+ */
+typedef struct TyKernelNeeds {
+  /**
+   * `sizeof(TyKernelNeeds)`.
+   */
+  size_t size;
+  /**
+   * Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
+   */
+  uint32_t windows;
+  /**
+   * Lanes used.
+   */
+  uint32_t lanes;
+  /**
+   * Signals used.
+   */
+  uint32_t signals;
+  /**
+   * Most commands of a lane that are not done yet.
+   */
+  uint32_t queue_depth;
+  /**
+   * Most bytes of one put.
+   */
+  uint64_t largest_put;
+  /**
+   * Bytes of each window.
+   */
+  uint64_t window_bytes[TY_MAX_WINDOWS];
+} TyKernelNeeds;
+
+/**
+ * What a kernel set is opened for. The host has validated it.
+ */
+typedef struct TyShape {
+  /**
+   * `sizeof(TyShape)`.
+   */
+  size_t size;
+  /**
+   * This rank.
+   */
+  uint32_t rank;
+  /**
+   * R.
+   */
+  uint32_t ranks;
+  /**
+   * E, a multiple of R.
+   */
+  uint32_t experts;
+  /**
+   * K, 1 to 32.
+   */
+  uint32_t topk;
+  /**
+   * H in elements.
+   */
+  uint32_t hidden;
+  /**
+   * M.
+   */
+  uint32_t max_tokens;
+  /**
+   * Operations that may be sent and not yet received; operation n uses slot n mod in_flight.
+   */
+  uint32_t in_flight;
+  /**
+   * Handles that may live at once.
+   */
+  uint32_t handles;
+} TyShape;
+
+/**
+ * What a transport demands of window memory. Needs of two levels are merged by the host: kinds
+ * are intersected, handles united, the larger alignment wins.
+ */
+typedef struct TyMemoryNeeds {
+  /**
+   * `sizeof(TyMemoryNeeds)`.
+   */
+  size_t size;
+  /**
+   * Acceptable kinds: bits `TY_MEMORY_*`.
+   */
+  uint32_t kinds;
+  /**
+   * Required handles: bits `TY_HANDLE_*`.
+   */
+  uint32_t handles;
+  /**
+   * Required alignment of address and length in bytes; a power of two.
+   */
+  uint64_t alignment;
+} TyMemoryNeeds;
+
+/**
+ * One window: registered memory of the same layout on every rank, addressed by (peer, offset).
+ */
+typedef struct TyWindow {
+  /**
+   * `sizeof(TyWindow)`.
+   */
+  size_t size;
+  /**
+   * Dense, in order of registration, from 0.
+   */
+  uint32_t id;
+  /**
+   * One of `TY_MEMORY_*`.
+   */
+  uint32_t kind;
+  /**
+   * First byte on this rank.
+   */
+  uint8_t *pointer;
+  /**
+   * Length in bytes; equal on all ranks.
+   */
+  uint64_t bytes;
+  /**
+   * A descriptor of the memory that stays open while the window lives, or -1.
+   */
+  int32_t fd;
+  /**
+   * Device ordinal, or -1 for host memory.
+   */
+  int32_t device;
+  /**
+   * Where the window starts behind `fd`.
+   */
+  uint64_t fd_offset;
+} TyWindow;
 
 /**
  * An ordered list of world ranks that a transport is opened for. A `peer` is an index into it.
@@ -599,155 +988,6 @@ typedef struct TyTransportOpen {
    */
   struct TyTransportNeeds needs;
 } TyTransportOpen;
-
-/**
- * What a transport demands of window memory. Needs of two levels are merged by the host: kinds
- * are intersected, handles united, the larger alignment wins.
- */
-typedef struct TyMemoryNeeds {
-  /**
-   * `sizeof(TyMemoryNeeds)`.
-   */
-  size_t size;
-  /**
-   * Acceptable kinds: bits `TY_MEMORY_*`.
-   */
-  uint32_t kinds;
-  /**
-   * Required handles: bits `TY_HANDLE_*`.
-   */
-  uint32_t handles;
-  /**
-   * Required alignment of address and length in bytes; a power of two.
-   */
-  uint64_t alignment;
-} TyMemoryNeeds;
-
-/**
- * One window: registered memory of the same layout on every rank, addressed by (peer, offset).
- */
-typedef struct TyWindow {
-  /**
-   * `sizeof(TyWindow)`.
-   */
-  size_t size;
-  /**
-   * Dense, in order of registration, from 0.
-   */
-  uint32_t id;
-  /**
-   * One of `TY_MEMORY_*`.
-   */
-  uint32_t kind;
-  /**
-   * First byte on this rank.
-   */
-  uint8_t *pointer;
-  /**
-   * Length in bytes; equal on all ranks.
-   */
-  uint64_t bytes;
-  /**
-   * A descriptor of the memory that stays open while the window lives, or -1.
-   */
-  int32_t fd;
-  /**
-   * Device ordinal, or -1 for host memory.
-   */
-  int32_t device;
-  /**
-   * Where the window starts behind `fd`.
-   */
-  uint64_t fd_offset;
-} TyWindow;
-
-/**
- * One command: 64 bytes of plain data. Commands of a lane may overtake each other.
- */
-typedef struct TyCommand {
-  /**
-   * One of `TY_OP_*`.
-   */
-  uint8_t op;
-  /**
-   * Zero.
-   */
-  uint8_t reserved;
-  /**
-   * Bits `TY_FLAG_*`.
-   */
-  uint16_t flags;
-  /**
-   * The lane it is posted on; repeated here for the transport's convenience.
-   */
-  uint32_t lane;
-  /**
-   * Index into the team. May be this rank itself.
-   */
-  uint32_t peer;
-  /**
-   * Signal id on the peer.
-   */
-  uint32_t signal;
-  /**
-   * What to add to the signal: 1 to 65,535.
-   */
-  uint32_t add;
-  /**
-   * Window id on this rank.
-   */
-  uint16_t src_window;
-  /**
-   * Window id on the peer.
-   */
-  uint16_t dst_window;
-  /**
-   * Offset in the source window.
-   */
-  uint64_t src_offset;
-  /**
-   * Offset in the destination window.
-   */
-  uint64_t dst_offset;
-  /**
-   * Bytes to move; may be 0 for `TY_OP_PUT_SIGNAL`.
-   */
-  uint64_t bytes;
-  /**
-   * The value of `TY_OP_PUT_VALUE`.
-   */
-  uint64_t value;
-  /**
-   * Comes back in the event.
-   */
-  uint64_t tag;
-} TyCommand;
-
-/**
- * One event of `poll`.
- */
-typedef struct TyEvent {
-  /**
-   * One of `TY_EVENT_*`.
-   */
-  uint32_t kind;
-  /**
-   * Lane of the command.
-   */
-  uint32_t lane;
-  /**
-   * Peer of the command.
-   */
-  uint32_t peer;
-  /**
-   * `TY_OK` or why it failed.
-   */
-  int32_t status;
-  /**
-   * Tag of the command.
-   */
-  uint64_t tag;
-} TyEvent;
 
 /**
  * A transport: who fills this structure contributes a fabric.
@@ -868,208 +1108,6 @@ typedef struct TyTransportTable {
 } TyTransportTable;
 
 /**
- * The symbol `tokenyard_transport_v1`.
- */
-typedef struct TyTransportExport {
-  /**
-   * Judged first.
-   */
-  struct TyExportHeader header;
-  /**
-   * `count` tables, one per transport.
-   */
-  const struct TyTransportTable *const *parts;
-  /**
-   * Number of tables.
-   */
-  size_t count;
-} TyTransportExport;
-
-/**
- * Arguments of `discover`.
- */
-typedef struct TyDiscover {
-  /**
-   * `sizeof(TyDiscover)`.
-   */
-  size_t size;
-  /**
-   * The part's own table.
-   */
-  struct TyConfig config;
-  /**
-   * World rank.
-   */
-  uint32_t rank;
-  /**
-   * Ranks in the world.
-   */
-  uint32_t ranks;
-  /**
-   * Index of the rank on its machine, as the launcher says.
-   */
-  uint32_t local_rank;
-  /**
-   * Zero.
-   */
-  uint32_t reserved;
-} TyDiscover;
-
-/**
- * Where one rank is.
- */
-typedef struct TyPlace {
-  /**
-   * `sizeof(TyPlace)`.
-   */
-  size_t size;
-  /**
-   * Identity of the machine: equal on ranks that share memory, different otherwise. UTF-8,
-   * ended by a zero byte or the array's end.
-   */
-  uint8_t host[TY_HOST_BYTES];
-  /**
-   * Device ordinal this rank drives, or -1 if it drives none.
-   */
-  int32_t device;
-  /**
-   * NUMA node of the rank, or -1 if unknown.
-   */
-  int32_t numa_node;
-  /**
-   * Logical processors this process may run on; 0 if unknown.
-   */
-  uint32_t processors;
-  /**
-   * Zero.
-   */
-  uint32_t reserved;
-} TyPlace;
-
-/**
- * A topology. `discover` is cold and has no instance.
- */
-typedef struct TyTopologyTable {
-  /**
-   * `sizeof(TyTopologyTable)` of the plugin.
-   */
-  size_t size;
-  /**
-   * The part's name as a config writes it. Static.
-   */
-  struct TyStr name;
-  /**
-   * The part's own version, for people. Static.
-   */
-  struct TyStr version;
-  /**
-   * One line for people. Static.
-   */
-  struct TyStr about;
-  /**
-   * Required. Finds this rank's place.
-   */
-  int32_t (*discover)(const struct TyHost *host,
-                      const struct TyDiscover *discover,
-                      struct TyPlace *place,
-                      struct TyError *error);
-} TyTopologyTable;
-
-/**
- * The symbol `tokenyard_topology_v1`.
- */
-typedef struct TyTopologyExport {
-  /**
-   * Judged first.
-   */
-  struct TyExportHeader header;
-  /**
-   * `count` tables.
-   */
-  const struct TyTopologyTable *const *parts;
-  /**
-   * Number of tables.
-   */
-  size_t count;
-} TyTopologyExport;
-
-/**
- * What a kernel set is opened for. The host has validated it.
- */
-typedef struct TyShape {
-  /**
-   * `sizeof(TyShape)`.
-   */
-  size_t size;
-  /**
-   * This rank.
-   */
-  uint32_t rank;
-  /**
-   * R.
-   */
-  uint32_t ranks;
-  /**
-   * E, a multiple of R.
-   */
-  uint32_t experts;
-  /**
-   * K, 1 to 32.
-   */
-  uint32_t topk;
-  /**
-   * H in elements.
-   */
-  uint32_t hidden;
-  /**
-   * M.
-   */
-  uint32_t max_tokens;
-  /**
-   * Operations that may be sent and not yet received; operation n uses slot n mod in_flight.
-   */
-  uint32_t in_flight;
-  /**
-   * Handles that may live at once.
-   */
-  uint32_t handles;
-} TyShape;
-
-/**
- * What a kernel set needs from the transports, within the limits it was given.
- */
-typedef struct TyKernelNeeds {
-  /**
-   * `sizeof(TyKernelNeeds)`.
-   */
-  size_t size;
-  /**
-   * Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
-   */
-  uint32_t windows;
-  /**
-   * Lanes used.
-   */
-  uint32_t lanes;
-  /**
-   * Signals used.
-   */
-  uint32_t signals;
-  /**
-   * Most commands of a lane that are not done yet.
-   */
-  uint32_t queue_depth;
-  /**
-   * Most bytes of one put.
-   */
-  uint64_t largest_put;
-  /**
-   * Bytes of each window.
-   */
-  uint64_t window_bytes[TY_MAX_WINDOWS];
-} TyKernelNeeds;
-
-/**
  * An opened transport as a kernel set uses it. `table` is null where the level has none.
  */
 typedef struct TyLink {
@@ -1128,7 +1166,8 @@ typedef struct TyWaitBoard {
 } TyWaitBoard;
 
 /**
- * Arguments of `plan`: everything is fixed here. The pointers stay valid until `close`.
+ * Arguments of `plan`: everything is fixed here. Links and board stay valid until `close`, the
+ * list of windows for the call only.
  */
 typedef struct TyPlan {
   /**
@@ -1160,90 +1199,6 @@ typedef struct TyPlan {
    */
   uint64_t cap_ns;
 } TyPlan;
-
-/**
- * A tensor of one or two dimensions. `data` is null where a tensor is absent.
- */
-typedef struct TyTensor {
-  /**
-   * Address of element (0, 0).
-   */
-  uint8_t *data;
-  /**
-   * Element type: 1 bf16, 2 fp16, 3 fp32, 4 fp8 e4m3, 5 u8, 6 i32, 7 i64.
-   */
-  uint32_t dtype;
-  /**
-   * Zero.
-   */
-  uint32_t reserved;
-  /**
-   * Rows and columns; one-dimensional tensors have one column.
-   */
-  uint64_t shape[2];
-  /**
-   * Elements from one row to the next, and from one column to the next.
-   */
-  int64_t stride[2];
-} TyTensor;
-
-/**
- * One dispatch. Tensors are valid until `dispatch_recv` returns.
- */
-typedef struct TyDispatch {
-  /**
-   * `sizeof(TyDispatch)`.
-   */
-  size_t size;
-  /**
-   * Operation number: the same on all ranks, 0, 1, 2, ...
-   */
-  uint64_t operation;
-  /**
-   * Handle slot to fill, or to replay.
-   */
-  uint32_t handle;
-  /**
-   * Bits `TY_DISPATCH_*`.
-   */
-  uint32_t flags;
-  /**
-   * One of `TY_LAYOUT_*`.
-   */
-  uint32_t layout;
-  /**
-   * Alignment of expert starts in rows, at least 1 (expert-major only).
-   */
-  uint32_t alignment;
-  /**
-   * One of `TY_CAST_*`.
-   */
-  uint32_t cast;
-  /**
-   * Zero.
-   */
-  uint32_t reserved;
-  /**
-   * `[T, H]`, rows contiguous.
-   */
-  struct TyTensor x;
-  /**
-   * `[T, S]` of 4-byte elements, any strides; absent unless the rows were quantised before.
-   */
-  struct TyTensor scales;
-  /**
-   * `[T, K]` i64, contiguous; absent in a replay.
-   */
-  struct TyTensor topk_idx;
-  /**
-   * `[T, K]` f32, contiguous; may be absent.
-   */
-  struct TyTensor topk_weights;
-  /**
-   * Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
-   */
-  struct TyStr refusal;
-} TyDispatch;
 
 /**
  * What a dispatch leaves in the arena. Absent tensors have null data.
@@ -1310,56 +1265,6 @@ typedef struct TyReceived {
    */
   struct TyTensor totals;
 } TyReceived;
-
-/**
- * One combine. Tensors are valid until `combine_recv` returns.
- */
-typedef struct TyCombine {
-  /**
-   * `sizeof(TyCombine)`.
-   */
-  size_t size;
-  /**
-   * Operation number.
-   */
-  uint64_t operation;
-  /**
-   * Handle slot.
-   */
-  uint32_t handle;
-  /**
-   * Bits `TY_COMBINE_*`.
-   */
-  uint32_t flags;
-  /**
-   * Expert outputs: as many rows as the dispatch gave, `[rows, H]`, contiguous.
-   */
-  struct TyTensor x;
-  /**
-   * f32, shaped as the dispatch's `weights`; may be absent.
-   */
-  struct TyTensor weights;
-  /**
-   * `[T, H]` of the type of `x`; may be absent.
-   */
-  struct TyTensor bias0;
-  /**
-   * The same.
-   */
-  struct TyTensor bias1;
-  /**
-   * `[T, H]` of the type of `x`, written by `combine_recv`.
-   */
-  struct TyTensor out;
-  /**
-   * `[T, K]` f32; absent unless `weights` is given.
-   */
-  struct TyTensor out_weights;
-  /**
-   * As in [`TyDispatch`].
-   */
-  struct TyStr refusal;
-} TyCombine;
 
 /**
  * A kernel set. All slots of one instance are called by one thread at a time.
@@ -1475,6 +1380,102 @@ typedef struct TyKernelsExport {
    */
   size_t count;
 } TyKernelsExport;
+
+/**
+ * Where one rank is.
+ */
+typedef struct TyPlace {
+  /**
+   * `sizeof(TyPlace)`.
+   */
+  size_t size;
+  /**
+   * Identity of the machine: equal on ranks that share memory, different otherwise. UTF-8,
+   * ended by a zero byte or the array's end.
+   */
+  uint8_t host[TY_HOST_BYTES];
+  /**
+   * Device ordinal this rank drives, or -1 if it drives none.
+   */
+  int32_t device;
+  /**
+   * NUMA node of the rank, or -1 if unknown.
+   */
+  int32_t numa_node;
+  /**
+   * Logical processors this process may run on; 0 if unknown.
+   */
+  uint32_t processors;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyPlace;
+
+/**
+ * A topology. `discover` is cold and has no instance.
+ */
+typedef struct TyTopologyTable {
+  /**
+   * `sizeof(TyTopologyTable)` of the plugin.
+   */
+  size_t size;
+  /**
+   * The part's name as a config writes it. Static.
+   */
+  struct TyStr name;
+  /**
+   * The part's own version, for people. Static.
+   */
+  struct TyStr version;
+  /**
+   * One line for people. Static.
+   */
+  struct TyStr about;
+  /**
+   * Required. Finds this rank's place.
+   */
+  int32_t (*discover)(const struct TyHost *host,
+                      const struct TyDiscover *discover,
+                      struct TyPlace *place,
+                      struct TyError *error);
+} TyTopologyTable;
+
+/**
+ * The symbol `tokenyard_topology_v1`.
+ */
+typedef struct TyTopologyExport {
+  /**
+   * Judged first.
+   */
+  struct TyExportHeader header;
+  /**
+   * `count` tables.
+   */
+  const struct TyTopologyTable *const *parts;
+  /**
+   * Number of tables.
+   */
+  size_t count;
+} TyTopologyExport;
+
+/**
+ * The symbol `tokenyard_transport_v1`.
+ */
+typedef struct TyTransportExport {
+  /**
+   * Judged first.
+   */
+  struct TyExportHeader header;
+  /**
+   * `count` tables, one per transport.
+   */
+  const struct TyTransportTable *const *parts;
+  /**
+   * Number of tables.
+   */
+  size_t count;
+} TyTransportExport;
 
 #endif  /* TOKENYARD_PLUGIN_H */
 
