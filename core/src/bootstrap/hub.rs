@@ -246,13 +246,12 @@ impl Hub {
     /// Notes the end of a rank and tells everybody, the rank itself included.
     fn depart(&mut self, rank: u32, end: End) {
         let payload = Arc::new(end.encode(rank));
-        if let End::Lost(why) = &end {
-            let name =
-                self.peers.get(rank as usize).and_then(Option::as_ref).map(|peer| &*peer.name);
-            tracing::error!("rank {rank} ({}) {why}", name.unwrap_or("this process"));
-        }
-        if !self.member.liveness.end(rank, end) {
+        if !self.member.liveness.end(rank, end.clone()) {
             return;
+        }
+        if let End::Lost(why) = end {
+            let peer = self.peers.get(rank as usize).and_then(Option::as_ref);
+            tracing::error!("rank {rank} ({}) {why}", peer.map_or("unknown", |peer| &peer.name));
         }
         for to in 1..self.member.place.ranks {
             self.send(to, Kind::Departure, 0, Arc::clone(&payload));

@@ -158,7 +158,7 @@ impl Opener {
 }
 
 /// The hash of a collective and its topic, as the header carries it.
-pub fn topic_hash(operation: u8, topic: &str) -> u64 {
+pub(super) fn topic_hash(operation: u8, topic: &str) -> u64 {
     let digest = Sha256::new().chain_update([operation]).chain_update(topic.as_bytes()).finalize();
     let mut first = [0; 8];
     first.copy_from_slice(&digest[..8]);
@@ -169,7 +169,7 @@ pub fn topic_hash(operation: u8, topic: &str) -> u64 {
 ///
 /// # Errors
 /// [`ErrorKind::System`] when it has none.
-pub fn random<const N: usize>() -> Result<[u8; N]> {
+pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| {
         Error::new(ErrorKind::System, "draw random bytes", error.to_string())
