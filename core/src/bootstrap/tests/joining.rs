@@ -1,10 +1,18 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 
+/// A port below those that the system gives away by itself, so that no other test is given it.
 fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let ports = std::iter::repeat_with(|| {
+        let next = NEXT.fetch_add(1, Ordering::Relaxed) + 37 * std::process::id();
+        10_000 + (next % 20_000) as u16
+    });
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    ports.take(1000).find(is_free).unwrap()
 }
 
 fn at(port: u16) -> Rendezvous {
