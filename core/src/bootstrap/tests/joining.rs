@@ -1,6 +1,5 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 
@@ -120,7 +119,7 @@ fn the_file_of_another_living_job_is_refused_by_that_job() {
 #[test]
 fn a_callers_exchange_spreads_the_address_and_a_secret() {
     let boards = std::sync::Mutex::new(vec![None; 3]);
-    let filled = std::sync::Barrier::new(3);
+    let filled = Gate::new(3);
     let board = (boards, filled);
     let board = std::sync::Arc::new(board);
     on_threads(3, |rank| {

@@ -52,7 +52,7 @@ type Waits = Vec<(String, Duration)>;
 fn loss_of(victim: u32, act: impl Fn(Puppet) -> Option<Puppet> + Sync) -> Waits {
     let meeting = Meeting::new();
     let acted = std::sync::Mutex::new(None);
-    let done = std::sync::Barrier::new(3);
+    let done = Gate::new(3);
     let results = on_threads(3, |rank| {
         if rank == victim {
             let mut puppet = Puppet::join(&meeting, rank, 3);
@@ -161,7 +161,7 @@ fn the_silence_of_a_quiet_rank_reaches_the_others() {
 #[test]
 fn the_failure_of_rank_0_is_known_to_the_others() {
     let meeting = Meeting::new();
-    let joined = std::sync::Barrier::new(3);
+    let joined = Gate::new(3);
     on_threads(3, |rank| {
         let world = meeting.join(rank, 3).unwrap();
         joined.wait();
@@ -177,7 +177,7 @@ fn the_failure_of_rank_0_is_known_to_the_others() {
 #[test]
 fn a_reported_failure_reaches_every_rank_and_ends_the_reporters_own_calls() {
     let meeting = Meeting::new();
-    let joined = std::sync::Barrier::new(3);
+    let joined = Gate::new(3);
     on_threads(3, |rank| {
         let world = meeting.join(rank, 3).unwrap();
         joined.wait();
