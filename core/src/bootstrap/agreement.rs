@@ -79,10 +79,13 @@ impl Agreement {
         if held.len() < 2 {
             return None;
         }
+        // Not by who arrived first, so that all runs tell it alike.
+        held.iter_mut().for_each(|(_, ranks)| ranks.sort_unstable());
+        held.sort_unstable_by_key(|(_, ranks)| ranks.first().copied());
         let name = held.first().and_then(|(item, _)| *item).map(|(name, _)| name);
         let name = name.filter(|name| held.iter().all(|(i, _)| i.is_some_and(|(n, _)| n == *name)));
         let more = held.len().saturating_sub(MAX_GROUPS_SHOWN);
-        let shown = held.iter_mut().take(MAX_GROUPS_SHOWN);
+        let shown = held.iter().take(MAX_GROUPS_SHOWN);
         let mut parts: Vec<String> =
             shown.map(|(item, ranks)| who_has(ranks, *item, name.is_some())).collect();
         if more > 0 {
@@ -93,8 +96,7 @@ impl Agreement {
     }
 }
 
-fn who_has(ranks: &mut [u32], item: Option<Item<'_>>, name_is_known: bool) -> String {
-    ranks.sort_unstable();
+fn who_has(ranks: &[u32], item: Option<Item<'_>>, name_is_known: bool) -> String {
     let what = match item {
         None => "nothing".to_owned(),
         Some((_, value)) if name_is_known => format!("{:?}", shorten(value)),
@@ -142,6 +144,16 @@ mod tests {
             difference(&[&a, &b, &a, &a]).unwrap(),
             "hidden: ranks 0, 2-3 have \"7168\", rank 1 has \"4096\""
         );
+    }
+
+    #[test]
+    fn the_report_does_not_depend_on_who_came_first() {
+        let mut agreement = Agreement::default();
+        for (rank, value) in [(2, "b"), (1, "a"), (0, "a")] {
+            agreement.add(rank, items(&[("x", value)])).unwrap();
+        }
+        let text = agreement.difference().unwrap();
+        assert_eq!(text, "x: ranks 0-1 have \"a\", rank 2 has \"b\"");
     }
 
     #[test]

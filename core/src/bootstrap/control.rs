@@ -12,7 +12,7 @@ use super::fields::clean;
 use super::frame::Kind;
 use super::identity::Place;
 use super::liveness::Liveness;
-use super::message::{Contribution, End, MAX_REASON, Op, Verdict, decode_outcome, encode_reason};
+use super::message::{End, MAX_REASON, Op, Verdict, decode_outcome, encode_reason};
 use crate::{Error, ErrorKind, Result};
 
 /// How long a rank that leaves waits for its last frames to be taken.
@@ -24,7 +24,7 @@ pub(super) const LINGER: Duration = Duration::from_secs(1);
 pub(super) trait Bootstrap: Send {
     /// Takes part in one collective. Ends when the result is there, when all ranks fail alike, or
     /// when a rank is gone. Bounded by the timing.
-    async fn collective(&mut self, call: &Call) -> Result<Vec<Vec<u8>>>;
+    async fn collective(&mut self, call: Call) -> Result<Vec<Vec<u8>>>;
 
     /// Beats and listens, for ever. May be dropped at any `await`.
     async fn watch(&mut self);
@@ -40,28 +40,22 @@ pub(super) struct Call {
     pub(super) data: Vec<u8>,
 }
 
-impl Call {
-    pub(super) fn part(&self, round: u64) -> Contribution {
-        Contribution { round, op: self.op, topic: self.topic.clone(), data: self.data.clone() }
+/// What the caller of `op` gets, from the payload of an [`Kind::Outcome`] or a [`Kind::Verdict`].
+pub(super) fn result_of(op: Op, kind: Kind, payload: &[u8], ranks: u32) -> Result<Vec<Vec<u8>>> {
+    let items = match op {
+        Op::AllGather | Op::Exchange => ranks as usize,
+        Op::Barrier | Op::Agree => 0,
+    };
+    if kind == Kind::Outcome {
+        return decode_outcome(payload, items).map(|(_, items)| items);
     }
-
-    /// What the caller gets, from the payload of an [`Kind::Outcome`] or a [`Kind::Verdict`].
-    pub(super) fn result(&self, kind: Kind, payload: &[u8], ranks: u32) -> Result<Vec<Vec<u8>>> {
-        let items = match self.op {
-            Op::AllGather | Op::Exchange => ranks as usize,
-            Op::Barrier | Op::Agree => 0,
-        };
-        if kind == Kind::Outcome {
-            return decode_outcome(payload, items).map(|(_, items)| items);
-        }
-        let (_, Verdict { kind, text }) = Verdict::decode(payload)?;
-        let error = Error::new(kind, self.op.name(), text);
-        Err(match kind {
-            ErrorKind::Mismatch => error.with_fix("run every rank with the same code and config"),
-            ErrorKind::Deadline => error.with_fix("read the logs of the missing ranks"),
-            _ => error,
-        })
-    }
+    let (_, Verdict { kind, text }) = Verdict::decode(payload)?;
+    let error = Error::new(kind, op.name(), text);
+    Err(match kind {
+        ErrorKind::Mismatch => error.with_fix("run every rank with the same code and config"),
+        ErrorKind::Deadline => error.with_fix("read the logs of the missing ranks"),
+        _ => error,
+    })
 }
 
 /// How a rank ends.
@@ -102,7 +96,7 @@ pub(super) async fn serve(
     mut farewells: UnboundedReceiver<Farewell>,
 ) {
     let farewell = loop {
-        let request = tokio::select! {
+        let Request { call, reply } = tokio::select! {
             farewell = farewells.recv() => break farewell,
             Some(request) = requests.recv() => request,
             () = bootstrap.watch() => continue,
@@ -110,8 +104,8 @@ pub(super) async fn serve(
         // A farewell interrupts a collective; its caller then finds the reply's sender dropped.
         tokio::select! {
             farewell = farewells.recv() => break farewell,
-            result = bootstrap.collective(&request.call) => {
-                let _ = request.reply.send(result);
+            result = bootstrap.collective(call) => {
+                let _ = reply.send(result);
             }
         }
     };

@@ -17,8 +17,7 @@ impl List {
         let mut fields = Fields(&bytes);
         let mut items = Vec::new();
         while !fields.0.is_empty() {
-            let len = fields.u32()?;
-            fields.take(len as usize)?;
+            let len = fields.item()?.len() as u32;
             let end = (bytes.len() - fields.0.len()) as u32;
             items.push(end - len..end);
         }
@@ -137,6 +136,12 @@ impl<'a> Fields<'a> {
             )));
         }
         Ok(clean(&String::from_utf8_lossy(self.take(len)?), limit))
+    }
+
+    /// One item of a [`List`].
+    pub(super) fn item(&mut self) -> Result<&'a [u8]> {
+        let len = self.u32()?;
+        self.take(len as usize)
     }
 
     pub(super) fn end(&self) -> Result<()> {

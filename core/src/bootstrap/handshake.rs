@@ -59,7 +59,7 @@ pub(super) async fn answer(
     let failed = |error| explain(error, "the joiner");
     let mut public_sealer = Sealer::new(Key::public(), Direction::FromHub, 0);
     let mut public_opener = Opener::new(Key::public(), Direction::ToHub, UNPROVEN);
-    let raw = read_raw(&mut stream, &[Kind::Hello], || ()).await.map_err(failed)?;
+    let raw = read_raw(&mut stream, &[Kind::Hello]).await.map_err(failed)?;
     let hello = Hello::decode(raw.open(&mut public_opener)?)?;
     if hello.job != credentials.job {
         let why = "rank 0 here belongs to another job";
@@ -74,7 +74,7 @@ pub(super) async fn answer(
     let transcript = Transcript { job, hub_nonce, spoke_nonce: nonce, rank, ranks };
     let key = Key::derive(&credentials.secret, &transcript);
     let mut opener = Opener::new(key.clone(), Direction::ToHub, rank);
-    let raw = read_raw(&mut stream, &[Kind::Proof], || ()).await.map_err(failed)?;
+    let raw = read_raw(&mut stream, &[Kind::Proof]).await.map_err(failed)?;
     let proof = match raw.open(&mut opener) {
         Ok(payload) => Proof::decode(payload)?,
         Err(error) => {
@@ -201,7 +201,7 @@ async fn receive(
     stream: &mut TcpStream,
     expected: &[Kind],
 ) -> std::result::Result<super::link::Raw, Setback> {
-    read_raw(stream, expected, || ()).await.map_err(|error| match error {
+    read_raw(stream, expected).await.map_err(|error| match error {
         ReadError::Closed(_) => Setback::Again(explain(error, "rank 0")),
         ReadError::Refused(error) => Setback::Stranger(error),
     })

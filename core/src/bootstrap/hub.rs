@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
-use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence};
+use super::control::{
+    Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence, result_of,
+};
 use super::door::Door;
 use super::fields::name_ranks;
 use super::frame::Kind;
@@ -202,7 +204,7 @@ impl Hub {
     fn on_frame(&mut self, peer: u32, Received { header, payload }: Received) -> Result<()> {
         match header.kind {
             Kind::Contribution => {
-                let part = Contribution::decode(&payload)?;
+                let part = Contribution::decode(payload)?;
                 if header.topic != topic_hash(part.op as u8, &part.topic) {
                     let message = "found a topic whose hash is not the one in the header";
                     return Err(Error::new(ErrorKind::Protocol, "read contribution", message));
@@ -246,13 +248,12 @@ impl Hub {
     /// Notes the end of a rank and tells everybody, the rank itself included.
     fn depart(&mut self, rank: u32, end: End) {
         let payload = Arc::new(end.encode(rank));
-        if let End::Lost(why) = &end {
-            let name =
-                self.peers.get(rank as usize).and_then(Option::as_ref).map(|peer| &*peer.name);
-            tracing::error!("rank {rank} ({}) {why}", name.unwrap_or("this process"));
-        }
-        if !self.member.liveness.end(rank, end) {
+        if !self.member.liveness.end(rank, end.clone()) {
             return;
+        }
+        if let End::Lost(why) = end {
+            let peer = self.peers.get(rank as usize).and_then(Option::as_ref);
+            tracing::error!("rank {rank} ({}) {why}", peer.map_or("unknown", |peer| &peer.name));
         }
         for to in 1..self.member.place.ranks {
             self.send(to, Kind::Departure, 0, Arc::clone(&payload));
@@ -282,18 +283,19 @@ impl Hub {
 
 #[async_trait]
 impl Bootstrap for Hub {
-    async fn collective(&mut self, call: &Call) -> Result<Vec<Vec<u8>>> {
-        let operation = call.op.name();
+    async fn collective(&mut self, call: Call) -> Result<Vec<Vec<u8>>> {
+        let Call { op, topic, data } = call;
+        let operation = op.name();
         if let Some(error) = self.member.liveness.gone(operation) {
             return Err(error);
         }
-        let part = call.part(self.begun);
+        let part = Contribution { round: self.begun, op, topic, data };
         self.begun += 1;
         let due = self.rounds.contribute(0, part, Instant::now())?;
         self.deliver(due);
         loop {
             if let Some(delivery) = self.mine.take() {
-                return call.result(delivery.kind, &delivery.payload, self.member.place.ranks);
+                return result_of(op, delivery.kind, &delivery.payload, self.member.place.ranks);
             }
             if let Some(error) = self.member.liveness.gone(operation) {
                 return Err(error);

@@ -9,7 +9,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::frame::{Frame, FrameHeader, HEADER_BYTES, Kind};
+use super::frame::{Frame, FrameHeader, HEADER_BYTES, Kind, MAC_BYTES};
 use super::liveness::Liveness;
 use super::seal::{Opener, Sealer};
 use crate::{Error, ErrorKind, Result};
@@ -31,6 +31,9 @@ pub(super) enum What {
     /// The last event: what the peer did, to be read behind its name.
     Closed(String),
 }
+
+/// A long payload is sent, received and authenticated in pieces of this many bytes.
+const PIECE: usize = 256 << 10;
 
 /// What comes after the handshake.
 const FROM_HUB: &[Kind] = &[
@@ -136,8 +139,7 @@ async fn read_all(
     let heard = || liveness.heard(peer, Duration::ZERO);
     let expected = if peer == 0 { FROM_HUB } else { TO_HUB };
     loop {
-        let read = read_raw(&mut stream, expected, heard).await;
-        let what = match read.and_then(|raw| Ok(raw.into_received(&mut opener)?)) {
+        let what = match read_frame(&mut stream, &mut opener, expected, heard).await {
             Ok(received) => What::Frame(received),
             Err(ReadError::Closed(why)) => What::Closed(why),
             Err(ReadError::Refused(error)) => What::Closed(format!("broke the protocol: {error}")),
@@ -157,7 +159,7 @@ pub(super) async fn discard(stream: &mut (impl AsyncRead + Unpin)) {
     while matches!(stream.read(&mut scrap).await, Ok(count) if count > 0) {}
 }
 
-/// Seals and writes one frame.
+/// Seals and writes one frame. A long payload goes piece by piece, and others run in between.
 pub(super) async fn write_frame(
     stream: &mut (impl AsyncWrite + Unpin),
     sealer: &mut Sealer,
@@ -165,13 +167,18 @@ pub(super) async fn write_frame(
     payload: &[u8],
 ) -> std::io::Result<()> {
     const ONE_WRITE: usize = 16 << 10;
-    let (header, mac) = sealer.seal(kind, topic, payload);
+    let (header, mut mac) = sealer.begin(kind, topic, payload.len());
     if payload.len() <= ONE_WRITE {
-        return stream.write_all(&[&header.encode()[..], payload, &mac].concat()).await;
+        mac.update(payload);
+        return stream.write_all(&[&header.encode()[..], payload, &mac.finish()].concat()).await;
     }
     stream.write_all(&header.encode()).await?;
-    stream.write_all(payload).await?;
-    stream.write_all(&mac).await
+    for piece in payload.chunks(PIECE) {
+        mac.update(piece);
+        stream.write_all(piece).await?;
+        tokio::task::yield_now().await;
+    }
+    stream.write_all(&mac.finish()).await
 }
 
 /// Why no frame was read.
@@ -190,7 +197,12 @@ impl From<Error> for ReadError {
 
 impl From<std::io::Error> for ReadError {
     fn from(error: std::io::Error) -> Self {
-        Self::Closed(format!("broke its connection without a goodbye: {error}"))
+        Self::Closed(match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                "closed its connection within a frame: the process ended or was killed".to_owned()
+            }
+            _ => format!("broke its connection without a goodbye: {error}"),
+        })
     }
 }
 
@@ -206,65 +218,81 @@ impl Raw {
         let frame = Frame::join(self.header, &self.body)?;
         opener.open(&frame).map(|()| frame.payload)
     }
-
-    fn into_received(mut self, opener: &mut Opener) -> Result<Received> {
-        self.open(opener)?;
-        self.body.truncate(self.header.payload_bytes as usize);
-        Ok(Received { header: self.header, payload: self.body })
-    }
 }
 
-/// Reads one frame of the `expected` kinds. Memory grows with what arrives, not with what a header
-/// announces.
+/// Reads one frame of the `expected` kinds, small ones, for whoever opens it later.
 pub(super) async fn read_raw(
     stream: &mut (impl AsyncRead + Unpin),
     expected: &[Kind],
-    heard: impl Fn(),
 ) -> std::result::Result<Raw, ReadError> {
-    let mut head = Vec::with_capacity(HEADER_BYTES);
-    if !fill(stream, &mut head, HEADER_BYTES, &heard).await? {
-        return Err(match head.len() {
-            0 => ReadError::Closed(CLOSED.to_owned()),
-            found => cut_short(found, HEADER_BYTES),
-        });
-    }
-    let header = FrameHeader::parse(&head)?;
-    if !expected.contains(&header.kind) {
-        let message = format!("found a {:?} frame, expected one of {expected:?}", header.kind);
-        return Err(Error::new(ErrorKind::Protocol, "read frame", message).into());
-    }
+    let header = read_header(stream, expected, || ()).await?;
     let mut body = Vec::new();
-    if !fill(stream, &mut body, header.body_bytes(), &heard).await? {
-        return Err(cut_short(HEADER_BYTES + body.len(), HEADER_BYTES + header.body_bytes()));
-    }
+    fill(stream, &mut body, header.body_bytes(), |_| ()).await?;
     Ok(Raw { header, body })
 }
 
-/// What a peer did whose connection ended between two frames.
-const CLOSED: &str = "closed its connection without a goodbye: the process ended or was killed";
-
-fn cut_short(found: usize, expected: usize) -> ReadError {
-    ReadError::Closed(format!(
-        "closed its connection within a frame, after {found} of {expected} bytes: the process ended \
-         or was killed"
-    ))
+/// Reads one frame of the `expected` kinds and has `opener` check it. Memory grows with what
+/// arrives, not with what a header announces; `heard` is called for every piece.
+async fn read_frame(
+    stream: &mut (impl AsyncRead + Unpin),
+    opener: &mut Opener,
+    expected: &[Kind],
+    heard: impl Fn(),
+) -> std::result::Result<Received, ReadError> {
+    let header = read_header(stream, expected, &heard).await?;
+    let mut running = opener.begin(&header);
+    let mut payload = Vec::new();
+    let on_piece = |piece: &[u8]| {
+        heard();
+        running.update(piece);
+    };
+    fill(stream, &mut payload, header.payload_bytes as usize, on_piece).await?;
+    let mut claimed = [0; MAC_BYTES];
+    stream.read_exact(&mut claimed).await?;
+    opener.finish(&header, running, &claimed)?;
+    Ok(Received { header, payload })
 }
 
-/// Appends to `buffer` until it holds `total` bytes, or says that the stream ended before.
+async fn read_header(
+    stream: &mut (impl AsyncRead + Unpin),
+    expected: &[Kind],
+    heard: impl Fn(),
+) -> std::result::Result<FrameHeader, ReadError> {
+    let mut head = [0; HEADER_BYTES];
+    // The end of the connection is proper here and nowhere else, so look for it apart.
+    if stream.read(&mut head[..1]).await? == 0 {
+        return Err(ReadError::Closed(
+            "closed its connection without a goodbye: the process ended or was killed".to_owned(),
+        ));
+    }
+    stream.read_exact(&mut head[1..]).await?;
+    heard();
+    let header = FrameHeader::parse(&head)?;
+    if expected.contains(&header.kind) {
+        return Ok(header);
+    }
+    let message = format!("found a {:?} frame, expected one of {expected:?}", header.kind);
+    Err(Error::new(ErrorKind::Protocol, "read frame", message).into())
+}
+
+/// Appends to `buffer` until it holds `total` bytes; `on_piece` sees each of them once. Others run
+/// in between.
 async fn fill(
     stream: &mut (impl AsyncRead + Unpin),
     buffer: &mut Vec<u8>,
     total: usize,
-    heard: &impl Fn(),
-) -> std::io::Result<bool> {
-    const PIECE: usize = 64 << 10;
+    mut on_piece: impl FnMut(&[u8]),
+) -> std::io::Result<()> {
     while buffer.len() < total {
-        let missing = total - buffer.len();
-        buffer.reserve(missing.min(PIECE.max(buffer.len())));
-        if (&mut *stream).take(missing as u64).read_buf(buffer).await? == 0 {
-            return Ok(false);
+        let (have, most) = (buffer.len(), PIECE.min(total - buffer.len()));
+        buffer.reserve(most);
+        if (&mut *stream).take(most as u64).read_buf(buffer).await? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        heard();
+        on_piece(buffer.get(have..).unwrap_or_default());
+        if most == PIECE {
+            tokio::task::yield_now().await;
+        }
     }
-    Ok(true)
+    Ok(())
 }

@@ -3,7 +3,7 @@
 //! A payload comes from a peer: every length is checked against the bytes that are there, and text
 //! is cleaned before anybody prints it.
 
-use super::fields::{Fields, List, malformed, put_text};
+use super::fields::{Fields, malformed, put_text};
 use super::seal::{JOB_BYTES, NONCE_BYTES};
 use crate::{ErrorKind, Result};
 
@@ -172,14 +172,14 @@ impl Contribution {
         out
     }
 
-    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
-        let mut fields = Fields(payload);
-        Ok(Self {
-            round: fields.u64()?,
-            op: Op::from_code(fields.array::<1>()?[0])?,
-            topic: fields.text(MAX_TOPIC)?,
-            data: fields.0.to_vec(),
-        })
+    pub(super) fn decode(mut payload: Vec<u8>) -> Result<Self> {
+        let mut fields = Fields(&payload);
+        let round = fields.u64()?;
+        let op = Op::from_code(fields.array::<1>()?[0])?;
+        let topic = fields.text(MAX_TOPIC)?;
+        let data_at = payload.len() - fields.0.len();
+        payload.drain(..data_at);
+        Ok(Self { round, op, topic, data: payload })
     }
 }
 
@@ -187,8 +187,8 @@ impl Contribution {
 pub(super) fn decode_outcome(payload: &[u8], items: usize) -> Result<(u64, Vec<Vec<u8>>)> {
     let mut fields = Fields(payload);
     let round = fields.u64()?;
-    let list = List::parse(fields.0.to_vec(), items)?;
-    Ok((round, (0..items).map(|i| list.get(i).to_vec()).collect()))
+    let list = (0..items).map(|_| fields.item().map(<[u8]>::to_vec)).collect::<Result<_>>()?;
+    fields.end().map(|()| (round, list))
 }
 
 /// The same failure of a collective on every rank.
@@ -273,6 +273,7 @@ pub(super) fn decode_reason(payload: &[u8]) -> Result<String> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::fields::List;
     use super::*;
 
     #[test]
@@ -287,7 +288,7 @@ mod tests {
         }
         for op in [Op::AllGather, Op::Exchange, Op::Barrier, Op::Agree] {
             let part = Contribution { round: 7, op, topic: "shape".into(), data: vec![1, 2] };
-            assert_eq!(Contribution::decode(&part.encode()).unwrap(), part);
+            assert_eq!(Contribution::decode(part.encode()).unwrap(), part);
         }
         for kind in [ErrorKind::Deadline, ErrorKind::InvalidInput, ErrorKind::Mismatch] {
             let verdict = Verdict { kind, text: "ranks differ".into() };
@@ -327,7 +328,7 @@ mod tests {
             let _ = Hello::decode(&bytes);
             let _ = Proof::decode(&bytes);
             let _ = Refusal::decode(&bytes);
-            let _ = Contribution::decode(&bytes);
+            let _ = Contribution::decode(bytes.clone());
             let _ = Verdict::decode(&bytes);
             let _ = End::decode(&bytes);
             let _ = decode_reason(&bytes);

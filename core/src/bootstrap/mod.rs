@@ -57,4 +57,4 @@ pub use identity::{BOOTSTRAP_VARIABLE, ExchangeFn, Identity, MAX_RANKS, Place, R
 pub use liveness::{Liveness, Loss, PeerState};
 pub use message::{MAX_REASON, MAX_TOPIC};
 pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
-pub use world::{MIN_DEADLINE, World, WorldOptions};
+pub use world::{MAX_WAIT, MIN_DEADLINE, World, WorldOptions};

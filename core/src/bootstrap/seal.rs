@@ -56,12 +56,27 @@ impl Key {
         Self(mac.finalize().into_bytes().into())
     }
 
-    fn mac(&self, direction: Direction, header: &FrameHeader, payload: &[u8]) -> Hmac<Sha256> {
+    fn begin(&self, direction: Direction, header: &FrameHeader) -> PartialMac {
         let mut mac = keyed(&self.0);
         mac.update(&[direction as u8]);
         mac.update(&header.encode());
-        mac.update(payload);
-        mac
+        PartialMac(mac)
+    }
+}
+
+/// A MAC over the first part of a frame. Long payloads are added piece by piece as they travel, so
+/// that the control thread stays free for heartbeats.
+pub struct PartialMac(Hmac<Sha256>);
+
+impl PartialMac {
+    /// Adds the next piece of the payload.
+    pub fn update(&mut self, piece: &[u8]) {
+        self.0.update(piece);
+    }
+
+    /// The MAC, once the whole payload was added.
+    pub fn finish(self) -> [u8; MAC_BYTES] {
+        self.0.finalize().into_bytes().into()
     }
 }
 
@@ -89,24 +104,24 @@ impl Sealer {
         Self { key, direction, sender, next: 0 }
     }
 
-    /// The header and the MAC to send around `payload`, which must be within the limit of `kind`.
-    pub fn seal(
+    /// The header of the next frame, whose payload has `payload_bytes`, within the limit of `kind`,
+    /// and its MAC to go on with.
+    pub fn begin(
         &mut self,
         kind: Kind,
         topic: u64,
-        payload: &[u8],
-    ) -> (FrameHeader, [u8; MAC_BYTES]) {
-        debug_assert!(payload.len() <= kind.payload_limit(), "{kind:?}: {}", payload.len());
+        payload_bytes: usize,
+    ) -> (FrameHeader, PartialMac) {
+        debug_assert!(payload_bytes <= kind.payload_limit(), "{kind:?}: {payload_bytes}");
         let header = FrameHeader {
             kind,
             sender: self.sender,
             topic,
             sequence: self.next,
-            payload_bytes: payload.len() as u32,
+            payload_bytes: payload_bytes as u32,
         };
         self.next += 1;
-        let mac = self.key.mac(self.direction, &header, payload).finalize().into_bytes();
-        (header, mac.into())
+        (header, self.key.begin(self.direction, &header))
     }
 }
 
@@ -130,11 +145,29 @@ impl Opener {
     /// [`ErrorKind::Protocol`] when the MAC, the sender or the sequence is another than expected.
     /// The opener is unchanged then.
     pub fn open(&mut self, frame: &Frame<'_>) -> Result<()> {
-        let header = &frame.header;
+        let mut mac = self.begin(&frame.header);
+        mac.update(frame.payload);
+        self.finish(&frame.header, mac, frame.mac)
+    }
+
+    /// The MAC of a frame whose payload is still to come.
+    pub fn begin(&self, header: &FrameHeader) -> PartialMac {
+        self.key.begin(self.direction, header)
+    }
+
+    /// Accepts the frame that [`Opener::begin`] began, after its payload was added to `mac`.
+    ///
+    /// # Errors
+    /// As [`Opener::open`].
+    pub fn finish(
+        &mut self,
+        header: &FrameHeader,
+        mac: PartialMac,
+        claimed: &[u8; MAC_BYTES],
+    ) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::Protocol, "open frame", message));
         // Before any other field is believed: `verify_slice` compares in constant time.
-        let mac = self.key.mac(self.direction, header, frame.payload);
-        if mac.verify_slice(frame.mac).is_err() {
+        if mac.0.verify_slice(claimed).is_err() {
             return refuse(format!(
                 "found a {:?} frame with a wrong MAC, expected one made with this connection's key",
                 header.kind
@@ -158,7 +191,7 @@ impl Opener {
 }
 
 /// The hash of a collective and its topic, as the header carries it.
-pub fn topic_hash(operation: u8, topic: &str) -> u64 {
+pub(super) fn topic_hash(operation: u8, topic: &str) -> u64 {
     let digest = Sha256::new().chain_update([operation]).chain_update(topic.as_bytes()).finalize();
     let mut first = [0; 8];
     first.copy_from_slice(&digest[..8]);
@@ -169,7 +202,7 @@ pub fn topic_hash(operation: u8, topic: &str) -> u64 {
 ///
 /// # Errors
 /// [`ErrorKind::System`] when it has none.
-pub fn random<const N: usize>() -> Result<[u8; N]> {
+pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| {
         Error::new(ErrorKind::System, "draw random bytes", error.to_string())
@@ -205,8 +238,9 @@ mod tests {
     }
 
     fn sealed(sealer: &mut Sealer, payload: &[u8]) -> Vec<u8> {
-        let (header, mac) = sealer.seal(Kind::Contribution, 5, payload);
-        [&header.encode()[..], payload, &mac].concat()
+        let (header, mut mac) = sealer.begin(Kind::Contribution, 5, payload.len());
+        mac.update(payload);
+        [&header.encode()[..], payload, &mac.finish()].concat()
     }
 
     fn open(opener: &mut Opener, bytes: &[u8]) -> Result<()> {

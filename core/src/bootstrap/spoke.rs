@@ -10,12 +10,14 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence};
+use super::control::{
+    Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence, result_of,
+};
 use super::frame::Kind;
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
 use super::link::{Event, Link, Received, Secured, What};
 use super::liveness::PeerState;
-use super::message::{End, Proof, decode_quiet, decode_reason};
+use super::message::{Contribution, End, Proof, decode_quiet, decode_reason, encode_reason};
 use super::rendezvous::{Address, Target, check_secret, host_name, read_notice};
 use super::seal::topic_hash;
 use crate::{Error, ErrorKind, Result};
@@ -173,6 +175,9 @@ impl Spoke {
 
     fn lose_hub(&mut self, why: String) {
         tracing::error!("rank 0 {why}");
+        // If rank 0 does run after all, it need not guess why this rank is gone.
+        let last_words = encode_reason(&format!("it gave up on rank 0, which {why}"));
+        self.link.send(Kind::Failed, 0, Arc::new(last_words));
         self.member.liveness.end(0, End::Lost(why));
         self.link.close();
     }
@@ -180,26 +185,27 @@ impl Spoke {
 
 #[async_trait]
 impl Bootstrap for Spoke {
-    async fn collective(&mut self, call: &Call) -> Result<Vec<Vec<u8>>> {
-        let operation = call.op.name();
+    async fn collective(&mut self, call: Call) -> Result<Vec<Vec<u8>>> {
+        let Call { op, topic, data } = call;
+        let operation = op.name();
         if let Some(error) = self.member.liveness.gone(operation) {
             return Err(error);
         }
-        let topic = topic_hash(call.op as u8, &call.topic);
-        let part = call.part(self.begun);
+        let part = Contribution { round: self.begun, op, topic, data };
         self.begun += 1;
-        self.link.send(Kind::Contribution, topic, Arc::new(part.encode()));
+        let hash = topic_hash(op as u8, &part.topic);
+        self.link.send(Kind::Contribution, hash, Arc::new(part.encode()));
         // Rank 0 fails the round first, and knows who is missing; this is for one that does not.
         let limit = Instant::now() + self.member.timing.late + 2 * self.member.timing.deadline;
         loop {
             if let Some(Received { header, payload }) = self.answer.take() {
-                return call.result(header.kind, &payload, self.member.place.ranks);
+                return result_of(op, header.kind, &payload, self.member.place.ranks);
             }
             if let Some(error) = self.member.liveness.gone(operation) {
                 return Err(error);
             }
             if Instant::now() > limit {
-                let message = format!("{:?}: rank 0 gave no result, expected one", call.topic);
+                let message = format!("{:?}: rank 0 gave no result, expected one", part.topic);
                 return Err(Error::new(ErrorKind::Deadline, operation, message));
             }
             self.step().await;

@@ -1,5 +1,6 @@
 //! The synchronous face of the bootstrap.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +24,8 @@ use crate::{Error, ErrorKind, Result};
 
 /// The shortest deadline that a busy machine can keep.
 pub const MIN_DEADLINE: Duration = Duration::from_millis(100);
+/// The longest deadline and lateness: a year.
+pub const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How to join a world.
 #[derive(Debug)]
@@ -31,10 +34,11 @@ pub struct WorldOptions {
     pub identity: Identity,
     /// What proves that a process belongs to the job. Must be equal on all ranks.
     pub secret: Secret,
-    /// The longest silence of a rank that lives, at least 100 ms. Must be equal on all ranks.
+    /// The longest silence of a rank that lives, [`MIN_DEADLINE`] to [`MAX_WAIT`]. Must be equal on
+    /// all ranks.
     pub deadline: Duration,
-    /// The longest that a live rank may take to join, or to arrive at a collective. Must be equal
-    /// on all ranks.
+    /// The longest that a live rank may take to join, or to arrive at a collective, up to
+    /// [`MAX_WAIT`]. Must be equal on all ranks.
     pub late: Duration,
     /// Where rank 0 listens, if not at the host of the identity: an address of one of its
     /// interfaces, or 0.0.0.0. Without a host (file, exchange) the default is 127.0.0.1. Other
@@ -96,8 +100,11 @@ impl World {
     pub fn join(options: WorldOptions) -> Result<Self> {
         let WorldOptions { identity, secret, deadline, late, bind } = options;
         let place = identity.place.new()?;
-        if deadline < MIN_DEADLINE {
-            let message = format!("found a deadline of {deadline:?}, expected {MIN_DEADLINE:?}");
+        if !(MIN_DEADLINE..=MAX_WAIT).contains(&deadline) || late > MAX_WAIT {
+            let message = format!(
+                "found a deadline of {deadline:?} and a lateness of {late:?}, expected a deadline of \
+                 at least {MIN_DEADLINE:?} and both at most {MAX_WAIT:?}"
+            );
             return Err(Error::new(ErrorKind::InvalidInput, "join world", message));
         }
         tracing::info!(rank = place.rank, ranks = place.ranks, source = identity.source, "joining");
@@ -259,6 +266,12 @@ impl World {
     }
 }
 
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
 impl Drop for World {
     fn drop(&mut self) {
         self.end(Farewell::Goodbye);
@@ -288,7 +301,7 @@ fn run(
         }
     };
     runtime.block_on(async {
-        match join(entry, member).await {
+        match bring_up(entry, member).await {
             Ok(bootstrap) => {
                 joined(Ok(()));
                 serve(bootstrap, requests, farewells).await;
@@ -300,7 +313,8 @@ fn run(
     runtime.shutdown_background();
 }
 
-async fn join(entry: Entry, member: Member) -> Result<Box<dyn Bootstrap>> {
+/// Joins as what this rank is.
+pub(super) async fn bring_up(entry: Entry, member: Member) -> Result<Box<dyn Bootstrap>> {
     Ok(match entry {
         Entry::Alone => Box::new(Hub::new(member)),
         Entry::Hub { listener, credentials, notice } => {

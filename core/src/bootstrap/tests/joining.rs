@@ -3,8 +3,15 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 use super::*;
 
+/// A port below those that the system gives away by itself, so that no other test is given it.
 fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let ports = std::iter::repeat_with(|| {
+        let next = NEXT.fetch_add(1, Ordering::Relaxed) + 37 * std::process::id();
+        10_000 + (next % 20_000) as u16
+    });
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    ports.take(1000).find(is_free).unwrap()
 }
 
 fn at(port: u16) -> Rendezvous {
@@ -112,7 +119,7 @@ fn the_file_of_another_living_job_is_refused_by_that_job() {
 #[test]
 fn a_callers_exchange_spreads_the_address_and_a_secret() {
     let boards = std::sync::Mutex::new(vec![None; 3]);
-    let filled = std::sync::Barrier::new(3);
+    let filled = Gate::new(3);
     let board = (boards, filled);
     let board = std::sync::Arc::new(board);
     on_threads(3, |rank| {
@@ -134,7 +141,7 @@ fn a_callers_exchange_spreads_the_address_and_a_secret() {
 #[test]
 fn an_exchange_that_fails_ends_the_join_with_its_reason() {
     let broken = Rendezvous::Exchange(Box::new(|_| Err("the store is down".to_owned())));
-    let error = World::join(options(1, 2, broken)).err().unwrap();
+    let error = World::join(options(1, 2, broken)).unwrap_err();
     assert!(error.message().contains("the store is down"), "{error}");
 }
 
@@ -153,7 +160,7 @@ fn a_wrong_secret_is_refused_and_the_joiner_learns_why() {
             2 => {
                 address_in(&meeting.path());
                 for wrong in [secret("the wrong secret, long enough"), Secret::none()] {
-                    let error = World::join(with(2, wrong)).err().unwrap();
+                    let error = World::join(with(2, wrong)).unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Protocol);
                     let text = error.to_string();
                     assert!(
@@ -178,8 +185,7 @@ fn a_wrong_secret_is_refused_and_the_joiner_learns_why() {
 fn no_secret_is_refused_off_loopback_on_both_sides() {
     for (rank, bind) in [(0, Some(Ipv4Addr::UNSPECIFIED.into())), (1, None)] {
         let rendezvous = Rendezvous::Tcp { host: "192.0.2.1".into(), port: 9 };
-        let error =
-            World::join(WorldOptions { bind, ..options(rank, 2, rendezvous) }).err().unwrap();
+        let error = World::join(WorldOptions { bind, ..options(rank, 2, rendezvous) }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         let text = error.to_string();
         assert!(text.contains("found no job secret") && text.contains(SECRET_VARIABLE), "{text}");
@@ -232,7 +238,7 @@ fn a_stranger_at_the_address_of_rank_0_is_recognised() {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").unwrap();
         let _ = stream.read_to_end(&mut Vec::new());
     });
-    let error = World::join(options(1, 2, at(port))).err().unwrap();
+    let error = World::join(options(1, 2, at(port))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Protocol);
     assert!(error.to_string().contains("does not speak this protocol"), "{error}");
     stranger.join().unwrap();
@@ -248,7 +254,7 @@ fn two_processes_with_one_rank_are_told_of_each_other() {
             // Rank 1 may need a moment to be first.
             address_in(&meeting.path());
             std::thread::sleep(Duration::from_millis(200));
-            let error = meeting.join(1, 3).err().unwrap();
+            let error = meeting.join(1, 3).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch);
             let pid = format!("pid {}", std::process::id());
             let text = error.to_string();
@@ -267,7 +273,7 @@ fn ranks_that_expect_another_world_are_refused() {
             return drop(meeting.join(0, 2).unwrap());
         }
         let refused = |options| {
-            let error = World::join(options).err().unwrap();
+            let error = World::join(options).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch);
             error.to_string()
         };
@@ -284,7 +290,7 @@ fn ranks_that_never_come_are_named_to_all_that_came() {
     let meeting = Meeting::new();
     let late = Duration::from_millis(600);
     let errors = on_threads(2, |rank| {
-        World::join(WorldOptions { late, ..meeting.options(rank, 5) }).err().unwrap()
+        World::join(WorldOptions { late, ..meeting.options(rank, 5) }).unwrap_err()
     });
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Deadline);
@@ -296,19 +302,24 @@ fn ranks_that_never_come_are_named_to_all_that_came() {
 #[test]
 fn a_missing_rank_0_is_an_error_that_says_where_and_why() {
     let late = Duration::from_millis(200);
-    let error = World::join(WorldOptions { late, ..options(1, 2, at(free_port())) }).err().unwrap();
+    let error = World::join(WorldOptions { late, ..options(1, 2, at(free_port())) }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Deadline);
     let text = error.to_string();
     assert!(text.contains("127.0.0.1:") && text.contains("refused"), "{text}");
     let nowhere = Meeting::new();
-    let error = World::join(WorldOptions { late, ..nowhere.options(1, 2) }).err().unwrap();
+    let error = World::join(WorldOptions { late, ..nowhere.options(1, 2) }).unwrap_err();
     assert!(error.to_string().contains("No such file"), "{error}");
 }
 
 #[test]
-fn a_deadline_that_no_machine_keeps_is_refused() {
+fn waits_that_no_machine_keeps_are_refused() {
     let meeting = Meeting::new();
-    let deadline = Duration::from_millis(10);
-    let error = World::join(WorldOptions { deadline, ..meeting.options(0, 2) }).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let good = || meeting.options(0, 2);
+    for options in [
+        WorldOptions { deadline: Duration::from_millis(10), ..good() },
+        WorldOptions { deadline: Duration::MAX, ..good() },
+        WorldOptions { late: Duration::MAX, ..good() },
+    ] {
+        assert_eq!(World::join(options).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
 }

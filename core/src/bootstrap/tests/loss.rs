@@ -1,69 +1,81 @@
 use std::sync::Arc;
 
 use super::super::control::{Bootstrap, Member, Timing};
-use super::super::handshake::Credentials;
-use super::super::rendezvous::Target;
-use super::super::spoke::Spoke;
+use super::super::rendezvous::enter;
+use super::super::world::bring_up;
 use super::*;
 
 /// A rank whose control thread only runs when told to: what a killed or a stopped process is to
 /// the others.
 struct Puppet {
     runtime: tokio::runtime::Runtime,
-    spoke: Spoke,
+    bootstrap: Box<dyn Bootstrap>,
     liveness: Arc<Liveness>,
 }
 
 impl Puppet {
     fn join(meeting: &Meeting, rank: u32, ranks: u32) -> Self {
+        Self::join_within(meeting, (rank, ranks), LATE).unwrap()
+    }
+
+    /// Stops for ever after `limit`.
+    fn join_within(meeting: &Meeting, (rank, ranks): (u32, u32), limit: Duration) -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let place = Place { rank, ranks, local_rank: rank };
         let liveness = Arc::new(Liveness::new(rank, ranks));
         let timing = Timing { deadline: DEADLINE, late: LATE };
         let member = Member { place, timing, liveness: Arc::clone(&liveness) };
-        let target = Target::File { path: meeting.path() };
-        let credentials = Credentials { secret: Secret::none(), job: [0; 16] };
-        let spoke = runtime.block_on(Spoke::join(member, &target, credentials)).unwrap();
-        Self { runtime, spoke, liveness }
+        let rendezvous = Rendezvous::File { path: meeting.path() };
+        let entry = enter(place, rendezvous, Secret::none(), None).unwrap();
+        let joined = async { tokio::time::timeout(limit, bring_up(entry, member)).await };
+        let bootstrap = runtime.block_on(joined).ok()?.unwrap();
+        Some(Self { runtime, bootstrap, liveness })
     }
 
     /// Closes the sockets as a dying process does.
     fn die(self) {
-        drop(self.spoke);
+        drop(self.bootstrap);
         self.runtime.shutdown_background();
     }
 
     fn live(&mut self, time: Duration) {
-        let _ =
-            self.runtime.block_on(async { tokio::time::timeout(time, self.spoke.watch()).await });
+        let lived = async { tokio::time::timeout(time, self.bootstrap.watch()).await };
+        let _ = self.runtime.block_on(lived);
     }
 }
 
-/// Ranks 0 and 1 wait in a barrier that rank 2, a puppet, never reaches. Returns their errors and
-/// how long each waited after `act`.
-fn loss_of_a_puppet(act: impl Fn(Puppet) -> Option<Puppet> + Sync) -> Vec<(String, Duration)> {
+/// What became of the ranks that waited for another: their error and for how long.
+type Waits = Vec<(String, Duration)>;
+
+/// All ranks but `victim`, a puppet, wait in a barrier that it never reaches. Returns their errors
+/// and how long each waited after `act`.
+fn loss_of(victim: u32, act: impl Fn(Puppet) -> Option<Puppet> + Sync) -> Waits {
     let meeting = Meeting::new();
     let acted = std::sync::Mutex::new(None);
+    let done = Gate::new(3);
     let results = on_threads(3, |rank| {
-        if rank == 2 {
-            let mut puppet = Puppet::join(&meeting, 2, 3);
+        if rank == victim {
+            let mut puppet = Puppet::join(&meeting, rank, 3);
             puppet.live(Duration::from_millis(60));
             *acted.lock().unwrap() = Some(Instant::now());
             let left = act(puppet);
-            std::thread::sleep(2 * DEADLINE + Duration::from_millis(200));
+            done.wait();
             drop(left);
             return None;
         }
         let world = meeting.join(rank, 3).unwrap();
         let error = world.barrier("step").unwrap_err();
         let waited = acted.lock().unwrap().unwrap().elapsed();
+        done.wait();
         assert_eq!(error.kind(), ErrorKind::PeerLost);
         let liveness = world.liveness();
         let loss = liveness.first_loss().unwrap();
-        assert_eq!(loss.rank, 2);
-        assert_eq!(liveness.state(2), &PeerState::Lost { why: loss.why.clone() });
-        // It may have left by now, but nobody may call it lost.
-        assert!(!matches!(liveness.state(1 - rank), PeerState::Lost { .. }));
+        assert_eq!(loss.rank, victim);
+        assert_eq!(liveness.state(victim), &PeerState::Lost { why: loss.why.clone() });
+        // Another may have left by now, but nobody may call it lost.
+        for other in (0..3).filter(|other| *other != victim) {
+            assert!(!matches!(liveness.state(other), PeerState::Lost { .. }));
+        }
         // Every later collective says the same at once.
         assert_eq!(world.all_gather("next", b"").unwrap_err().message(), error.message());
         Some((error.to_string(), waited))
@@ -73,22 +85,43 @@ fn loss_of_a_puppet(act: impl Fn(Puppet) -> Option<Puppet> + Sync) -> Vec<(Strin
 
 #[test]
 fn a_killed_rank_is_known_to_all_at_once() {
-    for (text, waited) in loss_of_a_puppet(|puppet| {
-        puppet.die();
-        None
-    }) {
-        assert!(text.contains("rank 2") && text.contains("without a goodbye"), "{text}");
-        assert!(waited < DEADLINE / 2, "{waited:?}");
+    for victim in [0, 2] {
+        let killed = |puppet: Puppet| {
+            puppet.die();
+            None
+        };
+        for (text, waited) in loss_of(victim, killed) {
+            assert!(text.contains(&format!("rank {victim} closed its connection")), "{text}");
+            assert!(waited < DEADLINE / 2, "{waited:?}");
+        }
     }
 }
 
 #[test]
 fn a_stopped_rank_is_known_to_all_after_the_deadline() {
-    for (text, waited) in loss_of_a_puppet(Some) {
-        assert!(text.contains("rank 2") && text.contains("was silent for"), "{text}");
-        assert!(waited >= DEADLINE - Duration::from_millis(100), "{waited:?}");
-        assert!(waited < DEADLINE + Duration::from_millis(500), "{waited:?}");
+    for victim in [0, 2] {
+        for (text, waited) in loss_of(victim, Some) {
+            assert!(text.contains(&format!("rank {victim} was silent for")), "{text}");
+            assert!(waited >= DEADLINE - Duration::from_millis(100), "{waited:?}");
+            assert!(waited < DEADLINE + Duration::from_millis(500), "{waited:?}");
+        }
     }
+}
+
+#[test]
+fn a_rank_that_is_killed_while_others_are_awaited_ends_the_join() {
+    let meeting = Meeting::new();
+    on_threads(2, |rank| {
+        if rank == 0 {
+            let error = meeting.join(0, 3).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PeerLost);
+            assert!(error.message().contains("rank 1 closed its connection"), "{error}");
+        } else {
+            let joined = Puppet::join_within(&meeting, (1, 3), Duration::from_millis(300));
+            assert!(joined.is_none());
+        }
+    });
+    assert_eq!(files_in(meeting.0.path()), 0);
 }
 
 #[test]
@@ -128,7 +161,7 @@ fn the_silence_of_a_quiet_rank_reaches_the_others() {
 #[test]
 fn the_failure_of_rank_0_is_known_to_the_others() {
     let meeting = Meeting::new();
-    let joined = std::sync::Barrier::new(3);
+    let joined = Gate::new(3);
     on_threads(3, |rank| {
         let world = meeting.join(rank, 3).unwrap();
         joined.wait();
@@ -144,7 +177,7 @@ fn the_failure_of_rank_0_is_known_to_the_others() {
 #[test]
 fn a_reported_failure_reaches_every_rank_and_ends_the_reporters_own_calls() {
     let meeting = Meeting::new();
-    let joined = std::sync::Barrier::new(3);
+    let joined = Gate::new(3);
     on_threads(3, |rank| {
         let world = meeting.join(rank, 3).unwrap();
         joined.wait();
@@ -211,7 +244,7 @@ fn ranks_may_leave_in_any_order_without_a_loss() {
 #[test]
 fn an_idle_world_lives_much_longer_than_its_deadline() {
     in_world(3, |world| {
-        std::thread::sleep(4 * DEADLINE);
+        std::thread::sleep(3 * DEADLINE);
         world.barrier("awake").unwrap();
         assert!((0..3).all(|rank| world.liveness().silence(rank) < DEADLINE / 2));
     });

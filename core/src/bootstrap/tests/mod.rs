@@ -5,6 +5,7 @@ mod joining;
 mod loss;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -59,6 +60,24 @@ fn on_threads<T: Send>(ranks: u32, rank: impl Fn(u32) -> T + Sync) -> Vec<T> {
 fn in_world<T: Send>(ranks: u32, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
     let meeting = Meeting::new();
     on_threads(ranks, |rank| body(&meeting.join(rank, ranks).unwrap()))
+}
+
+/// A barrier that fails rather than waits for ever when another thread has failed.
+struct Gate {
+    threads: u32,
+    arrived: AtomicU32,
+}
+
+impl Gate {
+    fn new(threads: u32) -> Self {
+        Self { threads, arrived: AtomicU32::new(0) }
+    }
+
+    fn wait(&self) {
+        self.arrived.fetch_add(1, Ordering::SeqCst);
+        let all_here = || self.arrived.load(Ordering::SeqCst) >= self.threads;
+        wait_for("the arrival of all threads", 2 * LATE, all_here);
+    }
 }
 
 fn wait_for(what: &str, limit: Duration, mut test: impl FnMut() -> bool) {
