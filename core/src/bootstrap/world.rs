@@ -20,6 +20,7 @@ use super::message::{Contribution, MAX_TOPIC, Op};
 use super::rendezvous::{Entry, enter};
 use super::secret::Secret;
 use super::spoke::Spoke;
+use crate::config::WorldConfig;
 use crate::{Error, ErrorKind, Result};
 
 /// The shortest deadline that a busy machine can keep.
@@ -139,6 +140,20 @@ impl World {
             Ok(result) => result.map(|()| world),
             Err(_) => Err(world.broken("join world")),
         }
+    }
+
+    /// Joins the world that `config` and the environment of this process describe: identity from
+    /// `[world] bootstrap`, the secret from `TOKENYARD_SECRET` or `TOKENYARD_SECRET_FILE`.
+    ///
+    /// # Errors
+    /// Those of [`Identity::resolve`], [`Secret::from_env`] and [`World::join`].
+    pub fn from_config(config: &WorldConfig) -> Result<Self> {
+        let env = |name: &str| std::env::var(name).ok();
+        let mut options = WorldOptions::new(Identity::resolve(&config.bootstrap, &env)?);
+        options.secret = Secret::from_env(&env)?;
+        options.deadline = config.deadline;
+        options.late = config.late;
+        Self::join(options)
     }
 
     /// This rank.
