@@ -3,12 +3,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::abi;
-use crate::bootstrap::Liveness;
-use crate::wait::{WaitBoard, expired};
+use crate::bootstrap::{Liveness, PeerState};
+use crate::wait::{WaitBoard, Waiting, expired};
 use crate::{Error, ErrorKind, Result};
 
 /// How often the watchdog looks.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// How long a wait on a rank that left may last.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The bounds of a wait (INV-6).
 #[derive(Clone, Copy, Debug)]
@@ -126,12 +129,28 @@ impl Shared {
         Some(Verdict {
             kind: ErrorKind::PeerLost,
             rank: loss.rank,
-            text: format!("rank {} is lost: {}; {}", loss.rank, loss.why, self.describe_wait()),
+            text: format!("rank {} {}; {}", loss.rank, loss.why, self.describe_wait()),
         })
+    }
+
+    /// A rank that said goodbye raises no signal any more. What it raised before may still be on
+    /// its way for a moment.
+    fn left(&self, waiting: &Waiting) -> Option<Verdict> {
+        let rank = waiting.what.peer;
+        if waiting.lasted < GRACE.min(self.bounds.deadline)
+            || !matches!(self.liveness.state(rank), PeerState::Left)
+        {
+            return None;
+        }
+        let text = format!("rank {rank} left the world; {}", self.describe_wait());
+        Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
     }
 
     fn overdue(&self) -> Option<Verdict> {
         let waiting = self.board.waiting()?;
+        if let Some(left) = self.left(&waiting) {
+            return Some(left);
+        }
         let (bound, key) = if waiting.what.phase == abi::TY_PHASE_ENTRY {
             (self.bounds.late, "late_ms")
         } else {

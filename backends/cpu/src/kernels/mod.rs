@@ -17,9 +17,11 @@ mod dispatch;
 mod engine;
 mod handle;
 mod memory;
+mod merger;
 mod packed;
 mod rows;
 mod windows;
+mod writer;
 
 pub use config::CpuConfig;
 pub use windows::WindowSizes;
@@ -81,7 +83,8 @@ impl KernelSet for CpuKernels {
 
     fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds> {
         let shape = moe_shape(&self.shape);
-        let sizes = WindowSizes::new(&shape, self.shape.in_flight, limits, &self.config)?;
+        let slots = control::slots(self.shape.in_flight);
+        let sizes = WindowSizes::new(&shape, slots, limits, &self.config)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
         window_bytes[windows::CONTROL as usize] = sizes.control_bytes;
@@ -90,7 +93,7 @@ impl KernelSet for CpuKernels {
             size: size_of::<KernelNeeds>(),
             windows: 2,
             lanes: 1,
-            signals: control::signals(self.shape.ranks, self.shape.in_flight),
+            signals: control::signals(self.shape.ranks, slots),
             queue_depth: limits.max_queue_depth.min(1024),
             largest_put: limits.largest_put.min(windows::LARGEST_PUT),
             window_bytes,

@@ -44,13 +44,13 @@ fn widest_row(shape: &Shape) -> RowFormat {
 }
 
 impl WindowSizes {
-    /// The sizes for a shape.
+    /// The sizes for a shape and a number of operation slots (one more than may be in flight).
     ///
     /// # Errors
     /// Rows that one put cannot carry, or sizes beyond 64 bits.
     pub fn new(
         shape: &Shape,
-        in_flight: u32,
+        slots: u32,
         limits: &Capabilities,
         config: &CpuConfig,
     ) -> Result<Self> {
@@ -80,7 +80,7 @@ impl WindowSizes {
             stage_bytes,
             landing_pitch,
             slot_bytes,
-            control_bytes: slot_bytes * u64::from(in_flight),
+            control_bytes: slot_bytes * u64::from(slots),
             arena_bytes: arena_bytes(shape, row, config)?,
         })
     }

@@ -1,0 +1,112 @@
+//! Writing one row with its side arrays.
+
+use tokenyard_core::moe::Shape;
+
+use super::handle::WireFormat;
+
+/// Where the rows come from.
+#[derive(Clone, Copy)]
+pub(super) struct RowSource {
+    pub(super) x: *const u8,
+    pub(super) x_pitch: usize,
+    pub(super) scales: *const u8,
+    /// Bytes from row to row and from column to column.
+    pub(super) scale_pitch: [isize; 2],
+    pub(super) weights: *const f32,
+}
+
+/// The same as addresses: at the peer, or in the stage.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) x: *mut u8,
+    pub(super) scales: *mut u8,
+    pub(super) ids: *mut u8,
+    pub(super) weights: *mut u8,
+    pub(super) source: *mut u8,
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        let none = std::ptr::null_mut();
+        Self { x: none, scales: none, ids: none, weights: none, source: none }
+    }
+}
+
+/// The first k whose expert lives on `rank`.
+pub(super) fn first_local(shape: &Shape, topk: &[i32], rank: u32) -> Option<usize> {
+    topk.iter().position(|e| u32::try_from(*e).is_ok_and(|e| shape.rank_of(e) == rank))
+}
+
+/// Writes one row and its side arrays.
+pub(super) struct RowWriter<'a> {
+    pub(super) shape: Shape,
+    pub(super) rank: u32,
+    pub(super) source: RowSource,
+    pub(super) format: WireFormat,
+    pub(super) topk: &'a [i32],
+    /// Expert-major: rows of all copies.
+    pub(super) slot_of: Option<&'a [u32]>,
+    pub(super) x_by_slot: bool,
+}
+
+impl RowWriter<'_> {
+    /// # Safety
+    /// `target` has room for row `index`, and nobody else writes that row; the source is valid.
+    pub(super) unsafe fn write(&self, target: &Target, peer: u32, index: usize, token: usize) {
+        let topk = self.shape.topk as usize;
+        let experts = &self.topk[token * topk..(token + 1) * topk];
+        let slots = self.slot_of.map(|all| &all[token * topk..(token + 1) * topk]);
+        let x_row = match slots {
+            Some(slots) if self.x_by_slot => {
+                first_local(&self.shape, experts, peer).map_or(0, |k| slots[k] as usize)
+            }
+            _ => index,
+        };
+        let row = self.format.row;
+        let x_bytes = row.x_bytes as usize;
+        // SAFETY: by this function's contract; tensors are `[T, ..]` as the host validated.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.source.x.add(token * self.source.x_pitch),
+                target.x.add(x_row * x_bytes),
+                x_bytes,
+            );
+            self.write_scales(target.scales.add(index * row.scale_bytes as usize), token);
+            let ids = target.ids.add(index * 4 * topk).cast::<i32>();
+            let weights = target.weights.add(index * 4 * topk).cast::<f32>();
+            for (k, expert) in experts.iter().enumerate() {
+                let local = u32::try_from(*expert)
+                    .ok()
+                    .filter(|e| self.shape.rank_of(*e) == peer)
+                    .map(|e| e - peer * self.shape.local_experts());
+                let id = match slots {
+                    Some(slots) => local.map(|_| slots[k]),
+                    None => local,
+                };
+                ids.add(k).write(id.map_or(-1, |id| id as i32));
+                if row.weights {
+                    let weight = self.source.weights.add(token * topk + k).read();
+                    weights.add(k).write(if local.is_some() { weight } else { 0.0 });
+                }
+            }
+            let source = self.rank * self.shape.max_tokens + token as u32;
+            target.source.add(index * 4).cast::<i32>().write(source as i32);
+        }
+    }
+
+    /// # Safety
+    /// As [`write`](Self::write).
+    unsafe fn write_scales(&self, target: *mut u8, token: usize) {
+        let [row_pitch, col_pitch] = self.source.scale_pitch;
+        for col in 0..self.format.scale_cols as usize {
+            // SAFETY: `[T, S]` with these strides, as the host validated.
+            unsafe {
+                let from = self
+                    .source
+                    .scales
+                    .offset(token as isize * row_pitch + col as isize * col_pitch);
+                std::ptr::copy_nonoverlapping(from, target.add(4 * col), 4);
+            }
+        }
+    }
+}
