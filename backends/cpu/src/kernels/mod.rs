@@ -84,7 +84,7 @@ impl KernelSet for CpuKernels {
     fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds> {
         let shape = moe_shape(&self.shape);
         let slots = control::slots(self.shape.in_flight);
-        let sizes = WindowSizes::new(&shape, slots, limits, &self.config)?;
+        let sizes = WindowSizes::new(&shape, self.shape.in_flight, limits, &self.config)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
         window_bytes[windows::CONTROL as usize] = sizes.control_bytes;

@@ -6,6 +6,7 @@ use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::CpuConfig;
+use super::control::slots;
 
 /// Window of records, staging and landing places.
 pub(super) const CONTROL: u16 = 0;
@@ -44,13 +45,13 @@ fn widest_row(shape: &Shape) -> RowFormat {
 }
 
 impl WindowSizes {
-    /// The sizes for a shape and a number of operation slots (one more than may be in flight).
+    /// The sizes for a shape.
     ///
     /// # Errors
     /// Rows that one put cannot carry, or sizes beyond 64 bits.
     pub fn new(
         shape: &Shape,
-        slots: u32,
+        in_flight: u32,
         limits: &Capabilities,
         config: &CpuConfig,
     ) -> Result<Self> {
@@ -80,7 +81,7 @@ impl WindowSizes {
             stage_bytes,
             landing_pitch,
             slot_bytes,
-            control_bytes: slot_bytes * u64::from(slots),
+            control_bytes: slot_bytes * u64::from(slots(in_flight)),
             arena_bytes: arena_bytes(shape, row, config)?,
         })
     }
