@@ -87,6 +87,8 @@ pub struct Report {
     pub transport: String,
     /// Why this transport, where there was a choice.
     pub reasons: Vec<String>,
+    /// What an operator should look at: tables of parts that nobody provides.
+    pub warnings: Vec<String>,
     /// How rows move: `load_store` or `put`.
     pub path: &'static str,
     /// Scale-up domains in the world.
@@ -138,6 +140,7 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
         kernels: kernels.name().to_owned(),
         transport: transport.name().to_owned(),
         reasons: level.reasons,
+        warnings: unknown_tables(config, &registry),
         path: if level.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0 {
             "load_store"
         } else {
@@ -163,6 +166,23 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
         open_operations: 0,
         closed: None,
     })
+}
+
+/// A table of a part that is not chosen may be kept for another day; one whose part nobody provides
+/// may also be a misspelt name.
+fn unknown_tables(config: &Config, registry: &Registry) -> Vec<String> {
+    let parts = registry.parts();
+    let unknown = config.unused_tables.iter().filter(|t| !parts.iter().any(|p| p.name == t.part));
+    unknown
+        .map(|table| {
+            let text = format!(
+                "{}:{}: no part is called `{}` here; the table [{}.{}] is not used",
+                config.name, table.line, table.part, table.section, table.part
+            );
+            tracing::warn!("{text}");
+            text
+        })
+        .collect()
 }
 
 fn agree(world: &World, config: &Config, options: &YardOptions) -> Result<()> {
