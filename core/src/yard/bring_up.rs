@@ -163,7 +163,7 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
         report,
         scratch: TopkScratch::new(&shape),
         next_operation: 0,
-        open_operations: 0,
+        open_slots: 0,
         closed: None,
     })
 }

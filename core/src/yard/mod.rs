@@ -19,7 +19,7 @@ mod watchdog;
 
 pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
 pub use bring_up::{Report, YardOptions};
-pub use operations::{PendingCombine, PendingDispatch};
+pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
 pub use output::{CombineInput, Handle, Received};
 pub use tensor::{Element, TensorMut, TensorRef};
 
@@ -59,8 +59,9 @@ pub struct Yard {
     report: Report,
     scratch: TopkScratch,
     next_operation: u64,
-    /// Operations sent and not yet received.
-    open_operations: u32,
+    /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
+    /// received: one bit each.
+    open_slots: u32,
     closed: Option<(ErrorKind, Option<u32>, String)>,
 }
 

@@ -1,42 +1,73 @@
-use super::Yard;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
 use super::output::{CombineInput, Handle, Received, RegionClaim};
 use super::tensor::{TensorRef, raw_or_none};
+use super::{Parts, Yard};
 use crate::abi;
 use crate::host::NO_TENSOR;
 use crate::moe::{DType, Layout};
 use crate::{Error, ErrorKind, Result};
-use std::sync::Arc;
+
+/// An operation between its send and its receive. The yard it belongs to is kept, because numbers
+/// and slots mean something there only.
+#[derive(Debug)]
+struct Sent {
+    parts: Arc<Parts>,
+    operation: u64,
+}
 
 /// A dispatch that was sent. Finish it with [`Yard::dispatch_recv`]; until then its inputs stay
 /// borrowed, and the operation counts as open.
 #[derive(Debug)]
 #[must_use = "a dispatch that is never received leaves the other ranks waiting"]
 pub struct PendingDispatch<'a> {
-    operation: u64,
+    sent: Sent,
     layout: Layout,
     tokens: usize,
     worst_case: bool,
     has_weights: bool,
-    slot: HandleSlot,
-    inputs: std::marker::PhantomData<TensorRef<'a>>,
+    /// The handle slot that it fills.
+    slot: u32,
+    inputs: PhantomData<TensorRef<'a>>,
 }
 
-/// Which handle slot a dispatch fills.
+/// A replay that was sent. Finish it with [`Yard::replay_recv`]; until then its inputs and its
+/// handle stay borrowed, and the operation counts as open.
+///
+/// The routing lies in the handle's slot, so the handle cannot go before the replay is received:
+/// ```compile_fail,E0505
+/// # use tokenyard_core::{Result, yard::{Handle, Received, Replay, Yard}};
+/// fn early(yard: &mut Yard, handle: Handle, replay: &Replay<'_>) -> Result<Received> {
+///     let pending = yard.replay_send(&handle, replay)?;
+///     drop(handle);
+///     yard.replay_recv(pending)
+/// }
+/// ```
 #[derive(Debug)]
-enum HandleSlot {
-    /// A new one, given back if the dispatch fails.
-    New(u32),
-    /// That of the replayed handle.
-    Replayed,
+#[must_use = "a replay that is never received leaves the other ranks waiting"]
+pub struct PendingReplay<'a> {
+    sent: Sent,
+    layout: Layout,
+    inputs: PhantomData<(&'a Handle, TensorRef<'a>)>,
 }
 
-/// A combine that was sent. Finish it with [`Yard::combine_recv`].
+/// A combine that was sent. Finish it with [`Yard::combine_recv`]; until then its tensors and its
+/// handle stay borrowed, as for [`PendingReplay`].
+/// ```compile_fail,E0505
+/// # use tokenyard_core::{Result, yard::{Combine, Handle, Yard}};
+/// fn early(yard: &mut Yard, handle: Handle, combine: Combine<'_>) -> Result<()> {
+///     let pending = yard.combine_send(&handle, combine)?;
+///     drop(handle);
+///     yard.combine_recv(pending)
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "a combine that is never received leaves the other ranks waiting"]
 pub struct PendingCombine<'a> {
-    operation: u64,
-    arguments: std::marker::PhantomData<Combine<'a>>,
+    sent: Sent,
+    arguments: PhantomData<(&'a Handle, Combine<'a>)>,
 }
 
 fn text(refusal: &str) -> abi::TyStr {
@@ -105,16 +136,20 @@ impl Yard {
         call.scales = raw_or_none(dispatch.scales.as_ref());
         call.topk_idx = dispatch.topk_idx.raw();
         call.topk_weights = raw_or_none(dispatch.topk_weights.as_ref());
-        let pending = PendingDispatch {
-            operation,
+        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed.
+        if let Err(error) = unsafe { self.parts.kernels().dispatch_send(&call) } {
+            self.parts.claims.give_handle(slot);
+            return Err(self.end_failed(operation, error));
+        }
+        Ok(PendingDispatch {
+            sent: self.sent(operation),
             layout: dispatch.layout,
             tokens: dispatch.topk_idx.rows(),
             worst_case,
             has_weights: dispatch.topk_weights.is_some(),
-            slot: HandleSlot::New(slot),
-            inputs: std::marker::PhantomData,
-        };
-        self.send_dispatch(&call, pending)
+            slot,
+            inputs: PhantomData,
+        })
     }
 
     /// Sends new rows with the routing of `handle`: no counting. The rows arrive in the places of
@@ -124,7 +159,7 @@ impl Yard {
     /// As [`dispatch`](Self::dispatch).
     pub fn replay(&mut self, handle: &Handle, replay: &Replay<'_>) -> Result<Received> {
         let pending = self.replay_send(handle, replay)?;
-        Ok(self.receive(&pending)?.0)
+        self.replay_recv(pending)
     }
 
     /// The first half of [`replay`](Self::replay); finish it with
@@ -134,9 +169,9 @@ impl Yard {
     /// As `dispatch`.
     pub fn replay_send<'a>(
         &mut self,
-        handle: &Handle,
+        handle: &'a Handle,
         replay: &Replay<'a>,
-    ) -> Result<PendingDispatch<'a>> {
+    ) -> Result<PendingReplay<'a>> {
         let operation = self.begin()?;
         let mut call = blank_dispatch(operation, handle.slot, handle.layout);
         call.flags |= abi::TY_DISPATCH_REPLAY;
@@ -149,24 +184,19 @@ impl Yard {
         call.x = replay.x.raw();
         call.scales = raw_or_none(replay.scales.as_ref());
         call.topk_weights = raw_or_none(replay.topk_weights.as_ref());
-        let pending = PendingDispatch {
-            operation,
-            layout: handle.layout,
-            tokens: handle.tokens,
-            worst_case: handle.worst_case,
-            has_weights: replay.topk_weights.is_some(),
-            slot: HandleSlot::Replayed,
-            inputs: std::marker::PhantomData,
-        };
-        self.send_dispatch(&call, pending)
+        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed.
+        if let Err(error) = unsafe { self.parts.kernels().dispatch_send(&call) } {
+            return Err(self.end_failed(operation, error));
+        }
+        Ok(PendingReplay { sent: self.sent(operation), layout: handle.layout, inputs: PhantomData })
     }
 
     /// Finishes [`replay_send`](Self::replay_send).
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
-    pub fn replay_recv(&mut self, pending: PendingDispatch<'_>) -> Result<Received> {
-        Ok(self.receive(&pending)?.0)
+    pub fn replay_recv(&mut self, pending: PendingReplay<'_>) -> Result<Received> {
+        Ok(self.receive(&pending.sent, pending.layout)?.0)
     }
 
     /// Finishes [`dispatch_send`](Self::dispatch_send).
@@ -174,24 +204,16 @@ impl Yard {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn dispatch_recv(&mut self, pending: PendingDispatch<'_>) -> Result<(Received, Handle)> {
-        let HandleSlot::New(slot) = pending.slot else {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "receive dispatch",
-                "this is a replay; expected a dispatch",
-            )
-            .with_fix("finish it with replay_recv"));
-        };
-        let (received, claim) = match self.receive(&pending) {
+        let (received, claim) = match self.receive(&pending.sent, pending.layout) {
             Ok(done) => done,
             Err(error) => {
-                self.parts.claims.give_handle(slot);
+                pending.sent.parts.claims.give_handle(pending.slot);
                 return Err(error);
             }
         };
         let handle = Handle {
-            parts: Arc::clone(&self.parts),
-            slot,
+            parts: pending.sent.parts,
+            slot: pending.slot,
             tokens: pending.tokens,
             rows: received.rows(),
             received_tokens: received.tokens(),
@@ -237,7 +259,7 @@ impl Yard {
     /// As `dispatch`.
     pub fn combine_send<'a>(
         &mut self,
-        handle: &Handle,
+        handle: &'a Handle,
         combine: Combine<'a>,
     ) -> Result<PendingCombine<'a>> {
         let operation = self.begin()?;
@@ -270,8 +292,8 @@ impl Yard {
         // received; a leaked pending is never received, and then nothing is written.
         let result = unsafe { self.parts.kernels().combine_send(&call) };
         match result {
-            Ok(()) => Ok(PendingCombine { operation, arguments: std::marker::PhantomData }),
-            Err(error) => Err(self.end_failed(error)),
+            Ok(()) => Ok(PendingCombine { sent: self.sent(operation), arguments: PhantomData }),
+            Err(error) => Err(self.end_failed(operation, error)),
         }
     }
 
@@ -280,36 +302,60 @@ impl Yard {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn combine_recv(&mut self, pending: PendingCombine<'_>) -> Result<()> {
-        self.check_open()?;
-        let result = self.parts.kernels().combine_recv(pending.operation);
+        let operation = self.begin_receive(&pending.sent)?;
+        let result = self.parts.kernels().combine_recv(operation);
         match result {
             Ok(()) => {
-                self.open_operations -= 1;
+                self.open_slots &= !self.slot_bit(operation);
                 Ok(())
             }
-            Err(error) => Err(self.end_failed(error)),
+            Err(error) => Err(self.end_failed(operation, error)),
         }
     }
 
-    /// Starts an operation: the yard is open, there is room for it, and regions come back.
+    /// Starts an operation: the yard is open, its slot is free, and regions come back.
     fn begin(&mut self) -> Result<u64> {
         self.check_open()?;
-        if self.open_operations >= self.options.in_flight {
+        let operation = self.next_operation;
+        if self.open_slots & self.slot_bit(operation) != 0 {
+            let in_flight = self.options.in_flight;
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 "start operation",
                 format!(
-                    "{} operations were sent and not received; expected fewer than in_flight = {}",
-                    self.open_operations, self.options.in_flight
+                    "operation {} was sent and not received; expected that before operation \
+                     {operation}, because in_flight = {in_flight}",
+                    operation - u64::from(in_flight),
                 ),
             )
-            .with_fix("receive one first, or open the yard with a larger in_flight"));
+            .with_fix("receive it first, or open the yard with a larger in_flight"));
         }
         self.take_back_regions();
-        let operation = self.next_operation;
         self.next_operation += 1;
-        self.open_operations += 1;
+        self.open_slots |= self.slot_bit(operation);
         Ok(operation)
+    }
+
+    fn slot_bit(&self, operation: u64) -> u32 {
+        1 << (operation % u64::from(self.options.in_flight))
+    }
+
+    fn sent(&self, operation: u64) -> Sent {
+        Sent { parts: Arc::clone(&self.parts), operation }
+    }
+
+    /// The number of an operation that may be received here.
+    fn begin_receive(&mut self, sent: &Sent) -> Result<u64> {
+        if !Arc::ptr_eq(&sent.parts, &self.parts) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "receive operation",
+                format!("operation {} was sent by another yard", sent.operation),
+            )
+            .with_fix("receive it on the yard that sent it"));
+        }
+        self.check_open()?;
+        Ok(sent.operation)
     }
 
     fn take_back_regions(&self) {
@@ -340,35 +386,17 @@ impl Yard {
         Ok(())
     }
 
-    fn send_dispatch<'a>(
-        &mut self,
-        call: &abi::TyDispatch,
-        pending: PendingDispatch<'a>,
-    ) -> Result<PendingDispatch<'a>> {
-        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed.
-        let result = unsafe { self.parts.kernels().dispatch_send(call) };
-        match result {
-            Ok(()) => Ok(pending),
-            Err(error) => {
-                if let HandleSlot::New(slot) = pending.slot {
-                    self.parts.claims.give_handle(slot);
-                }
-                Err(self.end_failed(error))
-            }
-        }
-    }
-
-    fn receive(&mut self, pending: &PendingDispatch<'_>) -> Result<(Received, RegionClaim)> {
-        self.check_open()?;
-        let result = self.parts.kernels().dispatch_recv(pending.operation);
+    fn receive(&mut self, sent: &Sent, layout: Layout) -> Result<(Received, RegionClaim)> {
+        let operation = self.begin_receive(sent)?;
+        let result = self.parts.kernels().dispatch_recv(operation);
         match result {
             Ok(raw) => {
-                self.open_operations -= 1;
+                self.open_slots &= !self.slot_bit(operation);
                 let claim = RegionClaim::new(&self.parts, raw.region);
                 let second = RegionClaim::new(&self.parts, raw.region);
-                Ok((Received { raw, layout: pending.layout, _claim: claim }, second))
+                Ok((Received { raw, layout, _claim: claim }, second))
             }
-            Err(error) => Err(self.end_failed(error)),
+            Err(error) => Err(self.end_failed(operation, error)),
         }
     }
 
@@ -389,7 +417,7 @@ impl Yard {
             self.parts.kernels().release(received.region);
             Ok(())
         });
-        self.end_refused(end, why)
+        self.end_refused(call.operation, end, why)
     }
 
     #[cold]
@@ -399,17 +427,18 @@ impl Yard {
         // SAFETY: a refused call carries no tensors.
         let sent = unsafe { self.parts.kernels().combine_send(&call) };
         let end = sent.and_then(|()| self.parts.kernels().combine_recv(call.operation));
-        self.end_refused(end, why)
+        self.end_refused(call.operation, end, why)
     }
 
-    /// The kernel set must answer a refusal with `Refused`; anything else is fatal.
-    fn end_refused(&mut self, end: Result<()>, why: Error) -> Error {
+    /// The kernel set must answer a refusal with `Refused`, or with `Full` where another rank says
+    /// that first; anything else is fatal.
+    fn end_refused(&mut self, operation: u64, end: Result<()>, why: Error) -> Error {
         match end {
-            Err(error) if error.kind() == ErrorKind::Refused => {
-                self.open_operations -= 1;
+            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) => {
+                self.open_slots &= !self.slot_bit(operation);
                 why
             }
-            Err(error) => self.end_failed(error),
+            Err(error) => self.end_failed(operation, error),
             Ok(()) => self.close(Error::new(
                 ErrorKind::Internal,
                 "refuse operation",
@@ -420,10 +449,10 @@ impl Yard {
 
     /// Decides whether the yard survives a failed operation.
     #[cold]
-    fn end_failed(&mut self, error: Error) -> Error {
+    fn end_failed(&mut self, operation: u64, error: Error) -> Error {
         match error.kind() {
             ErrorKind::Refused | ErrorKind::Full => {
-                self.open_operations -= 1;
+                self.open_slots &= !self.slot_bit(operation);
                 error
             }
             // Who ended the wait knows why: a lost rank is the cause, the wait only its victim.
