@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use tokenyard_conformance::exchange::{self, Brought, Placed};
-use tokenyard_conformance::oracle::{Case, Combine, Inputs, Layout, RowType};
+use tokenyard_conformance::oracle::{Case, Combine, Inputs, Layout, Routing, RowType};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::Config;
-use tokenyard_core::yard::Yard;
+use tokenyard_core::config::{Config, PartTable};
+use tokenyard_core::yard::{self, Dispatch, TensorMut, Yard, YardOptions};
 use tokenyard_core::{Error, ErrorKind};
 
 fn config(load_store: bool) -> Config {
@@ -85,5 +85,131 @@ fn an_operation_is_received_only_by_the_yard_that_sent_it() {
         anyhow::ensure!(error.to_string().contains("sent by another yard"));
         let (received, _handle) = other.dispatch_recv(mine)?;
         exchange::check_received(&case, &inputs, rank, &received)
+    });
+}
+
+/// The record of a rank that had left an operation could be overwritten by its next one before a
+/// slower rank had read it; and a rank that refused a packed dispatch, having no rows of its own,
+/// miscounted those of its peers, so that a later operation read rows before they were there.
+#[test]
+fn refused_dispatches_in_one_slot_keep_ranks_in_step() {
+    let ranks = 4;
+    for layout in [Layout::Flat, Layout::Packed] {
+        let case = small(ranks, layout);
+        let inputs = Inputs::all(&case);
+        on_both_paths(ranks as u32, |world, config| {
+            let options = YardOptions { in_flight: 1, ..exchange::options(&case) };
+            let mut yard = Yard::open(world, config, options)?;
+            let rank = yard.rank() as usize;
+            let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+            for round in 0..200 {
+                let mut dispatch = brought.dispatch()?;
+                if round % ranks == rank {
+                    dispatch = Dispatch { topk_idx: dispatch.x, ..dispatch };
+                }
+                let kinds = [ErrorKind::InvalidInput, ErrorKind::Refused];
+                let error = expect_kind(yard.dispatch(&dispatch), &kinds)?;
+                let own = error.kind() == ErrorKind::InvalidInput;
+                anyhow::ensure!(own == (round % ranks == rank), "round {round}: {error}");
+            }
+            exchange::check(&mut yard, &case, &inputs, Placed::Outside)
+        });
+    }
+}
+
+#[test]
+fn refused_combines_in_one_slot_keep_ranks_in_step() {
+    let ranks = 4;
+    let case = small(ranks, Layout::Flat);
+    let inputs = Inputs::all(&case);
+    on_both_paths(ranks as u32, |world, config| {
+        let options = YardOptions { in_flight: 1, ..exchange::options(&case) };
+        let mut yard = Yard::open(world, config, options)?;
+        let rank = yard.rank() as usize;
+        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+        let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
+        let mut out = vec![half::bf16::ZERO; handle.tokens() * case.hidden];
+        for round in 0..200 {
+            let combine = yard::Combine {
+                x: received.x(),
+                weights: None,
+                bias: [None, None],
+                // Flat rows are merged already: this rank's turn to be refused.
+                weighted: round % ranks == rank,
+                out: TensorMut::from_slice(&mut out, handle.tokens(), case.hidden)?,
+                out_weights: None,
+            };
+            let kinds = [ErrorKind::InvalidInput, ErrorKind::Refused];
+            expect_kind(yard.combine(&handle, combine), &kinds)?;
+        }
+        drop((received, handle));
+        exchange::check(&mut yard, &case, &inputs, Placed::Outside)
+    });
+}
+
+/// A rank that refused took its peers' rows for never sent, so later ones came too early.
+#[test]
+fn a_refusal_of_another_sort_of_operation_closes_the_yard_on_every_rank() {
+    let (flat, packed) = (small(2, Layout::Flat), small(2, Layout::Packed));
+    let inputs = Inputs::all(&flat);
+    on_both_paths(2, |world, config| {
+        let mut yard = Yard::open(world, config, exchange::options(&flat))?;
+        let rank = yard.rank() as usize;
+        let case = if rank == 0 { &flat } else { &packed };
+        let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
+        let mut dispatch = brought.dispatch()?;
+        if rank == 0 {
+            dispatch = Dispatch { topk_idx: dispatch.x, ..dispatch };
+        }
+        let kinds = [ErrorKind::Protocol, ErrorKind::PeerLost];
+        expect_kind(yard.dispatch(&dispatch), &kinds)?;
+        expect_kind(yard.dispatch(&dispatch), &kinds)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_full_arena_on_one_rank_is_everybodys_answer_and_the_yard_goes_on() {
+    let case = Case {
+        routing: Routing::OneExpert,
+        hidden: 4096,
+        max_tokens: 64,
+        ..small(4, Layout::Flat)
+    };
+    let nothing = Case { routing: Routing::Nothing, ..case.clone() };
+    let (inputs, none) = (Inputs::all(&case), Inputs::all(&nothing));
+    on_both_paths(4, |world, config| {
+        let mut config = config.clone();
+        config.kernels.table = PartTable::from_text("arena_mib = 1", "test");
+        let options = YardOptions { in_flight: 1, ..exchange::options(&case) };
+        let mut yard = Yard::open(world, &config, options)?;
+        let rank = yard.rank() as usize;
+        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+        for _ in 0..20 {
+            let error = expect_kind(yard.dispatch(&brought.dispatch()?), &[ErrorKind::Full])?;
+            anyhow::ensure!(error.to_string().contains("the arena has 1048576 bytes"), "{error}");
+        }
+        exchange::check(&mut yard, &nothing, &none, Placed::Outside)
+    });
+}
+
+/// As above: with rows for itself only, a rank waits for nobody's rows and hurries ahead.
+#[test]
+fn replays_one_after_the_other_in_one_slot_keep_ranks_in_step() {
+    let ranks = 4;
+    let case = Case { routing: Routing::OwnRank, ..small(ranks, Layout::Flat) };
+    let inputs = Inputs::all(&case);
+    on_both_paths(ranks as u32, |world, config| {
+        let options = YardOptions { in_flight: 1, ..exchange::options(&case) };
+        let mut yard = Yard::open(world, config, options)?;
+        let rank = yard.rank() as usize;
+        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+        let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
+        drop(received);
+        for _ in 0..400 {
+            let received = yard.replay(&handle, &brought.replay()?)?;
+            exchange::check_received(&case, &inputs, rank, &received)?;
+        }
+        Ok(())
     });
 }

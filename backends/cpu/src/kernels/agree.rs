@@ -1,5 +1,6 @@
 //! How ranks enter an operation together, and leave it together when one of them refuses.
 
+use tokenyard_core::abi;
 use tokenyard_core::moe::{RECORD_HEADER, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -11,10 +12,15 @@ use super::handle::Place;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) rows: u64,
+    /// Packed: how often the row signal rises for each row.
+    pub(super) arrays: u64,
     /// Replay: offset of the owner's region. Combine: where rows are read or written.
     pub(super) base_x: u64,
     pub(super) base_weights: u64,
 }
+
+/// That of a rank that does not take part.
+const NO_ENTRY: Entry = Entry { rows: 0, arrays: 0, base_x: 0, base_weights: 0 };
 
 /// What all ranks said. Room for R entries and E counts, from the start.
 #[derive(Debug)]
@@ -32,7 +38,7 @@ impl Gathered {
     pub(super) fn new(shape: &Shape) -> Self {
         let ranks = shape.ranks as usize;
         Self {
-            entries: vec![Entry { rows: 0, base_x: 0, base_weights: 0 }; ranks],
+            entries: vec![NO_ENTRY; ranks],
             rows: vec![0; ranks],
             counts: vec![0; shape.experts as usize],
             regions: vec![0; ranks],
@@ -73,16 +79,22 @@ impl Engine {
         let mut refused = None;
         let mut different = None;
         for peer in self.rotation() {
-            let wait = Wait { operation: enter.operation, add: 1, combining: false };
+            let phase = abi::TY_PHASE_ENTRY;
+            let wait = Wait { operation: enter.operation, add: 1, phase };
             self.wait(Signal::Entry, slot, peer, wait)?;
             let header = self.read_header(Signal::Entry, slot, peer, enter.operation)?;
+            let theirs = Signature(header.0[2]);
+            let both_go = header.verdict() == Some(Verdict::Go) && enter.refusal.is_none();
+            let equal = if both_go {
+                theirs == enter.signature
+            } else {
+                theirs.sort() == enter.signature.sort()
+            };
+            if !equal {
+                different = different.or(Some((peer, theirs)));
+            }
             match header.verdict() {
-                Some(Verdict::Go) => {
-                    self.accept_entry(slot, peer, &header)?;
-                    if header.0[2] != enter.signature.0 && enter.refusal.is_none() {
-                        different = different.or(Some((peer, Signature(header.0[2]))));
-                    }
-                }
+                Some(Verdict::Go) => self.accept_entry(slot, peer, &header)?,
                 Some(_) if refused.is_some_and(|(first, _)| first < peer) => {
                     self.forget_entry(peer);
                 }
@@ -111,7 +123,7 @@ impl Engine {
     ) -> Result<()> {
         let mut refused: Option<(u32, Verdict)> = None;
         for peer in self.rotation() {
-            let wait = Wait { operation, add: 1, combining: false };
+            let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT };
             self.wait(Signal::Grant, slot, peer, wait)?;
             let header = self.read_header(Signal::Grant, slot, peer, operation)?;
             match header.verdict() {
@@ -154,7 +166,8 @@ impl Engine {
         if rows > u64::from(self.shape.max_tokens) {
             return Err(bad_record(peer, format!("{rows} rows of {}", self.shape.max_tokens)));
         }
-        let entry = Entry { rows, base_x: header.0[4], base_weights: header.0[5] };
+        let arrays = Signature(header.0[2]).arrays();
+        let entry = Entry { rows, arrays, base_x: header.0[4], base_weights: header.0[5] };
         self.gathered.entries[peer as usize] = entry;
         self.gathered.rows[peer as usize] = rows as u32;
         let local = self.shape.local_experts() as usize;
@@ -172,7 +185,7 @@ impl Engine {
     }
 
     fn forget_entry(&mut self, peer: u32) {
-        self.gathered.entries[peer as usize] = Entry { rows: 0, base_x: 0, base_weights: 0 };
+        self.gathered.entries[peer as usize] = NO_ENTRY;
         self.gathered.rows[peer as usize] = 0;
     }
 

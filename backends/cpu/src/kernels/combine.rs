@@ -11,7 +11,7 @@ use super::agree::{Enter, bad_record};
 use super::arena::{Holder, Region};
 use super::control::{Signal, Signature, Verdict};
 use super::dispatch::{refusal, unheard_refusal};
-use super::engine::{Block, Body, Engine, Operation, Raise, Wait};
+use super::engine::{Block, Body, Engine, Operation, Wait};
 use super::merger::Merger;
 use super::rows::{Shared, float_type};
 use super::windows::ARENA;
@@ -86,6 +86,14 @@ impl Engine {
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
         let slot = self.enter_slot(call.operation)?;
+        // SAFETY: by this function's contract.
+        let sent = unsafe { self.combine_in_slot(call, slot) };
+        self.leave_if_refused(slot, call.operation, sent)
+    }
+
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    unsafe fn combine_in_slot(&mut self, call: &abi::TyCombine, slot: usize) -> Result<()> {
         let signature = Signature::combine(call);
         // SAFETY: the host's string is valid for the call.
         let refused = unsafe { refusal(call.refusal) };
@@ -297,8 +305,9 @@ impl Engine {
             base.checked_add(rows * width).is_some_and(|end| end <= self.arena_area.bytes())
         };
         let good = entry.rows == rows
-            && (rows == 0
-                || fits(entry.base_x, row) && (!op.has_weights || fits(entry.base_weights, k4)));
+            && (rows == 0 || fits(entry.base_x, row))
+            && (rows == 0 || !op.has_weights || fits(entry.base_weights, k4))
+            && entry.base_weights.is_multiple_of(4);
         if !good {
             return Err(bad_record(
                 peer,
@@ -356,7 +365,7 @@ impl Engine {
         };
         let result = if self.stores() { self.pull(slot, &op) } else { self.land(slot, &op) };
         self.unstage(&op);
-        result
+        self.leave_if_refused(slot, operation, result)
     }
 
     /// Reads the partials in their owners' arenas, sums them, and lets the owners go.
@@ -373,13 +382,9 @@ impl Engine {
             let area = &engine.peers[peer as usize][ARENA as usize];
             (area.at(entry.base_x), area.at(entry.base_weights))
         })?;
-        for peer in self.rotation() {
-            self.raise(Signal::Done, slot, peer, Raise { operation, add: 1 })?;
-        }
-        for peer in self.rotation() {
-            self.wait(Signal::Done, slot, peer, Wait { operation, add: 1, combining: true })?;
-        }
-        Ok(())
+        self.leave(slot, operation)?;
+        // The caller may change its rows after this, so nobody may still be reading them.
+        self.wait_done(slot, operation, abi::TY_PHASE_DONE)
     }
 
     /// Waits for the partials that owners put here, and sums them.
@@ -389,7 +394,8 @@ impl Engine {
             let rows = u64::from(self.handles[op.handle].send.rank_counts()[peer as usize]);
             if rows > 0 {
                 let add = rows * (1 + u64::from(op.has_weights));
-                self.wait(Signal::Rows, slot, peer, Wait { operation, add, combining: true })?;
+                let wait = Wait { operation, add, phase: abi::TY_PHASE_COMBINE_ROWS };
+                self.wait(Signal::Rows, slot, peer, wait)?;
             }
         }
         let (row, k4) = (op.row_bytes as u64, 4 * u64::from(self.shape.topk));
@@ -403,7 +409,8 @@ impl Engine {
             )
         })?;
         // The partials that this rank put must be gone before their region is.
-        self.wait_posted(slot, operation)
+        self.wait_posted(slot, operation)?;
+        self.leave(slot, operation)
     }
 
     /// Writes every output row: biases, then one partial per rank in combine order.

@@ -12,7 +12,7 @@ pub(super) enum Signal {
     Grant = 1,
     /// Counts rows, once per array of a row that has arrived.
     Rows = 2,
-    /// The peer has read what it needed from this rank.
+    /// The peer is through with the operation: it has read what this rank wrote for it.
     Done = 3,
 }
 
@@ -44,16 +44,6 @@ impl Ids {
     /// The id that `writer` raises.
     pub(super) fn id(&self, signal: Signal, slot: usize, writer: u32) -> u32 {
         (signal as u32 * self.slots + slot as u32) * self.ranks + writer
-    }
-
-    pub(super) fn phase(signal: Signal, combining: bool) -> u64 {
-        match signal {
-            Signal::Entry => abi::TY_PHASE_ENTRY,
-            Signal::Grant => abi::TY_PHASE_GRANT,
-            Signal::Rows if combining => abi::TY_PHASE_COMBINE_ROWS,
-            Signal::Rows => abi::TY_PHASE_ROWS,
-            Signal::Done => abi::TY_PHASE_DONE,
-        }
     }
 }
 
@@ -130,6 +120,24 @@ impl Signature {
         )
     }
 
+    /// What sort of operation it is: kind and layout. They decide how ranks go through it, so they
+    /// must be equal even where a rank refuses, and so has no rows to describe.
+    pub(super) fn sort(self) -> u64 {
+        self.0 & 0xff
+    }
+
+    /// Arrays that each row of a dispatch is spread over; the row signal counts each. Taken from
+    /// the sender's signature, because a rank that refuses has no format of its own.
+    pub(super) fn arrays(self) -> u64 {
+        let scales = self.field(12, 4) != u64::from(abi::TY_CAST_NONE) || self.field(36, 20) > 0;
+        // x, ids or slots, source; then what is optional.
+        3 + u64::from(scales) + self.field(16, 1)
+    }
+
+    fn field(self, shift: u32, bits: u32) -> u64 {
+        (self.0 >> shift) & ((1 << bits) - 1)
+    }
+
     /// Whether it is a dispatch that brings its own routing.
     pub(super) fn is_fresh(self) -> bool {
         self.0 & 0xf == DISPATCH
@@ -137,7 +145,7 @@ impl Signature {
 
     /// For messages: what a rank called.
     pub(super) fn describe(self) -> String {
-        let field = |shift: u32, bits: u32| (self.0 >> shift) & ((1 << bits) - 1);
+        let field = |shift, bits| self.field(shift, bits);
         let dtype = tokenyard_core::moe::DType::from_code(field(8, 4) as u32)
             .map_or("no rows", |d| d.name());
         let weights = if field(16, 1) == 1 { "with weights" } else { "without weights" };

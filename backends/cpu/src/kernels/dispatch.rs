@@ -54,6 +54,14 @@ impl Engine {
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
         let slot = self.enter_slot(call.operation)?;
+        // SAFETY: by this function's contract.
+        let sent = unsafe { self.dispatch_in_slot(call, slot) };
+        self.leave_if_refused(slot, call.operation, sent)
+    }
+
+    /// # Safety
+    /// As [`dispatch_send`](Self::dispatch_send).
+    unsafe fn dispatch_in_slot(&mut self, call: &abi::TyDispatch, slot: usize) -> Result<()> {
         // SAFETY: the host's string is valid for the call.
         let refused = unsafe { refusal(call.refusal) };
         let signature = Signature::dispatch(call);
@@ -94,11 +102,17 @@ impl Engine {
         } else {
             self.enter_counting(slot, &op, &enter)?
         };
+        let m = Move {
+            operation: call.operation,
+            slot,
+            handle: op.handle,
+            format,
+            arrays: signature.arrays(),
+        };
+        self.spots_in_regions(&m)?;
         if let Layout::ExpertMajor { .. } = arrangement.layout {
             self.place_copies(op.handle);
         }
-        let m = Move { operation: call.operation, slot, handle: op.handle, format };
-        self.spots_in_regions(&m)?;
         // SAFETY: by this function's contract.
         unsafe {
             let source = self.row_source(call, &format)?;
@@ -125,10 +139,10 @@ impl Engine {
         self.gather_entries(slot, enter)?;
         let state = &mut self.handles[op.handle];
         let alignment = state.arrangement.layout.alignment();
-        state.recv.build(alignment, &self.gathered.rows, &self.gathered.counts)?;
+        let built = state.recv.build(alignment, &self.gathered.rows, &self.gathered.counts);
         state.tokens = state.recv.num_rows().into();
         state.rows = state.recv.num_expert_rows().into();
-        let output = self.allocate_output(op);
+        let output = built.and_then(|()| self.allocate_output(op));
         self.send_grants(slot, op, &output)?;
         let heard = self.gather_grants(slot, op.operation, op.handle);
         let output = match (heard, output) {
@@ -249,10 +263,12 @@ impl Engine {
         for peer in self.rotation() {
             let rows = u64::from(self.handles[op.handle].recv.rows_from(peer));
             if rows > 0 {
-                let add = rows * op.format.arrays();
-                self.wait(Signal::Rows, slot, peer, Wait { operation, add, combining: false })?;
+                let add = rows * op.signature.arrays();
+                let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS };
+                self.wait(Signal::Rows, slot, peer, wait)?;
             }
         }
+        self.leave(slot, operation)?;
         self.write_counts(&op, &output);
         if let Layout::ExpertMajor { zero_padding, .. } = self.handles[op.handle].arrangement.layout
         {

@@ -158,10 +158,4 @@ impl WireFormat {
             scale_cols,
         })
     }
-
-    /// Arrays that each row is spread over; the row signal counts each.
-    pub(super) fn arrays(&self) -> u64 {
-        // x, ids or slots, source; then what is optional.
-        3 + u64::from(self.row.scale_bytes > 0) + u64::from(self.row.weights)
-    }
 }

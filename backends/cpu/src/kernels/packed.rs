@@ -1,15 +1,15 @@
 //! The packed layout (decoding): no counting round. Rows land in places that are fixed per source,
 //! one copy per (token, rank); the entry carries how many there are. The owner then spreads them
-//! over its experts. A landing place is free again when its owner has said `Done`.
+//! over its experts. Landing places are free again when their owner has said `Done`.
 
+use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::moe::RegionLayout;
-use tokenyard_core::{ErrorKind, Result};
 
 use super::agree::{Enter, bad_record};
 use super::control::{Signal, Verdict};
 use super::dispatch::{DispatchOp, Output};
-use super::engine::{Body, Engine, Operation, Raise, Wait};
+use super::engine::{Body, Engine, Operation, Wait, was_refused};
 use super::rows::Move;
 
 impl Engine {
@@ -37,7 +37,13 @@ impl Engine {
                 return Ok(());
             }
         }
-        let m = Move { operation: call.operation, slot, handle: op.handle, format: op.format };
+        let m = Move {
+            operation: call.operation,
+            slot,
+            handle: op.handle,
+            format: op.format,
+            arrays: op.signature.arrays(),
+        };
         self.spots_in_landing(&m)?;
         // SAFETY: by this function's contract.
         unsafe {
@@ -59,18 +65,17 @@ impl Engine {
         let enter = Enter { operation, signature: op.signature, refusal };
         let verdict = self.gather_entries(slot, &enter);
         let verdict = match verdict {
-            Err(error) if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) => {
-                return Err(error);
-            }
+            Err(error) if !was_refused(&error) => return Err(error),
             recoverable => recoverable,
         };
         // Rows of those that took part are on their way even where somebody refused: they are
         // counted, so that the totals stay right, and given up.
         for peer in self.rotation() {
-            let rows = self.gathered.entries[peer as usize].rows;
-            if rows > 0 {
-                let add = rows * op.format.arrays();
-                self.wait(Signal::Rows, slot, peer, Wait { operation, add, combining: false })?;
+            let entry = self.gathered.entries[peer as usize];
+            if entry.rows > 0 {
+                let add = entry.rows * entry.arrays;
+                let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS };
+                self.wait(Signal::Rows, slot, peer, wait)?;
             }
         }
         let result = match (verdict, op.output) {
@@ -84,10 +89,7 @@ impl Engine {
                 verdict.and_then(|()| Err(super::dispatch::unheard_refusal()))
             }
         };
-        for peer in self.rotation() {
-            self.raise(Signal::Done, slot, peer, Raise { operation, add: 1 })?;
-        }
-        self.owed[slot] = true;
+        self.leave(slot, operation)?;
         if let (Ok(_), Some(output)) = (&result, op.output)
             && op.signature.is_fresh()
         {

@@ -76,6 +76,8 @@ pub(super) struct Move {
     pub(super) slot: usize,
     pub(super) handle: usize,
     pub(super) format: WireFormat,
+    /// How often the row signal rises for each row.
+    pub(super) arrays: u64,
 }
 
 pub(super) fn float_type(dtype: u32) -> Option<FloatType> {
@@ -165,7 +167,7 @@ impl Engine {
     }
 
     /// Decides the expert-major row of every copy: the owner's grant says where this rank's rows of
-    /// each expert start, and they follow in token order.
+    /// each expert start, and they follow in token order. The grants were checked.
     pub(super) fn place_copies(&mut self, handle: usize) {
         let state = &self.handles[handle];
         let scratch = &mut self.scratch;
@@ -188,7 +190,8 @@ impl Engine {
         for (peer, place) in state.places.iter().enumerate() {
             let base = self.gathered.regions[peer];
             let rows = RegionRows { tokens: place.tokens, experts: place.rows };
-            let region = RegionLayout::new(&spec, rows)?;
+            let region = RegionLayout::new(&spec, rows)
+                .map_err(|error| bad_record(peer as u32, error.detail()))?;
             let inside = base.is_multiple_of(REGION_ALIGN)
                 && base.checked_add(region.bytes).is_some_and(|end| end <= self.arena_area.bytes());
             let experts = peer * local..(peer + 1) * local;
@@ -266,7 +269,7 @@ impl Engine {
             if self.stores() {
                 // The stores above happen before this signal: on a transport with load and store,
                 // a signal carries everything this process stored before it (release).
-                let add = rows * m.format.arrays();
+                let add = rows * m.arrays;
                 let raise = Raise { operation: m.operation, add };
                 self.raise(Signal::Rows, m.slot, peer, raise)?;
             } else {
