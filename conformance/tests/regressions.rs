@@ -168,6 +168,24 @@ fn a_refusal_of_another_sort_of_operation_closes_the_yard_on_every_rank() {
     });
 }
 
+/// Places of one handle were used in a region that was laid out for another.
+#[test]
+fn ranks_that_replay_different_handles_are_told_so() {
+    let case = small(2, Layout::ExpertMajor { alignment: 1, zero_padding: false });
+    let inputs = Inputs::all(&case);
+    on_both_paths(2, |world, config| {
+        let mut yard = Yard::open(world, config, exchange::options(&case))?;
+        let rank = yard.rank() as usize;
+        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+        let handles =
+            [yard.dispatch(&brought.dispatch()?)?.1, yard.dispatch(&brought.dispatch()?)?.1];
+        let result = yard.replay(&handles[rank], &brought.replay()?);
+        let error = expect_kind(result, &[ErrorKind::Protocol, ErrorKind::PeerLost])?;
+        anyhow::ensure!(error.to_string().contains("used the handle of dispatch"), "{error}");
+        Ok(())
+    });
+}
+
 #[test]
 fn a_full_arena_on_one_rank_is_everybodys_answer_and_the_yard_goes_on() {
     let case = Case {

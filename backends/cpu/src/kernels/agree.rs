@@ -50,6 +50,8 @@ impl Gathered {
 pub(super) struct Enter<'a> {
     pub(super) operation: u64,
     pub(super) signature: Signature,
+    /// Which dispatch made the handle that is used; nothing where this rank refuses.
+    pub(super) origin: u64,
     /// Why this rank does not take part.
     pub(super) refusal: Option<(Verdict, &'a str)>,
 }
@@ -58,7 +60,9 @@ impl Enter<'_> {
     /// The header of this rank's entry.
     pub(super) fn header(&self, rows: u64, base_x: u64, base_weights: u64) -> Header {
         let verdict = self.refusal.map_or(Verdict::Go, |(verdict, _)| verdict);
-        Header([self.operation, verdict as u64, self.signature.0, rows, base_x, base_weights, 0, 0])
+        let (operation, signature) = (self.operation, self.signature.0);
+        let verdict = verdict as u64;
+        Header([operation, verdict, signature, rows, base_x, base_weights, 0, self.origin])
     }
 }
 
@@ -86,12 +90,12 @@ impl Engine {
             let theirs = Signature(header.0[2]);
             let both_go = header.verdict() == Some(Verdict::Go) && enter.refusal.is_none();
             let equal = if both_go {
-                theirs == enter.signature
+                theirs == enter.signature && header.0[7] == enter.origin
             } else {
                 theirs.sort() == enter.signature.sort()
             };
             if !equal {
-                different = different.or(Some((peer, theirs)));
+                different = different.or(Some((peer, header)));
             }
             match header.verdict() {
                 Some(Verdict::Go) => self.accept_entry(slot, peer, &header)?,
@@ -105,8 +109,8 @@ impl Engine {
                 None => return Err(bad_record(peer, format!("verdict {}", header.0[1]))),
             }
         }
-        if let Some((peer, theirs)) = different {
-            return Err(mismatch(peer, theirs, self.rank, enter));
+        if let Some((peer, header)) = different {
+            return Err(mismatch(peer, &header, self.rank, enter));
         }
         match refused {
             Some((peer, verdict)) => Err(self.refusal_of(Signal::Entry, slot, peer, verdict)),
@@ -250,16 +254,19 @@ pub(super) fn bad_record(peer: u32, found: String) -> Error {
 }
 
 #[cold]
-fn mismatch(peer: u32, theirs: Signature, rank: u32, enter: &Enter<'_>) -> Error {
+fn mismatch(peer: u32, header: &Header, rank: u32, enter: &Enter<'_>) -> Error {
+    let theirs = Signature(header.0[2]);
+    let (theirs, ours) = if theirs == enter.signature {
+        let handle = |origin| format!("used the handle of dispatch {origin}");
+        (handle(header.0[7]), handle(enter.origin))
+    } else {
+        let call = |signature: Signature| format!("called a {}", signature.describe());
+        (call(theirs), call(enter.signature))
+    };
     Error::new(
         ErrorKind::Mismatch,
         "enter operation",
-        format!(
-            "operation {}: rank {peer} called a {}; rank {rank} called a {}",
-            enter.operation,
-            theirs.describe(),
-            enter.signature.describe()
-        ),
+        format!("operation {}: rank {peer} {theirs}; rank {rank} {ours}", enter.operation),
     )
     .with_rank(peer)
     .with_fix("all ranks must call the same operations in the same order with the same types")

@@ -100,6 +100,7 @@ impl Engine {
         let enter = Enter {
             operation: call.operation,
             signature,
+            origin: self.origin(call.handle as usize, refused.is_some()),
             refusal: refused.map(|text| (Verdict::Refused, text)),
         };
         if enter.refusal.is_some() {
@@ -371,7 +372,8 @@ impl Engine {
     /// Reads the partials in their owners' arenas, sums them, and lets the owners go.
     fn pull(&mut self, slot: usize, op: &CombineOp) -> Result<()> {
         let operation = op.operation;
-        let enter = Enter { operation, signature: op.signature, refusal: None };
+        let origin = self.origin(op.handle, false);
+        let enter = Enter { operation, signature: op.signature, origin, refusal: None };
         self.gather_entries(slot, &enter)?;
         for peer in 0..self.shape.ranks {
             let rows = self.handles[op.handle].send.rank_counts()[peer as usize];

@@ -57,7 +57,8 @@ pub(super) enum Verdict {
 
 /// The header of a record: eight words, then u32 `[El]` or a text.
 ///
-/// Entry: operation, verdict, signature, rows, base of x, base of weights, text bytes, zero.
+/// Entry: operation, verdict, signature, rows, base of x, base of weights, text bytes, number of the
+/// dispatch that made the handle.
 /// Grant: operation, verdict, region offset, N, X, first flat row, text bytes, zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

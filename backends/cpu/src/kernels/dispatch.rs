@@ -75,19 +75,20 @@ impl Engine {
             output: None,
             packed: arrangement.layout == Layout::Packed,
         };
-        let enter = Enter {
-            operation: call.operation,
-            signature,
-            refusal: refused.map(|text| (Verdict::Refused, text)),
-        };
         let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
-        if !replay && enter.refusal.is_none() {
+        if !replay && refused.is_none() {
             // SAFETY: `[T, K]` i64, contiguous and validated by the host.
             let topk = unsafe { i64_slice(&call.topk_idx) };
             let state = &mut self.handles[op.handle];
-            state.route(topk);
+            state.route(call.operation, topk);
             state.arrangement = arrangement;
         }
+        let enter = Enter {
+            operation: call.operation,
+            signature,
+            origin: self.origin(op.handle, refused.is_some()),
+            refusal: refused.map(|text| (Verdict::Refused, text)),
+        };
         if op.packed {
             // SAFETY: by this function's contract.
             return unsafe { self.packed_send(call, slot, op, &enter) };
@@ -278,6 +279,11 @@ impl Engine {
             }
         }
         Ok(self.describe(&op, &output))
+    }
+
+    /// What an entry says about its handle; a refused call names none.
+    pub(super) fn origin(&self, handle: usize, refused: bool) -> u64 {
+        if refused { 0 } else { self.handles[handle].origin }
     }
 
     /// Address of an array of an output.

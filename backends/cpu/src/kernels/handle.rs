@@ -49,6 +49,8 @@ pub(super) struct Place {
 /// allocated when the yard is planned.
 #[derive(Debug)]
 pub(super) struct HandleState {
+    /// Number of the dispatch that made the handle: the same on all ranks.
+    pub(super) origin: u64,
     pub(super) send: SendPlan,
     pub(super) recv: RecvPlan,
     /// `[T, K]`: global experts, or -1.
@@ -71,6 +73,7 @@ pub(super) struct HandleState {
 impl HandleState {
     pub(super) fn new(shape: &KernelShape, moe: &Shape) -> Self {
         Self {
+            origin: 0,
             send: SendPlan::new(moe),
             recv: RecvPlan::new(moe),
             topk: Vec::with_capacity(shape.max_tokens as usize * shape.topk as usize),
@@ -85,8 +88,9 @@ impl HandleState {
         }
     }
 
-    /// Takes this rank's routing. The host has validated it.
-    pub(super) fn route(&mut self, topk_idx: &[i64]) {
+    /// Takes this rank's routing for dispatch number `origin`. The host has validated it.
+    pub(super) fn route(&mut self, origin: u64, topk_idx: &[i64]) {
+        self.origin = origin;
         self.send.build(topk_idx);
         self.topk.clear();
         self.topk.extend(topk_idx.iter().map(|e| i32::try_from(*e).unwrap_or(-1).max(-1)));

@@ -62,7 +62,8 @@ impl Engine {
     pub(super) fn packed_recv(&mut self, slot: usize, op: &DispatchOp) -> Result<abi::TyReceived> {
         let operation = op.operation;
         let refusal = op.output.is_none().then_some((Verdict::Refused, ""));
-        let enter = Enter { operation, signature: op.signature, refusal };
+        let origin = self.origin(op.handle, refusal.is_some());
+        let enter = Enter { operation, signature: op.signature, origin, refusal };
         let verdict = self.gather_entries(slot, &enter);
         let verdict = match verdict {
             Err(error) if !was_refused(&error) => return Err(error),
