@@ -29,5 +29,5 @@ pub use memory::{BufferSize, ControlLayout, RECORD_HEADER, RECORD_TEXT, buffers}
 pub use recv_plan::RecvPlan;
 pub use region::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, RowFormat, Span};
 pub use send_plan::{Fan, SendPlan};
-pub use shape::{MAX_TOPK, Shape};
+pub use shape::{MAX_HIDDEN, MAX_TOPK, Shape};
 pub use topk::{TopkScratch, local_experts, validate_topk};

@@ -3,6 +3,9 @@ use crate::{Error, ErrorKind, Result};
 /// The largest top-k.
 pub const MAX_TOPK: u32 = 32;
 
+/// The largest hidden size: a row of fp32 is one put of at most 1 GiB.
+pub const MAX_HIDDEN: u32 = 1 << 28;
+
 /// What every rank must agree on before tokens move. All fields are in range once built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
@@ -12,7 +15,7 @@ pub struct Shape {
     pub experts: u32,
     /// K: experts selected by one token, 1 to 32 and at most E.
     pub topk: u32,
-    /// H: elements of one token row. `H * element size` must be a multiple of 16 bytes.
+    /// H: elements of one token row, at most 2^28. `H * element size` must be a multiple of 16 bytes.
     pub hidden: u32,
     /// M: the most tokens one rank may bring to a dispatch, at least 1.
     pub max_tokens: u32,
@@ -50,6 +53,12 @@ impl Shape {
                     MAX_TOPK.min(experts)
                 ),
                 "select fewer experts per token",
+            );
+        }
+        if hidden > MAX_HIDDEN {
+            return refuse(
+                format!("found hidden = {hidden}; expected at most {MAX_HIDDEN}"),
+                "choose a smaller hidden size",
             );
         }
         if hidden % 4 != 0 {

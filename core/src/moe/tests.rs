@@ -302,3 +302,11 @@ fn plans_of_2048_ranks_need_memory_per_rank_and_expert_not_per_pair() {
     assert_eq!(send.memory_bytes() as u64, SendPlan::bytes_for(&shape));
     assert_eq!(recv.memory_bytes() as u64, RecvPlan::bytes_for(&shape));
 }
+
+#[test]
+fn a_row_that_no_put_could_carry_is_refused() {
+    let shape = Shape { ranks: 1, experts: 1, topk: 1, hidden: 16, max_tokens: 1 };
+    assert!(Shape { hidden: super::MAX_HIDDEN, ..shape }.new().is_ok());
+    let error = Shape { hidden: super::MAX_HIDDEN + 4, ..shape }.new().expect_err("too wide");
+    assert!(error.to_string().contains("found hidden = 268435460; expected at most 268435456"));
+}
