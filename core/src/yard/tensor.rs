@@ -52,6 +52,12 @@ impl<'a> TensorRef<'a> {
     /// # Errors
     /// A length that is not `rows * cols` elements, or an address that is not aligned for them.
     pub fn from_bytes(data: &'a [u8], dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+        if !data.len().is_multiple_of(dtype.bytes()) {
+            return Err(wrong(format!(
+                "found {} bytes; expected whole elements of {dtype}",
+                data.len()
+            )));
+        }
         check_length(data.len() / dtype.bytes(), rows, cols, dtype)?;
         if !data.is_empty() {
             check_alignment(data.as_ptr(), dtype)?;
@@ -270,6 +276,8 @@ mod tests {
     fn a_tensor_of_the_wrong_length_is_refused() {
         let error = TensorRef::from_slice(&[0_i64; 5], 2, 3).expect_err("5 is not 6");
         assert!(error.to_string().contains("found 5 elements of i64; expected 2 rows of 3"));
+        let error = TensorRef::from_bytes(&[0; 7], DType::Bf16, 1, 3).expect_err("half an element");
+        assert!(error.to_string().contains("found 7 bytes; expected whole elements of bf16"));
     }
 
     #[test]
