@@ -296,5 +296,18 @@ pub(super) fn check_window(part: &str, found: &Window, id: u32, bytes: u64) -> R
         )
         .with_context("part", part));
     }
+    // Records in windows are read as 64-bit words, arrays start at multiples of REGION_ALIGN.
+    if !(found.pointer as u64).is_multiple_of(crate::moe::REGION_ALIGN) {
+        return Err(Error::new(
+            ErrorKind::Plugin,
+            "allocate window",
+            format!(
+                "the part gave window {id} at {:p}; expected a multiple of {} bytes",
+                found.pointer,
+                crate::moe::REGION_ALIGN
+            ),
+        )
+        .with_context("part", part));
+    }
     Ok(())
 }
