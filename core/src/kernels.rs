@@ -63,7 +63,9 @@ pub trait KernelSet: Sized + Send + 'static {
     /// What cannot be done with these links and windows.
     ///
     /// # Safety
-    /// Links, windows and the board stay valid until the instance is dropped.
+    /// Links stay valid until the last operation has returned: transports are closed before the
+    /// instance is dropped, so its drop must not use them. Windows and the board stay valid until
+    /// the instance is dropped.
     unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()>;
 
     /// Starts a dispatch.

@@ -124,28 +124,26 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
     let level = choose_level(world, config, &registry, domains)?;
     kernels_part.probe(&config.kernels.table)?;
 
+    // Declared first, so that it is dropped last: the kernel set points to its board.
+    let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
+    let watchdog = Watchdog::start(world.liveness(), bounds)?;
     let mut kernels =
         kernels_part.open(&config.kernels.table, &kernel_shape(world, &shape, &options))?;
     let needs = kernels.needs(&level.capabilities)?;
+    agree_on_windows(world, &level, &needs)?;
     let mut transport = open_transport(world, config, &level, &needs)?;
     let windows = make_windows(&mut kernels, &mut transport, &needs)?;
     connect(world, &mut transport)?;
 
-    let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
-    let watchdog = Watchdog::start(world.liveness(), bounds)?;
     plan(&mut kernels, &transport, &windows, &watchdog, bounds)?;
     world.barrier("yard ready")?;
 
     let report = Report {
         kernels: kernels.name().to_owned(),
         transport: transport.name().to_owned(),
+        path: level.path(),
         reasons: level.reasons,
         warnings: unknown_tables(config, &registry),
-        path: if level.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0 {
-            "load_store"
-        } else {
-            "put"
-        },
         domains,
         places,
         window_bytes: windows.iter().map(|w| w.bytes).collect(),
@@ -265,6 +263,12 @@ struct Level<'a> {
     reasons: Vec<String>,
 }
 
+impl Level<'_> {
+    fn path(&self) -> &'static str {
+        if self.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0 { "load_store" } else { "put" }
+    }
+}
+
 fn choose_level<'a>(
     world: &World,
     config: &'a Config,
@@ -360,6 +364,20 @@ fn open_transport(
         deadline: config.world.deadline,
     };
     level.part.open(&level.choice.table, &Team::world(world.rank(), world.ranks()), &needs)
+}
+
+/// Keys of a part's own table may differ per rank, but not what they make of windows and signals:
+/// every rank computes the others' offsets from its own.
+fn agree_on_windows(world: &World, level: &Level<'_>, needs: &KernelNeeds) -> Result<()> {
+    let mut items = vec![
+        ("path of rows".to_owned(), level.path().to_owned()),
+        ("windows".to_owned(), needs.windows.to_string()),
+        ("signals".to_owned(), needs.signals.to_string()),
+    ];
+    for (id, bytes) in needs.window_bytes.iter().take(needs.windows as usize).enumerate() {
+        items.push((format!("bytes of window {id}"), bytes.to_string()));
+    }
+    world.agree("windows", &items)
 }
 
 fn make_windows(

@@ -124,8 +124,9 @@ pub const TY_PHASE_DONE: u64 = 5;
 /// Waiting for room in a command queue.
 pub const TY_PHASE_QUEUE: u64 = 6;
 
-/// Arguments of `plan`: everything is fixed here. Links and board stay valid until `close`, the
-/// list of windows for the call only.
+/// Arguments of `plan`: everything is fixed here. The board stays valid until `close`; links until
+/// the last operation has returned, because transports are closed before; the list of windows for
+/// the call only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyPlan {

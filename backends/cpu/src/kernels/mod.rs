@@ -112,8 +112,8 @@ impl KernelSet for CpuKernels {
             Error::new(ErrorKind::Internal, "plan kernels", "`plan` came before `needs`")
         })?;
         let pool = Pool::new(self.config.threads as usize)?;
-        // SAFETY: links and board stay valid until `close`, by this function's contract; the engine
-        // is dropped there.
+        // SAFETY: links stay valid while there are operations, and the board until the engine is
+        // dropped, by this function's contract; the engine uses links in operations only.
         self.engine = Some(unsafe { Engine::new(&self.shape, sizes, plan, pool)? });
         Ok(())
     }
