@@ -1,5 +1,8 @@
 //! Bugs that were found once, each told by the rule that it broke.
 
+// A helper of tests may panic as a test may.
+#![allow(clippy::expect_used, clippy::panic)]
+
 use std::sync::Arc;
 
 use tokenyard_conformance::exchange::{self, Brought, Placed};

@@ -1166,8 +1166,9 @@ typedef struct TyWaitBoard {
 } TyWaitBoard;
 
 /**
- * Arguments of `plan`: everything is fixed here. Links and board stay valid until `close`, the
- * list of windows for the call only.
+ * Arguments of `plan`: everything is fixed here. The board stays valid until `close`; links until
+ * the last operation has returned, because transports are closed before; the list of windows for
+ * the call only.
  */
 typedef struct TyPlan {
   /**

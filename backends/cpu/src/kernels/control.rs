@@ -18,32 +18,22 @@ pub(super) enum Signal {
 
 const KINDS: u32 = 4;
 
-/// Slots for `in_flight` operations: one more than may be open.
-///
-/// A peer may finish operation n without this rank having read its entry, where it waits for no
-/// rows of this rank. It cannot finish n + 1 so: this rank enters n + 1 only after it has read all
-/// entries of n, or it owes a `Done` for n. So a peer is at most at n + in_flight while this rank
-/// still reads the records of n, and one slot more keeps the two apart.
-pub(super) fn slots(in_flight: u32) -> u32 {
-    in_flight.saturating_add(1)
-}
-
 /// Signals that a world of `ranks` needs.
-pub(super) fn signals(ranks: u32, slots: u32) -> u32 {
-    KINDS.saturating_mul(ranks).saturating_mul(slots)
+pub(super) fn signals(ranks: u32, in_flight: u32) -> u32 {
+    KINDS.saturating_mul(ranks).saturating_mul(in_flight)
 }
 
 /// Signal ids, equal on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ids {
     pub(super) ranks: u32,
-    pub(super) slots: u32,
+    pub(super) in_flight: u32,
 }
 
 impl Ids {
     /// The id that `writer` raises.
     pub(super) fn id(&self, signal: Signal, slot: usize, writer: u32) -> u32 {
-        (signal as u32 * self.slots + slot as u32) * self.ranks + writer
+        (signal as u32 * self.in_flight + slot as u32) * self.ranks + writer
     }
 }
 
@@ -181,7 +171,7 @@ mod tests {
 
     #[test]
     fn signal_ids_are_distinct_and_dense() {
-        let ids = Ids { ranks: 5, slots: 3 };
+        let ids = Ids { ranks: 5, in_flight: 3 };
         let mut all: Vec<u32> = Vec::new();
         for signal in [Signal::Entry, Signal::Grant, Signal::Rows, Signal::Done] {
             for slot in 0..3 {

@@ -12,7 +12,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::agree::Gathered;
 use super::arena::Arena;
 use super::combine::CombineOp;
-use super::control::{Header, Ids, Signal, signals, slots};
+use super::control::{Header, Ids, Signal, signals};
 use super::dispatch::DispatchOp;
 use super::handle::HandleState;
 use super::moe_shape;
@@ -137,24 +137,24 @@ impl Engine {
             }
         }
         let moe = moe_shape(shape);
-        let slots = slots(shape.in_flight);
+        let in_flight = shape.in_flight as usize;
         Ok(Self {
             rank: shape.rank,
             shape: moe,
             sizes,
-            ids: Ids { ranks: shape.ranks, slots },
+            ids: Ids { ranks: shape.ranks, in_flight: shape.in_flight },
             link,
             waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
             largest_put: link.capabilities().largest_put.min(super::windows::LARGEST_PUT),
             control,
             arena_area,
             peers,
-            expected: vec![0; signals(shape.ranks, slots) as usize],
-            outstanding: vec![Cell::new(0); slots as usize],
-            owed: vec![false; slots as usize],
+            expected: vec![0; signals(shape.ranks, shape.in_flight) as usize],
+            outstanding: vec![Cell::new(0); in_flight],
+            owed: vec![false; in_flight],
             arena: Arena::new(sizes.arena_bytes),
             handles: (0..shape.handles).map(|_| HandleState::new(shape, &moe)).collect(),
-            operations: vec![Operation::None; slots as usize],
+            operations: vec![Operation::None; in_flight],
             gathered: Gathered::new(&moe),
             scratch: RowScratch::new(&moe),
             pool,
@@ -168,7 +168,7 @@ impl Engine {
     }
 
     pub(super) fn slot(&self, operation: u64) -> usize {
-        (operation % u64::from(self.ids.slots)) as usize
+        (operation % u64::from(self.ids.in_flight)) as usize
     }
 
     /// Whether rows are stored straight into peers' arenas.

@@ -83,7 +83,6 @@ impl KernelSet for CpuKernels {
 
     fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds> {
         let shape = moe_shape(&self.shape);
-        let slots = control::slots(self.shape.in_flight);
         let sizes = WindowSizes::new(&shape, self.shape.in_flight, limits, &self.config)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
@@ -93,7 +92,7 @@ impl KernelSet for CpuKernels {
             size: size_of::<KernelNeeds>(),
             windows: 2,
             lanes: 1,
-            signals: control::signals(self.shape.ranks, slots),
+            signals: control::signals(self.shape.ranks, self.shape.in_flight),
             queue_depth: limits.max_queue_depth.min(1024),
             largest_put: limits.largest_put.min(windows::LARGEST_PUT),
             window_bytes,

@@ -6,7 +6,6 @@ use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::CpuConfig;
-use super::control::slots;
 
 /// Window of records, staging and landing places.
 pub(super) const CONTROL: u16 = 0;
@@ -81,7 +80,7 @@ impl WindowSizes {
             stage_bytes,
             landing_pitch,
             slot_bytes,
-            control_bytes: slot_bytes * u64::from(slots(in_flight)),
+            control_bytes: slot_bytes * u64::from(in_flight),
             arena_bytes: arena_bytes(shape, row, config)?,
         })
     }
