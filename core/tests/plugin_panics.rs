@@ -116,12 +116,14 @@ static TRANSPORTS: Exported<abi::TyTransportExport> = {
 inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
 
 fn window() -> Window {
-    static MEMORY: Exported<[u8; 8]> = Exported([0; 8]);
+    #[repr(align(128))]
+    struct Aligned([u8; 8]);
+    static MEMORY: Exported<Aligned> = Exported(Aligned([0; 8]));
     Window {
         size: size_of::<Window>(),
         id: 0,
         kind: abi::TY_MEMORY_HOST,
-        pointer: (&raw const MEMORY.0).cast_mut().cast(),
+        pointer: (&raw const MEMORY.0.0).cast_mut().cast(),
         bytes: 8,
         fd: -1,
         device: -1,

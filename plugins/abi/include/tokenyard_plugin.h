@@ -890,7 +890,7 @@ typedef struct TyWindow {
    */
   uint32_t kind;
   /**
-   * First byte on this rank.
+   * First byte on this rank; a multiple of 128 where the host asked for the memory.
    */
   uint8_t *pointer;
   /**

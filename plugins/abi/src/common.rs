@@ -143,7 +143,7 @@ pub struct TyWindow {
     pub id: u32,
     /// One of `TY_MEMORY_*`.
     pub kind: u32,
-    /// First byte on this rank.
+    /// First byte on this rank; a multiple of 128 where the host asked for the memory.
     pub pointer: *mut u8,
     /// Length in bytes; equal on all ranks.
     pub bytes: u64,
