@@ -313,6 +313,8 @@
 
 /**
  * `peer_address` works: peers' windows are mapped into this process for plain loads and stores.
+ * Then a signal, with a put or alone, also carries every plain store that was made before its
+ * `post`, as a release does: who sees the signal may load what was stored.
  */
 #define TY_CAP_LOAD_STORE (1 << 4)
 

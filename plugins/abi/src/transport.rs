@@ -18,6 +18,8 @@ pub const TY_CAP_IMMEDIATE: u64 = 1 << 2;
 /// The op `TY_OP_GET` works.
 pub const TY_CAP_GET: u64 = 1 << 3;
 /// `peer_address` works: peers' windows are mapped into this process for plain loads and stores.
+/// Then a signal, with a put or alone, also carries every plain store that was made before its
+/// `post`, as a release does: who sees the signal may load what was stored.
 pub const TY_CAP_LOAD_STORE: u64 = 1 << 4;
 /// A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
 pub const TY_CAP_BOUNDED_PUT: u64 = 1 << 5;
