@@ -6,8 +6,9 @@ use tokenyard_core::{Error, ErrorKind, Result};
 pub struct CpuConfig {
     /// Threads per rank that copy and sum rows, 1 to 256. The result is the same for every number.
     pub threads: u32,
-    /// Size of the arena in MiB; absent: enough for two worst-case regions, at most 16 GiB. Memory
-    /// is used only where it is touched.
+    /// Size of the arena in MiB; absent: enough for two worst-case regions of the largest layout,
+    /// but at most 16 GiB, and at least four worst-case flat regions. Memory is used only where it
+    /// is touched.
     pub arena_mib: Option<u64>,
 }
 
