@@ -1,6 +1,7 @@
 //! The `tokenyard` command.
 
 mod bench;
+mod conditions;
 mod conformance;
 mod doctor;
 mod output;
