@@ -98,6 +98,18 @@ pub(crate) fn print_json<T: Serialize>(document: &T) -> Result<()> {
     writeln!(std::io::stdout(), "{text}").context("write to standard output")
 }
 
+/// The contexts and the error itself in one line. An error of core already says its sources.
+pub(crate) fn error_text(error: &anyhow::Error) -> String {
+    let mut parts = Vec::new();
+    for cause in error.chain() {
+        parts.push(cause.to_string());
+        if cause.is::<tokenyard_core::Error>() {
+            break;
+        }
+    }
+    parts.join(": ")
+}
+
 /// One field of a table.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {

@@ -21,7 +21,7 @@ use crate::output::{LOG_VARIABLE, People};
 /// How often the progress is looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// How long ranks may take to end beyond the deadline that they keep themselves.
-const GRACE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_secs(1);
 /// Runs shorter than this show no progress.
 const SHOW_AFTER: Duration = Duration::from_secs(1);
 

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use tokenyard_core::{Error, ErrorKind};
 
+use crate::output::error_text;
+
 /// A line of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
@@ -74,7 +76,7 @@ pub(crate) enum Cause {
 impl Failure {
     /// The failure for a difference from the oracle.
     pub(crate) fn check(error: &anyhow::Error) -> Self {
-        Self { cause: Cause::Check, about: None, text: format!("{error:#}") }
+        Self { cause: Cause::Check, about: None, text: error_text(error) }
     }
 }
 
@@ -86,18 +88,6 @@ impl From<anyhow::Error> for Failure {
             _ => Cause::Own,
         };
         let about = core.and_then(Error::rank);
-        Self { cause, about, text: chain_text(&error) }
+        Self { cause, about, text: error_text(&error) }
     }
-}
-
-/// The contexts and the error itself. An error of core already says its sources.
-fn chain_text(error: &anyhow::Error) -> String {
-    let mut parts = Vec::new();
-    for cause in error.chain() {
-        parts.push(cause.to_string());
-        if cause.is::<Error>() {
-            break;
-        }
-    }
-    parts.join(": ")
 }
