@@ -320,7 +320,7 @@ mod tests {
     fn find(what: &str, change: impl FnOnce(&mut Facts)) -> Finding {
         let mut facts = good();
         change(&mut facts);
-        let found = node(&facts, &WANTED).into_iter().find(|f| f.what.contains(what));
+        let found = node(&facts, &WANTED).into_iter().find(|f| f.what.starts_with(what));
         found.unwrap_or_else(|| panic!("no finding {what}"))
     }
 
@@ -338,8 +338,8 @@ mod tests {
     #[test]
     fn what_shm_rests_on_is_broken_with_the_system_s_own_words() {
         for (what, finding) in [
-            ("memfd", find("memfd", |f| f.memfd_error = Some("not permitted".to_owned()))),
-            ("sockets", find("sockets", |f| f.socket_error = Some("not permitted".to_owned()))),
+            ("memfd", find("shared memory", |f| f.memfd_error = Some("not permitted".to_owned()))),
+            ("sockets", find("abstract", |f| f.socket_error = Some("not permitted".to_owned()))),
         ] {
             assert_eq!(finding.verdict, Verdict::Broken, "{what}");
             assert_eq!(finding.found, "not permitted");
@@ -398,16 +398,16 @@ mod tests {
 
     #[test]
     fn a_secret_is_needed_off_the_loopback_interface() {
-        let off = find("secret", |f| f.meeting = tcp(false, Port::Free));
+        let off = find("job secret", |f| f.meeting = tcp(false, Port::Free));
         assert_eq!(off.verdict, Verdict::Broken);
         assert!(off.fix.unwrap().contains("TOKENYARD_SECRET"));
-        assert_eq!(find("secret", |f| f.meeting = tcp(true, Port::Free)).verdict, Verdict::Ok);
-        let set = find("secret", |f| {
+        assert_eq!(find("job secret", |f| f.meeting = tcp(true, Port::Free)).verdict, Verdict::Ok);
+        let set = find("job secret", |f| {
             f.meeting = tcp(false, Port::Free);
             f.secret = SecretFact::Set;
         });
         assert_eq!(set.verdict, Verdict::Ok);
-        let bad = find("secret", |f| f.secret = SecretFact::Unusable("mode 0644".to_owned()));
+        let bad = find("job secret", |f| f.secret = SecretFact::Unusable("mode 0644".to_owned()));
         assert_eq!(bad.verdict, Verdict::Broken);
     }
 

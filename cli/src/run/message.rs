@@ -69,7 +69,7 @@ pub(crate) enum Cause {
     Check,
     /// This rank's own error.
     Own,
-    /// Another rank's: it was lost, or its input was refused.
+    /// Another rank's: it was lost or did not come in time, or its input was refused.
     Peer,
 }
 
@@ -83,11 +83,36 @@ impl Failure {
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         let core = error.chain().find_map(|cause| cause.downcast_ref::<Error>());
+        let about = core.and_then(Error::rank);
         let cause = match core.map(Error::kind) {
             Some(ErrorKind::PeerLost | ErrorKind::Refused) => Cause::Peer,
+            // A wait that ran out names the rank that did not come.
+            Some(ErrorKind::Deadline) if about.is_some() => Cause::Peer,
             _ => Cause::Own,
         };
-        let about = core.and_then(Error::rank);
         Self { cause, about, text: error_text(&error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_another_rank_caused_are_told_apart_from_a_rank_s_own() {
+        let failure = |kind, rank: Option<u32>| {
+            let error = Error::new(kind, "wait", "too long");
+            let error = match rank {
+                Some(rank) => error.with_rank(rank),
+                None => error,
+            };
+            Failure::from(anyhow::Error::from(error).context("dispatch"))
+        };
+        let lost = failure(ErrorKind::PeerLost, Some(2));
+        assert_eq!((lost.cause, lost.about), (Cause::Peer, Some(2)));
+        assert_eq!(lost.text, "dispatch: wait: too long");
+        assert_eq!(failure(ErrorKind::Deadline, Some(2)).cause, Cause::Peer);
+        assert_eq!(failure(ErrorKind::Deadline, None).cause, Cause::Own);
+        assert_eq!(failure(ErrorKind::Config, None).cause, Cause::Own);
     }
 }
