@@ -1,9 +1,11 @@
 //! The `tokenyard` command.
 
 mod bench;
+mod conditions;
 mod conformance;
 mod doctor;
 mod output;
+mod parts;
 mod plugins;
 mod run;
 mod shape;
@@ -11,6 +13,8 @@ mod shape;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use output::{People, error_text};
 
 /// Moves the tokens of Mixture-of-Experts models between ranks, on any fabric.
 #[derive(Debug, Parser)]
@@ -48,7 +52,7 @@ fn main() -> ExitCode {
         Command::Shape(args) => shape::main(&args),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("tokenyard: {error:#}");
+        People::errors().say(format_args!("tokenyard: {}", error_text(&error)));
         ExitCode::from(2)
     })
 }

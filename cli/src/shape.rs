@@ -1,13 +1,290 @@
-//! `tokenyard shape`.
+//! `tokenyard shape`: the memory that a shape costs.
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use serde::Serialize;
+use tokenyard_core::abi;
+use tokenyard_core::moe::{RowFormat, Shape, buffers};
+use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
+use tokenyard_cpu::kernels::{CpuConfig, WindowSizes};
+
+use crate::output::{People, SCHEMA_VERSION, Style, Table, bytes, print_json};
+
+const EXAMPLES: &str = "\
+Examples:
+  tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 4096
+  tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 128 \\
+      --dtype fp8 --layout packed --in-flight 2 --json
+
+Regions are those of the worst case: every token goes to every rank it can. Windows are what the
+cpu kernel set asks for; it takes memory only where it is touched.";
+
+/// A put that no row exceeds; only its being large enough counts here.
+const LARGEST_PUT: u64 = 1 << 40;
+/// Channels that share a scale.
+const GROUP: u32 = 128;
 
 /// Arguments of `tokenyard shape`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// R: ranks in the world.
+    #[arg(long)]
+    ranks: u32,
+    /// E: experts on all ranks together.
+    #[arg(long)]
+    experts: u32,
+    /// K: experts that each token selects.
+    #[arg(long)]
+    topk: u32,
+    /// H: elements of a token's row.
+    #[arg(long)]
+    hidden: u32,
+    /// M: the most tokens that a rank brings.
+    #[arg(long)]
+    max_tokens: u32,
+    /// What received rows are made of.
+    #[arg(long, value_enum, default_value_t = RowName::Bf16)]
+    dtype: RowName,
+    /// Only this layout [default: all].
+    #[arg(long, value_enum)]
+    layout: Option<LayoutName>,
+    /// Rows that each expert's group starts at a multiple of (expert-major).
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    alignment: u32,
+    /// Operations that may be sent and not yet received.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    in_flight: u32,
+    /// How rows reach peers: stored in place, or put from a staging area.
+    #[arg(long, value_enum, default_value_t = PathName::LoadStore)]
+    path: PathName,
+    /// Print one JSON document as the last line of standard output; the rest goes to standard error.
+    #[arg(long)]
+    json: bool,
+}
 
-pub(crate) fn main(_args: &Args) -> Result<ExitCode> {
+/// Rows as they are received.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RowName {
+    Bf16,
+    Fp16,
+    Fp32,
+    /// FP8 with one f32 scale per 128 elements.
+    Fp8,
+    /// FP8 with scales packed as exponents.
+    Fp8Ue8m0,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LayoutName {
+    Flat,
+    ExpertMajor,
+    Packed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PathName {
+    LoadStore,
+    Put,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema_version: u32,
+    command: &'static str,
+    /// On one rank.
+    buffers: &'a [Buffer],
+    /// Windows and plans of one rank.
+    rank_bytes: u64,
+    world_bytes: u64,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Buffer {
+    name: String,
+    bytes: u64,
+    formula: String,
+    /// Whether it counts in the total: regions lie within the arena window, for example.
+    counts: bool,
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let shape = Shape {
+        ranks: args.ranks,
+        experts: args.experts,
+        topk: args.topk,
+        hidden: args.hidden,
+        max_tokens: args.max_tokens,
+    }
+    .new()?;
+    let list = list(args, &shape)?;
+    let rank_bytes = list.iter().filter(|b| b.counts).map(|b| b.bytes).sum::<u64>();
+    let world_bytes = rank_bytes.saturating_mul(u64::from(shape.ranks));
+    print(&list, (rank_bytes, world_bytes), People::new(args.json));
+    if args.json {
+        let buffers = &list;
+        let (schema_version, command) = (SCHEMA_VERSION, "shape");
+        print_json(&Document { schema_version, command, buffers, rank_bytes, world_bytes })?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn row_format(args: &Args) -> Result<RowFormat> {
+    let groups = args.hidden.div_ceil(GROUP);
+    let (element, scale_bytes) = match args.dtype {
+        RowName::Bf16 | RowName::Fp16 => (2, 0),
+        RowName::Fp32 => (4, 0),
+        RowName::Fp8 => (1, 4 * groups),
+        RowName::Fp8Ue8m0 => (1, 4 * groups.div_ceil(4)),
+    };
+    let x_bytes = args.hidden.checked_mul(element).filter(|bytes| bytes.is_multiple_of(16));
+    ensure!(
+        x_bytes.is_some(),
+        "found hidden = {}, elements of {element} bytes; expected rows of a multiple of 16 bytes, \
+         less than 4 GiB",
+        args.hidden
+    );
+    Ok(RowFormat { x_bytes: x_bytes.unwrap_or_default(), scale_bytes, weights: true })
+}
+
+fn list(args: &Args, shape: &Shape) -> Result<Vec<Buffer>> {
+    let layout = args.layout.map(|layout| match layout {
+        LayoutName::Flat => "flat region",
+        LayoutName::ExpertMajor => "expert-major region",
+        LayoutName::Packed => "packed region",
+    });
+    let mut list: Vec<Buffer> = buffers(shape, row_format(args)?, args.alignment, args.in_flight)?
+        .into_iter()
+        .filter(|b| !b.name.contains("region") || layout.is_none_or(|l| b.name.starts_with(l)))
+        .map(|b| Buffer {
+            counts: b.name.ends_with("plan"),
+            name: b.name,
+            bytes: b.bytes,
+            formula: b.formula,
+        })
+        .collect();
+    list.extend(windows(args, shape)?);
+    Ok(list)
+}
+
+/// What the cpu kernel set registers with its transport.
+fn windows(args: &Args, shape: &Shape) -> Result<[Buffer; 4]> {
+    let flags = if args.path == PathName::LoadStore { abi::TY_CAP_LOAD_STORE } else { 0 };
+    let limits = Capabilities { largest_put: LARGEST_PUT, flags, ..NO_CAPABILITIES };
+    let sizes = WindowSizes::new(shape, args.in_flight, &limits, &CpuConfig::default())?;
+    let part = |name: &str, bytes, formula: &str, counts| Buffer {
+        name: name.to_owned(),
+        bytes,
+        formula: formula.to_owned(),
+        counts,
+    };
+    Ok([
+        part(
+            "staging",
+            sizes.stage_bytes,
+            "M * min(K, R) rows of fp32 with their side arrays, per operation; 0 with load/store",
+            false,
+        ),
+        part(
+            "landing places",
+            sizes.landing_pitch * u64::from(shape.ranks),
+            "R * M rows of fp32 with their side arrays, per operation (packed layout)",
+            false,
+        ),
+        part(
+            "control window",
+            sizes.control_bytes,
+            "in flight * (2 * records + staging + landing places)",
+            true,
+        ),
+        part(
+            "arena window",
+            sizes.arena_bytes,
+            "2 worst-case regions of the widest rows (fp32), at most 16 GiB, at least 4 flat ones",
+            true,
+        ),
+    ])
+}
+
+fn print(list: &[Buffer], (rank, world): (u64, u64), people: People) {
+    let mut table = Table::new(&["buffer", "bytes", "", "how it comes about"]);
+    for buffer in list {
+        let human = bytes(buffer.bytes);
+        // A unit, so that the column reads as words and the numbers beside it as numbers.
+        let cells = [buffer.name.as_str().into(), buffer.bytes.into(), format!("= {human}").into()];
+        table.row(cells.into_iter().chain([buffer.formula.as_str().into()]));
+    }
+    people.say(table.render(people));
+    let total = |bytes_of: u64| people.paint(Style::Strong, bytes(bytes_of));
+    people.say(format_args!(
+        "\none rank: {} (windows and plans; regions lie in the arena, the control area in the \
+         control window)\nall ranks: {}",
+        total(rank),
+        total(world)
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(more: &str) -> Args {
+        let base = "shape --ranks 4 --experts 16 --topk 2 --hidden 256 --max-tokens 8";
+        let words = base.split_whitespace().chain(more.split_whitespace());
+        Cli::try_parse_from(words).map(|cli| cli.args).unwrap()
+    }
+
+    fn buffer(more: &str, name: &str) -> Option<Buffer> {
+        let args = args(more);
+        let shape =
+            Shape { ranks: 4, experts: 16, topk: 2, hidden: 256, max_tokens: 8 }.new().unwrap();
+        list(&args, &shape).unwrap().into_iter().find(|b| b.name == name)
+    }
+
+    #[test]
+    fn the_rows_of_a_region_follow_the_type() {
+        let x = |more: &str| buffer(more, "flat region: x").unwrap().bytes;
+        assert_eq!(x(""), 4 * 8 * 512);
+        assert_eq!(x("--dtype fp32"), 4 * 8 * 1024);
+        assert_eq!(x("--dtype fp8"), 4 * 8 * 256);
+        let scales = |more: &str| buffer(more, "flat region: scales").map(|b| b.bytes);
+        assert_eq!(scales("--dtype fp8"), Some(4 * 8 * 2 * 4));
+        assert_eq!(scales("--dtype fp8-ue8m0"), Some(4 * 8 * 4));
+        assert_eq!(scales(""), None);
+    }
+
+    #[test]
+    fn one_layout_can_be_asked_for() {
+        assert!(buffer("--layout packed", "flat region: x").is_none());
+        assert!(buffer("--layout packed", "packed region: x").is_some());
+        assert!(buffer("--layout packed", "control area").is_some());
+    }
+
+    #[test]
+    fn staging_is_needed_only_where_rows_are_put() {
+        assert_eq!(buffer("", "staging").unwrap().bytes, 0);
+        assert!(buffer("--path put", "staging").unwrap().bytes > 0);
+    }
+
+    #[test]
+    fn a_row_that_cannot_cross_is_refused() {
+        let mut args = args("--dtype fp8");
+        args.hidden = 24;
+        assert!(row_format(&args).unwrap_err().to_string().contains("hidden = 24"));
+        args.dtype = RowName::Bf16;
+        assert!(row_format(&args).is_ok());
+        args.hidden = u32::MAX;
+        assert!(row_format(&args).is_err());
+    }
 }

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, anyhow};
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
 use tokenyard_core::yard::{
-    Cast, Combine, Dispatch, Handle, Received, Replay, Sizes, TensorMut, TensorRef, Yard,
-    YardOptions,
+    Cast, Combine, CombineInput, Dispatch, Handle, Received, Replay, Sizes, TensorMut, TensorRef,
+    Yard, YardOptions,
 };
 
 use crate::oracle::{
@@ -259,6 +259,80 @@ pub struct Got {
     pub weights: Option<Vec<f32>>,
 }
 
+/// Expert outputs in their place, and room for what comes back: all that a combine needs.
+#[derive(Debug)]
+pub struct Staged {
+    room: Option<CombineInput>,
+    rows: Aligned,
+    weights: Option<Vec<f32>>,
+    got: Got,
+}
+
+impl Staged {
+    /// Puts `output` into its place for the combine of `handle`.
+    ///
+    /// # Errors
+    /// What the yard says.
+    pub fn new(
+        yard: &mut Yard,
+        brought: &Brought,
+        handle: &Handle,
+        output: &ExpertOutput,
+        placed: Placed,
+    ) -> Result<Self> {
+        let case = &brought.case;
+        let (row, tokens) = (case.combine.row, brought.tokens());
+        let mut room = None;
+        let mut rows = Aligned::filled(0, 0);
+        match placed {
+            Placed::Outside => rows = Aligned::copy_of(&output.rows),
+            Placed::CombineInput => {
+                let taken = room.insert(yard.combine_input(handle, row_dtype(row))?);
+                taken.tensor_mut().bytes_mut().copy_from_slice(&output.rows);
+            }
+        }
+        let got = Got {
+            // Poisoned, so that rows that are not written show.
+            x: Aligned::filled(tokens * case.hidden * row.bytes(), 0x7f),
+            weights: output.weights.as_ref().map(|_| vec![f32::NAN; tokens * case.topk]),
+        };
+        Ok(Self { room, rows, weights: output.weights.clone(), got })
+    }
+
+    /// Combines, and returns what came back.
+    ///
+    /// # Errors
+    /// What the yard says.
+    pub fn combine(mut self, yard: &mut Yard, brought: &Brought, handle: &Handle) -> Result<Got> {
+        let case = &brought.case;
+        let (elem, hidden, topk) = (row_dtype(case.combine.row), case.hidden, case.topk);
+        let tokens = brought.tokens();
+        let columns = if case.layout == Layout::Flat { topk } else { 1 };
+        let arguments = Combine {
+            x: match &self.room {
+                Some(room) => room.tensor(),
+                None => TensorRef::from_bytes(self.rows.bytes(), elem, handle.rows(), hidden)?,
+            },
+            weights: self
+                .weights
+                .as_ref()
+                .map(|w| TensorRef::from_slice(w.as_slice(), w.len() / columns, columns))
+                .transpose()?,
+            bias: brought.biases()?,
+            weighted: case.combine.weighted,
+            out: TensorMut::from_bytes(self.got.x.bytes_mut(), elem, tokens, hidden)?,
+            out_weights: self
+                .got
+                .weights
+                .as_mut()
+                .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, topk))
+                .transpose()?,
+        };
+        yard.combine(handle, arguments)?;
+        Ok(self.got)
+    }
+}
+
 /// Combines `output` and returns what came back.
 ///
 /// # Errors
@@ -270,43 +344,7 @@ pub fn combine(
     output: &ExpertOutput,
     placed: Placed,
 ) -> Result<Got> {
-    let case = &brought.case;
-    let (elem, hidden, topk) = (row_dtype(case.combine.row), case.hidden, case.topk);
-    let tokens = brought.tokens();
-    // Poisoned, so that rows that are not written show.
-    let mut out = Aligned::filled(tokens * hidden * elem.bytes(), 0x7f);
-    let mut out_weights = output.weights.as_ref().map(|_| vec![f32::NAN; tokens * topk]);
-    let rows = handle.rows();
-    let copy = Aligned::copy_of(&output.rows);
-    let mut room = match placed {
-        Placed::CombineInput => Some(yard.combine_input(handle, elem)?),
-        Placed::Outside => None,
-    };
-    if let Some(room) = &mut room {
-        room.tensor_mut().bytes_mut().copy_from_slice(&output.rows);
-    }
-    let columns = if case.layout == Layout::Flat { topk } else { 1 };
-    let weights = output
-        .weights
-        .as_ref()
-        .map(|w| TensorRef::from_slice(w.as_slice(), w.len() / columns, columns))
-        .transpose()?;
-    let arguments = Combine {
-        x: match &room {
-            Some(room) => room.tensor(),
-            None => TensorRef::from_bytes(copy.bytes(), elem, rows, hidden)?,
-        },
-        weights,
-        bias: brought.biases()?,
-        weighted: case.combine.weighted,
-        out: TensorMut::from_bytes(out.bytes_mut(), elem, tokens, hidden)?,
-        out_weights: out_weights
-            .as_mut()
-            .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, topk))
-            .transpose()?,
-    };
-    yard.combine(handle, arguments)?;
-    Ok(Got { x: out, weights: out_weights })
+    Staged::new(yard, brought, handle, output, placed)?.combine(yard, brought, handle)
 }
 
 /// Compares what came back with what the oracle says for the whole round trip.

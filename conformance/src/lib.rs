@@ -4,6 +4,7 @@
 //! a yard and compares every element; [`ranks`] makes a world of threads.
 
 pub mod exchange;
+pub mod input;
 pub mod oracle;
 pub mod ranks;
 pub mod suite;

@@ -9,13 +9,14 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 pub(crate) const LAUNCHER: &str = "TOKENYARD_LAUNCHER";
 
 /// Ties this process to its launcher: when the launcher dies, by SIGKILL too, the kernel kills this
-/// process. A rank calls it first thing, on any thread. A process that no [`Job`](crate::Job)
-/// started (torchrun or Slurm did) has no launcher to follow; for it this does nothing.
+/// process. A rank calls it first thing, on any thread. Returns whether a [`Job`](crate::Job)
+/// started this process; another (torchrun or Slurm did) has no launcher to follow, and for it this
+/// does nothing.
 ///
 /// # Errors
 /// The launcher is already gone, or is not the parent of this process; the rank must then exit.
-pub fn adopt() -> Result<()> {
-    let Some(value) = env::var_os(LAUNCHER) else { return Ok(()) };
+pub fn adopt() -> Result<bool> {
+    let Some(value) = env::var_os(LAUNCHER) else { return Ok(false) };
     let launcher: i32 = value.to_str().and_then(|text| text.parse().ok()).with_context(|| {
         format!("adopt: found {LAUNCHER}={value:?}, expected the launcher's process id")
     })?;
@@ -29,5 +30,5 @@ pub fn adopt() -> Result<()> {
              the launcher is gone, or another process stands between it and this rank"
         );
     }
-    Ok(())
+    Ok(true)
 }

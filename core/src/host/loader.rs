@@ -29,8 +29,8 @@ pub struct PluginFile {
 /// `*.so` counts, by name.
 ///
 /// # Errors
-/// A relative or missing path, or a folder that cannot be read.
-pub(super) fn plugin_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+/// [`ErrorKind::Plugin`]: a relative or missing path, or a folder that cannot be read.
+pub fn plugin_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
         if !path.is_absolute() {

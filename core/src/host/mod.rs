@@ -7,7 +7,7 @@ mod topology;
 mod transport;
 
 pub use kernels::{NO_TENSOR, OpenKernels};
-pub use loader::{PluginFile, load_file};
+pub use loader::{PluginFile, load_file, plugin_files};
 pub use registry::{BuiltIn, KernelsRef, PartInfo, PartKind, Registry, TopologyRef, TransportRef};
 pub use topology::discover;
 pub use transport::OpenTransport;

@@ -1,0 +1,97 @@
+//! What a result was measured under.
+
+use serde::Serialize;
+
+/// The machine and the build, for reports.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Conditions {
+    /// The processor, as it names itself.
+    pub(crate) cpu: String,
+    /// Logical processors that this process may use.
+    pub(crate) processors: usize,
+    /// Release of the kernel.
+    pub(crate) kernel: String,
+    pub(crate) arch: &'static str,
+    /// Version of tokenyard.
+    pub(crate) version: &'static str,
+    /// Whether the build is optimised: times of others mean little.
+    pub(crate) release_build: bool,
+}
+
+impl Conditions {
+    /// Those of this process.
+    pub(crate) fn here() -> Self {
+        Self {
+            cpu: cpu_model().unwrap_or_else(|| "unknown".to_owned()),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
+            arch: std::env::consts::ARCH,
+            version: env!("CARGO_PKG_VERSION"),
+            release_build: !cfg!(debug_assertions),
+        }
+    }
+}
+
+/// The text of a small file of the kernel, less the white space around it.
+pub(crate) fn read(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn cpu_model() -> Option<String> {
+    let text = read("/proc/cpuinfo")?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    line.split_once(':').map(|(_, name)| name.trim().to_owned())
+}
+
+/// A value of `/proc/meminfo`, in bytes.
+pub(crate) fn meminfo(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+/// Memory of the container that this process is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ContainerMemory {
+    /// Bytes it may use.
+    pub(crate) limit: u64,
+    /// Bytes it uses and could not give back.
+    pub(crate) used: u64,
+}
+
+/// The memory limit of the control group, if it has one.
+pub(crate) fn container_memory() -> Option<ContainerMemory> {
+    let number = |path: &str| read(path)?.parse::<u64>().ok();
+    // Version 2, then version 1, both as a container sees its own group.
+    let (limit, current, stat) = match number("/sys/fs/cgroup/memory.max") {
+        Some(limit) => (limit, "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+        None => (
+            number("/sys/fs/cgroup/memory/memory.limit_in_bytes")?,
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+            "/sys/fs/cgroup/memory/memory.stat",
+        ),
+    };
+    // Version 1 writes "no limit" as a number near 2^63.
+    if limit >= 1 << 60 {
+        return None;
+    }
+    let cache = read(stat).and_then(|text| stat_value(&text, "inactive_file")).unwrap_or(0);
+    Some(ContainerMemory { limit, used: number(current)?.saturating_sub(cache) })
+}
+
+fn stat_value(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_the_kernel_are_read_in_bytes() {
+        let text = "MemTotal:       16 kB\nMemAvailable:   2048 kB\n";
+        assert_eq!(meminfo(text, "MemAvailable"), Some(2 << 20));
+        assert_eq!(meminfo(text, "Mem"), None);
+        assert_eq!(stat_value("anon 5\ninactive_file 77\n", "inactive_file"), Some(77));
+    }
+}

@@ -1,0 +1,201 @@
+//! Starts the ranks, listens to them, and says how it went.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use tempfile::TempDir;
+use tokenyard_core::bootstrap::Identity;
+use tokenyard_core::config::Config;
+use tokenyard_launch::{Event, Job, Running, Stderr};
+
+use super::diagnosis::{self, RankEnd};
+use super::message::{Cause, Message, Opened, RankResult};
+use super::plan::Plan;
+use super::summary::Summary;
+use super::{Args, Verdict, results};
+use crate::output::{LOG_VARIABLE, People};
+
+/// How often the progress is looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How long ranks may take to end beyond the deadline that they keep themselves.
+const GRACE: Duration = Duration::from_secs(1);
+/// Runs shorter than this show no progress.
+const SHOW_AFTER: Duration = Duration::from_secs(1);
+
+pub(crate) fn main(args: &Args) -> Result<Verdict> {
+    let config = Config::load(&args.config)?;
+    let plan = Plan::new(args, None)?;
+    plan.check_memory()?;
+    warn_of_other_launcher();
+    let parts = args.output.as_deref().map(parts_folder).transpose()?;
+    let job = Job {
+        program: std::env::current_exe().context("find this program")?,
+        args: rank_arguments(parts.as_ref()),
+        ranks: plan.case.ranks as u32,
+        env: Vec::new(),
+        // A log that was asked for is shown; otherwise ranks say what is needed in their messages.
+        stderr: match std::env::var_os(LOG_VARIABLE) {
+            Some(_) => Stderr::Inherit,
+            None => Stderr::Capture,
+        },
+    };
+    let mut heard = Heard::new(plan.case.ranks, args.steps, config.world.deadline);
+    heard.listen(job.start()?);
+    let failures: Vec<_> = heard.ends.iter().filter_map(|end| end.failure.as_ref()).collect();
+    let mut summary = Summary::new(args, &config, &plan.case);
+    summary.findings = diagnosis::findings(&heard.ends);
+    let verdict = match diagnosis::verdict(failures) {
+        Verdict::Right if !summary.findings.is_empty() => Verdict::DidNotRun,
+        verdict => verdict,
+    };
+    if let (Verdict::Right, Some(folder), Some(output)) = (verdict, &parts, &args.output) {
+        results::join(folder.path(), &plan.case, output)?;
+    }
+    summary.opened = heard.opened;
+    summary.ranks = heard.results.into_iter().flatten().collect();
+    summary.print(args.json)?;
+    Ok(verdict)
+}
+
+/// Under torchrun or srun every process would start ranks of its own.
+fn warn_of_other_launcher() {
+    let env = |name: &str| std::env::var(name).ok();
+    if let Ok(identity) = Identity::resolve("env", &env).as_ref()
+        && identity.place.ranks > 1
+    {
+        People::errors().say(format_args!(
+            "warning: this process is rank {} of {} ({}), and starts ranks of its own all the \
+             same; to be one rank of that world, add --as-rank",
+            identity.place.rank, identity.place.ranks, identity.source
+        ));
+    }
+}
+
+/// Made beside the output, so that a place that cannot be written is found before anything runs.
+fn parts_folder(output: &Path) -> Result<TempDir> {
+    let parent = match output.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    tempfile::Builder::new()
+        .prefix(".tokenyard-")
+        .tempdir_in(parent)
+        .with_context(|| format!("--output: cannot write in {}", parent.display()))
+}
+
+/// The arguments of this process, and those that make it a rank.
+fn rank_arguments(parts: Option<&TempDir>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["run".into(), "--as-rank".into()];
+    if let Some(folder) = parts {
+        arguments.extend(["--parts".into(), folder.path().into()]);
+    }
+    // Behind `--` options would be taken for names, so they come first.
+    arguments.extend(std::env::args_os().skip_while(|word| word != "run").skip(1));
+    arguments
+}
+
+/// What the ranks said so far.
+struct Heard {
+    opened: Option<Opened>,
+    results: Vec<Option<RankResult>>,
+    ends: Vec<RankEnd>,
+    steps: u32,
+    deadline: Duration,
+    /// When ranks that still run are killed. Set once one of them has ended.
+    give_up: Option<Instant>,
+}
+
+impl Heard {
+    fn new(ranks: usize, steps: u32, deadline: Duration) -> Self {
+        Self {
+            opened: None,
+            results: vec![None; ranks],
+            ends: vec![RankEnd::default(); ranks],
+            steps,
+            deadline,
+            give_up: None,
+        }
+    }
+
+    /// Listens until all ranks have ended, by themselves or not.
+    ///
+    /// While all of them run there is no limit: each rank keeps the deadlines of its own waits
+    /// (INV-6). Once one has ended, the others must too.
+    fn listen(&mut self, mut running: Running) {
+        let start = Instant::now();
+        let mut bar = None;
+        while !running.all_exited() && self.give_up.is_none_or(|limit| Instant::now() < limit) {
+            let Some(event) = running.next_event(TICK) else { continue };
+            if let (Some(done), true) = (self.take(event), start.elapsed() > SHOW_AFTER) {
+                bar.get_or_insert_with(|| progress(self.steps)).set_position(u64::from(done));
+            }
+        }
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        for outcome in running.wait_all(Duration::ZERO) {
+            let rank = outcome.rank;
+            for line in outcome.lines {
+                self.take(Event::Line { rank, line });
+            }
+            let end = &mut self.ends[rank as usize];
+            end.exit = outcome.exit;
+            end.timed_out = outcome.timed_out;
+            end.tail = outcome.stderr_tail;
+        }
+    }
+
+    /// Notes an event; returns the steps that rank 0 has done, if it says so.
+    fn take(&mut self, event: Event) -> Option<u32> {
+        match event {
+            Event::Exited { rank, status } => {
+                self.ends[rank as usize].exit = Some(status);
+                self.limit(self.deadline + GRACE);
+            }
+            Event::Line { rank, line } => match serde_json::from_str(&line) {
+                Ok(Message::Opened(opened)) if rank == 0 => self.opened = Some(opened),
+                Ok(Message::Step { done }) if rank == 0 => return Some(done),
+                Ok(Message::Done(result)) => self.results[rank as usize] = Some(result),
+                Ok(Message::Failed(failure)) => {
+                    self.ends[rank as usize].failure = Some(failure);
+                    self.limit(self.deadline + GRACE);
+                }
+                Ok(Message::Opened(_) | Message::Step { .. }) => {}
+                // A plugin may print. It is not ours to judge, and not for standard output.
+                Err(_) => People::errors().say(format_args!("[rank {rank}] {line}")),
+            },
+        }
+        if self.only_the_lost_remain() {
+            self.limit(GRACE);
+        }
+        None
+    }
+
+    fn limit(&mut self, from_now: Duration) {
+        let limit = Instant::now() + from_now;
+        self.give_up = Some(self.give_up.map_or(limit, |old| old.min(limit)));
+    }
+
+    /// Whether every rank that still runs was given up by another: a stopped process, which will
+    /// not end by itself.
+    fn only_the_lost_remain(&self) -> bool {
+        let failures = || self.ends.iter().filter_map(|end| end.failure.as_ref());
+        let lost = |rank: u32| {
+            failures().any(|failure| failure.cause == Cause::Peer && failure.about == Some(rank))
+        };
+        let mut left = (0..).zip(&self.ends).filter(|(_, end)| end.exit.is_none()).peekable();
+        left.peek().is_some() && left.all(|(rank, end)| end.failure.is_none() && lost(rank))
+    }
+}
+
+fn progress(steps: u32) -> ProgressBar {
+    // Shown on a terminal only.
+    let bar = ProgressBar::new(u64::from(steps));
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {eta} left") {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,118 @@
+//! What a rank tells the process that started it: one JSON document per line of standard output.
+
+use serde::{Deserialize, Serialize};
+use tokenyard_core::{Error, ErrorKind};
+
+use crate::output::error_text;
+
+/// A line of a rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case")]
+pub(crate) enum Message {
+    /// The yard is open.
+    Opened(Opened),
+    /// This many steps are done and checked.
+    Step { done: u32 },
+    /// All steps are done.
+    Done(RankResult),
+    /// The rank ends because of an error.
+    Failed(Failure),
+}
+
+/// What is known once the yard is open; the same on all ranks but for their window sizes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Opened {
+    /// What was chosen, and why: [`tokenyard_core::yard::Report`].
+    pub(crate) report: serde_json::Value,
+    /// Load of the busiest expert over the mean load, in the first step; 0 without any load.
+    pub(crate) busiest_over_mean: f64,
+}
+
+/// What one rank did, over all steps unless said otherwise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RankResult {
+    pub(crate) rank: u32,
+    /// T, in each step.
+    pub(crate) tokens: u64,
+    /// (token, rank) pairs that this rank's tokens make.
+    pub(crate) rows_sent: u64,
+    /// (token, rank) pairs that came here.
+    pub(crate) rows_received: u64,
+    /// Bytes of the rows that came here, scales included.
+    pub(crate) bytes_received: u64,
+    /// Bytes of the rows that combine brought back here.
+    pub(crate) bytes_returned: u64,
+    /// Median over the steps.
+    pub(crate) dispatch_us: f64,
+    /// Median over the steps.
+    pub(crate) combine_us: f64,
+    /// Row elements that were compared with the oracle's.
+    pub(crate) elements_checked: u64,
+}
+
+/// Why a rank ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    pub(crate) cause: Cause,
+    /// The rank that the error is about, if it is about one.
+    pub(crate) about: Option<u32>,
+    pub(crate) text: String,
+}
+
+/// Whose fault a failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Cause {
+    /// The process died without a word.
+    Died,
+    /// What the product did is not what the oracle says.
+    Check,
+    /// This rank's own error.
+    Own,
+    /// Another rank's: it was lost or did not come in time, or its input was refused.
+    Peer,
+}
+
+impl Failure {
+    /// The failure for a difference from the oracle.
+    pub(crate) fn check(error: &anyhow::Error) -> Self {
+        Self { cause: Cause::Check, about: None, text: error_text(error) }
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        let core = error.chain().find_map(|cause| cause.downcast_ref::<Error>());
+        let about = core.and_then(Error::rank);
+        let cause = match core.map(Error::kind) {
+            Some(ErrorKind::PeerLost | ErrorKind::Refused) => Cause::Peer,
+            // A wait that ran out names the rank that did not come.
+            Some(ErrorKind::Deadline) if about.is_some() => Cause::Peer,
+            _ => Cause::Own,
+        };
+        Self { cause, about, text: error_text(&error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_another_rank_caused_are_told_apart_from_a_rank_s_own() {
+        let failure = |kind, rank: Option<u32>| {
+            let error = Error::new(kind, "wait", "too long");
+            let error = match rank {
+                Some(rank) => error.with_rank(rank),
+                None => error,
+            };
+            Failure::from(anyhow::Error::from(error).context("dispatch"))
+        };
+        let lost = failure(ErrorKind::PeerLost, Some(2));
+        assert_eq!((lost.cause, lost.about), (Cause::Peer, Some(2)));
+        assert_eq!(lost.text, "dispatch: wait: too long");
+        assert_eq!(failure(ErrorKind::Deadline, Some(2)).cause, Cause::Peer);
+        assert_eq!(failure(ErrorKind::Deadline, None).cause, Cause::Own);
+        assert_eq!(failure(ErrorKind::Config, None).cause, Cause::Own);
+    }
+}

@@ -1,0 +1,167 @@
+//! `tokenyard run`: dispatch, experts, combine on real processes, every element checked.
+//!
+//! `plan` turns arguments into exchanges · `rank` is what one process does · `launch` starts the
+//! processes and listens to them · `message` is what they say · `diagnosis` finds whose fault a
+//! failure is · `summary` is what comes out · `results` writes it to a file.
+
+mod diagnosis;
+mod launch;
+mod message;
+mod plan;
+mod rank;
+mod results;
+mod summary;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use tokenyard_conformance::oracle::Routing;
+
+const EXAMPLES: &str = "\
+Examples:
+  tokenyard run configs/cpu.toml
+  tokenyard run configs/cpu.toml --ranks 2 --layout packed --input-type fp8 --steps 100
+  tokenyard run configs/cpu.toml --input samples/skewed-router.safetensors
+  torchrun --nproc-per-node 4 --no-python tokenyard run configs/cpu.toml --as-rank
+
+Exit codes: 0 everything is right, 1 a check failed, 2 it could not run.
+Input files: docs/input-files.md";
+
+/// Arguments of `tokenyard run`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The config file.
+    config: PathBuf,
+    /// Processes to start [default: 4, or as the input file says].
+    #[arg(long)]
+    ranks: Option<u32>,
+    /// How often the exchange is repeated, with fresh data, checked each time.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// Decides all generated data.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Tokens that each rank brings.
+    #[arg(long, default_value_t = 256, conflicts_with = "input")]
+    tokens: u32,
+    /// Elements of a token's row.
+    #[arg(long, default_value_t = 1024, conflicts_with = "input")]
+    hidden: u32,
+    /// Experts that each token selects.
+    #[arg(long, default_value_t = 4, conflicts_with = "input")]
+    topk: u32,
+    /// Experts on all ranks together [default: 32, or as the input file says].
+    #[arg(long)]
+    experts: Option<u32>,
+    /// How received rows are arranged.
+    #[arg(long, value_enum, default_value_t = LayoutName::Flat)]
+    layout: LayoutName,
+    /// Rows that each expert's group starts at a multiple of (expert-major only).
+    #[arg(long, default_value_t = 1)]
+    alignment: u32,
+    /// What rows are made of; fp8 is cast on the way [default: bf16, or as the input file says].
+    #[arg(long, value_enum)]
+    input_type: Option<InputType>,
+    /// Which experts the tokens select.
+    #[arg(long, value_enum, default_value_t = RoutingName::Uniform, conflicts_with = "input")]
+    routing: RoutingName,
+    /// Rows and routing from a file instead of generated ones.
+    #[arg(long, value_name = "FILE.safetensors")]
+    input: Option<PathBuf>,
+    /// Writes what came back in the last step.
+    #[arg(long, value_name = "FILE.safetensors")]
+    output: Option<PathBuf>,
+    /// Where a started rank leaves its part of the output.
+    #[arg(long, hide = true)]
+    parts: Option<PathBuf>,
+    /// Be one rank of a world that torchrun, Slurm or mpirun started, instead of starting ranks.
+    #[arg(long)]
+    as_rank: bool,
+    /// Print one JSON document as the last line of standard output; the rest goes to standard error.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The layouts, by the names of the arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LayoutName {
+    /// One row per token and rank.
+    Flat,
+    /// One row per token and expert, grouped by expert.
+    ExpertMajor,
+    /// Fixed places per expert and source rank, with counts.
+    Packed,
+}
+
+/// The types of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum InputType {
+    Bf16,
+    Fp16,
+    Fp32,
+    /// Cast to FP8 with one f32 scale per 128 elements.
+    Fp8,
+    /// The same, scales rounded up to powers of two.
+    Fp8Round,
+    /// The same, scales packed as exponents.
+    Fp8Ue8m0,
+}
+
+/// The generated routings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RoutingName {
+    /// Experts at random.
+    Uniform,
+    /// One expert is among those of every token.
+    Skewed,
+    /// Every token selects one and the same expert.
+    OneExpert,
+    /// Tokens stay on their rank.
+    OwnRank,
+    /// About a quarter of the selections are struck out.
+    SomeNegative,
+    /// About a third of the tokens select nothing.
+    SomeNothing,
+    /// No token selects anything.
+    Nothing,
+}
+
+impl From<RoutingName> for Routing {
+    fn from(name: RoutingName) -> Self {
+        match name {
+            RoutingName::Uniform => Self::Uniform,
+            RoutingName::Skewed => Self::Skewed,
+            RoutingName::OneExpert => Self::OneExpert,
+            RoutingName::OwnRank => Self::OwnRank,
+            RoutingName::SomeNegative => Self::SomeNegative,
+            RoutingName::SomeNothing => Self::SomeNothing,
+            RoutingName::Nothing => Self::Nothing,
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Right,
+    CheckFailed,
+    DidNotRun,
+}
+
+impl Verdict {
+    fn code(self) -> u8 {
+        match self {
+            Self::Right => 0,
+            Self::CheckFailed => 1,
+            Self::DidNotRun => 2,
+        }
+    }
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let verdict = if args.as_rank { rank::main(args)? } else { launch::main(args)? };
+    Ok(ExitCode::from(verdict.code()))
+}

@@ -1,0 +1,289 @@
+//! What one rank does.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokenyard_conformance::exchange::{
+    Brought, Placed, Staged, check_combined, check_received, options, run_experts,
+};
+use tokenyard_conformance::oracle::{Case, Inputs, routing};
+use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
+use tokenyard_core::config::Config;
+use tokenyard_core::yard::Yard;
+
+use super::message::{Failure, Message, Opened, RankResult};
+use super::plan::Plan;
+use super::results::Part;
+use super::summary::Summary;
+use super::{Args, Verdict, results};
+use crate::output::{People, print_json};
+
+/// A rank that has joined the others.
+struct Rank<'a> {
+    args: &'a Args,
+    config: Config,
+    plan: Plan,
+    world: Arc<World>,
+    /// Whether this program started the ranks: then it listens to their lines.
+    launched: bool,
+}
+
+pub(crate) fn main(args: &Args) -> Result<Verdict> {
+    let launched = tokenyard_launch::adopt()?;
+    let mut name = "rank".to_owned();
+    let end = Rank::join(args, launched).map_err(Failure::from).and_then(|rank| {
+        name = format!("rank {}", rank.world.rank());
+        rank.run().inspect_err(|failure| rank.world.report_failure(&failure.text))
+    });
+    let Err(failure) = end else { return Ok(Verdict::Right) };
+    let verdict = super::diagnosis::verdict([&failure]);
+    if launched {
+        print_json(&Message::Failed(failure))?;
+    } else {
+        People::errors().say(format_args!("tokenyard: {name}: {}", failure.text));
+    }
+    Ok(verdict)
+}
+
+fn env(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+impl<'a> Rank<'a> {
+    fn join(args: &'a Args, launched: bool) -> Result<Self> {
+        let config = Config::load(&args.config)?;
+        // The launcher's rendezvous counts, whatever the config says of other launchers.
+        let spec = if launched { "env" } else { &config.world.bootstrap };
+        let identity = Identity::resolve(spec, &env)?;
+        let plan = Plan::new(args, Some(identity.place.ranks))?;
+        let world = World::join(WorldOptions {
+            secret: Secret::from_env(&env)?,
+            deadline: config.world.deadline,
+            late: config.world.late,
+            ..WorldOptions::new(identity)
+        })?;
+        Ok(Self { args, config, plan, world: Arc::new(world), launched })
+    }
+
+    fn run(&self) -> Result<(), Failure> {
+        let mut yard = Yard::open(&self.world, &self.config, options(&self.plan.case))
+            .map_err(anyhow::Error::from)?;
+        self.agree()?;
+        let mut tally = Tally::default();
+        let mut opened = None;
+        for step in 0..self.args.steps {
+            let (case, inputs) = self.plan.step(step);
+            if opened.is_none() {
+                opened = Some(self.say_opened(&yard, &case, &inputs)?);
+            }
+            let last = step + 1 == self.args.steps;
+            let part = self
+                .step(&mut yard, &case, &inputs, &mut tally)
+                .map_err(|failure| failure.at(step + 1, self.args.steps))?;
+            if last {
+                self.write(&part)?;
+            }
+            self.say(&Message::Step { done: step + 1 })?;
+        }
+        // A rank that left would be a lost one for those that still combine.
+        self.world.barrier("run done").map_err(anyhow::Error::from)?;
+        self.finish(opened, tally)
+    }
+
+    /// What is not part of the yard's own agreement and must be equal all the same.
+    fn agree(&self) -> Result<()> {
+        let items = [
+            ("exchange".to_owned(), self.plan.case.to_string()),
+            ("steps".to_owned(), self.args.steps.to_string()),
+        ];
+        Ok(self.world.agree("run", &items)?)
+    }
+
+    fn say_opened(&self, yard: &Yard, case: &Case, inputs: &Inputs) -> Result<Opened> {
+        let opened = Opened {
+            report: serde_json::to_value(yard.report())?,
+            busiest_over_mean: busiest_over_mean(case, inputs),
+        };
+        self.say(&Message::Opened(opened.clone()))?;
+        Ok(opened)
+    }
+
+    /// One exchange; every element is compared.
+    fn step(
+        &self,
+        yard: &mut Yard,
+        case: &Case,
+        inputs: &Inputs,
+        tally: &mut Tally,
+    ) -> Result<Part, Failure> {
+        let rank = self.world.rank() as usize;
+        let check = |error: anyhow::Error| Failure::check(&error);
+        let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
+        let arguments = brought.dispatch()?;
+        self.align("dispatch")?;
+        let start = Instant::now();
+        let (received, handle) = yard.dispatch(&arguments).context("dispatch")?;
+        tally.dispatch.push(start.elapsed());
+        check_received(case, inputs, rank, &received).context("after dispatch").map_err(check)?;
+        let output = run_experts(case, rank, &received).context("experts").map_err(check)?;
+        let rows = received.tokens() as u64;
+        let mut part = Part::new(rank, &received);
+        drop(received);
+        let staged = Staged::new(yard, &brought, &handle, &output, Placed::CombineInput)
+            .context("combine")?;
+        self.align("combine")?;
+        let start = Instant::now();
+        let got = staged.combine(yard, &brought, &handle).context("combine")?;
+        tally.combine.push(start.elapsed());
+        check_combined(case, inputs, rank, &got).context("after combine").map_err(check)?;
+        tally.count(case, inputs, rank, rows);
+        part.add_combined(case, got);
+        Ok(part)
+    }
+
+    /// Lets all ranks start a measured phase together, so that nobody's time is spent waiting for
+    /// another rank's check.
+    fn align(&self, phase: &str) -> Result<()> {
+        self.world.barrier(phase).with_context(|| format!("before {phase}"))
+    }
+
+    fn write(&self, part: &Part) -> Result<()> {
+        let path = match (&self.args.parts, &self.args.output) {
+            (Some(folder), _) => results::part_path(folder, part.rank()),
+            (None, Some(output)) => results::rank_path(output, part.rank()),
+            (None, None) => return Ok(()),
+        };
+        part.write(&path)
+    }
+
+    fn finish(&self, opened: Option<Opened>, tally: Tally) -> Result<(), Failure> {
+        let result = tally.result(self.world.rank(), &self.plan.case);
+        if self.launched {
+            return Ok(self.say(&Message::Done(result))?);
+        }
+        let mine = serde_json::to_vec(&result).map_err(anyhow::Error::from)?;
+        let all = self.world.all_gather("results", &mine).map_err(anyhow::Error::from)?;
+        if self.world.rank() == 0 {
+            let decode = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
+            let results: Result<Vec<RankResult>, _> = all.iter().map(decode).collect();
+            let mut summary = Summary::new(self.args, &self.config, &self.plan.case);
+            summary.opened = opened;
+            summary.ranks = results.context("results of the ranks")?;
+            summary.print(self.args.json)?;
+        } else {
+            // Rank 0 prints the table; where each rank has its own log, this is what it shows.
+            People::errors().say(format_args!(
+                "tokenyard: rank {}: {} elements of {} steps are right",
+                result.rank, result.elements_checked, self.args.steps
+            ));
+        }
+        Ok(())
+    }
+
+    fn say(&self, message: &Message) -> Result<()> {
+        if self.launched { print_json(message) } else { Ok(()) }
+    }
+}
+
+impl Failure {
+    fn at(mut self, step: u32, steps: u32) -> Self {
+        self.text = format!("step {step} of {steps}: {}", self.text);
+        self
+    }
+}
+
+/// What happened so far.
+#[derive(Default)]
+struct Tally {
+    dispatch: Vec<Duration>,
+    combine: Vec<Duration>,
+    rows_sent: u64,
+    rows_received: u64,
+    elements: u64,
+}
+
+impl Tally {
+    fn count(&mut self, case: &Case, inputs: &Inputs, rank: usize, received: u64) {
+        let mine = &inputs.ranks[rank];
+        let tokens = case.tokens_of(rank);
+        let sent = (0..tokens)
+            .map(|token| routing::destinations(case, mine.selections(case, token)).len() as u64);
+        self.rows_sent += sent.sum::<u64>();
+        self.rows_received += received;
+        self.elements += (received + tokens as u64) * case.hidden as u64;
+    }
+
+    fn result(mut self, rank: u32, case: &Case) -> RankResult {
+        let scales = case.scales().map_or(0, |(elem, count)| elem.bytes() * count);
+        let row = case.hidden * case.received_elem().bytes() + scales;
+        let returned = case.hidden * case.combine.row.bytes();
+        RankResult {
+            rank,
+            tokens: case.tokens_of(rank as usize) as u64,
+            rows_sent: self.rows_sent,
+            rows_received: self.rows_received,
+            bytes_received: self.rows_received * row as u64,
+            bytes_returned: self.rows_sent * returned as u64,
+            dispatch_us: median_us(&mut self.dispatch),
+            combine_us: median_us(&mut self.combine),
+            elements_checked: self.elements,
+        }
+    }
+}
+
+fn median_us(times: &mut [Duration]) -> f64 {
+    times.sort_unstable();
+    let middle = |i: usize| times.get(i).map_or(0.0, |time| time.as_secs_f64() * 1e6);
+    (middle(times.len().saturating_sub(1) / 2) + middle(times.len() / 2)) / 2.0
+}
+
+/// How uneven the experts' loads are.
+fn busiest_over_mean(case: &Case, inputs: &Inputs) -> f64 {
+    let mut loads = vec![0u64; case.experts];
+    for expert in inputs.ranks.iter().flat_map(|rank| &rank.topk_idx).filter(|e| **e >= 0) {
+        loads[*expert as usize] += 1;
+    }
+    let total: u64 = loads.iter().sum();
+    let busiest = loads.into_iter().max().unwrap_or(0);
+    if total == 0 { 0.0 } else { busiest as f64 * case.experts as f64 / total as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenyard_conformance::oracle::Routing;
+
+    use super::*;
+
+    #[test]
+    fn the_median_is_that_of_sorted_times() {
+        let us = Duration::from_micros;
+        assert_eq!(median_us(&mut [us(9), us(1), us(2)]), 2.0);
+        assert_eq!(median_us(&mut [us(9), us(1), us(2), us(4)]), 3.0);
+        assert_eq!(median_us(&mut [us(7)]), 7.0);
+    }
+
+    #[test]
+    fn a_skewed_routing_shows_in_the_load() {
+        let load = |routing| {
+            let case = Case { experts: 16, routing, ..Case::default() };
+            busiest_over_mean(&case, &Inputs::all(&case))
+        };
+        assert!(load(Routing::Skewed) >= 4.0);
+        assert_eq!(load(Routing::OneExpert), 16.0);
+        assert_eq!(load(Routing::Nothing), 0.0);
+    }
+
+    #[test]
+    fn sent_and_received_rows_count_pairs_of_token_and_rank() {
+        let case = Case { ranks: 2, experts: 4, topk: 4, max_tokens: 3, ..Case::default() };
+        let inputs = Inputs::all(&case);
+        let mut tally = Tally::default();
+        // Every token selects all experts, so it goes to both ranks once.
+        tally.count(&case, &inputs, 1, 6);
+        let result = tally.result(1, &case);
+        assert_eq!((result.rows_sent, result.rows_received), (6, 6));
+        assert_eq!(result.bytes_received, 6 * 256 * 2);
+        assert_eq!(result.elements_checked, (6 + 3) * 256);
+    }
+}

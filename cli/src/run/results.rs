@@ -1,0 +1,127 @@
+//! `--output`: what the ranks got, as one safetensors file.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use tokenyard_conformance::exchange::Got;
+use tokenyard_conformance::oracle::{Case, RowType};
+use tokenyard_core::yard::Received;
+
+/// What one rank received and got back in one step.
+#[derive(Debug)]
+pub(crate) struct Part {
+    rank: usize,
+    arrays: Vec<Array>,
+}
+
+#[derive(Debug)]
+struct Array {
+    name: &'static str,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Part {
+    /// Keeps the counts of what arrived.
+    pub(crate) fn new(rank: usize, received: &Received) -> Self {
+        let counts = [
+            ("expert_counts", received.expert_counts()),
+            ("source_counts", received.source_counts()),
+        ];
+        let arrays = counts.into_iter().filter_map(|(name, tensor)| {
+            let tensor = tensor?;
+            let bytes = tensor.bytes().to_vec();
+            Some(Array { name, dtype: Dtype::I32, shape: vec![tensor.rows()], bytes })
+        });
+        Self { rank, arrays: arrays.collect() }
+    }
+
+    /// Adds what combine brought back.
+    pub(crate) fn add_combined(&mut self, case: &Case, got: Got) {
+        let tokens = case.tokens_of(self.rank);
+        self.arrays.push(Array {
+            name: "x",
+            dtype: match case.combine.row {
+                RowType::Bf16 => Dtype::BF16,
+                RowType::F16 => Dtype::F16,
+                RowType::F32 => Dtype::F32,
+            },
+            shape: vec![tokens, case.hidden],
+            bytes: got.x.bytes().to_vec(),
+        });
+        if let Some(weights) = got.weights {
+            self.arrays.push(Array {
+                name: "topk_weights",
+                dtype: Dtype::F32,
+                shape: vec![tokens, case.topk],
+                bytes: weights.iter().flat_map(|w| w.to_le_bytes()).collect(),
+            });
+        }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Writes a file of this part alone.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let views = self.arrays.iter().map(|array| {
+            let view = TensorView::new(array.dtype, array.shape.clone(), &array.bytes)?;
+            anyhow::Ok((format!("rank{}.{}", self.rank, array.name), view))
+        });
+        write(path, views.collect::<Result<Vec<_>>>()?, None)
+    }
+}
+
+/// The file that a rank leaves in the launcher's folder.
+pub(crate) fn part_path(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("rank{rank}.safetensors"))
+}
+
+/// The file of one rank where nobody collects the parts: `out.rank3.safetensors` for
+/// `out.safetensors`.
+pub(crate) fn rank_path(output: &Path, rank: usize) -> PathBuf {
+    output.with_extension(format!("rank{rank}.safetensors"))
+}
+
+/// Makes one file of the parts of all ranks.
+pub(crate) fn join(folder: &Path, case: &Case, output: &Path) -> Result<()> {
+    let read = |rank| {
+        let path = part_path(folder, rank);
+        std::fs::read(&path).with_context(|| format!("read {}", path.display()))
+    };
+    let files = (0..case.ranks).map(read).collect::<Result<Vec<_>>>()?;
+    let mut tensors = Vec::new();
+    for file in &files {
+        tensors.extend(SafeTensors::deserialize(file)?.tensors());
+    }
+    let about = HashMap::from([
+        ("made_by".to_owned(), format!("tokenyard {}", env!("CARGO_PKG_VERSION"))),
+        ("exchange".to_owned(), case.to_string()),
+        ("num_experts".to_owned(), case.experts.to_string()),
+    ]);
+    write(output, tensors, Some(about))
+}
+
+fn write(
+    path: &Path,
+    tensors: Vec<(String, TensorView<'_>)>,
+    about: Option<HashMap<String, String>>,
+) -> Result<()> {
+    let bytes = safetensors::serialize(tensors, about)?;
+    std::fs::write(path, bytes).with_context(|| format!("write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_without_a_launcher_has_a_file_of_its_own_beside_the_output() {
+        let path = rank_path(Path::new("/data/out.safetensors"), 3);
+        assert_eq!(path, Path::new("/data/out.rank3.safetensors"));
+    }
+}

@@ -1,0 +1,275 @@
+//! What a run comes to, for people and for programs.
+
+use anyhow::Result;
+use serde::Serialize;
+use tokenyard_conformance::oracle::{Case, Input, Layout, Scales, Tokens};
+use tokenyard_core::config::Config;
+
+use super::Args;
+use super::diagnosis::Finding;
+use super::message::{Opened, RankResult};
+use crate::conditions::Conditions;
+use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
+
+const MIB: f64 = (1 << 20) as f64;
+
+/// The result of a run.
+pub(crate) struct Summary<'a> {
+    args: &'a Args,
+    config: &'a Config,
+    case: &'a Case,
+    pub(crate) opened: Option<Opened>,
+    /// By rank; those that did not finish are missing.
+    pub(crate) ranks: Vec<RankResult>,
+    pub(crate) findings: Vec<Finding>,
+}
+
+/// The JSON document.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema_version: u32,
+    command: &'static str,
+    config: ConfigInfo<'a>,
+    /// What was chosen, and why; absent if the yard did not open.
+    yard: Option<&'a serde_json::Value>,
+    shape: ShapeInfo,
+    seed: u64,
+    steps: u32,
+    ranks: Vec<RankInfo<'a>>,
+    busiest_expert_over_mean: Option<f64>,
+    check: Check,
+    failures: &'a [Finding],
+    conditions: Conditions,
+}
+
+#[derive(Serialize)]
+struct ConfigInfo<'a> {
+    file: &'a str,
+    agreed: serde_json::Map<String, serde_json::Value>,
+}
+
+#[derive(Serialize)]
+struct ShapeInfo {
+    ranks: usize,
+    experts: usize,
+    topk: usize,
+    hidden: usize,
+    max_tokens: usize,
+    layout: String,
+    input: String,
+    combine: String,
+    /// Names the whole exchange; equal names mean equal data.
+    exchange: String,
+}
+
+#[derive(Serialize)]
+struct RankInfo<'a> {
+    #[serde(flatten)]
+    result: &'a RankResult,
+    dispatch_gb_per_s: f64,
+    combine_gb_per_s: f64,
+}
+
+#[derive(Serialize)]
+struct Check {
+    passed: bool,
+    elements: u64,
+}
+
+impl<'a> Summary<'a> {
+    pub(crate) fn new(args: &'a Args, config: &'a Config, case: &'a Case) -> Self {
+        Self { args, config, case, opened: None, ranks: Vec::new(), findings: Vec::new() }
+    }
+
+    /// Prints the result for people and, on request, as JSON.
+    pub(crate) fn print(&self, json: bool) -> Result<()> {
+        self.print_table(People::new(json));
+        for finding in &self.findings {
+            let people = People::errors();
+            people.say(format_args!("{} {}", people.paint(Style::Bad, "error:"), finding.line()));
+        }
+        if json { print_json(&self.document()) } else { Ok(()) }
+    }
+
+    fn passed(&self) -> bool {
+        self.findings.is_empty() && self.ranks.len() == self.case.ranks
+    }
+
+    fn elements(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.elements_checked).sum()
+    }
+
+    fn print_table(&self, people: People) {
+        people.say(self.headline());
+        if let Some(opened) = &self.opened {
+            people.say(parts_line(opened));
+        }
+        if self.ranks.is_empty() {
+            return;
+        }
+        people.say("");
+        people.say(self.table().render(people));
+        people.say("");
+        if self.passed() {
+            let text = format!("all {} row elements equal the oracle's", self.elements());
+            people.say(format_args!("check: {} ({text})", people.paint(Style::Good, "passed")));
+        }
+        if !Conditions::here().release_build {
+            people.say("note: this build is not optimised (no --release): the times mean little");
+        }
+    }
+
+    fn headline(&self) -> String {
+        let Case { ranks, experts, topk, hidden, max_tokens, .. } = self.case;
+        let tokens = match &self.case.tokens {
+            Tokens::Full => format!("{max_tokens} tokens each"),
+            _ => format!("up to {max_tokens} tokens each"),
+        };
+        format!(
+            "{ranks} rank{}, {tokens}, {} rows of {hidden}, top-{topk} of {experts} experts, {}, \
+             {} step{}, seed {}",
+            plural(*ranks),
+            row_words(self.case.input),
+            layout_words(self.case.layout),
+            self.args.steps,
+            plural(self.args.steps as usize),
+            self.case.seed
+        )
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new(&[
+            "rank",
+            "tokens",
+            "rows out",
+            "rows in",
+            "MiB in",
+            "dispatch us",
+            "GB/s",
+            "combine us",
+            "GB/s",
+            "check",
+        ]);
+        let steps = f64::from(self.args.steps.max(1));
+        let line = |name: Cell, r: &RankResult, check: &str| {
+            [
+                name,
+                r.tokens.into(),
+                format!("{:.0}", r.rows_sent as f64 / steps).into(),
+                format!("{:.0}", r.rows_received as f64 / steps).into(),
+                format!("{:.2}", r.bytes_received as f64 / steps / MIB).into(),
+                format!("{:.0}", r.dispatch_us).into(),
+                format!("{:.2}", gb_per_s(r.bytes_received, r.dispatch_us * steps)).into(),
+                format!("{:.0}", r.combine_us).into(),
+                format!("{:.2}", gb_per_s(r.bytes_returned, r.combine_us * steps)).into(),
+                Cell::styled(if check == "ok" { Style::Good } else { Style::Plain }, check),
+            ]
+        };
+        for rank in &self.ranks {
+            table.row(line(rank.rank.into(), rank, "ok"));
+        }
+        if self.ranks.len() == self.case.ranks {
+            table.row(line("all".into(), &self.total(), "ok"));
+        }
+        table
+    }
+
+    /// Sums, and the times of the slowest rank.
+    fn total(&self) -> RankResult {
+        let sum = |of: fn(&RankResult) -> u64| self.ranks.iter().map(of).sum();
+        let slowest = |of: fn(&RankResult) -> f64| self.ranks.iter().map(of).fold(0.0, f64::max);
+        RankResult {
+            rank: 0,
+            tokens: sum(|r| r.tokens),
+            rows_sent: sum(|r| r.rows_sent),
+            rows_received: sum(|r| r.rows_received),
+            bytes_received: sum(|r| r.bytes_received),
+            bytes_returned: sum(|r| r.bytes_returned),
+            dispatch_us: slowest(|r| r.dispatch_us),
+            combine_us: slowest(|r| r.combine_us),
+            elements_checked: self.elements(),
+        }
+    }
+
+    fn document(&self) -> Document<'_> {
+        let case = self.case;
+        let steps = f64::from(self.args.steps.max(1));
+        let agreed = self.config.agreement().into_iter().map(|(k, v)| (k, v.into())).collect();
+        Document {
+            schema_version: SCHEMA_VERSION,
+            command: "run",
+            config: ConfigInfo { file: &self.config.name, agreed },
+            yard: self.opened.as_ref().map(|opened| &opened.report),
+            shape: ShapeInfo {
+                ranks: case.ranks,
+                experts: case.experts,
+                topk: case.topk,
+                hidden: case.hidden,
+                max_tokens: case.max_tokens,
+                layout: case.layout.to_string(),
+                input: case.input.to_string(),
+                combine: case.combine.row.to_string(),
+                exchange: case.to_string(),
+            },
+            seed: case.seed,
+            steps: self.args.steps,
+            ranks: self
+                .ranks
+                .iter()
+                .map(|result| RankInfo {
+                    result,
+                    dispatch_gb_per_s: gb_per_s(result.bytes_received, result.dispatch_us * steps),
+                    combine_gb_per_s: gb_per_s(result.bytes_returned, result.combine_us * steps),
+                })
+                .collect(),
+            busiest_expert_over_mean: self.opened.as_ref().map(|opened| opened.busiest_over_mean),
+            check: Check { passed: self.passed(), elements: self.elements() },
+            failures: &self.findings,
+            conditions: Conditions::here(),
+        }
+    }
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+fn row_words(input: Input) -> String {
+    match input {
+        Input::Plain(row) => row.to_string(),
+        Input::Cast(row, Scales::F32) => format!("{row} cast to fp8"),
+        Input::Cast(row, Scales::RoundedF32) => format!("{row} cast to fp8 (rounded scales)"),
+        Input::Cast(row, Scales::Ue8m0) => format!("{row} cast to fp8 (UE8M0 scales)"),
+        Input::Opaque(_) => "fp8".to_owned(),
+    }
+}
+
+fn layout_words(layout: Layout) -> String {
+    match layout {
+        Layout::Flat => "flat layout".to_owned(),
+        Layout::ExpertMajor { alignment, .. } => {
+            format!("expert-major layout (alignment {alignment})")
+        }
+        Layout::Packed => "packed layout".to_owned(),
+    }
+}
+
+fn parts_line(opened: &Opened) -> String {
+    let report = &opened.report;
+    let domains = report.get("domains").and_then(serde_json::Value::as_u64).unwrap_or(0);
+    let text = |key: &str| report.get(key).and_then(|v| v.as_str()).unwrap_or("?").to_owned();
+    format!(
+        "kernels {}, transport {} ({}), {domains} domain{}; the busiest expert has {:.1} times the \
+         mean load",
+        text("kernels"),
+        text("transport"),
+        text("path"),
+        plural(domains as usize),
+        opened.busiest_over_mean
+    )
+}
+
+/// 10^9 bytes per second; 0 where no time was measured.
+fn gb_per_s(bytes: u64, us: f64) -> f64 {
+    if us > 0.0 { bytes as f64 / us / 1e3 } else { 0.0 }
+}

@@ -1,0 +1,126 @@
+//! `tokenyard plugins`, `doctor`, `shape`, and what all commands share.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
+
+mod common;
+
+use std::process::Output;
+
+use common::{Config, expect_code, json, stderr, stdout, tokenyard};
+
+fn call(arguments: &[&str]) -> Output {
+    tokenyard().args(arguments).output().unwrap()
+}
+
+#[test]
+fn plugins_lists_the_built_in_parts_with_their_capabilities() {
+    let output = call(&["plugins"]);
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    for part in ["kernel set  cpu", "transport   shm", "topology    auto"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(text.contains("yes: load/store"), "{text}");
+    let document = json(&call(&["plugins", "--json"]));
+    let parts = document["parts"].as_array().unwrap();
+    let shm = parts.iter().find(|part| part["name"] == "shm").unwrap();
+    assert_eq!(shm["capabilities"]["load_store"], true);
+    assert_eq!(shm["why_not"], serde_json::Value::Null);
+}
+
+#[test]
+fn a_plugin_that_fails_the_handshake_is_listed_with_its_error_and_the_others_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let (bad, missing) = (folder.path().join("bad.so"), folder.path().join("missing.so"));
+    std::fs::write(&bad, "no library").unwrap();
+    let paths = format!("[plugins]\npaths = [{bad:?}, {missing:?}]");
+    let config = Config::with(&paths);
+    let config = config.path();
+    let output = call(&["plugins", config.to_str().unwrap(), "--json"]);
+    expect_code(&output, 1);
+    let document = json(&output);
+    assert_eq!(document["broken"].as_array().unwrap().len(), 2);
+    assert_eq!(document["parts"].as_array().unwrap().len(), 3);
+    let text = stderr(&output);
+    assert!(text.contains("bad.so") && text.contains("not loaded"), "{text}");
+    let doctor = call(&["doctor", config.to_str().unwrap()]);
+    expect_code(&doctor, 2);
+    assert!(stdout(&doctor).contains("missing.so"), "{}", stdout(&doctor));
+}
+
+#[test]
+fn doctor_says_what_was_tried_and_its_exit_code_is_its_verdict() {
+    let config = Config::new();
+    let output = call(&["doctor", config.path().to_str().unwrap(), "--ranks", "1", "--json"]);
+    let document = json(&output);
+    let code = ["ok", "warn", "broken"].iter().position(|v| document["verdict"] == *v).unwrap();
+    expect_code(&output, code as i32);
+    let findings = document["findings"].as_array().unwrap();
+    let find = |what: &str| findings.iter().find(|f| f["what"] == what).unwrap();
+    assert_eq!(find("transport shm")["verdict"], "ok");
+    assert_eq!(find("shared memory (memfd)")["found"], "tried, it works");
+    assert_eq!(find("open files")["wanted"], "36 for 1 ranks");
+}
+
+#[test]
+fn doctor_names_a_part_that_nobody_provides_and_a_port_that_is_held() {
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = held.local_addr().unwrap().port();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.toml");
+    let text = format!(
+        "[world]\nbootstrap = \"tcp://127.0.0.1:{port}\"\n[kernels]\nuse = \"cpu\"\n\
+         [transport.scale_up]\nuse = \"efa\"\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    let output = call(&["doctor", path.to_str().unwrap()]);
+    expect_code(&output, 2);
+    let text = stdout(&output);
+    assert!(text.contains("transport efa"), "{text}");
+    assert!(text.contains(&format!("127.0.0.1:{port}: ")), "{text}");
+    assert!(text.contains("it cannot work like this"), "{text}");
+}
+
+#[test]
+fn shape_adds_up_what_a_rank_and_the_world_need() {
+    let arguments = "shape --ranks 2 --experts 8 --topk 2 --hidden 256 --max-tokens 16 --json";
+    let output = call(&arguments.split(' ').collect::<Vec<_>>());
+    expect_code(&output, 0);
+    let document = json(&output);
+    let buffers = document["buffers"].as_array().unwrap();
+    let x = buffers.iter().find(|b| b["name"] == "flat region: x").unwrap();
+    assert_eq!(x["bytes"], 2 * 16 * 512);
+    assert!(x["formula"].as_str().unwrap().contains("R*M"));
+    let counted = buffers.iter().filter(|b| b["counts"] == true);
+    let sum: u64 = counted.map(|b| b["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(document["rank_bytes"].as_u64(), Some(sum));
+    assert_eq!(document["world_bytes"].as_u64(), Some(2 * sum));
+    let refused = call(&arguments.replace("8 --topk", "9 --topk").split(' ').collect::<Vec<_>>());
+    expect_code(&refused, 2);
+    assert!(stderr(&refused).contains("9 experts on 2 ranks"), "{}", stderr(&refused));
+}
+
+#[test]
+fn the_help_of_each_command_has_an_example() {
+    for command in ["run", "plugins", "doctor", "shape"] {
+        let output = call(&[command, "--help"]);
+        expect_code(&output, 0);
+        let text = stdout(&output);
+        assert!(text.contains(&format!("\n  tokenyard {command}")), "{command}: {text}");
+    }
+}
+
+#[test]
+fn nothing_is_coloured_where_no_terminal_reads() {
+    let output = call(&["plugins"]);
+    assert!(!stdout(&output).contains('\x1b'));
+}
+
+#[test]
+fn a_wrong_config_is_an_error_that_names_the_line_once() {
+    let config = Config::with("[plugins]\npath = []");
+    let output = call(&["run", config.path().to_str().unwrap()]);
+    expect_code(&output, 2);
+    let text = stderr(&output);
+    assert!(text.contains("config.toml:"), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+}

@@ -1,0 +1,88 @@
+//! Runs the real binary.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "test files use a part; they fail by panic"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A config whose waits end within seconds, in a folder of its own.
+pub(crate) struct Config {
+    folder: tempfile::TempDir,
+}
+
+impl Config {
+    pub(crate) fn new() -> Self {
+        Self::with("")
+    }
+
+    /// With more lines at its end.
+    pub(crate) fn with(more: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!(
+            "[world]\ndeadline_ms = 2000\nlate_ms = 10000\n[kernels]\nuse = \"cpu\"\n\
+             [transport.scale_up]\nuse = \"shm\"\n{more}\n"
+        );
+        std::fs::write(folder.path().join("config.toml"), text).unwrap();
+        Self { folder }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.file("config.toml")
+    }
+
+    /// A file beside the config.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+/// A file of the repository.
+pub(crate) fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// The command, without the variables of whatever launched this test.
+pub(crate) fn tokenyard() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tokenyard"));
+    command.stdin(Stdio::null());
+    let foreign = ["TOKENYARD_", "SLURM_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_"];
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if foreign.iter().any(|start| name.starts_with(start)) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// `tokenyard run CONFIG` with these arguments behind it.
+pub(crate) fn run(config: &Config, arguments: &str) -> Output {
+    let mut command = tokenyard();
+    command.arg("run").arg(config.path()).args(arguments.split_whitespace());
+    command.output().unwrap()
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The exit code, with all that was printed where the test fails.
+pub(crate) fn expect_code(output: &Output, code: i32) {
+    let (out, err) = (stdout(output), stderr(output));
+    assert_eq!(output.status.code(), Some(code), "stdout:\n{out}\nstderr:\n{err}");
+}
+
+/// The last line of standard output, which must be one JSON document.
+pub(crate) fn json(output: &Output) -> serde_json::Value {
+    let text = stdout(output);
+    let last = text.lines().last().unwrap_or_else(|| panic!("nothing: {}", stderr(output)));
+    serde_json::from_str(last).unwrap()
+}

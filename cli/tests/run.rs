@@ -1,0 +1,282 @@
+//! `tokenyard run` on real processes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Config, expect_code, json, repository, run, stderr, stdout, tokenyard};
+use rustix::process::{Pid, Signal, kill_process};
+use safetensors::{Dtype, SafeTensors};
+
+const SMALL: &str = "--tokens 12 --hidden 128 --experts 8 --topk 3 --steps 3";
+
+#[test]
+fn every_number_of_ranks_and_layout_is_right() {
+    let config = Config::new();
+    for ranks in [1, 2, 4] {
+        for layout in ["flat", "expert-major --alignment 8", "packed"] {
+            let output = run(&config, &format!("{SMALL} --ranks {ranks} --layout {layout}"));
+            expect_code(&output, 0);
+            let text = stdout(&output);
+            assert!(text.contains("check: passed"), "{text}");
+            let lines = text.lines().filter(|line| line.trim_end().ends_with(" ok")).count();
+            assert_eq!(lines, ranks + 1, "one line per rank and one for all:\n{text}");
+        }
+    }
+}
+
+#[test]
+fn every_type_and_routing_is_right() {
+    let config = Config::new();
+    for (kind, routing) in [
+        ("fp16", "own-rank"),
+        ("fp32", "some-negative"),
+        ("fp8", "some-nothing"),
+        ("fp8-round", "nothing"),
+        ("fp8-ue8m0", "one-expert"),
+    ] {
+        let more = format!("{SMALL} --ranks 2 --input-type {kind} --routing {routing}");
+        expect_code(&run(&config, &more), 0);
+    }
+}
+
+#[test]
+fn the_last_line_of_standard_output_is_one_document_and_all_else_is_on_standard_error() {
+    let output = run(&Config::new(), &format!("{SMALL} --ranks 2 --seed 5 --json"));
+    expect_code(&output, 0);
+    assert_eq!(stdout(&output).lines().count(), 1);
+    assert!(stderr(&output).contains("check: passed"));
+    let document = json(&output);
+    assert_eq!(document["schema_version"], 1);
+    assert_eq!(document["command"], "run");
+    assert_eq!(document["seed"], 5);
+    assert_eq!(document["steps"], 3);
+    assert_eq!(document["check"]["passed"], true);
+    assert_eq!(document["yard"]["transport"], "shm");
+    assert_eq!(document["shape"]["layout"], "flat");
+    assert_eq!(document["config"]["agreed"]["world.deadline_ms"], "2000");
+    assert!(document["conditions"]["processors"].as_u64().unwrap() > 0);
+    let ranks = document["ranks"].as_array().unwrap();
+    let sum = |key: &str| ranks.iter().map(|r| r[key].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(ranks.len(), 2);
+    assert_eq!(sum("rows_sent"), sum("rows_received"));
+    assert!(ranks.iter().all(|rank| rank["dispatch_us"].as_f64().unwrap() > 0.0));
+    // T rows came back per step, and every row that arrived was compared.
+    let elements = (2 * 12 * 3 + sum("rows_received")) * 128;
+    assert_eq!(document["check"]["elements"].as_u64(), Some(elements));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_routing_and_another_seed_another() {
+    let config = Config::new();
+    let rows = |seed: u32| {
+        let more = format!("{SMALL} --ranks 2 --steps 1 --seed {seed} --json");
+        json(&run(&config, &more.replace("--steps 3 ", "")))["ranks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|rank| rank["rows_received"].as_u64().unwrap())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(rows(1), rows(1));
+    assert!((2..6).any(|seed| rows(seed) != rows(1)));
+}
+
+#[test]
+fn the_sample_is_skewed_and_its_exchange_is_right() {
+    let sample = repository("samples/skewed-router.safetensors");
+    assert!(std::fs::metadata(&sample).unwrap().len() < 200 << 10);
+    let more = format!("--steps 2 --json --input {}", sample.display());
+    let output = run(&Config::new(), &more);
+    expect_code(&output, 0);
+    let document = json(&output);
+    let skew = document["busiest_expert_over_mean"].as_f64().unwrap();
+    assert!(skew >= 4.0, "the busiest expert has {skew} times the mean load");
+    assert_eq!(document["shape"]["experts"], 32);
+}
+
+#[test]
+fn the_output_holds_what_each_rank_got() {
+    let config = Config::new();
+    let out = config.file("out.safetensors");
+    let more = format!("{SMALL} --ranks 2 --layout packed --output {}", out.display());
+    expect_code(&run(&config, &more), 0);
+    let bytes = std::fs::read(&out).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for rank in 0..2 {
+        let tensor = |name: &str| file.tensor(&format!("rank{rank}.{name}")).unwrap();
+        assert_eq!((tensor("x").dtype(), tensor("x").shape()), (Dtype::BF16, &[12, 128][..]));
+        assert!(tensor("x").data().iter().any(|byte| *byte != 0));
+        assert_eq!(tensor("topk_weights").shape(), [12, 3]);
+        assert_eq!(tensor("expert_counts").shape(), [4]);
+        assert_eq!(tensor("source_counts").shape(), [2]);
+    }
+    let left = std::fs::read_dir(out.parent().unwrap()).unwrap().count();
+    assert_eq!(left, 2, "the config and the output, and nothing else");
+}
+
+#[test]
+fn what_is_wrong_is_refused_before_a_rank_starts() {
+    let config = Config::new();
+    let cut = config.file("cut.safetensors");
+    let sample = std::fs::read(repository("samples/skewed-router.safetensors")).unwrap();
+    std::fs::write(&cut, &sample[..9000]).unwrap();
+    let cut = format!("--input {}", cut.display());
+    let sample = repository("samples/skewed-router.safetensors");
+    let sample = format!("--input {}", sample.display());
+    for (arguments, reason) in [
+        ("--topk 40 --experts 64".to_owned(), "found topk = 40; expected at most 32"),
+        ("--ranks 3".to_owned(), "32 experts on 3 ranks"),
+        ("--hidden 4".to_owned(), "rows of 8 bytes; expected a multiple of 16"),
+        (cut, "cut short"),
+        (format!("{sample} --experts 64"), "num_experts = 32 in the file"),
+        (format!("{sample} --input-type fp32"), "found rows of bf16"),
+        ("--input /no/such/file".to_owned(), "/no/such/file"),
+        ("--output /no/such/folder/out".to_owned(), "cannot write in /no/such/folder"),
+        ("--tokens 100000000 --hidden 65536".to_owned(), "of memory"),
+    ] {
+        let output = run(&config, &arguments);
+        expect_code(&output, 2);
+        let text = stderr(&output);
+        assert!(text.contains(reason), "{arguments}: {text}");
+        assert_eq!(stdout(&output), "", "{arguments}: nothing has run");
+    }
+}
+
+#[test]
+fn an_error_of_all_ranks_is_said_once() {
+    let config = Config::with("[topology]\nuse = \"nowhere\"");
+    let output = run(&config, &format!("{SMALL} --ranks 4 --json"));
+    expect_code(&output, 2);
+    let text = stderr(&output);
+    assert_eq!(text.matches("no topology is called `nowhere`").count(), 1, "{text}");
+    assert!(text.contains("ranks 0-3"), "{text}");
+    let document = json(&output);
+    assert_eq!(document["check"]["passed"], false);
+    assert_eq!(document["failures"][0]["ranks"].as_array().unwrap().len(), 4);
+}
+
+/// A run that lasts until it is disturbed: its process and those of its ranks.
+fn endless(config: &Config) -> (Child, Vec<i32>) {
+    let mut command = tokenyard();
+    command.arg("run").arg(config.path()).args("--ranks 3 --experts 9".split_whitespace());
+    command.args("--steps 4000000000 --tokens 8 --hidden 64".split_whitespace());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    loop {
+        let ranks = children(child.id());
+        // A rank that has mapped its peers' windows is past its bring-up.
+        if ranks.len() == 3 && ranks.iter().all(|pid| maps_windows(*pid)) {
+            return (child, ranks);
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "the ranks do not start");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn children(parent: u32) -> Vec<i32> {
+    let list = std::fs::read_dir(format!("/proc/{parent}/task")).unwrap();
+    let mut all: Vec<i32> = list
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("children")).ok())
+        .flat_map(|text| text.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+fn maps_windows(pid: i32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.matches("/memfd:").count() >= 6
+}
+
+fn lives(pid: i32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+/// Waits for the end of a disturbed run and returns what it said on standard error.
+fn end_of(mut child: Child, ranks: &[i32], limit: Duration) -> String {
+    let start = Instant::now();
+    let text: Vec<String> =
+        BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok).collect();
+    let status = child.wait().unwrap();
+    assert!(start.elapsed() < limit, "it took {:?}", start.elapsed());
+    assert_eq!(status.code(), Some(2));
+    assert!(!ranks.iter().any(|pid| lives(*pid)), "a rank is left behind");
+    text.join("\n")
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_is_named_first_and_nothing_is_left() {
+    let config = Config::new();
+    let (child, ranks) = endless(&config);
+    signal(ranks[1], Signal::KILL);
+    let text = end_of(child, &ranks, Duration::from_secs(6));
+    let first = text.lines().next().unwrap_or_default();
+    assert!(first.contains("rank 1: it died: killed by signal 9"), "{text}");
+    assert!(text.contains("rank 1 closed its connection"), "{text}");
+}
+
+#[test]
+fn a_stopped_rank_ends_the_run_within_the_deadline_and_nothing_is_left() {
+    let config = Config::new();
+    let (child, ranks) = endless(&config);
+    signal(ranks[2], Signal::STOP);
+    let text = end_of(child, &ranks, Duration::from_secs(8));
+    let first = text.lines().next().unwrap_or_default();
+    assert!(first.contains("rank 2: it did not end with the others"), "{text}");
+    // Heartbeats and the wait itself run out at about the same time; either may be first.
+    let said = ["rank 2 was silent", "rank 2 did not finish phase"];
+    assert!(said.iter().any(|words| text.contains(words)), "{text}");
+}
+
+#[test]
+fn a_world_of_another_launcher_is_joined_and_rank_0_reports() {
+    let config = Config::new();
+    let out = config.file("out.safetensors");
+    let bootstrap = format!("file://{}", config.file("rendezvous").display());
+    let rank = |rank: &str| {
+        let mut command = tokenyard();
+        command.arg("run").arg(config.path()).args(SMALL.split_whitespace());
+        command.args(["--as-rank", "--json", "--output"]).arg(&out);
+        let place = [("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank)];
+        command.envs(place).env("TOKENYARD_BOOTSTRAP", &bootstrap);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let (zero, one) = (rank("0"), rank("1"));
+    let (zero, one) = (zero.wait_with_output().unwrap(), one.wait_with_output().unwrap());
+    expect_code(&zero, 0);
+    expect_code(&one, 0);
+    assert_eq!(json(&zero)["ranks"].as_array().unwrap().len(), 2);
+    assert_eq!(stdout(&one), "");
+    assert!(stderr(&one).contains("rank 1:"), "{}", stderr(&one));
+    assert!(config.file("out.rank0.safetensors").exists());
+    assert!(config.file("out.rank1.safetensors").exists());
+}
+
+#[test]
+fn ranks_with_different_arguments_learn_what_differs() {
+    let config = Config::new();
+    let bootstrap = format!("file://{}", config.file("rendezvous").display());
+    let rank = |rank: &str, seed: &str| {
+        let mut command = tokenyard();
+        command.arg("run").arg(config.path()).args(SMALL.split_whitespace());
+        command.args(["--as-rank", "--seed", seed]);
+        let place = [("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank)];
+        command.envs(place).env("TOKENYARD_BOOTSTRAP", &bootstrap);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let (zero, one) = (rank("0", "1"), rank("1", "2"));
+    for rank in [zero, one] {
+        let output = rank.wait_with_output().unwrap();
+        expect_code(&output, 2);
+        assert!(stderr(&output).contains("exchange"), "{}", stderr(&output));
+    }
+}
