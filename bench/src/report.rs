@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn only_scenarios_that_ran_are_shown() {
         let text = report().to_string();
-        assert!(text.contains("flat bf16      2  dispatch"), "{text}");
+        assert!(text.contains("flat bf16  2      dispatch"), "{text}");
         assert!(text.contains("of heartbeats") && !text.contains("bytes/pair"), "{text}");
     }
 }
