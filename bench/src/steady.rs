@@ -114,11 +114,14 @@ pub fn figures(world: &Arc<World>, config: &Config, task: &Task) -> Result<Figur
     let start = Instant::now();
     steps(&mut yard, &mut workload, task.grown_steps)?;
     let elapsed = start.elapsed();
+    let (heap_after, resident_after) = (Allocations::now().live_bytes, self::resident()?);
+    // Nobody closes its yard while others of the same process still look at memory.
+    world.barrier("grown")?;
     Ok(Figures {
         allocations,
         control_allocations,
-        heap_growth: growth(heap, Allocations::now().live_bytes),
-        resident_growth: growth(resident, self::resident()?),
+        heap_growth: growth(heap, heap_after),
+        resident_growth: growth(resident, resident_after),
         step_us: elapsed.as_secs_f64() * 1e6 / f64::from(task.grown_steps.max(1)),
     })
 }
