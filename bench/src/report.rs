@@ -72,8 +72,9 @@ impl Report {
     }
 
     fn exchange_table(&self) -> String {
-        let mut lines =
-            vec![heading("exchange ranks phase MB/rank plain_ms ms GB/s/rank ratio best required")];
+        let mut lines = vec![heading(
+            "exchange ranks phase MB/rank plain_ms ms GB/s/rank ratio of_fastest required",
+        )];
         for row in &self.exchange {
             lines.push(vec![
                 row.variant.to_owned(),
@@ -84,7 +85,7 @@ impl Report {
                 format!("{:.2}", row.ms),
                 format!("{:.2}", row.gb_per_s),
                 format!("{:.2}", row.ratio),
-                format!("{:.2}", row.best_ratio),
+                format!("{:.2}", row.fastest_ratio),
                 row.required.map_or_else(|| "-".to_owned(), |ratio| format!(">= {ratio}")),
             ]);
         }
@@ -174,7 +175,7 @@ mod tests {
                 ms: 4.0,
                 gb_per_s: 4.0,
                 ratio: 0.5,
-                best_ratio: 0.55,
+                fastest_ratio: 0.55,
                 samples: 30,
                 required: Some(0.6),
             }],
