@@ -1,1 +1,34 @@
-//! Work in progress.
+//! Benchmark scenarios: numbers as ratios to a ceiling that the same run measures.
+//!
+//! Duties: [`run`] starts ranks as processes of the calling program, gives each a [`Job`], and
+//! turns what they print into a [`Report`]; the calling program gives control to [`run_rank`] when
+//! it finds itself started as a rank. A scenario fails with an error if the exchange itself fails;
+//! a required figure that is missed is listed in [`Report::missed`].
+//!
+//! - [`exchange`]: dispatch and combine against a plain copy of the same bytes;
+//! - [`steady`]: allocations and memory of steady steps;
+//! - [`scaling`]: commands and bytes of a step, counted by a transport that counts;
+//! - crossing the plugin ABI is measured by `cargo bench -p tokenyard-bench --bench abi`.
+
+pub mod allocations;
+pub mod ceiling;
+pub mod conditions;
+pub mod counting;
+pub mod exchange;
+pub mod job;
+pub mod ranks;
+pub mod report;
+pub mod scaling;
+pub mod steady;
+mod table;
+pub mod workload;
+
+pub use job::{Job, Output, Plan, Scenario, Sizes};
+pub use ranks::{Progress, run, run_rank};
+pub use report::{Report, SCHEMA_VERSION};
+
+/// Keeps this crate's part, the counting transport, in the calling program.
+pub fn link() {
+    tokenyard_cpu::link();
+    counting::link();
+}

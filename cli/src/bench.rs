@@ -1,13 +1,156 @@
 //! `tokenyard bench`.
 
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokenyard_bench::allocations::Counting;
+use tokenyard_bench::ranks::Start;
+use tokenyard_bench::report::NAMED_SIZES;
+use tokenyard_bench::{Plan, Progress, Report, Scenario, Sizes};
+
+/// Counts, so that the ranks of `steady`, which are this program, can say what a step allocates.
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const EXAMPLE: &str = "\
+Example:
+  tokenyard bench configs/cpu.toml
+  tokenyard bench configs/cpu.toml --scenario exchange --ranks 2,4 --out figures.json
+
+Ranks are processes of this machine. `exchange` shows dispatch and combine as a part of what a plain
+copy of the same bytes between the same processes reaches in the same run; `steady` shows what steps
+allocate; `scaling` counts commands and bytes. Exit code 0: all that is required was reached;
+1: something was missed; 2: nothing could be measured. Repeating the figures: docs/performance.md.";
 
 /// Arguments of `tokenyard bench`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Args {
+    /// The config: its kernel set, transport and plugins are measured
+    config: PathBuf,
+    /// What to measure
+    #[arg(long, value_enum, default_value = "all")]
+    scenario: Choice,
+    /// Numbers of ranks for `exchange` and `steady`
+    #[arg(long, value_delimiter = ',', default_values_t = [2, 4])]
+    ranks: Vec<u32>,
+    /// T: tokens per rank (exchange)
+    #[arg(long, default_value_t = NAMED_SIZES.tokens)]
+    tokens: u32,
+    /// H: hidden size (exchange)
+    #[arg(long, default_value_t = NAMED_SIZES.hidden)]
+    hidden: u32,
+    /// K: experts per token (exchange)
+    #[arg(long, default_value_t = NAMED_SIZES.topk)]
+    topk: u32,
+    /// E: experts in all (exchange)
+    #[arg(long, default_value_t = NAMED_SIZES.experts)]
+    experts: u32,
+    /// Samples per line (exchange)
+    #[arg(long, default_value_t = 30)]
+    samples: u32,
+    /// Print the report as one line of JSON on standard output, and the tables on standard error
+    #[arg(long)]
+    json: bool,
+    /// Write the report to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Exit with 0 even if a required figure was missed
+    #[arg(long)]
+    no_check: bool,
+    /// Runs as a rank.
+    #[arg(long, hide = true, value_name = "JOB")]
+    rank_job: Option<String>,
+}
 
-pub(crate) fn main(_args: &Args) -> Result<ExitCode> {
-    Ok(ExitCode::SUCCESS)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Choice {
+    /// All of them
+    All,
+    /// Dispatch and combine against a plain copy
+    Exchange,
+    /// Allocations and memory of steady steps
+    Steady,
+    /// Commands and bytes, 2 to 8 ranks
+    Scaling,
+}
+
+impl Choice {
+    fn scenarios(self) -> Vec<Scenario> {
+        match self {
+            Self::All => vec![Scenario::Exchange, Scenario::Steady, Scenario::Scaling],
+            Self::Exchange => vec![Scenario::Exchange],
+            Self::Steady => vec![Scenario::Steady],
+            Self::Scaling => vec![Scenario::Scaling],
+        }
+    }
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    tokenyard_bench::link();
+    if let Some(job) = &args.rank_job {
+        tokenyard_bench::run_rank(&args.config, job)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let bar = progress_bar();
+    let report = tokenyard_bench::run(&plan(args), &start(&args.config)?, &mut |progress| {
+        let Progress { what, done, all } = progress;
+        bar.set_length(all);
+        bar.set_position(done);
+        bar.set_message(what);
+    });
+    bar.finish_and_clear();
+    let report = report?;
+    show(args, &report)?;
+    let missed = report.missed();
+    for missed in &missed {
+        eprintln!("missed: {missed}");
+    }
+    Ok(ExitCode::from(u8::from(!missed.is_empty() && !args.no_check)))
+}
+
+fn plan(args: &Args) -> Plan {
+    let Args { tokens, hidden, topk, experts, .. } = *args;
+    Plan {
+        scenarios: args.scenario.scenarios(),
+        ranks: args.ranks.clone(),
+        sizes: Sizes { tokens, hidden, topk, experts },
+        samples: args.samples,
+    }
+}
+
+fn start(config: &Path) -> Result<Start> {
+    let program = std::env::current_exe().context("find this program, to start it as ranks")?;
+    let args = vec!["bench".into(), config.into(), "--rank-job".into()];
+    Ok(Start { program, args, config: config.to_owned() })
+}
+
+/// On a terminal only; a measurement is not disturbed by it, for ranks speak between measurements.
+fn progress_bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(1);
+    let style = ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {pos}/{len} {elapsed}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
+
+fn show(args: &Args, report: &Report) -> Result<()> {
+    if let Some(file) = &args.out {
+        let text = serde_json::to_string_pretty(report)? + "\n";
+        std::fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
+    }
+    if args.json {
+        eprint!("{report}");
+        println!("{}", serde_json::to_string(report)?);
+    } else {
+        print!("{report}");
+    }
+    Ok(())
 }

@@ -36,6 +36,7 @@ impl Span {
     }
 
     /// The address of `offset`. Core promises that `offset + bytes` is inside.
+    #[inline]
     pub(super) fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
         debug_assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes as u64),

@@ -28,6 +28,7 @@ impl Signals {
         Self { span, count }
     }
 
+    #[inline]
     fn total(&self, id: u32) -> Option<&AtomicU64> {
         if id >= self.count {
             return None;
@@ -45,6 +46,7 @@ impl Signals {
     }
 
     /// A total; what was written before it was raised is visible after this (INV-1).
+    #[inline]
     pub(super) fn read(&self, id: u32) -> Option<u64> {
         Some(self.total(id)?.load(Ordering::Acquire))
     }

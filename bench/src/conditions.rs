@@ -1,0 +1,73 @@
+//! Under which conditions figures were taken.
+
+use serde::Serialize;
+
+/// What a reader must know to compare figures. What the system does not tell is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Conditions {
+    /// As `/proc/cpuinfo` names it.
+    pub cpu: Option<String>,
+    /// Cores this process may use.
+    pub cores: Option<usize>,
+    /// Kernel release.
+    pub kernel: Option<String>,
+    /// Frequency governor of the first core.
+    pub governor: Option<String>,
+    /// Processes that wanted to run in the last minute, on average: more than 0 is company.
+    pub load: Option<String>,
+    /// Version of this program.
+    pub version: &'static str,
+    /// Commit that was built from, if the build was told (`TOKENYARD_COMMIT`).
+    pub commit: Option<&'static str>,
+    /// Whether the build was optimised.
+    pub optimised: bool,
+}
+
+impl Conditions {
+    /// Asks the system.
+    pub fn find() -> Self {
+        Self {
+            cpu: cpu_model(),
+            cores: std::thread::available_parallelism().ok().map(usize::from),
+            kernel: first_line("/proc/sys/kernel/osrelease"),
+            governor: first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            load: first_line("/proc/loadavg")
+                .and_then(|line| line.split_whitespace().next().map(str::to_owned)),
+            version: env!("CARGO_PKG_VERSION"),
+            commit: option_env!("TOKENYARD_COMMIT"),
+            optimised: !cfg!(debug_assertions),
+        }
+    }
+
+    /// In one line, for people.
+    pub fn line(&self) -> String {
+        let known = |name: &str, value: &Option<String>| {
+            value.as_ref().map(|value| format!("{name} {value}"))
+        };
+        [
+            self.cpu.clone(),
+            self.cores.map(|cores| format!("{cores} cores")),
+            known("kernel", &self.kernel),
+            known("governor", &self.governor),
+            known("load", &self.load),
+            Some(format!("tokenyard {}", self.version)),
+            self.commit.map(|commit| format!("commit {commit}")),
+            (!self.optimised).then(|| "a DEBUG build".to_owned()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(" · ")
+    }
+}
+
+fn cpu_model() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn first_line(path: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    text.lines().next().map(|line| line.trim().to_owned())
+}

@@ -1,0 +1,333 @@
+//! Dispatch and combine against a plain copy of the same bytes, sample by sample.
+//!
+//! Each sample is a pair: the ceiling, then the exchange, each behind a barrier, so that both meet
+//! the same machine. A sample lasts from the first rank's start to the last rank's end. The figure
+//! is the median of the pairs' ratios.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::config::{Config, PartTable};
+use tokenyard_core::moe::Layout;
+use tokenyard_core::wait::monotonic_ns;
+use tokenyard_core::yard::{Cast, Yard};
+
+use crate::ceiling::Ceiling;
+use crate::job::{Output, Sizes};
+use crate::ranks::Speaker;
+use crate::workload::Workload;
+
+/// The part of the ceiling that dispatch of bf16 rows must reach on CPUs.
+pub const REQUIRED_DISPATCH: f64 = 0.6;
+/// The part of the ceiling that combine of bf16 rows must reach on CPUs.
+pub const REQUIRED_COMBINE: f64 = 0.4;
+
+/// Pairs before the first that counts: memory is touched, caches and branch predictors are warm.
+const WARM_UP: u32 = 5;
+
+/// What the ranks measure.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// Sizes of a step.
+    pub sizes: Sizes,
+    /// Pairs per variant.
+    pub samples: u32,
+}
+
+/// One way to exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Variant {
+    /// bf16 rows, flat layout: the one with a requirement.
+    Flat,
+    /// The same with `load_store = false`: rows are staged and put.
+    Put,
+    /// Cast to FP8 e4m3 on the way; dispatch only.
+    Fp8,
+    /// bf16 rows grouped by expert.
+    ExpertMajor,
+    /// bf16 rows in a block per expert, for decoding.
+    Packed,
+}
+
+impl Variant {
+    const ALL: [Self; 5] = [Self::Flat, Self::Put, Self::Fp8, Self::ExpertMajor, Self::Packed];
+
+    /// For tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flat => "flat bf16",
+            Self::Put => "flat bf16, put",
+            Self::Fp8 => "flat, cast to fp8",
+            Self::ExpertMajor => "expert-major bf16",
+            Self::Packed => "packed bf16",
+        }
+    }
+
+    fn layout(self) -> Layout {
+        match self {
+            Self::Flat | Self::Put | Self::Fp8 => Layout::Flat,
+            Self::ExpertMajor => Layout::ExpertMajor { alignment: 1, zero_padding: false },
+            Self::Packed => Layout::Packed,
+        }
+    }
+
+    fn cast(self) -> Cast {
+        if self == Self::Fp8 { Cast::Fp8 } else { Cast::None }
+    }
+
+    /// Bytes of one row on its way to an expert.
+    fn row_bytes(self, sizes: &Sizes) -> u64 {
+        u64::from(sizes.hidden) * if self == Self::Fp8 { 1 } else { 2 }
+    }
+}
+
+/// Start and end on this rank, of `CLOCK_MONOTONIC` in nanoseconds.
+pub type Lasted = (u64, u64);
+
+/// What one rank saw of one variant.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Samples {
+    /// Which variant.
+    pub variant: Variant,
+    /// Bytes of rows that this rank sent.
+    pub bytes: u64,
+    /// Plain copies to the peers, and dispatches.
+    pub dispatch: Vec<(Lasted, Lasted)>,
+    /// Plain copies from the peers, and combines; empty where nothing is combined.
+    pub combine: Vec<(Lasted, Lasted)>,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// R.
+    pub ranks: u32,
+    /// For people.
+    pub variant: &'static str,
+    /// `dispatch` or `combine`.
+    pub phase: &'static str,
+    /// Bytes of rows per rank: the mean over ranks.
+    pub bytes: u64,
+    /// Median of the plain copy, in milliseconds.
+    pub ceiling_ms: f64,
+    /// Median of the exchange, in milliseconds.
+    pub ms: f64,
+    /// GB/s per rank at the median.
+    pub gb_per_s: f64,
+    /// Median of ceiling / exchange over the pairs.
+    pub ratio: f64,
+    /// Fastest plain copy / fastest exchange: what an idle machine would show, more or less.
+    pub fastest_ratio: f64,
+    /// Pairs measured.
+    pub samples: usize,
+    /// The ratio that must be reached, if there is one.
+    pub required: Option<f64>,
+}
+
+/// The config with puts instead of stores, if its transport can do either.
+fn put_config(config: &Config) -> Option<Config> {
+    let mut config = config.clone();
+    let choice = config.scale_up.as_mut().filter(|choice| choice.name == "shm")?;
+    choice.table = PartTable::from_text("load_store = false\n", &config.name);
+    Some(config)
+}
+
+/// What a rank does.
+pub(crate) fn measure(
+    world: &Arc<World>,
+    config: &Config,
+    task: &Task,
+    say: &Speaker,
+) -> Result<Vec<Samples>> {
+    let sizes = &task.sizes;
+    let mut bench = Bench {
+        ceiling: Ceiling::open(world, sizes.tokens as usize * sizes.hidden as usize * 2)?,
+        workload: Workload::new(sizes, world.rank(), world.ranks()),
+    };
+    let mut results = Vec::new();
+    for (done, variant) in (0..).zip(Variant::ALL) {
+        let config = match (variant, put_config(config)) {
+            (Variant::Put, None) => continue,
+            (Variant::Put, Some(put)) => put,
+            _ => config.clone(),
+        };
+        say.progress(done, Variant::ALL.len() as u64)?;
+        let mut yard = Yard::open(world, &config, Workload::options(sizes))?;
+        results.push(bench.variant(&mut yard, variant, task)?);
+    }
+    Ok(results)
+}
+
+struct Bench {
+    ceiling: Ceiling,
+    workload: Workload,
+}
+
+impl Bench {
+    fn variant(&mut self, yard: &mut Yard, variant: Variant, task: &Task) -> Result<Samples> {
+        let row = variant.row_bytes(&task.sizes);
+        let all = (WARM_UP + task.samples) as usize;
+        let mut samples = Samples {
+            variant,
+            bytes: row * self.workload.sends().iter().sum::<u64>(),
+            dispatch: Vec::with_capacity(all),
+            combine: Vec::with_capacity(all),
+        };
+        for _ in 0..all {
+            self.pair(yard, row, &mut samples).with_context(|| variant.name())?;
+        }
+        samples.dispatch.drain(..WARM_UP as usize);
+        if !samples.combine.is_empty() {
+            samples.combine.drain(..WARM_UP as usize);
+        }
+        Ok(samples)
+    }
+
+    /// One pair of dispatch and one of combine.
+    fn pair(&mut self, yard: &mut Yard, row: u64, samples: &mut Samples) -> Result<()> {
+        let Self { ceiling, workload } = self;
+        let bytes: Vec<usize> = workload.sends().iter().map(|rows| (rows * row) as usize).collect();
+        let variant = samples.variant;
+
+        ceiling.barrier()?;
+        let start = monotonic_ns();
+        ceiling.write(workload.x_bytes(), &bytes)?;
+        let plain = (start, monotonic_ns());
+
+        ceiling.barrier()?;
+        let start = monotonic_ns();
+        let (received, handle) =
+            yard.dispatch(&workload.dispatch(variant.layout(), variant.cast())?)?;
+        samples.dispatch.push((plain, (start, monotonic_ns())));
+        workload.check(&received)?;
+        if variant == Variant::Fp8 {
+            return Ok(());
+        }
+
+        ceiling.barrier()?;
+        let start = monotonic_ns();
+        ceiling.read(workload.out_bytes_mut(), &bytes)?;
+        let plain = (start, monotonic_ns());
+
+        ceiling.barrier()?;
+        let start = monotonic_ns();
+        yard.combine(&handle, workload.combine(&received)?)?;
+        samples.combine.push((plain, (start, monotonic_ns())));
+        Ok(())
+    }
+}
+
+/// The lines of the report for one number of ranks.
+pub(crate) fn rows(ranks: u32, sizes: &Sizes, outputs: &[Output]) -> Result<Vec<Row>> {
+    let mut by_rank = Vec::new();
+    for output in outputs {
+        let Output::Exchange(samples) = output else { bail!("found {output:?}; expected samples") };
+        by_rank.push(samples);
+    }
+    let variants = by_rank.first().map_or(0, |samples| samples.len());
+    ensure!(by_rank.iter().all(|s| s.len() == variants), "ranks measured different variants");
+    let mut rows = Vec::new();
+    for index in 0..variants {
+        let all: Vec<&Samples> = by_rank.iter().map(|samples| &samples[index]).collect();
+        let dispatch: Vec<_> = all.iter().map(|s| s.dispatch.as_slice()).collect();
+        let combine: Vec<_> = all.iter().map(|s| s.combine.as_slice()).collect();
+        let bytes = all.iter().map(|s| s.bytes).sum::<u64>() / u64::from(ranks);
+        for (phase, samples) in [("dispatch", dispatch), ("combine", combine)] {
+            let pairs = pairs(&samples);
+            if let Some(row) = row(&pairs, bytes) {
+                let variant = all[0].variant;
+                let required = required(variant, phase, sizes);
+                rows.push(Row { ranks, variant: variant.name(), phase, required, ..row });
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// The requirement holds for the sizes that it names.
+fn required(variant: Variant, phase: &str, sizes: &Sizes) -> Option<f64> {
+    let named = Sizes { experts: sizes.experts, ..crate::report::NAMED_SIZES };
+    match (variant, phase) {
+        _ if *sizes != named => None,
+        (Variant::Flat, "dispatch") => Some(REQUIRED_DISPATCH),
+        (Variant::Flat, "combine") => Some(REQUIRED_COMBINE),
+        _ => None,
+    }
+}
+
+/// Milliseconds of (ceiling, exchange) per sample: first start to last end over all ranks.
+fn pairs(by_rank: &[&[(Lasted, Lasted)]]) -> Vec<(f64, f64)> {
+    let samples = by_rank.iter().map(|samples| samples.len()).min().unwrap_or(0);
+    let span = |index: usize, pick: &dyn Fn(&(Lasted, Lasted)) -> Lasted| {
+        let spans = || by_rank.iter().map(|samples| pick(&samples[index]));
+        let start = spans().map(|s| s.0).min().unwrap_or(0);
+        let end = spans().map(|s| s.1).max().unwrap_or(0);
+        end.saturating_sub(start).max(1) as f64 / 1e6
+    };
+    (0..samples).map(|index| (span(index, &|pair| pair.0), span(index, &|pair| pair.1))).collect()
+}
+
+fn row(pairs: &[(f64, f64)], bytes: u64) -> Option<Row> {
+    let ratio = median(pairs.iter().map(|(ceiling, ms)| ceiling / ms))?;
+    let ceilings = || pairs.iter().map(|pair| pair.0);
+    let exchanges = || pairs.iter().map(|pair| pair.1);
+    let ms = median(exchanges())?;
+    let fastest_ratio = ceilings().min_by(f64::total_cmp)? / exchanges().min_by(f64::total_cmp)?;
+    Some(Row {
+        ranks: 0,
+        variant: "",
+        phase: "",
+        bytes,
+        ceiling_ms: median(ceilings())?,
+        ms,
+        gb_per_s: bytes as f64 / ms / 1e6,
+        ratio,
+        fastest_ratio,
+        samples: pairs.len(),
+        required: None,
+    })
+}
+
+/// The middle of the values; `None` without any.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_lasts_from_the_first_start_to_the_last_end() {
+        let ms = 1_000_000;
+        let first = [((0, 2 * ms), (10 * ms, 14 * ms))];
+        let second = [((ms, 3 * ms), (9 * ms, 13 * ms))];
+        assert_eq!(pairs(&[&first, &second]), [(3.0, 5.0)]);
+    }
+
+    #[test]
+    fn the_figure_is_the_median_of_the_ratios_not_the_ratio_of_the_medians() {
+        let row = row(&[(1.0, 1.0), (1.0, 2.0), (10.0, 100.0)], 2_000_000).expect("samples");
+        assert_eq!((row.ratio, row.fastest_ratio, row.ms, row.ceiling_ms), (0.5, 1.0, 2.0, 1.0));
+        assert_eq!(row.gb_per_s, 1.0);
+        assert_eq!(median([4.0, 1.0].into_iter()), Some(2.5));
+        assert_eq!(median(std::iter::empty()), None);
+    }
+
+    #[test]
+    fn other_sizes_have_no_requirement() {
+        let sizes = crate::report::NAMED_SIZES;
+        assert_eq!(required(Variant::Flat, "combine", &sizes), Some(REQUIRED_COMBINE));
+        assert_eq!(required(Variant::Flat, "combine", &Sizes { tokens: 8, ..sizes }), None);
+        assert_eq!(required(Variant::Put, "dispatch", &sizes), None);
+    }
+}

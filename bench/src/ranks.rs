@@ -1,0 +1,187 @@
+//! Ranks as processes: how jobs get to them and figures get back.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
+use tokenyard_core::config::Config;
+use tokenyard_launch::{Event, Exit, Stderr};
+
+use crate::conditions::Conditions;
+use crate::job::{Job, Output, Plan, Scenario};
+use crate::report::{Report, SCHEMA_VERSION};
+use crate::{exchange, scaling, steady};
+
+/// A rank that says nothing for so long is given up. Longer than any deadline inside a rank, for
+/// those have better messages.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// How to start this program as a rank.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments; the job, as JSON, follows as the last one.
+    pub args: Vec<OsString>,
+    /// The config, which every rank reads for itself.
+    pub config: PathBuf,
+}
+
+/// What is going on, for a progress bar.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// For people.
+    pub what: String,
+    /// Steps done.
+    pub done: u64,
+    /// Steps in all.
+    pub all: u64,
+}
+
+/// Measures. Blocks until everything is done.
+///
+/// # Errors
+/// Sizes that cannot be, a rank that failed (with what it said), or the exchange itself.
+pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Result<Report> {
+    plan.check()?;
+    let config = Config::load(&start.config)?;
+    let mut report = Report {
+        schema_version: SCHEMA_VERSION,
+        conditions: Conditions::find(),
+        config: config.name.clone(),
+        exchange: Vec::new(),
+        steady: Vec::new(),
+        scaling: Vec::new(),
+    };
+    let mut group = |ranks: u32, what: &str, job: Job| {
+        let what = format!("{what}, {ranks} ranks");
+        let mut tell = |done, all| progress(Progress { what: what.clone(), done, all });
+        group(start, ranks, &job, &mut tell).with_context(|| format!("measure {what}"))
+    };
+    for scenario in &plan.scenarios {
+        match scenario {
+            Scenario::Exchange => {
+                for ranks in plan.ranks.iter().copied() {
+                    let task = exchange::Task { sizes: plan.sizes, samples: plan.samples };
+                    let outputs = group(ranks, "exchange", Job::Exchange(task))?;
+                    report.exchange.extend(exchange::rows(ranks, &plan.sizes, &outputs)?);
+                }
+            }
+            Scenario::Steady => {
+                for ranks in plan.ranks.iter().copied() {
+                    let outputs = group(ranks, "steady", Job::Steady(steady::Task::new(ranks)))?;
+                    report.steady.push(steady::row(ranks, &outputs)?);
+                }
+            }
+            Scenario::Scaling => {
+                for ranks in scaling::RANKS {
+                    let task = scaling::Task::new(ranks);
+                    let outputs = group(ranks, "scaling", Job::Scaling(task))?;
+                    report.scaling.extend(scaling::rows(ranks, &outputs)?);
+                }
+            }
+        }
+    }
+    Ok(report)
+}
+
+/// Runs one job on `ranks` processes; returns what each found, by rank.
+fn group(
+    start: &Start,
+    ranks: u32,
+    job: &Job,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<Output>> {
+    let mut args = start.args.clone();
+    args.push(serde_json::to_string(job)?.into());
+    let job = tokenyard_launch::Job {
+        program: start.program.clone(),
+        args,
+        ranks,
+        env: Vec::new(),
+        stderr: Stderr::Capture,
+    };
+    let mut running = job.start()?;
+    let mut outputs = vec![None; ranks as usize];
+    let mut last_word = Instant::now();
+    while !running.all_exited() {
+        match running.next_event(Duration::from_secs(1)) {
+            Some(Event::Line { rank, line }) => {
+                last_word = Instant::now();
+                let output = serde_json::from_str(&line)
+                    .map_err(|e| anyhow!("rank {rank} said {line:?}: {e}"))?;
+                match output {
+                    Output::Progress(done, all) => progress(done, all),
+                    output => outputs[rank as usize] = Some(output),
+                }
+            }
+            Some(Event::Exited { rank, status }) if status != Exit::Code(0) => {
+                // The others fail because of this one: its words are the cause.
+                bail!("rank {rank}: {status}: {}", running.stderr_tail(rank).trim_end());
+            }
+            Some(Event::Exited { .. }) => {}
+            None if last_word.elapsed() > SILENCE => {
+                bail!("no rank said anything for {} s", SILENCE.as_secs());
+            }
+            None => {}
+        }
+    }
+    (0..)
+        .zip(outputs)
+        .map(|(rank, output)| output.context(format!("rank {rank} said nothing")))
+        .collect()
+}
+
+/// What a process does that was started as a rank: joins, measures, prints its figures.
+///
+/// # Errors
+/// What the exchange says.
+pub fn run_rank(config: &Path, job: &str) -> Result<()> {
+    tokenyard_launch::adopt()?;
+    let job: Job = serde_json::from_str(job).context("read the job of a rank")?;
+    let config = Config::load(config)?;
+    let world = Arc::new(join(&config)?);
+    let say = Speaker { speaks: world.rank() == 0 };
+    let output = match job {
+        Job::Exchange(task) => Output::Exchange(exchange::measure(&world, &config, &task, &say)?),
+        Job::Steady(task) => Output::Steady(steady::measure(&world, &config, &task, &say)?),
+        Job::Scaling(task) => Output::Scaling(scaling::measure(&world, &config, &task)?),
+    };
+    print(&output)?;
+    // Nobody leaves before all have said what they found.
+    world.barrier("bench done")?;
+    Ok(())
+}
+
+/// The ranks of a bench meet where their launcher says, whatever the config says about real jobs.
+fn join(config: &Config) -> Result<World> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let mut options = WorldOptions::new(Identity::resolve("env", &variable)?);
+    options.secret = Secret::from_env(&variable)?;
+    options.deadline = config.world.deadline;
+    options.late = config.world.late;
+    Ok(World::join(options)?)
+}
+
+fn print(output: &Output) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(output)?)?;
+    out.flush().context("tell the launcher")
+}
+
+/// Lets rank 0 say how far it is.
+#[derive(Debug)]
+pub(crate) struct Speaker {
+    speaks: bool,
+}
+
+impl Speaker {
+    /// Never inside a measurement: it writes to a pipe.
+    pub(crate) fn progress(&self, done: u64, all: u64) -> Result<()> {
+        if self.speaks { print(&Output::Progress(done, all)) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,221 @@
+//! All figures of one run.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::conditions::Conditions;
+use crate::job::Sizes;
+use crate::table::table;
+use crate::{exchange, scaling, steady};
+
+/// Version of the JSON form; it grows when a reader would have to change.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// The sizes that requirements are about, and the defaults (E is free).
+pub const NAMED_SIZES: Sizes = Sizes { tokens: 1024, hidden: 4096, topk: 4, experts: 32 };
+
+/// The figures, for people (`Display`) and for programs (JSON).
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Of this machine and build.
+    pub conditions: Conditions,
+    /// The config file.
+    pub config: String,
+    /// Dispatch and combine against a plain copy.
+    pub exchange: Vec<exchange::Row>,
+    /// Allocations and memory.
+    pub steady: Vec<steady::Row>,
+    /// Commands and bytes.
+    pub scaling: Vec<scaling::Row>,
+}
+
+impl Report {
+    /// Every required figure that was missed, in words.
+    pub fn missed(&self) -> Vec<String> {
+        let mut missed = Vec::new();
+        for row in &self.exchange {
+            if let Some(required) = row.required.filter(|required| row.ratio < *required) {
+                missed.push(format!(
+                    "{} of {} rows, {} ranks: found {:.2} of the plain copy; required {required}",
+                    row.phase, row.variant, row.ranks, row.ratio
+                ));
+            }
+        }
+        for row in &self.steady {
+            if row.allocations > 0 {
+                missed.push(format!(
+                    "steady, {} ranks: found {} allocations in {} steps; required 0",
+                    row.ranks, row.allocations, row.counted_steps
+                ));
+            }
+            let growth = row.heap_growth.max(row.resident_growth);
+            if growth > steady::SLACK_BYTES {
+                missed.push(format!(
+                    "steady, {} ranks: memory grew by {growth} bytes in {} steps; required none \
+                     (slack {})",
+                    row.ranks,
+                    row.grown_steps,
+                    steady::SLACK_BYTES
+                ));
+            }
+        }
+        for row in self.scaling.iter().filter(|row| !row.as_predicted) {
+            missed.push(format!(
+                "scaling, {} ranks, T = {}: found {} commands and {} bytes; the formulas say others",
+                row.ranks, row.tokens, row.commands, row.bytes
+            ));
+        }
+        missed
+    }
+
+    fn exchange_table(&self) -> String {
+        let mut lines = vec![heading(
+            "exchange ranks phase MB/rank plain_ms ms GB/s/rank ratio of_fastest required",
+        )];
+        for row in &self.exchange {
+            lines.push(vec![
+                row.variant.to_owned(),
+                row.ranks.to_string(),
+                row.phase.to_owned(),
+                format!("{:.1}", row.bytes as f64 / 1e6),
+                format!("{:.2}", row.ceiling_ms),
+                format!("{:.2}", row.ms),
+                format!("{:.2}", row.gb_per_s),
+                format!("{:.2}", row.ratio),
+                format!("{:.2}", row.fastest_ratio),
+                row.required.map_or_else(|| "-".to_owned(), |ratio| format!(">= {ratio}")),
+            ]);
+        }
+        table(3, &lines)
+    }
+
+    fn steady_table(&self) -> String {
+        let mut lines = vec![heading(
+            "steady ranks counted_steps allocations of_heartbeats grown_steps heap_growth \
+             rss_growth us/step",
+        )];
+        for row in &self.steady {
+            lines.push(vec![
+                "flat bf16".to_owned(),
+                row.ranks.to_string(),
+                row.counted_steps.to_string(),
+                row.allocations.to_string(),
+                row.control_allocations.to_string(),
+                row.grown_steps.to_string(),
+                row.heap_growth.to_string(),
+                row.resident_growth.to_string(),
+                format!("{:.1}", row.step_us),
+            ]);
+        }
+        table(1, &lines)
+    }
+
+    fn scaling_table(&self) -> String {
+        let mut lines =
+            vec![heading("scaling ranks T pairs commands bytes bytes/pair as_predicted us/step")];
+        for row in &self.scaling {
+            let path = match row.path {
+                scaling::Path::Put => "put",
+                scaling::Path::LoadStore => "load/store",
+            };
+            lines.push(vec![
+                path.to_owned(),
+                row.ranks.to_string(),
+                row.tokens.to_string(),
+                row.pairs.to_string(),
+                row.commands.to_string(),
+                row.bytes.to_string(),
+                format!("{:.1}", row.bytes as f64 / row.pairs.max(1) as f64),
+                if row.as_predicted { "yes" } else { "NO" }.to_owned(),
+                format!("{:.0}", row.step_us),
+            ]);
+        }
+        table(1, &lines)
+    }
+}
+
+fn heading(words: &str) -> Vec<String> {
+    words.split_whitespace().map(|word| word.replace('_', " ")).collect()
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.conditions.line())?;
+        writeln!(f, "config {}", self.config)?;
+        let tables = [
+            (self.exchange.is_empty(), self.exchange_table()),
+            (self.steady.is_empty(), self.steady_table()),
+            (self.scaling.is_empty(), self.scaling_table()),
+        ];
+        for (_, table) in tables.iter().filter(|(empty, _)| !empty) {
+            write!(f, "\n{table}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            schema_version: SCHEMA_VERSION,
+            conditions: Conditions::default(),
+            config: "a.toml".to_owned(),
+            exchange: vec![exchange::Row {
+                ranks: 2,
+                variant: "flat bf16",
+                phase: "dispatch",
+                bytes: 16_000_000,
+                ceiling_ms: 2.0,
+                ms: 4.0,
+                gb_per_s: 4.0,
+                ratio: 0.5,
+                fastest_ratio: 0.55,
+                samples: 30,
+                required: Some(0.6),
+            }],
+            steady: vec![steady::Row {
+                ranks: 2,
+                counted_steps: 1000,
+                allocations: 0,
+                control_allocations: 9,
+                grown_steps: 10_000,
+                heap_growth: 100,
+                resident_growth: 0,
+                step_us: 7.0,
+            }],
+            scaling: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_missed_ratio_is_named_with_what_was_required() {
+        let mut report = report();
+        let missed = report.missed();
+        assert_eq!(missed.len(), 1, "{missed:?}");
+        assert!(missed[0].contains("2 ranks: found 0.50 of the plain copy; required 0.6"));
+        report.exchange[0].ratio = 0.6;
+        assert!(report.missed().is_empty());
+    }
+
+    #[test]
+    fn allocations_and_growth_are_misses() {
+        let mut report = report();
+        report.exchange.clear();
+        report.steady[0].allocations = 1;
+        report.steady[0].resident_growth = steady::SLACK_BYTES + 1;
+        assert_eq!(report.missed().len(), 2);
+    }
+
+    #[test]
+    fn only_scenarios_that_ran_are_shown() {
+        let text = report().to_string();
+        assert!(text.contains("flat bf16  2      dispatch"), "{text}");
+        assert!(text.contains("of heartbeats") && !text.contains("bytes/pair"), "{text}");
+    }
+}

@@ -1,0 +1,219 @@
+//! What a step costs in commands and bytes, counted, against what the protocol says.
+//!
+//! The formulas are those of the direct algorithm: fixed records per peer, then rows. Nothing grows
+//! with E beyond the counts that are exchanged, and nothing with tokens but their (token, rank)
+//! pairs.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::config::{Config, PartChoice, PartTable};
+use tokenyard_core::moe::{Layout, RECORD_HEADER};
+use tokenyard_core::yard::{Cast, Yard};
+
+use crate::counting::{self, Counts};
+use crate::job::{Output, Sizes};
+use crate::workload::Workload;
+
+/// Numbers of ranks that are compared.
+pub const RANKS: [u32; 3] = [2, 4, 8];
+
+/// How rows move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Path {
+    /// Staged, then put.
+    Put,
+    /// Stored straight into the peer's arena, and loaded from there.
+    LoadStore,
+}
+
+/// What the ranks do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// T is multiplied by 1, 2 and 4.
+    pub sizes: Sizes,
+    /// Steps that are counted and averaged.
+    pub steps: u32,
+}
+
+impl Task {
+    /// The task for so many ranks.
+    pub fn new(ranks: u32) -> Self {
+        Self { sizes: Sizes { tokens: 64, hidden: 1024, topk: 4, experts: 4 * ranks }, steps: 20 }
+    }
+}
+
+/// What one rank found for one T and path.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// How rows moved.
+    pub path: Path,
+    /// T.
+    pub tokens: u32,
+    /// Rows this rank sent, in a step: its (token, rank) pairs.
+    pub pairs_sent: u64,
+    /// Rows this rank received.
+    pub pairs_received: u64,
+    /// Posted in one dispatch and one combine.
+    pub counted: Counts,
+    /// What the formulas say.
+    pub predicted: Counts,
+    /// Microseconds of a dispatch and combine.
+    pub step_us: f64,
+}
+
+/// One line of the report: sums over ranks, the time of the slowest.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Row {
+    /// R.
+    pub ranks: u32,
+    /// How rows moved.
+    pub path: Path,
+    /// T.
+    pub tokens: u32,
+    /// (token, rank) pairs of all ranks.
+    pub pairs: u64,
+    /// Commands of all ranks in a step.
+    pub commands: u64,
+    /// Bytes that these commands moved.
+    pub bytes: u64,
+    /// Whether every rank posted exactly what the formulas say; required.
+    pub as_predicted: bool,
+    /// Microseconds of a step.
+    pub step_us: f64,
+}
+
+/// What one rank posts in one dispatch and one combine of flat bf16 rows with weights.
+pub fn predict(path: Path, sizes: &Sizes, workload: &Workload) -> Counts {
+    let ranks = workload.sends().len() as u64;
+    let local = u64::from(sizes.experts) / ranks;
+    let row = 2 * u64::from(sizes.hidden);
+    // With each row: K ids, K weights, and its source.
+    let side = 8 * u64::from(sizes.topk) + 4;
+    let pieces = |rows: &u64| rows.div_ceil(0xffff);
+    // An entry and a grant with a count per local expert; the entry of the combine without.
+    let records = Counts {
+        puts: 3 * ranks,
+        signals: 0,
+        bytes: ranks * (2 * (RECORD_HEADER + 4 * local) + RECORD_HEADER),
+    };
+    let (sent, received): (u64, u64) =
+        (workload.sends().iter().sum(), workload.receives().iter().sum());
+    match path {
+        Path::Put => Counts {
+            // Rows, ids, weights and sources to each peer; rows back to each source.
+            puts: records.puts
+                + 4 * workload.sends().iter().map(pieces).sum::<u64>()
+                + workload.receives().iter().map(pieces).sum::<u64>(),
+            bytes: records.bytes + sent * (row + side) + received * row,
+            ..records
+        },
+        Path::LoadStore => Counts {
+            // "Rows are there" to each peer that got some, and "read" to all.
+            signals: ranks + workload.sends().iter().map(|n| pieces(&(4 * n))).sum::<u64>(),
+            ..records
+        },
+    }
+}
+
+/// The config with the counting transport, on the path.
+pub fn counted_config(config: &Config, path: Path) -> Config {
+    let text = match path {
+        Path::Put => "load_store = false\n",
+        Path::LoadStore => "load_store = true\n",
+    };
+    let table = PartTable::from_text(text, &config.name);
+    let choice = PartChoice { name: counting::NAME.to_owned(), line: 0, table };
+    Config { scale_up: Some(choice), scale_out: Vec::new(), ..config.clone() }
+}
+
+/// Counts on one rank of `world`, both paths, three T. Collective.
+///
+/// # Errors
+/// What the yard says.
+pub fn measure(world: &Arc<World>, config: &Config, task: &Task) -> Result<Vec<Figures>> {
+    let mut all = Vec::new();
+    for path in [Path::Put, Path::LoadStore] {
+        let config = counted_config(config, path);
+        for factor in [1, 2, 4] {
+            let sizes = Sizes { tokens: factor * task.sizes.tokens, ..task.sizes };
+            let mut yard = Yard::open(world, &config, Workload::options(&sizes))?;
+            all.push(figures(&mut yard, path, &sizes, task.steps)?);
+        }
+    }
+    Ok(all)
+}
+
+fn figures(yard: &mut Yard, path: Path, sizes: &Sizes, steps: u32) -> Result<Figures> {
+    let rank = yard.rank();
+    let mut workload = Workload::new(sizes, rank, yard.shape().ranks);
+    step(yard, &mut workload)?;
+    let (before, start) = (counting::counts(rank), Instant::now());
+    for _ in 0..steps {
+        step(yard, &mut workload)?;
+    }
+    let elapsed = start.elapsed();
+    let sum = counting::counts(rank).since(&before);
+    let steps = u64::from(steps.max(1));
+    ensure!(
+        [sum.puts, sum.signals, sum.bytes].iter().all(|n| n % steps == 0),
+        "found {sum:?} in {steps} equal steps; expected a multiple"
+    );
+    Ok(Figures {
+        path,
+        tokens: sizes.tokens,
+        pairs_sent: workload.sends().iter().sum(),
+        pairs_received: workload.receives().iter().sum(),
+        counted: Counts {
+            puts: sum.puts / steps,
+            signals: sum.signals / steps,
+            bytes: sum.bytes / steps,
+        },
+        predicted: predict(path, sizes, &workload),
+        step_us: elapsed.as_secs_f64() * 1e6 / steps as f64,
+    })
+}
+
+fn step(yard: &mut Yard, workload: &mut Workload) -> Result<()> {
+    let (received, handle) = yard.dispatch(&workload.dispatch(Layout::Flat, Cast::None)?)?;
+    workload.check(&received)?;
+    yard.combine(&handle, workload.combine(&received)?)?;
+    Ok(())
+}
+
+/// The lines of the report for one number of ranks.
+pub(crate) fn rows(ranks: u32, outputs: &[Output]) -> Result<Vec<Row>> {
+    let mut rows: Vec<Row> = Vec::new();
+    for output in outputs {
+        let Output::Scaling(all) = output else { bail!("found {output:?}; expected figures") };
+        for (index, found) in all.iter().enumerate() {
+            if rows.len() == index {
+                let (path, tokens) = (found.path, found.tokens);
+                let new = Row { ranks, path, tokens, ..NO_ROW };
+                rows.push(new);
+            }
+            let row = &mut rows[index];
+            row.pairs += found.pairs_sent;
+            row.commands += found.counted.commands();
+            row.bytes += found.counted.bytes;
+            row.as_predicted &= found.counted == found.predicted;
+            row.step_us = row.step_us.max(found.step_us);
+        }
+    }
+    Ok(rows)
+}
+
+const NO_ROW: Row = Row {
+    ranks: 0,
+    path: Path::Put,
+    tokens: 0,
+    pairs: 0,
+    commands: 0,
+    bytes: 0,
+    as_predicted: true,
+    step_us: 0.0,
+};

@@ -1,0 +1,55 @@
+//! What a step costs grows with the (token, rank) pairs and the number of ranks, and with nothing
+//! else. One test, because counters belong to rank numbers.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
+
+use std::path::Path as File;
+
+use tokenyard_bench::scaling::{Figures, Path, RANKS, Task, measure};
+use tokenyard_conformance::ranks::in_threads;
+use tokenyard_core::config::Config;
+
+const ROW: u64 = 2 * 1024;
+/// K ids, K weights and the source of a row, for K = 4.
+const SIDE: u64 = 4 * 4 + 4 * 4 + 4;
+
+fn counted(ranks: u32) -> Vec<Vec<Figures>> {
+    let file = File::new(env!("CARGO_MANIFEST_DIR")).join("../configs/cpu.toml");
+    let config = Config::load(&file).unwrap();
+    let task = Task { steps: 2, ..Task::new(ranks) };
+    assert_eq!((task.sizes.hidden, task.sizes.topk), (1024, 4));
+    in_threads(ranks, &config, |world| measure(world, &config, &task).unwrap()).unwrap()
+}
+
+#[test]
+fn commands_grow_with_ranks_alone_and_bytes_with_pairs_alone() {
+    tokenyard_bench::link();
+    for ranks in RANKS {
+        let r = u64::from(ranks);
+        for (rank, all) in counted(ranks).iter().enumerate() {
+            for found in all {
+                let at = format!("rank {rank} of {ranks}: {found:?}");
+                println!("{at}");
+                assert_eq!(found.counted, found.predicted, "{at}");
+                // Two records of 64 bytes and 4 per local expert, and one without experts, per peer.
+                let records = r * (3 * 64 + 2 * 4 * 4);
+                let (commands, bytes) = match found.path {
+                    // Records; four arrays to each peer, one back to each source.
+                    Path::Put => (
+                        3 * r + 5 * r,
+                        records + found.pairs_sent * (ROW + SIDE) + found.pairs_received * ROW,
+                    ),
+                    // Records; "rows are there" and "read" to each peer; rows need no command.
+                    Path::LoadStore => (3 * r + 2 * r, records),
+                };
+                assert_eq!(found.counted.commands(), commands, "{at}");
+                assert_eq!(found.counted.bytes, bytes, "{at}");
+            }
+            for path in [Path::Put, Path::LoadStore] {
+                let of: Vec<_> = all.iter().filter(|found| found.path == path).collect();
+                let [one, two, four] = of[..] else { panic!("found {} sizes", of.len()) };
+                assert_eq!((two.tokens, four.tokens), (2 * one.tokens, 4 * one.tokens));
+                assert!(one.pairs_sent < two.pairs_sent && two.pairs_sent < four.pairs_sent);
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A steady step takes no memory. A binary of its own, for it replaces the allocator; one test at a
+//! time, for the allocations of a process are counted together.
+#![allow(clippy::unwrap_used, reason = "tests fail by panic")]
+
+use std::sync::Mutex;
+
+use tokenyard_bench::allocations::{Allocations, Counting};
+use tokenyard_bench::steady::{SLACK_BYTES, Task, figures};
+use tokenyard_conformance::ranks::in_threads;
+use tokenyard_core::config::Config;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn steady(extra: &str) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    tokenyard_bench::link();
+    let text = format!(
+        "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n\
+         [transport.scale_out]\nuse = \"none\"\n{extra}"
+    );
+    let config = Config::parse(&text, "test.toml").unwrap();
+    let task = Task::new(2);
+    assert_eq!((task.counted_steps, task.grown_steps), (1_000, 10_000));
+    for found in in_threads(2, &config, |world| figures(world, &config, &task).unwrap()).unwrap() {
+        assert_eq!(found.allocations, 0, "{found:?}");
+        assert!(found.heap_growth <= SLACK_BYTES, "{found:?}");
+        assert!(found.resident_growth <= SLACK_BYTES, "{found:?}");
+    }
+}
+
+#[test]
+fn a_thousand_steps_allocate_nothing_and_ten_thousand_do_not_grow_memory() {
+    steady("");
+}
+
+#[test]
+fn the_same_holds_where_rows_are_put() {
+    steady("[transport.scale_up.shm]\nload_store = false\n");
+}
+
+#[test]
+fn the_counter_sees_every_thread_and_tells_heartbeats_apart() {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let allocate = || drop(std::hint::black_box(vec![0_u8; 100]));
+    let before = Allocations::now();
+    allocate();
+    let (steps, control) = Allocations::now().since(&before);
+    assert!(steps >= 1 && control == 0, "{steps} {control}");
+    for (name, is_control) in [("tokenyard-12", true), ("tokenyard-watch", false)] {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name(name.to_owned());
+            let body = || {
+                let before = Allocations::now();
+                (0..10).for_each(|_| allocate());
+                // Asked while the thread lives: its name decides.
+                Allocations::now().since(&before)
+            };
+            let (steps, control) = thread.spawn_scoped(scope, body).unwrap().join().unwrap();
+            let (found, other) = if is_control { (control, steps) } else { (steps, control) };
+            assert!(found >= 10 && other < 10, "{name}: {steps} {control}");
+        });
+    }
+}
