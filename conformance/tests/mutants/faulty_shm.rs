@@ -10,7 +10,9 @@ use tokenyard_core::transport::{
 };
 use tokenyard_cpu::Shm;
 
-use crate::transport_mutants::*;
+use crate::completion_mutants::*;
+use crate::l0::{Intact, IntactLoadStore};
+use crate::payload_mutants::*;
 
 /// The transport below a fault, and this rank's place on it.
 pub(crate) struct Below {

@@ -8,7 +8,7 @@ use tokenyard_core::yard::Yard;
 
 use crate::altered_kernels::Alteration;
 use crate::faulty_shm::Fault as _;
-use crate::transport_mutants::Intact;
+use crate::l0::Intact;
 use crate::{assert_caught, config, failures};
 
 /// A whole exchange, every element checked.

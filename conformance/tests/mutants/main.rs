@@ -7,9 +7,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod altered_kernels;
+mod completion_mutants;
 mod faulty_shm;
 mod kernel_mutants;
-mod transport_mutants;
+mod l0;
+mod payload_mutants;
 
 use std::sync::Arc;
 
