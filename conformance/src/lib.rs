@@ -1,10 +1,12 @@
 //! The conformance suite: what a yard must do, whatever it is made of.
 //!
 //! [`oracle`] states the rules once more, independently of the product; [`exchange`] runs one case on
-//! a yard and compares every element; [`ranks`] makes a world of threads.
+//! a yard and compares every element; [`ranks`] makes a world of threads; [`transport`] holds the cases of a
+//! transport alone.
 
 pub mod exchange;
 pub mod input;
 pub mod oracle;
 pub mod ranks;
 pub mod suite;
+pub mod transport;

@@ -1,0 +1,280 @@
+//! Completions: what a done event says, how often it comes, and what a full lane does.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use tokenyard_core::abi;
+use tokenyard_core::host::OpenTransport;
+use tokenyard_core::transport::{Command, Event};
+
+use super::memory::{compare, pattern};
+use super::rig::{Lane, NONE, Needs, Rig};
+use super::{Body, Case};
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "done_means_source_reusable",
+        about: "a source may be overwritten once its command is done (INV-4, INV-5)",
+        ranks: &[2],
+        flags: 0,
+        needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
+        body: Body::Connected(done_means_source_reusable),
+    },
+    Case {
+        name: "every_notified_command_completes_once",
+        about: "each command with TY_FLAG_NOTIFY gives one done event with its tag, others none",
+        ranks: &[2],
+        flags: 0,
+        needs: Needs::SMALL,
+        body: Body::Connected(every_notified_command_completes_once),
+    },
+    Case {
+        name: "queue_full_is_back_pressure",
+        about: "a full lane accepts less; what it accepted is done, the rest comes later",
+        ranks: &[2],
+        flags: 0,
+        needs: Needs { queue_depth: 4, ..Needs::SMALL },
+        body: Body::Connected(queue_full_is_back_pressure),
+    },
+    Case {
+        name: "lanes_are_independent",
+        about: "a lane that is not polled stops no other; lanes work on threads of their own",
+        ranks: &[2],
+        flags: 0,
+        needs: Needs { lanes: 2, queue_depth: 8, windows: &[1 << 18, 1 << 18], kinds: 2 },
+        body: Body::Connected(lanes_are_independent),
+    },
+];
+
+/// Puts of one round, from sources of their own.
+const BATCH: usize = 4;
+
+fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let room = rig.windows[0].len() / BATCH;
+    let mut total = 0;
+    for round in 0..60_u64 {
+        let bytes = rig.put_bytes([64, 4096, 50_000, room][round as usize % 4]);
+        let seed = |writer: u32, part: usize| u64::from(writer) << 32 | round << 8 | part as u64;
+        let mut commands = [NONE; BATCH];
+        for (part, command) in commands.iter_mut().enumerate() {
+            rig.windows[0].write(part * room, &pattern(seed(me, part), bytes));
+            *command = Command {
+                op: abi::TY_OP_PUT_SIGNAL,
+                flags: abi::TY_FLAG_NOTIFY,
+                peer: next,
+                signal: rig.signal(0, 0, me),
+                add: 1,
+                dst_window: 1,
+                src_offset: (part * room) as u64,
+                dst_offset: (part * room) as u64,
+                bytes: bytes as u64,
+                tag: part as u64,
+                ..NONE
+            };
+        }
+        rig.post(0, &commands)?;
+        let mut done = 0;
+        while done < BATCH {
+            for event in rig.wait_events(0, 1)? {
+                // At once, and only the source that is done.
+                rig.windows[0].write(event.tag as usize % BATCH * room, &vec![0xee; bytes]);
+                done += 1;
+            }
+        }
+        total += BATCH as u64;
+        rig.wait_signal(0, rig.signal(0, 0, previous), total)?;
+        for part in 0..BATCH {
+            let found = rig.windows[1].read(part * room, bytes);
+            let what = format!(
+                "round {round}, put {part} of rank {previous}, whose source was overwritten when it was done"
+            );
+            compare(&what, &found, &pattern(seed(previous, part), bytes))?;
+        }
+        rig.barrier("round is over")?;
+    }
+    Ok(())
+}
+
+fn every_notified_command_completes_once(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, ranks) = (rig.me(), rig.ranks());
+    let ops = [abi::TY_OP_PUT, abi::TY_OP_PUT_SIGNAL, abi::TY_OP_PUT_VALUE, abi::TY_OP_SIGNAL];
+    let count = 600_u64;
+    let mut commands = Vec::new();
+    for i in 0..count {
+        let op = ops[i as usize % ops.len()];
+        let notify = i % 5 != 1;
+        commands.push(Command {
+            op,
+            flags: if notify { abi::TY_FLAG_NOTIFY } else { 0 },
+            peer: (i / 3) as u32 % ranks,
+            signal: rig.signal(0, 0, me),
+            add: 1,
+            dst_offset: 4096 * (1 + u64::from(me)),
+            bytes: if op == abi::TY_OP_PUT_VALUE { 0 } else { 8 * (i % 7 + 1) },
+            // Whatever 64 bits: the tag belongs to whoever posts.
+            tag: !(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            ..NONE
+        });
+    }
+    rig.post(0, &commands)?;
+    let notified = || commands.iter().filter(|c| c.flags & abi::TY_FLAG_NOTIFY != 0);
+    let events = rig.wait_events(0, notified().count())?;
+    check_events(&events, notified())?;
+    // All ranks' commands have ended by now; the end of the case finds whatever else is reported.
+    rig.barrier("all done")
+}
+
+/// Each of `commands` has exactly one done event, and there is no other.
+fn check_events<'a>(events: &[Event], commands: impl Iterator<Item = &'a Command>) -> Result<()> {
+    let mut expected = std::collections::BTreeMap::new();
+    for command in commands {
+        expected.insert(command.tag, command);
+    }
+    let wanted = expected.len();
+    for event in events {
+        let Some(command) = expected.remove(&event.tag) else {
+            let tag = event.tag;
+            anyhow::bail!(
+                "found a second event, or an unknown tag, {tag:#x}; expected each tag once"
+            );
+        };
+        let found = (event.kind, event.lane, event.peer, event.status);
+        let right = (abi::TY_EVENT_DONE, command.lane, command.peer, abi::TY_OK);
+        ensure!(
+            found == right,
+            "tag {:#x}: found (kind, lane, peer, status) {found:?}; expected {right:?}",
+            event.tag
+        );
+    }
+    ensure!(
+        expected.is_empty(),
+        "found {} tags in done events; expected {wanted}; tag {:#x} never came",
+        events.len(),
+        expected.keys().next().copied().unwrap_or(0)
+    );
+    Ok(())
+}
+
+/// More than any lane of depth 4 should take without being polled.
+const FLOOD: usize = 1000;
+
+fn queue_full_is_back_pressure(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let commands: Vec<_> = (0..FLOOD as u64)
+        .map(|tag| Command {
+            op: abi::TY_OP_PUT_SIGNAL,
+            flags: abi::TY_FLAG_NOTIFY,
+            peer: next,
+            signal: rig.signal(0, 0, me),
+            add: 1,
+            dst_offset: 8192,
+            bytes: 8,
+            tag,
+            ..NONE
+        })
+        .collect();
+    // Without a poll, for as long as the lane takes anything.
+    let mut accepted = 0;
+    while accepted < FLOOD {
+        match rig.lanes[0].try_post(&rig.transport, &commands[accepted..])? {
+            0 => break,
+            more => accepted += more,
+        }
+    }
+    ensure!(accepted > 0, "an idle lane accepts nothing; expected at least one command");
+    rig.post(0, &commands[accepted..])?;
+    let events = rig.wait_events(0, FLOOD)?;
+    check_events(&events, commands.iter())?;
+    rig.wait_signal(0, rig.signal(0, 0, previous), FLOOD as u64)
+}
+
+fn lanes_are_independent(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let put = |rig: &Rig<'_>, lane: u32, tag: u64| Command {
+        op: abi::TY_OP_PUT_SIGNAL,
+        flags: abi::TY_FLAG_NOTIFY,
+        lane,
+        peer: next,
+        signal: rig.signal(0, lane, me),
+        add: 1,
+        dst_window: 1,
+        bytes: 8,
+        src_offset: 8 * u64::from(lane),
+        dst_offset: 8 * u64::from(lane),
+        tag,
+        ..NONE
+    };
+    // Lane 0 is full and nobody polls it.
+    let (one, other) = (put(rig, 0, 0), put(rig, 1, 1));
+    let mut on_first = 0;
+    while on_first < FLOOD && rig.lanes[0].try_post(&rig.transport, &[one])? == 1 {
+        on_first += 1;
+    }
+    let until = rig.until();
+    rig.lanes[1].post(&rig.transport, &[other], until)?;
+    while rig.lanes[1].events().is_empty() {
+        rig.lanes[1].drive(&rig.transport)?;
+        ensure!(Instant::now() < until, "lane 1 does not go on while lane 0 is not polled");
+    }
+    check_events(&rig.wait_events(1, 1)?, [other].iter())?;
+    rig.post(0, &vec![one; FLOOD - on_first])?;
+    check_own(0, &rig.wait_events(0, FLOOD)?, FLOOD)?;
+    rig.wait_signal(0, rig.signal(0, 0, previous), FLOOD as u64)?;
+    rig.wait_signal(1, rig.signal(0, 1, previous), 1)?;
+    rig.barrier("one lane at a time is over")?;
+    both_lanes_at_once(rig, [one, other])?;
+    rig.wait_signal(0, rig.signal(0, 0, previous), (FLOOD + PER_THREAD) as u64)?;
+    rig.wait_signal(1, rig.signal(0, 1, previous), (1 + PER_THREAD) as u64)
+}
+
+/// Commands that each thread posts.
+const PER_THREAD: usize = 2000;
+
+/// Two threads, one lane each.
+fn both_lanes_at_once(rig: &mut Rig<'_>, puts: [Command; 2]) -> Result<()> {
+    let until = rig.until();
+    let transport: &OpenTransport = &rig.transport;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = rig
+            .lanes
+            .iter_mut()
+            .zip(puts)
+            .map(|(lane, put)| scope.spawn(move || one_lane(transport, lane, &put, until)))
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().map_err(|_| anyhow::anyhow!("the thread of a lane panicked"))?
+        })
+    })?;
+    let mut lanes = rig.lanes.iter_mut().zip(0..);
+    lanes.try_for_each(|(lane, id)| check_own(id, &lane.take(), PER_THREAD))
+}
+
+/// A lane whose commands all have its id as their tag gave `count` events, all of its own.
+fn check_own(lane: u32, events: &[Event], count: usize) -> Result<()> {
+    let own = events.iter().filter(|e| e.lane == lane && e.tag == u64::from(lane)).count();
+    ensure!(
+        own == count && events.len() == count,
+        "lane {lane}: found {own} events of its own among {}; expected {count}",
+        events.len()
+    );
+    Ok(())
+}
+
+fn one_lane(
+    transport: &OpenTransport,
+    lane: &mut Lane,
+    put: &Command,
+    until: Instant,
+) -> Result<()> {
+    for _ in 0..PER_THREAD {
+        lane.post(transport, &[*put], until)?;
+    }
+    while lane.events().len() < PER_THREAD {
+        lane.drive(transport)?;
+        let found = lane.events().len();
+        ensure!(Instant::now() < until, "a lane: found {found} events; expected {PER_THREAD}");
+        std::thread::yield_now();
+    }
+    Ok(())
+}

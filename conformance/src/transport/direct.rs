@@ -1,0 +1,155 @@
+//! What a transport may declare beside puts: gets, and peers' memory by address.
+
+use anyhow::{Context as _, Result};
+use tokenyard_core::abi;
+use tokenyard_core::transport::Command;
+
+use super::memory::{UNTOUCHED, compare, copy_from, pattern};
+use super::rig::{NONE, Needs, Rig};
+use super::{Body, Case};
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "get_reads_the_peer",
+        about: "a done get has brought the peer's bytes, and nothing else",
+        ranks: &[2, 3],
+        flags: abi::TY_CAP_GET,
+        needs: Needs { windows: &[1 << 18, 1 << 18], ..Needs::SMALL },
+        body: Body::Connected(get_reads_the_peer),
+    },
+    Case {
+        name: "peer_addresses_see_puts_and_stores",
+        about: "peers' windows are memory of this process: loads see puts, owners see stores",
+        ranks: &[2, 3],
+        flags: abi::TY_CAP_LOAD_STORE,
+        needs: Needs { windows: &[1 << 16, 1 << 16], ..Needs::SMALL },
+        body: Body::Connected(peer_addresses_see_puts_and_stores),
+    },
+    Case {
+        name: "stored_payload_before_signal",
+        about: "plain stores to a peer are there when a signal sent after them is seen (INV-1)",
+        ranks: &[2],
+        flags: abi::TY_CAP_LOAD_STORE,
+        needs: Needs { windows: &[1 << 20], ..Needs::SMALL },
+        body: Body::Connected(stored_payload_before_signal),
+    },
+];
+
+fn get_reads_the_peer(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, ranks) = (rig.me(), rig.ranks());
+    let len = rig.windows[1].len();
+    rig.windows[1].write(0, &pattern(me.into(), len));
+    rig.barrier("sources are ready")?;
+    for peer in 0..ranks {
+        let theirs = pattern(peer.into(), len);
+        for (bytes, from, to) in [(8, 40, 16), (1, 3, 5), (4097, 1001, 77), (1 << 17, 9, 1 << 16)] {
+            let bytes = rig.put_bytes(bytes);
+            rig.windows[0].fill(UNTOUCHED);
+            rig.post(
+                0,
+                &[Command {
+                    op: abi::TY_OP_GET,
+                    flags: abi::TY_FLAG_NOTIFY,
+                    peer,
+                    dst_window: 1,
+                    src_offset: to as u64,
+                    dst_offset: from as u64,
+                    bytes: bytes as u64,
+                    ..NONE
+                }],
+            )?;
+            rig.wait_events(0, 1)?;
+            let mut expected = vec![UNTOUCHED; len];
+            expected[to..to + bytes].copy_from_slice(&theirs[from..from + bytes]);
+            let what = format!("window 0 after a get of {bytes} bytes from rank {peer}");
+            compare(&what, &rig.windows[0].read(0, len), &expected)?;
+        }
+    }
+    // What was read is as it was.
+    rig.barrier("all have read")?;
+    compare(
+        "window 1 after gets of all ranks",
+        &rig.windows[1].read(0, len),
+        &pattern(me.into(), len),
+    )
+}
+
+fn peer_addresses_see_puts_and_stores(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, ranks) = (rig.me(), rig.ranks());
+    let (bytes, place) =
+        (1000, |window: usize, writer: u32| 4096 * (1 + window) + 1000 * writer as usize);
+    let seed = |window: usize, writer: u32, reader: u32| {
+        (window as u64 * 64 + u64::from(writer)) * 64 + u64::from(reader)
+    };
+    for peer in 0..ranks {
+        // Window 0 by plain stores, window 1 by puts.
+        let address = rig.transport.peer_address(0, peer).context("address of window 0")?;
+        let data = pattern(seed(0, me, peer), bytes);
+        // SAFETY: the place is inside window 0 of a connected peer, and this rank alone writes it
+        // until its signal.
+        unsafe {
+            std::ptr::copy_nonoverlapping(data.as_ptr(), address.add(place(0, me)), bytes);
+        }
+        let from = 1024 * peer as usize;
+        rig.windows[1].write(from, &pattern(seed(1, me, peer), bytes));
+        rig.post(
+            0,
+            &[Command {
+                op: abi::TY_OP_PUT_SIGNAL,
+                peer,
+                signal: rig.signal(0, 0, me),
+                add: 1,
+                src_window: 1,
+                dst_window: 1,
+                src_offset: from as u64,
+                dst_offset: (place(1, me)) as u64,
+                bytes: bytes as u64,
+                ..NONE
+            }],
+        )?;
+    }
+    for writer in 0..ranks {
+        rig.wait_signal(0, rig.signal(0, 0, writer), 1)?;
+        for window in 0..2 {
+            let found = rig.windows[window].read(place(window, writer), bytes);
+            let what = format!("window {window}, written by rank {writer}");
+            compare(&what, &found, &pattern(seed(window, writer, me), bytes))?;
+        }
+    }
+    rig.barrier("all written")?;
+    for (window, peer) in [0, 1].into_iter().flat_map(|w| (0..ranks).map(move |p| (w, p))) {
+        let address = rig.transport.peer_address(window as u32, peer)?;
+        for writer in 0..ranks {
+            // SAFETY: inside the window of a connected peer; nobody writes it after the barrier.
+            let found = unsafe { copy_from(address.add(place(window, writer)), bytes) };
+            let what = format!("window {window} of rank {peer} by address, from rank {writer}");
+            compare(&what, &found, &pattern(seed(window, writer, peer), bytes))?;
+        }
+    }
+    rig.barrier("all read")
+}
+
+fn stored_payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, peer) = (rig.me(), rig.next());
+    let address = rig.transport.peer_address(0, peer)?;
+    let half = rig.windows[0].len() / 2;
+    for round in 1..=200_u64 {
+        let bytes = [8, 4096, half][round as usize % 3];
+        let data = pattern(u64::from(me) << 32 | round, bytes);
+        // SAFETY: each rank stores to the lower half of its peer's window, and only after the peer
+        // has said that it has looked.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address, bytes) };
+        let signal = |kind| rig.signal(kind, 0, me);
+        let note =
+            |kind| Command { op: abi::TY_OP_SIGNAL, peer, signal: signal(kind), add: 1, ..NONE };
+        let (stored, looked) = (note(0), note(1));
+        rig.post(0, &[stored])?;
+        rig.wait_signal(0, rig.signal(0, 0, peer), round)?;
+        let expected = pattern(u64::from(peer) << 32 | round, bytes);
+        let what = format!("stores of round {round} by rank {peer}, seen with their signal");
+        compare(&what, &rig.windows[0].read(0, bytes), &expected)?;
+        rig.post(0, &[looked])?;
+        rig.wait_signal(0, rig.signal(1, 0, peer), round)?;
+    }
+    Ok(())
+}

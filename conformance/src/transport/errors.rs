@@ -1,0 +1,54 @@
+//! Errors: a command that cannot be done says so, once, and the transport stays unhealthy.
+
+use anyhow::{Result, ensure};
+use tokenyard_core::abi;
+use tokenyard_core::transport::Command;
+
+use super::rig::{NONE, Needs, Rig};
+use super::{Body, Case};
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "errors_are_reported",
+    about: "a command with an op that nobody knows ends as an error event, and health stays bad",
+    ranks: &[2],
+    flags: 0,
+    needs: Needs::SMALL,
+    body: Body::Breaking(errors_are_reported),
+}];
+
+/// No version of the ABI has it. New ops are new numbers, and an unknown one is an error by
+/// contract: so this is the failure that every transport can be asked for.
+const UNKNOWN_OP: u8 = 0xee;
+
+/// Rank 0 fails; the others are there to be reached.
+fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
+    if rig.me() != 0 {
+        return Ok(());
+    }
+    rig.transport.health()?;
+    rig.expect_errors();
+    let signal = rig.signal(0, 0, 0);
+    let good = Command { op: abi::TY_OP_SIGNAL, peer: 1, signal, add: 1, ..NONE };
+    let noted = |tag| Command { flags: abi::TY_FLAG_NOTIFY, tag, ..good };
+    // Errors come unasked: the bad one has no TY_FLAG_NOTIFY.
+    let bad = Command { op: UNKNOWN_OP, tag: 77, ..good };
+    rig.post(0, &[noted(1), bad, noted(2)])?;
+    let events = rig.wait_events(0, 3)?;
+    for (tag, count) in [(1, 1), (77, 1), (2, 1)] {
+        let found = events.iter().filter(|e| e.tag == tag).count();
+        ensure!(found == count, "found {events:?}; expected one event with tag {tag}");
+    }
+    for event in events.iter().filter(|e| e.tag == 77) {
+        ensure!(
+            event.kind == abi::TY_EVENT_ERROR && event.status < 0,
+            "the bad command ended as {event:?}; expected an error event with a negative status"
+        );
+    }
+    for look in ["first", "second"] {
+        ensure!(
+            rig.transport.health().is_err(),
+            "health is good at the {look} look after an error event; expected it to stay bad"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,200 @@
+//! Window memory of the rig, and the bytes that travel.
+
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::atomic::AtomicU64;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+use tokenyard_core::abi;
+use tokenyard_core::transport::{MemoryNeeds, Window};
+
+/// What untouched window memory holds.
+pub(super) const UNTOUCHED: u8 = 0xa5;
+
+/// One window of this rank. Peers write it while this rank looks, so no reference to its bytes is
+/// ever made: bytes are copied in and out.
+#[derive(Debug)]
+pub(super) struct Area {
+    base: *mut u8,
+    bytes: usize,
+    /// Where the rig made the memory; the transport frees its own.
+    _mapping: Option<Mapping>,
+}
+
+impl Area {
+    /// Views a window that the transport allocated, which frees it.
+    pub(super) fn of_transport(window: &Window) -> Result<Self> {
+        ensure!(
+            window.kind == abi::TY_MEMORY_HOST,
+            "the transport allocated memory of kind {}; the rig reads host memory only",
+            window.kind
+        );
+        Ok(Self { base: window.pointer, bytes: window.bytes as usize, _mapping: None })
+    }
+
+    /// Makes memory that satisfies `needs`, and its description for `register`.
+    pub(super) fn new(id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<(Self, Window)> {
+        let page = rustix::param::page_size() as u64;
+        ensure!(
+            needs.alignment <= page,
+            "the transport wants memory aligned to {}; the rig aligns to a page, {page}",
+            needs.alignment
+        );
+        let mapping = Mapping::new(bytes.next_multiple_of(page) as usize)?;
+        let window = Window {
+            size: size_of::<Window>(),
+            id,
+            kind: abi::TY_MEMORY_HOST,
+            pointer: mapping.base,
+            bytes: mapping.bytes as u64,
+            fd: mapping.fd.as_raw_fd(),
+            device: -1,
+            fd_offset: 0,
+        };
+        Ok((Self { base: mapping.base, bytes: mapping.bytes, _mapping: Some(mapping) }, window))
+    }
+
+    /// Length in bytes.
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
+        let end = offset.checked_add(bytes);
+        assert!(end.is_some_and(|end| end <= self.bytes), "{bytes} bytes at {offset} leave it");
+        self.base.wrapping_add(offset)
+    }
+
+    /// Makes every byte `value`.
+    pub(super) fn fill(&self, value: u8) {
+        // SAFETY: the whole window is mapped and writable while `self` lives (`new`, or the
+        // transport's promise behind `of_transport`).
+        unsafe { self.base.write_bytes(value, self.bytes) }
+    }
+
+    /// Copies `data` to `offset`.
+    pub(super) fn write(&self, offset: usize, data: &[u8]) {
+        // SAFETY: `at` checked the range, which is mapped while `self` lives; `data` is not in it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(data.as_ptr(), self.at(offset, data.len()), data.len());
+        }
+    }
+
+    /// Copies `bytes` bytes at `offset`.
+    pub(super) fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
+        // SAFETY: as in `write`.
+        unsafe { copy_from(self.at(offset, bytes), bytes) }
+    }
+
+    /// The 8-byte word at `offset`, a multiple of 8. Peers write it by value (INV-3).
+    pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8), "{offset} is not the place of a word");
+        // SAFETY: mapped while `self` lives, aligned, and only accessed as a whole word meanwhile.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
+    }
+}
+
+/// Copies memory that others may write.
+///
+/// # Safety
+/// `bytes` bytes at `from` are mapped.
+pub(super) unsafe fn copy_from(from: *const u8, bytes: usize) -> Vec<u8> {
+    let mut copy = vec![0_u8; bytes];
+    // SAFETY: by this function's contract; the copy is fresh memory.
+    unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
+    copy
+}
+
+/// A shared mapping of a memfd.
+#[derive(Debug)]
+struct Mapping {
+    base: *mut u8,
+    bytes: usize,
+    fd: OwnedFd,
+}
+
+impl Mapping {
+    fn new(bytes: usize) -> Result<Self> {
+        // Sealable, because transports that map it elsewhere must be sure that it cannot shrink.
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd =
+            rustix::fs::memfd_create("tokenyard-conformance", flags).context("memfd_create")?;
+        rustix::fs::ftruncate(&fd, bytes as u64).context("size window memory")?;
+        let (prot, null) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { rustix::mm::mmap(null, bytes, prot, MapFlags::SHARED, &fd, 0) }
+            .context("map window memory")?;
+        Ok(Self { base: base.cast(), bytes, fd })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, unmapped once; the rig drops the transport before its areas.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Bytes that tell which payload they belong to: every word depends on `seed` and on its place.
+pub(super) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    let word = |i: u64| {
+        let mixed = (seed << 24 ^ i).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ mixed >> 29
+    };
+    let mut all: Vec<u8> =
+        (0..bytes.div_ceil(8) as u64).flat_map(|i| word(i).to_le_bytes()).collect();
+    all.truncate(bytes);
+    all
+}
+
+/// Compares found bytes with expected ones.
+///
+/// # Errors
+/// Names `what` and the first byte that differs.
+pub(super) fn compare(what: &str, found: &[u8], expected: &[u8]) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let differs = |i: &usize| found.get(*i) != expected.get(*i);
+    let longest = found.len().max(expected.len());
+    let wrong = (0..longest).filter(differs).count();
+    let first = (0..longest).find(differs).unwrap_or(0);
+    let show = |bytes: &[u8]| {
+        bytes[first.min(bytes.len())..]
+            .iter()
+            .take(8)
+            .map(|b| format!("{b:02x}"))
+            .collect::<String>()
+    };
+    anyhow::bail!(
+        "{what}: {wrong} of {} bytes are wrong, the first at {first}: found {}.., expected {}..",
+        expected.len(),
+        show(found),
+        show(expected)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_of_different_seeds_differ_in_every_word() {
+        let (one, two) = (pattern(1, 4099), pattern(2, 4099));
+        assert_eq!(one.len(), 4099);
+        for (a, b) in one.chunks(8).zip(two.chunks(8)) {
+            assert!(a.len() < 8 || a != b);
+        }
+    }
+
+    #[test]
+    fn a_difference_is_named_with_its_place_and_both_values() {
+        compare("it", &[1, 2], &[1, 2]).unwrap();
+        let text = compare("it", &[1, 3, 2], &[1, 2, 2]).unwrap_err().to_string();
+        assert!(text.contains("1 of 3 bytes are wrong, the first at 1"), "{text}");
+        assert!(text.contains("found 0302.., expected 0202.."), "{text}");
+        assert!(compare("it", &[1], &[1, 2]).is_err());
+    }
+}

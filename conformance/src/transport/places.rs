@@ -1,0 +1,137 @@
+//! Addressing: every (peer, window, offset) is its own place, and nothing strays.
+
+use std::sync::atomic::Ordering;
+
+use anyhow::Result;
+use tokenyard_core::abi;
+use tokenyard_core::transport::Command;
+
+use super::memory::{compare, pattern};
+use super::rig::{NONE, Needs, Rig};
+use super::{Body, Case};
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "puts_reach_the_right_place",
+    about: "every rank reaches every peer, itself included, at the named windows and offsets",
+    ranks: &[2, 4],
+    flags: 0,
+    needs: Needs { windows: &[1 << 16, 1 << 13, 1 << 14], ..Needs::SMALL },
+    body: Body::Connected(puts_reach_the_right_place),
+}];
+
+/// Bytes of a cell. One (writer, source window) writes it.
+const CELL: usize = 40;
+/// The window that takes values beside puts.
+const VALUES: usize = 1;
+
+/// One put: from `source`, a window of `writer`, to `target`, a window of `reader`.
+#[derive(Clone, Copy)]
+struct Way {
+    writer: u32,
+    reader: u32,
+    source: usize,
+    target: usize,
+}
+
+impl Way {
+    fn payload(&self) -> Vec<u8> {
+        let ranks = u64::from(self.writer) << 16 | u64::from(self.reader) << 8;
+        pattern(ranks | (self.source * 8 + self.target) as u64, CELL)
+    }
+
+    /// Where the payload waits: low in the source window, for each way another place.
+    fn from(&self, rig: &Rig<'_>) -> usize {
+        8 + (self.reader as usize * rig.windows.len() + self.target) * CELL
+    }
+
+    /// Where the payload goes: the last cell ends with its window.
+    fn to(&self, rig: &Rig<'_>) -> usize {
+        cell(rig, self.target, self.writer, self.source)
+    }
+}
+
+/// The cell of `writer` for what comes from window `source`; one more holds its value.
+fn cell(rig: &Rig<'_>, window: usize, writer: u32, source: usize) -> usize {
+    rig.windows[window].len() - (writer as usize * (rig.windows.len() + 1) + source + 1) * CELL
+}
+
+fn value_cell(rig: &Rig<'_>, writer: u32) -> usize {
+    cell(rig, VALUES, writer, rig.windows.len())
+}
+
+fn value(writer: u32, reader: u32) -> u64 {
+    0xabcd_0000_0000_0000 | u64::from(writer) << 8 | u64::from(reader)
+}
+
+fn ways(rig: &Rig<'_>, writer: u32, reader: u32) -> impl Iterator<Item = Way> + use<> {
+    let windows = rig.windows.len();
+    (0..windows).flat_map(move |source| {
+        (0..windows).map(move |target| Way { writer, reader, source, target })
+    })
+}
+
+fn puts_reach_the_right_place(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, ranks) = (rig.me(), rig.ranks());
+    let commands: Vec<_> = (0..ranks).flat_map(|peer| commands_to(rig, peer)).collect();
+    let mut expected: Vec<_> = rig.windows.iter().map(|w| w.read(0, w.len())).collect();
+    rig.barrier("sources are ready")?;
+    rig.post(0, &commands)?;
+    for writer in 0..ranks {
+        let puts = ways(rig, writer, me).count() as u64;
+        rig.wait_signal(0, rig.signal(0, 0, writer), puts)?;
+        for way in ways(rig, writer, me) {
+            let (at, payload) = (way.to(rig), way.payload());
+            let Way { source, target, .. } = way;
+            let what = format!("put of rank {writer} from its window {source} to window {target}");
+            compare(&what, &rig.windows[target].read(at, CELL), &payload)?;
+            expected[target][at..at + CELL].copy_from_slice(&payload);
+        }
+    }
+    for writer in 0..ranks {
+        let (at, value) = (value_cell(rig, writer), value(writer, me));
+        let found = |rig: &Rig<'_>| rig.windows[VALUES].word(at).load(Ordering::Acquire);
+        rig.wait(
+            |rig| found(rig) == value,
+            |rig| format!("value of rank {writer}: found {:#x}; expected {value:#x}", found(rig)),
+        )?;
+        expected[VALUES][at..at + 8].copy_from_slice(&value.to_ne_bytes());
+    }
+    // Once all ranks have what is theirs, nothing is under way that could stray.
+    rig.barrier("all arrived")?;
+    for (id, (window, image)) in rig.windows.iter().zip(&expected).enumerate() {
+        let what = format!("window {id} of rank {me}, all of it");
+        compare(&what, &window.read(0, window.len()), image)?;
+    }
+    Ok(())
+}
+
+/// Writes the sources for `peer` and says what moves them.
+fn commands_to(rig: &Rig<'_>, peer: u32) -> Vec<Command> {
+    let me = rig.me();
+    let put = |way: Way| {
+        let from = way.from(rig);
+        rig.windows[way.source].write(from, &way.payload());
+        Command {
+            op: abi::TY_OP_PUT_SIGNAL,
+            peer,
+            signal: rig.signal(0, 0, me),
+            add: 1,
+            src_window: way.source as u16,
+            dst_window: way.target as u16,
+            src_offset: from as u64,
+            dst_offset: way.to(rig) as u64,
+            bytes: CELL as u64,
+            ..NONE
+        }
+    };
+    let mut commands: Vec<_> = ways(rig, me, peer).map(put).collect();
+    commands.push(Command {
+        op: abi::TY_OP_PUT_VALUE,
+        peer,
+        dst_window: VALUES as u16,
+        dst_offset: value_cell(rig, me) as u64,
+        value: value(me, peer),
+        ..NONE
+    });
+    commands
+}

@@ -1,0 +1,401 @@
+//! The rig: one rank's transport with windows of its own, brought up as a yard would, without a
+//! kernel set.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use tokenyard_core::abi;
+use tokenyard_core::bootstrap::{Liveness, World};
+use tokenyard_core::config::{Config, PartChoice};
+use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
+use tokenyard_core::transport::{Capabilities, Command, Event, Team, TransportNeeds};
+
+use super::memory::{Area, UNTOUCHED};
+use crate::suite::Rank;
+
+/// A command with everything zero.
+pub(super) const NONE: Command = Command {
+    op: 0,
+    reserved: 0,
+    flags: 0,
+    lane: 0,
+    peer: 0,
+    signal: 0,
+    add: 0,
+    src_window: 0,
+    dst_window: 0,
+    src_offset: 0,
+    dst_offset: 0,
+    bytes: 0,
+    value: 0,
+    tag: 0,
+};
+
+/// What a case uses of a transport; the ranks multiply the signals.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    /// Bytes of each window.
+    pub(super) windows: &'static [u64],
+    pub(super) lanes: u32,
+    /// Signal ids per (lane, writer); 0: as many as the transport has.
+    pub(super) kinds: u32,
+    pub(super) queue_depth: u32,
+}
+
+impl Needs {
+    /// One window of 64 KiB, one lane, two signals per writer.
+    pub(super) const SMALL: Self =
+        Self { windows: &[1 << 16], lanes: 1, kinds: 2, queue_depth: 64 };
+
+    fn signals(&self, ranks: u32, capabilities: &Capabilities) -> u32 {
+        match self.kinds {
+            0 => capabilities.max_signals,
+            kinds => kinds * self.lanes * ranks,
+        }
+    }
+
+    /// The declared limit that is too small for `ranks` ranks, if there is one.
+    pub(super) fn lack(&self, ranks: u32, capabilities: &Capabilities) -> Option<String> {
+        let windows = self.windows.len() as u32;
+        [
+            ("max_peers", ranks, capabilities.max_peers),
+            ("max_lanes", self.lanes, capabilities.max_lanes),
+            ("max_signals", self.signals(ranks, capabilities).max(1), capabilities.max_signals),
+            ("max_windows", windows, capabilities.max_windows),
+            ("max_queue_depth", self.queue_depth, capabilities.max_queue_depth),
+        ]
+        .into_iter()
+        .find(|(_, wanted, most)| wanted > most)
+        .map(|(name, wanted, most)| format!("{name} is {most}; the case needs {wanted}"))
+    }
+
+    /// What the transport is opened with.
+    pub(super) fn of_transport(
+        &self,
+        ranks: u32,
+        capabilities: &Capabilities,
+        deadline: Duration,
+    ) -> TransportNeeds {
+        let largest = self.windows.iter().copied().max().unwrap_or(0);
+        TransportNeeds {
+            windows: self.windows.len() as u32,
+            lanes: self.lanes,
+            signals: self.signals(ranks, capabilities),
+            queue_depth: self.queue_depth,
+            largest_put: largest.min(capabilities.largest_put),
+            deadline,
+        }
+    }
+}
+
+/// The transport that carries the rows of `config`, as bring-up would choose it on one node.
+pub(super) fn choose(config: &Config) -> Result<(TransportRef, &PartChoice)> {
+    let registry = Registry::load(&config.plugins)?;
+    let mut last = anyhow!("the config names no transport");
+    for choice in config.scale_up.iter().chain(&config.scale_out) {
+        let part = registry.transport(&choice.name)?;
+        match part.probe(&choice.table) {
+            Ok(_) => return Ok((part, choice)),
+            Err(error) => last = error.into(),
+        }
+        if config.scale_up.is_some() {
+            break;
+        }
+    }
+    Err(last)
+}
+
+/// One lane and the events that it gave and that no case has taken yet.
+#[derive(Debug)]
+pub(super) struct Lane {
+    id: u32,
+    events: Vec<Event>,
+    /// Error events are what the case asks for.
+    expects_errors: bool,
+}
+
+impl Lane {
+    fn new(id: u32) -> Self {
+        Self { id, events: Vec::new(), expects_errors: false }
+    }
+
+    /// Posts what the lane accepts now and returns how many that is.
+    pub(super) fn try_post(
+        &self,
+        transport: &OpenTransport,
+        commands: &[Command],
+    ) -> Result<usize> {
+        // SAFETY: cases post commands inside their windows and needs, with one writing (peer, lane)
+        // per signal, and leave sources alone until they are done; the owner of the lane calls.
+        unsafe { transport.post(self.id, commands) }.map_err(|status| {
+            anyhow!("post on lane {}: found status {status}; expected 0", self.id)
+        })
+    }
+
+    /// Posts all commands; drives the lane while it is full.
+    pub(super) fn post(
+        &mut self,
+        transport: &OpenTransport,
+        commands: &[Command],
+        until: Instant,
+    ) -> Result<()> {
+        let mut left = commands;
+        while !left.is_empty() {
+            let accepted = self.try_post(transport, left)?;
+            left = &left[accepted..];
+            if accepted == 0 {
+                self.drive(transport)?;
+                ensure!(
+                    Instant::now() < until,
+                    "lane {} accepts nothing although it is polled: found {} of {} commands \
+                     accepted at the deadline",
+                    self.id,
+                    commands.len() - left.len(),
+                    commands.len()
+                );
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Polls once and keeps what it gives.
+    pub(super) fn drive(&mut self, transport: &OpenTransport) -> Result<()> {
+        let mut events = [Event { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 }; 32];
+        let count = transport.poll(self.id, &mut events).map_err(|status| {
+            anyhow!("poll of lane {}: found status {status}; expected 0", self.id)
+        })?;
+        for event in &events[..count] {
+            let failed = event.kind != abi::TY_EVENT_DONE;
+            if failed && !self.expects_errors {
+                let why =
+                    transport.health().err().map_or("health is good".into(), |e| e.to_string());
+                bail!("a command failed: found {event:?}; expected a done event ({why})");
+            }
+            self.events.push(*event);
+        }
+        Ok(())
+    }
+
+    /// Takes the events.
+    pub(super) fn take(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Events that were not taken yet.
+    pub(super) fn events(&self) -> &[Event] {
+        &self.events
+    }
+}
+
+/// A rank of a case. Fields drop in order: the transport ends before its windows.
+pub(super) struct Rig<'a> {
+    pub(super) transport: OpenTransport,
+    pub(super) windows: Vec<Area>,
+    pub(super) lanes: Vec<Lane>,
+    pub(super) world: &'a Arc<World>,
+    pub(super) needs: TransportNeeds,
+    liveness: Arc<Liveness>,
+}
+
+impl<'a> Rig<'a> {
+    /// Opens the transport of the config on this rank and registers its windows. Not collective.
+    pub(super) fn open(rank: &Rank<'a>, needs: &Needs, deadline: Duration) -> Result<Self> {
+        let (part, choice) = choose(rank.config)?;
+        let (me, ranks) = (rank.world.rank(), rank.world.ranks());
+        let opened = needs.of_transport(ranks, rank.capabilities, deadline);
+        let transport = part.open(&choice.table, &Team::world(me, ranks), &opened)?;
+        let mut rig = Self {
+            transport,
+            windows: Vec::new(),
+            lanes: (0..needs.lanes).map(Lane::new).collect(),
+            world: rank.world,
+            needs: opened,
+            liveness: rank.world.liveness(),
+        };
+        let memory = rig.transport.memory_needs()?;
+        let owns = rank.capabilities.flags & abi::TY_CAP_OWNS_MEMORY != 0;
+        for (id, bytes) in (0..).zip(needs.windows) {
+            let (area, window) = if owns {
+                let window = rig.transport.alloc(id, *bytes)?;
+                (Area::of_transport(&window)?, window)
+            } else {
+                Area::new(id, *bytes, &memory)?
+            };
+            // SAFETY: the memory lives in `windows`, which is dropped after the transport, or
+            // belongs to the transport.
+            unsafe { rig.transport.register(&window)? };
+            rig.windows.push(area);
+        }
+        Ok(rig)
+    }
+
+    /// Brings the whole team up. Collective.
+    pub(super) fn bring_up(rank: &Rank<'a>, needs: &Needs) -> Result<Self> {
+        let mut rig = Self::open(rank, needs, rank.config.world.deadline)?;
+        rig.windows.iter().for_each(|window| window.fill(UNTOUCHED));
+        let endpoints = rig.exchange_endpoints()?;
+        for (peer, endpoint) in (0..).zip(&endpoints) {
+            rig.transport.connect(peer, endpoint)?;
+        }
+        rig.barrier("connected")?;
+        Ok(rig)
+    }
+
+    /// What every rank's `endpoint` wrote for this one. Collective.
+    pub(super) fn exchange_endpoints(&mut self) -> Result<Vec<Vec<u8>>> {
+        let mine: Result<Vec<_>, _> =
+            (0..self.ranks()).map(|peer| self.transport.endpoint(peer)).collect();
+        Ok(self.world.exchange("conformance endpoints", mine?)?)
+    }
+
+    /// This rank.
+    pub(super) fn me(&self) -> u32 {
+        self.world.rank()
+    }
+
+    /// Ranks of the team.
+    pub(super) fn ranks(&self) -> u32 {
+        self.world.ranks()
+    }
+
+    /// The rank behind this one, in a ring.
+    pub(super) fn next(&self) -> u32 {
+        (self.me() + 1) % self.ranks()
+    }
+
+    /// The rank before this one, in a ring.
+    pub(super) fn previous(&self) -> u32 {
+        (self.me() + self.ranks() - 1) % self.ranks()
+    }
+
+    /// The signal that `writer` raises on `lane`; `kind` is below [`Needs::kinds`]. One writer per
+    /// id, as transports may rely on.
+    pub(super) fn signal(&self, kind: u32, lane: u32, writer: u32) -> u32 {
+        (kind * self.needs.lanes + lane) * self.ranks() + writer
+    }
+
+    /// Bytes of a put that are at most `wanted` and that the transport can carry.
+    pub(super) fn put_bytes(&self, wanted: usize) -> usize {
+        wanted.min(usize::try_from(self.needs.largest_put).unwrap_or(usize::MAX))
+    }
+
+    /// When a step that starts now must be over.
+    pub(super) fn until(&self) -> Instant {
+        Instant::now() + self.needs.deadline
+    }
+
+    /// Posts all commands on a lane.
+    pub(super) fn post(&mut self, lane: u32, commands: &[Command]) -> Result<()> {
+        let until = self.until();
+        self.lanes[lane as usize].post(&self.transport, commands, until)
+    }
+
+    /// Lets error events pass: the case asks for them.
+    pub(super) fn expect_errors(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.expects_errors = true);
+    }
+
+    /// Polls every lane once.
+    pub(super) fn drive(&mut self) -> Result<()> {
+        let transport = &self.transport;
+        self.lanes.iter_mut().try_for_each(|lane| lane.drive(transport))
+    }
+
+    /// Drives all lanes until `ready`, at most for the deadline.
+    pub(super) fn wait(
+        &mut self,
+        ready: impl Fn(&Self) -> bool,
+        missing: impl Fn(&Self) -> String,
+    ) -> Result<()> {
+        let until = self.until();
+        let mut round = 0_u32;
+        while !ready(self) {
+            self.drive()?;
+            self.check_peers()?;
+            if Instant::now() >= until {
+                let deadline = self.needs.deadline;
+                bail!("nothing more came within {deadline:?}: {}", missing(self));
+            }
+            round += 1;
+            if round > 64 {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the total of a signal is `total`; more is an error at once.
+    pub(super) fn wait_signal(&mut self, lane: u32, id: u32, total: u64) -> Result<()> {
+        // One reading decides: what a case checks next must be there with this very reading.
+        let found = Cell::new(0);
+        self.wait(
+            |rig| {
+                found.set(rig.transport.read_signal(lane, id));
+                found.get() >= total
+            },
+            |_| format!("signal {id}: found total {}; expected {total}", found.get()),
+        )?;
+        let found = found.get();
+        ensure!(found == total, "signal {id}: found total {found}; expected {total}, no more");
+        Ok(())
+    }
+
+    /// Fails once another rank has.
+    pub(super) fn check_peers(&self) -> Result<()> {
+        match self.liveness.first_loss() {
+            None => Ok(()),
+            Some(loss) => bail!("rank {} {}", loss.rank, loss.why),
+        }
+    }
+
+    /// Waits until lane `lane` holds `count` events, and takes them.
+    pub(super) fn wait_events(&mut self, lane: u32, count: usize) -> Result<Vec<Event>> {
+        let lane = lane as usize;
+        self.wait(
+            |rig| rig.lanes[lane].events.len() >= count,
+            |rig| {
+                let found = rig.lanes[lane].events.len();
+                format!("lane {lane}: found {found} events; expected {count}")
+            },
+        )?;
+        Ok(self.lanes[lane].take())
+    }
+
+    /// A barrier of all ranks that drives the lanes meanwhile: transports with manual progress move
+    /// nothing for the others otherwise.
+    pub(super) fn barrier(&mut self, topic: &str) -> Result<()> {
+        let world = self.world;
+        std::thread::scope(|scope| {
+            let barrier = scope.spawn(move || world.barrier(topic));
+            let mut driven = Ok(());
+            while driven.is_ok() && !barrier.is_finished() {
+                driven = self.drive();
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            if let Err(error) = &driven {
+                // Or this rank would wait in the barrier for others that wait for it.
+                world.report_failure(&format!("{error:#}"));
+            }
+            let barrier = barrier.join().map_err(|_| anyhow!("a barrier panicked"))?;
+            driven.and(barrier.with_context(|| format!("barrier \"{topic}\"")))
+        })
+    }
+
+    /// Ends a case: all ranks are through, no event is left over, the transport is healthy.
+    pub(super) fn end(mut self, healthy: bool) -> Result<()> {
+        self.barrier("end of case")?;
+        self.drive()?;
+        for lane in &self.lanes {
+            let left = lane.events();
+            ensure!(left.is_empty(), "lane {}: found {left:?}; expected no more events", lane.id);
+        }
+        if healthy {
+            self.transport.health().context("health at the end; expected it to be good")?;
+        }
+        // Nobody closes while another rank still looks at its lanes.
+        self.barrier("closing")
+    }
+}

@@ -1,0 +1,121 @@
+//! The `cpu` kernel set with one alteration built in.
+
+use tokenyard_core::Result;
+use tokenyard_core::abi;
+use tokenyard_core::config::PartTable;
+use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsPart};
+use tokenyard_core::host::BuiltIn;
+use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
+use tokenyard_cpu::CpuKernels;
+
+use crate::faulty_shm::NoSettings;
+use crate::kernel_mutants::*;
+
+/// What is broken: arguments on their way in, or results on their way out.
+pub(crate) trait Alteration: Default + Send + 'static {
+    /// The kernel set's name in a config.
+    const NAME: &'static str;
+
+    fn dispatch(&mut self, _: &mut abi::TyDispatch) {}
+
+    fn received(&mut self, _: &mut abi::TyReceived) {}
+
+    fn combine(&mut self, _: &mut abi::TyCombine) {}
+
+    fn combined(&mut self) {}
+}
+
+/// A kernel set with the alteration `A`.
+pub(crate) struct Altered<A> {
+    cpu: CpuKernels,
+    alteration: A,
+}
+
+fn cpu_config() -> <CpuKernels as KernelSet>::Config {
+    PartTable::from_text("", "mutants").parse("cpu").unwrap()
+}
+
+impl<A: Alteration> KernelSet for Altered<A> {
+    const NAME: &'static str = A::NAME;
+    const ABOUT: &'static str = "the cpu kernels, broken on purpose";
+    type Config = NoSettings;
+
+    fn probe(_: &NoSettings) -> Result<u32> {
+        CpuKernels::probe(&cpu_config())
+    }
+
+    fn open(_: NoSettings, shape: &KernelShape) -> Result<Self> {
+        Ok(Self { cpu: CpuKernels::open(cpu_config(), shape)?, alteration: A::default() })
+    }
+
+    fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds> {
+        self.cpu.needs(limits)
+    }
+
+    fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
+        self.cpu.allocate(id, bytes, needs)
+    }
+
+    unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.cpu.plan(plan) }
+    }
+
+    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+        let mut dispatch = *dispatch;
+        self.alteration.dispatch(&mut dispatch);
+        // SAFETY: by this function's contract; alterations name what is as valid.
+        unsafe { self.cpu.dispatch_send(&dispatch) }
+    }
+
+    fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        let mut received = self.cpu.dispatch_recv(operation)?;
+        self.alteration.received(&mut received);
+        Ok(received)
+    }
+
+    fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
+        self.cpu.combine_input(handle, dtype)
+    }
+
+    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+        let mut combine = *combine;
+        self.alteration.combine(&mut combine);
+        // SAFETY: by this function's contract; alterations only leave tensors out.
+        unsafe { self.cpu.combine_send(&combine) }
+    }
+
+    fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        self.cpu.combine_recv(operation)?;
+        self.alteration.combined();
+        Ok(())
+    }
+
+    fn release(&mut self, region: u64) {
+        self.cpu.release(region);
+    }
+}
+
+const fn table<A: Alteration>() -> *const abi::TyKernelsTable {
+    KernelsPart::<Altered<A>>::TABLE
+}
+
+const TABLES: &[*const abi::TyKernelsTable] = &[
+    table::<Unaltered>(),
+    table::<OffByOneCount>(),
+    table::<SwappedRows>(),
+    table::<RoundedScales>(),
+    table::<RoundsTwice>(),
+    table::<Unweighted>(),
+    table::<WeightsNotReturned>(),
+    table::<StaleReplay>(),
+];
+
+static KERNELS: Exported<abi::TyKernelsExport> = Exported(abi::TyKernelsExport {
+    header: KERNELS_HEADER,
+    parts: TABLES.as_ptr(),
+    count: TABLES.len(),
+});
+
+inventory::submit! { BuiltIn::Kernels(&KERNELS) }

@@ -1,0 +1,186 @@
+//! The `shm` transport with one fault built in.
+
+use tokenyard_core::Result;
+use tokenyard_core::abi;
+use tokenyard_core::config::PartTable;
+use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart};
+use tokenyard_core::host::BuiltIn;
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+};
+use tokenyard_cpu::Shm;
+
+use crate::completion_mutants::*;
+use crate::l0::{Intact, IntactLoadStore};
+use crate::payload_mutants::*;
+
+/// The transport below a fault, and this rank's place on it.
+pub(crate) struct Below {
+    pub(crate) shm: Shm,
+    pub(crate) me: u32,
+    pub(crate) ranks: u32,
+}
+
+impl Below {
+    /// # Safety
+    /// As [`Transport::post`], for one command.
+    pub(crate) unsafe fn post(&self, lane: u32, command: Command) -> Hot {
+        // SAFETY: by this function's contract.
+        unsafe { self.shm.post(lane, &[command]) }
+    }
+}
+
+/// What hot calls return.
+pub(crate) type Hot = std::result::Result<usize, i32>;
+
+/// What is broken. Every method does the right thing unless a fault overrides it.
+pub(crate) trait Fault: Default + Send + Sync + 'static {
+    /// The transport's name in a config.
+    const NAME: &'static str;
+    /// Capabilities that are kept beside those of a transport that only puts.
+    const KEEPS: u64 = abi::TY_CAP_GET;
+
+    /// # Safety
+    /// As [`Transport::post`], for one command.
+    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+        // SAFETY: by this function's contract.
+        unsafe { below.post(lane, *command) }
+    }
+
+    fn poll(&self, below: &Below, lane: u32, events: &mut [Event]) -> Hot {
+        below.shm.poll(lane, events)
+    }
+
+    fn read_signal(&self, below: &Below, lane: u32, id: u32) -> u64 {
+        below.shm.read_signal(lane, id)
+    }
+
+    fn health(&self, below: &Below) -> Result<()> {
+        below.shm.health()
+    }
+
+    fn connect(&self, below: &mut Below, peer: u32, data: &[u8]) -> Result<()> {
+        below.shm.connect(peer, data)
+    }
+
+    fn peer_address(&self, below: &Below, window: u32, peer: u32) -> Result<*mut u8> {
+        below.shm.peer_address(window, peer)
+    }
+}
+
+/// A transport with the fault `F`.
+pub(crate) struct Faulty<F> {
+    below: Below,
+    fault: F,
+}
+
+/// These parts have no settings.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NoSettings {}
+
+fn shm_config() -> <Shm as Transport>::Config {
+    PartTable::from_text("", "mutants").parse("shm").unwrap()
+}
+
+impl<F: Fault> Transport for Faulty<F> {
+    const NAME: &'static str = F::NAME;
+    const ABOUT: &'static str = "shared memory, broken on purpose";
+    type Config = NoSettings;
+
+    fn probe(_: &NoSettings) -> Result<Capabilities> {
+        let found = Shm::probe(&shm_config())?;
+        // Without load and store, so that puts carry the rows.
+        let kept = found.flags & !(abi::TY_CAP_GET | abi::TY_CAP_LOAD_STORE);
+        Ok(Capabilities { flags: kept | F::KEEPS, ..found })
+    }
+
+    fn open(_: NoSettings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        let shm = Shm::open(shm_config(), team, needs)?;
+        let below = Below { shm, me: team.me, ranks: team.world_ranks.len() as u32 };
+        Ok(Self { below, fault: F::default() })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        self.below.shm.memory_needs()
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.below.shm.register(window) }
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        self.below.shm.endpoint(peer)
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        self.fault.connect(&mut self.below, peer, data)
+    }
+
+    fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
+        self.fault.peer_address(&self.below, window, peer)
+    }
+
+    unsafe fn post(&self, lane: u32, commands: &[Command]) -> Hot {
+        for (accepted, command) in commands.iter().enumerate() {
+            // SAFETY: by this function's contract.
+            if unsafe { self.fault.post(&self.below, lane, command)? } == 0 {
+                return Ok(accepted);
+            }
+        }
+        Ok(commands.len())
+    }
+
+    fn poll(&self, lane: u32, events: &mut [Event]) -> Hot {
+        self.fault.poll(&self.below, lane, events)
+    }
+
+    fn read_signal(&self, lane: u32, id: u32) -> u64 {
+        self.fault.read_signal(&self.below, lane, id)
+    }
+
+    fn health(&self) -> Result<()> {
+        self.fault.health(&self.below)
+    }
+}
+
+const fn table<F: Fault>() -> *const abi::TyTransportTable {
+    TransportPart::<Faulty<F>>::TABLE
+}
+
+const TABLES: &[*const abi::TyTransportTable] = &[
+    table::<Intact>(),
+    table::<IntactLoadStore>(),
+    table::<SignalBeforePayload>(),
+    table::<LostPut>(),
+    table::<LostPayload>(),
+    table::<CutPut>(),
+    table::<TornValue>(),
+    table::<NeighbourRail>(),
+    table::<WrongPeer>(),
+    table::<WrongWindow>(),
+    table::<AlignedOffset>(),
+    table::<StaleSignal>(),
+    table::<DoubledSignal>(),
+    table::<NarrowAdd>(),
+    table::<NarrowId>(),
+    table::<ErrorIsNotYet>(),
+    table::<ForgivenError>(),
+    table::<DoneAtPickUp>(),
+    table::<DoneTwice>(),
+    table::<NarrowTag>(),
+    table::<Overrun>(),
+    table::<OneQueueForAllLanes>(),
+    table::<GetFromItself>(),
+    table::<AddressOfItself>(),
+    table::<UncheckedEndpoint>(),
+];
+
+static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
+    header: TRANSPORT_HEADER,
+    parts: TABLES.as_ptr(),
+    count: TABLES.len(),
+});
+
+inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }

@@ -1,0 +1,206 @@
+//! Broken kernel sets, and the exchange that catches each.
+
+use half::bf16;
+use tokenyard_conformance::exchange::{self, Brought, Placed};
+use tokenyard_conformance::oracle::{Case, Combine, Input, Inputs, Layout, RowType, Scales};
+use tokenyard_core::abi;
+use tokenyard_core::yard::Yard;
+
+use crate::altered_kernels::Alteration;
+use crate::faulty_shm::Fault as _;
+use crate::l0::Intact;
+use crate::{assert_caught, config, failures};
+
+/// A whole exchange, every element checked.
+fn run_exchange(kernels: &str, case: &Case) -> Vec<String> {
+    let config = config(kernels, Intact::NAME);
+    let inputs = Inputs::all(case);
+    failures(case.ranks as u32, &config, |world| {
+        let mut yard = Yard::open(world, &config, exchange::options(case))?;
+        exchange::check(&mut yard, case, &inputs, Placed::Outside)
+    })
+}
+
+/// Two dispatches, then a replay of the second.
+fn run_replay(kernels: &str, case: &Case) -> Vec<String> {
+    let config = config(kernels, Intact::NAME);
+    let first = Case { seed: case.seed + 1, ..case.clone() };
+    let (other, inputs) = (Inputs::all(&first), Inputs::all(case));
+    failures(case.ranks as u32, &config, |world| {
+        let mut yard = Yard::open(world, &config, exchange::options(case))?;
+        let rank = yard.rank() as usize;
+        let earlier = Brought::new(&first, rank, other.ranks[rank].clone());
+        let (_earlier, _handle) = yard.dispatch(&earlier.dispatch()?)?;
+        let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
+        let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
+        exchange::check_received(case, &inputs, rank, &received)?;
+        drop(received);
+        let again = yard.replay(&handle, &brought.replay()?)?;
+        exchange::check_received(case, &inputs, rank, &again)
+            .map_err(|error| error.context("after replay"))
+    })
+}
+
+type Run = fn(&str, &Case) -> Vec<String>;
+
+fn caught<A: Alteration>(run: Run, case: &Case, why: &str) {
+    case.validate().unwrap();
+    let name = case.to_string();
+    assert_caught(A::NAME, &name, why, |broken| {
+        run(if broken { A::NAME } else { Unaltered::NAME }, case)
+    });
+}
+
+/// The unbroken kernel set.
+#[derive(Default)]
+pub(crate) struct Unaltered;
+impl Alteration for Unaltered {
+    const NAME: &'static str = "unaltered";
+}
+
+/// One row too many for the first expert, as where a count includes its successor's first row.
+#[derive(Default)]
+pub(crate) struct OffByOneCount;
+impl Alteration for OffByOneCount {
+    const NAME: &'static str = "off_by_one_count";
+
+    fn received(&mut self, received: &mut abi::TyReceived) {
+        // SAFETY: `[E/R, 1]` i32 of a region that this rank holds.
+        unsafe { *received.expert_counts.data.cast::<i32>() += 1 };
+    }
+}
+
+#[test]
+fn an_off_by_one_count_is_caught() {
+    caught::<OffByOneCount>(run_exchange, &Case::default(), "counts");
+}
+
+/// The first two rows come in another order, as where they are placed when they arrive.
+#[derive(Default)]
+pub(crate) struct SwappedRows;
+impl Alteration for SwappedRows {
+    const NAME: &'static str = "swapped_rows";
+
+    fn received(&mut self, received: &mut abi::TyReceived) {
+        let row = received.x.shape[1] as usize * size_of::<bf16>();
+        let first = received.x.data;
+        // SAFETY: `[rows, H]` bf16 of a region that this rank holds; the case brings it many rows.
+        unsafe { std::ptr::swap_nonoverlapping(first, first.add(row), row) };
+    }
+}
+
+#[test]
+fn rows_in_order_of_arrival_are_caught() {
+    caught::<SwappedRows>(run_exchange, &Case::default(), "after dispatch: x");
+}
+
+/// Casts with power-of-two scales whatever was asked for.
+#[derive(Default)]
+pub(crate) struct RoundedScales;
+impl Alteration for RoundedScales {
+    const NAME: &'static str = "rounded_scales";
+
+    fn dispatch(&mut self, dispatch: &mut abi::TyDispatch) {
+        if dispatch.cast == abi::TY_CAST_FP8 {
+            dispatch.cast = abi::TY_CAST_FP8_ROUND;
+        }
+    }
+}
+
+#[test]
+fn rounded_scales_are_caught() {
+    let case = Case { input: Input::Cast(RowType::Bf16, Scales::F32), ..Case::default() };
+    caught::<RoundedScales>(run_exchange, &case, "after dispatch");
+}
+
+/// Sums without the bias, rounds, adds the bias and rounds again.
+#[derive(Default)]
+pub(crate) struct RoundsTwice(Option<(Tensor, Tensor)>);
+
+/// Lets a tensor's address cross to the call that ends the operation.
+struct Tensor(abi::TyTensor);
+
+// SAFETY: only an address and a shape; used between send and receive, while the tensor is valid.
+unsafe impl Send for Tensor {}
+
+impl Alteration for RoundsTwice {
+    const NAME: &'static str = "rounds_twice";
+
+    fn combine(&mut self, combine: &mut abi::TyCombine) {
+        self.0 = Some((Tensor(combine.bias0), Tensor(combine.out)));
+        combine.bias0.data = std::ptr::null_mut();
+    }
+
+    fn combined(&mut self) {
+        let Some((Tensor(bias), Tensor(out))) = self.0.take() else { return };
+        let (bias, elements) = (bias.data.cast::<bf16>(), (out.shape[0] * out.shape[1]) as usize);
+        let out = out.data.cast::<bf16>();
+        for at in 0..elements {
+            // SAFETY: both are `[T, H]` bf16, contiguous, valid until the receive returns.
+            unsafe {
+                let sum = out.add(at).read().to_f32() + bias.add(at).read().to_f32();
+                out.add(at).write(bf16::from_f32(sum));
+            }
+        }
+    }
+}
+
+#[test]
+fn rounding_twice_is_caught() {
+    let combine = Combine { row: RowType::Bf16, biases: 1, weighted: false };
+    caught::<RoundsTwice>(run_exchange, &Case { combine, ..Case::default() }, "after combine");
+}
+
+/// Sums without the weights.
+#[derive(Default)]
+pub(crate) struct Unweighted;
+impl Alteration for Unweighted {
+    const NAME: &'static str = "unweighted";
+
+    fn combine(&mut self, combine: &mut abi::TyCombine) {
+        combine.flags &= !abi::TY_COMBINE_WEIGHTED;
+    }
+}
+
+#[test]
+fn a_sum_without_its_weights_is_caught() {
+    let combine = Combine { row: RowType::Bf16, biases: 0, weighted: true };
+    let layout = Layout::ExpertMajor { alignment: 4, zero_padding: true };
+    let case = Case { combine, layout, topk: 3, ..Case::default() };
+    caught::<Unweighted>(run_exchange, &case, "after combine");
+}
+
+/// Rows come back, weights do not.
+#[derive(Default)]
+pub(crate) struct WeightsNotReturned;
+impl Alteration for WeightsNotReturned {
+    const NAME: &'static str = "weights_not_returned";
+
+    fn combine(&mut self, combine: &mut abi::TyCombine) {
+        combine.weights.data = std::ptr::null_mut();
+        combine.out_weights.data = std::ptr::null_mut();
+    }
+}
+
+#[test]
+fn weights_that_do_not_come_back_are_caught() {
+    caught::<WeightsNotReturned>(run_exchange, &Case::default(), "weights");
+}
+
+/// A replay uses the placement of the first dispatch, whichever it replays.
+#[derive(Default)]
+pub(crate) struct StaleReplay;
+impl Alteration for StaleReplay {
+    const NAME: &'static str = "stale_replay";
+
+    fn dispatch(&mut self, dispatch: &mut abi::TyDispatch) {
+        if dispatch.flags & abi::TY_DISPATCH_REPLAY != 0 {
+            dispatch.handle = 0;
+        }
+    }
+}
+
+#[test]
+fn a_replay_with_a_stale_placement_is_caught() {
+    caught::<StaleReplay>(run_replay, &Case::default(), "after replay");
+}

@@ -1,0 +1,84 @@
+//! Runs cases of level L0 on broken transports, and what those share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokenyard_conformance::suite::{Outcome, Rank};
+use tokenyard_conformance::transport;
+use tokenyard_core::abi;
+use tokenyard_core::transport::Command;
+
+use crate::faulty_shm::Fault;
+use crate::{assert_caught, config, failures};
+
+/// Runs the test `name` of L0 on the transport `part`.
+fn run(part: &str, name: &str) -> Vec<String> {
+    tokenyard_cpu::link();
+    let config = config("cpu", part);
+    let capabilities = transport::probe(&config).unwrap();
+    let tests = transport::tests(&capabilities);
+    let test = tests.iter().find(|test| test.name == name).unwrap();
+    failures(test.ranks, &config, |world| {
+        let rank = Rank { world, config: &config, capabilities: &capabilities };
+        let outcome = (test.body)(&rank)?;
+        anyhow::ensure!(outcome == Outcome::Pass, "{name} did not run: {outcome:?}");
+        Ok(())
+    })
+}
+
+pub(crate) fn caught<F: Fault>(case: &str, why: &str) {
+    let loads = F::KEEPS & abi::TY_CAP_LOAD_STORE != 0;
+    let intact = if loads { IntactLoadStore::NAME } else { Intact::NAME };
+    assert_caught(F::NAME, case, why, |broken| run(if broken { F::NAME } else { intact }, case));
+}
+
+#[test]
+fn an_unbroken_transport_passes_every_case() {
+    tokenyard_cpu::link();
+    for part in [IntactLoadStore::NAME, Intact::NAME] {
+        let capabilities = transport::probe(&config("cpu", part)).unwrap();
+        for test in transport::tests(&capabilities) {
+            let lacks = part == Intact::NAME
+                && ["l0/peer_addresses", "l0/stored_payload"]
+                    .iter()
+                    .any(|n| test.name.starts_with(n));
+            let found = run(part, &test.name);
+            let right = if lacks {
+                found.iter().all(|e| e.contains("NotSupported(\"TY_CAP_LOAD_STORE\")"))
+                    && !found.is_empty()
+            } else {
+                found.is_empty()
+            };
+            assert!(right, "{} on {part}: {found:#?}", test.name);
+        }
+    }
+}
+
+/// Counts calls; says when it is the turn of every `n`-th.
+#[derive(Default)]
+pub(crate) struct Turn(AtomicU64);
+
+impl Turn {
+    pub(crate) fn of(&self, n: u64) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed) % n == n - 1
+    }
+}
+
+/// Commands that carry a payload.
+pub(crate) fn is_put(command: &Command) -> bool {
+    matches!(command.op, abi::TY_OP_PUT | abi::TY_OP_PUT_SIGNAL) && command.bytes > 0
+}
+
+/// The unbroken transport, without load and store.
+#[derive(Default)]
+pub(crate) struct Intact;
+impl Fault for Intact {
+    const NAME: &'static str = "intact";
+}
+
+/// The unbroken transport.
+#[derive(Default)]
+pub(crate) struct IntactLoadStore;
+impl Fault for IntactLoadStore {
+    const NAME: &'static str = "intact_load_store";
+    const KEEPS: u64 = abi::TY_CAP_GET | abi::TY_CAP_LOAD_STORE;
+}

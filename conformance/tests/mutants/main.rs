@@ -1,0 +1,57 @@
+//! The suite is proved by mutants: parts that are broken on purpose, each in one way that real
+//! transports and kernel sets were broken in. Every one must be caught by the case that is named
+//! here, for the reason that is named here; and the same case must pass on the unbroken part, so
+//! that no case is red whatever it is given.
+
+// Helpers of tests may panic as tests may.
+#![allow(clippy::unwrap_used)]
+
+mod altered_kernels;
+mod completion_mutants;
+mod faulty_shm;
+mod kernel_mutants;
+mod l0;
+mod payload_mutants;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use tokenyard_conformance::ranks::in_threads;
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::config::Config;
+
+/// A config with these parts. The deadline is what a case takes to notice that nothing comes.
+fn config(kernels: &str, transport: &str) -> Config {
+    let text = format!(
+        "[world]\ndeadline_ms = 5000\nlate_ms = 10000\n[kernels]\nuse = \"{kernels}\"\n\
+         [transport.scale_up]\nuse = \"{transport}\"\n"
+    );
+    Config::parse(&text, "mutants").unwrap()
+}
+
+/// Runs `body` on all ranks; the errors of those that failed, or nothing.
+fn failures(
+    ranks: u32,
+    config: &Config,
+    body: impl Fn(&Arc<World>) -> Result<()> + Sync,
+) -> Vec<String> {
+    tokenyard_cpu::link();
+    let results = in_threads(ranks, config, |world| body(world)).unwrap();
+    let errors = results
+        .into_iter()
+        .zip(0..)
+        .filter_map(|(result, rank)| result.err().map(|error| format!("rank {rank}: {error:#}")));
+    errors.collect()
+}
+
+/// The unbroken part passes `case`; the mutant fails it and says `why`.
+fn assert_caught(mutant: &str, case: &str, why: &str, run: impl Fn(bool) -> Vec<String>) {
+    let intact = run(false);
+    assert!(intact.is_empty(), "the unbroken part fails {case}: {intact:#?}");
+    let broken = run(true);
+    assert!(!broken.is_empty(), "the mutant {mutant} survives {case}");
+    assert!(
+        broken.iter().any(|error| error.contains(why)),
+        "{case} fails on the mutant {mutant}, but no rank says {why:?}: {broken:#?}"
+    );
+}
