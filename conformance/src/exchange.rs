@@ -259,6 +259,61 @@ pub struct Got {
     pub weights: Option<Vec<f32>>,
 }
 
+/// The memory of one combine of the caller: what goes in, and what comes out.
+#[derive(Clone, Debug)]
+pub struct Buffers {
+    rows: Aligned,
+    weights: Option<Vec<f32>>,
+    got: Got,
+}
+
+impl Buffers {
+    /// Copies `output`; what will be written is poisoned, so that rows that are not written show.
+    pub fn new(brought: &Brought, output: &ExpertOutput) -> Self {
+        let (tokens, case) = (brought.tokens(), &brought.case);
+        let x = Aligned::filled(tokens * case.hidden * case.combine.row.bytes(), 0x7f);
+        let weights = output.weights.as_ref().map(|_| vec![f32::NAN; tokens * case.topk]);
+        Self {
+            rows: Aligned::copy_of(&output.rows),
+            weights: output.weights.clone(),
+            got: Got { x, weights },
+        }
+    }
+
+    /// The arguments of the combine.
+    ///
+    /// # Errors
+    /// Sizes that do not go together.
+    pub fn arguments<'a>(
+        &'a mut self,
+        brought: &'a Brought,
+        handle: &Handle,
+    ) -> Result<Combine<'a>> {
+        let case = &brought.case;
+        let (elem, hidden, tokens) = (row_dtype(case.combine.row), case.hidden, brought.tokens());
+        let columns = if case.layout == Layout::Flat { case.topk } else { 1 };
+        let weights = self.weights.as_deref();
+        let out_weights = self.got.weights.as_mut();
+        Ok(Combine {
+            x: TensorRef::from_bytes(self.rows.bytes(), elem, handle.rows(), hidden)?,
+            weights: weights
+                .map(|w| TensorRef::from_slice(w, w.len() / columns, columns))
+                .transpose()?,
+            bias: brought.biases()?,
+            weighted: case.combine.weighted,
+            out: TensorMut::from_bytes(self.got.x.bytes_mut(), elem, tokens, hidden)?,
+            out_weights: out_weights
+                .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, case.topk))
+                .transpose()?,
+        })
+    }
+
+    /// What came back.
+    pub fn into_got(self) -> Got {
+        self.got
+    }
+}
+
 /// Combines `output` and returns what came back.
 ///
 /// # Errors
@@ -270,43 +325,42 @@ pub fn combine(
     output: &ExpertOutput,
     placed: Placed,
 ) -> Result<Got> {
-    let case = &brought.case;
-    let (elem, hidden, topk) = (row_dtype(case.combine.row), case.hidden, case.topk);
-    let tokens = brought.tokens();
-    // Poisoned, so that rows that are not written show.
-    let mut out = Aligned::filled(tokens * hidden * elem.bytes(), 0x7f);
-    let mut out_weights = output.weights.as_ref().map(|_| vec![f32::NAN; tokens * topk]);
-    let rows = handle.rows();
-    let copy = Aligned::copy_of(&output.rows);
+    let mut buffers = Buffers::new(brought, output);
     let mut room = match placed {
-        Placed::CombineInput => Some(yard.combine_input(handle, elem)?),
+        Placed::CombineInput => {
+            Some(yard.combine_input(handle, row_dtype(brought.case.combine.row))?)
+        }
         Placed::Outside => None,
     };
     if let Some(room) = &mut room {
         room.tensor_mut().bytes_mut().copy_from_slice(&output.rows);
     }
-    let columns = if case.layout == Layout::Flat { topk } else { 1 };
-    let weights = output
-        .weights
-        .as_ref()
-        .map(|w| TensorRef::from_slice(w.as_slice(), w.len() / columns, columns))
-        .transpose()?;
-    let arguments = Combine {
-        x: match &room {
-            Some(room) => room.tensor(),
-            None => TensorRef::from_bytes(copy.bytes(), elem, rows, hidden)?,
-        },
-        weights,
-        bias: brought.biases()?,
-        weighted: case.combine.weighted,
-        out: TensorMut::from_bytes(out.bytes_mut(), elem, tokens, hidden)?,
-        out_weights: out_weights
-            .as_mut()
-            .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, topk))
-            .transpose()?,
-    };
+    let mut arguments = buffers.arguments(brought, handle)?;
+    if let Some(room) = &room {
+        arguments.x = room.tensor();
+    }
     yard.combine(handle, arguments)?;
-    Ok(Got { x: out, weights: out_weights })
+    Ok(buffers.into_got())
+}
+
+/// As [`combine`], with the expert outputs written over the received rows. The rows of the case
+/// arrive in the type that combine sums.
+///
+/// # Errors
+/// What the yard says.
+pub fn combine_in_place(
+    yard: &mut Yard,
+    brought: &Brought,
+    handle: &Handle,
+    output: &ExpertOutput,
+    received: &mut Received,
+) -> Result<Got> {
+    received.x_mut().bytes_mut().copy_from_slice(&output.rows);
+    let mut buffers = Buffers::new(brought, output);
+    let mut arguments = buffers.arguments(brought, handle)?;
+    arguments.x = received.x();
+    yard.combine(handle, arguments)?;
+    Ok(buffers.into_got())
 }
 
 /// Compares what came back with what the oracle says for the whole round trip.

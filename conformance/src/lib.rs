@@ -3,7 +3,10 @@
 //! [`oracle`] states the rules once more, independently of the product; [`exchange`] runs one case on
 //! a yard and compares every element; [`ranks`] makes a world of threads.
 
+pub mod concurrency;
+pub mod ep;
 pub mod exchange;
 pub mod oracle;
 pub mod ranks;
+pub mod round;
 pub mod suite;
