@@ -6,7 +6,9 @@
 pub mod concurrency;
 pub mod ep;
 pub mod exchange;
+pub mod faults;
 pub mod oracle;
 pub mod ranks;
 pub mod round;
+pub mod runner;
 pub mod suite;
