@@ -6,9 +6,11 @@
 pub mod concurrency;
 pub mod ep;
 pub mod exchange;
+pub mod expected;
 pub mod faults;
 pub mod oracle;
 pub mod ranks;
+pub mod report;
 pub mod round;
 pub mod runner;
 pub mod suite;

@@ -80,7 +80,7 @@ const DISPATCH: &[Mistake<SpoilDispatch>] = &[
     mistake("topk_idx_too_wide", |d, m| set(&mut d.topk_idx, indices(m, 5, 4)), &["topk_idx", "[5, 4]", "[5, 3]"]),
     mistake("topk_idx_of_the_wrong_type", |d, m| set(&mut d.topk_idx, m.zeros(DType::I32, 5, 3)), &["topk_idx", "i32", "i64"]),
     mistake("weights_of_the_wrong_shape", |d, m| set_some(&mut d.topk_weights, m.zeros(DType::F32, 5, 2)), &["topk_weights", "[5, 2]", "[5, 3]"]),
-    mistake("weights_of_the_wrong_type", |d, m| set_some(&mut d.topk_weights, m.zeros(DType::Bf16, 5, 3)), &["topk_weights", "bf16", "f32"]),
+    mistake("weights_of_the_wrong_type", |d, m| set_some(&mut d.topk_weights, m.zeros(DType::Bf16, 5, 3)), &["topk_weights", "bf16", "fp32"]),
     mistake("scales_beside_a_cast", |d, m| {
         d.cast = Cast::Fp8;
         set_some(&mut d.scales, m.zeros(DType::F32, 5, 1))
@@ -114,7 +114,7 @@ const COMBINE: &[Mistake<SpoilCombine>] = &[
         set(&mut c.x, m.zeros(DType::F16, rows, 64))
     }, &["out", "bf16"]),
     mistake("bias_of_the_wrong_shape", |c, m| set_some(&mut c.bias[0], m.zeros(DType::Bf16, 4, 64)), &["bias 0", "[4, 64]", "[5, 64]"]),
-    mistake("bias_of_another_type", |c, m| set_some(&mut c.bias[0], m.zeros(DType::F32, 5, 64)), &["bias 0", "f32", "bf16"]),
+    mistake("bias_of_another_type", |c, m| set_some(&mut c.bias[0], m.zeros(DType::F32, 5, 64)), &["bias 0", "fp32", "bf16"]),
     mistake("second_bias_alone", |c, m| set_some(&mut c.bias[1], m.zeros(DType::Bf16, 5, 64)), &["bias", "second without the first"]),
     mistake("weights_nowhere_to_go", |c, _| {
         c.out_weights = None;
@@ -149,10 +149,10 @@ pub(super) fn tests() -> Vec<Test> {
         }));
     }
     let rows: [(&str, [i64; 2], &[&str]); 4] = [
-        ("expert_out_of_range", [12, -1], &["12", "topk_idx"]),
-        ("expert_far_out_of_range", [i64::MAX, -1], &["9223372036854775807", "topk_idx"]),
-        ("expert_twice_in_a_row", [4, 4], &["4", "topk_idx"]),
-        ("last_expert_twice_in_a_row", [11, 11], &["11", "topk_idx"]),
+        ("expert_out_of_range", [12, -1], &["expert 12 in row 0", "less than experts = 12"]),
+        ("expert_far_out_of_range", [i64::MAX, -1], &["expert 9223372036854775807", "less than experts = 12"]),
+        ("expert_twice_in_a_row", [4, 4], &["expert 4 in row 0", "distinct"]),
+        ("last_expert_twice_in_a_row", [11, 11], &["expert 11 in row 0", "distinct"]),
     ];
     for (name, entries, says) in rows {
         tests.push(test(name, move |rank| refused_routing(rank, entries, says)));

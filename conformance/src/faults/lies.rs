@@ -83,7 +83,7 @@ impl Lie {
             Self::Experts => &["experts", "12", "15"],
             Self::TopkAboveExperts => &["topk = 13", "at most 12"],
             Self::UnevenExperts => &["13 experts on 3 ranks", "multiple of 3"],
-            Self::RowType => &["rank 1 called", "bf16", "f32"],
+            Self::RowType => &["rank 1 called", "bf16", "fp32"],
             Self::Layout => &["rank 1 called", "flat", "packed"],
             Self::Operation => &["rank 1 called", "replay", "dispatch"],
         }

@@ -45,24 +45,28 @@ pub struct Finished {
     pub took: Duration,
 }
 
-/// Runs tests that all need worlds of the same size, and hands each result to `each` as it comes.
+/// Runs tests, those of the smallest worlds first, and hands each result to `each` as it comes.
 ///
 /// # Errors
 /// The ranks cannot be started at all.
 pub fn run_in_processes(
     program: &Program,
     config: &Path,
-    tests: &[&Test],
+    tests: &[Test],
     each: &mut dyn FnMut(Finished),
 ) -> Result<()> {
-    let mut rest = tests;
-    while let Some(first) = rest.first() {
-        let names: Vec<String> = rest.iter().map(|test| test.name.clone()).collect();
-        let work = Work::Tests(names.clone());
-        let mut world = Watched::start(program, config, work, first.ranks)?;
-        let done = world.watch_tests(&names, each);
-        // At least one test has ended: a world that ends at once fails its first test.
-        rest = &rest[done.max(1)..];
+    let mut by_ranks: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for test in tests {
+        by_ranks.entry(test.ranks).or_default().push(test.name.clone());
+    }
+    for (ranks, names) in by_ranks {
+        let mut rest = names.as_slice();
+        while !rest.is_empty() {
+            let mut world = Watched::start(program, config, Work::Tests(rest.to_vec()), ranks)?;
+            // At least one test ends: a world that ends at once fails its first test.
+            let done = world.watch_tests(rest, each);
+            rest = &rest[done..];
+        }
     }
     Ok(())
 }
@@ -73,7 +77,7 @@ struct Watched {
     ranks: u32,
     _order: tempfile::TempDir,
     /// Per rank, what it said of the test that is watched.
-    told: BTreeMap<u32, (String, Told)>,
+    told: BTreeMap<u32, Told>,
     exits: BTreeMap<u32, Exit>,
     /// Answers of ranks that are ahead of the others.
     early: BTreeMap<(u32, String), Told>,
@@ -122,12 +126,12 @@ impl Watched {
         self.told.clear();
         for rank in 0..self.ranks {
             if let Some(told) = self.early.remove(&(rank, name.to_owned())) {
-                self.told.insert(rank, (name.to_owned(), told));
+                self.told.insert(rank, told);
             }
         }
         let mut limit = TEST_LIMIT;
         let mut failing = false;
-        while !self.is_over(name) && start.elapsed() < limit {
+        while !self.is_over() && start.elapsed() < limit {
             let left = limit.saturating_sub(start.elapsed());
             if let Some(event) = self.running.next_event(left) {
                 self.note(name, event);
@@ -148,7 +152,7 @@ impl Watched {
             Event::Line { rank, line } => {
                 if let Some(Answer::Test { name: of, outcome }) = Answer::read(&line) {
                     if of == name {
-                        self.told.insert(rank, (of, outcome));
+                        self.told.insert(rank, outcome);
                     } else {
                         self.early.insert((rank, of), outcome);
                     }
@@ -157,12 +161,12 @@ impl Watched {
         }
     }
 
-    fn is_over(&self, _name: &str) -> bool {
+    fn is_over(&self) -> bool {
         (0..self.ranks).all(|rank| self.told.contains_key(&rank) || self.exits.contains_key(&rank))
     }
 
     fn has_failed(&self) -> bool {
-        self.told.values().any(|(_, told)| matches!(told, Told::Fail(_)))
+        self.told.values().any(|told| matches!(told, Told::Fail(_)))
             || self.exits.keys().any(|rank| !self.told.contains_key(rank))
     }
 
@@ -170,7 +174,7 @@ impl Watched {
         let mut failures = Vec::new();
         let mut not_supported = None;
         for rank in 0..self.ranks {
-            match self.told.get(&rank).map(|(_, told)| told) {
+            match self.told.get(&rank) {
                 Some(Told::Pass) => {}
                 Some(Told::NotSupported(why)) => not_supported = Some(why.clone()),
                 Some(Told::Fail(why)) => failures.push(format!("rank {rank}: {why}")),
