@@ -1,13 +1,213 @@
 //! `tokenyard conformance`.
 
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokenyard_conformance::expected::{self, Expected};
+use tokenyard_conformance::faults::{self, Fault};
+use tokenyard_conformance::report::{Chosen, Environment, Report};
+use tokenyard_conformance::runner::{self, Finished, Program, Settings, Verdict};
+use tokenyard_conformance::suite::{self, Level, Test};
+use tokenyard_core::config::Config;
+use tokenyard_core::host::Registry;
+
+/// The end of `--help`.
+const EXAMPLES: &str = "\
+Levels: L0 the transport alone, L1 the exchange against the oracle, L2 concurrency and chaining,
+L3 killed, stopped and misled ranks.
+
+Examples:
+  tokenyard conformance configs/cpu.toml
+  tokenyard conformance my-fabric.toml --level L0,L1 --junit results.xml
+  tokenyard conformance my-fabric.toml --filter 'l1/hidden/*' --list
+
+Exit code: 0 all as expected, 1 a test failed (or passed unexpectedly), 2 it could not run.";
 
 /// Arguments of `tokenyard conformance`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The config whose parts are tested. Ranks are started as processes of this machine.
+    #[arg(required_unless_present = "rank")]
+    config: Option<PathBuf>,
+    /// Only these levels.
+    #[arg(long, value_delimiter = ',', value_parser = level, default_value = "L0,L1,L2,L3")]
+    level: Vec<Level>,
+    /// Only tests whose name fits: a part of it, or with `*` the whole of it.
+    #[arg(long, value_name = "PATTERN")]
+    filter: Option<String>,
+    /// The largest world; tests that need a larger one are reported as not supported.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    ranks: u32,
+    /// Print the chosen tests and run none.
+    #[arg(long)]
+    list: bool,
+    /// Print the report as one JSON line on standard output.
+    #[arg(long)]
+    json: bool,
+    /// Write the report as JUnit XML.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Read the expected failures from this TOML file instead of the list that comes with the suite.
+    #[arg(long, value_name = "FILE")]
+    expected: Option<PathBuf>,
+    /// Be one rank of a run: the order of the launcher.
+    #[arg(long, value_name = "ORDER", hide = true)]
+    rank: Option<PathBuf>,
+}
 
-pub(crate) fn main(_args: &Args) -> Result<ExitCode> {
+fn level(text: &str) -> Result<Level, String> {
+    match text.to_ascii_uppercase().as_str() {
+        "L0" => Ok(Level::L0),
+        "L1" => Ok(Level::L1),
+        "L2" => Ok(Level::L2),
+        "L3" => Ok(Level::L3),
+        _ => Err(format!("found level {text}; expected L0, L1, L2 or L3")),
+    }
+}
+
+/// What will be run.
+struct Plan {
+    tests: Vec<Test>,
+    faults: Vec<Fault>,
+}
+
+impl Plan {
+    fn new(args: &Args, settings: &Settings) -> Self {
+        let chosen = |level: Level, name: &str| {
+            args.level.contains(&level)
+                && args.filter.as_ref().is_none_or(|filter| expected::matches(filter, name))
+        };
+        let mut tests = suite::tests(settings.capabilities());
+        tests.retain(|test| chosen(test.level, &test.name));
+        let mut faults = faults::list();
+        faults.retain(|fault| chosen(Level::L3, &fault.name));
+        Self { tests, faults }
+    }
+
+    fn chosen(&self) -> Vec<Chosen> {
+        let tests = self.tests.iter().map(|test| Chosen {
+            name: test.name.clone(),
+            level: test.level,
+            ranks: test.ranks,
+            about: test.about.clone(),
+        });
+        let faults = self.faults.iter().map(|fault| Chosen {
+            name: fault.name.clone(),
+            level: Level::L3,
+            ranks: fault.ranks,
+            about: fault.about.clone(),
+        });
+        tests.chain(faults).collect()
+    }
+
+    /// Takes out what needs a larger world, as results.
+    fn take_larger(&mut self, ranks: u32) -> Vec<Finished> {
+        let larger: Vec<Finished> = self
+            .chosen()
+            .into_iter()
+            .filter(|chosen| chosen.ranks > ranks)
+            .map(|chosen| Finished {
+                name: chosen.name,
+                verdict: Verdict::NotSupported(format!(
+                    "it needs {} ranks; --ranks is {ranks}",
+                    chosen.ranks
+                )),
+                took: Duration::ZERO,
+            })
+            .collect();
+        self.tests.retain(|test| test.ranks <= ranks);
+        self.faults.retain(|fault| fault.ranks <= ranks);
+        larger
+    }
+
+    fn run(&self, config: &Path, finished: &mut Vec<Finished>) -> Result<()> {
+        let program = Program {
+            path: std::env::current_exe().context("find this program")?,
+            arguments: vec!["conformance".into(), "--rank".into()],
+        };
+        let bar = progress_bar((self.tests.len() + self.faults.len()) as u64)?;
+        let mut each = |done: Finished| {
+            if let Verdict::Fail(_) = done.verdict {
+                bar.println(format!("failed: {}", done.name));
+            }
+            bar.set_message(done.name.clone());
+            bar.inc(1);
+            finished.push(done);
+        };
+        runner::run_in_processes(&program, config, &self.tests, &mut each)?;
+        for fault in &self.faults {
+            each(runner::run_fault(&program, config, fault)?);
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+}
+
+/// On standard error, and only if that is a terminal.
+fn progress_bar(length: u64) -> Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg:>40!}")?;
+    Ok(ProgressBar::new(length).with_style(style))
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    if let Some(order) = &args.rank {
+        return runner::rank_main(order).map(|()| ExitCode::SUCCESS);
+    }
+    let path = args.config.as_deref().context("found no config; expected one")?;
+    let config = Config::load(path)?;
+    let settings = Settings::new(config.clone())?;
+    let expected = match &args.expected {
+        None => Expected::shipped(&config)?,
+        Some(file) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("{} cannot be read", file.display()))?;
+            Expected::parse(&text, &config).with_context(|| file.display().to_string())?
+        }
+    };
+    let mut plan = Plan::new(args, &settings);
+    let chosen = plan.chosen();
+    ensure!(!chosen.is_empty(), "no test fits --level and --filter; --list shows what there is");
+    if args.list {
+        return list(&chosen, args.json);
+    }
+    let parts = Registry::load(&config.plugins)?.parts();
+    let environment = Environment::new(&config, &parts, settings.capabilities());
+    eprintln!("{}", environment.summary());
+    let mut finished = plan.take_larger(args.ranks);
+    plan.run(path, &mut finished)?;
+    let report = Report::new(environment, chosen, &finished, &expected);
+    show(args, &report)?;
+    Ok(if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn list(chosen: &[Chosen], json: bool) -> Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        let names: Vec<&str> = chosen.iter().map(|test| test.name.as_str()).collect();
+        writeln!(out, "{}", serde_json::to_string(&names)?)?;
+    } else {
+        for Chosen { name, ranks, about, .. } in chosen {
+            writeln!(out, "{name}\n    {ranks} ranks: {about}")?;
+        }
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn show(args: &Args, report: &Report) -> Result<()> {
+    if let Some(file) = &args.junit {
+        std::fs::write(file, report.junit())
+            .with_context(|| format!("{} cannot be written", file.display()))?;
+    }
+    if args.json {
+        eprint!("{}", report.table());
+        println!("{}", serde_json::to_string(report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
 }

@@ -259,44 +259,86 @@ pub struct Got {
     pub weights: Option<Vec<f32>>,
 }
 
-/// Expert outputs in their place, and room for what comes back: all that a combine needs.
-#[derive(Debug)]
-pub struct Staged {
-    room: Option<CombineInput>,
+/// The memory of one combine of the caller: what goes in, and what comes out.
+#[derive(Clone, Debug)]
+pub struct Buffers {
     rows: Aligned,
     weights: Option<Vec<f32>>,
     got: Got,
 }
 
+impl Buffers {
+    /// Copies `output`; what will be written is poisoned, so that rows that are not written show.
+    pub fn new(brought: &Brought, output: &ExpertOutput) -> Self {
+        let (tokens, case) = (brought.tokens(), &brought.case);
+        let x = Aligned::filled(tokens * case.hidden * case.combine.row.bytes(), 0x7f);
+        let weights = output.weights.as_ref().map(|_| vec![f32::NAN; tokens * case.topk]);
+        Self {
+            rows: Aligned::copy_of(&output.rows),
+            weights: output.weights.clone(),
+            got: Got { x, weights },
+        }
+    }
+
+    /// The arguments of the combine.
+    ///
+    /// # Errors
+    /// Sizes that do not go together.
+    pub fn arguments<'a>(
+        &'a mut self,
+        brought: &'a Brought,
+        handle: &Handle,
+    ) -> Result<Combine<'a>> {
+        let case = &brought.case;
+        let (elem, hidden, tokens) = (row_dtype(case.combine.row), case.hidden, brought.tokens());
+        let columns = if case.layout == Layout::Flat { case.topk } else { 1 };
+        let weights = self.weights.as_deref();
+        let out_weights = self.got.weights.as_mut();
+        Ok(Combine {
+            x: TensorRef::from_bytes(self.rows.bytes(), elem, handle.rows(), hidden)?,
+            weights: weights
+                .map(|w| TensorRef::from_slice(w, w.len() / columns, columns))
+                .transpose()?,
+            bias: brought.biases()?,
+            weighted: case.combine.weighted,
+            out: TensorMut::from_bytes(self.got.x.bytes_mut(), elem, tokens, hidden)?,
+            out_weights: out_weights
+                .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, case.topk))
+                .transpose()?,
+        })
+    }
+
+    /// What came back.
+    pub fn into_got(self) -> Got {
+        self.got
+    }
+}
+
+/// Expert outputs in their place, and room for what comes back: all that a combine needs.
+#[derive(Debug)]
+pub struct Staged {
+    room: Option<CombineInput>,
+    buffers: Buffers,
+}
+
 impl Staged {
-    /// Puts `output` into its place for the combine of `handle`.
+    /// Puts the expert outputs into their place for the combine of `handle`.
     ///
     /// # Errors
     /// What the yard says.
     pub fn new(
         yard: &mut Yard,
-        brought: &Brought,
+        (brought, output): (&Brought, &ExpertOutput),
         handle: &Handle,
-        output: &ExpertOutput,
         placed: Placed,
     ) -> Result<Self> {
-        let case = &brought.case;
-        let (row, tokens) = (case.combine.row, brought.tokens());
         let mut room = None;
-        let mut rows = Aligned::filled(0, 0);
-        match placed {
-            Placed::Outside => rows = Aligned::copy_of(&output.rows),
-            Placed::CombineInput => {
-                let taken = room.insert(yard.combine_input(handle, row_dtype(row))?);
-                taken.tensor_mut().bytes_mut().copy_from_slice(&output.rows);
-            }
+        if placed == Placed::CombineInput {
+            let dtype = row_dtype(brought.case.combine.row);
+            let taken = room.insert(yard.combine_input(handle, dtype)?);
+            taken.tensor_mut().bytes_mut().copy_from_slice(&output.rows);
         }
-        let got = Got {
-            // Poisoned, so that rows that are not written show.
-            x: Aligned::filled(tokens * case.hidden * row.bytes(), 0x7f),
-            weights: output.weights.as_ref().map(|_| vec![f32::NAN; tokens * case.topk]),
-        };
-        Ok(Self { room, rows, weights: output.weights.clone(), got })
+        Ok(Self { room, buffers: Buffers::new(brought, output) })
     }
 
     /// Combines, and returns what came back.
@@ -304,32 +346,12 @@ impl Staged {
     /// # Errors
     /// What the yard says.
     pub fn combine(mut self, yard: &mut Yard, brought: &Brought, handle: &Handle) -> Result<Got> {
-        let case = &brought.case;
-        let (elem, hidden, topk) = (row_dtype(case.combine.row), case.hidden, case.topk);
-        let tokens = brought.tokens();
-        let columns = if case.layout == Layout::Flat { topk } else { 1 };
-        let arguments = Combine {
-            x: match &self.room {
-                Some(room) => room.tensor(),
-                None => TensorRef::from_bytes(self.rows.bytes(), elem, handle.rows(), hidden)?,
-            },
-            weights: self
-                .weights
-                .as_ref()
-                .map(|w| TensorRef::from_slice(w.as_slice(), w.len() / columns, columns))
-                .transpose()?,
-            bias: brought.biases()?,
-            weighted: case.combine.weighted,
-            out: TensorMut::from_bytes(self.got.x.bytes_mut(), elem, tokens, hidden)?,
-            out_weights: self
-                .got
-                .weights
-                .as_mut()
-                .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, topk))
-                .transpose()?,
-        };
+        let mut arguments = self.buffers.arguments(brought, handle)?;
+        if let Some(room) = &self.room {
+            arguments.x = room.tensor();
+        }
         yard.combine(handle, arguments)?;
-        Ok(self.got)
+        Ok(self.buffers.into_got())
     }
 }
 
@@ -344,7 +366,27 @@ pub fn combine(
     output: &ExpertOutput,
     placed: Placed,
 ) -> Result<Got> {
-    Staged::new(yard, brought, handle, output, placed)?.combine(yard, brought, handle)
+    Staged::new(yard, (brought, output), handle, placed)?.combine(yard, brought, handle)
+}
+
+/// As [`combine`], with the expert outputs written over the received rows. The rows of the case
+/// arrive in the type that combine sums.
+///
+/// # Errors
+/// What the yard says.
+pub fn combine_in_place(
+    yard: &mut Yard,
+    brought: &Brought,
+    handle: &Handle,
+    output: &ExpertOutput,
+    received: &mut Received,
+) -> Result<Got> {
+    received.x_mut().bytes_mut().copy_from_slice(&output.rows);
+    let mut buffers = Buffers::new(brought, output);
+    let mut arguments = buffers.arguments(brought, handle)?;
+    arguments.x = received.x();
+    yard.combine(handle, arguments)?;
+    Ok(buffers.into_got())
 }
 
 /// Compares what came back with what the oracle says for the whole round trip.

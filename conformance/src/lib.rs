@@ -4,9 +4,16 @@
 //! a yard and compares every element; [`ranks`] makes a world of threads; [`transport`] holds the cases of a
 //! transport alone.
 
+pub mod concurrency;
+pub mod ep;
 pub mod exchange;
+pub mod expected;
+pub mod faults;
 pub mod input;
 pub mod oracle;
 pub mod ranks;
+pub mod report;
+pub mod round;
+pub mod runner;
 pub mod suite;
 pub mod transport;

@@ -130,7 +130,7 @@ impl<'a> Rank<'a> {
         let rows = received.tokens() as u64;
         let mut part = Part::new(rank, &received);
         drop(received);
-        let staged = Staged::new(yard, &brought, &handle, &output, Placed::CombineInput)
+        let staged = Staged::new(yard, (&brought, &output), &handle, Placed::CombineInput)
             .context("combine")?;
         self.align("combine")?;
         let start = Instant::now();

@@ -16,7 +16,7 @@ use super::message::{End, MAX_REASON, Op, Verdict, decode_outcome, encode_reason
 use crate::{Error, ErrorKind, Result};
 
 /// How long a rank that leaves waits for its last frames to be taken.
-pub(super) const LINGER: Duration = Duration::from_secs(1);
+pub(super) const LINGER: Duration = Duration::from_millis(500);
 
 /// A rank's connection to the others: all collectives go through it, and while none is under way it
 /// keeps watching.

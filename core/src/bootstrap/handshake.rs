@@ -156,6 +156,7 @@ pub(super) async fn introduce(
 pub(super) fn refused(payload: &[u8]) -> Error {
     match Refusal::decode(payload) {
         Ok((Refusal::Late, why)) => Error::new(ErrorKind::Deadline, OPERATION, why),
+        Ok((Refusal::Differ, why)) => Error::new(ErrorKind::Mismatch, OPERATION, why),
         Ok((_, why)) => {
             Error::new(ErrorKind::Mismatch, OPERATION, format!("rank 0 refused this rank: {why}"))
         }

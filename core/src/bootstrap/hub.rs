@@ -34,6 +34,8 @@ pub(super) struct Hub {
     begun: u64,
     /// This rank's own result.
     mine: Option<Delivery>,
+    /// How a process of this job differs from rank 0: why nobody joins.
+    difference: Option<String>,
 }
 
 struct Peer {
@@ -55,6 +57,7 @@ impl Hub {
             rounds: Rounds::new(ranks, member.timing.late),
             begun: 0,
             mine: None,
+            difference: None,
             member,
         }
     }
@@ -103,6 +106,10 @@ impl Hub {
             if let Some(error) = self.member.liveness.gone("join world") {
                 return Err(error);
             }
+            if let Some(difference) = self.difference.take() {
+                self.refuse_all(Refusal::Differ, &difference);
+                return Err(Error::new(ErrorKind::Mismatch, "join world", difference));
+            }
             if started.elapsed() > self.member.timing.late {
                 return Err(self.give_up(&missing));
             }
@@ -114,27 +121,36 @@ impl Hub {
     }
 
     /// Tells those who came who did not.
-    fn give_up(&self, missing: &[u32]) -> Error {
+    fn give_up(&mut self, missing: &[u32]) -> Error {
         let text = format!(
             "{} did not join within {:.1} s, expected all {} ranks",
             name_ranks(missing),
             self.member.timing.late.as_secs_f64(),
             self.member.place.ranks
         );
-        let payload = Arc::new(Refusal::Late.encode(&text));
-        for rank in 1..self.member.place.ranks {
-            self.send(rank, Kind::Refused, 0, Arc::clone(&payload));
-        }
+        self.refuse_all(Refusal::Late, &text);
         Error::new(ErrorKind::Deadline, "join world", text).with_fix(
             "read the logs of the missing ranks: did they start, do they reach this host?",
         )
     }
 
-    /// Lets a process in, or tells it why not.
+    fn refuse_all(&mut self, refusal: Refusal, text: &str) {
+        let payload = Arc::new(refusal.encode(text));
+        for rank in 1..self.member.place.ranks {
+            self.send(rank, Kind::Refused, 0, Arc::clone(&payload));
+        }
+    }
+
+    /// Lets a process in, or tells it why not. One of this job whose config differs ends the join
+    /// for all: the world that the others wait for cannot come about.
     fn admit(&mut self, claim: Claim) {
         let Proof { pid, host, .. } = &claim.proof;
         let name = format!("pid {pid} on {host} at {}", claim.address);
-        if let Err(why) = self.judge(&claim, &name) {
+        let difference = self.find_difference(&claim);
+        if let Some(why) = &difference {
+            self.difference = Some(format!("rank {} ({name}) differs: {why}", claim.rank));
+        }
+        if let Some(why) = difference.or_else(|| self.judge(&claim, &name).err()) {
             tracing::warn!("refused {name}: {why}");
             tokio::spawn(async move {
                 let mut secured = claim.secured;
@@ -151,20 +167,25 @@ impl Hub {
         }
     }
 
-    fn judge(&self, claim: &Claim, name: &str) -> std::result::Result<(), String> {
-        let (rank, ranks) = (claim.rank, self.member.place.ranks);
+    /// What a process expects of the world that rank 0 does not.
+    fn find_difference(&self, claim: &Claim) -> Option<String> {
+        let ranks = self.member.place.ranks;
         let timing = self.member.timing;
         let theirs = (claim.proof.deadline_ms, claim.proof.late_ms);
         let ours = (timing.deadline.as_millis() as u64, timing.late.as_millis() as u64);
         if claim.ranks != ranks {
-            return Err(format!("found a world of {} ranks, rank 0 expects {ranks}", claim.ranks));
+            return Some(format!("found a world of {} ranks, rank 0 expects {ranks}", claim.ranks));
         }
-        if theirs != ours {
-            return Err(format!(
+        (theirs != ours).then(|| {
+            format!(
                 "found deadline and lateness of {} and {} ms, rank 0 has {} and {}",
                 theirs.0, theirs.1, ours.0, ours.1
-            ));
-        }
+            )
+        })
+    }
+
+    fn judge(&self, claim: &Claim, name: &str) -> std::result::Result<(), String> {
+        let (rank, ranks) = (claim.rank, self.member.place.ranks);
         match self.peers.get(rank as usize) {
             Some(None) if rank != 0 => Ok(()),
             Some(Some(holder)) => Err(format!(

@@ -40,7 +40,7 @@ impl Op {
         [Self::AllGather, Self::Exchange, Self::Barrier, Self::Agree]
             .into_iter()
             .find(|op| *op as u8 == code)
-            .ok_or_else(|| malformed(format!("found collective {code}, expected 1 to 4")))
+            .ok_or_else(|| malformed(format!("found collective {code}, expected 1 to 5")))
     }
 }
 
@@ -113,6 +113,8 @@ pub(super) enum Refusal {
     Claim = 3,
     /// Not all ranks came in time.
     Late = 4,
+    /// A rank expects another world than rank 0. Told to all.
+    Differ = 5,
 }
 
 impl Refusal {
@@ -125,10 +127,10 @@ impl Refusal {
     pub(super) fn decode(payload: &[u8]) -> Result<(Self, String)> {
         let mut fields = Fields(payload);
         let code = fields.array::<1>()?[0];
-        let refusal = [Self::Job, Self::Secret, Self::Claim, Self::Late]
+        let refusal = [Self::Job, Self::Secret, Self::Claim, Self::Late, Self::Differ]
             .into_iter()
             .find(|refusal| *refusal as u8 == code)
-            .ok_or_else(|| malformed(format!("found refusal {code}, expected 1 to 4")))?;
+            .ok_or_else(|| malformed(format!("found refusal {code}, expected 1 to 5")))?;
         let why = fields.text(MAX_REASON)?;
         fields.end().map(|()| (refusal, why))
     }
@@ -282,7 +284,9 @@ mod tests {
         assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
         let proof = Proof { deadline_ms: 1, late_ms: 2, pid: 3, host: "node-1".into() };
         assert_eq!(Proof::decode(&proof.encode()).unwrap(), proof);
-        for refusal in [Refusal::Job, Refusal::Secret, Refusal::Claim, Refusal::Late] {
+        for refusal in
+            [Refusal::Job, Refusal::Secret, Refusal::Claim, Refusal::Late, Refusal::Differ]
+        {
             let decoded = Refusal::decode(&refusal.encode("why")).unwrap();
             assert_eq!(decoded, (refusal, "why".to_owned()));
         }

@@ -223,12 +223,12 @@ impl World {
     /// Tells the others that this rank ends because of an error, and ends its part in the world.
     /// They learn `why` (cut to about 500 bytes) at once: `rank 2 failed: ...`. A collective under
     /// way on another thread ends with [`ErrorKind::PeerLost`], and so does every later one.
-    /// Returns within about a second.
+    /// Returns within about half a second.
     pub fn report_failure(&self, why: &str) {
         self.end(Farewell::Failed(why.to_owned()));
     }
 
-    /// Says goodbye and ends the control thread, within about a second. Others may leave earlier or
+    /// Says goodbye and ends the control thread, within about half a second. Others may leave earlier or
     /// later, but no collective succeeds once one has.
     pub fn leave(self) {
         drop(self);
@@ -271,7 +271,7 @@ impl World {
         self.liveness.end(self.place.rank, farewell.end());
         // Fails only when the thread has ended by itself.
         let _ = self.farewells.send(farewell);
-        // It lingers for a second at most. One that broke is left behind rather than waited for.
+        // It lingers for half a second at most. One that broke is left behind rather than waited for.
         let rank = self.place.rank;
         if ended.recv_timeout(5 * LINGER) == Err(RecvTimeoutError::Timeout) {
             tracing::error!(rank, "the control thread does not end");

@@ -120,7 +120,7 @@ impl Registry {
     /// The parts compiled into this image, and those of the plugin files and folders in `paths`.
     ///
     /// # Errors
-    /// The first handshake failure, or two parts of one kind and name.
+    /// The first handshake failure, or two plugins that bring a part of one kind and name.
     pub fn load(paths: &[PathBuf]) -> Result<Self> {
         let mut registry = Self::built_in()?;
         for file in plugin_files(paths)? {
@@ -141,11 +141,33 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Adds the parts of one judged plugin.
+    /// Adds the parts of one judged plugin. They replace built-in parts of the same kind and name,
+    /// because the config asks for the plugin and nobody asks for what is built in.
     ///
     /// # Errors
-    /// A part of the same kind and name that is there already.
+    /// A part of the same kind and name that another plugin has brought.
     pub fn add(&mut self, file: PluginFile) -> Result<()> {
+        if let Some(path) = &file.path {
+            let replaced = |kind: PartKind, name: &str| {
+                let (kind, file) = (kind.name(), path.display());
+                tracing::info!("{kind} `{name}` of {file} replaces the built-in one");
+            };
+            for part in &file.transports {
+                if drop_built_in(&mut self.transports, part.name(), TransportRef::name) {
+                    replaced(PartKind::Transport, part.name());
+                }
+            }
+            for part in &file.kernels {
+                if drop_built_in(&mut self.kernels, part.name(), KernelsRef::name) {
+                    replaced(PartKind::Kernels, part.name());
+                }
+            }
+            for part in &file.topologies {
+                if drop_built_in(&mut self.topologies, part.name(), TopologyRef::name) {
+                    replaced(PartKind::Topology, part.name());
+                }
+            }
+        }
         for part in file.transports {
             self.refuse_double(PartKind::Transport, part.name(), &file.path)?;
             self.transports.push((part, file.path.clone()));
@@ -239,6 +261,17 @@ impl Registry {
         )
         .with_fix("correct `use`, or add the plugin that provides it to [plugins] paths")
     }
+}
+
+/// Drops the built-in part of this name, if there is one.
+fn drop_built_in<P>(
+    list: &mut Vec<(P, Option<PathBuf>)>,
+    name: &str,
+    name_of: impl Fn(&P) -> &'static str,
+) -> bool {
+    let before = list.len();
+    list.retain(|(part, file)| file.is_some() || name_of(part) != name);
+    list.len() != before
 }
 
 fn find<P: Copy>(

@@ -1,0 +1,217 @@
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokenyard_core::yard::{Yard, YardOptions};
+
+use super::{Body, EXPERT_MAJOR, in_every_layout, open, open_with, small, test};
+use crate::exchange;
+use crate::oracle::rng::{Rng, Stream};
+use crate::oracle::{Case, Layout, Routing, Tokens};
+use crate::round::Round;
+use crate::suite::{Rank, Test};
+
+pub(super) fn tests() -> Vec<Test> {
+    let every: [(&str, &str, u32, Body); 8] = [
+        ("rounds_without_a_pause", "many exchanges, each with new data and routing", 3, rounds),
+        ("one_rank_delayed_at_random", "no rank relies on the pace of another", 3, delays),
+        ("live_handles_out_of_order", "several handles, combined in any order", 2, out_of_order),
+        ("held_outputs_stay", "an output stays as it is while others come and go", 2, held),
+        ("stale_arena", "what an output leaves in the arena never shows again", 2, stale),
+        ("same_bits", "equal inputs give equal bits, in one yard and in two", 4, same_bits),
+        ("two_yards_interleaved", "two yards in one process, operations mixed", 2, two_yards),
+        ("two_yards_two_threads", "two yards in one process, one thread each", 2, two_threads),
+    ];
+    let mut tests: Vec<Test> = every
+        .into_iter()
+        .flat_map(|(name, about, ranks, body)| in_every_layout(name, about, ranks, body))
+        .collect();
+    let about = "an output may be dropped on any thread";
+    tests.push(test("dropped_on_another_thread", about, EXPERT_MAJOR, 2, dropped_elsewhere));
+    tests
+}
+
+const ROUTINGS: [Routing; 6] = [
+    Routing::Uniform,
+    Routing::SomeNegative,
+    Routing::OneExpert,
+    Routing::Nothing,
+    Routing::SomeNothing,
+    Routing::OwnRank,
+];
+
+/// The case of round number `n`: other data, tokens and routing than the rounds beside it.
+fn nth(base: &Case, n: u64) -> Case {
+    let routing = ROUTINGS[n as usize % ROUTINGS.len()];
+    let tokens = if n % 5 == 3 { Tokens::OddRanksEmpty } else { Tokens::Ragged };
+    Case { seed: n, routing, tokens, worst_case: n % 4 == 2, ..base.clone() }
+}
+
+fn rounds(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let mut yard = open(rank, &base)?;
+    for n in 0..40 {
+        Round::new(&nth(&base, n), yard.rank()).run(&mut yard).with_context(|| at(n))?;
+    }
+    Ok(())
+}
+
+fn at(n: u64) -> String {
+    format!("round {n}")
+}
+
+fn delays(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let mut yard = open(rank, &base)?;
+    for n in 0..12 {
+        let mut shared = Rng::new(n, Stream::Shared, 0);
+        let late = shared.below(base.ranks) as u32 == yard.rank();
+        let pause = |shared: &mut Rng| {
+            let delay = Duration::from_micros(shared.below(8000) as u64);
+            if late {
+                std::thread::sleep(delay);
+            }
+        };
+        let round = Round::new(&nth(&base, n), yard.rank());
+        pause(&mut shared);
+        let live = round.dispatch(&mut yard).with_context(|| at(n))?;
+        pause(&mut shared);
+        round.finish(&mut yard, &live).with_context(|| at(n))?;
+    }
+    Ok(())
+}
+
+fn out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let options = YardOptions { handles: 4, ..exchange::options(&base) };
+    let mut yard = open_with(rank, options)?;
+    for turn in 0..4 {
+        let mut live = Vec::new();
+        for n in 0..4 {
+            // Small enough for four outputs at once, whatever the size of the arena.
+            let tokens = Tokens::Exactly(vec![3; base.ranks]);
+            let case = Case { tokens, worst_case: false, ..nth(&base, 10 * turn + n) };
+            let round = Round::new(&case, yard.rank());
+            let one = round.dispatch(&mut yard).with_context(|| at(n))?;
+            live.push(Some((round, one)));
+        }
+        for n in [2, 0, 3, 1] {
+            let (round, one) = live[n].take().context("each handle is combined once")?;
+            round.finish(&mut yard, &one).with_context(|| format!("turn {turn}, handle {n}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn held(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = Case { tokens: Tokens::Exactly(vec![5, 4]), ..small(rank, layout) };
+    let mut yard = open(rank, &base)?;
+    let first = Round::new(&base, yard.rank());
+    let live = first.dispatch(&mut yard)?;
+    for seed in 1..12 {
+        let tokens = Tokens::Exactly(vec![4, 5]);
+        let case = Case { seed, tokens, ..base.clone() };
+        Round::new(&case, yard.rank()).run(&mut yard).with_context(|| at(seed))?;
+    }
+    first.check_received(&live.received).context("held output")?;
+    first.finish(&mut yard, &live).context("held output")?;
+    Ok(())
+}
+
+fn stale(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let mut yard = open(rank, &base)?;
+    for n in 0..8 {
+        let round = Round::new(&nth(&base, n), yard.rank());
+        let mut live = round.dispatch(&mut yard).with_context(|| at(n))?;
+        let buffers = round.experts(&live.received)?;
+        drop(buffers);
+        round.finish(&mut yard, &live).with_context(|| at(n))?;
+        live.received.x_mut().bytes_mut().fill(0xff);
+    }
+    Ok(())
+}
+
+fn same_bits(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let mut yards = [open(rank, &base)?, open(rank, &base)?];
+    let round = Round::new(&base, rank.world.rank());
+    let mut first: Option<[Vec<u8>; 2]> = None;
+    for turn in 0..6 {
+        let yard = &mut yards[turn % 2];
+        let live = round.dispatch(yard)?;
+        let arrived = live.received.x().bytes().to_vec();
+        let got = round.finish(yard, &live)?.x.bytes().to_vec();
+        // Rows behind the counts of the packed layout are unspecified.
+        let arrived = if layout == Layout::Packed { Vec::new() } else { arrived };
+        let now = [arrived, got];
+        if *first.get_or_insert_with(|| now.clone()) != now {
+            bail!("turn {turn}: found other bits than in turn 0; expected the same");
+        }
+    }
+    Ok(())
+}
+
+fn two_yards(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let small_case = small(rank, layout);
+    let other =
+        Case { hidden: 136, topk: 2, max_tokens: 7, layout: Layout::Flat, ..small_case.clone() };
+    let mut one = open(rank, &small_case)?;
+    let mut two = open(rank, &other)?;
+    for n in 0..6 {
+        let first = Round::new(&nth(&small_case, n), one.rank());
+        let second = Round::new(&nth(&other, n + 1), two.rank());
+        let dispatch = first.brought.dispatch()?;
+        let sent = one.dispatch_send(&dispatch)?;
+        let live_two =
+            second.dispatch(&mut two).with_context(|| format!("second yard, {}", at(n)))?;
+        let (received, handle) = one.dispatch_recv(sent)?;
+        first.check_received(&received).with_context(|| at(n))?;
+        second.finish(&mut two, &live_two).with_context(|| format!("second yard, {}", at(n)))?;
+        first.finish(&mut one, &crate::round::Live { received, handle }).with_context(|| at(n))?;
+    }
+    Ok(())
+}
+
+fn two_threads(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let yards = [open(rank, &base)?, open(rank, &base)?];
+    let work = |mut yard: Yard, first: u64| -> Result<()> {
+        for n in first..first + 10 {
+            Round::new(&nth(&base, n), yard.rank()).run(&mut yard).with_context(|| at(n))?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = yards
+            .into_iter()
+            .zip([0, 100])
+            .map(|(yard, first)| scope.spawn(move || work(yard, first)))
+            .collect();
+        for thread in threads {
+            match thread.join() {
+                Ok(result) => result?,
+                Err(_) => bail!("a thread panicked; expected two exchanges beside each other"),
+            }
+        }
+        Ok(())
+    })
+}
+
+fn dropped_elsewhere(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let mut yard = open(rank, &base)?;
+    for n in 0..8 {
+        let round = Round::new(&nth(&base, n), yard.rank());
+        let live = round.dispatch(&mut yard).with_context(|| at(n))?;
+        let output = exchange::run_experts(&round.case, yard.rank() as usize, &live.received)?;
+        let crate::round::Live { received, handle } = live;
+        let dropper = std::thread::spawn(move || drop(received));
+        let placed = exchange::Placed::Outside;
+        let got = exchange::combine(&mut yard, &round.brought, &handle, &output, placed)?;
+        round.check_combined(&got).with_context(|| at(n))?;
+        if dropper.join().is_err() {
+            bail!("dropping an output panicked");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,140 @@
+use anyhow::{Context, Result};
+use tokenyard_core::ErrorKind;
+use tokenyard_core::yard::{Yard, YardOptions};
+
+use super::{expect_error, in_every_layout, open_with, small};
+use crate::exchange;
+use crate::oracle::{Case, Layout, Tokens};
+use crate::round::{Live, Round};
+use crate::suite::{Rank, Test};
+
+pub(super) fn tests() -> Vec<Test> {
+    let mut tests = in_every_layout(
+        "dispatches_in_flight",
+        "in_flight dispatches sent before the first is received",
+        2,
+        dispatches,
+    );
+    let about = "a combine and the next dispatch sent before either is received";
+    tests.extend(in_every_layout("combine_beside_dispatch", about, 3, mixed));
+    let about = "operations received in another order than they were sent in, alike on all ranks";
+    tests.extend(in_every_layout("received_out_of_order", about, 2, received_out_of_order));
+    let about = "one operation too many is refused here, and the yard goes on";
+    tests.extend(in_every_layout("too_many_in_flight", about, 2, too_many));
+    tests
+}
+
+/// Rounds of few tokens, so that the outputs of many fit the arena.
+fn few(base: &Case, count: u64, rank: u32) -> Vec<Round> {
+    let tokens = Tokens::Exactly(vec![2; base.ranks]);
+    (0..count)
+        .map(|seed| Round::new(&Case { seed, tokens: tokens.clone(), ..base.clone() }, rank))
+        .collect()
+}
+
+fn open(rank: &Rank<'_>, base: &Case, in_flight: u32) -> Result<Yard> {
+    open_with(rank, YardOptions { in_flight, ..exchange::options(base) })
+}
+
+fn dispatches(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    for in_flight in [1, 2, 4] {
+        let mut yard = open(rank, &base, in_flight)?;
+        let rounds = few(&base, u64::from(in_flight), yard.rank());
+        for turn in 0..3 {
+            let why = || format!("in_flight {in_flight}, turn {turn}");
+            let calls: Vec<_> =
+                rounds.iter().map(|r| r.brought.dispatch()).collect::<Result<_>>()?;
+            let mut sent = Vec::new();
+            for call in &calls {
+                sent.push(yard.dispatch_send(call).with_context(why)?);
+            }
+            let mut live = Vec::new();
+            for (round, sent) in rounds.iter().zip(sent) {
+                let (received, handle) = yard.dispatch_recv(sent).with_context(why)?;
+                round.check_received(&received).with_context(why)?;
+                live.push(Live { received, handle });
+            }
+            combine_together(&mut yard, &rounds, &live).with_context(why)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends all combines, then receives all.
+fn combine_together(yard: &mut Yard, rounds: &[Round], live: &[Live]) -> Result<()> {
+    let mut buffers: Vec<_> =
+        rounds.iter().zip(live).map(|(r, l)| r.experts(&l.received)).collect::<Result<_>>()?;
+    let mut sent = Vec::new();
+    for ((round, live), buffers) in rounds.iter().zip(live).zip(&mut buffers) {
+        let arguments = buffers.arguments(&round.brought, &live.handle)?;
+        sent.push(yard.combine_send(&live.handle, arguments)?);
+    }
+    for sent in sent {
+        yard.combine_recv(sent)?;
+    }
+    for (round, buffers) in rounds.iter().zip(buffers) {
+        round.check_combined(&buffers.into_got())?;
+    }
+    Ok(())
+}
+
+fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let mut yard = open(rank, &base, 2)?;
+    let rounds = few(&base, 8, yard.rank());
+    let mut live = rounds[0].dispatch(&mut yard)?;
+    for (n, pair) in rounds.windows(2).enumerate() {
+        let mut buffers = pair[0].experts(&live.received)?;
+        let call = pair[1].brought.dispatch()?;
+        let arguments = buffers.arguments(&pair[0].brought, &live.handle)?;
+        let combine = yard.combine_send(&live.handle, arguments)?;
+        let dispatch = yard.dispatch_send(&call)?;
+        yard.combine_recv(combine)?;
+        pair[0].check_combined(&buffers.into_got()).with_context(|| format!("combine {n}"))?;
+        let (received, handle) = yard.dispatch_recv(dispatch)?;
+        pair[1].check_received(&received).with_context(|| format!("dispatch {n}"))?;
+        live = Live { received, handle };
+    }
+    Ok(())
+}
+
+fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let mut yard = open(rank, &base, 2)?;
+    let rounds = few(&base, 3, yard.rank());
+    let [first, second, third] = [
+        rounds[0].brought.dispatch()?,
+        rounds[1].brought.dispatch()?,
+        rounds[2].brought.dispatch()?,
+    ];
+    let sent_first = yard.dispatch_send(&first)?;
+    let sent_second = yard.dispatch_send(&second)?;
+    let (received, handle) = yard.dispatch_recv(sent_second)?;
+    rounds[1].check_received(&received)?;
+    let live = Live { received, handle };
+    // The first still has the slot that the third would use.
+    let early = yard.dispatch_send(&third);
+    expect_error(early, &[ErrorKind::InvalidInput], &["operation 0", "in_flight = 2"])?;
+    let (received, handle) = yard.dispatch_recv(sent_first)?;
+    rounds[0].check_received(&received)?;
+    rounds[1].finish(&mut yard, &live)?;
+    rounds[0].finish(&mut yard, &Live { received, handle })?;
+    rounds[2].run(&mut yard)?;
+    Ok(())
+}
+
+fn too_many(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let mut yard = open(rank, &base, 1)?;
+    let rounds = few(&base, 2, yard.rank());
+    let (first, second) = (rounds[0].brought.dispatch()?, rounds[1].brought.dispatch()?);
+    let sent = yard.dispatch_send(&first)?;
+    let early = yard.dispatch_send(&second);
+    expect_error(early, &[ErrorKind::InvalidInput], &["in_flight = 1"])?;
+    let (received, handle) = yard.dispatch_recv(sent)?;
+    rounds[0].check_received(&received)?;
+    rounds[0].finish(&mut yard, &Live { received, handle })?;
+    rounds[1].run(&mut yard)?;
+    Ok(())
+}

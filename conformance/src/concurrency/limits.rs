@@ -1,0 +1,125 @@
+use anyhow::{Result, bail};
+use tokenyard_core::ErrorKind;
+use tokenyard_core::yard::YardOptions;
+
+use super::{expect_error, in_every_layout, open_with, small};
+use crate::exchange;
+use crate::oracle::{Case, Layout, Routing, Tokens};
+use crate::round::Round;
+use crate::suite::{Level, Outcome, Rank, Test};
+
+pub(super) fn tests() -> Vec<Test> {
+    let arena: [(&str, &str, Holders); 2] = [
+        ("arena_full", "outputs held on all ranks fill the arena: an error that names them", All),
+        ("arena_full_on_one_rank", "outputs held on one rank: all ranks learn which", LastRank),
+    ];
+    let mut tests: Vec<Test> = arena
+        .into_iter()
+        .map(|(name, about, holders)| Test {
+            name: format!("l2/{name}"),
+            level: Level::L2,
+            ranks: 2,
+            about: about.to_owned(),
+            body: Box::new(move |rank| arena_full(rank, holders)),
+        })
+        .collect();
+    let about = "no free handle is an error on all ranks, and the yard goes on";
+    tests.extend(in_every_layout("handles_taken", about, 2, handles_taken));
+    let about = "no free handle on one rank is an error on all ranks, and the yard goes on";
+    tests.extend(in_every_layout("handles_taken_on_one_rank", about, 3, handles_taken_on_one));
+    tests
+}
+
+/// Who holds outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holders {
+    All,
+    LastRank,
+}
+use Holders::{All, LastRank};
+
+/// More worst-case outputs than any sensible arena has room for.
+const MOST_OUTPUTS: u64 = 64;
+
+fn arena_full(rank: &Rank<'_>, holders: Holders) -> Result<Outcome> {
+    let base = Case {
+        hidden: 1024,
+        max_tokens: 64,
+        tokens: Tokens::Full,
+        routing: Routing::Uniform,
+        worst_case: true,
+        ..small(rank, Layout::Packed)
+    };
+    let options = YardOptions { handles: MOST_OUTPUTS as u32, ..exchange::options(&base) };
+    let mut yard = open_with(rank, options)?;
+    let (me, last) = (yard.rank(), rank.world.ranks() - 1);
+    let round = Round::new(&base, me);
+    let holds = holders == All || me == last;
+    let mut held = Vec::new();
+    for turn in 0..MOST_OUTPUTS {
+        let dispatched = yard.dispatch(&round.brought.dispatch()?);
+        let error = match dispatched {
+            Ok(output) if holds => {
+                held.push(output);
+                continue;
+            }
+            Ok(_) => continue,
+            Err(error) => error,
+        };
+        if turn == 0 {
+            bail!("the first output does not fit an empty arena: {error}");
+        }
+        let result: tokenyard_core::Result<()> = Err(error);
+        if holds {
+            let whose = if holders == All { "dispatch".into() } else { format!("rank {last}") };
+            expect_error(result, &[ErrorKind::Full], &["dispatch 0", &whose])?;
+        } else {
+            expect_error(result, &[ErrorKind::Full], &["dispatch 0", &format!("rank {last}")])?;
+        }
+        held.clear();
+        round.run(&mut yard)?;
+        return Ok(Outcome::Pass);
+    }
+    Ok(Outcome::NotSupported(format!("the arena holds {MOST_OUTPUTS} worst-case outputs")))
+}
+
+/// A case of which many outputs fit the arena.
+fn tiny(rank: &Rank<'_>, layout: Layout) -> Case {
+    let case = small(rank, layout);
+    Case { tokens: Tokens::Exactly(vec![1; case.ranks]), ..case }
+}
+
+fn handles_taken(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = tiny(rank, layout);
+    let mut yard = open_with(rank, YardOptions { handles: 2, ..exchange::options(&base) })?;
+    let round = Round::new(&base, yard.rank());
+    let live = [round.dispatch(&mut yard)?, round.dispatch(&mut yard)?];
+    for _ in 0..3 {
+        let third = yard.dispatch(&round.brought.dispatch()?);
+        expect_error(third, &[ErrorKind::Full], &["all 2 handles"])?;
+    }
+    for live in live {
+        round.finish(&mut yard, &live)?;
+    }
+    round.run(&mut yard)?;
+    Ok(())
+}
+
+fn handles_taken_on_one(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = tiny(rank, layout);
+    let mut yard = open_with(rank, YardOptions { handles: 2, ..exchange::options(&base) })?;
+    let round = Round::new(&base, yard.rank());
+    let mut live = vec![round.dispatch(&mut yard)?, round.dispatch(&mut yard)?];
+    if yard.rank() == 1 {
+        let third = yard.dispatch(&round.brought.dispatch()?);
+        expect_error(third, &[ErrorKind::Full], &["all 2 handles"])?;
+    } else {
+        live.clear();
+        let third = yard.dispatch(&round.brought.dispatch()?);
+        let kinds = [ErrorKind::Refused, ErrorKind::Full];
+        expect_error(third, &kinds, &["rank 1", "all 2 handles"])?;
+    }
+    drop(live);
+    round.run(&mut yard)?;
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! L2: operations that follow, overlap and refuse each other.
+//!
+//! `chains`: rounds, several handles, several yards · `halves`: send and receive apart · `replay`:
+//! replays and backward passes · `limits`: what is full is an error and no more · `bad_input`: what
+//! one rank gets wrong is refused on all.
+
+mod bad_input;
+mod chains;
+mod halves;
+mod limits;
+mod replay;
+
+use anyhow::{Result, bail};
+use tokenyard_core::yard::{Yard, YardOptions};
+use tokenyard_core::{Error, ErrorKind};
+
+use crate::exchange;
+use crate::oracle::{Case, Layout, Routing, Tokens};
+use crate::suite::{Level, Outcome, Rank, Test};
+
+const EXPERT_MAJOR: Layout = Layout::ExpertMajor { alignment: 4, zero_padding: true };
+const LAYOUTS: [(&str, Layout); 3] =
+    [("flat", Layout::Flat), ("expert_major", EXPERT_MAJOR), ("packed", Layout::Packed)];
+
+/// The tests of this level.
+pub fn tests() -> Vec<Test> {
+    let mut tests = chains::tests();
+    tests.extend(halves::tests());
+    tests.extend(replay::tests());
+    tests.extend(limits::tests());
+    tests.extend(bad_input::tests());
+    tests
+}
+
+type Body = fn(&Rank<'_>, Layout) -> Result<()>;
+
+/// A test that passes or fails, in one layout.
+fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test {
+    Test {
+        name: format!("l2/{name}"),
+        level: Level::L2,
+        ranks,
+        about: about.to_owned(),
+        body: Box::new(move |rank| body(rank, layout).map(|()| Outcome::Pass)),
+    }
+}
+
+/// The same test in every layout.
+fn in_every_layout(name: &str, about: &str, ranks: u32, body: Body) -> Vec<Test> {
+    LAYOUTS
+        .into_iter()
+        .map(|(word, layout)| test(&format!("{name}/{word}"), about, layout, ranks, body))
+        .collect()
+}
+
+/// A small case for the world of a rank.
+fn small(rank: &Rank<'_>, layout: Layout) -> Case {
+    let ranks = rank.world.ranks() as usize;
+    Case {
+        ranks,
+        experts: 4 * ranks,
+        topk: 3,
+        hidden: 64,
+        max_tokens: 12,
+        layout,
+        tokens: Tokens::Ragged,
+        routing: Routing::SomeNegative,
+        ..Case::default()
+    }
+}
+
+fn open(rank: &Rank<'_>, case: &Case) -> Result<Yard> {
+    open_with(rank, exchange::options(case))
+}
+
+fn open_with(rank: &Rank<'_>, options: YardOptions) -> Result<Yard> {
+    Ok(Yard::open(rank.world, rank.config, options)?)
+}
+
+/// The error of an operation that must fail, which must be of one of these kinds and say this.
+fn expect_error<T>(
+    result: tokenyard_core::Result<T>,
+    kinds: &[ErrorKind],
+    parts: &[&str],
+) -> Result<Error> {
+    let Err(error) = result else {
+        bail!("found success; expected an error that says {parts:?}");
+    };
+    if !kinds.contains(&error.kind()) {
+        bail!("found an error of kind {:?}: {error}; expected {kinds:?}", error.kind());
+    }
+    let text = error.to_string();
+    for part in parts {
+        if !text.contains(part) {
+            bail!("found the message `{text}`; expected it to say `{part}`");
+        }
+    }
+    Ok(error)
+}

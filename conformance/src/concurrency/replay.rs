@@ -1,0 +1,143 @@
+use anyhow::{Context, Result, anyhow};
+use tokenyard_core::yard::{Received, Yard};
+
+use super::{in_every_layout, open, small};
+use crate::exchange::{self, Placed};
+use crate::oracle::rng::{Rng, Stream};
+use crate::oracle::routing::Placement;
+use crate::oracle::{
+    Case, Combine, ExpertOutput, Input, Layout, RowType, Scales, Tokens, expected_combine,
+};
+use crate::round::Round;
+use crate::suite::{Rank, Test};
+
+pub(super) fn tests() -> Vec<Test> {
+    let mut tests =
+        in_every_layout("replay", "other rows with the same routing, in the same places", 3, again);
+    let about = "the backward of dispatch: gradients and weight gradients, combined";
+    tests.extend(in_every_layout("backward_of_dispatch", about, 2, backward_of_dispatch));
+    let about = "the backward of combine: output gradients, dispatched by a replay";
+    tests.extend(in_every_layout("backward_of_combine", about, 2, backward_of_combine));
+    let about = "a replay sent before an earlier dispatch is received";
+    tests.extend(in_every_layout("replay_in_halves", about, 2, in_halves));
+    tests
+}
+
+/// Token counts that do not depend on the seed, because a replay has those of its handle.
+fn fixed(rank: &Rank<'_>, layout: Layout) -> Case {
+    let case = small(rank, layout);
+    let tokens = (0..case.ranks).map(|rank| [4, 0, 3][rank % 3]).collect();
+    Case { tokens: Tokens::Exactly(tokens), ..case }
+}
+
+fn replay(
+    yard: &mut Yard,
+    round: &Round,
+    handle: &tokenyard_core::yard::Handle,
+) -> Result<Received> {
+    let received = yard.replay(handle, &round.brought.replay()?).context("replay")?;
+    round.check_received(&received).context("replay")?;
+    Ok(received)
+}
+
+fn again(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = fixed(rank, layout);
+    let inputs = [
+        Input::Plain(RowType::Bf16),
+        Input::Plain(RowType::F32),
+        Input::Cast(RowType::Bf16, Scales::F32),
+        Input::Opaque(2),
+    ];
+    for worst_case in [false, true] {
+        let mut yard = open(rank, &base)?;
+        let first = Round::new(&Case { worst_case, ..base.clone() }, yard.rank());
+        let live = first.dispatch(&mut yard)?;
+        for (seed, input) in (1..).zip(inputs) {
+            let case = Case { seed, input, worst_case, ..base.clone() };
+            let round = first.replayed(&case);
+            let received =
+                replay(&mut yard, &round, &live.handle).with_context(|| format!("{case}"))?;
+            drop(received);
+        }
+        // The handle still combines what its own dispatch brought.
+        first.finish(&mut yard, &live).context("combine after replays")?;
+    }
+    Ok(())
+}
+
+/// What every rank gives back: values that depend on nothing but the case, so that each rank knows
+/// those of all.
+fn gradients(round: &Round, seed: u64) -> Vec<ExpertOutput> {
+    let Round { case, inputs, .. } = round;
+    (0..case.ranks)
+        .map(|rank| {
+            let rows = Placement::new(case, inputs, rank).rows;
+            let mut rng = Rng::new(seed, Stream::Rows, rank);
+            let mut value = || (rng.below(4001) as f32 - 2000.0) / 256.0;
+            let elements: Vec<f32> = (0..rows * case.hidden).map(|_| value()).collect();
+            let columns = if case.layout == Layout::Flat { case.topk } else { 1 };
+            let weights = (0..rows * columns).map(|_| value()).collect();
+            ExpertOutput { rows: case.combine.row.encode(&elements), weights: Some(weights) }
+        })
+        .collect()
+}
+
+fn backward_of_dispatch(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = fixed(rank, layout);
+    let mut yard = open(rank, &base)?;
+    for row in [RowType::Bf16, RowType::F32] {
+        let combine = Combine { row, biases: 0, weighted: false };
+        let round = Round::new(&Case { combine, ..base.clone() }, yard.rank());
+        let live = round.dispatch(&mut yard)?;
+        let outputs = gradients(&round, 7);
+        let me = yard.rank() as usize;
+        let got = exchange::combine(
+            &mut yard,
+            &round.brought,
+            &live.handle,
+            &outputs[me],
+            Placed::Outside,
+        )?;
+        let expected = expected_combine(&round.case, &round.inputs, &outputs, me)?;
+        expected.x.compare(got.x.bytes()).map_err(|e| anyhow!("row gradients: {e}"))?;
+        let weights = expected.weights.context("weights came back")?;
+        let found: Vec<u8> =
+            got.weights.unwrap_or_default().iter().flat_map(|w| w.to_le_bytes()).collect();
+        weights.compare(&found).map_err(|e| anyhow!("weight gradients: {e}"))?;
+    }
+    Ok(())
+}
+
+fn backward_of_combine(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = fixed(rank, layout);
+    let mut yard = open(rank, &base)?;
+    let forward = Round::new(&base, yard.rank());
+    let live = forward.dispatch(&mut yard)?;
+    forward.finish(&mut yard, &live)?;
+    for row in [RowType::Bf16, RowType::F32] {
+        let input = Input::Plain(row);
+        let gradients = forward.replayed(&Case { seed: 5, input, weights: false, ..base.clone() });
+        replay(&mut yard, &gradients, &live.handle).with_context(|| format!("{row}"))?;
+    }
+    Ok(())
+}
+
+fn in_halves(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = fixed(rank, layout);
+    let mut yard = open(rank, &base)?;
+    let first = Round::new(&base, yard.rank());
+    let live = first.dispatch(&mut yard)?;
+    let second = Round::new(&Case { seed: 2, ..base.clone() }, yard.rank());
+    let third = first.replayed(&Case { seed: 3, ..base.clone() });
+    let (dispatch, replay) = (second.brought.dispatch()?, third.brought.replay()?);
+    let sent = yard.dispatch_send(&dispatch)?;
+    let sent_replay = yard.replay_send(&live.handle, &replay)?;
+    let (received, handle) = yard.dispatch_recv(sent)?;
+    second.check_received(&received)?;
+    let replayed = yard.replay_recv(sent_replay)?;
+    third.check_received(&replayed).context("replay")?;
+    first.finish(&mut yard, &live)?;
+    drop((live, replayed));
+    second.finish(&mut yard, &crate::round::Live { received, handle })?;
+    Ok(())
+}

@@ -1,0 +1,286 @@
+//! L1: one exchange at a time, every element against the oracle.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result};
+use tokenyard_core::moe::DType;
+use tokenyard_core::yard::{TensorRef, Yard};
+
+use crate::exchange::{self, Placed};
+use crate::oracle::{Case, Combine, Input, Layout, Routing, RowType, Scales, Tokens};
+use crate::round::Round;
+use crate::suite::{Level, Outcome, Rank, Test};
+
+const EXPERT_MAJOR: Layout = Layout::ExpertMajor { alignment: 4, zero_padding: true };
+const LAYOUTS: [Layout; 3] = [Layout::Flat, EXPERT_MAJOR, Layout::Packed];
+
+/// Exchanges of one test, each with other data and another routing.
+const ROUNDS: u64 = 2;
+
+/// How a test uses the yard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Expert outputs in memory of the caller.
+    Outside,
+    /// Expert outputs in the room that the yard gives.
+    CombineInput,
+    /// Expert outputs over the received rows.
+    InPlace,
+    /// Opaque scales whose rows do not follow each other: column by column, as some libraries
+    /// keep them.
+    StridedScales,
+}
+
+impl Way {
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Outside => "",
+            Self::CombineInput => ".combine-input",
+            Self::InPlace => ".in-place",
+            Self::StridedScales => ".strided-scales",
+        }
+    }
+}
+
+/// The tests of this level. The capabilities of a transport do not matter here: the same exchange
+/// must work on every one.
+pub fn tests() -> Vec<Test> {
+    let mut suite = Suite { tests: Vec::new(), names: BTreeSet::new() };
+    suite.types();
+    suite.combines();
+    suite.tokens();
+    suite.routings();
+    suite.sizes();
+    suite.hidden_sizes();
+    suite.alignments();
+    suite.worlds();
+    suite.scales();
+    suite.tests
+}
+
+struct Suite {
+    tests: Vec<Test>,
+    names: BTreeSet<String>,
+}
+
+impl Suite {
+    fn add(&mut self, group: &str, about: &str, way: Way, case: Case) {
+        let name = format!("l1/{group}/{case}{}", way.suffix());
+        // Groups overlap where it makes them easier to read; one test is enough.
+        if !self.names.insert(format!("{case}{}", way.suffix())) {
+            return;
+        }
+        self.tests.push(Test {
+            name,
+            level: Level::L1,
+            ranks: case.ranks as u32,
+            about: about.to_owned(),
+            body: Box::new(move |rank| run(rank, &case, way)),
+        });
+    }
+
+    fn types(&mut self) {
+        let inputs = [
+            Input::Plain(RowType::Bf16),
+            Input::Plain(RowType::F16),
+            Input::Plain(RowType::F32),
+            Input::Cast(RowType::Bf16, Scales::F32),
+            Input::Cast(RowType::Bf16, Scales::RoundedF32),
+            Input::Cast(RowType::Bf16, Scales::Ue8m0),
+            Input::Cast(RowType::F16, Scales::F32),
+            Input::Cast(RowType::F32, Scales::Ue8m0),
+            Input::Opaque(2),
+        ];
+        for layout in LAYOUTS {
+            for input in inputs {
+                let case = Case { layout, input, ..usual() };
+                self.add("types", "rows of this type in this layout", Way::Outside, case);
+            }
+        }
+    }
+
+    fn combines(&mut self) {
+        let rows = [RowType::Bf16, RowType::F16, RowType::F32];
+        for layout in LAYOUTS {
+            for (biases, row) in rows.into_iter().enumerate() {
+                let weighted = layout != Layout::Flat && biases != 1;
+                let combine = Combine { row, biases, weighted };
+                let about = "the sum starts with the biases, in the type of the expert outputs";
+                for input in [Input::Plain(row), Input::Cast(RowType::Bf16, Scales::F32)] {
+                    let case = Case { layout, input, combine, ..usual() };
+                    self.add("combine", about, Way::CombineInput, case.clone());
+                    self.add("combine", about, Way::Outside, case);
+                }
+                let case = Case { layout, input: Input::Plain(row), combine, ..usual() };
+                let about = "expert outputs may take the place of the received rows";
+                self.add("combine", about, Way::InPlace, case);
+            }
+            let case = Case { layout, weights: false, ..usual() };
+            self.add("combine", "an exchange needs no weights", Way::Outside, case);
+        }
+    }
+
+    fn tokens(&mut self) {
+        let about = "T may differ between ranks and may be 0";
+        for layout in LAYOUTS {
+            for tokens in [
+                Tokens::Full,
+                Tokens::Ragged,
+                Tokens::OddRanksEmpty,
+                Tokens::Exactly(vec![0, 0, 0]),
+                Tokens::Exactly(vec![0, 16, 1]),
+            ] {
+                let case = Case { ranks: 3, experts: 12, layout, tokens, ..usual() };
+                self.add("tokens", about, Way::Outside, case);
+            }
+        }
+    }
+
+    fn routings(&mut self) {
+        for layout in LAYOUTS {
+            for routing in [
+                Routing::Uniform,
+                Routing::Skewed,
+                Routing::OneExpert,
+                Routing::OwnRank,
+                Routing::SomeNothing,
+                Routing::Nothing,
+            ] {
+                let case = Case { experts: 16, layout, routing, ..usual() };
+                self.add("routing", "rows reach the experts they select", Way::Outside, case);
+            }
+        }
+    }
+
+    fn sizes(&mut self) {
+        for layout in LAYOUTS {
+            for (experts, topk) in [(2, 1), (16, 8), (64, 32), (2, 2), (128, 4)] {
+                let case = Case { experts, topk, layout, ..usual() };
+                self.add("sizes", "any top-k, few and many experts", Way::Outside, case);
+            }
+            for routing in [Routing::Uniform, Routing::SomeNothing] {
+                let case = Case { layout, routing, worst_case: true, ..usual() };
+                let about = "outputs of worst-case size hold the right rows in front";
+                self.add("sizes", about, Way::Outside, case.clone());
+                self.add("sizes", about, Way::CombineInput, case);
+            }
+        }
+    }
+
+    fn hidden_sizes(&mut self) {
+        let about = "any row of a multiple of 16 bytes, on the wire and in memory";
+        let plain = [
+            (RowType::Bf16, [8, 24, 40, 136, 7168]),
+            (RowType::F16, [8, 24, 104, 520, 1000]),
+            (RowType::F32, [4, 12, 20, 132, 260]),
+        ];
+        for layout in LAYOUTS {
+            for (row, sizes) in plain {
+                for hidden in sizes {
+                    let combine = Combine { row, biases: 1, weighted: false };
+                    let input = Input::Plain(row);
+                    let case = Case { hidden, layout, input, combine, max_tokens: 5, ..usual() };
+                    self.add("hidden", about, Way::Outside, case);
+                }
+            }
+            for (hidden, scales) in [
+                (16, Scales::F32),
+                (48, Scales::Ue8m0),
+                (144, Scales::RoundedF32),
+                (1040, Scales::Ue8m0),
+                (7168, Scales::F32),
+            ] {
+                let input = Input::Cast(RowType::Bf16, scales);
+                let case = Case { hidden, layout, input, max_tokens: 5, ..usual() };
+                self.add("hidden", about, Way::Outside, case);
+            }
+        }
+    }
+
+    fn alignments(&mut self) {
+        for alignment in [1, 3, 128] {
+            for zero_padding in [true, false] {
+                let layout = Layout::ExpertMajor { alignment, zero_padding };
+                let case = Case { layout, ..usual() };
+                let about = "experts start aligned, and padding is zero where that was asked";
+                self.add("alignment", about, Way::Outside, case.clone());
+                self.add("alignment", about, Way::Outside, Case { worst_case: true, ..case });
+            }
+        }
+    }
+
+    fn worlds(&mut self) {
+        for layout in LAYOUTS {
+            for ranks in [1, 2, 3, 4] {
+                for input in
+                    [Input::Plain(RowType::Bf16), Input::Cast(RowType::Bf16, Scales::Ue8m0)]
+                {
+                    let case = Case { ranks, experts: 12, input, layout, ..usual() };
+                    self.add("worlds", "worlds of 1 to 4 ranks", Way::Outside, case);
+                }
+            }
+        }
+    }
+
+    fn scales(&mut self) {
+        for layout in LAYOUTS {
+            for count in [1, 3, 7] {
+                let case = Case { layout, input: Input::Opaque(count), ..usual() };
+                let about = "opaque scales pass untouched, whatever their strides";
+                self.add("scales", about, Way::StridedScales, case.clone());
+                self.add("scales", about, Way::Outside, case);
+            }
+        }
+    }
+}
+
+/// Two ranks, ragged, some entries negative: what most cases share.
+fn usual() -> Case {
+    Case { topk: 3, tokens: Tokens::Ragged, routing: Routing::SomeNegative, ..Case::default() }
+}
+
+fn run(rank: &Rank<'_>, case: &Case, way: Way) -> Result<Outcome> {
+    case.validate()?;
+    let mut yard = Yard::open(rank.world, rank.config, exchange::options(case))?;
+    for seed in 0..ROUNDS {
+        let round = Round::new(&Case { seed, ..case.clone() }, yard.rank());
+        exchange_once(&mut yard, &round, way).with_context(|| format!("seed {seed}"))?;
+    }
+    Ok(Outcome::Pass)
+}
+
+fn exchange_once(yard: &mut Yard, round: &Round, way: Way) -> Result<()> {
+    let Round { case, inputs, brought, .. } = round;
+    match way {
+        Way::Outside => exchange::check(yard, case, inputs, Placed::Outside),
+        Way::CombineInput => exchange::check(yard, case, inputs, Placed::CombineInput),
+        Way::InPlace => {
+            let mut live = round.dispatch(yard)?;
+            let output = exchange::run_experts(case, yard.rank() as usize, &live.received)?;
+            let (handle, received) = (&live.handle, &mut live.received);
+            let got = exchange::combine_in_place(yard, brought, handle, &output, received)
+                .context("combine")?;
+            round.check_combined(&got)
+        }
+        Way::StridedScales => strided_scales(yard, round),
+    }
+}
+
+/// Dispatches with scales `[T, S]` that are stored column by column, and combines.
+fn strided_scales(yard: &mut Yard, round: &Round) -> Result<()> {
+    let mut dispatch = round.brought.dispatch()?;
+    let scales = dispatch.scales.context("the case has opaque scales")?;
+    let (rows, columns) = (scales.rows(), scales.cols());
+    let words = scales.elements::<i32>();
+    let by_column: Vec<u8> = (0..rows * columns)
+        .flat_map(|i| words[i % rows * columns + i / rows].to_ne_bytes())
+        .collect();
+    let by_column = exchange::Aligned::copy_of(&by_column);
+    let shape = [rows, columns];
+    dispatch.scales =
+        Some(TensorRef::strided(by_column.bytes(), DType::I32, shape, [1, rows.max(1)])?);
+    let (received, handle) = yard.dispatch(&dispatch).context("dispatch")?;
+    round.check_received(&received)?;
+    round.finish(yard, &crate::round::Live { received, handle })?;
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! Expected failures: data with a reason. A test that is expected to fail and passes is a failure,
+//! so that the list never outlives its reasons.
+
+use anyhow::{Result, ensure};
+use serde::Deserialize;
+use tokenyard_core::config::Config;
+
+/// The list that comes with the suite.
+const SHIPPED: &str = include_str!("../expected.toml");
+
+/// One expected failure.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// It holds where the config uses a part of this name.
+    pub part: String,
+    /// Which tests: a name, with `*` for anything.
+    pub test: String,
+    /// Why they fail.
+    pub reason: String,
+    /// Where that is followed up.
+    pub link: String,
+}
+
+/// The expected failures that hold for one config.
+#[derive(Clone, Debug, Default)]
+pub struct Expected {
+    entries: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    expected: Vec<Entry>,
+}
+
+impl Expected {
+    /// Those that come with the suite.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub fn shipped(config: &Config) -> Result<Self> {
+        Self::parse(SHIPPED, config)
+    }
+
+    /// Reads entries from TOML and keeps those whose part `config` uses.
+    ///
+    /// # Errors
+    /// Text that is not such a list; an entry without a reason or a link.
+    pub fn parse(text: &str, config: &Config) -> Result<Self> {
+        let mut entries = toml::from_str::<File>(text)?.expected;
+        for entry in &entries {
+            ensure!(
+                !entry.reason.trim().is_empty() && !entry.link.trim().is_empty(),
+                "expected failure of `{}`: found no reason or no link; expected both",
+                entry.test
+            );
+        }
+        let uses = |part: &str| {
+            config.scale_up.iter().chain(&config.scale_out).any(|choice| choice.name == part)
+                || config.kernels.name == part
+                || config.topology.name == part
+        };
+        entries.retain(|entry| uses(&entry.part));
+        Ok(Self { entries })
+    }
+
+    /// Why this test is expected to fail, if it is.
+    pub fn reason(&self, test: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| matches(&entry.test, test))
+    }
+}
+
+/// Whether `pattern` stands for `name`: with `*` for any characters it must fit the whole name,
+/// without one it must be a part of it.
+pub fn matches(pattern: &str, name: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let first = pieces.next().unwrap_or_default();
+    let Some(last) = pieces.next_back() else { return name.contains(pattern) };
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    for piece in pieces {
+        let Some(at) = rest.find(piece) else { return false };
+        rest = &rest[at + piece.len()..];
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_with_a_star_fit_the_whole_name_and_others_a_part_of_it() {
+        for (pattern, name, fits) in [
+            ("flat", "l1/types/flat.bf16", true),
+            ("flat", "l1/types/packed", false),
+            ("l1/*", "l1/types/flat", true),
+            ("l1/*", "l2/l1/flat", false),
+            ("*flat", "l1/types/flat", true),
+            ("*flat", "l1/types/flat.bf16", false),
+            ("l*/types/*t", "l1/types/flat", true),
+            ("*", "", true),
+            ("a*a", "a", false),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+        ] {
+            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+        }
+    }
+
+    fn config() -> Config {
+        let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
+        Config::parse(text, "test").expect("a valid config")
+    }
+
+    const ENTRY: &str =
+        "[[expected]]\npart = \"shm\"\ntest = \"l2/*\"\nreason = \"slow\"\nlink = \"#7\"\n";
+
+    #[test]
+    fn an_entry_holds_for_configs_that_use_its_part() {
+        let expected = Expected::parse(ENTRY, &config()).expect("valid");
+        assert_eq!(expected.reason("l2/x").map(|e| e.reason.as_str()), Some("slow"));
+        assert!(expected.reason("l1/x").is_none());
+        let other = ENTRY.replace("shm", "efa");
+        assert!(Expected::parse(&other, &config()).expect("valid").reason("l2/x").is_none());
+    }
+
+    #[test]
+    fn an_entry_needs_a_reason_and_a_link() {
+        assert!(Expected::parse(&ENTRY.replace("slow", " "), &config()).is_err());
+        assert!(Expected::parse(&ENTRY.replace("link = \"#7\"\n", ""), &config()).is_err());
+        assert!(Expected::parse(&ENTRY.replace("test", "tests"), &config()).is_err());
+    }
+
+    #[test]
+    fn the_shipped_list_is_valid() {
+        Expected::shipped(&config()).expect("valid");
+    }
+}

@@ -1,0 +1,133 @@
+use std::path::Path;
+
+use tokenyard_core::bootstrap::{Secret, WorldOptions};
+use tokenyard_core::config::Config;
+use tokenyard_core::yard::YardOptions;
+
+use super::Phase;
+use crate::oracle::{Case, Input, Layout, RowType};
+
+/// What the victim brings that the others do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// Another secret.
+    Secret,
+    /// Another deadline.
+    Deadline,
+    /// A relative plugin path in its config.
+    PluginPath,
+    /// A kernel set that does not exist.
+    UnknownPart,
+    /// Another M.
+    MaxTokens,
+    /// Another H.
+    Hidden,
+    /// Another K.
+    Topk,
+    /// Another E.
+    Experts,
+    /// K > E.
+    TopkAboveExperts,
+    /// Experts that the ranks cannot share evenly.
+    UnevenExperts,
+    /// Rows of another type.
+    RowType,
+    /// Another layout.
+    Layout,
+    /// A replay where the others dispatch.
+    Operation,
+}
+
+pub(super) const LIES: [(&str, Lie); 13] = [
+    ("secret", Lie::Secret),
+    ("deadline", Lie::Deadline),
+    ("relative_plugin_path", Lie::PluginPath),
+    ("unknown_part", Lie::UnknownPart),
+    ("max_tokens", Lie::MaxTokens),
+    ("hidden", Lie::Hidden),
+    ("topk", Lie::Topk),
+    ("experts", Lie::Experts),
+    ("topk_above_experts", Lie::TopkAboveExperts),
+    ("uneven_experts", Lie::UnevenExperts),
+    ("row_type", Lie::RowType),
+    ("layout", Lie::Layout),
+    ("operation", Lie::Operation),
+];
+
+impl Lie {
+    /// When it shows.
+    pub(super) fn phase(self) -> Phase {
+        match self {
+            Self::Secret | Self::Deadline | Self::PluginPath => Phase::Bootstrap,
+            Self::RowType | Self::Layout | Self::Operation => Phase::DispatchSend,
+            _ => Phase::Connect,
+        }
+    }
+
+    /// Whether the victim is turned away before it joins, so that the others know only that it
+    /// did not come.
+    pub(super) fn never_joins(self) -> bool {
+        matches!(self, Self::Secret | Self::PluginPath)
+    }
+
+    /// What the victim's error says, and the errors of the others where it joined.
+    pub(super) fn says(self) -> &'static [&'static str] {
+        match self {
+            Self::Secret => &["secret"],
+            Self::Deadline => &["deadline"],
+            Self::PluginPath => &["is relative", "absolute path"],
+            Self::UnknownPart => &["no_such_kernels", "available"],
+            Self::MaxTokens => &["max_tokens", "12", "11"],
+            Self::Hidden => &["hidden", "64", "128"],
+            Self::Topk => &["topk", "3", "2"],
+            Self::Experts => &["experts", "12", "15"],
+            Self::TopkAboveExperts => &["topk = 13", "at most 12"],
+            Self::UnevenExperts => &["13 experts on 3 ranks", "multiple of 3"],
+            Self::RowType => &["rank 1 called", "bf16", "fp32"],
+            Self::Layout => &["rank 1 called", "flat", "packed"],
+            Self::Operation => &["rank 1 called", "replay", "dispatch"],
+        }
+    }
+
+    pub(super) fn spoil_config(self, config: &mut Config) -> tokenyard_core::Result<()> {
+        match self {
+            Self::Deadline => config.world.deadline += config.world.deadline,
+            Self::UnknownPart => config.kernels.name = "no_such_kernels".to_owned(),
+            Self::PluginPath => {
+                let name = Path::new(&config.name).display().to_string();
+                let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n\
+                            [plugins]\npaths = [\"plugins/libtokenyard_x.so\"]\n";
+                Config::parse(text, &name)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn spoil_world(self, options: &mut WorldOptions) -> tokenyard_core::Result<()> {
+        if self == Self::Secret {
+            options.secret = Secret::generate()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn spoil_options(self, options: &mut YardOptions) {
+        match self {
+            Self::MaxTokens => options.max_tokens -= 1,
+            Self::Hidden => options.hidden *= 2,
+            Self::Topk => options.topk -= 1,
+            Self::Experts => options.experts += 3,
+            Self::TopkAboveExperts => options.topk = options.experts + 1,
+            Self::UnevenExperts => options.experts += 1,
+            _ => {}
+        }
+    }
+
+    pub(super) fn spoil_case(self, case: &mut Case) {
+        match self {
+            Self::RowType => case.input = Input::Plain(RowType::F32),
+            Self::Layout => case.layout = Layout::Packed,
+            _ => {}
+        }
+    }
+}

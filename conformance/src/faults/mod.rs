@@ -1,0 +1,131 @@
+//! L3: ranks that are killed, stopped, gone or misled, at every phase.
+//!
+//! Each fault is played by processes of their own: all ranks follow one script (`script`), and one
+//! of them, the victim, does its worst at its phase. Every other rank must end within the deadline
+//! and a second more, with an error that names the victim and what was waited for; and nothing may
+//! be left behind. The launcher measures and judges (`judge`).
+
+mod judge;
+mod lies;
+mod script;
+
+use std::time::Duration;
+
+pub use judge::{Seen, judge};
+use lies::LIES;
+pub use lies::Lie;
+
+/// The deadline that faults are played with.
+pub const DEADLINE: Duration = Duration::from_millis(1000);
+/// What an error may take beyond the deadline.
+pub const GRACE: Duration = Duration::from_millis(1000);
+
+/// Where in the script the victim does its worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Before it joins the world.
+    Bootstrap,
+    /// Between joining and opening the yard.
+    Connect,
+    /// Before a dispatch, after a whole exchange.
+    Between,
+    /// Before it sends a dispatch; alike for the next ones.
+    DispatchSend,
+    /// After it sent a dispatch, before it receives it.
+    DispatchReceive,
+    /// Before it sends a combine.
+    CombineSend,
+    /// After it sent a combine, before it receives it.
+    CombineReceive,
+}
+
+impl Phase {
+    const ALL: [Self; 7] = [
+        Self::Bootstrap,
+        Self::Connect,
+        Self::Between,
+        Self::DispatchSend,
+        Self::DispatchReceive,
+        Self::CombineSend,
+        Self::CombineReceive,
+    ];
+
+    /// The word in names and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bootstrap => "bootstrap",
+            Self::Connect => "connect",
+            Self::Between => "between_operations",
+            Self::DispatchSend => "dispatch_send",
+            Self::DispatchReceive => "dispatch_receive",
+            Self::CombineSend => "combine_send",
+            Self::CombineReceive => "combine_receive",
+        }
+    }
+}
+
+/// What the victim does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It is killed (SIGKILL).
+    Killed,
+    /// It is stopped (SIGSTOP).
+    Stopped,
+    /// It ends without an error.
+    Leaves,
+    /// It brings something else than the others.
+    Lies(Lie),
+}
+
+/// One fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Unique and stable, for example `l3/killed/dispatch_receive`.
+    pub name: String,
+    /// One line for people: what must hold.
+    pub about: String,
+    /// How many ranks play.
+    pub ranks: u32,
+    /// Which of them is the victim.
+    pub victim: u32,
+    /// When.
+    pub phase: Phase,
+    /// What.
+    pub kind: Kind,
+}
+
+/// All faults.
+pub fn list() -> Vec<Fault> {
+    let mut list = Vec::new();
+    let kinds = [
+        ("killed", Kind::Killed, "a rank is killed"),
+        ("stopped", Kind::Stopped, "a rank is stopped"),
+        ("leaves", Kind::Leaves, "a rank leaves early"),
+    ];
+    for (word, kind, about) in kinds {
+        for phase in Phase::ALL {
+            // Rank 0 is the one that the others meet at.
+            for (victim, suffix) in [(1, ""), (0, "/rank_0")] {
+                list.push(Fault {
+                    name: format!("l3/{word}/{}{suffix}", phase.name()),
+                    about: format!("{about}: the others end in time and say which and where"),
+                    ranks: 3,
+                    victim,
+                    phase,
+                    kind,
+                });
+            }
+        }
+    }
+    for (name, lie) in LIES {
+        list.push(Fault {
+            name: format!("l3/misled/{name}"),
+            about: "a rank brings something else: all ranks end and say what differs".to_owned(),
+            ranks: 3,
+            victim: 1,
+            phase: lie.phase(),
+            kind: Kind::Lies(lie),
+        });
+    }
+    list
+}

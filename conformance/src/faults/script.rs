@@ -1,0 +1,171 @@
+//! What every rank of a fault does.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Signal, getpid, kill_process};
+use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
+use tokenyard_core::config::Config;
+use tokenyard_core::yard::Yard;
+
+use super::{DEADLINE, Fault, Kind, Lie, Phase};
+use crate::exchange;
+use crate::oracle::{Case, Tokens};
+use crate::round::{Live, Round};
+
+/// How long the ranks may take to start, where no rank is missing: a busy machine starts slowly.
+const LATE: Duration = Duration::from_secs(10);
+/// Exchanges go on for this long without an error before that is one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The victim left; nothing is wrong on it.
+#[derive(Debug, thiserror::Error)]
+#[error("the victim leaves")]
+struct Left;
+
+struct Player<'a> {
+    fault: &'a Fault,
+    /// Tells the launcher that the fault happens now.
+    announce: &'a dyn Fn() -> Result<()>,
+    is_victim: bool,
+}
+
+impl Fault {
+    /// Plays the script on this rank. The victim that leaves returns without an error; everybody
+    /// else must get one.
+    ///
+    /// # Errors
+    /// What the yard or the world says; or that nothing said anything.
+    pub fn play(&self, config: &Path, announce: &dyn Fn() -> Result<()>) -> Result<()> {
+        let identity = Identity::resolve("env", &|name| std::env::var(name).ok())?;
+        let is_victim = identity.place.rank == self.victim;
+        let player = Player { fault: self, announce, is_victim };
+        match player.play(config, identity) {
+            Err(error) if error.is::<Left>() => Ok(()),
+            result => result,
+        }
+    }
+}
+
+impl Player<'_> {
+    fn play(&self, config: &Path, identity: Identity) -> Result<()> {
+        let config = self.config(config)?;
+        self.at(Phase::Bootstrap)?;
+        let world = self.join(&config, identity)?;
+        self.at(Phase::Connect)?;
+        let case = self.case(&world);
+        let mut options = exchange::options(&case);
+        if let Some(lie) = self.lie() {
+            lie.spoil_options(&mut options);
+        }
+        let mut yard = Yard::open(&world, &config, options)?;
+        let first = Round::new(&case, yard.rank());
+        let live = first.dispatch(&mut yard)?;
+        first.finish(&mut yard, &live)?;
+        let start = Instant::now();
+        let mut case = case;
+        if let Some(lie) = self.lie() {
+            lie.spoil_case(&mut case);
+        }
+        while start.elapsed() < PATIENCE {
+            self.exchange(&mut yard, &case, &first, &live)?;
+            case.seed += 1;
+        }
+        bail!(
+            "exchanges went on for {PATIENCE:?}; expected an error about rank {}",
+            self.fault.victim
+        )
+    }
+
+    /// The lie, on the victim.
+    fn lie(&self) -> Option<Lie> {
+        match self.fault.kind {
+            Kind::Lies(lie) if self.is_victim => Some(lie),
+            _ => None,
+        }
+    }
+
+    fn config(&self, path: &Path) -> Result<Config> {
+        let mut config = Config::load(path)?;
+        config.world.bootstrap = "env".to_owned();
+        config.world.deadline = DEADLINE;
+        // Who has not come cannot be told from who comes late, so lateness is the deadline where
+        // a rank does not come.
+        let stays_away = self.fault.phase == Phase::Bootstrap;
+        config.world.late = if stays_away { DEADLINE } else { LATE };
+        if let Some(lie) = self.lie() {
+            if self.fault.phase == Phase::Bootstrap {
+                (self.announce)()?;
+            }
+            lie.spoil_config(&mut config)?;
+        }
+        Ok(config)
+    }
+
+    fn join(&self, config: &Config, identity: Identity) -> Result<Arc<World>> {
+        let mut options = WorldOptions::new(identity);
+        options.secret = Secret::from_env(&|name| std::env::var(name).ok())?;
+        options.deadline = config.world.deadline;
+        options.late = config.world.late;
+        if let Some(lie) = self.lie() {
+            lie.spoil_world(&mut options)?;
+        }
+        Ok(Arc::new(World::join(options)?))
+    }
+
+    fn case(&self, world: &World) -> Case {
+        let ranks = world.ranks() as usize;
+        Case {
+            ranks,
+            experts: 4 * ranks,
+            topk: 3,
+            hidden: 64,
+            max_tokens: 12,
+            tokens: Tokens::Exactly(vec![4; ranks]),
+            ..Case::default()
+        }
+    }
+
+    fn exchange(&self, yard: &mut Yard, case: &Case, first: &Round, live: &Live) -> Result<()> {
+        let round = Round::new(case, yard.rank());
+        self.at(Phase::Between)?;
+        self.at(Phase::DispatchSend)?;
+        if self.lie() == Some(Lie::Operation) {
+            yard.replay(&live.handle, &first.brought.replay()?)?;
+        }
+        let dispatch = round.brought.dispatch()?;
+        let sent = yard.dispatch_send(&dispatch)?;
+        self.at(Phase::DispatchReceive)?;
+        let (received, handle) = yard.dispatch_recv(sent)?;
+        round.check_received(&received)?;
+        let mut buffers = round.experts(&received)?;
+        self.at(Phase::CombineSend)?;
+        let combine = buffers.arguments(&round.brought, &handle)?;
+        let sent = yard.combine_send(&handle, combine)?;
+        self.at(Phase::CombineReceive)?;
+        yard.combine_recv(sent)?;
+        round.check_combined(&buffers.into_got())
+    }
+
+    /// The victim does its worst here, if this is its phase.
+    fn at(&self, phase: Phase) -> Result<()> {
+        if !self.is_victim || phase != self.fault.phase {
+            return Ok(());
+        }
+        let signal = match self.fault.kind {
+            // A lie about the config is told when it is read.
+            Kind::Lies(_) if phase == Phase::Bootstrap => return Ok(()),
+            Kind::Lies(_) => return (self.announce)(),
+            Kind::Killed => Signal::KILL,
+            Kind::Stopped => Signal::STOP,
+            Kind::Leaves => {
+                (self.announce)()?;
+                return Err(Left.into());
+            }
+        };
+        (self.announce)()?;
+        kill_process(getpid(), signal).context("signal this process")
+    }
+}

@@ -1,0 +1,154 @@
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use tokenyard_core::abi;
+use tokenyard_core::config::Config;
+use tokenyard_core::host::PartInfo;
+use tokenyard_core::transport::Capabilities;
+
+/// Where a run took place, and what was tested: enough to compare two runs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Environment {
+    tokenyard: &'static str,
+    /// UTC, RFC 3339.
+    date: String,
+    kernel: String,
+    architecture: &'static str,
+    cpu: String,
+    cores: usize,
+    config: String,
+    /// The parts that the config uses.
+    parts: Vec<PartInfo>,
+    capabilities: Declared,
+}
+
+/// What the transport under test declares.
+#[derive(Clone, Debug, Serialize)]
+struct Declared {
+    flags: Vec<&'static str>,
+    max_peers: u32,
+    max_lanes: u32,
+    max_signals: u32,
+    max_queue_depth: u32,
+    max_windows: u32,
+    largest_put: u64,
+}
+
+impl Environment {
+    /// Of this machine, now. `parts` are all there are; those that `config` uses are kept.
+    pub fn new(config: &Config, parts: &[PartInfo], capabilities: &Capabilities) -> Self {
+        let uses = |part: &&PartInfo| match part.kind {
+            "transport" => {
+                config.scale_up.iter().chain(&config.scale_out).any(|c| c.name == part.name)
+            }
+            "topology" => config.topology.name == part.name,
+            _ => config.kernels.name == part.name,
+        };
+        Self {
+            tokenyard: env!("CARGO_PKG_VERSION"),
+            date: date(SystemTime::now()),
+            kernel: first_line("/proc/sys/kernel/osrelease"),
+            architecture: std::env::consts::ARCH,
+            cpu: cpu(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            config: config.name.clone(),
+            parts: parts.iter().filter(uses).cloned().collect(),
+            capabilities: declared(capabilities),
+        }
+    }
+
+    /// Two lines for people.
+    pub fn summary(&self) -> String {
+        let parts: Vec<String> = self
+            .parts
+            .iter()
+            .map(|part| {
+                let from =
+                    part.file.as_ref().map_or("built in".into(), |f| f.display().to_string());
+                format!("{} {} {} ({from})", part.kind, part.name, part.version)
+            })
+            .collect();
+        format!(
+            "{}: {}\ntransport declares: {}",
+            self.config,
+            parts.join(", "),
+            self.capabilities.flags.join(", ")
+        )
+    }
+}
+
+fn declared(capabilities: &Capabilities) -> Declared {
+    let names = [
+        (abi::TY_CAP_ORDERED, "ordered"),
+        (abi::TY_CAP_NATIVE_ATOMICS, "native_atomics"),
+        (abi::TY_CAP_IMMEDIATE, "immediate"),
+        (abi::TY_CAP_GET, "get"),
+        (abi::TY_CAP_LOAD_STORE, "load_store"),
+        (abi::TY_CAP_BOUNDED_PUT, "bounded_put"),
+        (abi::TY_CAP_MANUAL_PROGRESS, "manual_progress"),
+        (abi::TY_CAP_OWNS_MEMORY, "owns_memory"),
+    ];
+    Declared {
+        flags: names
+            .into_iter()
+            .filter(|(bit, _)| capabilities.flags & bit != 0)
+            .map(|(_, name)| name)
+            .collect(),
+        max_peers: capabilities.max_peers,
+        max_lanes: capabilities.max_lanes,
+        max_signals: capabilities.max_signals,
+        max_queue_depth: capabilities.max_queue_depth,
+        max_windows: capabilities.max_windows,
+        largest_put: capabilities.largest_put,
+    }
+}
+
+fn first_line(path: &str) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().next().unwrap_or("unknown").to_owned()
+}
+
+fn cpu() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    model.map_or("unknown", |(_, name)| name).trim().to_owned()
+}
+
+/// The date in UTC as RFC 3339, in whole seconds.
+fn date(now: SystemTime) -> String {
+    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let (days, time) = (seconds / 86_400, seconds % 86_400);
+    // Days from a civil date, backwards: years of 365.2425 days that begin on 1 March.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn dates_are_right_around_leap_days_and_years() {
+        for (seconds, expected) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_709_251_200, "2024-03-01T00:00:00Z"),
+            (1_767_225_599, "2025-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! What a run of the suite found: for people, for programs, for CI.
+
+mod environment;
+mod junit;
+mod table;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::expected::Expected;
+use crate::runner::{Finished, Verdict};
+use crate::suite::Level;
+
+pub use environment::Environment;
+
+/// Version of the JSON form. It changes when a field changes its meaning or goes away.
+pub const SCHEMA: u32 = 1;
+
+/// How a test ended, as compared with what was expected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Status {
+    /// Everything held.
+    Pass,
+    /// It does not apply.
+    NotSupported {
+        /// What is missing.
+        why: String,
+    },
+    /// Something did not hold.
+    Fail {
+        /// What, per rank.
+        message: String,
+    },
+    /// It failed, as expected.
+    ExpectedFail {
+        /// What failed.
+        message: String,
+        /// Why that was expected.
+        reason: String,
+        /// Where it is followed up.
+        link: String,
+    },
+    /// It passed although a failure was expected: the expectation must go.
+    UnexpectedPass {
+        /// Why a failure was expected.
+        reason: String,
+    },
+}
+
+impl Status {
+    /// Whether this fails the run.
+    pub fn is_bad(&self) -> bool {
+        matches!(self, Self::Fail { .. } | Self::UnexpectedPass { .. })
+    }
+
+    /// The word for people.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::NotSupported { .. } => "not supported",
+            Self::Fail { .. } => "FAIL",
+            Self::ExpectedFail { .. } => "expected fail",
+            Self::UnexpectedPass { .. } => "UNEXPECTED PASS",
+        }
+    }
+}
+
+/// One test of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Line {
+    /// Its name.
+    pub name: String,
+    /// Its level.
+    pub level: Level,
+    /// On how many ranks it ran.
+    pub ranks: u32,
+    /// What must hold.
+    pub about: String,
+    /// How it ended.
+    #[serde(flatten)]
+    pub status: Status,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// A whole run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    schema_version: u32,
+    /// Where it ran, and what was tested.
+    pub environment: Environment,
+    /// Whether all is as expected.
+    pub ok: bool,
+    /// Tests per word of [`Status`], for each level.
+    pub levels: BTreeMap<String, BTreeMap<&'static str, usize>>,
+    /// Sizes of the worlds that tests ran on.
+    pub world_sizes: Vec<u32>,
+    /// Every test that was chosen.
+    pub tests: Vec<Line>,
+}
+
+/// What a test is, before it ran.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// Its name.
+    pub name: String,
+    /// Its level.
+    pub level: Level,
+    /// How many ranks it needs.
+    pub ranks: u32,
+    /// What must hold.
+    pub about: String,
+}
+
+impl Report {
+    /// Joins what was chosen with what ended. A chosen test without a result has failed: silence is
+    /// no result.
+    pub fn new(
+        environment: Environment,
+        chosen: Vec<Chosen>,
+        finished: &[Finished],
+        expected: &Expected,
+    ) -> Self {
+        let by_name: BTreeMap<&str, &Finished> =
+            finished.iter().map(|finished| (finished.name.as_str(), finished)).collect();
+        let tests: Vec<Line> = chosen
+            .into_iter()
+            .map(|test| {
+                let finished = by_name.get(test.name.as_str());
+                let status = status(&test.name, finished.map(|f| &f.verdict), expected);
+                let seconds = finished.map_or(0.0, |f| f.took.as_secs_f64());
+                let Chosen { name, level, ranks, about } = test;
+                Line { name, level, ranks, about, status, seconds }
+            })
+            .collect();
+        let mut levels: BTreeMap<String, BTreeMap<&'static str, usize>> = BTreeMap::new();
+        for line in &tests {
+            let counts = levels.entry(format!("{:?}", line.level)).or_default();
+            *counts.entry(line.status.word()).or_default() += 1;
+        }
+        let ran = |line: &&Line| !matches!(line.status, Status::NotSupported { .. });
+        let mut world_sizes: Vec<u32> = tests.iter().filter(ran).map(|line| line.ranks).collect();
+        world_sizes.sort_unstable();
+        world_sizes.dedup();
+        let ok = !tests.iter().any(|line| line.status.is_bad());
+        Self { schema_version: SCHEMA, environment, ok, levels, world_sizes, tests }
+    }
+
+    /// JUnit's XML, one test suite per level.
+    pub fn junit(&self) -> String {
+        junit::write(self)
+    }
+
+    /// A table for people: every test that is not a plain pass, then counts per level.
+    pub fn table(&self) -> String {
+        table::write(self)
+    }
+}
+
+fn status(name: &str, verdict: Option<&Verdict>, expected: &Expected) -> Status {
+    let entry = expected.reason(name);
+    match (verdict, entry) {
+        (Some(Verdict::Pass), None) => Status::Pass,
+        (Some(Verdict::Pass), Some(entry)) => {
+            Status::UnexpectedPass { reason: entry.reason.clone() }
+        }
+        (Some(Verdict::NotSupported(why)), _) => Status::NotSupported { why: why.clone() },
+        (Some(Verdict::Fail(message)), None) => Status::Fail { message: message.clone() },
+        (Some(Verdict::Fail(message)), Some(entry)) => Status::ExpectedFail {
+            message: message.clone(),
+            reason: entry.reason.clone(),
+            link: entry.link.clone(),
+        },
+        (None, _) => Status::Fail { message: "found no result; expected one".to_owned() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokenyard_core::config::Config;
+
+    use super::*;
+
+    fn config() -> Config {
+        let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
+        Config::parse(text, "a \"config\" <1>").expect("a valid config")
+    }
+
+    fn chosen(name: &str) -> Chosen {
+        Chosen { name: name.into(), level: Level::L1, ranks: 2, about: "about".into() }
+    }
+
+    fn finished(name: &str, verdict: Verdict) -> Finished {
+        Finished { name: name.into(), verdict, took: Duration::from_millis(1500) }
+    }
+
+    fn report(names: &[&str], ended: &[Finished]) -> Report {
+        let expected =
+            "[[expected]]\npart = \"shm\"\ntest = \"l1/known*\"\nreason = \"r\"\nlink = \"l\"\n";
+        let expected = Expected::parse(expected, &config()).expect("valid");
+        let environment =
+            Environment::new(&config(), &[], &tokenyard_core::transport::NO_CAPABILITIES);
+        Report::new(environment, names.iter().map(|n| chosen(n)).collect(), ended, &expected)
+    }
+
+    #[test]
+    fn every_chosen_test_appears_and_silence_is_a_failure() {
+        let report = report(&["l1/a", "l1/b"], &[finished("l1/a", Verdict::Pass)]);
+        assert_eq!(report.tests.len(), 2);
+        assert_eq!(report.tests[0].status, Status::Pass);
+        assert!(report.tests[1].status.is_bad());
+        assert!(!report.ok);
+        assert!(report.table().contains("l1/b"), "{}", report.table());
+    }
+
+    #[test]
+    fn an_expected_failure_is_fine_and_an_unexpected_pass_is_not() {
+        let fails = finished("l1/known_1", Verdict::Fail("x".into()));
+        assert!(report(&["l1/known_1"], &[fails]).ok);
+        let passes = finished("l1/known_1", Verdict::Pass);
+        let report = report(&["l1/known_1"], &[passes]);
+        assert!(!report.ok);
+        assert_eq!(report.tests[0].status, Status::UnexpectedPass { reason: "r".into() });
+    }
+
+    #[test]
+    fn not_supported_is_a_result_with_its_reason() {
+        let ended = finished("l1/a", Verdict::NotSupported("no get".into()));
+        let report = report(&["l1/a"], &[ended]);
+        assert!(report.ok);
+        assert_eq!(report.world_sizes, [0u32; 0]);
+        assert!(report.table().contains("no get"), "{}", report.table());
+        let json = serde_json::to_value(&report).expect("plain data");
+        assert_eq!(json["tests"][0]["outcome"], "not_supported");
+        assert_eq!(json["tests"][0]["why"], "no get");
+        assert_eq!(json["schema_version"], SCHEMA);
+    }
+
+    #[test]
+    fn junit_escapes_what_tests_say() {
+        let ended = finished("l1/a", Verdict::Fail("<&\"'>\u{1}]]>".into()));
+        let xml = report(&["l1/a"], &[ended]).junit();
+        assert!(xml.contains("&lt;&amp;&quot;&apos;&gt;\u{fffd}]]&gt;"), "{xml}");
+        assert!(xml.contains("tests=\"1\" failures=\"1\""), "{xml}");
+        assert!(xml.contains("time=\"1.500\""), "{xml}");
+    }
+}

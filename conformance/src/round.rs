@@ -1,0 +1,106 @@
+//! One exchange in the pieces that tests put together: dispatch, then combine, each checked.
+
+use anyhow::{Context, Result};
+use tokenyard_core::yard::{Handle, Received, Yard};
+
+use crate::exchange::{self, Brought, Buffers, Got, Placed};
+use crate::oracle::{Case, Inputs, RankInputs};
+
+/// A case with the inputs of all ranks, seen from one of them.
+#[derive(Clone, Debug)]
+pub struct Round {
+    /// What is exchanged.
+    pub case: Case,
+    /// What every rank brings.
+    pub inputs: Inputs,
+    /// What this rank brings, as the product takes it.
+    pub brought: Brought,
+    rank: usize,
+}
+
+/// A dispatch that has arrived and is not combined yet.
+#[derive(Debug)]
+pub struct Live {
+    /// What arrived.
+    pub received: Received,
+    /// For its combine.
+    pub handle: Handle,
+}
+
+impl Round {
+    /// The generated inputs of `case`, for `rank`.
+    pub fn new(case: &Case, rank: u32) -> Self {
+        Self::of(case.clone(), Inputs::all(case), rank as usize)
+    }
+
+    /// New rows, weights and biases, of `case`, with the routing of `self`.
+    pub fn replayed(&self, case: &Case) -> Self {
+        let ranks =
+            self.inputs.ranks.iter().enumerate().map(|(rank, inputs)| {
+                RankInputs::with_routing(case, rank, inputs.topk_idx.clone())
+            });
+        Self::of(case.clone(), Inputs { ranks: ranks.collect() }, self.rank)
+    }
+
+    fn of(case: Case, inputs: Inputs, rank: usize) -> Self {
+        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+        Self { case, inputs, brought, rank }
+    }
+
+    /// Dispatches, and checks what arrived.
+    ///
+    /// # Errors
+    /// What the yard says, or the first difference from the oracle.
+    pub fn dispatch(&self, yard: &mut Yard) -> Result<Live> {
+        let (received, handle) = yard.dispatch(&self.brought.dispatch()?).context("dispatch")?;
+        self.check_received(&received)?;
+        Ok(Live { received, handle })
+    }
+
+    /// Checks what arrived.
+    ///
+    /// # Errors
+    /// The first difference from the oracle.
+    pub fn check_received(&self, received: &Received) -> Result<()> {
+        exchange::check_received(&self.case, &self.inputs, self.rank, received)
+            .context("after dispatch")
+    }
+
+    /// Runs the experts on what arrived and makes ready to combine their outputs.
+    ///
+    /// # Errors
+    /// Arrays that contradict each other.
+    pub fn experts(&self, received: &Received) -> Result<Buffers> {
+        let output = exchange::run_experts(&self.case, self.rank, received).context("experts")?;
+        Ok(Buffers::new(&self.brought, &output))
+    }
+
+    /// Runs the experts, combines, and checks what came back.
+    ///
+    /// # Errors
+    /// What the yard says, or the first difference from the oracle.
+    pub fn finish(&self, yard: &mut Yard, live: &Live) -> Result<Got> {
+        let output = exchange::run_experts(&self.case, self.rank, &live.received)?;
+        let got = exchange::combine(yard, &self.brought, &live.handle, &output, Placed::Outside)
+            .context("combine")?;
+        self.check_combined(&got)?;
+        Ok(got)
+    }
+
+    /// Checks what came back.
+    ///
+    /// # Errors
+    /// The first difference from the oracle.
+    pub fn check_combined(&self, got: &Got) -> Result<()> {
+        exchange::check_combined(&self.case, &self.inputs, self.rank, got).context("after combine")
+    }
+
+    /// One whole exchange.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch) and [`finish`](Self::finish).
+    pub fn run(&self, yard: &mut Yard) -> Result<Got> {
+        let live = self.dispatch(yard)?;
+        self.finish(yard, &live)
+    }
+}

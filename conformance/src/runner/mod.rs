@@ -1,0 +1,123 @@
+//! Runs tests: on threads of this process, or on processes of their own.
+//!
+//! As processes, one world of n ranks runs the tests of that size one after the other, until one
+//! fails; the next test then gets a new world, so that one failure does not take the rest down. The
+//! ranks are this program again, started with the arguments of [`Program`] and an order file; they
+//! answer with JSON lines on standard output. `work` is the rank's side, `watch` the launcher's.
+
+mod order;
+mod watch;
+mod work;
+
+use std::ffi::OsString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::config::Config;
+use tokenyard_core::host::Registry;
+use tokenyard_core::transport::Capabilities;
+
+use crate::ranks::in_threads;
+use crate::suite::{Outcome, Rank, Test};
+
+pub use watch::{Finished, Verdict, run_fault, run_in_processes};
+pub use work::rank_main;
+
+/// The longest deadline that tests run with, so that a wait that never ends shows soon.
+const MOST_DEADLINE: Duration = Duration::from_secs(10);
+/// The longest lateness that tests run with.
+const MOST_LATE: Duration = Duration::from_secs(20);
+
+/// The program that ranks run: it must pass the last argument to [`rank_main`].
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// An executable file.
+    pub path: PathBuf,
+    /// What stands before the order file, for example `conformance --rank`.
+    pub arguments: Vec<OsString>,
+}
+
+/// The config under test, and what its transport declares.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    config: Config,
+    capabilities: Capabilities,
+}
+
+impl Settings {
+    /// Probes the transport of `config`. Its deadlines are cut to 10 s and 20 s: waits of a test
+    /// are short.
+    ///
+    /// # Errors
+    /// A plugin that fails the handshake, an unknown part, or no transport that probes.
+    pub fn new(mut config: Config) -> Result<Self> {
+        config.world.deadline = config.world.deadline.min(MOST_DEADLINE);
+        config.world.late = config.world.late.min(MOST_LATE);
+        // Ranks are started here, by threads or by the launcher: both say where rank 0 is.
+        config.world.bootstrap = "env".to_owned();
+        let registry = Registry::load(&config.plugins)?;
+        registry.kernels(&config.kernels.name)?.probe(&config.kernels.table)?;
+        registry.topology(&config.topology.name)?;
+        let mut reasons = Vec::new();
+        for choice in config.scale_up.iter().chain(&config.scale_out) {
+            match registry.transport(&choice.name)?.probe(&choice.table) {
+                Ok(capabilities) => return Ok(Self { config, capabilities }),
+                Err(error) => reasons.push(format!("{}: {error}", choice.name)),
+            }
+        }
+        bail!("no transport of {} works here: {}", config.name, reasons.join("; "))
+    }
+
+    /// The config, with the deadlines that tests run with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What the transport under test declares.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Runs one test on a world of threads.
+    ///
+    /// # Errors
+    /// What failed on which rank.
+    pub fn run_in_threads(&self, test: &Test) -> Result<Outcome> {
+        let results = in_threads(test.ranks, &self.config, |world| self.run_on(world, test))?;
+        let mut outcome = Outcome::Pass;
+        let mut failures = Vec::new();
+        for (rank, result) in results.into_iter().enumerate() {
+            match result {
+                Ok(Outcome::Pass) => {}
+                Ok(not_supported) => outcome = not_supported,
+                Err(error) => failures.push(format!("rank {rank}: {error:#}")),
+            }
+        }
+        if failures.is_empty() { Ok(outcome) } else { Err(anyhow!(failures.join("\n"))) }
+    }
+
+    /// One rank of a test. A panic is a failure of this rank.
+    fn run_on(&self, world: &Arc<World>, test: &Test) -> Result<Outcome> {
+        let rank = Rank { world, config: &self.config, capabilities: &self.capabilities };
+        let result = catch_unwind(AssertUnwindSafe(|| (test.body)(&rank)))
+            .unwrap_or_else(|panic| Err(anyhow!("panicked: {}", panic_text(&*panic))))
+            .with_context(|| test.name.clone());
+        if let Err(error) = &result {
+            // The others must not wait for a rank that has given up.
+            world.report_failure(&format!("{error:#}"));
+        }
+        result
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message")
+}

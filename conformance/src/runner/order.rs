@@ -1,0 +1,108 @@
+//! What the launcher tells the ranks, and what they answer.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::suite::Outcome;
+
+/// What the ranks of one job do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Order {
+    /// The config file.
+    pub(super) config: PathBuf,
+    /// The work.
+    pub(super) work: Work,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Work {
+    /// These tests in this order, until one fails.
+    Tests(Vec<String>),
+    /// The fault of this name.
+    Fault(String),
+}
+
+impl Order {
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path)
+            .with_context(|| format!("read order: {} cannot be read", path.display()))?;
+        serde_json::from_slice(&bytes)
+            .with_context(|| format!("read order: {} is not an order", path.display()))
+    }
+
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        std::fs::write(path, serde_json::to_vec(self)?)
+            .with_context(|| format!("write order: {} cannot be written", path.display()))
+    }
+}
+
+/// One line of a rank. Lines that are not answers (of a library that prints) are passed over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "tokenyard", rename_all = "snake_case")]
+pub(super) enum Answer {
+    /// A test ended on this rank.
+    Test { name: String, outcome: Told },
+    /// The fault happens now on this rank.
+    Faulty,
+    /// The run of a fault ended on this rank: with this error, or with none.
+    Ended { error: Option<String>, rank: Option<u32> },
+    /// Where the ranks meet: it must be gone in the end.
+    Meeting { path: PathBuf },
+}
+
+/// How a test ended on a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Told {
+    Pass,
+    NotSupported(String),
+    Fail(String),
+}
+
+impl From<Result<Outcome>> for Told {
+    fn from(result: Result<Outcome>) -> Self {
+        match result {
+            Ok(Outcome::Pass) => Self::Pass,
+            Ok(Outcome::NotSupported(why)) => Self::NotSupported(why),
+            Err(error) => Self::Fail(format!("{error:#}")),
+        }
+    }
+}
+
+impl Answer {
+    /// Prints the answer as one line.
+    pub(super) fn say(&self) -> Result<()> {
+        use std::io::Write;
+        let mut line = serde_json::to_vec(self)?;
+        line.push(b'\n');
+        let mut out = std::io::stdout().lock();
+        out.write_all(&line).and_then(|()| out.flush()).context("answer the launcher")
+    }
+
+    pub(super) fn read(line: &str) -> Option<Self> {
+        serde_json::from_str(line).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_survive_the_pipe_and_other_lines_are_none() {
+        for answer in [
+            Answer::Faulty,
+            Answer::Test { name: "l1/x".into(), outcome: Told::Fail("line\nbreak".into()) },
+            Answer::Ended { error: None, rank: Some(2) },
+        ] {
+            let line = serde_json::to_string(&answer).expect("plain data");
+            assert!(!line.contains('\n'));
+            assert_eq!(Answer::read(&line), Some(answer));
+        }
+        assert_eq!(Answer::read("hello"), None);
+        assert_eq!(Answer::read("{\"tokenyard\":\"unknown\"}"), None);
+    }
+}

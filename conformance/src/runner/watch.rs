@@ -1,0 +1,343 @@
+//! The launcher's side.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokenyard_launch::{Event, Exit, Job, Running, Stderr};
+
+use super::Program;
+use super::order::{Answer, Order, Told, Work};
+use crate::faults::{self, Fault};
+use crate::suite::Test;
+
+/// How long one test may take before it counts as hanging. Longer than every wait of a test.
+const TEST_LIMIT: Duration = Duration::from_secs(60);
+/// What ranks get to end by themselves once a test has failed somewhere.
+const END_LIMIT: Duration = Duration::from_secs(25);
+/// The longest that a fault is watched.
+const FAULT_LIMIT: Duration = Duration::from_secs(30);
+/// What a process gets to end after its last word, and the system to clean up after it.
+const CLEAN_UP: Duration = Duration::from_secs(3);
+/// The end of a rank's standard error that a report keeps.
+const TAIL_LINES: usize = 12;
+
+/// How a test ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Everything held on every rank.
+    Pass,
+    /// A capability is missing; names it.
+    NotSupported(String),
+    /// What failed, per rank.
+    Fail(String),
+}
+
+/// A test that ended.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// Its name.
+    pub name: String,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Runs tests, those of the smallest worlds first, and hands each result to `each` as it comes.
+///
+/// # Errors
+/// The ranks cannot be started at all.
+pub fn run_in_processes(
+    program: &Program,
+    config: &Path,
+    tests: &[Test],
+    each: &mut dyn FnMut(Finished),
+) -> Result<()> {
+    let mut by_ranks: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for test in tests {
+        by_ranks.entry(test.ranks).or_default().push(test.name.clone());
+    }
+    for (ranks, names) in by_ranks {
+        let mut rest = names.as_slice();
+        while !rest.is_empty() {
+            let mut world = Watched::start(program, config, Work::Tests(rest.to_vec()), ranks)?;
+            // At least one test ends: a world that ends at once fails its first test.
+            let done = world.watch_tests(rest, each);
+            rest = &rest[done..];
+        }
+    }
+    Ok(())
+}
+
+/// One job, and what it has said so far.
+struct Watched {
+    running: Running,
+    ranks: u32,
+    _order: tempfile::TempDir,
+    /// Per rank, what it said of the test that is watched.
+    told: BTreeMap<u32, Told>,
+    exits: BTreeMap<u32, Exit>,
+    /// Answers of ranks that are ahead of the others.
+    early: BTreeMap<(u32, String), Told>,
+}
+
+impl Watched {
+    fn start(program: &Program, config: &Path, work: Work, ranks: u32) -> Result<Self> {
+        let folder = tempfile::tempdir().context("run tests: no temporary folder")?;
+        let path = folder.path().join("order.json");
+        let config = std::path::absolute(config).context("run tests")?;
+        Order { config, work }.write(&path)?;
+        let mut args = program.arguments.clone();
+        args.push(path.into_os_string());
+        let job = Job {
+            program: program.path.clone(),
+            args,
+            ranks,
+            env: vec![("TMPDIR".into(), folder.path().into())],
+            stderr: Stderr::Capture,
+        };
+        Ok(Self {
+            running: job.start()?,
+            ranks,
+            _order: folder,
+            told: BTreeMap::new(),
+            exits: BTreeMap::new(),
+            early: BTreeMap::new(),
+        })
+    }
+
+    /// Watches the tests of the order up to the first failure; returns how many ended.
+    fn watch_tests(&mut self, names: &[String], each: &mut dyn FnMut(Finished)) -> usize {
+        for (done, name) in names.iter().enumerate() {
+            let start = Instant::now();
+            let verdict = self.watch_test(name, start);
+            let failed = matches!(verdict, Verdict::Fail(_));
+            each(Finished { name: name.clone(), verdict, took: start.elapsed() });
+            if failed {
+                return done + 1;
+            }
+        }
+        names.len()
+    }
+
+    fn watch_test(&mut self, name: &str, start: Instant) -> Verdict {
+        self.told.clear();
+        for rank in 0..self.ranks {
+            if let Some(told) = self.early.remove(&(rank, name.to_owned())) {
+                self.told.insert(rank, told);
+            }
+        }
+        let mut limit = TEST_LIMIT;
+        let mut failing = false;
+        while !self.is_over() && start.elapsed() < limit {
+            let left = limit.saturating_sub(start.elapsed());
+            if let Some(event) = self.running.next_event(left) {
+                self.note(name, event);
+            }
+            if !failing && self.has_failed() {
+                failing = true;
+                limit = (start.elapsed() + END_LIMIT).min(TEST_LIMIT);
+            }
+        }
+        self.verdict()
+    }
+
+    fn note(&mut self, name: &str, event: Event) {
+        match event {
+            Event::Exited { rank, status } => {
+                self.exits.insert(rank, status);
+            }
+            Event::Line { rank, line } => {
+                if let Some(Answer::Test { name: of, outcome }) = Answer::read(&line) {
+                    if of == name {
+                        self.told.insert(rank, outcome);
+                    } else {
+                        self.early.insert((rank, of), outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        (0..self.ranks).all(|rank| self.told.contains_key(&rank) || self.exits.contains_key(&rank))
+    }
+
+    fn has_failed(&self) -> bool {
+        self.told.values().any(|told| matches!(told, Told::Fail(_)))
+            || self.exits.keys().any(|rank| !self.told.contains_key(rank))
+    }
+
+    fn verdict(&self) -> Verdict {
+        let mut failures = Vec::new();
+        let mut not_supported = None;
+        for rank in 0..self.ranks {
+            match self.told.get(&rank) {
+                Some(Told::Pass) => {}
+                Some(Told::NotSupported(why)) => not_supported = Some(why.clone()),
+                Some(Told::Fail(why)) => failures.push(format!("rank {rank}: {why}")),
+                None => failures.push(format!("rank {rank}: {}", self.silence(rank))),
+            }
+        }
+        match (failures.is_empty(), not_supported) {
+            (false, _) => Verdict::Fail(failures.join("\n")),
+            (true, Some(why)) => Verdict::NotSupported(why),
+            (true, None) => Verdict::Pass,
+        }
+    }
+
+    /// Why a rank said nothing.
+    fn silence(&self, rank: u32) -> String {
+        let ended = match self.exits.get(&rank) {
+            Some(exit) => format!("ended ({exit}) without a result"),
+            None => "hangs: no result in time".to_owned(),
+        };
+        with_tail(ended, &self.running.stderr_tail(rank))
+    }
+}
+
+fn with_tail(what: String, stderr: &str) -> String {
+    let lines: Vec<&str> = stderr.lines().collect();
+    let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+    if tail.is_empty() { what } else { format!("{what}; stderr ends:\n  {}", tail.join("\n  ")) }
+}
+
+/// Plays one fault and judges it.
+///
+/// # Errors
+/// The ranks cannot be started at all.
+pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Finished> {
+    let start = Instant::now();
+    let shared_before = shared_memory();
+    let work = Work::Fault(fault.name.clone());
+    let world = Watched::start(program, config, work, fault.ranks)?;
+    let mut play = Play::new(fault, world);
+    play.watch(start);
+    let mut failures = faults::judge(fault, &play.seen());
+    failures.extend(play.clean_up(&shared_before));
+    let verdict =
+        if failures.is_empty() { Verdict::Pass } else { Verdict::Fail(failures.join("\n")) };
+    Ok(Finished { name: fault.name.clone(), verdict, took: start.elapsed() })
+}
+
+/// A fault while it is played.
+struct Play<'a> {
+    fault: &'a Fault,
+    world: Watched,
+    began: Option<Instant>,
+    /// Per rank: error, the rank it is about, and when.
+    ended: BTreeMap<u32, (Option<String>, Option<u32>, Instant)>,
+    meeting: BTreeSet<PathBuf>,
+}
+
+impl<'a> Play<'a> {
+    fn new(fault: &'a Fault, world: Watched) -> Self {
+        Self { fault, world, began: None, ended: BTreeMap::new(), meeting: BTreeSet::new() }
+    }
+
+    /// Watches until every rank but the victim has exited, and the victim as well where it can.
+    fn watch(&mut self, start: Instant) {
+        while !self.is_over() && start.elapsed() < FAULT_LIMIT {
+            let left = FAULT_LIMIT.saturating_sub(start.elapsed());
+            let Some(event) = self.world.running.next_event(left) else { continue };
+            let now = Instant::now();
+            match event {
+                Event::Exited { rank, status } => {
+                    self.world.exits.insert(rank, status);
+                }
+                Event::Line { rank, line } => match Answer::read(&line) {
+                    Some(Answer::Faulty) => self.began = self.began.or(Some(now)),
+                    Some(Answer::Ended { error, rank: about }) => {
+                        self.ended.insert(rank, (error, about, now));
+                    }
+                    Some(Answer::Meeting { path }) => {
+                        self.meeting.insert(path);
+                    }
+                    Some(Answer::Test { .. }) | None => {}
+                },
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        (0..self.fault.ranks)
+            .filter(|rank| *rank != self.fault.victim || self.fault.kind != faults::Kind::Stopped)
+            .all(|rank| self.world.exits.contains_key(&rank))
+    }
+
+    fn seen(&self) -> Vec<faults::Seen> {
+        (0..self.fault.ranks)
+            .map(|rank| {
+                let ended = self.ended.get(&rank);
+                let ending = match self.world.exits.get(&rank) {
+                    Some(exit) => exit.to_string(),
+                    None => "not at all".to_owned(),
+                };
+                faults::Seen {
+                    rank,
+                    error: ended.and_then(|(error, ..)| error.clone()),
+                    about: ended.and_then(|(_, about, _)| *about),
+                    took: ended
+                        .zip(self.began)
+                        .map(|((.., at), began)| at.saturating_duration_since(began)),
+                    ending: with_tail(ending, &self.world.running.stderr_tail(rank)),
+                }
+            })
+            .collect()
+    }
+
+    /// Ends what still runs and says what is left behind then.
+    fn clean_up(self, shared_before: &BTreeSet<String>) -> Vec<String> {
+        let Self { world, meeting, .. } = self;
+        let Watched { running, ranks, _order: folder, .. } = world;
+        let pids: Vec<u32> = (0..ranks).filter_map(|rank| running.pid(rank)).collect();
+        drop(running);
+        let mut left = Vec::new();
+        for pid in pids {
+            if Path::new(&format!("/proc/{pid}")).exists() {
+                left.push(format!("process {pid} is left behind"));
+            }
+        }
+        left.extend(
+            meeting
+                .iter()
+                .filter(|path| path.exists())
+                .map(|path| format!("the folder {} is left behind", path.display())),
+        );
+        left.extend(
+            file_names(folder.path())
+                .into_iter()
+                .filter(|name| name != "order.json")
+                .map(|name| format!("the temporary file {name} is left behind")),
+        );
+        left.extend(left_in_shared_memory(shared_before));
+        left
+    }
+}
+
+/// What lies in shared memory under a name of ours.
+fn shared_memory() -> BTreeSet<String> {
+    file_names(Path::new("/dev/shm"))
+        .into_iter()
+        .filter(|name| name.to_ascii_lowercase().contains("tokenyard"))
+        .collect()
+}
+
+/// Other jobs of this machine come and go, so what is there is looked at until it is gone.
+fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
+    let start = Instant::now();
+    let first: BTreeSet<String> = shared_memory().difference(before).cloned().collect();
+    let mut left = first;
+    while !left.is_empty() && start.elapsed() < CLEAN_UP {
+        std::thread::sleep(Duration::from_millis(50));
+        left = left.intersection(&shared_memory()).cloned().collect();
+    }
+    left.into_iter().map(|name| format!("/dev/shm/{name} is left behind")).collect()
+}
+
+fn file_names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}

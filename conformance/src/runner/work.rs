@@ -1,0 +1,82 @@
+//! The rank's side.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::config::Config;
+
+use super::Settings;
+use super::order::{Answer, Order, Told, Work};
+use crate::faults;
+use crate::suite::{self, Test};
+
+/// What a rank's process does: the order in `order`, then it exits. A failed test is an answer, not
+/// an error.
+///
+/// # Errors
+/// An order that cannot be read or done at all; the launcher reads it on standard error.
+pub fn rank_main(order: &Path) -> Result<()> {
+    tokenyard_launch::adopt()?;
+    let order = Order::read(order)?;
+    match order.work {
+        Work::Tests(names) => run_tests(&order.config, &names),
+        Work::Fault(name) => run_fault(&order.config, &name),
+    }
+}
+
+fn run_tests(config: &Path, names: &[String]) -> Result<()> {
+    let settings = Settings::new(Config::load(config)?)?;
+    let world = Arc::new(World::from_config(&settings.config().world)?);
+    let tests = suite::tests(settings.capabilities());
+    for name in names {
+        let test = find(&tests, name)?;
+        let outcome = Told::from(settings.run_on(&world, test));
+        let failed = matches!(outcome, Told::Fail(_));
+        Answer::Test { name: name.clone(), outcome }.say()?;
+        if failed {
+            return Ok(());
+        }
+        // A rank whose test failed is gone; the launcher knows from its answer.
+        if world.barrier("next test").is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn find<'a>(tests: &'a [Test], name: &str) -> Result<&'a Test> {
+    tests
+        .iter()
+        .find(|test| test.name == name)
+        .with_context(|| format!("run tests: no test is called {name}"))
+}
+
+fn run_fault(config: &Path, name: &str) -> Result<()> {
+    let fault = faults::list()
+        .into_iter()
+        .find(|fault| fault.name == name)
+        .with_context(|| format!("run fault: no fault is called {name}"))?;
+    if let Some(meeting) = meeting_place() {
+        Answer::Meeting { path: meeting }.say()?;
+    }
+    let announce = || Answer::Faulty.say();
+    let (error, rank) = match fault.play(config, &announce) {
+        Ok(()) => (None, None),
+        Err(error) => {
+            let rank = error
+                .chain()
+                .find_map(|e| e.downcast_ref::<tokenyard_core::Error>())
+                .and_then(tokenyard_core::Error::rank);
+            (Some(format!("{error:#}")), rank)
+        }
+    };
+    Answer::Ended { error, rank }.say()
+}
+
+/// The folder in which the launcher lets the ranks meet.
+fn meeting_place() -> Option<std::path::PathBuf> {
+    let spec = std::env::var(tokenyard_core::bootstrap::BOOTSTRAP_VARIABLE).ok()?;
+    Some(Path::new(spec.strip_prefix("file://")?).parent()?.to_path_buf())
+}
