@@ -1,6 +1,6 @@
 //! L0: the contract of a transport, command by command, without a kernel set.
 //!
-//! Each case opens the config's transport itself, on a [rig](rig) with windows of its own, and uses
+//! Each case opens the config's transport itself, on a rig with windows of its own, and uses
 //! it exactly as core promises to: one thread per lane, one writing (peer, lane) per signal, ranges
 //! inside the windows. What a transport did not declare is [`Outcome::NotSupported`].
 //!
@@ -159,6 +159,8 @@ mod tests {
         assert_eq!(lacks(&no_get), ["TY_CAP_GET"]);
         let one_lane = Capabilities { max_lanes: 1, ..capable() };
         assert_eq!(lacks(&one_lane), ["max_lanes is 1; the case needs 2"]);
+        let shallow = Capabilities { max_queue_depth: 2, ..capable() };
+        assert_eq!(lacks(&shallow), Vec::<String>::new(), "any depth will do");
         let device = Capabilities { memory_kinds: abi::TY_MEMORY_CUDA, ..capable() };
         assert!(lacks(&device).iter().all(|lack| lack.contains("TY_MEMORY_HOST")));
     }

@@ -41,6 +41,7 @@ pub(super) struct Needs {
     pub(super) lanes: u32,
     /// Signal ids per (lane, writer); 0: as many as the transport has.
     pub(super) kinds: u32,
+    /// Less where the transport has less.
     pub(super) queue_depth: u32,
 }
 
@@ -64,7 +65,7 @@ impl Needs {
             ("max_lanes", self.lanes, capabilities.max_lanes),
             ("max_signals", self.signals(ranks, capabilities).max(1), capabilities.max_signals),
             ("max_windows", windows, capabilities.max_windows),
-            ("max_queue_depth", self.queue_depth, capabilities.max_queue_depth),
+            ("max_queue_depth", 1, capabilities.max_queue_depth),
         ]
         .into_iter()
         .find(|(_, wanted, most)| wanted > most)
@@ -83,7 +84,7 @@ impl Needs {
             windows: self.windows.len() as u32,
             lanes: self.lanes,
             signals: self.signals(ranks, capabilities),
-            queue_depth: self.queue_depth,
+            queue_depth: self.queue_depth.min(capabilities.max_queue_depth),
             largest_put: largest.min(capabilities.largest_put),
             deadline,
         }
