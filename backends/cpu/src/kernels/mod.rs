@@ -18,8 +18,10 @@ mod engine;
 mod handle;
 mod memory;
 mod merger;
+mod output;
 mod packed;
 mod rows;
+mod slots;
 mod windows;
 mod writer;
 
