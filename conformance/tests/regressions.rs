@@ -234,3 +234,20 @@ fn replays_one_after_the_other_in_one_slot_keep_ranks_in_step() {
         Ok(())
     });
 }
+
+/// Ranks computed offsets in windows of other sizes from their own.
+#[test]
+fn windows_that_differ_between_ranks_are_named_before_they_are_made() {
+    let case = small(2, Layout::Flat);
+    on_both_paths(2, |world, config| {
+        let mut config = config.clone();
+        let mib = 1 + world.rank();
+        config.kernels.table = PartTable::from_text(&format!("arena_mib = {mib}"), "test");
+        let result = Yard::open(world, &config, exchange::options(&case));
+        let error = expect_kind(result, &[ErrorKind::Mismatch])?.to_string();
+        for part in ["bytes of window 1", "1048576", "2097152"] {
+            anyhow::ensure!(error.contains(part), "{part} is missing in: {error}");
+        }
+        Ok(())
+    });
+}

@@ -6,7 +6,7 @@
 //! One protocol serves both kinds of transport. Records always travel as `put_signal`. Rows are
 //! stored straight into the peer's arena where peers can be loaded from and stored to, and staged
 //! and `put` where they cannot. Receivers count (INV-2): per operation slot and peer there are four
-//! signals, [`Signal`](control::Signal).
+//! signals, see `control`.
 
 mod agree;
 mod arena;
@@ -18,8 +18,10 @@ mod engine;
 mod handle;
 mod memory;
 mod merger;
+mod output;
 mod packed;
 mod rows;
+mod slots;
 mod windows;
 mod writer;
 

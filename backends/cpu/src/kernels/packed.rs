@@ -8,9 +8,11 @@ use tokenyard_core::moe::RegionLayout;
 
 use super::agree::{Enter, bad_record};
 use super::control::{Signal, Verdict};
-use super::dispatch::{DispatchOp, Output};
-use super::engine::{Body, Engine, Operation, Wait, was_refused};
+use super::dispatch::DispatchOp;
+use super::engine::{Body, Engine, Operation, Wait};
+use super::output::Output;
 use super::rows::Move;
+use super::slots::was_refused;
 
 impl Engine {
     /// # Safety

@@ -1,0 +1,134 @@
+//! Outputs of dispatches: where they lie in the arena, and how the caller sees them.
+
+use tokenyard_core::abi;
+use tokenyard_core::host::NO_TENSOR;
+use tokenyard_core::moe::{DType, Layout, RegionLayout, RegionRows, Span};
+
+use super::arena::Region;
+use super::dispatch::DispatchOp;
+use super::engine::Engine;
+
+/// Where an output lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    pub(super) region: Region,
+    pub(super) layout: RegionLayout,
+    pub(super) rows: RegionRows,
+}
+
+impl Engine {
+    /// Address of an array of an output.
+    pub(super) fn array(&self, output: &Output, span: Span) -> *mut u8 {
+        self.arena_area.at(output.region.offset + span.offset)
+    }
+
+    /// Counts, starts and totals, from the receive plan.
+    pub(super) fn write_counts(&self, op: &DispatchOp, output: &Output) {
+        let state = &self.handles[op.handle];
+        let layout = &output.layout;
+        let rows = if state.arrangement.layout == Layout::Flat { state.tokens } else { state.rows };
+        // SAFETY: the region is this rank's until it is released; peers write only rows and their
+        // side arrays, and have written them.
+        unsafe {
+            copy_u32(state.recv.expert_counts(), self.array(output, layout.expert_counts));
+            if layout.expert_starts.bytes > 0 {
+                copy_u32(state.recv.expert_starts(), self.array(output, layout.expert_starts));
+            }
+            let counts = self.array(output, layout.rank_counts).cast::<u32>();
+            for peer in 0..self.shape.ranks {
+                counts.add(peer as usize).write(state.recv.rows_from(peer));
+            }
+            let totals = self.array(output, layout.totals).cast::<i64>();
+            totals.write(state.tokens as i64);
+            totals.add(1).write(rows as i64);
+        }
+    }
+
+    /// The output as the caller sees it.
+    pub(super) fn describe(&self, op: &DispatchOp, output: &Output) -> abi::TyReceived {
+        let state = &self.handles[op.handle];
+        let shape = &self.shape;
+        let layout = &output.layout;
+        let rows = state.rows_of_output(shape, &output.rows);
+        let packed_exact = op.packed && !state.arrangement.worst_case;
+        let tokens = if packed_exact { state.tokens } else { output.rows.tokens };
+        let flat = state.arrangement.layout == Layout::Flat;
+        let (local, ranks, topk) =
+            (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
+        let tensor =
+            |span: Span, dtype: u32, shape: [u64; 2]| self.tensor(output, span, dtype, shape);
+        let (i32_code, f32_code, i64_code) =
+            (DType::I32.code(), DType::F32.code(), DType::I64.code());
+        let format = &op.format;
+        abi::TyReceived {
+            size: size_of::<abi::TyReceived>(),
+            region: output.region.id,
+            tokens,
+            rows,
+            x: self.tensor_always(output, layout.x, format.x_dtype, [rows, shape.hidden.into()]),
+            scales: if format.scale_cols > 0 {
+                let columns = [rows, format.scale_cols];
+                self.tensor_always(output, layout.scales, format.scale_dtype, columns)
+            } else {
+                NO_TENSOR
+            },
+            ids: if flat {
+                self.tensor_always(output, layout.ids, i32_code, [tokens, topk])
+            } else {
+                NO_TENSOR
+            },
+            weights: match (format.row.weights, flat) {
+                (false, _) => NO_TENSOR,
+                (true, true) => {
+                    self.tensor_always(output, layout.weights, f32_code, [tokens, topk])
+                }
+                (true, false) => self.tensor_always(output, layout.weights, f32_code, [rows, 1]),
+            },
+            source: self.tensor_always(
+                output,
+                layout.source,
+                i32_code,
+                [if op.packed { rows } else { tokens }, 1],
+            ),
+            slots: if matches!(state.arrangement.layout, Layout::ExpertMajor { .. }) {
+                self.tensor_always(output, layout.slots, i32_code, [tokens, topk])
+            } else {
+                NO_TENSOR
+            },
+            expert_counts: tensor(layout.expert_counts, i32_code, [local, 1]),
+            expert_starts: tensor(layout.expert_starts, i32_code, [local, 1]),
+            source_counts: tensor(layout.rank_counts, i32_code, [ranks, 1]),
+            ranges: tensor(layout.ranges, i64_code, [local, ranks]),
+            totals: tensor(layout.totals, i64_code, [2, 1]),
+        }
+    }
+
+    /// A tensor, or none where the layout has no such array.
+    fn tensor(&self, output: &Output, span: Span, dtype: u32, shape: [u64; 2]) -> abi::TyTensor {
+        if span.bytes == 0 { NO_TENSOR } else { self.tensor_always(output, span, dtype, shape) }
+    }
+
+    /// A tensor that exists even if it has no rows.
+    fn tensor_always(
+        &self,
+        output: &Output,
+        span: Span,
+        dtype: u32,
+        shape: [u64; 2],
+    ) -> abi::TyTensor {
+        abi::TyTensor {
+            data: self.array(output, span),
+            dtype,
+            reserved: 0,
+            shape,
+            stride: [shape[1] as i64, 1],
+        }
+    }
+}
+
+/// # Safety
+/// `target` has room for the values.
+unsafe fn copy_u32(values: &[u32], target: *mut u8) {
+    // SAFETY: by this function's contract; regions are aligned far beyond 4 bytes.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), target.cast(), values.len()) }
+}
