@@ -131,6 +131,7 @@ fn what_is_wrong_is_refused_before_a_rank_starts() {
     for (arguments, reason) in [
         ("--topk 40 --experts 64".to_owned(), "found topk = 40; expected at most 32"),
         ("--ranks 3".to_owned(), "32 experts on 3 ranks"),
+        ("--ranks 2048 --experts 2048".to_owned(), "at most 1024 on one machine"),
         ("--hidden 4".to_owned(), "rows of 8 bytes; expected a multiple of 16"),
         (cut, "cut short"),
         (format!("{sample} --experts 64"), "num_experts = 32 in the file"),
