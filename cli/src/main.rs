@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use output::{People, error_text};
+use output::{People, SCHEMA_VERSION, error_text};
 
 /// Moves the tokens of Mixture-of-Experts models between ranks, on any fabric.
 #[derive(Debug, Parser)]
@@ -52,7 +52,13 @@ fn main() -> ExitCode {
         Command::Shape(args) => shape::main(&args),
     };
     result.unwrap_or_else(|error| {
-        People::errors().say(format_args!("tokenyard: {}", error_text(&error)));
+        let error = error_text(&error);
+        People::errors().say(format_args!("tokenyard: {error}"));
+        // A program that asked for a document gets one, whatever happened.
+        if std::env::args_os().any(|word| word == "--json") {
+            let document = serde_json::json!({ "schema_version": SCHEMA_VERSION, "error": error });
+            let _ = output::print_json(&document);
+        }
         ExitCode::from(2)
     })
 }

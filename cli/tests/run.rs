@@ -131,6 +131,7 @@ fn what_is_wrong_is_refused_before_a_rank_starts() {
     for (arguments, reason) in [
         ("--topk 40 --experts 64".to_owned(), "found topk = 40; expected at most 32"),
         ("--ranks 3".to_owned(), "32 experts on 3 ranks"),
+        ("--ranks 2048 --experts 2048".to_owned(), "at most 1024 on one machine"),
         ("--hidden 4".to_owned(), "rows of 8 bytes; expected a multiple of 16"),
         (cut, "cut short"),
         (format!("{sample} --experts 64"), "num_experts = 32 in the file"),
@@ -165,17 +166,28 @@ fn endless(config: &Config) -> (Child, Vec<i32>) {
     let mut command = tokenyard();
     command.arg("run").arg(config.path()).args("--ranks 3 --experts 9".split_whitespace());
     command.args("--steps 4000000000 --tokens 8 --hidden 64".split_whitespace());
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    loop {
-        let ranks = children(child.id());
-        // A rank that has mapped its peers' windows is past its bring-up.
-        if ranks.len() == 3 && ranks.iter().all(|pid| maps_windows(*pid)) {
-            return (child, ranks);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    match running_ranks(child.id()) {
+        Some(ranks) => (child, ranks),
+        None => {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("the ranks do not start");
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "the ranks do not start");
+    }
+}
+
+/// The ranks of a launcher, once they have mapped each other's windows: they are past bring-up.
+fn running_ranks(launcher: u32) -> Option<Vec<i32>> {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(20) {
+        let ranks = children(launcher);
+        if ranks.len() == 3 && ranks.iter().all(|pid| maps_windows(*pid)) {
+            return Some(ranks);
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
+    None
 }
 
 fn children(parent: u32) -> Vec<i32> {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use tempfile::TempDir;
 use tokenyard_core::bootstrap::Identity;
@@ -18,6 +18,8 @@ use super::summary::Summary;
 use super::{Args, Verdict, results};
 use crate::output::{LOG_VARIABLE, People};
 
+/// A file may ask for any number of ranks; a machine is not brought down by a wrong one.
+const MAX_PROCESSES: usize = 1024;
 /// How often the progress is looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// How long ranks may take to end beyond the deadline that they keep themselves.
@@ -28,6 +30,11 @@ const SHOW_AFTER: Duration = Duration::from_secs(1);
 pub(crate) fn main(args: &Args) -> Result<Verdict> {
     let config = Config::load(&args.config)?;
     let plan = Plan::new(args, None)?;
+    ensure!(
+        plan.case.ranks <= MAX_PROCESSES,
+        "found {} ranks to start; expected at most {MAX_PROCESSES} on one machine",
+        plan.case.ranks
+    );
     plan.check_memory()?;
     warn_of_other_launcher();
     let parts = args.output.as_deref().map(parts_folder).transpose()?;

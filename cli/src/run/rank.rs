@@ -12,7 +12,7 @@ use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
 use tokenyard_core::config::Config;
 use tokenyard_core::yard::Yard;
 
-use super::message::{Failure, Message, Opened, RankResult};
+use super::message::{Cause, Failure, Message, Opened, RankResult};
 use super::plan::Plan;
 use super::results::Part;
 use super::summary::Summary;
@@ -34,7 +34,12 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
     let mut name = "rank".to_owned();
     let end = Rank::join(args, launched).map_err(Failure::from).and_then(|rank| {
         name = format!("rank {}", rank.world.rank());
-        rank.run().inspect_err(|failure| rank.world.report_failure(&failure.text))
+        rank.run().inspect_err(|failure| {
+            // The others know already that a peer is gone; its name must not be followed by ours.
+            if failure.cause != Cause::Peer {
+                rank.world.report_failure(&failure.text);
+            }
+        })
     });
     let Err(failure) = end else { return Ok(Verdict::Right) };
     let verdict = super::diagnosis::verdict([&failure]);
