@@ -39,6 +39,13 @@ impl Conditions {
         }
     }
 
+    /// Whether other programs wanted the cores before the run began. Ratios suffer from that: an
+    /// exchange waits for whoever is kept from a core, a plain copy waits for nobody.
+    pub fn is_busy(&self) -> bool {
+        let load = self.load.as_ref().and_then(|load| load.parse::<f64>().ok());
+        load.zip(self.cores).is_some_and(|(load, cores)| load > cores as f64)
+    }
+
     /// In one line, for people.
     pub fn line(&self) -> String {
         let known = |name: &str, value: &Option<String>| {
@@ -70,4 +77,20 @@ fn cpu_model() -> Option<String> {
 fn first_line(path: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     text.lines().next().map(|line| line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_with_more_work_than_cores_is_busy() {
+        let with = |load: &str| Conditions {
+            load: Some(load.to_owned()),
+            cores: Some(2),
+            ..Conditions::default()
+        };
+        assert!(with("2.01").is_busy() && !with("1.99").is_busy() && !with("?").is_busy());
+        assert!(!Conditions::default().is_busy());
+    }
 }

@@ -96,9 +96,10 @@ pub fn predict(path: Path, sizes: &Sizes, workload: &Workload) -> Counts {
     let side = 8 * u64::from(sizes.topk) + 4;
     let pieces = |rows: &u64| rows.div_ceil(0xffff);
     // An entry and a grant with a count per local expert; the entry of the combine without.
+    // Both operations end with "done" to every peer.
     let records = Counts {
         puts: 3 * ranks,
-        signals: 0,
+        signals: 2 * ranks,
         bytes: ranks * (2 * (RECORD_HEADER + 4 * local) + RECORD_HEADER),
     };
     let (sent, received): (u64, u64) =
@@ -113,8 +114,9 @@ pub fn predict(path: Path, sizes: &Sizes, workload: &Workload) -> Counts {
             ..records
         },
         Path::LoadStore => Counts {
-            // "Rows are there" to each peer that got some, and "read" to all.
-            signals: ranks + workload.sends().iter().map(|n| pieces(&(4 * n))).sum::<u64>(),
+            // "Rows are there" to each peer that got some.
+            signals: records.signals
+                + workload.sends().iter().map(|n| pieces(&(4 * n))).sum::<u64>(),
             ..records
         },
     }

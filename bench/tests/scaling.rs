@@ -31,15 +31,17 @@ fn commands_grow_with_ranks_alone_and_bytes_with_pairs_alone() {
                 println!("{at}");
                 assert_eq!(found.counted, found.predicted, "{at}");
                 // Two records of 64 bytes and 4 per local expert, and one without experts, per peer.
+                // "Done" to each peer ends each of the two operations.
+                let fixed = 3 * r + 2 * r;
                 let records = r * (3 * 64 + 2 * 4 * 4);
                 let (commands, bytes) = match found.path {
-                    // Records; four arrays to each peer, one back to each source.
+                    // Four arrays to each peer, one back to each source.
                     Path::Put => (
-                        3 * r + 5 * r,
+                        fixed + 5 * r,
                         records + found.pairs_sent * (ROW + SIDE) + found.pairs_received * ROW,
                     ),
-                    // Records; "rows are there" and "read" to each peer; rows need no command.
-                    Path::LoadStore => (3 * r + 2 * r, records),
+                    // "Rows are there" to each peer; the rows themselves need no command.
+                    Path::LoadStore => (fixed + r, records),
                 };
                 assert_eq!(found.counted.commands(), commands, "{at}");
                 assert_eq!(found.counted.bytes, bytes, "{at}");
