@@ -140,9 +140,7 @@ impl Plan {
             finished.push(done);
         };
         runner::run_in_processes(&program, config, &self.tests, &mut each)?;
-        for fault in &self.faults {
-            each(runner::run_fault(&program, config, fault)?);
-        }
+        runner::run_faults(&program, config, &self.faults, &mut each)?;
         bar.finish_and_clear();
         Ok(())
     }

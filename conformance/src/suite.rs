@@ -64,8 +64,8 @@ pub struct Test {
 /// The tests of L0 to L2, in order of their levels. Faults, which need processes of their own, are
 /// in [`faults::list`](crate::faults::list).
 pub fn tests(capabilities: &Capabilities) -> Vec<Test> {
-    let _ = capabilities;
-    let mut tests = crate::ep::tests();
+    let mut tests = crate::transport::tests(capabilities);
+    tests.extend(crate::ep::tests());
     tests.extend(crate::concurrency::tests());
     tests
 }

@@ -1,5 +1,6 @@
 //! Developer tasks. `cargo xtask` prints what there is.
 
+mod configs;
 mod exec;
 mod header;
 mod needs;
@@ -22,6 +23,7 @@ Developer tasks of tokenyard.
   cargo xtask test --list          list the steps
   cargo xtask header               write the C header of the plugin ABI
   cargo xtask header --check       say whether the checked-in header is up to date
+  cargo xtask configs              write configs of the plugins that were built here
 ";
 
 fn main() -> ExitCode {
@@ -43,6 +45,7 @@ fn run(args: &[&str]) -> Result<ExitCode> {
         ["test", rest @ ..] => return test(&root, rest),
         ["header"] => header::write(&root)?,
         ["header", "--check"] => header::check(&root)?,
+        ["configs"] => configs::write(&report::target_folder(&root))?,
         [] | ["help" | "--help" | "-h"] => print!("{HELP}"),
         unknown => return Ok(usage(unknown)),
     }

@@ -71,7 +71,7 @@ fn line<'a>(command: &Cmd, root: &'a Path) -> Line<'a> {
 }
 
 /// This program lies in `<target>/<profile>/`, wherever cargo was told to build.
-fn target_folder(root: &Path) -> PathBuf {
+pub(crate) fn target_folder(root: &Path) -> PathBuf {
     let program = env::current_exe().ok();
     let folder = program.as_deref().and_then(Path::parent).and_then(Path::parent);
     folder.map_or_else(|| root.join("target"), Path::to_path_buf)

@@ -110,6 +110,22 @@ pub(crate) const STEPS: &[Step] = &[
                  plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_cpp.so"),
         ],
     },
+    Step {
+        name: "conformance",
+        about: "the suite, on processes: built-in parts, the loaded plugin, the C and C++ plugins",
+        after: &["plugin", "c-plugin"],
+        needs: &[],
+        commands: &[
+            cmd("cargo build --release --package tokenyard-cli"),
+            cmd("cargo xtask configs"),
+            cmd("{target}/release/tokenyard conformance configs/cpu.toml"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/cpu-plugin.toml"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/example-c.toml \
+                 --level L0,L1,L2"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/example-cpp.toml \
+                 --level L0,L1,L2"),
+        ],
+    },
 ];
 
 /// The steps named, and those they build on, in the order of the table; all if none is named.

@@ -288,7 +288,7 @@ fn refused_dispatch(
     says: &[&str],
     spoil: impl for<'a> Fn(&mut Dispatch<'a>, &'a Material) -> Result<()>,
 ) -> Result<()> {
-    let case = case(rank, Layout::Flat);
+    let case = case(rank, EXPERT_MAJOR);
     let mut yard = open(rank, &case)?;
     let round = Round::new(&case, yard.rank());
     let material = Material::new(&round);

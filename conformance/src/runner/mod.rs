@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 use tokenyard_core::host::Registry;
@@ -23,8 +23,9 @@ use tokenyard_core::transport::Capabilities;
 
 use crate::ranks::in_threads;
 use crate::suite::{Outcome, Rank, Test};
+use crate::transport;
 
-pub use watch::{Finished, Verdict, run_fault, run_in_processes};
+pub use watch::{Finished, Verdict, run_fault, run_faults, run_in_processes};
 pub use work::rank_main;
 
 /// The longest deadline that tests run with, so that a wait that never ends shows soon.
@@ -62,14 +63,8 @@ impl Settings {
         let registry = Registry::load(&config.plugins)?;
         registry.kernels(&config.kernels.name)?.probe(&config.kernels.table)?;
         registry.topology(&config.topology.name)?;
-        let mut reasons = Vec::new();
-        for choice in config.scale_up.iter().chain(&config.scale_out) {
-            match registry.transport(&choice.name)?.probe(&choice.table) {
-                Ok(capabilities) => return Ok(Self { config, capabilities }),
-                Err(error) => reasons.push(format!("{}: {error}", choice.name)),
-            }
-        }
-        bail!("no transport of {} works here: {}", config.name, reasons.join("; "))
+        let capabilities = transport::probe(&config)?;
+        Ok(Self { config, capabilities })
     }
 
     /// The config, with the deadlines that tests run with.

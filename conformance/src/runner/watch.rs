@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -18,6 +19,8 @@ const TEST_LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(25);
 /// The longest that a fault is watched.
 const FAULT_LIMIT: Duration = Duration::from_secs(30);
+/// Faults that are played beside each other.
+const FAULTS_AT_ONCE: usize = 4;
 /// What a process gets to end after its last word, and the system to clean up after it.
 const CLEAN_UP: Duration = Duration::from_secs(3);
 /// The end of a rank's standard error that a report keeps.
@@ -202,6 +205,35 @@ fn with_tail(what: String, stderr: &str) -> String {
     let lines: Vec<&str> = stderr.lines().collect();
     let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
     if tail.is_empty() { what } else { format!("{what}; stderr ends:\n  {}", tail.join("\n  ")) }
+}
+
+/// Plays faults, a few beside each other because their ranks mostly wait, and hands each result to
+/// `each` as it comes.
+///
+/// # Errors
+/// The ranks of a fault cannot be started at all.
+pub fn run_faults(
+    program: &Program,
+    config: &Path,
+    faults: &[Fault],
+    each: &mut dyn FnMut(Finished),
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let (results_in, results) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..FAULTS_AT_ONCE {
+            let (next, results_in) = (&next, results_in.clone());
+            scope.spawn(move || {
+                while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if results_in.send(run_fault(program, config, fault)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(results_in);
+        results.into_iter().try_for_each(|finished| finished.map(&mut *each))
+    })
 }
 
 /// Plays one fault and judges it.

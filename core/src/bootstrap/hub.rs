@@ -34,8 +34,15 @@ pub(super) struct Hub {
     begun: u64,
     /// This rank's own result.
     mine: Option<Delivery>,
-    /// How a process of this job differs from rank 0: why nobody joins.
-    difference: Option<String>,
+    /// The first process of this job that differs from rank 0: why nobody joins.
+    difference: Option<Difference>,
+}
+
+/// A process that expects another world than rank 0.
+struct Difference {
+    rank: u32,
+    text: String,
+    since: Instant,
 }
 
 struct Peer {
@@ -106,9 +113,8 @@ impl Hub {
             if let Some(error) = self.member.liveness.gone("join world") {
                 return Err(error);
             }
-            if let Some(difference) = self.difference.take() {
-                self.refuse_all(Refusal::Differ, &difference);
-                return Err(Error::new(ErrorKind::Mismatch, "join world", difference));
+            if let Some(error) = self.give_up_over_difference() {
+                return Err(error);
             }
             if started.elapsed() > self.member.timing.late {
                 return Err(self.give_up(&missing));
@@ -118,6 +124,19 @@ impl Hub {
 
     fn missing(&self) -> Vec<u32> {
         (0u32..).zip(&self.peers).skip(1).filter(|(_, p)| p.is_none()).map(|(r, _)| r).collect()
+    }
+
+    /// Ends the join over a rank that differs, once the others are here to be told, or have had the
+    /// time of a deadline to come.
+    fn give_up_over_difference(&mut self) -> Option<Error> {
+        let Difference { rank, text, since } = self.difference.as_ref()?;
+        let others_came = self.missing() == [*rank];
+        if !others_came && since.elapsed() < self.member.timing.deadline {
+            return None;
+        }
+        let text = text.clone();
+        self.refuse_all(Refusal::Differ, &text);
+        Some(Error::new(ErrorKind::Mismatch, "join world", text))
     }
 
     /// Tells those who came who did not.
@@ -148,7 +167,12 @@ impl Hub {
         let name = format!("pid {pid} on {host} at {}", claim.address);
         let difference = self.find_difference(&claim);
         if let Some(why) = &difference {
-            self.difference = Some(format!("rank {} ({name}) differs: {why}", claim.rank));
+            let text = format!("rank {} ({name}) differs: {why}", claim.rank);
+            self.difference.get_or_insert_with(|| Difference {
+                rank: claim.rank,
+                text,
+                since: Instant::now(),
+            });
         }
         if let Some(why) = difference.or_else(|| self.judge(&claim, &name).err()) {
             tracing::warn!("refused {name}: {why}");

@@ -281,3 +281,17 @@ fn find<P: Copy>(
 ) -> Option<P> {
     list.iter().find(|(p, _)| name_of(p) == name).map(|(p, _)| *p)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_built_in_part_goes_for_a_plugin_of_its_name_and_a_loaded_one_stays() {
+        let file = Some(PathBuf::from("/lib/x.so"));
+        let mut parts = vec![("shm", None), ("tcp", None), ("shm", file.clone())];
+        assert!(drop_built_in(&mut parts, "shm", |name| name));
+        assert_eq!(parts, [("tcp", None), ("shm", file)]);
+        assert!(!drop_built_in(&mut parts, "shm", |name| name));
+    }
+}

@@ -266,23 +266,27 @@ fn two_processes_with_one_rank_are_told_of_each_other() {
 }
 
 #[test]
-fn ranks_that_expect_another_world_are_refused() {
-    let meeting = Meeting::new();
-    on_threads(2, |rank| {
-        if rank == 0 {
-            return drop(meeting.join(0, 2).unwrap());
+fn a_rank_that_expects_another_world_ends_the_join_of_all() {
+    let size = |meeting: &Meeting| meeting.options(1, 4);
+    let time = |meeting: &Meeting| WorldOptions { deadline: 2 * DEADLINE, ..meeting.options(1, 3) };
+    let cases: [(&(dyn Fn(&Meeting) -> WorldOptions + Sync), &str); 2] = [
+        (&size, "found a world of 4 ranks, rank 0 expects 3"),
+        (&time, "1000 and 5000 ms, rank 0 has 500 and 5000"),
+    ];
+    for (odd, says) in cases {
+        let meeting = Meeting::new();
+        let errors = on_threads(3, |rank| {
+            // The last comes after the odd one was seen, and is told as well.
+            std::thread::sleep(u32::from(rank == 2) * Duration::from_millis(150));
+            let options = if rank == 1 { odd(&meeting) } else { meeting.options(rank, 3) };
+            World::join(options).unwrap_err()
+        });
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+            assert!(error.message().contains(says), "{error}");
         }
-        let refused = |options| {
-            let error = World::join(options).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Mismatch);
-            error.to_string()
-        };
-        let size = refused(meeting.options(1, 4));
-        assert!(size.contains("found a world of 4 ranks, rank 0 expects 2"), "{size}");
-        let time = refused(WorldOptions { deadline: 2 * DEADLINE, ..meeting.options(1, 2) });
-        assert!(time.contains("1000 and 5000 ms, rank 0 has 500 and 5000"), "{time}");
-        drop(meeting.join(1, 2).unwrap());
-    });
+        assert_eq!(files_in(meeting.0.path()), 0);
+    }
 }
 
 #[test]
