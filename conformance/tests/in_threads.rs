@@ -1,5 +1,7 @@
 //! L0 to L2 with ranks as threads, over shared memory, by loads and stores and by puts.
 
+#![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
+
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokenyard_conformance::runner::Settings;
 use tokenyard_conformance::suite::{self, Level, Outcome, Test};

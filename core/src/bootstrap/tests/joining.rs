@@ -269,7 +269,8 @@ fn two_processes_with_one_rank_are_told_of_each_other() {
 fn a_rank_that_expects_another_world_ends_the_join_of_all() {
     let size = |meeting: &Meeting| meeting.options(1, 4);
     let time = |meeting: &Meeting| WorldOptions { deadline: 2 * DEADLINE, ..meeting.options(1, 3) };
-    let cases: [(&(dyn Fn(&Meeting) -> WorldOptions + Sync), &str); 2] = [
+    type Options<'a> = &'a (dyn Fn(&Meeting) -> WorldOptions + Sync);
+    let cases: [(Options<'_>, &str); 2] = [
         (&size, "found a world of 4 ranks, rank 0 expects 3"),
         (&time, "1000 and 5000 ms, rank 0 has 500 and 5000"),
     ];
