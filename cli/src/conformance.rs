@@ -126,10 +126,8 @@ impl Plan {
     }
 
     fn run(&self, config: &Path, finished: &mut Vec<Finished>) -> Result<()> {
-        let program = Program {
-            path: std::env::current_exe().context("find this program")?,
-            arguments: vec!["conformance".into(), "--rank".into()],
-        };
+        let path = std::env::current_exe().context("find this program")?;
+        let program = Program::new(path, vec!["conformance".into(), "--rank".into()]);
         let bar = progress_bar((self.tests.len() + self.faults.len()) as u64)?;
         let mut each = |done: Finished| {
             if let Verdict::Fail(_) = done.verdict {

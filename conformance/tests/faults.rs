@@ -37,10 +37,8 @@ fn launch() -> ExitCode {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let config = folder.path().join("config.toml");
     std::fs::write(&config, CONFIG).expect("the config is written");
-    let program = Arc::new(Program {
-        path: std::env::current_exe().expect("this program"),
-        arguments: vec![RANK.into()],
-    });
+    let path = std::env::current_exe().expect("this program");
+    let program = Arc::new(Program::new(path, vec![RANK.into()]));
     let trials = faults::list()
         .into_iter()
         .map(|fault| {

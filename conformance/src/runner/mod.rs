@@ -40,6 +40,15 @@ pub struct Program {
     pub path: PathBuf,
     /// What stands before the order file, for example `conformance --rank`.
     pub arguments: Vec<OsString>,
+    /// How long one test may take before it counts as hanging. Longer than every wait of a test.
+    pub limit: Duration,
+}
+
+impl Program {
+    /// A program with the usual limit of a minute.
+    pub fn new(path: PathBuf, arguments: Vec<OsString>) -> Self {
+        Self { path, arguments, limit: Duration::from_secs(60) }
+    }
 }
 
 /// The config under test, and what its transport declares.

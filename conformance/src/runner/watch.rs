@@ -13,8 +13,6 @@ use super::order::{Answer, Order, Told, Work};
 use crate::faults::{self, Fault};
 use crate::suite::Test;
 
-/// How long one test may take before it counts as hanging. Longer than every wait of a test.
-const TEST_LIMIT: Duration = Duration::from_secs(60);
 /// What ranks get to end by themselves once a test has failed somewhere.
 const END_LIMIT: Duration = Duration::from_secs(25);
 /// The longest that a fault is watched.
@@ -78,6 +76,7 @@ pub fn run_in_processes(
 struct Watched {
     running: Running,
     ranks: u32,
+    limit: Duration,
     _order: tempfile::TempDir,
     /// Per rank, what it said of the test that is watched.
     told: BTreeMap<u32, Told>,
@@ -104,6 +103,7 @@ impl Watched {
         Ok(Self {
             running: job.start()?,
             ranks,
+            limit: program.limit,
             _order: folder,
             told: BTreeMap::new(),
             exits: BTreeMap::new(),
@@ -132,7 +132,7 @@ impl Watched {
                 self.told.insert(rank, told);
             }
         }
-        let mut limit = TEST_LIMIT;
+        let mut limit = self.limit;
         let mut failing = false;
         while !self.is_over() && start.elapsed() < limit {
             let left = limit.saturating_sub(start.elapsed());
@@ -141,7 +141,7 @@ impl Watched {
             }
             if !failing && self.has_failed() {
                 failing = true;
-                limit = (start.elapsed() + END_LIMIT).min(TEST_LIMIT);
+                limit = (start.elapsed() + END_LIMIT).min(self.limit);
             }
         }
         self.verdict()

@@ -1,0 +1,74 @@
+//! How the runner takes tests that fail, end, hang and babble: the ranks are a shell script here.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tokenyard_conformance::runner::{Finished, Program, Verdict, run_in_processes};
+use tokenyard_conformance::suite::{Level, Outcome, Test};
+
+/// A rank: it does what the name of each test says. `$0` is the order.
+const RANK: &str = r#"
+for name in $(sed 's/.*"tests":\[//; s/\].*//; s/[",]/ /g' "$0"); do
+    outcome='"pass"'
+    case $name in
+        babbles) echo "hello"; echo '{"half": ' ;;
+        ends) [ "$TOKENYARD_RANK" = 1 ] && { echo "no memory" >&2; exit 7; } ;;
+        hangs) [ "$TOKENYARD_RANK" = 0 ] && sleep 60 ;;
+        fails) [ "$TOKENYARD_RANK" = 1 ] && outcome='{"fail":"3 is not 4"}' ;;
+        misses) outcome='{"not_supported":"no get"}' ;;
+    esac
+    printf '{"tokenyard":"test","name":"%s","outcome":%s}\n' "$name" "$outcome"
+    case $outcome in *fail*) exit 0 ;; esac
+done
+"#;
+
+fn run(names: &[&str]) -> Vec<Finished> {
+    let mut program = Program::new("/bin/sh".into(), vec!["-c".into(), RANK.into()]);
+    program.limit = Duration::from_secs(2);
+    let tests: Vec<Test> = names
+        .iter()
+        .map(|name| Test {
+            name: (*name).to_owned(),
+            level: Level::L1,
+            ranks: 2,
+            about: String::new(),
+            body: Box::new(|_| Ok(Outcome::Pass)),
+        })
+        .collect();
+    let mut finished = Vec::new();
+    run_in_processes(&program, Path::new("none.toml"), &tests, &mut |one| finished.push(one))
+        .expect("the ranks start");
+    finished
+}
+
+fn failure(finished: &Finished) -> &str {
+    match &finished.verdict {
+        Verdict::Fail(message) => message,
+        other => panic!("{}: found {other:?}, expected a failure", finished.name),
+    }
+}
+
+#[test]
+fn a_failure_of_any_kind_takes_no_other_test_down() {
+    let names = ["babbles", "ends", "good", "fails", "misses", "last"];
+    let finished = run(&names);
+    assert_eq!(finished.iter().map(|f| f.name.as_str()).collect::<Vec<_>>(), names);
+    for good in [0, 2, 5] {
+        assert_eq!(finished[good].verdict, Verdict::Pass, "{}", finished[good].name);
+    }
+    let ended = failure(&finished[1]);
+    assert!(ended.contains("rank 1: ended (exit code 7) without a result"), "{ended}");
+    assert!(ended.contains("no memory") && !ended.contains("rank 0"), "{ended}");
+    assert_eq!(failure(&finished[3]), "rank 1: 3 is not 4");
+    assert_eq!(finished[4].verdict, Verdict::NotSupported("no get".into()));
+}
+
+#[test]
+fn a_test_that_hangs_is_ended_and_named() {
+    let start = Instant::now();
+    let finished = run(&["good", "hangs", "last"]);
+    assert_eq!(finished[0].verdict, Verdict::Pass);
+    assert_eq!(failure(&finished[1]), "rank 0: hangs: no result in time");
+    assert_eq!(finished[2].verdict, Verdict::Pass);
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+}
