@@ -1,5 +1,7 @@
 //! L3 with ranks as processes: this program is also the ranks.
 
+#![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -50,7 +52,7 @@ fn launch() -> ExitCode {
     conclusion.exit_code()
 }
 
-fn play(program: &Program, config: &PathBuf, fault: &Fault) -> Result<(), Failed> {
+fn play(program: &Program, config: &Path, fault: &Fault) -> Result<(), Failed> {
     match run_fault(program, config, fault)?.verdict {
         Verdict::Pass => Ok(()),
         Verdict::NotSupported(why) | Verdict::Fail(why) => Err(Failed::from(why)),

@@ -1,5 +1,7 @@
 //! How the runner takes tests that fail, end, hang and babble: the ranks are a shell script here.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests may end them")]
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
