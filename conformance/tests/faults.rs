@@ -2,7 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
