@@ -233,7 +233,8 @@ fn a_killed_rank_ends_the_run_is_named_first_and_nothing_is_left() {
     let text = end_of(child, &ranks, Duration::from_secs(6));
     let first = text.lines().next().unwrap_or_default();
     assert!(first.contains("rank 1: it died: killed by signal 9"), "{text}");
-    assert!(text.contains("rank 1 closed its connection"), "{text}");
+    // The connection ends closed or reset, as the kernel likes.
+    assert!(text.contains("connection without a goodbye"), "{text}");
 }
 
 #[test]
