@@ -164,7 +164,7 @@ fn a_refusal_of_another_sort_of_operation_closes_the_yard_on_every_rank() {
         if rank == 0 {
             dispatch = Dispatch { topk_idx: dispatch.x, ..dispatch };
         }
-        let kinds = [ErrorKind::Protocol, ErrorKind::PeerLost];
+        let kinds = [ErrorKind::Mismatch, ErrorKind::PeerLost];
         expect_kind(yard.dispatch(&dispatch), &kinds)?;
         expect_kind(yard.dispatch(&dispatch), &kinds)?;
         Ok(())
@@ -183,7 +183,7 @@ fn ranks_that_replay_different_handles_are_told_so() {
         let handles =
             [yard.dispatch(&brought.dispatch()?)?.1, yard.dispatch(&brought.dispatch()?)?.1];
         let result = yard.replay(&handles[rank], &brought.replay()?);
-        let error = expect_kind(result, &[ErrorKind::Protocol, ErrorKind::PeerLost])?;
+        let error = expect_kind(result, &[ErrorKind::Mismatch, ErrorKind::PeerLost])?;
         anyhow::ensure!(error.to_string().contains("used the handle of dispatch"), "{error}");
         Ok(())
     });

@@ -160,12 +160,14 @@ impl Shared {
             return None;
         }
         let error = expired(&waiting.what, waiting.found, waiting.lasted);
+        let rank = waiting.what.peer;
         Some(Verdict {
             kind: ErrorKind::Deadline,
-            rank: waiting.what.peer,
+            rank,
             text: format!(
-                "{}; the rank is alive by its heartbeats, and {key} = {} is over",
+                "{}; its last heartbeat came {:.1} s ago, and {key} = {} is over",
                 error.message(),
+                self.liveness.silence(rank).as_secs_f64(),
                 bound.as_millis()
             ),
         })

@@ -102,6 +102,11 @@
 #define TY_PANIC -13
 
 /**
+ * Ranks disagree on what must be equal, for example on which operation comes next.
+ */
+#define TY_MISMATCH -14
+
+/**
  * Bytes that fit an operation's name in a [`TyError`].
  */
 #define TY_ERROR_OPERATION 32

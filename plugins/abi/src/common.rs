@@ -35,6 +35,8 @@ pub const TY_REFUSED: i32 = -11;
 pub const TY_INTERNAL: i32 = -12;
 /// The part panicked; the instance must not be used again.
 pub const TY_PANIC: i32 = -13;
+/// Ranks disagree on what must be equal, for example on which operation comes next.
+pub const TY_MISMATCH: i32 = -14;
 
 /// A string that is borrowed for the duration of a call: UTF-8, not terminated.
 #[repr(C)]
