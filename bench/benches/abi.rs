@@ -17,7 +17,7 @@ use tokenyard_core::abi;
 use tokenyard_core::config::PartTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef, load_file};
 use tokenyard_core::link::Link;
-use tokenyard_core::transport::{Command, Team, Transport, TransportNeeds};
+use tokenyard_core::transport::{Command, NO_COMMAND, Team, Transport, TransportNeeds};
 use tokenyard_cpu::{Shm, ShmConfig};
 
 /// Nanoseconds that a call through a loaded library may cost more.
@@ -41,22 +41,7 @@ const NEEDS: TransportNeeds = TransportNeeds {
 };
 
 /// Raises a signal of this rank itself; no event follows.
-const RAISE: Command = Command {
-    op: abi::TY_OP_SIGNAL,
-    reserved: 0,
-    flags: 0,
-    lane: LANE,
-    peer: 0,
-    signal: SIGNAL,
-    add: 1,
-    src_window: 0,
-    dst_window: 0,
-    src_offset: 0,
-    dst_offset: 0,
-    bytes: 0,
-    value: 0,
-    tag: 0,
-};
+const RAISE: Command = Command { op: abi::TY_OP_SIGNAL, signal: SIGNAL, add: 1, ..NO_COMMAND };
 
 fn main() -> Result<ExitCode> {
     tokenyard_bench::link();

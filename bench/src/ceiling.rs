@@ -13,7 +13,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::PartTable;
 use tokenyard_core::host::{OpenTransport, Registry};
 use tokenyard_core::kernels::{KernelSet, KernelShape};
-use tokenyard_core::transport::{Command, Team, TransportNeeds};
+use tokenyard_core::transport::{Command, NO_COMMAND, Team, TransportNeeds};
 use tokenyard_cpu::CpuKernels;
 use tokenyard_cpu::kernels::CpuConfig;
 
@@ -158,20 +158,3 @@ fn any_shape(rank: u32, ranks: u32) -> KernelShape {
         handles: 1,
     }
 }
-
-const NO_COMMAND: Command = Command {
-    op: 0,
-    reserved: 0,
-    flags: 0,
-    lane: LANE,
-    peer: 0,
-    signal: 0,
-    add: 0,
-    src_window: 0,
-    dst_window: 0,
-    src_offset: 0,
-    dst_offset: 0,
-    bytes: 0,
-    value: 0,
-    tag: 0,
-};

@@ -192,3 +192,24 @@ pub const NO_CAPABILITIES: Capabilities = Capabilities {
     max_windows: 0,
     largest_put: 0,
 };
+
+/// A command with everything zero, to be filled by struct update.
+pub const NO_COMMAND: Command = Command {
+    op: 0,
+    reserved: 0,
+    flags: 0,
+    lane: 0,
+    peer: 0,
+    signal: 0,
+    add: 0,
+    src_window: 0,
+    dst_window: 0,
+    src_offset: 0,
+    dst_offset: 0,
+    bytes: 0,
+    value: 0,
+    tag: 0,
+};
+
+/// An event with everything zero: room for `poll`.
+pub const NO_EVENT: Event = Event { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 };

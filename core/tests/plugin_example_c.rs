@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use tokenyard_core::abi;
 use tokenyard_core::config::PartTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
-use tokenyard_core::transport::{Command, Event, Team, TransportNeeds, Window};
+use tokenyard_core::transport::{
+    Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window,
+};
 use tokenyard_core::{Error, ErrorKind};
 
 mod plugins;
@@ -76,31 +78,14 @@ impl Rank {
     }
 
     fn poll(&self, lane: u32) -> Vec<Event> {
-        let mut events = [EVENT; 64];
+        let mut events = [NO_EVENT; 64];
         let count = self.transport.poll(lane, &mut events).unwrap();
         events[..count].to_vec()
     }
 }
 
-const EVENT: Event = Event { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 };
-
 fn command(op: u8, peer: u32) -> Command {
-    Command {
-        op,
-        reserved: 0,
-        flags: 0,
-        lane: 0,
-        peer,
-        signal: 0,
-        add: 1,
-        src_window: 0,
-        dst_window: 1,
-        src_offset: 0,
-        dst_offset: 0,
-        bytes: 0,
-        value: 0,
-        tag: 0,
-    }
+    Command { op, peer, add: 1, dst_window: 1, ..NO_COMMAND }
 }
 
 /// Runs `body` as each of `ranks`, connected to one another.

@@ -9,8 +9,8 @@ use tokenyard_core::export::{self, Exported, KernelsPart, TransportPart};
 use tokenyard_core::host::{BuiltIn, OpenKernels, OpenTransport, Registry, services};
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape};
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportNeeds,
-    Window,
+    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, NO_COMMAND, Team, Transport,
+    TransportNeeds, Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -257,22 +257,7 @@ fn an_unknown_key_of_a_part_is_named_with_its_line() {
 }
 
 fn command() -> Command {
-    Command {
-        op: abi::TY_OP_SIGNAL,
-        reserved: 0,
-        flags: 0,
-        lane: 0,
-        peer: 0,
-        signal: 0,
-        add: 1,
-        src_window: 0,
-        dst_window: 0,
-        src_offset: 0,
-        dst_offset: 0,
-        bytes: 0,
-        value: 0,
-        tag: 0,
-    }
+    Command { op: abi::TY_OP_SIGNAL, add: 1, ..NO_COMMAND }
 }
 
 // === kernel set ===

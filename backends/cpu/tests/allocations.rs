@@ -7,6 +7,7 @@ use std::cell::Cell;
 
 use common::{Rank, command, needs};
 use tokenyard_core::abi;
+use tokenyard_core::transport::NO_EVENT;
 
 /// Counts the allocations of each thread.
 struct Counting;
@@ -50,7 +51,7 @@ fn post_poll_and_read_signal_do_not_allocate_even_when_a_command_fails() {
         (command.flags, command.bytes, command.dst_window) = (abi::TY_FLAG_NOTIFY, 64, 1);
         command
     });
-    let mut events = [abi::TyEvent { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 }; 8];
+    let mut events = [NO_EVENT; 8];
 
     let before = COUNT.get();
     for step in 1..=1000 {

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
-use tokenyard_core::transport::Command;
+use tokenyard_core::transport::{Command, NO_COMMAND};
 
-use super::rig::{NONE, Needs, Rig};
+use super::rig::{Needs, Rig};
 use super::{Body, Case};
 use crate::suite::Rank;
 
@@ -77,7 +77,7 @@ fn damages(good: &[u8]) -> Vec<(&'static str, Vec<u8>, bool)> {
 fn good_endpoints_still_work(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     let mut rig = Rig::bring_up(rank, needs)?;
     let (peer, signal) = (rig.next(), rig.signal(0, 0, rig.me()));
-    rig.post(0, &[Command { op: abi::TY_OP_SIGNAL, peer, signal, add: 1, ..NONE }])?;
+    rig.post(0, &[Command { op: abi::TY_OP_SIGNAL, peer, signal, add: 1, ..NO_COMMAND }])?;
     rig.wait_signal(0, rig.signal(0, 0, rig.previous()), 1)?;
     rig.end(true)
 }

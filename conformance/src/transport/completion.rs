@@ -5,10 +5,10 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::host::OpenTransport;
-use tokenyard_core::transport::{Command, Event};
+use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
 use super::memory::{compare, pattern};
-use super::rig::{Lane, NONE, Needs, Rig};
+use super::rig::{Lane, Needs, Rig};
 use super::{Body, Case};
 
 pub(super) const CASES: &[Case] = &[
@@ -56,7 +56,7 @@ fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
     for round in 0..60_u64 {
         let bytes = rig.put_bytes([64, 4096, 50_000, room][round as usize % 4]);
         let seed = |writer: u32, part: usize| u64::from(writer) << 32 | round << 8 | part as u64;
-        let mut commands = [NONE; BATCH];
+        let mut commands = [NO_COMMAND; BATCH];
         for (part, command) in commands.iter_mut().enumerate() {
             rig.windows[0].write(part * room, &pattern(seed(me, part), bytes));
             *command = Command {
@@ -70,7 +70,7 @@ fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
                 dst_offset: (part * room) as u64,
                 bytes: bytes as u64,
                 tag: part as u64,
-                ..NONE
+                ..NO_COMMAND
             };
         }
         rig.post(0, &commands)?;
@@ -114,7 +114,7 @@ fn every_notified_command_completes_once(rig: &mut Rig<'_>) -> Result<()> {
             bytes: if op == abi::TY_OP_PUT_VALUE { 0 } else { 8 * (i % 7 + 1) },
             // Whatever 64 bits: the tag belongs to whoever posts.
             tag: !(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
-            ..NONE
+            ..NO_COMMAND
         });
     }
     rig.post(0, &commands)?;
@@ -171,7 +171,7 @@ fn queue_full_is_back_pressure(rig: &mut Rig<'_>) -> Result<()> {
             dst_offset: 8192,
             bytes: 8,
             tag,
-            ..NONE
+            ..NO_COMMAND
         })
         .collect();
     // Without a poll, for as long as the lane takes anything.
@@ -203,7 +203,7 @@ fn lanes_are_independent(rig: &mut Rig<'_>) -> Result<()> {
         src_offset: 8 * u64::from(lane),
         dst_offset: 8 * u64::from(lane),
         tag,
-        ..NONE
+        ..NO_COMMAND
     };
     // Lane 0 is full and nobody polls it.
     let (one, other) = (put(rig, 0, 0), put(rig, 1, 1));

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::abi;
-use tokenyard_core::transport::Command;
+use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{UNTOUCHED, compare, pattern};
-use super::rig::{NONE, Needs, Rig};
+use super::rig::{Needs, Rig};
 use super::{Body, Case};
 
 const MIB: u64 = 1 << 20;
@@ -59,7 +59,7 @@ fn payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
             add: 1,
             dst_window: 1,
             bytes: bytes as u64,
-            ..NONE
+            ..NO_COMMAND
         };
         rig.post(0, &[put])?;
         rig.wait_signal(0, rig.signal(0, 0, previous), round)?;
@@ -73,7 +73,10 @@ fn payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
         compare(&what(), &all, &expected)?;
         // The writer may write the next one, and so may this rank once its own was seen.
         let signal = rig.signal(1, 0, me);
-        rig.post(0, &[Command { op: abi::TY_OP_SIGNAL, peer: previous, signal, add: 1, ..NONE }])?;
+        rig.post(
+            0,
+            &[Command { op: abi::TY_OP_SIGNAL, peer: previous, signal, add: 1, ..NO_COMMAND }],
+        )?;
         rig.wait_signal(0, rig.signal(1, 0, next), round)?;
     }
     Ok(())
@@ -113,7 +116,7 @@ impl Round {
                 src_offset: from as u64,
                 dst_offset: at as u64,
                 bytes: bytes as u64,
-                ..NONE
+                ..NO_COMMAND
             });
             at += bytes + 1 + index % 5;
         }
@@ -178,7 +181,7 @@ fn eight_byte_values_arrive_whole(rig: &mut Rig<'_>) -> Result<()> {
         return write_values(rig, enough);
     }
     read_values(rig)?;
-    let enough = Command { op: abi::TY_OP_SIGNAL, peer: 0, signal: enough, add: 1, ..NONE };
+    let enough = Command { op: abi::TY_OP_SIGNAL, peer: 0, signal: enough, add: 1, ..NO_COMMAND };
     rig.post(0, &[enough])
 }
 
@@ -191,7 +194,10 @@ fn write_values(rig: &mut Rig<'_>, enough: u32) -> Result<()> {
             break;
         }
         let dst_offset = AT as u64;
-        rig.post(0, &[Command { op: abi::TY_OP_PUT_VALUE, peer: 1, dst_offset, value, ..NONE }])?;
+        rig.post(
+            0,
+            &[Command { op: abi::TY_OP_PUT_VALUE, peer: 1, dst_offset, value, ..NO_COMMAND }],
+        )?;
         rig.drive()?;
         rig.check_peers()?;
         ensure!(Instant::now() < until, "the reader never said that it has seen enough");

@@ -2,10 +2,10 @@
 
 use anyhow::{Context as _, Result};
 use tokenyard_core::abi;
-use tokenyard_core::transport::Command;
+use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{UNTOUCHED, compare, copy_from, pattern};
-use super::rig::{NONE, Needs, Rig};
+use super::rig::{Needs, Rig};
 use super::{Body, Case};
 
 pub(super) const CASES: &[Case] = &[
@@ -55,7 +55,7 @@ fn get_reads_the_peer(rig: &mut Rig<'_>) -> Result<()> {
                     src_offset: to as u64,
                     dst_offset: from as u64,
                     bytes: bytes as u64,
-                    ..NONE
+                    ..NO_COMMAND
                 }],
             )?;
             rig.wait_events(0, 1)?;
@@ -104,7 +104,7 @@ fn peer_addresses_see_puts_and_stores(rig: &mut Rig<'_>) -> Result<()> {
                 src_offset: from as u64,
                 dst_offset: (place(1, me)) as u64,
                 bytes: bytes as u64,
-                ..NONE
+                ..NO_COMMAND
             }],
         )?;
     }
@@ -140,8 +140,13 @@ fn stored_payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
         // has said that it has looked.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address, bytes) };
         let signal = |kind| rig.signal(kind, 0, me);
-        let note =
-            |kind| Command { op: abi::TY_OP_SIGNAL, peer, signal: signal(kind), add: 1, ..NONE };
+        let note = |kind| Command {
+            op: abi::TY_OP_SIGNAL,
+            peer,
+            signal: signal(kind),
+            add: 1,
+            ..NO_COMMAND
+        };
         let (stored, looked) = (note(0), note(1));
         rig.post(0, &[stored])?;
         rig.wait_signal(0, rig.signal(0, 0, peer), round)?;

@@ -2,9 +2,9 @@
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
-use tokenyard_core::transport::Command;
+use tokenyard_core::transport::{Command, NO_COMMAND};
 
-use super::rig::{NONE, Needs, Rig};
+use super::rig::{Needs, Rig};
 use super::{Body, Case};
 
 pub(super) const CASES: &[Case] = &[Case {
@@ -28,7 +28,7 @@ fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
     rig.transport.health()?;
     rig.expect_errors();
     let signal = rig.signal(0, 0, 0);
-    let good = Command { op: abi::TY_OP_SIGNAL, peer: 1, signal, add: 1, ..NONE };
+    let good = Command { op: abi::TY_OP_SIGNAL, peer: 1, signal, add: 1, ..NO_COMMAND };
     let noted = |tag| Command { flags: abi::TY_FLAG_NOTIFY, tag, ..good };
     // Errors come unasked: the bad one has no TY_FLAG_NOTIFY.
     let bad = Command { op: UNKNOWN_OP, tag: 77, ..good };

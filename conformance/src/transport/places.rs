@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Result;
 use tokenyard_core::abi;
-use tokenyard_core::transport::Command;
+use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{compare, pattern};
-use super::rig::{NONE, Needs, Rig};
+use super::rig::{Needs, Rig};
 use super::{Body, Case};
 
 pub(super) const CASES: &[Case] = &[Case {
@@ -121,7 +121,7 @@ fn commands_to(rig: &Rig<'_>, peer: u32) -> Vec<Command> {
             src_offset: from as u64,
             dst_offset: way.to(rig) as u64,
             bytes: CELL as u64,
-            ..NONE
+            ..NO_COMMAND
         }
     };
     let mut commands: Vec<_> = ways(rig, me, peer).map(put).collect();
@@ -131,7 +131,7 @@ fn commands_to(rig: &Rig<'_>, peer: u32) -> Vec<Command> {
         dst_window: VALUES as u16,
         dst_offset: value_cell(rig, me) as u64,
         value: value(me, peer),
-        ..NONE
+        ..NO_COMMAND
     });
     commands
 }

@@ -10,28 +10,10 @@ use tokenyard_core::abi;
 use tokenyard_core::bootstrap::{Liveness, World};
 use tokenyard_core::config::{Config, PartChoice};
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
-use tokenyard_core::transport::{Capabilities, Command, Event, Team, TransportNeeds};
+use tokenyard_core::transport::{Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds};
 
 use super::memory::{Area, UNTOUCHED};
 use crate::suite::Rank;
-
-/// A command with everything zero.
-pub(super) const NONE: Command = Command {
-    op: 0,
-    reserved: 0,
-    flags: 0,
-    lane: 0,
-    peer: 0,
-    signal: 0,
-    add: 0,
-    src_window: 0,
-    dst_window: 0,
-    src_offset: 0,
-    dst_offset: 0,
-    bytes: 0,
-    value: 0,
-    tag: 0,
-};
 
 /// What a case uses of a transport; the ranks multiply the signals.
 #[derive(Clone, Copy, Debug)]
@@ -164,7 +146,7 @@ impl Lane {
 
     /// Polls once and keeps what it gives.
     pub(super) fn drive(&mut self, transport: &OpenTransport) -> Result<()> {
-        let mut events = [Event { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 }; 32];
+        let mut events = [NO_EVENT; 32];
         let count = transport.poll(self.id, &mut events).map_err(|status| {
             anyhow!("poll of lane {}: found status {status}; expected 0", self.id)
         })?;

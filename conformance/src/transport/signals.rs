@@ -2,9 +2,9 @@
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
-use tokenyard_core::transport::Command;
+use tokenyard_core::transport::{Command, NO_COMMAND};
 
-use super::rig::{NONE, Needs, Rig};
+use super::rig::{Needs, Rig};
 use super::{Body, Case};
 
 pub(super) const CASES: &[Case] = &[
@@ -41,7 +41,7 @@ fn signals_count_exactly(rig: &mut Rig<'_>) -> Result<()> {
                 let bytes = if index % 3 == 2 { 16 } else { 0 };
                 let signal = rig.signal(1, 0, me);
                 let dst_offset = 1024 + 16 * u64::from(me);
-                commands.push(Command { op, peer, signal, add, dst_offset, bytes, ..NONE });
+                commands.push(Command { op, peer, signal, add, dst_offset, bytes, ..NO_COMMAND });
             }
             total += u64::from(add);
         }
@@ -81,7 +81,13 @@ fn signals_of_many_ids(rig: &mut Rig<'_>) -> Result<()> {
     let add = |id: u32| 1 + id % 65_535;
     let ids = (0..count).filter(|id| raised(*id));
     let commands: Vec<_> = ids
-        .map(|id| Command { op: abi::TY_OP_SIGNAL, peer: next, signal: id, add: add(id), ..NONE })
+        .map(|id| Command {
+            op: abi::TY_OP_SIGNAL,
+            peer: next,
+            signal: id,
+            add: add(id),
+            ..NO_COMMAND
+        })
         .collect();
     rig.post(0, &commands)?;
     for command in &commands {

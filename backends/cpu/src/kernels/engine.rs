@@ -5,7 +5,7 @@ use tokenyard_core::abi;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::link::Link;
 use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT, Shape};
-use tokenyard_core::transport::{Command, Event};
+use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -210,7 +210,7 @@ impl Engine {
 
     /// Collects events; an error completion ends whatever waits (INV-7).
     fn progress(&self) -> Result<()> {
-        let mut events = [Event { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 }; 64];
+        let mut events = [NO_EVENT; 64];
         let count = self.link.poll(LANE, &mut events).map_err(|status| self.broken(status))?;
         for event in &events[..count] {
             match event.kind {
@@ -417,20 +417,3 @@ pub(super) struct Block {
     pub(super) src: (u16, u64),
     pub(super) dst: (u16, u64),
 }
-
-pub(super) const NO_COMMAND: Command = Command {
-    op: 0,
-    reserved: 0,
-    flags: 0,
-    lane: LANE,
-    peer: 0,
-    signal: 0,
-    add: 0,
-    src_window: 0,
-    dst_window: 0,
-    src_offset: 0,
-    dst_offset: 0,
-    bytes: 0,
-    value: 0,
-    tag: 0,
-};

@@ -11,7 +11,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 use tokenyard_core::abi;
 use tokenyard_core::config::PartTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
-use tokenyard_core::transport::{Command, Event, Team, TransportNeeds, Window};
+use tokenyard_core::transport::{
+    Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window,
+};
 
 pub(crate) const WINDOW_BYTES: usize = 1 << 16;
 
@@ -123,7 +125,7 @@ impl Rank {
 
     /// Up to four events.
     pub(crate) fn poll(&self, lane: u32) -> Vec<Event> {
-        let mut events = [Event { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 }; 4];
+        let mut events = [NO_EVENT; 4];
         let count = self.transport.poll(lane, &mut events).unwrap();
         events[..count].to_vec()
     }
@@ -144,22 +146,7 @@ impl Rank {
 
 /// A command for `peer` with everything else zero.
 pub(crate) fn command(op: u8, peer: u32) -> Command {
-    Command {
-        op,
-        reserved: 0,
-        flags: 0,
-        lane: 0,
-        peer,
-        signal: 0,
-        add: 1,
-        src_window: 0,
-        dst_window: 0,
-        src_offset: 0,
-        dst_offset: 0,
-        bytes: 0,
-        value: 0,
-        tag: 0,
-    }
+    Command { op, peer, add: 1, ..NO_COMMAND }
 }
 
 /// Runs `body` on connected ranks, one thread each. All ranks live until the last one is done.
