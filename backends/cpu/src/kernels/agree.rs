@@ -174,6 +174,9 @@ impl Engine {
         let entry = Entry { rows, arrays, base_x: header.0[4], base_weights: header.0[5] };
         self.gathered.entries[peer as usize] = entry;
         self.gathered.rows[peer as usize] = rows as u32;
+        if !Signature(header.0[2]).is_fresh() {
+            return Ok(());
+        }
         let local = self.shape.local_experts() as usize;
         let record = self.record_from(Signal::Entry, slot, peer);
         let counts = &mut self.gathered.counts[peer as usize * local..][..local];
