@@ -1,6 +1,7 @@
 //! Under which conditions figures were taken.
 
 use serde::Serialize;
+use tokenyard_core::machine;
 
 /// What a reader must know to compare figures. What the system does not tell is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -27,9 +28,9 @@ impl Conditions {
     /// Asks the system.
     pub fn find() -> Self {
         Self {
-            cpu: cpu_model(),
+            cpu: machine::cpu_model(),
             cores: std::thread::available_parallelism().ok().map(usize::from),
-            kernel: first_line("/proc/sys/kernel/osrelease"),
+            kernel: machine::kernel_release(),
             governor: first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             load: first_line("/proc/loadavg")
                 .and_then(|line| line.split_whitespace().next().map(str::to_owned)),
@@ -66,12 +67,6 @@ impl Conditions {
         .collect::<Vec<_>>()
         .join(" · ")
     }
-}
-
-fn cpu_model() -> Option<String> {
-    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 fn first_line(path: &str) -> Option<String> {

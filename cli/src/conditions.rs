@@ -1,6 +1,7 @@
 //! What a result was measured under.
 
 use serde::Serialize;
+use tokenyard_core::machine;
 
 /// The machine and the build, for reports.
 #[derive(Clone, Debug, Serialize)]
@@ -22,9 +23,9 @@ impl Conditions {
     /// Those of this process.
     pub(crate) fn here() -> Self {
         Self {
-            cpu: cpu_model().unwrap_or_else(|| "unknown".to_owned()),
+            cpu: machine::cpu_model().unwrap_or_else(|| "unknown".to_owned()),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
-            kernel: read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
+            kernel: machine::kernel_release().unwrap_or_else(|| "unknown".to_owned()),
             arch: std::env::consts::ARCH,
             version: env!("CARGO_PKG_VERSION"),
             release_build: !cfg!(debug_assertions),
@@ -35,12 +36,6 @@ impl Conditions {
 /// The text of a small file of the kernel, less the white space around it.
 pub(crate) fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
-}
-
-fn cpu_model() -> Option<String> {
-    let text = read("/proc/cpuinfo")?;
-    let line = text.lines().find(|line| line.starts_with("model name"))?;
-    line.split_once(':').map(|(_, name)| name.trim().to_owned())
 }
 
 /// A value of `/proc/meminfo`, in bytes.

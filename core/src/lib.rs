@@ -16,6 +16,7 @@ pub mod export;
 pub mod host;
 pub mod kernels;
 pub mod link;
+pub mod machine;
 pub mod moe;
 pub mod topology;
 pub mod transport;

@@ -9,6 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use tokenyard_core::bootstrap::{Identity, Rendezvous, Secret};
 use tokenyard_core::config::Config;
+use tokenyard_core::machine;
 
 use crate::conditions::{self, container_memory, meminfo};
 
@@ -81,7 +82,7 @@ impl Facts {
     pub(crate) fn gather(config: Option<&Config>) -> Self {
         let memory = conditions::read("/proc/meminfo");
         Self {
-            kernel: conditions::read("/proc/sys/kernel/osrelease").and_then(|r| version(&r)),
+            kernel: machine::kernel_release().and_then(|r| version(&r)),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             processor_quota: conditions::read("/sys/fs/cgroup/cpu.max").and_then(|t| quota(&t)),
             memory_available: memory.and_then(|text| meminfo(&text, "MemAvailable")),

@@ -4,6 +4,7 @@ use serde::Serialize;
 use tokenyard_core::abi;
 use tokenyard_core::config::Config;
 use tokenyard_core::host::PartInfo;
+use tokenyard_core::machine;
 use tokenyard_core::transport::Capabilities;
 
 /// Where a run took place, and what was tested: enough to compare two runs.
@@ -47,9 +48,9 @@ impl Environment {
         Self {
             tokenyard: env!("CARGO_PKG_VERSION"),
             date: date(SystemTime::now()),
-            kernel: first_line("/proc/sys/kernel/osrelease"),
+            kernel: machine::kernel_release().unwrap_or_else(unknown),
             architecture: std::env::consts::ARCH,
-            cpu: cpu(),
+            cpu: machine::cpu_model().unwrap_or_else(unknown),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             config: config.name.clone(),
             parts: parts.iter().filter(uses).cloned().collect(),
@@ -103,15 +104,8 @@ fn declared(capabilities: &Capabilities) -> Declared {
     }
 }
 
-fn first_line(path: &str) -> String {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.lines().next().unwrap_or("unknown").to_owned()
-}
-
-fn cpu() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    model.map_or("unknown", |(_, name)| name).trim().to_owned()
+fn unknown() -> String {
+    "unknown".to_owned()
 }
 
 /// The date in UTC as RFC 3339, in whole seconds.

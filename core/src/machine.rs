@@ -1,0 +1,35 @@
+//! What this machine calls itself, for reports and measurements. Cold: each call reads a file.
+
+/// The processor, as `/proc/cpuinfo` names it; `None` where the kernel does not say.
+pub fn cpu_model() -> Option<String> {
+    model_name(&std::fs::read_to_string("/proc/cpuinfo").ok()?)
+}
+
+/// The release of the kernel, as `uname -r` prints it; `None` where it cannot be read.
+pub fn kernel_release() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    Some(text.trim().to_owned())
+}
+
+fn model_name(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_processor_names_the_machine() {
+        let text =
+            "processor\t: 0\nmodel name\t: Some CPU: 3 GHz\nprocessor\t: 1\nmodel name\t: B\n";
+        assert_eq!(model_name(text).as_deref(), Some("Some CPU: 3 GHz"));
+        assert_eq!(model_name("processor\t: 0\n"), None);
+    }
+
+    #[test]
+    fn the_kernel_has_a_release() {
+        assert!(kernel_release().is_some_and(|release| !release.is_empty()));
+    }
+}
