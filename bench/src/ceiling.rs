@@ -150,11 +150,13 @@ fn any_shape(rank: u32, ranks: u32) -> KernelShape {
         size: size_of::<KernelShape>(),
         rank,
         ranks,
+        domains: 1,
         experts: ranks,
         topk: 1,
         hidden: 16,
         max_tokens: 1,
         in_flight: 1,
         handles: 1,
+        reserved: 0,
     }
 }

@@ -156,6 +156,7 @@ pub(crate) fn measure(
         say.progress(done, Variant::ALL.len() as u64)?;
         let mut yard = Yard::open(world, &config, Workload::options(sizes))?;
         results.push(bench.variant(&mut yard, variant, task)?);
+        yard.close()?;
     }
     Ok(results)
 }

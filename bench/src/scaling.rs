@@ -145,6 +145,7 @@ pub fn measure(world: &Arc<World>, config: &Config, task: &Task) -> Result<Vec<F
             let sizes = Sizes { tokens: factor * task.sizes.tokens, ..task.sizes };
             let mut yard = Yard::open(world, &config, Workload::options(&sizes))?;
             all.push(figures(&mut yard, path, &sizes, task.steps)?);
+            yard.close()?;
         }
     }
     Ok(all)

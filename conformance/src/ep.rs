@@ -246,6 +246,7 @@ fn run(rank: &Rank<'_>, case: &Case, way: Way) -> Result<Outcome> {
         let round = Round::new(&Case { seed, ..case.clone() }, yard.rank());
         exchange_once(&mut yard, &round, way).with_context(|| format!("seed {seed}"))?;
     }
+    yard.close()?;
     Ok(Outcome::Pass)
 }
 

@@ -16,10 +16,14 @@
 
 use crate::Result;
 use crate::abi;
-use crate::transport::{Capabilities, MemoryNeeds, Window};
+use crate::transport::{MemoryNeeds, Window};
 
 /// What a kernel set is opened for. See [`abi::TyShape`].
 pub type KernelShape = abi::TyShape;
+/// What the transports of both levels declared. See [`abi::TyLimits`].
+pub type Limits = abi::TyLimits;
+/// What it uses of one transport. See [`abi::TyLinkNeeds`].
+pub type LinkNeeds = abi::TyLinkNeeds;
 /// What it needs. See [`abi::TyKernelNeeds`].
 pub type KernelNeeds = abi::TyKernelNeeds;
 
@@ -49,7 +53,7 @@ pub trait KernelSet: Sized + Send + 'static {
     ///
     /// # Errors
     /// The limit that is too small for the shape.
-    fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds>;
+    fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds>;
 
     /// Allocates the memory of one window. It lives as long as the instance.
     ///
@@ -105,6 +109,17 @@ pub trait KernelSet: Sized + Send + 'static {
     /// As `dispatch_send`.
     fn combine_recv(&mut self, operation: u64) -> Result<()>;
 
+    /// Waits until everything it posted is done (INV-4), so that transports may be closed once all
+    /// ranks have said so. No operation is open.
+    ///
+    /// # Errors
+    /// What ends the wait early.
+    fn flush(&mut self) -> Result<()>;
+
     /// Takes back an arena region. A region that is not held is ignored.
     fn release(&mut self, region: u64);
 }
+
+/// A link that is not used.
+pub const NO_LINK_NEEDS: LinkNeeds =
+    LinkNeeds { lanes: 0, signals: 0, queue_depth: 0, reserved: 0, largest_put: 0 };

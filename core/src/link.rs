@@ -145,6 +145,39 @@ impl Link {
             .map_err(|e| e.with_context("part", self.name()))
     }
 
+    /// Moves the fabric forward, where it must be driven; does nothing elsewhere. Any thread may
+    /// call it at any time. Returns whether something moved.
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero.
+    pub fn progress(&self) -> std::result::Result<bool, i32> {
+        let Some(slot) = self.table.progress else { return Ok(false) };
+        // SAFETY: an open instance; any thread may call it.
+        let status = unsafe { slot(self.instance) };
+        if status < 0 { Err(status) } else { Ok(status > 0) }
+    }
+
+    /// Whether somebody must call [`progress`](Self::progress).
+    pub fn needs_driving(&self) -> bool {
+        self.capabilities.flags & abi::TY_CAP_MANUAL_PROGRESS != 0
+    }
+
+    /// What connects this rank to `peer`, for diagnoses: the part's name and its own words.
+    pub fn link_name(&self, peer: u32) -> String {
+        let mut data = [0_u8; abi::TY_LINK_NAME_BYTES];
+        let mut bytes = 0_usize;
+        let name = self.name();
+        let Some(slot) = self.table.link_name else { return name.to_owned() };
+        // SAFETY: an open instance; any thread may call it; the buffer is valid for the call.
+        let status =
+            unsafe { slot(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes) };
+        let text = String::from_utf8_lossy(&data[..bytes.min(data.len())]);
+        if status != abi::TY_OK || text.is_empty() || text == name {
+            return name.to_owned();
+        }
+        format!("{name}: {text}")
+    }
+
     fn name(&self) -> &'static str {
         crate::host::TransportRef { table: self.table }.name()
     }

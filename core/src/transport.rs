@@ -19,6 +19,9 @@
 //!   done: not when it was picked up.
 //! - **INV-6.** `connect` ends within the deadline; `post` and `poll` never block.
 //! - **INV-7 no lost errors.** A failed command is an error event, and `health` stays bad.
+//!
+//! A transport that somebody must drive declares `TY_CAP_MANUAL_PROGRESS`; core then calls `progress`
+//! from a thread of its own while the ranks compute.
 
 use crate::abi;
 use crate::config::PartTable;
@@ -169,6 +172,23 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// # Errors
     /// That error.
     fn health(&self) -> Result<()>;
+
+    /// Moves the fabric forward and keeps what completes for the next `poll` (capability
+    /// `TY_CAP_MANUAL_PROGRESS`). Any thread calls it, also beside hot calls of every lane; it
+    /// returns at once if somebody else is driving. Returns whether something moved.
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero.
+    fn progress(&self) -> std::result::Result<bool, i32> {
+        Ok(false)
+    }
+
+    /// One line for diagnoses, after `connect`: what connects this rank to `peer` (device,
+    /// provider, both addresses); at most [`abi::TY_LINK_NAME_BYTES`] of it are used.
+    fn link_name(&self, peer: u32) -> String {
+        let _ = peer;
+        Self::NAME.to_owned()
+    }
 }
 
 /// Reads a part's own table; shared by the derived tables of all kinds.

@@ -22,6 +22,7 @@ pub struct WaitBoard {
     found: AtomicU64,
     since_ns: AtomicU64,
     operation: AtomicU64,
+    level: AtomicU64,
 }
 
 const _: () = assert!(size_of::<WaitBoard>() == size_of::<abi::TyWaitBoard>());
@@ -40,6 +41,8 @@ pub struct WaitFor {
     pub expected: u64,
     /// Operation number.
     pub operation: u64,
+    /// One of `TY_LEVEL_*`: whose transport raises the signal.
+    pub level: u64,
 }
 
 /// A wait in progress, as the watchdog sees it.
@@ -111,6 +114,7 @@ impl WaitBoard {
                 signal: self.signal.load(Ordering::Relaxed) as u32,
                 expected: self.expected.load(Ordering::Relaxed),
                 operation: self.operation.load(Ordering::Relaxed),
+                level: self.level.load(Ordering::Relaxed),
             },
             found: self.found.load(Ordering::Relaxed),
             lasted: Duration::from_nanos(monotonic_ns().saturating_sub(since)),
@@ -122,6 +126,7 @@ impl WaitBoard {
         self.signal.store(u64::from(what.signal), Ordering::Relaxed);
         self.expected.store(what.expected, Ordering::Relaxed);
         self.operation.store(what.operation, Ordering::Relaxed);
+        self.level.store(what.level, Ordering::Relaxed);
         self.since_ns.store(since_ns, Ordering::Relaxed);
         self.phase.store(what.phase, Ordering::Release);
     }
@@ -234,8 +239,14 @@ pub fn expired(what: &WaitFor, found: u64, lasted: Duration) -> Error {
 mod tests {
     use super::*;
 
-    const WHAT: WaitFor =
-        WaitFor { phase: abi::TY_PHASE_ROWS, peer: 3, signal: 9, expected: 2, operation: 5 };
+    const WHAT: WaitFor = WaitFor {
+        phase: abi::TY_PHASE_ROWS,
+        peer: 3,
+        signal: 9,
+        expected: 2,
+        operation: 5,
+        level: 0,
+    };
 
     #[test]
     fn a_wait_ends_when_the_total_is_reached_even_across_the_wrap_of_64_bits() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokenyard_core::config::PartTable;
 use tokenyard_core::export::{self, Exported, KernelsPart, TransportPart};
 use tokenyard_core::host::{BuiltIn, OpenKernels, OpenTransport, Registry, services};
-use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape};
+use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, NO_COMMAND, Team, Transport,
     TransportNeeds, Window,
@@ -285,7 +285,7 @@ impl KernelSet for PanickyKernels {
         Ok(Self(config))
     }
 
-    fn needs(&mut self, _: &Capabilities) -> Result<KernelNeeds> {
+    fn needs(&mut self, _: &Limits) -> Result<KernelNeeds> {
         self.0.enter("needs");
         Ok(sized())
     }
@@ -322,6 +322,11 @@ impl KernelSet for PanickyKernels {
 
     fn combine_recv(&mut self, _: u64) -> Result<()> {
         self.0.enter("combine_recv");
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.0.enter("flush");
         Ok(())
     }
 
@@ -371,8 +376,8 @@ fn a_panic_in_probe_or_open_of_a_kernel_set_is_an_error() {
 #[test]
 fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
     type Call = fn(&mut OpenKernels) -> Result<()>;
-    let calls: [(&str, Call); 8] = [
-        ("needs", |k| k.needs(&NO_CAPABILITIES).map(|_| ())),
+    let calls: [(&str, Call); 9] = [
+        ("needs", |k| k.needs(&sized()).map(|_| ())),
         ("allocate", |k| k.allocate(0, 8, &sized()).map(|_| ())),
         // SAFETY: the part looks at no pointer of these structures.
         ("plan", |k| unsafe { k.plan(&sized()) }),
@@ -383,6 +388,7 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
         // SAFETY: as above.
         ("combine_send", |k| unsafe { k.combine_send(&sized()) }),
         ("combine_recv", |k| k.combine_recv(0)),
+        ("flush", OpenKernels::flush),
     ];
     for (name, call) in calls {
         let mut good = open_kernels("").unwrap();

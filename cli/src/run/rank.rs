@@ -92,7 +92,7 @@ impl<'a> Rank<'a> {
             self.say(&Message::Step { done: step + 1 })?;
         }
         // A rank that left would be a lost one for those that still combine.
-        self.world.barrier("run done").map_err(anyhow::Error::from)?;
+        yard.close().map_err(anyhow::Error::from)?;
         self.finish(opened, tally)
     }
 

@@ -257,14 +257,20 @@ fn layout_words(layout: Layout) -> String {
 fn parts_line(opened: &Opened) -> String {
     let report = &opened.report;
     let domains = report.get("domains").and_then(serde_json::Value::as_u64).unwrap_or(0);
-    let text = |key: &str| report.get(key).and_then(|v| v.as_str()).unwrap_or("?").to_owned();
+    let text = |value: &serde_json::Value, key: &str| {
+        value.get(key).and_then(|v| v.as_str()).unwrap_or("?").to_owned()
+    };
+    let level = |name: &str, key: &str| {
+        let level = report.get(key).filter(|level| level.is_object())?;
+        Some(format!("{name} {} ({})", text(level, "transport"), text(level, "path")))
+    };
+    let levels = [level("scale-up", "scale_up"), level("scale-out", "scale_out")];
     format!(
-        "kernels {}, transport {} ({}), {domains} domain{}; the busiest expert has {:.1} times the \
-         mean load",
-        text("kernels"),
-        text("transport"),
-        text("path"),
+        "kernels {}, {}, {domains} domain{}, {}; the busiest expert has {:.1} times the mean load",
+        text(report, "kernels"),
+        levels.into_iter().flatten().collect::<Vec<_>>().join(", "),
         plural(domains as usize),
+        text(report, "algorithm"),
         opened.busiest_over_mean
     )
 }

@@ -5,8 +5,8 @@ use tokenyard_core::abi;
 use tokenyard_core::config::PartTable;
 use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsPart};
 use tokenyard_core::host::BuiltIn;
-use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape};
-use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
+use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
+use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_cpu::CpuKernels;
 
 use crate::faulty_shm::NoSettings;
@@ -49,7 +49,7 @@ impl<A: Alteration> KernelSet for Altered<A> {
         Ok(Self { cpu: CpuKernels::open(cpu_config(), shape)?, alteration: A::default() })
     }
 
-    fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds> {
+    fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
         self.cpu.needs(limits)
     }
 
@@ -90,6 +90,10 @@ impl<A: Alteration> KernelSet for Altered<A> {
         self.cpu.combine_recv(operation)?;
         self.alteration.combined();
         Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.cpu.flush()
     }
 
     fn release(&mut self, region: u64) {

@@ -53,6 +53,9 @@ pub struct Config {
     pub scale_out: Vec<PartChoice>,
     /// The topology; `auto` where the file says nothing.
     pub topology: PartChoice,
+    /// Splits the world into this many domains, whatever the topology found: 1 to 65,536, and a
+    /// divisor of the ranks. For tests, and for machines that are more than one domain.
+    pub domains: Option<u32>,
     /// Files and folders to load plugins from: absolute, each one once, in the order of the file.
     pub plugins: Vec<PathBuf>,
     /// Tables of parts that the file does not choose. They are kept for a later choice; a tool
@@ -159,6 +162,7 @@ impl Config {
             ("transport.scale_up.use", names(self.scale_up.as_slice())),
             ("transport.scale_out.use", names(&self.scale_out)),
             ("topology.use", self.topology.name.clone()),
+            ("topology.domains", self.domains.map_or("auto".to_owned(), |n| n.to_string())),
         ]
         .map(|(key, value)| (key.to_owned(), value))
         .into()

@@ -13,13 +13,14 @@ const DEFAULT_DEADLINE_MS: u64 = 30_000;
 const DEFAULT_LATE_MS: u64 = 30 * 60 * 1000;
 const MIN_DEADLINE_MS: u64 = 100;
 const MAX_DEADLINE_MS: u64 = 60 * 60 * 1000;
+const MAX_DOMAINS: u64 = 65_536;
 const MAX_LATE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 
 /// Stands for "no transport at this level"; never the name of a part.
 const NONE: &str = "none";
 
 /// Words that no part may be called, because they mean something else where a name may stand.
-const RESERVED: [&str; 2] = [NONE, "use"];
+const RESERVED: [&str; 3] = [NONE, "use", "domains"];
 
 const MAX_NAME: usize = 64;
 const PART_NAME: &str = "a part's name: 1 to 64 characters of a-z, 0-9, _ and -";
@@ -34,10 +35,20 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config> {
     let world = read_world(root.section("world")?)?;
     let kernels = read_kernels(&root, &mut unused_tables)?;
     let (scale_up, scale_out) = read_transports(&root, &mut unused_tables)?;
-    let topology = read_topology(&root, &mut unused_tables)?;
+    let (topology, domains) = read_topology(&root, &mut unused_tables)?;
     let plugins = read_plugins(root.section("plugins")?)?;
     let name = source.name().to_owned();
-    Ok(Config { name, world, kernels, scale_up, scale_out, topology, plugins, unused_tables })
+    Ok(Config {
+        name,
+        world,
+        kernels,
+        scale_up,
+        scale_out,
+        topology,
+        domains,
+        plugins,
+        unused_tables,
+    })
 }
 
 fn read_world(section: Option<Section<'_>>) -> Result<WorldConfig> {
@@ -89,11 +100,14 @@ fn read_kernels(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<Par
     })?;
     let item = section.require("use", "the name of a kernel set, such as \"cpu\"")?;
     let choice = choose(&section, &item)?;
-    check_tables(&section, from_ref(&choice), unused)?;
+    check_tables(&section, (from_ref(&choice), &["use"]), unused)?;
     Ok(choice)
 }
 
-fn read_topology(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<PartChoice> {
+fn read_topology(
+    root: &Section<'_>,
+    unused: &mut Vec<UnusedTable>,
+) -> Result<(PartChoice, Option<u32>)> {
     let section = root.section("topology")?;
     let choice = match section.as_ref().and_then(|section| Some((section, section.get("use")?))) {
         Some((section, item)) => choose(section, &item)?,
@@ -105,10 +119,14 @@ fn read_topology(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<Pa
             PartChoice { name: "auto".to_owned(), line: 0, table }
         }
     };
+    let mut domains = None;
     if let Some(section) = section {
-        check_tables(&section, from_ref(&choice), unused)?;
+        check_tables(&section, (from_ref(&choice), &["use", "domains"]), unused)?;
+        if let Some(item) = section.get("domains") {
+            domains = Some(item.integer(1..=MAX_DOMAINS, "domains")? as u32);
+        }
     }
-    Ok(choice)
+    Ok((choice, domains))
 }
 
 /// The choices for scale-up and for scale-out.
@@ -129,12 +147,12 @@ fn read_transports(
         if item.string(expected)? != NONE {
             scale_up = Some(choose(&level, &item)?);
         }
-        check_tables(&level, scale_up.as_slice(), unused)?;
+        check_tables(&level, (scale_up.as_slice(), &["use"]), unused)?;
     }
     let mut scale_out = Vec::new();
     if let Some(level) = section.section("scale_out")? {
         scale_out = choose_in_order(&level)?;
-        check_tables(&level, &scale_out, unused)?;
+        check_tables(&level, (&scale_out, &["use"]), unused)?;
     }
     if scale_up.is_none() && scale_out.is_empty() {
         let message = "no transport: scale_up and scale_out are both none; expected at least one";
@@ -189,14 +207,15 @@ fn own_table(section: &Section<'_>, part: &str) -> Result<PartTable> {
     }
 }
 
-/// Checks that what stands beside `use` are tables of parts, and notes those not chosen.
+/// Checks that what stands beside the section's own keys are tables of parts, and notes those not
+/// chosen.
 fn check_tables(
     section: &Section<'_>,
-    chosen: &[PartChoice],
+    (chosen, own): (&[PartChoice], &[&str]),
     unused: &mut Vec<UnusedTable>,
 ) -> Result<()> {
     for (key, item) in section.entries() {
-        if key == "use" {
+        if own.contains(&key) {
             continue;
         }
         if item.table().is_none() {
@@ -204,7 +223,7 @@ fn check_tables(
             let path = section.path();
             let fix =
                 format!("a part's own keys belong in its own table, such as [{path}.{example}]");
-            return Err(section.unknown(key, &item, &["use"]).with_fix(fix));
+            return Err(section.unknown(key, &item, own).with_fix(fix));
         }
         if !is_part_name(key) {
             return Err(item.error("is not named after a part", PART_NAME));

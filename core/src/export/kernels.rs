@@ -29,6 +29,7 @@ impl<K: KernelSet> KernelsPart<K> {
         combine_input: Some(Self::combine_input),
         combine_send: Some(Self::combine_send),
         combine_recv: Some(Self::combine_recv),
+        flush: Some(Self::flush),
         release: Some(Self::release),
     };
 
@@ -79,14 +80,14 @@ impl<K: KernelSet> KernelsPart<K> {
 
     unsafe extern "C" fn needs(
         instance: *mut c_void,
-        limits: *const abi::TyCapabilities,
+        limits: *const abi::TyLimits,
         needs: *mut abi::TyKernelNeeds,
         error: *mut abi::TyError,
     ) -> i32 {
         // SAFETY: the host passes an open instance of this table and valid structures.
         unsafe {
             guarded_mut("needs", instance, error, |part: &mut K| {
-                check_size("needs", (*limits).size, size_of::<abi::TyCapabilities>())?;
+                check_size("needs", (*limits).size, size_of::<abi::TyLimits>())?;
                 check_size("needs", (*needs).size, size_of::<abi::TyKernelNeeds>())?;
                 *needs = part.needs(&*limits)?;
                 Ok(())
@@ -197,6 +198,11 @@ impl<K: KernelSet> KernelsPart<K> {
                 part.combine_recv(operation)
             })
         }
+    }
+
+    unsafe extern "C" fn flush(instance: *mut c_void, error: *mut abi::TyError) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe { guarded_mut("flush", instance, error, |part: &mut K| part.flush()) }
     }
 
     unsafe extern "C" fn release(instance: *mut c_void, region: u64) {

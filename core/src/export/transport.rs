@@ -33,6 +33,8 @@ impl<T: Transport> TransportPart<T> {
         poll: Some(Self::poll),
         read_signal: Some(Self::read_signal),
         health: Some(Self::health),
+        progress: Some(Self::progress),
+        link_name: Some(Self::link_name),
     };
 
     unsafe extern "C" fn probe(
@@ -260,6 +262,36 @@ impl<T: Transport> TransportPart<T> {
     unsafe extern "C" fn health(instance: *mut c_void, error: *mut abi::TyError) -> i32 {
         // SAFETY: the host passes an open instance; `health` needs shared access only.
         unsafe { guarded_ref("health", instance, error, |part: &T| part.health()) }
+    }
+
+    unsafe extern "C" fn progress(instance: *mut c_void) -> i32 {
+        // SAFETY: the host passes an open instance; `progress` needs shared access only.
+        unsafe {
+            guarded_hot(instance, |part: &T| match part.progress() {
+                Ok(moved) => i32::from(moved),
+                Err(status) => status,
+            })
+        }
+    }
+
+    unsafe extern "C" fn link_name(
+        instance: *mut c_void,
+        peer: u32,
+        data: *mut u8,
+        capacity: usize,
+        bytes: *mut usize,
+    ) -> i32 {
+        // SAFETY: the host passes an open instance and room for `capacity` bytes; `link_name` needs
+        // shared access only.
+        unsafe {
+            guarded_hot(instance, |part: &T| {
+                let mut name = part.link_name(peer);
+                name.truncate(name.floor_char_boundary(capacity));
+                std::ptr::copy_nonoverlapping(name.as_ptr(), data, name.len());
+                *bytes = name.len();
+                abi::TY_OK
+            })
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use super::transport::{blank_window, check_window, missing_slot};
 use super::{blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::PartTable;
-use crate::kernels::{KernelNeeds, KernelShape};
+use crate::kernels::{KernelNeeds, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS};
 use crate::transport::{Capabilities, MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -75,42 +75,54 @@ impl OpenKernels {
     ///
     /// # Errors
     /// What the part says, or needs beyond the limits.
-    pub fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds> {
+    pub fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
         let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 0,
-            lanes: 0,
-            signals: 0,
-            queue_depth: 0,
-            largest_put: 0,
+            reserved: 0,
+            scale_up: NO_LINK_NEEDS,
+            scale_out: NO_LINK_NEEDS,
             window_bytes: [0; abi::TY_MAX_WINDOWS],
         };
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
         self.call("needs", |t, i, e| unsafe { t.needs.map(|f| f(i, limits, &mut needs, e)) })?;
+        for (level, limits, link) in [
+            ("scale-up", &limits.scale_up, &needs.scale_up),
+            ("scale-out", &limits.scale_out, &needs.scale_out),
+        ] {
+            self.check_needs(level, limits, (needs.windows, link))?;
+        }
+        Ok(needs)
+    }
+
+    fn check_needs(
+        &self,
+        level: &str,
+        limits: &Capabilities,
+        needs: (u32, &LinkNeeds),
+    ) -> Result<()> {
+        let (windows, link) = needs;
+        let windows = if link.lanes == 0 { 0 } else { windows };
         for (what, wanted, limit) in [
-            (
-                "windows",
-                u64::from(needs.windows),
-                limits.max_windows.min(abi::TY_MAX_WINDOWS as u32).into(),
-            ),
-            ("lanes", needs.lanes.into(), limits.max_lanes.into()),
-            ("signals", needs.signals.into(), limits.max_signals.into()),
-            ("queue depth", needs.queue_depth.into(), limits.max_queue_depth.into()),
-            ("bytes of a put", needs.largest_put, limits.largest_put),
+            ("windows", windows.into(), limits.max_windows.min(abi::TY_MAX_WINDOWS as u32).into()),
+            ("lanes", u64::from(link.lanes), u64::from(limits.max_lanes)),
+            ("signals", link.signals.into(), limits.max_signals.into()),
+            ("queue depth", link.queue_depth.into(), limits.max_queue_depth.into()),
+            ("bytes of a put", link.largest_put, limits.largest_put),
         ] {
             if wanted > limit {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
                     "plan needs",
                     format!(
-                        "kernel set `{}` needs {wanted} {what}; the transport has {limit}",
+                        "kernel set `{}` needs {wanted} {what}; the {level} transport has {limit}",
                         self.name()
                     ),
                 )
                 .with_fix("choose a smaller shape or another transport"));
             }
         }
-        Ok(needs)
+        Ok(())
     }
 
     /// Allocates the memory of a window.
@@ -212,6 +224,15 @@ impl OpenKernels {
     pub fn combine_recv(&mut self, operation: u64) -> Result<()> {
         // SAFETY: as in `needs`.
         self.call("combine_recv", |t, i, e| unsafe { t.combine_recv.map(|f| f(i, operation, e)) })
+    }
+
+    /// Waits until everything it posted is done.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn flush(&mut self) -> Result<()> {
+        // SAFETY: as in `needs`.
+        self.call("flush", |t, i, e| unsafe { t.flush.map(|f| f(i, e)) })
     }
 
     /// Takes back an arena region.

@@ -414,7 +414,7 @@ judge!(
     /// Judges a kernel set export.
     judge_kernels, KERNELS, abi::TyKernelsExport, abi::TyKernelsTable, KernelsRef,
     [probe, open, close, needs, allocate, plan, dispatch_send, dispatch_recv, combine_input,
-     combine_send, combine_recv, release]
+     combine_send, combine_recv, flush, release]
 );
 judge!(
     /// Judges a topology export.

@@ -22,6 +22,7 @@ static HOST: crate::export::Exported<abi::TyHost> = crate::export::Exported(abi:
     size: size_of::<abi::TyHost>(),
     context: std::ptr::null_mut(),
     log: Some(log),
+    find_transport: Some(registry::find_transport),
 });
 
 /// The host table that parts are called with.

@@ -1,4 +1,6 @@
+use std::ffi::c_void;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use super::loader::{PluginFile, load_file, plugin_files};
 use crate::abi;
@@ -170,6 +172,7 @@ impl Registry {
         }
         for part in file.transports {
             self.refuse_double(PartKind::Transport, part.name(), &file.path)?;
+            remember(part);
             self.transports.push((part, file.path.clone()));
         }
         for part in file.kernels {
@@ -261,6 +264,30 @@ impl Registry {
         )
         .with_fix("correct `use`, or add the plugin that provides it to [plugins] paths")
     }
+}
+
+/// Transports of every registry of this process, for parts that wrap others. The last of a name counts,
+/// because a plugin replaces a built-in part.
+static TRANSPORTS: Mutex<Vec<TransportRef>> = Mutex::new(Vec::new());
+
+fn remember(part: TransportRef) {
+    let mut known = TRANSPORTS.lock().unwrap_or_else(PoisonError::into_inner);
+    known.retain(|old| old.name() != part.name());
+    known.push(part);
+}
+
+/// The service `find_transport`.
+///
+/// # Safety
+/// `name` is valid for the call.
+pub(super) unsafe extern "C" fn find_transport(
+    _: *mut c_void,
+    name: abi::TyStr,
+) -> *const abi::TyTransportTable {
+    // SAFETY: by this function's contract.
+    let name = unsafe { super::lossy(name) };
+    let known = TRANSPORTS.lock().unwrap_or_else(PoisonError::into_inner);
+    known.iter().find(|part| part.name() == name).map_or(std::ptr::null(), |part| part.table)
 }
 
 /// Drops the built-in part of this name, if there is one.

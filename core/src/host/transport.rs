@@ -36,6 +36,8 @@ impl TransportRef {
             "load_store without a `peer_address` slot"
         } else if has(abi::TY_CAP_OWNS_MEMORY) && self.table.alloc.is_none() {
             "owns_memory without an `alloc` slot"
+        } else if has(abi::TY_CAP_MANUAL_PROGRESS) && self.table.progress.is_none() {
+            "manual_progress without a `progress` slot"
         } else if found.max_signals > 65_536 {
             "more than 65,536 signals"
         } else {
@@ -165,6 +167,11 @@ impl OpenTransport {
     /// That error.
     pub fn health(&self) -> Result<()> {
         self.link.health()
+    }
+
+    /// See [`Link::link_name`].
+    pub fn link_name(&self, peer: u32) -> String {
+        self.link.link_name(peer)
     }
 
     fn cold(

@@ -12,13 +12,17 @@
 mod arguments;
 mod bring_up;
 mod claims;
+mod levels;
 mod operations;
 mod output;
+mod places;
+mod progress;
 mod tensor;
 mod watchdog;
 
 pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
 pub use bring_up::{Report, YardOptions};
+pub use levels::LevelReport;
 pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
 pub use output::{CombineInput, Handle, Received};
 pub use tensor::{Element, TensorMut, TensorRef};
@@ -26,15 +30,17 @@ pub use tensor::{Element, TensorMut, TensorRef};
 use std::sync::{Arc, Mutex};
 
 use crate::bootstrap::World;
-use crate::host::{OpenKernels, OpenTransport};
+use crate::host::OpenKernels;
 use crate::moe::{Shape, TopkScratch};
 use crate::{Error, ErrorKind, Result};
 
 /// The parts of a yard. Outputs and handles keep them alive, because they point into windows.
 struct Parts {
-    /// Dropped first: no access to windows after it. Never empty.
-    transports: Vec<OpenTransport>,
-    /// Dropped second: frees the windows. Behind a lock so that outputs may hold the parts from
+    /// Dropped first: it uses the transports.
+    _progress: Option<progress::Progress>,
+    /// Dropped second: no access to windows after it.
+    _transports: levels::Transports,
+    /// Dropped third: frees the windows. Behind a lock so that outputs may hold the parts from
     /// any thread; only the yard ever takes it.
     kernels: Mutex<OpenKernels>,
     /// Watches this yard's waits; the kernel set points to its board, so it is dropped last.
@@ -67,7 +73,7 @@ pub struct Yard {
 
 impl std::fmt::Debug for Parts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Parts").field("transports", &self.transports).finish_non_exhaustive()
+        f.debug_struct("Parts").field("transports", &self._transports).finish_non_exhaustive()
     }
 }
 
@@ -97,8 +103,28 @@ impl Yard {
         &self.report
     }
 
+    /// Closes the yard on all ranks together. Collective. What was posted is delivered first, so no
+    /// rank's last words meet a peer that has gone: on a network, dropping a yard without this may
+    /// end in an error on a slower rank. Outputs and handles stay usable; they keep the windows.
+    ///
+    /// # Errors
+    /// An operation that was sent and not received; whatever closed the yard before; a lost rank.
+    pub fn close(mut self) -> Result<()> {
+        self.check_open()?;
+        if self.open_slots != 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "close yard",
+                "an operation was sent and not received; expected none",
+            )
+            .with_fix("receive it first"));
+        }
+        self.parts.kernels().flush()?;
+        self.world.barrier("close yard")
+    }
+
     /// Ends the yard for this rank after an error that leaves ranks out of step.
-    fn close(&mut self, error: Error) -> Error {
+    fn end(&mut self, error: Error) -> Error {
         if self.closed.is_none() {
             self.closed = Some((error.kind(), error.rank(), error.detail()));
             if !matches!(error.kind(), ErrorKind::PeerLost) {
@@ -118,7 +144,7 @@ impl Yard {
             });
         }
         if let Some(error) = self.parts.watchdog.verdict() {
-            return Err(self.close(error));
+            return Err(self.end(error));
         }
         Ok(())
     }

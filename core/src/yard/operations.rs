@@ -439,7 +439,7 @@ impl Yard {
                 why
             }
             Err(error) => self.end_failed(operation, error),
-            Ok(()) => self.close(Error::new(
+            Ok(()) => self.end(Error::new(
                 ErrorKind::Internal,
                 "refuse operation",
                 "the kernel set did not refuse a call that was refused",
@@ -458,9 +458,9 @@ impl Yard {
             // Who ended the wait knows why: a lost rank is the cause, the wait only its victim.
             ErrorKind::Deadline => {
                 let verdict = self.parts.watchdog.verdict();
-                self.close(verdict.unwrap_or(error))
+                self.end(verdict.unwrap_or(error))
             }
-            _ => self.close(error),
+            _ => self.end(error),
         }
     }
 }

@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::abi;
@@ -34,6 +34,8 @@ struct Shared {
     bounds: Bounds,
     verdict: Mutex<Option<Verdict>>,
     stop: AtomicBool,
+    /// What connects this rank to others, by level and world rank; set once the links are up.
+    links: OnceLock<[Vec<(u32, String)>; 2]>,
 }
 
 /// Why waits were ended. Kept as data: every call after it makes a fresh error of it.
@@ -52,6 +54,7 @@ impl Watchdog {
             bounds,
             verdict: Mutex::new(None),
             stop: AtomicBool::new(false),
+            links: OnceLock::new(),
         });
         let watched = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -59,6 +62,12 @@ impl Watchdog {
             .spawn(move || watched.watch())
             .map_err(|e| Error::system("start watchdog", "a thread cannot be made", e))?;
         Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Tells the watchdog what connects this rank to others, for diagnoses. Once.
+    pub(super) fn name_links(&mut self, links: [Vec<(u32, String)>; 2]) {
+        // A second call would change nothing, and there is none.
+        let _ = self.shared.links.set(links);
     }
 
     /// The board that waits are published on. It lives as long as the watchdog.
@@ -120,8 +129,25 @@ impl Shared {
     fn describe_wait(&self) -> String {
         self.board.waiting().map_or_else(
             || "no wait was in progress".into(),
-            |w| format!("at that time: {}", expired(&w.what, w.found, w.lasted).message()),
+            |w| format!("at that time: {}", self.describe(&w)),
         )
+    }
+
+    /// A wait in words.
+    fn describe(&self, waiting: &Waiting) -> String {
+        expired(&waiting.what, waiting.found, waiting.lasted).message().to_owned()
+    }
+
+    /// The links to a rank, where there are some.
+    fn link_of(&self, rank: u32) -> String {
+        let mut text = String::new();
+        let levels = ["scale-up", "scale-out"].iter().zip(self.links.get().into_iter().flatten());
+        for (level, links) in levels {
+            if let Some((_, name)) = links.iter().find(|(linked, _)| *linked == rank) {
+                text.push_str(&format!("; the {level} link to rank {rank} is {name}"));
+            }
+        }
+        text
     }
 
     fn lost_rank(&self) -> Option<Verdict> {
@@ -129,7 +155,13 @@ impl Shared {
         Some(Verdict {
             kind: ErrorKind::PeerLost,
             rank: loss.rank,
-            text: format!("rank {} {}; {}", loss.rank, loss.why, self.describe_wait()),
+            text: format!(
+                "rank {} {}{}; {}",
+                loss.rank,
+                loss.why,
+                self.link_of(loss.rank),
+                self.describe_wait()
+            ),
         })
     }
 
@@ -159,16 +191,16 @@ impl Shared {
         if waiting.lasted < bound {
             return None;
         }
-        let error = expired(&waiting.what, waiting.found, waiting.lasted);
         let rank = waiting.what.peer;
         Some(Verdict {
             kind: ErrorKind::Deadline,
             rank,
             text: format!(
-                "{}; its last heartbeat came {:.1} s ago, and {key} = {} is over",
-                error.message(),
+                "{}; its last heartbeat came {:.1} s ago, and {key} = {} is over{}",
+                self.describe(&waiting),
                 self.liveness.silence(rank).as_secs_f64(),
-                bound.as_millis()
+                bound.as_millis(),
+                self.link_of(rank)
             ),
         })
     }

@@ -164,12 +164,22 @@
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 1
+#define TY_KERNELS_MINOR 2
 
 /**
  * Most windows a kernel set may ask for.
  */
 #define TY_MAX_WINDOWS 8
+
+/**
+ * The scale-up level: inside a domain.
+ */
+#define TY_LEVEL_SCALE_UP 0
+
+/**
+ * The scale-out level: between domains.
+ */
+#define TY_LEVEL_SCALE_OUT 1
 
 /**
  * Waiting for a peer to enter the operation at all: bounded by `late_ms`.
@@ -259,17 +269,17 @@
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 14922025019036779194ull
+#define TY_TRANSPORT_LAYOUT 11314896150602700194ull
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
  */
-#define TY_TOPOLOGY_LAYOUT 9687330384612971959ull
+#define TY_TOPOLOGY_LAYOUT 7007998519643460663
 
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 14809166024013083590ull
+#define TY_KERNELS_LAYOUT 1032315329578327038
 
 /**
  * Major version of the topology ABI.
@@ -294,7 +304,7 @@
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 0
+#define TY_TRANSPORT_MINOR 1
 
 /**
  * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -329,7 +339,8 @@
 #define TY_CAP_BOUNDED_PUT (1 << 5)
 
 /**
- * Nothing moves unless `poll` is called; the host drives it with progress threads.
+ * Nothing moves unless somebody drives it: `progress` is there, and the host calls it from a thread
+ * of its own while the ranks compute.
  */
 #define TY_CAP_MANUAL_PROGRESS (1 << 6)
 
@@ -382,6 +393,11 @@
  * Room that the host gives to `endpoint`.
  */
 #define TY_ENDPOINT_BYTES 4096
+
+/**
+ * Room that the host gives to `link_name`.
+ */
+#define TY_LINK_NAME_BYTES 256
 
 /**
  * What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
@@ -763,162 +779,6 @@ typedef struct TyExportHeader {
 } TyExportHeader;
 
 /**
- * Services of the host. Statics are per library, so a part logs through this table. It outlives
- * every part. Any thread may call any slot.
- */
-typedef struct TyHost {
-  /**
-   * `sizeof(TyHost)` of the host.
-   */
-  size_t size;
-  /**
-   * Passed back to every slot.
-   */
-  void *context;
-  /**
-   * Writes one line to the host's log. `target` names the part.
-   */
-  void (*log)(void *context, uint32_t level, struct TyStr target, struct TyStr message);
-} TyHost;
-
-/**
- * What a kernel set needs from the transports, within the limits it was given.
- */
-typedef struct TyKernelNeeds {
-  /**
-   * `sizeof(TyKernelNeeds)`.
-   */
-  size_t size;
-  /**
-   * Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
-   */
-  uint32_t windows;
-  /**
-   * Lanes used.
-   */
-  uint32_t lanes;
-  /**
-   * Signals used.
-   */
-  uint32_t signals;
-  /**
-   * Most commands of a lane that are not done yet.
-   */
-  uint32_t queue_depth;
-  /**
-   * Most bytes of one put.
-   */
-  uint64_t largest_put;
-  /**
-   * Bytes of each window.
-   */
-  uint64_t window_bytes[TY_MAX_WINDOWS];
-} TyKernelNeeds;
-
-/**
- * What a kernel set is opened for. The host has validated it.
- */
-typedef struct TyShape {
-  /**
-   * `sizeof(TyShape)`.
-   */
-  size_t size;
-  /**
-   * This rank.
-   */
-  uint32_t rank;
-  /**
-   * R.
-   */
-  uint32_t ranks;
-  /**
-   * E, a multiple of R.
-   */
-  uint32_t experts;
-  /**
-   * K, 1 to 32.
-   */
-  uint32_t topk;
-  /**
-   * H in elements.
-   */
-  uint32_t hidden;
-  /**
-   * M.
-   */
-  uint32_t max_tokens;
-  /**
-   * Operations that may be sent and not yet received; operation n uses slot n mod in_flight.
-   */
-  uint32_t in_flight;
-  /**
-   * Handles that may live at once.
-   */
-  uint32_t handles;
-} TyShape;
-
-/**
- * What a transport demands of window memory. Needs of two levels are merged by the host: kinds
- * are intersected, handles united, the larger alignment wins.
- */
-typedef struct TyMemoryNeeds {
-  /**
-   * `sizeof(TyMemoryNeeds)`.
-   */
-  size_t size;
-  /**
-   * Acceptable kinds: bits `TY_MEMORY_*`.
-   */
-  uint32_t kinds;
-  /**
-   * Required handles: bits `TY_HANDLE_*`.
-   */
-  uint32_t handles;
-  /**
-   * Required alignment of address and length in bytes; a power of two.
-   */
-  uint64_t alignment;
-} TyMemoryNeeds;
-
-/**
- * One window: registered memory of the same layout on every rank, addressed by (peer, offset).
- */
-typedef struct TyWindow {
-  /**
-   * `sizeof(TyWindow)`.
-   */
-  size_t size;
-  /**
-   * Dense, in order of registration, from 0.
-   */
-  uint32_t id;
-  /**
-   * One of `TY_MEMORY_*`.
-   */
-  uint32_t kind;
-  /**
-   * First byte on this rank; a multiple of 128 where the host asked for the memory.
-   */
-  uint8_t *pointer;
-  /**
-   * Length in bytes; equal on all ranks.
-   */
-  uint64_t bytes;
-  /**
-   * A descriptor of the memory that stays open while the window lives, or -1.
-   */
-  int32_t fd;
-  /**
-   * Device ordinal, or -1 for host memory.
-   */
-  int32_t device;
-  /**
-   * Where the window starts behind `fd`.
-   */
-  uint64_t fd_offset;
-} TyWindow;
-
-/**
  * An ordered list of world ranks that a transport is opened for. A `peer` is an index into it.
  */
 typedef struct TyTeam {
@@ -995,6 +855,67 @@ typedef struct TyTransportOpen {
    */
   struct TyTransportNeeds needs;
 } TyTransportOpen;
+
+/**
+ * What a transport demands of window memory. Needs of two levels are merged by the host: kinds
+ * are intersected, handles united, the larger alignment wins.
+ */
+typedef struct TyMemoryNeeds {
+  /**
+   * `sizeof(TyMemoryNeeds)`.
+   */
+  size_t size;
+  /**
+   * Acceptable kinds: bits `TY_MEMORY_*`.
+   */
+  uint32_t kinds;
+  /**
+   * Required handles: bits `TY_HANDLE_*`.
+   */
+  uint32_t handles;
+  /**
+   * Required alignment of address and length in bytes; a power of two.
+   */
+  uint64_t alignment;
+} TyMemoryNeeds;
+
+/**
+ * One window: registered memory of the same layout on every rank, addressed by (peer, offset).
+ */
+typedef struct TyWindow {
+  /**
+   * `sizeof(TyWindow)`.
+   */
+  size_t size;
+  /**
+   * Dense, in order of registration, from 0.
+   */
+  uint32_t id;
+  /**
+   * One of `TY_MEMORY_*`.
+   */
+  uint32_t kind;
+  /**
+   * First byte on this rank; a multiple of 128 where the host asked for the memory.
+   */
+  uint8_t *pointer;
+  /**
+   * Length in bytes; equal on all ranks.
+   */
+  uint64_t bytes;
+  /**
+   * A descriptor of the memory that stays open while the window lives, or -1.
+   */
+  int32_t fd;
+  /**
+   * Device ordinal, or -1 for host memory.
+   */
+  int32_t device;
+  /**
+   * Where the window starts behind `fd`.
+   */
+  uint64_t fd_offset;
+} TyWindow;
 
 /**
  * A transport: who fills this structure contributes a fabric.
@@ -1112,7 +1033,170 @@ typedef struct TyTransportTable {
    * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7).
    */
   int32_t (*health)(void *instance, struct TyError *error);
+  /**
+   * Optional, any thread, also beside hot calls of every lane; required with
+   * `TY_CAP_MANUAL_PROGRESS`. Moves the fabric forward and keeps what completes for the next
+   * `poll`. Returns at once if somebody else is driving. 1 if something moved, `TY_OK` if not,
+   * or a status below zero.
+   */
+  int32_t (*progress)(void *instance);
+  /**
+   * Optional, any thread, after `connect`. One line for diagnoses: what connects this rank to
+   * `peer` (device, provider, both addresses). `*bytes` becomes its length, at most `capacity`.
+   */
+  int32_t (*link_name)(void *instance, uint32_t peer, uint8_t *data, size_t capacity, size_t *bytes);
 } TyTransportTable;
+
+/**
+ * Services of the host. Statics are per library, so a part logs through this table. It outlives
+ * every part. Any thread may call any slot.
+ */
+typedef struct TyHost {
+  /**
+   * `sizeof(TyHost)` of the host.
+   */
+  size_t size;
+  /**
+   * Passed back to every slot.
+   */
+  void *context;
+  /**
+   * Writes one line to the host's log. `target` names the part.
+   */
+  void (*log)(void *context, uint32_t level, struct TyStr target, struct TyStr message);
+  /**
+   * Finds the table of a transport that the host has loaded, for parts that wrap others; null if
+   * there is none of that name. The table lives as long as the process.
+   */
+  const struct TyTransportTable *(*find_transport)(void *context, struct TyStr name);
+} TyHost;
+
+/**
+ * What a kernel set uses of one transport. All zero for a level without one.
+ */
+typedef struct TyLinkNeeds {
+  /**
+   * Lanes used.
+   */
+  uint32_t lanes;
+  /**
+   * Signals used.
+   */
+  uint32_t signals;
+  /**
+   * Most commands of a lane that are not done yet.
+   */
+  uint32_t queue_depth;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * Most bytes of one put.
+   */
+  uint64_t largest_put;
+} TyLinkNeeds;
+
+/**
+ * What a kernel set needs from the transports, within the limits it was given. Every window is
+ * registered with both.
+ */
+typedef struct TyKernelNeeds {
+  /**
+   * `sizeof(TyKernelNeeds)`.
+   */
+  size_t size;
+  /**
+   * Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
+   */
+  uint32_t windows;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * Of the transport inside the domain.
+   */
+  struct TyLinkNeeds scale_up;
+  /**
+   * Of the transport between domains.
+   */
+  struct TyLinkNeeds scale_out;
+  /**
+   * Bytes of each window.
+   */
+  uint64_t window_bytes[TY_MAX_WINDOWS];
+} TyKernelNeeds;
+
+/**
+ * What a kernel set is opened for. The host has validated it.
+ */
+typedef struct TyShape {
+  /**
+   * `sizeof(TyShape)`.
+   */
+  size_t size;
+  /**
+   * This rank.
+   */
+  uint32_t rank;
+  /**
+   * R.
+   */
+  uint32_t ranks;
+  /**
+   * D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
+   * each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
+   * r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail.
+   */
+  uint32_t domains;
+  /**
+   * E, a multiple of R.
+   */
+  uint32_t experts;
+  /**
+   * K, 1 to 32.
+   */
+  uint32_t topk;
+  /**
+   * H in elements.
+   */
+  uint32_t hidden;
+  /**
+   * M.
+   */
+  uint32_t max_tokens;
+  /**
+   * Operations that may be sent and not yet received; operation n uses slot n mod in_flight.
+   */
+  uint32_t in_flight;
+  /**
+   * Handles that may live at once.
+   */
+  uint32_t handles;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyShape;
+
+/**
+ * What the transports of both levels declared. A level without a transport has all zero.
+ */
+typedef struct TyLimits {
+  /**
+   * `sizeof(TyLimits)`.
+   */
+  size_t size;
+  /**
+   * The transport inside the domain.
+   */
+  struct TyCapabilities scale_up;
+  /**
+   * The transport between domains.
+   */
+  struct TyCapabilities scale_out;
+} TyLimits;
 
 /**
  * An opened transport as a kernel set uses it. `table` is null where the level has none.
@@ -1170,6 +1254,10 @@ typedef struct TyWaitBoard {
    * Operation number.
    */
   uint64_t operation;
+  /**
+   * The level whose transport raises the signal: one of `TY_LEVEL_*`.
+   */
+  uint64_t level;
 } TyWaitBoard;
 
 /**
@@ -1319,10 +1407,10 @@ typedef struct TyKernelsTable {
    */
   void (*close)(void *instance);
   /**
-   * Required. What it will use, within `limits` (of the transport that carries the rows).
+   * Required. What it will use, within `limits`.
    */
   int32_t (*needs)(void *instance,
-                   const struct TyCapabilities *limits,
+                   const struct TyLimits *limits,
                    struct TyKernelNeeds *needs,
                    struct TyError *error);
   /**
@@ -1365,6 +1453,11 @@ typedef struct TyKernelsTable {
    * Required. Ends the combine with this operation number.
    */
   int32_t (*combine_recv)(void *instance, uint64_t operation, struct TyError *error);
+  /**
+   * Required. Waits until everything it posted is done (INV-4), so that the transports may be
+   * closed once all ranks have said so. No operation is open.
+   */
+  int32_t (*flush)(void *instance, struct TyError *error);
   /**
    * Required. Takes back an arena region.
    */

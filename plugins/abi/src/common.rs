@@ -2,6 +2,8 @@
 
 use core::ffi::c_void;
 
+use crate::TyTransportTable;
+
 /// First eight bytes of every export: `TOKNYARD` read as a little-endian integer.
 pub const TY_MAGIC: u64 = 0x4452_4159_4e4b_4f54;
 
@@ -92,6 +94,10 @@ pub struct TyHost {
     pub log: Option<
         unsafe extern "C" fn(context: *mut c_void, level: u32, target: TyStr, message: TyStr),
     >,
+    /// Finds the table of a transport that the host has loaded, for parts that wrap others; null if
+    /// there is none of that name. The table lives as long as the process.
+    pub find_transport:
+        Option<unsafe extern "C" fn(context: *mut c_void, name: TyStr) -> *const TyTransportTable>,
 }
 
 /// The first field of every export: what the host judges before anything of the plugin runs.

@@ -10,7 +10,7 @@ use crate::{
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 1;
+pub const TY_KERNELS_MINOR: u32 = 2;
 
 /// A tensor of one or two dimensions. `data` is null where a tensor is absent.
 #[repr(C)]
@@ -38,6 +38,10 @@ pub struct TyShape {
     pub rank: u32,
     /// R.
     pub ranks: u32,
+    /// D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
+    /// each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
+    /// r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail.
+    pub domains: u32,
     /// E, a multiple of R.
     pub experts: u32,
     /// K, 1 to 32.
@@ -50,12 +54,48 @@ pub struct TyShape {
     pub in_flight: u32,
     /// Handles that may live at once.
     pub handles: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Most windows a kernel set may ask for.
 pub const TY_MAX_WINDOWS: usize = 8;
 
-/// What a kernel set needs from the transports, within the limits it was given.
+/// The scale-up level: inside a domain.
+pub const TY_LEVEL_SCALE_UP: u64 = 0;
+/// The scale-out level: between domains.
+pub const TY_LEVEL_SCALE_OUT: u64 = 1;
+
+/// What the transports of both levels declared. A level without a transport has all zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyLimits {
+    /// `sizeof(TyLimits)`.
+    pub size: usize,
+    /// The transport inside the domain.
+    pub scale_up: TyCapabilities,
+    /// The transport between domains.
+    pub scale_out: TyCapabilities,
+}
+
+/// What a kernel set uses of one transport. All zero for a level without one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TyLinkNeeds {
+    /// Lanes used.
+    pub lanes: u32,
+    /// Signals used.
+    pub signals: u32,
+    /// Most commands of a lane that are not done yet.
+    pub queue_depth: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Most bytes of one put.
+    pub largest_put: u64,
+}
+
+/// What a kernel set needs from the transports, within the limits it was given. Every window is
+/// registered with both.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyKernelNeeds {
@@ -63,14 +103,12 @@ pub struct TyKernelNeeds {
     pub size: usize,
     /// Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
     pub windows: u32,
-    /// Lanes used.
-    pub lanes: u32,
-    /// Signals used.
-    pub signals: u32,
-    /// Most commands of a lane that are not done yet.
-    pub queue_depth: u32,
-    /// Most bytes of one put.
-    pub largest_put: u64,
+    /// Zero.
+    pub reserved: u32,
+    /// Of the transport inside the domain.
+    pub scale_up: TyLinkNeeds,
+    /// Of the transport between domains.
+    pub scale_out: TyLinkNeeds,
     /// Bytes of each window.
     pub window_bytes: [u64; TY_MAX_WINDOWS],
 }
@@ -109,6 +147,8 @@ pub struct TyWaitBoard {
     pub since_ns: u64,
     /// Operation number.
     pub operation: u64,
+    /// The level whose transport raises the signal: one of `TY_LEVEL_*`.
+    pub level: u64,
 }
 
 /// Waiting for a peer to enter the operation at all: bounded by `late_ms`.
@@ -306,11 +346,11 @@ pub struct TyKernelsTable {
     >,
     /// Required. Ends the instance and frees its windows, after the transports were closed.
     pub close: Option<unsafe extern "C" fn(instance: *mut c_void)>,
-    /// Required. What it will use, within `limits` (of the transport that carries the rows).
+    /// Required. What it will use, within `limits`.
     pub needs: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
-            limits: *const TyCapabilities,
+            limits: *const TyLimits,
             needs: *mut TyKernelNeeds,
             error: *mut TyError,
         ) -> i32,
@@ -373,6 +413,9 @@ pub struct TyKernelsTable {
     pub combine_recv: Option<
         unsafe extern "C" fn(instance: *mut c_void, operation: u64, error: *mut TyError) -> i32,
     >,
+    /// Required. Waits until everything it posted is done (INV-4), so that the transports may be
+    /// closed once all ranks have said so. No operation is open.
+    pub flush: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
     /// Required. Takes back an arena region.
     pub release: Option<unsafe extern "C" fn(instance: *mut c_void, region: u64)>,
 }

@@ -30,7 +30,7 @@ const fn common_layout() -> u64 {
     hash_layout! { 0xcbf2_9ce4_8422_2325;
         TyStr { data, bytes }
         TyError { size, os_errno, rank, operation, message }
-        TyHost { size, context, log }
+        TyHost { size, context, log, find_transport }
         TyExportHeader { magic, major, minor, layout, size }
         TyConfig { size, text, file }
     }
@@ -49,7 +49,8 @@ const fn transport_layout() -> u64 {
         TyEvent { kind, lane, peer, status, tag }
         TyTransportOpen { size, config, team, needs }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
-            register, endpoint, connect, peer_address, post, poll, read_signal, health }
+            register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
+            link_name }
         TyTransportExport { header, parts, count }
     }
 }
@@ -66,10 +67,13 @@ const fn topology_layout() -> u64 {
 const fn kernels_layout() -> u64 {
     hash_layout! { transport_layout();
         TyTensor { data, dtype, reserved, shape, stride }
-        TyShape { size, rank, ranks, experts, topk, hidden, max_tokens, in_flight, handles }
-        TyKernelNeeds { size, windows, lanes, signals, queue_depth, largest_put, window_bytes }
+        TyShape { size, rank, ranks, domains, experts, topk, hidden, max_tokens, in_flight, handles,
+            reserved }
+        TyLimits { size, scale_up, scale_out }
+        TyLinkNeeds { lanes, signals, queue_depth, reserved, largest_put }
+        TyKernelNeeds { size, windows, reserved, scale_up, scale_out, window_bytes }
         TyLink { table, instance, capabilities }
-        TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation }
+        TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level }
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, reserved, x, scales,
             topk_idx, topk_weights, refusal }
@@ -78,17 +82,17 @@ const fn kernels_layout() -> u64 {
         TyCombine { size, operation, handle, flags, x, weights, bias0, bias1, out, out_weights,
             refusal }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
-            dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, release }
+            dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release }
         TyKernelsExport { header, parts, count }
     }
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0xcf15_aeb1_cd2d_c2ba;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0x9d06_9619_9f1b_d5a2;
 /// Layout hash of the topology ABI on 64-bit targets.
-pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8670_4fa8_bcb4_55b7;
+pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xcd84_ba09_5915_73c6;
+pub const TY_KERNELS_LAYOUT: u64 = 0x0e53_8552_a3b4_dbfe;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

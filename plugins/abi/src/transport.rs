@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 0;
+pub const TY_TRANSPORT_MINOR: u32 = 1;
 
 /// Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -23,7 +23,8 @@ pub const TY_CAP_GET: u64 = 1 << 3;
 pub const TY_CAP_LOAD_STORE: u64 = 1 << 4;
 /// A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
 pub const TY_CAP_BOUNDED_PUT: u64 = 1 << 5;
-/// Nothing moves unless `poll` is called; the host drives it with progress threads.
+/// Nothing moves unless somebody drives it: `progress` is there, and the host calls it from a thread
+/// of its own while the ranks compute.
 pub const TY_CAP_MANUAL_PROGRESS: u64 = 1 << 6;
 /// The transport must own window memory: the host calls `alloc` instead of the kernel set.
 pub const TY_CAP_OWNS_MEMORY: u64 = 1 << 7;
@@ -283,10 +284,28 @@ pub struct TyTransportTable {
     pub read_signal: Option<unsafe extern "C" fn(instance: *mut c_void, lane: u32, id: u32) -> u64>,
     /// Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7).
     pub health: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
+    /// Optional, any thread, also beside hot calls of every lane; required with
+    /// `TY_CAP_MANUAL_PROGRESS`. Moves the fabric forward and keeps what completes for the next
+    /// `poll`. Returns at once if somebody else is driving. 1 if something moved, `TY_OK` if not,
+    /// or a status below zero.
+    pub progress: Option<unsafe extern "C" fn(instance: *mut c_void) -> i32>,
+    /// Optional, any thread, after `connect`. One line for diagnoses: what connects this rank to
+    /// `peer` (device, provider, both addresses). `*bytes` becomes its length, at most `capacity`.
+    pub link_name: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            peer: u32,
+            data: *mut u8,
+            capacity: usize,
+            bytes: *mut usize,
+        ) -> i32,
+    >,
 }
 
 /// Room that the host gives to `endpoint`.
 pub const TY_ENDPOINT_BYTES: usize = 4096;
+/// Room that the host gives to `link_name`.
+pub const TY_LINK_NAME_BYTES: usize = 256;
 
 /// A part's own config table.
 #[repr(C)]

@@ -73,6 +73,8 @@ pub(super) struct Engine {
     pub(super) sizes: WindowSizes,
     pub(super) ids: Ids,
     link: Link,
+    /// One of `TY_LEVEL_*`.
+    level: u64,
     waiter: Waiter<'static>,
     largest_put: u64,
     pub(super) control: Area,
@@ -106,7 +108,11 @@ impl Engine {
         plan: &abi::TyPlan,
         pool: Pool,
     ) -> Result<Self> {
-        let raw = if plan.scale_up.table.is_null() { &plan.scale_out } else { &plan.scale_up };
+        let (raw, level) = if plan.scale_up.table.is_null() {
+            (&plan.scale_out, abi::TY_LEVEL_SCALE_OUT)
+        } else {
+            (&plan.scale_up, abi::TY_LEVEL_SCALE_UP)
+        };
         // SAFETY: by this function's contract; the host passes a judged table.
         let (link, board, windows) = unsafe {
             (
@@ -144,6 +150,7 @@ impl Engine {
             sizes,
             ids: Ids { ranks: shape.ranks, in_flight: shape.in_flight },
             link,
+            level,
             waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
             largest_put: link.capabilities().largest_put.min(super::windows::LARGEST_PUT),
             control,
@@ -184,12 +191,18 @@ impl Engine {
             signal: 0,
             expected: 1,
             operation,
+            level: self.level,
         };
         self.waiter.until(
             &what,
             || u64::from(self.outstanding[slot].get() == 0),
             || self.progress(),
         )
+    }
+
+    /// Waits until everything that was posted is done.
+    pub(super) fn flush(&self) -> Result<()> {
+        (0..self.outstanding.len()).try_for_each(|slot| self.wait_posted(slot, 0))
     }
 
     /// Waits until a peer has raised a signal `wait.add` more times than were waited for before.
@@ -203,8 +216,14 @@ impl Engine {
         let id = self.ids.id(signal, slot, peer);
         let expected = self.expected[id as usize].wrapping_add(wait.add);
         self.expected[id as usize] = expected;
-        let what =
-            WaitFor { phase: wait.phase, peer, signal: id, expected, operation: wait.operation };
+        let what = WaitFor {
+            phase: wait.phase,
+            peer,
+            signal: id,
+            expected,
+            operation: wait.operation,
+            level: self.level,
+        };
         self.waiter.until(&what, || self.link.read_signal(LANE, id), || self.progress())
     }
 
@@ -270,6 +289,7 @@ impl Engine {
             signal: command.signal,
             expected: 1,
             operation,
+            level: self.level,
         };
         let status = Cell::new(0);
         self.waiter.until(

@@ -29,9 +29,11 @@ pub use config::CpuConfig;
 pub use windows::WindowSizes;
 
 use tokenyard_core::abi;
-use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape};
+use tokenyard_core::kernels::{
+    KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
+};
 use tokenyard_core::moe::Shape;
-use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
+use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::pool::Pool;
@@ -83,20 +85,35 @@ impl KernelSet for CpuKernels {
         Ok(Self { config, shape: *shape, sizes: None, engine: None, memory: Vec::new() })
     }
 
-    fn needs(&mut self, limits: &Capabilities) -> Result<KernelNeeds> {
+    fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
+        if self.shape.domains > 1 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "size windows",
+                format!("found {} domains; expected 1", self.shape.domains),
+            ));
+        }
+        let scale_up = limits.scale_up.max_lanes > 0;
+        let limits = if scale_up { &limits.scale_up } else { &limits.scale_out };
         let shape = moe_shape(&self.shape);
         let sizes = WindowSizes::new(&shape, self.shape.in_flight, limits, &self.config)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
         window_bytes[windows::CONTROL as usize] = sizes.control_bytes;
         window_bytes[windows::ARENA as usize] = sizes.arena_bytes;
-        Ok(KernelNeeds {
-            size: size_of::<KernelNeeds>(),
-            windows: 2,
+        let link = LinkNeeds {
             lanes: 1,
             signals: control::signals(self.shape.ranks, self.shape.in_flight),
             queue_depth: limits.max_queue_depth.min(1024),
+            reserved: 0,
             largest_put: limits.largest_put.min(windows::LARGEST_PUT),
+        };
+        Ok(KernelNeeds {
+            size: size_of::<KernelNeeds>(),
+            windows: 2,
+            reserved: 0,
+            scale_up: if scale_up { link } else { NO_LINK_NEEDS },
+            scale_out: if scale_up { NO_LINK_NEEDS } else { link },
             window_bytes,
         })
     }
@@ -139,6 +156,10 @@ impl KernelSet for CpuKernels {
 
     fn combine_recv(&mut self, operation: u64) -> Result<()> {
         self.engine()?.combine_recv(operation)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.engine()?.flush()
     }
 
     fn release(&mut self, region: u64) {

@@ -221,8 +221,8 @@ const BAD: &[(&str, &str, &str)] = &[
     ),
     (
         "",
-        "[topology]\nuse = \"auto\"\ndomains = 2",
-        ":7: unknown key `domains` in [topology]; expected use. Fix: a part's own keys belong in its own table, such as [topology.auto]",
+        "[topology]\nuse = \"auto\"\ndomain = 2",
+        ":7: unknown key `domain` in [topology]; expected one of use, domains; did you mean domains?. Fix: a part's own keys belong in its own table, such as [topology.auto]",
     ),
     ("", "[plugins]", ":5: missing key `paths` in [plugins]; expected an array of absolute paths"),
     (

@@ -115,6 +115,7 @@ fn ranks_agree_on_parts_and_deadlines_but_not_on_paths_and_tables() {
         ("transport.scale_up.use", "nvlink"),
         ("transport.scale_out.use", "ibgda, efa"),
         ("topology.use", "declared"),
+        ("topology.domains", "auto"),
     ];
     assert_eq!(pairs, expected);
     let pairs = Config::parse(&minimal("", ""), "a.toml").unwrap().agreement();

@@ -1,0 +1,355 @@
+//! The levels of a yard: which transport carries what, between whom.
+//!
+//! Where one link reaches every rank, rows go straight to their owners (*direct*): inside one domain
+//! over scale-up, over scale-out where there is no scale-up transport, and over scale-out where
+//! every domain is one rank. Otherwise both transports are open: scale-up for the domain, scale-out
+//! for the rail (*hierarchical*).
+
+use crate::abi;
+use crate::bootstrap::World;
+use crate::config::{Config, PartChoice};
+use crate::host::{OpenKernels, OpenTransport, Registry, TransportRef};
+use crate::kernels::{KernelNeeds, Limits, LinkNeeds};
+use crate::link::Link;
+use crate::transport::{Capabilities, MemoryNeeds, NO_CAPABILITIES, Team, TransportNeeds, Window};
+use crate::{Error, ErrorKind, Result};
+
+/// How one level is made, for people and for JSON.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct LevelReport {
+    /// The transport.
+    pub transport: String,
+    /// How rows move: `load_store` or `put`.
+    pub path: &'static str,
+    /// World ranks that this rank reaches over it, itself included.
+    pub team: Vec<u32>,
+    /// Why this transport, where there was a choice.
+    pub reasons: Vec<String>,
+}
+
+/// A level before its transport is open.
+pub(super) struct Level<'a> {
+    part: TransportRef,
+    choice: &'a PartChoice,
+    capabilities: Capabilities,
+    team: Team,
+    reasons: Vec<String>,
+}
+
+impl Level<'_> {
+    fn path(&self) -> &'static str {
+        if self.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0 { "load_store" } else { "put" }
+    }
+
+    fn report(&self) -> LevelReport {
+        LevelReport {
+            transport: self.choice.name.clone(),
+            path: self.path(),
+            team: self.team.world_ranks.clone(),
+            reasons: self.reasons.clone(),
+        }
+    }
+
+    fn open(&self, config: &Config, needs: (u32, &LinkNeeds)) -> Result<OpenTransport> {
+        let (ranks, most) = (self.team.world_ranks.len(), self.capabilities.max_peers);
+        if ranks > most as usize {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "open transport",
+                format!("found {ranks} ranks; `{}` reaches at most {most}", self.choice.name),
+            ));
+        }
+        let (windows, link) = needs;
+        let needs = TransportNeeds {
+            windows,
+            lanes: link.lanes,
+            signals: link.signals,
+            queue_depth: link.queue_depth,
+            largest_put: link.largest_put,
+            deadline: config.world.deadline,
+        };
+        self.part.open(&self.choice.table, &self.team, &needs)
+    }
+}
+
+/// Both levels before they are open; at least one is there.
+pub(super) struct Levels<'a> {
+    /// Domains that the kernel set routes over; 1 where it goes direct.
+    pub(super) domains: u32,
+    pub(super) scale_up: Option<Level<'a>>,
+    pub(super) scale_out: Option<Level<'a>>,
+}
+
+impl<'a> Levels<'a> {
+    /// Decides which transports are used, for a world of `domains` equal domains. Collective.
+    pub(super) fn choose(
+        world: &World,
+        config: &'a Config,
+        registry: &Registry,
+        domains: u32,
+    ) -> Result<Self> {
+        // Both levels are looked up, so that a wrong name is found even where it would not be used.
+        for choice in config.scale_up.iter().chain(&config.scale_out) {
+            registry.transport(&choice.name)?;
+        }
+        let me = world.rank();
+        let ranks = world.ranks();
+        let everybody = Team::world(me, ranks);
+        let out = |team| first_that_probes(world, registry, &config.scale_out, team);
+        let Some(up) = &config.scale_up else {
+            return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(everybody)?) });
+        };
+        let up = std::slice::from_ref(up);
+        if domains == 1 {
+            let level = first_that_probes(world, registry, up, everybody)?;
+            return Ok(Self { domains: 1, scale_up: Some(level), scale_out: None });
+        }
+        if config.scale_out.is_empty() {
+            return Err(no_way_out(domains, &up[0].name));
+        }
+        let size = ranks / domains;
+        if size == 1 {
+            return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(everybody)?) });
+        }
+        let (mine, index) = (me / size, me % size);
+        let domain = (0..size).map(|i| mine * size + i).collect();
+        let rail = (0..domains).map(|d| d * size + index).collect();
+        let domain = Team { me: index, world_ranks: domain };
+        let rail = Team { me: mine, world_ranks: rail };
+        Ok(Self {
+            domains,
+            scale_up: Some(first_that_probes(world, registry, up, domain)?),
+            scale_out: Some(out(rail)?),
+        })
+    }
+
+    fn each(&self) -> impl Iterator<Item = (&'static str, &Level<'a>)> {
+        let up = self.scale_up.iter().map(|level| ("scale-up", level));
+        up.chain(self.scale_out.iter().map(|level| ("scale-out", level)))
+    }
+
+    /// What the transports declared.
+    pub(super) fn limits(&self) -> Limits {
+        let of = |level: &Option<Level<'_>>| {
+            level.as_ref().map_or(NO_CAPABILITIES, |level| level.capabilities)
+        };
+        Limits {
+            size: size_of::<Limits>(),
+            scale_up: of(&self.scale_up),
+            scale_out: of(&self.scale_out),
+        }
+    }
+
+    /// Keys of a part's own table may differ per rank, but not what they make of windows and
+    /// signals: every rank computes the others' offsets from its own. Collective.
+    pub(super) fn agree(&self, world: &World, needs: &KernelNeeds) -> Result<()> {
+        let mut items = vec![("windows".to_owned(), needs.windows.to_string())];
+        for (name, level) in self.each() {
+            items.push((format!("{name} path of rows"), level.path().to_owned()));
+        }
+        for (name, link) in [("scale-up", &needs.scale_up), ("scale-out", &needs.scale_out)] {
+            items.push((format!("{name} signals"), link.signals.to_string()));
+        }
+        for (id, bytes) in needs.window_bytes.iter().take(needs.windows as usize).enumerate() {
+            items.push((format!("bytes of window {id}"), bytes.to_string()));
+        }
+        world.agree("windows", &items)
+    }
+
+    pub(super) fn open(&self, config: &Config, needs: &KernelNeeds) -> Result<Transports> {
+        let open = |level: &Option<Level<'_>>, link: &LinkNeeds| {
+            level.as_ref().map(|level| level.open(config, (needs.windows, link))).transpose()
+        };
+        Ok(Transports {
+            scale_up: open(&self.scale_up, &needs.scale_up)?,
+            scale_out: open(&self.scale_out, &needs.scale_out)?,
+        })
+    }
+
+    pub(super) fn reports(&self) -> (Option<LevelReport>, Option<LevelReport>) {
+        (self.scale_up.as_ref().map(Level::report), self.scale_out.as_ref().map(Level::report))
+    }
+
+    /// What connects this rank to each peer of each level, for diagnoses: (world rank, words).
+    pub(super) fn link_names(&self, transports: &Transports) -> [Vec<(u32, String)>; 2] {
+        let of = |level: &Option<Level<'_>>, transport: &Option<OpenTransport>| {
+            let (Some(level), Some(transport)) = (level, transport) else { return Vec::new() };
+            let ranks = (0..).zip(&level.team.world_ranks);
+            ranks.map(|(peer, rank)| (*rank, transport.link_name(peer))).collect()
+        };
+        [of(&self.scale_up, &transports.scale_up), of(&self.scale_out, &transports.scale_out)]
+    }
+
+    /// Exchanges endpoints and connects every team. Collective.
+    pub(super) fn connect(&self, world: &World, transports: &mut Transports) -> Result<()> {
+        let levels = [
+            ("scale-up endpoints", &self.scale_up, &mut transports.scale_up),
+            ("scale-out endpoints", &self.scale_out, &mut transports.scale_out),
+        ];
+        for (name, level, transport) in levels {
+            if let (Some(level), Some(transport)) = (level, transport) {
+                connect_team(world, name, &level.team, transport)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The open transports of a yard.
+#[derive(Debug)]
+pub(super) struct Transports {
+    pub(super) scale_up: Option<OpenTransport>,
+    pub(super) scale_out: Option<OpenTransport>,
+}
+
+impl Transports {
+    fn each_mut(&mut self) -> impl Iterator<Item = &mut OpenTransport> {
+        self.scale_up.iter_mut().chain(&mut self.scale_out)
+    }
+
+    /// The hot faces: scale-up, scale-out.
+    ///
+    /// # Safety
+    /// The links, and every copy of them, are not used after `self` is dropped.
+    pub(super) unsafe fn links(&self) -> [Option<Link>; 2] {
+        // SAFETY: by this function's contract.
+        [&self.scale_up, &self.scale_out].map(|t| t.as_ref().map(|t| unsafe { t.link() }))
+    }
+
+    /// Allocates every window and registers it with the transports of both levels.
+    pub(super) fn make_windows(
+        &mut self,
+        kernels: &mut OpenKernels,
+        needs: &KernelNeeds,
+    ) -> Result<Vec<Window>> {
+        let memory = self.memory_needs()?;
+        let owners = self.each_mut().filter(|t| owns_memory(t)).count();
+        if owners > 1 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "allocate windows",
+                "the transports of both levels must own window memory; expected at most one",
+            )
+            .with_fix("choose another transport for one of the levels"));
+        }
+        let mut windows = Vec::new();
+        for id in 0..needs.windows {
+            let bytes = needs.window_bytes[id as usize];
+            let window = match self.each_mut().find(|t| owns_memory(t)) {
+                Some(owner) => owner.alloc(id, bytes)?,
+                None => kernels.allocate(id, bytes, &memory)?,
+            };
+            for transport in self.each_mut() {
+                // SAFETY: window memory belongs to the kernel set or to a transport; `Parts` drops
+                // the transports first and the kernel set after them, and so does `bring_up` on an
+                // error (locals are dropped in reverse order of declaration).
+                unsafe { transport.register(&window)? };
+            }
+            windows.push(window);
+        }
+        Ok(windows)
+    }
+
+    /// The needs of both levels: kinds are intersected, handles united, the larger alignment wins.
+    fn memory_needs(&mut self) -> Result<MemoryNeeds> {
+        let mut merged: Option<MemoryNeeds> = None;
+        for transport in self.each_mut() {
+            let needs = transport.memory_needs()?;
+            merged = Some(match merged {
+                None => needs,
+                Some(other) => MemoryNeeds {
+                    kinds: other.kinds & needs.kinds,
+                    handles: other.handles | needs.handles,
+                    alignment: other.alignment.max(needs.alignment),
+                    ..needs
+                },
+            });
+        }
+        let needs = merged.ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "merge memory needs", "no transport is open")
+        })?;
+        if needs.kinds == 0 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "merge memory needs",
+                "the transports of the two levels can register no common kind of memory",
+            )
+            .with_fix("choose another transport for one of the levels"));
+        }
+        Ok(needs)
+    }
+}
+
+fn owns_memory(transport: &OpenTransport) -> bool {
+    transport.capabilities().flags & abi::TY_CAP_OWNS_MEMORY != 0
+}
+
+fn connect_team(
+    world: &World,
+    name: &str,
+    team: &Team,
+    transport: &mut OpenTransport,
+) -> Result<()> {
+    let mut outgoing = vec![Vec::new(); world.ranks() as usize];
+    for (peer, rank) in (0..).zip(&team.world_ranks) {
+        outgoing[*rank as usize] = transport.endpoint(peer)?;
+    }
+    let incoming = world.exchange(name, outgoing)?;
+    for (peer, rank) in (0..).zip(&team.world_ranks) {
+        transport.connect(peer, &incoming[*rank as usize]).map_err(|e| e.with_rank(*rank))?;
+    }
+    Ok(())
+}
+
+fn no_way_out(domains: u32, scale_up: &str) -> Error {
+    Error::new(
+        ErrorKind::Config,
+        "choose parts",
+        format!(
+            "the ranks are in {domains} domains, scale-up transport `{scale_up}` reaches one, and \
+             scale_out is \"none\""
+        ),
+    )
+    .with_fix("name a transport in [transport.scale_out], or run all ranks on one machine")
+}
+
+/// The first choice that every rank can use; the reasons against the others are kept.
+fn first_that_probes<'a>(
+    world: &World,
+    registry: &Registry,
+    choices: &'a [PartChoice],
+    team: Team,
+) -> Result<Level<'a>> {
+    let mut reasons = Vec::new();
+    for choice in choices {
+        let part = registry.transport(&choice.name)?;
+        let mine = part.probe(&choice.table);
+        let word = mine.as_ref().map_or_else(ToString::to_string, |_| String::new());
+        let all = world.all_gather("probe", word.as_bytes())?;
+        let against: Vec<_> = all
+            .iter()
+            .enumerate()
+            .filter(|(_, word)| !word.is_empty())
+            .map(|(rank, word)| format!("rank {rank}: {}", String::from_utf8_lossy(word)))
+            .collect();
+        if let (Ok(capabilities), true) = (mine, against.is_empty()) {
+            reasons.push(format!("{}: chosen, it probes on all ranks", choice.name));
+            return Ok(Level { part, choice, capabilities, team, reasons });
+        }
+        let first = against.first().cloned().unwrap_or_default();
+        reasons.push(format!(
+            "{}: {} of {} ranks cannot: {first}",
+            choice.name,
+            against.len(),
+            all.len()
+        ));
+    }
+    Err(Error::new(
+        ErrorKind::Unavailable,
+        "choose transport",
+        format!("no transport works on all ranks: {}", reasons.join("; ")),
+    )
+    .with_fix(
+        "mend what the probe names (tokenyard doctor says more), or choose another transport",
+    ))
+}

@@ -1,0 +1,118 @@
+//! Who is where: the places of all ranks, and the domains they make.
+
+use crate::bootstrap::World;
+use crate::config::Config;
+use crate::host::{Registry, discover};
+use crate::topology::{Discover, Place};
+use crate::{Error, ErrorKind, Result};
+
+/// Finds this rank's place and gathers everybody's. Collective.
+pub(super) fn discover_all(
+    world: &World,
+    config: &Config,
+    registry: &Registry,
+) -> Result<Vec<Place>> {
+    let part = registry.topology(&config.topology.name)?;
+    let ask = Discover { rank: world.rank(), ranks: world.ranks(), local_rank: world.local_rank() };
+    let mine = discover(&part, &config.topology.table, &ask)?;
+    let encode = |e: serde_json::Error| {
+        Error::new(ErrorKind::Protocol, "gather places", "a place cannot be read").with_source(e)
+    };
+    let all = world.all_gather("places", &serde_json::to_vec(&mine).map_err(encode)?)?;
+    all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(encode)).collect()
+}
+
+/// The number of domains: what the config says, or machines. Ranks are domain-major, domains equal,
+/// and no domain spans machines.
+pub(super) fn domains(places: &[Place], wanted: Option<u32>) -> Result<u32> {
+    let machines = machines(places)?;
+    let Some(domains) = wanted else { return Ok(machines) };
+    let ranks = places.len() as u32;
+    let expected = if !ranks.is_multiple_of(domains) {
+        format!("a divisor of {ranks} ranks")
+    } else if !domains.is_multiple_of(machines) {
+        format!("a multiple of {machines}, because a domain cannot span machines")
+    } else {
+        return Ok(domains);
+    };
+    Err(Error::new(
+        ErrorKind::Config,
+        "split domains",
+        format!("found topology.domains = {domains}; expected {expected}"),
+    ))
+}
+
+/// Counts the machines: runs of ranks on one.
+fn machines(places: &[Place]) -> Result<u32> {
+    let mut sizes: Vec<(&str, usize)> = Vec::new();
+    for place in places {
+        match sizes.iter().position(|(host, _)| *host == place.host) {
+            None => sizes.push((&place.host, 1)),
+            Some(last) if last + 1 == sizes.len() => sizes[last].1 += 1,
+            Some(_) => {
+                return Err(Error::new(
+                    ErrorKind::Mismatch,
+                    "check places",
+                    format!("the ranks of machine {} do not follow each other", place.host),
+                )
+                .with_fix("number ranks machine by machine (srun --distribution=block does)"));
+            }
+        }
+    }
+    let equal = sizes.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    if !equal {
+        let found: Vec<_> = sizes.iter().map(|(host, n)| format!("{n} on {host}")).collect();
+        return Err(Error::new(
+            ErrorKind::Mismatch,
+            "check places",
+            format!("domains differ in size: {}; expected equal", found.join(", ")),
+        )
+        .with_fix("start the same number of ranks on every machine"));
+    }
+    Ok(sizes.len() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(hosts: &[&str]) -> Vec<Place> {
+        hosts
+            .iter()
+            .map(|host| Place {
+                host: (*host).to_owned(),
+                device: None,
+                numa_node: None,
+                processors: 1,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn domains_are_runs_of_ranks_on_one_machine() {
+        assert_eq!(domains(&places(&["a"]), None).expect("one"), 1);
+        assert_eq!(domains(&places(&["a", "a", "b", "b"]), None).expect("two"), 2);
+    }
+
+    #[test]
+    fn a_config_may_split_machines_but_not_join_them() {
+        let four = places(&["a", "a", "b", "b"]);
+        assert_eq!(domains(&four, Some(2)).expect("as found"), 2);
+        assert_eq!(domains(&four, Some(4)).expect("split"), 4);
+        let joined = domains(&four, Some(1)).expect_err("joined").to_string();
+        assert!(
+            joined.contains("found topology.domains = 1; expected a multiple of 2"),
+            "{joined}"
+        );
+        let uneven = domains(&four, Some(3)).expect_err("uneven").to_string();
+        assert!(uneven.contains("expected a divisor of 4 ranks"), "{uneven}");
+    }
+
+    #[test]
+    fn scattered_ranks_and_unequal_domains_are_refused_with_the_fix() {
+        let scattered = domains(&places(&["a", "b", "a", "b"]), None).expect_err("scattered");
+        assert!(scattered.to_string().contains("do not follow each other"), "{scattered}");
+        let unequal = domains(&places(&["a", "a", "b"]), None).expect_err("unequal");
+        assert!(unequal.to_string().contains("2 on a, 1 on b"), "{unequal}");
+    }
+}
