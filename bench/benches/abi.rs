@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use criterion::Criterion;
-use tokenyard_bench::conditions::Conditions;
 use tokenyard_core::abi;
+use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::PartTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef, load_file};
 use tokenyard_core::link::Link;

@@ -12,7 +12,6 @@
 
 pub mod allocations;
 pub mod ceiling;
-pub mod conditions;
 pub mod counting;
 pub mod exchange;
 pub mod job;

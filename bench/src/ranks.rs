@@ -11,10 +11,10 @@ use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
 use tokenyard_core::config::Config;
 use tokenyard_launch::{Event, Exit, Stderr};
 
-use crate::conditions::Conditions;
 use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::{Report, SCHEMA_VERSION};
 use crate::{exchange, scaling, steady};
+use tokenyard_core::conditions::Conditions;
 
 /// A rank that says nothing for so long is given up. Longer than any deadline inside a rank, for
 /// those have better messages.

@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::conditions::Conditions;
 use crate::job::Sizes;
 use crate::table::table;
 use crate::{exchange, scaling, steady};
+use tokenyard_core::conditions::Conditions;
 
 /// Version of the JSON form; it grows when a reader would have to change.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// Write the report as JUnit XML.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
+    /// Write the report as JSON to this file as well, into a folder that is made if need be.
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
     /// Read the expected failures from this TOML file instead of the list that comes with the suite.
     #[arg(long, value_name = "FILE")]
     expected: Option<PathBuf>,
@@ -197,6 +200,12 @@ fn list(chosen: &[Chosen], json: bool) -> Result<ExitCode> {
 fn show(args: &Args, report: &Report) -> Result<()> {
     if let Some(file) = &args.junit {
         std::fs::write(file, report.junit())
+            .with_context(|| format!("{} cannot be written", file.display()))?;
+    }
+    if let Some(file) = &args.save {
+        let folder = file.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder)
+            .and_then(|()| std::fs::write(file, serde_json::to_vec(report)?))
             .with_context(|| format!("{} cannot be written", file.display()))?;
     }
     if args.json {

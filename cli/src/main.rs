@@ -1,9 +1,9 @@
 //! The `tokenyard` command.
 
 mod bench;
-mod conditions;
 mod conformance;
 mod doctor;
+mod memory;
 mod output;
 mod parts;
 mod plugins;

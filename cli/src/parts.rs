@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use tokenyard_core::abi;
+use tokenyard_core::capabilities::Declared;
 use tokenyard_core::config::{Config, PartChoice, PartTable};
 use tokenyard_core::host::{Registry, discover, load_file, plugin_files};
 use tokenyard_core::topology::Discover;
-use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, Result};
 
 /// All that was found.
@@ -40,71 +39,6 @@ pub(crate) struct Part {
 pub(crate) struct BrokenFile {
     pub(crate) path: Option<PathBuf>,
     pub(crate) error: String,
-}
-
-/// The capabilities of a transport, by name.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Declared {
-    pub(crate) load_store: bool,
-    pub(crate) ordered: bool,
-    pub(crate) native_atomics: bool,
-    pub(crate) immediate: bool,
-    pub(crate) get: bool,
-    pub(crate) bounded_put: bool,
-    pub(crate) manual_progress: bool,
-    pub(crate) owns_memory: bool,
-    pub(crate) memory: Vec<&'static str>,
-    pub(crate) max_peers: u32,
-    pub(crate) max_lanes: u32,
-    pub(crate) max_signals: u32,
-    pub(crate) max_queue_depth: u32,
-    pub(crate) max_windows: u32,
-    pub(crate) largest_put: u64,
-}
-
-impl From<&Capabilities> for Declared {
-    fn from(c: &Capabilities) -> Self {
-        let has = |flag: u64| c.flags & flag != 0;
-        Self {
-            load_store: has(abi::TY_CAP_LOAD_STORE),
-            ordered: has(abi::TY_CAP_ORDERED),
-            native_atomics: has(abi::TY_CAP_NATIVE_ATOMICS),
-            immediate: has(abi::TY_CAP_IMMEDIATE),
-            get: has(abi::TY_CAP_GET),
-            bounded_put: has(abi::TY_CAP_BOUNDED_PUT),
-            manual_progress: has(abi::TY_CAP_MANUAL_PROGRESS),
-            owns_memory: has(abi::TY_CAP_OWNS_MEMORY),
-            memory: memory_names(c.memory_kinds),
-            max_peers: c.max_peers,
-            max_lanes: c.max_lanes,
-            max_signals: c.max_signals,
-            max_queue_depth: c.max_queue_depth,
-            max_windows: c.max_windows,
-            largest_put: c.largest_put,
-        }
-    }
-}
-
-impl Declared {
-    /// The yes-or-no capabilities.
-    pub(crate) fn flags(&self) -> [(&'static str, bool); 8] {
-        [
-            ("load/store", self.load_store),
-            ("ordered", self.ordered),
-            ("native atomics", self.native_atomics),
-            ("immediate", self.immediate),
-            ("get", self.get),
-            ("bounded put", self.bounded_put),
-            ("manual progress", self.manual_progress),
-            ("owns memory", self.owns_memory),
-        ]
-    }
-}
-
-fn memory_names(kinds: u32) -> Vec<&'static str> {
-    let names =
-        [(abi::TY_MEMORY_HOST, "host"), (abi::TY_MEMORY_CUDA, "cuda"), (abi::TY_MEMORY_HIP, "hip")];
-    names.into_iter().filter(|(bit, _)| kinds & bit != 0).map(|(_, name)| name).collect()
 }
 
 impl Parts {

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use serde::Serialize;
+use tokenyard_core::capabilities::Declared;
 use tokenyard_core::config::Config;
 
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, bytes, print_json};
-use crate::parts::{Declared, Part, Parts};
+use crate::parts::{Part, Parts};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -83,17 +84,15 @@ fn print(parts: &Parts, people: People) {
 }
 
 fn print_capabilities(part: &Part, declared: &Declared, people: People) {
-    let names = |wanted: bool| {
-        let names = declared.flags().into_iter().filter(|(_, has)| *has == wanted);
-        let names: Vec<_> = names.map(|(name, _)| name).collect();
+    let names = |names: &[&str]| {
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     };
     people.say(format_args!(
         "\ntransport {}\n  yes: {}\n  no: {}\n  memory: {}\n  at most {} ranks, {} lanes, {} \
          signals, {} commands of a lane, {} windows, {} a put",
         part.name,
-        names(true),
-        names(false),
+        names(&declared.flags),
+        names(&declared.missing()),
         declared.memory.join(", "),
         declared.max_peers,
         declared.max_lanes,

@@ -10,6 +10,8 @@
 //! See `docs/architecture.md` for the picture, `docs/invariants.md` for INV-1 to INV-8.
 
 pub mod bootstrap;
+pub mod capabilities;
+pub mod conditions;
 pub mod config;
 pub mod error;
 pub mod export;

@@ -5,6 +5,7 @@ mod exec;
 mod header;
 mod needs;
 mod report;
+mod results;
 mod steps;
 
 use std::path::{Path, PathBuf};
@@ -24,6 +25,8 @@ Developer tasks of tokenyard.
   cargo xtask header               write the C header of the plugin ABI
   cargo xtask header --check       say whether the checked-in header is up to date
   cargo xtask configs              write configs of the plugins that were built here
+  cargo xtask results              write docs/conformance.md from the reports of the last test run
+  cargo xtask results --check      say whether docs/conformance.md still tells what was found
 ";
 
 fn main() -> ExitCode {
@@ -45,6 +48,8 @@ fn run(args: &[&str]) -> Result<ExitCode> {
         ["test", rest @ ..] => return test(&root, rest),
         ["header"] => header::write(&root)?,
         ["header", "--check"] => header::check(&root)?,
+        ["results"] => results::write(&root, &report::target_folder(&root))?,
+        ["results", "--check"] => results::check(&root, &report::target_folder(&root))?,
         ["configs"] => configs::write(&report::target_folder(&root))?,
         [] | ["help" | "--help" | "-h"] => print!("{HELP}"),
         unknown => return Ok(usage(unknown)),

@@ -118,10 +118,14 @@ pub(crate) const STEPS: &[Step] = &[
         commands: &[
             cmd("cargo build --release --package tokenyard-cli"),
             cmd("cargo xtask configs"),
-            cmd("{target}/release/tokenyard conformance configs/cpu.toml"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/cpu-plugin.toml"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/example-c.toml"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/example-cpp.toml"),
+            cmd("{target}/release/tokenyard conformance configs/cpu.toml \
+                 --save {target}/conformance/results/cpu.json"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/cpu-plugin.toml \
+                 --save {target}/conformance/results/cpu-plugin.json"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/example-c.toml \
+                 --save {target}/conformance/results/example-c.json"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/example-cpp.toml \
+                 --save {target}/conformance/results/example-cpp.json"),
         ],
     },
 ];

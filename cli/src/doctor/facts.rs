@@ -11,7 +11,7 @@ use tokenyard_core::bootstrap::{Identity, Rendezvous, Secret};
 use tokenyard_core::config::Config;
 use tokenyard_core::machine;
 
-use crate::conditions::{self, container_memory, meminfo};
+use crate::memory::{self, container_memory, meminfo};
 
 /// The node, as the rules see it.
 #[derive(Clone, Debug, Serialize)]
@@ -80,11 +80,11 @@ fn env(name: &str) -> Option<String> {
 
 impl Facts {
     pub(crate) fn gather(config: Option<&Config>) -> Self {
-        let memory = conditions::read("/proc/meminfo");
+        let memory = memory::read("/proc/meminfo");
         Self {
             kernel: machine::kernel_release().and_then(|r| version(&r)),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
-            processor_quota: conditions::read("/sys/fs/cgroup/cpu.max").and_then(|t| quota(&t)),
+            processor_quota: memory::read("/sys/fs/cgroup/cpu.max").and_then(|t| quota(&t)),
             memory_available: memory.and_then(|text| meminfo(&text, "MemAvailable")),
             container_available: container_memory().map(|c| c.limit.saturating_sub(c.used)),
             open_files: getrlimit(Resource::Nofile).current,
@@ -92,7 +92,7 @@ impl Facts {
             posix_shm_free: statvfs("/dev/shm").ok().map(|fs| fs.f_bavail * fs.f_frsize),
             memfd_error: try_memfd().err().map(|error| error.to_string()),
             socket_error: try_abstract_socket().err().map(|error| error.to_string()),
-            clock_source: conditions::read(
+            clock_source: memory::read(
                 "/sys/devices/system/clocksource/clocksource0/current_clocksource",
             ),
             meeting: meeting(config.map_or("env", |config| &config.world.bootstrap)),

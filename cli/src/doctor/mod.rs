@@ -10,11 +10,11 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use serde::Serialize;
+use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Shape;
 use tokenyard_cpu::kernels::CpuConfig;
 
-use crate::conditions::Conditions;
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
 use crate::parts::{Part, Parts};
 use facts::Facts;
@@ -87,7 +87,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             verdict,
             findings: &findings,
             facts: &facts,
-            conditions: Conditions::here(),
+            conditions: Conditions::find(),
         })?;
     }
     Ok(ExitCode::from(verdict as u8))

@@ -11,7 +11,7 @@ use tokenyard_conformance::oracle::{
 use tokenyard_core::moe::Shape;
 
 use super::{Args, InputType, LayoutName};
-use crate::conditions;
+use crate::memory;
 use crate::output::bytes;
 
 const DEFAULT_RANKS: u32 = 4;
@@ -189,9 +189,9 @@ fn check_bytes(case: &Case) -> u64 {
 
 /// Bytes that this process may still use: of the machine, and of its container.
 fn available_memory() -> Option<u64> {
-    let text = conditions::read("/proc/meminfo")?;
-    let machine = conditions::meminfo(&text, "MemAvailable")?;
-    let container = conditions::container_memory().map(|c| c.limit.saturating_sub(c.used));
+    let text = memory::read("/proc/meminfo")?;
+    let machine = memory::meminfo(&text, "MemAvailable")?;
+    let container = memory::container_memory().map(|c| c.limit.saturating_sub(c.used));
     Some(container.map_or(machine, |c| c.min(machine)))
 }
 

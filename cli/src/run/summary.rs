@@ -3,12 +3,12 @@
 use anyhow::Result;
 use serde::Serialize;
 use tokenyard_conformance::oracle::{Case, Input, Layout, Scales, Tokens};
+use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 
 use super::Args;
 use super::diagnosis::Finding;
 use super::message::{Opened, RankResult};
-use crate::conditions::Conditions;
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
 
 const MIB: f64 = (1 << 20) as f64;
@@ -114,7 +114,7 @@ impl<'a> Summary<'a> {
             let text = format!("all {} row elements equal the oracle's", self.elements());
             people.say(format_args!("check: {} ({text})", people.paint(Style::Good, "passed")));
         }
-        if !Conditions::here().release_build {
+        if !Conditions::find().optimised {
             people.say("note: this build is not optimised (no --release): the times mean little");
         }
     }
@@ -225,7 +225,7 @@ impl<'a> Summary<'a> {
             busiest_expert_over_mean: self.opened.as_ref().map(|opened| opened.busiest_over_mean),
             check: Check { passed: self.passed(), elements: self.elements() },
             failures: &self.findings,
-            conditions: Conditions::here(),
+            conditions: Conditions::find(),
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tokenyard_core::abi;
+use tokenyard_core::capabilities::Declared;
 use tokenyard_core::config::Config;
 use tokenyard_core::host::PartInfo;
 use tokenyard_core::machine;
@@ -23,18 +23,6 @@ pub struct Environment {
     capabilities: Declared,
 }
 
-/// What the transport under test declares.
-#[derive(Clone, Debug, Serialize)]
-struct Declared {
-    flags: Vec<&'static str>,
-    max_peers: u32,
-    max_lanes: u32,
-    max_signals: u32,
-    max_queue_depth: u32,
-    max_windows: u32,
-    largest_put: u64,
-}
-
 impl Environment {
     /// Of this machine, now. `parts` are all there are; those that `config` uses are kept.
     pub fn new(config: &Config, parts: &[PartInfo], capabilities: &Capabilities) -> Self {
@@ -54,7 +42,7 @@ impl Environment {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             config: config.name.clone(),
             parts: parts.iter().filter(uses).cloned().collect(),
-            capabilities: declared(capabilities),
+            capabilities: Declared::from(capabilities),
         }
     }
 
@@ -75,32 +63,6 @@ impl Environment {
             parts.join(", "),
             self.capabilities.flags.join(", ")
         )
-    }
-}
-
-fn declared(capabilities: &Capabilities) -> Declared {
-    let names = [
-        (abi::TY_CAP_ORDERED, "ordered"),
-        (abi::TY_CAP_NATIVE_ATOMICS, "native_atomics"),
-        (abi::TY_CAP_IMMEDIATE, "immediate"),
-        (abi::TY_CAP_GET, "get"),
-        (abi::TY_CAP_LOAD_STORE, "load_store"),
-        (abi::TY_CAP_BOUNDED_PUT, "bounded_put"),
-        (abi::TY_CAP_MANUAL_PROGRESS, "manual_progress"),
-        (abi::TY_CAP_OWNS_MEMORY, "owns_memory"),
-    ];
-    Declared {
-        flags: names
-            .into_iter()
-            .filter(|(bit, _)| capabilities.flags & bit != 0)
-            .map(|(_, name)| name)
-            .collect(),
-        max_peers: capabilities.max_peers,
-        max_lanes: capabilities.max_lanes,
-        max_signals: capabilities.max_signals,
-        max_queue_depth: capabilities.max_queue_depth,
-        max_windows: capabilities.max_windows,
-        largest_put: capabilities.largest_put,
     }
 }
 

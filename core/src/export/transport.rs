@@ -285,10 +285,11 @@ impl<T: Transport> TransportPart<T> {
         // shared access only.
         unsafe {
             guarded_hot(instance, |part: &T| {
-                let mut name = part.link_name(peer);
-                name.truncate(name.floor_char_boundary(capacity));
-                std::ptr::copy_nonoverlapping(name.as_ptr(), data, name.len());
-                *bytes = name.len();
+                let name = part.link_name(peer);
+                // A character cut in two is mended by the reader.
+                let length = name.len().min(capacity);
+                std::ptr::copy_nonoverlapping(name.as_ptr(), data, length);
+                *bytes = length;
                 abi::TY_OK
             })
         }

@@ -1,37 +1,4 @@
-//! What a result was measured under.
-
-use serde::Serialize;
-use tokenyard_core::machine;
-
-/// The machine and the build, for reports.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Conditions {
-    /// The processor, as it names itself.
-    pub(crate) cpu: String,
-    /// Logical processors that this process may use.
-    pub(crate) processors: usize,
-    /// Release of the kernel.
-    pub(crate) kernel: String,
-    pub(crate) arch: &'static str,
-    /// Version of tokenyard.
-    pub(crate) version: &'static str,
-    /// Whether the build is optimised: times of others mean little.
-    pub(crate) release_build: bool,
-}
-
-impl Conditions {
-    /// Those of this process.
-    pub(crate) fn here() -> Self {
-        Self {
-            cpu: machine::cpu_model().unwrap_or_else(|| "unknown".to_owned()),
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
-            kernel: machine::kernel_release().unwrap_or_else(|| "unknown".to_owned()),
-            arch: std::env::consts::ARCH,
-            version: env!("CARGO_PKG_VERSION"),
-            release_build: !cfg!(debug_assertions),
-        }
-    }
-}
+//! What the kernel says about memory.
 
 /// The text of a small file of the kernel, less the white space around it.
 pub(crate) fn read(path: &str) -> Option<String> {

@@ -1,7 +1,7 @@
-//! Under which conditions figures were taken.
+//! Under which conditions results were taken, for reports and JSON.
 
+use crate::machine;
 use serde::Serialize;
-use tokenyard_core::machine;
 
 /// What a reader must know to compare figures. What the system does not tell is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

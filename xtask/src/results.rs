@@ -1,0 +1,223 @@
+//! `docs/conformance.md`: what the suite found on each transport, from the reports that the steps of the
+//! test command save. The page states results, so nobody writes it by hand.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+/// One saved report and how the page shows it.
+struct Shown {
+    /// File name without `.json`, below `target/conformance/results`.
+    file: &'static str,
+    title: &'static str,
+    /// What hardware it ran on, or what stands in for it.
+    on: &'static str,
+}
+
+const SHOWN: &[Shown] = &[
+    Shown { file: "cpu", title: "`shm`, built in", on: "shared memory" },
+    Shown { file: "cpu-plugin", title: "`shm`, loaded plugin", on: "shared memory" },
+    Shown { file: "example-c", title: "`example_c`, plugin in C", on: "POSIX shared memory" },
+    Shown { file: "example-cpp", title: "the same, built as C++", on: "POSIX shared memory" },
+];
+
+const LEVELS: [&str; 4] = ["L0", "L1", "L2", "L3"];
+
+const PAGE: &str = "docs/conformance.md";
+
+const HEAD: &str = "\
+# Conformance results
+
+What the suite found on each transport. Made by `cargo xtask results` from the reports of `cargo xtask test`; the
+test command fails if this page tells anything else than what it found. `tokenyard conformance CONFIG` makes the same
+report for any config, plugins of others included.
+
+Levels: **L0** the transport alone, **L1** the exchange against the oracle, **L2** concurrency and chaining, **L3** killed,
+stopped and misled ranks. A cell says how many tests passed; `not supported` tests are those whose capability the
+transport does not declare, or that need more ranks than the run had. An empty cell: that level was not run there.
+
+";
+
+/// Writes the page.
+pub(crate) fn write(root: &Path, target: &Path) -> Result<()> {
+    let page = root.join(PAGE);
+    std::fs::write(&page, text(target)?).with_context(|| format!("write {}", page.display()))?;
+    println!("wrote {PAGE}");
+    Ok(())
+}
+
+/// Fails if the page differs from what was found.
+pub(crate) fn check(root: &Path, target: &Path) -> Result<()> {
+    let page = root.join(PAGE);
+    let found =
+        std::fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
+    let expected = text(target)?;
+    if found == expected {
+        println!("{PAGE} tells what was found");
+        return Ok(());
+    }
+    let differs = found.lines().zip(expected.lines()).find(|(found, expected)| found != expected);
+    let (found, expected) = differs.unwrap_or(("another number of lines", ""));
+    bail!(
+        "{PAGE} differs from the reports of this run: found `{found}`, expected `{expected}`; \
+         run cargo xtask results and commit the page"
+    )
+}
+
+fn text(target: &Path) -> Result<String> {
+    let folder = target.join("conformance/results");
+    refuse_unknown(&folder)?;
+    let mut out = HEAD.to_owned();
+    out.push_str("| transport | on | L0 | L1 | L2 | L3 | not supported | declares |\n");
+    out.push_str("|---|---|---|---|---|---|---|---|\n");
+    let mut notes = String::new();
+    for shown in SHOWN {
+        let report = read(&folder.join(shown.file).with_extension("json"))?;
+        out.push_str(&row(shown, &report)?);
+        notes.push_str(&reasons(shown, &report)?);
+    }
+    if !notes.is_empty() {
+        out.push_str("\n## What did not apply, and what failed as expected\n\n");
+        out.push_str(&notes);
+    }
+    Ok(out)
+}
+
+/// A report that the page would leave out is a result that nobody sees.
+fn refuse_unknown(folder: &Path) -> Result<()> {
+    let entries = std::fs::read_dir(folder)
+        .with_context(|| format!("read {}; run cargo xtask test first", folder.display()))?;
+    for entry in entries {
+        let path: PathBuf = entry?.path();
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        ensure!(
+            SHOWN.iter().any(|shown| shown.file == stem),
+            "found report {}, which the page does not show; add it to SHOWN",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+fn read(file: &Path) -> Result<Value> {
+    let bytes = std::fs::read(file)
+        .with_context(|| format!("read {}; run cargo xtask test first", file.display()))?;
+    serde_json::from_slice(&bytes).with_context(|| format!("read {}", file.display()))
+}
+
+fn row(shown: &Shown, report: &Value) -> Result<String> {
+    let mut text = format!("| {} | {} |", shown.title, shown.on);
+    let mut unsupported = 0;
+    for level in LEVELS {
+        let counts = &report["levels"][level];
+        let count = |word: &str| counts[word].as_u64().unwrap_or(0);
+        unsupported += count("not supported");
+        let (passed, expected) = (count("pass"), count("expected fail"));
+        let failed = count("FAIL") + count("UNEXPECTED PASS");
+        // Writing to a String cannot fail.
+        let _ = match (counts.is_object(), failed, expected) {
+            (false, ..) => write!(text, " |"),
+            (true, 0, 0) => write!(text, " {passed} |"),
+            (true, 0, _) => write!(text, " {passed}, {expected} failed as expected |"),
+            (true, ..) => write!(text, " {passed}, **{failed} FAILED** |"),
+        };
+    }
+    let flags = report["environment"]["capabilities"]["flags"].as_array();
+    let flags = flags.context("a report has no capabilities")?;
+    let flags: Vec<_> = flags.iter().filter_map(Value::as_str).collect();
+    let _ = writeln!(text, " {unsupported} | {} |", flags.join(", "));
+    Ok(text)
+}
+
+/// Why tests did not pass plainly, each reason once.
+fn reasons(shown: &Shown, report: &Value) -> Result<String> {
+    let tests = report["tests"].as_array().context("a report has no tests")?;
+    let mut reasons: Vec<(String, usize)> = Vec::new();
+    for test in tests {
+        let outcome = test["outcome"].as_str().unwrap_or_default();
+        let key = match outcome {
+            "pass" => continue,
+            "not_supported" => format!("not supported: {}", test["why"].as_str().unwrap_or("?")),
+            _ => format!(
+                "{} {}: {}",
+                outcome.replace('_', " "),
+                test["name"].as_str().unwrap_or("?"),
+                test["reason"].as_str().or(test["message"].as_str()).unwrap_or("?")
+            ),
+        };
+        match reasons.iter_mut().find(|(reason, _)| *reason == key) {
+            Some((_, count)) => *count += 1,
+            None => reasons.push((key, 1)),
+        }
+    }
+    let mut text = String::new();
+    if !reasons.is_empty() {
+        let _ = writeln!(text, "- {}", shown.title);
+    }
+    for (reason, count) in reasons {
+        let _ = writeln!(text, "  - {count} × {}", reason.lines().next().unwrap_or_default());
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn save(folder: &Path, file: &str, failed: u64) {
+        let report = serde_json::json!({
+            "environment": { "capabilities": { "flags": ["get"] } },
+            "levels": { "L0": { "pass": 20, "not supported": 1 }, "L1": { "pass": 3, "FAIL": failed } },
+            "tests": [
+                { "name": "l0/a", "outcome": "not_supported", "why": "no load_store" },
+                { "name": "l1/b", "outcome": "pass" },
+            ],
+        });
+        std::fs::create_dir_all(folder).unwrap();
+        std::fs::write(folder.join(file), report.to_string()).unwrap();
+    }
+
+    fn target() -> tempfile::TempDir {
+        let target = tempfile::tempdir().unwrap();
+        for shown in SHOWN {
+            let folder = target.path().join("conformance/results");
+            save(&folder, &format!("{}.json", shown.file), 0);
+        }
+        target
+    }
+
+    #[test]
+    fn the_page_shows_counts_per_level_and_reasons() {
+        let text = text(target().path()).unwrap();
+        assert!(text.contains("| 20 | 3 | | | 1 | get |"), "{text}");
+        assert!(text.contains("1 × not supported: no load_store"), "{text}");
+    }
+
+    #[test]
+    fn a_failure_is_shown_as_one() {
+        let target = target();
+        save(&target.path().join("conformance/results"), "cpu.json", 2);
+        assert!(text(target.path()).unwrap().contains("3, **2 FAILED**"));
+    }
+
+    #[test]
+    fn a_report_that_the_page_would_leave_out_is_refused() {
+        let target = target();
+        save(&target.path().join("conformance/results"), "other.json", 0);
+        let error = text(target.path()).unwrap_err().to_string();
+        assert!(error.contains("other.json, which the page does not show"), "{error}");
+    }
+
+    #[test]
+    fn a_page_that_tells_something_else_is_found() {
+        let (root, target) = (tempfile::tempdir().unwrap(), target());
+        std::fs::create_dir(root.path().join("docs")).unwrap();
+        write(root.path(), target.path()).unwrap();
+        check(root.path(), target.path()).unwrap();
+        save(&target.path().join("conformance/results"), "cpu.json", 2);
+        let error = check(root.path(), target.path()).unwrap_err().to_string();
+        assert!(error.contains("run cargo xtask results"), "{error}");
+    }
+}
