@@ -5,31 +5,49 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+/// A provider of libfabric at the scale-out level, with all that the part can do.
+macro_rules! libfabric {
+    ($provider:literal) => {
+        concat!(
+            "[transport.scale_up]\nuse = \"none\"\n\n",
+            "[transport.scale_out]\nuse = \"libfabric\"\n\n",
+            "[transport.scale_out.libfabric]\nget = true\nprovider = \"",
+            $provider,
+            "\"\n"
+        )
+    };
+}
+
 /// A config of a built plugin.
 struct Template {
     file: &'static str,
-    /// The scale-up transport.
+    /// The sections of the transports.
     transport: &'static str,
     /// Below cargo's target folder.
     library: &'static str,
 }
 
-const TEMPLATES: [Template; 3] = [
+const LIBFABRIC: &str = "release/libtokenyard_plugin_libfabric.so";
+
+const TEMPLATES: [Template; 6] = [
     Template {
         file: "cpu-plugin.toml",
-        transport: "shm",
+        transport: "[transport.scale_up]\nuse = \"shm\"\n",
         library: "release/libtokenyard_plugin_cpu.so",
     },
     Template {
         file: "example-c.toml",
-        transport: "example_c",
+        transport: "[transport.scale_up]\nuse = \"example_c\"\n",
         library: "example-c/libtokenyard_example_c.so",
     },
     Template {
         file: "example-cpp.toml",
-        transport: "example_c",
+        transport: "[transport.scale_up]\nuse = \"example_c\"\n",
         library: "example-c/libtokenyard_example_cpp.so",
     },
+    Template { file: "libfabric-tcp.toml", transport: libfabric!("tcp"), library: LIBFABRIC },
+    Template { file: "libfabric-shm.toml", transport: libfabric!("shm"), library: LIBFABRIC },
+    Template { file: "libfabric-udp.toml", transport: libfabric!("udp"), library: LIBFABRIC },
 ];
 
 /// Writes a config for each plugin of `target` into `target/conformance`.
@@ -50,8 +68,7 @@ fn text(template: &Template, target: &Path) -> Result<String> {
     let path = library.to_str().context("find the plugin: its path is not UTF-8")?;
     ensure!(!path.contains(['"', '\\', '\n']), "found path {path}, which TOML would have to quote");
     Ok(format!(
-        "[kernels]\nuse = \"cpu\"\n\n[transport.scale_up]\nuse = \"{}\"\n\n\
-         [plugins]\npaths = [\"{path}\"]\n",
+        "[kernels]\nuse = \"cpu\"\n\n{}\n[plugins]\npaths = [\"{path}\"]\n",
         template.transport
     ))
 }
@@ -68,7 +85,7 @@ mod tests {
             let text =
                 std::fs::read_to_string(folder.path().join("conformance").join(template.file))
                     .unwrap();
-            assert!(text.contains(&format!("use = \"{}\"", template.transport)), "{text}");
+            assert!(text.contains(template.transport), "{text}");
             let path = folder.path().join(template.library);
             assert!(text.contains(&format!("paths = [\"{}\"]", path.display())), "{text}");
         }

@@ -35,6 +35,10 @@ const CLIPPY: Need = Need::Program { program: "cargo-clippy", fix: "rustup compo
 const EXAMPLE_C: Need =
     Need::File { path: "plugins/example-c/shm.c", fix: "git checkout plugins/example-c" };
 
+const FABRIC_HEADERS: Need =
+    Need::PackageFile { path: "/usr/include/rdma/fabric.h", package: "libfabric-dev" };
+const FI_INFO: Need = Need::Package { program: "fi_info", package: "libfabric-bin" };
+
 pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "fmt",
@@ -64,7 +68,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "unit",
         about: "unit, integration and documentation tests of every crate",
         after: &[],
-        needs: &[],
+        needs: &[GCC, FABRIC_HEADERS, FI_INFO],
         commands: &[cmd("cargo test --workspace --exclude xtask --no-fail-fast")],
     },
     Step {
@@ -126,6 +130,19 @@ pub(crate) const STEPS: &[Step] = &[
                  --save {target}/conformance/results/example-c.json"),
             cmd("{target}/release/tokenyard conformance {target}/conformance/example-cpp.toml \
                  --save {target}/conformance/results/example-cpp.json"),
+        ],
+    },
+    Step {
+        name: "libfabric",
+        about: "the suite over the libfabric plugin: tcp and shm, and the transport alone over udp",
+        after: &["conformance"],
+        needs: &[FI_INFO],
+        commands: &[
+            cmd("cargo build --release --package tokenyard-plugin-libfabric"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-tcp.toml"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-shm.toml"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-udp.toml \
+                 --level L0"),
         ],
     },
 ];

@@ -1,0 +1,13 @@
+//! The transports `libfabric` and `efa`: any provider of libfabric that has reliable datagrams,
+//! remote writes and completion data.
+//!
+//! A put with a signal is one write whose completion data name the signal; the receiver counts
+//! them. So no order is asked of the fabric (INV-2), and EFA's SRD serves as well as TCP. The
+//! crate links nothing: libfabric is opened at run time, and without it `probe` says what to
+//! install. `docs.md` in this folder is the page for operators.
+
+mod config;
+mod transport;
+
+pub use config::{EfaConfig, LibfabricConfig, Rails};
+pub use transport::{Efa, Libfabric, check_endpoint};

@@ -1,0 +1,200 @@
+//! The parts: one engine behind two names.
+//!
+//! Lanes and rails are apart: a lane belongs to one thread, a rail (one NIC) serves all lanes. Who
+//! posts or polls takes the rail for a batch of commands; who finds it taken leaves it to the
+//! other. So there is one uncontended lock per batch, and none per command.
+
+mod commands;
+mod datum;
+mod engine;
+mod info;
+mod lane;
+mod numa;
+mod objects;
+mod rail;
+mod shared;
+mod wire;
+
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use tokenyard_core::Result;
+use tokenyard_core::abi;
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportNeeds,
+    Window,
+};
+
+use crate::config::{EfaConfig, LibfabricConfig, Rails};
+use engine::Engine;
+pub use wire::check_endpoint;
+
+const MAX_LANES: u32 = 64;
+const MAX_SIGNALS: u32 = 65_536;
+const LARGEST_PUT: u64 = 1 << 40;
+
+/// Any provider, chosen by the config: `tcp`, `shm`, `udp`, `verbs`, ...
+pub type Libfabric = Part<AnyProvider>;
+/// The provider `efa` of AWS, with device memory.
+pub type Efa = Part<EfaProvider>;
+
+/// What distinguishes the parts.
+pub trait Preset: Debug + Send + Sync + 'static {
+    /// The part's name.
+    const NAME: &'static str;
+    /// One line for people.
+    const ABOUT: &'static str;
+    /// The part's own table.
+    type Config: DeserializeOwned;
+    /// What the table asks for.
+    fn settings(config: Self::Config) -> Settings;
+}
+
+/// What an instance is opened with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    provider: String,
+    rails: Rails,
+    queue_depth: u32,
+    get: bool,
+    /// Device memory is asked for.
+    hmem: bool,
+}
+
+/// The preset of [`Libfabric`].
+#[derive(Debug)]
+pub struct AnyProvider;
+
+impl Preset for AnyProvider {
+    const NAME: &'static str = "libfabric";
+    const ABOUT: &'static str = "any RDM provider of libfabric: tcp, shm, udp, verbs, ...";
+    type Config = LibfabricConfig;
+
+    fn settings(config: LibfabricConfig) -> Settings {
+        let LibfabricConfig { provider, rails, queue_depth, get } = config;
+        Settings { provider, rails, queue_depth, get, hmem: false }
+    }
+}
+
+/// The preset of [`Efa`].
+#[derive(Debug)]
+pub struct EfaProvider;
+
+impl Preset for EfaProvider {
+    const NAME: &'static str = "efa";
+    const ABOUT: &'static str = "AWS Elastic Fabric Adapter (SRD), through libfabric";
+    type Config = EfaConfig;
+
+    fn settings(config: EfaConfig) -> Settings {
+        let EfaConfig { rails, queue_depth, get } = config;
+        Settings { provider: "efa".into(), rails, queue_depth, get, hmem: true }
+    }
+}
+
+/// A transport over libfabric.
+#[derive(Debug)]
+pub struct Part<P> {
+    engine: Engine,
+    kinds: u32,
+    preset: PhantomData<P>,
+}
+
+impl<P: Preset> Transport for Part<P>
+where
+    P::Config: Clone,
+{
+    const NAME: &'static str = P::NAME;
+    const ABOUT: &'static str = P::ABOUT;
+    type Config = P::Config;
+
+    fn probe(config: &P::Config) -> Result<Capabilities> {
+        let settings = P::settings(config.clone());
+        let rails = info::choose(&settings)?;
+        let largest = rails.iter().map(info::Info::largest_put).min().unwrap_or(0);
+        let get = if settings.get { abi::TY_CAP_GET } else { 0 };
+        Ok(Capabilities {
+            flags: abi::TY_CAP_IMMEDIATE | abi::TY_CAP_MANUAL_PROGRESS | get,
+            memory_kinds: memory_kinds(&rails),
+            max_peers: datum::MAX_PEERS,
+            max_lanes: MAX_LANES,
+            max_signals: MAX_SIGNALS,
+            max_queue_depth: settings.queue_depth,
+            max_windows: wire::MAX_WINDOWS,
+            largest_put: largest.min(LARGEST_PUT),
+            ..NO_CAPABILITIES
+        })
+    }
+
+    fn open(config: P::Config, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        let settings = P::settings(config);
+        let kinds = memory_kinds(&info::choose(&settings)?);
+        Ok(Self { engine: Engine::open(&settings, team, needs)?, kinds, preset: PhantomData })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        MemoryNeeds {
+            size: size_of::<MemoryNeeds>(),
+            kinds: self.kinds,
+            handles: 0,
+            alignment: size_of::<u64>() as u64,
+        }
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        // SAFETY: the window outlives `self`, by this function's contract.
+        unsafe { self.engine.register(window) }
+    }
+
+    fn endpoint(&mut self, _: u32) -> Result<Vec<u8>> {
+        self.engine.endpoint()
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        self.engine.connect(peer, data)
+    }
+
+    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        // SAFETY: by this function's contract.
+        unsafe { self.engine.post(lane, commands) }
+    }
+
+    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        self.engine.poll(lane, events)
+    }
+
+    // Inlined into the table's slot, also where that is made in another crate: a plugin.
+    #[inline]
+    fn read_signal(&self, _: u32, id: u32) -> u64 {
+        self.engine.shared.total(id)
+    }
+
+    fn health(&self) -> Result<()> {
+        self.engine.shared.health()
+    }
+
+    fn progress(&self) -> std::result::Result<bool, i32> {
+        Ok(self.engine.progress())
+    }
+
+    fn link_name(&self, peer: u32) -> String {
+        self.engine.link_name(peer).to_owned()
+    }
+}
+
+/// Kinds of memory that all rails can register.
+fn memory_kinds(rails: &[info::Info]) -> u32 {
+    let mut kinds = abi::TY_MEMORY_HOST;
+    if rails.iter().all(info::Info::has_hmem) {
+        // The provider says that it takes device memory, not whose: the drivers' devices do.
+        for (device, kind) in
+            [("/dev/nvidiactl", abi::TY_MEMORY_CUDA), ("/dev/kfd", abi::TY_MEMORY_HIP)]
+        {
+            if Path::new(device).exists() {
+                kinds |= kind;
+            }
+        }
+    }
+    kinds
+}

@@ -1,0 +1,293 @@
+//! Executes commands on a rail.
+
+use std::fmt;
+
+use tokenyard_core::abi;
+use tokenyard_core::transport::Command;
+
+use super::datum::{Datum, Place};
+use super::engine::{Engine, STAGING_REGION, window_region};
+use super::lane::Own;
+use super::rail::{Attempt, State, Transfer};
+use super::shared::{Failure, LocalWindow, RECORD_STRIDE, Record};
+
+/// Why a command could not be posted. Kept small: it crosses the hot path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Op,
+    Peer,
+    Window,
+    Signal,
+    NoGet,
+    Fabric(i32),
+}
+
+/// What became of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Its completion will come.
+    UnderWay,
+    Done,
+    /// Not accepted now.
+    Full,
+}
+
+/// A command on its way to the provider.
+struct Job<'a> {
+    command: &'a Command,
+    slot: u32,
+    /// Another write follows at once.
+    more: bool,
+}
+
+impl Engine {
+    /// Posts the first n of `batch` on one rail and returns n.
+    ///
+    /// # Safety
+    /// Core's promises of the transport contract hold: ranges are inside the windows, sources stay
+    /// until their command is done.
+    pub(super) unsafe fn post_batch(
+        &self,
+        own: &mut Own,
+        state: &mut State,
+        batch: &[Command],
+    ) -> usize {
+        for (index, command) in batch.iter().enumerate() {
+            let Some(slot) = own.take(&self.shared.slots, command) else { return index };
+            let more = own.has_room() && batch.get(index + 1).is_some_and(|c| self.is_write(c));
+            // SAFETY: by this function's contract.
+            match unsafe { self.execute(state, &Job { command, slot, more }) } {
+                Ok(Outcome::UnderWay) => {}
+                Ok(Outcome::Done) => own.end(slot, abi::TY_OK),
+                Ok(Outcome::Full) => {
+                    own.give_back(slot);
+                    return index;
+                }
+                Err(fault) => {
+                    self.fail(state, fault, command);
+                    own.end(slot, abi::TY_TRANSPORT);
+                }
+            }
+        }
+        batch.len()
+    }
+
+    /// Whether a command will be a write that has a completion: only these end a batch.
+    #[inline]
+    fn is_write(&self, command: &Command) -> bool {
+        matches!(command.op, abi::TY_OP_PUT | abi::TY_OP_PUT_SIGNAL)
+            && command.bytes > self.inject_bytes
+            && !self.is_local(command.peer)
+    }
+
+    /// Whether the peer is this rank, and plain copies reach its windows.
+    #[inline]
+    fn is_local(&self, peer: u32) -> bool {
+        peer == self.shared.team.me && self.host_only
+    }
+
+    /// # Safety
+    /// As [`Engine::post_batch`].
+    #[inline]
+    unsafe fn execute(&self, state: &mut State, job: &Job<'_>) -> Result<Outcome, Fault> {
+        let command = job.command;
+        let datum = Datum::Signal { id: command.signal, add: command.add };
+        // SAFETY: by this function's contract.
+        unsafe {
+            match command.op {
+                abi::TY_OP_PUT => self.put(state, job, None),
+                abi::TY_OP_PUT_SIGNAL => self.put(state, job, Some(datum)),
+                abi::TY_OP_SIGNAL if self.is_local(command.peer) => self.raise(command),
+                abi::TY_OP_SIGNAL => sent(state.send(command.peer, datum)),
+                abi::TY_OP_PUT_VALUE => self.put_value(state, job),
+                abi::TY_OP_GET => self.get(state, job),
+                _ => Err(Fault::Op),
+            }
+        }
+    }
+
+    fn raise(&self, command: &Command) -> Result<Outcome, Fault> {
+        match self.shared.raise(command.signal, command.add) {
+            true => Ok(Outcome::Done),
+            false => Err(Fault::Signal),
+        }
+    }
+
+    fn window(&self, id: u16) -> Result<&LocalWindow, Fault> {
+        self.shared.windows.get(id as usize).ok_or(Fault::Window)
+    }
+
+    /// # Safety
+    /// As [`Engine::post_batch`].
+    #[inline]
+    unsafe fn put(
+        &self,
+        state: &mut State,
+        job: &Job<'_>,
+        datum: Option<Datum>,
+    ) -> Result<Outcome, Fault> {
+        let command = job.command;
+        let source = self.window(command.src_window)?;
+        let from = source.at(command.src_offset, command.bytes);
+        if self.is_local(command.peer) {
+            let to = self.window(command.dst_window)?.at(command.dst_offset, command.bytes);
+            // SAFETY: both ranges are inside windows of this rank, which are host memory; they may
+            // overlap.
+            unsafe { std::ptr::copy(from, to, command.bytes as usize) };
+            return if datum.is_some() { self.raise(command) } else { Ok(Outcome::Done) };
+        }
+        let transfer = Transfer {
+            peer: command.peer,
+            local: from,
+            descriptor: state.objects.descriptor(window_region(command.src_window)),
+            bytes: command.bytes as usize,
+            window: command.dst_window as usize,
+            offset: command.dst_offset,
+            datum,
+        };
+        // An injected write takes its source along, so it is done at once (INV-4).
+        if command.bytes <= self.inject_bytes && source.is_host() {
+            return sent(state.inject(&transfer));
+        }
+        posted(state.write(&transfer, self.shared.slots.context(job.slot), job.more))
+    }
+
+    /// A value goes to a mailbox of the receiver, whose CPU stores it: a byte stream may split
+    /// even 8 bytes (INV-3). Into device memory no CPU stores; there a NIC writes 8 aligned bytes
+    /// whole.
+    ///
+    /// # Safety
+    /// As [`Engine::post_batch`].
+    unsafe fn put_value(&self, state: &mut State, job: &Job<'_>) -> Result<Outcome, Fault> {
+        let Command { peer, dst_window, dst_offset, value, .. } = *job.command;
+        let window = self.window(dst_window)?;
+        if self.is_local(peer) {
+            // SAFETY: host memory; inside the window and aligned, by core's promise.
+            unsafe { self.shared.store_value(window, dst_offset, value) };
+            return Ok(Outcome::Done);
+        }
+        let record = self.staging.record(job.slot as usize);
+        // SAFETY: the record belongs to the slot, and the slot to this command.
+        unsafe {
+            record.write(Record { value, offset: dst_offset, window: u64::from(dst_window) })
+        };
+        let mut transfer = Transfer {
+            peer,
+            local: record.cast(),
+            descriptor: state.objects.descriptor(STAGING_REGION),
+            bytes: size_of::<u64>(),
+            window: dst_window as usize,
+            offset: dst_offset,
+            datum: None,
+        };
+        if !window.is_host() {
+            return self.write_record(state, job, &transfer);
+        }
+        if !state.knows(peer) {
+            return Err(Fault::Peer);
+        }
+        let Some(slot) = state.take_mailbox(peer) else { return Ok(Outcome::Full) };
+        let place = Place { peer: self.shared.team.me, slot };
+        transfer.bytes = size_of::<Record>();
+        transfer.window = self.shared.windows.len();
+        transfer.offset = (self.shared.mailbox(state.index(), place) * RECORD_STRIDE) as u64;
+        transfer.datum = Some(Datum::Value(place));
+        let outcome = self.write_record(state, job, &transfer);
+        if !matches!(outcome, Ok(Outcome::Done | Outcome::UnderWay)) {
+            state.leave_mailbox(peer, slot);
+        }
+        outcome
+    }
+
+    fn write_record(
+        &self,
+        state: &mut State,
+        job: &Job<'_>,
+        transfer: &Transfer,
+    ) -> Result<Outcome, Fault> {
+        if transfer.bytes as u64 <= self.inject_bytes {
+            return sent(state.inject(transfer));
+        }
+        posted(state.write(transfer, self.shared.slots.context(job.slot), job.more))
+    }
+
+    /// # Safety
+    /// As [`Engine::post_batch`]; the destination here is nobody else's until the command is done.
+    unsafe fn get(&self, state: &mut State, job: &Job<'_>) -> Result<Outcome, Fault> {
+        let command = job.command;
+        if !self.get {
+            return Err(Fault::NoGet);
+        }
+        let to = self.window(command.src_window)?.at(command.src_offset, command.bytes);
+        if self.is_local(command.peer) {
+            let from = self.window(command.dst_window)?.at(command.dst_offset, command.bytes);
+            // SAFETY: as in `put`.
+            unsafe { std::ptr::copy(from, to, command.bytes as usize) };
+            return Ok(Outcome::Done);
+        }
+        let transfer = Transfer {
+            peer: command.peer,
+            local: to,
+            descriptor: state.objects.descriptor(window_region(command.src_window)),
+            bytes: command.bytes as usize,
+            window: command.dst_window as usize,
+            offset: command.dst_offset,
+            datum: None,
+        };
+        posted(state.read(&transfer, self.shared.slots.context(job.slot)))
+    }
+
+    #[cold]
+    fn fail(&self, state: &State, fault: Fault, command: &Command) {
+        let why = match fault {
+            Fault::Fabric(error) => self.library.strerror(error),
+            other => other.to_string(),
+        };
+        self.shared.fail(Failure {
+            peer: (fault != Fault::Peer).then_some(command.peer),
+            message: format!(
+                "{why} (op {}, lane {}, peer {}, window {}, signal {}, tag {:#x})",
+                command.op,
+                command.lane,
+                command.peer,
+                command.dst_window,
+                command.signal,
+                command.tag
+            ),
+            interface: state.interface().to_owned(),
+        });
+    }
+}
+
+/// The outcome of what is done when it is posted.
+#[inline]
+fn sent(attempt: Attempt) -> Result<Outcome, Fault> {
+    match posted(attempt)? {
+        Outcome::UnderWay => Ok(Outcome::Done),
+        other => Ok(other),
+    }
+}
+
+/// The outcome of what has a completion.
+#[inline]
+fn posted(attempt: Attempt) -> Result<Outcome, Fault> {
+    match attempt {
+        Attempt::Posted => Ok(Outcome::UnderWay),
+        Attempt::Full => Ok(Outcome::Full),
+        Attempt::Failed(error) => Err(Fault::Fabric(error)),
+        Attempt::Unknown => Err(Fault::Peer),
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Op => f.write_str("the op is not known; expected one of TY_OP_*"),
+            Self::Peer => f.write_str("the peer is not connected"),
+            Self::Window => f.write_str("there is no such window"),
+            Self::Signal => f.write_str("there is no such signal"),
+            Self::NoGet => f.write_str("get = false in the table of the transport"),
+            Self::Fabric(error) => write!(f, "error {error} of libfabric"),
+        }
+    }
+}

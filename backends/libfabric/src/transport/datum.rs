@@ -1,0 +1,102 @@
+//! The 32 bits of data that come with a write, as the receiver's completion queue shows them.
+//!
+//! A signal is `id << 16 | add`, and add is never 0. So data with add 0 are free for the transport's
+//! own use: `kind << 14 | place` in the upper half.
+
+/// Values of one peer that are under way to another at most, per rail.
+pub(super) const VALUES_PER_PEER: u32 = 16;
+/// Most ranks of a team: what the 14 bits of a place leave beside [`VALUES_PER_PEER`].
+pub(super) const MAX_PEERS: u32 = (1 << 14) / VALUES_PER_PEER;
+
+const VALUE: u32 = 0;
+const CREDIT: u32 = 1;
+const HELLO: u32 = 2;
+
+/// A mailbox: that of number `slot` among those of `peer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) peer: u32,
+    pub(super) slot: u32,
+}
+
+impl Place {
+    /// Its number among all mailboxes of a rail.
+    pub(super) fn index(self) -> u32 {
+        self.peer * VALUES_PER_PEER + self.slot
+    }
+
+    fn at(index: u32) -> Self {
+        Self { peer: index / VALUES_PER_PEER, slot: index % VALUES_PER_PEER }
+    }
+}
+
+/// What a datum says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Datum {
+    /// Add `add` to signal `id`.
+    Signal { id: u32, add: u32 },
+    /// The writer, `peer` of the place, has left a value in that mailbox of the receiver.
+    Value(Place),
+    /// `peer` of the place has emptied that mailbox of the receiver of this datum.
+    Credit(Place),
+    /// This peer reaches the receiver.
+    Hello(u32),
+}
+
+impl Datum {
+    #[inline]
+    pub(super) fn encode(self) -> u64 {
+        let own = |kind: u32, place: u32| u64::from((kind << 14 | place) << 16);
+        match self {
+            Self::Signal { id, add } => u64::from(id << 16 | add),
+            Self::Value(place) => own(VALUE, place.index()),
+            Self::Credit(place) => own(CREDIT, place.index()),
+            Self::Hello(peer) => own(HELLO, peer * VALUES_PER_PEER),
+        }
+    }
+
+    /// `None`: no version of this transport writes such data.
+    #[inline]
+    pub(super) fn decode(data: u64) -> Option<Self> {
+        let data = u32::try_from(data).ok()?;
+        let (upper, add) = (data >> 16, data & 0xffff);
+        if add != 0 {
+            return Some(Self::Signal { id: upper, add });
+        }
+        let place = Place::at(upper & 0x3fff);
+        match upper >> 14 {
+            VALUE => Some(Self::Value(place)),
+            CREDIT => Some(Self::Credit(place)),
+            HELLO if place.slot == 0 => Some(Self::Hello(place.peer)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_datum_survives_the_trip() {
+        let places = [0, 1, MAX_PEERS - 1].into_iter().flat_map(|peer| {
+            [0, VALUES_PER_PEER - 1].into_iter().map(move |slot| Place { peer, slot })
+        });
+        for place in places {
+            for datum in [Datum::Value(place), Datum::Credit(place), Datum::Hello(place.peer)] {
+                assert_eq!(Datum::decode(datum.encode()), Some(datum));
+            }
+        }
+        for (id, add) in [(0, 1), (65_535, 1), (0, 65_535), (65_535, 65_535), (7, 3)] {
+            let datum = Datum::Signal { id, add };
+            assert_eq!(Datum::decode(datum.encode()), Some(datum));
+        }
+    }
+
+    #[test]
+    fn what_nobody_writes_is_not_a_datum() {
+        for data in [3 << 30, 2 << 30 | 1 << 16, 1 << 32, u64::MAX] {
+            assert_eq!(Datum::decode(data), None, "{data:#x}");
+        }
+    }
+}

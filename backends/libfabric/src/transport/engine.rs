@@ -1,0 +1,332 @@
+//! One instance: its rails, its lanes, and how it comes up and goes down.
+
+use std::time::{Duration, Instant};
+
+use tokenyard_core::abi;
+use tokenyard_core::transport::{Command, Event, Team, TransportNeeds, Window};
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_sys_fabric::Library;
+use tokenyard_sys_fabric::consts::*;
+
+use super::Settings;
+use super::datum::Datum;
+use super::info::{self, Info};
+use super::lane::{Lane, Own, Slots};
+use super::objects::{Memory, Objects};
+use super::rail::{Attempt, Rail};
+use super::shared::{LocalWindow, Pages, RECORD_STRIDE, Shared};
+use super::wire::{Endpoint, Extent, RailEndpoint};
+
+/// Commands that one rail takes before the next one gets some.
+const BATCH: usize = 16;
+/// Completions that may wait beside those of this rank's own commands.
+const ARRIVALS: usize = 4096;
+/// How long `drop` waits for what was posted.
+const FLUSH: Duration = Duration::from_millis(500);
+
+/// Numbers of a rail's regions.
+const MAILBOX_REGION: usize = 0;
+pub(super) const STAGING_REGION: usize = 1;
+
+/// The region of a window.
+#[inline]
+pub(super) fn window_region(window: u16) -> usize {
+    STAGING_REGION + 1 + window as usize
+}
+
+/// An open transport. Fields drop in order: the rails, which peers write through, before the
+/// memory.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) library: &'static Library,
+    rails: Box<[Rail]>,
+    lanes: Box<[Lane]>,
+    /// A record per slot: values on their way out.
+    pub(super) staging: Pages,
+    pub(super) shared: Shared,
+    provider: String,
+    pub(super) get: bool,
+    /// Most bytes that all rails take along at once.
+    pub(super) inject_bytes: u64,
+    /// All windows are host memory.
+    pub(super) host_only: bool,
+    deadline: Duration,
+    /// What a diagnosis says of the way to each peer.
+    links: Vec<String>,
+}
+
+impl Engine {
+    pub(super) fn open(settings: &Settings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        let infos = info::choose(settings)?;
+        let library = infos[0].library();
+        let inject_bytes = infos.iter().map(Info::inject_bytes).min().unwrap_or(0) as u64;
+        let slots = Slots::new(needs.lanes, needs.queue_depth);
+        let records = needs.lanes as usize * needs.queue_depth as usize;
+        let shared = Shared::new(team, slots, needs.signals, infos.len());
+        let staging = Pages::new(records * RECORD_STRIDE);
+        let provider = infos[0].provider();
+        let peers = shared.ranks();
+        let rails: Box<[Rail]> = infos
+            .into_iter()
+            .enumerate()
+            .map(|(index, info)| {
+                let mut objects = Objects::open(info, peers as usize, records + ARRIVALS)?;
+                for (pages, access) in [(&shared.mailboxes, FI_REMOTE_WRITE), (&staging, FI_WRITE)]
+                {
+                    let (base, bytes) = (pages.base(), pages.bytes());
+                    let memory = Memory { base, bytes, interface: 0, device: 0, access };
+                    // SAFETY: the pages live as long as the engine, whose rails are dropped first.
+                    unsafe { objects.register(&memory)? };
+                }
+                Ok(Rail::new(index, objects, peers))
+            })
+            .collect::<Result<_>>()?;
+        let first_rail = |lane: u32| lane as usize % rails.len();
+        let lanes =
+            (0..needs.lanes).map(|id| Lane::new(id, needs.queue_depth, first_rail(id))).collect();
+        let links = vec![format!("{provider}, not connected"); peers as usize];
+        Ok(Self {
+            library,
+            rails,
+            lanes,
+            staging,
+            shared,
+            provider,
+            get: settings.get,
+            inject_bytes,
+            host_only: true,
+            deadline: needs.deadline,
+            links,
+        })
+    }
+
+    /// # Safety
+    /// As `Transport::register`.
+    pub(super) unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        let interface = match window.kind {
+            abi::TY_MEMORY_CUDA => FI_HMEM_CUDA,
+            abi::TY_MEMORY_HIP => FI_HMEM_ROCR,
+            _ => 0,
+        };
+        let get = if self.get { FI_READ | FI_REMOTE_READ } else { 0 };
+        let memory = Memory {
+            base: window.pointer,
+            bytes: window.bytes as usize,
+            interface,
+            device: u64::try_from(window.device).unwrap_or(0),
+            access: FI_WRITE | FI_REMOTE_WRITE | get,
+        };
+        for rail in &mut self.rails {
+            // SAFETY: the window outlives this instance, by this function's contract.
+            unsafe { rail.get_mut().objects.register(&memory)? };
+        }
+        let local = LocalWindow::new(window);
+        self.host_only &= local.is_host();
+        self.shared.windows.push(local);
+        Ok(())
+    }
+
+    pub(super) fn endpoint(&mut self) -> Result<Vec<u8>> {
+        let windows = self.extents();
+        let regions = (0..self.shared.windows.len() as u16)
+            .map(window_region)
+            .chain([MAILBOX_REGION])
+            .collect::<Vec<_>>();
+        let rails = self.rails.iter_mut().map(|rail| {
+            let objects = &rail.get_mut().objects;
+            let keys = regions.iter().map(|region| objects.key(*region)).collect();
+            Ok(RailEndpoint { address: objects.address()?, keys })
+        });
+        let endpoint = Endpoint {
+            rank: self.shared.team.me,
+            ranks: self.shared.ranks(),
+            provider: self.provider.clone(),
+            rails: rails.collect::<Result<_>>()?,
+            windows,
+        };
+        Ok(endpoint.to_bytes())
+    }
+
+    /// This rank's windows, then its mailboxes, as peers address them.
+    fn extents(&mut self) -> Vec<Extent> {
+        let mode = self.rails[0].get_mut().objects.info.mr_mode();
+        let extent = |base: *mut u8, bytes: u64| Extent {
+            base: if mode & FI_MR_VIRT_ADDR != 0 { base as u64 } else { 0 },
+            bytes,
+        };
+        let windows = self.shared.windows.iter();
+        let mut extents: Vec<_> = windows.map(|w| extent(w.base(), w.bytes())).collect();
+        let mailboxes = &self.shared.mailboxes;
+        extents.push(extent(mailboxes.base(), mailboxes.bytes() as u64));
+        extents
+    }
+
+    pub(super) fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        let endpoint = Endpoint::parse(data)?;
+        self.compare(peer, &endpoint)?;
+        for (rail, theirs) in self.rails.iter_mut().zip(&endpoint.rails) {
+            rail.get_mut().learn(peer, &endpoint.windows, theirs)?;
+        }
+        self.links[peer as usize] = self.describe(&endpoint);
+        if peer == self.shared.team.me {
+            return Ok(());
+        }
+        self.greet(peer)
+    }
+
+    /// Everything that must be equal on all ranks is compared.
+    fn compare(&mut self, peer: u32, endpoint: &Endpoint) -> Result<()> {
+        let bytes = |extents: &[Extent]| extents.iter().map(|e| e.bytes).collect::<Vec<_>>();
+        let (theirs, ours) = (bytes(&endpoint.windows), bytes(&self.extents()));
+        let different = [
+            ("rank", endpoint.rank.to_string(), peer.to_string()),
+            ("ranks in the team", endpoint.ranks.to_string(), self.shared.ranks().to_string()),
+            ("provider", endpoint.provider.clone(), self.provider.clone()),
+            ("rails", endpoint.rails.len().to_string(), self.rails.len().to_string()),
+            ("bytes of windows", format!("{theirs:?}"), format!("{ours:?}")),
+        ];
+        match different.into_iter().find(|(_, found, expected)| found != expected) {
+            None => Ok(()),
+            Some((what, found, expected)) => Err(Error::new(
+                ErrorKind::Protocol,
+                "connect",
+                format!("{what}: found {found}; expected {expected}"),
+            )
+            .with_fix("give all ranks the same provider and as many rails each")),
+        }
+    }
+
+    fn describe(&mut self, theirs: &Endpoint) -> String {
+        let mut text = String::new();
+        for (rail, theirs) in self.rails.iter_mut().zip(&theirs.rails) {
+            let state = rail.get_mut();
+            let own = state.objects.address().unwrap_or_default();
+            let (from, to) = (state.objects.words(&own), state.objects.words(&theirs.address));
+            let gap = if text.is_empty() { "" } else { "; " };
+            text += &format!("{gap}{} {from} -> {to}", state.interface());
+        }
+        text
+    }
+
+    /// Waits until this rank and `peer` have heard each other on every rail. Ranks connect to
+    /// their peers in ascending order, so no ring of them can wait for one another.
+    fn greet(&mut self, peer: u32) -> Result<()> {
+        let until = Instant::now() + self.deadline;
+        let me = self.shared.team.me;
+        let mut said = vec![false; self.rails.len()];
+        loop {
+            let mut silent = 0;
+            for (rail, said) in self.rails.iter_mut().zip(&mut said) {
+                let state = rail.get_mut();
+                if !*said {
+                    match state.send(peer, Datum::Hello(me)) {
+                        Attempt::Posted => *said = true,
+                        Attempt::Full => {}
+                        Attempt::Failed(error) => return Err(self.unreachable(peer, error)),
+                        Attempt::Unknown => return Err(self.unreachable(peer, FI_ENOKEY)),
+                    }
+                }
+                state.drive(&self.shared);
+                silent += usize::from(!*said || !state.peers[peer as usize].greeted);
+            }
+            if silent == 0 {
+                return Ok(());
+            }
+            self.shared.health()?;
+            if Instant::now() >= until {
+                let message = format!(
+                    "found {silent} of {} rails silent after {:?}; expected an answer on each",
+                    self.rails.len(),
+                    self.deadline
+                );
+                return Err(Error::new(ErrorKind::Deadline, "connect", message)
+                    .with_context("link", &self.links[peer as usize])
+                    .with_fix("look whether the addresses reach each other, and at the firewall"));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn unreachable(&self, peer: u32, error: i32) -> Error {
+        Error::new(ErrorKind::Transport, "connect", self.library.strerror(error))
+            .with_context("link", &self.links[peer as usize])
+    }
+
+    /// The way to a peer, for diagnoses: provider, interface, both addresses.
+    pub(super) fn link_name(&self, peer: u32) -> &str {
+        self.links.get(peer as usize).map_or("no such peer", String::as_str)
+    }
+
+    fn lane(&self, lane: u32) -> Result<std::sync::MutexGuard<'_, Own>, i32> {
+        self.lanes.get(lane as usize).and_then(Lane::enter).ok_or(abi::TY_INTERNAL)
+    }
+
+    /// # Safety
+    /// As `Transport::post`.
+    pub(super) unsafe fn post(&self, lane: u32, commands: &[Command]) -> Result<usize, i32> {
+        let mut own = self.lane(lane)?;
+        let mut accepted = 0;
+        for batch in commands.chunks(BATCH) {
+            let rail = &self.rails[own.next_rail];
+            own.next_rail = (own.next_rail + 1) % self.rails.len();
+            let Some(mut state) = rail.enter() else { break };
+            // SAFETY: by this function's contract.
+            let posted = unsafe { self.post_batch(&mut own, &mut state, batch) };
+            accepted += posted;
+            if posted < batch.len() {
+                break;
+            }
+        }
+        Ok(accepted)
+    }
+
+    pub(super) fn poll(&self, lane: u32, events: &mut [Event]) -> Result<usize, i32> {
+        let mut own = self.lane(lane)?;
+        self.progress();
+        own.collect(&self.shared.slots);
+        Ok(own.take_events(events))
+    }
+
+    /// Moves the fabric forward; a rail that another thread is using is left to it. Returns
+    /// whether something moved.
+    #[inline]
+    pub(super) fn progress(&self) -> bool {
+        let drive = |rail: &Rail| rail.try_enter().is_some_and(|mut s| s.drive(&self.shared));
+        self.rails.iter().fold(false, |moved, rail| drive(rail) || moved)
+    }
+
+    /// Waits a bounded time for what was posted: for commands until they are done, for what has no
+    /// completion until a fence behind it is.
+    fn flush(&mut self) {
+        let until = Instant::now() + FLUSH;
+        let mut fences: Vec<(usize, u32)> = Vec::new();
+        for (index, rail) in self.rails.iter_mut().enumerate() {
+            let peers = (0..).zip(&rail.get_mut().peers);
+            fences.extend(peers.filter(|(_, p)| p.unflushed).map(|(peer, _)| (index, peer)));
+        }
+        while Instant::now() < until {
+            self.progress();
+            let shared = &self.shared;
+            let busy = self.lanes.iter().filter_map(Lane::enter).any(|mut own| {
+                own.collect(&shared.slots);
+                !own.is_idle()
+            });
+            fences.retain(|(rail, peer)| {
+                let state = self.rails[*rail].get_mut();
+                state.post_fence(*peer) == Attempt::Full
+            });
+            let fenced = self.rails.iter_mut().all(|rail| !rail.get_mut().fence_is_out());
+            if !busy && fenced && fences.is_empty() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        tracing::debug!("closed with commands that were not done after {FLUSH:?}");
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}

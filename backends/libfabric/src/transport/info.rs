@@ -1,0 +1,332 @@
+//! Asks libfabric what there is, and chooses the rails.
+
+use std::ffi::{CStr, CString, c_char};
+use std::ptr::{NonNull, null_mut};
+
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_sys_fabric::consts::*;
+use tokenyard_sys_fabric::types::{FI_BUS_PCI, fi_info};
+use tokenyard_sys_fabric::{Library, LoadError};
+
+use super::{Settings, numa};
+use crate::config::{MAX_RAILS, Rails};
+
+/// Providers that drive no NIC of their own: their interfaces share one network stack, so more
+/// than one rail is for the operator to ask for.
+const WITHOUT_NIC: [&str; 5] = ["tcp", "udp", "shm", "net", "sockets"];
+
+/// How RMA writes reach memory: what this backend can do for a provider.
+const MR_MODE: i32 =
+    FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT | FI_MR_HMEM;
+
+const PACKAGE: &str = "install libfabric 1.17 or later (Debian, Ubuntu: apt-get install libfabric1; \
+     on AWS the EFA installer brings its own), and put it where the dynamic loader looks";
+
+/// One interface of a provider: an `fi_info` of its own.
+#[derive(Debug)]
+pub(super) struct Info {
+    library: &'static Library,
+    raw: NonNull<fi_info>,
+}
+
+// SAFETY: a plain structure that nobody else knows.
+unsafe impl Send for Info {}
+// SAFETY: shared access only reads it, see `Info::raw`.
+unsafe impl Sync for Info {}
+
+impl Drop for Info {
+    fn drop(&mut self) {
+        // SAFETY: made by `dupinfo`, freed once.
+        unsafe { self.library.freeinfo(self.raw.as_ptr()) }
+    }
+}
+
+impl Info {
+    pub(super) fn library(&self) -> &'static Library {
+        self.library
+    }
+
+    /// For calls that open objects, which do not change it.
+    pub(super) fn raw(&self) -> *mut fi_info {
+        self.raw.as_ptr()
+    }
+
+    fn get(&self) -> &fi_info {
+        // SAFETY: valid while `self` lives; nobody writes it.
+        unsafe { self.raw.as_ref() }
+    }
+
+    /// The provider with its layers, for example `tcp;ofi_rxm`.
+    pub(super) fn provider(&self) -> String {
+        // SAFETY: libfabric fills all attribute structures of what it returns.
+        text(unsafe { (*self.get().fabric_attr).prov_name })
+    }
+
+    /// The interface.
+    pub(super) fn domain(&self) -> String {
+        // SAFETY: as in `provider`.
+        text(unsafe { (*self.get().domain_attr).name })
+    }
+
+    pub(super) fn mr_mode(&self) -> i32 {
+        // SAFETY: as in `provider`.
+        unsafe { (*self.get().domain_attr).mr_mode }
+    }
+
+    /// Bytes of a registration key.
+    pub(super) fn key_bytes(&self) -> usize {
+        // SAFETY: as in `provider`.
+        unsafe { (*self.get().domain_attr).mr_key_size }
+    }
+
+    pub(super) fn inject_bytes(&self) -> usize {
+        // SAFETY: as in `provider`.
+        unsafe { (*self.get().tx_attr).inject_size }
+    }
+
+    /// Bytes of a write that are sure to reach the target together.
+    pub(super) fn largest_put(&self) -> u64 {
+        // SAFETY: as in `provider`.
+        unsafe { (*self.get().ep_attr).max_msg_size as u64 }
+    }
+
+    fn cq_data_bytes(&self) -> usize {
+        // SAFETY: as in `provider`.
+        unsafe { (*self.get().domain_attr).cq_data_size }
+    }
+
+    pub(super) fn has_hmem(&self) -> bool {
+        self.get().caps & FI_HMEM != 0
+    }
+
+    /// The processors near the NIC; empty where nobody knows.
+    pub(super) fn cpus(&self) -> Vec<u32> {
+        // SAFETY: libfabric fills the structures of a NIC that it names, or leaves null.
+        let pci = unsafe {
+            let nic = self.get().nic.as_ref();
+            nic.and_then(|nic| nic.bus_attr.as_ref())
+                .filter(|bus| bus.bus_type == FI_BUS_PCI)
+                .map(|bus| bus.pci)
+        };
+        numa::cpus(pci, &self.domain())
+    }
+
+    /// Whether this process may run near the NIC; also if nobody knows.
+    fn is_near(&self) -> bool {
+        let cpus = self.cpus();
+        cpus.is_empty() || cpus.into_iter().any(numa::allowed)
+    }
+
+    /// Whether this is the interface that only reaches this machine.
+    fn is_loopback(&self) -> bool {
+        self.domain() == "lo"
+    }
+}
+
+fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: libfabric's names end with a zero byte and live as long as their structure.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+/// The interfaces that `settings` name, one per rail.
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`] with the fix: no library, no such provider here, no such interface.
+pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
+    let library = Library::open().map_err(|e: LoadError| {
+        Error::new(ErrorKind::Unavailable, "probe", e.to_string()).with_fix(PACKAGE)
+    })?;
+    let mut found = query(library, settings)?;
+    if settings.rails == Rails::Auto && found.iter().any(Info::is_near) {
+        found.retain(Info::is_near);
+    }
+    let names: Vec<String> = found.iter().map(Info::domain).collect();
+    let chosen = select(&settings.rails, &names, has_nic(&found)).map_err(|message| {
+        Error::new(ErrorKind::Unavailable, "choose rails", message)
+            .with_context("provider", &settings.provider)
+    })?;
+    let mut found: Vec<_> = found.into_iter().map(Some).collect();
+    Ok(chosen.into_iter().filter_map(|index| found[index].take()).collect())
+}
+
+/// Whether the provider drives NICs of its own.
+fn has_nic(found: &[Info]) -> bool {
+    let provider = found.first().map(Info::provider).unwrap_or_default();
+    !WITHOUT_NIC.contains(&provider.split(';').next().unwrap_or_default())
+}
+
+/// Indices into `names`, one per rail; or what is wrong.
+fn select(rails: &Rails, names: &[String], has_nic: bool) -> Result<Vec<usize>, String> {
+    let available = || names.join(", ");
+    match rails {
+        Rails::Auto if has_nic => Ok((0..names.len().min(MAX_RAILS)).collect()),
+        Rails::Auto => Ok(vec![0]),
+        Rails::Count(count) => {
+            let count = count.get() as usize;
+            if count > names.len() {
+                return Err(format!(
+                    "rails = {count}: found {} interfaces; available: {}",
+                    names.len(),
+                    available()
+                ));
+            }
+            Ok((0..count).collect())
+        }
+        Rails::Named(wanted) => wanted
+            .iter()
+            .map(|name| {
+                names.iter().position(|n| n == name).ok_or_else(|| {
+                    format!("rails: there is no interface {name:?}; available: {}", available())
+                })
+            })
+            .collect(),
+    }
+}
+
+/// All interfaces of the provider, each once, the loopback interface last.
+fn query(library: &'static Library, settings: &Settings) -> Result<Vec<Info>> {
+    let provider = &settings.provider;
+    let list = match List::get(library, settings, true) {
+        Ok(list) => list,
+        Err(error) => {
+            let others = List::get(library, settings, false).map(|list| list.providers());
+            let (major, minor) = library.version();
+            let message = format!(
+                "libfabric {major}.{minor} has no provider {provider:?} with reliable datagrams, \
+                 remote writes and 4 bytes of completion data here: {}; available: {}",
+                library.strerror(error),
+                others.unwrap_or_default().join(", ")
+            );
+            return Err(Error::new(ErrorKind::Unavailable, "probe", message).with_fix(format!(
+                "look with fi_info -p {provider}; the NIC's driver and the provider must be there"
+            )));
+        }
+    };
+    let mut found = Vec::<Info>::new();
+    for info in list.entries()? {
+        let same = found.first().is_none_or(|first| first.provider() == info.provider());
+        let new = found.iter().all(|known| known.domain() != info.domain());
+        if same && new && info.cq_data_bytes() >= 4 {
+            found.push(info);
+        }
+    }
+    found.sort_by_key(Info::is_loopback);
+    if found.is_empty() {
+        let message = format!("{provider}: completion data of less than 4 bytes; expected 4");
+        return Err(Error::new(ErrorKind::Unavailable, "probe", message));
+    }
+    Ok(found)
+}
+
+/// A list that `fi_getinfo` made.
+struct List {
+    library: &'static Library,
+    head: *mut fi_info,
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: the whole list, freed once.
+        unsafe { self.library.freeinfo(self.head) }
+    }
+}
+
+impl List {
+    /// What fits `settings`; of all providers, unless `named`.
+    fn get(library: &'static Library, settings: &Settings, named: bool) -> Result<Self, i32> {
+        const ENOMEM: i32 = 12;
+        let Ok(provider) = CString::new(settings.provider.as_str()) else { return Err(ENOMEM) };
+        let hints = library.allocinfo();
+        if hints.is_null() {
+            return Err(ENOMEM);
+        }
+        let hints = Self { library, head: hints };
+        let get = if settings.get { FI_READ | FI_REMOTE_READ } else { 0 };
+        let hmem = if settings.hmem { FI_HMEM } else { 0 };
+        // SAFETY: fresh hints, whose structures `fi_dupinfo` made. The name is ours: it is taken
+        // out again before libfabric frees the hints.
+        unsafe {
+            let info = &mut *hints.head;
+            info.caps = FI_RMA | FI_WRITE | FI_REMOTE_WRITE | get | hmem;
+            info.mode = FI_CONTEXT | FI_CONTEXT2;
+            (*info.ep_attr).type_ = FI_EP_RDM;
+            let domain = &mut *info.domain_attr;
+            domain.mr_mode = MR_MODE;
+            // A rail is used by one thread at a time, and driven by whoever has it.
+            domain.threading = FI_THREAD_DOMAIN;
+            domain.control_progress = FI_PROGRESS_MANUAL;
+            domain.data_progress = FI_PROGRESS_MANUAL;
+            domain.resource_mgmt = FI_RM_ENABLED;
+            // INV-4: done means that the source is reusable, no more.
+            (*info.tx_attr).op_flags = FI_INJECT_COMPLETE;
+            if named {
+                (*info.fabric_attr).prov_name = provider.as_ptr().cast_mut();
+            }
+            let found = library.getinfo(info);
+            (*info.fabric_attr).prov_name = null_mut();
+            found.map(|head| Self { library, head })
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = *mut fi_info> {
+        // SAFETY: the list ends with null, and lives as long as `self`.
+        std::iter::successors(NonNull::new(self.head), |info| unsafe {
+            NonNull::new((*info.as_ptr()).next)
+        })
+        .map(NonNull::as_ptr)
+    }
+
+    fn entries(&self) -> Result<Vec<Info>> {
+        let copy = |raw: *mut fi_info| {
+            // SAFETY: an entry of the list.
+            let copy = unsafe { self.library.dupinfo(raw) };
+            let raw = NonNull::new(copy)
+                .ok_or_else(|| Error::new(ErrorKind::System, "fi_dupinfo", "memory is short"))?;
+            Ok(Info { library: self.library, raw })
+        };
+        self.iter().map(copy).collect()
+    }
+
+    fn providers(&self) -> Vec<String> {
+        // SAFETY: libfabric fills all attribute structures of what it returns.
+        let mut names: Vec<_> =
+            self.iter().map(|raw| text(unsafe { (*(*raw).fabric_attr).prov_name })).collect();
+        names.dedup();
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroU32;
+
+    fn names() -> Vec<String> {
+        ["eth0", "eth1", "lo"].map(String::from).to_vec()
+    }
+
+    #[test]
+    fn auto_is_all_nics_or_one_interface() {
+        assert_eq!(select(&Rails::Auto, &names(), true), Ok(vec![0, 1, 2]));
+        assert_eq!(select(&Rails::Auto, &names(), false), Ok(vec![0]));
+    }
+
+    #[test]
+    fn a_count_takes_the_first_and_says_how_many_there_are() {
+        let count = |n| Rails::Count(NonZeroU32::new(n).unwrap());
+        assert_eq!(select(&count(2), &names(), false), Ok(vec![0, 1]));
+        let text = select(&count(4), &names(), true).unwrap_err();
+        assert!(text.contains("found 3 interfaces; available: eth0, eth1, lo"), "{text}");
+    }
+
+    #[test]
+    fn names_keep_their_order_and_an_unknown_one_is_named() {
+        let named = |list: &[&str]| Rails::Named(list.iter().map(|n| n.to_string()).collect());
+        assert_eq!(select(&named(&["lo", "eth0"]), &names(), true), Ok(vec![2, 0]));
+        let text = select(&named(&["eth0", "eth7"]), &names(), true).unwrap_err();
+        assert!(text.contains("\"eth7\"; available: eth0, eth1, lo"), "{text}");
+    }
+}

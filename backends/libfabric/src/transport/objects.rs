@@ -1,0 +1,293 @@
+//! Owners of libfabric's objects, and what opens them.
+
+use std::ffi::c_void;
+use std::ptr::{NonNull, null, null_mut};
+
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_sys_fabric::consts::*;
+use tokenyard_sys_fabric::types::*;
+use tokenyard_sys_fabric::{Library, calls};
+
+use super::info::Info;
+
+/// An open object; `T` is one of the `fid_*` structures, which all start with a `fid`.
+#[derive(Debug)]
+pub(super) struct Object<T>(NonNull<T>);
+
+// SAFETY: libfabric's objects belong to no thread. Who uses one at a time is for the rail to say.
+unsafe impl<T> Send for Object<T> {}
+
+impl<T> Object<T> {
+    /// # Safety
+    /// `raw` is an open object of type `T`, or null, and nobody else closes it.
+    unsafe fn new(raw: *mut T) -> Result<Self> {
+        let raw = NonNull::new(raw).ok_or_else(|| {
+            Error::new(ErrorKind::System, "open libfabric object", "the provider made none")
+        })?;
+        Ok(Self(raw))
+    }
+
+    pub(super) fn raw(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+
+    pub(super) fn fid(&self) -> *mut fid {
+        self.0.as_ptr().cast()
+    }
+}
+
+impl<T> Drop for Object<T> {
+    fn drop(&mut self) {
+        // SAFETY: open, and closed once. Owners hold objects in the order in which they close.
+        let status = unsafe { calls::close(self.fid()) };
+        if status != 0 {
+            tracing::warn!("close {}: error {}", std::any::type_name::<T>(), -status);
+        }
+    }
+}
+
+/// Makes an error of a call that failed.
+pub(super) fn failed(library: &Library, operation: &'static str, error: i32) -> Error {
+    Error::new(ErrorKind::System, operation, library.strerror(error)).with_context("error", error)
+}
+
+/// A rail's objects, in the order in which they are closed.
+#[derive(Debug)]
+pub(super) struct Objects {
+    regions: Vec<Object<fid_mr>>,
+    pub(super) ep: Object<fid_ep>,
+    pub(super) cq: Object<fid_cq>,
+    pub(super) av: Object<fid_av>,
+    domain: Object<fid_domain>,
+    _fabric: Object<fid_fabric>,
+    pub(super) info: Info,
+}
+
+/// Memory to register.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    pub(super) base: *mut u8,
+    pub(super) bytes: usize,
+    /// One of `FI_HMEM_*`, 0 for host memory.
+    pub(super) interface: u32,
+    pub(super) device: u64,
+    /// Bits `FI_WRITE`, `FI_REMOTE_WRITE`, ...
+    pub(super) access: u64,
+}
+
+impl Objects {
+    /// Opens everything and enables the endpoint. `peers` will be reached, `entries` completions
+    /// may wait to be read.
+    pub(super) fn open(info: Info, peers: usize, entries: usize) -> Result<Self> {
+        let library = info.library();
+        let fail = |operation: &'static str, status: i32| {
+            failed(library, operation, -status).with_context("interface", info.domain())
+        };
+        let opened = |operation: &'static str, status: i32| match status {
+            0 => Ok(()),
+            status => Err(fail(operation, status)),
+        };
+        // SAFETY: `info` is an entry of `fi_getinfo` and outlives the objects. Each call uses
+        // objects that were opened before it, as its manual page asks.
+        unsafe {
+            let fabric = library.fabric((*info.raw()).fabric_attr);
+            let fabric = Object::new(fabric.map_err(|e| fail("fi_fabric", -e))?)?;
+            let mut domain = null_mut();
+            opened("fi_domain", calls::domain(fabric.raw(), info.raw(), &mut domain))?;
+            let domain = Object::new(domain)?;
+            let av = open_av(&domain, peers, &opened)?;
+            let cq = open_cq(&domain, entries, &opened)?;
+            let mut ep = null_mut();
+            opened("fi_endpoint", calls::endpoint(domain.raw(), info.raw(), &mut ep))?;
+            let ep = Object::new(ep)?;
+            opened("bind the address vector", calls::bind(ep.fid(), av.fid(), 0))?;
+            let both = FI_TRANSMIT | FI_RECV;
+            opened("bind the completion queue", calls::bind(ep.fid(), cq.fid(), both))?;
+            keep_off_shared_memory(&ep);
+            opened("fi_enable", calls::enable(ep.fid()))?;
+            Ok(Self { regions: Vec::new(), ep, cq, av, domain, _fabric: fabric, info })
+        }
+    }
+
+    /// The address of the endpoint, in the provider's own form.
+    pub(super) fn address(&self) -> Result<Vec<u8>> {
+        let mut address = vec![0_u8; 256];
+        let mut bytes = address.len();
+        // SAFETY: the endpoint is enabled; the room is as long as said.
+        let status =
+            unsafe { calls::getname(self.ep.raw(), address.as_mut_ptr().cast(), &mut bytes) };
+        if status != 0 {
+            return Err(failed(self.info.library(), "fi_getname", -status));
+        }
+        address.truncate(bytes);
+        Ok(address)
+    }
+
+    /// Registers memory; returns its number among the regions of the rail.
+    ///
+    /// # Safety
+    /// The memory stays mapped until `self` is dropped.
+    pub(super) unsafe fn register(&mut self, memory: &Memory) -> Result<usize> {
+        const ATTEMPTS: u32 = 8;
+        let library = self.info.library();
+        for _ in 0..ATTEMPTS {
+            let key = self.draw_key()?;
+            // SAFETY: by this function's contract.
+            match unsafe { self.register_as(memory, key) } {
+                Ok(region) => {
+                    self.regions.push(region);
+                    return Ok(self.regions.len() - 1);
+                }
+                // The key is taken: draw another.
+                Err(FI_ENOKEY) => {}
+                Err(error) => {
+                    return Err(failed(library, "register memory", error)
+                        .with_context("bytes", memory.bytes)
+                        .with_fix("raise the limit on locked memory (ulimit -l unlimited)"));
+                }
+            }
+        }
+        Err(failed(library, "register memory", FI_ENOKEY))
+    }
+
+    /// A key that peers cannot guess, where the provider lets us choose.
+    fn draw_key(&self) -> Result<u64> {
+        if self.info.mr_mode() & FI_MR_PROV_KEY != 0 {
+            return Ok(0);
+        }
+        let mut bytes = [0_u8; 8];
+        let room = self.info.key_bytes().min(bytes.len());
+        getrandom::fill(&mut bytes[..room]).map_err(|e| {
+            Error::new(ErrorKind::System, "draw a key", "no random bits").with_source(e)
+        })?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// # Safety
+    /// As [`Objects::register`].
+    unsafe fn register_as(&self, memory: &Memory, key: u64) -> Result<Object<fid_mr>, i32> {
+        let vector = iovec { iov_base: memory.base.cast(), iov_len: memory.bytes };
+        let attr = fi_mr_attr {
+            mr_iov: &vector,
+            iov_count: 1,
+            access: memory.access,
+            offset: 0,
+            requested_key: key,
+            context: null_mut(),
+            auth_key_size: 0,
+            auth_key: null_mut(),
+            iface: memory.interface,
+            device: memory.device,
+            later: [0; 8],
+        };
+        let mut region = null_mut();
+        // SAFETY: the domain is open; the memory by this function's contract.
+        let status = unsafe { calls::mr_regattr(self.domain.raw(), &attr, &mut region) };
+        if status != 0 {
+            return Err(-status);
+        }
+        // SAFETY: just registered.
+        let region = unsafe { Object::new(region) }.map_err(|_| FI_ENOKEY)?;
+        if self.info.mr_mode() & FI_MR_ENDPOINT != 0 {
+            // SAFETY: both objects are open, and the endpoint is enabled.
+            let status = unsafe {
+                match calls::bind(region.fid(), self.ep.fid(), 0) {
+                    0 => calls::enable(region.fid()),
+                    status => status,
+                }
+            };
+            if status != 0 {
+                return Err(-status);
+            }
+        }
+        Ok(region)
+    }
+
+    /// What peers need to reach a region.
+    pub(super) fn key(&self, region: usize) -> u64 {
+        // SAFETY: the region is open.
+        unsafe { (*self.regions[region].raw()).key }
+    }
+
+    /// What transfers need to use a region here.
+    pub(super) fn descriptor(&self, region: usize) -> *mut c_void {
+        // SAFETY: the region is open.
+        unsafe { (*self.regions[region].raw()).mem_desc }
+    }
+
+    /// An address in words.
+    pub(super) fn words(&self, address: &[u8]) -> String {
+        let mut text = [0_u8; 128];
+        let mut bytes = text.len();
+        // SAFETY: the vector is open, the address came from `fi_getname` or was inserted into it,
+        // and the room is as long as said.
+        let shown = unsafe {
+            let (from, to) = (address.as_ptr().cast(), text.as_mut_ptr().cast());
+            calls::av_straddr(self.av.raw(), from, to, &mut bytes)
+        };
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        if shown { String::from_utf8_lossy(&text[..end]).into_owned() } else { "?".into() }
+    }
+}
+
+type Opened<'a> = &'a dyn Fn(&'static str, i32) -> Result<()>;
+
+fn open_av(
+    domain: &Object<fid_domain>,
+    peers: usize,
+    opened: Opened<'_>,
+) -> Result<Object<fid_av>> {
+    let mut attr = fi_av_attr {
+        type_: FI_AV_TABLE,
+        rx_ctx_bits: 0,
+        count: peers,
+        ep_per_node: 0,
+        name: null(),
+        map_addr: null_mut(),
+        flags: 0,
+    };
+    let mut av = null_mut();
+    // SAFETY: the domain is open.
+    opened("fi_av_open", unsafe { calls::av_open(domain.raw(), &mut attr, &mut av) })?;
+    // SAFETY: just opened.
+    unsafe { Object::new(av) }
+}
+
+fn open_cq(
+    domain: &Object<fid_domain>,
+    entries: usize,
+    opened: Opened<'_>,
+) -> Result<Object<fid_cq>> {
+    let mut attr = fi_cq_attr {
+        size: entries,
+        flags: 0,
+        format: FI_CQ_FORMAT_DATA,
+        wait_obj: 0,
+        signaling_vector: 0,
+        wait_cond: 0,
+        wait_set: null_mut(),
+    };
+    let mut cq = null_mut();
+    // SAFETY: the domain is open.
+    opened("fi_cq_open", unsafe { calls::cq_open(domain.raw(), &mut attr, &mut cq) })?;
+    // SAFETY: just opened.
+    unsafe { Object::new(cq) }
+}
+
+/// Tells a provider that would carry traffic inside a machine through shared memory (efa) not to:
+/// such a path has another order and other limits than the NIC. Others do not know the option.
+fn keep_off_shared_memory(ep: &Object<fid_ep>) {
+    let permitted = false;
+    // SAFETY: the endpoint is open and not enabled; the option is a `bool`.
+    let status = unsafe {
+        let name = FI_OPT_SHARED_MEMORY_PERMITTED;
+        calls::setopt(ep.raw(), name, (&raw const permitted).cast(), size_of::<bool>())
+    };
+    tracing::debug!(
+        "shared memory within a machine was {}",
+        match status {
+            0 => "forbidden to the provider",
+            _ => "not an option of the provider",
+        }
+    );
+}

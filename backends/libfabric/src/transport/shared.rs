@@ -1,0 +1,226 @@
+//! What all rails and lanes of an instance share: totals of signals, windows, the first failure.
+
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokenyard_core::abi;
+use tokenyard_core::transport::{Team, Window};
+use tokenyard_core::{Error, ErrorKind};
+
+use super::datum::{Place, VALUES_PER_PEER};
+use super::lane::Slots;
+
+/// Bytes between two records.
+pub(super) const RECORD_STRIDE: usize = 32;
+
+/// A value on its way (INV-3): peers write it into a mailbox, and the receiver's CPU stores it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    pub(super) value: u64,
+    pub(super) offset: u64,
+    pub(super) window: u64,
+}
+
+const _: () = assert!(size_of::<Record>() <= RECORD_STRIDE);
+
+/// Zeroed memory of whole pages.
+#[derive(Debug)]
+pub(super) struct Pages {
+    base: NonNull<u8>,
+    layout: std::alloc::Layout,
+}
+
+// SAFETY: plain memory; access is by pointer, and each user says why it may.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    const PAGE: usize = 4096;
+
+    pub(super) fn new(bytes: usize) -> Self {
+        let bytes = bytes.max(1).next_multiple_of(Self::PAGE);
+        let Ok(layout) = std::alloc::Layout::from_size_align(bytes, Self::PAGE) else {
+            unreachable!("sizes of mailboxes are bounded")
+        };
+        // SAFETY: the layout is not empty.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { std::alloc::handle_alloc_error(layout) };
+        Self { base, layout }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.layout.size()
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// The place of record `index`.
+    pub(super) fn record(&self, index: usize) -> *mut Record {
+        debug_assert!((index + 1) * RECORD_STRIDE <= self.bytes());
+        self.base().wrapping_add(index * RECORD_STRIDE).cast()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` with this layout.
+        unsafe { std::alloc::dealloc(self.base(), self.layout) }
+    }
+}
+
+/// A window of this rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocalWindow {
+    base: *mut u8,
+    bytes: u64,
+    kind: u32,
+}
+
+// SAFETY: an address; each access says why it may.
+unsafe impl Send for LocalWindow {}
+// SAFETY: as above.
+unsafe impl Sync for LocalWindow {}
+
+impl LocalWindow {
+    pub(super) fn new(window: &Window) -> Self {
+        Self { base: window.pointer, bytes: window.bytes, kind: window.kind }
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn is_host(&self) -> bool {
+        self.kind == abi::TY_MEMORY_HOST
+    }
+
+    /// The address of an offset that core has checked.
+    pub(super) fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
+        debug_assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
+        self.base.wrapping_add(offset as usize)
+    }
+}
+
+/// What all rails and lanes share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) team: Team,
+    pub(super) slots: Slots,
+    pub(super) windows: Vec<LocalWindow>,
+    totals: Box<[AtomicU64]>,
+    /// For each rail, [`VALUES_PER_PEER`] records of each peer. Peers write them.
+    pub(super) mailboxes: Pages,
+    failure: OnceLock<Failure>,
+}
+
+/// What went wrong first.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    /// Index in the team, where it is known.
+    pub(super) peer: Option<u32>,
+    pub(super) message: String,
+    pub(super) interface: String,
+}
+
+impl Shared {
+    pub(super) fn new(team: &Team, slots: Slots, signals: u32, rails: usize) -> Self {
+        let records = rails * team.world_ranks.len() * VALUES_PER_PEER as usize;
+        Self {
+            team: team.clone(),
+            slots,
+            windows: Vec::new(),
+            totals: (0..signals).map(|_| AtomicU64::new(0)).collect(),
+            mailboxes: Pages::new(records * RECORD_STRIDE),
+            failure: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.team.world_ranks.len() as u32
+    }
+
+    /// Where a mailbox lies, counted in records from the first.
+    pub(super) fn mailbox(&self, rail: usize, place: Place) -> usize {
+        rail * (self.ranks() * VALUES_PER_PEER) as usize + place.index() as usize
+    }
+
+    /// Adds to a total after everything this thread knows to be in place (INV-1). `false`: there
+    /// is no such signal.
+    #[inline]
+    pub(super) fn raise(&self, id: u32, add: u32) -> bool {
+        match self.totals.get(id as usize) {
+            Some(total) => {
+                total.fetch_add(u64::from(add), Ordering::Release);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A total; what was in place before it was raised is visible after this (INV-1).
+    #[inline]
+    pub(super) fn total(&self, id: u32) -> u64 {
+        let total = self.totals.get(id as usize);
+        debug_assert!(total.is_some(), "signal {id} is out of range");
+        total.map_or(0, |total| total.load(Ordering::Acquire))
+    }
+
+    /// Stores a value that core or [`Shared::deliver`] has checked. INV-3: one aligned store.
+    ///
+    /// # Safety
+    /// The window is host memory, and the place is inside it and aligned to 8 bytes.
+    pub(super) unsafe fn store_value(&self, window: &LocalWindow, offset: u64, value: u64) {
+        let place = window.at(offset, 8).cast::<u64>();
+        // SAFETY: by this function's contract; peers and kernels access values atomically.
+        unsafe { AtomicU64::from_ptr(place) }.store(value, Ordering::Release);
+    }
+
+    /// Stores the value that a peer has left in a mailbox; or says what is wrong with it, for it
+    /// comes from another process.
+    pub(super) fn deliver(&self, rail: usize, place: Place) -> Result<(), &'static str> {
+        // SAFETY: the mailbox is inside the pages (`place` is of a rank of the team), and its
+        // writer waits for a credit before it writes again. Whatever bytes it holds are a record.
+        let record = unsafe { self.mailboxes.record(self.mailbox(rail, place)).read_volatile() };
+        let window = usize::try_from(record.window).ok().and_then(|id| self.windows.get(id));
+        let Some(window) = window.filter(|window| window.is_host()) else {
+            return Err("a value for a window that is not there");
+        };
+        let inside = record.offset.checked_add(8).is_some_and(|end| end <= window.bytes);
+        if !inside || !(window.base as u64).wrapping_add(record.offset).is_multiple_of(8) {
+            return Err("a value for a place outside its window, or not aligned");
+        }
+        // SAFETY: just checked.
+        unsafe { self.store_value(window, record.offset, record.value) };
+        Ok(())
+    }
+
+    /// Makes the transport unhealthy; the first failure stays (INV-7).
+    #[cold]
+    pub(super) fn fail(&self, failure: Failure) {
+        let rank = failure.peer.and_then(|peer| self.team.world_ranks.get(peer as usize));
+        tracing::debug!(?rank, interface = failure.interface, "{}", failure.message);
+        // Only the first failure is kept.
+        let _ = self.failure.set(failure);
+    }
+
+    pub(super) fn health(&self) -> Result<(), Error> {
+        let Some(failure) = self.failure.get() else { return Ok(()) };
+        let Failure { peer, message, interface } = failure;
+        let error = Error::new(ErrorKind::Transport, "transfer", message)
+            .with_context("interface", interface);
+        let rank = peer.and_then(|peer| self.team.world_ranks.get(peer as usize));
+        Err(match rank {
+            Some(rank) => error.with_context("peer", rank).with_rank(*rank),
+            None => error,
+        })
+    }
+}

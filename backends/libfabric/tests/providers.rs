@@ -1,0 +1,255 @@
+//! Ranks over real providers, as threads of one process. What every transport must do is tested by
+//! the conformance suite; here is what this one adds: mailboxes, rails, names, refusals.
+
+// The helpers below may panic as a test may.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use tokenyard_core::config::PartTable;
+use tokenyard_core::transport::{
+    Command, NO_COMMAND, NO_EVENT, Team, Transport, TransportNeeds, Window,
+};
+use tokenyard_core::{ErrorKind, abi};
+use tokenyard_libfabric::{Efa, EfaConfig, Libfabric, LibfabricConfig};
+
+const WINDOW_BYTES: usize = 1 << 16;
+const LONG: Duration = Duration::from_secs(60);
+
+fn config(text: &str) -> LibfabricConfig {
+    PartTable::from_text(text, "test.toml").parse("libfabric").unwrap()
+}
+
+fn needs() -> TransportNeeds {
+    TransportNeeds {
+        windows: 1,
+        lanes: 2,
+        signals: 16,
+        queue_depth: 64,
+        largest_put: WINDOW_BYTES as u64,
+        deadline: LONG,
+    }
+}
+
+/// Window memory: words that peers write.
+struct Memory(Box<[AtomicU64]>);
+
+impl Memory {
+    fn new() -> Self {
+        Self((0..WINDOW_BYTES / 8).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn window(&self) -> Window {
+        Window {
+            size: size_of::<Window>(),
+            id: 0,
+            kind: abi::TY_MEMORY_HOST,
+            pointer: self.0.as_ptr().cast_mut().cast(),
+            bytes: WINDOW_BYTES as u64,
+            fd: -1,
+            device: -1,
+            fd_offset: 0,
+        }
+    }
+}
+
+/// One rank. Fields drop in order: the transport ends before its window.
+struct Rank {
+    me: u32,
+    transport: Libfabric,
+    memory: Memory,
+}
+
+impl Rank {
+    fn open(me: u32, ranks: u32, text: &str) -> Self {
+        let mut transport =
+            Libfabric::open(config(text), &Team::world(me, ranks), &needs()).unwrap();
+        let memory = Memory::new();
+        // SAFETY: the memory is dropped after the transport.
+        unsafe { transport.register(&memory.window()).unwrap() };
+        Self { me, transport, memory }
+    }
+
+    fn until(&self, what: &str, mut done: impl FnMut(&Self) -> bool) {
+        let until = Instant::now() + LONG;
+        while !done(self) {
+            self.transport.progress().unwrap();
+            self.transport.health().unwrap();
+            assert!(Instant::now() < until, "rank {}: {what}", self.me);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Posts all commands; the tests' commands are in range and their sources stay.
+    fn post(&self, lane: u32, commands: &[Command]) {
+        let mut left = commands;
+        self.until("commands are accepted", |rank| {
+            // SAFETY: see above.
+            let accepted = unsafe { rank.transport.post(lane, left).unwrap() };
+            left = &left[accepted..];
+            if accepted == 0 {
+                rank.transport.poll(lane, &mut [NO_EVENT; 8]).unwrap();
+            }
+            left.is_empty()
+        });
+    }
+
+    fn wait_signal(&self, id: u32, total: u64) {
+        self.until("a signal", |rank| rank.transport.read_signal(0, id) >= total);
+        assert_eq!(self.transport.read_signal(0, id), total);
+    }
+}
+
+/// Runs `body` on connected ranks; none ends before all are through.
+fn with_ranks(ranks: u32, text: &str, body: impl Fn(&Rank) + Sync) {
+    let endpoints: Vec<Mutex<Vec<Vec<u8>>>> = (0..ranks).map(|_| Mutex::default()).collect();
+    let (ready, through) = (Barrier::new(ranks as usize), Barrier::new(ranks as usize));
+    std::thread::scope(|scope| {
+        for me in 0..ranks {
+            let (endpoints, ready, through, body) = (&endpoints, &ready, &through, &body);
+            scope.spawn(move || {
+                let mut rank = Rank::open(me, ranks, text);
+                let mine = (0..ranks).map(|peer| rank.transport.endpoint(peer).unwrap()).collect();
+                *endpoints[me as usize].lock().unwrap() = mine;
+                ready.wait();
+                for peer in 0..ranks {
+                    let data = endpoints[peer as usize].lock().unwrap()[me as usize].clone();
+                    rank.transport.connect(peer, &data).unwrap();
+                }
+                ready.wait();
+                body(&rank);
+                through.wait();
+            });
+        }
+    });
+}
+
+fn put_signal(peer: u32, bytes: u64, signal: u32) -> Command {
+    Command {
+        op: abi::TY_OP_PUT_SIGNAL,
+        peer,
+        bytes,
+        signal,
+        add: 1,
+        dst_offset: WINDOW_BYTES as u64 / 2,
+        ..NO_COMMAND
+    }
+}
+
+/// More values than there are mailboxes, to a rank that sends as many back.
+fn values_go_on_when_all_mailboxes_were_used(provider: &str) {
+    const VALUES: u64 = 200;
+    with_ranks(2, &format!("provider = \"{provider}\""), |rank| {
+        let peer = 1 - rank.me;
+        let value = |i: u64| Command {
+            op: abi::TY_OP_PUT_VALUE,
+            peer,
+            dst_offset: 8 * i,
+            value: u64::from(rank.me) << 32 | i,
+            ..NO_COMMAND
+        };
+        rank.post(0, &(1..=VALUES).map(value).collect::<Vec<_>>());
+        for i in 1..=VALUES {
+            let expected = u64::from(peer) << 32 | i;
+            let found = |rank: &Rank| rank.memory.0[i as usize].load(Ordering::Acquire);
+            rank.until("a value", |rank| found(rank) != 0);
+            assert_eq!(found(rank), expected);
+        }
+        // The peer still needs this rank, for credits.
+        rank.post(0, &[put_signal(peer, 0, 1)]);
+        rank.wait_signal(1, 1);
+    });
+}
+
+#[test]
+fn values_over_tcp_go_on_when_all_mailboxes_were_used() {
+    values_go_on_when_all_mailboxes_were_used("tcp");
+}
+
+#[test]
+fn values_over_shm_go_on_when_all_mailboxes_were_used() {
+    values_go_on_when_all_mailboxes_were_used("shm");
+}
+
+#[test]
+fn two_rails_share_the_commands_and_lose_none() {
+    let interfaces = "provider = \"tcp\"\nrails = 2";
+    assert!(Libfabric::probe(&config(interfaces)).is_ok(), "a machine with a network beside lo");
+    with_ranks(2, interfaces, |rank| {
+        let (peer, count) = (1 - rank.me, 300);
+        let puts: Vec<_> =
+            (0..count).map(|i| put_signal(peer, [8, 4096, 20_000][i % 3], 0)).collect();
+        rank.post(0, &puts);
+        rank.post(1, &puts);
+        rank.wait_signal(0, 2 * count as u64);
+        let name = rank.transport.link_name(peer);
+        assert_eq!(name.matches("->").count(), 2, "{name}");
+    });
+}
+
+#[test]
+fn a_link_names_provider_interface_and_both_addresses() {
+    with_ranks(2, "provider = \"tcp\"", |rank| {
+        let name = rank.transport.link_name(1 - rank.me);
+        assert!(name.starts_with("tcp") && name.matches("fi_sockaddr").count() == 2, "{name}");
+    });
+}
+
+#[test]
+fn ranks_with_different_providers_are_told_so() {
+    let mut tcp = Rank::open(0, 2, "provider = \"tcp\"");
+    let mut shm = Rank::open(1, 2, "provider = \"shm\"");
+    let endpoint = shm.transport.endpoint(0).unwrap();
+    let error = tcp.transport.connect(1, &endpoint).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Protocol);
+    assert!(error.to_string().contains("provider: found shm; expected tcp"), "{error}");
+}
+
+#[test]
+fn a_peer_that_never_answers_is_a_deadline_with_the_link() {
+    let team = Team::world(0, 2);
+    let short = TransportNeeds { deadline: Duration::from_millis(300), ..needs() };
+    let mut alone = Libfabric::open(config(""), &team, &short).unwrap();
+    let mut silent = Libfabric::open(config(""), &Team::world(1, 2), &short).unwrap();
+    let endpoint = silent.endpoint(0).unwrap();
+    let error = alone.connect(1, &endpoint).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Deadline, "{error}");
+    assert!(error.to_string().contains("->"), "{error}");
+}
+
+#[test]
+fn an_unknown_provider_is_unavailable_and_others_are_named() {
+    let error = Libfabric::probe(&config("provider = \"nothing\"")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let text = error.to_string();
+    assert!(text.contains("\"nothing\"") && text.contains("available:"), "{text}");
+    assert!(text.contains("shm") && text.contains("Fix: "), "{text}");
+}
+
+#[test]
+fn an_unknown_interface_is_unavailable_and_others_are_named() {
+    let error = Libfabric::probe(&config("rails = [\"nothing0\"]")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let text = error.to_string();
+    assert!(text.contains("\"nothing0\"; available: ") && text.contains("lo"), "{text}");
+}
+
+#[test]
+fn without_an_adapter_efa_is_unavailable_with_the_fix() {
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut found| found.next().is_some()) {
+        panic!("a machine without RDMA adapters is expected here");
+    }
+    let error = Efa::probe(&EfaConfig::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let text = error.to_string();
+    assert!(text.contains("\"efa\"") && text.contains("fi_info -p efa"), "{text}");
+}
+
+#[test]
+fn get_is_offered_only_where_the_config_says_so() {
+    let get = |text: &str| Libfabric::probe(&config(text)).unwrap().flags & abi::TY_CAP_GET;
+    assert_eq!(get(""), 0);
+    assert_ne!(get("get = true"), 0);
+}

@@ -1,0 +1,164 @@
+//! Opens `libfabric.so.1` at run time.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt;
+use std::sync::OnceLock;
+
+use crate::consts::API_VERSION;
+use crate::types::{fi_fabric_attr, fi_info, fid_fabric};
+
+/// The name that the dynamic loader looks for.
+const SONAME: &str = "libfabric.so.1";
+
+type GetInfo = unsafe extern "C" fn(
+    u32,
+    *const c_char,
+    *const c_char,
+    u64,
+    *const fi_info,
+    *mut *mut fi_info,
+) -> c_int;
+type Fabric = unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int;
+
+/// The functions of libfabric that are symbols. The library is never closed.
+#[derive(Debug)]
+pub struct Library {
+    version: u32,
+    getinfo: GetInfo,
+    freeinfo: unsafe extern "C" fn(*mut fi_info),
+    dupinfo: unsafe extern "C" fn(*const fi_info) -> *mut fi_info,
+    fabric: Fabric,
+    strerror: unsafe extern "C" fn(c_int) -> *const c_char,
+}
+
+/// Why the library cannot be used.
+#[derive(Clone, Debug)]
+pub enum LoadError {
+    /// The dynamic loader's words.
+    Missing(String),
+    /// The version that was found, major and minor, is older than [`API_VERSION`].
+    Old(u32, u32),
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(why) => write!(f, "{SONAME} cannot be loaded: {why}"),
+            Self::Old(major, minor) => write!(
+                f,
+                "found libfabric {major}.{minor}; expected {}.{} or later",
+                API_VERSION >> 16,
+                API_VERSION & 0xffff
+            ),
+        }
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+impl Library {
+    /// The library of this process. It is opened once; a failure stays.
+    ///
+    /// # Errors
+    /// It is not there, or older than 1.17.
+    pub fn open() -> Result<&'static Self, LoadError> {
+        static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+        LIBRARY.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn load() -> Result<Self, LoadError> {
+        let missing = |e: libloading::Error| LoadError::Missing(e.to_string());
+        // SAFETY: libfabric's constructors have no preconditions.
+        let library = unsafe { libloading::Library::new(SONAME) }.map_err(missing)?;
+        // SAFETY: the types are those of libfabric's headers, checked by the layout test; the
+        // function pointers outlive `library`, because it is never closed (below).
+        let loaded = unsafe {
+            let version: unsafe extern "C" fn() -> u32 =
+                *library.get(b"fi_version\0").map_err(missing)?;
+            Self {
+                version: version(),
+                getinfo: *library.get(b"fi_getinfo\0").map_err(missing)?,
+                freeinfo: *library.get(b"fi_freeinfo\0").map_err(missing)?,
+                dupinfo: *library.get(b"fi_dupinfo\0").map_err(missing)?,
+                fabric: *library.get(b"fi_fabric\0").map_err(missing)?,
+                strerror: *library.get(b"fi_strerror\0").map_err(missing)?,
+            }
+        };
+        // Providers have threads and thread-local data: unloading would pull code from under them.
+        std::mem::forget(library);
+        let (major, minor) = loaded.version();
+        if loaded.version < API_VERSION {
+            return Err(LoadError::Old(major, minor));
+        }
+        Ok(loaded)
+    }
+
+    /// Major and minor version.
+    pub fn version(&self) -> (u32, u32) {
+        (self.version >> 16, self.version & 0xffff)
+    }
+
+    /// `fi_getinfo` with version [`API_VERSION`] and neither node nor service.
+    ///
+    /// # Errors
+    /// The positive error number.
+    ///
+    /// # Safety
+    /// `hints` comes from [`Library::allocinfo`]. The result is freed by [`Library::freeinfo`].
+    pub unsafe fn getinfo(&self, hints: *const fi_info) -> Result<*mut fi_info, i32> {
+        let mut list = std::ptr::null_mut();
+        let none = std::ptr::null();
+        // SAFETY: by this function's contract; `list` is written on success.
+        let status = unsafe { (self.getinfo)(API_VERSION, none, none, 0, hints, &mut list) };
+        if status == 0 { Ok(list) } else { Err(-status) }
+    }
+
+    /// An empty `fi_info`, or null if memory is short.
+    pub fn allocinfo(&self) -> *mut fi_info {
+        // SAFETY: null asks for a fresh structure.
+        unsafe { (self.dupinfo)(std::ptr::null()) }
+    }
+
+    /// `fi_dupinfo`: a copy of one entry, or null if memory is short.
+    ///
+    /// # Safety
+    /// `info` is valid.
+    pub unsafe fn dupinfo(&self, info: *const fi_info) -> *mut fi_info {
+        // SAFETY: by this function's contract.
+        unsafe { (self.dupinfo)(info) }
+    }
+
+    /// `fi_freeinfo`: frees a list.
+    ///
+    /// # Safety
+    /// `info` came from this library, and nothing uses it any more.
+    pub unsafe fn freeinfo(&self, info: *mut fi_info) {
+        // SAFETY: by this function's contract.
+        unsafe { (self.freeinfo)(info) }
+    }
+
+    /// `fi_fabric`.
+    ///
+    /// # Errors
+    /// The positive error number.
+    ///
+    /// # Safety
+    /// `attr` is that of an entry that `getinfo` returned.
+    pub unsafe fn fabric(&self, attr: *mut fi_fabric_attr) -> Result<*mut fid_fabric, i32> {
+        let mut fabric = std::ptr::null_mut();
+        // SAFETY: by this function's contract.
+        let status = unsafe { (self.fabric)(attr, &mut fabric, std::ptr::null_mut()) };
+        if status == 0 { Ok(fabric) } else { Err(-status) }
+    }
+
+    /// libfabric's text for a positive error number.
+    pub fn strerror(&self, error: i32) -> String {
+        // SAFETY: any number may be asked for; the result is a static text.
+        let text = unsafe { (self.strerror)(error) };
+        if text.is_null() {
+            return format!("error {error}");
+        }
+        // SAFETY: libfabric returns text that ends with a zero byte.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
