@@ -8,6 +8,7 @@
 //! - [`exchange`]: dispatch and combine against a plain copy of the same bytes;
 //! - [`steady`]: allocations and memory of steady steps;
 //! - [`scaling`]: commands and bytes of a step, counted by a transport that counts;
+//! - [`link`]: one link between two ranks, bare and with tokenyard on top;
 //! - crossing the plugin ABI is measured by `cargo bench -p tokenyard-bench --bench abi`.
 
 pub mod allocations;
@@ -15,6 +16,7 @@ pub mod ceiling;
 pub mod counting;
 pub mod exchange;
 pub mod job;
+pub mod link;
 pub mod ranks;
 pub mod report;
 pub mod scaling;
@@ -23,7 +25,7 @@ mod table;
 pub mod workload;
 
 pub use job::{Job, Output, Plan, Scenario, Sizes};
-pub use ranks::{Progress, run, run_rank};
+pub use ranks::{Progress, measure_link, run, run_rank};
 pub use report::{Report, SCHEMA_VERSION};
 
 /// Keeps this crate's part, the counting transport, in the calling program.

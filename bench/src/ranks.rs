@@ -12,9 +12,8 @@ use tokenyard_core::config::Config;
 use tokenyard_launch::{Event, Exit, Stderr};
 
 use crate::job::{Job, Output, Plan, Scenario};
-use crate::report::{Report, SCHEMA_VERSION};
-use crate::{exchange, scaling, steady};
-use tokenyard_core::conditions::Conditions;
+use crate::report::Report;
+use crate::{exchange, link, scaling, steady};
 
 /// A rank that says nothing for so long is given up. Longer than any deadline inside a rank, for
 /// those have better messages.
@@ -49,14 +48,7 @@ pub struct Progress {
 pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Result<Report> {
     plan.check()?;
     let config = Config::load(&start.config)?;
-    let mut report = Report {
-        schema_version: SCHEMA_VERSION,
-        conditions: Conditions::find(),
-        config: config.name.clone(),
-        exchange: Vec::new(),
-        steady: Vec::new(),
-        scaling: Vec::new(),
-    };
+    let mut report = Report::new(&config);
     let mut group = |ranks: u32, what: &str, job: Job| {
         let what = format!("{what}, {ranks} ranks");
         let mut tell = |done, all| progress(Progress { what: what.clone(), done, all });
@@ -83,6 +75,10 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
                     let outputs = group(ranks, "scaling", Job::Scaling(task))?;
                     report.scaling.extend(scaling::rows(ranks, &outputs)?);
                 }
+            }
+            Scenario::Link => {
+                let task = link::Task::new(plan.sizes, plan.samples);
+                report.link = link::rows(&group(2, "link", Job::Link(task))?)?;
             }
         }
     }
@@ -150,11 +146,34 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
         Job::Exchange(task) => Output::Exchange(exchange::measure(&world, &config, &task, &say)?),
         Job::Steady(task) => Output::Steady(steady::measure(&world, &config, &task, &say)?),
         Job::Scaling(task) => Output::Scaling(scaling::measure(&world, &config, &task)?),
+        Job::Link(task) => Output::Link(link::measure(&world, &config, &task, &say)?),
     };
     print(&output)?;
     // Nobody leaves before all have said what they found.
     world.barrier("bench done")?;
     Ok(())
+}
+
+/// Measures the link between two ranks that somebody else started, on two hosts for example. Rank 0
+/// gets the report.
+///
+/// # Errors
+/// As [`run`].
+pub fn measure_link(config: &Path, plan: &Plan) -> Result<Option<Report>> {
+    plan.check()?;
+    let config = Config::load(config)?;
+    let world = Arc::new(World::from_config(&config.world)?);
+    let task = link::Task::new(plan.sizes, plan.samples);
+    let figures = link::measure(&world, &config, &task, &Speaker { speaks: false })?;
+    let all = world.all_gather("link figures", &serde_json::to_vec(&figures)?)?;
+    world.barrier("bench done")?;
+    if world.rank() > 0 {
+        return Ok(None);
+    }
+    let all: Vec<link::Figures> =
+        all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
+    let outputs: Vec<Output> = all.into_iter().map(Output::Link).collect();
+    Ok(Some(Report { link: link::rows(&outputs)?, ..Report::new(&config) }))
 }
 
 /// The ranks of a bench meet where their launcher says, whatever the config says about real jobs.

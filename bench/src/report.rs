@@ -6,8 +6,9 @@ use serde::Serialize;
 
 use crate::job::Sizes;
 use crate::table::table;
-use crate::{exchange, scaling, steady};
+use crate::{exchange, link, scaling, steady};
 use tokenyard_core::conditions::Conditions;
+use tokenyard_core::config::Config;
 
 /// Version of the JSON form; it grows when a reader would have to change.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -30,9 +31,24 @@ pub struct Report {
     pub steady: Vec<steady::Row>,
     /// Commands and bytes.
     pub scaling: Vec<scaling::Row>,
+    /// One link, bare and with tokenyard on top.
+    pub link: Vec<link::Row>,
 }
 
 impl Report {
+    /// A report of this machine, now, with no figures yet.
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            schema_version: SCHEMA_VERSION,
+            conditions: Conditions::find(),
+            config: config.name.clone(),
+            exchange: Vec::new(),
+            steady: Vec::new(),
+            scaling: Vec::new(),
+            link: Vec::new(),
+        }
+    }
+
     /// Every required figure that was missed, in words.
     pub fn missed(&self) -> Vec<String> {
         let mut missed = Vec::new();
@@ -66,6 +82,15 @@ impl Report {
             missed.push(format!(
                 "scaling, {} ranks, T = {}: found {} commands and {} bytes; the formulas say others",
                 row.ranks, row.tokens, row.commands, row.bytes
+            ));
+        }
+        for row in self.link.iter().filter(|row| !row.holds()) {
+            missed.push(format!(
+                "{} of {}: found {:.2} of the bare link; required {}",
+                row.what,
+                row.link,
+                row.ratio,
+                row.requirement()
             ));
         }
         missed
@@ -135,6 +160,24 @@ impl Report {
         }
         table(1, &lines)
     }
+
+    fn link_table(&self) -> String {
+        let mut lines = vec![heading("link unit bare ours ratio required")];
+        for row in &self.link {
+            lines.push(vec![
+                row.what.to_owned(),
+                row.unit.to_owned(),
+                format!("{:.2}", row.bare),
+                format!("{:.2}", row.ours),
+                format!("{:.2}", row.ratio),
+                row.requirement(),
+            ]);
+        }
+        let links = self.link.first().map_or(String::new(), |row| {
+            format!("bare link: {}\nours: {}\n", row.bare_link, row.link)
+        });
+        links + &table(2, &lines)
+    }
 }
 
 fn heading(words: &str) -> Vec<String> {
@@ -149,6 +192,7 @@ impl fmt::Display for Report {
             (self.exchange.is_empty(), self.exchange_table()),
             (self.steady.is_empty(), self.steady_table()),
             (self.scaling.is_empty(), self.scaling_table()),
+            (self.link.is_empty(), self.link_table()),
         ];
         for (_, table) in tables.iter().filter(|(empty, _)| !empty) {
             write!(f, "\n{table}")?;
@@ -190,6 +234,7 @@ mod tests {
                 step_us: 7.0,
             }],
             scaling: Vec::new(),
+            link: Vec::new(),
         }
     }
 

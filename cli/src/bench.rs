@@ -20,6 +20,7 @@ const EXAMPLE: &str = "\
 Example:
   tokenyard bench configs/cpu.toml
   tokenyard bench configs/cpu.toml --scenario exchange --ranks 2,4 --out figures.json
+  tokenyard bench link configs/libfabric.toml
 
 Ranks are processes of this machine. `exchange` shows dispatch and combine as a part of what a plain
 copy of the same bytes between the same processes reaches in the same run; `steady` shows what steps
@@ -28,29 +29,74 @@ allocate; `scaling` counts commands and bytes. Exit code 0: all that is required
 
 /// Arguments of `tokenyard bench`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLE)]
+#[command(after_help = EXAMPLE, args_conflicts_with_subcommands = true)]
+#[command(subcommand_negates_reqs = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    which: Option<Which>,
     /// The config: its kernel set, transport and plugins are measured
-    config: PathBuf,
+    #[arg(required = true)]
+    config: Option<PathBuf>,
     /// What to measure
     #[arg(long, value_enum, default_value = "all")]
     scenario: Choice,
     /// Numbers of ranks for `exchange` and `steady`
     #[arg(long, value_delimiter = ',', default_values_t = [2, 4])]
     ranks: Vec<u32>,
-    /// T: tokens per rank (exchange)
+    #[command(flatten)]
+    common: Common,
+    /// Runs as a rank.
+    #[arg(long, hide = true, value_name = "JOB")]
+    rank_job: Option<String>,
+}
+
+/// Measurements with arguments of their own.
+#[derive(Debug, clap::Subcommand)]
+enum Which {
+    /// One link between two ranks: bare (libfabric by straight calls), through the transport, and
+    /// under a dispatch
+    Link(LinkArgs),
+}
+
+const LINK_EXAMPLE: &str = "\
+Examples:
+  tokenyard bench link configs/libfabric.toml
+  RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 \\
+    tokenyard bench link fabric.toml --as-rank      (and RANK=1 on the other host)
+
+Latency is half of a put and its answer, 8 bytes each; bandwidth is of 1 MiB puts with both ranks
+sending at once. Everything is measured turn by turn in one run. Exit code as for `bench`.";
+
+/// Arguments of `tokenyard bench link`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = LINK_EXAMPLE)]
+struct LinkArgs {
+    /// The config: its scale-out transport (`libfabric` or `efa`) is measured
+    config: PathBuf,
+    #[command(flatten)]
+    common: Common,
+    /// Be one of two ranks that somebody else starts, with the variables of a launcher; rank 0
+    /// prints the report
+    #[arg(long)]
+    as_rank: bool,
+}
+
+/// Arguments of all measurements.
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// T: tokens per rank
     #[arg(long, default_value_t = NAMED_SIZES.tokens)]
     tokens: u32,
-    /// H: hidden size (exchange)
+    /// H: hidden size
     #[arg(long, default_value_t = NAMED_SIZES.hidden)]
     hidden: u32,
-    /// K: experts per token (exchange)
+    /// K: experts per token
     #[arg(long, default_value_t = NAMED_SIZES.topk)]
     topk: u32,
-    /// E: experts in all (exchange)
+    /// E: experts in all
     #[arg(long, default_value_t = NAMED_SIZES.experts)]
     experts: u32,
-    /// Samples per line (exchange)
+    /// Samples per line
     #[arg(long, default_value_t = 30)]
     samples: u32,
     /// Print the report as one line of JSON on standard output, and the tables on standard error
@@ -62,9 +108,6 @@ pub(crate) struct Args {
     /// Exit with 0 even if a required figure was missed
     #[arg(long)]
     no_check: bool,
-    /// Runs as a rank.
-    #[arg(long, hide = true, value_name = "JOB")]
-    rank_job: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -92,20 +135,49 @@ impl Choice {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     tokenyard_bench::link();
+    if let Some(Which::Link(args)) = &args.which {
+        return link(args);
+    }
+    let config = args.config.as_deref().context("found no config; expected one")?;
     if let Some(job) = &args.rank_job {
-        tokenyard_bench::run_rank(&args.config, job)?;
+        tokenyard_bench::run_rank(config, job)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let plan = plan(&args.common, args.scenario.scenarios(), args.ranks.clone());
+    judge(&args.common, &measure(&plan, config)?)
+}
+
+fn link(args: &LinkArgs) -> Result<ExitCode> {
+    let plan = plan(&args.common, vec![Scenario::Link], vec![2]);
+    if !args.as_rank {
+        return judge(&args.common, &measure(&plan, &args.config)?);
+    }
+    match tokenyard_bench::measure_link(&args.config, &plan)? {
+        Some(report) => judge(&args.common, &report),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn plan(args: &Common, scenarios: Vec<Scenario>, ranks: Vec<u32>) -> Plan {
+    let Common { tokens, hidden, topk, experts, samples, .. } = *args;
+    Plan { scenarios, ranks, sizes: Sizes { tokens, hidden, topk, experts }, samples }
+}
+
+fn measure(plan: &Plan, config: &Path) -> Result<Report> {
     let bar = progress_bar();
-    let report = tokenyard_bench::run(&plan(args), &start(&args.config)?, &mut |progress| {
+    let report = tokenyard_bench::run(plan, &start(config)?, &mut |progress| {
         let Progress { what, done, all } = progress;
         bar.set_length(all);
         bar.set_position(done);
         bar.set_message(what);
     });
     bar.finish_and_clear();
-    let report = report?;
-    show(args, &report)?;
+    report
+}
+
+/// Shows the report; the exit code says whether all that is required was reached.
+fn judge(args: &Common, report: &Report) -> Result<ExitCode> {
+    show(args, report)?;
     let missed = report.missed();
     for missed in &missed {
         eprintln!("missed: {missed}");
@@ -114,16 +186,6 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         eprintln!("other programs kept the cores busy; repeat on an idle machine");
     }
     Ok(ExitCode::from(u8::from(!missed.is_empty() && !args.no_check)))
-}
-
-fn plan(args: &Args) -> Plan {
-    let Args { tokens, hidden, topk, experts, .. } = *args;
-    Plan {
-        scenarios: args.scenario.scenarios(),
-        ranks: args.ranks.clone(),
-        sizes: Sizes { tokens, hidden, topk, experts },
-        samples: args.samples,
-    }
 }
 
 fn start(config: &Path) -> Result<Start> {
@@ -144,7 +206,7 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
-fn show(args: &Args, report: &Report) -> Result<()> {
+fn show(args: &Common, report: &Report) -> Result<()> {
     if let Some(file) = &args.out {
         let text = serde_json::to_string_pretty(report)? + "\n";
         std::fs::write(file, text).with_context(|| format!("write {}", file.display()))?;

@@ -1,0 +1,280 @@
+//! One link, bare and with tokenyard on top: latency and bandwidth between two ranks.
+//!
+//! The bare link is libfabric by straight calls ([`raw`]), nothing of ours in between. Beside it, in
+//! the same run and turn by turn: the transport ([`through`]), and the dispatch of a yard. All
+//! bandwidths are with both ranks sending at once, because that is what an exchange does.
+
+mod raw;
+mod through;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::config::{Config, PartChoice};
+use tokenyard_core::moe::Layout;
+use tokenyard_core::yard::{Cast, Yard};
+
+use crate::job::{Output, Sizes};
+use crate::ranks::Speaker;
+use crate::workload::Workload;
+use raw::Raw;
+use through::Through;
+
+/// The part of the bare link that large puts through the transport must reach.
+pub const REQUIRED_LARGE: f64 = 0.9;
+/// How much longer than on the bare link a small put may take until it is seen, driven inline.
+pub const REQUIRED_SMALL: f64 = 1.3;
+/// The part of the bare link that a dispatch must reach.
+pub const REQUIRED_DISPATCH: f64 = 0.6;
+
+/// Bytes of a large put.
+pub const LARGE: usize = 1 << 20;
+/// Bytes of a small put.
+pub const SMALL: usize = 8;
+/// Large puts in flight, and room for as many on the other side.
+const DEPTH: usize = 16;
+/// Longest wait for the other rank.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What two ranks measure.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// Turns; each measures everything once.
+    pub turns: u32,
+    /// Small puts there and back per turn.
+    pub pings: u32,
+    /// Large puts per turn and rank.
+    pub puts: u32,
+    /// Sizes of the dispatch.
+    pub sizes: Sizes,
+}
+
+impl Task {
+    pub(crate) fn new(sizes: Sizes, turns: u32) -> Self {
+        Self { turns, pings: 1000, puts: 64, sizes }
+    }
+}
+
+/// Times of one turn on one rank.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Turn {
+    /// Half of a ping and its pong, in microseconds.
+    raw_us: f64,
+    through_us: f64,
+    /// Bytes that this rank sent in a second.
+    raw_bytes_s: f64,
+    through_bytes_s: f64,
+    dispatch_bytes_s: f64,
+}
+
+/// What one rank found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// Provider and interface of the bare link.
+    pub bare: String,
+    /// The transport and what it says of its link.
+    pub link: String,
+    /// Whether the transport was driven by the caller.
+    pub inline: bool,
+    /// One after the other.
+    pub turns: Vec<Turn>,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// `8-byte latency`, `1 MiB bandwidth` or `dispatch bandwidth`.
+    pub what: &'static str,
+    /// `us` or `GB/s per rank`.
+    pub unit: &'static str,
+    /// Provider and interface of the bare link.
+    pub bare_link: String,
+    /// The transport and its link.
+    pub link: String,
+    /// Median on the bare link.
+    pub bare: f64,
+    /// Median through tokenyard.
+    pub ours: f64,
+    /// Median over the turns of ours / bare.
+    pub ratio: f64,
+    /// The ratio that must be reached, or for a latency not be passed; none where there is no rule.
+    pub required: Option<f64>,
+}
+
+impl Row {
+    /// Whether the requirement holds.
+    pub fn holds(&self) -> bool {
+        let (latency, ratio) = (self.is_latency(), self.ratio);
+        self.required.is_none_or(|bound| if latency { ratio <= bound } else { ratio >= bound })
+    }
+
+    fn is_latency(&self) -> bool {
+        self.unit == "us"
+    }
+
+    /// For tables.
+    pub(crate) fn requirement(&self) -> String {
+        let sign = if self.is_latency() { "<=" } else { ">=" };
+        self.required.map_or_else(|| "-".to_owned(), |bound| format!("{sign} {bound}"))
+    }
+}
+
+/// The transport of the config that reaches other hosts.
+fn choice(config: &Config) -> Result<&PartChoice> {
+    let choice = config.scale_out.first().or(config.scale_up.as_ref());
+    choice.context("find the link: the config names no transport")
+}
+
+/// What a rank does.
+pub(crate) fn measure(
+    world: &Arc<World>,
+    config: &Config,
+    task: &Task,
+    say: &Speaker,
+) -> Result<Figures> {
+    ensure!(world.ranks() == 2, "a link has two ends: found {} ranks; expected 2", world.ranks());
+    let choice = choice(config)?;
+    let provider = raw::provider(choice)?;
+    let mut bare = Raw::open(world, &provider).context("open the bare link")?;
+    let mut through = Through::open(world, config, choice).context("open the transport")?;
+    let mut yard = Yard::open(world, &direct(config), Workload::options(&task.sizes))?;
+    let workload = Workload::new(&task.sizes, world.rank(), 2);
+    let mut turns = Vec::new();
+    // The first turn touches memory and makes connections; it does not count.
+    for turn in 0..=task.turns {
+        say.progress(turn.into(), task.turns.into())?;
+        let figures = Turn {
+            raw_us: us(align(world, || bare.ping(task.pings))?, 2 * task.pings),
+            through_us: us(align(world, || through.ping(task.pings))?, 2 * task.pings),
+            raw_bytes_s: rate(align(world, || bare.stream(task.puts))?, large(task)),
+            through_bytes_s: rate(align(world, || through.stream(task.puts))?, large(task)),
+            dispatch_bytes_s: dispatch(world, &mut yard, &workload, &task.sizes)?,
+        };
+        if turn > 0 {
+            turns.push(figures);
+        }
+    }
+    let figures =
+        Figures { bare: bare.name(), link: through.name(), inline: through.is_inline(), turns };
+    yard.close()?;
+    world.barrier("link measured")?;
+    Ok(figures)
+}
+
+/// Both ranks over the one link, wherever they are.
+fn direct(config: &Config) -> Config {
+    let mut config = config.clone();
+    if !config.scale_out.is_empty() {
+        config.scale_up = None;
+    }
+    config
+}
+
+fn align(world: &World, measured: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
+    world.barrier("turn")?;
+    measured()
+}
+
+/// Bytes of rows per second that this rank sent to the other.
+fn dispatch(world: &World, yard: &mut Yard, workload: &Workload, sizes: &Sizes) -> Result<f64> {
+    let arguments = workload.dispatch(Layout::Flat, Cast::None)?;
+    world.barrier("turn")?;
+    let start = Instant::now();
+    let (received, _handle) = yard.dispatch(&arguments)?;
+    let took = start.elapsed();
+    workload.check(&received)?;
+    let rows = workload.sends()[1 - world.rank() as usize];
+    Ok(rate(took, rows * u64::from(sizes.hidden) * 2))
+}
+
+fn large(task: &Task) -> u64 {
+    u64::from(task.puts) * LARGE as u64
+}
+
+fn us(took: Duration, puts: u32) -> f64 {
+    took.as_secs_f64() * 1e6 / f64::from(puts.max(1))
+}
+
+fn rate(took: Duration, bytes: u64) -> f64 {
+    bytes as f64 / took.as_secs_f64().max(1e-9)
+}
+
+/// The lines of what both ranks found.
+pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<Row>> {
+    let [Output::Link(first), Output::Link(second)] = outputs else {
+        bail!("found what {} ranks measured; expected the figures of 2", outputs.len());
+    };
+    ensure!(first.turns.len() == second.turns.len(), "the ranks measured different turns");
+    // Both ends matter for a bandwidth: the slower one counts. A ping is one thing for both.
+    let pairs = || first.turns.iter().zip(&second.turns);
+    let slower = |of: fn(&Turn) -> f64| pairs().map(|(a, b)| of(a).min(of(b))).collect::<Vec<_>>();
+    let one = |of: fn(&Turn) -> f64| first.turns.iter().map(of).collect::<Vec<_>>();
+    let gb = |values: Vec<f64>| values.into_iter().map(|v| v / 1e9).collect::<Vec<_>>();
+    let bare_gb = gb(slower(|t| t.raw_bytes_s));
+    let row = |what, unit, (bare, ours): (&[f64], &[f64]), required| {
+        let ratios: Vec<f64> = ours.iter().zip(bare).map(|(ours, bare)| ours / bare).collect();
+        Row {
+            what,
+            unit,
+            bare_link: first.bare.clone(),
+            link: first.link.clone(),
+            bare: median(bare),
+            ours: median(ours),
+            ratio: median(&ratios),
+            required,
+        }
+    };
+    let (raw_us, through_us) = (one(|t| t.raw_us), one(|t| t.through_us));
+    let (through_gb, dispatch_gb) =
+        (gb(slower(|t| t.through_bytes_s)), gb(slower(|t| t.dispatch_bytes_s)));
+    let small = first.inline.then_some(REQUIRED_SMALL);
+    const GB: &str = "GB/s per rank";
+    Ok(vec![
+        row("8-byte latency", "us", (&raw_us, &through_us), small),
+        row("1 MiB bandwidth", GB, (&bare_gb, &through_gb), Some(REQUIRED_LARGE)),
+        row("dispatch bandwidth", GB, (&bare_gb, &dispatch_gb), Some(REQUIRED_DISPATCH)),
+    ])
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(scale: f64) -> Output {
+        let turn = |raw_us| Turn {
+            raw_us,
+            through_us: 1.2 * raw_us,
+            raw_bytes_s: 2e9 * scale,
+            through_bytes_s: 1.9e9 * scale,
+            dispatch_bytes_s: 1e9 * scale,
+        };
+        Output::Link(Figures {
+            bare: "tcp".into(),
+            link: "libfabric".into(),
+            inline: true,
+            turns: [10.0, 12.0, 11.0].map(turn).to_vec(),
+        })
+    }
+
+    #[test]
+    fn the_slower_end_counts_and_requirements_are_judged_by_their_direction() {
+        let rows = rows(&[figures(1.0), figures(0.5)]).unwrap();
+        assert_eq!((rows[0].bare, rows[0].holds()), (11.0, true));
+        assert!((rows[1].bare - 1.0).abs() < 1e-9 && rows[1].holds());
+        assert!((rows[2].ratio - 0.5).abs() < 1e-9 && !rows[2].holds());
+    }
+
+    #[test]
+    fn a_link_has_two_ends() {
+        assert!(rows(&[figures(1.0)]).unwrap_err().to_string().contains("expected 2"));
+    }
+}
