@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{exchange, scaling, steady};
+use crate::{exchange, proxy, scaling, steady};
 
 /// A scenario that `tokenyard bench` knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub enum Scenario {
     Steady,
     /// Commands and bytes of a step.
     Scaling,
+    /// Commands through proxy threads.
+    Proxy,
 }
 
 /// Sizes of one step; T is the same on every rank.
@@ -65,6 +67,8 @@ pub enum Job {
     Steady(steady::Task),
     /// See [`scaling`].
     Scaling(scaling::Task),
+    /// See [`proxy`]; one task per line.
+    Proxy(Vec<proxy::Task>),
 }
 
 /// What one rank found.
@@ -78,4 +82,6 @@ pub enum Output {
     Steady(steady::Figures),
     /// See [`scaling`].
     Scaling(Vec<scaling::Figures>),
+    /// See [`proxy`].
+    Proxy(Vec<proxy::Row>),
 }

@@ -8,6 +8,7 @@
 //! - [`exchange`]: dispatch and combine against a plain copy of the same bytes;
 //! - [`steady`]: allocations and memory of steady steps;
 //! - [`scaling`]: commands and bytes of a step, counted by a transport that counts;
+//! - [`proxy`]: commands through proxy threads into an engine that moves nothing;
 //! - crossing the plugin ABI is measured by `cargo bench -p tokenyard-bench --bench abi`.
 
 pub mod allocations;
@@ -16,6 +17,7 @@ pub mod conditions;
 pub mod counting;
 pub mod exchange;
 pub mod job;
+pub mod proxy;
 pub mod ranks;
 pub mod report;
 pub mod scaling;

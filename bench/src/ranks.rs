@@ -14,7 +14,7 @@ use tokenyard_launch::{Event, Exit, Stderr};
 use crate::conditions::Conditions;
 use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::{Report, SCHEMA_VERSION};
-use crate::{exchange, scaling, steady};
+use crate::{exchange, proxy, scaling, steady};
 
 /// A rank that says nothing for so long is given up. Longer than any deadline inside a rank, for
 /// those have better messages.
@@ -56,6 +56,7 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
         exchange: Vec::new(),
         steady: Vec::new(),
         scaling: Vec::new(),
+        proxy: Vec::new(),
     };
     let mut group = |ranks: u32, what: &str, job: Job| {
         let what = format!("{what}, {ranks} ranks");
@@ -83,6 +84,10 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
                     let outputs = group(ranks, "scaling", Job::Scaling(task))?;
                     report.scaling.extend(scaling::rows(ranks, &outputs)?);
                 }
+            }
+            Scenario::Proxy => {
+                let tasks = proxy::THREADS.map(proxy::Task::new).to_vec();
+                report.proxy = proxy::rows(&group(1, "proxy", Job::Proxy(tasks))?)?;
             }
         }
     }
@@ -150,6 +155,9 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
         Job::Exchange(task) => Output::Exchange(exchange::measure(&world, &config, &task, &say)?),
         Job::Steady(task) => Output::Steady(steady::measure(&world, &config, &task, &say)?),
         Job::Scaling(task) => Output::Scaling(scaling::measure(&world, &config, &task)?),
+        Job::Proxy(tasks) => {
+            Output::Proxy(tasks.iter().map(proxy::measure).collect::<Result<_>>()?)
+        }
     };
     print(&output)?;
     // Nobody leaves before all have said what they found.

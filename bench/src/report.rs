@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::conditions::Conditions;
 use crate::job::Sizes;
 use crate::table::table;
-use crate::{exchange, scaling, steady};
+use crate::{exchange, proxy, scaling, steady};
 
 /// Version of the JSON form; it grows when a reader would have to change.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -30,6 +30,8 @@ pub struct Report {
     pub steady: Vec<steady::Row>,
     /// Commands and bytes.
     pub scaling: Vec<scaling::Row>,
+    /// Commands through proxy threads.
+    pub proxy: Vec<proxy::Row>,
 }
 
 impl Report {
@@ -67,6 +69,23 @@ impl Report {
                 "scaling, {} ranks, T = {}: found {} commands and {} bytes; the formulas say others",
                 row.ranks, row.tokens, row.commands, row.bytes
             ));
+        }
+        for row in &self.proxy {
+            if row.commands_per_s < proxy::REQUIRED_RATE {
+                missed.push(format!(
+                    "proxy, {} threads: found {:.2} million commands per second and thread; \
+                     required {:.0}",
+                    row.threads,
+                    row.commands_per_s / 1e6,
+                    proxy::REQUIRED_RATE / 1e6
+                ));
+            }
+            if row.allocations > 0 {
+                missed.push(format!(
+                    "proxy, {} threads: found {} allocations in {} batches; required 0",
+                    row.threads, row.allocations, row.counted_batches
+                ));
+            }
         }
         missed
     }
@@ -135,6 +154,26 @@ impl Report {
         }
         table(1, &lines)
     }
+
+    fn proxy_table(&self) -> String {
+        let mut lines = vec![heading(
+            "proxy threads batch M_commands/s/thread round_trip_us counted_batches allocations \
+             required",
+        )];
+        for row in &self.proxy {
+            lines.push(vec![
+                "null engine".to_owned(),
+                row.threads.to_string(),
+                row.batch.to_string(),
+                format!("{:.2}", row.commands_per_s / 1e6),
+                format!("{:.2}", row.round_trip_us),
+                row.counted_batches.to_string(),
+                row.allocations.to_string(),
+                format!(">= {:.0}", proxy::REQUIRED_RATE / 1e6),
+            ]);
+        }
+        table(1, &lines)
+    }
 }
 
 fn heading(words: &str) -> Vec<String> {
@@ -149,6 +188,7 @@ impl fmt::Display for Report {
             (self.exchange.is_empty(), self.exchange_table()),
             (self.steady.is_empty(), self.steady_table()),
             (self.scaling.is_empty(), self.scaling_table()),
+            (self.proxy.is_empty(), self.proxy_table()),
         ];
         for (_, table) in tables.iter().filter(|(empty, _)| !empty) {
             write!(f, "\n{table}")?;
@@ -190,6 +230,7 @@ mod tests {
                 step_us: 7.0,
             }],
             scaling: Vec::new(),
+            proxy: Vec::new(),
         }
     }
 
@@ -210,6 +251,24 @@ mod tests {
         report.steady[0].allocations = 1;
         report.steady[0].resident_growth = steady::SLACK_BYTES + 1;
         assert_eq!(report.missed().len(), 2);
+    }
+
+    #[test]
+    fn a_slow_proxy_and_one_that_allocates_are_misses() {
+        let mut report = report();
+        report.exchange.clear();
+        report.proxy.push(proxy::Row {
+            threads: 2,
+            batch: 16,
+            commands_per_s: 0.9e6,
+            round_trip_us: 1.0,
+            counted_batches: 1_000,
+            allocations: 3,
+        });
+        let missed = report.missed();
+        assert!(missed[0].contains("2 threads: found 0.90 million"), "{missed:?}");
+        assert!(missed[1].contains("found 3 allocations in 1000 batches"), "{missed:?}");
+        assert_eq!(missed.len(), 2);
     }
 
     #[test]

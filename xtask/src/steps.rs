@@ -35,6 +35,8 @@ const CLIPPY: Need = Need::Program { program: "cargo-clippy", fix: "rustup compo
 const EXAMPLE_C: Need =
     Need::File { path: "plugins/example-c/shm.c", fix: "git checkout plugins/example-c" };
 
+const LOOM: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg tokenyard_loom")];
+
 pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "fmt",
@@ -66,6 +68,23 @@ pub(crate) const STEPS: &[Step] = &[
         after: &[],
         needs: &[],
         commands: &[cmd("cargo test --workspace --exclude xtask --no-fail-fast")],
+    },
+    Step {
+        name: "model",
+        about: "what threads hand to each other holds under every schedule (loom)",
+        after: &[],
+        needs: &[],
+        // A folder of their own: the flags change every crate, and would do so back and forth.
+        commands: &[
+            Cmd {
+                env: LOOM,
+                line: "cargo test --package tokenyard-core --lib --target-dir {target}/loom proxy::",
+            },
+            Cmd {
+                env: LOOM,
+                line: "cargo test --package tokenyard-cpu --lib --target-dir {target}/loom pool::",
+            },
+        ],
     },
     Step {
         name: "xtask",

@@ -1,10 +1,9 @@
 //! The proxy as a transport sees it.
 
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Engine;
 use super::bell::Bell;
@@ -22,6 +21,9 @@ const MAX_DEPTH: u32 = 1 << 20;
 
 /// How long an engine may take, beyond the flush, before its thread's end is called overdue.
 const OVERDUE: Duration = Duration::from_secs(5);
+
+/// How often a drop looks whether a thread has ended.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// Sizes and times of a [`Proxy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +89,6 @@ struct Guarded(Mutex<Lane>);
 #[derive(Debug)]
 struct Running {
     bell: Arc<Bell>,
-    /// Disconnects when the thread has ended.
-    ended: Receiver<()>,
     handle: JoinHandle<()>,
 }
 
@@ -187,18 +187,19 @@ impl Drop for Proxy {
 impl Running {
     fn start(worker: Worker, engine: impl Engine, bell: Arc<Bell>) -> Result<Self> {
         let thread = worker.thread;
-        let (alive, ended) = mpsc::channel::<()>();
-        let body = move || {
-            worker.run(engine);
-            drop(alive);
-        };
-        let handle = std::thread::Builder::new().name(format!("ty-proxy-{thread}")).spawn(body);
-        let handle = handle.map_err(|e| Error::system(START, format!("no thread {thread}"), e))?;
-        Ok(Self { bell, ended, handle })
+        let handle = std::thread::Builder::new()
+            .name(format!("ty-proxy-{thread}"))
+            .spawn(move || worker.run(engine))
+            .map_err(|e| Error::system(START, format!("no thread {thread}"), e))?;
+        Ok(Self { bell, handle })
     }
 
     fn join(self, number: usize, limit: Duration) {
-        if self.ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+        let start = Instant::now();
+        while !self.handle.is_finished() && start.elapsed() < limit {
+            std::thread::sleep(LOOK);
+        }
+        if !self.handle.is_finished() {
             tracing::error!(
                 "proxy thread {number} has not ended {limit:?} after it was told to: its engine blocks \
                  in post, poll or drop; waiting for it"

@@ -13,7 +13,7 @@ use super::sync::Arc;
 use super::{Engine, MAX_BATCH};
 use crate::abi;
 use crate::export::panic_text;
-use crate::transport::{Event, NO_COMMAND, NO_EVENT};
+use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
 /// Rounds without work before the first yield. Short: others may want the core.
 const SPINS: u32 = 256;
@@ -43,9 +43,11 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn run(mut self, mut engine: impl Engine) {
-        pin(self.thread, engine.cpus());
         // Unwind safety: after a panic the engine is dropped, and the lanes change between its calls.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.drive(&mut engine)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            pin(self.thread, engine.cpus());
+            self.drive(&mut engine)
+        }));
         let failure = outcome.unwrap_or_else(|panic| {
             Err(Failure::Panic { thread: self.thread, text: panic_text(&*panic) })
         });
@@ -67,15 +69,16 @@ impl Worker {
     /// Works until the engine fails, or until the proxy stops and all is flushed.
     fn drive(&mut self, engine: &mut impl Engine) -> Result<(), Failure> {
         let (mut idle, mut give_up) = (0, None);
+        let (mut batch, mut events) = ([NO_COMMAND; MAX_BATCH], [NO_EVENT; MAX_BATCH]);
         loop {
             let mut worked = false;
             for lane in 0..self.lanes.len() {
-                if self.post(engine, lane)? {
-                    self.collect(engine)?;
+                if self.post(engine, lane, &mut batch)? {
+                    self.collect(engine, &mut events)?;
                     worked = true;
                 }
             }
-            worked |= self.collect(engine)?;
+            worked |= self.collect(engine, &mut events)?;
             if self.shared.stop.load(Ordering::Acquire) {
                 let give_up = *give_up.get_or_insert_with(|| Instant::now() + self.flush);
                 if self.lanes.iter_mut().all(Server::is_idle) || Instant::now() >= give_up {
@@ -87,10 +90,14 @@ impl Worker {
     }
 
     /// Hands the engine one batch of a lane; whether it took anything.
-    fn post(&mut self, engine: &mut impl Engine, lane: usize) -> Result<bool, Failure> {
+    fn post(
+        &mut self,
+        engine: &mut impl Engine,
+        lane: usize,
+        batch: &mut [Command],
+    ) -> Result<bool, Failure> {
         let server = &mut self.lanes[lane];
-        let mut batch = [NO_COMMAND; MAX_BATCH];
-        let count = server.pick(&mut batch);
+        let count = server.pick(batch);
         if count == 0 {
             return Ok(false);
         }
@@ -107,9 +114,8 @@ impl Worker {
     }
 
     /// Reports what the engine has ended; whether there was anything.
-    fn collect(&mut self, engine: &mut impl Engine) -> Result<bool, Failure> {
-        let mut events = [NO_EVENT; MAX_BATCH];
-        let count = engine.poll(&mut events).map_err(|status| self.failed("poll", status))?;
+    fn collect(&mut self, engine: &mut impl Engine, events: &mut [Event]) -> Result<bool, Failure> {
+        let count = engine.poll(events).map_err(|status| self.failed("poll", status))?;
         let Some(events) = events.get(..count) else {
             let text = format!("poll wrote {count} events; expected {MAX_BATCH} at most");
             return Err(Failure::Rules { thread: self.thread, text });

@@ -145,11 +145,19 @@ fn check(plan: &Plan) {
     let proxy = Proxy::start(engines, &ProxyOptions::new(plan.lanes, plan.depth)).unwrap();
     let mut posters: Vec<_> =
         (0..plan.lanes).map(|lane| Poster { lane, ..Poster::default() }).collect();
-    for (lane, count, every) in &plan.batches {
-        posters[*lane as usize].post(&proxy, *count, *every);
-    }
     let room = plan.depth.next_power_of_two() as usize;
-    posters.iter_mut().for_each(|poster| poster.drain(&proxy, room));
+    std::thread::scope(|scope| {
+        for poster in &mut posters {
+            let proxy = &proxy;
+            scope.spawn(move || {
+                let lane = poster.lane;
+                for (_, count, every) in plan.batches.iter().filter(|batch| batch.0 == lane) {
+                    poster.post(proxy, *count, *every);
+                }
+                poster.drain(proxy, room);
+            });
+        }
+    });
 
     let mut well = true;
     for poster in &posters {
