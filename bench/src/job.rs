@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{exchange, link, scaling, steady};
+use crate::{exchange, link, proxy, scaling, steady};
 
 /// A scenario that `tokenyard bench` knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub enum Scenario {
     Scaling,
     /// One link, bare and with tokenyard on top.
     Link,
+    /// Commands through proxy threads.
+    Proxy,
 }
 
 /// Sizes of one step; T is the same on every rank.
@@ -69,6 +71,8 @@ pub enum Job {
     Scaling(scaling::Task),
     /// See [`link`].
     Link(link::Task),
+    /// See [`proxy`]; one task per line.
+    Proxy(Vec<proxy::Task>),
 }
 
 /// What one rank found.
@@ -84,4 +88,6 @@ pub enum Output {
     Scaling(Vec<scaling::Figures>),
     /// See [`link`].
     Link(link::Figures),
+    /// See [`proxy`].
+    Proxy(Vec<proxy::Row>),
 }

@@ -9,6 +9,7 @@
 //! - [`steady`]: allocations and memory of steady steps;
 //! - [`scaling`]: commands and bytes of a step, counted by a transport that counts;
 //! - [`link`]: one link between two ranks, bare and with tokenyard on top;
+//! - [`proxy`]: commands through proxy threads into an engine that moves nothing;
 //! - crossing the plugin ABI is measured by `cargo bench -p tokenyard-bench --bench abi`.
 
 pub mod allocations;
@@ -17,6 +18,7 @@ pub mod counting;
 pub mod exchange;
 pub mod job;
 pub mod link;
+pub mod proxy;
 pub mod ranks;
 pub mod report;
 pub mod scaling;

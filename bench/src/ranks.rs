@@ -13,7 +13,7 @@ use tokenyard_launch::{Event, Exit, Stderr};
 
 use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::Report;
-use crate::{exchange, link, scaling, steady};
+use crate::{exchange, link, proxy, scaling, steady};
 
 /// A rank that says nothing for so long is given up. Longer than any deadline inside a rank, for
 /// those have better messages.
@@ -79,6 +79,10 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
             Scenario::Link => {
                 let task = link::Task::new(plan.sizes, plan.samples);
                 report.link = link::rows(&group(2, "link", Job::Link(task))?)?;
+            }
+            Scenario::Proxy => {
+                let tasks = proxy::THREADS.map(proxy::Task::new).to_vec();
+                report.proxy = proxy::rows(&group(1, "proxy", Job::Proxy(tasks))?)?;
             }
         }
     }
@@ -147,6 +151,9 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
         Job::Steady(task) => Output::Steady(steady::measure(&world, &config, &task, &say)?),
         Job::Scaling(task) => Output::Scaling(scaling::measure(&world, &config, &task)?),
         Job::Link(task) => Output::Link(link::measure(&world, &config, &task, &say)?),
+        Job::Proxy(tasks) => {
+            Output::Proxy(tasks.iter().map(proxy::measure).collect::<Result<_>>()?)
+        }
     };
     print(&output)?;
     // Nobody leaves before all have said what they found.

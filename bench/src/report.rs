@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::job::Sizes;
 use crate::table::table;
-use crate::{exchange, link, scaling, steady};
+use crate::{exchange, link, proxy, scaling, steady};
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 
@@ -33,6 +33,8 @@ pub struct Report {
     pub scaling: Vec<scaling::Row>,
     /// One link, bare and with tokenyard on top.
     pub link: Vec<link::Row>,
+    /// Commands through proxy threads.
+    pub proxy: Vec<proxy::Row>,
 }
 
 impl Report {
@@ -46,6 +48,7 @@ impl Report {
             steady: Vec::new(),
             scaling: Vec::new(),
             link: Vec::new(),
+            proxy: Vec::new(),
         }
     }
 
@@ -92,6 +95,23 @@ impl Report {
                 row.ratio,
                 row.requirement()
             ));
+        }
+        for row in &self.proxy {
+            if row.commands_per_s < proxy::REQUIRED_RATE {
+                missed.push(format!(
+                    "proxy, {} threads: found {:.2} million commands per second and thread; \
+                     required {:.0}",
+                    row.threads,
+                    row.commands_per_s / 1e6,
+                    proxy::REQUIRED_RATE / 1e6
+                ));
+            }
+            if row.allocations > 0 {
+                missed.push(format!(
+                    "proxy, {} threads: found {} allocations in {} batches; required 0",
+                    row.threads, row.allocations, row.counted_batches
+                ));
+            }
         }
         missed
     }
@@ -178,6 +198,26 @@ impl Report {
         });
         links + &table(2, &lines)
     }
+
+    fn proxy_table(&self) -> String {
+        let mut lines = vec![heading(
+            "proxy threads batch M_commands/s/thread round_trip_us counted_batches allocations \
+             required",
+        )];
+        for row in &self.proxy {
+            lines.push(vec![
+                "null engine".to_owned(),
+                row.threads.to_string(),
+                row.batch.to_string(),
+                format!("{:.2}", row.commands_per_s / 1e6),
+                format!("{:.2}", row.round_trip_us),
+                row.counted_batches.to_string(),
+                row.allocations.to_string(),
+                format!(">= {:.0}", proxy::REQUIRED_RATE / 1e6),
+            ]);
+        }
+        table(1, &lines)
+    }
 }
 
 fn heading(words: &str) -> Vec<String> {
@@ -193,6 +233,7 @@ impl fmt::Display for Report {
             (self.steady.is_empty(), self.steady_table()),
             (self.scaling.is_empty(), self.scaling_table()),
             (self.link.is_empty(), self.link_table()),
+            (self.proxy.is_empty(), self.proxy_table()),
         ];
         for (_, table) in tables.iter().filter(|(empty, _)| !empty) {
             write!(f, "\n{table}")?;
@@ -235,6 +276,7 @@ mod tests {
             }],
             scaling: Vec::new(),
             link: Vec::new(),
+            proxy: Vec::new(),
         }
     }
 
@@ -255,6 +297,24 @@ mod tests {
         report.steady[0].allocations = 1;
         report.steady[0].resident_growth = steady::SLACK_BYTES + 1;
         assert_eq!(report.missed().len(), 2);
+    }
+
+    #[test]
+    fn a_slow_proxy_and_one_that_allocates_are_misses() {
+        let mut report = report();
+        report.exchange.clear();
+        report.proxy.push(proxy::Row {
+            threads: 2,
+            batch: 16,
+            commands_per_s: 0.9e6,
+            round_trip_us: 1.0,
+            counted_batches: 1_000,
+            allocations: 3,
+        });
+        let missed = report.missed();
+        assert!(missed[0].contains("2 threads: found 0.90 million"), "{missed:?}");
+        assert!(missed[1].contains("found 3 allocations in 1000 batches"), "{missed:?}");
+        assert_eq!(missed.len(), 2);
     }
 
     #[test]

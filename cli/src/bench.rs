@@ -24,7 +24,7 @@ Example:
 
 Ranks are processes of this machine. `exchange` shows dispatch and combine as a part of what a plain
 copy of the same bytes between the same processes reaches in the same run; `steady` shows what steps
-allocate; `scaling` counts commands and bytes. Exit code 0: all that is required was reached;
+allocate; `scaling` counts commands and bytes; `proxy` shows what a proxy thread costs. Exit code 0: all that is required was reached;
 1: something was missed; 2: nothing could be measured. Repeating the figures: docs/performance.md.";
 
 /// Arguments of `tokenyard bench`.
@@ -120,15 +120,20 @@ enum Choice {
     Steady,
     /// Commands and bytes, 2 to 8 ranks
     Scaling,
+    /// Commands through proxy threads into an engine that moves nothing
+    Proxy,
 }
 
 impl Choice {
     fn scenarios(self) -> Vec<Scenario> {
         match self {
-            Self::All => vec![Scenario::Exchange, Scenario::Steady, Scenario::Scaling],
+            Self::All => {
+                vec![Scenario::Exchange, Scenario::Steady, Scenario::Scaling, Scenario::Proxy]
+            }
             Self::Exchange => vec![Scenario::Exchange],
             Self::Steady => vec![Scenario::Steady],
             Self::Scaling => vec![Scenario::Scaling],
+            Self::Proxy => vec![Scenario::Proxy],
         }
     }
 }

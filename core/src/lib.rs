@@ -20,6 +20,7 @@ pub mod kernels;
 pub mod link;
 pub mod machine;
 pub mod moe;
+pub mod proxy;
 pub mod topology;
 pub mod transport;
 pub mod wait;

@@ -38,6 +38,7 @@ const EXAMPLE_C: Need =
 const FABRIC_HEADERS: Need =
     Need::PackageFile { path: "/usr/include/rdma/fabric.h", package: "libfabric-dev" };
 const FI_INFO: Need = Need::Package { program: "fi_info", package: "libfabric-bin" };
+const LOOM: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg tokenyard_loom")];
 
 pub(crate) const STEPS: &[Step] = &[
     Step {
@@ -70,6 +71,23 @@ pub(crate) const STEPS: &[Step] = &[
         after: &[],
         needs: &[GCC, FABRIC_HEADERS, FI_INFO],
         commands: &[cmd("cargo test --workspace --exclude xtask --no-fail-fast")],
+    },
+    Step {
+        name: "model",
+        about: "what threads hand to each other holds under every schedule (loom)",
+        after: &[],
+        needs: &[],
+        // A folder of their own: the flags change every crate, and would do so back and forth.
+        commands: &[
+            Cmd {
+                env: LOOM,
+                line: "cargo test --package tokenyard-core --lib --target-dir {target}/loom proxy::",
+            },
+            Cmd {
+                env: LOOM,
+                line: "cargo test --package tokenyard-cpu --lib --target-dir {target}/loom pool::",
+            },
+        ],
     },
     Step {
         name: "xtask",

@@ -153,7 +153,8 @@ fn panicked(name: &'static str, panic: &(dyn std::any::Any + Send)) -> Error {
     ))
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
         .map(ToString::to_string)
@@ -206,7 +207,8 @@ fn status_of(error: &Error) -> i32 {
     }
 }
 
-fn kind_of(status: i32) -> ErrorKind {
+/// What a negative status means.
+pub(crate) fn kind_of(status: i32) -> ErrorKind {
     match status {
         abi::TY_UNAVAILABLE => ErrorKind::Unavailable,
         abi::TY_UNSUPPORTED => ErrorKind::Unsupported,

@@ -11,7 +11,7 @@ mod log;
 mod topology;
 mod transport;
 
-pub(crate) use call::read_error;
+pub(crate) use call::{kind_of, panic_text, read_error};
 pub use kernels::KernelsPart;
 pub use topology::TopologyPart;
 pub use transport::TransportPart;

@@ -1,0 +1,238 @@
+//! What a proxy thread costs: commands through its rings into an engine that moves nothing.
+
+use std::collections::VecDeque;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail, ensure};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::abi;
+use tokenyard_core::proxy::{Engine, Proxy, ProxyOptions};
+use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
+
+use crate::allocations::{Allocations, are_counted};
+use crate::job::Output;
+
+/// Numbers of proxy threads that are measured.
+pub const THREADS: [u32; 2] = [1, 2];
+
+/// Commands per second and thread that are required.
+pub const REQUIRED_RATE: f64 = 1e6;
+
+/// Commands of one post.
+const BATCH: usize = 16;
+/// Commands of a lane that may be in flight.
+const DEPTH: u32 = 256;
+/// Batches before the first that counts.
+const WARM_UP: u32 = 1_000;
+/// For waits that are expected to end.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What is done for one number of threads.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// Proxy threads; each has one lane, which one thread posts to.
+    pub threads: u32,
+    /// Batches of each lane whose allocations are counted.
+    pub counted_batches: u32,
+    /// Batches of each lane that are timed.
+    pub timed_batches: u32,
+    /// Lone commands of each lane whose round trip is timed.
+    pub round_trips: u32,
+}
+
+impl Task {
+    /// The task for so many threads.
+    pub fn new(threads: u32) -> Self {
+        Self { threads, counted_batches: 1_000, timed_batches: 200_000, round_trips: 20_000 }
+    }
+}
+
+/// One line of the report.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Proxy threads.
+    pub threads: u32,
+    /// Commands of one post.
+    pub batch: usize,
+    /// Commands per second and thread, of the slowest; [`REQUIRED_RATE`] is required.
+    pub commands_per_s: f64,
+    /// From the post of a lone command to its event, in microseconds: the median, of the slowest
+    /// lane. Both threads are awake.
+    pub round_trip_us: f64,
+    /// Batches of each lane whose allocations were counted.
+    pub counted_batches: u32,
+    /// Allocations of all threads over them; 0 is required.
+    pub allocations: u64,
+}
+
+/// Accepts what it has room for and ends it at the next poll.
+#[derive(Debug)]
+struct NullEngine {
+    in_flight: VecDeque<(u32, u64)>,
+}
+
+impl NullEngine {
+    fn new(depth: u32) -> Self {
+        Self { in_flight: VecDeque::with_capacity(depth as usize) }
+    }
+}
+
+impl Engine for NullEngine {
+    unsafe fn post(&mut self, lane: u32, commands: &[Command]) -> Result<usize, i32> {
+        let count = commands.len().min(self.in_flight.capacity() - self.in_flight.len());
+        self.in_flight.extend(commands[..count].iter().map(|command| (lane, command.tag)));
+        Ok(count)
+    }
+
+    fn poll(&mut self, events: &mut [Event]) -> Result<usize, i32> {
+        let count = events.len().min(self.in_flight.len());
+        for (event, (lane, tag)) in events.iter_mut().zip(self.in_flight.drain(..count)) {
+            *event = Event { kind: abi::TY_EVENT_DONE, lane, tag, ..NO_EVENT };
+        }
+        Ok(count)
+    }
+}
+
+/// Measures one number of threads, in a program that counts allocations.
+///
+/// # Errors
+/// A program that does not count, or a proxy that does not answer.
+pub fn measure(task: &Task) -> Result<Row> {
+    ensure!(are_counted(), "proxy: this program does not use the counting allocator");
+    let engines = (0..task.threads).map(|_| NullEngine::new(DEPTH)).collect();
+    let proxy = Proxy::start(engines, &ProxyOptions::new(task.threads, DEPTH))?;
+    let phase = Barrier::new(task.threads as usize + 1);
+    let (mut found, allocations) = std::thread::scope(|scope| {
+        let poster = |lane| Poster { proxy: &proxy, lane, posted: 0, ended: 0 };
+        let posters: Vec<_> = (0..task.threads)
+            .map(|lane| {
+                scope.spawn({
+                    let phase = &phase;
+                    move || poster(lane).run(task, phase)
+                })
+            })
+            .collect();
+        phase.wait();
+        let before = Allocations::now();
+        phase.wait();
+        phase.wait();
+        let (allocations, _) = Allocations::now().since(&before);
+        let found: Result<Vec<_>> = posters
+            .into_iter()
+            .map(|poster| poster.join().map_err(|_| anyhow!("a poster panicked"))?)
+            .collect();
+        found.map(|found| (found.into_iter(), allocations))
+    })?;
+    proxy.health()?;
+    let Some(first) = found.next() else { bail!("found no thread; expected at least 1") };
+    let slowest = found.fold(first, |a, b| (a.0.min(b.0), a.1.max(b.1)));
+    Ok(Row {
+        threads: task.threads,
+        batch: BATCH,
+        commands_per_s: slowest.0,
+        round_trip_us: slowest.1,
+        counted_batches: task.counted_batches,
+        allocations,
+    })
+}
+
+/// The thread that posts to one lane.
+struct Poster<'a> {
+    proxy: &'a Proxy,
+    lane: u32,
+    /// Commands that asked for an event, and events.
+    posted: u64,
+    ended: u64,
+}
+
+impl Poster<'_> {
+    /// Returns commands per second and microseconds of a round trip. Comes to the barrier three
+    /// times, whatever happens: others wait there.
+    fn run(mut self, task: &Task, phase: &Barrier) -> Result<(f64, f64)> {
+        let warm = self.batches(WARM_UP);
+        phase.wait();
+        phase.wait();
+        let counted = self.batches(task.counted_batches);
+        phase.wait();
+        warm.and(counted)?;
+        let start = Instant::now();
+        self.batches(task.timed_batches)?;
+        let rate = f64::from(task.timed_batches) * BATCH as f64 / start.elapsed().as_secs_f64();
+        Ok((rate, self.round_trip(task.round_trips)?))
+    }
+
+    /// Posts so many batches, the last command of each with an event, and waits for the last event.
+    fn batches(&mut self, count: u32) -> Result<()> {
+        let mut batch = [Command { lane: self.lane, ..NO_COMMAND }; BATCH];
+        batch[BATCH - 1].flags = abi::TY_FLAG_NOTIFY;
+        let start = Instant::now();
+        for _ in 0..count {
+            self.post(&batch, start)?;
+        }
+        self.wait(start)
+    }
+
+    fn post(&mut self, batch: &[Command], start: Instant) -> Result<()> {
+        let mut left = batch;
+        while !left.is_empty() {
+            // SAFETY: the engine touches no memory.
+            let accepted = unsafe { self.proxy.post(self.lane, left) };
+            let accepted = accepted.map_err(|status| anyhow!("post: status {status}"))?;
+            left = &left[accepted..];
+            if accepted == 0 {
+                self.poll(start)?;
+            }
+        }
+        self.posted += 1;
+        Ok(())
+    }
+
+    fn wait(&mut self, start: Instant) -> Result<()> {
+        while self.ended < self.posted {
+            self.poll(start)?;
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, start: Instant) -> Result<()> {
+        let mut events = [NO_EVENT; BATCH];
+        let count = self.proxy.poll(self.lane, &mut events);
+        let count = count.map_err(|status| anyhow!("poll: status {status}"))?;
+        self.ended += count as u64;
+        if count == 0 {
+            ensure!(
+                start.elapsed() < DEADLINE,
+                "lane {}: found {} events; expected {} within {} s",
+                self.lane,
+                self.ended,
+                self.posted,
+                DEADLINE.as_secs()
+            );
+            // There may be fewer cores than threads.
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn round_trip(&mut self, count: u32) -> Result<f64> {
+        let command = [Command { lane: self.lane, flags: abi::TY_FLAG_NOTIFY, ..NO_COMMAND }];
+        let mut times = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let start = Instant::now();
+            self.post(&command, start)?;
+            self.wait(start)?;
+            times.push(start.elapsed());
+        }
+        times.sort_unstable();
+        Ok(times.get(times.len() / 2).map_or(0.0, |median| median.as_secs_f64() * 1e6))
+    }
+}
+
+/// The lines of the report, from the one process that measured.
+pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<Row>> {
+    match outputs {
+        [Output::Proxy(rows)] => Ok(rows.clone()),
+        other => bail!("found {other:?}; expected the figures of one process"),
+    }
+}

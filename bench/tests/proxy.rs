@@ -1,0 +1,19 @@
+//! A steady proxy takes no memory. A binary of its own, for it replaces the allocator and counts all
+//! threads.
+#![allow(clippy::unwrap_used, reason = "tests fail by panic")]
+
+use tokenyard_bench::allocations::Counting;
+use tokenyard_bench::proxy::{THREADS, Task, measure};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_thousand_batches_allocate_nothing() {
+    for threads in THREADS {
+        let task = Task { timed_batches: 100, round_trips: 100, ..Task::new(threads) };
+        let found = measure(&task).unwrap();
+        assert_eq!((found.counted_batches, found.allocations), (1_000, 0), "{found:?}");
+        assert!(found.commands_per_s > 0.0 && found.round_trip_us > 0.0, "{found:?}");
+    }
+}

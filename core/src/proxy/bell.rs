@@ -1,0 +1,58 @@
+//! How a thread sleeps without missing work.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use super::sync::{AtomicBool, Ordering, Thread, current, fence, park_timeout};
+
+/// Wakes one thread.
+#[derive(Debug)]
+pub(super) struct Bell {
+    asleep: AtomicBool,
+    sleeper: OnceLock<Thread>,
+}
+
+impl Bell {
+    pub(super) fn new() -> Self {
+        Self { asleep: AtomicBool::new(false), sleeper: OnceLock::new() }
+    }
+
+    /// Wakes the thread if it sleeps. The caller has published work before.
+    pub(super) fn ring(&self) {
+        // The work was stored before `asleep` is loaded; the thread stores `asleep` before it looks
+        // for work. Only sequentially consistent fences between the two keep both sides from missing
+        // each other: the one place where release and acquire do not suffice.
+        fence(Ordering::SeqCst);
+        self.nudge();
+    }
+
+    /// Wakes the thread if it is seen to sleep. For those who come again and so need no fence.
+    pub(super) fn nudge(&self) {
+        if self.asleep.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        // One of several who rang wakes the thread.
+        if self.asleep.swap(false, Ordering::AcqRel)
+            && let Some(sleeper) = self.sleeper.get()
+        {
+            sleeper.unpark();
+        }
+    }
+
+    /// Sleeps until somebody rings, `nap` is over or there is work, whichever is first, and returns
+    /// whether somebody rang. Called by one thread only.
+    pub(super) fn sleep(&self, nap: Duration, has_work: impl FnOnce() -> bool) -> bool {
+        self.sleeper.get_or_init(current);
+        // Release: who sees it sees the thread above.
+        self.asleep.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if !has_work() {
+            park_timeout(nap);
+        }
+        !self.asleep.swap(false, Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,76 @@
+//! What went wrong first, for all threads of a proxy.
+
+use std::sync::OnceLock;
+
+use crate::export::kind_of;
+use crate::transport::Event;
+use crate::{Error, ErrorKind, Result};
+
+/// The first failure; it stays (INV-7).
+#[derive(Debug, Default)]
+pub(super) struct Health(OnceLock<Failure>);
+
+/// Kept as data: every call makes a fresh error of it.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// One command ended with an error; the engine goes on.
+    Command(Event),
+    /// A call of an engine failed as a whole.
+    Call { thread: u32, call: &'static str, status: i32 },
+    /// An engine panicked.
+    Panic { thread: u32, text: String },
+    /// An engine broke the rules of [`Engine`](super::Engine).
+    Rules { thread: u32, text: String },
+}
+
+impl Health {
+    /// Keeps the failure if it is the first.
+    #[cold]
+    pub(super) fn fail(&self, failure: Failure) {
+        // The second failure is most often a consequence of the first.
+        let _ = self.0.set(failure);
+    }
+
+    pub(super) fn get(&self) -> Result<()> {
+        self.0.get().map_or(Ok(()), |failure| Err(failure.to_error()))
+    }
+}
+
+impl Failure {
+    /// The status of the commands that end with it.
+    pub(super) fn status(&self) -> i32 {
+        match self {
+            Self::Command(event) => event.status,
+            Self::Call { status, .. } => *status,
+            Self::Panic { .. } => crate::abi::TY_PANIC,
+            Self::Rules { .. } => crate::abi::TY_INTERNAL,
+        }
+    }
+
+    fn to_error(&self) -> Error {
+        let internal = |text: String, thread: &u32| {
+            Error::new(ErrorKind::Internal, "drive engine", text)
+                .with_context("thread", thread)
+                .with_fix("report this: it is a bug of the transport")
+        };
+        match self {
+            Self::Command(event) => {
+                let kind = kind_of(event.status);
+                let text = format!("a command failed: {} (status {})", kind.name(), event.status);
+                Error::new(ErrorKind::Transport, "execute command", text)
+                    .with_context("lane", event.lane)
+                    .with_context("peer", event.peer)
+                    .with_context("tag", event.tag)
+            }
+            Self::Call { thread, call, status } => {
+                let text = format!("{call} failed: {} (status {status})", kind_of(*status).name());
+                Error::new(ErrorKind::Transport, "drive engine", text)
+                    .with_context("thread", thread)
+            }
+            Self::Panic { thread, text } => {
+                internal(format!("the engine panicked: {text}"), thread)
+            }
+            Self::Rules { thread, text } => internal(text.clone(), thread),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The proxy as a transport sees it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use super::bell::Bell;
+use super::lane::{Lane, lane};
+use super::sync::Arc;
+use super::thread::{Shared, Worker};
+use crate::abi;
+use crate::transport::{Command, Event};
+use crate::{Error, ErrorKind, Result};
+
+const START: &str = "start proxy";
+
+/// More than any queue needs; it bounds what a wrong number allocates.
+const MAX_DEPTH: u32 = 1 << 20;
+
+/// How long an engine may take, beyond the flush, before its thread's end is called overdue.
+const OVERDUE: Duration = Duration::from_secs(5);
+
+/// How often a drop looks whether a thread has ended.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// Sizes and times of a [`Proxy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProxyOptions {
+    /// Lanes 0 .. lanes, at least 1.
+    pub lanes: u32,
+    /// Commands of a lane that may be posted and not done: 1 to 1,048,576, rounded up to a power of
+    /// two.
+    pub queue_depth: u32,
+    /// How long a thread naps that has nothing to do: what comes from the fabric unasked waits so long
+    /// at most. Commands wake it at once.
+    pub nap: Duration,
+    /// How long the drop of the proxy waits for commands that are not done.
+    pub flush: Duration,
+}
+
+impl ProxyOptions {
+    /// The sizes, with naps of 50 µs and a flush of 1 s.
+    pub fn new(lanes: u32, queue_depth: u32) -> Self {
+        let (nap, flush) = (Duration::from_micros(50), Duration::from_secs(1));
+        Self { lanes, queue_depth, nap, flush }
+    }
+
+    fn check(&self, engines: usize) -> Result<()> {
+        let wrong = |what: &str, found: u64, expected: &str| {
+            let text = format!("found {what} = {found}; expected {expected}");
+            Err(Error::new(ErrorKind::InvalidInput, START, text))
+        };
+        if engines == 0 {
+            return wrong("engines", 0, "at least 1");
+        }
+        if self.lanes == 0 {
+            return wrong("lanes", 0, "at least 1");
+        }
+        if self.queue_depth == 0 || self.queue_depth > MAX_DEPTH {
+            return wrong("queue_depth", self.queue_depth.into(), &format!("1 to {MAX_DEPTH}"));
+        }
+        Ok(())
+    }
+}
+
+/// Proxy threads with their lanes. See the [module](super) for what they promise.
+///
+/// Threads: `post` and `poll` of one lane are called by one thread at a time, of different lanes by
+/// several at once; `health` by any thread.
+///
+/// Its drop lets the threads finish what is posted, for [`ProxyOptions::flush`] at most, then drops the
+/// engines and returns. An engine that blocks keeps it, which is logged: memory that a fabric may
+/// still touch must not be given back.
+#[derive(Debug)]
+pub struct Proxy {
+    lanes: Box<[Guarded]>,
+    threads: Vec<Running>,
+    shared: Arc<Shared>,
+    flush: Duration,
+}
+
+/// The poster's end of a lane. Two threads in it are a breach of the thread rule.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Guarded(Mutex<Lane>);
+
+#[derive(Debug)]
+struct Running {
+    bell: Arc<Bell>,
+    handle: JoinHandle<()>,
+}
+
+impl Proxy {
+    /// Starts one thread per engine.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::InvalidInput`] for sizes out of range.
+    /// - [`ErrorKind::System`] if the system starts no more threads.
+    pub fn start<E: Engine>(engines: Vec<E>, options: &ProxyOptions) -> Result<Self> {
+        options.check(engines.len())?;
+        let threads = engines.len() as u32;
+        let bells: Vec<_> = engines.iter().map(|_| Arc::new(Bell::new())).collect();
+        let mut servers: Vec<_> = engines.iter().map(|_| Vec::new()).collect();
+        let mut lanes = Vec::new();
+        for number in 0..options.lanes {
+            let thread = (number % threads) as usize;
+            let bell = Arc::clone(&bells[thread]);
+            let (poster, server) = lane(number, options.queue_depth as usize, bell);
+            lanes.push(Guarded(Mutex::new(poster)));
+            servers[thread].push(server);
+        }
+        // Dropped on an error below, it ends the threads that were started.
+        let mut proxy = Self {
+            lanes: lanes.into(),
+            threads: Vec::new(),
+            shared: Arc::default(),
+            flush: options.flush,
+        };
+        let parts = engines.into_iter().zip(servers).zip(bells);
+        for (thread, ((engine, lanes), bell)) in (0..).zip(parts) {
+            let worker = Worker {
+                thread,
+                threads,
+                lanes,
+                bell: Arc::clone(&bell),
+                shared: Arc::clone(&proxy.shared),
+                nap: options.nap,
+                flush: options.flush,
+            };
+            proxy.threads.push(Running::start(worker, engine, bell)?);
+        }
+        Ok(proxy)
+    }
+
+    /// Accepts the first n of `commands`, as many as there is room for in the lane, and returns n.
+    ///
+    /// # Errors
+    /// `TY_INTERNAL` if there is no such lane or another thread is in it.
+    ///
+    /// # Safety
+    /// As [`Transport::post`](crate::transport::Transport::post): source memory of an accepted command
+    /// stays unchanged until the command has ended or the proxy is dropped.
+    pub unsafe fn post(&self, lane: u32, commands: &[Command]) -> Result<usize, i32> {
+        Ok(self.lane(lane)?.post(commands))
+    }
+
+    /// Fills `events` from the front with what ended in the lane, and returns how many were written:
+    /// one per command with `TY_FLAG_NOTIFY`, one per command that failed.
+    ///
+    /// # Errors
+    /// As [`post`](Self::post).
+    pub fn poll(&self, lane: u32, events: &mut [Event]) -> Result<usize, i32> {
+        Ok(self.lane(lane)?.poll(events))
+    }
+
+    /// The first failure of any engine or command, if there was one. It stays.
+    ///
+    /// # Errors
+    /// That failure: [`ErrorKind::Transport`] if a command or the fabric failed,
+    /// [`ErrorKind::Internal`] if an engine panicked or broke its rules.
+    pub fn health(&self) -> Result<()> {
+        self.shared.health.get()
+    }
+
+    fn lane(&self, lane: u32) -> Result<MutexGuard<'_, Lane>, i32> {
+        match self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)?.0.try_lock() {
+            Ok(lane) => Ok(lane),
+            // Nothing in a lane is left half done by a panic.
+            Err(TryLockError::Poisoned(lane)) => Ok(lane.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(abi::TY_INTERNAL),
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.threads.iter().for_each(|thread| thread.bell.ring());
+        for (number, thread) in self.threads.drain(..).enumerate() {
+            thread.join(number, self.flush + OVERDUE);
+        }
+    }
+}
+
+impl Running {
+    fn start(worker: Worker, engine: impl Engine, bell: Arc<Bell>) -> Result<Self> {
+        let thread = worker.thread;
+        let handle = std::thread::Builder::new()
+            .name(format!("ty-proxy-{thread}"))
+            .spawn(move || worker.run(engine))
+            .map_err(|e| Error::system(START, format!("no thread {thread}"), e))?;
+        Ok(Self { bell, handle })
+    }
+
+    fn join(self, number: usize, limit: Duration) {
+        let start = Instant::now();
+        while !self.handle.is_finished() && start.elapsed() < limit {
+            std::thread::sleep(LOOK);
+        }
+        if !self.handle.is_finished() {
+            tracing::error!(
+                "proxy thread {number} has not ended {limit:?} after it was told to: its engine blocks \
+                 in post, poll or drop; waiting for it"
+            );
+        }
+        if self.handle.join().is_err() {
+            tracing::error!("proxy thread {number} panicked");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! All schedules of a poster and a proxy thread.
+
+use std::time::Duration;
+
+use loom::thread;
+
+use super::super::bell::Bell;
+use super::super::lane::{Lane, Server, lane};
+use super::super::ring::ring;
+use super::super::sync::Arc;
+use crate::abi;
+use crate::transport::{Command, NO_COMMAND, NO_EVENT};
+
+/// Checks every interleaving with at most `preemptions`; without a limit it takes too long.
+fn check(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(f);
+}
+
+#[test]
+fn items_cross_a_ring_in_order_and_whole() {
+    check(3, || {
+        let (mut producer, mut consumer) = ring(2, 0);
+        let filler = thread::spawn(move || {
+            for item in 1..=3 {
+                while !producer.stage(item) {
+                    thread::yield_now();
+                }
+                producer.publish();
+            }
+        });
+        let mut expected = 1;
+        while expected <= 3 {
+            let mut items = [0; 2];
+            let count = consumer.peek(&mut items);
+            for item in &items[..count] {
+                assert_eq!(*item, expected);
+                expected += 1;
+            }
+            consumer.take(count);
+            consumer.free(count);
+            thread::yield_now();
+        }
+        filler.join().unwrap();
+    });
+}
+
+/// Ends so many commands of the lanes at once, asleep whenever there are none.
+fn serve(servers: &mut [Server], bell: &Bell, commands: usize) {
+    let mut ended = 0;
+    while ended < commands {
+        let before = ended;
+        for server in &mut *servers {
+            let mut batch = [NO_COMMAND; 2];
+            let count = server.pick(&mut batch);
+            server.accepted(count);
+            for command in &batch[..count] {
+                assert!(server.end(command.tag, Ok(())).is_some());
+            }
+            server.publish();
+            ended += count;
+        }
+        if ended == before {
+            bell.sleep(Duration::ZERO, || servers.iter_mut().any(Server::has_waiting));
+        }
+    }
+}
+
+fn post_all(lane: &mut Lane, commands: &[Command]) {
+    let mut posted = 0;
+    while posted < commands.len() {
+        posted += lane.post(&commands[posted..]);
+        if posted < commands.len() {
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_post_is_never_missed_by_a_thread_that_falls_asleep() {
+    check(3, || {
+        let bell = Arc::new(Bell::new());
+        let (mut poster, server) = lane(0, 1, Arc::clone(&bell));
+        let thread = thread::spawn(move || serve(&mut [server], &bell, 2));
+        // Room for one: the second is posted when the first is seen to be done.
+        post_all(&mut poster, &[NO_COMMAND, NO_COMMAND]);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn two_posters_share_a_thread_that_sleeps() {
+    check(2, || {
+        let bell = Arc::new(Bell::new());
+        let (mut first, first_server) = lane(0, 1, Arc::clone(&bell));
+        let (mut second, second_server) = lane(1, 1, Arc::clone(&bell));
+        let thread = thread::spawn(move || serve(&mut [first_server, second_server], &bell, 2));
+        let other = thread::spawn(move || post_all(&mut second, &[NO_COMMAND]));
+        post_all(&mut first, &[NO_COMMAND]);
+        other.join().unwrap();
+        thread.join().unwrap();
+    });
+}
+
+/// An event that finds no room fails an assertion in `Server::end`.
+#[test]
+fn every_event_has_room_and_comes_once_where_some_are_asked_for() {
+    check(3, || {
+        let bell = Arc::new(Bell::new());
+        let (mut poster, server) = lane(0, 1, Arc::clone(&bell));
+        let thread = thread::spawn(move || serve(&mut [server], &bell, 3));
+        let commands = [abi::TY_FLAG_NOTIFY, 0, abi::TY_FLAG_NOTIFY]
+            .map(|flags| Command { flags, ..NO_COMMAND });
+        let (mut posted, mut seen) = (0, 0);
+        while seen < 2 {
+            posted += poster.post(&commands[posted..]);
+            seen += poster.poll(&mut [NO_EVENT; 2]);
+            thread::yield_now();
+        }
+        assert_eq!((posted, poster.poll(&mut [NO_EVENT])), (3, 0));
+        thread.join().unwrap();
+    });
+}

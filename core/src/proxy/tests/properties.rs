@@ -1,0 +1,185 @@
+//! Whatever is posted and whatever an engine does: every accepted command ends once.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::engine::{Fatal, Remote, Script, Scripted, Seen};
+use crate::abi;
+use crate::proxy::{Proxy, ProxyOptions};
+use crate::transport::{Command, NO_COMMAND, NO_EVENT};
+
+/// For what is expected to happen.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Debug)]
+struct Plan {
+    lanes: u32,
+    depth: u32,
+    /// (lane, commands, every how many-th asks for its event), in the order of posting.
+    batches: Vec<(u32, usize, u64)>,
+    engines: Vec<Script>,
+}
+
+fn script() -> impl Strategy<Value = Script> {
+    let failing = prop::collection::vec(0_usize..200, 0..4);
+    let kind = prop_oneof![
+        Just(Fatal::Post),
+        Just(Fatal::Poll),
+        Just(Fatal::Panic),
+        Just(Fatal::Stranger)
+    ];
+    let fatal = prop::option::weighted(0.3, (0_usize..200, kind));
+    (any::<u64>(), any::<bool>(), failing, fatal).prop_map(|(seed, moody, failing, fatal)| Script {
+        seed,
+        moody,
+        stuck: false,
+        failing,
+        fatal,
+    })
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    (1_u32..=4, 1_u32..=70).prop_flat_map(|(lanes, depth)| {
+        let batch = (0..lanes, 1_usize..=80, 1_u64..=5);
+        let batches = prop::collection::vec(batch, 1..20);
+        let engines = prop::collection::vec(script(), 1..=3);
+        (batches, engines).prop_map(move |(batches, engines)| Plan {
+            lanes,
+            depth,
+            batches,
+            engines,
+        })
+    })
+}
+
+/// One lane, as its poster sees it.
+#[derive(Default)]
+struct Poster {
+    lane: u32,
+    /// By tag: whether an event was asked for, and the kinds of the events that came.
+    commands: Vec<(bool, Vec<u32>)>,
+    /// Notified commands whose events have not come.
+    missing: usize,
+}
+
+impl Poster {
+    /// Posts the first of `count` new commands that the lane accepts; one in `every` asks for its event.
+    fn post_some(&mut self, proxy: &Proxy, count: usize, every: u64) -> usize {
+        let first = self.commands.len() as u64;
+        let command = |tag: u64| Command {
+            lane: self.lane,
+            flags: if tag.is_multiple_of(every) { abi::TY_FLAG_NOTIFY } else { 0 },
+            peer: tag as u32 % 3,
+            value: tag,
+            tag,
+            ..NO_COMMAND
+        };
+        let batch: Vec<_> = (first..first + count as u64).map(command).collect();
+        // SAFETY: the engines of these tests touch no memory.
+        let accepted = unsafe { proxy.post(self.lane, &batch).unwrap() };
+        for command in &batch[..accepted] {
+            let notify = command.flags & abi::TY_FLAG_NOTIFY != 0;
+            self.missing += usize::from(notify);
+            self.commands.push((notify, Vec::new()));
+        }
+        accepted
+    }
+
+    fn poll(&mut self, proxy: &Proxy) {
+        let mut events = [NO_EVENT; 5];
+        let count = proxy.poll(self.lane, &mut events).unwrap();
+        for event in &events[..count] {
+            assert_eq!((event.lane, event.peer), (self.lane, event.tag as u32 % 3));
+            assert_eq!(event.status < 0, event.kind == abi::TY_EVENT_ERROR);
+            let (notify, kinds) = &mut self.commands[event.tag as usize];
+            self.missing -= usize::from(*notify && kinds.is_empty());
+            kinds.push(event.kind);
+        }
+    }
+
+    fn post(&mut self, proxy: &Proxy, count: usize, every: u64) {
+        let (start, mut posted) = (Instant::now(), 0);
+        while posted < count {
+            posted += self.post_some(proxy, count - posted, every);
+            self.poll(proxy);
+            assert!(start.elapsed() < DEADLINE, "{posted} of {count} commands were accepted");
+        }
+    }
+
+    /// Polls until everything has ended, silent commands too: then as many as the lane has room for
+    /// are accepted at once.
+    fn drain(&mut self, proxy: &Proxy, room: usize) {
+        let (start, mut all_ended) = (Instant::now(), false);
+        while self.missing > 0 || !all_ended {
+            if self.missing == 0 {
+                all_ended = self.post_some(proxy, room, 1) == room;
+            }
+            self.poll(proxy);
+            assert!(start.elapsed() < DEADLINE, "{} events never came", self.missing);
+        }
+    }
+
+    /// What came, against what the engine of the lane has seen; `number` counts its commands.
+    fn check(&self, script: &Script, seen: &Seen) {
+        let of_lane = seen.accepted.iter().enumerate().filter(|(_, (lane, _))| *lane == self.lane);
+        let accepted: Vec<_> = of_lane.map(|(number, (_, value))| (number, *value)).collect();
+        assert!((0..).zip(&accepted).all(|(tag, (_, value))| tag == *value), "{accepted:?}");
+        assert!(seen.dropped || accepted.len() == self.commands.len(), "commands were lost");
+        for (tag, (notify, kinds)) in self.commands.iter().enumerate() {
+            let number = accepted.get(tag).map(|(number, _)| *number);
+            let failed = number.is_none_or(|number| script.failing.contains(&number));
+            match kinds[..] {
+                [] => assert!(!notify && !failed, "tag {tag} has no event"),
+                [abi::TY_EVENT_DONE] => assert!(*notify && !failed, "tag {tag} is done"),
+                [abi::TY_EVENT_ERROR] => assert!(failed || seen.dropped, "tag {tag} failed"),
+                _ => panic!("tag {tag} ended {} times: {kinds:?}", kinds.len()),
+            }
+        }
+    }
+}
+
+fn check(plan: &Plan) {
+    let (engines, remotes): (Vec<_>, Vec<Remote>) =
+        plan.engines.iter().cloned().map(Scripted::new).unzip();
+    let proxy = Proxy::start(engines, &ProxyOptions::new(plan.lanes, plan.depth)).unwrap();
+    let mut posters: Vec<_> =
+        (0..plan.lanes).map(|lane| Poster { lane, ..Poster::default() }).collect();
+    let room = plan.depth.next_power_of_two() as usize;
+    std::thread::scope(|scope| {
+        for poster in &mut posters {
+            let proxy = &proxy;
+            scope.spawn(move || {
+                let lane = poster.lane;
+                for (_, count, every) in plan.batches.iter().filter(|batch| batch.0 == lane) {
+                    poster.post(proxy, *count, *every);
+                }
+                poster.drain(proxy, room);
+            });
+        }
+    });
+
+    let mut well = true;
+    for poster in &posters {
+        let engine = poster.lane as usize % plan.engines.len();
+        poster.check(&plan.engines[engine], &remotes[engine].seen());
+        well &= poster.commands.iter().all(|(_, kinds)| !kinds.contains(&abi::TY_EVENT_ERROR));
+    }
+    for (first, remote) in remotes.iter().enumerate() {
+        let lanes = (first..plan.lanes as usize).step_by(plan.engines.len()).count();
+        assert!(remote.seen().most_in_flight <= lanes * room, "INV-5");
+        // An engine without lanes may fail, too, and be seen late.
+        well &= !(lanes > 0 && remote.seen().dropped);
+    }
+    assert!(well || proxy.health().is_err());
+    assert!(!well || plan.lanes < plan.engines.len() as u32 || proxy.health().is_ok());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_accepted_command_ends_once_and_reaches_the_engine_in_order(plan in plan()) {
+        check(&plan);
+    }
+}

@@ -1,0 +1,206 @@
+//! The life of a proxy thread.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::bell::Bell;
+use super::health::{Failure, Health};
+use super::lane::Server;
+use super::sync::Arc;
+use super::{Engine, MAX_BATCH};
+use crate::abi;
+use crate::export::panic_text;
+use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
+
+/// Rounds without work before the first yield. Short: others may want the core.
+const SPINS: u32 = 256;
+/// Rounds of yielding before the first nap.
+const YIELDS: u32 = 4000;
+/// The nap of a thread that has no engine any more: only who rings needs it.
+const REFUSING_NAP: Duration = Duration::from_secs(1);
+
+/// What all threads of a proxy see.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) health: Health,
+    pub(super) stop: AtomicBool,
+}
+
+/// What a thread has besides its engine.
+pub(super) struct Worker {
+    pub(super) thread: u32,
+    /// Number of threads: lane `thread + i * threads` is `lanes[i]`.
+    pub(super) threads: u32,
+    pub(super) lanes: Vec<Server>,
+    pub(super) bell: Arc<Bell>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) nap: Duration,
+    pub(super) flush: Duration,
+}
+
+impl Worker {
+    pub(super) fn run(mut self, mut engine: impl Engine) {
+        // Unwind safety: after a panic the engine is dropped, and the lanes change between its calls.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            pin(self.thread, engine.cpus());
+            self.drive(&mut engine)
+        }));
+        let failure = outcome.unwrap_or_else(|panic| {
+            Err(Failure::Panic { thread: self.thread, text: panic_text(&*panic) })
+        });
+        let status = failure.as_ref().map_or_else(Failure::status, |()| abi::TY_ABORTED);
+        if let Err(failure) = failure {
+            self.shared.health.fail(failure);
+        }
+        // Before any command is called ended: the engine must not touch its memory afterwards (INV-8).
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(engine))) {
+            tracing::error!(
+                thread = self.thread,
+                "an engine panicked in its drop: {}",
+                panic_text(&*panic)
+            );
+        }
+        self.refuse(status);
+    }
+
+    /// Works until the engine fails, or until the proxy stops and all is flushed.
+    fn drive(&mut self, engine: &mut impl Engine) -> Result<(), Failure> {
+        let (mut idle, mut give_up) = (0, None);
+        let (mut batch, mut events) = ([NO_COMMAND; MAX_BATCH], [NO_EVENT; MAX_BATCH]);
+        loop {
+            let mut worked = false;
+            for lane in 0..self.lanes.len() {
+                if self.post(engine, lane, &mut batch)? {
+                    self.collect(engine, &mut events)?;
+                    worked = true;
+                }
+            }
+            worked |= self.collect(engine, &mut events)?;
+            if self.shared.stop.load(Ordering::Acquire) {
+                let give_up = *give_up.get_or_insert_with(|| Instant::now() + self.flush);
+                if self.lanes.iter_mut().all(Server::is_idle) || Instant::now() >= give_up {
+                    return Ok(());
+                }
+            }
+            idle = if worked { 0 } else { self.pause(idle) };
+        }
+    }
+
+    /// Hands the engine one batch of a lane; whether it took anything.
+    fn post(
+        &mut self,
+        engine: &mut impl Engine,
+        lane: usize,
+        batch: &mut [Command],
+    ) -> Result<bool, Failure> {
+        let server = &mut self.lanes[lane];
+        let count = server.pick(batch);
+        if count == 0 {
+            return Ok(false);
+        }
+        // SAFETY: whoever called `Proxy::post` keeps the promises about these commands until their
+        // ends are reported, which is after the engine has ended them or was dropped.
+        let accepted = unsafe { engine.post(server.lane(), &batch[..count]) };
+        let accepted = accepted.map_err(|status| self.failed("post", status))?;
+        if accepted > count {
+            let text = format!("post accepted {accepted} commands; expected {count} at most");
+            return Err(Failure::Rules { thread: self.thread, text });
+        }
+        self.lanes[lane].accepted(accepted);
+        Ok(accepted > 0)
+    }
+
+    /// Reports what the engine has ended; whether there was anything.
+    fn collect(&mut self, engine: &mut impl Engine, events: &mut [Event]) -> Result<bool, Failure> {
+        let count = engine.poll(events).map_err(|status| self.failed("poll", status))?;
+        let Some(events) = events.get(..count) else {
+            let text = format!("poll wrote {count} events; expected {MAX_BATCH} at most");
+            return Err(Failure::Rules { thread: self.thread, text });
+        };
+        for event in events {
+            self.end(event)?;
+        }
+        if count > 0 {
+            self.lanes.iter_mut().for_each(Server::publish);
+        }
+        Ok(count > 0)
+    }
+
+    fn end(&mut self, event: &Event) -> Result<(), Failure> {
+        let result = match (event.kind, event.status) {
+            (abi::TY_EVENT_DONE, _) => Ok(()),
+            (_, status) => Err(if status < 0 { status } else { abi::TY_TRANSPORT }),
+        };
+        let mine = event.lane % self.threads == self.thread;
+        let lane = self.lanes.get_mut((event.lane / self.threads) as usize).filter(|_| mine);
+        let Some(posted) = lane.and_then(|lane| lane.end(event.tag, result)) else {
+            let Event { lane, tag, .. } = event;
+            let text = format!("poll ended tag {tag:#x} of lane {lane}, which is not in flight");
+            return Err(Failure::Rules { thread: self.thread, text });
+        };
+        if let Err(status) = result {
+            let failed = Event { status, tag: posted.tag, peer: posted.peer, ..*event };
+            self.shared.health.fail(Failure::Command(failed));
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn failed(&self, call: &'static str, status: i32) -> Failure {
+        let status = if status < 0 { status } else { abi::TY_INTERNAL };
+        Failure::Call { thread: self.thread, call, status }
+    }
+
+    /// Ends everything with an error, now and until the proxy stops (INV-7).
+    fn refuse(&mut self, status: i32) {
+        loop {
+            self.lanes.iter_mut().for_each(|lane| lane.fail_all(status));
+            if self.shared.stop.load(Ordering::Acquire) {
+                return;
+            }
+            self.sleep(REFUSING_NAP);
+        }
+    }
+
+    /// Waits a moment after `idle` rounds without work, and returns how many there were now. The more
+    /// there were, the more of the core is left to others.
+    fn pause(&mut self, idle: u32) -> u32 {
+        if idle < SPINS {
+            std::hint::spin_loop();
+        } else if idle < SPINS + YIELDS || self.has_work() {
+            std::thread::yield_now();
+        } else if self.sleep(self.nap) {
+            return 0;
+        } else {
+            // A nap is over: look once, then sleep again.
+            return idle;
+        }
+        idle.saturating_add(1)
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.shared.stop.load(Ordering::Acquire) || self.lanes.iter_mut().any(Server::has_waiting)
+    }
+
+    /// Whether somebody rang.
+    fn sleep(&mut self, nap: Duration) -> bool {
+        let bell = Arc::clone(&self.bell);
+        bell.sleep(nap, || self.has_work())
+    }
+}
+
+/// Keeps this thread on `cpus`. A thread that runs elsewhere is slower, not wrong.
+fn pin(thread: u32, cpus: &[u32]) {
+    if cpus.is_empty() {
+        return;
+    }
+    let mut set = CpuSet::new();
+    let known = cpus.iter().filter(|cpu| (**cpu as usize) < CpuSet::MAX_CPU);
+    known.for_each(|cpu| set.set(*cpu as usize));
+    if let Err(error) = sched_setaffinity(None, &set) {
+        tracing::warn!(thread, ?cpus, %error, "a proxy thread cannot be pinned and runs anywhere");
+    }
+}
