@@ -119,12 +119,18 @@ fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
         }
         thread::sleep(Duration::from_millis(20));
     }
+    kill(child)?;
+    Ok(None)
+}
+
+/// Kills a command and all that it started.
+pub(crate) fn kill(child: &mut Child) -> io::Result<()> {
     for pid in family(child.id().cast_signed()) {
         // Fails only for a process that has ended by itself.
         let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
     }
     child.wait()?;
-    Ok(None)
+    Ok(())
 }
 
 /// A process and all its descendants. The command stays in this process's group, so that Ctrl-C

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 use std::{env, fmt, fs};
 
+use anyhow::{Result, ensure};
+
 use crate::exec::{self, Line};
 use crate::steps::Step;
 
@@ -16,6 +18,8 @@ const APT_LIMIT: Duration = Duration::from_secs(600);
 pub(crate) enum Need {
     /// A program that comes with a Debian package. Installed where that is allowed.
     Package { program: &'static str, package: &'static str },
+    /// The same for a file that is no program.
+    PackageFile { path: &'static str, package: &'static str },
     /// Any other program in `PATH`.
     Program { program: &'static str, fix: &'static str },
     /// A file of the repository or the result of an earlier step.
@@ -26,7 +30,7 @@ impl Need {
     pub(crate) fn met(self, root: &Path) -> bool {
         match self {
             Self::Package { program, .. } | Self::Program { program, .. } => in_path(program),
-            Self::File { path, .. } => root.join(path).is_file(),
+            Self::PackageFile { path, .. } | Self::File { path, .. } => root.join(path).is_file(),
         }
     }
 }
@@ -38,16 +42,27 @@ impl fmt::Display for Need {
             Self::Package { program, package } => {
                 write!(f, "{program} not found: apt-get install {package}")
             }
+            Self::PackageFile { path, package } => {
+                write!(f, "{path} not found: apt-get install {package}")
+            }
             Self::Program { program, fix } => write!(f, "{program} not found: {fix}"),
             Self::File { path, fix } => write!(f, "{path} not found: {fix}"),
         }
     }
 }
 
+/// An error that names all needs that are not met.
+pub(crate) fn require(needs: &[Need], root: &Path) -> Result<()> {
+    let missing: Vec<String> =
+        needs.iter().filter(|need| !need.met(root)).map(ToString::to_string).collect();
+    ensure!(missing.is_empty(), "{}", missing.join("; "));
+    Ok(())
+}
+
 /// Installs the Debian packages that the steps miss, on Debian and as root. Elsewhere it does
 /// nothing; the steps then fail with the fix, as they do when the installation fails.
 pub(crate) fn install_missing(steps: &[&Step]) {
-    let packages = missing_packages(steps, in_path);
+    let packages = missing_packages(steps, |need| need.met(Path::new("/")));
     let debian = Path::new("/etc/debian_version").exists() && in_path("apt-get");
     if packages.is_empty() || !debian || !rustix::process::geteuid().is_root() {
         return;
@@ -67,11 +82,11 @@ pub(crate) fn install_missing(steps: &[&Step]) {
     }
 }
 
-fn missing_packages(steps: &[&Step], present: impl Fn(&str) -> bool) -> Vec<&'static str> {
+fn missing_packages(steps: &[&Step], met: impl Fn(Need) -> bool) -> Vec<&'static str> {
     let mut missing = Vec::new();
     for need in steps.iter().flat_map(|step| step.needs) {
-        if let Need::Package { program, package } = *need
-            && !present(program)
+        if let Need::Package { package, .. } | Need::PackageFile { package, .. } = *need
+            && !met(*need)
             && !missing.contains(&package)
         {
             missing.push(package);
@@ -100,6 +115,10 @@ mod tests {
         let need = Need::File { path: "a/b.c", fix: "write it" };
         assert_eq!(need.to_string(), "a/b.c not found: write it");
         assert!(!need.met(Path::new("/")));
+        let error =
+            require(&[need, Need::PackageFile { path: "/no/file", package: "p" }], Path::new("/"));
+        let expected = "a/b.c not found: write it; /no/file not found: apt-get install p";
+        assert_eq!(error.unwrap_err().to_string(), expected);
     }
 
     #[test]
@@ -111,10 +130,11 @@ mod tests {
 
     #[test]
     fn only_packages_that_the_chosen_steps_miss_are_installed_and_each_once() {
-        let all = select(STEPS, &[]).unwrap();
-        assert_eq!(missing_packages(&all, |_| false), ["gcc", "g++"]);
-        assert_eq!(missing_packages(&all, |program| program == "gcc"), ["g++"]);
-        assert!(missing_packages(&all, |_| true).is_empty());
+        let plugins = select(STEPS, &["c-plugin"]).unwrap();
+        assert_eq!(missing_packages(&plugins, |_| false), ["gcc", "g++"]);
+        let gcc = Need::Package { program: "gcc", package: "gcc" };
+        assert_eq!(missing_packages(&plugins, |need| need == gcc), ["g++"]);
+        assert!(missing_packages(&plugins, |_| true).is_empty());
         let fmt = select(STEPS, &["fmt"]).unwrap();
         assert!(missing_packages(&fmt, |_| false).is_empty());
     }
