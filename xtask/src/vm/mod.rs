@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use self::guest::{BOOT_LIMIT, Limits};
+use self::machine::Task;
 use crate::{needs, report, steps};
 
 const DEFAULT_JOB_LIMIT: Duration = Duration::from_secs(300);
@@ -40,7 +41,7 @@ impl<'a> Job<'a> {
 }
 
 /// Runs a job in the folder `root` of the machine, which sees this machine's files, and returns its
-/// exit code. What it writes to files is lost.
+/// exit code. What it writes to files is lost, but for those in `target/conformance`.
 pub(crate) fn run(root: &Path, job: &Job<'_>) -> Result<u8> {
     ensure!(
         std::env::consts::ARCH == "x86_64",
@@ -48,9 +49,12 @@ pub(crate) fn run(root: &Path, job: &Job<'_>) -> Result<u8> {
         std::env::consts::ARCH
     );
     needs::require(steps::VM_NEEDS, root)?;
-    let cache = report::target_folder(root).join("vm");
+    let target = report::target_folder(root);
+    let (cache, results) = (target.join("vm"), target.join("conformance"));
+    fs::create_dir_all(&results).with_context(|| format!("make {}", results.display()))?;
     let image = image::ready(&cache)?;
-    let words = machine::command_line(&image, &machine::job(root, job.command)?)?;
+    let task = Task { folder: root, results: &results, command: job.command };
+    let words = machine::command_line(&image, &task)?;
     let start = Instant::now();
     let ended = guest::run(&words, Limits { boot: BOOT_LIMIT, job: job.limit })?;
     let console = cache.join("console.log");
