@@ -28,7 +28,7 @@ pub(crate) struct Ran {
     pub(crate) tests: Tests,
 }
 
-/// Tests that a command reported in the form of `cargo test`.
+/// Tests that a command reported in the form of `cargo test` or of `tokenyard conformance`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tests {
     pub(crate) passed: u64,
@@ -41,8 +41,22 @@ impl Tests {
         self.failed += other.failed;
     }
 
-    /// Reads `test result: ok. 12 passed; 0 failed; ...`; any other line counts nothing.
     fn in_line(line: &str) -> Self {
+        Self::of_level(line).unwrap_or_else(|| Self::of_cargo(line))
+    }
+
+    /// Reads a row of the suite's table: the level, then how many pass, are not supported, fail as
+    /// expected, fail, and pass although a failure was expected.
+    fn of_level(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        words.next().filter(|level| matches!(*level, "L0" | "L1" | "L2" | "L3"))?;
+        let counts: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let [pass, _, expected_fail, fail, unexpected_pass] = counts[..] else { return None };
+        Some(Self { passed: pass + expected_fail, failed: fail + unexpected_pass })
+    }
+
+    /// Reads `test result: ok. 12 passed; 0 failed; ...`; any other line counts nothing.
+    fn of_cargo(line: &str) -> Self {
         let Some(result) = line.trim_start().strip_prefix("test result: ") else {
             return Self::default();
         };
@@ -119,12 +133,18 @@ fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
         }
         thread::sleep(Duration::from_millis(20));
     }
+    kill(child)?;
+    Ok(None)
+}
+
+/// Kills a command and all that it started.
+pub(crate) fn kill(child: &mut Child) -> io::Result<()> {
     for pid in family(child.id().cast_signed()) {
         // Fails only for a process that has ended by itself.
         let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
     }
     child.wait()?;
-    Ok(None)
+    Ok(())
 }
 
 /// A process and all its descendants. The command stays in this process's group, so that Ctrl-C
@@ -171,6 +191,19 @@ mod tests {
         );
         assert_eq!(ran.tests, Tests { passed: 13, failed: 2 });
         assert_eq!(ran.failure, None);
+    }
+
+    #[test]
+    fn rows_of_the_suites_table_are_counted() {
+        let ran = shell(
+            "echo 'level              pass    not supported    expected fail   FAIL  UNEXPECTED PASS'
+             echo 'L0                   21                4                1      2                3'
+             echo 'L1                  100                0                0      0                0'
+             echo 'L0 the transport alone'
+             echo 'L1 1 2 3 4'",
+            LONG,
+        );
+        assert_eq!(ran.tests, Tests { passed: 122, failed: 5 });
     }
 
     #[test]

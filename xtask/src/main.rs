@@ -7,6 +7,7 @@ mod needs;
 mod report;
 mod results;
 mod steps;
+mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -27,6 +28,9 @@ Developer tasks of tokenyard.
   cargo xtask configs              write configs of the plugins that were built here
   cargo xtask results              write docs/conformance.md from the reports of the last test run
   cargo xtask results --check      say whether docs/conformance.md still tells what was found
+  cargo xtask vm -- COMMAND...     run a command in an emulated machine with RDMA devices (rxe0 to
+                                   rxe3); its exit code is the command's. See docs/testing-rdma.md
+  cargo xtask vm --limit SECONDS -- COMMAND...
 ";
 
 fn main() -> ExitCode {
@@ -51,6 +55,10 @@ fn run(args: &[&str]) -> Result<ExitCode> {
         ["results"] => results::write(&root, &report::target_folder(&root))?,
         ["results", "--check"] => results::check(&root, &report::target_folder(&root))?,
         ["configs"] => configs::write(&report::target_folder(&root))?,
+        ["vm", rest @ ..] => {
+            return vm::Job::read(rest)
+                .map_or_else(|| Ok(usage(args)), |job| vm::run(&root, &job).map(ExitCode::from));
+        }
         [] | ["help" | "--help" | "-h"] => print!("{HELP}"),
         unknown => return Ok(usage(unknown)),
     }

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 use std::{env, fmt, fs};
 
+use anyhow::{Result, ensure};
+
 use crate::exec::{self, Line};
 use crate::steps::Step;
 
@@ -47,6 +49,14 @@ impl fmt::Display for Need {
             Self::File { path, fix } => write!(f, "{path} not found: {fix}"),
         }
     }
+}
+
+/// An error that names all needs that are not met.
+pub(crate) fn require(needs: &[Need], root: &Path) -> Result<()> {
+    let missing: Vec<String> =
+        needs.iter().filter(|need| !need.met(root)).map(ToString::to_string).collect();
+    ensure!(missing.is_empty(), "{}", missing.join("; "));
+    Ok(())
 }
 
 /// Installs the Debian packages that the steps miss, on Debian and as root. Elsewhere it does
@@ -105,6 +115,10 @@ mod tests {
         let need = Need::File { path: "a/b.c", fix: "write it" };
         assert_eq!(need.to_string(), "a/b.c not found: write it");
         assert!(!need.met(Path::new("/")));
+        let error =
+            require(&[need, Need::PackageFile { path: "/no/file", package: "p" }], Path::new("/"));
+        let expected = "a/b.c not found: write it; /no/file not found: apt-get install p";
+        assert_eq!(error.unwrap_err().to_string(), expected);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::exec::{self, Line, Tests};
+use crate::needs;
 use crate::steps::{Cmd, Step};
 
 /// How long one command of a step may take. Far above what any takes; it turns a hang into a
@@ -59,9 +60,7 @@ fn obstacle(step: &Step, root: &Path, earlier: &[Report]) -> Option<String> {
     if let Some(report) = broken {
         return Some(format!("it builds on step `{}`, which failed", report.name));
     }
-    let missing: Vec<String> =
-        step.needs.iter().filter(|need| !need.met(root)).map(ToString::to_string).collect();
-    (!missing.is_empty()).then(|| missing.join("; "))
+    needs::require(step.needs, root).err().map(|missing| missing.to_string())
 }
 
 fn line<'a>(command: &Cmd, root: &'a Path) -> Line<'a> {

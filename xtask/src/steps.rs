@@ -39,6 +39,18 @@ const FABRIC_HEADERS: Need =
     Need::PackageFile { path: "/usr/include/rdma/fabric.h", package: "libfabric-dev" };
 const FI_INFO: Need = Need::Package { program: "fi_info", package: "libfabric-bin" };
 const LOOM: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg tokenyard_loom")];
+/// What `cargo xtask vm` needs.
+pub(crate) const VM_NEEDS: &[Need] = &[
+    Need::Package { program: "qemu-system-x86_64", package: "qemu-system-x86" },
+    Need::Package { program: "busybox", package: "busybox-static" },
+    Need::Package { program: "cpio", package: "cpio" },
+    Need::Package { program: "kmod", package: "kmod" },
+    Need::Package { program: "ip", package: "iproute2" },
+    Need::Package { program: "setpriv", package: "util-linux" },
+    Need::Package { program: "ib_write_bw", package: "perftest" },
+    Need::PackageFile { path: "/etc/libibverbs.d/rxe.driver", package: "ibverbs-providers" },
+    Need::Program { program: "apt-get", fix: "this step takes its kernel from Debian's archive" },
+];
 
 pub(crate) const STEPS: &[Step] = &[
     Step {
@@ -162,6 +174,14 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-udp.toml \
                  --level L0"),
         ],
+    },
+    Step {
+        name: "vm",
+        about: "soft-RoCE, in an emulated machine: the machine itself, then what runs over RDMA",
+        after: &[],
+        needs: VM_NEEDS,
+        // One boot per line; see docs/testing-rdma.md.
+        commands: &[cmd("cargo xtask vm -- sh xtask/src/vm/check.sh")],
     },
 ];
 
