@@ -85,7 +85,7 @@ impl Plan {
             args.level.contains(&level)
                 && args.filter.as_ref().is_none_or(|filter| expected::matches(filter, name))
         };
-        let mut tests = suite::tests(settings.capabilities());
+        let mut tests = suite::tests(settings.capabilities(), settings.domains());
         tests.retain(|test| chosen(test.level, &test.name));
         let mut faults = faults::list();
         faults.retain(|fault| chosen(Level::L3, &fault.name));

@@ -6,9 +6,9 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 use tokenyard_core::abi;
-use tokenyard_core::moe::{RowFormat, Shape, buffers};
+use tokenyard_core::moe::{RowFormat, SendPlan, Shape, buffers};
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
-use tokenyard_cpu::kernels::{CpuConfig, WindowSizes};
+use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes};
 
 use crate::output::{People, SCHEMA_VERSION, Style, Table, bytes, print_json};
 
@@ -57,7 +57,10 @@ pub(crate) struct Args {
     /// Operations that may be sent and not yet received.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     in_flight: u32,
-    /// How rows reach peers: stored in place, or put from a staging area.
+    /// D: domains that the ranks are in, with puts between them.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    domains: u32,
+    /// How rows reach peers of the domain: stored in place, or put from a staging area.
     #[arg(long, value_enum, default_value_t = PathName::LoadStore)]
     path: PathName,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
@@ -120,6 +123,12 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         max_tokens: args.max_tokens,
     }
     .new()?;
+    ensure!(
+        shape.ranks.is_multiple_of(args.domains),
+        "found {} domains; expected a divisor of {} ranks",
+        args.domains,
+        shape.ranks
+    );
     let list = list(args, &shape)?;
     let rank_bytes = list.iter().filter(|b| b.counts).map(|b| b.bytes).sum::<u64>();
     let world_bytes = rank_bytes.saturating_mul(u64::from(shape.ranks));
@@ -159,6 +168,7 @@ fn list(args: &Args, shape: &Shape) -> Result<Vec<Buffer>> {
     let mut list: Vec<Buffer> = buffers(shape, row_format(args)?, args.alignment, args.in_flight)?
         .into_iter()
         .filter(|b| !b.name.contains("region") || layout.is_none_or(|l| b.name.starts_with(l)))
+        .filter(|b| b.name != "send plan" || args.domains == 1)
         .map(|b| Buffer {
             counts: b.name.ends_with("plan"),
             name: b.name,
@@ -166,26 +176,48 @@ fn list(args: &Args, shape: &Shape) -> Result<Vec<Buffer>> {
             formula: b.formula,
         })
         .collect();
+    if args.domains > 1 {
+        list.extend(domain_plans(args.domains, shape));
+    }
     list.extend(windows(args, shape)?);
     Ok(list)
 }
 
-/// What the cpu kernel set registers with its transport.
-fn windows(args: &Args, shape: &Shape) -> Result<[Buffer; 4]> {
+/// What takes the place of the send plan where there are several domains.
+fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 2] {
+    let ranks = shape.ranks / domains;
+    let inside = Shape { ranks, experts: shape.experts / domains, ..*shape };
+    let rail = Shape { ranks: domains, ..*shape };
+    let plan = |name: &str, bytes, formula: &str| Buffer {
+        name: name.to_owned(),
+        bytes,
+        formula: formula.to_owned(),
+        counts: true,
+    };
+    let bytes = u64::from(domains) * SendPlan::bytes_for(&inside);
+    [
+        plan("send plans inside the domain", bytes, "D send plans for S = R/D ranks, E/D experts"),
+        plan("send plan between domains", SendPlan::bytes_for(&rail), "one for D ranks, E experts"),
+    ]
+}
+
+/// What the cpu kernel set registers with its transports.
+fn windows(args: &Args, shape: &Shape) -> Result<Vec<Buffer>> {
     let flags = if args.path == PathName::LoadStore { abi::TY_CAP_LOAD_STORE } else { 0 };
     let limits = Capabilities { largest_put: LARGEST_PUT, flags, ..NO_CAPABILITIES };
-    let sizes = WindowSizes::new(shape, args.in_flight, &limits, &CpuConfig::default())?;
+    let spread = Spread { in_flight: args.in_flight, domains: args.domains };
+    let sizes = WindowSizes::new(shape, spread, [&limits; 2], &CpuConfig::default())?;
     let part = |name: &str, bytes, formula: &str, counts| Buffer {
         name: name.to_owned(),
         bytes,
         formula: formula.to_owned(),
         counts,
     };
-    Ok([
+    let mut list = vec![
         part(
             "staging",
-            sizes.stage_bytes,
-            "M * min(K, R) rows of fp32 with their side arrays, per operation; 0 with load/store",
+            sizes.stage_bytes * u64::from(args.domains),
+            "D * M * min(K, R/D) rows of fp32 with their side arrays, per operation; 0 with load/store",
             false,
         ),
         part(
@@ -194,19 +226,45 @@ fn windows(args: &Args, shape: &Shape) -> Result<[Buffer; 4]> {
             "R * M rows of fp32 with their side arrays, per operation (packed layout)",
             false,
         ),
+    ];
+    if args.domains > 1 {
+        list.extend([
+            part(
+                "rail records",
+                2 * sizes.rail_records.bytes,
+                "2 * D * 2 records of 64 bytes and 4 * (S + E/D), at least 256, per operation",
+                false,
+            ),
+            part(
+                "rail staging",
+                sizes.rail_stage_bytes,
+                "M * min(K, D) rows of fp32 with their side arrays, per operation",
+                false,
+            ),
+            part(
+                "rail landing places",
+                sizes.landing_pitch * u64::from(args.domains),
+                "D * M rows of fp32 with their side arrays, per operation",
+                false,
+            ),
+        ]);
+    }
+    list.extend([
         part(
             "control window",
             sizes.control_bytes,
-            "in flight * (2 * records + staging + landing places)",
+            "in flight * (2 * records + staging + landing places, and those of the rail)",
             true,
         ),
         part(
             "arena window",
             sizes.arena_bytes,
-            "2 worst-case regions of the widest rows (fp32), at most 16 GiB, at least 4 flat ones",
+            "2 worst-case regions of the widest rows (fp32), at most 16 GiB, at least 4 flat ones, \
+             6 with several domains",
             true,
         ),
-    ])
+    ]);
+    Ok(list)
 }
 
 fn print(list: &[Buffer], (rank, world): (u64, u64), people: People) {
@@ -275,6 +333,17 @@ mod tests {
     fn staging_is_needed_only_where_rows_are_put() {
         assert_eq!(buffer("", "staging").unwrap().bytes, 0);
         assert!(buffer("--path put", "staging").unwrap().bytes > 0);
+    }
+
+    #[test]
+    fn several_domains_need_room_for_the_rail() {
+        assert!(buffer("", "rail staging").is_none());
+        let bytes = |name| buffer("--domains 2", name).unwrap().bytes;
+        assert!(bytes("rail staging") > 0);
+        assert_eq!(2 * bytes("rail landing places"), bytes("landing places"));
+        let slot = bytes("control area") + bytes("landing places") * 2 + 2 * bytes("rail records");
+        let rail = 2 * bytes("rail staging") + 2 * bytes("rail landing places");
+        assert_eq!(bytes("control window"), slot + bytes("control area") + rail);
     }
 
     #[test]

@@ -43,9 +43,10 @@ impl Way {
 }
 
 /// The tests of this level. The capabilities of a transport do not matter here: the same exchange
-/// must work on every one.
-pub fn tests() -> Vec<Test> {
-    let mut suite = Suite { tests: Vec::new(), names: BTreeSet::new() };
+/// must work on every one. With several domains, each has the ranks and experts of the case.
+pub fn tests(domains: u32) -> Vec<Test> {
+    let domains = domains as usize;
+    let mut suite = Suite { domains, tests: Vec::new(), names: BTreeSet::new() };
     suite.types();
     suite.combines();
     suite.tokens();
@@ -59,12 +60,14 @@ pub fn tests() -> Vec<Test> {
 }
 
 struct Suite {
+    domains: usize,
     tests: Vec<Test>,
     names: BTreeSet<String>,
 }
 
 impl Suite {
     fn add(&mut self, group: &str, about: &str, way: Way, case: Case) {
+        let case = spread(case, self.domains);
         let name = format!("l1/{group}/{case}{}", way.suffix());
         // Groups overlap where it makes them easier to read; one test is enough.
         if !self.names.insert(format!("{case}{}", way.suffix())) {
@@ -234,6 +237,16 @@ impl Suite {
     }
 }
 
+/// The same case in each of several domains.
+fn spread(case: Case, domains: usize) -> Case {
+    let tokens = match case.tokens {
+        Tokens::Exactly(counts) => Tokens::Exactly(counts.repeat(domains)),
+        other => other,
+    };
+    let (ranks, experts) = (case.ranks * domains, case.experts * domains);
+    Case { ranks, experts, domains, tokens, ..case }
+}
+
 /// Two ranks, ragged, some entries negative: what most cases share.
 fn usual() -> Case {
     Case { topk: 3, tokens: Tokens::Ragged, routing: Routing::SomeNegative, ..Case::default() }
@@ -242,8 +255,9 @@ fn usual() -> Case {
 fn run(rank: &Rank<'_>, case: &Case, way: Way) -> Result<Outcome> {
     case.validate()?;
     let mut yard = Yard::open(rank.world, rank.config, exchange::options(case))?;
+    let domains = exchange::domains(&yard);
     for seed in 0..ROUNDS {
-        let round = Round::new(&Case { seed, ..case.clone() }, yard.rank());
+        let round = Round::new(&Case { seed, domains, ..case.clone() }, yard.rank());
         exchange_once(&mut yard, &round, way).with_context(|| format!("seed {seed}"))?;
     }
     yard.close()?;

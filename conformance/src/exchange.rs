@@ -21,6 +21,12 @@ pub fn options(case: &Case) -> YardOptions {
     )
 }
 
+/// Domains that `yard` routes over: those that combine rounds for.
+pub fn domains(yard: &Yard) -> usize {
+    let report = yard.report();
+    if report.algorithm == "direct" { 1 } else { report.domains as usize }
+}
+
 /// The product's word for an element type of the oracle.
 pub fn dtype(elem: Elem) -> DType {
     match elem {

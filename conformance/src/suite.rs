@@ -63,9 +63,11 @@ pub struct Test {
 
 /// The tests of L0 to L2, in order of their levels. Faults, which need processes of their own, are
 /// in [`faults::list`](crate::faults::list).
-pub fn tests(capabilities: &Capabilities) -> Vec<Test> {
+///
+/// With several domains, every domain has as many ranks as else the world.
+pub fn tests(capabilities: &Capabilities, domains: u32) -> Vec<Test> {
     let mut tests = crate::transport::tests(capabilities);
-    tests.extend(crate::ep::tests());
-    tests.extend(crate::concurrency::tests());
+    tests.extend(crate::ep::tests(domains));
+    tests.extend(crate::concurrency::tests(domains));
     tests
 }

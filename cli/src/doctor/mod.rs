@@ -100,7 +100,10 @@ fn wanted(shape: &Shape, parts: &Parts, config: Option<&Config>) -> Result<Wante
     let kernels = table.map_or_else(|| Ok(CpuConfig::default()), |t| t.parse("cpu"));
     let kernels = kernels.unwrap_or_default();
     let from_plugin = |p: &Part| p.chosen && p.kind == "transport" && p.file.is_some();
-    Wanted::new(shape, &kernels, parts.parts.iter().any(from_plugin))
+    // A split that the ranks do not allow is found when they open the yard.
+    let domains = config.and_then(|c| c.domains).filter(|d| shape.ranks.is_multiple_of(*d));
+    let from_plugin = parts.parts.iter().any(from_plugin);
+    Wanted::new(shape, domains.unwrap_or(1), &kernels, from_plugin)
 }
 
 fn print(findings: &[Finding], verdict: Verdict, people: People) {

@@ -6,7 +6,7 @@ use tokenyard_core::abi;
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
-use tokenyard_cpu::kernels::{CpuConfig, WindowSizes};
+use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes};
 
 use super::facts::{Facts, Meeting, Port, SecretFact};
 use crate::output::bytes;
@@ -70,13 +70,19 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    pub(crate) fn new(shape: &Shape, kernels: &CpuConfig, plugin_transport: bool) -> Result<Self> {
+    pub(crate) fn new(
+        shape: &Shape,
+        domains: u32,
+        kernels: &CpuConfig,
+        plugin_transport: bool,
+    ) -> Result<Self> {
         let limits = Capabilities {
             largest_put: u64::MAX,
             flags: abi::TY_CAP_LOAD_STORE,
             ..NO_CAPABILITIES
         };
-        let sizes = WindowSizes::new(shape, 2, &limits, kernels)?;
+        let sizes =
+            WindowSizes::new(shape, Spread { in_flight: 2, domains }, [&limits; 2], kernels)?;
         Ok(Self {
             ranks: shape.ranks.into(),
             threads: kernels.threads.into(),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokenyard_conformance::exchange::{
-    Brought, Placed, Staged, check_combined, check_received, options, run_experts,
+    Brought, Placed, Staged, check_combined, check_received, domains, options, run_experts,
 };
 use tokenyard_conformance::oracle::{Case, Inputs, routing};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
@@ -79,6 +79,7 @@ impl<'a> Rank<'a> {
         let mut opened = None;
         for step in 0..self.args.steps {
             let (case, inputs) = self.plan.step(step);
+            let case = Case { domains: domains(&yard), ..case.into_owned() };
             if opened.is_none() {
                 opened = Some(self.say_opened(&yard, &case, &inputs)?);
             }

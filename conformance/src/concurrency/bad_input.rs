@@ -58,10 +58,10 @@ const fn mistake<F>(name: &'static str, spoil: F, says: &'static [&'static str])
     Mistake { name, spoil, says }
 }
 
-/// H = 64, K = 3, E = 12, M = 12 with 3 ranks; T = 5 everywhere.
+/// H = 64, K = 3, E = 12, M = 12; T = 5 everywhere.
 fn case(rank: &Rank<'_>, layout: Layout) -> Case {
     let case = small(rank, layout);
-    Case { tokens: Tokens::Exactly(vec![5; case.ranks]), ..case }
+    Case { experts: 12, tokens: Tokens::Exactly(vec![5; case.ranks]), ..case }
 }
 
 const DISPATCH: &[Mistake<SpoilDispatch>] = &[

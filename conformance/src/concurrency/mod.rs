@@ -22,13 +22,16 @@ const EXPERT_MAJOR: Layout = Layout::ExpertMajor { alignment: 4, zero_padding: t
 const LAYOUTS: [(&str, Layout); 3] =
     [("flat", Layout::Flat), ("expert_major", EXPERT_MAJOR), ("packed", Layout::Packed)];
 
-/// The tests of this level.
-pub fn tests() -> Vec<Test> {
+/// The tests of this level, with so many domains in the world.
+pub fn tests(domains: u32) -> Vec<Test> {
     let mut tests = chains::tests();
     tests.extend(halves::tests());
     tests.extend(replay::tests());
     tests.extend(limits::tests());
     tests.extend(bad_input::tests());
+    for test in &mut tests {
+        test.ranks *= domains;
+    }
     tests
 }
 
@@ -56,8 +59,11 @@ fn in_every_layout(name: &str, about: &str, ranks: u32, body: Body) -> Vec<Test>
 /// A small case for the world of a rank.
 fn small(rank: &Rank<'_>, layout: Layout) -> Case {
     let ranks = rank.world.ranks() as usize;
+    // Without scale-up one transport reaches all ranks, so it is as one domain.
+    let domains = rank.config.domains.filter(|_| rank.config.scale_up.is_some());
     Case {
         ranks,
+        domains: domains.unwrap_or(1) as usize,
         experts: 4 * ranks,
         topk: 3,
         hidden: 64,

@@ -61,6 +61,7 @@ impl Player<'_> {
             lie.spoil_options(&mut options);
         }
         let mut yard = Yard::open(&world, &config, options)?;
+        let case = Case { domains: exchange::domains(&yard), ..case };
         let first = Round::new(&case, yard.rank());
         let live = first.dispatch(&mut yard)?;
         first.finish(&mut yard, &live)?;

@@ -16,6 +16,9 @@ pub const GROUP: usize = 128;
 pub struct Case {
     /// R: ranks, at least 1.
     pub ranks: usize,
+    /// D: domains, a divisor of R. Rank r is in domain r / (R/D). Where there are several, combine
+    /// rounds once per domain too.
+    pub domains: usize,
     /// E: experts, a multiple of R.
     pub experts: usize,
     /// K: selections of a token, 1 to E.
@@ -149,6 +152,7 @@ impl Default for Case {
     fn default() -> Self {
         Self {
             ranks: 2,
+            domains: 1,
             experts: 8,
             topk: 2,
             hidden: 256,
@@ -174,6 +178,11 @@ impl Case {
     /// The rank that hosts `expert`.
     pub fn rank_of(&self, expert: usize) -> usize {
         expert / self.local_experts()
+    }
+
+    /// The domain of `rank`.
+    pub fn domain_of(&self, rank: usize) -> usize {
+        rank / (self.ranks / self.domains)
     }
 
     /// G: scale groups of a row; the last may be partial.
@@ -226,6 +235,10 @@ impl Case {
         require(ranks > 0 && experts > 0 && topk > 0 && hidden > 0 && max_tokens > 0, || {
             format!("{self}: found a size of 0; expected every size to be at least 1")
         })?;
+        let domains = self.domains;
+        require(domains > 0 && ranks % domains == 0, || {
+            format!("found {domains} domains; expected a divisor of {ranks} ranks")
+        })?;
         require(experts % ranks == 0, || {
             format!("found {experts} experts; expected a multiple of {ranks} ranks")
         })?;
@@ -270,7 +283,11 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ranks, experts, topk, hidden, max_tokens, .. } = self;
         write!(f, "{}.{}.", self.layout, self.input)?;
-        write!(f, "r{ranks}-e{experts}-k{topk}-h{hidden}-m{max_tokens}")?;
+        write!(f, "r{ranks}")?;
+        if self.domains > 1 {
+            write!(f, "-d{}", self.domains)?;
+        }
+        write!(f, "-e{experts}-k{topk}-h{hidden}-m{max_tokens}")?;
         write!(f, ".{}.{}", self.tokens, self.routing)?;
         f.write_str(if self.weights { ".weights" } else { "" })?;
         write!(f, ".to-{}", self.combine.row)?;

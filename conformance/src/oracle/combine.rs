@@ -70,7 +70,8 @@ pub fn expected_round_trip(case: &Case, mine: &RankInputs, rank: usize) -> Combi
     Combined { x, weights }
 }
 
-/// The combined rows: biases, then one partial per destination rank, summed in that order.
+/// The combined rows: biases, then one partial per destination rank, summed in that order; among
+/// several domains, one row per domain instead, which is the sum of its ranks' partials.
 /// `partials(token, destinations)` are the rows that come back for a token from these ranks.
 fn combined_rows(
     case: &Case,
@@ -88,12 +89,38 @@ fn combined_rows(
             mine.biases.iter().map(|bias| row_type.decode(&bias[token * row_bytes..][..row_bytes]));
         let destinations = destinations(case, mine.selections(case, token));
         let partials = partials(token, &destinations);
+        let partials =
+            if case.domains > 1 { domain_rows(case, &destinations, partials) } else { partials };
         let terms: Vec<Term> =
             biases.chain(partials).map(|row| Term { weight: None, row }).collect();
         let sum = sum(&terms, case.hidden, row_type);
         rows.push(token, Origin::Token { rank, token }, &row_type.encode(&sum));
     }
     rows
+}
+
+/// One row per domain: the partials of its ranks, summed in their order and rounded. Domains come in
+/// the order of their highest selecting k.
+fn domain_rows(
+    case: &Case,
+    destinations: &[Destination],
+    partials: Vec<Vec<f32>>,
+) -> Vec<Vec<f32>> {
+    let mut domains: Vec<(usize, Option<usize>, Vec<Term>)> = Vec::new();
+    for (destination, row) in destinations.iter().zip(partials) {
+        let domain = case.domain_of(destination.rank);
+        let highest = destination.ks.last().copied();
+        let term = Term { weight: None, row };
+        match domains.iter_mut().find(|(known, ..)| *known == domain) {
+            Some((_, last, terms)) => {
+                *last = highest.max(*last);
+                terms.push(term);
+            }
+            None => domains.push((domain, highest, vec![term])),
+        }
+    }
+    domains.sort_by_key(|(_, highest, _)| *highest);
+    domains.iter().map(|(.., terms)| sum(terms, case.hidden, case.combine.row)).collect()
 }
 
 /// The partial of a rank in a layout with one row per expert: the rows of the selections `ks`, in

@@ -86,6 +86,11 @@ impl Settings {
         &self.capabilities
     }
 
+    /// Domains that the config splits the world into.
+    pub fn domains(&self) -> u32 {
+        self.config.domains.unwrap_or(1)
+    }
+
     /// Runs one test on a world of threads.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ pub fn rank_main(order: &Path) -> Result<()> {
 fn run_tests(config: &Path, names: &[String]) -> Result<()> {
     let settings = Settings::new(Config::load(config)?)?;
     let world = Arc::new(World::from_config(&settings.config().world)?);
-    let tests = suite::tests(settings.capabilities());
+    let tests = suite::tests(settings.capabilities(), settings.domains());
     for name in names {
         let test = find(&tests, name)?;
         let outcome = Told::from(settings.run_on(&world, test));

@@ -30,12 +30,17 @@ pub struct ControlLayout {
 impl ControlLayout {
     /// The layout for `shape`.
     pub fn new(shape: &Shape) -> Self {
-        let (ranks, local) = (u64::from(shape.ranks), u64::from(shape.local_experts()));
-        // R * El = E < 2^32, so nothing here overflows.
-        let pitch = (RECORD_HEADER + RECORD_TEXT.max(4 * local)).next_multiple_of(RECORD_ALIGN);
-        let entries = Span { offset: 0, bytes: ranks * pitch };
+        Self::of(shape.ranks, shape.local_experts())
+    }
+
+    /// The layout of `writers` records of each sort, with at most `counts` numbers each.
+    pub fn of(writers: u32, counts: u32) -> Self {
+        let (writers, counts) = (u64::from(writers), u64::from(counts));
+        let pitch = (RECORD_HEADER + RECORD_TEXT.max(4 * counts)).next_multiple_of(RECORD_ALIGN);
+        // Below 2^32 * 2^35, so nothing here overflows.
+        let entries = Span { offset: 0, bytes: writers * pitch };
         let offset = entries.bytes.next_multiple_of(super::REGION_ALIGN);
-        let grants = Span { offset, bytes: ranks * pitch };
+        let grants = Span { offset, bytes: writers * pitch };
         let bytes = grants.end().next_multiple_of(super::REGION_ALIGN);
         Self { entries, grants, pitch, bytes }
     }

@@ -1,28 +1,34 @@
 //! How ranks enter an operation together, and leave it together when one of them refuses.
 
+//!
+//! A source enters with a record to each peer of its domain and one over the rail to each other
+//! domain; the agent there hands it on. So every rank hears all R entries, and all draw the same
+//! conclusion from them.
+
 use tokenyard_core::abi;
-use tokenyard_core::moe::{RECORD_HEADER, Shape};
+use tokenyard_core::moe::Shape;
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use super::commands::{Body, Record};
 use super::control::{Header, Signal, Signature, Verdict};
-use super::engine::{Body, Engine, Wait};
+use super::engine::{Engine, Wait};
 use super::handle::Place;
 
-/// What one rank said when it entered the operation.
+/// What the entry in one place said.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) rows: u64,
     /// Packed: how often the row signal rises for each row.
     pub(super) arrays: u64,
-    /// Replay: offset of the owner's region. Combine: where rows are read or written.
+    /// Replay: offset of the peer's region. Combine: where rows are read or written.
     pub(super) base_x: u64,
     pub(super) base_weights: u64,
 }
 
-/// That of a rank that does not take part.
+/// That of a source that does not take part.
 const NO_ENTRY: Entry = Entry { rows: 0, arrays: 0, base_x: 0, base_weights: 0 };
 
-/// What all ranks said. Room for R entries and E counts, from the start.
+/// What all ranks said, by place. Room for R entries and E counts, from the start.
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) entries: Vec<Entry>,
@@ -30,7 +36,7 @@ pub(super) struct Gathered {
     pub(super) rows: Vec<u32>,
     /// `[R, El]`: rows from each source for each local expert.
     pub(super) counts: Vec<u32>,
-    /// Arena offset of each owner's region.
+    /// Arena offset of each peer's region, for the rows of each domain.
     pub(super) regions: Vec<u64>,
 }
 
@@ -46,204 +52,258 @@ impl Gathered {
     }
 }
 
-/// How a rank enters.
+/// How a source enters.
+#[derive(Clone, Copy)]
 pub(super) struct Enter<'a> {
     pub(super) operation: u64,
     pub(super) signature: Signature,
-    /// Which dispatch made the handle that is used; nothing where this rank refuses.
+    /// Which dispatch made the handle that is used; nothing where the source refuses.
     pub(super) origin: u64,
-    /// Why this rank does not take part.
-    pub(super) refusal: Option<(Verdict, &'a str)>,
+    /// Why it does not take part.
+    pub(super) refusal: Option<(Verdict, &'a [u8])>,
 }
 
+/// What an entry says about rows.
+pub(super) struct Terms<'a> {
+    pub(super) rows: u64,
+    pub(super) base_x: u64,
+    pub(super) base_weights: u64,
+    pub(super) body: Body<'a>,
+}
+
+impl Terms<'_> {
+    /// So many rows, and nothing else to say.
+    pub(super) fn rows(rows: u32) -> Self {
+        Self { rows: rows.into(), base_x: 0, base_weights: 0, body: Body::Nothing }
+    }
+}
+
+/// What a peer of this domain is told about the rows of the source in a domain: `(domain, peer)`.
+pub(super) type ToPeer<'f> = dyn for<'a> Fn(&'a Engine, u32, u32) -> Terms<'a> + 'f;
+
+/// What the agent in a domain is told about this rank's rows.
+pub(super) type ToDomain<'f> = dyn for<'a> Fn(&'a Engine, u32) -> Terms<'a> + 'f;
+
 impl Enter<'_> {
-    /// The header of this rank's entry.
-    pub(super) fn header(&self, rows: u64, base_x: u64, base_weights: u64) -> Header {
-        let verdict = self.refusal.map_or(Verdict::Go, |(verdict, _)| verdict);
-        let (operation, signature) = (self.operation, self.signature.0);
-        let verdict = verdict as u64;
-        Header([operation, verdict, signature, rows, base_x, base_weights, 0, self.origin])
+    fn record<'a>(&'a self, terms: Terms<'a>) -> (Header, Body<'a>) {
+        let Self { operation, signature: Signature(signature), origin, refusal } = *self;
+        match refusal {
+            Some((verdict, text)) => {
+                let header = [operation, verdict as u64, signature, 0, 0, 0, 0, origin];
+                (Header(header), Body::Text(text))
+            }
+            None => {
+                let Terms { rows, base_x, base_weights, body } = terms;
+                let go = Verdict::Go as u64;
+                let header = [operation, go, signature, rows, base_x, base_weights, 0, origin];
+                (Header(header), body)
+            }
+        }
+    }
+}
+
+/// That a rank refuses, or has no room, as it said so.
+#[derive(Clone, Copy)]
+pub(super) struct Refusal {
+    pub(super) rank: u32,
+    pub(super) verdict: Verdict,
+    pub(super) record: Record,
+}
+
+impl Refusal {
+    /// The first refusal, in order of ranks, is everybody's answer.
+    pub(super) fn first(known: Option<Self>, other: Self) -> Option<Self> {
+        known.filter(|known| known.rank <= other.rank).or(Some(other))
+    }
+
+    #[cold]
+    fn error(self) -> Error {
+        let (kind, word) = match self.verdict {
+            Verdict::Full => (ErrorKind::Full, "has no room"),
+            Verdict::Refused | Verdict::Go => (ErrorKind::Refused, "refused its input"),
+        };
+        let text = String::from_utf8_lossy(self.record.text());
+        let message = format!("rank {} {word}: {text}", self.rank);
+        Error::new(kind, "enter operation", message).with_rank(self.rank)
     }
 }
 
 impl Engine {
-    /// Tells every rank that this one refuses.
-    pub(super) fn enter_refused(&self, slot: usize, enter: &Enter<'_>) -> Result<()> {
-        let text = enter.refusal.map_or("", |(_, text)| text);
-        for peer in self.rotation() {
-            let record = (enter.header(0, 0, 0), Body::Text(text));
-            self.send_record(Signal::Entry, slot, peer, record)?;
+    /// Tells every rank how this one enters: the agents of the other domains, and the peers.
+    pub(super) fn enter(
+        &self,
+        slot: usize,
+        enter: &Enter<'_>,
+        to_domain: &ToDomain<'_>,
+        to_peer: &ToPeer<'_>,
+    ) -> Result<()> {
+        for domain in self.domains.others() {
+            let record = enter.record(to_domain(self, domain));
+            self.send_rail_record(Signal::Entry, slot, domain, record)?;
+        }
+        self.announce(slot, self.domains.mine, enter, to_peer)
+    }
+
+    /// Tells the peers how the source of a domain enters.
+    fn announce(
+        &self,
+        slot: usize,
+        domain: u32,
+        enter: &Enter<'_>,
+        to_peer: &ToPeer<'_>,
+    ) -> Result<()> {
+        for peer in self.domains.peers() {
+            let record = enter.record(to_peer(self, domain, peer));
+            self.send_record(Signal::Entry, slot, (domain, peer), record)?;
         }
         Ok(())
     }
 
-    /// Hears every rank's entry. All are heard, whatever they say, so that the counts stay right;
-    /// then the first refusal, in order of ranks, is everybody's answer.
+    /// Hears the sources at the other ends of the rail, and hands on to the peers how they enter.
+    pub(super) fn relay(
+        &mut self,
+        slot: usize,
+        operation: u64,
+        to_peer: &ToPeer<'_>,
+    ) -> Result<()> {
+        for domain in self.domains.others() {
+            self.hear(slot, domain, operation)?;
+            self.hand_on(slot, domain, operation, to_peer)?;
+        }
+        Ok(())
+    }
+
+    /// Hands on how the source of a domain enters, which was heard.
+    pub(super) fn hand_on(
+        &self,
+        slot: usize,
+        domain: u32,
+        operation: u64,
+        to_peer: &ToPeer<'_>,
+    ) -> Result<()> {
+        let record = self.rail_record_from(Signal::Entry, slot, domain);
+        let header = record.header();
+        let refusal = header.verdict().filter(|verdict| *verdict != Verdict::Go);
+        let enter = Enter {
+            operation,
+            signature: Signature(header.0[2]),
+            origin: header.0[7],
+            refusal: refusal.map(|verdict| (verdict, record.text())),
+        };
+        self.announce(slot, domain, &enter, to_peer)
+    }
+
+    /// Tells every rank that this one refuses, and hands on what others say.
+    pub(super) fn enter_refused(&mut self, slot: usize, enter: &Enter<'_>) -> Result<()> {
+        self.enter(slot, enter, &|_, _| Terms::rows(0), &|_, _, _| Terms::rows(0))?;
+        self.relay(slot, enter.operation, &|_, _, _| Terms::rows(0))
+    }
+
+    /// Hears every source's entry. All are heard, whatever they say, so that the counts stay right;
+    /// then the first refusal, in order of ranks, is everybody's answer. The own domain comes first:
+    /// its entries depend on nobody else, so ranks that are out of step find out.
     pub(super) fn gather_entries(&mut self, slot: usize, enter: &Enter<'_>) -> Result<()> {
         let mut refused = None;
-        let mut different = None;
-        for peer in self.rotation() {
-            let phase = abi::TY_PHASE_ENTRY;
-            let wait = Wait { operation: enter.operation, add: 1, phase };
-            self.wait(Signal::Entry, slot, peer, wait)?;
-            let header = self.read_header(Signal::Entry, slot, peer, enter.operation)?;
+        for (domain, peer) in self.domains.pairs() {
+            let source = self.domains.place(domain, peer);
+            let (operation, phase) = (enter.operation, abi::TY_PHASE_ENTRY);
+            let wait = Wait { operation, add: 1, phase, rank: source };
+            self.wait(Signal::Entry, slot, source, wait)?;
+            let record = self.record_from(Signal::Entry, slot, source);
+            let header = checked(record, source, operation)?;
             let theirs = Signature(header.0[2]);
-            let both_go = header.verdict() == Some(Verdict::Go) && enter.refusal.is_none();
-            let equal = if both_go {
+            let verdict = verdict_of(&header, source)?;
+            let equal = if verdict == Verdict::Go && enter.refusal.is_none() {
                 theirs == enter.signature && header.0[7] == enter.origin
             } else {
                 theirs.sort() == enter.signature.sort()
             };
             if !equal {
-                different = different.or(Some((peer, header)));
+                return Err(mismatch(source, &header, self.rank, enter));
             }
-            match header.verdict() {
-                Some(Verdict::Go) => self.accept_entry(slot, peer, &header)?,
-                Some(_) if refused.is_some_and(|(first, _)| first < peer) => {
-                    self.forget_entry(peer);
-                }
-                Some(verdict) => {
-                    self.forget_entry(peer);
-                    refused = Some((peer, verdict));
-                }
-                None => return Err(bad_record(peer, format!("verdict {}", header.0[1]))),
+            if verdict == Verdict::Go {
+                self.accept_entry(source, &header, record)?;
+            } else {
+                self.gathered.entries[source as usize] = NO_ENTRY;
+                self.gathered.rows[source as usize] = 0;
+                refused = Refusal::first(refused, Refusal { rank: source, verdict, record });
             }
         }
-        if let Some((peer, header)) = different {
-            return Err(mismatch(peer, &header, self.rank, enter));
-        }
-        match refused {
-            Some((peer, verdict)) => Err(self.refusal_of(Signal::Entry, slot, peer, verdict)),
-            None => Ok(()),
-        }
+        refused.map_or(Ok(()), |refusal| Err(refusal.error()))
     }
 
-    /// Hears every owner's grant. `bases` gets this rank's first row in each expert's block.
+    /// Hears every peer's grants, for the rows of every domain; then, over the rail, whether the
+    /// other domains granted theirs.
     pub(super) fn gather_grants(
         &mut self,
         slot: usize,
         operation: u64,
         handle: usize,
     ) -> Result<()> {
-        let mut refused: Option<(u32, Verdict)> = None;
-        for peer in self.rotation() {
-            let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT };
-            self.wait(Signal::Grant, slot, peer, wait)?;
-            let header = self.read_header(Signal::Grant, slot, peer, operation)?;
-            match header.verdict() {
-                Some(Verdict::Go) => self.accept_grant(slot, peer, &header, handle)?,
-                Some(verdict) if refused.is_none_or(|(first, _)| peer < first) => {
-                    refused = Some((peer, verdict));
-                }
-                Some(_) => {}
-                None => return Err(bad_record(peer, format!("verdict {}", header.0[1]))),
+        let mut refused = None;
+        for (domain, peer) in self.domains.pairs() {
+            let rank = self.domains.place(self.domains.mine, peer);
+            let place = self.domains.place(domain, peer);
+            let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT, rank };
+            self.wait(Signal::Grant, slot, place, wait)?;
+            let record = self.record_from(Signal::Grant, slot, place);
+            let header = checked(record, rank, operation)?;
+            match verdict_of(&header, rank)? {
+                Verdict::Go => self.accept_grant((domain, peer), &header, record, handle),
+                verdict => refused = Refusal::first(refused, Refusal { rank, verdict, record }),
             }
         }
-        match refused {
-            Some((peer, verdict)) => Err(self.refusal_of(Signal::Grant, slot, peer, verdict)),
-            None => Ok(()),
-        }
+        let refused = self.exchange_grants(slot, operation, refused)?;
+        refused.map_or(Ok(()), |refusal| Err(refusal.error()))
     }
 
-    fn read_header(
-        &self,
-        signal: Signal,
-        slot: usize,
-        peer: u32,
-        operation: u64,
-    ) -> Result<Header> {
-        // SAFETY: the record lies in this rank's control window; its writer is done with it, since
-        // its signal was seen (INV-1), and writes it again only after this operation.
-        let header =
-            unsafe { self.record_from(signal, slot, peer).cast::<Header>().read_volatile() };
-        if header.operation() != operation {
-            return Err(bad_record(
-                peer,
-                format!("operation {}, while this rank is at {operation}", header.operation()),
-            ));
-        }
-        Ok(header)
-    }
-
-    fn accept_entry(&mut self, slot: usize, peer: u32, header: &Header) -> Result<()> {
+    fn accept_entry(&mut self, source: u32, header: &Header, record: Record) -> Result<()> {
         let rows = header.0[3];
         if rows > u64::from(self.shape.max_tokens) {
-            return Err(bad_record(peer, format!("{rows} rows of {}", self.shape.max_tokens)));
+            return Err(bad_record(source, format!("{rows} rows of {}", self.shape.max_tokens)));
         }
-        let arrays = Signature(header.0[2]).arrays();
+        let signature = Signature(header.0[2]);
+        let arrays = signature.arrays();
         let entry = Entry { rows, arrays, base_x: header.0[4], base_weights: header.0[5] };
-        self.gathered.entries[peer as usize] = entry;
-        self.gathered.rows[peer as usize] = rows as u32;
-        if !Signature(header.0[2]).is_fresh() {
-            return Ok(());
-        }
-        let local = self.shape.local_experts() as usize;
-        let record = self.record_from(Signal::Entry, slot, peer);
-        let counts = &mut self.gathered.counts[peer as usize * local..][..local];
-        // SAFETY: as in `read_header`; a record has room for El counts, 4-byte aligned.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                record.add(RECORD_HEADER as usize).cast::<u32>(),
-                counts.as_mut_ptr(),
-                local,
-            );
+        self.gathered.entries[source as usize] = entry;
+        self.gathered.rows[source as usize] = rows as u32;
+        if signature.carries_counts() {
+            let local = self.shape.local_experts() as usize;
+            let counts = &mut self.gathered.counts[source as usize * local..][..local];
+            record.copy_counts(0, counts);
         }
         Ok(())
     }
 
-    fn forget_entry(&mut self, peer: u32) {
-        self.gathered.entries[peer as usize] = NO_ENTRY;
-        self.gathered.rows[peer as usize] = 0;
-    }
-
+    /// Keeps where the rows of a domain's source go at a peer. Checked when they are sent there.
     fn accept_grant(
         &mut self,
-        slot: usize,
-        peer: u32,
+        (domain, peer): (u32, u32),
         header: &Header,
+        record: Record,
         handle: usize,
-    ) -> Result<()> {
+    ) {
         let place = Place { tokens: header.0[3], rows: header.0[4], first: header.0[5] };
         let local = self.shape.local_experts() as usize;
-        let record = self.record_from(Signal::Grant, slot, peer);
-        let state = &mut self.handles[handle];
-        let rows = u64::from(state.send.rank_counts()[peer as usize]);
-        if place.first.saturating_add(rows) > place.tokens {
-            return Err(bad_record(
-                peer,
-                format!("a grant from row {} of {}", place.first, place.tokens),
-            ));
-        }
-        state.places[peer as usize] = place;
-        self.gathered.regions[peer as usize] = header.0[2];
-        let bases = &mut state.expert_bases[peer as usize * local..][..local];
-        // SAFETY: as in `accept_entry`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                record.add(RECORD_HEADER as usize).cast::<u32>(),
-                bases.as_mut_ptr(),
-                local,
-            );
-        }
-        Ok(())
+        let leg = &mut self.handles[handle].legs[domain as usize];
+        leg.places[peer as usize] = place;
+        record.copy_counts(0, &mut leg.expert_bases[peer as usize * local..][..local]);
+        self.gathered.regions[self.domains.place(domain, peer) as usize] = header.0[2];
     }
+}
 
-    #[cold]
-    fn refusal_of(&self, signal: Signal, slot: usize, peer: u32, verdict: Verdict) -> Error {
-        let record = self.record_from(signal, slot, peer);
-        // SAFETY: as in `read_header`; the text's length is bounded by its room.
-        let text = unsafe {
-            let header = record.cast::<Header>().read_volatile();
-            let text = record.add(RECORD_HEADER as usize);
-            let bytes = std::slice::from_raw_parts(text, header.text_bytes());
-            String::from_utf8_lossy(bytes).into_owned()
-        };
-        let (kind, word) = match verdict {
-            Verdict::Full => (ErrorKind::Full, "has no room"),
-            Verdict::Refused | Verdict::Go => (ErrorKind::Refused, "refused its input"),
-        };
-        Error::new(kind, "enter operation", format!("rank {peer} {word}: {text}")).with_rank(peer)
+/// The header of a record, if it is of this operation.
+pub(super) fn checked(record: Record, rank: u32, operation: u64) -> Result<Header> {
+    let header = record.header();
+    if header.operation() == operation {
+        return Ok(header);
     }
+    let found = header.operation();
+    Err(bad_record(rank, format!("operation {found}, while this rank is at {operation}")))
+}
+
+pub(super) fn verdict_of(header: &Header, rank: u32) -> Result<Verdict> {
+    header.verdict().ok_or_else(|| bad_record(rank, format!("verdict {}", header.0[1])))
 }
 
 #[cold]

@@ -1,50 +1,65 @@
 //! Combine: owners make one partial row per (token, rank), sources sum the partials.
 //!
 //! Where peers can be loaded from, sources read the partials in the owner's arena and then say
-//! `Done`; otherwise owners put them into a region that the source names in its entry.
+//! `Done`; otherwise owners put them into a region that the source names in its entry. For rows that
+//! came over the rail the agent stands in for their source: see `domain_rows`.
 
 use tokenyard_core::abi;
-use tokenyard_core::moe::{DType, Layout, MAX_TOPK, REGION_ALIGN};
+use tokenyard_core::moe::{DType, Layout, REGION_ALIGN};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::agree::{Enter, bad_record};
+use super::agree::{Enter, Terms, ToDomain, ToPeer, bad_record};
 use super::arena::{Holder, Region};
+use super::commands::{Block, Body};
 use super::control::{Signal, Signature, Verdict};
 use super::dispatch::{refusal, unheard_refusal};
-use super::engine::{Block, Body, Engine, Operation, Wait};
+use super::engine::{Engine, Operation, Wait};
 use super::merger::Merger;
 use super::rows::{Shared, float_type};
+use super::sums::{CHUNK, Partial, Sum, pool_failed};
 use super::windows::ARENA;
 use crate::convert::FloatType;
-use crate::sum::sum_rows;
-
-/// Tokens that one task of the pool handles.
-const CHUNK: usize = 16;
-
-/// Terms of one output row: two biases and a partial per selected rank.
-const MOST_TERMS: usize = MAX_TOPK as usize + 2;
 
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CombineOp {
-    operation: u64,
-    handle: usize,
-    signature: Signature,
-    float: FloatType,
-    row_bytes: usize,
-    has_weights: bool,
+    pub(super) operation: u64,
+    pub(super) handle: usize,
+    pub(super) signature: Signature,
+    pub(super) float: FloatType,
+    pub(super) row_bytes: usize,
+    pub(super) has_weights: bool,
     staging: Option<Region>,
+    /// Where partials from owners arrive, if they are put.
     landing: Offsets,
-    out: abi::TyTensor,
-    out_weights: abi::TyTensor,
+    /// Several domains: one row per (token, domain) of this rank's tokens.
+    pub(super) returned: Offsets,
+    /// Several domains: such rows on their way to other domains.
+    pub(super) outgoing: Offsets,
+    pub(super) out: abi::TyTensor,
+    pub(super) out_weights: abi::TyTensor,
     bias: [abi::TyTensor; 2],
 }
 
 /// Arena offsets of rows and of their weights.
 #[derive(Clone, Copy, Debug, Default)]
-struct Offsets {
-    x: u64,
-    weights: u64,
+pub(super) struct Offsets {
+    pub(super) x: u64,
+    pub(super) weights: u64,
+}
+
+impl Offsets {
+    /// Those of a row further on.
+    pub(super) fn row(self, row: u64, widths: Widths) -> Self {
+        Self { x: self.x + row * widths.x, weights: self.weights + row * widths.weights }
+    }
+}
+
+/// Bytes of a row, and of its K weights.
+#[derive(Clone, Copy)]
+pub(super) struct Widths {
+    pub(super) x: u64,
+    pub(super) weights: u64,
 }
 
 /// What must be laid out before a combine can enter.
@@ -54,8 +69,9 @@ struct Staged {
     partials: Offsets,
     copies_x: bool,
     copies_weights: bool,
-    /// Where partials from owners arrive, if they are put.
     landing: Offsets,
+    returned: Offsets,
+    outgoing: Offsets,
 }
 
 impl Engine {
@@ -85,9 +101,11 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
+        self.finish_duty()?;
         let slot = self.enter_slot(call.operation)?;
         // SAFETY: by this function's contract.
         let sent = unsafe { self.combine_in_slot(call, slot) };
+        self.take_duty(slot);
         self.leave_if_refused(slot, call.operation, sent)
     }
 
@@ -120,6 +138,8 @@ impl Engine {
             has_weights: !call.weights.data.is_null(),
             staging: None,
             landing: Offsets::default(),
+            returned: Offsets::default(),
+            outgoing: Offsets::default(),
             out: call.out,
             out_weights: call.out_weights,
             bias: [call.bias0, call.bias1],
@@ -128,7 +148,7 @@ impl Engine {
             Ok(staged) => staged,
             Err(error) => {
                 let text = error.detail();
-                let refusal = Some((Verdict::Full, text.as_str()));
+                let refusal = Some((Verdict::Full, text.as_bytes()));
                 let enter = Enter { refusal, ..enter };
                 self.enter_refused(slot, &enter)?;
                 self.gather_entries(slot, &enter)?;
@@ -136,18 +156,35 @@ impl Engine {
             }
         };
         op.staging = staged.region;
-        op.landing = staged.landing;
+        (op.landing, op.returned, op.outgoing) = (staged.landing, staged.returned, staged.outgoing);
         // SAFETY: by this function's contract.
         unsafe { self.make_partials(call, &op, &staged)? };
-        self.send_entries(slot, &op, &enter, &staged)?;
-        if !self.stores()
-            && let Err(error) = self.push(slot, &op, &enter, &staged)
-        {
+        if let Err(error) = self.enter_combine(slot, &op, &enter, &staged) {
             self.unstage(&op);
             return Err(error);
         }
         self.operations[slot] = Operation::Combine(op);
         Ok(())
+    }
+
+    /// Enters, and goes as far as this rank can without its caller's outputs.
+    fn enter_combine(
+        &mut self,
+        slot: usize,
+        op: &CombineOp,
+        enter: &Enter<'_>,
+        staged: &Staged,
+    ) -> Result<()> {
+        self.send_entries(slot, op, enter, staged)?;
+        let several = self.rail.is_some();
+        if several || !self.stores() {
+            self.gather_entries(slot, enter)?;
+        }
+        if several {
+            // Kept now: the next operation's entries take the place of these.
+            self.find_partials(op)?;
+        }
+        if self.stores() { Ok(()) } else { self.push(slot, op, staged) }
     }
 
     fn unstage(&mut self, op: &CombineOp) {
@@ -160,47 +197,63 @@ impl Engine {
     fn stage(&mut self, call: &abi::TyCombine, op: &CombineOp) -> Result<Staged> {
         let state = &self.handles[op.handle];
         let flat = state.arrangement.layout == Layout::Flat;
-        let k4 = 4 * u64::from(self.shape.topk);
-        let row = op.row_bytes as u64;
+        let widths = self.widths(op);
         let in_arena = |tensor: &abi::TyTensor, width: u64| {
             let bytes = state.tokens * width;
             let offset = self.arena_area.offset_of(tensor.data, bytes)?;
             (flat && offset.is_multiple_of(16)).then_some(offset)
         };
-        let x = in_arena(&call.x, row);
-        let weights = in_arena(&call.weights, k4);
+        let x = in_arena(&call.x, widths.x);
+        let weights = in_arena(&call.weights, widths.weights);
         let copies_weights = op.has_weights && weights.is_none();
-        let put = !self.stores();
-        let sent = state.send.tokens().len() as u64;
+        let landing = if self.stores() { 0 } else { self.landed_before(op.handle, u32::MAX) };
+        let returned = state.outward.as_ref().map_or(0, |o| o.send.tokens().len() as u64);
+        let outgoing = self.outgoing_before(op.handle, u32::MAX);
         let mut end = 0;
-        let mut room = |rows: u64, width: u64, wanted: bool| {
+        let mut room = |rows: u64, width: u64| {
             let start = end;
-            if wanted {
-                end += (rows * width).next_multiple_of(REGION_ALIGN);
-            }
+            end += (rows * width).next_multiple_of(REGION_ALIGN);
             start
         };
-        let offsets = [
-            room(state.tokens, row, x.is_none()),
-            room(state.tokens, k4, copies_weights),
-            room(sent, row, put),
-            room(sent, k4, put && op.has_weights),
-        ];
+        let mut rooms = |rows: u64, weighted: u64| Offsets {
+            x: room(rows, widths.x),
+            weights: room(weighted, widths.weights),
+        };
+        let back = |rows: u64| if op.has_weights { rows } else { 0 };
+        let made = rooms(
+            if x.is_none() { state.tokens } else { 0 },
+            if copies_weights { state.tokens } else { 0 },
+        );
+        let areas = [landing, returned, outgoing].map(|rows| rooms(rows, back(rows)));
         let region = match end {
             0 => None,
             bytes => Some(self.arena.allocate(bytes, Holder::Combine(op.operation))?),
         };
         let base = region.map_or(0, |r| r.offset);
+        let at = |area: Offsets| Offsets { x: base + area.x, weights: base + area.weights };
+        let [landing, returned, outgoing] = areas.map(at);
         Ok(Staged {
             region,
             partials: Offsets {
-                x: x.unwrap_or(base + offsets[0]),
-                weights: weights.unwrap_or(base + offsets[1]),
+                x: x.unwrap_or(at(made).x),
+                weights: weights.unwrap_or(at(made).weights),
             },
             copies_x: x.is_none(),
             copies_weights,
-            landing: Offsets { x: base + offsets[2], weights: base + offsets[3] },
+            landing,
+            returned,
+            outgoing,
         })
+    }
+
+    pub(super) fn widths(&self, op: &CombineOp) -> Widths {
+        Widths { x: op.row_bytes as u64, weights: 4 * u64::from(self.shape.topk) }
+    }
+
+    /// Partial rows that owners owe this rank for the rows of the domains before this one.
+    fn landed_before(&self, handle: usize, domain: u32) -> u64 {
+        let legs = self.handles[handle].legs.iter().take(domain as usize);
+        legs.map(|leg| leg.send.tokens().len() as u64).sum()
     }
 
     /// Makes the `[N, H]` partial rows and the `[N, K]` weights, where they are not there already.
@@ -273,79 +326,91 @@ impl Engine {
         self.pool.run(tokens.div_ceil(CHUNK), &task).map_err(|_| pool_failed())
     }
 
-    /// Tells each rank where its rows are (to be read) or where this rank's rows go (to be put).
+    /// Tells each peer where its rows are (to be read) or where this rank's rows go (to be put), and
+    /// each other domain where its rows go.
     fn send_entries(
-        &self,
-        slot: usize,
-        op: &CombineOp,
-        enter: &Enter<'_>,
-        staged: &Staged,
-    ) -> Result<()> {
-        let state = &self.handles[op.handle];
-        let (row, k4) = (op.row_bytes as u64, 4 * u64::from(self.shape.topk));
-        for peer in self.rotation() {
-            let (base, first, rows) = if self.stores() {
-                (staged.partials, state.recv.row_base(peer), state.recv.rows_from(peer))
-            } else {
-                let peer = peer as usize;
-                let first = state.send.rank_offsets()[peer];
-                (staged.landing, first, state.send.rank_counts()[peer])
-            };
-            let first = u64::from(first);
-            let header = enter.header(rows.into(), base.x + first * row, base.weights + first * k4);
-            self.send_record(Signal::Entry, slot, peer, (header, Body::Nothing))?;
-        }
-        Ok(())
-    }
-
-    /// Checks what a peer's entry says about `rows` rows in its arena.
-    fn check_entry(&self, peer: u32, rows: u64, op: &CombineOp) -> Result<Offsets> {
-        let entry = self.gathered.entries[peer as usize];
-        let (row, k4) = (op.row_bytes as u64, 4 * u64::from(self.shape.topk));
-        let fits = |base: u64, width: u64| {
-            base.checked_add(rows * width).is_some_and(|end| end <= self.arena_area.bytes())
-        };
-        let good = entry.rows == rows
-            && (rows == 0 || fits(entry.base_x, row))
-            && (rows == 0 || !op.has_weights || fits(entry.base_weights, k4))
-            && entry.base_weights.is_multiple_of(4);
-        if !good {
-            return Err(bad_record(
-                peer,
-                format!(
-                    "{} rows at {}; expected {rows} inside the arena",
-                    entry.rows, entry.base_x
-                ),
-            ));
-        }
-        Ok(Offsets { x: entry.base_x, weights: entry.base_weights })
-    }
-
-    /// Puts every source's partial rows where it wants them.
-    fn push(
         &mut self,
         slot: usize,
         op: &CombineOp,
         enter: &Enter<'_>,
         staged: &Staged,
     ) -> Result<()> {
-        self.gather_entries(slot, enter)?;
-        let (row, k4) = (op.row_bytes as u64, 4 * u64::from(self.shape.topk));
-        for peer in self.rotation() {
+        let (handle, widths) = (op.handle, self.widths(op));
+        let (partials, landing, returned) = (staged.partials, staged.landing, staged.returned);
+        let terms = |rows: u32, first: u64, area: Offsets| {
+            let Offsets { x: base_x, weights: base_weights } = area.row(first, widths);
+            Terms { rows: rows.into(), base_x, base_weights, body: Body::Nothing }
+        };
+        let to_domain: &ToDomain<'_> = &|engine, domain| {
+            let Some(outward) = &engine.handles[handle].outward else { return Terms::rows(0) };
+            let first = outward.send.rank_offsets()[domain as usize];
+            terms(outward.send.rank_counts()[domain as usize], first.into(), returned)
+        };
+        let to_peer: &ToPeer<'_> = &|engine, domain, peer| {
+            let state = &engine.handles[handle];
+            if engine.stores() {
+                let source = engine.domains.place(domain, peer);
+                let first = state.recv.row_base(source);
+                return terms(state.recv.rows_from(source), first.into(), partials);
+            }
+            let send = &state.legs[domain as usize].send;
+            let first = u64::from(send.rank_offsets()[peer as usize]);
+            let first = first + engine.landed_before(handle, domain);
+            terms(send.rank_counts()[peer as usize], first, landing)
+        };
+        self.enter(slot, enter, to_domain, to_peer)?;
+        self.relay(slot, op.operation, to_peer)
+    }
+
+    /// Checks what an entry says about `rows` rows in the arena of `rank`.
+    pub(super) fn check_rows(
+        &self,
+        op: &CombineOp,
+        rank: u32,
+        (found, at): (u64, Offsets),
+        rows: u64,
+    ) -> Result<()> {
+        let widths = self.widths(op);
+        let fits = |base: u64, width: u64| {
+            base.checked_add(rows * width).is_some_and(|end| end <= self.arena_area.bytes())
+        };
+        let good = found == rows
+            && (rows == 0 || fits(at.x, widths.x))
+            && (rows == 0 || !op.has_weights || fits(at.weights, widths.weights))
+            && at.weights.is_multiple_of(4);
+        if good {
+            return Ok(());
+        }
+        Err(bad_record(rank, format!("{found} rows at {}; expected {rows} inside the arena", at.x)))
+    }
+
+    /// What the entry in a place says about `rows` rows in the arena of its peer.
+    fn entry_at(&self, op: &CombineOp, (domain, peer): (u32, u32), rows: u64) -> Result<Offsets> {
+        let entry = self.gathered.entries[self.domains.place(domain, peer) as usize];
+        let at = Offsets { x: entry.base_x, weights: entry.base_weights };
+        let rank = self.domains.place(self.domains.mine, peer);
+        self.check_rows(op, rank, (entry.rows, at), rows).map(|()| at)
+    }
+
+    /// Puts every source's partial rows where it, or its agent, wants them.
+    fn push(&mut self, slot: usize, op: &CombineOp, staged: &Staged) -> Result<()> {
+        let (operation, widths) = (op.operation, self.widths(op));
+        for (domain, peer) in self.domains.pairs() {
+            let source = self.domains.place(domain, peer);
             let recv = &self.handles[op.handle].recv;
-            let (first, rows) = (u64::from(recv.row_base(peer)), u64::from(recv.rows_from(peer)));
-            let there = self.check_entry(peer, rows, op)?;
-            let block = |width: u64, from: u64, to: u64| Block {
-                peer,
-                rows,
-                width,
-                src: (ARENA, from + first * width),
-                dst: (ARENA, to),
+            let rows = u64::from(recv.rows_from(source));
+            let from = staged.partials.row(recv.row_base(source).into(), widths);
+            let there = self.entry_at(op, (domain, peer), rows)?;
+            let here = self.domains.place(domain, self.domains.index);
+            let signal = self.channel.ids.id(Signal::Rows, slot, here);
+            let block = |width: u64, from: u64, to: u64| {
+                let (src, dst) = ((ARENA, from), (ARENA, to));
+                Block { operation, peer, signal, rows, width, src, dst }
             };
-            self.put_rows(slot, &block(row, staged.partials.x, there.x), op.operation)?;
+            self.put_rows(&self.channel, slot, &block(widths.x, from.x, there.x))?;
             if op.has_weights {
-                let block = block(k4, staged.partials.weights, there.weights);
-                self.put_rows(slot, &block, op.operation)?;
+                let block = block(widths.weights, from.weights, there.weights);
+                self.put_rows(&self.channel, slot, &block)?;
             }
         }
         Ok(())
@@ -364,127 +429,111 @@ impl Engine {
                 ));
             }
         };
-        let result = if self.stores() { self.pull(slot, &op) } else { self.land(slot, &op) };
+        let result = self.finish_combine(slot, &op);
         self.unstage(&op);
         self.leave_if_refused(slot, operation, result)
     }
 
-    /// Reads the partials in their owners' arenas, sums them, and lets the owners go.
-    fn pull(&mut self, slot: usize, op: &CombineOp) -> Result<()> {
+    /// Sums the partials, and lets their owners go.
+    fn finish_combine(&mut self, slot: usize, op: &CombineOp) -> Result<()> {
         let operation = op.operation;
-        let origin = self.origin(op.handle, false);
-        let enter = Enter { operation, signature: op.signature, origin, refusal: None };
-        self.gather_entries(slot, &enter)?;
-        for peer in 0..self.shape.ranks {
-            let rows = self.handles[op.handle].send.rank_counts()[peer as usize];
-            self.check_entry(peer, rows.into(), op)?;
+        if self.rail.is_some() {
+            self.serve(slot, &Operation::Combine(*op))?;
+            self.sum_domains(slot, op)?;
+        } else {
+            self.sum_ranks(slot, op)?;
         }
-        self.sum_tokens(op, &|engine: &Self, peer: u32| {
-            let entry = engine.gathered.entries[peer as usize];
-            let area = &engine.peers[peer as usize][ARENA as usize];
-            (area.at(entry.base_x), area.at(entry.base_weights))
-        })?;
-        self.leave(slot, operation)?;
-        // The caller may change its rows after this, so nobody may still be reading them.
-        self.wait_done(slot, operation, abi::TY_PHASE_DONE)
-    }
-
-    /// Waits for the partials that owners put here, and sums them.
-    fn land(&mut self, slot: usize, op: &CombineOp) -> Result<()> {
-        let operation = op.operation;
-        for peer in self.rotation() {
-            let rows = u64::from(self.handles[op.handle].send.rank_counts()[peer as usize]);
-            if rows > 0 {
-                let add = rows * (1 + u64::from(op.has_weights));
-                let wait = Wait { operation, add, phase: abi::TY_PHASE_COMBINE_ROWS };
-                self.wait(Signal::Rows, slot, peer, wait)?;
-            }
-        }
-        let (row, k4) = (op.row_bytes as u64, 4 * u64::from(self.shape.topk));
-        let (handle, landing) = (op.handle, op.landing);
-        self.sum_tokens(op, &|engine: &Self, peer: u32| {
-            let first = engine.handles[handle].send.rank_offsets()[peer as usize];
-            let first = u64::from(first);
-            (
-                engine.arena_area.at(landing.x + first * row),
-                engine.arena_area.at(landing.weights + first * k4),
-            )
-        })?;
-        // The partials that this rank put must be gone before their region is.
+        // What this rank put must be gone before its region is.
         self.wait_posted(slot, operation)?;
-        self.leave(slot, operation)
-    }
-
-    /// Writes every output row: biases, then one partial per rank in combine order.
-    fn sum_tokens(
-        &self,
-        op: &CombineOp,
-        base_of: &(dyn Fn(&Self, u32) -> (*mut u8, *mut u8) + Sync),
-    ) -> Result<()> {
-        let state = &self.handles[op.handle];
-        let tokens = state.send.num_tokens() as usize;
-        let row_bytes = op.row_bytes;
-        let engine = Shared(self);
-        let op = Shared(*op);
-        let task = |chunk: usize| {
-            let (engine, op) = (*engine.get(), op.get());
-            let mut terms: [&[u8]; MOST_TERMS] = [&[]; MOST_TERMS];
-            for token in chunk * CHUNK..((chunk + 1) * CHUNK).min(tokens) {
-                let mut count = 0;
-                let biases = op.bias.iter().filter(|b| !b.data.is_null());
-                let biases = biases.map(|b| b.data.wrapping_add(token * row_bytes));
-                let partials = state.send.fan(token as u32).iter().map(|fan| {
-                    let rows = base_of(engine, fan.rank).0;
-                    rows.wrapping_add(fan.index as usize * row_bytes)
-                });
-                for address in biases.chain(partials) {
-                    // SAFETY: biases are `[T, H]`; partials were checked against their arena, and
-                    // are complete: their owner's entry, or the rows' signals, were seen.
-                    terms[count] = unsafe { std::slice::from_raw_parts(address, row_bytes) };
-                    count += 1;
-                }
-                // SAFETY: `out` is `[T, H]`, and every token belongs to one task.
-                let out = unsafe {
-                    std::slice::from_raw_parts_mut(
-                        op.out.data.wrapping_add(token * row_bytes),
-                        row_bytes,
-                    )
-                };
-                sum_rows(op.float, out, &terms[..count]);
-                if op.has_weights {
-                    engine.return_weights(op, token, base_of);
-                }
-            }
-        };
-        self.pool.run(tokens.div_ceil(CHUNK), &task).map_err(|_| pool_failed())
-    }
-
-    /// Brings each copy's weight back to its (token, k).
-    fn return_weights(
-        &self,
-        op: &CombineOp,
-        token: usize,
-        base_of: &(dyn Fn(&Self, u32) -> (*mut u8, *mut u8) + Sync),
-    ) {
-        let state = &self.handles[op.handle];
-        let topk = self.shape.topk as usize;
-        let out = op.out_weights.data.cast::<f32>().wrapping_add(token * topk);
-        for k in 0..topk {
-            let expert = state.topk[token * topk + k];
-            let rank = u32::try_from(expert).ok().map(|e| self.shape.rank_of(e));
-            let fan = state.send.fan(token as u32).iter().find(|fan| Some(fan.rank) == rank);
-            let weight = fan.map_or(0.0, |fan| {
-                let weights = base_of(self, fan.rank).1.cast::<f32>();
-                // SAFETY: `[rows, K]` at the owner, checked and complete like the rows.
-                unsafe { weights.add(fan.index as usize * topk + k).read() }
-            });
-            // SAFETY: `out_weights` is `[T, K]`, and every token belongs to one task.
-            unsafe { out.add(k).write(weight) };
+        self.leave(slot, operation)?;
+        if self.stores() {
+            // The caller may change its rows after this, so nobody may still be reading them.
+            self.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
         }
+        Ok(())
+    }
+
+    /// One domain: biases, then one partial per rank.
+    fn sum_ranks(&mut self, slot: usize, op: &CombineOp) -> Result<()> {
+        if self.stores() {
+            let (operation, origin) = (op.operation, self.origin(op.handle, false));
+            let enter = Enter { operation, signature: op.signature, origin, refusal: None };
+            self.gather_entries(slot, &enter)?;
+        }
+        self.find_partials(op)?;
+        self.wait_partials(slot, op, 0)?;
+        let leg = &self.handles[op.handle].legs[0];
+        let sum = Sum {
+            send: &leg.send,
+            topk: &leg.topk,
+            shape: self.inside,
+            partials: &self.partials,
+            biases: op.biases(),
+            tokens: None,
+            out: op.out.data,
+            out_weights: op.out_weights.data.cast(),
+            float: op.float,
+            row_bytes: op.row_bytes,
+        };
+        // SAFETY: biases and outputs are `[T, H]` and `[T, K]` as the host validated; partials were
+        // checked against their arena and are complete: their entry, or their signals, were seen.
+        unsafe { sum.run(&self.pool) }
+    }
+
+    /// Notes where the partial rows of each place are, or will be.
+    fn find_partials(&mut self, op: &CombineOp) -> Result<()> {
+        let widths = self.widths(op);
+        for (domain, peer) in self.domains.pairs() {
+            let send = &self.handles[op.handle].legs[domain as usize].send;
+            let area = if self.stores() {
+                let rows = send.rank_counts()[peer as usize].into();
+                let at = self.entry_at(op, (domain, peer), rows)?;
+                // Nothing is read where there are no rows; the offset was not checked.
+                if rows == 0 {
+                    continue;
+                }
+                let area = &self.peers[peer as usize][usize::from(ARENA)];
+                (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
+            } else {
+                let first = u64::from(send.rank_offsets()[peer as usize]);
+                let first = first + self.landed_before(op.handle, domain);
+                let at = op.landing.row(first, widths);
+                let weights = if op.has_weights { at.weights } else { 0 };
+                (self.arena_area.at(at.x), self.arena_area.at(weights))
+            };
+            self.partials[self.domains.place(domain, peer) as usize] =
+                Partial { x: area.0, weights: area.1.cast() };
+        }
+        Ok(())
+    }
+
+    /// Waits for the partials of a domain's rows, where owners put them.
+    pub(super) fn wait_partials(&mut self, slot: usize, op: &CombineOp, domain: u32) -> Result<()> {
+        if self.stores() {
+            return Ok(());
+        }
+        for peer in self.domains.peers() {
+            let send = &self.handles[op.handle].legs[domain as usize].send;
+            let rows = u64::from(send.rank_counts()[peer as usize]);
+            if rows == 0 {
+                continue;
+            }
+            let rank = self.domains.place(self.domains.mine, peer);
+            let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
+            let wait = Wait { operation, add: rows * op.arrays(), phase, rank };
+            self.wait(Signal::Rows, slot, self.domains.place(domain, peer), wait)?;
+        }
+        Ok(())
     }
 }
 
-#[cold]
-fn pool_failed() -> Error {
-    Error::new(ErrorKind::Internal, "combine", "a task of the worker pool panicked")
+impl CombineOp {
+    /// How often the row signal rises for each row.
+    pub(super) fn arrays(&self) -> u64 {
+        1 + u64::from(self.has_weights)
+    }
+
+    pub(super) fn biases(&self) -> [*const u8; 2] {
+        self.bias.map(|bias| bias.data.cast_const())
+    }
 }

@@ -1,39 +1,42 @@
-//! Records and signals of the direct protocol.
+//! Records and signals, of a domain and of a rail.
 
 use tokenyard_core::abi;
 use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 
-/// The signals of one operation slot and peer. The writer is the peer, on its lane 0.
+/// The signals of one operation slot and place. In a domain there are R places: that of `(domain,
+/// peer)` is raised by `peer`, on its lane 0, for what concerns the source of `domain` on a rail. On
+/// a rail there are D: that of `domain` is raised by the rail's rank there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
-    /// The peer entered the operation; its entry record is here.
+    /// A source entered the operation; its entry record is here.
     Entry = 0,
-    /// The peer, as an owner, granted places; its grant record is here.
+    /// An owner granted places; its grant record is here. On a rail: all owners of a domain did.
     Grant = 1,
     /// Counts rows, once per array of a row that has arrived.
     Rows = 2,
-    /// The peer is through with the operation: it has read what this rank wrote for it.
+    /// The writer is through with the operation: it has read what this rank wrote for it.
     Done = 3,
 }
 
 const KINDS: u32 = 4;
 
-/// Signals that a world of `ranks` needs.
-pub(super) fn signals(ranks: u32, in_flight: u32) -> u32 {
-    KINDS.saturating_mul(ranks).saturating_mul(in_flight)
-}
-
-/// Signal ids, equal on all ranks.
+/// Signal ids of one link, equal on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ids {
-    pub(super) ranks: u32,
+    /// R in a domain, D on a rail.
+    pub(super) places: u32,
     pub(super) in_flight: u32,
 }
 
 impl Ids {
-    /// The id that `writer` raises.
-    pub(super) fn id(&self, signal: Signal, slot: usize, writer: u32) -> u32 {
-        (signal as u32 * self.in_flight + slot as u32) * self.ranks + writer
+    /// Signals in all.
+    pub(super) fn count(&self) -> u32 {
+        KINDS.saturating_mul(self.places).saturating_mul(self.in_flight)
+    }
+
+    /// The id of a place.
+    pub(super) fn id(&self, signal: Signal, slot: usize, place: u32) -> u32 {
+        (signal as u32 * self.in_flight + slot as u32) * self.places + place
     }
 }
 
@@ -45,11 +48,13 @@ pub(super) enum Verdict {
     Full = 2,
 }
 
-/// The header of a record: eight words, then u32 `[El]` or a text.
+/// The header of a record: eight words, then counts or a text.
 ///
 /// Entry: operation, verdict, signature, rows, base of x, base of weights, text bytes, number of the
-/// dispatch that made the handle.
-/// Grant: operation, verdict, region offset, N, X, first flat row, text bytes, zero.
+/// dispatch that made the handle; then u32 `[El]`, rows per expert. On a rail the rows are those that
+/// go to the domain, and u32 `[S]`, rows per rank, and u32 `[S * El]` follow.
+/// Grant: operation, verdict, region offset, N, X, first flat row, text bytes, zero; then u32 `[El]`,
+/// the first row of each expert. On a rail only the verdict counts, and word 5 is the rank whose it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Header(pub(super) [u64; 8]);
@@ -79,7 +84,7 @@ impl Header {
 
 /// What must be equal on all ranks for one operation, packed into a word that can be told apart
 /// and read again for messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Signature(pub(super) u64);
 
 const DISPATCH: u64 = 1;
@@ -134,6 +139,11 @@ impl Signature {
         self.0 & 0xf == DISPATCH
     }
 
+    /// Whether its entries carry counts: the packed layout needs none.
+    pub(super) fn carries_counts(self) -> bool {
+        self.is_fresh() && self.field(4, 4) != u64::from(abi::TY_LAYOUT_PACKED)
+    }
+
     /// For messages: what a rank called.
     pub(super) fn describe(self) -> String {
         let field = |shift, bits| self.field(shift, bits);
@@ -171,7 +181,7 @@ mod tests {
 
     #[test]
     fn signal_ids_are_distinct_and_dense() {
-        let ids = Ids { ranks: 5, in_flight: 3 };
+        let ids = Ids { places: 5, in_flight: 3 };
         let mut all: Vec<u32> = Vec::new();
         for signal in [Signal::Entry, Signal::Grant, Signal::Rows, Signal::Done] {
             for slot in 0..3 {
@@ -179,6 +189,6 @@ mod tests {
             }
         }
         all.sort_unstable();
-        assert_eq!(all, (0..signals(5, 3)).collect::<Vec<_>>());
+        assert_eq!(all, (0..ids.count()).collect::<Vec<_>>());
     }
 }

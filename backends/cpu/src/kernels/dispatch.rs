@@ -1,20 +1,22 @@
 //! Dispatch with counting, and its replay.
 //!
 //! Counting is two half rounds: entries carry counts from sources to owners, grants carry places
-//! back. A replay enters with its region's place and needs no grant. No row moves before every rank
-//! has said that it takes part.
+//! back to whoever brings the rows: the source, or its agent. A replay enters with its region's place
+//! and needs no grant. No row moves before every rank has said that it takes part.
 
 use tokenyard_core::abi;
 use tokenyard_core::moe::{Layout, RegionLayout, RegionSpec};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::agree::{Enter, bad_record};
+use super::agree::{Enter, Terms, ToDomain, ToPeer, bad_record};
 use super::arena::Holder;
+use super::commands::Body;
 use super::control::{Header, Signal, Signature, Verdict};
-use super::engine::{Body, Engine, Operation, Wait};
+use super::engine::{Engine, Operation, Wait};
 use super::handle::{Arrangement, WireFormat};
 use super::output::Output;
-use super::rows::Move;
+use super::rows::{Move, Via};
+use super::writer::RowSource;
 
 /// A dispatch between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -28,26 +30,41 @@ pub(super) struct DispatchOp {
     pub(super) packed: bool,
 }
 
+impl DispatchOp {
+    /// The move of its rows; this rank's own, unless said otherwise.
+    pub(super) fn carry(&self, slot: usize) -> Move {
+        Move {
+            operation: self.operation,
+            slot,
+            handle: self.handle,
+            via: Via::Rail,
+            format: self.format,
+            arrays: self.signature.arrays(),
+        }
+    }
+}
+
 /// The text of a refusal, if there is one.
 ///
 /// # Safety
-/// `text` is valid UTF-8 memory for `'a`, or empty.
-pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> Option<&'a str> {
+/// `text` is valid memory for `'a`, or empty.
+pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> Option<&'a [u8]> {
     if text.bytes == 0 {
         return None;
     }
     // SAFETY: by this function's contract.
-    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
-    Some(std::str::from_utf8(bytes).unwrap_or("(the reason is not UTF-8)"))
+    Some(unsafe { std::slice::from_raw_parts(text.data, text.bytes) })
 }
 
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+        self.finish_duty()?;
         let slot = self.enter_slot(call.operation)?;
         // SAFETY: by this function's contract.
         let sent = unsafe { self.dispatch_in_slot(call, slot) };
+        self.take_duty(slot);
         self.leave_if_refused(slot, call.operation, sent)
     }
 
@@ -72,7 +89,8 @@ impl Engine {
             // SAFETY: `[T, K]` i64, contiguous and validated by the host.
             let topk = unsafe { i64_slice(&call.topk_idx) };
             let state = &mut self.handles[op.handle];
-            state.route(call.operation, topk);
+            let world = (&self.shape, &self.domains);
+            state.route(call.operation, topk, world, self.rail.as_mut());
             state.arrangement = arrangement;
         }
         let enter = Enter {
@@ -95,24 +113,33 @@ impl Engine {
         } else {
             self.enter_counting(slot, &op, &enter)?
         };
-        let m = Move {
-            operation: call.operation,
-            slot,
-            handle: op.handle,
-            format,
-            arrays: signature.arrays(),
-        };
-        self.spots_in_regions(&m)?;
-        if let Layout::ExpertMajor { .. } = arrangement.layout {
-            self.place_copies(op.handle);
-        }
+        self.operations[slot] = Operation::Dispatch(DispatchOp { output: Some(output), ..op });
         // SAFETY: by this function's contract.
         unsafe {
             let source = self.row_source(call, &format)?;
-            self.move_rows(&m, &source)?;
+            self.send_out(slot, &op, &source)?;
+            let mine = self.domains.mine;
+            let m = Move { via: Via::Leg(mine), ..op.carry(slot) };
+            self.move_to_regions(&m, mine, &source)
         }
-        self.operations[slot] = Operation::Dispatch(DispatchOp { output: Some(output), ..op });
-        Ok(())
+    }
+
+    /// Sends rows over the rail, where there are other domains: they have the longer way.
+    ///
+    /// # Safety
+    /// `source` is valid until this operation is received.
+    pub(super) unsafe fn send_out(
+        &mut self,
+        slot: usize,
+        op: &DispatchOp,
+        source: &RowSource,
+    ) -> Result<()> {
+        if self.rail.is_none() {
+            return Ok(());
+        }
+        let m = Move { via: Via::Rail, ..op.carry(slot) };
+        // SAFETY: by this function's contract.
+        unsafe { self.move_to_landing(&m, source) }
     }
 
     /// Sends counts, hears counts, and turns them into places on both sides.
@@ -122,13 +149,24 @@ impl Engine {
         op: &DispatchOp,
         enter: &Enter<'_>,
     ) -> Result<Output> {
-        let local = self.shape.local_experts() as usize;
-        for peer in self.rotation() {
-            let send = &self.handles[op.handle].send;
-            let counts = &send.expert_counts()[peer as usize * local..][..local];
-            let header = enter.header(send.rank_counts()[peer as usize].into(), 0, 0);
-            self.send_record(Signal::Entry, slot, peer, (header, Body::Counts(counts)))?;
-        }
+        let handle = op.handle;
+        self.enter(
+            slot,
+            enter,
+            &|engine, domain| engine.counts_of_domain(handle, domain),
+            &|engine, domain, peer| {
+                let send = &engine.handles[handle].legs[domain as usize].send;
+                let local = engine.shape.local_experts() as usize;
+                let counts = &send.expert_counts()[peer as usize * local..][..local];
+                let rows = send.rank_counts()[peer as usize];
+                Terms { body: Body::Counts([counts, &[]]), ..Terms::rows(rows) }
+            },
+        )?;
+        self.relay(slot, op.operation, &|engine, domain, peer| {
+            let announced = engine.rail.as_ref().map(|rail| rail.announced(domain, peer));
+            let (rows, counts) = announced.unwrap_or((0, &[]));
+            Terms { body: Body::Counts([counts, &[]]), ..Terms::rows(rows) }
+        })?;
         self.gather_entries(slot, enter)?;
         let state = &mut self.handles[op.handle];
         let alignment = state.arrangement.layout.alignment();
@@ -150,6 +188,18 @@ impl Engine {
         Ok(output)
     }
 
+    /// What the agent in a domain must know before rows come: how many each rank and expert gets.
+    fn counts_of_domain(&self, handle: usize, domain: u32) -> Terms<'_> {
+        let Some(outward) = &self.handles[handle].outward else { return Terms::rows(0) };
+        let (domain, ranks) = (domain as usize, self.inside.ranks as usize);
+        let experts = self.inside.experts as usize;
+        let body = Body::Counts([
+            &outward.rank_rows[domain * ranks..][..ranks],
+            &outward.send.expert_counts()[domain * experts..][..experts],
+        ]);
+        Terms { body, ..Terms::rows(outward.send.rank_counts()[domain]) }
+    }
+
     /// What combine of this handle will read: the first output, not that of a replay.
     pub(super) fn remember_output(&mut self, handle: usize, output: &Output) {
         let shape = self.shape;
@@ -159,11 +209,12 @@ impl Engine {
         state.output_rows = state.rows_of_output(&shape, &output.rows);
     }
 
-    /// Tells every source where its rows go, or why there is no room.
+    /// Tells whoever brings rows where those of each source go, or why there is no room.
     fn send_grants(&self, slot: usize, op: &DispatchOp, output: &Result<Output>) -> Result<()> {
         let recv = &self.handles[op.handle].recv;
         let text = output.as_ref().err().map(|error| error.detail());
-        for peer in self.rotation() {
+        for (domain, peer) in self.domains.pairs() {
+            let source = self.domains.place(domain, peer);
             let record = match (output, &text) {
                 (Ok(o), _) => (
                     Header([
@@ -172,18 +223,18 @@ impl Engine {
                         o.region.offset,
                         o.rows.tokens,
                         o.rows.experts,
-                        recv.row_base(peer).into(),
+                        recv.row_base(source).into(),
                         0,
                         0,
                     ]),
-                    Body::Counts(recv.expert_bases(peer)),
+                    Body::Counts([recv.expert_bases(source), &[]]),
                 ),
                 (Err(_), text) => (
                     Header([op.operation, Verdict::Full as u64, 0, 0, 0, 0, 0, 0]),
-                    Body::Text(text.as_deref().unwrap_or("")),
+                    Body::Text(text.as_deref().unwrap_or("").as_bytes()),
                 ),
             };
-            self.send_record(Signal::Grant, slot, peer, record)?;
+            self.send_record(Signal::Grant, slot, (domain, peer), record)?;
         }
         Ok(())
     }
@@ -194,34 +245,50 @@ impl Engine {
             Ok(output) => output,
             Err(error) => {
                 let text = error.detail();
-                let refusal = Some((Verdict::Full, text.as_str()));
+                let refusal = Some((Verdict::Full, text.as_bytes()));
                 let enter = Enter { refusal, ..*enter };
                 self.enter_refused(slot, &enter)?;
                 self.gather_entries(slot, &enter)?;
                 return Err(error);
             }
         };
-        for peer in self.rotation() {
-            let rows = self.handles[op.handle].send.rank_counts()[peer as usize];
-            let header = enter.header(rows.into(), output.region.offset, 0);
-            self.send_record(Signal::Entry, slot, peer, (header, Body::Nothing))?;
-        }
+        let (handle, base_x) = (op.handle, output.region.offset);
+        let to_domain: &ToDomain<'_> = &|engine, domain| engine.rows_of_domain(handle, domain);
+        let to_peer: &ToPeer<'_> = &|engine, domain, peer| {
+            let send = &engine.handles[handle].legs[domain as usize].send;
+            Terms { base_x, ..Terms::rows(send.rank_counts()[peer as usize]) }
+        };
+        self.enter(slot, enter, to_domain, to_peer)?;
+        self.relay(slot, op.operation, to_peer)?;
         if let Err(error) = self.gather_entries(slot, enter) {
             self.arena.release(output.region.id);
             return Err(error);
         }
-        for peer in 0..self.shape.ranks as usize {
-            let entry = self.gathered.entries[peer];
-            let expected = u64::from(self.handles[op.handle].recv.rows_from(peer as u32));
-            if entry.rows != expected {
-                return Err(bad_record(
-                    peer as u32,
-                    format!("{} rows in a replay of {expected}", entry.rows),
-                ));
-            }
-            self.gathered.regions[peer] = entry.base_x;
-        }
+        self.check_replay(op.handle)?;
         Ok(output)
+    }
+
+    /// How many rows this rank sends to a domain.
+    pub(super) fn rows_of_domain(&self, handle: usize, domain: u32) -> Terms<'_> {
+        let outward = self.handles[handle].outward.as_ref();
+        Terms::rows(outward.map_or(0, |outward| outward.send.rank_counts()[domain as usize]))
+    }
+
+    /// A replay brings as many rows as its dispatch did.
+    fn check_replay(&mut self, handle: usize) -> Result<()> {
+        let state = &self.handles[handle];
+        let wrong = |source: u32, rows: u64, expected: u64| {
+            Err(bad_record(source, format!("{rows} rows in a replay of {expected}")))
+        };
+        for source in 0..self.shape.ranks {
+            let entry = self.gathered.entries[source as usize];
+            let expected = u64::from(state.recv.rows_from(source));
+            if entry.rows != expected {
+                return wrong(source, entry.rows, expected);
+            }
+            self.gathered.regions[source as usize] = entry.base_x;
+        }
+        Ok(())
     }
 
     pub(super) fn allocate_output(&mut self, op: &DispatchOp) -> Result<Output> {
@@ -247,19 +314,17 @@ impl Engine {
                 ));
             }
         };
+        self.serve(slot, &Operation::Dispatch(op))?;
         if op.packed {
             return self.packed_recv(slot, &op);
         }
         let Some(output) = op.output else {
             return Err(Error::new(ErrorKind::Internal, "receive dispatch", "it has no output"));
         };
-        for peer in self.rotation() {
-            let rows = u64::from(self.handles[op.handle].recv.rows_from(peer));
-            if rows > 0 {
-                let add = rows * op.signature.arrays();
-                let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS };
-                self.wait(Signal::Rows, slot, peer, wait)?;
-            }
+        for (domain, peer) in self.domains.pairs() {
+            let source = self.domains.place(domain, peer);
+            let rows = u64::from(self.handles[op.handle].recv.rows_from(source));
+            self.wait_rows(slot, source, operation, rows * op.signature.arrays())?;
         }
         self.leave(slot, operation)?;
         self.write_counts(&op, &output);
@@ -271,6 +336,21 @@ impl Engine {
             }
         }
         Ok(self.describe(&op, &output))
+    }
+
+    /// Waits until the row signal of a source has risen so often.
+    pub(super) fn wait_rows(
+        &mut self,
+        slot: usize,
+        source: u32,
+        operation: u64,
+        add: u64,
+    ) -> Result<()> {
+        if add == 0 {
+            return Ok(());
+        }
+        let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS, rank: source };
+        self.wait(Signal::Rows, slot, source, wait)
     }
 
     /// What an entry says about its handle; a refused call names none.

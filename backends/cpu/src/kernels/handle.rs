@@ -1,9 +1,11 @@
 use tokenyard_core::abi;
-use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{
     Layout, RecvPlan, RegionLayout, RegionRows, RegionSpec, RowFormat, SendPlan, Shape,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::domains::Domains;
+use super::rail::Rail;
 
 /// How received rows are arranged, as a dispatch asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,31 +37,104 @@ impl Arrangement {
     }
 }
 
-/// Where this rank's rows go at one owner, and how large the owner's region is.
+/// Where a source's rows go at one owner, and how large the owner's region is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     /// N and X that the owner's region was laid out for.
     pub(super) tokens: u64,
     pub(super) rows: u64,
-    /// First flat row of this rank's block.
+    /// First flat row of the source's block.
     pub(super) first: u64,
 }
 
-/// What a dispatch leaves behind: this rank's routing, and the places on both sides. All memory is
-/// allocated when the yard is planned.
+/// The rows that reach this domain from one domain: what its source on this rank's rail sends, or
+/// this rank itself. All memory is allocated when the yard is planned.
+#[derive(Debug)]
+pub(super) struct Leg {
+    /// Which row goes to which peer of this domain. Its tokens are rows of the landing places, or
+    /// this rank's own tokens.
+    pub(super) send: SendPlan,
+    /// `[rows, K]`: experts of this domain, counted from its first, or -1.
+    pub(super) topk: Vec<i32>,
+    /// `[S]`, by owner.
+    pub(super) places: Vec<Place>,
+    /// `[S * El]`: the source's first row in each expert's block, at the expert's owner.
+    pub(super) expert_bases: Vec<u32>,
+}
+
+impl Leg {
+    fn new(inside: &Shape) -> Self {
+        Self {
+            send: SendPlan::new(inside),
+            topk: Vec::with_capacity(inside.max_tokens as usize * inside.topk as usize),
+            places: vec![Place::default(); inside.ranks as usize],
+            expert_bases: vec![0; inside.experts as usize],
+        }
+    }
+
+    /// Takes a routing that was validated.
+    pub(super) fn route(&mut self, topk_idx: &[i64]) {
+        self.send.build(topk_idx);
+        keep(&mut self.topk, topk_idx);
+    }
+}
+
+fn keep(topk: &mut Vec<i32>, topk_idx: &[i64]) {
+    topk.clear();
+    topk.extend(topk_idx.iter().map(|e| i32::try_from(*e).unwrap_or(-1).max(-1)));
+}
+
+/// Where this rank's tokens go among several domains.
+#[derive(Debug)]
+pub(super) struct Outward {
+    /// Which token goes to which domain, the own one included.
+    pub(super) send: SendPlan,
+    /// `[T, K]`: experts of the world, or -1.
+    pub(super) topk: Vec<i32>,
+    /// `[R]`: rows that each rank gets of this one's tokens.
+    pub(super) rank_rows: Vec<u32>,
+    /// Token + 1 of the last token that each rank got; `[R]`.
+    last_token: Vec<u32>,
+}
+
+impl Outward {
+    fn new(world: &Shape, domains: &Domains) -> Self {
+        Self {
+            send: SendPlan::new(&domains.rail(world)),
+            topk: Vec::with_capacity(world.max_tokens as usize * world.topk as usize),
+            rank_rows: vec![0; world.ranks as usize],
+            last_token: vec![0; world.ranks as usize],
+        }
+    }
+
+    fn route(&mut self, world: &Shape, topk_idx: &[i64]) {
+        self.send.build(topk_idx);
+        keep(&mut self.topk, topk_idx);
+        self.rank_rows.fill(0);
+        self.last_token.fill(0);
+        for (row, stamp) in self.topk.chunks_exact(world.topk as usize).zip(1..) {
+            for rank in row.iter().filter_map(|e| u32::try_from(*e).ok()).map(|e| world.rank_of(e))
+            {
+                let last = &mut self.last_token[rank as usize];
+                self.rank_rows[rank as usize] += u32::from(*last != stamp);
+                *last = stamp;
+            }
+        }
+    }
+}
+
+/// What a dispatch leaves behind: the routing of all rows that this rank sends, for itself and as an
+/// agent, and the places on both sides. All memory is allocated when the yard is planned.
 #[derive(Debug)]
 pub(super) struct HandleState {
     /// Number of the dispatch that made the handle: the same on all ranks.
     pub(super) origin: u64,
-    pub(super) send: SendPlan,
+    /// `[D]`, by the domain that the rows come from.
+    pub(super) legs: Vec<Leg>,
+    /// Where there are several domains.
+    pub(super) outward: Option<Outward>,
     pub(super) recv: RecvPlan,
-    /// `[T, K]`: global experts, or -1.
-    pub(super) topk: Vec<i32>,
     pub(super) arrangement: Arrangement,
-    /// `[R]`, by owner.
-    pub(super) places: Vec<Place>,
-    /// `[E]`: this rank's first row in each expert's block, at the expert's owner.
-    pub(super) expert_bases: Vec<u32>,
     /// True N and number of rows, padding included, on this rank.
     pub(super) tokens: u64,
     pub(super) rows: u64,
@@ -71,15 +146,14 @@ pub(super) struct HandleState {
 }
 
 impl HandleState {
-    pub(super) fn new(shape: &KernelShape, moe: &Shape) -> Self {
+    pub(super) fn new(world: &Shape, domains: &Domains) -> Self {
+        let inside = domains.inside(world);
         Self {
             origin: 0,
-            send: SendPlan::new(moe),
-            recv: RecvPlan::new(moe),
-            topk: Vec::with_capacity(shape.max_tokens as usize * shape.topk as usize),
+            legs: (0..domains.count).map(|_| Leg::new(&inside)).collect(),
+            outward: (domains.count > 1).then(|| Outward::new(world, domains)),
+            recv: RecvPlan::new(world),
             arrangement: Arrangement { layout: Layout::Flat, worst_case: false },
-            places: vec![Place::default(); shape.ranks as usize],
-            expert_bases: vec![0; shape.experts as usize],
             tokens: 0,
             rows: 0,
             region_offset: 0,
@@ -89,12 +163,32 @@ impl HandleState {
     }
 
     /// Takes this rank's routing for dispatch number `origin`. The host has validated it.
-    pub(super) fn route(&mut self, origin: u64, topk_idx: &[i64]) {
+    pub(super) fn route(
+        &mut self,
+        origin: u64,
+        topk_idx: &[i64],
+        (world, domains): (&Shape, &Domains),
+        rail: Option<&mut Rail>,
+    ) {
         self.origin = origin;
-        self.send.build(topk_idx);
-        self.topk.clear();
-        self.topk.extend(topk_idx.iter().map(|e| i32::try_from(*e).unwrap_or(-1).max(-1)));
         self.region = None;
+        let own = &mut self.legs[domains.mine as usize];
+        let (Some(outward), Some(rail)) = (&mut self.outward, rail) else {
+            return own.route(topk_idx);
+        };
+        outward.route(world, topk_idx);
+        let experts = i64::from(domains.inside(world).experts);
+        let first = experts * i64::from(domains.mine);
+        let here = rail.routing();
+        here.clear();
+        here.extend(
+            topk_idx.iter().map(
+                |e| {
+                    if (first..first + experts).contains(e) { e - first } else { -1 }
+                },
+            ),
+        );
+        own.route(here);
     }
 
     /// Rows that a region of this rank must hold.

@@ -1,42 +1,53 @@
-//! The `cpu` kernel set: the direct algorithm on host memory.
+//! The `cpu` kernel set on host memory: the direct algorithm, and over it the hierarchical one.
 //!
-//! Every rank keeps two windows: *control* (records, staging, landing places of the packed layout,
-//! at equal offsets on all ranks) and *arena* (outputs; a receiver chooses the place and grants it).
+//! Every rank keeps two windows: *control* (records, staging, landing places, at equal offsets on all
+//! ranks) and *arena* (outputs; a receiver chooses the place and grants it).
 //!
 //! One protocol serves both kinds of transport. Records always travel as `put_signal`. Rows are
 //! stored straight into the peer's arena where peers can be loaded from and stored to, and staged
-//! and `put` where they cannot. Receivers count (INV-2): per operation slot and peer there are four
+//! and `put` where they cannot. Receivers count (INV-2): per operation slot and place there are four
 //! signals, see `control`.
+//!
+//! With several domains each rank is also an *agent*: for the sources of other domains on its rail it
+//! does inside its domain what they would do if they were here. One domain is the case without them.
 
 mod agree;
 mod arena;
+mod channel;
 mod combine;
+mod commands;
 mod config;
 mod control;
 mod dispatch;
+mod domain_rows;
+mod domains;
 mod engine;
+mod forward;
 mod handle;
 mod memory;
 mod merger;
 mod output;
 mod packed;
+mod rail;
 mod rows;
 mod slots;
+mod sums;
 mod windows;
 mod writer;
 
 pub use config::CpuConfig;
-pub use windows::WindowSizes;
+pub use windows::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
 use tokenyard_core::kernels::{
     KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
 };
 use tokenyard_core::moe::Shape;
-use tokenyard_core::transport::{MemoryNeeds, Window};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::pool::Pool;
+use control::Ids;
 use engine::Engine;
 use memory::Memory;
 
@@ -62,6 +73,16 @@ fn moe_shape(shape: &KernelShape) -> Shape {
     }
 }
 
+fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
+    LinkNeeds {
+        lanes: 1,
+        signals: ids.count(),
+        queue_depth: limits.max_queue_depth.min(1024),
+        reserved: 0,
+        largest_put: limits.largest_put.min(windows::LARGEST_PUT),
+    }
+}
+
 impl CpuKernels {
     fn engine(&mut self) -> Result<&mut Engine> {
         self.engine.as_mut().ok_or_else(|| {
@@ -72,7 +93,7 @@ impl CpuKernels {
 
 impl KernelSet for CpuKernels {
     const NAME: &'static str = "cpu";
-    const ABOUT: &'static str = "any CPU: host memory, direct algorithm, all layouts and types";
+    const ABOUT: &'static str = "any CPU: host memory, all layouts and types, one or many domains";
     type Config = CpuConfig;
 
     fn probe(config: &CpuConfig) -> Result<u32> {
@@ -86,34 +107,29 @@ impl KernelSet for CpuKernels {
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
-        if self.shape.domains > 1 {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "size windows",
-                format!("found {} domains; expected 1", self.shape.domains),
-            ));
-        }
         let scale_up = limits.scale_up.max_lanes > 0;
-        let limits = if scale_up { &limits.scale_up } else { &limits.scale_out };
-        let shape = moe_shape(&self.shape);
-        let sizes = WindowSizes::new(&shape, self.shape.in_flight, limits, &self.config)?;
+        let inside = if scale_up { &limits.scale_up } else { &limits.scale_out };
+        let KernelShape { ranks, domains, in_flight, .. } = self.shape;
+        let spread = Spread { in_flight, domains };
+        let both = [inside, &limits.scale_out];
+        let sizes = WindowSizes::new(&moe_shape(&self.shape), spread, both, &self.config)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
         window_bytes[windows::CONTROL as usize] = sizes.control_bytes;
         window_bytes[windows::ARENA as usize] = sizes.arena_bytes;
-        let link = LinkNeeds {
-            lanes: 1,
-            signals: control::signals(self.shape.ranks, self.shape.in_flight),
-            queue_depth: limits.max_queue_depth.min(1024),
-            reserved: 0,
-            largest_put: limits.largest_put.min(windows::LARGEST_PUT),
+        let link = link_needs(inside, Ids { places: ranks, in_flight });
+        let rail = link_needs(&limits.scale_out, Ids { places: domains, in_flight });
+        let (scale_up, scale_out) = match (domains > 1, scale_up) {
+            (true, _) => (link, rail),
+            (false, true) => (link, NO_LINK_NEEDS),
+            (false, false) => (NO_LINK_NEEDS, link),
         };
         Ok(KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 2,
             reserved: 0,
-            scale_up: if scale_up { link } else { NO_LINK_NEEDS },
-            scale_out: if scale_up { NO_LINK_NEEDS } else { link },
+            scale_up,
+            scale_out,
             window_bytes,
         })
     }

@@ -1,17 +1,18 @@
 //! The packed layout (decoding): no counting round. Rows land in places that are fixed per source,
 //! one copy per (token, rank); the entry carries how many there are. The owner then spreads them
-//! over its experts. Landing places are free again when their owner has said `Done`.
+//! over its experts. Landing places are free again when their owner has said `Done`. Over the rail it
+//! is the same: rows and an entry at once, which the agent hands on.
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::moe::RegionLayout;
 
-use super::agree::{Enter, bad_record};
-use super::control::{Signal, Verdict};
+use super::agree::{Enter, Terms, bad_record};
+use super::control::Verdict;
 use super::dispatch::DispatchOp;
-use super::engine::{Body, Engine, Operation, Wait};
+use super::engine::{Engine, Operation};
 use super::output::Output;
-use super::rows::Move;
+use super::rows::{Move, Via};
 use super::slots::was_refused;
 
 impl Engine {
@@ -25,45 +26,48 @@ impl Engine {
         enter: &Enter<'_>,
     ) -> Result<()> {
         if enter.refusal.is_some() {
-            self.enter_refused(slot, enter)?;
             self.operations[slot] = Operation::Dispatch(op);
-            return Ok(());
+            return self.announce_rows(slot, op.handle, enter);
         }
         match self.allocate_output(&op) {
             Ok(output) => op.output = Some(output),
             Err(error) => {
                 let text = error.detail();
-                let refusal = Some((Verdict::Full, text.as_str()));
-                self.enter_refused(slot, &Enter { refusal, ..*enter })?;
+                let refusal = Some((Verdict::Full, text.as_bytes()));
                 self.operations[slot] = Operation::Dispatch(op);
-                return Ok(());
+                return self.announce_rows(slot, op.handle, &Enter { refusal, ..*enter });
             }
         }
-        let m = Move {
-            operation: call.operation,
-            slot,
-            handle: op.handle,
-            format: op.format,
-            arrays: op.signature.arrays(),
-        };
-        self.spots_in_landing(&m)?;
+        self.operations[slot] = Operation::Dispatch(op);
+        let m = Move { via: Via::Leg(self.domains.mine), ..op.carry(slot) };
         // SAFETY: by this function's contract.
         unsafe {
             let source = self.row_source(call, &op.format)?;
-            self.move_rows(&m, &source)?;
+            self.send_out(slot, &op, &source)?;
+            self.move_to_landing(&m, &source)?;
         }
-        for peer in self.rotation() {
-            let rows = self.handles[op.handle].send.rank_counts()[peer as usize];
-            let header = enter.header(rows.into(), 0, 0);
-            self.send_record(Signal::Entry, slot, peer, (header, Body::Nothing))?;
-        }
-        self.operations[slot] = Operation::Dispatch(op);
-        Ok(())
+        self.announce_rows(slot, op.handle, enter)
+    }
+
+    /// Tells everybody how many rows this rank has sent them, or that it refuses.
+    fn announce_rows(&self, slot: usize, handle: usize, enter: &Enter<'_>) -> Result<()> {
+        self.enter(
+            slot,
+            enter,
+            &|engine, domain| engine.rows_of_domain(handle, domain),
+            &|engine, domain, peer| engine.rows_of_leg(handle, domain, peer),
+        )
+    }
+
+    /// How many rows of a domain's source a peer gets.
+    pub(super) fn rows_of_leg(&self, handle: usize, domain: u32, peer: u32) -> Terms<'_> {
+        let send = &self.handles[handle].legs[domain as usize].send;
+        Terms::rows(send.rank_counts()[peer as usize])
     }
 
     pub(super) fn packed_recv(&mut self, slot: usize, op: &DispatchOp) -> Result<abi::TyReceived> {
         let operation = op.operation;
-        let refusal = op.output.is_none().then_some((Verdict::Refused, ""));
+        let refusal = op.output.is_none().then_some((Verdict::Refused, &[][..]));
         let origin = self.origin(op.handle, refusal.is_some());
         let enter = Enter { operation, signature: op.signature, origin, refusal };
         let verdict = self.gather_entries(slot, &enter);
@@ -73,13 +77,10 @@ impl Engine {
         };
         // Rows of those that took part are on their way even where somebody refused: they are
         // counted, so that the totals stay right, and given up.
-        for peer in self.rotation() {
-            let entry = self.gathered.entries[peer as usize];
-            if entry.rows > 0 {
-                let add = entry.rows * entry.arrays;
-                let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS };
-                self.wait(Signal::Rows, slot, peer, wait)?;
-            }
+        for (domain, peer) in self.domains.pairs() {
+            let source = self.domains.place(domain, peer);
+            let entry = self.gathered.entries[source as usize];
+            self.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
         }
         let result = match (verdict, op.output) {
             (Ok(()), Some(output)) => {

@@ -13,6 +13,8 @@ pub(super) struct RowSource {
     /// Bytes from row to row and from column to column.
     pub(super) scale_pitch: [isize; 2],
     pub(super) weights: *const f32,
+    /// What the rows are called; null for those of this rank, which are numbered.
+    pub(super) sources: *const i32,
 }
 
 /// The same as addresses: at the peer, or in the stage.
@@ -40,7 +42,8 @@ pub(super) fn first_local(shape: &Shape, topk: &[i32], rank: u32) -> Option<usiz
 /// Writes one row and its side arrays.
 pub(super) struct RowWriter<'a> {
     pub(super) shape: Shape,
-    pub(super) rank: u32,
+    /// What this rank's first row is called: its rank * M.
+    pub(super) first_source: u32,
     pub(super) source: RowSource,
     pub(super) format: WireFormat,
     pub(super) topk: &'a [i32],
@@ -89,8 +92,12 @@ impl RowWriter<'_> {
                     weights.add(k).write(if local.is_some() { weight } else { 0.0 });
                 }
             }
-            let source = self.rank * self.shape.max_tokens + token as u32;
-            target.source.add(index * 4).cast::<i32>().write(source as i32);
+            let source = if self.source.sources.is_null() {
+                (self.first_source + token as u32) as i32
+            } else {
+                self.source.sources.add(token).read()
+            };
+            target.source.add(index * 4).cast::<i32>().write(source);
         }
     }
 

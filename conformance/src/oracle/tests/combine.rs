@@ -136,6 +136,56 @@ fn the_total_is_rounded_once() {
 }
 
 #[test]
+fn a_domain_rounds_the_sum_of_its_ranks() {
+    // Ranks 0, 1 | 2, 3. bf16 has steps of 2 at 256: 1 + 1 is 2 in the second domain, 256 + 1 is 256
+    // in the first. In one domain the sum would be 259, which rounds to 260.
+    let case = unweighted(4, 4, Layout::Flat, RowType::Bf16);
+    let (one, inputs) = one_token(case.clone(), &[0, 1, 2, 3]);
+    let values: [&[f32]; 4] = [&[256.0], &[1.0], &[1.0], &[1.0]];
+    assert_eq!(combine_one(&one, &inputs, &values), 260.0);
+    let (two, inputs) = one_token(Case { domains: 2, ..case }, &[0, 1, 2, 3]);
+    assert_eq!(combine_one(&two, &inputs, &values), 258.0);
+}
+
+#[test]
+fn domains_are_added_in_the_order_of_their_highest_selecting_k() {
+    // Ranks 0, 1 | 2, 3 | 4, 5. By number of the domain: (1 + 1e8) - 1e8 = 0. By highest k: domain 2
+    // (k 1), domain 1 (k 2), domain 0 (k 3): (-1e8 + 1e8) + 1.
+    let case = Case { domains: 3, ..unweighted(6, 6, Layout::Flat, RowType::F32) };
+    let (case, inputs) = one_token(case, &[0, 4, 2, 1]);
+    let values: [&[f32]; 6] = [&[0.25], &[0.75], &[1e8], &[], &[-1e8], &[]];
+    assert_eq!(combine_one(&case, &inputs, &values), 1.0);
+}
+
+#[test]
+fn ranks_of_a_domain_are_added_in_the_order_of_their_highest_selecting_k() {
+    // Ranks 0, 1, 2 | 3, 4, 5. Ranks 2, 0, 1 of the first: (1e8 - 1e8) + 1.
+    let case = Case { domains: 2, ..unweighted(6, 6, Layout::Flat, RowType::F32) };
+    let (case, inputs) = one_token(case, &[2, 3, 0, 1]);
+    let values: [&[f32]; 6] = [&[-1e8], &[1.0], &[1e8], &[2.0], &[], &[]];
+    assert_eq!(combine_one(&case, &inputs, &values), 3.0);
+}
+
+#[test]
+fn domains_of_one_rank_are_as_one_domain() {
+    let case = unweighted(3, 3, Layout::Flat, RowType::Bf16);
+    for domains in [1, 3] {
+        let (case, inputs) = one_token(Case { domains, ..case.clone() }, &[0, 1, 2]);
+        assert_eq!(combine_one(&case, &inputs, &[&[256.0], &[1.0], &[1.0]]), 258.0);
+    }
+}
+
+#[test]
+fn a_bias_is_no_part_of_a_domain() {
+    // 256 + (1 + 1); as a part of the domain it would be rounded away.
+    let mut case = Case { domains: 2, ..unweighted(4, 4, Layout::Flat, RowType::Bf16) };
+    case.combine.biases = 1;
+    let (case, mut inputs) = one_token(case, &[2, 3]);
+    inputs.ranks[0].biases = vec![RowType::Bf16.encode(&[256.0])];
+    assert_eq!(combine_one(&case, &inputs, &[&[], &[], &[1.0], &[1.0]]), 258.0);
+}
+
+#[test]
 fn biases_come_first_and_do_not_round_on_their_own() {
     let mut case = unweighted(1, 1, Layout::Flat, RowType::Bf16);
     case.combine.biases = 2;

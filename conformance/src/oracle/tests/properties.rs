@@ -17,6 +17,8 @@ fn pick<T: Clone>(rng: &mut Rng, choices: &[T]) -> T {
 fn random_case(seed: u64) -> Case {
     let rng = &mut Rng::new(seed, Stream::Shared, 99);
     let ranks = pick(rng, &[1, 2, 3, 4, 8]);
+    let divisors: Vec<usize> = (1..=ranks).filter(|d| ranks % d == 0).collect();
+    let domains = pick(rng, &divisors);
     let experts = ranks * (1 + rng.below(5));
     let topk = 1 + rng.below(experts.min(9));
     let alignment = pick(rng, &[1, 4, 7, 16]);
@@ -41,6 +43,7 @@ fn random_case(seed: u64) -> Case {
     let weighted = weights && layout != Layout::Flat && pick(rng, &[false, true]);
     let case = Case {
         ranks,
+        domains,
         experts,
         topk,
         hidden: pick(rng, &[1, 16, 130, 256]),

@@ -1,0 +1,119 @@
+//! The sums of combine: a row is its biases, then one partial row per peer that the token went to,
+//! in combine order; rounded once.
+
+use tokenyard_core::moe::{MAX_TOPK, SendPlan, Shape};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::rows::Shared;
+use crate::convert::FloatType;
+use crate::pool::Pool;
+use crate::sum::sum_rows;
+
+/// Tokens that one task of the pool handles.
+pub(super) const CHUNK: usize = 16;
+
+/// Terms of one row: two biases and a partial per selected peer.
+const MOST_TERMS: usize = MAX_TOPK as usize + 2;
+
+/// Where the partial rows of one peer start, and their weights, `[rows, K]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Partial {
+    pub(super) x: *const u8,
+    pub(super) weights: *const f32,
+}
+
+impl Default for Partial {
+    fn default() -> Self {
+        Self { x: std::ptr::null(), weights: std::ptr::null() }
+    }
+}
+
+/// Rows that are summed from partial rows.
+pub(super) struct Sum<'a> {
+    /// Which peers a token went to, as which of their rows.
+    pub(super) send: &'a SendPlan,
+    /// `[tokens, K]`, and which peer has which expert.
+    pub(super) topk: &'a [i32],
+    pub(super) shape: Shape,
+    /// By peer.
+    pub(super) partials: &'a [Partial],
+    /// `[tokens, H]`; null where there is none.
+    pub(super) biases: [*const u8; 2],
+    /// The token of each row; absent where every token has a row.
+    pub(super) tokens: Option<&'a [u32]>,
+    /// `[rows, H]`, and `[rows, K]`; null where no weights travel.
+    pub(super) out: *mut u8,
+    pub(super) out_weights: *mut f32,
+    pub(super) float: FloatType,
+    pub(super) row_bytes: usize,
+}
+
+impl Sum<'_> {
+    /// Writes all rows.
+    ///
+    /// # Safety
+    /// All addresses are valid for the rows that the plan names, and the partials are complete.
+    pub(super) unsafe fn run(&self, pool: &Pool) -> Result<()> {
+        let rows = self.tokens.map_or(self.send.num_tokens() as usize, <[u32]>::len);
+        let sum = Shared(self);
+        let task = |chunk: usize| {
+            let sum = sum.get();
+            for row in chunk * CHUNK..((chunk + 1) * CHUNK).min(rows) {
+                // SAFETY: by this function's contract; every row belongs to one task.
+                unsafe { sum.row(row) };
+            }
+        };
+        pool.run(rows.div_ceil(CHUNK), &task).map_err(|_| pool_failed())
+    }
+
+    /// # Safety
+    /// As [`run`](Self::run); nobody else writes the row.
+    unsafe fn row(&self, row: usize) {
+        let token = self.tokens.map_or(row, |tokens| tokens[row] as usize);
+        let mut terms: [&[u8]; MOST_TERMS] = [&[]; MOST_TERMS];
+        let mut count = 0;
+        let biases = self.biases.iter().filter(|bias| !bias.is_null());
+        let biases = biases.map(|bias| bias.wrapping_add(token * self.row_bytes));
+        let partials = self.send.fan(token as u32).iter().map(|fan| {
+            let partial = self.partials[fan.rank as usize];
+            partial.x.wrapping_add(fan.index as usize * self.row_bytes)
+        });
+        for address in biases.chain(partials) {
+            // SAFETY: by this function's contract.
+            terms[count] = unsafe { std::slice::from_raw_parts(address, self.row_bytes) };
+            count += 1;
+        }
+        let out = self.out.wrapping_add(row * self.row_bytes);
+        // SAFETY: by this function's contract.
+        let out = unsafe { std::slice::from_raw_parts_mut(out, self.row_bytes) };
+        sum_rows(self.float, out, &terms[..count]);
+        if !self.out_weights.is_null() {
+            // SAFETY: as above.
+            unsafe { self.return_weights(row, token) };
+        }
+    }
+
+    /// Brings each copy's weight back to its (token, k).
+    ///
+    /// # Safety
+    /// As [`row`](Self::row).
+    unsafe fn return_weights(&self, row: usize, token: usize) {
+        let topk = self.shape.topk as usize;
+        for (k, expert) in self.topk[token * topk..][..topk].iter().enumerate() {
+            let peer = u32::try_from(*expert).ok().map(|e| self.shape.rank_of(e));
+            let fan = self.send.fan(token as u32).iter().find(|fan| Some(fan.rank) == peer);
+            let weight = fan.map_or(0.0, |fan| {
+                let weights = self.partials[fan.rank as usize].weights;
+                // SAFETY: `[rows, K]` of that peer, by this function's contract.
+                unsafe { weights.add(fan.index as usize * topk + k).read() }
+            });
+            // SAFETY: `[rows, K]`, by this function's contract.
+            unsafe { self.out_weights.add(row * topk + k).write(weight) };
+        }
+    }
+}
+
+#[cold]
+pub(super) fn pool_failed() -> Error {
+    Error::new(ErrorKind::Internal, "combine", "a task of the worker pool panicked")
+}
