@@ -84,6 +84,15 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// The part's own table. Its schema belongs to the part; unknown keys must be refused.
     type Config: serde::de::DeserializeOwned;
 
+    /// Reads the part's own table. A part that hands some of it on to another part, or checks
+    /// ranges, does so here: only here are the lines of the file known.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] with file, line, key, what was found and what was expected.
+    fn configure(table: &PartTable) -> Result<Self::Config> {
+        table.parse(Self::NAME)
+    }
+
     /// Says what works here, without side effects.
     ///
     /// # Errors
@@ -189,15 +198,6 @@ pub trait Transport: Sized + Send + Sync + 'static {
         let _ = peer;
         Self::NAME.to_owned()
     }
-}
-
-/// Reads a part's own table; shared by the derived tables of all kinds.
-pub(crate) fn parse_table<C: serde::de::DeserializeOwned>(
-    part: &str,
-    text: &str,
-    file: &str,
-) -> Result<C> {
-    PartTable::from_text(text, file).parse::<C>(part)
 }
 
 /// A capability set with nothing in it, to be filled by struct update.

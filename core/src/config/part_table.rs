@@ -90,22 +90,54 @@ impl PartTable {
         self.error(at, &format!("`{}` {} {message}", shown(key), place(part, &[])))
     }
 
+    /// Takes the table under `key` out, for a part that hands it on to another part: what is left,
+    /// and that table (empty if there is none). Keys keep their lines.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if `key` holds something else than a table.
+    pub fn split(&self, key: &str) -> Result<(Self, Self)> {
+        let source = Source::new(&self.text, &self.file);
+        let document = DeTable::parse(&self.text)
+            .map_err(|error| self.error(offset(&error), &not_toml(&error, &self.text)))?
+            .into_inner();
+        let mut rest = Vec::new();
+        collect((&source, "the table"), &document, &mut Vec::new(), &mut rest)?;
+        let mut taken = Vec::new();
+        if let Some((name, value)) = document.get_key_value(key) {
+            let Some(table) = value.get_ref().as_table() else {
+                let message = format!("`{}` is no table; expected one", shown(key));
+                return Err(self.error(name.span().start, &message));
+            };
+            collect((&source, key), table, &mut Vec::new(), &mut taken)?;
+            // An inline or empty table is one entry of the whole.
+            rest.retain(|entry| entry.start != name.span().start);
+        }
+        rest.retain(|entry| !taken.iter().any(|other| other.start == entry.start));
+        let write = |mut entries: Vec<Entry<'_>>| {
+            for entry in &mut entries {
+                entry.line = file_line(&self.text, entry.start).unwrap_or(entry.line);
+            }
+            let mut writer = Writer::new();
+            writer.put_all(entries);
+            Self::from_text(&writer.text, &self.file)
+        };
+        Ok((write(rest), write(taken)))
+    }
+
     /// Takes the table that `item` holds out of its file.
     pub(super) fn extract(item: &Item<'_>) -> Result<Self> {
         let table =
             item.table().ok_or_else(|| item.wrong_type("a table of the part's own keys"))?;
         let mut entries = Vec::new();
-        collect(item, table, &mut Vec::new(), &mut entries)?;
-        entries.sort_by_key(|entry| entry.start);
+        collect((item.source(), item.path()), table, &mut Vec::new(), &mut entries)?;
 
-        let mut writer = Writer { text: String::new(), line: 1 };
+        let mut writer = Writer::new();
         // Says where the table starts, also for a table without a key.
-        if entries.first().is_none_or(|first| item.line() < first.line) {
+        let first = entries.iter().map(|entry| entry.line).min();
+        if first.is_none_or(|first| item.line() < first) {
             writer.put(item.line(), &format!("# [{}]", item.path()));
         }
-        for entry in &entries {
-            writer.put(entry.line, &format!("{} = {}", entry.key, entry.value));
-        }
+        writer.put_all(entries);
         Ok(Self { text: writer.text, file: item.source().name().to_owned() })
     }
 
@@ -157,20 +189,19 @@ struct Entry<'a> {
     value: &'a str,
 }
 
-/// Collects the entries of `table`, which stands at `path` in the table of `part`.
+/// Collects the entries of `table`, which stands at `path` in the table `owner`.
 fn collect<'a>(
-    part: &Item<'a>,
+    (source, owner): (&Source<'a>, &str),
     table: &'a DeTable<'a>,
     path: &mut Vec<&'a str>,
     entries: &mut Vec<Entry<'a>>,
 ) -> Result<()> {
-    let source = part.source();
     for (key, value) in table {
         path.push(source.slice(key.span()));
         let text = source.slice(value.span());
         let refuse = |problem: &str, expected: &str| {
             let inner = shown(&path.join("."));
-            let message = format!("{}.{inner} {problem}; expected {expected}", part.path());
+            let message = format!("{owner}.{inner} {problem}; expected {expected}");
             Err(source.error_at(key.span().start, message))
         };
         if path.iter().map(|key| key.len() + 1).sum::<usize>() > MAX_KEY {
@@ -179,7 +210,7 @@ fn collect<'a>(
         match value.get_ref() {
             // The text of a table with a header or dotted keys is not one piece of the file.
             DeValue::Table(inner) if !text.starts_with('{') && !inner.is_empty() => {
-                collect(part, inner, path, entries)?;
+                collect((source, owner), inner, path, entries)?;
             }
             DeValue::Array(array) if array.iter().any(|element| has_header(source, element)) => {
                 return refuse("is an array of [[tables]]", "an array of inline tables");
@@ -212,6 +243,17 @@ struct Writer {
 }
 
 impl Writer {
+    fn new() -> Self {
+        Self { text: String::new(), line: 1 }
+    }
+
+    fn put_all(&mut self, mut entries: Vec<Entry<'_>>) {
+        entries.sort_by_key(|entry| entry.start);
+        for entry in &entries {
+            self.put(entry.line, &format!("{} = {}", entry.key, entry.value));
+        }
+    }
+
     fn put(&mut self, line: usize, text: &str) {
         if self.line > line {
             self.text.push_str(&format!("{LINE_DIRECTIVE}{line}\n"));

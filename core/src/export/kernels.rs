@@ -2,8 +2,8 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use super::call::{Instance, check_size, close, guarded, guarded_mut};
-use super::transport::read_config;
-use super::{log, static_str};
+use super::transport::read_table;
+use super::{host, static_str};
 use crate::abi;
 use crate::kernels::KernelSet;
 
@@ -42,8 +42,8 @@ impl<K: KernelSet> KernelsPart<K> {
         guarded("probe", error, || {
             // SAFETY: the host's structures are valid for the call.
             let config = unsafe {
-                log::forward_to(host);
-                read_config::<K::Config>(K::NAME, &*config)?
+                host::meet(host);
+                read_table(&*config)?.parse::<K::Config>(K::NAME)?
             };
             let kinds = K::probe(&config)?;
             // SAFETY: as above.
@@ -62,8 +62,8 @@ impl<K: KernelSet> KernelsPart<K> {
         guarded("open", error, || {
             // SAFETY: the host's structures are valid for the call.
             let (config, shape) = unsafe {
-                log::forward_to(host);
-                (read_config::<K::Config>(K::NAME, &*config)?, &*shape)
+                host::meet(host);
+                (read_table(&*config)?.parse::<K::Config>(K::NAME)?, &*shape)
             };
             check_size("open", shape.size, size_of::<abi::TyShape>())?;
             let part = K::open(config, shape)?;

@@ -6,12 +6,15 @@
 //! filled [`TyError`](crate::abi::TyError).
 
 mod call;
+mod host;
 mod kernels;
 mod log;
 mod topology;
 mod transport;
 
 pub(crate) use call::{kind_of, panic_text, read_error};
+pub use host::find_transport;
+pub(crate) use host::services;
 pub use kernels::KernelsPart;
 pub use topology::TopologyPart;
 pub use transport::TransportPart;

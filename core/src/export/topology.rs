@@ -1,8 +1,8 @@
 use std::marker::PhantomData;
 
 use super::call::{check_size, guarded};
-use super::transport::read_config;
-use super::{log, static_str};
+use super::transport::read_table;
+use super::{host, static_str};
 use crate::abi;
 use crate::topology::{Discover, Topology};
 use crate::{Error, ErrorKind};
@@ -30,13 +30,13 @@ impl<T: Topology> TopologyPart<T> {
         guarded("discover", error, || {
             // SAFETY: the host's structures are valid for the call.
             let (ask, out) = unsafe {
-                log::forward_to(host);
+                host::meet(host);
                 (&*discover, &mut *place)
             };
             check_size("discover", ask.size, size_of::<abi::TyDiscover>())?;
             check_size("discover", out.size, size_of::<abi::TyPlace>())?;
             // SAFETY: the strings of the config are valid for the call.
-            let config = unsafe { read_config::<T::Config>(T::NAME, &ask.config)? };
+            let config = unsafe { read_table(&ask.config)?.parse::<T::Config>(T::NAME)? };
             let about = Discover { rank: ask.rank, ranks: ask.ranks, local_rank: ask.local_rank };
             let found = T::discover(&config, &about)?;
             if found.host.len() >= abi::TY_HOST_BYTES {

@@ -4,9 +4,10 @@ use std::marker::PhantomData;
 use super::call::{
     Instance, check_size, close, guarded, guarded_hot, guarded_mut, guarded_ref, text,
 };
-use super::{log, static_str};
+use super::{host, static_str};
 use crate::abi;
-use crate::transport::{Team, Transport, TransportNeeds, parse_table};
+use crate::config::PartTable;
+use crate::transport::{Team, Transport, TransportNeeds};
 use crate::{Error, ErrorKind, Result};
 
 /// The C table of a [`Transport`].
@@ -46,8 +47,8 @@ impl<T: Transport> TransportPart<T> {
         guarded("probe", error, || {
             // SAFETY: the host's structures are valid for the call.
             let (config, out) = unsafe {
-                log::forward_to(host);
-                (read_config::<T::Config>(T::NAME, &*config)?, &mut *capabilities)
+                host::meet(host);
+                (T::configure(&read_table(&*config)?)?, &mut *capabilities)
             };
             check_size("probe", out.size, size_of::<abi::TyCapabilities>())?;
             *out = T::probe(&config)?;
@@ -64,14 +65,14 @@ impl<T: Transport> TransportPart<T> {
         guarded("open", error, || {
             // SAFETY: the host's structures are valid for the call.
             let open = unsafe {
-                log::forward_to(host);
+                host::meet(host);
                 &*open
             };
             check_size("open", open.size, size_of::<abi::TyTransportOpen>())?;
             // SAFETY: as above; the list has `count` entries.
             let (config, world_ranks) = unsafe {
                 (
-                    read_config::<T::Config>(T::NAME, &open.config)?,
+                    T::configure(&read_table(&open.config)?)?,
                     std::slice::from_raw_parts(open.team.world_ranks, open.team.count as usize),
                 )
             };
@@ -296,17 +297,14 @@ impl<T: Transport> TransportPart<T> {
     }
 }
 
-/// Parses a part's own table.
+/// A part's own table.
 ///
 /// # Safety
 /// The strings of `config` are valid for the call.
-pub(super) unsafe fn read_config<C: serde::de::DeserializeOwned>(
-    part: &str,
-    config: &abi::TyConfig,
-) -> Result<C> {
+pub(super) unsafe fn read_table(config: &abi::TyConfig) -> Result<PartTable> {
     check_size("read config", config.size, size_of::<abi::TyConfig>())?;
     // SAFETY: by this function's contract.
     let (table, file) =
         unsafe { (text("read config", config.text)?, text("read config", config.file)?) };
-    parse_table(part, table, file)
+    Ok(PartTable::from_text(table, file))
 }

@@ -25,9 +25,10 @@ static HOST: crate::export::Exported<abi::TyHost> = crate::export::Exported(abi:
     find_transport: Some(registry::find_transport),
 });
 
-/// The host table that parts are called with.
+/// The host table that parts are called with. In a plugin that is the table of the plugin's own
+/// host: what a part opens, it opens in the host's name.
 pub fn services() -> *const abi::TyHost {
-    &raw const HOST.0
+    crate::export::services().map_or(&raw const HOST.0, std::ptr::from_ref)
 }
 
 /// Writes a part's line to this image's log.

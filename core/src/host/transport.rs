@@ -169,6 +169,14 @@ impl OpenTransport {
         self.link.health()
     }
 
+    /// See [`Link::progress`].
+    ///
+    /// # Errors
+    /// A status `TY_*` below zero.
+    pub fn progress(&self) -> std::result::Result<bool, i32> {
+        self.link.progress()
+    }
+
     /// See [`Link::link_name`].
     pub fn link_name(&self, peer: u32) -> String {
         self.link.link_name(peer)

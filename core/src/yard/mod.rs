@@ -119,7 +119,11 @@ impl Yard {
             )
             .with_fix("receive it first"));
         }
-        self.parts.kernels().flush()?;
+        let flushed = self.parts.kernels().flush();
+        if let Err(error) = flushed {
+            // The others are in the barrier, or will be: they must learn why it never ends.
+            return Err(self.end(self.parts.watchdog.verdict().unwrap_or(error)));
+        }
         self.world.barrier("close yard")
     }
 

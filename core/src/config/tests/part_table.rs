@@ -257,3 +257,49 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_table_split_off_for_another_part_keeps_its_lines_and_so_does_the_rest() {
+    let table = table_of(
+        r#"[transport.scale_out.efa]
+threads = 1
+[transport.scale_out.efa.tcp]
+port = 1
+[transport.scale_out.efa.tcp.retry]
+limit = 7
+[transport.scale_out.efa.retry]
+limit = 8
+"#,
+    );
+    let (rest, taken) = table.split("tcp").unwrap();
+    let line = |table: &PartTable, text: &str| table.text().lines().position(|l| l == text);
+    assert_eq!(line(&rest, "threads = 1"), line(&table, "threads = 1"));
+    assert_eq!(line(&rest, "retry.limit = 8"), line(&table, "retry.limit = 8"));
+    assert_eq!(line(&taken, "port = 1"), line(&table, "tcp.port = 1"));
+    assert_eq!(line(&taken, "retry.limit = 7"), line(&table, "tcp.retry.limit = 7"));
+    assert!(!rest.text().contains("port") && !taken.text().contains("threads"));
+    rest.parse::<Efa>("efa").unwrap();
+    assert_eq!(taken.file(), "a.toml");
+}
+
+#[test]
+fn inline_and_empty_and_missing_tables_are_split_off_too() {
+    let text = "[transport.scale_out.efa]\nthreads = 1\ntcp = { a = 1, b = 2 }\n";
+    let (rest, taken) = table_of(text).split("tcp").unwrap();
+    assert!(!rest.text().contains("tcp"));
+    let number = taken.text().lines().filter(|l| l.contains("= ")).count();
+    assert_eq!(number, 2, "{}", taken.text());
+    let wrong = taken.invalid("tcp", "b", "is 2; expected 3").to_string();
+    assert!(wrong.contains("a.toml:9: `b`"), "{wrong}");
+    for text in ["threads = 1\ntcp = {}\n", "threads = 1\n"] {
+        let table = table_of(&format!("[transport.scale_out.efa]\n{text}"));
+        let (rest, taken) = table.split("tcp").unwrap();
+        assert!(!rest.text().contains("tcp") && taken.text().is_empty(), "{}", taken.text());
+    }
+}
+
+#[test]
+fn a_value_where_a_table_is_split_off_is_refused_with_its_line() {
+    let error = table_of("[transport.scale_out.efa]\ntcp = 5\n").split("tcp").unwrap_err();
+    assert!(error.to_string().contains("a.toml:8: `tcp` is no table"), "{error}");
+}
