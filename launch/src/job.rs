@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use crate::adopt::LAUNCHER;
-use crate::keeper;
+use crate::keeper::{self, Start};
 use crate::running::Running;
 
 /// What happens to the stderr of the ranks. The last 64 KiB of each are kept in both cases.
@@ -51,11 +51,11 @@ impl Job {
         ensure!(self.ranks > 0, "start job: found 0 ranks, expected at least 1");
         let folder = private_folder()?;
         let secret = fresh_secret()?;
-        let commands =
-            (0..self.ranks).map(|rank| self.command(rank, folder.path(), &secret)).collect();
-        let kept = keeper::start(commands, self.stderr)
+        let commands = (0..self.ranks).map(|rank| self.command(rank, folder.path(), &secret));
+        let starts = commands.map(|command| Start { command, spaces: None }).collect();
+        let kept = keeper::start(starts, self.stderr)
             .with_context(|| format!("start job: program {}", self.program.display()))?;
-        Ok(Running::new(kept, folder))
+        Ok(Running::new(kept, Some(folder)))
     }
 
     fn command(&self, rank: u32, folder: &Path, secret: &str) -> Command {
@@ -96,7 +96,7 @@ fn private_folder() -> Result<TempDir> {
         })
 }
 
-fn fresh_secret() -> Result<String> {
+pub(crate) fn fresh_secret() -> Result<String> {
     let mut bytes = [0u8; 32];
     getrandom::fill(&mut bytes).context("start job: the system gave no random bytes")?;
     let mut text = String::with_capacity(2 * bytes.len());

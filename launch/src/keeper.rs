@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::event::{Event, Exit};
+use crate::hosts::Spaces;
 use crate::job::Stderr;
 use crate::lines::{Lines, Tail};
 
@@ -46,13 +47,20 @@ pub(crate) struct Kept {
     pub(crate) events: Receiver<Event>,
 }
 
-/// Starts one process per command, all or none.
-pub(crate) fn start(commands: Vec<Command>, stderr: Stderr) -> Result<Kept> {
+/// One process to start.
+pub(crate) struct Start {
+    pub(crate) command: Command,
+    /// The host it runs on, if not on the machine itself; then that of all others as well.
+    pub(crate) spaces: Option<Arc<Spaces>>,
+}
+
+/// Starts the processes, all or none.
+pub(crate) fn start(starts: Vec<Start>, stderr: Stderr) -> Result<Kept> {
     let (events_in, events) = mpsc::channel();
     let (started_in, started) = mpsc::channel();
     thread::Builder::new()
         .name("tokenyard-launch".into())
-        .spawn(move || match start_all(commands, stderr) {
+        .spawn(move || match start_all(starts, stderr) {
             Ok(ranks) => {
                 // Fails if nobody listens, as do the sends below; the ranks are reaped all the same.
                 let _ = started_in.send(Ok(ranks.iter().map(RankProcess::handle).collect()));
@@ -67,9 +75,13 @@ pub(crate) fn start(commands: Vec<Command>, stderr: Stderr) -> Result<Kept> {
     Ok(Kept { handles, events })
 }
 
-fn start_all(commands: Vec<Command>, stderr: Stderr) -> Result<Vec<RankProcess>> {
-    let mut ranks = Vec::with_capacity(commands.len());
-    for (rank, mut command) in (0u32..).zip(commands) {
+fn start_all(starts: Vec<Start>, stderr: Stderr) -> Result<Vec<RankProcess>> {
+    let mut ranks = Vec::with_capacity(starts.len());
+    for (rank, Start { mut command, spaces }) in (0u32..).zip(starts) {
+        if let Some(spaces) = spaces {
+            // A child is where the thread is that starts it.
+            spaces.enter()?;
+        }
         let process = RankProcess::start(rank, &mut command, stderr)
             .with_context(|| format!("rank {rank} could not be started"))?;
         ranks.push(process);

@@ -1,4 +1,5 @@
-//! Starts ranks as processes on this machine and leaves none behind.
+//! Starts ranks as processes on this machine and leaves none behind; on [`Hosts`], which are network
+//! namespaces, where a job of several machines is wanted.
 //!
 //! A [`Job`] says what to start. [`Job::start`] makes a private folder for the rendezvous, starts
 //! one process per rank and returns [`Running`], from which the launcher reads [`Event`]s. Ranks
@@ -15,6 +16,7 @@
 
 mod adopt;
 mod event;
+mod hosts;
 mod job;
 mod keeper;
 mod lines;
@@ -22,5 +24,6 @@ mod running;
 
 pub use adopt::adopt;
 pub use event::{Event, Exit, Outcome};
+pub use hosts::{Hosts, Launcher, Net};
 pub use job::{Job, Stderr};
 pub use running::Running;

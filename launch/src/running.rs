@@ -2,8 +2,9 @@
 
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, pidfd_send_signal};
 use tempfile::TempDir;
 
@@ -22,11 +23,11 @@ pub struct Running {
     exits: Vec<Option<Exit>>,
     events: Receiver<Event>,
     /// Removed after `drop` below has ended the ranks that could write to it.
-    _folder: TempDir,
+    _folder: Option<TempDir>,
 }
 
 impl Running {
-    pub(crate) fn new(kept: Kept, folder: TempDir) -> Self {
+    pub(crate) fn new(kept: Kept, folder: Option<TempDir>) -> Self {
         let exits = vec![None; kept.handles.len()];
         Self { ranks: kept.handles, exits, events: kept.events, _folder: folder }
     }
@@ -70,6 +71,28 @@ impl Running {
     /// As [`kill`](Self::kill).
     pub fn stop(&self, rank: u32) -> Result<()> {
         self.signal(rank, Signal::STOP)
+    }
+
+    /// Waits until a rank that stops itself has done so, for `limit` at most.
+    ///
+    /// # Errors
+    /// There is no such rank, it has exited, or it runs on.
+    pub fn await_stop(&self, rank: u32, limit: Duration) -> Result<()> {
+        let pid = self.pid(rank).with_context(|| format!("await stop: there is no rank {rank}"))?;
+        let start = Instant::now();
+        loop {
+            // The name in it may hold anything, so the state is looked for from its end.
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat"))
+                .with_context(|| format!("await stop: rank {rank} has exited"))?;
+            match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+                Some('T') => return Ok(()),
+                Some('Z' | 'X') => bail!("await stop: rank {rank} has exited"),
+                _ if start.elapsed() > limit => {
+                    bail!("await stop: rank {rank} still runs after {limit:?}")
+                }
+                _ => thread::sleep(Duration::from_millis(1)),
+            }
+        }
     }
 
     /// Lets a stopped rank go on, with SIGCONT.

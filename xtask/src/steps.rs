@@ -30,6 +30,7 @@ const fn cmd(line: &'static str) -> Cmd {
 
 const GCC: Need = Need::Package { program: "gcc", package: "gcc" };
 const GXX: Need = Need::Package { program: "g++", package: "g++" };
+const IP: Need = Need::Package { program: "ip", package: "iproute2" };
 const RUSTFMT: Need = Need::Program { program: "cargo-fmt", fix: "rustup component add rustfmt" };
 const CLIPPY: Need = Need::Program { program: "cargo-clippy", fix: "rustup component add clippy" };
 const EXAMPLE_C: Need =
@@ -182,6 +183,19 @@ pub(crate) const STEPS: &[Step] = &[
         needs: VM_NEEDS,
         // One boot per line; see docs/testing-rdma.md.
         commands: &[cmd("cargo xtask vm -- sh xtask/src/vm/check.sh")],
+    },
+    Step {
+        name: "hosts",
+        about: "jobs and faults on several hosts, which are network namespaces: docs/testing-hosts.md",
+        after: &[],
+        needs: &[IP],
+        commands: &[
+            // Targets that `cargo test` and `cargo clippy --all-targets` leave out.
+            cmd("cargo clippy --package tokenyard-launch --package tokenyard-cli \
+                 --package tokenyard-conformance --test hosts -- -D warnings"),
+            cmd("cargo test --package tokenyard-launch --package tokenyard-cli \
+                 --package tokenyard-conformance --test hosts --no-fail-fast"),
+        ],
     },
 ];
 

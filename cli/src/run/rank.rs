@@ -64,9 +64,7 @@ impl<'a> Rank<'a> {
         let plan = Plan::new(args, Some(identity.place.ranks))?;
         let world = World::join(WorldOptions {
             secret: Secret::from_env(&env)?,
-            deadline: config.world.deadline,
-            late: config.world.late,
-            ..WorldOptions::new(identity)
+            ..WorldOptions::configured(&config.world, identity)
         })?;
         Ok(Self { args, config, plan, world: Arc::new(world), launched })
     }

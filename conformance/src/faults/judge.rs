@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{DEADLINE, Fault, GRACE, Kind, Phase};
+use super::{Fault, Kind, Phase};
 
 /// What the launcher saw of one rank.
 #[derive(Clone, Debug)]
@@ -26,8 +26,8 @@ pub fn judge(fault: &Fault, seen: &[Seen]) -> Vec<String> {
 
 fn wrong(fault: &Fault, seen: &Seen) -> Option<String> {
     let Seen { rank, error, .. } = seen;
-    let victim = *rank == fault.victim;
-    if victim && !matches!(fault.kind, Kind::Lies(_)) {
+    let victim = fault.victims().contains(rank);
+    if victim && !matches!(fault.kind, Kind::Lies(_) | Kind::Cut) {
         return None;
     }
     let Some(error) = error else {
@@ -36,7 +36,7 @@ fn wrong(fault: &Fault, seen: &Seen) -> Option<String> {
     if let Some(missing) = missing(fault, seen, error) {
         return Some(format!("rank {rank}: the error `{error}` does not say {missing}"));
     }
-    let limit = DEADLINE + GRACE;
+    let limit = fault.deadline() + fault.grace();
     match seen.took {
         Some(took) if took <= limit => None,
         Some(took) => Some(format!(
@@ -48,25 +48,89 @@ fn wrong(fault: &Fault, seen: &Seen) -> Option<String> {
     }
 }
 
+/// Whether a text speaks of a rank: as `rank 2`, or in a list like `ranks 1-2, 4`.
+fn names(text: &str, rank: u32) -> bool {
+    text.split("rank").skip(1).any(|rest| {
+        let list = rest.strip_prefix('s').unwrap_or(rest).trim_start();
+        let end = list.find(|c: char| !c.is_ascii_digit() && !"-, ".contains(c));
+        list[..end.unwrap_or(list.len())].split(',').any(|part| {
+            let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+            let (first, last) = (first.trim().parse(), last.trim().parse());
+            matches!((first, last), (Ok(first), Ok(last)) if (first..=last).contains(&rank))
+        })
+    })
+}
+
 /// What the error must say and does not.
 fn missing(fault: &Fault, seen: &Seen, error: &str) -> Option<String> {
-    let victim = format!("rank {}", fault.victim);
     let lie = match fault.kind {
         Kind::Lies(lie) => Some(lie),
         _ => None,
     };
-    let is_victim = seen.rank == fault.victim;
+    let is_victim = fault.victims().contains(&seen.rank);
     if let Some(lie) = lie.filter(|lie| is_victim || !lie.never_joins()) {
         return lie.says().iter().find(|word| !error.contains(**word)).map(|w| format!("`{w}`"));
     }
     // Nobody can meet without rank 0, so its absence is known as that of the meeting place.
-    let says_who = error.contains(&victim) || seen.about == Some(fault.victim);
-    if !says_who {
-        return Some(format!("`{victim}`"));
+    // To a host that is cut off, it is the others that are gone.
+    let gone = |rank: &u32| fault.victims().contains(rank) != is_victim;
+    let named = (0..fault.ranks).filter(gone).any(|rank| match seen.about {
+        Some(about) => about == rank,
+        None => names(error, rank),
+    });
+    if !named {
+        return Some(format!("which rank is gone (it is about {:?})", seen.about));
     }
     let in_operation = !matches!(fault.phase, Phase::Bootstrap | Phase::Connect);
     // A rank that is not waiting when another is lost has no wait to tell of.
     let tells_wait = error.contains("phase `") && error.contains("expected");
     let no_wait = error.contains("no wait was in progress");
     (in_operation && !tells_wait && !no_wait).then(|| "the phase, found and expected".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::{list, on_hosts};
+
+    #[test]
+    fn ranks_are_found_alone_and_in_lists() {
+        for text in ["rank 2 was lost", "ranks 1-2, 4 did not join", "found ranks 0, 2", "x rank 2"]
+        {
+            assert!(names(text, 2), "{text}");
+        }
+        for text in ["rank 12 was lost", "ranks 3-9", "the ranks differ, 2", "rank", "2 ranks"] {
+            assert!(!names(text, 2), "{text}");
+        }
+    }
+
+    fn cut(rank: u32, says: &str) -> Vec<String> {
+        let all = on_hosts();
+        let fault = all.iter().find(|fault| fault.name == "l3/hosts/cut/connect").unwrap();
+        let seen = Seen {
+            rank,
+            error: Some(says.to_owned()),
+            about: None,
+            took: Some(Duration::from_secs(3)),
+            ending: String::new(),
+        };
+        judge(fault, &[seen])
+    }
+
+    #[test]
+    fn a_cut_is_told_from_both_sides() {
+        assert!(cut(0, "rank 1 was silent").is_empty());
+        assert!(cut(1, "rank 0 was silent").is_empty());
+        assert!(cut(2, "rank 0 was silent")[0].contains("does not say which rank is gone"));
+        assert!(cut(1, "rank 1 was silent")[0].contains("does not say which rank is gone"));
+    }
+
+    #[test]
+    fn a_host_as_the_victim_takes_all_of_its_ranks() {
+        let all = on_hosts();
+        let fault =
+            all.iter().find(|fault| fault.name.ends_with("cut/dispatch_receive/two_by_two"));
+        assert_eq!(fault.unwrap().victims(), 2..4);
+        assert!(list().iter().all(|fault| fault.victims() == (fault.victim..fault.victim + 1)));
+    }
 }

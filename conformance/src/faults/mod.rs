@@ -5,20 +5,23 @@
 //! and a second more, with an error that names the victim and what was waited for; and nothing may
 //! be left behind. The launcher measures and judges (`judge`).
 
+mod hosts;
 mod judge;
 mod lies;
 mod script;
 
+use std::ops::Range;
 use std::time::Duration;
 
+pub use hosts::on_hosts;
 pub use judge::{Seen, judge};
 use lies::LIES;
 pub use lies::Lie;
 
-/// The deadline that faults are played with.
-pub const DEADLINE: Duration = Duration::from_millis(1000);
-/// What an error may take beyond the deadline.
-pub const GRACE: Duration = Duration::from_millis(1000);
+/// The deadline that faults are played with on one machine.
+const DEADLINE: Duration = Duration::from_millis(1000);
+/// What an error may take beyond that deadline.
+const GRACE: Duration = Duration::from_millis(1000);
 
 /// Where in the script the victim does its worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +78,10 @@ pub enum Kind {
     Leaves,
     /// It brings something else than the others.
     Lies(Lie),
+    /// All processes of its host are stopped.
+    Frozen,
+    /// Its host is cut off from the others.
+    Cut,
 }
 
 /// One fault.
@@ -92,9 +99,48 @@ pub struct Fault {
     pub phase: Phase,
     /// What.
     pub kind: Kind,
+    /// How many hosts the ranks are on, the same number on each; nothing: all on this machine.
+    pub hosts: Option<u32>,
 }
 
-/// All faults.
+impl Fault {
+    /// The deadline that it is played with.
+    pub fn deadline(&self) -> Duration {
+        if self.hosts.is_some() { hosts::DEADLINE } else { DEADLINE }
+    }
+
+    /// What an error may take beyond the deadline.
+    pub fn grace(&self) -> Duration {
+        if self.hosts.is_some() { hosts::GRACE } else { GRACE }
+    }
+
+    /// The host of the victim.
+    pub fn host(&self) -> u32 {
+        self.victim / self.ranks_per_host()
+    }
+
+    /// The ranks that it befalls: the victim, and all of its host where the host is the victim.
+    pub fn victims(&self) -> Range<u32> {
+        match self.kind {
+            Kind::Frozen | Kind::Cut => {
+                let first = self.host() * self.ranks_per_host();
+                first..first + self.ranks_per_host()
+            }
+            _ => self.victim..self.victim + 1,
+        }
+    }
+
+    fn ranks_per_host(&self) -> u32 {
+        self.ranks / self.hosts.unwrap_or(1)
+    }
+
+    /// The fault of this name, here or on hosts.
+    pub fn find(name: &str) -> Option<Self> {
+        list().into_iter().chain(on_hosts()).find(|fault| fault.name == name)
+    }
+}
+
+/// All faults on one machine.
 pub fn list() -> Vec<Fault> {
     let mut list = Vec::new();
     let kinds = [
@@ -113,6 +159,7 @@ pub fn list() -> Vec<Fault> {
                     victim,
                     phase,
                     kind,
+                    hosts: None,
                 });
             }
         }
@@ -125,6 +172,7 @@ pub fn list() -> Vec<Fault> {
             victim: 1,
             phase: lie.phase(),
             kind: Kind::Lies(lie),
+            hosts: None,
         });
     }
     list

@@ -10,7 +10,7 @@ use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
 use tokenyard_core::config::Config;
 use tokenyard_core::yard::Yard;
 
-use super::{DEADLINE, Fault, Kind, Lie, Phase};
+use super::{Fault, Kind, Lie, Phase};
 use crate::exchange;
 use crate::oracle::{Case, Tokens};
 use crate::round::{Live, Round};
@@ -91,11 +91,12 @@ impl Player<'_> {
     fn config(&self, path: &Path) -> Result<Config> {
         let mut config = Config::load(path)?;
         config.world.bootstrap = "env".to_owned();
-        config.world.deadline = DEADLINE;
+        let deadline = self.fault.deadline();
+        config.world.deadline = deadline;
         // Who has not come cannot be told from who comes late, so lateness is the deadline where
         // a rank does not come.
         let stays_away = self.fault.phase == Phase::Bootstrap;
-        config.world.late = if stays_away { DEADLINE } else { LATE };
+        config.world.late = if stays_away { deadline } else { LATE };
         if let Some(lie) = self.lie() {
             if self.fault.phase == Phase::Bootstrap {
                 (self.announce)()?;
@@ -106,10 +107,8 @@ impl Player<'_> {
     }
 
     fn join(&self, config: &Config, identity: Identity) -> Result<Arc<World>> {
-        let mut options = WorldOptions::new(identity);
+        let mut options = WorldOptions::configured(&config.world, identity);
         options.secret = Secret::from_env(&|name| std::env::var(name).ok())?;
-        options.deadline = config.world.deadline;
-        options.late = config.world.late;
         if let Some(lie) = self.lie() {
             lie.spoil_world(&mut options)?;
         }
@@ -160,7 +159,8 @@ impl Player<'_> {
             Kind::Lies(_) if phase == Phase::Bootstrap => return Ok(()),
             Kind::Lies(_) => return (self.announce)(),
             Kind::Killed => Signal::KILL,
-            Kind::Stopped => Signal::STOP,
+            // The launcher does the rest, and lets a rank whose host it has cut off go on.
+            Kind::Stopped | Kind::Frozen | Kind::Cut => Signal::STOP,
             Kind::Leaves => {
                 (self.announce)()?;
                 return Err(Left.into());

@@ -1,16 +1,17 @@
 //! The launcher's side.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter::repeat;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tokenyard_launch::{Event, Exit, Job, Running, Stderr};
+use tokenyard_launch::{Event, Exit, Hosts, Job, Launcher, Net, Running, Stderr};
 
 use super::Program;
 use super::order::{Answer, Order, Told, Work};
-use crate::faults::{self, Fault};
+use crate::faults::{self, Fault, Kind};
 use crate::suite::Test;
 
 /// What ranks get to end by themselves once a test has failed somewhere.
@@ -63,7 +64,8 @@ pub fn run_in_processes(
     for (ranks, names) in by_ranks {
         let mut rest = names.as_slice();
         while !rest.is_empty() {
-            let mut world = Watched::start(program, config, Work::Tests(rest.to_vec()), ranks)?;
+            let mut world =
+                Watched::start(program, config, (Work::Tests(rest.to_vec()), ranks), None)?;
             // At least one test ends: a world that ends at once fails its first test.
             let done = world.watch_tests(rest, each);
             rest = &rest[done..];
@@ -86,7 +88,12 @@ struct Watched {
 }
 
 impl Watched {
-    fn start(program: &Program, config: &Path, work: Work, ranks: u32) -> Result<Self> {
+    fn start(
+        program: &Program,
+        config: &Path,
+        (work, ranks): (Work, u32),
+        hosts: Option<&Hosts>,
+    ) -> Result<Self> {
         let folder = tempfile::tempdir().context("run tests: no temporary folder")?;
         let path = folder.path().join("order.json");
         let config = std::path::absolute(config).context("run tests")?;
@@ -101,7 +108,10 @@ impl Watched {
             stderr: Stderr::Capture,
         };
         Ok(Self {
-            running: job.start()?,
+            running: match hosts {
+                Some(hosts) => job.start_on(hosts, Launcher::Torchrun)?,
+                None => job.start()?,
+            },
             ranks,
             limit: program.limit,
             _order: folder,
@@ -244,9 +254,10 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
     let start = Instant::now();
     let shared_before = shared_memory();
     let work = Work::Fault(fault.name.clone());
-    let world = Watched::start(program, config, work, fault.ranks)?;
-    let mut play = Play::new(fault, world);
-    play.watch(start);
+    let hosts = fault.hosts.map(|hosts| Hosts::new(hosts as usize)).transpose()?;
+    let world = Watched::start(program, config, (work, fault.ranks), hosts.as_ref())?;
+    let mut play = Play::new(fault, world, hosts);
+    play.watch(start)?;
     let mut failures = faults::judge(fault, &play.seen());
     failures.extend(play.clean_up(&shared_before));
     let verdict =
@@ -258,6 +269,7 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
 struct Play<'a> {
     fault: &'a Fault,
     world: Watched,
+    hosts: Option<Hosts>,
     began: Option<Instant>,
     /// Per rank: error, the rank it is about, and when.
     ended: BTreeMap<u32, (Option<String>, Option<u32>, Instant)>,
@@ -265,12 +277,13 @@ struct Play<'a> {
 }
 
 impl<'a> Play<'a> {
-    fn new(fault: &'a Fault, world: Watched) -> Self {
-        Self { fault, world, began: None, ended: BTreeMap::new(), meeting: BTreeSet::new() }
+    fn new(fault: &'a Fault, world: Watched, hosts: Option<Hosts>) -> Self {
+        let (ended, meeting) = (BTreeMap::new(), BTreeSet::new());
+        Self { fault, world, hosts, began: None, ended, meeting }
     }
 
     /// Watches until every rank but the victim has exited, and the victim as well where it can.
-    fn watch(&mut self, start: Instant) {
+    fn watch(&mut self, start: Instant) -> Result<()> {
         while !self.is_over() && start.elapsed() < FAULT_LIMIT {
             let left = FAULT_LIMIT.saturating_sub(start.elapsed());
             let Some(event) = self.world.running.next_event(left) else { continue };
@@ -280,7 +293,10 @@ impl<'a> Play<'a> {
                     self.world.exits.insert(rank, status);
                 }
                 Event::Line { rank, line } => match Answer::read(&line) {
-                    Some(Answer::Faulty) => self.began = self.began.or(Some(now)),
+                    Some(Answer::Faulty) => {
+                        self.befall_host()?;
+                        self.began = self.began.or(Some(Instant::now()));
+                    }
                     Some(Answer::Ended { error, rank: about }) => {
                         self.ended.insert(rank, (error, about, now));
                     }
@@ -291,11 +307,31 @@ impl<'a> Play<'a> {
                 },
             }
         }
+        Ok(())
+    }
+
+    /// What happens to the victim's host, if that is the fault. The victim stops itself first, so
+    /// that it goes no further until it has happened.
+    fn befall_host(&self) -> Result<()> {
+        let (Some(hosts), host) = (&self.hosts, self.fault.host() as usize) else { return Ok(()) };
+        match self.fault.kind {
+            Kind::Frozen => hosts.freeze(host),
+            Kind::Cut => {
+                self.world.running.await_stop(self.fault.victim, FAULT_LIMIT)?;
+                hosts.cut(host, &Net::BOTH)?;
+                self.world.running.resume(self.fault.victim)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn is_over(&self) -> bool {
+        let stands_still = |rank: &u32| {
+            matches!(self.fault.kind, Kind::Stopped | Kind::Frozen)
+                && self.fault.victims().contains(rank)
+        };
         (0..self.fault.ranks)
-            .filter(|rank| *rank != self.fault.victim || self.fault.kind != faults::Kind::Stopped)
+            .filter(|rank| !stands_still(rank))
             .all(|rank| self.world.exits.contains_key(&rank))
     }
 
@@ -322,11 +358,17 @@ impl<'a> Play<'a> {
 
     /// Ends what still runs and says what is left behind then.
     fn clean_up(self, shared_before: &BTreeSet<String>) -> Vec<String> {
-        let Self { world, meeting, .. } = self;
+        let Self { world, hosts, meeting, .. } = self;
         let Watched { running, ranks, _order: folder, .. } = world;
         let pids: Vec<u32> = (0..ranks).filter_map(|rank| running.pid(rank)).collect();
         drop(running);
         let mut left = Vec::new();
+        for (host, hosts) in hosts.iter().flat_map(|hosts| (0..hosts.count()).zip(repeat(hosts))) {
+            match hosts.processes(host) {
+                Ok(pids) if pids.is_empty() => {}
+                found => left.push(format!("on host {host} processes are left behind: {found:?}")),
+            }
+        }
         for pid in pids {
             if Path::new(&format!("/proc/{pid}")).exists() {
                 left.push(format!("process {pid} is left behind"));

@@ -9,7 +9,7 @@ use tokenyard_core::config::Config;
 
 use super::Settings;
 use super::order::{Answer, Order, Told, Work};
-use crate::faults;
+use crate::faults::Fault;
 use crate::suite::{self, Test};
 
 /// What a rank's process does: the order in `order`, then it exits. A failed test is an answer, not
@@ -54,10 +54,8 @@ fn find<'a>(tests: &'a [Test], name: &str) -> Result<&'a Test> {
 }
 
 fn run_fault(config: &Path, name: &str) -> Result<()> {
-    let fault = faults::list()
-        .into_iter()
-        .find(|fault| fault.name == name)
-        .with_context(|| format!("run fault: no fault is called {name}"))?;
+    let fault =
+        Fault::find(name).with_context(|| format!("run fault: no fault is called {name}"))?;
     if let Some(meeting) = meeting_place() {
         Answer::Meeting { path: meeting }.say()?;
     }

@@ -165,13 +165,13 @@ impl Ticker {
     }
 }
 
-/// What a rank did that was silent for too long.
-pub(super) fn describe_silence(silence: Duration, deadline: Duration) -> String {
+/// What a rank did that was silent for too long, as `judge` says who listened to it.
+pub(super) fn describe_silence(silence: Duration, timing: Timing, judge: u32) -> String {
     format!(
         "was silent for {:.2} s, expected a heartbeat within {:.2} s: it is stopped, starved or cut \
-         off",
+         off from rank {judge}",
         silence.as_secs_f64(),
-        deadline.as_secs_f64()
+        timing.deadline.as_secs_f64()
     )
 }
 

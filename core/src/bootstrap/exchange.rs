@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::fields::clean;
 use super::handshake::Credentials;
 use super::identity::{ExchangeFn, Place};
+use super::interface::Local;
 use super::rendezvous::{Address, Entry, OPERATION, Target, host_name, listen_anywhere};
 use super::secret::Secret;
 use crate::{Error, ErrorKind, Result};
@@ -14,13 +15,13 @@ pub(super) fn enter_by_exchange(
     place: Place,
     mut exchange: Box<ExchangeFn>,
     credentials: Credentials,
-    bind: Option<IpAddr>,
+    local: Local,
 ) -> Result<Entry> {
     let fresh = credentials.secret.is_none();
     let secret = if fresh && place.rank == 0 { Secret::generate()? } else { credentials.secret };
     let mut mine = host_name();
     // An error of rank 0 must reach the others, who wait in the exchange.
-    let bound = (place.rank == 0).then(|| listen_anywhere(bind, &secret));
+    let bound = (place.rank == 0).then(|| listen_anywhere(local.own(), &secret));
     match &bound {
         Some(Ok((_, address))) => {
             let spread = if fresh { secret.reveal().unwrap_or_default() } else { "" };
@@ -44,7 +45,7 @@ pub(super) fn enter_by_exchange(
             let secret = if fresh { told.secret } else { secret };
             let Address { host, port, job } = told.address;
             let credentials = Credentials { secret, job };
-            Ok(Entry::Spoke { target: Target::Address { host, port }, credentials })
+            Ok(Entry::Spoke { target: Target::Address { host, port }, credentials, local })
         }
     }
 }

@@ -275,8 +275,15 @@ impl Hub {
         let alive: Vec<(u32, Duration)> =
             alive.filter(|(r, _)| *self.member.liveness.state(*r) == PeerState::Alive).collect();
         if may_judge {
+            // Whoever was cut off hears nobody.
+            let hears_nobody =
+                alive.len() > 1 && alive.iter().all(|(_, s)| *s > timing.deadline / 2);
             for (rank, silence) in alive.iter().filter(|(_, silence)| *silence > timing.deadline) {
-                self.depart(*rank, End::Lost(describe_silence(*silence, timing.deadline)));
+                let mut why = describe_silence(*silence, timing, 0);
+                if hears_nobody {
+                    why.push_str("; so is every other rank, so it may be rank 0 that is cut off");
+                }
+                self.depart(*rank, End::Lost(why));
             }
         }
         let quiet = alive.iter().filter(|(_, silence)| *silence > 3 * timing.beat());

@@ -119,15 +119,17 @@ impl Liveness {
 
     /// The error of a collective that can no longer succeed, if some rank has ended.
     pub(super) fn gone(&self, operation: &'static str) -> Option<Error> {
-        let lost =
-            |message, fix| Some(Error::new(ErrorKind::PeerLost, operation, message).with_fix(fix));
+        let lost = |rank, message, fix| {
+            let error = Error::new(ErrorKind::PeerLost, operation, message);
+            Some(error.with_rank(rank).with_fix(fix))
+        };
         if let Some(Loss { rank, why, .. }) = self.first_loss() {
             let fix = format!("read the log of rank {rank}, then restart the job");
-            return lost(format!("rank {rank} {why}"), fix);
+            return lost(*rank, format!("rank {rank} {why}"), fix);
         }
         let rank = self.first_leave.get()?;
         let fix = "let every rank make the same collectives before it leaves".to_owned();
-        lost(format!("rank {rank} left the world, expected it to take part"), fix)
+        lost(*rank, format!("rank {rank} left the world, expected it to take part"), fix)
     }
 }
 
@@ -143,6 +145,7 @@ mod tests {
         assert!(!liveness.end(2, End::Lost("closed".into())));
         assert_eq!((liveness.state(2), liveness.first_loss()), (&PeerState::Left, None));
         let error = liveness.gone("test").unwrap();
+        assert_eq!(error.rank(), Some(2));
         assert!(error.message().contains("rank 2 left"), "{error}");
 
         assert!(liveness.end(1, End::Lost("was killed".into())));
@@ -150,6 +153,7 @@ mod tests {
         assert_eq!(liveness.first_loss().unwrap().rank, 1);
         let error = liveness.gone("test").unwrap();
         assert_eq!(error.kind(), ErrorKind::PeerLost);
+        assert_eq!(error.rank(), Some(1));
         assert!(error.message().contains("rank 1 was killed"), "{error}");
         assert_eq!(liveness.state(0), &PeerState::Alive);
     }

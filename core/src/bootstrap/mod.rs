@@ -23,7 +23,7 @@
 //! - A rank that lives but does not arrive is waited for up to `late`, and then named.
 //!
 //! # Where to find what
-//! `identity`, `launcher`, `hostlist`: who am I · `secret`, `seal`: keys and MACs · `frame`,
+//! `identity`, `launcher`, `hostlist`: who am I · `interface`: at which address · `secret`, `seal`: keys and MACs · `frame`,
 //! `message`, `fields`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: getting in · `link`: one connection ·
 //! `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` · `control`, `world`: the
 //! thread and its face.
@@ -38,6 +38,7 @@ mod handshake;
 mod hostlist;
 mod hub;
 mod identity;
+mod interface;
 mod launcher;
 mod link;
 mod liveness;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind as IoErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use super::exchange::enter_by_exchange;
 use super::fields::{clean, hex};
 use super::handshake::Credentials;
 use super::identity::{Place, Rendezvous};
+use super::interface::Local;
 use super::seal::{JOB_BYTES, random};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, check_private};
 use crate::{Error, ErrorKind, Result};
@@ -25,7 +26,7 @@ pub(super) enum Entry {
     /// This is rank 0.
     Hub { listener: TcpListener, credentials: Credentials, notice: Option<Notice> },
     /// Any other rank.
-    Spoke { target: Target, credentials: Credentials },
+    Spoke { target: Target, credentials: Credentials, local: Local },
 }
 
 /// Where a rank looks for rank 0.
@@ -58,7 +59,7 @@ pub(super) fn enter(
     place: Place,
     rendezvous: Rendezvous,
     secret: Secret,
-    bind: Option<IpAddr>,
+    local: Local,
 ) -> Result<Entry> {
     if place.ranks == 1 {
         return Ok(Entry::Alone);
@@ -66,26 +67,27 @@ pub(super) fn enter(
     let credentials = Credentials { secret, job: [0; JOB_BYTES] };
     match rendezvous {
         Rendezvous::Tcp { host, port } if place.rank == 0 => {
-            let addresses = match bind {
-                Some(ip) => vec![SocketAddr::new(ip, port)],
-                None => resolve_own(&host, port)?,
+            let addresses = match &local {
+                Local::Any => resolve_own(&host, port)?,
+                Local::Address(ip) => vec![SocketAddr::new(*ip, port)],
+                Local::Interface(interface) => vec![interface.listen_at(&host, port)?],
             };
             let listener = listen(&addresses, &credentials.secret)?;
             Ok(Entry::Hub { listener, credentials, notice: None })
         }
         Rendezvous::Tcp { host, port } => {
-            Ok(Entry::Spoke { target: Target::Address { host, port }, credentials })
+            Ok(Entry::Spoke { target: Target::Address { host, port }, credentials, local })
         }
         Rendezvous::File { path } if place.rank == 0 => {
-            let (listener, address) = listen_anywhere(bind, &credentials.secret)?;
+            let (listener, address) = listen_anywhere(local.own(), &credentials.secret)?;
             let credentials = Credentials { job: address.job, ..credentials };
             let notice = Some(Notice::publish(path, &address)?);
             Ok(Entry::Hub { listener, credentials, notice })
         }
         Rendezvous::File { path } => {
-            Ok(Entry::Spoke { target: Target::File { path }, credentials })
+            Ok(Entry::Spoke { target: Target::File { path }, credentials, local })
         }
-        Rendezvous::Exchange(exchange) => enter_by_exchange(place, exchange, credentials, bind),
+        Rendezvous::Exchange(exchange) => enter_by_exchange(place, exchange, credentials, local),
     }
 }
 
@@ -156,12 +158,8 @@ fn listen(addresses: &[SocketAddr], secret: &Secret) -> Result<TcpListener> {
     Err(Error::system(OPERATION, format!("rank 0 cannot listen at {address}"), error).with_fix(fix))
 }
 
-/// Listens at a free port of `bind`, or of the loopback interface.
-pub(super) fn listen_anywhere(
-    bind: Option<IpAddr>,
-    secret: &Secret,
-) -> Result<(TcpListener, Address)> {
-    let ip = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+/// Listens at a free port of `ip`.
+pub(super) fn listen_anywhere(ip: IpAddr, secret: &Secret) -> Result<(TcpListener, Address)> {
     let listener = listen(&[SocketAddr::new(ip, 0)], secret)?;
     let bound = listener
         .local_addr()
@@ -323,7 +321,7 @@ mod tests {
 
     #[test]
     fn no_secret_is_refused_unless_the_address_is_loopback() {
-        let listen_at = |ip: &str, secret| listen_anywhere(Some(ip.parse().unwrap()), &secret);
+        let listen_at = |ip: &str, secret| listen_anywhere(ip.parse().unwrap(), &secret);
         for ip in ["0.0.0.0", "192.0.2.1", "::"] {
             let error = listen_at(ip, Secret::none()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);

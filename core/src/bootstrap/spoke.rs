@@ -1,12 +1,12 @@
 //! Every rank but 0: one connection, to rank 0.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -15,6 +15,7 @@ use super::control::{
 };
 use super::frame::Kind;
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
+use super::interface::Local;
 use super::link::{Event, Link, Received, Secured, What};
 use super::liveness::PeerState;
 use super::message::{Contribution, End, Proof, decode_quiet, decode_reason, encode_reason};
@@ -27,6 +28,12 @@ pub(super) const LOG_EVERY: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const OPERATION: &str = "join world";
+
+/// The way to rank 0.
+pub(super) struct Route {
+    pub(super) target: Target,
+    pub(super) local: Local,
+}
 
 /// A ray of the star.
 pub(super) struct Spoke {
@@ -52,12 +59,12 @@ impl Spoke {
     /// [`ErrorKind::Mismatch`] when rank 0 refuses this rank; [`ErrorKind::PeerLost`].
     pub(super) async fn join(
         member: Member,
-        target: &Target,
+        route: &Route,
         credentials: Credentials,
     ) -> Result<Self> {
         let started = Instant::now();
         let late = member.timing.late;
-        let secured = connect(&member, target, credentials).await?;
+        let secured = connect(&member, route, credentials).await?;
         let mut spoke = Self::start(member, secured);
         // Rank 0 gives up first, and knows who is missing.
         let limit = late + spoke.member.timing.deadline;
@@ -167,9 +174,9 @@ impl Spoke {
             return;
         }
         self.link.send(Kind::Heartbeat, 0, Arc::default());
-        let (silence, deadline) = (liveness.silence(0), self.member.timing.deadline);
-        if may_judge && silence > deadline {
-            self.lose_hub(describe_silence(silence, deadline));
+        let silence = liveness.silence(0);
+        if may_judge && silence > self.member.timing.deadline {
+            self.lose_hub(describe_silence(silence, self.member.timing, self.member.place.rank));
         }
     }
 
@@ -231,25 +238,30 @@ impl Bootstrap for Spoke {
 }
 
 /// Tries until rank 0 lets this rank in.
-async fn connect(member: &Member, target: &Target, credentials: Credentials) -> Result<Secured> {
+async fn connect(member: &Member, route: &Route, credentials: Credentials) -> Result<Secured> {
     let started = Instant::now();
     let late = member.timing.late;
-    let (mut pause, mut logged) = (FIRST_PAUSE, started);
+    let (mut pause, mut logged, mut earlier) = (FIRST_PAUSE, started, None);
     loop {
-        let setback = match attempt(member, target, &credentials).await {
-            Ok(secured) => return Ok(secured),
-            Err(Setback::Fatal(error)) => return Err(error),
-            Err(Setback::Again(error)) => error,
+        // On a network that swallows what is sent, an attempt takes longer than a short lateness.
+        let left = late.saturating_sub(started.elapsed());
+        let setback = match timeout(left, attempt(member, route, &credentials)).await {
+            Ok(Ok(secured)) => return Ok(secured),
+            Ok(Err(Setback::Fatal(error))) => return Err(error),
+            Ok(Err(Setback::Again(error))) => error,
+            Err(_) => earlier.unwrap_or_else(|| no_answer(late)),
             // The file may still be that of an earlier job, whose port has a new owner.
-            Err(Setback::Stranger(error)) if matches!(target, Target::File { .. }) => error,
-            Err(Setback::Stranger(error)) => {
+            Ok(Err(Setback::Stranger(error))) if matches!(route.target, Target::File { .. }) => {
+                error
+            }
+            Ok(Err(Setback::Stranger(error))) => {
                 return Err(error.with_fix("let nothing but rank 0 of this job listen there"));
             }
         };
         if started.elapsed() + pause > late {
             let message = format!("cannot reach rank 0 within {:.1} s", late.as_secs_f64());
             return Err(Error::new(ErrorKind::Deadline, OPERATION, message)
-                .with_context("where", target)
+                .with_context("where", &route.target)
                 .with_source(setback)
                 .with_fix(
                     "check that rank 0 runs, that this host can reach it, and that no other process \
@@ -260,6 +272,7 @@ async fn connect(member: &Member, target: &Target, credentials: Credentials) -> 
             logged = Instant::now();
             tracing::info!("waited {} s for rank 0: {setback}", started.elapsed().as_secs());
         }
+        earlier = Some(setback);
         tokio::time::sleep(pause).await;
         pause = (2 * pause).min(LONGEST_PAUSE);
     }
@@ -267,7 +280,7 @@ async fn connect(member: &Member, target: &Target, credentials: Credentials) -> 
 
 async fn attempt(
     member: &Member,
-    target: &Target,
+    Route { target, local }: &Route,
     credentials: &Credentials,
 ) -> std::result::Result<Secured, Setback> {
     let mut credentials = credentials.clone();
@@ -289,14 +302,22 @@ async fn attempt(
     let mut last = None;
     for address in addresses {
         check_secret(&credentials.secret, address.ip()).map_err(Setback::Fatal)?;
-        match timeout(HANDSHAKE_LIMIT, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => return greet(member, stream, &credentials).await,
-            Ok(Err(error)) => {
-                last = Some(unreachable(format!("cannot connect to {address}"), error))
+        let source = match local.source(address.ip()) {
+            Ok(source) => source,
+            // Another address of rank 0 may be of the right family.
+            Err(error) => {
+                last.get_or_insert(Setback::Fatal(error));
+                continue;
             }
-            Err(_) => {
-                let error = std::io::ErrorKind::TimedOut.into();
-                last = Some(unreachable(format!("cannot connect to {address}"), error));
+        };
+        let connected = timeout(HANDSHAKE_LIMIT, connect_from(source, address))
+            .await
+            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+        match connected {
+            Ok(stream) => return greet(member, stream, &credentials).await,
+            Err(error) => {
+                let from = source.map(|ip| format!(" from {ip}")).unwrap_or_default();
+                last = Some(unreachable(format!("cannot connect to {address}{from}"), error));
             }
         }
     }
@@ -304,6 +325,14 @@ async fn attempt(
         let message = format!("found no address of {host:?}, expected one");
         Setback::Again(Error::new(ErrorKind::System, OPERATION, message))
     }))
+}
+
+async fn connect_from(source: Option<IpAddr>, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = if to.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
+    if let Some(ip) = source {
+        socket.bind(SocketAddr::new(ip, 0))?;
+    }
+    socket.connect(to).await
 }
 
 async fn greet(
@@ -319,9 +348,12 @@ async fn greet(
         host: host_name(),
     };
     let greeted = introduce(stream, credentials, member.place, &proof);
-    timeout(HANDSHAKE_LIMIT, greeted).await.unwrap_or_else(|_| {
-        let message =
-            format!("found no answer within {} s, expected one", HANDSHAKE_LIMIT.as_secs());
-        Err(Setback::Again(Error::new(ErrorKind::Deadline, OPERATION, message)))
-    })
+    timeout(HANDSHAKE_LIMIT, greeted)
+        .await
+        .unwrap_or_else(|_| Err(Setback::Again(no_answer(HANDSHAKE_LIMIT))))
+}
+
+fn no_answer(limit: Duration) -> Error {
+    let message = format!("found no answer within {:.1} s, expected one", limit.as_secs_f64());
+    Error::new(ErrorKind::Deadline, OPERATION, message)
 }

@@ -15,11 +15,12 @@ use super::fields::put_item;
 use super::frame::MAX_PAYLOAD;
 use super::hub::Hub;
 use super::identity::{Identity, Place};
+use super::interface::Local;
 use super::liveness::Liveness;
 use super::message::{Contribution, MAX_TOPIC, Op};
 use super::rendezvous::{Entry, enter};
 use super::secret::Secret;
-use super::spoke::Spoke;
+use super::spoke::{Route, Spoke};
 use crate::config::WorldConfig;
 use crate::{Error, ErrorKind, Result};
 
@@ -45,6 +46,9 @@ pub struct WorldOptions {
     /// interfaces, or 0.0.0.0. Without a host (file, exchange) the default is 127.0.0.1. Other
     /// ranks ignore it.
     pub bind: Option<IpAddr>,
+    /// The network interface to meet on, instead of `bind`: rank 0 listens at its address and at
+    /// no other, the others connect from it. May differ between ranks.
+    pub interface: Option<String>,
 }
 
 impl WorldOptions {
@@ -56,6 +60,17 @@ impl WorldOptions {
             deadline: Duration::from_secs(30),
             late: Duration::from_secs(30 * 60),
             bind: None,
+            interface: None,
+        }
+    }
+
+    /// Options with the timing and the interface of `config`, and no secret.
+    pub fn configured(config: &WorldConfig, identity: Identity) -> Self {
+        Self {
+            deadline: config.deadline,
+            late: config.late,
+            interface: config.interface.clone(),
+            ..Self::new(identity)
         }
     }
 }
@@ -93,13 +108,13 @@ impl World {
     /// A world of one rank needs no rendezvous and opens no socket.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`]: the options cannot be, or there is no secret although other
-    /// hosts can reach rank 0. [`ErrorKind::Deadline`]: a rank did not come; it is named.
+    /// [`ErrorKind::InvalidInput`]: the options cannot be, the interface is not there, or there is
+    /// no secret although other hosts can reach rank 0. [`ErrorKind::Deadline`]: a rank did not come; it is named.
     /// [`ErrorKind::Mismatch`]: this rank is taken, or the ranks differ in size or timing.
     /// [`ErrorKind::Protocol`]: the secrets differ, or rank 0's address has another owner.
     /// [`ErrorKind::PeerLost`]: a rank that had joined is gone. [`ErrorKind::System`].
     pub fn join(options: WorldOptions) -> Result<Self> {
-        let WorldOptions { identity, secret, deadline, late, bind } = options;
+        let WorldOptions { identity, secret, deadline, late, bind, interface } = options;
         let place = identity.place.new()?;
         if !(MIN_DEADLINE..=MAX_WAIT).contains(&deadline) || late > MAX_WAIT {
             let message = format!(
@@ -109,7 +124,8 @@ impl World {
             return Err(Error::new(ErrorKind::InvalidInput, "join world", message));
         }
         tracing::info!(rank = place.rank, ranks = place.ranks, source = identity.source, "joining");
-        let entry = enter(place, identity.rendezvous, secret, bind)?;
+        let local = Local::new(bind, interface.as_deref())?;
+        let entry = enter(place, identity.rendezvous, secret, local)?;
         let timing = Timing { deadline, late };
         let liveness = Arc::new(Liveness::new(place.rank, place.ranks));
         let member = Member { place, timing, liveness: Arc::clone(&liveness) };
@@ -149,11 +165,9 @@ impl World {
     /// Those of [`Identity::resolve`], [`Secret::from_env`] and [`World::join`].
     pub fn from_config(config: &WorldConfig) -> Result<Self> {
         let env = |name: &str| std::env::var(name).ok();
-        let mut options = WorldOptions::new(Identity::resolve(&config.bootstrap, &env)?);
-        options.secret = Secret::from_env(&env)?;
-        options.deadline = config.deadline;
-        options.late = config.late;
-        Self::join(options)
+        let identity = Identity::resolve(&config.bootstrap, &env)?;
+        let secret = Secret::from_env(&env)?;
+        Self::join(WorldOptions { secret, ..WorldOptions::configured(config, identity) })
     }
 
     /// This rank.
@@ -338,8 +352,8 @@ pub(super) async fn bring_up(entry: Entry, member: Member) -> Result<Box<dyn Boo
             drop(notice);
             Box::new(hub)
         }
-        Entry::Spoke { target, credentials } => {
-            Box::new(Spoke::join(member, &target, credentials).await?)
+        Entry::Spoke { target, credentials, local } => {
+            Box::new(Spoke::join(member, &Route { target, local }, credentials).await?)
         }
     })
 }

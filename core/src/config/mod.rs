@@ -69,6 +69,9 @@ pub struct WorldConfig {
     /// How the ranks find each other: `env`, `tcp://host:port` or `file:///path`. Only the form
     /// is checked here; the bootstrap reads the rest.
     pub bootstrap: String,
+    /// The network interface that rank 0 listens on and the others connect from; where the file
+    /// says nothing, the host in `bootstrap` decides. Only the form is checked here.
+    pub interface: Option<String>,
     /// From a peer's arrival or last heartbeat to the end of any wait on it (INV-6): 100 ms to
     /// 1 h, 30 s by default.
     pub deadline: Duration,

@@ -14,6 +14,8 @@ const DEFAULT_LATE_MS: u64 = 30 * 60 * 1000;
 const MIN_DEADLINE_MS: u64 = 100;
 const MAX_DEADLINE_MS: u64 = 60 * 60 * 1000;
 const MAX_DOMAINS: u64 = 65_536;
+/// The kernel's limit, without the NUL.
+const MAX_INTERFACE: usize = 15;
 const MAX_LATE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 
 /// Stands for "no transport at this level"; never the name of a part.
@@ -54,13 +56,17 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config> {
 fn read_world(section: Option<Section<'_>>) -> Result<WorldConfig> {
     let mut world = WorldConfig {
         bootstrap: "env".to_owned(),
+        interface: None,
         deadline: Duration::from_millis(DEFAULT_DEADLINE_MS),
         late: Duration::from_millis(DEFAULT_LATE_MS),
     };
     let Some(section) = section else { return Ok(world) };
-    section.allow_only(&["bootstrap", "deadline_ms", "late_ms"])?;
+    section.allow_only(&["bootstrap", "interface", "deadline_ms", "late_ms"])?;
     if let Some(item) = section.get("bootstrap") {
         world.bootstrap = bootstrap(&item)?.to_owned();
+    }
+    if let Some(item) = section.get("interface") {
+        world.interface = Some(interface(&item)?.to_owned());
     }
     if let Some(item) = section.get("deadline_ms") {
         let ms = item.integer(MIN_DEADLINE_MS..=MAX_DEADLINE_MS, "milliseconds")?;
@@ -90,6 +96,17 @@ fn bootstrap<'a>(item: &Item<'a>) -> Result<&'a str> {
         Ok(spec)
     } else {
         Err(item.error("is not a rendezvous", expected))
+    }
+}
+
+fn interface<'a>(item: &Item<'a>) -> Result<&'a str> {
+    let expected = "the name of a network interface: 1 to 15 characters, no / and no white space";
+    let name = item.string(expected)?;
+    let allowed = |c: char| c != '/' && !c.is_whitespace() && !c.is_control();
+    if (1..=MAX_INTERFACE).contains(&name.len()) && name.chars().all(allowed) {
+        Ok(name)
+    } else {
+        Err(item.error("is not the name of an interface", expected))
     }
 }
 

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use super::super::control::{Bootstrap, Member, Timing};
+use super::super::interface::Local;
 use super::super::rendezvous::enter;
 use super::super::world::bring_up;
 use super::*;
@@ -26,7 +27,7 @@ impl Puppet {
         let timing = Timing { deadline: DEADLINE, late: LATE };
         let member = Member { place, timing, liveness: Arc::clone(&liveness) };
         let rendezvous = Rendezvous::File { path: meeting.path() };
-        let entry = enter(place, rendezvous, Secret::none(), None).unwrap();
+        let entry = enter(place, rendezvous, Secret::none(), Local::Any).unwrap();
         let joined = async { tokio::time::timeout(limit, bring_up(entry, member)).await };
         let bootstrap = runtime.block_on(joined).ok()?.unwrap();
         Some(Self { runtime, bootstrap, liveness })

@@ -26,12 +26,12 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[world]\ndeadine_ms = 1",
-        ":6: unknown key `deadine_ms` in [world]; expected one of bootstrap, deadline_ms, late_ms; did you mean deadline_ms?",
+        ":6: unknown key `deadine_ms` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms; did you mean deadline_ms?",
     ),
     (
         "",
         "[world]\non_failure = \"shrink\"",
-        ":6: unknown key `on_failure` in [world]; expected one of bootstrap, deadline_ms, late_ms",
+        ":6: unknown key `on_failure` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms",
     ),
     (
         "",
@@ -85,8 +85,28 @@ const BAD: &[(&str, &str, &str)] = &[
     ),
     (
         "",
+        "[world]\ninterface = 0",
+        ":6: world.interface = 0 is an integer; expected the name of a network interface: 1 to 15 characters, no / and no white space",
+    ),
+    (
+        "",
+        "[world]\ninterface = \"\"",
+        r#":6: world.interface = "" is not the name of an interface; expected the name of a network interface: 1 to 15 characters, no / and no white space"#,
+    ),
+    (
+        "",
+        "[world]\ninterface = \"sixteencharacter\"",
+        r#":6: world.interface = "sixteencharacter" is not the name of an interface; expected the name of a network interface: 1 to 15 characters, no / and no white space"#,
+    ),
+    (
+        "",
+        "[world]\ninterface = \"eth 0\"",
+        r#":6: world.interface = "eth 0" is not the name of an interface; expected the name of a network interface: 1 to 15 characters, no / and no white space"#,
+    ),
+    (
+        "",
         "[world.more]\na = 1",
-        ":5: unknown key `more` in [world]; expected one of bootstrap, deadline_ms, late_ms",
+        ":5: unknown key `more` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms",
     ),
     (
         "kernels",

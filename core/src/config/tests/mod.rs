@@ -62,6 +62,7 @@ fn a_full_file_is_read() {
     assert_eq!(config.name, "full.toml");
     let world = WorldConfig {
         bootstrap: "tcp://node0:4000".to_owned(),
+        interface: None,
         deadline: Duration::from_secs(5),
         late: Duration::from_secs(60),
     };
@@ -80,9 +81,21 @@ fn a_full_file_is_read() {
 }
 
 #[test]
+fn an_interface_is_read_and_is_not_compared_among_ranks() {
+    for name in ["eth0", "enp175s0f1np1", "bond0.1234:vip7"] {
+        let text = minimal("", &format!("[world]\ninterface = \"{name}\""));
+        let config = Config::parse(&text, "a.toml").unwrap();
+        assert_eq!(config.world.interface.as_deref(), Some(name));
+        let without = Config::parse(&minimal("", ""), "a.toml").unwrap();
+        assert_eq!(config.agreement(), without.agreement());
+    }
+}
+
+#[test]
 fn what_a_file_leaves_out_has_its_default() {
     let config = Config::parse(&minimal("", ""), "a.toml").unwrap();
     assert_eq!(config.world.bootstrap, "env");
+    assert_eq!(config.world.interface, None);
     assert_eq!(config.world.deadline, Duration::from_secs(30));
     assert_eq!(config.world.late, Duration::from_secs(30 * 60));
     assert_eq!(config.scale_out, []);

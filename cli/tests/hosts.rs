@@ -1,0 +1,188 @@
+//! `tokenyard run --as-rank` on several hosts, which are network namespaces.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tokenyard_launch::{Hosts, Job, Launcher, Net, Outcome, Running, Stderr};
+
+const SOON: Duration = Duration::from_secs(30);
+const PORT: u16 = 4000;
+
+/// A config in a folder of its own; `world` are lines of its first section.
+struct Config(tempfile::TempDir);
+
+impl Config {
+    fn new(world: &str, rest: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let text =
+            format!("[world]\ndeadline_ms = 4000\n{world}\n[kernels]\nuse = \"cpu\"\n{rest}\n");
+        std::fs::write(folder.path().join("config.toml"), text).unwrap();
+        Self(folder)
+    }
+
+    /// With a transport that does not leave its host, so that the ranks meet, count their hosts and
+    /// go no further.
+    fn of_one_host(world: &str) -> Self {
+        Self::new(world, "[transport.scale_up]\nuse = \"shm\"")
+    }
+
+    fn job(&self, ranks: u32) -> Job {
+        let small = "--tokens 24 --hidden 128 --experts 8 --topk 3 --steps 3 --as-rank --json";
+        let mut args = vec!["run".into(), self.0.path().join("config.toml").into_os_string()];
+        args.extend(small.split(' ').map(Into::into));
+        Job {
+            program: PathBuf::from(env!("CARGO_BIN_EXE_tokenyard")),
+            args,
+            ranks,
+            env: vec![("TOKENYARD_LOG".into(), "debug".into())],
+            stderr: Stderr::Capture,
+        }
+    }
+}
+
+/// All ranks ended with an error that says this.
+fn expect_error(outcomes: &[Outcome], says: &str) {
+    for outcome in outcomes {
+        let text = &outcome.stderr_tail;
+        assert!(text.contains(says), "rank {}: {outcome:?}\n{text}", outcome.rank);
+        assert!(!outcome.success() && !outcome.timed_out, "{outcome:?}");
+    }
+}
+
+#[test]
+fn ranks_of_every_launcher_meet_across_hosts_and_count_them() {
+    let hosts = Hosts::new(2).unwrap();
+    for launcher in [Launcher::Hand, Launcher::Torchrun, Launcher::Slurm] {
+        let running = Config::of_one_host("").job(4).start_on(&hosts, launcher).unwrap();
+        let outcomes = running.wait_all(SOON);
+        expect_error(&outcomes, "the ranks are in 2 domains, scale-up transport `shm` reaches one");
+        // Rank 0 saw where the others came from, and what their hosts are called.
+        let log = &outcomes[0].stderr_tail;
+        for (rank, from) in [(1, "node0 at 192.0.2.1"), (3, "node1 at 192.0.2.2")] {
+            let joined = log.lines().find(|line| line.contains(&format!("rank={rank}")));
+            assert!(joined.is_some_and(|line| line.contains(from)), "{launcher:?}: {log}");
+        }
+    }
+}
+
+#[test]
+fn the_named_interface_is_the_only_one_that_rank_0_listens_on() {
+    let hosts = Hosts::new(2).unwrap();
+    let shared = tempfile::tempdir().unwrap();
+    let file = format!("file://{}", shared.path().join("job").display());
+    let v4 = |net| IpAddr::from(Hosts::address(0, net));
+    let v6 = |net| IpAddr::from(Hosts::address_v6(0, net));
+    for (bootstrap, interface, listens) in [
+        ("tcp://node0:4000", "eth0", v4(Net::Data)),
+        ("tcp://node0-control:4000", "eth1", v4(Net::Control)),
+        ("tcp://node0-ipv6:4000", "eth0", v6(Net::Data)),
+        ("tcp://[2001:db8:1::1]:4000", "eth1", v6(Net::Control)),
+        (&file, "eth1", v4(Net::Control)),
+    ] {
+        let world = format!("bootstrap = \"{bootstrap}\"\ninterface = \"{interface}\"");
+        // The other rank does not get through, so rank 0 goes on listening.
+        hosts.cut(1, &Net::BOTH).unwrap();
+        let config = Config::of_one_host(&world);
+        let running = config.job(2).start_on(&hosts, Launcher::Hand).unwrap();
+        let found = await_listener(&running);
+        assert_eq!(found.iter().map(SocketAddr::ip).collect::<Vec<_>>(), [listens], "{bootstrap}");
+        if bootstrap.starts_with("tcp") {
+            assert_eq!(found[0].port(), PORT);
+        }
+        hosts.mend(1, &Net::BOTH).unwrap();
+        expect_error(&running.wait_all(SOON), "the ranks are in 2 domains");
+    }
+}
+
+#[test]
+fn the_other_ranks_connect_from_the_named_interface() {
+    let hosts = Hosts::new(2).unwrap();
+    // A second address of the same network: the system itself would take the first.
+    for (host, address) in [(0, "198.51.100.101/24"), (1, "198.51.100.102/24")] {
+        let line = format!("addr add {address} dev eth1 label eth1:b");
+        let output = hosts.run(host, Command::new("ip").args(line.split(' '))).unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+    let world = "bootstrap = \"tcp://198.51.100.101:4000\"\ninterface = \"eth1:b\"";
+    let running = Config::of_one_host(world).job(2).start_on(&hosts, Launcher::Hand).unwrap();
+    let outcomes = running.wait_all(SOON);
+    expect_error(&outcomes, "the ranks are in 2 domains");
+    let log = &outcomes[0].stderr_tail;
+    assert!(log.contains("on node1 at 198.51.100.102:"), "{log}");
+}
+
+#[test]
+fn an_interface_that_is_not_there_ends_every_rank_with_those_that_are() {
+    let hosts = Hosts::new(2).unwrap();
+    let config = Config::of_one_host("interface = \"ib0\"");
+    let outcomes = config.job(2).start_on(&hosts, Launcher::Torchrun).unwrap().wait_all(SOON);
+    for (host, outcome) in outcomes.iter().enumerate() {
+        let text = &outcome.stderr_tail;
+        assert!(text.contains("found no interface \"ib0\", expected one of"), "{text}");
+        for net in Net::BOTH {
+            let address = Hosts::address(host, net);
+            assert!(text.contains(&format!("{} ({address}, ", net.interface())), "{text}");
+        }
+        assert!(!outcome.success());
+    }
+}
+
+#[test]
+fn a_rank_0_that_is_looked_for_on_another_interface_says_so() {
+    let hosts = Hosts::new(2).unwrap();
+    let config = Config::of_one_host("interface = \"eth1\"\nlate_ms = 4000");
+    let outcomes = config.job(2).start_on(&hosts, Launcher::Hand).unwrap().wait_all(SOON);
+    let text = &outcomes[0].stderr_tail;
+    assert!(
+        text.contains("the ranks look for rank 0 at \"node0\" (192.0.2.1), expected an address of interface \"eth1\" (198.51.100.1"),
+        "{text}"
+    );
+    expect_error(&outcomes[1..], "cannot reach rank 0");
+}
+
+/// Where rank 0 listens, once it does: all listeners of its whole host.
+fn await_listener(running: &Running) -> Vec<SocketAddr> {
+    let pid = running.pid(0).unwrap();
+    let start = Instant::now();
+    loop {
+        let found = listeners(pid);
+        if !found.is_empty() {
+            return found;
+        }
+        let log = running.stderr_tail(0);
+        assert!(start.elapsed() < SOON, "rank 0 listens nowhere: {log}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The listening sockets of a process's network, from the kernel's tables.
+fn listeners(pid: u32) -> Vec<SocketAddr> {
+    const LISTEN: &str = "0A";
+    let mut found = Vec::new();
+    for table in ["tcp", "tcp6"] {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap();
+        for line in text.lines().skip(1) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            if words[3] == LISTEN {
+                found.push(address(words[1]));
+            }
+        }
+    }
+    found
+}
+
+/// Reads `010200C0:0FA0`: words of 4 bytes in the byte order of the machine.
+fn address(text: &str) -> SocketAddr {
+    let (ip, port) = text.split_once(':').unwrap();
+    let word = |at: usize| u32::from_str_radix(&ip[at..at + 8], 16).unwrap().to_ne_bytes();
+    let ip: IpAddr = if ip.len() == 8 {
+        Ipv4Addr::from(word(0)).into()
+    } else {
+        let bytes: Vec<u8> = [0, 8, 16, 24].into_iter().flat_map(word).collect();
+        Ipv6Addr::from(<[u8; 16]>::try_from(bytes).unwrap()).into()
+    };
+    SocketAddr::new(ip, u16::from_str_radix(port, 16).unwrap())
+}

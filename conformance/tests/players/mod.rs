@@ -1,0 +1,59 @@
+//! Plays faults with processes of this program as ranks.
+
+#![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use tokenyard_conformance::faults::Fault;
+use tokenyard_conformance::runner::{Program, Verdict, rank_main, run_fault};
+
+/// Stands before the order of a rank.
+const RANK: &str = "--as-rank";
+
+/// Is a rank where the arguments say so, and else plays these faults, `at_once` beside each other.
+pub(crate) fn main(config: &str, faults: Vec<Fault>, at_once: usize) -> ExitCode {
+    tokenyard_cpu::link();
+    let args: Vec<_> = std::env::args_os().collect();
+    if let [_, mode, order] = &args[..]
+        && mode == RANK
+    {
+        return match rank_main(Path::new(order)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    launch(config, faults, at_once)
+}
+
+fn launch(text: &str, faults: Vec<Fault>, at_once: usize) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Ranks mostly wait, so more jobs than cores run beside each other.
+    arguments.test_threads = arguments.test_threads.or(Some(at_once));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, text).expect("the config is written");
+    let path = std::env::current_exe().expect("this program");
+    let program = Arc::new(Program::new(path, vec![RANK.into()]));
+    let trials = faults
+        .into_iter()
+        .map(|fault| {
+            let (program, config) = (Arc::clone(&program), config.clone());
+            Trial::test(fault.name.clone(), move || play(&program, &config, &fault))
+        })
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    conclusion.exit_code()
+}
+
+fn play(program: &Program, config: &Path, fault: &Fault) -> Result<(), Failed> {
+    match run_fault(program, config, fault)?.verdict {
+        Verdict::Pass => Ok(()),
+        Verdict::NotSupported(why) | Verdict::Fail(why) => Err(Failed::from(why)),
+    }
+}

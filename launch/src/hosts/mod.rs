@@ -1,0 +1,200 @@
+//! Hosts that are network namespaces: what several machines are to a job, on one of them.
+
+mod network;
+mod processes;
+mod spaces;
+mod start;
+
+use std::io::Write;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use tempfile::NamedTempFile;
+
+pub(crate) use spaces::Spaces;
+pub use start::Launcher;
+
+use spaces::{Sharing, inside};
+
+/// One of the two networks that every host is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Net {
+    /// `eth0`: 192.0.2.0/24 and 2001:db8::/64. The host's name means this one.
+    Data,
+    /// `eth1`: 198.51.100.0/24 and 2001:db8:1::/64.
+    Control,
+}
+
+impl Net {
+    /// Both networks.
+    pub const BOTH: [Self; 2] = [Self::Data, Self::Control];
+
+    /// The name of a host's interface on it.
+    pub fn interface(self) -> &'static str {
+        match self {
+            Self::Data => "eth0",
+            Self::Control => "eth1",
+        }
+    }
+}
+
+/// 2 to 4 hosts on this machine, joined by two switches.
+///
+/// A host is a network, a host name (`node0`, `node1`, ...) and a view of `/etc/hosts` and `/sys` of
+/// its own; files, processors, memory and the kernel are the machine's. The switches are in a
+/// namespace of their own, so the machine's networks are neither seen nor changed; the addresses are
+/// those set aside for documentation (RFC 5737, RFC 3849).
+///
+/// Nothing is left behind, however this process ends: nothing has a name outside of it. The
+/// namespaces are held by file descriptors of this process and by the processes in them; a veth
+/// pair goes with its namespace. Dropping this kills what still runs on the hosts. If this process
+/// is killed, the kernel closes its descriptors and kills the ranks that a job started (a process
+/// that such a rank started is that rank's to end).
+///
+/// Methods may be called from any thread.
+#[derive(Debug)]
+pub struct Hosts {
+    hosts: Vec<Arc<Spaces>>,
+    switch: Spaces,
+    /// Bound over `/etc/hosts` on every host.
+    _names: NamedTempFile,
+}
+
+impl Hosts {
+    /// The most hosts.
+    pub const MOST: usize = 4;
+
+    /// Makes `count` hosts, 2 to [`MOST`](Self::MOST).
+    ///
+    /// # Errors
+    /// This user may not make network namespaces, or `ip` of iproute2 is missing; the error says
+    /// what to do. Nothing is left behind then.
+    pub fn new(count: usize) -> Result<Self> {
+        ensure!(
+            (2..=Self::MOST).contains(&count),
+            "make hosts: found {count} hosts, expected 2 to {}",
+            Self::MOST
+        );
+        let names = names(count).context("make hosts: cannot write the hosts' names")?;
+        let switch = Spaces::new(&Sharing { name: "switch", names: names.path() })?;
+        let hosts = (0..count)
+            .map(|host| {
+                let sharing = Sharing { name: &Self::name(host), names: names.path() };
+                Spaces::new(&sharing).map(Arc::new)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        network::connect(&switch, &hosts)?;
+        Ok(Self { hosts, switch, _names: names })
+    }
+
+    /// How many hosts there are.
+    pub fn count(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// The name of a host, which resolves on all of them to its address on [`Net::Data`]; with
+    /// `-control` behind it to the one on [`Net::Control`], with `-ipv6` to the IPv6 one on
+    /// [`Net::Data`].
+    pub fn name(host: usize) -> String {
+        format!("node{host}")
+    }
+
+    /// The IPv4 address of a host.
+    pub fn address(host: usize, net: Net) -> Ipv4Addr {
+        match net {
+            Net::Data => Ipv4Addr::new(192, 0, 2, 1 + host as u8),
+            Net::Control => Ipv4Addr::new(198, 51, 100, 1 + host as u8),
+        }
+    }
+
+    /// The IPv6 address of a host.
+    pub fn address_v6(host: usize, net: Net) -> Ipv6Addr {
+        let net = net as u16;
+        Ipv6Addr::new(0x2001, 0xdb8, net, 0, 0, 0, 0, 1 + host as u16)
+    }
+
+    /// Pulls the host's cables out of the switches of these networks: the links go down, and what
+    /// is sent over them is lost without a word.
+    ///
+    /// # Errors
+    /// There is no such host, or `ip` failed.
+    pub fn cut(&self, host: usize, nets: &[Net]) -> Result<()> {
+        self.spaces(host)?;
+        network::set_ports(&self.switch, (host, nets), "down")
+    }
+
+    /// Puts the cables back.
+    ///
+    /// # Errors
+    /// As [`cut`](Self::cut).
+    pub fn mend(&self, host: usize, nets: &[Net]) -> Result<()> {
+        self.spaces(host)?;
+        network::set_ports(&self.switch, (host, nets), "up")
+    }
+
+    /// Stops all processes of a host, with SIGSTOP.
+    ///
+    /// # Errors
+    /// There is no such host, or its processes cannot be told.
+    pub fn freeze(&self, host: usize) -> Result<()> {
+        processes::signal_all(self.spaces(host)?, rustix::process::Signal::STOP)
+    }
+
+    /// Lets the processes of a host go on, with SIGCONT.
+    ///
+    /// # Errors
+    /// As [`freeze`](Self::freeze).
+    pub fn thaw(&self, host: usize) -> Result<()> {
+        processes::signal_all(self.spaces(host)?, rustix::process::Signal::CONT)
+    }
+
+    /// The process ids of what runs on a host, in ascending order.
+    ///
+    /// # Errors
+    /// As [`freeze`](Self::freeze).
+    pub fn processes(&self, host: usize) -> Result<Vec<u32>> {
+        processes::list(self.spaces(host)?)
+    }
+
+    /// Runs a command on a host to its end.
+    ///
+    /// # Errors
+    /// There is no such host, or the command cannot be started.
+    pub fn run(&self, host: usize, command: &mut Command) -> Result<Output> {
+        inside(self.spaces(host)?, || {
+            command.output().with_context(|| format!("run {command:?} on {}", Self::name(host)))
+        })
+    }
+
+    fn spaces(&self, host: usize) -> Result<&Spaces> {
+        let spaces = self.hosts.get(host).map(|spaces| &**spaces);
+        spaces.with_context(|| {
+            format!("use host: found host {host}, expected one below {}", self.count())
+        })
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for spaces in &self.hosts {
+            // A process that cannot be killed has ended by itself.
+            let _ = processes::signal_all(spaces, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// The `/etc/hosts` of all hosts.
+fn names(count: usize) -> Result<NamedTempFile> {
+    let mut file = tempfile::Builder::new().prefix("tokenyard-hosts-").tempfile()?;
+    writeln!(file, "127.0.0.1 localhost\n::1 localhost")?;
+    for host in 0..count {
+        let name = Hosts::name(host);
+        writeln!(file, "{} {name}", Hosts::address(host, Net::Data))?;
+        writeln!(file, "{} {name}-control", Hosts::address(host, Net::Control))?;
+        writeln!(file, "{} {name}-ipv6", Hosts::address_v6(host, Net::Data))?;
+    }
+    file.flush()?;
+    Ok(file)
+}

@@ -1,0 +1,81 @@
+//! Switches, cables and addresses, by `ip` of iproute2.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+
+use super::spaces::{Spaces, inside};
+use super::{Hosts, Net};
+
+/// Joins the hosts.
+pub(super) fn connect(switch: &Spaces, hosts: &[Arc<Spaces>]) -> Result<()> {
+    let mut lines = Vec::new();
+    for net in Net::BOTH {
+        // Snooping would hold back the first IPv6 neighbour requests.
+        lines.push(format!("link add {} type bridge mcast_snooping 0", bridge(net)));
+        lines.push(format!("link set {} up", bridge(net)));
+    }
+    for (host, spaces) in hosts.iter().enumerate() {
+        for net in Net::BOTH {
+            let (port, interface) = (port(host, net), net.interface());
+            let far = spaces.network_path();
+            lines.push(format!("link add {port} type veth peer name {interface} netns {far}"));
+            lines.push(format!("link set {port} master {} up", bridge(net)));
+        }
+    }
+    ip(switch, &lines)?;
+    for (host, spaces) in hosts.iter().enumerate() {
+        let mut lines = vec!["link set lo up".to_owned()];
+        for net in Net::BOTH {
+            let interface = net.interface();
+            lines.push(format!("addr add {}/24 dev {interface}", Hosts::address(host, net)));
+            // Nobody else has it, so it need not be asked for, which takes a second.
+            let v6 = Hosts::address_v6(host, net);
+            lines.push(format!("addr add {v6}/64 dev {interface} nodad"));
+            lines.push(format!("link set {interface} up"));
+        }
+        ip(spaces, &lines)?;
+    }
+    Ok(())
+}
+
+/// Takes the switches' ports of a host up or down.
+pub(super) fn set_ports(switch: &Spaces, (host, nets): (usize, &[Net]), state: &str) -> Result<()> {
+    let lines: Vec<_> =
+        nets.iter().map(|net| format!("link set {} {state}", port(host, *net))).collect();
+    ip(switch, &lines)
+}
+
+fn bridge(net: Net) -> String {
+    format!("switch-{}", net.interface())
+}
+
+fn port(host: usize, net: Net) -> String {
+    format!("{}-{}", Hosts::name(host), net.interface())
+}
+
+/// Runs lines of `ip` in a network, up to the first that fails.
+fn ip(spaces: &Spaces, lines: &[String]) -> Result<()> {
+    let text = lines.join("\n") + "\n";
+    let output = inside(spaces, || {
+        let mut child = Command::new("ip")
+            .args(["-batch", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("run ip. Fix: apt-get install iproute2")?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // Fails if ip gave up already; it says why.
+            let _ = stdin.write_all(text.as_bytes());
+        }
+        child.wait_with_output().context("run ip")
+    })?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("make hosts: ip -batch - ended with {}: {}\n{text}", output.status, said.trim());
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! The namespaces that make a host, as file descriptors.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
+};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+
+/// A network, a host name and a tree of mounts. They live as long as this, or a process in them.
+#[derive(Debug)]
+pub(crate) struct Spaces {
+    network: OwnedFd,
+    name: OwnedFd,
+    mounts: OwnedFd,
+}
+
+/// What the makers of a host share with it.
+pub(super) struct Sharing<'a> {
+    /// Its host name.
+    pub(super) name: &'a str,
+    /// What it has as `/etc/hosts`.
+    pub(super) names: &'a Path,
+}
+
+impl Spaces {
+    pub(super) fn new(sharing: &Sharing<'_>) -> Result<Self> {
+        // Only the thread that makes the namespaces is moved into them, and it ends here.
+        on_a_thread(|| Self::make(sharing)).with_context(|| format!("make host {}", sharing.name))
+    }
+
+    fn make(sharing: &Sharing<'_>) -> Result<Self> {
+        leave(UnshareFlags::NEWNET | UnshareFlags::NEWUTS | UnshareFlags::NEWNS)
+            .map_err(explain_rights)?;
+        rustix::system::sethostname(sharing.name.as_bytes()).context("set its host name")?;
+        // Or the machine would see the mounts below.
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+            .context("make its mounts private")?;
+        mount_bind(sharing.names, "/etc/hosts").context("mount its /etc/hosts")?;
+        // The machine's /sys shows the machine's interfaces.
+        unmount("/sys", UnmountFlags::DETACH).context("unmount the machine's /sys")?;
+        mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None).context("mount its /sys")?;
+        let open = |kind: &str| {
+            let path = format!("/proc/thread-self/ns/{kind}");
+            File::open(&path).map(OwnedFd::from).with_context(|| format!("open {path}"))
+        };
+        Ok(Self { network: open("net")?, name: open("uts")?, mounts: open("mnt")? })
+    }
+
+    /// Moves the calling thread here for good. What it starts from then on runs here.
+    pub(crate) fn enter(&self) -> Result<()> {
+        // A thread that shares its working directory with others may not move between mounts.
+        leave(UnshareFlags::FS).context("enter host")?;
+        for (fd, kind) in [
+            (&self.network, LinkNameSpaceType::Network),
+            (&self.name, LinkNameSpaceType::HostNameAndNISDomainName),
+            (&self.mounts, LinkNameSpaceType::Mount),
+        ] {
+            move_into_link_name_space(fd.as_fd(), Some(kind))
+                .with_context(|| format!("enter host: the kernel refused its {kind:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// A path to the network that `ip` takes, valid while this lives.
+    pub(super) fn network_path(&self) -> String {
+        use std::os::fd::AsRawFd;
+        format!("/proc/{}/fd/{}", std::process::id(), self.network.as_raw_fd())
+    }
+
+    /// Whether the main thread of a process runs here. A process that is gone does not.
+    pub(super) fn holds(&self, pid: u32) -> Result<bool> {
+        let own = rustix::fs::fstat(&self.network).context("look at a host's network")?;
+        let other = fs::metadata(format!("/proc/{pid}/ns/net"));
+        Ok(other.is_ok_and(|other| (other.dev(), other.ino()) == (own.st_dev, own.st_ino)))
+    }
+}
+
+/// Runs `work` on a thread of its own in `spaces`.
+pub(super) fn inside<T: Send>(
+    spaces: &Spaces,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    on_a_thread(|| {
+        spaces.enter()?;
+        work()
+    })
+}
+
+fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("tokenyard-host".into());
+        let thread = thread.spawn_scoped(scope, work).context("start a thread")?;
+        thread.join().unwrap_or_else(|_| Err(anyhow!("a thread of the hosts panicked")))
+    })
+}
+
+/// Gives the calling thread namespaces of its own.
+fn leave(flags: UnshareFlags) -> Result<(), Errno> {
+    // SAFETY: the flag that is unsafe is FILES, as other threads could then close this thread's
+    // descriptors unseen; no caller passes it.
+    unsafe { rustix::thread::unshare_unsafe(flags) }
+}
+
+fn explain_rights(errno: Errno) -> anyhow::Error {
+    anyhow!(
+        "the kernel refused new namespaces ({errno}), expected the rights CAP_SYS_ADMIN and \
+         CAP_NET_ADMIN. Fix: run as root, or in a user namespace: unshare --map-root-user COMMAND; \
+         in a container, add both rights"
+    )
+}
