@@ -40,7 +40,7 @@ pub(super) fn command_line(image: &Image, task: &Task<'_>) -> Result<Vec<String>
     // Panics end the machine; the rest saves time under emulation.
     let kernel_args = "console=ttyS0 quiet panic=-1 oops=panic printk.devkmsg=on mitigations=off \
                        nokaslr nowatchdog";
-    let files = ["-kernel", &kernel, "-initrd", &initramfs, "-fsdev", &results, "-fw_cfg", &job];
+    let files = ["-kernel", kernel, "-initrd", initramfs, "-fsdev", &results, "-fw_cfg", &job];
     words.extend(["-append", kernel_args].into_iter().chain(files).map(String::from));
     Ok(words)
 }
