@@ -1,7 +1,7 @@
 //! How a thread sleeps without missing work.
 
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::sync::{AtomicBool, Ordering, Thread, current, fence, park_timeout};
 
@@ -35,24 +35,23 @@ impl Bell {
 
     #[cold]
     fn wake(&self) {
-        // One of several who rang wakes the thread.
-        if self.asleep.swap(false, Ordering::AcqRel)
-            && let Some(sleeper) = self.sleeper.get()
-        {
+        if let Some(sleeper) = self.sleeper.get() {
             sleeper.unpark();
         }
     }
 
     /// Sleeps until somebody rings, `nap` is over or there is work, whichever is first, and returns
-    /// whether somebody rang. Called by one thread only.
+    /// whether it ended before the nap was over. Called by one thread only, which alone writes
+    /// `asleep`.
     pub(super) fn sleep(&self, nap: Duration, has_work: impl FnOnce() -> bool) -> bool {
+        let start = Instant::now();
         self.sleeper.get_or_init(current);
-        // Release: who sees it sees the thread above.
-        self.asleep.store(true, Ordering::Release);
+        self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !has_work() {
             park_timeout(nap);
         }
-        !self.asleep.swap(false, Ordering::Relaxed)
+        self.asleep.store(false, Ordering::Relaxed);
+        start.elapsed() < nap
     }
 }

@@ -26,22 +26,17 @@
 //! The ring's memory layout is described in `ring.rs`.
 
 mod bell;
-#[cfg(not(tokenyard_loom))]
 mod health;
 mod in_flight;
 mod lane;
 mod ring;
+mod start;
 mod sync;
-#[cfg(not(tokenyard_loom))]
 mod thread;
 
 #[cfg(test)]
 mod tests;
 
-// Model checks know no threads of the system; they check what the threads share.
-#[cfg(not(tokenyard_loom))]
-mod start;
-#[cfg(not(tokenyard_loom))]
 pub use start::{Proxy, ProxyOptions};
 
 use crate::transport::{Command, Event};

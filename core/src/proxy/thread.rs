@@ -185,7 +185,7 @@ impl Worker {
         self.shared.stop.load(Ordering::Acquire) || self.lanes.iter_mut().any(Server::has_waiting)
     }
 
-    /// Whether somebody rang.
+    /// Whether there is a reason to be awake.
     fn sleep(&mut self, nap: Duration) -> bool {
         let bell = Arc::clone(&self.bell);
         bell.sleep(nap, || self.has_work())
