@@ -12,6 +12,10 @@ use tokenyard_conformance::runner::{Program, Verdict, rank_main, run_fault};
 
 const CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
 
+/// More of it: two domains, with puts between them.
+const SPLIT: &str = "[transport.scale_out]\nuse = \"shm\"\n\
+                     [transport.scale_out.shm]\nload_store = false\n[topology]\ndomains = 2\n";
+
 /// Stands before the order of a rank.
 const RANK: &str = "--as-rank";
 
@@ -37,14 +41,18 @@ fn launch() -> ExitCode {
     // Ranks mostly wait, so more jobs than cores run beside each other; each has three ranks.
     arguments.test_threads = arguments.test_threads.or(Some(4));
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let config = folder.path().join("config.toml");
-    std::fs::write(&config, CONFIG).expect("the config is written");
     let path = std::env::current_exe().expect("this program");
     let program = Arc::new(Program::new(path, vec![RANK.into()]));
-    let trials = faults::list()
+    let worlds = [(1, CONFIG.to_owned()), (2, format!("{CONFIG}{SPLIT}"))];
+    let trials = worlds
         .into_iter()
-        .map(|fault| {
-            let (program, config) = (Arc::clone(&program), config.clone());
+        .flat_map(|(domains, text)| {
+            let config = folder.path().join(format!("{domains}.toml"));
+            std::fs::write(&config, text).expect("the config is written");
+            faults::list(domains).into_iter().map(move |fault| (config.clone(), fault))
+        })
+        .map(|(config, fault)| {
+            let program = Arc::clone(&program);
             Trial::test(fault.name.clone(), move || play(&program, &config, &fault))
         })
         .collect();

@@ -21,10 +21,24 @@ pub struct Seen {
 
 /// What is wrong with how the ranks of a fault ended; nothing if all is right.
 pub fn judge(fault: &Fault, seen: &[Seen]) -> Vec<String> {
-    seen.iter().filter_map(|seen| wrong(fault, seen)).collect()
+    seen.iter().filter_map(|one| wrong(fault, one, seen)).collect()
 }
 
-fn wrong(fault: &Fault, seen: &Seen) -> Option<String> {
+/// Whether a rank's error is about the victim. Among domains not every rank waits for the victim
+/// itself: an error may be about a rank whose own error is.
+fn says_who(fault: &Fault, seen: &Seen, error: &str, all: &[Seen]) -> bool {
+    let victim = format!("rank {}", fault.victim);
+    let names =
+        |error: &str, about: Option<u32>| error.contains(&victim) || about == Some(fault.victim);
+    let waits_for = all.iter().find(|other| Some(other.rank) == seen.about);
+    let through = waits_for.filter(|_| fault.name.ends_with("/domains"));
+    names(error, seen.about)
+        || through.is_some_and(|other| {
+            other.error.as_ref().is_some_and(|error| names(error, other.about))
+        })
+}
+
+fn wrong(fault: &Fault, seen: &Seen, all: &[Seen]) -> Option<String> {
     let Seen { rank, error, .. } = seen;
     let victim = *rank == fault.victim;
     if victim && !matches!(fault.kind, Kind::Lies(_)) {
@@ -33,7 +47,7 @@ fn wrong(fault: &Fault, seen: &Seen) -> Option<String> {
     let Some(error) = error else {
         return Some(format!("rank {rank}: no error; expected one. It ended: {}", seen.ending));
     };
-    if let Some(missing) = missing(fault, seen, error) {
+    if let Some(missing) = missing(fault, (seen, error), all) {
         return Some(format!("rank {rank}: the error `{error}` does not say {missing}"));
     }
     let limit = DEADLINE + GRACE;
@@ -49,8 +63,7 @@ fn wrong(fault: &Fault, seen: &Seen) -> Option<String> {
 }
 
 /// What the error must say and does not.
-fn missing(fault: &Fault, seen: &Seen, error: &str) -> Option<String> {
-    let victim = format!("rank {}", fault.victim);
+fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<String> {
     let lie = match fault.kind {
         Kind::Lies(lie) => Some(lie),
         _ => None,
@@ -60,9 +73,8 @@ fn missing(fault: &Fault, seen: &Seen, error: &str) -> Option<String> {
         return lie.says().iter().find(|word| !error.contains(**word)).map(|w| format!("`{w}`"));
     }
     // Nobody can meet without rank 0, so its absence is known as that of the meeting place.
-    let says_who = error.contains(&victim) || seen.about == Some(fault.victim);
-    if !says_who {
-        return Some(format!("`{victim}`"));
+    if !says_who(fault, seen, error, all) {
+        return Some(format!("`rank {}`", fault.victim));
     }
     let in_operation = !matches!(fault.phase, Phase::Bootstrap | Phase::Connect);
     // A rank that is not waiting when another is lost has no wait to tell of.

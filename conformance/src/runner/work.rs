@@ -54,7 +54,8 @@ fn find<'a>(tests: &'a [Test], name: &str) -> Result<&'a Test> {
 }
 
 fn run_fault(config: &Path, name: &str) -> Result<()> {
-    let fault = faults::list()
+    let domains = Config::load(config)?.domains.unwrap_or(1);
+    let fault = faults::list(domains)
         .into_iter()
         .find(|fault| fault.name == name)
         .with_context(|| format!("run fault: no fault is called {name}"))?;
