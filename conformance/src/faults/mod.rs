@@ -134,21 +134,25 @@ impl Fault {
         self.ranks / self.hosts.unwrap_or(1)
     }
 
-    /// The fault of this name, here or on hosts.
-    pub fn find(name: &str) -> Option<Self> {
-        list().into_iter().chain(on_hosts()).find(|fault| fault.name == name)
+    /// The fault of this name, in a world of so many domains or on hosts.
+    pub fn find(name: &str, domains: u32) -> Option<Self> {
+        list(domains).into_iter().chain(on_hosts()).find(|fault| fault.name == name)
     }
 }
 
-/// All faults on one machine.
-pub fn list() -> Vec<Fault> {
+const KINDS: [(&str, Kind, &str); 3] = [
+    ("killed", Kind::Killed, "a rank is killed"),
+    ("stopped", Kind::Stopped, "a rank is stopped"),
+    ("leaves", Kind::Leaves, "a rank leaves early"),
+];
+
+/// All faults on one machine, in a world of so many domains.
+pub fn list(domains: u32) -> Vec<Fault> {
+    if domains > 1 {
+        return among_domains(2 * domains);
+    }
     let mut list = Vec::new();
-    let kinds = [
-        ("killed", Kind::Killed, "a rank is killed"),
-        ("stopped", Kind::Stopped, "a rank is stopped"),
-        ("leaves", Kind::Leaves, "a rank leaves early"),
-    ];
-    for (word, kind, about) in kinds {
+    for (word, kind, about) in KINDS {
         for phase in Phase::ALL {
             // Rank 0 is the one that the others meet at.
             for (victim, suffix) in [(1, ""), (0, "/rank_0")] {
@@ -176,4 +180,32 @@ pub fn list() -> Vec<Fault> {
         });
     }
     list
+}
+
+/// What is other where rows are handed on: every phase of an exchange, and ranks out of step. The
+/// victim is also the agent of a rank in another domain.
+fn among_domains(ranks: u32) -> Vec<Fault> {
+    let exchange = Phase::ALL.into_iter().skip_while(|phase| *phase != Phase::Between);
+    let lost = exchange.flat_map(|phase| {
+        KINDS.map(|(word, kind, about)| Fault {
+            name: format!("l3/{word}/{}/domains", phase.name()),
+            about: format!("{about}: the others end in time and say which and where"),
+            ranks,
+            victim: 1,
+            phase,
+            kind,
+            hosts: None,
+        })
+    });
+    let lies = LIES.into_iter().filter(|(_, lie)| lie.phase() == Phase::DispatchSend);
+    let misled = lies.map(|(name, lie)| Fault {
+        name: format!("l3/misled/{name}/domains"),
+        about: "a rank is out of step: all ranks end and say what differs".to_owned(),
+        ranks,
+        victim: 1,
+        phase: lie.phase(),
+        kind: Kind::Lies(lie),
+        hosts: None,
+    });
+    lost.chain(misled).collect()
 }
