@@ -58,6 +58,7 @@ fn pairs(sizes: &Sizes, ranks: u32, routing: &[i64]) -> Vec<u64> {
 #[derive(Debug)]
 pub struct Workload {
     sizes: Sizes,
+    rank: u32,
     /// Rows that this rank sends to each rank.
     sends: Vec<u64>,
     /// Rows that each rank sends to this one.
@@ -80,6 +81,7 @@ impl Workload {
             .collect();
         Self {
             sizes: *sizes,
+            rank,
             sends: pairs(sizes, ranks, &topk_idx),
             receives,
             x: (0..elements).map(|_| value()).collect(),
@@ -106,6 +108,14 @@ impl Workload {
     /// Rows that this rank sends to each rank, itself included.
     pub fn sends(&self) -> &[u64] {
         &self.sends
+    }
+
+    /// (token, domain) pairs of this rank's tokens with other domains, of so many.
+    pub fn crossings(&self, domains: u32) -> u64 {
+        let ranks = self.sends.len() as u32;
+        let pairs = pairs(&self.sizes, domains, &self.topk_idx);
+        let mine = self.rank / (ranks / domains);
+        pairs.iter().zip(0..).filter(|(_, domain)| *domain != mine).map(|(rows, _)| rows).sum()
     }
 
     /// Rows that each rank sends to this one.

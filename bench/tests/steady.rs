@@ -15,16 +15,18 @@ static ALLOCATOR: Counting = Counting;
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn steady(extra: &str) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    tokenyard_bench::link();
-    let text = format!(
-        "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n\
-         [transport.scale_out]\nuse = \"none\"\n{extra}"
-    );
-    let config = Config::parse(&text, "test.toml").unwrap();
     let task = Task::new(2);
     assert_eq!((task.counted_steps, task.grown_steps), (1_000, 10_000));
-    for found in in_threads(2, &config, |world| figures(world, &config, &task).unwrap()).unwrap() {
+    steady_on(2, &task, &format!("[transport.scale_out]\nuse = \"none\"\n{extra}"));
+}
+
+fn steady_on(ranks: u32, task: &Task, extra: &str) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    tokenyard_bench::link();
+    let text = format!("[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n{extra}");
+    let config = Config::parse(&text, "test.toml").unwrap();
+    for found in in_threads(ranks, &config, |world| figures(world, &config, task).unwrap()).unwrap()
+    {
         assert_eq!(found.allocations, 0, "{found:?}");
         assert!(found.heap_growth <= SLACK_BYTES, "{found:?}");
         assert!(found.resident_growth <= SLACK_BYTES, "{found:?}");
@@ -39,6 +41,18 @@ fn a_thousand_steps_allocate_nothing_and_ten_thousand_do_not_grow_memory() {
 #[test]
 fn the_same_holds_where_rows_are_put() {
     steady("[transport.scale_up.shm]\nload_store = false\n");
+}
+
+#[test]
+fn the_same_holds_among_two_domains() {
+    // Four ranks share the cores of a small machine: fewer steps.
+    let task = Task { grown_steps: 1_000, ..Task::new(4) };
+    steady_on(
+        4,
+        &task,
+        "[transport.scale_out]\nuse = \"shm\"\n[transport.scale_out.shm]\nload_store = false\n\
+         [topology]\ndomains = 2\n",
+    );
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Plan {
         };
         let mut tests = suite::tests(settings.capabilities(), settings.domains());
         tests.retain(|test| chosen(test.level, &test.name));
-        let mut faults = faults::list();
+        let mut faults = faults::list(settings.domains());
         faults.retain(|fault| chosen(Level::L3, &fault.name));
         Self { tests, faults }
     }

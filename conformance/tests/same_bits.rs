@@ -10,17 +10,27 @@ use tokenyard_conformance::round::Round;
 use tokenyard_core::config::Config;
 use tokenyard_core::yard::Yard;
 
-const RANKS: u32 = 3;
+const RANKS: usize = 3;
+
+/// Splits the ranks.
+fn split(domains: usize) -> String {
+    format!(
+        "[transport.scale_out]\nuse = \"shm\"\n[transport.scale_out.shm]\nload_store = false\n\
+         [topology]\ndomains = {domains}\n"
+    )
+}
 
 /// What every rank received and got back.
 fn bits(case: &Case, threads: u32, load_store: bool) -> Vec<[Vec<u8>; 2]> {
+    let more = if case.domains > 1 { split(case.domains) } else { String::new() };
     let text = format!(
         "[world]\ndeadline_ms = 8000\nlate_ms = 16000\n\
          [kernels]\nuse = \"cpu\"\n[kernels.cpu]\nthreads = {threads}\n\
-         [transport.scale_up]\nuse = \"shm\"\n[transport.scale_up.shm]\nload_store = {load_store}\n"
+         [transport.scale_up]\nuse = \"shm\"\n[transport.scale_up.shm]\nload_store = {load_store}\n\
+         {more}"
     );
     let config = Config::parse(&text, "same_bits").unwrap();
-    let results = in_threads(RANKS, &config, |world| -> anyhow::Result<_> {
+    let results = in_threads(case.ranks as u32, &config, |world| -> anyhow::Result<_> {
         let mut yard = Yard::open(world, &config, exchange::options(case))?;
         let round = Round::new(case, yard.rank());
         let live = round.dispatch(&mut yard)?;
@@ -33,24 +43,47 @@ fn bits(case: &Case, threads: u32, load_store: bool) -> Vec<[Vec<u8>; 2]> {
     results.unwrap().into_iter().collect::<anyhow::Result<_>>().unwrap()
 }
 
+fn case(ranks: usize, domains: usize, layout: Layout) -> Case {
+    Case {
+        ranks,
+        domains,
+        experts: 4 * ranks,
+        topk: 4,
+        hidden: 1040,
+        max_tokens: 48,
+        tokens: Tokens::Ragged,
+        input: Input::Cast(RowType::Bf16, Scales::F32),
+        combine: Combine { row: RowType::Bf16, biases: 2, weighted: layout != Layout::Flat },
+        layout,
+        ..Case::default()
+    }
+}
+
+const LAYOUTS: [Layout; 3] =
+    [Layout::Flat, Layout::ExpertMajor { alignment: 8, zero_padding: true }, Layout::Packed];
+
+/// Sums of several domains are rounded once more, so only what arrives is compared with one domain.
+#[test]
+fn domains_bring_the_same_rows_as_one_domain_with_any_number_of_threads() {
+    tokenyard_cpu::link();
+    for layout in LAYOUTS {
+        let direct = bits(&case(4, 1, layout), 1, true);
+        let first = bits(&case(4, 2, layout), 1, true);
+        for (rank, (direct, split)) in direct.iter().zip(&first).enumerate() {
+            assert!(direct[0] == split[0], "{layout}: rank {rank} received other bytes");
+        }
+        for (threads, load_store) in [(4, true), (1, false), (4, false)] {
+            let now = bits(&case(4, 2, layout), threads, load_store);
+            assert!(now == first, "{layout}: {threads} threads, load_store = {load_store}");
+        }
+    }
+}
+
 #[test]
 fn every_number_of_threads_and_both_row_paths_give_the_same_bits() {
     tokenyard_cpu::link();
-    for layout in
-        [Layout::Flat, Layout::ExpertMajor { alignment: 8, zero_padding: true }, Layout::Packed]
-    {
-        let case = Case {
-            ranks: RANKS as usize,
-            experts: 12,
-            topk: 4,
-            hidden: 1040,
-            max_tokens: 48,
-            tokens: Tokens::Ragged,
-            input: Input::Cast(RowType::Bf16, Scales::F32),
-            combine: Combine { row: RowType::Bf16, biases: 2, weighted: layout != Layout::Flat },
-            layout,
-            ..Case::default()
-        };
+    for layout in LAYOUTS {
+        let case = case(RANKS, 1, layout);
         let first = bits(&case, 1, true);
         for (threads, load_store) in [(4, true), (1, false), (4, false)] {
             let now = bits(&case, threads, load_store);

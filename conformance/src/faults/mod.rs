@@ -101,6 +101,8 @@ pub struct Fault {
     pub kind: Kind,
     /// How many hosts the ranks are on, the same number on each; nothing: all on this machine.
     pub hosts: Option<u32>,
+    /// Domains that the config splits the ranks into.
+    pub domains: u32,
 }
 
 impl Fault {
@@ -134,21 +136,26 @@ impl Fault {
         self.ranks / self.hosts.unwrap_or(1)
     }
 
-    /// The fault of this name, here or on hosts.
+    /// The fault of this name, here, among domains or on hosts.
     pub fn find(name: &str) -> Option<Self> {
-        list().into_iter().chain(on_hosts()).find(|fault| fault.name == name)
+        let domains = name.rsplit_once("/d").and_then(|(_, domains)| domains.parse().ok());
+        list(domains.unwrap_or(1)).into_iter().chain(on_hosts()).find(|fault| fault.name == name)
     }
 }
 
-/// All faults on one machine.
-pub fn list() -> Vec<Fault> {
+const KINDS: [(&str, Kind, &str); 3] = [
+    ("killed", Kind::Killed, "a rank is killed"),
+    ("stopped", Kind::Stopped, "a rank is stopped"),
+    ("leaves", Kind::Leaves, "a rank leaves early"),
+];
+
+/// All faults on one machine, in a world of so many domains.
+pub fn list(domains: u32) -> Vec<Fault> {
+    if domains > 1 {
+        return among_domains(domains);
+    }
     let mut list = Vec::new();
-    let kinds = [
-        ("killed", Kind::Killed, "a rank is killed"),
-        ("stopped", Kind::Stopped, "a rank is stopped"),
-        ("leaves", Kind::Leaves, "a rank leaves early"),
-    ];
-    for (word, kind, about) in kinds {
+    for (word, kind, about) in KINDS {
         for phase in Phase::ALL {
             // Rank 0 is the one that the others meet at.
             for (victim, suffix) in [(1, ""), (0, "/rank_0")] {
@@ -160,6 +167,7 @@ pub fn list() -> Vec<Fault> {
                     phase,
                     kind,
                     hosts: None,
+                    domains: 1,
                 });
             }
         }
@@ -173,7 +181,38 @@ pub fn list() -> Vec<Fault> {
             phase: lie.phase(),
             kind: Kind::Lies(lie),
             hosts: None,
+            domains: 1,
         });
     }
     list
+}
+
+/// What is other where rows are handed on: every phase of an exchange, and ranks out of step. The
+/// victim is also the agent of a rank in another domain.
+fn among_domains(domains: u32) -> Vec<Fault> {
+    let exchange = Phase::ALL.into_iter().skip_while(|phase| *phase != Phase::Between);
+    let lost = exchange.flat_map(|phase| {
+        KINDS.map(|(word, kind, about)| Fault {
+            name: format!("l3/{word}/{}/d{domains}", phase.name()),
+            about: format!("{about}: the others end in time and say which and where"),
+            ranks: 2 * domains,
+            victim: 1,
+            phase,
+            kind,
+            hosts: None,
+            domains,
+        })
+    });
+    let lies = LIES.into_iter().filter(|(_, lie)| lie.phase() == Phase::DispatchSend);
+    let misled = lies.map(|(name, lie)| Fault {
+        name: format!("l3/misled/{name}/d{domains}"),
+        about: "a rank is out of step: all ranks end and say what differs".to_owned(),
+        ranks: 2 * domains,
+        victim: 1,
+        phase: lie.phase(),
+        kind: Kind::Lies(lie),
+        hosts: None,
+        domains,
+    });
+    lost.chain(misled).collect()
 }

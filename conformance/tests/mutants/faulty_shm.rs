@@ -11,6 +11,7 @@ use tokenyard_core::transport::{
 use tokenyard_cpu::Shm;
 
 use crate::completion_mutants::*;
+use crate::domain_mutants::*;
 use crate::l0::{Intact, IntactLoadStore};
 use crate::payload_mutants::*;
 
@@ -155,6 +156,7 @@ const TABLES: &[*const abi::TyTransportTable] = &[
     table::<SignalBeforePayload>(),
     table::<LostPut>(),
     table::<LostPayload>(),
+    table::<LostRailRows>(),
     table::<CutPut>(),
     table::<TornValue>(),
     table::<NeighbourRail>(),

@@ -8,6 +8,7 @@
 
 mod altered_kernels;
 mod completion_mutants;
+mod domain_mutants;
 mod faulty_shm;
 mod kernel_mutants;
 mod l0;

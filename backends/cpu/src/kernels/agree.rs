@@ -85,7 +85,8 @@ pub(super) type ToPeer<'f> = dyn for<'a> Fn(&'a Engine, u32, u32) -> Terms<'a> +
 pub(super) type ToDomain<'f> = dyn for<'a> Fn(&'a Engine, u32) -> Terms<'a> + 'f;
 
 impl Enter<'_> {
-    fn record<'a>(&'a self, terms: Terms<'a>) -> (Header, Body<'a>) {
+    /// The record; a source that refuses has no terms.
+    fn record<'a>(&'a self, terms: impl FnOnce() -> Terms<'a>) -> (Header, Body<'a>) {
         let Self { operation, signature: Signature(signature), origin, refusal } = *self;
         match refusal {
             Some((verdict, text)) => {
@@ -93,7 +94,7 @@ impl Enter<'_> {
                 (Header(header), Body::Text(text))
             }
             None => {
-                let Terms { rows, base_x, base_weights, body } = terms;
+                let Terms { rows, base_x, base_weights, body } = terms();
                 let go = Verdict::Go as u64;
                 let header = [operation, go, signature, rows, base_x, base_weights, 0, origin];
                 (Header(header), body)
@@ -138,7 +139,7 @@ impl Engine {
         to_peer: &ToPeer<'_>,
     ) -> Result<()> {
         for domain in self.domains.others() {
-            let record = enter.record(to_domain(self, domain));
+            let record = enter.record(|| to_domain(self, domain));
             self.send_rail_record(Signal::Entry, slot, domain, record)?;
         }
         self.announce(slot, self.domains.mine, enter, to_peer)
@@ -153,7 +154,7 @@ impl Engine {
         to_peer: &ToPeer<'_>,
     ) -> Result<()> {
         for peer in self.domains.peers() {
-            let record = enter.record(to_peer(self, domain, peer));
+            let record = enter.record(|| to_peer(self, domain, peer));
             self.send_record(Signal::Entry, slot, (domain, peer), record)?;
         }
         Ok(())

@@ -14,9 +14,8 @@ use super::commands::{Block, Body};
 use super::control::{Signal, Signature, Verdict};
 use super::dispatch::{refusal, unheard_refusal};
 use super::engine::{Engine, Operation, Wait};
-use super::merger::Merger;
-use super::rows::{Shared, float_type};
-use super::sums::{CHUNK, Partial, Sum, pool_failed};
+use super::source::float_type;
+use super::sums::{Partial, Sum};
 use super::windows::ARENA;
 use crate::convert::FloatType;
 
@@ -63,12 +62,12 @@ pub(super) struct Widths {
 }
 
 /// What must be laid out before a combine can enter.
-struct Staged {
+pub(super) struct Staged {
     region: Option<Region>,
     /// `[N, H]` partial rows and `[N, K]` weights, in flat order.
-    partials: Offsets,
-    copies_x: bool,
-    copies_weights: bool,
+    pub(super) partials: Offsets,
+    pub(super) copies_x: bool,
+    pub(super) copies_weights: bool,
     landing: Offsets,
     returned: Offsets,
     outgoing: Offsets,
@@ -254,76 +253,6 @@ impl Engine {
     fn landed_before(&self, handle: usize, domain: u32) -> u64 {
         let legs = self.handles[handle].legs.iter().take(domain as usize);
         legs.map(|leg| leg.send.tokens().len() as u64).sum()
-    }
-
-    /// Makes the `[N, H]` partial rows and the `[N, K]` weights, where they are not there already.
-    ///
-    /// # Safety
-    /// As [`combine_send`](Self::combine_send).
-    unsafe fn make_partials(
-        &self,
-        call: &abi::TyCombine,
-        op: &CombineOp,
-        staged: &Staged,
-    ) -> Result<()> {
-        let state = &self.handles[op.handle];
-        let tokens = state.tokens as usize;
-        let flat = state.arrangement.layout == Layout::Flat;
-        let topk = self.shape.topk as usize;
-        let merger = state.region.map(|layout| Merger {
-            x: call.x.data.cast_const(),
-            rows: call.x.shape[0] as usize,
-            weights: call.weights.data.cast_const().cast(),
-            dispatch_weights: (call.flags & abi::TY_COMBINE_WEIGHTED != 0).then(|| {
-                self.arena_area.at(state.region_offset + layout.weights.offset).cast_const().cast()
-            }),
-            slots: self
-                .arena_area
-                .at(state.region_offset + layout.slots.offset)
-                .cast_const()
-                .cast(),
-            topk,
-            float: op.float,
-            row_bytes: op.row_bytes,
-        });
-        let Some(merger) = merger else {
-            return Err(Error::new(ErrorKind::Internal, "combine", "the handle has no dispatch"));
-        };
-        let merger = Shared(merger);
-        let x_out = Shared(self.arena_area.at(staged.partials.x));
-        let weights_out = Shared(self.arena_area.at(staged.partials.weights).cast::<f32>());
-        let (copies_x, copies_weights) = (staged.copies_x, staged.copies_weights);
-        let task = |chunk: usize| {
-            let (merger, x_out, weights_out) = (merger.get(), x_out.get(), weights_out.get());
-            for token in chunk * CHUNK..((chunk + 1) * CHUNK).min(tokens) {
-                // SAFETY: N rows were staged; every token belongs to one task; inputs are valid by
-                // the contract of `combine_send`.
-                unsafe {
-                    if copies_x {
-                        let out = x_out.add(token * merger.row_bytes);
-                        if flat {
-                            let from = merger.x.add(token * merger.row_bytes);
-                            std::ptr::copy_nonoverlapping(from, out, merger.row_bytes);
-                        } else {
-                            merger.merge(token, out);
-                        }
-                    }
-                    if copies_weights {
-                        let out = weights_out.add(token * merger.topk);
-                        if flat {
-                            let from = merger.weights.add(token * merger.topk);
-                            std::ptr::copy_nonoverlapping(from, out, merger.topk);
-                        } else {
-                            merger.gather_weights(token, out);
-                        }
-                    }
-                }
-            }
-        };
-        if !copies_x && !copies_weights {
-            return Ok(());
-        }
-        self.pool.run(tokens.div_ceil(CHUNK), &task).map_err(|_| pool_failed())
     }
 
     /// Tells each peer where its rows are (to be read) or where this rank's rows go (to be put), and

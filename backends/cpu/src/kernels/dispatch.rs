@@ -349,7 +349,9 @@ impl Engine {
         if add == 0 {
             return Ok(());
         }
-        let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS, rank: source };
+        // Sources send before anybody receives; an agent hands on when it receives.
+        let rank = self.domains.place(self.domains.mine, source % self.domains.size);
+        let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS, rank };
         self.wait(Signal::Rows, slot, source, wait)
     }
 

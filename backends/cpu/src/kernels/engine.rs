@@ -292,7 +292,7 @@ pub(super) struct Wait {
     pub(super) add: u64,
     /// One of `TY_PHASE_*`: decides which bound holds, and is told when it is over.
     pub(super) phase: u64,
-    /// World rank that is waited for in the end: the source, where an agent only hands on.
+    /// World rank that is most likely to be late.
     pub(super) rank: u32,
 }
 

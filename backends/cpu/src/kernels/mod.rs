@@ -31,6 +31,7 @@ mod packed;
 mod rail;
 mod rows;
 mod slots;
+mod source;
 mod sums;
 mod windows;
 mod writer;

@@ -1,7 +1,6 @@
 //! Rows on their way to their places, once each: from this rank's tensors to the peers of its domain
 //! and to the rail, and from the rail's landing places to the peers.
 
-use tokenyard_core::abi;
 use tokenyard_core::moe::{
     Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, SendPlan, Shape,
 };
@@ -15,10 +14,9 @@ use super::engine::Engine;
 use super::handle::WireFormat;
 use super::windows::{ARENA, CONTROL};
 use super::writer::{RowSource, RowWriter, Target, first_local};
-use crate::convert::{FloatType, Scaling, cast_row};
 
 /// Rows that one task of the pool handles.
-const CHUNK: usize = 32;
+pub(super) const CHUNK: usize = 32;
 
 /// Lets raw addresses into the pool's tasks.
 #[derive(Clone, Copy)]
@@ -38,8 +36,8 @@ impl<T> Shared<T> {
 #[derive(Debug)]
 pub(super) struct RowScratch {
     /// Rows cast to FP8, `[M, H]`, and their scales.
-    cast_rows: Vec<u8>,
-    cast_scales: Vec<u8>,
+    pub(super) cast_rows: Vec<u8>,
+    pub(super) cast_scales: Vec<u8>,
     /// `[M, K]`: expert-major row of each copy at its owner.
     slot_of: Vec<u32>,
     /// `[S * El]`: next row in each expert's block.
@@ -95,94 +93,12 @@ pub(super) struct Move {
     pub(super) arrays: u64,
 }
 
-pub(super) fn float_type(dtype: u32) -> Option<FloatType> {
-    match dtype {
-        1 => Some(FloatType::Bf16),
-        2 => Some(FloatType::F16),
-        3 => Some(FloatType::F32),
-        _ => None,
-    }
-}
-
 #[cold]
-fn pool_failed(operation: &'static str) -> Error {
+pub(super) fn pool_failed(operation: &'static str) -> Error {
     Error::new(ErrorKind::Internal, operation, "a task of the worker pool panicked")
 }
 
 impl Engine {
-    /// Reads the call's tensors, and casts rows where that is asked for.
-    ///
-    /// # Safety
-    /// The call's tensors are valid until this operation is received.
-    pub(super) unsafe fn row_source(
-        &mut self,
-        call: &abi::TyDispatch,
-        format: &WireFormat,
-    ) -> Result<RowSource> {
-        let element = tokenyard_core::moe::DType::from_code(call.x.dtype).map_or(1, |d| d.bytes());
-        let x_pitch = self.shape.hidden as usize * element;
-        let weights = call.topk_weights.data.cast::<f32>().cast_const();
-        let sources = std::ptr::null();
-        if call.cast == abi::TY_CAST_NONE {
-            let pitch = call.scales.stride.map(|s| s as isize * 4);
-            let scales = call.scales.data.cast_const();
-            let x = call.x.data.cast_const();
-            return Ok(RowSource { x, x_pitch, scales, scale_pitch: pitch, weights, sources });
-        }
-        // SAFETY: by this function's contract.
-        unsafe { self.cast_rows(call, x_pitch, format.row.scale_bytes as usize)? };
-        Ok(RowSource {
-            x: self.scratch.cast_rows.as_ptr(),
-            x_pitch: self.shape.hidden as usize,
-            scales: self.scratch.cast_scales.as_ptr(),
-            scale_pitch: [format.row.scale_bytes as isize, 4],
-            weights,
-            sources,
-        })
-    }
-
-    /// # Safety
-    /// As [`row_source`](Self::row_source).
-    unsafe fn cast_rows(
-        &mut self,
-        call: &abi::TyDispatch,
-        x_pitch: usize,
-        scale_bytes: usize,
-    ) -> Result<()> {
-        let scaling = match call.cast {
-            abi::TY_CAST_FP8 => Scaling::F32,
-            abi::TY_CAST_FP8_ROUND => Scaling::RoundedF32,
-            _ => Scaling::Ue8m0,
-        };
-        let float = float_type(call.x.dtype).ok_or_else(|| {
-            Error::new(ErrorKind::Internal, "cast rows", format!("type {}", call.x.dtype))
-        })?;
-        let (tokens, hidden) = (call.x.shape[0] as usize, self.shape.hidden as usize);
-        let from = Shared(call.x.data.cast_const());
-        let rows = Shared(self.scratch.cast_rows.as_mut_ptr());
-        let scales = Shared(self.scratch.cast_scales.as_mut_ptr());
-        let task = |chunk: usize| {
-            let (from, rows, scales) = (from.get(), rows.get(), scales.get());
-            for token in chunk * CHUNK..((chunk + 1) * CHUNK).min(tokens) {
-                // SAFETY: row `token` is inside the tensor (T rows, validated by the host) and
-                // inside the scratch (M >= T rows); every token belongs to one task.
-                unsafe {
-                    cast_row(
-                        float,
-                        std::slice::from_raw_parts(from.add(token * x_pitch), x_pitch),
-                        scaling,
-                        std::slice::from_raw_parts_mut(rows.add(token * hidden), hidden),
-                        std::slice::from_raw_parts_mut(
-                            scales.add(token * scale_bytes),
-                            scale_bytes,
-                        ),
-                    );
-                }
-            }
-        };
-        self.pool.run(tokens.div_ceil(CHUNK), &task).map_err(|_| pool_failed("cast rows"))
-    }
-
     /// Decides the expert-major row of every copy: the owner's grant says where the source's rows of
     /// each expert start, and they follow in token order. The grants were checked.
     fn place_copies(&mut self, m: &Move, domain: u32) {
