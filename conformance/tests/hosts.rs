@@ -13,5 +13,5 @@ const CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"sh
 fn main() -> ExitCode {
     let while_meeting = |phase| matches!(phase, Phase::Bootstrap | Phase::Connect);
     let faults = faults::on_hosts().into_iter().filter(|fault| while_meeting(fault.phase));
-    players::main(&[(CONFIG.to_owned(), faults.collect())], 3)
+    players::main(CONFIG, faults.collect(), 3)
 }

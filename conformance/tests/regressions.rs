@@ -251,3 +251,47 @@ fn windows_that_differ_between_ranks_are_named_before_they_are_made() {
         Ok(())
     });
 }
+
+/// An agent that sends its next operation before it receives the last one still has rows to hand on,
+/// and ranks that are already receiving wait for them.
+#[test]
+fn an_agent_hands_on_rows_before_it_sends_the_next_operation() {
+    for (layout, load_store) in
+        [Layout::Flat, Layout::Packed].into_iter().flat_map(|l| [(l, true), (l, false)])
+    {
+        let case = Case { domains: 2, ..small(4, layout) };
+        let inputs = Inputs::all(&case);
+        let text = format!(
+            "[world]\ndeadline_ms = 10000\nlate_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
+             [transport.scale_up]\nuse = \"shm\"\n\
+             [transport.scale_up.shm]\nload_store = {load_store}\n\
+             [transport.scale_out]\nuse = \"shm\"\n[topology]\ndomains = 2\n"
+        );
+        tokenyard_cpu::link();
+        let config = Config::parse(&text, "test").expect("the config is right");
+        let results = in_threads(4, &config, |world| -> anyhow::Result<()> {
+            let mut yard = Yard::open(world, &config, exchange::options(&case))?;
+            let rank = yard.rank() as usize;
+            let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+            let call = brought.dispatch()?;
+            for turn in 0..20 {
+                let first = yard.dispatch_send(&call)?;
+                // In turn, half of the ranks receive before they send again.
+                let (first, second) = if (rank + turn).is_multiple_of(2) {
+                    (yard.dispatch_recv(first)?, yard.dispatch_send(&call)?)
+                } else {
+                    let second = yard.dispatch_send(&call)?;
+                    (yard.dispatch_recv(first)?, second)
+                };
+                let second = yard.dispatch_recv(second)?;
+                for (received, _handle) in [&first, &second] {
+                    exchange::check_received(&case, &inputs, rank, received)?;
+                }
+            }
+            Ok(())
+        });
+        for (rank, result) in results.expect("a world").into_iter().enumerate() {
+            result.unwrap_or_else(|e| panic!("{layout}, load_store = {load_store}, {rank}: {e:#}"));
+        }
+    }
+}

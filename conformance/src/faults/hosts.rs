@@ -45,5 +45,6 @@ fn fault(
         phase,
         kind,
         hosts: Some(hosts),
+        domains: 1,
     }
 }

@@ -24,24 +24,6 @@ pub fn judge(fault: &Fault, seen: &[Seen]) -> Vec<String> {
     seen.iter().filter_map(|one| wrong(fault, one, seen)).collect()
 }
 
-/// Whether a rank's error is about a rank that is gone: to a host that is cut off, the others are.
-/// Among domains not every rank waits for the victim itself: an error may be about a rank whose own
-/// error is.
-fn says_who(fault: &Fault, seen: &Seen, error: &str, all: &[Seen]) -> bool {
-    let is_victim = fault.victims().contains(&seen.rank);
-    let gone = |rank: &u32| fault.victims().contains(rank) != is_victim;
-    let says = |one: &Seen, error: &str| {
-        (0..fault.ranks).filter(gone).any(|rank| match one.about {
-            Some(about) => about == rank,
-            None => names(error, rank),
-        })
-    };
-    let waits_for = all.iter().find(|other| Some(other.rank) == seen.about);
-    let through = waits_for.filter(|_| fault.name.ends_with("/domains"));
-    says(seen, error)
-        || through.is_some_and(|other| other.error.as_ref().is_some_and(|e| says(other, e)))
-}
-
 fn wrong(fault: &Fault, seen: &Seen, all: &[Seen]) -> Option<String> {
     let Seen { rank, error, .. } = seen;
     let victim = fault.victims().contains(rank);
@@ -79,6 +61,19 @@ fn names(text: &str, rank: u32) -> bool {
     })
 }
 
+/// Whether an error is about a rank whose own error names who is gone: among domains not every rank
+/// waits for the victim itself.
+fn names_through(
+    fault: &Fault,
+    seen: &Seen,
+    all: &[Seen],
+    named: &dyn Fn(&str, Option<u32>) -> bool,
+) -> bool {
+    let waits_for = all.iter().find(|other| fault.domains > 1 && Some(other.rank) == seen.about);
+    let error = waits_for.and_then(|other| Some((other.error.as_ref()?, other.about)));
+    error.is_some_and(|(error, about)| named(error, about))
+}
+
 /// What the error must say and does not.
 fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<String> {
     let lie = match fault.kind {
@@ -90,7 +85,15 @@ fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<
         return lie.says().iter().find(|word| !error.contains(**word)).map(|w| format!("`{w}`"));
     }
     // Nobody can meet without rank 0, so its absence is known as that of the meeting place.
-    if !says_who(fault, seen, error, all) {
+    // To a host that is cut off, it is the others that are gone.
+    let gone = |rank: &u32| fault.victims().contains(rank) != is_victim;
+    let named = |error: &str, about: Option<u32>| {
+        (0..fault.ranks).filter(gone).any(|rank| match about {
+            Some(about) => about == rank,
+            None => names(error, rank),
+        })
+    };
+    if !named(error, seen.about) && !names_through(fault, seen, all, &named) {
         return Some(format!("which rank is gone (it is about {:?})", seen.about));
     }
     let in_operation = !matches!(fault.phase, Phase::Bootstrap | Phase::Connect);

@@ -101,6 +101,8 @@ pub struct Fault {
     pub kind: Kind,
     /// How many hosts the ranks are on, the same number on each; nothing: all on this machine.
     pub hosts: Option<u32>,
+    /// Domains that the config splits the ranks into.
+    pub domains: u32,
 }
 
 impl Fault {
@@ -134,9 +136,10 @@ impl Fault {
         self.ranks / self.hosts.unwrap_or(1)
     }
 
-    /// The fault of this name, in a world of so many domains or on hosts.
-    pub fn find(name: &str, domains: u32) -> Option<Self> {
-        list(domains).into_iter().chain(on_hosts()).find(|fault| fault.name == name)
+    /// The fault of this name, here, among domains or on hosts.
+    pub fn find(name: &str) -> Option<Self> {
+        let domains = name.rsplit_once("/d").and_then(|(_, domains)| domains.parse().ok());
+        list(domains.unwrap_or(1)).into_iter().chain(on_hosts()).find(|fault| fault.name == name)
     }
 }
 
@@ -149,7 +152,7 @@ const KINDS: [(&str, Kind, &str); 3] = [
 /// All faults on one machine, in a world of so many domains.
 pub fn list(domains: u32) -> Vec<Fault> {
     if domains > 1 {
-        return among_domains(2 * domains);
+        return among_domains(domains);
     }
     let mut list = Vec::new();
     for (word, kind, about) in KINDS {
@@ -164,6 +167,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
                     phase,
                     kind,
                     hosts: None,
+                    domains: 1,
                 });
             }
         }
@@ -177,6 +181,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
             phase: lie.phase(),
             kind: Kind::Lies(lie),
             hosts: None,
+            domains: 1,
         });
     }
     list
@@ -184,28 +189,30 @@ pub fn list(domains: u32) -> Vec<Fault> {
 
 /// What is other where rows are handed on: every phase of an exchange, and ranks out of step. The
 /// victim is also the agent of a rank in another domain.
-fn among_domains(ranks: u32) -> Vec<Fault> {
+fn among_domains(domains: u32) -> Vec<Fault> {
     let exchange = Phase::ALL.into_iter().skip_while(|phase| *phase != Phase::Between);
     let lost = exchange.flat_map(|phase| {
         KINDS.map(|(word, kind, about)| Fault {
-            name: format!("l3/{word}/{}/domains", phase.name()),
+            name: format!("l3/{word}/{}/d{domains}", phase.name()),
             about: format!("{about}: the others end in time and say which and where"),
-            ranks,
+            ranks: 2 * domains,
             victim: 1,
             phase,
             kind,
             hosts: None,
+            domains,
         })
     });
     let lies = LIES.into_iter().filter(|(_, lie)| lie.phase() == Phase::DispatchSend);
     let misled = lies.map(|(name, lie)| Fault {
-        name: format!("l3/misled/{name}/domains"),
+        name: format!("l3/misled/{name}/d{domains}"),
         about: "a rank is out of step: all ranks end and say what differs".to_owned(),
-        ranks,
+        ranks: 2 * domains,
         victim: 1,
         phase: lie.phase(),
         kind: Kind::Lies(lie),
         hosts: None,
+        domains,
     });
     lost.chain(misled).collect()
 }

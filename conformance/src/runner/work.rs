@@ -54,9 +54,8 @@ fn find<'a>(tests: &'a [Test], name: &str) -> Result<&'a Test> {
 }
 
 fn run_fault(config: &Path, name: &str) -> Result<()> {
-    let domains = Config::load(config)?.domains.unwrap_or(1);
-    let fault = Fault::find(name, domains)
-        .with_context(|| format!("run fault: no fault is called {name}"))?;
+    let fault =
+        Fault::find(name).with_context(|| format!("run fault: no fault is called {name}"))?;
     if let Some(meeting) = meeting_place() {
         Answer::Meeting { path: meeting }.say()?;
     }

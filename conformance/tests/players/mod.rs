@@ -13,9 +13,8 @@ use tokenyard_conformance::runner::{Program, Verdict, rank_main, run_fault};
 /// Stands before the order of a rank.
 const RANK: &str = "--as-rank";
 
-/// Is a rank where the arguments say so, and else plays these faults, each with its config, `at_once`
-/// beside each other.
-pub(crate) fn main(worlds: &[(String, Vec<Fault>)], at_once: usize) -> ExitCode {
+/// Is a rank where the arguments say so, and else plays these faults, `at_once` beside each other.
+pub(crate) fn main(config: &str, faults: Vec<Fault>, at_once: usize) -> ExitCode {
     tokenyard_cpu::link();
     let args: Vec<_> = std::env::args_os().collect();
     if let [_, mode, order] = &args[..]
@@ -29,25 +28,22 @@ pub(crate) fn main(worlds: &[(String, Vec<Fault>)], at_once: usize) -> ExitCode 
             }
         };
     }
-    launch(worlds, at_once)
+    launch(config, faults, at_once)
 }
 
-fn launch(worlds: &[(String, Vec<Fault>)], at_once: usize) -> ExitCode {
+fn launch(text: &str, faults: Vec<Fault>, at_once: usize) -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Ranks mostly wait, so more jobs than cores run beside each other.
     arguments.test_threads = arguments.test_threads.or(Some(at_once));
     let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, text).expect("the config is written");
     let path = std::env::current_exe().expect("this program");
     let program = Arc::new(Program::new(path, vec![RANK.into()]));
-    let trials = (0..)
-        .zip(worlds)
-        .flat_map(|(index, (text, faults))| {
-            let config = folder.path().join(format!("{index}.toml"));
-            std::fs::write(&config, text).expect("the config is written");
-            faults.iter().cloned().map(move |fault| (config.clone(), fault))
-        })
-        .map(|(config, fault)| {
-            let program = Arc::clone(&program);
+    let trials = faults
+        .into_iter()
+        .map(|fault| {
+            let (program, config) = (Arc::clone(&program), config.clone());
             Trial::test(fault.name.clone(), move || play(&program, &config, &fault))
         })
         .collect();

@@ -16,7 +16,7 @@ fn pick<T: Clone>(rng: &mut Rng, choices: &[T]) -> T {
 
 fn random_case(seed: u64) -> Case {
     let rng = &mut Rng::new(seed, Stream::Shared, 99);
-    let ranks: usize = pick(rng, &[1, 2, 3, 4, 8]);
+    let ranks = pick(rng, &[1_usize, 2, 3, 4, 8]);
     let divisors: Vec<usize> = (1..=ranks).filter(|d| ranks.is_multiple_of(*d)).collect();
     let domains = pick(rng, &divisors);
     let experts = ranks * (1 + rng.below(5));
