@@ -38,7 +38,7 @@ pub struct VerbsConfig {
     /// Most commands of a lane that are not done, 1 to 16,384. Default: 1024.
     #[serde(deserialize_with = "in_range::<_, _, 1, 16_384>")]
     pub queue_depth: u32,
-    /// Signals that can arrive while this rank does not poll, 64 to 32,768. Default: 4096.
+    /// Signals that can arrive while this rank does not poll, 64 to 32,768. Default: 8192.
     #[serde(deserialize_with = "in_range::<_, _, 64, 32_768>")]
     pub receive_depth: u32,
     /// How signals arrive. Default: `"auto"`.
@@ -61,7 +61,7 @@ impl Default for VerbsConfig {
             retry_count: 7,
             rnr_retry: 7,
             queue_depth: 1024,
-            receive_depth: 4096,
+            receive_depth: 8192,
             signals: SignalChoice::Auto,
             flush: Flush::Auto,
         }
@@ -132,7 +132,10 @@ impl<'de> Deserialize<'de> for DeviceChoice {
                     names.push(name);
                 }
                 if names.is_empty() || names.iter().any(String::is_empty) {
-                    return Err(de::Error::invalid_value(de::Unexpected::Seq, &"names in the list"));
+                    return Err(de::Error::invalid_value(
+                        de::Unexpected::Seq,
+                        &"names in the list",
+                    ));
                 }
                 Ok(DeviceChoice::Named(names))
             }

@@ -54,7 +54,9 @@ pub(crate) fn adapters(config: &VerbsConfig) -> Result<Vec<Adapter>> {
             "list RDMA devices",
             "found no device; expected an InfiniBand or RoCE device",
         )
-        .with_fix("see `ibv_devices`; load the NIC's driver, or pass /dev/infiniband into the container"));
+        .with_fix(
+            "see `ibv_devices`; load the NIC's driver, or pass /dev/infiniband into the container",
+        ));
     }
     let wanted = match &config.device {
         DeviceChoice::Auto => names.clone(),
@@ -184,7 +186,8 @@ impl Adapter {
     /// What can be declared of it.
     pub(crate) fn capabilities(&self, config: &VerbsConfig) -> Capabilities {
         let signals = match self.signals {
-            SignalMode::Immediate => abi::TY_CAP_IMMEDIATE,
+            // Signals count, and receives are posted again, when somebody drives.
+            SignalMode::Immediate => abi::TY_CAP_IMMEDIATE | abi::TY_CAP_MANUAL_PROGRESS,
             SignalMode::Atomic => abi::TY_CAP_NATIVE_ATOMICS,
         };
         let count = |found: i32| u32::try_from(found).unwrap_or(0);
@@ -209,9 +212,7 @@ impl Adapter {
     /// read-back (INV-1).
     pub(crate) fn memory_kinds(&self) -> u32 {
         match self.signals {
-            SignalMode::Immediate => {
-                abi::TY_MEMORY_HOST | abi::TY_MEMORY_CUDA | abi::TY_MEMORY_HIP
-            }
+            SignalMode::Immediate => abi::TY_MEMORY_HOST | abi::TY_MEMORY_CUDA | abi::TY_MEMORY_HIP,
             SignalMode::Atomic => abi::TY_MEMORY_HOST,
         }
     }

@@ -150,9 +150,7 @@ impl Endpoint {
         let signals = reader.signal_area(kind, signal_count)?;
         let queues = reader.queues(lanes)?;
         let windows = reader.windows(windows)?;
-        check(reader.rest.is_empty(), || {
-            format!("found {} bytes too many", reader.rest.len())
-        })?;
+        check(reader.rest.is_empty(), || format!("found {} bytes too many", reader.rest.len()))?;
         Ok(Self {
             sender,
             receiver,
@@ -187,10 +185,9 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let (head, rest) = self
-            .rest
-            .split_first_chunk::<N>()
-            .ok_or_else(|| refused(format!("found {} bytes; expected {N} more", self.rest.len())))?;
+        let (head, rest) = self.rest.split_first_chunk::<N>().ok_or_else(|| {
+            refused(format!("found {} bytes; expected {N} more", self.rest.len()))
+        })?;
         self.rest = rest;
         Ok(*head)
     }
@@ -244,8 +241,11 @@ impl Reader<'_> {
         })?;
         (0..windows)
             .map(|id| {
-                let window =
-                    RemoteWindow { address: self.u64()?, bytes: self.u64()?, key: Key(self.u32()?) };
+                let window = RemoteWindow {
+                    address: self.u64()?,
+                    bytes: self.u64()?,
+                    key: Key(self.u32()?),
+                };
                 let end = window.address.checked_add(window.bytes);
                 check(window.address != 0 && window.bytes != 0 && end.is_some(), || {
                     format!("window {id}: found {} bytes that cannot be memory", window.bytes)

@@ -68,11 +68,7 @@ pub fn automatic(ports: &[PortFacts]) -> Vec<&PortFacts> {
 }
 
 /// The port of a named device: the wished one, or the first that is active.
-pub fn port<'a>(
-    ports: &'a [PortFacts],
-    device: &str,
-    wish: Option<u8>,
-) -> Result<&'a PortFacts> {
+pub fn port<'a>(ports: &'a [PortFacts], device: &str, wish: Option<u8>) -> Result<&'a PortFacts> {
     let mut of_device = ports.iter().filter(|port| port.device == device);
     let found = of_device.clone().find(|port| match wish {
         Some(wish) => port.port == wish,
@@ -93,10 +89,9 @@ pub fn port<'a>(
             let last = of_device.next_back().map_or(0, |port| port.port);
             unusable(format!("found no port {wish}; expected 1 to {last}"), "correct `port`")
         }
-        (None, None) => unusable(
-            "found no active port".into(),
-            "bring the link up, or name another `device`",
-        ),
+        (None, None) => {
+            unusable("found no active port".into(), "bring the link up, or name another `device`")
+        }
     }
 }
 
@@ -139,10 +134,14 @@ pub fn gid(entries: &[ffi::GidEntry], port: &PortFacts, wish: Option<u8>) -> Res
         };
         let table: Vec<_> = of_port().map(shown).collect();
         let table = if table.is_empty() { "nothing".into() } else { table.join(", ") };
-        Error::new(ErrorKind::Unavailable, "choose GID", format!("found {table}; expected {expected}"))
-            .with_context("device", &port.device)
-            .with_context("port", port.port)
-            .with_fix("give the port's network interface an IPv4 address, or set `gid_index`")
+        Error::new(
+            ErrorKind::Unavailable,
+            "choose GID",
+            format!("found {table}; expected {expected}"),
+        )
+        .with_context("device", &port.device)
+        .with_context("port", port.port)
+        .with_fix("give the port's network interface an IPv4 address, or set `gid_index`")
     })
 }
 
@@ -213,10 +212,9 @@ pub fn signals(choice: SignalChoice, receives: u32, atomics: bool) -> Result<Sig
             "the device has no shared receive queue of 64 entries; expected one for immediate data",
             "set signals = \"atomic\"",
         ),
-        SignalChoice::Atomic => unavailable(
-            "the device has no remote atomics",
-            "set signals = \"immediate\"",
-        ),
+        SignalChoice::Atomic => {
+            unavailable("the device has no remote atomics", "set signals = \"immediate\"")
+        }
         SignalChoice::Auto => unavailable(
             "the device has neither shared receive queues nor remote atomics",
             "name another `device`",

@@ -28,8 +28,10 @@ opaque! {
     CompChannel,
 }
 
-/// Most GIDs that are asked for, of all ports of a device.
-pub const MAX_GIDS: usize = 2048;
+/// Most GIDs that are asked for, of all ports of a device. The kernel's limit is 2,047: it takes the
+/// length of the table in 16 bits.
+pub const MAX_GIDS: usize = 1024;
+const _: () = assert!(MAX_GIDS * size_of::<GidEntry>() <= u16::MAX as usize);
 
 /// Transport types of a device that can have RC queue pairs: InfiniBand and RoCE.
 pub const TRANSPORT_IB: c_int = 0;
@@ -444,8 +446,8 @@ pub struct SendWr {
     pub imm_data: u32,
     /// Where it goes.
     pub wr: WrTarget,
-    _qp_type: u64,
-    _tail: [u64; 6],
+    /// For other kinds of queue pairs and requests.
+    pub unused: [u64; 7],
 }
 
 impl SendWr {
@@ -459,8 +461,7 @@ impl SendWr {
         send_flags: 0,
         imm_data: 0,
         wr: WrTarget { atomic: WrAtomic { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } },
-        _qp_type: 0,
-        _tail: [0; 6],
+        unused: [0; 7],
     };
 }
 

@@ -83,8 +83,7 @@ impl Mr {
         access: c_int,
     ) -> Result<Self, CallError> {
         // SAFETY: by this function's contract.
-        let raw =
-            unsafe { (pd.context.library().reg_mr)(pd.raw(), address.cast(), bytes, access) };
+        let raw = unsafe { (pd.context.library().reg_mr)(pd.raw(), address.cast(), bytes, access) };
         Self::wrap(pd, raw, "ibv_reg_mr")
     }
 

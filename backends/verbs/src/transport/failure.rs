@@ -83,7 +83,9 @@ impl Fault {
             let (meaning, fix) = meaning(status);
             let words = library.status_words(status);
             (
-                format!("{what}: \"{words}\" (status {status}, vendor error {vendor:#x}): {meaning}"),
+                format!(
+                    "{what}: \"{words}\" (status {status}, vendor error {vendor:#x}): {meaning}"
+                ),
                 fix.to_owned(),
             )
         };
@@ -142,19 +144,17 @@ fn meaning(status: i32) -> (&'static str, &'static str) {
             "the peer's device found the request wrong: too long, or an atomic that it cannot do",
             "see that both sides run the same version; try the other value of `signals`",
         ),
-        ffi::WC_REM_OP_ERR => (
-            "the peer's device could not do it",
-            "see the kernel's log on the peer for its device",
-        ),
+        ffi::WC_REM_OP_ERR => {
+            ("the peer's device could not do it", "see the kernel's log on the peer for its device")
+        }
         ffi::WC_LOC_PROT_ERR => (
             "this device may not touch the local memory: a key or an address is wrong",
             "see that the window's memory is still there; else report this",
         ),
         ffi::WC_LOC_LEN_ERR => ("the payload is too long for the port", "lower the largest put"),
-        ffi::WC_LOC_QP_OP_ERR => (
-            "this device refused the request",
-            "see the vendor error; try signals = \"immediate\"",
-        ),
+        ffi::WC_LOC_QP_OP_ERR => {
+            ("this device refused the request", "see the vendor error; try signals = \"immediate\"")
+        }
         ffi::WC_WR_FLUSH_ERR => (
             "given up because the connection broke before: a consequence, not the cause",
             "see the first error of this peer, on either side",

@@ -1,5 +1,6 @@
 //! One lane's connection to one peer.
 
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use tokenyard_sys_verbs::ffi::SendWr;
@@ -22,7 +23,9 @@ pub(super) enum Stage {
     Waiting(Qp<Init>),
     Connected(Qp<Rts>, Arc<Remote>),
     /// The connection broke; the queue pair still gives back what was posted.
-    Broken(Qp<Rts>),
+    Broken {
+        _qp: Qp<Rts>,
+    },
     /// A connect failed.
     Gone,
 }
@@ -40,6 +43,9 @@ pub(super) struct Peer {
     pub(super) stage: Stage,
     /// The queue pair's number.
     pub(super) number: u32,
+    /// The peer's GID and queue pair, once it is connected.
+    pub(super) gid: [u8; 16],
+    pub(super) remote_number: u32,
     /// First packet number that this side sends.
     pub(super) psn: u32,
     /// Bytes of a payload that may be copied while it is posted.
@@ -52,11 +58,22 @@ impl Peer {
     pub(super) fn new(qp: Qp<Init>, psn: u32, depth: usize) -> Self {
         Self {
             number: qp.number(),
+            gid: [0; 16],
+            remote_number: 0,
             psn,
             inline: qp.inline(),
             stage: Stage::Waiting(qp),
             chain: None,
             flight: Flight::new(depth),
+        }
+    }
+
+    /// One line for people.
+    pub(super) fn route(&self) -> String {
+        let (mine, theirs) = (self.number, self.remote_number);
+        match self.stage {
+            Stage::Waiting(_) => format!("queue pair {mine}, not connected"),
+            _ => format!("queue pair {mine} to {theirs} at {}", Ipv6Addr::from(self.gid)),
         }
     }
 
@@ -69,7 +86,7 @@ impl Peer {
                 if let Err(error) = qp.give_up() {
                     tracing::error!("cannot break a connection off: {error}");
                 }
-                Stage::Broken(qp)
+                Stage::Broken { _qp: qp }
             }
             other => other,
         };

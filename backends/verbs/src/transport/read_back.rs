@@ -54,6 +54,11 @@ impl ReadBack {
         self.most - self.waiting.len()
     }
 
+    /// Data wait to be counted.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     pub(super) fn push(&mut self, datum: Datum) {
         debug_assert!(self.room() > 0);
         self.waiting.push_back(datum);
@@ -93,7 +98,9 @@ impl ReadBack {
         // SAFETY: a list of one; the word is registered, lives beside the queue pair and is read
         // by nobody.
         let posted = unsafe { self.qp.post(&mut wr) };
-        posted.map_err(|(error, _)| Fault::Post { errno: error.source.raw_os_error().unwrap_or(0) })?;
+        posted.map_err(|(error, _)| Fault::Post {
+            errno: error.source.raw_os_error().unwrap_or(0),
+        })?;
         self.covered = self.waiting.len();
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use tokenyard_core::Result;
 use tokenyard_sys_verbs::ffi::{
@@ -48,6 +48,14 @@ impl Signals {
         Self { region: None, receiver: Some(receiver), totals: zeroed(count) }
     }
 
+    /// From here on, payloads are read back before their signals count.
+    pub(super) fn read_back_first(&mut self, read_back: ReadBack) {
+        if let Some(receiver) = &mut self.receiver {
+            let inbox = receiver.inbox.get_mut().unwrap_or_else(PoisonError::into_inner);
+            inbox.read_back = Some(read_back);
+        }
+    }
+
     pub(super) fn receiver(&self) -> Option<&Receiver> {
         self.receiver.as_ref()
     }
@@ -72,13 +80,14 @@ impl Signals {
         self.totals.get(id as usize).map(|total| total.load(Ordering::Acquire))
     }
 
-    /// Counts what has arrived. Where another lane is at it, that one does.
+    /// Counts what has arrived; whether there was something. Where another thread is at it, that one
+    /// does.
     #[inline]
-    pub(super) fn drive(&self) -> Result<(), Fault> {
+    pub(super) fn drive(&self) -> Result<bool, Fault> {
         match &self.receiver {
-            None => Ok(()),
+            None => Ok(false),
             Some(receiver) => match receiver.enter() {
-                None => Ok(()),
+                None => Ok(false),
                 Some(mut inbox) => inbox.take(receiver, &self.totals),
             },
         }
@@ -127,12 +136,6 @@ impl Receiver {
         Ok(Self { cq, srq, inbox })
     }
 
-    /// From here on, payloads are read back before their signals count.
-    pub(super) fn read_back_first(&mut self, read_back: ReadBack) {
-        let inbox = self.inbox.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        inbox.read_back = Some(read_back);
-    }
-
     fn enter(&self) -> Option<MutexGuard<'_, Inbox>> {
         match self.inbox.try_lock() {
             Ok(inbox) => Some(inbox),
@@ -146,7 +149,8 @@ impl Receiver {
 type CallResult<T> = std::result::Result<T, tokenyard_sys_verbs::CallError>;
 
 impl Inbox {
-    fn take(&mut self, receiver: &Receiver, totals: &[AtomicU64]) -> Result<(), Fault> {
+    fn take(&mut self, receiver: &Receiver, totals: &[AtomicU64]) -> Result<bool, Fault> {
+        let mut moved = false;
         for _ in 0..ROUNDS {
             let room = self.read_back.as_ref().map_or(AGAIN, |it| it.room().min(AGAIN));
             let completions = &mut self.completions[..room];
@@ -158,6 +162,7 @@ impl Inbox {
                     Some(read_back) => read_back.push(datum),
                 }
             }
+            moved |= found > 0;
             self.owed += found;
             while self.owed >= self.again {
                 receiver.srq.post(self.again).map_err(|e| queue_fault(&e))?;
@@ -167,10 +172,11 @@ impl Inbox {
                 break;
             }
         }
-        match &mut self.read_back {
-            None => Ok(()),
-            Some(read_back) => read_back.drive(|datum| add(totals, datum)),
+        if let Some(read_back) = &mut self.read_back {
+            moved |= read_back.is_waiting();
+            read_back.drive(|datum| add(totals, datum))?;
         }
+        Ok(moved)
     }
 }
 
