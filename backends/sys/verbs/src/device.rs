@@ -1,0 +1,211 @@
+//! Devices, and an open one.
+
+use std::ffi::{CStr, c_int};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::ffi::{self, AsyncEvent, Device, DeviceAttr, GidEntry, PortAttr, RawContext};
+use crate::library::{CallError, Library};
+
+/// The list of a machine's devices.
+#[derive(Debug)]
+pub struct Devices {
+    library: &'static Library,
+    list: NonNull<*mut Device>,
+    count: usize,
+}
+
+impl Devices {
+    /// Asks for the list.
+    ///
+    /// # Errors
+    /// What the library says; `ENOSYS` where the kernel has no RDMA.
+    pub fn list(library: &'static Library) -> Result<Self, CallError> {
+        let mut count: c_int = 0;
+        // SAFETY: `count` is valid for the call.
+        let list = unsafe { (library.get_device_list)(&mut count) };
+        let list = NonNull::new(list).ok_or_else(|| CallError::last("ibv_get_device_list"))?;
+        Ok(Self { library, list, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    /// The names, in the list's order.
+    pub fn names(&self) -> Vec<String> {
+        self.devices().map(|device| self.name(device)).collect()
+    }
+
+    /// Opens the device named `name`; nothing if there is none.
+    ///
+    /// # Errors
+    /// What the library says; `EACCES` without the right to `/dev/infiniband`.
+    pub fn open(&self, name: &str) -> Result<Option<Arc<Context>>, CallError> {
+        let Some(device) = self.devices().find(|device| self.name(*device) == name) else {
+            return Ok(None);
+        };
+        // SAFETY: a device of the live list.
+        let raw = unsafe { (self.library.open_device)(device) };
+        let raw = NonNull::new(raw).ok_or_else(|| CallError::last("ibv_open_device"))?;
+        Ok(Some(Arc::new(Context { library: self.library, raw, name: name.to_owned() })))
+    }
+
+    fn devices(&self) -> impl Iterator<Item = *mut Device> + '_ {
+        // SAFETY: the library's list has `count` devices.
+        (0..self.count).map(|at| unsafe { *self.list.as_ptr().add(at) })
+    }
+
+    fn name(&self, device: *mut Device) -> String {
+        // SAFETY: a device of the live list; its name is terminated text inside it.
+        let name = unsafe { CStr::from_ptr((self.library.get_device_name)(device)) };
+        name.to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        // SAFETY: the list is the library's own, and this is its end. Open devices stay.
+        unsafe { (self.library.free_device_list)(self.list.as_ptr()) }
+    }
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct Context {
+    library: &'static Library,
+    raw: NonNull<RawContext>,
+    name: String,
+}
+
+// SAFETY: libibverbs locks what calls on one context share.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// An asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Async {
+    /// One of `EVENT_*`, or another one.
+    pub event: c_int,
+}
+
+impl Async {
+    /// Whether something is broken for good, and not just a port that may come back.
+    pub fn is_fatal(self) -> bool {
+        matches!(
+            self.event,
+            ffi::EVENT_CQ_ERR
+                | ffi::EVENT_QP_FATAL
+                | ffi::EVENT_QP_REQ_ERR
+                | ffi::EVENT_QP_ACCESS_ERR
+                | ffi::EVENT_DEVICE_FATAL
+                | ffi::EVENT_SRQ_ERR
+        )
+    }
+}
+
+impl Context {
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The library that opened it.
+    pub fn library(&self) -> &'static Library {
+        self.library
+    }
+
+    pub(crate) fn raw(&self) -> *mut RawContext {
+        self.raw.as_ptr()
+    }
+
+    /// What the device can do.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn attributes(&self) -> Result<DeviceAttr, CallError> {
+        let mut attr = std::mem::MaybeUninit::<DeviceAttr>::zeroed();
+        // SAFETY: an open device, and room for the answer.
+        let status = unsafe { (self.library.query_device)(self.raw(), attr.as_mut_ptr()) };
+        CallError::check("ibv_query_device", status)?;
+        // SAFETY: zeroes are valid for every field, and the library wrote over them.
+        Ok(unsafe { attr.assume_init() })
+    }
+
+    /// How port `port` (from 1) is.
+    ///
+    /// The exported symbol is the old form of the call: it fills everything but the last field,
+    /// `port_cap_flags2`, which stays zero. That spares the way through the provider's extended
+    /// table.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn port(&self, port: u8) -> Result<PortAttr, CallError> {
+        let mut attr = std::mem::MaybeUninit::<PortAttr>::zeroed();
+        // SAFETY: an open device, and room for more than the old form of the answer.
+        let status = unsafe { (self.library.query_port)(self.raw(), port, attr.as_mut_ptr()) };
+        CallError::check("ibv_query_port", status)?;
+        // SAFETY: as in `attributes`.
+        Ok(unsafe { attr.assume_init() })
+    }
+
+    /// The entries of the GID tables of all ports that are in use.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn gids(&self) -> Result<Vec<GidEntry>, CallError> {
+        let mut entries = vec![GidEntry::default(); ffi::MAX_GIDS];
+        // SAFETY: an open device, and room for as many entries of this size as are said.
+        let found = unsafe {
+            (self.library.query_gid_table)(
+                self.raw(),
+                entries.as_mut_ptr(),
+                entries.len(),
+                0,
+                size_of::<GidEntry>(),
+            )
+        };
+        let Ok(found) = usize::try_from(found) else {
+            let errno = i32::try_from(-found).unwrap_or(libc::EIO);
+            return Err(CallError {
+                call: "ibv_query_gid_table",
+                source: std::io::Error::from_raw_os_error(errno),
+            });
+        };
+        entries.truncate(found);
+        Ok(entries)
+    }
+
+    /// Lets [`Context::next_event`] return at once when there is no event.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn make_events_nonblocking(&self) -> Result<(), CallError> {
+        // SAFETY: an open device; its descriptor stays open with it.
+        let set = unsafe {
+            let fd = self.raw.as_ref().async_fd;
+            let flags = libc::fcntl(fd, libc::F_GETFL);
+            libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
+        };
+        if set < 0 { Err(CallError::last("fcntl")) } else { Ok(()) }
+    }
+
+    /// Takes the next asynchronous event, if there is one.
+    pub fn next_event(&self) -> Option<Async> {
+        let mut event = AsyncEvent { element: std::ptr::null_mut(), event_type: -1 };
+        // SAFETY: an open device, and room for the event; every event that is taken is
+        // acknowledged, or destroying what it names would wait for ever.
+        unsafe {
+            if (self.library.get_async_event)(self.raw(), &mut event) != 0 {
+                return None;
+            }
+            (self.library.ack_async_event)(&mut event);
+        }
+        Some(Async { event: event.event_type })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: everything made of this device holds it by an `Arc`, so nothing is left. A
+        // device that refuses is left open: there is nobody to tell.
+        unsafe { (self.library.close_device)(self.raw()) };
+    }
+}

@@ -1,0 +1,233 @@
+//! Choices as pure functions on what devices say: which port, which GID, which packet size, how
+//! signals arrive, how long a dead peer takes to show.
+
+use std::cmp::Ordering;
+use std::net::Ipv6Addr;
+use std::time::Duration;
+
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_sys_verbs::ffi;
+
+use crate::config::{Mtu, SignalChoice};
+
+/// What is known of a port before it is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortFacts {
+    /// Name of its device.
+    pub device: String,
+    /// From 1.
+    pub port: u8,
+    /// It carries traffic.
+    pub active: bool,
+    /// `LINK_LAYER_*`.
+    pub link_layer: u8,
+    /// Bits `active_width` of its lanes, as the port says them.
+    pub width: u8,
+    /// Code `active_speed` of a lane, as the port says it.
+    pub speed: u8,
+}
+
+impl PortFacts {
+    fn is_usable(&self) -> bool {
+        let known =
+            matches!(self.link_layer, ffi::LINK_LAYER_INFINIBAND | ffi::LINK_LAYER_ETHERNET);
+        self.active && known
+    }
+
+    /// Tenths of Gbit/s.
+    fn rate(&self) -> u32 {
+        let lanes = match self.width {
+            2 => 4,
+            4 => 8,
+            8 => 12,
+            16 => 2,
+            _ => 1,
+        };
+        let lane = match self.speed {
+            2 => 50,
+            4 | 8 => 100,
+            16 => 140,
+            32 => 250,
+            64 => 500,
+            128 => 1000,
+            _ => 25,
+        };
+        lanes * lane
+    }
+}
+
+/// The ports that `"auto"` spreads the ranks over: of those that are active, the fastest; one per
+/// device, in order of their devices' names, numbers counted as numbers.
+pub fn automatic(ports: &[PortFacts]) -> Vec<&PortFacts> {
+    let usable = || ports.iter().filter(|port| port.is_usable());
+    let fastest = usable().map(PortFacts::rate).max();
+    let mut chosen: Vec<_> = usable().filter(|port| Some(port.rate()) == fastest).collect();
+    chosen.sort_by(|a, b| natural(&a.device, &b.device).then(a.port.cmp(&b.port)));
+    chosen.dedup_by(|a, b| a.device == b.device);
+    chosen
+}
+
+/// The port of a named device: the wished one, or the first that is active.
+pub fn port<'a>(ports: &'a [PortFacts], device: &str, wish: Option<u8>) -> Result<&'a PortFacts> {
+    let mut of_device = ports.iter().filter(|port| port.device == device);
+    let found = of_device.clone().find(|port| match wish {
+        Some(wish) => port.port == wish,
+        None => port.is_usable(),
+    });
+    let unusable = |message: String, fix: &str| {
+        Err(Error::new(ErrorKind::Unavailable, "choose port", message)
+            .with_context("device", device)
+            .with_fix(fix))
+    };
+    match (found, wish) {
+        (Some(port), _) if port.is_usable() => Ok(port),
+        (Some(port), _) => unusable(
+            format!("port {} is not active; expected an active InfiniBand or RoCE port", port.port),
+            "bring the link up, or name another `device` or `port`",
+        ),
+        (None, Some(wish)) => {
+            let last = of_device.next_back().map_or(0, |port| port.port);
+            unusable(format!("found no port {wish}; expected 1 to {last}"), "correct `port`")
+        }
+        (None, None) => {
+            unusable("found no active port".into(), "bring the link up, or name another `device`")
+        }
+    }
+}
+
+/// Compares names with numbers in them: `mlx5_2` comes before `mlx5_10`.
+fn natural(a: &str, b: &str) -> Ordering {
+    let split = |name: &str| {
+        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        let (stem, number) = name.split_at(name.len() - digits);
+        (stem.to_owned(), number.parse::<u64>().unwrap_or(0))
+    };
+    split(a).cmp(&split(b)).then_with(|| a.cmp(b))
+}
+
+/// The GID that a port is addressed by.
+///
+/// InfiniBand: entry 0. RoCE: of the entries of version 2, the first with an IPv4 address; without
+/// one, the first with a routable IPv6 address, then the first with a link-local one. `wish` takes
+/// an entry as it is, also of version 1.
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`], naming what the table has.
+pub fn gid(entries: &[ffi::GidEntry], port: &PortFacts, wish: Option<u8>) -> Result<ffi::GidEntry> {
+    let of_port = || entries.iter().filter(|e| e.port_num == u32::from(port.port));
+    let infiniband = port.link_layer == ffi::LINK_LAYER_INFINIBAND;
+    let by_index = |index: u8| of_port().find(|e| e.gid_index == u32::from(index));
+    let found = match (wish, infiniband) {
+        (Some(wish), _) => by_index(wish),
+        (None, true) => by_index(0),
+        (None, false) => of_port()
+            .filter(|e| e.gid_type == ffi::GID_TYPE_ROCE_V2)
+            // The route names the entry by 8 bits.
+            .filter(|e| e.gid_index <= u32::from(u8::MAX))
+            .min_by_key(|e| (preference(&e.gid), e.gid_index)),
+    };
+    found.copied().ok_or_else(|| {
+        let expected = match (wish, infiniband) {
+            (Some(wish), _) => format!("entry {wish}"),
+            (None, true) => "entry 0".into(),
+            (None, false) => "an entry of RoCE v2".into(),
+        };
+        let table: Vec<_> = of_port().map(shown).collect();
+        let table = if table.is_empty() { "nothing".into() } else { table.join(", ") };
+        Error::new(
+            ErrorKind::Unavailable,
+            "choose GID",
+            format!("found {table}; expected {expected}"),
+        )
+        .with_context("device", &port.device)
+        .with_context("port", port.port)
+        .with_fix("give the port's network interface an IPv4 address, or set `gid_index`")
+    })
+}
+
+/// Less is better.
+fn preference(gid: &ffi::Gid) -> u8 {
+    let address = Ipv6Addr::from(gid.raw);
+    match address.to_ipv4_mapped() {
+        Some(v4) if v4.is_link_local() => 1,
+        Some(_) => 0,
+        None if address.is_unicast_link_local() => 3,
+        None => 2,
+    }
+}
+
+fn shown(entry: &ffi::GidEntry) -> String {
+    let version = match entry.gid_type {
+        ffi::GID_TYPE_IB => "IB",
+        ffi::GID_TYPE_ROCE_V1 => "RoCE v1",
+        ffi::GID_TYPE_ROCE_V2 => "RoCE v2",
+        _ => "unknown",
+    };
+    format!("{}: {} ({version})", entry.gid_index, Ipv6Addr::from(entry.gid.raw))
+}
+
+/// The packet size that this rank asks for, as a code of 1 to 5. What is used is the smaller of both
+/// sides'.
+///
+/// # Errors
+/// [`ErrorKind::Config`] where the port cannot carry the wished size.
+pub fn mtu(wish: Mtu, active: i32) -> Result<u8> {
+    let active = u8::try_from(active).ok().filter(|code| (1..=5).contains(code)).unwrap_or(1);
+    let Mtu::Bytes(bytes) = wish else { return Ok(active) };
+    let code = (bytes / 128).ilog2() as u8;
+    if code > active {
+        let most = 128_u32 << active;
+        return Err(Error::new(
+            ErrorKind::Config,
+            "choose mtu",
+            format!("found mtu {bytes}; expected at most {most}, which the port has"),
+        )
+        .with_fix("lower `mtu`, or raise that of the network interface and its switch"));
+    }
+    Ok(code)
+}
+
+/// How signals arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SignalMode {
+    /// As immediate data of a write, counted by the receiving process.
+    Immediate,
+    /// By the device's additions to memory.
+    Atomic,
+}
+
+/// How signals arrive on a device with `receives` shared receives, and `atomics` or not.
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`] where the device cannot do what was chosen.
+pub fn signals(choice: SignalChoice, receives: u32, atomics: bool) -> Result<SignalMode> {
+    let immediate = receives >= 64;
+    let unavailable = |message: &str, fix: &str| {
+        Err(Error::new(ErrorKind::Unavailable, "choose signals", message).with_fix(fix))
+    };
+    match choice {
+        SignalChoice::Auto | SignalChoice::Immediate if immediate => Ok(SignalMode::Immediate),
+        SignalChoice::Auto | SignalChoice::Atomic if atomics => Ok(SignalMode::Atomic),
+        SignalChoice::Immediate => unavailable(
+            "the device has no shared receive queue of 64 entries; expected one for immediate data",
+            "set signals = \"atomic\"",
+        ),
+        SignalChoice::Atomic => {
+            unavailable("the device has no remote atomics", "set signals = \"immediate\"")
+        }
+        SignalChoice::Auto => unavailable(
+            "the device has neither shared receive queues nor remote atomics",
+            "name another `device`",
+        ),
+    }
+}
+
+/// The longest that a device repeats a request to a peer that does not answer: the specification
+/// lets an interval be four times the nominal one.
+pub fn longest_silence(timeout: u8, retries: u8) -> Duration {
+    let interval = Duration::from_nanos(4096) * (1 << timeout);
+    interval * 4 * (u32::from(retries) + 1)
+}
+
+#[cfg(test)]
+mod tests;

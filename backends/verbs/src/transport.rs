@@ -1,0 +1,379 @@
+//! The `verbs` transport: one reliable connection per lane and peer, this rank itself included.
+//!
+//! A put is an RDMA write. Its signal is immediate data of the same write, or an addition behind it
+//! on the same connection. The calling thread posts and polls; the device does the rest.
+
+mod commands;
+mod connect;
+mod failure;
+mod flight;
+mod lane;
+mod memory;
+mod peer;
+mod read_back;
+mod signals;
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use tokenyard_core::abi;
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+};
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_sys_verbs::ffi::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WrRdma,
+};
+use tokenyard_sys_verbs::{CallError, Cq, Init, Mr, Pd, Qp, QpRequest};
+
+use crate::config::{Flush, VerbsConfig};
+use crate::device::{Adapter, COMPLETIONS, REQUESTS, adapters};
+use crate::endpoint::{Endpoint, Key, Queue as RemoteQueue, RemoteWindow};
+use crate::rules::{self, SignalMode};
+use connect::{Expected, Setup, unreachable};
+use lane::{Lane, Queue, Shared};
+use memory::Memory;
+use peer::{Peer, Remote, Stage};
+use read_back::{ReadBack, ReadBackMemory};
+use signals::{Receiver, Signals};
+
+/// Payloads of up to so many bytes are copied while they are posted.
+const INLINE: u32 = 64;
+/// What a value needs (INV-3).
+const LEAST_INLINE: u32 = 8;
+/// The longest that `drop` waits for commands under way.
+const LONGEST_FLUSH: Duration = Duration::from_secs(1);
+
+/// RDMA over InfiniBand and RoCE.
+#[derive(Debug)]
+pub struct Verbs {
+    /// Field order is drop order: connections end first, so that nothing reaches windows or signals
+    /// when their registrations end.
+    lanes: Vec<Lane>,
+    shared: Shared,
+    pd: Arc<Pd>,
+    adapter: Adapter,
+    config: VerbsConfig,
+    team: Team,
+    signal_count: u32,
+}
+
+impl Transport for Verbs {
+    const NAME: &'static str = "verbs";
+    const ABOUT: &'static str = "RDMA over InfiniBand and RoCE, driven by the CPU";
+    type Config = VerbsConfig;
+
+    fn probe(config: &VerbsConfig) -> Result<Capabilities> {
+        // Ranks of one node may have different devices: what all of them can.
+        let all = adapters(config)?;
+        let mut each = all.iter().map(|adapter| adapter.capabilities(config));
+        let first = each.next().ok_or_else(|| {
+            Error::new(ErrorKind::Unavailable, "probe", "found no port; expected one")
+        })?;
+        Ok(each.fold(first, |a, b| Capabilities {
+            flags: a.flags & b.flags,
+            memory_kinds: a.memory_kinds & b.memory_kinds,
+            max_queue_depth: a.max_queue_depth.min(b.max_queue_depth),
+            largest_put: a.largest_put.min(b.largest_put),
+            ..a
+        }))
+    }
+
+    fn open(config: VerbsConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        let mut all = adapters(&config)?;
+        let adapter = all.swap_remove(team.me as usize % all.len());
+        check_queue_pairs(&adapter, team, needs)?;
+        warn_of_silence(&config, needs.deadline);
+        let failed = |e| refused(e, &adapter);
+        adapter.context.make_events_nonblocking().map_err(failed)?;
+        let pd = Pd::new(&adapter.context).map_err(failed)?;
+        let signals = match adapter.signals {
+            SignalMode::Atomic => Signals::atomic(&pd, needs.signals)?,
+            SignalMode::Immediate => {
+                let depth = adapter.receive_depth(&config);
+                let receiver = Receiver::new(&adapter.context, &pd, depth).map_err(failed)?;
+                Signals::immediate(receiver, needs.signals)
+            }
+        };
+        let shared = Shared {
+            signals,
+            memory: Memory::new(&pd)?,
+            context: Arc::clone(&adapter.context),
+            deadline: needs.deadline,
+            failure: OnceLock::new(),
+        };
+        let mut verbs = Self {
+            lanes: Vec::with_capacity(needs.lanes as usize),
+            shared,
+            pd,
+            adapter,
+            config,
+            team: team.clone(),
+            signal_count: needs.signals,
+        };
+        for lane in 0..needs.lanes {
+            let queue = verbs.new_queue(lane, needs.queue_depth)?;
+            verbs.lanes.push(Lane::new(queue));
+        }
+        Ok(verbs)
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        MemoryNeeds {
+            size: size_of::<MemoryNeeds>(),
+            kinds: self.adapter.memory_kinds(),
+            handles: 0,
+            alignment: 64,
+        }
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        // SAFETY: the window outlives `self`, and its registration with it, by this function's
+        // contract.
+        unsafe { self.shared.memory.add(&self.pd, window) }
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        let ranks = self.team.world_ranks.len() as u32;
+        let queues = self.lanes.iter_mut().map(|lane| {
+            let peer = &lane.queue().peers[peer as usize];
+            RemoteQueue { number: peer.number, psn: peer.psn }
+        });
+        let queues = queues.collect();
+        let windows = self.shared.memory.regions.iter().map(|region| RemoteWindow {
+            address: region.address,
+            bytes: region.bytes,
+            key: Key(region.mr.rkey()),
+        });
+        let endpoint = Endpoint {
+            signal_count: self.signal_count,
+            signals: self.shared.signals.area(),
+            queues,
+            windows: windows.collect(),
+            ..self.setup().endpoint((self.team.me, peer, ranks))
+        };
+        Ok(endpoint.to_bytes())
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        let rank = self.team.world_ranks[peer as usize];
+        let endpoint = Endpoint::parse(data).map_err(|e| e.with_rank(rank))?;
+        let windows: Vec<_> = self.shared.memory.regions.iter().map(|r| r.bytes).collect();
+        let expected = Expected {
+            me: self.team.me,
+            peer,
+            ranks: self.team.world_ranks.len() as u32,
+            lanes: self.lanes.len(),
+            signals: self.signal_count,
+            link_layer: self.adapter.port_attr.link_layer,
+            windows: &windows,
+        };
+        expected.check(&endpoint).map_err(|e| e.with_rank(rank))?;
+        let link = self.link_name(peer);
+        self.join(peer, endpoint).map_err(|e| unreachable(e, rank, &link))?;
+        if peer == self.team.me {
+            self.read_back_if_needed().map_err(|e| refused(e, &self.adapter))?;
+        }
+        Ok(())
+    }
+
+    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        let mut queue = self.lane(lane)?.enter().ok_or(abi::TY_INTERNAL)?;
+        // SAFETY: by this function's contract.
+        Ok(unsafe { queue.post(&self.shared, commands) })
+    }
+
+    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        self.lane(lane)?.enter().ok_or(abi::TY_INTERNAL)?.poll(&self.shared, events)
+    }
+
+    // Inlined into the table's slot, also where that is made in another crate: a plugin.
+    #[inline]
+    fn read_signal(&self, _: u32, id: u32) -> u64 {
+        let total = self.shared.signals.read(id);
+        debug_assert!(total.is_some(), "signal {id} is out of range");
+        total.unwrap_or(0)
+    }
+
+    fn health(&self) -> Result<()> {
+        let Some(failure) = self.shared.failure.get() else { return Ok(()) };
+        let link = failure.place.map(|place| self.link_name(place.peer));
+        Err(failure.to_error(self.shared.context.library(), &self.team, link))
+    }
+
+    /// The device moves payloads by itself. What is left is to count signals, so that receives are
+    /// posted again while nobody polls.
+    fn progress(&self) -> std::result::Result<bool, i32> {
+        Ok(self.shared.drive_signals())
+    }
+
+    fn link_name(&self, peer: u32) -> String {
+        let here = self.setup().here();
+        // A lane that is at work is not waited for: this is called for diagnoses.
+        let queue = self.lanes.first().and_then(Lane::enter);
+        match queue.as_ref().and_then(|queue| queue.peers.get(peer as usize)) {
+            None => here,
+            Some(peer) => format!("{here}; {}", peer.route()),
+        }
+    }
+}
+
+impl Verbs {
+    fn lane(&self, lane: u32) -> std::result::Result<&Lane, i32> {
+        self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)
+    }
+
+    fn setup(&self) -> Setup<'_> {
+        Setup { adapter: &self.adapter, config: &self.config }
+    }
+
+    /// One lane with its queue pairs, ready to be connected.
+    fn new_queue(&self, lane: u32, depth: u32) -> Result<Queue> {
+        let failed = |e| refused(e, &self.adapter);
+        let cq = Cq::new(&self.adapter.context, depth * COMPLETIONS).map_err(failed)?;
+        let receiver = self.shared.signals.receiver();
+        let request = QpRequest {
+            recv_cq: Arc::clone(receiver.map_or(&cq, |it| &it.cq)),
+            send_cq: Arc::clone(&cq),
+            srq: receiver.map(|it| Arc::clone(&it.srq)),
+            depth: depth * REQUESTS,
+            inline: INLINE,
+        };
+        let atomics = match self.adapter.signals {
+            SignalMode::Immediate => 0,
+            SignalMode::Atomic => ACCESS_REMOTE_ATOMIC,
+        };
+        let peers = self.team.world_ranks.iter().map(|_| {
+            let qp = self.new_qp(&request, ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | atomics);
+            let qp = qp.map_err(failed)?;
+            if qp.inline() < LEAST_INLINE {
+                return Err(self.no_inline());
+            }
+            Ok(Peer::new(qp, first_packet()?, depth as usize))
+        });
+        Ok(Queue::new(lane, depth as usize, peers.collect::<Result<_>>()?, cq))
+    }
+
+    fn new_qp(&self, request: &QpRequest, access: i32) -> Result<Qp<Init>, CallError> {
+        Qp::new(&self.pd, request)?.init(self.adapter.port, self.config.pkey_index, access)
+    }
+
+    fn no_inline(&self) -> Error {
+        let message = "the device takes no inline payload of 8 bytes; expected it for values";
+        Error::new(ErrorKind::Unavailable, "open", message)
+            .with_context("device", self.adapter.context.name())
+            .with_fix("name another `device`")
+    }
+
+    /// Connects the queue pairs of all lanes to `peer`.
+    fn join(&mut self, peer: u32, endpoint: Endpoint) -> Result<(), CallError> {
+        let setup = Setup { adapter: &self.adapter, config: &self.config };
+        let remote =
+            Arc::new(Remote { windows: endpoint.windows.clone(), signals: endpoint.signals });
+        for (lane, queue) in self.lanes.iter_mut().zip(&endpoint.queues) {
+            let peer = &mut lane.queue().peers[peer as usize];
+            let Stage::Waiting(qp) = std::mem::replace(&mut peer.stage, Stage::Gone) else {
+                continue;
+            };
+            let qp = setup.connect(qp, peer.psn, &endpoint, *queue)?;
+            peer.gid = endpoint.gid;
+            peer.remote_number = queue.number;
+            peer.stage = Stage::Connected(qp, Arc::clone(&remote));
+        }
+        Ok(())
+    }
+
+    /// Makes payloads visible before signals where completions do not (INV-1).
+    fn read_back_if_needed(&mut self) -> Result<(), CallError> {
+        let regions = &self.shared.memory.regions;
+        let region = match self.config.flush {
+            Flush::Auto => regions.iter().find(|region| !region.host),
+            Flush::Always => regions.first(),
+        };
+        let (Some(region), Some(receiver)) = (region, self.shared.signals.receiver()) else {
+            return Ok(());
+        };
+        let source = WrRdma { remote_addr: region.address, rkey: region.mr.rkey() };
+        let cq = Cq::new(&self.adapter.context, 1)?;
+        let request = QpRequest {
+            send_cq: Arc::clone(&cq),
+            recv_cq: Arc::clone(&cq),
+            srq: Some(Arc::clone(&receiver.srq)),
+            depth: 1,
+            inline: 0,
+        };
+        let qp = self.setup().connect_to_itself(self.new_qp(&request, ACCESS_REMOTE_READ)?)?;
+        let mut word = Box::new(0_u64);
+        // SAFETY: the word lives beside its region in the `ReadBack`, and nobody reads it.
+        let landing = unsafe { Mr::new(&self.pd, (&raw mut *word).cast(), 8, ACCESS_LOCAL_WRITE)? };
+        let memory = ReadBackMemory { source, region: landing, word };
+        let most = self.adapter.receive_depth(&self.config) as usize;
+        self.shared.signals.read_back_first(ReadBack::new(qp, cq, memory, most));
+        Ok(())
+    }
+}
+
+impl Drop for Verbs {
+    /// Lets what was posted end, for a short time: a peer that still listens gets it.
+    fn drop(&mut self) {
+        let until = Instant::now() + LONGEST_FLUSH.min(self.shared.deadline);
+        for lane in &mut self.lanes {
+            let queue = lane.queue();
+            while queue.under_way() > 0 && Instant::now() < until {
+                let mut none = [];
+                if queue.poll(&self.shared, &mut none).is_err() {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+fn check_queue_pairs(adapter: &Adapter, team: &Team, needs: &TransportNeeds) -> Result<()> {
+    let wanted = team.world_ranks.len() as u64 * u64::from(needs.lanes);
+    let most = u64::try_from(adapter.attr.max_qp).unwrap_or(0);
+    if wanted <= most {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unavailable,
+        "open",
+        format!("found a device of {most} queue pairs; expected {wanted}: one per lane and rank"),
+    )
+    .with_context("device", adapter.context.name())
+    .with_fix("use fewer lanes, or spread the ranks over more devices"))
+}
+
+/// A dead peer shows when the device gives up, which may be later than the deadline. It ends all
+/// the same: the watchdog of the lanes gives up first.
+fn warn_of_silence(config: &VerbsConfig, deadline: Duration) {
+    let longest = rules::longest_silence(config.timeout, config.retry_count);
+    if longest > deadline {
+        tracing::warn!(
+            "timeout = {} and retry_count = {} let the device repeat for up to {longest:?}, which is \
+             more than the deadline of {deadline:?}: connections that stand still are given up then",
+            config.timeout,
+            config.retry_count
+        );
+    }
+}
+
+/// A random first packet number: packets of an old connection must not fit a new one (INV-8).
+fn first_packet() -> Result<u32> {
+    let bits = getrandom::u32().map_err(|e| {
+        Error::new(ErrorKind::System, "draw a packet number", "no random bits").with_source(e)
+    })?;
+    Ok(bits & 0x00ff_ffff)
+}
+
+/// A resource that the device does not give.
+fn refused(error: CallError, adapter: &Adapter) -> Error {
+    Error::new(ErrorKind::System, "open", error.call)
+        .with_context("device", adapter.context.name())
+        .with_source(error.source)
+        .with_fix(
+            "raise the limit on locked memory (`ulimit -l`), lower `queue_depth` or \
+             `receive_depth`, or see the kernel's log for the device",
+        )
+}

@@ -1,0 +1,239 @@
+//! What ranks tell each other, what each checks of it, and the way to a connected queue pair.
+
+use std::net::Ipv6Addr;
+
+use rustix::io::Errno;
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_sys_verbs::ffi::{AhAttr, Gid, GlobalRoute, LINK_LAYER_ETHERNET};
+use tokenyard_sys_verbs::{Address, CallError, Init, Qp, Receive, Rts, Send};
+
+use crate::config::VerbsConfig;
+use crate::device::Adapter;
+use crate::endpoint::{Endpoint, Queue};
+use crate::rules::SignalMode;
+
+/// The code for 0.64 ms: how long a peer is asked to wait that found no receive here.
+const RNR_TIMER: u8 = 12;
+/// As far as routed RoCE goes.
+const HOPS: u8 = 64;
+
+/// What an endpoint must agree with, beside what it says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected<'a> {
+    pub(super) me: u32,
+    pub(super) peer: u32,
+    pub(super) ranks: u32,
+    pub(super) lanes: usize,
+    pub(super) signals: u32,
+    pub(super) link_layer: u8,
+    /// Sizes of this rank's windows.
+    pub(super) windows: &'a [u64],
+}
+
+impl Expected<'_> {
+    /// Checks an endpoint against this rank.
+    pub(super) fn check(&self, endpoint: &Endpoint) -> Result<()> {
+        let sizes: Vec<_> = endpoint.windows.iter().map(|window| window.bytes).collect();
+        let numbers = [
+            ("sender", u64::from(endpoint.sender), u64::from(self.peer)),
+            ("receiver", u64::from(endpoint.receiver), u64::from(self.me)),
+            ("ranks", u64::from(endpoint.ranks), u64::from(self.ranks)),
+            ("lanes", endpoint.queues.len() as u64, self.lanes as u64),
+            ("signals", u64::from(endpoint.signal_count), u64::from(self.signals)),
+            ("link layer", u64::from(endpoint.link_layer), u64::from(self.link_layer)),
+        ];
+        for (name, found, expected) in numbers {
+            if found != expected {
+                return Err(refused(format!("{name}: found {found}; expected {expected}")));
+            }
+        }
+        if sizes != self.windows {
+            let expected = self.windows;
+            return Err(refused(format!("windows: found {sizes:?} bytes; expected {expected:?}")));
+        }
+        Ok(())
+    }
+}
+
+fn refused(message: String) -> Error {
+    Error::new(ErrorKind::Protocol, "connect", message)
+        .with_fix("exchange the endpoints of this run only, and use one link layer for all ranks")
+}
+
+/// What both directions of a connection are set up with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup<'a> {
+    pub(super) adapter: &'a Adapter,
+    pub(super) config: &'a VerbsConfig,
+}
+
+impl Setup<'_> {
+    /// The route to a peer's port.
+    fn route(&self, lid: u16, gid: [u8; 16]) -> AhAttr {
+        let mine = self.adapter.gid.gid.raw;
+        let ethernet = self.adapter.port_attr.link_layer == LINK_LAYER_ETHERNET;
+        // Within an InfiniBand subnet the local id is enough.
+        let routed = ethernet || gid[..8] != mine[..8] || self.config.traffic_class != 0;
+        AhAttr {
+            grh: GlobalRoute {
+                dgid: Gid { raw: gid },
+                flow_label: 0,
+                sgid_index: self.adapter.gid.gid_index as u8,
+                hop_limit: HOPS,
+                traffic_class: self.config.traffic_class,
+            },
+            dlid: lid,
+            sl: self.config.service_level,
+            is_global: u8::from(routed),
+            port_num: self.adapter.port,
+            ..AhAttr::default()
+        }
+    }
+
+    /// Takes a queue pair to the state in which it sends and receives. Nothing is waited for but the
+    /// kernel's look-up of the peer's address.
+    pub(super) fn connect(
+        &self,
+        qp: Qp<Init>,
+        psn: u32,
+        endpoint: &Endpoint,
+        queue: Queue,
+    ) -> Result<Qp<Rts>, CallError> {
+        let to = Address {
+            route: self.route(endpoint.lid, endpoint.gid),
+            qpn: queue.number,
+            mtu: i32::from(self.adapter.mtu.min(endpoint.mtu)),
+        };
+        let reads = self.adapter.reads_served();
+        let receiving =
+            qp.receive(&to, &Receive { psn: queue.psn, reads, rnr_timer: RNR_TIMER })?;
+        receiving.send(&Send {
+            psn,
+            reads: self.adapter.reads_asked().min(endpoint.reads),
+            timeout: self.config.timeout,
+            retries: self.config.retry_count,
+            rnr_retries: self.config.rnr_retry,
+        })
+    }
+
+    /// Connects a queue pair to itself.
+    pub(super) fn connect_to_itself(&self, qp: Qp<Init>) -> Result<Qp<Rts>, CallError> {
+        let (number, psn) = (qp.number(), 0);
+        let endpoint = self.endpoint((0, 0, 1));
+        self.connect(qp, psn, &endpoint, Queue { number, psn })
+    }
+
+    /// This rank's endpoint for (itself, a peer, the ranks), without queues, windows and signals.
+    pub(super) fn endpoint(&self, (sender, receiver, ranks): (u32, u32, u32)) -> Endpoint {
+        let ethernet = self.adapter.port_attr.link_layer == LINK_LAYER_ETHERNET;
+        Endpoint {
+            sender,
+            receiver,
+            ranks,
+            link_layer: self.adapter.port_attr.link_layer,
+            mtu: self.adapter.mtu,
+            reads: self.adapter.reads_served(),
+            lid: if ethernet { 0 } else { self.adapter.port_attr.lid },
+            gid: self.adapter.gid.gid.raw,
+            signal_count: 0,
+            signals: crate::endpoint::SignalArea::Immediate,
+            queues: Vec::new(),
+            windows: Vec::new(),
+        }
+    }
+
+    /// One line for people: this side's port.
+    pub(super) fn here(&self) -> String {
+        let signals = match self.adapter.signals {
+            SignalMode::Immediate => "immediate",
+            SignalMode::Atomic => "atomic",
+        };
+        format!(
+            "{} port {} gid {} ({}), {signals} signals",
+            self.adapter.context.name(),
+            self.adapter.port,
+            self.adapter.gid.gid_index,
+            Ipv6Addr::from(self.adapter.gid.gid.raw),
+        )
+    }
+}
+
+/// A connect that the system refused.
+pub(super) fn unreachable(error: CallError, rank: u32, link: &str) -> Error {
+    let errno = error.source.raw_os_error().map(Errno::from_raw_os_error);
+    let address = matches!(
+        errno,
+        Some(Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT | Errno::INVAL)
+    );
+    let (kind, fix) = if address {
+        (
+            ErrorKind::PeerLost,
+            "see that the interfaces of both GIDs reach each other (ping -I), and that both sides \
+             have the same kind of GID: set `gid_index`",
+        )
+    } else {
+        (ErrorKind::System, "see the kernel's log for the device")
+    };
+    Error::new(kind, "connect", error.call)
+        .with_context("link", link)
+        .with_source(error.source)
+        .with_rank(rank)
+        .with_fix(fix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoint::{Key, RemoteWindow, SignalArea};
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            sender: 1,
+            receiver: 0,
+            ranks: 2,
+            link_layer: 2,
+            mtu: 3,
+            reads: 16,
+            lid: 0,
+            gid: [7; 16],
+            signal_count: 4,
+            signals: SignalArea::Immediate,
+            queues: vec![Queue { number: 17, psn: 1 }],
+            windows: vec![RemoteWindow { address: 4096, bytes: 8192, key: Key(1) }],
+        }
+    }
+
+    const EXPECTED: Expected<'static> = Expected {
+        me: 0,
+        peer: 1,
+        ranks: 2,
+        lanes: 1,
+        signals: 4,
+        link_layer: 2,
+        windows: &[8192],
+    };
+
+    #[test]
+    fn an_endpoint_that_fits_is_taken() {
+        EXPECTED.check(&endpoint()).unwrap();
+    }
+
+    #[test]
+    fn an_endpoint_of_other_ranks_sizes_or_fabrics_is_refused_by_name() {
+        let good = endpoint();
+        let two = vec![Queue { number: 17, psn: 1 }; 2];
+        for (endpoint, expected) in [
+            (Endpoint { sender: 0, ..good.clone() }, "sender: found 0; expected 1"),
+            (Endpoint { receiver: 1, ..good.clone() }, "receiver: found 1; expected 0"),
+            (Endpoint { ranks: 3, ..good.clone() }, "ranks: found 3; expected 2"),
+            (Endpoint { queues: two, ..good.clone() }, "lanes: found 2; expected 1"),
+            (Endpoint { signal_count: 5, ..good.clone() }, "signals: found 5; expected 4"),
+            (Endpoint { link_layer: 1, ..good.clone() }, "link layer: found 1; expected 2"),
+            (Endpoint { windows: vec![], ..good }, "windows: found [] bytes; expected [8192]"),
+        ] {
+            let error = EXPECTED.check(&endpoint).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The commands that are under way on one connection, from the post to their end.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use tokenyard_core::abi;
+use tokenyard_core::transport::Command;
+
+/// Bits of a work request's id that number the commands of a peer; those above name the peer.
+const SEQUENCE_BITS: u32 = 48;
+const SEQUENCE: u64 = (1 << SEQUENCE_BITS) - 1;
+
+/// The id of the work requests of command `sequence` to `peer`.
+pub(super) fn request_id(peer: u32, sequence: u64) -> u64 {
+    u64::from(peer) << SEQUENCE_BITS | sequence & SEQUENCE
+}
+
+/// The peer, and the number of the command, of a work request.
+pub(super) fn of_request(id: u64) -> (usize, u64) {
+    ((id >> SEQUENCE_BITS) as usize, id & SEQUENCE)
+}
+
+/// What is remembered of a command until it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pending {
+    pub(super) tag: u64,
+    pub(super) bytes: u64,
+    pub(super) signal: u32,
+    pub(super) window: u16,
+    pub(super) op: u8,
+    pub(super) notify: bool,
+}
+
+impl Pending {
+    pub(super) fn of(command: &Command) -> Self {
+        Self {
+            tag: command.tag,
+            bytes: command.bytes,
+            signal: command.signal,
+            window: command.dst_window,
+            op: command.op,
+            notify: command.flags & abi::TY_FLAG_NOTIFY != 0,
+        }
+    }
+}
+
+/// Commands in the order in which they were posted, which is the order in which they end.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pending: VecDeque<Pending>,
+    /// Number of the first of `pending`.
+    head: u64,
+    /// What `head` was when the watchdog looked, and since when.
+    watched: Option<(u64, Instant)>,
+}
+
+impl Flight {
+    /// Room for `depth` commands; it is never exceeded, so nothing is allocated later.
+    pub(super) fn new(depth: usize) -> Self {
+        Self { pending: VecDeque::with_capacity(depth), head: 0, watched: None }
+    }
+
+    /// Takes a command on and returns its number.
+    pub(super) fn push(&mut self, pending: Pending) -> u64 {
+        debug_assert!(self.pending.len() < self.pending.capacity());
+        self.pending.push_back(pending);
+        self.head + self.pending.len() as u64 - 1
+    }
+
+    /// Ends the oldest command.
+    pub(super) fn pop(&mut self) -> Option<Pending> {
+        let pending = self.pending.pop_front()?;
+        self.head += 1;
+        Some(pending)
+    }
+
+    /// Takes the newest command back, unless it is older than `sequence`: it was not posted.
+    pub(super) fn take_back(&mut self, sequence: u64) -> Option<Pending> {
+        let older = sequence.wrapping_sub(self.head) & SEQUENCE;
+        if self.pending.len() as u64 <= older { None } else { self.pending.pop_back() }
+    }
+
+    /// How many commands end with a completion of command `sequence`, itself the last of them:
+    /// completions of a queue pair come in order, and a command that is not reported is done with
+    /// the next one that is. None if the command has ended before: when a connection breaks, both
+    /// work requests of a command complete.
+    pub(super) fn ended_by(&self, sequence: u64) -> usize {
+        let ahead = sequence.wrapping_sub(self.head) & SEQUENCE;
+        if ahead < self.pending.len() as u64 { ahead as usize + 1 } else { 0 }
+    }
+
+    /// Whether commands are under way and none has ended since the watchdog looked, `limit` ago or
+    /// longer.
+    pub(super) fn is_stalled(&mut self, now: Instant, limit: Duration) -> bool {
+        if self.pending.is_empty() {
+            self.watched = None;
+            return false;
+        }
+        match self.watched {
+            Some((head, since)) if head == self.head => now.duration_since(since) >= limit,
+            _ => {
+                self.watched = Some((self.head, now));
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(tag: u64) -> Pending {
+        Pending { tag, bytes: 8, signal: 0, window: 0, op: abi::TY_OP_PUT, notify: true }
+    }
+
+    fn flight(commands: u64) -> Flight {
+        let mut flight = Flight::new(16);
+        for tag in 0..commands {
+            assert_eq!(flight.push(command(tag)), tag);
+        }
+        flight
+    }
+
+    #[test]
+    fn ids_name_peer_and_command() {
+        for (peer, sequence) in [(0, 0), (1023, SEQUENCE), (5, 77)] {
+            assert_eq!(of_request(request_id(peer, sequence)), (peer as usize, sequence));
+        }
+    }
+
+    #[test]
+    fn a_completion_ends_the_unreported_commands_before_it() {
+        let mut flight = flight(4);
+        assert_eq!(flight.ended_by(2), 3);
+        let tags: Vec<_> = (0..3).map(|_| flight.pop().unwrap().tag).collect();
+        assert_eq!(tags, [0, 1, 2]);
+        assert_eq!(flight.ended_by(3), 1);
+    }
+
+    #[test]
+    fn a_second_completion_of_a_command_ends_nothing() {
+        let mut flight = flight(2);
+        assert_eq!(flight.ended_by(0), 1);
+        flight.pop();
+        assert_eq!(flight.ended_by(0), 0);
+        assert_eq!(flight.ended_by(2), 0, "nor does one of a command that was never posted");
+    }
+
+    #[test]
+    fn numbers_wrap_at_the_bits_of_an_id() {
+        let mut flight = Flight::new(4);
+        flight.head = SEQUENCE;
+        let (last, first) = (flight.push(command(1)), flight.push(command(2)));
+        assert_eq!(of_request(request_id(3, first)), (3, 0));
+        assert_eq!(flight.ended_by(of_request(request_id(3, last)).1), 1);
+        assert_eq!(flight.ended_by(0), 2);
+    }
+
+    #[test]
+    fn commands_that_were_not_posted_are_taken_back_newest_first() {
+        let mut flight = flight(4);
+        flight.pop();
+        assert_eq!(flight.take_back(2).map(|p| p.tag), Some(3));
+        assert_eq!(flight.take_back(2).map(|p| p.tag), Some(2));
+        assert_eq!(flight.take_back(2), None, "command 1 was posted");
+        assert_eq!(flight.ended_by(1), 1);
+    }
+
+    #[test]
+    fn a_flight_is_stalled_when_nothing_ends_for_the_limit() {
+        let (start, limit) = (Instant::now(), Duration::from_secs(30));
+        let mut flight = flight(2);
+        assert!(!flight.is_stalled(start, limit));
+        assert!(!flight.is_stalled(start + limit / 2, limit));
+        flight.pop();
+        assert!(!flight.is_stalled(start + limit, limit), "a command has ended meanwhile");
+        assert!(!flight.is_stalled(start + limit + limit / 2, limit));
+        assert!(flight.is_stalled(start + 2 * limit, limit));
+        flight.pop();
+        assert!(!flight.is_stalled(start + 9 * limit, limit), "nothing is under way");
+    }
+}

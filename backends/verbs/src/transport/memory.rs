@@ -1,0 +1,88 @@
+//! Windows of this rank, registered, and the word that additions give their old values to.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use tokenyard_core::abi;
+use tokenyard_core::transport::Window;
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_sys_verbs::ffi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
+use tokenyard_sys_verbs::{CallError, Mr, Pd};
+
+/// A registered window.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) mr: Mr,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    /// The processor can read it.
+    pub(super) host: bool,
+}
+
+/// This rank's windows, in order of registration.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) regions: Vec<Region>,
+    /// Field order is drop order: the region ends before its word.
+    pub(super) scratch: Mr,
+    word: Box<u64>,
+}
+
+impl Memory {
+    pub(super) fn new(pd: &Arc<Pd>) -> Result<Self> {
+        let mut word = Box::new(0_u64);
+        // SAFETY: the word lives as long as the region, beside it; nobody reads it.
+        let scratch = unsafe { Mr::new(pd, (&raw mut *word).cast(), 8, ACCESS_LOCAL_WRITE) };
+        let scratch = scratch.map_err(|e| refused(e, 8))?;
+        Ok(Self { regions: Vec::new(), scratch, word })
+    }
+
+    /// Where additions give their old values to: the address and the key.
+    pub(super) fn scratch(&self) -> (u64, u32) {
+        (&raw const *self.word as u64, self.scratch.lkey())
+    }
+
+    /// Registers the next window, for peers to write and read.
+    ///
+    /// # Safety
+    /// Memory and descriptor of the window stay valid until `self` is dropped.
+    pub(super) unsafe fn add(&mut self, pd: &Arc<Pd>, window: &Window) -> Result<()> {
+        debug_assert_eq!(window.id as usize, self.regions.len(), "windows come in order");
+        let bytes = usize::try_from(window.bytes).unwrap_or(usize::MAX);
+        let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+        let host = window.kind == abi::TY_MEMORY_HOST;
+        // A descriptor of host memory is a memfd, which is no dmabuf.
+        let registered = if host || window.fd < 0 {
+            // SAFETY: by this function's contract; core bears with peers that write windows.
+            unsafe { Mr::new(pd, window.pointer, bytes, access) }
+        } else {
+            // SAFETY: as above; the descriptor is open.
+            unsafe {
+                let fd = BorrowedFd::borrow_raw(window.fd);
+                let place = (window.pointer, bytes);
+                Mr::of_dmabuf(pd, fd, window.fd_offset, place, access)
+            }
+        };
+        let mr = registered.map_err(|e| {
+            let error = refused(e, window.bytes).with_context("window", window.id);
+            if host { error } else { error.with_fix(DEVICE_MEMORY_FIX) }
+        })?;
+        let address = window.pointer as u64;
+        self.regions.push(Region { mr, address, bytes: window.bytes, host });
+        Ok(())
+    }
+}
+
+const DEVICE_MEMORY_FIX: &str = "give the window a dmabuf descriptor (kernel 5.12, rdma-core 34 and \
+     a driver with ibv_reg_dmabuf_mr), or load the kernel module nvidia_peermem";
+
+/// A registration that was refused.
+pub(super) fn refused(error: CallError, bytes: u64) -> Error {
+    let no_memory = error.source.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error());
+    let message = format!("{} of {bytes} bytes", error.call);
+    let error = Error::new(ErrorKind::System, "register", message).with_source(error.source);
+    if no_memory {
+        return error.with_fix("raise the limit on locked memory: `ulimit -l`, LimitMEMLOCK=");
+    }
+    error
+}

@@ -1,0 +1,104 @@
+//! One lane's connection to one peer.
+
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+
+use tokenyard_sys_verbs::ffi::SendWr;
+use tokenyard_sys_verbs::{CallError, Init, Qp, Rts};
+
+use super::flight::Flight;
+use crate::endpoint::{RemoteWindow, SignalArea};
+
+/// A peer's memory.
+#[derive(Debug)]
+pub(super) struct Remote {
+    pub(super) windows: Vec<RemoteWindow>,
+    pub(super) signals: SignalArea,
+}
+
+/// How far a connection is.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// It waits for the peer's endpoint.
+    Waiting(Qp<Init>),
+    Connected(Qp<Rts>, Arc<Remote>),
+    /// The connection broke; the queue pair still gives back what was posted.
+    Broken {
+        _qp: Qp<Rts>,
+    },
+    /// A connect failed.
+    Gone,
+}
+
+/// A list of work requests that is being made: places in the lane's batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chain {
+    pub(super) first: usize,
+    pub(super) last: usize,
+}
+
+/// A lane's connection to a peer.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) stage: Stage,
+    /// The queue pair's number.
+    pub(super) number: u32,
+    /// The peer's GID and queue pair, once it is connected.
+    pub(super) gid: [u8; 16],
+    pub(super) remote_number: u32,
+    /// First packet number that this side sends.
+    pub(super) psn: u32,
+    /// Bytes of a payload that may be copied while it is posted.
+    pub(super) inline: u32,
+    pub(super) chain: Option<Chain>,
+    pub(super) flight: Flight,
+}
+
+impl Peer {
+    pub(super) fn new(qp: Qp<Init>, psn: u32, depth: usize) -> Self {
+        Self {
+            number: qp.number(),
+            gid: [0; 16],
+            remote_number: 0,
+            psn,
+            inline: qp.inline(),
+            stage: Stage::Waiting(qp),
+            chain: None,
+            flight: Flight::new(depth),
+        }
+    }
+
+    /// One line for people.
+    pub(super) fn route(&self) -> String {
+        let (mine, theirs) = (self.number, self.remote_number);
+        match self.stage {
+            Stage::Waiting(_) => format!("queue pair {mine}, not connected"),
+            _ => format!("queue pair {mine} to {theirs} at {}", Ipv6Addr::from(self.gid)),
+        }
+    }
+
+    /// Accepts no more commands, and makes the device give up those under way: each ends with an
+    /// error completion of its own.
+    #[cold]
+    pub(super) fn give_up(&mut self) {
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Gone) {
+            Stage::Connected(qp, _) => {
+                if let Err(error) = qp.give_up() {
+                    tracing::error!("cannot break a connection off: {error}");
+                }
+                Stage::Broken { _qp: qp }
+            }
+            other => other,
+        };
+    }
+
+    /// Posts a list.
+    ///
+    /// # Safety
+    /// That of [`Qp::post`].
+    pub(super) unsafe fn post(&self, first: *mut SendWr) -> Result<(), (CallError, *mut SendWr)> {
+        let Stage::Connected(qp, _) = &self.stage else { return Ok(()) };
+        // SAFETY: by this function's contract.
+        unsafe { qp.post(first) }
+    }
+}

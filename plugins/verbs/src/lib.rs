@@ -1,0 +1,3 @@
+//! The verbs backend as a loadable plugin.
+
+tokenyard_core::export_transports!(tokenyard_verbs::Verbs);
