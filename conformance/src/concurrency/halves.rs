@@ -19,6 +19,8 @@ pub(super) fn tests() -> Vec<Test> {
     tests.extend(in_every_layout("combine_beside_dispatch", about, 3, mixed));
     let about = "operations received in another order than they were sent in, alike on all ranks";
     tests.extend(in_every_layout("received_out_of_order", about, 2, received_out_of_order));
+    let about = "a dispatch that one rank refuses, sent while a combine is open on all";
+    tests.extend(in_every_layout("refused_beside_combine", about, 2, refused_beside_combine));
     let about = "one operation too many is refused here, and the yard goes on";
     tests.extend(in_every_layout("too_many_in_flight", about, 2, too_many));
     tests
@@ -96,6 +98,31 @@ fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         pair[1].check_received(&received).with_context(|| format!("dispatch {n}"))?;
         live = Live { received, handle };
     }
+    Ok(())
+}
+
+/// A refused packed dispatch is received where it is sent, so its rank is in a receive that the
+/// others come to only after that of the combine.
+fn refused_beside_combine(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+    let base = small(rank, layout);
+    let mut yard = open(rank, &base, 2)?;
+    let rounds = few(&base, 2, yard.rank());
+    for refuses in 0..rank.world.ranks() {
+        let live = rounds[0].dispatch(&mut yard)?;
+        let mut buffers = rounds[0].experts(&live.received)?;
+        let mut call = rounds[1].brought.dispatch()?;
+        if yard.rank() == refuses {
+            call.topk_idx = call.x;
+        }
+        let arguments = buffers.arguments(&rounds[0].brought, &live.handle)?;
+        let combine = yard.combine_send(&live.handle, arguments)?;
+        let sent = yard.dispatch_send(&call);
+        yard.combine_recv(combine).with_context(|| format!("rank {refuses} refuses"))?;
+        let kinds = [ErrorKind::InvalidInput, ErrorKind::Refused];
+        expect_error(sent.and_then(|sent| yard.dispatch_recv(sent)), &kinds, &["topk_idx"])?;
+        rounds[0].check_combined(&buffers.into_got())?;
+    }
+    rounds[1].run(&mut yard)?;
     Ok(())
 }
 

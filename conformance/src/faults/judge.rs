@@ -61,15 +61,10 @@ fn names(text: &str, rank: u32) -> bool {
     })
 }
 
-/// Whether an error is about a rank whose own error names who is gone: among domains not every rank
-/// waits for the victim itself.
-fn names_through(
-    fault: &Fault,
-    seen: &Seen,
-    all: &[Seen],
-    named: &dyn Fn(&str, Option<u32>) -> bool,
-) -> bool {
-    let waits_for = all.iter().find(|other| fault.domains > 1 && Some(other.rank) == seen.about);
+/// Whether an error is about a rank whose own error names who is gone: not every rank waits for the
+/// victim itself, and one may hear of it from another that did.
+fn names_through(seen: &Seen, all: &[Seen], named: &dyn Fn(&str, Option<u32>) -> bool) -> bool {
+    let waits_for = all.iter().find(|other| Some(other.rank) == seen.about);
     let error = waits_for.and_then(|other| Some((other.error.as_ref()?, other.about)));
     error.is_some_and(|(error, about)| named(error, about))
 }
@@ -93,7 +88,7 @@ fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<
             None => names(error, rank),
         })
     };
-    if !named(error, seen.about) && !names_through(fault, seen, all, &named) {
+    if !named(error, seen.about) && !names_through(seen, all, &named) {
         return Some(format!("which rank is gone (it is about {:?})", seen.about));
     }
     let in_operation = !matches!(fault.phase, Phase::Bootstrap | Phase::Connect);

@@ -280,6 +280,15 @@ impl Transports {
     }
 }
 
+impl Drop for Transports {
+    /// Whoever owns the windows goes last: the other still has them registered.
+    fn drop(&mut self) {
+        if self.scale_up.as_ref().is_some_and(owns_memory) {
+            self.scale_out = None;
+        }
+    }
+}
+
 fn owns_memory(transport: &OpenTransport) -> bool {
     transport.capabilities().flags & abi::TY_CAP_OWNS_MEMORY != 0
 }

@@ -103,21 +103,24 @@ impl Yard {
         &self.report
     }
 
-    /// Closes the yard on all ranks together. Collective. What was posted is delivered first, so no
-    /// rank's last words meet a peer that has gone: on a network, dropping a yard without this may
-    /// end in an error on a slower rank. Outputs and handles stay usable; they keep the windows.
+    /// Closes the yard on all ranks together. Collective. No transport goes before every rank has
+    /// nothing left to send: on a network, dropping a yard without this may end in an error on a
+    /// slower rank. Outputs and handles stay usable; they keep the windows.
     ///
     /// # Errors
     /// An operation that was sent and not received; whatever closed the yard before; a lost rank.
     pub fn close(mut self) -> Result<()> {
         self.check_open()?;
         if self.open_slots != 0 {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "close yard",
-                "an operation was sent and not received; expected none",
-            )
-            .with_fix("receive it first"));
+            // The others must not wait for a rank that goes.
+            return Err(self.end(
+                Error::new(
+                    ErrorKind::InvalidInput,
+                    "close yard",
+                    "an operation was sent and not received; expected none",
+                )
+                .with_fix("receive every operation before the yard is closed"),
+            ));
         }
         let flushed = self.parts.kernels().flush();
         if let Err(error) = flushed {

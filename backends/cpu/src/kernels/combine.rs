@@ -376,6 +376,9 @@ impl Engine {
         self.wait_posted(slot, operation)?;
         self.leave(slot, operation)?;
         if self.stores() {
+            // Peers may be receiving the next operation already, for a refused one is received
+            // where it is sent: they wait for this rank's duty there, and it for their `Done` here.
+            self.finish_duty()?;
             // The caller may change its rows after this, so nobody may still be reading them.
             self.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
         }

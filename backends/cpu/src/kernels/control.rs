@@ -103,7 +103,7 @@ impl Signature {
                 | u64::from(!call.topk_weights.data.is_null()) << 16
                 | u64::from(call.flags & abi::TY_DISPATCH_WORST_CASE != 0) << 17
                 | u64::from(call.alignment & 0xffff) << 20
-                | (scale_cols & 0xf_ffff) << 36,
+                | (scale_cols & 0xfff_ffff) << 36,
         )
     }
 
@@ -125,7 +125,7 @@ impl Signature {
     /// Arrays that each row of a dispatch is spread over; the row signal counts each. Taken from
     /// the sender's signature, because a rank that refuses has no format of its own.
     pub(super) fn arrays(self) -> u64 {
-        let scales = self.field(12, 4) != u64::from(abi::TY_CAST_NONE) || self.field(36, 20) > 0;
+        let scales = self.field(12, 4) != u64::from(abi::TY_CAST_NONE) || self.field(36, 28) > 0;
         // x, ids or slots, source; then what is optional.
         3 + u64::from(scales) + self.field(16, 1)
     }
@@ -167,7 +167,7 @@ impl Signature {
                 format!(
                     "{layout} {call} of {dtype} rows, cast {}, {} scale columns, {sizes}, {weights}",
                     field(12, 4),
-                    field(36, 20)
+                    field(36, 28)
                 )
             }
             other => format!("unknown call {other}"),

@@ -182,6 +182,8 @@ impl Engine {
                 self.arena.release(output.region.id);
                 return Err(error);
             }
+            // A peer whose counts contradict each other is out of step, not short of room.
+            (_, Err(own)) if own.kind() == ErrorKind::Protocol => return Err(own),
             (Err(error), Err(_)) | (Ok(()), Err(error)) => return Err(error),
         };
         self.remember_output(op.handle, &output);

@@ -1,7 +1,7 @@
 //! The agent's duty in a dispatch: rows that came over the rail go to the peers that want them.
 //!
-//! A duty is done in the operation's receive, or before the next operation is sent, whichever comes
-//! first. So every rank does send 0, duty 0, send 1, duty 1, ... in this order, each of which needs
+//! A duty is done in the operation's receive, in an earlier one's that waits for everybody, or before
+//! the next operation is sent, whichever comes first. So every rank does send 0, duty 0, send 1, duty 1, ... in this order, each of which needs
 //! only earlier ones of other ranks, and nobody waits in a circle.
 
 use tokenyard_core::Result;
@@ -45,13 +45,14 @@ impl Engine {
     /// Hands on the rows of every other domain, to their final places.
     fn forward(&mut self, slot: usize, op: &DispatchOp) -> Result<()> {
         for domain in self.domains.others() {
-            if self.land(slot, op, domain)? == 0 {
-                continue;
-            }
+            let rows = self.land(slot, op, domain)?;
             if op.signature.is_fresh() {
                 let source = self.domains.place(domain, self.domains.index);
                 let leg = &self.handles[op.handle].legs[domain as usize];
                 self.rail.as_ref().map_or(Ok(()), |rail| rail.compare(domain, source, leg))?;
+            }
+            if rows == 0 {
+                continue;
             }
             let source = self.landed_rows(slot, op, domain)?;
             let m = Move { via: Via::Leg(domain), ..op.carry(slot) };
