@@ -327,7 +327,7 @@ impl Raw {
 
 /// The first interface of the provider, as a program asks for it that uses one thread.
 fn query(library: &'static Library, provider: &str) -> Result<*mut fi_info> {
-    let name = CString::new(provider)?;
+    let name = CString::new(library.provider(provider))?;
     let hints = library.allocinfo();
     ensure!(!hints.is_null(), "fi_dupinfo: memory is short");
     // SAFETY: fresh hints whose structures libfabric made; the name is ours and taken out again.

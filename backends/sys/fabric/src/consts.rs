@@ -19,6 +19,9 @@ pub const FI_INJECT: u64 = 1 << 25;
 pub const FI_INJECT_COMPLETE: u64 = 1 << 26;
 pub const FI_HMEM: u64 = 1 << 47;
 
+/// For `fi_ep_bind`: only operations with [`FI_COMPLETION`] have one, unless they fail.
+pub const FI_SELECTIVE_COMPLETION: u64 = 1 << 59;
+
 // Mode bits.
 pub const FI_CONTEXT: u64 = 1 << 59;
 pub const FI_CONTEXT2: u64 = 1 << 52;
