@@ -184,7 +184,11 @@ where
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
         self.engine("connect")?.connect(peer, data)?;
         self.missing = self.missing.saturating_sub(1);
-        if self.missing == 0 && self.proxy_threads > 0 {
+        if self.missing > 0 {
+            return Ok(());
+        }
+        self.engine("connect")?.forget_names();
+        if self.proxy_threads > 0 {
             self.proxy = Some(proxied::start(&self.engine, self.proxy_threads)?);
         }
         Ok(())

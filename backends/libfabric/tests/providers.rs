@@ -214,6 +214,22 @@ fn a_link_names_provider_interface_and_both_addresses() {
 }
 
 #[test]
+fn connected_ranks_of_shm_leave_no_name_behind() {
+    let names = || std::fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.file_name());
+    let own = format!("{}:", std::process::id());
+    with_ranks(2, "provider = \"shm\"", |rank| {
+        let link = rank.transport.link_name(1 - rank.me);
+        let addresses: Vec<_> = link.split("fi_shm://").skip(1).collect();
+        assert_eq!(addresses.len(), 2, "{link}");
+        for address in addresses {
+            let name = address.split(' ').next().unwrap();
+            assert!(name.starts_with(&own), "{link}");
+            rank.until("a name goes", |_| names().all(|found| found.to_str() != Some(name)));
+        }
+    });
+}
+
+#[test]
 fn ranks_with_different_providers_are_told_so() {
     let mut tcp = Rank::open(0, 2, "provider = \"tcp\"");
     let mut shm = Rank::open(1, 2, "provider = \"shm\"");

@@ -1,5 +1,6 @@
 //! One instance: its rails, its lanes, and how it comes up and goes down.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
@@ -178,6 +179,22 @@ impl Engine {
             return Ok(());
         }
         self.greet(peer)
+    }
+
+    /// Once all peers are connected, nobody opens the memory of the provider `shm` by its name any
+    /// more. So the name goes now, and nothing stays behind if this process is killed.
+    pub(super) fn forget_names(&mut self) {
+        const PREFIX: &[u8] = b"fi_shm://";
+        for rail in &mut self.rails {
+            let address = rail.get_mut().objects.address().unwrap_or_default();
+            let name = address.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(&[0]));
+            if let Some(name) = name.and_then(|name| std::str::from_utf8(name).ok())
+                && !name.contains('/')
+                && let Err(error) = std::fs::remove_file(Path::new("/dev/shm").join(name))
+            {
+                tracing::debug!("the shared memory {name} keeps its name: {error}");
+            }
+        }
     }
 
     /// Everything that must be equal on all ranks is compared.

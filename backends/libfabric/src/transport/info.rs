@@ -95,6 +95,11 @@ impl Info {
         unsafe { (*self.get().domain_attr).cq_data_size }
     }
 
+    /// Whether addresses are text, of any length, that ends with a zero byte.
+    pub(super) fn has_text_addresses(&self) -> bool {
+        self.get().addr_format == FI_ADDR_STR
+    }
+
     /// Whether contexts may be shared by operations, because the provider does not write them.
     pub(super) fn leaves_contexts(&self) -> bool {
         self.get().mode & (FI_CONTEXT | FI_CONTEXT2) == 0

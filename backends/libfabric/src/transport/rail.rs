@@ -176,14 +176,8 @@ impl State {
         endpoint: &RailEndpoint,
     ) -> Result<()> {
         let mut address = FI_ADDR_NOTAVAIL;
-        // Providers read as many bytes as an address of theirs has: as many as this rank's own.
-        let own = self.objects.address()?.len();
-        if endpoint.address.len() != own {
-            let found = endpoint.address.len();
-            let message = format!("found an address of {found} bytes; expected {own}");
-            return Err(Error::new(ErrorKind::Protocol, "read endpoint", message));
-        }
-        // SAFETY: the vector is open; the address has the length of this provider's.
+        self.check_address(&endpoint.address)?;
+        // SAFETY: the vector is open; the address has the length that this provider reads.
         let taken = unsafe {
             let bytes = endpoint.address.as_ptr().cast();
             calls::av_insert(self.objects.av.raw(), bytes, &mut address)
@@ -203,6 +197,24 @@ impl State {
             ..Peer::default()
         };
         Ok(())
+    }
+
+    /// Providers read as many bytes as an address of theirs has: as many as this rank's own, or up to
+    /// a zero byte.
+    fn check_address(&self, address: &[u8]) -> Result<()> {
+        let message = if self.objects.info.has_text_addresses() {
+            if address.iter().position(|byte| *byte == 0) == Some(address.len() - 1) {
+                return Ok(());
+            }
+            "found an address without a zero byte at its end; expected text".to_owned()
+        } else {
+            let (found, own) = (address.len(), self.objects.address()?.len());
+            if found == own {
+                return Ok(());
+            }
+            format!("found an address of {found} bytes; expected {own}")
+        };
+        Err(Error::new(ErrorKind::Protocol, "read endpoint", message))
     }
 
     /// Where a transfer goes.

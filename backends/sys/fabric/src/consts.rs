@@ -64,6 +64,9 @@ pub const FI_OPT_ENDPOINT: i32 = 0;
 /// A `bool`; libfabric 1.18 and later.
 pub const FI_OPT_SHARED_MEMORY_PERMITTED: i32 = 11;
 
+// Formats of addresses.
+pub const FI_ADDR_STR: u32 = 9;
+
 pub const FI_ADDR_NOTAVAIL: u64 = u64::MAX;
 
 // Errors, positive as in `fi_errno.h`.

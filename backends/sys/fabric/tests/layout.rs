@@ -224,6 +224,7 @@ fn constants() -> Vec<(&'static str, u64)> {
         FI_MR_PROV_KEY,
         FI_MR_ENDPOINT,
         FI_MR_HMEM,
+        FI_ADDR_STR,
         FI_EP_RDM,
         FI_THREAD_DOMAIN,
         FI_PROGRESS_MANUAL,
