@@ -98,7 +98,8 @@ impl Raw {
             ep: null_mut(),
             mr: null_mut(),
             // Sources, then places that the other rank writes.
-            memory: vec![0; 2 * DEPTH * LARGE],
+            // Written, as the transport's is: what was never written is one page of zeros to read.
+            memory: vec![1; 2 * DEPTH * LARGE],
             contexts: Box::new([[null_mut(); 8]; DEPTH]),
             peer: 0,
             there: There { address: Vec::new(), key: 0, base: 0 },
