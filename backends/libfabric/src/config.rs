@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
@@ -9,7 +10,9 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 /// Most rails of a rank.
 pub(crate) const MAX_RAILS: usize = 16;
 /// Range of `queue_depth`.
-pub(crate) const QUEUE_DEPTHS: std::ops::RangeInclusive<u32> = 1..=4096;
+const QUEUE_DEPTHS: RangeInclusive<u32> = 1..=4096;
+/// Range of `proxy_threads`.
+const PROXY_THREADS: RangeInclusive<u32> = 0..=MAX_RAILS as u32;
 
 /// The table `[transport.scale_out.libfabric]` (or `scale_up`).
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -20,6 +23,10 @@ pub struct LibfabricConfig {
     pub provider: String,
     /// Which NICs to use. Equally many on all ranks. Default: `auto`.
     pub rails: Rails,
+    /// Threads that post and poll for the caller, 0 to 16; no more than rails are started. 0: the
+    /// caller's thread does it. Default: 0, of `efa` 4.
+    #[serde(deserialize_with = "proxy_threads")]
+    pub proxy_threads: u32,
     /// Most commands of a lane that are not done yet, 1 to 4,096. Default: 512.
     #[serde(deserialize_with = "queue_depth")]
     pub queue_depth: u32,
@@ -30,8 +37,8 @@ pub struct LibfabricConfig {
 
 impl Default for LibfabricConfig {
     fn default() -> Self {
-        let EfaConfig { rails, queue_depth, get } = EfaConfig::default();
-        Self { provider: "tcp".into(), rails, queue_depth, get }
+        let EfaConfig { rails, queue_depth, get, .. } = EfaConfig::default();
+        Self { provider: "tcp".into(), rails, proxy_threads: 0, queue_depth, get }
     }
 }
 
@@ -41,6 +48,8 @@ impl Default for LibfabricConfig {
 #[allow(missing_docs, reason = "documented at LibfabricConfig")]
 pub struct EfaConfig {
     pub rails: Rails,
+    #[serde(deserialize_with = "proxy_threads")]
+    pub proxy_threads: u32,
     #[serde(deserialize_with = "queue_depth")]
     pub queue_depth: u32,
     pub get: bool,
@@ -48,7 +57,7 @@ pub struct EfaConfig {
 
 impl Default for EfaConfig {
     fn default() -> Self {
-        Self { rails: Rails::Auto, queue_depth: 512, get: false }
+        Self { rails: Rails::Auto, proxy_threads: 4, queue_depth: 512, get: false }
     }
 }
 
@@ -111,10 +120,16 @@ impl<'de> Visitor<'de> for RailsVisitor {
 }
 
 fn queue_depth<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    let depth = i64::deserialize(deserializer)?;
-    u32::try_from(depth).ok().filter(|depth| QUEUE_DEPTHS.contains(depth)).ok_or_else(|| {
-        let (low, high) = (QUEUE_DEPTHS.start(), QUEUE_DEPTHS.end());
-        de::Error::custom(format!("found {depth}; expected {low} to {high}"))
+    within(i64::deserialize(deserializer)?, QUEUE_DEPTHS)
+}
+
+fn proxy_threads<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    within(i64::deserialize(deserializer)?, PROXY_THREADS)
+}
+
+fn within<E: de::Error>(found: i64, range: RangeInclusive<u32>) -> Result<u32, E> {
+    u32::try_from(found).ok().filter(|number| range.contains(number)).ok_or_else(|| {
+        E::custom(format!("found {found}; expected {} to {}", range.start(), range.end()))
     })
 }
 
@@ -154,6 +169,7 @@ mod tests {
             ("\nrails = true", "\"auto\", a number"),
             ("\nqueue_depth = 0", "expected 1 to 4096"),
             ("\nqueue_depth = 4097", "found 4097"),
+            ("\nproxy_threads = 17", "expected 0 to 16"),
             ("\nprovder = \"tcp\"", "provider"),
         ] {
             let error = parse(text).unwrap_err();

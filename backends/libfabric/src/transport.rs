@@ -2,7 +2,8 @@
 //!
 //! Lanes and rails are apart: a lane belongs to one thread, a rail (one NIC) serves all lanes. Who
 //! posts or polls takes the rail for a batch of commands; who finds it taken leaves it to the
-//! other. So there is one uncontended lock per batch, and none per command.
+//! other. So there is one uncontended lock per batch, and none per command. With proxy threads, each
+//! of these has rails and lanes of its own.
 
 mod commands;
 mod datum;
@@ -11,6 +12,7 @@ mod info;
 mod lane;
 mod numa;
 mod objects;
+mod proxied;
 mod rail;
 mod shared;
 mod wire;
@@ -18,14 +20,16 @@ mod wire;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
-use tokenyard_core::Result;
 use tokenyard_core::abi;
+use tokenyard_core::proxy::Proxy;
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportNeeds,
     Window,
 };
+use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::{EfaConfig, LibfabricConfig, Rails};
 use engine::Engine;
@@ -57,6 +61,7 @@ pub trait Preset: Debug + Send + Sync + 'static {
 pub struct Settings {
     provider: String,
     rails: Rails,
+    proxy_threads: u32,
     queue_depth: u32,
     get: bool,
     /// Device memory is asked for.
@@ -73,8 +78,8 @@ impl Preset for AnyProvider {
     type Config = LibfabricConfig;
 
     fn settings(config: LibfabricConfig) -> Settings {
-        let LibfabricConfig { provider, rails, queue_depth, get } = config;
-        Settings { provider, rails, queue_depth, get, hmem: false }
+        let LibfabricConfig { provider, rails, proxy_threads, queue_depth, get } = config;
+        Settings { provider, rails, proxy_threads, queue_depth, get, hmem: false }
     }
 }
 
@@ -88,17 +93,32 @@ impl Preset for EfaProvider {
     type Config = EfaConfig;
 
     fn settings(config: EfaConfig) -> Settings {
-        let EfaConfig { rails, queue_depth, get } = config;
-        Settings { provider: "efa".into(), rails, queue_depth, get, hmem: true }
+        let EfaConfig { rails, proxy_threads, queue_depth, get } = config;
+        let provider = "efa".into();
+        Settings { provider, rails, proxy_threads, queue_depth, get, hmem: true }
     }
 }
 
 /// A transport over libfabric.
 #[derive(Debug)]
 pub struct Part<P> {
-    engine: Engine,
+    /// Who posts and polls, once all peers are connected. Ends before the engine.
+    proxy: Option<Proxy>,
+    engine: Arc<Engine>,
+    proxy_threads: u32,
+    /// Peers that are not connected yet.
+    missing: u32,
     kinds: u32,
     preset: PhantomData<P>,
+}
+
+impl<P> Part<P> {
+    /// For calls of the bring-up: nobody else has the engine yet.
+    fn engine(&mut self, operation: &'static str) -> Result<&mut Engine> {
+        let late = "all peers are connected; expected it before";
+        Arc::get_mut(&mut self.engine)
+            .ok_or_else(|| Error::new(ErrorKind::Internal, operation, late))
+    }
 }
 
 impl<P: Preset> Transport for Part<P>
@@ -114,8 +134,10 @@ where
         let rails = info::choose(&settings)?;
         let largest = rails.iter().map(info::Info::largest_put).min().unwrap_or(0);
         let get = if settings.get { abi::TY_CAP_GET } else { 0 };
+        // Proxy threads drive it themselves.
+        let manual = if settings.proxy_threads == 0 { abi::TY_CAP_MANUAL_PROGRESS } else { 0 };
         Ok(Capabilities {
-            flags: abi::TY_CAP_IMMEDIATE | abi::TY_CAP_MANUAL_PROGRESS | get,
+            flags: abi::TY_CAP_IMMEDIATE | manual | get,
             memory_kinds: memory_kinds(&rails),
             max_peers: datum::MAX_PEERS,
             max_lanes: MAX_LANES,
@@ -129,8 +151,16 @@ where
 
     fn open(config: P::Config, team: &Team, needs: &TransportNeeds) -> Result<Self> {
         let settings = P::settings(config);
-        let kinds = memory_kinds(&info::choose(&settings)?);
-        Ok(Self { engine: Engine::open(&settings, team, needs)?, kinds, preset: PhantomData })
+        let rails = info::choose(&settings)?;
+        let kinds = memory_kinds(&rails);
+        Ok(Self {
+            proxy: None,
+            engine: Arc::new(Engine::open(rails, &settings, team, needs)?),
+            proxy_threads: settings.proxy_threads,
+            missing: team.world_ranks.len() as u32,
+            kinds,
+            preset: PhantomData,
+        })
     }
 
     fn memory_needs(&self) -> MemoryNeeds {
@@ -144,24 +174,44 @@ where
 
     unsafe fn register(&mut self, window: &Window) -> Result<()> {
         // SAFETY: the window outlives `self`, by this function's contract.
-        unsafe { self.engine.register(window) }
+        unsafe { self.engine("register")?.register(window) }
     }
 
     fn endpoint(&mut self, _: u32) -> Result<Vec<u8>> {
-        self.engine.endpoint()
+        self.engine("endpoint")?.endpoint()
     }
 
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
-        self.engine.connect(peer, data)
+        self.engine("connect")?.connect(peer, data)?;
+        self.missing = self.missing.saturating_sub(1);
+        if self.missing > 0 {
+            return Ok(());
+        }
+        self.engine("connect")?.forget_names();
+        if self.proxy_threads > 0 {
+            self.proxy = Some(proxied::start(&self.engine, self.proxy_threads)?);
+        }
+        Ok(())
     }
 
     unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         // SAFETY: by this function's contract.
-        unsafe { self.engine.post(lane, commands) }
+        unsafe {
+            match &self.proxy {
+                None => self.engine.post(lane, commands, self.engine.all_rails()),
+                Some(proxy) => proxy.post(lane, commands),
+            }
+        }
     }
 
     fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        self.engine.poll(lane, events)
+        match &self.proxy {
+            None => {
+                self.engine.progress(self.engine.all_rails());
+                self.engine.take_events(lane, events)
+            }
+            Some(proxy) => proxy.poll(lane, events),
+        }
     }
 
     // Inlined into the table's slot, also where that is made in another crate: a plugin.
@@ -171,11 +221,13 @@ where
     }
 
     fn health(&self) -> Result<()> {
-        self.engine.shared.health()
+        // The engine first: it knows the peer and the fabric's own words.
+        self.engine.shared.health()?;
+        self.proxy.as_ref().map_or(Ok(()), Proxy::health)
     }
 
     fn progress(&self) -> std::result::Result<bool, i32> {
-        Ok(self.engine.progress())
+        Ok(self.proxy.is_none() && self.engine.progress(self.engine.all_rails()))
     }
 
     fn link_name(&self, peer: u32) -> String {

@@ -98,7 +98,8 @@ impl Raw {
             ep: null_mut(),
             mr: null_mut(),
             // Sources, then places that the other rank writes.
-            memory: vec![0; 2 * DEPTH * LARGE],
+            // Written, as the transport's is: what was never written is one page of zeros to read.
+            memory: vec![1; 2 * DEPTH * LARGE],
             contexts: Box::new([[null_mut(); 8]; DEPTH]),
             peer: 0,
             there: There { address: Vec::new(), key: 0, base: 0 },
@@ -327,7 +328,7 @@ impl Raw {
 
 /// The first interface of the provider, as a program asks for it that uses one thread.
 fn query(library: &'static Library, provider: &str) -> Result<*mut fi_info> {
-    let name = CString::new(provider)?;
+    let name = CString::new(library.provider(provider))?;
     let hints = library.allocinfo();
     ensure!(!hints.is_null(), "fi_dupinfo: memory is short");
     // SAFETY: fresh hints whose structures libfabric made; the name is ours and taken out again.

@@ -3,10 +3,15 @@
 //! A signal is `id << 16 | add`, and add is never 0. So data with add 0 are free for the transport's
 //! own use: `kind << 14 | place` in the upper half.
 
-/// Values of one peer that are under way to another at most, per rail.
-pub(super) const VALUES_PER_PEER: u32 = 16;
-/// Most ranks of a team: what the 14 bits of a place leave beside [`VALUES_PER_PEER`].
-pub(super) const MAX_PEERS: u32 = (1 << 14) / VALUES_PER_PEER;
+/// Values of one peer that are under way to another at most, per rail. Odd: a reader that drives the
+/// transport itself sees what a burst of so many values leaves behind, and an even number of two
+/// values in turn would leave the same one each time.
+pub(super) const VALUES_PER_PEER: u32 = 15;
+/// Most ranks of a team.
+pub(super) const MAX_PEERS: u32 = 1024;
+
+/// A place has 14 bits.
+const _: () = assert!(MAX_PEERS * VALUES_PER_PEER <= 1 << 14);
 
 const VALUE: u32 = 0;
 const CREDIT: u32 = 1;

@@ -1,5 +1,6 @@
 //! One instance: its rails, its lanes, and how it comes up and goes down.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
@@ -10,7 +11,7 @@ use tokenyard_sys_fabric::consts::*;
 
 use super::Settings;
 use super::datum::Datum;
-use super::info::{self, Info};
+use super::info::Info;
 use super::lane::{Lane, Own, Slots};
 use super::objects::{Memory, Objects};
 use super::rail::{Attempt, Rail};
@@ -40,7 +41,9 @@ pub(super) fn window_region(window: u16) -> usize {
 pub(super) struct Engine {
     pub(super) library: &'static Library,
     rails: Box<[Rail]>,
+    all_rails: Box<[usize]>,
     lanes: Box<[Lane]>,
+    depth: u32,
     /// A record per slot: values on their way out.
     pub(super) staging: Pages,
     pub(super) shared: Shared,
@@ -56,8 +59,12 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn open(settings: &Settings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let infos = info::choose(settings)?;
+    pub(super) fn open(
+        infos: Vec<Info>,
+        settings: &Settings,
+        team: &Team,
+        needs: &TransportNeeds,
+    ) -> Result<Self> {
         let library = infos[0].library();
         let inject_bytes = infos.iter().map(Info::inject_bytes).min().unwrap_or(0) as u64;
         let slots = Slots::new(needs.lanes, needs.queue_depth);
@@ -81,14 +88,14 @@ impl Engine {
                 Ok(Rail::new(index, objects, peers))
             })
             .collect::<Result<_>>()?;
-        let first_rail = |lane: u32| lane as usize % rails.len();
-        let lanes =
-            (0..needs.lanes).map(|id| Lane::new(id, needs.queue_depth, first_rail(id))).collect();
+        let lanes = (0..needs.lanes).map(|id| Lane::new(id, needs.queue_depth)).collect();
         let links = vec![format!("{provider}, not connected"); peers as usize];
         Ok(Self {
             library,
+            all_rails: (0..rails.len()).collect(),
             rails,
             lanes,
+            depth: needs.queue_depth,
             staging,
             shared,
             provider,
@@ -172,6 +179,22 @@ impl Engine {
             return Ok(());
         }
         self.greet(peer)
+    }
+
+    /// Once all peers are connected, nobody opens the memory of the provider `shm` by its name any
+    /// more. So the name goes now, and nothing stays behind if this process is killed.
+    pub(super) fn forget_names(&mut self) {
+        const PREFIX: &[u8] = b"fi_shm://";
+        for rail in &mut self.rails {
+            let address = rail.get_mut().objects.address().unwrap_or_default();
+            let name = address.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(&[0]));
+            if let Some(name) = name.and_then(|name| std::str::from_utf8(name).ok())
+                && !name.contains('/')
+                && let Err(error) = std::fs::remove_file(Path::new("/dev/shm").join(name))
+            {
+                tracing::debug!("the shared memory {name} keeps its name: {error}");
+            }
+        }
     }
 
     /// Everything that must be equal on all ranks is compared.
@@ -261,14 +284,21 @@ impl Engine {
         self.lanes.get(lane as usize).and_then(Lane::enter).ok_or(abi::TY_INTERNAL)
     }
 
+    /// Posts the first n of `commands` on some of the rails, a batch on each in turn, and returns n.
+    ///
     /// # Safety
     /// As `Transport::post`.
-    pub(super) unsafe fn post(&self, lane: u32, commands: &[Command]) -> Result<usize, i32> {
+    pub(super) unsafe fn post(
+        &self,
+        lane: u32,
+        commands: &[Command],
+        rails: &[usize],
+    ) -> Result<usize, i32> {
         let mut own = self.lane(lane)?;
         let mut accepted = 0;
         for batch in commands.chunks(BATCH) {
-            let rail = &self.rails[own.next_rail];
-            own.next_rail = (own.next_rail + 1) % self.rails.len();
+            own.turn += 1;
+            let rail = &self.rails[rails[own.turn % rails.len()]];
             let Some(mut state) = rail.enter() else { break };
             // SAFETY: by this function's contract.
             let posted = unsafe { self.post_batch(&mut own, &mut state, batch) };
@@ -280,19 +310,37 @@ impl Engine {
         Ok(accepted)
     }
 
-    pub(super) fn poll(&self, lane: u32, events: &mut [Event]) -> Result<usize, i32> {
+    /// The events of a lane whose completions have been read.
+    pub(super) fn take_events(&self, lane: u32, events: &mut [Event]) -> Result<usize, i32> {
         let mut own = self.lane(lane)?;
-        self.progress();
         own.collect(&self.shared.slots);
         Ok(own.take_events(events))
     }
 
-    /// Moves the fabric forward; a rail that another thread is using is left to it. Returns
+    /// Moves some of the rails forward; one that another thread is using is left to it. Returns
     /// whether something moved.
     #[inline]
-    pub(super) fn progress(&self) -> bool {
-        let drive = |rail: &Rail| rail.try_enter().is_some_and(|mut s| s.drive(&self.shared));
-        self.rails.iter().fold(false, |moved, rail| drive(rail) || moved)
+    pub(super) fn progress(&self, rails: &[usize]) -> bool {
+        rails.iter().fold(false, |moved, rail| {
+            let state = self.rails[*rail].try_enter();
+            state.is_some_and(|mut state| state.drive(&self.shared)) || moved
+        })
+    }
+
+    /// Numbers of all rails.
+    pub(super) fn all_rails(&self) -> &[usize] {
+        &self.all_rails
+    }
+
+    /// Lanes, and commands of one that are under way at most.
+    pub(super) fn lanes(&self) -> (u32, u32) {
+        (self.lanes.len() as u32, self.depth)
+    }
+
+    /// The processors near a rail's NIC; empty where nobody knows.
+    pub(super) fn cpus(&self, rail: usize) -> Vec<u32> {
+        let state = self.rails[rail].try_enter();
+        state.map(|state| state.objects.info.cpus()).unwrap_or_default()
     }
 
     /// Waits a bounded time for what was posted: for commands until they are done, for what has no
@@ -305,7 +353,7 @@ impl Engine {
             fences.extend(peers.filter(|(_, p)| p.unflushed).map(|(peer, _)| (index, peer)));
         }
         while Instant::now() < until {
-            self.progress();
+            self.progress(&self.all_rails);
             let shared = &self.shared;
             let busy = self.lanes.iter().filter_map(Lane::enter).any(|mut own| {
                 own.collect(&shared.slots);

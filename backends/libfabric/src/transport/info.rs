@@ -95,6 +95,16 @@ impl Info {
         unsafe { (*self.get().domain_attr).cq_data_size }
     }
 
+    /// Whether addresses are text, of any length, that ends with a zero byte.
+    pub(super) fn has_text_addresses(&self) -> bool {
+        self.get().addr_format == FI_ADDR_STR
+    }
+
+    /// Whether contexts may be shared by operations, because the provider does not write them.
+    pub(super) fn leaves_contexts(&self) -> bool {
+        self.get().mode & (FI_CONTEXT | FI_CONTEXT2) == 0
+    }
+
     pub(super) fn has_hmem(&self) -> bool {
         self.get().caps & FI_HMEM != 0
     }
@@ -238,7 +248,8 @@ impl List {
     /// What fits `settings`; of all providers, unless `named`.
     fn get(library: &'static Library, settings: &Settings, named: bool) -> Result<Self, i32> {
         const ENOMEM: i32 = 12;
-        let Ok(provider) = CString::new(settings.provider.as_str()) else { return Err(ENOMEM) };
+        let provider = library.provider(&settings.provider);
+        let Ok(provider) = CString::new(provider) else { return Err(ENOMEM) };
         let hints = library.allocinfo();
         if hints.is_null() {
             return Err(ENOMEM);

@@ -116,12 +116,12 @@ pub(super) struct Own {
     held: Box<[Held]>,
     /// Slots whose event waits for `poll`.
     ready: VecDeque<u32>,
-    /// The rail of the next batch.
-    pub(super) next_rail: usize,
+    /// Counts batches, so that the rails take turns.
+    pub(super) turn: usize,
 }
 
 impl Lane {
-    pub(super) fn new(id: u32, depth: u32, next_rail: usize) -> Self {
+    pub(super) fn new(id: u32, depth: u32) -> Self {
         let first = id * depth;
         Self(Mutex::new(Own {
             id,
@@ -129,7 +129,7 @@ impl Lane {
             free: (first..first + depth).rev().collect(),
             held: vec![Held::default(); depth as usize].into_boxed_slice(),
             ready: VecDeque::with_capacity(depth as usize),
-            next_rail,
+            turn: id as usize,
         }))
     }
 
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_free_when_its_event_was_taken() {
-        let (slots, lane) = (Slots::new(2, 2), Lane::new(1, 2, 0));
+        let (slots, lane) = (Slots::new(2, 2), Lane::new(1, 2));
         let mut own = lane.enter().unwrap();
         let one = own.take(&slots, &command(7, abi::TY_FLAG_NOTIFY)).unwrap();
         let two = own.take(&slots, &command(8, 0)).unwrap();
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_failed_command_has_an_event_although_nobody_asked_for_one() {
-        let (slots, lane) = (Slots::new(1, 4), Lane::new(0, 4, 0));
+        let (slots, lane) = (Slots::new(1, 4), Lane::new(0, 4));
         let mut own = lane.enter().unwrap();
         let slot = own.take(&slots, &command(3, 0)).unwrap();
         slots.complete(slot, abi::TY_TRANSPORT);
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_lane_lets_one_in_at_a_time() {
-        let lane = Lane::new(0, 1, 0);
+        let lane = Lane::new(0, 1);
         let inside = lane.enter().unwrap();
         assert!(lane.enter().is_none());
         drop(inside);
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn completions_of_several_threads_are_all_collected() {
-        let (slots, lane) = (Slots::new(1, 512), Lane::new(0, 512, 0));
+        let (slots, lane) = (Slots::new(1, 512), Lane::new(0, 512));
         let mut own = lane.enter().unwrap();
         let taken: Vec<_> = (0..512)
             .map(|tag| own.take(&slots, &command(tag, abi::TY_FLAG_NOTIFY)).unwrap())

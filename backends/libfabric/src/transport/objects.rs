@@ -101,7 +101,7 @@ impl Objects {
             opened("fi_endpoint", calls::endpoint(domain.raw(), info.raw(), &mut ep))?;
             let ep = Object::new(ep)?;
             opened("bind the address vector", calls::bind(ep.fid(), av.fid(), 0))?;
-            let both = FI_TRANSMIT | FI_RECV;
+            let both = FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION;
             opened("bind the completion queue", calls::bind(ep.fid(), cq.fid(), both))?;
             keep_off_shared_memory(&ep);
             opened("fi_enable", calls::enable(ep.fid()))?;

@@ -41,6 +41,8 @@ pub(super) struct State {
     owed: u32,
     /// A batch ended early, and the provider waits for its end: whoever it was for.
     doorbell: Option<u32>,
+    /// The context of what is injected to each peer, where operations may share one; else none.
+    markers: Box<[UnsafeCell<fi_context2>]>,
     fence: Box<UnsafeCell<fi_context2>>,
     fence_is_out: bool,
 }
@@ -108,6 +110,8 @@ impl Attempt {
 
 impl Rail {
     pub(super) fn new(index: usize, objects: Objects, peers: u32) -> Self {
+        let context = || UnsafeCell::new(fi_context2 { internal: [null_mut(); 8] });
+        let markers = if objects.info.leaves_contexts() { peers } else { 0 };
         let interface = format!("{} {}", objects.info.provider(), objects.info.domain());
         Self(Mutex::new(State {
             index,
@@ -116,7 +120,8 @@ impl Rail {
             peers: (0..peers).map(|_| Peer::default()).collect(),
             owed: 0,
             doorbell: None,
-            fence: Box::new(UnsafeCell::new(fi_context2 { internal: [null_mut(); 8] })),
+            markers: (0..markers).map(|_| context()).collect(),
+            fence: Box::new(context()),
             fence_is_out: false,
         }))
     }
@@ -171,14 +176,8 @@ impl State {
         endpoint: &RailEndpoint,
     ) -> Result<()> {
         let mut address = FI_ADDR_NOTAVAIL;
-        // Providers read as many bytes as an address of theirs has: as many as this rank's own.
-        let own = self.objects.address()?.len();
-        if endpoint.address.len() != own {
-            let found = endpoint.address.len();
-            let message = format!("found an address of {found} bytes; expected {own}");
-            return Err(Error::new(ErrorKind::Protocol, "read endpoint", message));
-        }
-        // SAFETY: the vector is open; the address has the length of this provider's.
+        self.check_address(&endpoint.address)?;
+        // SAFETY: the vector is open; the address has the length that this provider reads.
         let taken = unsafe {
             let bytes = endpoint.address.as_ptr().cast();
             calls::av_insert(self.objects.av.raw(), bytes, &mut address)
@@ -200,6 +199,24 @@ impl State {
         Ok(())
     }
 
+    /// Providers read as many bytes as an address of theirs has: as many as this rank's own, or up to
+    /// a zero byte.
+    fn check_address(&self, address: &[u8]) -> Result<()> {
+        let message = if self.objects.info.has_text_addresses() {
+            if address.iter().position(|byte| *byte == 0) == Some(address.len() - 1) {
+                return Ok(());
+            }
+            "found an address without a zero byte at its end; expected text".to_owned()
+        } else {
+            let (found, own) = (address.len(), self.objects.address()?.len());
+            if found == own {
+                return Ok(());
+            }
+            format!("found an address of {found} bytes; expected {own}")
+        };
+        Err(Error::new(ErrorKind::Protocol, "read endpoint", message))
+    }
+
     /// Where a transfer goes.
     #[inline]
     fn target(&self, transfer: &Transfer) -> Option<(fi_addr_t, u64, u64)> {
@@ -208,26 +225,32 @@ impl State {
         Some((peer.address, remote.base.wrapping_add(transfer.offset), remote.key))
     }
 
-    /// Writes a few bytes; they are copied, and nothing tells when they are gone.
+    /// Writes a few bytes; they are copied, and a completion comes only if it fails. Then it names
+    /// the peer.
     #[inline]
     pub(super) fn inject(&mut self, transfer: &Transfer) -> Attempt {
-        let Some((to, address, key)) = self.target(transfer) else { return Attempt::Unknown };
-        let (ep, local, bytes) =
-            (self.objects.ep.raw(), transfer.local.cast_const().cast(), transfer.bytes);
-        // SAFETY: the endpoint is enabled; the bytes are readable, by `Transfer`, and no more than
-        // the inject size.
-        let status = unsafe {
-            match transfer.datum {
-                Some(datum) => {
-                    calls::inject_writedata(ep, local, bytes, datum.encode(), to, address, key)
-                }
-                None => calls::inject_write(ep, local, bytes, to, address, key),
-            }
-        };
-        if status == 0 {
+        let mut flags = FI_INJECT;
+        if transfer.datum.is_some() {
+            flags |= FI_REMOTE_CQ_DATA;
+        }
+        let marker = self.markers.get(transfer.peer as usize).map_or(null_mut(), UnsafeCell::get);
+        let attempt = self.message(transfer, marker.cast(), |ep, message| {
+            // SAFETY: the endpoint is enabled; the bytes are readable, by `Transfer`, and no more
+            // than the inject size.
+            unsafe { calls::writemsg(ep, message, flags) }
+        });
+        if attempt == Attempt::Posted {
             self.peers[transfer.peer as usize].unflushed = true;
         }
-        Attempt::of(status)
+        attempt
+    }
+
+    /// The peer whose marker this is.
+    fn marked(&self, context: *const c_void) -> Option<u32> {
+        let offset = (context as usize).checked_sub(self.markers.as_ptr() as usize)?;
+        let peer = offset / size_of::<fi_context2>();
+        let ours = offset.is_multiple_of(size_of::<fi_context2>()) && peer < self.markers.len();
+        ours.then_some(peer as u32)
     }
 
     /// Writes; `context` comes back when the source is reusable. With `more`, another write
@@ -485,7 +508,8 @@ impl State {
             if entry.op_context == self.fence.get().cast() {
                 self.fence_is_out = false;
             }
-            let peer = slot.map(|slot| shared.slots.peer(slot));
+            let marked = || self.marked(entry.op_context);
+            let peer = slot.map(|slot| shared.slots.peer(slot)).or_else(marked);
             let message = self.words(&entry);
             shared.fail(Failure { peer, message, interface: self.interface.clone() });
             if let Some(slot) = slot {

@@ -1,6 +1,7 @@
 //! The bytes that ranks exchange before they connect. Little-endian; every byte that comes in is
-//! checked, for it comes from another process. Registration keys are in them: they are never
-//! logged.
+//! checked, for it comes from another process. A checksum ends them, because there is no other way to
+//! tell a damaged address, and the provider `shm` crashes on one. Registration keys are in them: they
+//! are never logged.
 
 use std::fmt;
 
@@ -22,7 +23,8 @@ const LONGEST: usize = 4 * 6
     + 4
     + MAX_PROVIDER
     + 16 * (MAX_WINDOWS as usize + 1)
-    + MAX_RAILS * (4 + MAX_ADDRESS + 8 * (MAX_WINDOWS as usize + 1));
+    + MAX_RAILS * (4 + MAX_ADDRESS + 8 * (MAX_WINDOWS as usize + 1))
+    + 8;
 const _: () = assert!(LONGEST <= abi::TY_ENDPOINT_BYTES);
 
 /// What a peer needs to reach a rank.
@@ -90,6 +92,7 @@ impl Endpoint {
             out.extend(&rail.address);
             rail.keys.iter().for_each(|key| out.extend(key.to_le_bytes()));
         }
+        out.extend(checksum(&out).to_le_bytes());
         out
     }
 
@@ -111,8 +114,13 @@ impl Endpoint {
         };
         let windows = (0..windows).map(|_| reader.extent()).collect::<Result<Vec<_>>>()?;
         let rails = (0..rails).map(|_| reader.rail(windows.len())).collect::<Result<_>>()?;
+        let found = reader.u64()?;
         if !reader.rest.is_empty() {
             return Err(fail(format!("found {} bytes after the end", reader.rest.len())));
+        }
+        let expected = checksum(&data[..data.len() - size_of::<u64>()]);
+        if found != expected {
+            return Err(fail("the bytes do not fit their checksum: they were damaged".into()));
         }
         Ok(Self { rank, ranks, provider: provider.to_owned(), windows, rails })
     }
@@ -126,6 +134,13 @@ pub fn check_endpoint(data: &[u8]) -> Result<()> {
     let endpoint = Endpoint::parse(data)?;
     debug_assert_eq!(endpoint.to_bytes(), data, "an endpoint has one form");
     Ok(())
+}
+
+/// FNV-1a: against accidents, not against anybody.
+fn checksum(data: &[u8]) -> u64 {
+    data.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn is_name(name: &str) -> bool {
@@ -239,6 +254,16 @@ mod tests {
         }
         let longer = Endpoint::parse(&[bytes.as_slice(), &[0]].concat()).unwrap_err();
         assert!(longer.to_string().contains("1 bytes after the end"), "{longer}");
+    }
+
+    #[test]
+    fn every_altered_bit_is_refused() {
+        let good = sample(1, 1).to_bytes();
+        for bit in 0..8 * good.len() {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(Endpoint::parse(&bytes).is_err(), "bit {bit}");
+        }
     }
 
     #[test]

@@ -200,8 +200,8 @@ pub unsafe fn cq_strerror(
 /// `fi_writemsg`.
 ///
 /// # Safety
-/// `ep` is enabled; what `message` names is valid, and its buffer stays so until the completion,
-/// unless `flags` has `FI_INJECT`.
+/// `ep` is enabled; what `message` names is valid, and its buffer stays so until the completion. With
+/// `FI_INJECT` in `flags`, the buffer is free at once, and has at most the endpoint's inject size.
 #[inline]
 pub unsafe fn writemsg(ep: *mut fid_ep, message: &fi_msg_rma, flags: u64) -> isize {
     // SAFETY: by this function's contract.
@@ -218,27 +218,11 @@ pub unsafe fn readmsg(ep: *mut fid_ep, message: &fi_msg_rma, flags: u64) -> isiz
     unsafe { call!((*ep).rma, readmsg(ep, message, flags)) }
 }
 
-/// `fi_inject_write`: no completion, and the buffer is free at once.
+/// `fi_inject_writedata`: a write with data for the target's completion queue that has no
+/// completion here; the buffer is free at once.
 ///
 /// # Safety
 /// `ep` is enabled; `buffer` has `bytes` bytes, at most the endpoint's inject size.
-#[inline]
-pub unsafe fn inject_write(
-    ep: *mut fid_ep,
-    buffer: *const c_void,
-    bytes: usize,
-    to: fi_addr_t,
-    address: u64,
-    key: u64,
-) -> isize {
-    // SAFETY: by this function's contract.
-    unsafe { call!((*ep).rma, inject(ep, buffer, bytes, to, address, key)) }
-}
-
-/// `fi_inject_writedata`: as [`inject_write`], with data for the target's completion queue.
-///
-/// # Safety
-/// As [`inject_write`].
 #[inline]
 pub unsafe fn inject_writedata(
     ep: *mut fid_ep,

@@ -19,6 +19,9 @@ pub const FI_INJECT: u64 = 1 << 25;
 pub const FI_INJECT_COMPLETE: u64 = 1 << 26;
 pub const FI_HMEM: u64 = 1 << 47;
 
+/// For `fi_ep_bind`: only operations with [`FI_COMPLETION`] have one, unless they fail.
+pub const FI_SELECTIVE_COMPLETION: u64 = 1 << 59;
+
 // Mode bits.
 pub const FI_CONTEXT: u64 = 1 << 59;
 pub const FI_CONTEXT2: u64 = 1 << 52;
@@ -60,6 +63,9 @@ pub const FI_ENABLE: i32 = 6;
 pub const FI_OPT_ENDPOINT: i32 = 0;
 /// A `bool`; libfabric 1.18 and later.
 pub const FI_OPT_SHARED_MEMORY_PERMITTED: i32 = 11;
+
+// Formats of addresses.
+pub const FI_ADDR_STR: u32 = 9;
 
 pub const FI_ADDR_NOTAVAIL: u64 = u64::MAX;
 

@@ -98,6 +98,13 @@ impl Library {
         (self.version >> 16, self.version & 0xffff)
     }
 
+    /// The name that this library has for a provider. Reliable datagrams right over TCP are called
+    /// `tcp` from 1.18 on and `net` in 1.17, whose `tcp` needs the layer `ofi_rxm`: that is slower,
+    /// and its progress crashed when peers left. Who wants it says `tcp;ofi_rxm`.
+    pub fn provider<'a>(&self, name: &'a str) -> &'a str {
+        if name == "tcp" && self.version() < (1, 18) { "net" } else { name }
+    }
+
     /// `fi_getinfo` with version [`API_VERSION`] and neither node nor service.
     ///
     /// # Errors

@@ -143,9 +143,7 @@ pub struct fi_ops_rma {
     pub write: Unused,
     pub writev: Unused,
     pub writemsg: Option<WriteMsg>,
-    pub inject: Option<
-        unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, fi_addr_t, u64, u64) -> isize,
-    >,
+    pub inject: Unused,
     pub writedata: Unused,
     pub injectdata: Option<
         unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, u64, fi_addr_t, u64, u64) -> isize,
