@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,23 @@ impl Config {
         Self::new(world, "[transport.scale_up]\nuse = \"shm\"")
     }
 
+    /// With all ranks joined by libfabric's TCP provider over `eth0`.
+    fn of_all_hosts() -> Self {
+        let program = Path::new(env!("CARGO_BIN_EXE_tokenyard"));
+        let plugin = program.with_file_name("libtokenyard_plugin_libfabric.so");
+        let fix = "cargo build --package tokenyard-plugin-libfabric";
+        assert!(plugin.exists(), "{} is not there. Fix: {fix}", plugin.display());
+        let rest = format!(
+            "[transport.scale_up]\nuse = \"none\"\n[transport.scale_out]\nuse = \"libfabric\"\n\
+             [transport.scale_out.libfabric]\nprovider = \"tcp\"\nrails = [\"eth0\"]\n\
+             [plugins]\npaths = [\"{}\"]",
+            plugin.display()
+        );
+        Self::new("", &rest)
+    }
+
     fn job(&self, ranks: u32) -> Job {
-        let small = "--tokens 24 --hidden 128 --experts 8 --topk 3 --steps 3 --as-rank --json";
+        let small = "--tokens 24 --hidden 128 --topk 3 --steps 3 --as-rank --json";
         let mut args = vec!["run".into(), self.0.path().join("config.toml").into_os_string()];
         args.extend(small.split(' ').map(Into::into));
         Job {
@@ -55,8 +70,9 @@ fn expect_error(outcomes: &[Outcome], says: &str) {
 #[test]
 fn ranks_of_every_launcher_meet_across_hosts_and_count_them() {
     let hosts = Hosts::new(2).unwrap();
+    let config = Config::of_one_host("");
     for launcher in [Launcher::Hand, Launcher::Torchrun, Launcher::Slurm] {
-        let running = Config::of_one_host("").job(4).start_on(&hosts, launcher).unwrap();
+        let running = config.job(4).start_on(&hosts, launcher).unwrap();
         let outcomes = running.wait_all(SOON);
         expect_error(&outcomes, "the ranks are in 2 domains, scale-up transport `shm` reaches one");
         // Rank 0 saw where the others came from, and what their hosts are called.
@@ -65,6 +81,30 @@ fn ranks_of_every_launcher_meet_across_hosts_and_count_them() {
             let joined = log.lines().find(|line| line.contains(&format!("rank={rank}")));
             assert!(joined.is_some_and(|line| line.contains(from)), "{launcher:?}: {log}");
         }
+    }
+}
+
+#[test]
+fn whole_jobs_on_several_hosts_are_right_whoever_launched_them() {
+    let shapes = [
+        (2, 2, Launcher::Hand, "flat"),
+        (2, 4, Launcher::Torchrun, "expert-major --alignment 8"),
+        (4, 4, Launcher::Slurm, "packed"),
+        (3, 3, Launcher::Slurm, "flat --experts 24"),
+    ];
+    for (hosts, ranks, launcher, layout) in shapes {
+        let hosts = Hosts::new(hosts).unwrap();
+        let config = Config::of_all_hosts();
+        let mut job = config.job(ranks);
+        job.args.extend(["--layout"].into_iter().chain(layout.split(' ')).map(Into::into));
+        let outcomes = job.start_on(&hosts, launcher).unwrap().wait_all(SOON);
+        for outcome in &outcomes {
+            assert!(outcome.success(), "{launcher:?} {outcome:?}\n{}", outcome.stderr_tail);
+        }
+        let report = outcomes[0].lines.last().unwrap();
+        let report: serde_json::Value = serde_json::from_str(report).unwrap();
+        assert_eq!(report["check"]["passed"], true, "{report}");
+        assert_eq!(report["ranks"].as_array().unwrap().len(), ranks as usize, "{report}");
     }
 }
 
@@ -107,7 +147,8 @@ fn the_other_ranks_connect_from_the_named_interface() {
         assert!(output.status.success(), "{output:?}");
     }
     let world = "bootstrap = \"tcp://198.51.100.101:4000\"\ninterface = \"eth1:b\"";
-    let running = Config::of_one_host(world).job(2).start_on(&hosts, Launcher::Hand).unwrap();
+    let config = Config::of_one_host(world);
+    let running = config.job(2).start_on(&hosts, Launcher::Hand).unwrap();
     let outcomes = running.wait_all(SOON);
     expect_error(&outcomes, "the ranks are in 2 domains");
     let log = &outcomes[0].stderr_tail;

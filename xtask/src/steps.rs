@@ -190,6 +190,7 @@ pub(crate) const STEPS: &[Step] = &[
         after: &[],
         needs: &[IP],
         commands: &[
+            cmd("cargo build --package tokenyard-plugin-libfabric"),
             // Targets that `cargo test` and `cargo clippy --all-targets` leave out.
             cmd("cargo clippy --package tokenyard-launch --package tokenyard-cli \
                  --package tokenyard-conformance --test hosts -- -D warnings"),

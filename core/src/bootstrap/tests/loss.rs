@@ -110,6 +110,26 @@ fn a_stopped_rank_is_known_to_all_after_the_deadline() {
 }
 
 #[test]
+fn a_rank_0_that_hears_nobody_says_that_it_may_be_cut_off_itself() {
+    let meeting = Meeting::new();
+    let done = Gate::new(3);
+    on_threads(3, |rank| {
+        if rank != 0 {
+            let puppet = Puppet::join(&meeting, rank, 3);
+            done.wait();
+            return drop(puppet);
+        }
+        let world = meeting.join(0, 3).unwrap();
+        let text = world.barrier("step").unwrap_err().to_string();
+        done.wait();
+        assert!(
+            text.contains("cut off from rank 0; so is every other rank, so it may be"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
 fn a_rank_that_is_killed_while_others_are_awaited_ends_the_join() {
     let meeting = Meeting::new();
     on_threads(2, |rank| {
