@@ -199,7 +199,12 @@ fn select(rails: &Rails, names: &[String], has_nic: bool) -> Result<Vec<usize>, 
 /// All interfaces of the provider, each once, the loopback interface last.
 fn query(library: &'static Library, settings: &Settings) -> Result<Vec<Info>> {
     let provider = &settings.provider;
-    let list = match List::get(library, settings, true) {
+    let mut list = List::get(library, settings, true);
+    if list.is_err() && settings.hmem {
+        // Without device memory it carries host windows all the same.
+        list = List::get(library, &Settings { hmem: false, ..settings.clone() }, true);
+    }
+    let list = match list {
         Ok(list) => list,
         Err(error) => {
             let others = List::get(library, settings, false).map(|list| list.providers());
