@@ -95,7 +95,12 @@ fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<
     // A rank that is not waiting when another is lost has no wait to tell of.
     let tells_wait = error.contains("phase `") && error.contains("expected");
     let no_wait = error.contains("no wait was in progress");
-    (in_operation && !tells_wait && !no_wait).then(|| "the phase, found and expected".to_owned())
+    if in_operation && !tells_wait && !no_wait {
+        return Some("the phase, found and expected".to_owned());
+    }
+    // Between hosts the reader wants to know which cable.
+    let tells_link = error.contains(" link to rank ");
+    (in_operation && fault.hosts.is_some() && !tells_link).then(|| "the link".to_owned())
 }
 
 #[cfg(test)]
