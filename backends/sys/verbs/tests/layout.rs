@@ -1,7 +1,7 @@
 //! The bindings agree with the header of the machine: sizes, offsets and constants, as a C compiler
 //! sees them. Needs gcc and libibverbs-dev.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
