@@ -37,9 +37,9 @@ pub(crate) struct Args {
     /// Only these levels.
     #[arg(long, value_delimiter = ',', value_parser = level, default_value = "L0,L1,L2,L3")]
     level: Vec<Level>,
-    /// Only tests whose name fits: a part of it, or with `*` the whole of it.
-    #[arg(long, value_name = "PATTERN")]
-    filter: Option<String>,
+    /// Only tests whose name fits one of these: a part of it, or with `*` the whole of it.
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
+    filter: Vec<String>,
     /// The largest world; tests that need a larger one are reported as not supported.
     #[arg(long, value_name = "N", default_value_t = 4)]
     ranks: u32,
@@ -83,7 +83,8 @@ impl Plan {
     fn new(args: &Args, settings: &Settings) -> Self {
         let chosen = |level: Level, name: &str| {
             args.level.contains(&level)
-                && args.filter.as_ref().is_none_or(|filter| expected::matches(filter, name))
+                && (args.filter.is_empty()
+                    || args.filter.iter().any(|filter| expected::matches(filter, name)))
         };
         let mut tests = suite::tests(settings.capabilities(), settings.domains());
         tests.retain(|test| chosen(test.level, &test.name));

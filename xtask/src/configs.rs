@@ -29,7 +29,7 @@ struct Template {
 
 const LIBFABRIC: &str = "release/libtokenyard_plugin_libfabric.so";
 
-const TEMPLATES: [Template; 6] = [
+const TEMPLATES: [Template; 7] = [
     Template {
         file: "cpu-plugin.toml",
         transport: "[transport.scale_up]\nuse = \"shm\"\n",
@@ -48,6 +48,11 @@ const TEMPLATES: [Template; 6] = [
     Template { file: "libfabric-tcp.toml", transport: libfabric!("tcp"), library: LIBFABRIC },
     Template { file: "libfabric-shm.toml", transport: libfabric!("shm"), library: LIBFABRIC },
     Template { file: "libfabric-udp.toml", transport: libfabric!("udp"), library: LIBFABRIC },
+    Template {
+        file: "verbs.toml",
+        transport: "[transport.scale_up]\nuse = \"none\"\n\n[transport.scale_out]\nuse = \"verbs\"\n",
+        library: "release/libtokenyard_plugin_verbs.so",
+    },
 ];
 
 /// Writes a config for each plugin of `target` into `target/conformance`.
