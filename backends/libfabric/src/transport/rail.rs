@@ -458,6 +458,12 @@ impl State {
         }
     }
 
+    /// Forgets the credits that this rank owes.
+    pub(super) fn forgive(&mut self) {
+        self.peers.iter_mut().for_each(|peer| peer.owed = 0);
+        self.owed = 0;
+    }
+
     /// Ends a batch whose last write was not accepted.
     #[cold]
     fn ring(&mut self) {
