@@ -36,8 +36,9 @@ fn open(rank: &Rank<'_>, base: &Case, in_flight: u32) -> Result<Yard> {
     open_with(rank, YardOptions { in_flight, ..exchange::options(base) })
 }
 
-fn dispatches(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn dispatches(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
+    let mut yards = Vec::new();
     for in_flight in [1, 2, 4] {
         let mut yard = open(rank, &base, in_flight)?;
         let rounds = few(&base, u64::from(in_flight), yard.rank());
@@ -57,8 +58,9 @@ fn dispatches(rank: &Rank<'_>, layout: Layout) -> Result<()> {
             }
             combine_together(&mut yard, &rounds, &live).with_context(why)?;
         }
+        yards.push(yard);
     }
-    Ok(())
+    Ok(yards)
 }
 
 /// Sends all combines, then receives all.
@@ -79,7 +81,7 @@ fn combine_together(yard: &mut Yard, rounds: &[Round], live: &[Live]) -> Result<
     Ok(())
 }
 
-fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base, 2)?;
     let rounds = few(&base, 8, yard.rank());
@@ -96,10 +98,10 @@ fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         pair[1].check_received(&received).with_context(|| format!("dispatch {n}"))?;
         live = Live { received, handle };
     }
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base, 2)?;
     let rounds = few(&base, 3, yard.rank());
@@ -121,10 +123,10 @@ fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<()> {
     rounds[1].finish(&mut yard, &live)?;
     rounds[0].finish(&mut yard, &Live { received, handle })?;
     rounds[2].run(&mut yard)?;
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn too_many(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn too_many(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base, 1)?;
     let rounds = few(&base, 2, yard.rank());
@@ -136,5 +138,5 @@ fn too_many(rank: &Rank<'_>, layout: Layout) -> Result<()> {
     rounds[0].check_received(&received)?;
     rounds[0].finish(&mut yard, &Live { received, handle })?;
     rounds[1].run(&mut yard)?;
-    Ok(())
+    Ok(vec![yard])
 }
