@@ -42,6 +42,7 @@ enum Command {
 
 fn main() -> ExitCode {
     tokenyard_cpu::link();
+    tokenyard_faulty::link();
     output::init_log();
     let result = match Cli::parse().command {
         Command::Run(args) => run::main(&args),

@@ -16,7 +16,7 @@ fn plugins_lists_the_built_in_parts_with_their_capabilities() {
     let output = call(&["plugins"]);
     expect_code(&output, 0);
     let text = stdout(&output);
-    for part in ["kernel set  cpu", "transport   shm", "topology    auto"] {
+    for part in ["kernel set  cpu", "transport   shm", "transport   faulty", "topology    auto"] {
         assert!(text.contains(part), "{text}");
     }
     assert!(text.contains("yes: load/store"), "{text}");

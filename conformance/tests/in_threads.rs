@@ -1,4 +1,5 @@
-//! L0 to L2 with ranks as threads, over shared memory, by loads and stores and by puts.
+//! L0 to L2 with ranks as threads, over shared memory: by loads and stores, by puts, and through the
+//! `faulty` transport, which must not change a bit; in one domain and in several.
 
 #![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
 
@@ -9,21 +10,45 @@ use tokenyard_core::config::Config;
 
 const HEAD: &str = "[world]\ndeadline_ms = 8000\nlate_ms = 16000\n[kernels]\nuse = \"cpu\"\n";
 
-fn config(load_store: bool) -> Config {
+/// Name, transport and its table. A seed is another order of everything; the days differ in what is
+/// bad about them.
+const WAYS: [(&str, &str, &str); 6] = [
+    ("load_store", "shm", "load_store = true"),
+    ("put", "shm", "load_store = false"),
+    ("faulty_1", "faulty", "inner = \"shm\"\nseed = 1"),
+    (
+        "faulty_2",
+        "faulty",
+        "inner = \"shm\"\nseed = 2\nreorder = 200\nback_pressure = 80\nquiet = 0",
+    ),
+    ("faulty_3", "faulty", "inner = \"shm\"\nseed = 3\nreorder = 5\ndelay_us = 300\nquiet = 20"),
+    // Rows are stored, and the signals about them overtake each other.
+    ("faulty_stores", "faulty", "inner = \"shm\"\nseed = 4\nload_store = true"),
+];
+
+fn config(transport: &str, table: &str) -> Config {
     let text = format!(
-        "{HEAD}[transport.scale_up]\nuse = \"shm\"\n\
-         [transport.scale_up.shm]\nload_store = {load_store}\n"
+        "{HEAD}[transport.scale_up]\nuse = \"{transport}\"\n\
+         [transport.scale_up.{transport}]\n{table}\n"
     );
     Config::parse(&text, "in_threads").expect("a valid config")
 }
 
-/// One machine split into domains, with puts between them.
-fn split(domains: u32, load_store: bool) -> Config {
+/// By loads and stores, by puts, and by puts on a bad day, inside a domain.
+const INSIDE: [&str; 3] = [
+    "use = \"shm\"\nshm.load_store = true",
+    "use = \"shm\"\nshm.load_store = false",
+    "use = \"faulty\"\nfaulty = { inner = \"shm\", seed = 5 }",
+];
+
+/// Between domains.
+const PUTS: &str = "use = \"shm\"\nshm.load_store = false";
+const BAD_DAY: &str = "use = \"faulty\"\nfaulty = { inner = \"shm\", seed = 6 }";
+
+/// One machine split into domains.
+fn split(domains: u32, scale_up: &str, scale_out: &str) -> Config {
     let text = format!(
-        "{HEAD}[transport.scale_up]\nuse = \"shm\"\n\
-         [transport.scale_up.shm]\nload_store = {load_store}\n\
-         [transport.scale_out]\nuse = \"shm\"\n\
-         [transport.scale_out.shm]\nload_store = false\n\
+        "{HEAD}[transport.scale_up]\n{scale_up}\n[transport.scale_out]\n{scale_out}\n\
          [topology]\ndomains = {domains}\n"
     );
     Config::parse(&text, "in_threads").expect("a valid config")
@@ -49,20 +74,23 @@ fn worlds(name: &str) -> bool {
 
 fn main() {
     tokenyard_cpu::link();
+    tokenyard_faulty::link();
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
-    for (prefix, load_store) in [("load_store", true), ("put", false)] {
-        let settings = Settings::new(config(load_store)).expect("the transport probes");
+    for (prefix, transport, table) in WAYS {
+        let settings = Settings::new(config(transport, table)).expect("the transport probes");
         let tests = suite::tests(settings.capabilities(), 1).into_iter();
         trials.extend(tests.map(|test| trial(prefix, &settings, test)));
     }
-    for (prefix, domains, load_store) in [
-        ("domains_2_load_store", 2, true),
-        ("domains_2_put", 2, false),
-        ("domains_3_load_store", 3, true),
-        ("domains_4_put", 4, false),
+    for (prefix, domains, inside, between) in [
+        ("domains_2_load_store", 2, INSIDE[0], PUTS),
+        ("domains_2_put", 2, INSIDE[1], PUTS),
+        ("domains_2_faulty", 2, INSIDE[2], BAD_DAY),
+        ("domains_3_load_store", 3, INSIDE[0], PUTS),
+        ("domains_4_put", 4, INSIDE[1], BAD_DAY),
     ] {
-        let settings = Settings::new(split(domains, load_store)).expect("the transport probes");
+        let config = split(domains, inside, between);
+        let settings = Settings::new(config).expect("the transport probes");
         let tests = suite::tests(settings.capabilities(), domains).into_iter();
         // The levels of a yard do not matter to L0; and many ranks need few cases.
         let tests = tests.filter(|test| test.level != Level::L0 && test.ranks <= 8);

@@ -1,4 +1,4 @@
-//! The bits do not depend on how many threads work, nor on how rows move.
+//! The bits do not depend on how many threads work, on how rows move, nor on when they come.
 
 // Helpers of tests may panic as tests may.
 #![allow(clippy::unwrap_used)]
@@ -20,14 +20,16 @@ fn split(domains: usize) -> String {
     )
 }
 
+const STORES: &str = "use = \"shm\"";
+const PUTS: &str = "use = \"shm\"\nshm.load_store = false";
+
 /// What every rank received and got back.
-fn bits(case: &Case, threads: u32, load_store: bool) -> Vec<[Vec<u8>; 2]> {
+fn bits(case: &Case, threads: u32, transport: &str) -> Vec<[Vec<u8>; 2]> {
     let more = if case.domains > 1 { split(case.domains) } else { String::new() };
     let text = format!(
         "[world]\ndeadline_ms = 8000\nlate_ms = 16000\n\
          [kernels]\nuse = \"cpu\"\n[kernels.cpu]\nthreads = {threads}\n\
-         [transport.scale_up]\nuse = \"shm\"\n[transport.scale_up.shm]\nload_store = {load_store}\n\
-         {more}"
+         [transport.scale_up]\n{transport}\n{more}"
     );
     let config = Config::parse(&text, "same_bits").unwrap();
     let results = in_threads(case.ranks as u32, &config, |world| -> anyhow::Result<_> {
@@ -38,6 +40,7 @@ fn bits(case: &Case, threads: u32, load_store: bool) -> Vec<[Vec<u8>; 2]> {
         let packed = case.layout == Layout::Packed;
         let arrived = if packed { &[][..] } else { live.received.x().bytes() }.to_vec();
         let got = round.finish(&mut yard, &live)?;
+        yard.close()?;
         Ok([arrived, got.x.bytes().to_vec()])
     });
     results.unwrap().into_iter().collect::<anyhow::Result<_>>().unwrap()
@@ -67,27 +70,32 @@ const LAYOUTS: [Layout; 3] =
 fn domains_bring_the_same_rows_as_one_domain_with_any_number_of_threads() {
     tokenyard_cpu::link();
     for layout in LAYOUTS {
-        let direct = bits(&case(4, 1, layout), 1, true);
-        let first = bits(&case(4, 2, layout), 1, true);
+        let direct = bits(&case(4, 1, layout), 1, STORES);
+        let first = bits(&case(4, 2, layout), 1, STORES);
         for (rank, (direct, split)) in direct.iter().zip(&first).enumerate() {
             assert!(direct[0] == split[0], "{layout}: rank {rank} received other bytes");
         }
-        for (threads, load_store) in [(4, true), (1, false), (4, false)] {
-            let now = bits(&case(4, 2, layout), threads, load_store);
-            assert!(now == first, "{layout}: {threads} threads, load_store = {load_store}");
+        for (threads, transport) in [(4, STORES), (1, PUTS), (4, PUTS)] {
+            let now = bits(&case(4, 2, layout), threads, transport);
+            assert!(now == first, "{layout}: {threads} threads, {transport}");
         }
     }
 }
 
 #[test]
-fn every_number_of_threads_and_both_row_paths_give_the_same_bits() {
+fn every_number_of_threads_row_path_and_bad_day_gives_the_same_bits() {
     tokenyard_cpu::link();
+    tokenyard_faulty::link();
+    let faulty: Vec<_> = (1..=8)
+        .map(|seed| format!("use = \"faulty\"\nfaulty = {{ inner = \"shm\", seed = {seed} }}"))
+        .collect();
     for layout in LAYOUTS {
         let case = case(RANKS, 1, layout);
-        let first = bits(&case, 1, true);
-        for (threads, load_store) in [(4, true), (1, false), (4, false)] {
-            let now = bits(&case, threads, load_store);
-            assert!(now == first, "{case}: {threads} threads, load_store = {load_store}");
+        let first = bits(&case, 1, STORES);
+        let ways = [(4, STORES), (1, PUTS), (4, PUTS)].into_iter();
+        for (threads, transport) in ways.chain(faulty.iter().map(|text| (1, text.as_str()))) {
+            let now = bits(&case, threads, transport);
+            assert!(now == first, "{case}: {threads} threads, {transport}");
         }
     }
 }

@@ -5,11 +5,11 @@ use tokenyard_core::ErrorKind;
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
 use tokenyard_core::yard::{Cast, Combine, Dispatch, Replay, TensorRef, Yard};
 
-use super::{EXPERT_MAJOR, expect_error, open, small};
+use super::{EXPERT_MAJOR, close, expect_error, open, small};
 use crate::exchange::{self, Aligned, Buffers, Placed};
 use crate::oracle::{Case, Layout, Tokens};
 use crate::round::{Live, Round};
-use crate::suite::{Level, Outcome, Rank, Test};
+use crate::suite::{Level, Rank, Test};
 
 /// Spoils the arguments of a dispatch.
 type SpoilDispatch = for<'a> fn(&mut Dispatch<'a>, &'a Material) -> Result<()>;
@@ -254,13 +254,13 @@ pub(super) fn tests() -> Vec<Test> {
     tests
 }
 
-fn test(name: &str, body: impl Fn(&Rank<'_>) -> Result<()> + Send + Sync + 'static) -> Test {
+fn test(name: &str, body: impl Fn(&Rank<'_>) -> Result<Vec<Yard>> + Send + Sync + 'static) -> Test {
     Test {
         name: format!("l2/bad_input/{name}"),
         level: Level::L2,
         ranks: 3,
         about: "a mistake of one rank is refused on all before a row moves".to_owned(),
-        body: Box::new(move |rank| body(rank).map(|()| Outcome::Pass)),
+        body: Box::new(move |rank| close(body(rank)?)),
     }
 }
 
@@ -287,7 +287,7 @@ fn refused_dispatch(
     rank: &Rank<'_>,
     says: &[&str],
     spoil: impl for<'a> Fn(&mut Dispatch<'a>, &'a Material) -> Result<()>,
-) -> Result<()> {
+) -> Result<Vec<Yard>> {
     let case = case(rank, EXPERT_MAJOR);
     let mut yard = open(rank, &case)?;
     let round = Round::new(&case, yard.rank());
@@ -302,10 +302,10 @@ fn refused_dispatch(
         judge(&yard, result, says)?;
         round.run(&mut yard).context("after the refusal")?;
     }
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn refused_routing(rank: &Rank<'_>, entries: [i64; 2], says: &[&str]) -> Result<()> {
+fn refused_routing(rank: &Rank<'_>, entries: [i64; 2], says: &[&str]) -> Result<Vec<Yard>> {
     let case = case(rank, EXPERT_MAJOR);
     let mut yard = open(rank, &case)?;
     let round = Round::new(&case, yard.rank());
@@ -318,10 +318,10 @@ fn refused_routing(rank: &Rank<'_>, entries: [i64; 2], says: &[&str]) -> Result<
     let result = yard.dispatch(&dispatch);
     judge(&yard, result, says)?;
     round.run(&mut yard).context("after the refusal")?;
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn refused_combine(rank: &Rank<'_>, m: &Mistake<SpoilCombine>) -> Result<()> {
+fn refused_combine(rank: &Rank<'_>, m: &Mistake<SpoilCombine>) -> Result<Vec<Yard>> {
     let case = case(rank, Layout::Flat);
     let mut yard = open(rank, &case)?;
     let round = Round::new(&case, yard.rank());
@@ -336,10 +336,10 @@ fn refused_combine(rank: &Rank<'_>, m: &Mistake<SpoilCombine>) -> Result<()> {
     judge(&yard, result, m.says)?;
     round.finish(&mut yard, &live).context("after the refusal")?;
     round.run(&mut yard).context("after the refusal")?;
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn weighted_without_weights(rank: &Rank<'_>) -> Result<()> {
+fn weighted_without_weights(rank: &Rank<'_>) -> Result<Vec<Yard>> {
     let case = Case { weights: false, ..case(rank, EXPERT_MAJOR) };
     let mut yard = open(rank, &case)?;
     let round = Round::new(&case, yard.rank());
@@ -350,10 +350,10 @@ fn weighted_without_weights(rank: &Rank<'_>) -> Result<()> {
     let result = yard.combine(&live.handle, combine);
     judge(&yard, result, &["weighted", "no topk_weights"])?;
     round.finish(&mut yard, &live).context("after the refusal")?;
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn replay_of_other_rows(rank: &Rank<'_>) -> Result<()> {
+fn replay_of_other_rows(rank: &Rank<'_>) -> Result<Vec<Yard>> {
     let case = case(rank, Layout::Flat);
     let mut yard = open(rank, &case)?;
     let round = Round::new(&case, yard.rank());
@@ -366,10 +366,10 @@ fn replay_of_other_rows(rank: &Rank<'_>) -> Result<()> {
     let result = yard.replay(&live.handle, &replay);
     judge(&yard, result, &["x", "[6, 64]", "[5, 64]"])?;
     round.finish(&mut yard, &live).context("after the refusal")?;
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn handle_of_another_yard(rank: &Rank<'_>) -> Result<()> {
+fn handle_of_another_yard(rank: &Rank<'_>) -> Result<Vec<Yard>> {
     let case = case(rank, Layout::Flat);
     let (mut yard, mut other) = (open(rank, &case)?, open(rank, &case)?);
     let round = Round::new(&case, yard.rank());
@@ -388,5 +388,5 @@ fn handle_of_another_yard(rank: &Rank<'_>) -> Result<()> {
     let got = exchange::combine(&mut yard, &round.brought, &live.handle, &output, Placed::Outside)?;
     round.check_combined(&got).context("after the refusal")?;
     round.finish(&mut other, &Live { ..stranger })?;
-    Ok(())
+    Ok(vec![yard, other])
 }

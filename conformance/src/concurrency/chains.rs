@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use tokenyard_core::yard::{Yard, YardOptions};
 
 use super::{Body, EXPERT_MAJOR, in_every_layout, open, open_with, small, test};
@@ -46,20 +46,20 @@ fn nth(base: &Case, n: u64) -> Case {
     Case { seed: n, routing, tokens, worst_case: n % 4 == 2, ..base.clone() }
 }
 
-fn rounds(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn rounds(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base)?;
     for n in 0..40 {
         Round::new(&nth(&base, n), yard.rank()).run(&mut yard).with_context(|| at(n))?;
     }
-    Ok(())
+    Ok(vec![yard])
 }
 
 fn at(n: u64) -> String {
     format!("round {n}")
 }
 
-fn delays(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn delays(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base)?;
     for n in 0..12 {
@@ -77,10 +77,10 @@ fn delays(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         pause(&mut shared);
         round.finish(&mut yard, &live).with_context(|| at(n))?;
     }
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let options = YardOptions { handles: 4, ..exchange::options(&base) };
     let mut yard = open_with(rank, options)?;
@@ -99,10 +99,10 @@ fn out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<()> {
             round.finish(&mut yard, &one).with_context(|| format!("turn {turn}, handle {n}"))?;
         }
     }
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn held(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn held(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = Case { tokens: Tokens::Exactly(vec![5, 4]), ..small(rank, layout) };
     let mut yard = open(rank, &base)?;
     let first = Round::new(&base, yard.rank());
@@ -114,10 +114,10 @@ fn held(rank: &Rank<'_>, layout: Layout) -> Result<()> {
     }
     first.check_received(&live.received).context("held output")?;
     first.finish(&mut yard, &live).context("held output")?;
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn stale(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn stale(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base)?;
     for n in 0..8 {
@@ -128,10 +128,10 @@ fn stale(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         round.finish(&mut yard, &live).with_context(|| at(n))?;
         live.received.x_mut().bytes_mut().fill(0xff);
     }
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn same_bits(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn same_bits(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yards = [open(rank, &base)?, open(rank, &base)?];
     let round = Round::new(&base, rank.world.rank());
@@ -148,10 +148,10 @@ fn same_bits(rank: &Rank<'_>, layout: Layout) -> Result<()> {
             bail!("turn {turn}: found other bits than in turn 0; expected the same");
         }
     }
-    Ok(())
+    Ok(yards.into())
 }
 
-fn two_yards(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn two_yards(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let small_case = small(rank, layout);
     let other =
         Case { hidden: 136, topk: 2, max_tokens: 7, layout: Layout::Flat, ..small_case.clone() };
@@ -169,17 +169,17 @@ fn two_yards(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         second.finish(&mut two, &live_two).with_context(|| format!("second yard, {}", at(n)))?;
         first.finish(&mut one, &crate::round::Live { received, handle }).with_context(|| at(n))?;
     }
-    Ok(())
+    Ok(vec![one, two])
 }
 
-fn two_threads(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn two_threads(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let yards = [open(rank, &base)?, open(rank, &base)?];
-    let work = |mut yard: Yard, first: u64| -> Result<()> {
+    let work = |mut yard: Yard, first: u64| -> Result<Yard> {
         for n in first..first + 10 {
             Round::new(&nth(&base, n), yard.rank()).run(&mut yard).with_context(|| at(n))?;
         }
-        Ok(())
+        Ok(yard)
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = yards
@@ -187,17 +187,15 @@ fn two_threads(rank: &Rank<'_>, layout: Layout) -> Result<()> {
             .zip([0, 100])
             .map(|(yard, first)| scope.spawn(move || work(yard, first)))
             .collect();
-        for thread in threads {
-            match thread.join() {
-                Ok(result) => result?,
-                Err(_) => bail!("a thread panicked; expected two exchanges beside each other"),
-            }
-        }
-        Ok(())
+        let yard = |thread: std::thread::ScopedJoinHandle<'_, Result<Yard>>| {
+            let panicked = "a thread panicked; expected two exchanges beside each other";
+            thread.join().unwrap_or_else(|_| Err(anyhow!(panicked)))
+        };
+        threads.into_iter().map(yard).collect()
     })
 }
 
-fn dropped_elsewhere(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn dropped_elsewhere(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base)?;
     for n in 0..8 {
@@ -213,5 +211,5 @@ fn dropped_elsewhere(rank: &Rank<'_>, layout: Layout) -> Result<()> {
             bail!("dropping an output panicked");
         }
     }
-    Ok(())
+    Ok(vec![yard])
 }

@@ -38,8 +38,9 @@ fn open(rank: &Rank<'_>, base: &Case, in_flight: u32) -> Result<Yard> {
     open_with(rank, YardOptions { in_flight, ..exchange::options(base) })
 }
 
-fn dispatches(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn dispatches(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
+    let mut yards = Vec::new();
     for in_flight in [1, 2, 4] {
         let mut yard = open(rank, &base, in_flight)?;
         let rounds = few(&base, u64::from(in_flight), yard.rank());
@@ -59,8 +60,9 @@ fn dispatches(rank: &Rank<'_>, layout: Layout) -> Result<()> {
             }
             combine_together(&mut yard, &rounds, &live).with_context(why)?;
         }
+        yards.push(yard);
     }
-    Ok(())
+    Ok(yards)
 }
 
 /// Sends all combines, then receives all.
@@ -81,7 +83,7 @@ fn combine_together(yard: &mut Yard, rounds: &[Round], live: &[Live]) -> Result<
     Ok(())
 }
 
-fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base, 2)?;
     let rounds = few(&base, 8, yard.rank());
@@ -98,12 +100,12 @@ fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         pair[1].check_received(&received).with_context(|| format!("dispatch {n}"))?;
         live = Live { received, handle };
     }
-    Ok(())
+    Ok(vec![yard])
 }
 
 /// A refused packed dispatch is received where it is sent, so its rank is in a receive that the
 /// others come to only after that of the combine.
-fn refused_beside_combine(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn refused_beside_combine(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base, 2)?;
     let rounds = few(&base, 2, yard.rank());
@@ -123,10 +125,10 @@ fn refused_beside_combine(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         rounds[0].check_combined(&buffers.into_got())?;
     }
     rounds[1].run(&mut yard)?;
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base, 2)?;
     let rounds = few(&base, 3, yard.rank());
@@ -148,10 +150,10 @@ fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<()> {
     rounds[1].finish(&mut yard, &live)?;
     rounds[0].finish(&mut yard, &Live { received, handle })?;
     rounds[2].run(&mut yard)?;
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn too_many(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn too_many(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base, 1)?;
     let rounds = few(&base, 2, yard.rank());
@@ -163,5 +165,5 @@ fn too_many(rank: &Rank<'_>, layout: Layout) -> Result<()> {
     rounds[0].check_received(&received)?;
     rounds[0].finish(&mut yard, &Live { received, handle })?;
     rounds[1].run(&mut yard)?;
-    Ok(())
+    Ok(vec![yard])
 }

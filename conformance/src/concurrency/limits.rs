@@ -1,8 +1,8 @@
 use anyhow::{Result, bail};
 use tokenyard_core::ErrorKind;
-use tokenyard_core::yard::YardOptions;
+use tokenyard_core::yard::{Yard, YardOptions};
 
-use super::{expect_error, in_every_layout, open_with, small};
+use super::{close, expect_error, in_every_layout, open_with, small};
 use crate::exchange;
 use crate::oracle::{Case, Layout, Routing, Tokens};
 use crate::round::Round;
@@ -78,8 +78,9 @@ fn arena_full(rank: &Rank<'_>, holders: Holders) -> Result<Outcome> {
         }
         held.clear();
         round.run(&mut yard)?;
-        return Ok(Outcome::Pass);
+        return close(vec![yard]);
     }
+    close(vec![yard])?;
     Ok(Outcome::NotSupported(format!("the arena holds {MOST_OUTPUTS} worst-case outputs")))
 }
 
@@ -89,7 +90,7 @@ fn tiny(rank: &Rank<'_>, layout: Layout) -> Case {
     Case { tokens: Tokens::Exactly(vec![1; case.ranks]), ..case }
 }
 
-fn handles_taken(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn handles_taken(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = tiny(rank, layout);
     let mut yard = open_with(rank, YardOptions { handles: 2, ..exchange::options(&base) })?;
     let round = Round::new(&base, yard.rank());
@@ -102,10 +103,10 @@ fn handles_taken(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         round.finish(&mut yard, &live)?;
     }
     round.run(&mut yard)?;
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn handles_taken_on_one(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn handles_taken_on_one(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = tiny(rank, layout);
     let mut yard = open_with(rank, YardOptions { handles: 2, ..exchange::options(&base) })?;
     let round = Round::new(&base, yard.rank());
@@ -121,5 +122,5 @@ fn handles_taken_on_one(rank: &Rank<'_>, layout: Layout) -> Result<()> {
     }
     drop(live);
     round.run(&mut yard)?;
-    Ok(())
+    Ok(vec![yard])
 }

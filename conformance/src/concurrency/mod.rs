@@ -10,7 +10,7 @@ mod halves;
 mod limits;
 mod replay;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use tokenyard_core::yard::{Yard, YardOptions};
 use tokenyard_core::{Error, ErrorKind};
 
@@ -35,7 +35,18 @@ pub fn tests(domains: u32) -> Vec<Test> {
     tests
 }
 
-type Body = fn(&Rank<'_>, Layout) -> Result<()>;
+/// What every rank of a test runs. It returns the yards that it opened, in the same order on all
+/// ranks, so that they are closed together: on a network, a yard that is dropped may take the last
+/// words of a slower rank with it.
+type Body = fn(&Rank<'_>, Layout) -> Result<Vec<Yard>>;
+
+/// Closes the yards of a test that has passed on this rank.
+fn close(yards: Vec<Yard>) -> Result<Outcome> {
+    for yard in yards {
+        yard.close().context("close the yard")?;
+    }
+    Ok(Outcome::Pass)
+}
 
 /// A test that passes or fails, in one layout.
 fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test {
@@ -44,7 +55,7 @@ fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test
         level: Level::L2,
         ranks,
         about: about.to_owned(),
-        body: Box::new(move |rank| body(rank, layout).map(|()| Outcome::Pass)),
+        body: Box::new(move |rank| close(body(rank, layout)?)),
     }
 }
 

@@ -40,7 +40,7 @@ fn replay(
     Ok(received)
 }
 
-fn again(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn again(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = fixed(rank, layout);
     let inputs = [
         Input::Plain(RowType::Bf16),
@@ -48,6 +48,7 @@ fn again(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         Input::Cast(RowType::Bf16, Scales::F32),
         Input::Opaque(2),
     ];
+    let mut yards = Vec::new();
     for worst_case in [false, true] {
         let mut yard = open(rank, &base)?;
         let first = Round::new(&Case { worst_case, ..base.clone() }, yard.rank());
@@ -61,8 +62,10 @@ fn again(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         }
         // The handle still combines what its own dispatch brought.
         first.finish(&mut yard, &live).context("combine after replays")?;
+        drop(live);
+        yards.push(yard);
     }
-    Ok(())
+    Ok(yards)
 }
 
 /// What every rank gives back: values that depend on nothing but the case, so that each rank knows
@@ -82,7 +85,7 @@ fn gradients(round: &Round, seed: u64) -> Vec<ExpertOutput> {
         .collect()
 }
 
-fn backward_of_dispatch(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn backward_of_dispatch(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = fixed(rank, layout);
     let mut yard = open(rank, &base)?;
     for row in [RowType::Bf16, RowType::F32] {
@@ -105,10 +108,10 @@ fn backward_of_dispatch(rank: &Rank<'_>, layout: Layout) -> Result<()> {
             got.weights.unwrap_or_default().iter().flat_map(|w| w.to_le_bytes()).collect();
         weights.compare(&found).map_err(|e| anyhow!("weight gradients: {e}"))?;
     }
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn backward_of_combine(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn backward_of_combine(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = fixed(rank, layout);
     let mut yard = open(rank, &base)?;
     let forward = Round::new(&base, yard.rank());
@@ -119,10 +122,10 @@ fn backward_of_combine(rank: &Rank<'_>, layout: Layout) -> Result<()> {
         let gradients = forward.replayed(&Case { seed: 5, input, weights: false, ..base.clone() });
         replay(&mut yard, &gradients, &live.handle).with_context(|| format!("{row}"))?;
     }
-    Ok(())
+    Ok(vec![yard])
 }
 
-fn in_halves(rank: &Rank<'_>, layout: Layout) -> Result<()> {
+fn in_halves(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = fixed(rank, layout);
     let mut yard = open(rank, &base)?;
     let first = Round::new(&base, yard.rank());
@@ -139,5 +142,5 @@ fn in_halves(rank: &Rank<'_>, layout: Layout) -> Result<()> {
     first.finish(&mut yard, &live)?;
     drop((live, replayed));
     second.finish(&mut yard, &crate::round::Live { received, handle })?;
-    Ok(())
+    Ok(vec![yard])
 }

@@ -1,0 +1,16 @@
+//! A tool for tests: the transport `faulty` wraps any other transport and gives it bad days.
+//!
+//! It holds commands back and hands them on in another order, reports events late and in pieces,
+//! accepts less than it could, and, on request, fails, stops, loses a link or writes late. All of it
+//! is drawn from a seed. `docs.md` in this folder is the page for users.
+
+mod built_in;
+mod config;
+mod fault;
+mod lane;
+mod rng;
+mod transport;
+
+pub use built_in::link;
+pub use config::{Fault, FaultyConfig, Kind};
+pub use transport::Faulty;

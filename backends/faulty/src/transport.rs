@@ -1,0 +1,304 @@
+//! The transport around another transport.
+
+use std::time::{Duration, Instant};
+
+use tokenyard_core::abi;
+use tokenyard_core::config::PartTable;
+use tokenyard_core::export::find_transport;
+use tokenyard_core::host::OpenTransport;
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, NO_EVENT, Team, Transport, TransportNeeds, Window,
+};
+use tokenyard_core::wait::monotonic_ns;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::config::FaultyConfig;
+use crate::fault::{Breakage, Fate};
+use crate::lane::{Held, Lane, State};
+use crate::rng::Rng;
+
+/// What a hot call returns.
+type Hot<T> = std::result::Result<T, i32>;
+
+/// How long a drop tries to hand on what is held.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// Another transport, on a bad day.
+#[derive(Debug)]
+pub struct Faulty {
+    inner: OpenTransport,
+    memory: MemoryNeeds,
+    config: FaultyConfig,
+    team: Team,
+    queue_depth: usize,
+    lanes: Vec<Lane>,
+    breakage: Option<Breakage>,
+}
+
+impl Transport for Faulty {
+    const NAME: &'static str = "faulty";
+    const ABOUT: &'static str = "for tests only: reorders, delays and breaks another transport";
+    type Config = FaultyConfig;
+
+    fn configure(table: &PartTable) -> Result<FaultyConfig> {
+        FaultyConfig::read(table)
+    }
+
+    fn probe(config: &FaultyConfig) -> Result<Capabilities> {
+        let found = find_transport(&config.inner)?.probe(&config.table)?;
+        let mut lost = abi::TY_CAP_ORDERED;
+        if !config.load_store {
+            lost |= abi::TY_CAP_LOAD_STORE;
+        }
+        if config.fault.is_some_and(|fault| fault.kind.is_silent()) {
+            lost |= abi::TY_CAP_BOUNDED_PUT;
+        }
+        // Held commands go on when somebody drives the lane, its owner or not.
+        let flags = found.flags & !lost | abi::TY_CAP_MANUAL_PROGRESS;
+        Ok(Capabilities { flags, ..found })
+    }
+
+    fn open(config: FaultyConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        let mut inner = find_transport(&config.inner)?.open(&config.table, team, needs)?;
+        let breakage = match &config.fault {
+            Some(fault) => Breakage::new(fault, team)?,
+            None => None,
+        };
+        let rank = team.world_ranks.get(team.me as usize).copied().unwrap_or(team.me);
+        let depth = needs.queue_depth.max(1) as usize;
+        let lane = |lane| {
+            let rng = Rng::new(config.seed, [rank, lane]);
+            Lane::new(rng, config.reorder as usize + 1, depth)
+        };
+        Ok(Self {
+            memory: inner.memory_needs()?,
+            inner,
+            lanes: (0..needs.lanes).map(lane).collect(),
+            config,
+            team: team.clone(),
+            queue_depth: depth,
+            breakage,
+        })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        self.memory
+    }
+
+    fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
+        self.inner.alloc(id, bytes)
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        // SAFETY: the window outlives `self`, and the inner transport with it, by this function's
+        // contract.
+        unsafe { self.inner.register(window) }
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        self.inner.endpoint(peer)
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        self.inner.connect(peer, data)
+    }
+
+    fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
+        if !self.config.load_store {
+            let message = "load_store = false in the table of faulty";
+            return Err(Error::new(ErrorKind::Unsupported, "peer_address", message));
+        }
+        self.inner.peer_address(window, peer)
+    }
+
+    unsafe fn post(&self, lane: u32, commands: &[Command]) -> Hot<usize> {
+        let Some(mut state) = self.lane(lane)?.enter() else { return Ok(0) };
+        let admitted = state.admitted(commands.len(), self.config.back_pressure);
+        for (accepted, command) in commands[..admitted].iter().enumerate() {
+            // SAFETY: by this function's contract, which covers what is held as well: it is not
+            // done before the inner transport says so.
+            let result = unsafe { self.accept(lane, &mut state, command) };
+            match result {
+                Ok(true) => state.fresh = false,
+                // What was accepted counts; the error comes again with the next call.
+                Err(status) if accepted == 0 => return Err(status),
+                Ok(false) | Err(_) => return Ok(accepted),
+            }
+        }
+        Ok(admitted)
+    }
+
+    fn poll(&self, lane: u32, events: &mut [Event]) -> Hot<usize> {
+        let Some(mut state) = self.lane(lane)?.enter() else { return Ok(0) };
+        self.hand_some_on(lane, &mut state)?;
+        state.fresh = true;
+        if state.is_quiet(self.config.quiet) {
+            return Ok(0);
+        }
+        let room = match self.config.quiet {
+            0 => events.len(),
+            // In pieces.
+            _ => events.len().min(1 + state.rng.below(events.len() as u64) as usize),
+        };
+        let own = state.take_own(&mut events[..room]);
+        if own == room {
+            return Ok(own);
+        }
+        Ok(own + self.inner.poll(lane, &mut events[own..room])?)
+    }
+
+    #[inline]
+    fn read_signal(&self, lane: u32, id: u32) -> u64 {
+        self.inner.read_signal(lane, id)
+    }
+
+    fn health(&self) -> Result<()> {
+        self.breakage.as_ref().map_or(Ok(()), Breakage::health)?;
+        self.inner.health()
+    }
+
+    fn progress(&self) -> Hot<bool> {
+        let mut moved = false;
+        for (id, lane) in (0..).zip(&self.lanes) {
+            if let Some(mut state) = lane.enter() {
+                moved |= self.hand_some_on(id, &mut state)?;
+            }
+        }
+        Ok(self.inner.progress()? || moved)
+    }
+
+    fn link_name(&self, peer: u32) -> String {
+        format!("over {}", self.inner.link_name(peer))
+    }
+}
+
+impl Faulty {
+    fn lane(&self, lane: u32) -> Hot<&Lane> {
+        self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)
+    }
+
+    fn now_ns(&self) -> u64 {
+        // Without delays, no clock decides anything.
+        if self.config.delay_us == 0 { 0 } else { monotonic_ns() }
+    }
+
+    /// Takes one command; false where there is no room for it.
+    ///
+    /// # Safety
+    /// As [`Transport::post`].
+    unsafe fn accept(&self, lane: u32, state: &mut State, command: &Command) -> Hot<bool> {
+        if state.stuck() >= self.queue_depth {
+            return Ok(false);
+        }
+        let most = self.config.reorder as usize;
+        if state.held.len() > most && !self.hand_one_on(lane, state)? {
+            return Ok(false);
+        }
+        let fate = self.breakage.as_ref().map_or(Fate::Pass, |b| b.fate(command, &self.team));
+        match fate {
+            Fate::Pass => {
+                let delay = state.rng.below(u64::from(self.config.delay_us) * 1000 + 1);
+                state.held.push(Held { command: *command, due_ns: self.now_ns() + delay });
+                // An error of this is found again by the next call.
+                while state.held.len() > most && self.hand_one_on(lane, state) == Ok(true) {}
+            }
+            Fate::Fail => {
+                // SAFETY: by this function's contract.
+                unsafe { self.half_do(lane, state, command)? };
+                state.own.push_back(failed(lane, command));
+            }
+            Fate::Refuse => state.own.push_back(failed(lane, command)),
+            Fate::Vanish => state.vanished += 1,
+            Fate::Keep => state.kept.push(*command),
+        }
+        Ok(true)
+    }
+
+    /// Moves all of a failing command, its payload alone, or nothing. At once, because the caller
+    /// may take its source back when it sees the error.
+    ///
+    /// # Safety
+    /// As [`Transport::post`].
+    unsafe fn half_do(&self, lane: u32, state: &mut State, command: &Command) -> Hot<()> {
+        let silent = Command { flags: command.flags & !abi::TY_FLAG_NOTIFY, ..*command };
+        let part = match (state.rng.below(3), command.op) {
+            (0, _) => return Ok(()),
+            (1, abi::TY_OP_PUT_SIGNAL) if command.bytes > 0 => {
+                Command { op: abi::TY_OP_PUT, ..silent }
+            }
+            _ => silent,
+        };
+        // SAFETY: by this function's contract. Where the lane is full, nothing moves.
+        unsafe { self.inner.post(lane, std::slice::from_ref(&part)) }.map(|_| ())
+    }
+
+    /// Hands on as many held commands as a draw says; true if there were some.
+    fn hand_some_on(&self, lane: u32, state: &mut State) -> Hot<bool> {
+        if state.held.is_empty() {
+            return Ok(false);
+        }
+        let count = state.rng.below(state.held.len() as u64 + 1);
+        let mut moved = false;
+        for _ in 0..count {
+            if !self.hand_one_on(lane, state)? {
+                break;
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Hands one held command on, whichever; false if none may go or the inner lane is full.
+    fn hand_one_on(&self, lane: u32, state: &mut State) -> Hot<bool> {
+        let Some(index) = state.pick(self.now_ns()) else { return Ok(false) };
+        let command = &state.held[index].command;
+        // SAFETY: whoever posted it promised all that `post` asks for until it is done; the lock of
+        // the lane keeps other threads off this lane of the inner transport.
+        let accepted = unsafe { self.inner.post(lane, std::slice::from_ref(command))? };
+        if accepted == 1 {
+            state.held.swap_remove(index);
+        }
+        Ok(accepted == 1)
+    }
+
+    /// Hands on all that is held and kept of a lane, for as long as the inner transport takes it.
+    fn flush(&self, lane: u32, state: &mut State, until: Instant) -> Hot<()> {
+        let kept = std::mem::take(&mut state.kept);
+        state.held.extend(kept.into_iter().map(|command| Held { command, due_ns: 0 }));
+        state.held.iter_mut().for_each(|held| held.due_ns = 0);
+        let mut events = [NO_EVENT; 64];
+        while !state.held.is_empty() && Instant::now() < until {
+            if !self.hand_one_on(lane, state)? {
+                self.inner.poll(lane, &mut events)?;
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Faulty {
+    /// What was accepted goes out, as it would from a NIC that knows nothing of its owner; unless
+    /// this rank has stopped.
+    fn drop(&mut self) {
+        if self.breakage.as_ref().is_some_and(Breakage::has_stopped) {
+            return;
+        }
+        let until = Instant::now() + FLUSH;
+        let mut lanes = std::mem::take(&mut self.lanes);
+        for (id, lane) in (0..).zip(&mut lanes) {
+            // A transport that takes nothing any more has nobody left to tell.
+            let _ = self.flush(id, lane.state_mut(), until);
+        }
+    }
+}
+
+fn failed(lane: u32, command: &Command) -> Event {
+    Event {
+        kind: abi::TY_EVENT_ERROR,
+        lane,
+        peer: command.peer,
+        status: abi::TY_TRANSPORT,
+        tag: command.tag,
+    }
+}

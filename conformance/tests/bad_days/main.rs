@@ -1,0 +1,49 @@
+//! Worlds on the `faulty` transport where something goes wrong for good: that every wait ends with
+//! the right words (INV-6, INV-7), that the late writes of a rank that was given up do no harm
+//! (INV-8), and that reordering finds out who relies on order (INV-2).
+
+// Helpers of tests may panic as tests may.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod breaks;
+mod late_writer;
+mod order;
+mod wrapper;
+
+use std::time::Duration;
+
+use tokenyard_conformance::oracle::{Case, Tokens};
+use tokenyard_core::config::Config;
+
+/// The deadline, and the lateness, of a yard that will have to give up.
+const DEADLINE: Duration = Duration::from_millis(1000);
+
+/// How the ranks meet: patiently, because the machine may be busy.
+fn meeting() -> Config {
+    tokenyard_cpu::link();
+    tokenyard_faulty::link();
+    config("use = \"shm\"", Duration::from_secs(30))
+}
+
+/// A config with this scale-up transport.
+fn config(transport: &str, deadline: Duration) -> Config {
+    let ms = deadline.as_millis();
+    let text = format!(
+        "[world]\ndeadline_ms = {ms}\nlate_ms = {ms}\n[kernels]\nuse = \"cpu\"\n\
+         [transport.scale_up]\n{transport}\n"
+    );
+    Config::parse(&text, "bad_days").unwrap()
+}
+
+/// A few tokens for every rank.
+fn small(ranks: usize) -> Case {
+    Case {
+        ranks,
+        experts: 4 * ranks,
+        topk: 3,
+        hidden: 64,
+        max_tokens: 12,
+        tokens: Tokens::Exactly(vec![4; ranks]),
+        ..Case::default()
+    }
+}

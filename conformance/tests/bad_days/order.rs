@@ -1,0 +1,61 @@
+//! INV-2 is tested: who relies on order passes over a transport that keeps it, and fails here.
+
+use std::time::Duration;
+
+use tokenyard_conformance::exchange;
+use tokenyard_conformance::ranks::in_threads;
+use tokenyard_conformance::round::Round;
+use tokenyard_conformance::runner::Settings;
+use tokenyard_conformance::suite;
+use tokenyard_core::config::Config;
+use tokenyard_core::yard::Yard;
+
+use crate::{config, meeting, small};
+
+const RANKS: u32 = 3;
+
+/// A kernel set's puts, each followed by a signal of its own, over this transport.
+fn split_over(inner: &str) -> Config {
+    let text = format!("use = \"between\"\n[transport.scale_up.between]\nsplits = true\n{inner}");
+    config(&text, Duration::from_secs(5))
+}
+
+const IN_ORDER: &str = "inner = \"shm\"\nshm.load_store = false";
+const REORDERED: &str = "inner = \"faulty\"\nfaulty.inner = \"shm\"";
+
+/// What goes wrong in some exchanges.
+fn exchanges(config: &Config) -> Vec<String> {
+    let results = in_threads(RANKS, config, |world| -> anyhow::Result<()> {
+        let case = small(RANKS as usize);
+        let mut yard = Yard::open(world, config, exchange::options(&case))?;
+        for seed in 0..40 {
+            let round = Round::new(
+                &tokenyard_conformance::oracle::Case { seed, ..case.clone() },
+                yard.rank(),
+            );
+            round.run(&mut yard)?;
+        }
+        Ok(yard.close()?)
+    });
+    results.unwrap().into_iter().filter_map(|r| r.err().map(|e| format!("{e:#}"))).collect()
+}
+
+/// What goes wrong in the case of L0 about payloads and signals.
+fn payloads(config: &Config) -> Option<String> {
+    let settings = Settings::new(config.clone()).unwrap();
+    let tests = suite::tests(settings.capabilities(), 1);
+    let test = tests.iter().find(|test| test.name == "l0/payload_before_signal/r2").unwrap();
+    settings.run_in_threads(test).err().map(|error| format!("{error:#}"))
+}
+
+#[test]
+fn who_relies_on_order_passes_in_order_and_is_found_out_by_reordering() {
+    meeting();
+    assert_eq!(payloads(&split_over(IN_ORDER)), None);
+    let found = payloads(&split_over(REORDERED)).unwrap();
+    assert!(found.contains("seen with its signal"), "{found}");
+
+    assert_eq!(exchanges(&split_over(IN_ORDER)), Vec::<String>::new());
+    let found = exchanges(&split_over(REORDERED));
+    assert!(!found.is_empty(), "40 exchanges that rely on order survive reordering");
+}

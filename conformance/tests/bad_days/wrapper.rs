@@ -1,0 +1,151 @@
+//! `between`: a transport of this test between a yard and another transport.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokenyard_core::Result;
+use tokenyard_core::abi;
+use tokenyard_core::config::PartTable;
+use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart, find_transport};
+use tokenyard_core::host::{BuiltIn, OpenTransport};
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+};
+
+/// Puts of rows that rank 1 has made through a `between` that counts: those to the arena, which is
+/// window 1 of the `cpu` kernel set.
+pub(crate) static ROWS_PUT: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) struct Between {
+    inner: OpenTransport,
+    memory: MemoryNeeds,
+    splits: bool,
+    counts: bool,
+    /// Per lane: what is left of commands that were accepted.
+    waiting: Vec<Mutex<VecDeque<Command>>>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BetweenConfig {
+    inner: String,
+    /// Whether a put with a signal becomes a put, and a signal behind it: what a kernel set does
+    /// that relies on order.
+    #[serde(default)]
+    splits: bool,
+    #[serde(default)]
+    counts: bool,
+    #[serde(skip, default = "PartTable::empty")]
+    table: PartTable,
+}
+
+impl Transport for Between {
+    const NAME: &'static str = "between";
+    const ABOUT: &'static str = "stands between a yard and its transport";
+    type Config = BetweenConfig;
+
+    fn configure(table: &PartTable) -> Result<BetweenConfig> {
+        #[derive(serde::Deserialize)]
+        struct Inner {
+            inner: String,
+        }
+        let (own, below) = table.split(&table.parse::<Inner>("between")?.inner)?;
+        Ok(BetweenConfig { table: below, ..own.parse("between")? })
+    }
+
+    fn probe(config: &BetweenConfig) -> Result<Capabilities> {
+        find_transport(&config.inner)?.probe(&config.table)
+    }
+
+    fn open(config: BetweenConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        let mut inner = find_transport(&config.inner)?.open(&config.table, team, needs)?;
+        Ok(Self {
+            memory: inner.memory_needs()?,
+            inner,
+            splits: config.splits,
+            counts: config.counts && team.me == 1,
+            waiting: (0..needs.lanes).map(|_| Mutex::default()).collect(),
+        })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        self.memory
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.register(window) }
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        self.inner.endpoint(peer)
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        self.inner.connect(peer, data)
+    }
+
+    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        self.hand_on(lane)?;
+        let mut waiting = self.waiting[lane as usize].lock().unwrap();
+        if !waiting.is_empty() {
+            return Ok(0);
+        }
+        for command in commands {
+            if self.splits && command.op == abi::TY_OP_PUT_SIGNAL && command.bytes > 0 {
+                waiting.push_back(Command { op: abi::TY_OP_PUT, flags: 0, ..*command });
+                waiting.push_back(Command { op: abi::TY_OP_SIGNAL, bytes: 0, ..*command });
+            } else {
+                waiting.push_back(*command);
+            }
+        }
+        drop(waiting);
+        self.hand_on(lane)?;
+        Ok(commands.len())
+    }
+
+    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        self.hand_on(lane)?;
+        self.inner.poll(lane, events)
+    }
+
+    fn read_signal(&self, lane: u32, id: u32) -> u64 {
+        self.inner.read_signal(lane, id)
+    }
+
+    fn health(&self) -> Result<()> {
+        self.inner.health()
+    }
+
+    fn progress(&self) -> std::result::Result<bool, i32> {
+        self.inner.progress()
+    }
+}
+
+impl Between {
+    /// Hands on what waits, in order.
+    fn hand_on(&self, lane: u32) -> std::result::Result<(), i32> {
+        let mut waiting = self.waiting[lane as usize].lock().unwrap();
+        while let Some(command) = waiting.front() {
+            // SAFETY: whoever posted it promised all that `post` asks for; windows outlive the
+            // instance. A source that is overwritten early is what this test is about.
+            if unsafe { self.inner.post(lane, std::slice::from_ref(command))? } == 0 {
+                return Ok(());
+            }
+            if self.counts && command.dst_window == 1 {
+                ROWS_PUT.fetch_add(1, Ordering::Relaxed);
+            }
+            waiting.pop_front();
+        }
+        Ok(())
+    }
+}
+
+const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<Between>::TABLE];
+static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
+    header: TRANSPORT_HEADER,
+    parts: TABLES.as_ptr(),
+    count: TABLES.len(),
+});
+inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
