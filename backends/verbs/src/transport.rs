@@ -83,6 +83,7 @@ impl Transport for Verbs {
         let mut all = adapters(&config)?;
         let adapter = all.swap_remove(team.me as usize % all.len());
         check_queue_pairs(&adapter, team, needs)?;
+        check_flush(&adapter, &config)?;
         warn_of_silence(&config, needs.deadline);
         let failed = |e| refused(e, &adapter);
         adapter.context.make_events_nonblocking().map_err(failed)?;
@@ -216,6 +217,20 @@ impl Transport for Verbs {
             Some(peer) => format!("{here}; {}", peer.route()),
         }
     }
+}
+
+/// Additions of the NIC cannot wait for a read-back: what is asked for is refused, not left out.
+fn check_flush(adapter: &Adapter, config: &VerbsConfig) -> Result<()> {
+    let atomic = matches!(adapter.signals, SignalMode::Atomic);
+    if !(atomic && matches!(config.flush, Flush::Always)) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Config,
+        "open",
+        "found flush = \"always\" with atomic signals; expected immediate ones",
+    )
+    .with_fix("set signals = \"immediate\", or flush = \"auto\""))
 }
 
 impl Verbs {

@@ -276,8 +276,6 @@ impl List {
             domain.control_progress = FI_PROGRESS_MANUAL;
             domain.data_progress = FI_PROGRESS_MANUAL;
             domain.resource_mgmt = FI_RM_ENABLED;
-            // INV-4: done means that the source is reusable, no more.
-            (*info.tx_attr).op_flags = FI_INJECT_COMPLETE;
             if named {
                 (*info.fabric_attr).prov_name = provider.as_ptr().cast_mut();
             }

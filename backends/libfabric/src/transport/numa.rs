@@ -20,7 +20,9 @@ pub(super) fn cpus(pci: Option<fi_pci_attr>, interface: &str) -> Vec<u32> {
 
 /// The processors that this thread may run on.
 pub(super) fn allowed(cpu: u32) -> bool {
-    rustix::thread::sched_getaffinity(None).map_or(true, |set| set.is_set(cpu as usize))
+    let cpu = cpu as usize;
+    let known = cpu < rustix::thread::CpuSet::MAX_CPU;
+    rustix::thread::sched_getaffinity(None).map_or(true, |set| known && set.is_set(cpu))
 }
 
 /// Reads a list as the kernel writes it: `0-3,8,10-11`.
@@ -41,6 +43,11 @@ fn parse(list: &str) -> Option<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_processor_that_no_set_can_hold_is_not_allowed() {
+        assert!(!allowed(1 << 20));
+    }
 
     #[test]
     fn lists_of_the_kernel_are_read() {

@@ -101,8 +101,11 @@ impl Objects {
             opened("fi_endpoint", calls::endpoint(domain.raw(), info.raw(), &mut ep))?;
             let ep = Object::new(ep)?;
             opened("bind the address vector", calls::bind(ep.fid(), av.fid(), 0))?;
-            let both = FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION;
-            opened("bind the completion queue", calls::bind(ep.fid(), cq.fid(), both))?;
+            // Selective for what this rank posts only: bound so for what arrives, too, the provider
+            // efa would keep the data of peers' writes to itself.
+            for side in [FI_TRANSMIT | FI_SELECTIVE_COMPLETION, FI_RECV] {
+                opened("bind the completion queue", calls::bind(ep.fid(), cq.fid(), side))?;
+            }
             keep_off_shared_memory(&ep);
             opened("fi_enable", calls::enable(ep.fid()))?;
             Ok(Self { regions: Vec::new(), ep, cq, av, domain, _fabric: fabric, info })

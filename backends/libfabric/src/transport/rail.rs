@@ -448,7 +448,8 @@ impl State {
             while self.peers[peer].owed != 0 {
                 let slot = self.peers[peer].owed.trailing_zeros();
                 match self.send(peer as u32, Datum::Credit(Place { peer: me, slot })) {
-                    Attempt::Full => return,
+                    // The others must not wait for a peer that takes nothing, or is gone.
+                    Attempt::Full => break,
                     // A peer that left needs no credits; if it was lost, its own writes say so.
                     Attempt::Posted | Attempt::Failed(_) | Attempt::Unknown => {}
                 }
