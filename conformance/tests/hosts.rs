@@ -21,7 +21,7 @@ fn main() -> ExitCode {
          [plugins]\npaths = [\"{}\"]\n",
         plugin.display()
     );
-    players::main(&config, faults::on_hosts(), 3)
+    players::main(&config, faults::on_hosts(), 4)
 }
 
 /// Beside the folder of the tests, where cargo puts it.

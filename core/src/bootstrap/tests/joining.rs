@@ -317,6 +317,17 @@ fn a_missing_rank_0_is_an_error_that_says_where_and_why() {
 }
 
 #[test]
+fn a_rank_0_that_says_nothing_is_waited_for_no_longer_than_late() {
+    // The kernel accepts, nobody answers.
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = at(silent.local_addr().unwrap().port());
+    let late = Duration::from_millis(300);
+    let error = World::join(WorldOptions { late, ..options(1, 2, address) }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Deadline);
+    assert!(error.to_string().contains("found no answer within 0.3 s"), "{error}");
+}
+
+#[test]
 fn waits_that_no_machine_keeps_are_refused() {
     let meeting = Meeting::new();
     let good = || meeting.options(0, 2);
