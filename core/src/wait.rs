@@ -193,10 +193,11 @@ impl<'a> Waiter<'a> {
                 break Ok(());
             }
             self.board.found.store(found, Ordering::Relaxed);
-            if let Err(error) = progress() {
-                break Err(error);
-            }
             let lasted = Duration::from_nanos(monotonic_ns().saturating_sub(since));
+            if let Err(error) = progress() {
+                // What broke is the cause; what it broke says where the ranks are.
+                break Err(error.with_context("meanwhile", expired(what, found, lasted).message()));
+            }
             if self.board.is_aborted() || lasted > self.cap {
                 break Err(expired(what, found, lasted));
             }
@@ -311,5 +312,7 @@ mod tests {
             .until(&WHAT, || 0, || Err(Error::new(ErrorKind::Transport, "poll", "link is down")))
             .expect_err("must fail");
         assert_eq!(error.kind(), ErrorKind::Transport);
+        let text = error.to_string();
+        assert!(text.contains("link is down") && text.contains("phase `dispatch rows`"), "{text}");
     }
 }

@@ -21,6 +21,22 @@ const SHOWN: &[Shown] = &[
     Shown { file: "cpu-plugin", title: "`shm`, loaded plugin", on: "shared memory" },
     Shown { file: "example-c", title: "`example_c`, plugin in C", on: "POSIX shared memory" },
     Shown { file: "example-cpp", title: "the same, built as C++", on: "POSIX shared memory" },
+    Shown {
+        file: "libfabric-tcp",
+        title: "`libfabric`, provider `tcp`",
+        on: "sockets of one machine, which stand in for a network",
+    },
+    Shown { file: "libfabric-shm", title: "`libfabric`, provider `shm`", on: "shared memory" },
+    Shown {
+        file: "libfabric-udp",
+        title: "`libfabric`, provider `udp`",
+        on: "sockets of one machine; for conformance only",
+    },
+    Shown {
+        file: "verbs",
+        title: "`verbs`",
+        on: "soft-RoCE in an emulated machine, which stands in for an RDMA NIC; part of the suite",
+    },
 ];
 
 const LEVELS: [&str; 4] = ["L0", "L1", "L2", "L3"];

@@ -170,19 +170,35 @@ pub(crate) const STEPS: &[Step] = &[
         needs: &[FI_INFO],
         commands: &[
             cmd("cargo build --release --package tokenyard-plugin-libfabric"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-tcp.toml"),
-            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-shm.toml"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-tcp.toml \
+                 --save {target}/conformance/results/libfabric-tcp.json"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-shm.toml \
+                 --save {target}/conformance/results/libfabric-shm.json"),
             cmd("{target}/release/tokenyard conformance {target}/conformance/libfabric-udp.toml \
-                 --level L0"),
+                 --level L0 --save {target}/conformance/results/libfabric-udp.json"),
         ],
     },
     Step {
         name: "vm",
         about: "soft-RoCE, in an emulated machine: the machine itself, then what runs over RDMA",
-        after: &[],
+        after: &["conformance"],
         needs: VM_NEEDS,
-        // One boot per line; see docs/testing-rdma.md.
-        commands: &[cmd("cargo xtask vm -- sh xtask/src/vm/check.sh")],
+        // One boot per line; see docs/testing-rdma.md. Emulation is slow, so part of the suite runs.
+        commands: &[
+            cmd("cargo build --release --package tokenyard-plugin-verbs"),
+            cmd("cargo xtask vm -- sh xtask/src/vm/check.sh"),
+            cmd("cargo xtask vm --limit 600 -- {target}/release/tokenyard conformance \
+                 {target}/conformance/verbs.toml --save {target}/conformance/results/verbs.json \
+                 --filter l0/*,l1/routing/*,l1/worlds/*,l2/dispatches_in_flight/* \
+                 --filter l3/killed/*,l3/stopped/*,l3/leaves/*"),
+        ],
+    },
+    Step {
+        name: "results",
+        about: "docs/conformance.md tells what the suite found",
+        after: &["conformance", "libfabric", "vm"],
+        needs: &[],
+        commands: &[cmd("cargo xtask results --check")],
     },
     Step {
         name: "hosts",
