@@ -204,7 +204,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "hosts",
         about: "jobs and faults on several hosts, which are network namespaces: docs/testing-hosts.md",
         after: &[],
-        needs: &[IP],
+        needs: &[IP, FI_INFO],
         commands: &[
             cmd("cargo build --package tokenyard-plugin-libfabric"),
             // Targets that `cargo test` and `cargo clippy --all-targets` leave out.

@@ -5,13 +5,11 @@ mod processes;
 mod spaces;
 mod start;
 
-use std::io::Write;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use tempfile::NamedTempFile;
 
 pub(crate) use spaces::Spaces;
 pub use start::Launcher;
@@ -58,8 +56,6 @@ impl Net {
 pub struct Hosts {
     hosts: Vec<Arc<Spaces>>,
     switch: Spaces,
-    /// Bound over `/etc/hosts` on every host.
-    _names: NamedTempFile,
 }
 
 impl Hosts {
@@ -77,16 +73,16 @@ impl Hosts {
             "make hosts: found {count} hosts, expected 2 to {}",
             Self::MOST
         );
-        let names = names(count).context("make hosts: cannot write the hosts' names")?;
-        let switch = Spaces::new(&Sharing { name: "switch", names: names.path() })?;
+        let names = names(count);
+        let switch = Spaces::new(&Sharing { name: "switch", names: &names })?;
         let hosts = (0..count)
             .map(|host| {
-                let sharing = Sharing { name: &Self::name(host), names: names.path() };
+                let sharing = Sharing { name: &Self::name(host), names: &names };
                 Spaces::new(&sharing).map(Arc::new)
             })
             .collect::<Result<Vec<_>>>()?;
         network::connect(&switch, &hosts)?;
-        Ok(Self { hosts, switch, _names: names })
+        Ok(Self { hosts, switch })
     }
 
     /// How many hosts there are.
@@ -125,13 +121,14 @@ impl Hosts {
         network::set_ports(&self.switch, (host, nets), "down")
     }
 
-    /// Puts the cables back.
+    /// Puts the cables back, and waits until the links run.
     ///
     /// # Errors
     /// As [`cut`](Self::cut).
     pub fn mend(&self, host: usize, nets: &[Net]) -> Result<()> {
-        self.spaces(host)?;
-        network::set_ports(&self.switch, (host, nets), "up")
+        let spaces = self.spaces(host)?;
+        network::set_ports(&self.switch, (host, nets), "up")?;
+        network::await_links(spaces, nets)
     }
 
     /// Stops all processes of a host, with SIGSTOP.
@@ -186,15 +183,13 @@ impl Drop for Hosts {
 }
 
 /// The `/etc/hosts` of all hosts.
-fn names(count: usize) -> Result<NamedTempFile> {
-    let mut file = tempfile::Builder::new().prefix("tokenyard-hosts-").tempfile()?;
-    writeln!(file, "127.0.0.1 localhost\n::1 localhost")?;
+fn names(count: usize) -> String {
+    let mut text = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
     for host in 0..count {
         let name = Hosts::name(host);
-        writeln!(file, "{} {name}", Hosts::address(host, Net::Data))?;
-        writeln!(file, "{} {name}-control", Hosts::address(host, Net::Control))?;
-        writeln!(file, "{} {name}-ipv6", Hosts::address_v6(host, Net::Data))?;
+        let (data, control) = (Hosts::address(host, Net::Data), Hosts::address(host, Net::Control));
+        let v6 = Hosts::address_v6(host, Net::Data);
+        text.push_str(&format!("{data} {name}\n{control} {name}-control\n{v6} {name}-ipv6\n"));
     }
-    file.flush()?;
-    Ok(file)
+    text
 }

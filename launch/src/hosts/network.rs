@@ -3,11 +3,16 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::spaces::{Spaces, inside};
 use super::{Hosts, Net};
+
+/// The longest that a link may take to come up.
+const LINK_LIMIT: Duration = Duration::from_secs(20);
 
 /// Joins the hosts.
 pub(super) fn connect(switch: &Spaces, hosts: &[Arc<Spaces>]) -> Result<()> {
@@ -38,7 +43,23 @@ pub(super) fn connect(switch: &Spaces, hosts: &[Arc<Spaces>]) -> Result<()> {
         }
         ip(spaces, &lines)?;
     }
-    Ok(())
+    hosts.iter().try_for_each(|spaces| await_links(spaces, &Net::BOTH))
+}
+
+/// Waits until the kernel counts a host's links as running, which it does up to a second after they
+/// come up. Until then programs that list interfaces leave them out.
+pub(super) fn await_links(spaces: &Spaces, nets: &[Net]) -> Result<()> {
+    inside(spaces, || {
+        let start = Instant::now();
+        for net in nets {
+            let path = format!("/sys/class/net/{}/operstate", net.interface());
+            while fs::read_to_string(&path).context("look at a link")?.trim() != "up" {
+                ensure!(start.elapsed() < LINK_LIMIT, "{path} is not up after {LINK_LIMIT:?}");
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
+        Ok(())
+    })
 }
 
 /// Takes the switches' ports of a host up or down.

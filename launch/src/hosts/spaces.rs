@@ -13,6 +13,8 @@ use rustix::mount::{
 };
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
+const SYS: &str = "/sys";
+
 /// A network, a host name and a tree of mounts. They live as long as this, or a process in them.
 #[derive(Debug)]
 pub(crate) struct Spaces {
@@ -25,8 +27,8 @@ pub(crate) struct Spaces {
 pub(super) struct Sharing<'a> {
     /// Its host name.
     pub(super) name: &'a str,
-    /// What it has as `/etc/hosts`.
-    pub(super) names: &'a Path,
+    /// What it has in `/etc/hosts`.
+    pub(super) names: &'a str,
 }
 
 impl Spaces {
@@ -42,10 +44,9 @@ impl Spaces {
         // Or the machine would see the mounts below.
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .context("make its mounts private")?;
-        mount_bind(sharing.names, "/etc/hosts").context("mount its /etc/hosts")?;
+        mount_names(sharing.names).context("mount its /etc/hosts")?;
         // The machine's /sys shows the machine's interfaces.
-        unmount("/sys", UnmountFlags::DETACH).context("unmount the machine's /sys")?;
-        mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None).context("mount its /sys")?;
+        mount("sysfs", SYS, "sysfs", MountFlags::empty(), None).context("mount its /sys")?;
         let open = |kind: &str| {
             let path = format!("/proc/thread-self/ns/{kind}");
             File::open(&path).map(OwnedFd::from).with_context(|| format!("open {path}"))
@@ -80,6 +81,18 @@ impl Spaces {
         let other = fs::metadata(format!("/proc/{pid}/ns/net"));
         Ok(other.is_ok_and(|other| (other.dev(), other.ino()) == (own.st_dev, own.st_ino)))
     }
+}
+
+/// Puts a file over `/etc/hosts` that has no name anywhere else, so that none is left behind.
+fn mount_names(names: &str) -> Result<()> {
+    // Any folder will do for as long as it takes.
+    mount("tmpfs", SYS, "tmpfs", MountFlags::empty(), None)?;
+    let file = Path::new(SYS).join("hosts");
+    fs::write(&file, names)?;
+    mount_bind(&file, "/etc/hosts")?;
+    // The file's own mount goes on.
+    unmount(SYS, UnmountFlags::DETACH)?;
+    Ok(())
 }
 
 /// Runs `work` on a thread of its own in `spaces`.
