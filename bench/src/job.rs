@@ -69,7 +69,7 @@ pub enum Job {
     Steady(steady::Task),
     /// See [`scaling`].
     Scaling(scaling::Task),
-    /// See [`link`].
+    /// See [`mod@link`].
     Link(link::Task),
     /// See [`proxy`]; one task per line.
     Proxy(Vec<proxy::Task>),
@@ -86,7 +86,7 @@ pub enum Output {
     Steady(steady::Figures),
     /// See [`scaling`].
     Scaling(Vec<scaling::Figures>),
-    /// See [`link`].
+    /// See [`mod@link`].
     Link(link::Figures),
     /// See [`proxy`].
     Proxy(Vec<proxy::Row>),

@@ -8,7 +8,7 @@
 //! - [`exchange`]: dispatch and combine against a plain copy of the same bytes;
 //! - [`steady`]: allocations and memory of steady steps;
 //! - [`scaling`]: commands and bytes of a step, counted by a transport that counts;
-//! - [`link`]: one link between two ranks, bare and with tokenyard on top;
+//! - [`mod@link`]: one link between two ranks, bare and with tokenyard on top;
 //! - [`proxy`]: commands through proxy threads into an engine that moves nothing;
 //! - crossing the plugin ABI is measured by `cargo bench -p tokenyard-bench --bench abi`.
 

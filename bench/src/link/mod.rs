@@ -1,7 +1,7 @@
 //! One link, bare and with tokenyard on top: latency and bandwidth between two ranks.
 //!
-//! The bare link is libfabric by straight calls ([`raw`]), nothing of ours in between. Beside it, in
-//! the same run and turn by turn: the transport ([`through`]), and the dispatch of a yard. All
+//! The bare link is libfabric by straight calls (`raw`), nothing of ours in between. Beside it, in
+//! the same run and turn by turn: the transport (`through`), and the dispatch of a yard. All
 //! bandwidths are with both ranks sending at once, because that is what an exchange does.
 
 mod raw;
