@@ -2,13 +2,24 @@
 //! threads.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
+use libtest_mimic::{Arguments, Trial};
 use tokenyard_bench::allocations::Counting;
 use tokenyard_bench::proxy::{THREADS, Task, measure};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-#[test]
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // One at a time runs on this thread, and nobody else is there to allocate.
+    arguments.test_threads = Some(1);
+    let trial = Trial::test("a_thousand_batches_allocate_nothing", || {
+        a_thousand_batches_allocate_nothing();
+        Ok(())
+    });
+    libtest_mimic::run(&arguments, vec![trial]).exit();
+}
+
 fn a_thousand_batches_allocate_nothing() {
     for threads in THREADS {
         let task = Task { timed_batches: 100, round_trips: 100, ..Task::new(threads) };

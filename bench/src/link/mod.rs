@@ -275,6 +275,8 @@ mod tests {
 
     #[test]
     fn a_link_has_two_ends() {
-        assert!(rows(&[figures(1.0)]).unwrap_err().to_string().contains("expected 2"));
+        assert!(
+            rows(&[figures(1.0)]).unwrap_err().to_string().contains("expected the figures of 2")
+        );
     }
 }
