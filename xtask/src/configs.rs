@@ -1,5 +1,5 @@
-//! Writes the configs of plugins that were built here: a config names a plugin by its absolute
-//! path, so these cannot be checked in.
+//! Writes the configs of test runs: of plugins that were built here, which a config names by their
+//! absolute path, and of bad days, which differ in a few numbers.
 
 use std::path::{Path, PathBuf};
 
@@ -55,17 +55,64 @@ const TEMPLATES: [Template; 7] = [
     },
 ];
 
-/// Writes a config for each plugin of `target` into `target/conformance`.
+/// A config of the `faulty` transport over `shm`.
+struct BadDay {
+    file: &'static str,
+    /// Its keys, but for the inner transport.
+    keys: &'static str,
+    /// What stands before the section of the transport.
+    rest: &'static str,
+    levels: &'static [&'static str],
+}
+
+const ONE_DOMAIN: &[&str] = &["scale_up"];
+
+const BAD_DAYS: [BadDay; 4] = [
+    BadDay { file: "faulty-1.toml", keys: "seed = 1", rest: "", levels: ONE_DOMAIN },
+    BadDay {
+        file: "faulty-2.toml",
+        keys: "seed = 2\nreorder = 200\nback_pressure = 80\nquiet = 0",
+        rest: "",
+        levels: ONE_DOMAIN,
+    },
+    BadDay {
+        file: "faulty-3.toml",
+        keys: "seed = 3\nreorder = 5\ndelay_us = 300\nquiet = 20",
+        rest: "",
+        levels: ONE_DOMAIN,
+    },
+    BadDay {
+        file: "faulty-domains.toml",
+        keys: "seed = 4\nreorder = 64",
+        rest: "[topology]\nuse = \"auto\"\ndomains = 2\n\n",
+        levels: &["scale_up", "scale_out"],
+    },
+];
+
+/// Writes the configs into `target/conformance`.
 pub(crate) fn write(target: &Path) -> Result<()> {
     let folder = target.join("conformance");
     std::fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-    for template in &TEMPLATES {
-        let file = folder.join(template.file);
-        std::fs::write(&file, text(template, target)?)
-            .with_context(|| format!("write {}", file.display()))?;
+    let save = |file: &str, text: String| {
+        let file = folder.join(file);
+        std::fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
         println!("wrote {}", file.display());
+        Ok(())
+    };
+    TEMPLATES.iter().try_for_each(|template| save(template.file, text(template, target)?))?;
+    BAD_DAYS.iter().try_for_each(|day| save(day.file, bad_day(day)))
+}
+
+fn bad_day(day: &BadDay) -> String {
+    let mut text = format!("[kernels]\nuse = \"cpu\"\n\n{}", day.rest);
+    for level in day.levels {
+        text.push_str(&format!(
+            "[transport.{level}]\nuse = \"faulty\"\n[transport.{level}.faulty]\n\
+             inner = \"shm\"\n{}\n[transport.{level}.faulty.shm]\nload_store = false\n\n",
+            day.keys
+        ));
     }
-    Ok(())
+    text
 }
 
 fn text(template: &Template, target: &Path) -> Result<String> {
@@ -93,6 +140,12 @@ mod tests {
             assert!(text.contains(template.transport), "{text}");
             let path = folder.path().join(template.library);
             assert!(text.contains(&format!("paths = [\"{}\"]", path.display())), "{text}");
+        }
+        for day in &BAD_DAYS {
+            let file = folder.path().join("conformance").join(day.file);
+            let text = std::fs::read_to_string(file).unwrap();
+            assert_eq!(text.matches("use = \"faulty\"").count(), day.levels.len(), "{text}");
+            assert!(text.contains(day.keys) && text.contains(day.rest), "{text}");
         }
     }
 

@@ -21,6 +21,9 @@ const SHOWN: &[Shown] = &[
     Shown { file: "cpu-plugin", title: "`shm`, loaded plugin", on: "shared memory" },
     Shown { file: "example-c", title: "`example_c`, plugin in C", on: "POSIX shared memory" },
     Shown { file: "example-cpp", title: "the same, built as C++", on: "POSIX shared memory" },
+    Shown { file: "faulty-1", title: "`faulty` over `shm`: reordered", on: BAD_DAY },
+    Shown { file: "faulty-2", title: "the same, many held, refusing often", on: BAD_DAY },
+    Shown { file: "faulty-3", title: "the same, delayed, reporting late", on: BAD_DAY },
     Shown {
         file: "libfabric-tcp",
         title: "`libfabric`, provider `tcp`",
@@ -38,6 +41,8 @@ const SHOWN: &[Shown] = &[
         on: "soft-RoCE in an emulated machine, which stands in for an RDMA NIC; part of the suite",
     },
 ];
+
+const BAD_DAY: &str = "shared memory by puts, for a fabric that keeps no order";
 
 const LEVELS: [&str; 4] = ["L0", "L1", "L2", "L3"];
 

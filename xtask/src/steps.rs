@@ -147,7 +147,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "conformance",
-        about: "the suite, on processes: built-in parts, the loaded plugin, the C and C++ plugins",
+        about: "the suite, on processes: built-in parts, the loaded plugin, the C and C++ plugins, bad days",
         after: &["plugin", "c-plugin"],
         needs: &[],
         commands: &[
@@ -161,6 +161,12 @@ pub(crate) const STEPS: &[Step] = &[
                  --save {target}/conformance/results/example-c.json"),
             cmd("{target}/release/tokenyard conformance {target}/conformance/example-cpp.toml \
                  --save {target}/conformance/results/example-cpp.json"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-1.toml \
+                 --save {target}/conformance/results/faulty-1.json"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-2.toml \
+                 --level L0,L1,L2 --save {target}/conformance/results/faulty-2.json"),
+            cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-3.toml \
+                 --level L0,L1,L2 --save {target}/conformance/results/faulty-3.json"),
         ],
     },
     Step {
