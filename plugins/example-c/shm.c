@@ -537,6 +537,8 @@ static const TyTransportTable table = {
     example_poll,
     example_read_signal,
     example_health,
+    NULL, /* progress: shared memory moves by itself */
+    NULL, /* link_name: the name of the part says it */
 };
 
 static const TyTransportTable *const tables[] = { &table };

@@ -21,6 +21,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct TyHost;
+struct TyTransportTable;
+
 /**
  * First eight bytes of every export: `TOKNYARD` read as a little-endian integer.
  */
