@@ -70,6 +70,15 @@ impl Liveness {
         }
     }
 
+    /// The living rank that has been silent for longest, and for how long; never this one.
+    pub fn most_silent(&self) -> Option<(u32, Duration)> {
+        let ranks = 0..self.peers.len() as u32;
+        ranks
+            .filter(|rank| matches!(self.state(*rank), PeerState::Alive))
+            .map(|rank| (rank, self.silence(rank)))
+            .max_by_key(|(_, silence)| *silence)
+    }
+
     /// The first loss that this rank learned of.
     pub fn first_loss(&self) -> Option<&Loss> {
         self.first_loss.get()

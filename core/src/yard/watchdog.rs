@@ -13,6 +13,9 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How long a wait on a rank that left may last.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How long a live rank may be silent: several heartbeats of at most 100 ms.
+const SILENT: Duration = Duration::from_millis(500);
+
 /// The bounds of a wait (INV-6).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
@@ -178,6 +181,14 @@ impl Shared {
         Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
     }
 
+    /// Whether the rank that is waited for may itself wait for another that has fallen silent. Then
+    /// the silence is resolved first, one way or the other: that takes `deadline` at most.
+    fn may_be_innocent(&self, waiting: &Waiting, bound: Duration) -> bool {
+        let silent = self.liveness.most_silent();
+        silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > SILENT)
+            && waiting.lasted < bound + self.bounds.deadline
+    }
+
     fn overdue(&self) -> Option<Verdict> {
         let waiting = self.board.waiting()?;
         if let Some(left) = self.left(&waiting) {
@@ -188,7 +199,7 @@ impl Shared {
         } else {
             (self.bounds.deadline, "deadline_ms")
         };
-        if waiting.lasted < bound {
+        if waiting.lasted < bound || self.may_be_innocent(&waiting, bound) {
             return None;
         }
         let rank = waiting.what.peer;
