@@ -64,7 +64,7 @@ pub(crate) fn adapters(config: &VerbsConfig) -> Result<Vec<Adapter>> {
     };
     let open: Vec<_> =
         wanted.iter().map(|name| open(&devices, name, &names)).collect::<Result<_>>()?;
-    let ports = open.iter().map(|context| facts(context)).collect::<Result<Vec<_>>>()?.concat();
+    let ports = open.iter().map(facts).collect::<Result<Vec<_>>>()?.concat();
     choose(config, &ports)?
         .into_iter()
         .map(|port| {
