@@ -68,6 +68,9 @@ pub fn automatic(ports: &[PortFacts]) -> Vec<&PortFacts> {
 }
 
 /// The port of a named device: the wished one, or the first that is active.
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`] where there is no such port, or it is down.
 pub fn port<'a>(ports: &'a [PortFacts], device: &str, wish: Option<u8>) -> Result<&'a PortFacts> {
     let mut of_device = ports.iter().filter(|port| port.device == device);
     let found = of_device.clone().find(|port| match wish {

@@ -64,7 +64,7 @@ macro_rules! functions {
             fn load() -> Result<Self, LoadError> {
                 // SAFETY: libibverbs' initialisers set up its own data only.
                 let file = unsafe { libloading::Library::new(FILE) }
-                    .map_err(|e| LoadError::Absent(e.to_string()))?;
+                    .map_err(|e| LoadError::Absent(reason(&e)))?;
                 let this = Self {
                     // SAFETY: the symbol has this type in verbs.h. `dlsym` gives its default
                     // version, which is the one of that header.
@@ -141,6 +141,14 @@ impl Library {
     /// Whether memory can be registered by a dmabuf descriptor.
     pub fn has_dmabuf(&self) -> bool {
         self.reg_dmabuf_mr.is_some()
+    }
+}
+
+/// What the dynamic loader said; the error itself says only which call failed.
+fn reason(error: &libloading::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
     }
 }
 
