@@ -70,6 +70,11 @@ impl Liveness {
         }
     }
 
+    /// Whether some rank said goodbye.
+    pub fn somebody_left(&self) -> bool {
+        (0..self.peers.len() as u32).any(|rank| matches!(self.state(rank), PeerState::Left))
+    }
+
     /// The living rank that has been silent for longest, and for how long; never this one.
     pub fn most_silent(&self) -> Option<(u32, Duration)> {
         let ranks = 0..self.peers.len() as u32;

@@ -181,12 +181,16 @@ impl Shared {
         Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
     }
 
-    /// Whether the rank that is waited for may itself wait for another that has fallen silent. Then
-    /// the silence is resolved first, one way or the other: that takes `deadline` at most.
+    /// Whether the rank that is waited for may itself wait for another that has fallen silent, or
+    /// left. A silence is resolved first, one way or the other: that takes `deadline` at most. Who
+    /// waits for a rank that left says so after [`GRACE`].
     fn may_be_innocent(&self, waiting: &Waiting, bound: Duration) -> bool {
+        let over = waiting.lasted.saturating_sub(bound);
         let silent = self.liveness.most_silent();
-        silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > SILENT)
-            && waiting.lasted < bound + self.bounds.deadline
+        let silent =
+            silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > SILENT);
+        (silent && over < self.bounds.deadline)
+            || (self.liveness.somebody_left() && over < GRACE.min(self.bounds.deadline) / 2)
     }
 
     fn overdue(&self) -> Option<Verdict> {
