@@ -14,9 +14,9 @@
 //! wait without an end (it watches the abort word of the [`WaitBoard`](crate::wait::WaitBoard) and
 //! its own cap), no memory touched outside windows, tensors and its own state.
 
-use crate::Result;
 use crate::abi;
 use crate::transport::{MemoryNeeds, Window};
+use crate::{Error, ErrorKind, Result};
 
 /// What a kernel set is opened for. See [`abi::TyShape`].
 pub type KernelShape = abi::TyShape;
@@ -118,6 +118,37 @@ pub trait KernelSet: Sized + Send + 'static {
 
     /// Takes back an arena region. A region that is not held is ignored.
     fn release(&mut self, region: u64);
+
+    /// Memory of the kind it works on, for tensors of tools that have none of their own; to be
+    /// implemented, as the next two, where that is not host memory.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
+        let _ = bytes;
+        Err(no_device_memory(Self::NAME))
+    }
+
+    /// Takes back what [`tensor_alloc`](Self::tensor_alloc) gave. Another address is ignored.
+    fn tensor_free(&mut self, pointer: *mut u8) {
+        let _ = pointer;
+    }
+
+    /// Copies between host memory and memory of the kind it works on, and waits for it.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    ///
+    /// # Safety
+    /// Both ranges are valid, and no operation writes them meanwhile.
+    unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
+        let _ = (to, from, bytes);
+        Err(no_device_memory(Self::NAME))
+    }
+}
+
+fn no_device_memory(name: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, "use tensor memory", format!("{name} works on host memory"))
 }
 
 /// A link that is not used.

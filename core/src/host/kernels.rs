@@ -244,6 +244,44 @@ impl OpenKernels {
     }
 }
 
+impl OpenKernels {
+    /// Memory of the kind it works on.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: as in `needs`.
+        self.call("tensor_alloc", |t, i, e| unsafe {
+            t.tensor_alloc.map(|f| f(i, bytes, &mut pointer, e))
+        })?;
+        Ok(pointer)
+    }
+
+    /// Takes such memory back.
+    ///
+    /// # Safety
+    /// No operation uses it.
+    pub unsafe fn tensor_free(&mut self, pointer: *mut u8) {
+        if let Some(free) = self.part.table.tensor_free {
+            // SAFETY: as in `needs`, and by this function's contract.
+            unsafe { free(self.instance, pointer) }
+        }
+    }
+
+    /// Copies between host memory and memory of the kind it works on.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// Both ranges are valid, and no operation writes them meanwhile.
+    pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
+        // SAFETY: as in `needs`, and by this function's contract.
+        self.call("copy", |t, i, e| unsafe { t.copy.map(|f| f(i, to, from, bytes, e)) })
+    }
+}
+
 impl Drop for OpenKernels {
     fn drop(&mut self) {
         // SAFETY: the instance is open and nobody can use it after this.

@@ -127,6 +127,22 @@ fn expect_contiguous(name: &str, tensor: &TensorRef<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Whether all tensors lie where the kernel set works.
+pub(super) fn check_memory(tensors: &[(&str, Option<TensorRef<'_>>)], device: bool) -> Result<()> {
+    const NAMES: [&str; 2] = ["host memory", "memory of the yard's device"];
+    for (name, tensor) in tensors {
+        let found = tensor.as_ref().map(TensorRef::is_on_device);
+        if let Some(found) = found.filter(|found| *found != device) {
+            return refuse(format!(
+                "{name}: found {}; expected {}",
+                NAMES[usize::from(found)],
+                NAMES[usize::from(device)]
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Rows and their scales, as dispatch and replay bring them.
 fn check_rows(
     shape: &Shape,
@@ -180,7 +196,16 @@ fn check_weights(shape: &Shape, tokens: usize, weights: Option<&TensorRef<'_>>) 
     Ok(())
 }
 
-impl Dispatch<'_> {
+impl<'a> Dispatch<'a> {
+    pub(super) fn tensors(&self) -> [(&'static str, Option<TensorRef<'a>>); 4] {
+        [
+            ("x", Some(self.x)),
+            ("scales", self.scales),
+            ("topk_idx", Some(self.topk_idx)),
+            ("topk_weights", self.topk_weights),
+        ]
+    }
+
     /// Checks everything that this rank can check alone.
     pub(super) fn check(&self, shape: &Shape, scratch: &mut TopkScratch) -> Result<()> {
         let tokens = self.topk_idx.rows();
@@ -192,11 +217,19 @@ impl Dispatch<'_> {
         if alignment == 0 || alignment > 4096 {
             return refuse(format!("alignment: found {alignment}; expected 1 to 4096"));
         }
+        // The host cannot look at a device's memory: there the kernel set checks the values.
+        if self.topk_idx.is_on_device() {
+            return Ok(());
+        }
         validate_topk(shape, self.topk_idx.elements::<i64>(), scratch)
     }
 }
 
-impl Replay<'_> {
+impl<'a> Replay<'a> {
+    pub(super) fn tensors(&self) -> [(&'static str, Option<TensorRef<'a>>); 3] {
+        [("x", Some(self.x)), ("scales", self.scales), ("topk_weights", self.topk_weights)]
+    }
+
     /// Checks everything that this rank can check alone.
     pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
         let tokens = handle.tokens();
@@ -206,6 +239,17 @@ impl Replay<'_> {
 }
 
 impl Combine<'_> {
+    pub(super) fn tensors(&self) -> [(&'static str, Option<TensorRef<'_>>); 6] {
+        [
+            ("x", Some(self.x)),
+            ("weights", self.weights),
+            ("bias 0", self.bias[0]),
+            ("bias 1", self.bias[1]),
+            ("out", Some(self.out.as_ref())),
+            ("out_weights", self.out_weights.as_ref().map(TensorMut::as_ref)),
+        ]
+    }
+
     /// Checks everything that this rank can check alone.
     pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
         let hidden = shape.hidden as usize;

@@ -126,7 +126,7 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
     let places = discover_all(world, config, &registry)?;
     let domains = domains(&places, config.domains)?;
     let levels = Levels::choose(world, config, &registry, domains)?;
-    kernels_part.probe(&config.kernels.table)?;
+    let kinds = kernels_part.probe(&config.kernels.table)?;
 
     // Declared first, so that it is dropped last: the kernel set points to its board.
     let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
@@ -163,6 +163,7 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
             kernels: Mutex::new(kernels),
             watchdog,
             claims: Claims::new(options.handles),
+            device: kinds & abi::TY_MEMORY_HOST == 0,
         }),
         world: Arc::clone(world),
         shape,

@@ -11,6 +11,7 @@
 
 mod arguments;
 mod bring_up;
+mod buffer;
 mod claims;
 mod levels;
 mod operations;
@@ -22,6 +23,7 @@ mod watchdog;
 
 pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
 pub use bring_up::{Report, YardOptions};
+pub use buffer::Buffer;
 pub use levels::LevelReport;
 pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
 pub use output::{CombineInput, Handle, Received};
@@ -46,6 +48,8 @@ struct Parts {
     /// Watches this yard's waits; the kernel set points to its board, so it is dropped last.
     watchdog: watchdog::Watchdog,
     claims: claims::Claims,
+    /// The kernel set works on the memory of a device, not on the host's.
+    device: bool,
 }
 
 impl Parts {

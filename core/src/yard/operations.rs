@@ -1,7 +1,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::arguments::{Combine, Dispatch, Replay, Sizes, check_memory};
 use super::output::{CombineInput, Handle, Received, RegionClaim};
 use super::tensor::{TensorRef, raw_or_none};
 use super::{Parts, Yard};
@@ -122,7 +122,8 @@ impl Yard {
     /// As `dispatch`.
     pub fn dispatch_send<'a>(&mut self, dispatch: &Dispatch<'a>) -> Result<PendingDispatch<'a>> {
         let operation = self.begin()?;
-        let checked = dispatch.check(&self.shape, &mut self.scratch);
+        let checked = check_memory(&dispatch.tensors(), self.parts.device)
+            .and_then(|()| dispatch.check(&self.shape, &mut self.scratch));
         let slot = checked.and_then(|()| self.take_handle());
         let slot = match slot {
             Ok(slot) => slot,
@@ -176,7 +177,9 @@ impl Yard {
         let mut call = blank_dispatch(operation, handle.slot, handle.layout);
         call.flags |= abi::TY_DISPATCH_REPLAY;
         call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
-        let checked = self.check_handle(handle).and_then(|()| replay.check(&self.shape, handle));
+        let checked = check_memory(&replay.tensors(), self.parts.device)
+            .and_then(|()| self.check_handle(handle))
+            .and_then(|()| replay.check(&self.shape, handle));
         if let Err(error) = checked {
             return Err(self.refuse_with(call, error));
         }
@@ -276,7 +279,9 @@ impl Yard {
             out_weights: NO_TENSOR,
             refusal: text(""),
         };
-        let checked = self.check_handle(handle).and_then(|()| combine.check(&self.shape, handle));
+        let checked = check_memory(&combine.tensors(), self.parts.device)
+            .and_then(|()| self.check_handle(handle))
+            .and_then(|()| combine.check(&self.shape, handle));
         if let Err(error) = checked {
             return Err(self.refuse_combine(call, error));
         }

@@ -10,7 +10,7 @@ use crate::{
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 2;
+pub const TY_KERNELS_MINOR: u32 = 3;
 
 /// A tensor of one or two dimensions. `data` is null where a tensor is absent.
 #[repr(C)]
@@ -418,6 +418,29 @@ pub struct TyKernelsTable {
     pub flush: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
     /// Required. Takes back an arena region.
     pub release: Option<unsafe extern "C" fn(instance: *mut c_void, region: u64)>,
+    /// Optional; required where the set does not work on host memory, as are the next two. Gives
+    /// memory of the kind it works on, for tensors of tools that have none of their own.
+    pub tensor_alloc: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            bytes: u64,
+            pointer: *mut *mut u8,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Takes such memory back; it is not in use by an operation.
+    pub tensor_free: Option<unsafe extern "C" fn(instance: *mut c_void, pointer: *mut u8)>,
+    /// Copies between host memory and memory of the kind it works on, and waits for it. No operation
+    /// writes either meanwhile.
+    pub copy: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            to: *mut u8,
+            from: *const u8,
+            bytes: u64,
+            error: *mut TyError,
+        ) -> i32,
+    >,
 }
 
 /// The symbol `tokenyard_kernels_v0`.

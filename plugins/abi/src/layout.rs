@@ -50,7 +50,9 @@ const fn transport_layout() -> u64 {
         TyTransportOpen { size, config, team, needs }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
-            link_name }
+            link_name, device_face }
+        TyDeviceFace { size, version, dialect, compiler, reserved, source, include_folders,
+            include_folder_count, defines, define_count, params, param_bytes, param_alignment }
         TyTransportExport { header, parts, count }
     }
 }
@@ -82,17 +84,18 @@ const fn kernels_layout() -> u64 {
         TyCombine { size, operation, handle, flags, x, weights, bias0, bias1, out, out_weights,
             refusal }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
-            dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release }
+            dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
+            tensor_alloc, tensor_free, copy }
         TyKernelsExport { header, parts, count }
     }
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0x9d06_9619_9f1b_d5a2;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x0e53_8552_a3b4_dbfe;
+pub const TY_KERNELS_LAYOUT: u64 = 0xc650_642f_3d90_72fe;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

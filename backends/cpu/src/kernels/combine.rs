@@ -5,11 +5,10 @@
 //! came over the rail the agent stands in for their source: see `domain_rows`.
 
 use tokenyard_core::abi;
-use tokenyard_core::moe::{DType, Layout, REGION_ALIGN};
+use tokenyard_core::moe::{DType, Holder, Layout, REGION_ALIGN, Region};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Enter, Terms, ToDomain, ToPeer, bad_record};
-use super::arena::{Holder, Region};
 use super::commands::{Block, Body};
 use super::control::{Signal, Signature, Verdict};
 use super::dispatch::{refusal, unheard_refusal};

@@ -1,0 +1,173 @@
+//! Devices and their contexts.
+
+use std::sync::Arc;
+
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::{check, load, sys};
+
+/// A device of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) ordinal: i32,
+    raw: sys::CUdevice,
+}
+
+impl Device {
+    /// The device that this rank drives: what the config says, else the device of the calling
+    /// thread's current context (the framework's choice), else the rank's index on its machine as
+    /// the launcher says it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] with the fix, if there is no such device.
+    pub(crate) fn choose(configured: Option<u32>) -> Result<Self> {
+        load()?;
+        let count = Self::count()?;
+        let current = || {
+            let mut raw = 0;
+            // SAFETY: the driver is loaded; without a context the call fails and writes nothing.
+            let status = unsafe { sys::cuCtxGetDevice(&mut raw) };
+            (status == sys::CUresult::CUDA_SUCCESS).then_some(raw)
+        };
+        let ordinal = match configured {
+            Some(ordinal) => ordinal as i32,
+            None => match current() {
+                Some(raw) => {
+                    return Self::all(count)?.into_iter().find(|d| d.raw == raw).ok_or_else(none);
+                }
+                None => launched_as() % count.max(1),
+            },
+        };
+        if ordinal >= count {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "choose device",
+                format!("found {count} CUDA devices; expected one with ordinal {ordinal}"),
+            )
+            .with_fix("correct `device`, or see CUDA_VISIBLE_DEVICES"));
+        }
+        Self::get(ordinal)
+    }
+
+    fn count() -> Result<i32> {
+        let mut count = 0;
+        // SAFETY: the driver is loaded.
+        check("count devices", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+        if count == 0 { Err(none()) } else { Ok(count) }
+    }
+
+    fn all(count: i32) -> Result<Vec<Self>> {
+        (0..count).map(Self::get).collect()
+    }
+
+    fn get(ordinal: i32) -> Result<Self> {
+        let mut raw = 0;
+        // SAFETY: the driver is loaded.
+        check("open device", unsafe { sys::cuDeviceGet(&mut raw, ordinal) })?;
+        Ok(Self { ordinal, raw })
+    }
+
+    /// One of the device's numbers.
+    pub(crate) fn attribute(&self, which: sys::CUdevice_attribute) -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: a device of this driver.
+        let status = unsafe { sys::cuDeviceGetAttribute(&mut value, which, self.raw) };
+        check("ask device", status)?;
+        Ok(value)
+    }
+
+    /// Compute capability, as major * 10 + minor.
+    pub(crate) fn capability(&self) -> Result<u32> {
+        use sys::CUdevice_attribute as A;
+        let major = self.attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok((major * 10 + minor) as u32)
+    }
+
+    /// The first other device that this one cannot reach by loads and stores.
+    pub(crate) fn unreachable_peer(&self) -> Result<Option<i32>> {
+        for other in Self::all(Self::count()?)? {
+            let mut reaches = 0;
+            if other == *self {
+                continue;
+            }
+            // SAFETY: two devices of this driver.
+            let status = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, self.raw, other.raw) };
+            check("ask for peer access", status)?;
+            if reaches == 0 {
+                return Ok(Some(other.ordinal));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn none() -> Error {
+    Error::new(ErrorKind::Unavailable, "choose device", "found no CUDA device; expected one")
+        .with_fix("see what nvidia-smi says, and CUDA_VISIBLE_DEVICES")
+}
+
+/// The rank's index on its machine, as launchers say it; 0 where nobody does.
+fn launched_as() -> i32 {
+    ["TOKENYARD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// A device's primary context, which frameworks share. Retained while this lives.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) device: Device,
+    raw: sys::CUcontext,
+}
+
+// SAFETY: a context may be made current on any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(crate) fn retain(device: Device) -> Result<Arc<Self>> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a device of this driver; released on drop.
+        check("retain context", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
+        Ok(Arc::new(Self { device, raw }))
+    }
+
+    /// Makes it current on this thread until the result is dropped.
+    pub(crate) fn enter(&self) -> Result<Entered> {
+        // SAFETY: a context that lives; popped on drop, in reverse order.
+        check("enter context", unsafe { sys::cuCtxPushCurrent_v2(self.raw) })?;
+        Ok(Entered { _not_send: std::marker::PhantomData })
+    }
+
+    /// Waits for everything that runs in it.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: a context is current.
+        check("synchronize device", unsafe { sys::cuCtxSynchronize() })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `retain`.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device.raw) };
+    }
+}
+
+/// A context that is current on this thread.
+#[derive(Debug)]
+#[must_use = "the context is current only while this lives"]
+pub(crate) struct Entered {
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: pushed by `enter` on this thread.
+        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut raw) };
+    }
+}

@@ -1,0 +1,117 @@
+//! Streams and events.
+
+use std::sync::Arc;
+
+use tokenyard_core::Result;
+
+use super::{Context, check, sys};
+
+/// A stream that does not wait for the default stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    context: Arc<Context>,
+    raw: sys::CUstream,
+}
+
+// SAFETY: a stream may be used from any thread; the driver locks for itself.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
+        let _entered = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: destroyed on drop.
+        check("make stream", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// Waits for everything in the stream. Kernels of this crate end by themselves (INV-6).
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: a stream that lives.
+        check("synchronize stream", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Copies in stream order between places of device memory.
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _entered = self.context.enter()?;
+        // SAFETY: the caller names memory that stays valid until the stream has passed the copy.
+        check("copy memory", unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.raw) })
+    }
+
+    /// Stores 8 bytes, whole, after everything before it in the stream.
+    pub(crate) fn write(&self, at: u64, value: u64) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: as in `copy`.
+        check("write value", unsafe { sys::cuStreamWriteValue64_v2(self.raw, at, value, 0) })
+    }
+
+    /// Fills words in stream order.
+    pub(crate) fn fill(&self, at: u64, word: u32, words: u64) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: as in `copy`.
+        check("fill memory", unsafe { sys::cuMemsetD32Async(at, word, words as usize, self.raw) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _entered = self.context.enter();
+        // SAFETY: made by `new`; the driver lets what is queued finish.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+    }
+}
+
+/// A mark in a stream.
+#[derive(Debug)]
+pub(crate) struct Event {
+    context: Arc<Context>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: as for streams.
+unsafe impl Send for Event {}
+
+impl Event {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
+        let _entered = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: destroyed on drop.
+        check("make event", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    /// Marks what is in the stream by now.
+    pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: both live.
+        check("record event", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
+    }
+
+    /// Whether everything before the mark has ended. Errors of kernels show here.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        let _entered = self.context.enter()?;
+        // SAFETY: an event that lives.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => check("run kernel", status).map(|()| true),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _entered = self.context.enter();
+        // SAFETY: made by `new`.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+    }
+}

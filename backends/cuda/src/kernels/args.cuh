@@ -1,0 +1,136 @@
+// What the host passes. Mirrored in args.rs; TY_ARGS_BYTES checks the sizes.
+#pragma once
+#include "transport.cuh"
+
+namespace ty {
+
+constexpr u32 kControl = 0;     // window of entry records
+constexpr u32 kArena = 1;       // window of rows
+constexpr u32 kHead = 8;        // words of an entry's head
+constexpr u32 kTextBytes = 192; // longest text of a refusal
+constexpr u32 kTextWords = 1 + kTextBytes / 4;
+constexpr u32 kChunk = 64;      // tokens that one warp counts
+
+constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
+
+// How a rank enters.
+constexpr u32 kEnter = 0;       // it takes part
+constexpr u32 kRefuseText = 1;  // its host refuses: a text follows
+constexpr u32 kRefuseRoute = 2; // its routing is bad: where, and what was found, follow
+constexpr u32 kRefuseFull = 3;  // its arena is full: a text follows
+
+// How an operation goes on: the same answer on all ranks but for the last two.
+constexpr u32 kGo = 1, kRefused = 2, kFull = 3, kMismatch = 4, kOrigin = 5, kBadRows = 6;
+
+// What the host learns while rows move: in pinned memory, one per slot.
+struct Outcome {
+  u64 epoch;    // written last
+  u32 code;     // kGo ...
+  u32 rank;     // whom it is about
+  u64 tokens;   // N on this rank
+  u64 needed;   // bytes that the full rank needs, and has
+  u64 capacity;
+  u32 verdict;  // how the refusing rank entered
+  u32 text_bytes;
+  u8 text[kTextBytes];
+};
+
+// What lives as long as the yard, in device memory, zero at first.
+struct State {
+  u32 arrived;      // blocks in the barrier
+  u32 generation;   // barriers passed
+  u64 problem;      // first bad entry of topk_idx: token << 16 | kind << 8 | k; all ones if none
+  u64* rows;        // [R]: totals of the row signals that are waited for
+  u64* done;        // [R]: the same of the done signals
+};
+
+// What every operation brings.
+struct Common {
+  u64 entries;          // offset of the slot's entry records in the control window
+  const u64* abort;
+  Report* report;
+  State* state;
+  Outcome* outcome;
+  u64 cap_ns;
+  u32 rank, ranks, experts, topk;
+  u32 max_tokens, tokens;
+  u32 epoch;            // of the operation; never 0
+  u32 signature;        // what must be equal on all ranks; the low byte even where one refuses
+  u32 origin;           // epoch of the dispatch that made the handle
+  u32 verdict;
+  u32 entry_words;      // 64-bit words of a record
+  u32 text_bytes;
+  u8 text[kTextBytes];
+
+  __device__ u32 local_experts() const { return experts / ranks; }
+  __device__ u32 rank_of(u32 expert) const { return expert / local_experts(); }
+};
+
+// The routing that a handle keeps, in device memory.
+struct Routing {
+  i32* topk;           // [T, K]: experts, or -1
+  i32* rows;           // [T, K]: at the last k of each rank, the token's place in its chunk's rows
+                       // for that rank; else -1
+  u32* chunk_base;     // [chunks, R]: first of a chunk's rows among this rank's rows for a rank
+  u32* counts;         // [R]: this rank's rows for each rank
+  u32* expert_counts;  // [E]
+  u32* row_base;       // [R]: first of this rank's rows at each rank
+};
+
+struct DispatchArgs {
+  Common c;
+  Routing r;
+  const i64* topk_idx;  // [T, K]
+  const u8* x;          // [T, row_bytes]
+  const u32* scales;    // [T, scale_words], or null
+  const float* weights; // [T, K], or null
+  i64 scale_stride[2];  // in elements
+  u64 region;           // arena offset of this rank's region
+  u64 capacity;         // bytes that it may have
+  u64 row_bytes;
+  u32 scale_words;
+  u32 replay;           // the routing is the handle's
+  u32 worst;            // regions are laid out for the most rows
+  u32 piece_bytes;      // a row moves in pieces of so many bytes
+  u32 pieces;
+  u32 stages;           // pieces in flight of one warp
+  u32 movers;           // warps of a block that move rows
+  u32 table_bytes;      // shared memory before the stages
+};
+
+struct CombineArgs {
+  Common c;
+  Routing r;
+  const u8* bias0;     // [T, row_bytes], or null
+  const u8* bias1;
+  u8* out;             // [T, row_bytes]
+  float* out_weights;  // [T, K], or null
+  u64 x;               // arena offset of this rank's expert outputs
+  u64 weights;         // arena offset of their weights
+  u64 rows;            // N on this rank
+  u64 row_bytes;
+};
+
+// Waits for one signal of every rank.
+struct ArriveArgs {
+  const u64* abort;
+  Report* report;
+  u64 cap_ns;
+  const u64* expected;  // [R]
+  u32 ranks;
+  u32 first_signal;     // signal of rank 0; those of the others follow
+  u32 phase;
+  u32 reserved;
+};
+
+#ifdef TY_ARGS_BYTES
+constexpr u64 kHostBytes[] = {TY_ARGS_BYTES};
+static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1] &&
+              sizeof(State) == kHostBytes[2] && sizeof(DispatchArgs) == kHostBytes[3] &&
+              sizeof(CombineArgs) == kHostBytes[4] && sizeof(ArriveArgs) == kHostBytes[5],
+              "args.rs and args.cuh differ");
+#endif
+
+__device__ inline u64 align_128(u64 bytes) { return (bytes + 127) / 128 * 128; }
+
+}  // namespace ty

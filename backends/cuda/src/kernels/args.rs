@@ -1,0 +1,164 @@
+//! What kernels are passed and what they say. Mirrors `args.cuh`; the compiler of the kernels checks
+//! the sizes.
+
+/// Longest text of a refusal.
+pub(crate) const TEXT: usize = 192;
+/// Words of an entry's head.
+pub(crate) const HEAD: u32 = 8;
+/// Words of a text: its length, then four bytes each.
+pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
+/// Tokens that one warp counts.
+pub(crate) const CHUNK: u32 = 64;
+
+/// How a rank enters.
+pub(crate) const ENTER: u32 = 0;
+pub(crate) const REFUSE_TEXT: u32 = 1;
+pub(crate) const REFUSE_ROUTE: u32 = 2;
+pub(crate) const REFUSE_FULL: u32 = 3;
+
+/// How an operation goes on.
+pub(crate) const GO: u32 = 1;
+pub(crate) const REFUSED: u32 = 2;
+pub(crate) const FULL: u32 = 3;
+pub(crate) const MISMATCH: u32 = 4;
+pub(crate) const ORIGIN: u32 = 5;
+pub(crate) const BAD_ROWS: u32 = 6;
+
+/// The sizes that the kernels compare with their own.
+pub(crate) fn bytes() -> String {
+    [
+        size_of::<Report>(),
+        size_of::<Outcome>(),
+        size_of::<State>(),
+        size_of::<DispatchArgs>(),
+        size_of::<CombineArgs>(),
+        size_of::<ArriveArgs>(),
+    ]
+    .map(|bytes| bytes.to_string())
+    .join(",")
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) ended: u64,
+    pub(crate) phase: u64,
+    pub(crate) peer: u64,
+    pub(crate) signal: u64,
+    pub(crate) expected: u64,
+    pub(crate) found: u64,
+    pub(crate) waiting: u64,
+    pub(crate) wait_signal: u64,
+    pub(crate) wait_expected: u64,
+    pub(crate) wait_found: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) epoch: u64,
+    pub(crate) code: u32,
+    pub(crate) rank: u32,
+    pub(crate) tokens: u64,
+    pub(crate) needed: u64,
+    pub(crate) capacity: u64,
+    pub(crate) verdict: u32,
+    pub(crate) text_bytes: u32,
+    pub(crate) text: [u8; TEXT],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) arrived: u32,
+    pub(crate) generation: u32,
+    pub(crate) problem: u64,
+    pub(crate) rows: u64,
+    pub(crate) done: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Common {
+    pub(crate) entries: u64,
+    pub(crate) abort: u64,
+    pub(crate) report: u64,
+    pub(crate) state: u64,
+    pub(crate) outcome: u64,
+    pub(crate) cap_ns: u64,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    pub(crate) experts: u32,
+    pub(crate) topk: u32,
+    pub(crate) max_tokens: u32,
+    pub(crate) tokens: u32,
+    pub(crate) epoch: u32,
+    pub(crate) signature: u32,
+    pub(crate) origin: u32,
+    pub(crate) verdict: u32,
+    pub(crate) entry_words: u32,
+    pub(crate) text_bytes: u32,
+    pub(crate) text: [u8; TEXT],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Routing {
+    pub(crate) topk: u64,
+    pub(crate) rows: u64,
+    pub(crate) chunk_base: u64,
+    pub(crate) counts: u64,
+    pub(crate) expert_counts: u64,
+    pub(crate) row_base: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DispatchArgs {
+    pub(crate) common: Common,
+    pub(crate) routing: Routing,
+    pub(crate) topk_idx: u64,
+    pub(crate) x: u64,
+    pub(crate) scales: u64,
+    pub(crate) weights: u64,
+    pub(crate) scale_stride: [i64; 2],
+    pub(crate) region: u64,
+    pub(crate) capacity: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) scale_words: u32,
+    pub(crate) replay: u32,
+    pub(crate) worst: u32,
+    pub(crate) piece_bytes: u32,
+    pub(crate) pieces: u32,
+    pub(crate) stages: u32,
+    pub(crate) movers: u32,
+    pub(crate) table_bytes: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CombineArgs {
+    pub(crate) common: Common,
+    pub(crate) routing: Routing,
+    pub(crate) bias0: u64,
+    pub(crate) bias1: u64,
+    pub(crate) out: u64,
+    pub(crate) out_weights: u64,
+    pub(crate) x: u64,
+    pub(crate) weights: u64,
+    pub(crate) rows: u64,
+    pub(crate) row_bytes: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArriveArgs {
+    pub(crate) abort: u64,
+    pub(crate) report: u64,
+    pub(crate) cap_ns: u64,
+    pub(crate) expected: u64,
+    pub(crate) ranks: u32,
+    pub(crate) first_signal: u32,
+    pub(crate) phase: u32,
+    pub(crate) reserved: u32,
+}

@@ -1,0 +1,159 @@
+//! Combine: sources read the partial rows at their owners.
+
+use tokenyard_core::abi;
+use tokenyard_core::moe::{DType, Holder, REGION_ALIGN, Region};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{CombineArgs, HEAD};
+use super::dispatch::{refusal, signature};
+use super::engine::{Engine, Operation};
+
+/// A combine between send and receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CombineOp {
+    operation: u64,
+    /// Copies of what the caller brought from outside the arena.
+    staging: Option<Region>,
+}
+
+/// Arena offsets of rows and of their weights, for peers to read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Staged {
+    region: Option<Region>,
+    x: u64,
+    weights: u64,
+}
+
+impl Engine {
+    pub(super) fn own_rank(&self) -> u32 {
+        self.common(0, &[], false).rank
+    }
+
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
+        if call.flags & abi::TY_COMBINE_WEIGHTED != 0 {
+            let message = "flat rows are merged already; expected an unweighted combine";
+            return Err(Error::new(ErrorKind::Unsupported, "combine", message));
+        }
+        // SAFETY: the host's string is valid for the call.
+        let text = unsafe { refusal(call.refusal) };
+        let staged = if text.is_empty() { self.stage(call) } else { Ok(Staged::default()) };
+        let sent = match &staged {
+            // SAFETY: by this function's contract.
+            Ok(staged) => unsafe { self.launch_combine(call, staged, (text, false)) },
+            Err(error) => {
+                let detail = error.detail();
+                // SAFETY: as above.
+                unsafe { self.launch_combine(call, &Staged::default(), (detail.as_bytes(), true)) }
+            }
+        };
+        let outcome = sent.and_then(|()| self.hear_outcome(call.operation));
+        let staging = staged.as_ref().ok().and_then(|staged| staged.region);
+        if let Err(error) = self.give_up(outcome) {
+            staging.iter().for_each(|r| self.arena.release(r.id));
+            // Its own reason says more than what the others are told.
+            return Err(staged.err().filter(|_| error.kind() == ErrorKind::Full).unwrap_or(error));
+        }
+        let slot = self.slot(call.operation);
+        self.operations[slot] =
+            Operation::Combine(CombineOp { operation: call.operation, staging });
+        Ok(())
+    }
+
+    /// Where peers can read what the caller brought: where it lies, or a copy.
+    fn stage(&mut self, call: &abi::TyCombine) -> Result<Staged> {
+        let rows = self.handles[call.handle as usize].received;
+        let element = DType::from_code(call.x.dtype).map_or(4, DType::bytes) as u64;
+        let widths = [
+            u64::from(self.shape.hidden) * element,
+            if call.weights.data.is_null() { 0 } else { 4 * u64::from(self.shape.topk) },
+        ];
+        let tensors = [call.x.data as u64, call.weights.data as u64];
+        let inside = [0, 1].map(|i| self.arena_offset(tensors[i], rows * widths[i]));
+        let room = [0, 1].map(|i| match inside[i] {
+            None => (rows * widths[i]).next_multiple_of(REGION_ALIGN),
+            Some(_) => 0,
+        });
+        let region = match room[0] + room[1] {
+            0 => None,
+            bytes => Some(self.arena.allocate(bytes, Holder::Combine(call.operation))?),
+        };
+        let base = region.map_or(0, |r| r.offset);
+        let starts = [base, base + room[0]];
+        for i in 0..2 {
+            if room[i] > 0 {
+                self.stream.copy(self.arena_at + starts[i], tensors[i], rows * widths[i])?;
+            }
+        }
+        let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
+        Ok(Staged { region, x, weights })
+    }
+
+    /// The arena offset of memory that lies there whole, at an address that can be read by 16 bytes.
+    fn arena_offset(&self, address: u64, bytes: u64) -> Option<u64> {
+        let offset = address.checked_sub(self.arena_at)?;
+        let end = offset.checked_add(bytes)?;
+        (end <= self.sizes.arena_bytes && offset.is_multiple_of(16)).then_some(offset)
+    }
+
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    unsafe fn launch_combine(
+        &self,
+        call: &abi::TyCombine,
+        staged: &Staged,
+        (text, full): (&[u8], bool),
+    ) -> Result<()> {
+        let state = &self.handles[call.handle as usize];
+        let slot = self.slot(call.operation);
+        let mut common = self.common(call.operation, text, full);
+        common.tokens = state.tokens;
+        common.origin = state.origin;
+        let weights = !call.weights.data.is_null();
+        common.signature = signature(3, &[call.x.dtype.into(), weights.into()]);
+        let dtype = DType::from_code(call.x.dtype);
+        let (kernel, element) = match dtype {
+            Some(DType::F16) => (&self.kernels.combine[1], 2),
+            Some(DType::F32) => (&self.kernels.combine[2], 4),
+            _ => (&self.kernels.combine[0], 2),
+        };
+        let arguments = CombineArgs {
+            common,
+            routing: state.routing,
+            bias0: call.bias0.data as u64,
+            bias1: call.bias1.data as u64,
+            out: call.out.data as u64,
+            out_weights: call.out_weights.data as u64,
+            x: staged.x,
+            weights: staged.weights,
+            rows: state.received,
+            row_bytes: u64::from(self.shape.hidden) * element,
+        };
+        let shared = self.shape.ranks * HEAD * 4;
+        // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest
+        // belongs to the engine.
+        unsafe { self.launch(kernel, (self.blocks, shared), &arguments, slot) }
+    }
+
+    pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        let slot = self.slot(operation);
+        let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
+            Operation::Combine(op) if op.operation == operation => op,
+            other => {
+                self.operations[slot] = other;
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "receive combine",
+                    format!("no combine with number {operation} was sent"),
+                ));
+            }
+        };
+        // The caller may change its rows after this, so nobody may still be reading them.
+        let done = self
+            .arrive(operation, abi::TY_PHASE_DONE)
+            .and_then(|()| self.finish(operation, abi::TY_PHASE_DONE));
+        op.staging.iter().for_each(|r| self.arena.release(r.id));
+        self.give_up(done)
+    }
+}

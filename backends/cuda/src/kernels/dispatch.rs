@@ -1,0 +1,295 @@
+//! Dispatch and its replay.
+
+use tokenyard_core::abi;
+use tokenyard_core::host::NO_TENSOR;
+use tokenyard_core::moe::{
+    DType, Holder, Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Span,
+};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::DispatchArgs;
+use super::engine::{Engine, Operation};
+use super::handle::Output;
+use super::sizes::Moves;
+
+/// A dispatch between send and receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DispatchOp {
+    operation: u64,
+    format: Format,
+    output: Output,
+    /// True N.
+    received: u64,
+}
+
+/// How rows look.
+#[derive(Clone, Copy, Debug)]
+struct Format {
+    row: RowFormat,
+    dtype: u32,
+    scale_dtype: u32,
+    scale_columns: u64,
+}
+
+impl Format {
+    fn of(call: &abi::TyDispatch, hidden: u32) -> Self {
+        let element = DType::from_code(call.x.dtype).map_or(1, DType::bytes) as u32;
+        let scaled = !call.scales.data.is_null();
+        let scale_columns = if scaled { call.scales.shape[1] } else { 0 };
+        Self {
+            row: RowFormat {
+                x_bytes: hidden * element,
+                scale_bytes: 4 * scale_columns as u32,
+                weights: !call.topk_weights.data.is_null(),
+            },
+            dtype: call.x.dtype,
+            scale_dtype: call.scales.dtype,
+            scale_columns,
+        }
+    }
+}
+
+/// The text of a refusal, empty if there is none.
+///
+/// # Safety
+/// `text` is valid memory for `'a`, or empty.
+pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> &'a [u8] {
+    if text.bytes == 0 {
+        return &[];
+    }
+    // SAFETY: by this function's contract.
+    unsafe { std::slice::from_raw_parts(text.data, text.bytes) }
+}
+
+/// A number that differs where calls do. The low byte says what sort of call it is, which must be
+/// equal even where a rank refuses.
+pub(super) fn signature(sort: u8, parts: &[u64]) -> u32 {
+    let hash = parts.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, part| {
+        (hash ^ part).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
+    });
+    (hash >> 32) as u32 & !0xff | u32::from(sort)
+}
+
+fn check_supported(call: &abi::TyDispatch) -> Result<()> {
+    let refuse = |message: String| {
+        Err(Error::new(ErrorKind::Unsupported, "dispatch", message)
+            .with_fix("use the flat layout without a cast, or kernels = \"cpu\""))
+    };
+    if call.layout != abi::TY_LAYOUT_FLAT {
+        return refuse(format!("found layout {}; expected flat (1)", call.layout));
+    }
+    if call.cast != abi::TY_CAST_NONE {
+        return refuse(format!("found cast {}; expected none (0)", call.cast));
+    }
+    Ok(())
+}
+
+impl Engine {
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+        check_supported(call)?;
+        let format = Format::of(call, self.shape.hidden);
+        let worst = call.flags & abi::TY_DISPATCH_WORST_CASE != 0;
+        let spec = RegionSpec { shape: self.shape, layout: Layout::Flat, row: format.row };
+        let most = RegionLayout::worst(&spec)?.bytes;
+        // A full arena is found out by the kernel, which knows what is needed.
+        let region = self.arena.reserve(most, Holder::Dispatch(call.operation)).ok();
+        let place = region.map_or((0, 0), |r| (r.offset, r.bytes));
+        // SAFETY: by this function's contract.
+        let sent = unsafe { self.launch_dispatch(call, &format, place) };
+        let outcome = sent.and_then(|()| self.hear_outcome(call.operation));
+        let (outcome, region) = match (self.give_up(outcome), region) {
+            (Ok(outcome), Some(region)) => (outcome, region),
+            (Ok(_), None) => {
+                return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
+            }
+            (Err(error), region) => {
+                region.iter().for_each(|r| self.arena.release(r.id));
+                return Err(self.name_holders(error, call.operation));
+            }
+        };
+        let rows = if worst { RegionRows::worst(&spec)?.tokens } else { outcome.tokens };
+        let layout = RegionLayout::new(&spec, RegionRows { tokens: rows, experts: 0 })?;
+        self.arena.shrink(region.id, layout.bytes);
+        let output =
+            Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
+        if call.flags & abi::TY_DISPATCH_REPLAY == 0 {
+            let state = &mut self.handles[call.handle as usize];
+            state.received = outcome.tokens;
+            state.rows = rows;
+        }
+        let slot = self.slot(call.operation);
+        let received = outcome.tokens;
+        self.operations[slot] =
+            Operation::Dispatch(DispatchOp { operation: call.operation, format, output, received });
+        Ok(())
+    }
+
+    /// If this rank's own arena is full, says who holds it.
+    fn name_holders(&mut self, error: Error, operation: u64) -> Error {
+        if error.kind() != ErrorKind::Full || error.rank() != Some(self.own_rank()) {
+            return error;
+        }
+        let whole = self.sizes.arena_bytes;
+        match self.arena.allocate(whole, Holder::Dispatch(operation)) {
+            Err(full) => full.with_rank(self.own_rank()).with_context("why", error.message()),
+            Ok(region) => {
+                self.arena.release(region.id);
+                error.with_fix("raise [kernels.cuda] arena_mib")
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`dispatch_send`](Self::dispatch_send).
+    unsafe fn launch_dispatch(
+        &mut self,
+        call: &abi::TyDispatch,
+        format: &Format,
+        (region, capacity): (u64, u64),
+    ) -> Result<()> {
+        // SAFETY: the host's string is valid for the call.
+        let text = unsafe { refusal(call.refusal) };
+        let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
+        let slot = self.slot(call.operation);
+        let problem = self.problem();
+        let mut common = self.common(call.operation, text, false);
+        let state = &mut self.handles[call.handle as usize];
+        if !replay && text.is_empty() {
+            state.origin = common.epoch;
+            state.tokens = call.topk_idx.shape[0] as u32;
+            state.worst = call.flags & abi::TY_DISPATCH_WORST_CASE != 0;
+            self.stream.fill(state.routing.expert_counts, 0, state.experts.into())?;
+            self.stream.fill(problem, u32::MAX, 2)?;
+        }
+        common.tokens = state.tokens;
+        // All ranks count the same dispatch, so its epoch is no news; a replay names an older one.
+        common.origin = state.origin;
+        common.signature = signature(
+            if replay { 2 } else { 1 },
+            &[
+                u64::from(call.x.dtype) | u64::from(state.worst) << 32,
+                u64::from(format.row.weights) | format.scale_columns << 32,
+            ],
+        );
+        let moves = Moves::new(self.shape.ranks, format.row.x_bytes.into(), self.most_shared);
+        let arguments = DispatchArgs {
+            common,
+            routing: state.routing,
+            topk_idx: call.topk_idx.data as u64,
+            x: call.x.data as u64,
+            scales: call.scales.data as u64,
+            weights: call.topk_weights.data as u64,
+            scale_stride: call.scales.stride,
+            region,
+            capacity,
+            row_bytes: format.row.x_bytes.into(),
+            scale_words: format.scale_columns as u32,
+            replay: replay.into(),
+            worst: state.worst.into(),
+            piece_bytes: moves.piece_bytes,
+            pieces: moves.pieces,
+            stages: moves.stages,
+            movers: moves.movers,
+            table_bytes: moves.table_bytes,
+        };
+        // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest
+        // belongs to the engine.
+        unsafe {
+            self.launch(&self.kernels.dispatch, (self.blocks, moves.shared), &arguments, slot)
+        }
+    }
+
+    pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        let slot = self.slot(operation);
+        let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
+            Operation::Dispatch(op) if op.operation == operation => op,
+            other => {
+                self.operations[slot] = other;
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "receive dispatch",
+                    format!("no dispatch with number {operation} was sent"),
+                ));
+            }
+        };
+        let arrived = self
+            .arrive(operation, abi::TY_PHASE_ROWS)
+            .and_then(|()| self.finish(operation, abi::TY_PHASE_ROWS));
+        self.give_up(arrived)?;
+        Ok(self.describe(&op))
+    }
+
+    fn describe(&self, op: &DispatchOp) -> abi::TyReceived {
+        let (shape, layout, rows) = (&self.shape, &op.output.layout, op.output.rows);
+        let (local, ranks, topk) =
+            (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
+        let tensor = |span: Span, dtype: DType, shape: [u64; 2]| {
+            self.tensor(&op.output, (span, dtype.code()), shape)
+        };
+        let format = &op.format;
+        debug_assert!(op.received <= rows);
+        abi::TyReceived {
+            size: size_of::<abi::TyReceived>(),
+            region: op.output.region,
+            tokens: rows,
+            rows,
+            x: self.tensor(&op.output, (layout.x, format.dtype), [rows, shape.hidden.into()]),
+            scales: if format.scale_columns > 0 {
+                let columns = [rows, format.scale_columns];
+                self.tensor(&op.output, (layout.scales, format.scale_dtype), columns)
+            } else {
+                NO_TENSOR
+            },
+            ids: tensor(layout.ids, DType::I32, [rows, topk]),
+            weights: if format.row.weights {
+                tensor(layout.weights, DType::F32, [rows, topk])
+            } else {
+                NO_TENSOR
+            },
+            source: tensor(layout.source, DType::I32, [rows, 1]),
+            slots: NO_TENSOR,
+            expert_counts: tensor(layout.expert_counts, DType::I32, [local, 1]),
+            expert_starts: NO_TENSOR,
+            source_counts: tensor(layout.rank_counts, DType::I32, [ranks, 1]),
+            ranges: NO_TENSOR,
+            totals: tensor(layout.totals, DType::I64, [2, 1]),
+        }
+    }
+
+    fn tensor(
+        &self,
+        output: &Output,
+        (span, dtype): (Span, u32),
+        shape: [u64; 2],
+    ) -> abi::TyTensor {
+        abi::TyTensor {
+            data: (output.address + span.offset) as *mut u8,
+            dtype,
+            reserved: 0,
+            shape,
+            stride: [shape[1] as i64, 1],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::signature;
+
+    #[test]
+    fn signatures_differ_where_calls_do() {
+        let all = [
+            signature(1, &[1, 0]),
+            signature(2, &[1, 0]),
+            signature(1, &[2, 0]),
+            signature(1, &[0, 1]),
+            signature(1, &[1, 1 << 32]),
+        ];
+        for (i, one) in all.iter().enumerate() {
+            assert!(!all[i + 1..].contains(one), "{all:x?}");
+        }
+        assert_eq!(all[2] & 0xff, 1);
+    }
+}

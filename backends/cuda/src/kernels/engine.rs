@@ -1,0 +1,395 @@
+//! The planned kernel set: compiled kernels, memory, and what operations share.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenyard_core::abi;
+use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::link::Link;
+use tokenyard_core::moe::{Arena, DType, Holder, Shape};
+use tokenyard_core::wait::{WaitBoard, Waiter};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{ArriveArgs, Common, ENTER, Outcome, REFUSE_TEXT, State, TEXT};
+use super::combine::CombineOp;
+use super::dispatch::DispatchOp;
+use super::handle::HandleState;
+use super::outcome::judge;
+use super::sizes::{ARENA, Sizes, THREADS, moe_shape};
+use super::waits::{Wait, Waits};
+use crate::compile::{Architecture, Cache, Program, Rows};
+use crate::config::{CudaConfig, RowCopy};
+use crate::driver::{
+    Buffer, Context, Event, Function, Launch, Module, Pinned, Registered, Stream, sys,
+};
+
+/// An operation between its send and its receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Operation {
+    None,
+    Dispatch(DispatchOp),
+    Combine(CombineOp),
+}
+
+/// The kernels.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    pub(super) dispatch: Function,
+    /// By type: bf16, fp16, fp32.
+    pub(super) combine: [Function; 3],
+    pub(super) arrive: Function,
+}
+
+/// The planned kernel set. Fields drop in order: streams end before the memory that they use.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) stream: Stream,
+    pub(super) kernels: Kernels,
+    /// Per slot: behind the last kernel of the operation.
+    events: Vec<Event>,
+    outcomes: Pinned<Outcome>,
+    pub(super) waits: Waits,
+    board: &'static WaitBoard,
+    abort: Registered,
+    state: Buffer,
+    /// Totals of row signals that are waited for, and of done signals: `[R]` each.
+    pub(super) expected: [Buffer; 2],
+    /// `Face::Params`, in words of 8 bytes for its alignment.
+    params: Vec<u64>,
+    pub(super) handles: Vec<HandleState>,
+    pub(super) operations: Vec<Operation>,
+    pub(super) arena: Arena,
+    pub(super) arena_at: u64,
+    pub(super) shape: Shape,
+    pub(super) sizes: Sizes,
+    rank: u32,
+    level: u64,
+    cap_ns: u64,
+    pub(super) blocks: u32,
+    pub(super) most_shared: u32,
+}
+
+impl Engine {
+    /// # Safety
+    /// What the plan points to (but for the list of windows) outlives the engine.
+    pub(super) unsafe fn new(
+        context: &Arc<Context>,
+        (shape, sizes): (&KernelShape, Sizes),
+        plan: &abi::TyPlan,
+        config: &CudaConfig,
+    ) -> Result<Self> {
+        let (raw, level) = if plan.scale_up.table.is_null() {
+            (&plan.scale_out, abi::TY_LEVEL_SCALE_OUT)
+        } else {
+            (&plan.scale_up, abi::TY_LEVEL_SCALE_UP)
+        };
+        // SAFETY: by this function's contract; the host passes judged tables.
+        let (link, board, windows) = unsafe {
+            (
+                Link::from_abi(raw)?,
+                WaitBoard::from_abi(plan.board),
+                std::slice::from_raw_parts(plan.windows, plan.window_count),
+            )
+        };
+        let arena_at = windows.get(ARENA).map_or(0, |w| w.pointer as u64);
+        let moe = moe_shape(shape);
+        let face = link.device_face()?;
+        // SAFETY: the link lives, and with it what its face points to.
+        let (source, defines, params) = unsafe { read_face(&face)? };
+        let most_shared = context.device.attribute(
+            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        )? as u32;
+        let processors = context
+            .device
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
+            as u32;
+        let kernels = load(context, config, (&source, &defines), most_shared)?;
+        let totals = 8 * u64::from(moe.ranks);
+        let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
+        let state = State {
+            problem: u64::MAX,
+            rows: expected[0].address(),
+            done: expected[1].address(),
+            ..State::default()
+        };
+        let slots = sizes.slots as usize;
+        let engine = Self {
+            stream: Stream::new(context)?,
+            kernels,
+            events: (0..slots).map(|_| Event::new(context)).collect::<Result<_>>()?,
+            outcomes: Pinned::new(context, slots)?,
+            waits: Waits {
+                waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
+                report: Pinned::new(context, 1)?,
+                ranks: (0..moe.ranks).collect(),
+            },
+            board,
+            // SAFETY: the board outlives the engine, by this function's contract.
+            abort: unsafe { Registered::new(context, plan.board)? },
+            state: Buffer::of(context, &[state])?,
+            expected,
+            params,
+            handles: (0..shape.handles)
+                .map(|_| HandleState::new(context, &moe))
+                .collect::<Result<_>>()?,
+            operations: vec![Operation::None; slots],
+            arena: Arena::new(sizes.arena_bytes, "[kernels.cuda] arena_mib"),
+            arena_at,
+            shape: moe,
+            sizes,
+            rank: shape.rank,
+            level,
+            cap_ns: plan.cap_ns,
+            blocks: config.sms.min(processors),
+            most_shared,
+        };
+        Ok(engine)
+    }
+
+    pub(super) fn slot(&self, operation: u64) -> usize {
+        (operation % self.operations.len() as u64) as usize
+    }
+
+    /// Numbers operations for the kernels: never 0, which is what memory starts with.
+    pub(super) fn epoch(operation: u64) -> u32 {
+        // 2^32 - 1 of them before one comes again: long after every record of it is overwritten.
+        (operation % u64::from(u32::MAX)) as u32 + 1
+    }
+
+    /// What every operation passes. A text of at most [`TEXT`] bytes refuses it.
+    pub(super) fn common(&self, operation: u64, refusal: &[u8], full: bool) -> Common {
+        let slot = self.slot(operation);
+        let bytes = refusal.len().min(TEXT);
+        let mut text = [0; TEXT];
+        text[..bytes].copy_from_slice(&refusal[..bytes]);
+        let refused = if full { super::args::REFUSE_FULL } else { REFUSE_TEXT };
+        Common {
+            entries: self.sizes.entries(slot as u32),
+            // The first field of the board is the abort word.
+            abort: self.abort.device(),
+            report: self.waits.report.at(0) as u64,
+            state: self.state.address(),
+            outcome: self.outcomes.at(slot) as u64,
+            cap_ns: self.cap_ns,
+            rank: self.rank,
+            ranks: self.shape.ranks,
+            experts: self.shape.experts,
+            topk: self.shape.topk,
+            max_tokens: self.shape.max_tokens,
+            tokens: 0,
+            epoch: Self::epoch(operation),
+            signature: 0,
+            origin: 0,
+            verdict: if bytes > 0 { refused } else { ENTER },
+            entry_words: self.sizes.entry_words,
+            text_bytes: bytes as u32,
+            text,
+        }
+    }
+
+    /// Address of `State::problem`, to be reset before a count.
+    pub(super) fn problem(&self) -> u64 {
+        self.state.address() + std::mem::offset_of!(State, problem) as u64
+    }
+
+    /// Launches a kernel of an operation.
+    ///
+    /// # Safety
+    /// `arguments` are of the kernel's type; what they name stays valid until the operation ends.
+    pub(super) unsafe fn launch<T>(
+        &self,
+        kernel: &Function,
+        (blocks, shared): (u32, u32),
+        arguments: &T,
+        slot: usize,
+    ) -> Result<()> {
+        let mut pointers = [
+            std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
+            self.params.as_ptr().cast_mut().cast::<c_void>(),
+        ];
+        let launch = Launch { blocks, threads: THREADS, shared };
+        // SAFETY: by this function's contract; the second parameter is the face's.
+        unsafe { kernel.launch(&self.stream, launch, &mut pointers)? };
+        self.events[slot].record(&self.stream)
+    }
+
+    /// Waits until the kernel of an operation has told what it came to.
+    pub(super) fn hear_outcome(&self, operation: u64) -> Result<Outcome> {
+        let slot = self.slot(operation);
+        let epoch = u64::from(Self::epoch(operation));
+        let at = self.outcomes.at(slot);
+        // SAFETY: pinned memory that lives as long as `self`; the epoch is a word that the kernel
+        // writes last, with release order.
+        let heard = || unsafe {
+            std::sync::atomic::AtomicU64::from_ptr(&raw mut (*at).epoch)
+                .load(std::sync::atomic::Ordering::Acquire)
+        };
+        let wait = self.wait(operation, abi::TY_PHASE_ENTRY);
+        self.waits.until(wait, &|| heard() == epoch, &|| self.events[slot].is_done())?;
+        // SAFETY: the kernel has written it and does not touch it again.
+        let outcome = unsafe { at.read_volatile() };
+        judge(
+            &outcome,
+            self.waits.ranks[outcome.rank as usize % self.waits.ranks.len()],
+            &self.shape,
+        )?;
+        Ok(outcome)
+    }
+
+    /// Waits until everything of an operation that was launched has ended well.
+    pub(super) fn finish(&self, operation: u64, phase: u64) -> Result<()> {
+        let event = &self.events[self.slot(operation)];
+        let wait = self.wait(operation, phase);
+        self.waits.until(wait, &|| matches!(event.is_done(), Ok(true)), &|| event.is_done())?;
+        self.waits.ended(wait)
+    }
+
+    fn wait(&self, operation: u64, phase: u64) -> Wait {
+        let rank = (self.rank + 1) % self.shape.ranks;
+        Wait { operation, phase, level: self.level, rank }
+    }
+
+    /// Launches the kernel that waits for a signal of every rank.
+    pub(super) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
+        let of_rows = phase == abi::TY_PHASE_ROWS;
+        let arguments = ArriveArgs {
+            abort: self.abort.device(),
+            report: self.waits.report.at(0) as u64,
+            cap_ns: self.cap_ns,
+            expected: self.expected[usize::from(!of_rows)].address(),
+            ranks: self.shape.ranks,
+            first_signal: if of_rows { 0 } else { self.shape.ranks },
+            phase: phase as u32,
+            reserved: 0,
+        };
+        // SAFETY: the kernel's type; it names memory of the engine only.
+        unsafe { self.launch(&self.kernels.arrive, (1, 0), &arguments, self.slot(operation)) }
+    }
+
+    /// Ends every wait of this rank's kernels after an error that closes the yard: nobody else does,
+    /// and memory must not go while a kernel runs.
+    pub(super) fn give_up<T>(&self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| {
+            if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {
+                self.board.raise_abort();
+            }
+        })
+    }
+
+    /// A region for the expert outputs of a handle.
+    pub(super) fn combine_input(
+        &mut self,
+        handle: u32,
+        dtype: u32,
+    ) -> Result<(u64, abi::TyTensor)> {
+        let Some(state) = self.handles.get(handle as usize) else {
+            return Err(Error::new(ErrorKind::Internal, "combine input", "no such handle"));
+        };
+        let rows = state.rows;
+        let element = DType::from_code(dtype).map_or(4, DType::bytes) as u64;
+        let columns = u64::from(self.shape.hidden);
+        let region = self.arena.allocate(rows * columns * element, Holder::CombineInput(handle))?;
+        let tensor = abi::TyTensor {
+            data: (self.arena_at + region.offset) as *mut u8,
+            dtype,
+            reserved: 0,
+            shape: [rows, columns],
+            stride: [columns as i64, 1],
+        };
+        Ok((region.id, tensor))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.board.raise_abort();
+        if let Err(error) = self.stream.synchronize() {
+            tracing::warn!("the stream of the cuda kernel set did not end well: {error}");
+        }
+    }
+}
+
+/// Source, defines and parameters of a face.
+///
+/// # Safety
+/// What the face points to is valid.
+unsafe fn read_face(face: &abi::TyDeviceFace) -> Result<(String, Vec<String>, Vec<u64>)> {
+    let refuse = |message: String| {
+        Err(Error::new(ErrorKind::Unsupported, "read device face", message)
+            .with_fix("use a transport of this version for CUDA"))
+    };
+    if face.version != abi::TY_FACE_VERSION
+        || face.dialect != abi::TY_DIALECT_CUDA
+        || face.compiler != abi::TY_COMPILER_NVRTC
+    {
+        return refuse(format!(
+            "found version {}, dialect {}, compiler {}; expected {}, CUDA ({}), NVRTC ({})",
+            face.version,
+            face.dialect,
+            face.compiler,
+            abi::TY_FACE_VERSION,
+            abi::TY_DIALECT_CUDA,
+            abi::TY_COMPILER_NVRTC
+        ));
+    }
+    if face.include_folder_count != 0 || face.param_bytes == 0 || face.param_alignment > 8 {
+        return refuse(format!(
+            "found {} include folders and {} bytes of parameters aligned to {}; expected none, and \
+             some aligned to at most 8",
+            face.include_folder_count, face.param_bytes, face.param_alignment
+        ));
+    }
+    let read = |text: &abi::TyStr| {
+        // SAFETY: by this function's contract.
+        let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
+        String::from_utf8_lossy(bytes).into_owned()
+    };
+    let defines: &[abi::TyStr] = match face.define_count {
+        0 => &[],
+        // SAFETY: by this function's contract.
+        count => unsafe { std::slice::from_raw_parts(face.defines, count) },
+    };
+    let mut params = vec![0_u64; face.param_bytes.div_ceil(8)];
+    // SAFETY: by this function's contract; there is room for as many bytes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(face.params, params.as_mut_ptr().cast(), face.param_bytes);
+    }
+    Ok((read(&face.source), defines.iter().map(read).collect(), params))
+}
+
+fn load(
+    context: &Arc<Context>,
+    config: &CudaConfig,
+    face: (&str, &[String]),
+    most_shared: u32,
+) -> Result<Kernels> {
+    let architecture = Architecture { capability: context.device.capability()? };
+    let rows = match config.rows {
+        RowCopy::Tma => Rows::Tma,
+        RowCopy::Vector => Rows::Vector,
+        RowCopy::Auto if architecture.capability >= 90 => Rows::Tma,
+        RowCopy::Auto => Rows::Vector,
+    };
+    if rows == Rows::Tma && architecture.capability < 90 {
+        let message =
+            format!("rows = \"tma\": found {}; expected sm_90 or later", architecture.name());
+        return Err(Error::new(ErrorKind::Unsupported, "load kernels", message)
+            .with_fix("set rows = \"auto\" in [kernels.cuda]"));
+    }
+    let program = Program::new(architecture, rows, face);
+    let cache = Cache::open(config.cache.as_deref())?;
+    let image = cache.get(&program.key()?, || program.compile().map(|made| made.image))?;
+    let module = Module::load(context, &image)?;
+    let dispatch = module.function("ty_dispatch")?;
+    dispatch.allow_shared(most_shared.saturating_sub(2048))?;
+    Ok(Kernels {
+        dispatch,
+        combine: [
+            module.function("ty_combine_bf16")?,
+            module.function("ty_combine_f16")?,
+            module.function("ty_combine_f32")?,
+        ],
+        arrive: module.function("ty_arrive")?,
+    })
+}

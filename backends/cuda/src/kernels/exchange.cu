@@ -1,0 +1,38 @@
+// The kernels, over the face of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES.
+#include "args.cuh"
+
+namespace up {
+#include "up_face.cuh"
+}
+
+#include "combine.cuh"
+#include "dispatch.cuh"
+
+using Up = up::Face;
+extern __shared__ __align__(1024) ty::u8 shared[];
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+    ty_dispatch(const __grid_constant__ ty::DispatchArgs a, const __grid_constant__ Up::Params p) {
+  ty::dispatch(a, Up(p), shared);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+    ty_combine_bf16(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
+  ty::combine<ty::Bf16>(a, Up(p), shared);
+}
+extern "C" __global__ void __launch_bounds__(256, 1)
+    ty_combine_f16(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
+  ty::combine<ty::F16>(a, Up(p), shared);
+}
+extern "C" __global__ void __launch_bounds__(256, 1)
+    ty_combine_f32(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
+  ty::combine<ty::F32>(a, Up(p), shared);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+    ty_arrive(const __grid_constant__ ty::ArriveArgs a, const __grid_constant__ Up::Params p) {
+  ty::Guard guard(a.abort, a.cap_ns, a.report);
+  Up face(p);
+  for (ty::u32 s = threadIdx.x; s < a.ranks; s += blockDim.x)
+    ty::wait_signal(face, 0, {a.phase, s, a.first_signal + s, a.expected[s]}, guard);
+}

@@ -1,0 +1,66 @@
+//! What a dispatch leaves behind: the routing in device memory, and what the host knows of it.
+
+use std::sync::Arc;
+
+use tokenyard_core::Result;
+use tokenyard_core::moe::{RegionLayout, Shape};
+
+use super::args::{CHUNK, Routing};
+use crate::driver::{Buffer, Context};
+
+/// One handle slot. Its memory is allocated when the yard is planned.
+#[derive(Debug)]
+pub(super) struct HandleState {
+    pub(super) routing: Routing,
+    /// Epoch of the dispatch that made it: the same on all ranks.
+    pub(super) origin: u32,
+    /// T on this rank.
+    pub(super) tokens: u32,
+    /// True N on this rank.
+    pub(super) received: u64,
+    /// Rows that the output has: N, or the most.
+    pub(super) rows: u64,
+    pub(super) worst: bool,
+    /// Words of the expert counts, to be zeroed before counting.
+    pub(super) experts: u32,
+    _memory: Buffer,
+}
+
+impl HandleState {
+    pub(super) fn new(context: &Arc<Context>, shape: &Shape) -> Result<Self> {
+        let (ranks, most) = (u64::from(shape.ranks), u64::from(shape.max_tokens));
+        let pairs = 4 * most * u64::from(shape.topk);
+        let chunks = most.div_ceil(u64::from(CHUNK));
+        let lengths =
+            [pairs, pairs, 4 * chunks * ranks, 4 * ranks, 4 * u64::from(shape.experts), 4 * ranks];
+        let mut end = 0;
+        let starts = lengths.map(|bytes| {
+            let start = end;
+            end += bytes.next_multiple_of(256);
+            start
+        });
+        let memory = Buffer::new(context, end)?;
+        let [topk, rows, chunk_base, counts, expert_counts, row_base] =
+            starts.map(|start| memory.address() + start);
+        Ok(Self {
+            routing: Routing { topk, rows, chunk_base, counts, expert_counts, row_base },
+            origin: 0,
+            tokens: 0,
+            received: 0,
+            rows: 0,
+            worst: false,
+            experts: shape.experts,
+            _memory: memory,
+        })
+    }
+}
+
+/// Where the output of a dispatch lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    pub(super) region: u64,
+    pub(super) address: u64,
+    pub(super) layout: RegionLayout,
+    /// Rows that it was laid out for.
+    pub(super) rows: u64,
+}

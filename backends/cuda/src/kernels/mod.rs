@@ -1,0 +1,210 @@
+//! The `cuda` kernel set: the direct algorithm over a transport's device face, flat rows.
+//!
+//! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
+//! (outputs; a receiver chooses the place and says so when it enters). A dispatch is one persistent
+//! kernel that counts, enters and moves rows, and a small one that waits for the rows of others; a
+//! combine is one that enters, reads its partial rows at their owners and sums them, and a small one
+//! that waits until all have read. The host learns sizes through pinned memory while rows move.
+//!
+//! See `args.cuh` for what the kernels are passed, `entry.cuh` for how ranks enter.
+
+pub(crate) mod args;
+mod combine;
+mod dispatch;
+mod engine;
+mod handle;
+mod outcome;
+mod sizes;
+mod waits;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokenyard_core::abi;
+use tokenyard_core::kernels::{
+    KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
+};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::compile;
+use crate::config::CudaConfig;
+use crate::driver::{self, Buffer, Context, Device, Vmm};
+use engine::Engine;
+use sizes::{ARENA, CONTROL, Sizes, moe_shape};
+
+/// Ranks that all hear each other's counts; more need counting in two half rounds.
+const MOST_RANKS: u32 = 72;
+
+/// The kernel set. See the [module](self).
+#[derive(Debug)]
+pub struct CudaKernels {
+    config: CudaConfig,
+    shape: KernelShape,
+    context: Arc<Context>,
+    /// Set by `needs`.
+    sizes: Option<Sizes>,
+    /// Set by `plan`. Dropped before the memory it points to.
+    engine: Option<Engine>,
+    memory: Vec<Vmm>,
+    /// Tensors of tools, by address.
+    tensors: HashMap<u64, Buffer>,
+}
+
+impl CudaKernels {
+    fn engine(&mut self) -> Result<&mut Engine> {
+        self.engine.as_mut().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
+        })
+    }
+}
+
+fn unsupported<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Unsupported, "plan needs", message))
+}
+
+fn check_face(limits: &Capabilities) -> Result<()> {
+    let wanted = abi::TY_CAP_DEVICE_FACE | abi::TY_CAP_LOAD_STORE;
+    if limits.flags & wanted == wanted {
+        return Ok(());
+    }
+    unsupported("the transport has no device face with loads and stores".to_owned())
+        .map_err(|e| e.with_fix("use nvlink, or kernels = \"cpu\""))
+}
+
+impl KernelSet for CudaKernels {
+    const NAME: &'static str = "cuda";
+    const ABOUT: &'static str =
+        "NVIDIA GPUs: device memory, flat rows that are not cast, one domain";
+    type Config = CudaConfig;
+
+    fn probe(config: &CudaConfig) -> Result<u32> {
+        config.check()?;
+        Device::choose(config.device)?;
+        compile::load()?;
+        Ok(abi::TY_MEMORY_CUDA)
+    }
+
+    fn open(config: CudaConfig, shape: &KernelShape) -> Result<Self> {
+        config.check()?;
+        let context = Context::retain(Device::choose(config.device)?)?;
+        Ok(Self {
+            config,
+            shape: *shape,
+            context,
+            sizes: None,
+            engine: None,
+            memory: Vec::new(),
+            tensors: HashMap::new(),
+        })
+    }
+
+    fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
+        let KernelShape { ranks, domains, in_flight, .. } = self.shape;
+        if domains > 1 || ranks > MOST_RANKS {
+            return unsupported(format!(
+                "found {ranks} ranks in {domains} domains; expected one domain of at most \
+                 {MOST_RANKS}"
+            ));
+        }
+        let scale_up = limits.scale_up.max_lanes > 0;
+        check_face(if scale_up { &limits.scale_up } else { &limits.scale_out })?;
+        let sizes = Sizes::new(&moe_shape(&self.shape), in_flight, &self.config)?;
+        self.sizes = Some(sizes);
+        let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
+        window_bytes[CONTROL] = sizes.control_bytes();
+        window_bytes[ARENA] = sizes.arena_bytes;
+        // The rows' arrival and the end of reading, each raised by one rank.
+        let link = LinkNeeds { lanes: 1, signals: 2 * ranks, queue_depth: 1, ..NO_LINK_NEEDS };
+        let (up, out) = if scale_up { (link, NO_LINK_NEEDS) } else { (NO_LINK_NEEDS, link) };
+        Ok(KernelNeeds {
+            size: size_of::<KernelNeeds>(),
+            windows: 2,
+            reserved: 0,
+            scale_up: up,
+            scale_out: out,
+            window_bytes,
+        })
+    }
+
+    fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
+        if needs.kinds & abi::TY_MEMORY_CUDA == 0 {
+            return unsupported(format!(
+                "the transport wants memory kinds {:#x}; expected CUDA memory",
+                needs.kinds
+            ));
+        }
+        let memory = Vmm::new(&self.context, bytes)?;
+        let window = Window {
+            size: size_of::<Window>(),
+            id,
+            kind: abi::TY_MEMORY_CUDA,
+            pointer: memory.address() as *mut u8,
+            bytes: memory.bytes(),
+            fd: std::os::fd::AsRawFd::as_raw_fd(memory.fd()),
+            device: self.context.device.ordinal,
+            fd_offset: 0,
+        };
+        self.memory.push(memory);
+        Ok(window)
+    }
+
+    unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
+        let sizes = self.sizes.ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "plan kernels", "`plan` came before `needs`")
+        })?;
+        // SAFETY: links stay valid while there are operations, windows and the board until the
+        // engine is dropped, by this function's contract.
+        let engine =
+            unsafe { Engine::new(&self.context, (&self.shape, sizes), plan, &self.config)? };
+        self.engine = Some(engine);
+        Ok(())
+    }
+
+    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.engine()?.dispatch_send(dispatch) }
+    }
+
+    fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        self.engine()?.dispatch_recv(operation)
+    }
+
+    fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
+        self.engine()?.combine_input(handle, dtype)
+    }
+
+    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.engine()?.combine_send(combine) }
+    }
+
+    fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        self.engine()?.combine_recv(operation)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.engine()?.stream.synchronize()
+    }
+
+    fn release(&mut self, region: u64) {
+        if let Some(engine) = &mut self.engine {
+            engine.arena.release(region);
+        }
+    }
+
+    fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
+        let buffer = Buffer::new(&self.context, bytes)?;
+        let address = buffer.address();
+        self.tensors.insert(address, buffer);
+        Ok(address as *mut u8)
+    }
+
+    fn tensor_free(&mut self, pointer: *mut u8) {
+        self.tensors.remove(&(pointer as u64));
+    }
+
+    unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
+        driver::copy(&self.context, to as u64, from as u64, bytes)
+    }
+}

@@ -1,0 +1,142 @@
+// Moving rows: each is loaded once and stored to every rank that wants it, straight to its place.
+//
+// Two ways: bulk copies through shared memory (TMA, sm_90 and later), and vectors of 16 bytes. Lane k
+// of a warp stores to the rank of selection k, so that ranks are taken in the order of the routing.
+#pragma once
+#include "route.cuh"
+
+namespace ty {
+
+// Where the rows of this rank go.
+struct Targets {
+  const u32* row_base;  // [R]
+  const u64* x;         // [R]: address of the first received row
+};
+
+// Where lane `lane` stores a piece of a token's row, or null.
+__device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
+                             u32 lane) {
+  if (lane >= a.c.topk) return nullptr;
+  u32 rank;
+  i64 row = row_at(a.c, a.r, to.row_base, token, lane, &rank);
+  if (row < 0) return nullptr;
+  return reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
+}
+
+__device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
+  u64 left = a.row_bytes - (u64)piece * a.piece_bytes;
+  return left < a.piece_bytes ? (u32)left : a.piece_bytes;
+}
+
+#if TY_ROWS_TMA
+
+__device__ inline u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+__device__ inline void bulk_load(u32 to, const u8* from, u32 bytes, u32 barrier) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+__device__ inline void bulk_store(u8* to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+// A local bulk load always ends: no guard.
+__device__ inline void wait_load(u32 barrier, u32 parity) {
+  u32 there;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(there)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!there);
+}
+
+// The stages of one warp: `load` runs ahead of `store` by stages - 1, so that one group of stores
+// is still reading shared memory while the next row arrives.
+__device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* shared) {
+  __shared__ u64 barriers[64];
+  u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp >= a.movers) return;
+  u32 pitch = (a.piece_bytes + 127) / 128 * 128;
+  u32 stage = shared_address(shared) + warp * a.stages * pitch;
+  u32 barrier = shared_address(barriers) + warp * a.stages * 8;
+  if (lane == 0) {
+    for (u32 s = 0; s < a.stages; s++)
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + 8 * s) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    // The places were said to be free by loads; the stores below are of another proxy.
+  }
+  asm volatile("fence.proxy.async;" ::: "memory");
+  __syncwarp();
+  u64 units = (u64)a.c.tokens * a.pieces, step = (u64)gridDim.x * a.movers;
+  u64 next = (u64)blockIdx.x * a.movers + warp, loaded = next;
+  u32 slot = 0, fill = 0, parity = 0;
+  auto load = [&] {
+    if (lane == 0) {
+      u32 token = (u32)(loaded / a.pieces), piece = (u32)(loaded % a.pieces);
+      bulk_load(stage + fill * pitch,
+                a.x + token * a.row_bytes + (u64)piece * a.piece_bytes, piece_length(a, piece),
+                barrier + 8 * fill);
+    }
+    loaded += step;
+    fill = fill + 1 == a.stages ? 0 : fill + 1;
+  };
+  u32 ahead = a.stages > 1 ? a.stages - 1 : 1;
+  for (u32 i = 0; i < ahead && loaded < units; i++) load();
+  for (u64 unit = next; unit < units; unit += step) {
+    u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
+    u8* there = target(a, to, token, piece, lane);
+    wait_load(barrier + 8 * slot, parity >> slot & 1);
+    parity ^= 1u << slot;
+    if (there) bulk_store(there, stage + slot * pitch, piece_length(a, piece));
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    slot = slot + 1 == a.stages ? 0 : slot + 1;
+    if (loaded < units) {
+      if (a.stages > 1)
+        asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+      else
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      __syncwarp();
+      load();
+    }
+  }
+  // Complete, not only read: the signal that follows covers these stores.
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+#else
+
+__device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8*) {
+  u32 lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  u64 units = (u64)a.c.tokens * a.pieces, step = (u64)gridDim.x * warps;
+  for (u64 unit = (u64)blockIdx.x * warps + threadIdx.x / 32; unit < units; unit += step) {
+    u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
+    u64 mine = reinterpret_cast<u64>(target(a, to, token, piece, lane));
+    u32 wanted = __ballot_sync(~0u, mine != 0), bytes = piece_length(a, piece);
+    const u8* from = a.x + token * a.row_bytes + (u64)piece * a.piece_bytes;
+    // Whole turns of the warp, so that every lane takes part in every shuffle.
+    for (u32 turn = 0; turn < bytes; turn += 512) {
+      u32 at = turn + lane * 16;
+      uint4 value = {};
+      if (at < bytes) value = *reinterpret_cast<const uint4*>(from + at);
+      for (u32 left = wanted; left != 0; left &= left - 1) {
+        u64 there = __shfl_sync(~0u, mine, __ffs(left) - 1);
+        if (at < bytes) *reinterpret_cast<uint4*>(there + at) = value;
+      }
+    }
+  }
+}
+
+#endif
+
+}  // namespace ty

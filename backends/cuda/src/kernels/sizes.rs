@@ -1,0 +1,137 @@
+//! Windows, records, and how a launch uses shared memory.
+
+use tokenyard_core::Result;
+use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
+
+use super::args::{HEAD, TEXT_WORDS};
+use crate::config::CudaConfig;
+
+/// Window of entry records.
+pub(super) const CONTROL: usize = 0;
+/// Window of rows.
+pub(super) const ARENA: usize = 1;
+
+/// Threads of a block; `__launch_bounds__` of the kernels.
+pub(super) const THREADS: u32 = 256;
+/// Warps of a block that move rows by bulk copies: with two stages each they fill what a
+/// multiprocessor has, and many shallow queues beat few deep ones.
+const MOVERS: u32 = 7;
+const MOST_STAGES: u32 = 4;
+/// A longer row moves in pieces.
+const LONGEST_PIECE: u64 = 16_384;
+/// Shared memory that is not for stages: what kernels declare, and what the driver keeps.
+const KEPT: u32 = 3072;
+
+/// Sizes and offsets of both windows; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    /// 64-bit words of one record.
+    pub(super) entry_words: u32,
+    /// Operations whose records have places of their own: two at least, because a rank may enter
+    /// the next operation while others still read its record of the last.
+    pub(super) slots: u32,
+    ranks: u32,
+    pub(super) arena_bytes: u64,
+}
+
+impl Sizes {
+    pub(super) fn new(shape: &Shape, in_flight: u32, config: &CudaConfig) -> Result<Self> {
+        let words = HEAD + shape.ranks + shape.local_experts() + TEXT_WORDS;
+        // fp32 with as many scale bytes as channels: the widest row that any call may bring.
+        let row = RowFormat {
+            x_bytes: 4 * shape.hidden,
+            scale_bytes: shape.hidden.max(4),
+            weights: true,
+        };
+        let spec = RegionSpec { shape: *shape, layout: Layout::Flat, row };
+        let arena_bytes = match config.arena_mib {
+            Some(mib) => mib << 20,
+            None => 4 * RegionLayout::worst(&spec)?.bytes,
+        };
+        Ok(Self {
+            entry_words: words.next_multiple_of(16),
+            slots: in_flight.max(2),
+            ranks: shape.ranks,
+            arena_bytes,
+        })
+    }
+
+    /// Where the records of a slot start in the control window.
+    pub(super) fn entries(&self, slot: u32) -> u64 {
+        8 * u64::from(slot) * u64::from(self.ranks) * u64::from(self.entry_words)
+    }
+
+    pub(super) fn control_bytes(&self) -> u64 {
+        self.entries(self.slots)
+    }
+}
+
+/// How a dispatch moves rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moves {
+    pub(super) piece_bytes: u32,
+    pub(super) pieces: u32,
+    pub(super) stages: u32,
+    pub(super) movers: u32,
+    /// Shared memory of a dispatch before the stages: see `DispatchTables`.
+    pub(super) table_bytes: u32,
+    pub(super) shared: u32,
+}
+
+impl Moves {
+    /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
+    pub(super) fn new(ranks: u32, row_bytes: u64, most_shared: u32) -> Self {
+        let table_bytes = (ranks * (5 * 8 + 4 + 4 * (HEAD + ranks))).next_multiple_of(128);
+        let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
+        let piece_bytes = row_bytes.div_ceil(pieces).next_multiple_of(REGION_ALIGN).min(row_bytes);
+        let pitch = (piece_bytes.next_multiple_of(REGION_ALIGN) as u32).max(128);
+        let room = most_shared.saturating_sub(KEPT + table_bytes) / pitch;
+        let movers = MOVERS.min(room).max(1);
+        let stages = (room / movers).clamp(1, MOST_STAGES);
+        Self {
+            piece_bytes: piece_bytes as u32,
+            pieces: row_bytes.div_ceil(piece_bytes.max(1)).max(1) as u32,
+            stages,
+            movers,
+            table_bytes,
+            shared: table_bytes + movers * stages * pitch,
+        }
+    }
+}
+
+pub(super) fn moe_shape(shape: &KernelShape) -> Shape {
+    Shape {
+        ranks: shape.ranks,
+        experts: shape.experts,
+        topk: shape.topk,
+        hidden: shape.hidden,
+        max_tokens: shape.max_tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOPPER: u32 = 232_448;
+
+    #[test]
+    fn pieces_cover_a_row_and_fit_shared_memory() {
+        for ranks in [1, 2, 8, 72] {
+            for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
+                let moves = Moves::new(ranks, row_bytes, HOPPER);
+                let covered = u64::from(moves.pieces) * u64::from(moves.piece_bytes);
+                assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
+                assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
+                assert!(moves.shared + KEPT <= HOPPER, "{moves:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_of_7168_bf16_has_two_stages_in_seven_warps() {
+        let moves = Moves::new(8, 14_336, HOPPER);
+        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 7, 2));
+    }
+}

@@ -1,0 +1,129 @@
+//! How the host waits for kernels, and says what they wait for (INV-6).
+
+use std::time::{Duration, Instant};
+
+use tokenyard_core::wait::{WaitFor, Waiter, expired};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::Report;
+use crate::driver::Pinned;
+
+/// A kernel sees a raised abort word within microseconds.
+const LAST_MOMENT: Duration = Duration::from_secs(5);
+
+/// What is waited for, as far as the host knows by itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wait {
+    pub(super) operation: u64,
+    /// One of `TY_PHASE_*`.
+    pub(super) phase: u64,
+    pub(super) level: u64,
+    /// A rank that must act; what the kernel says counts for more.
+    pub(super) rank: u32,
+}
+
+/// The waits of one yard.
+#[derive(Debug)]
+pub(super) struct Waits {
+    pub(super) waiter: Waiter<'static>,
+    pub(super) report: Pinned<Report>,
+    /// World rank of each index in the team.
+    pub(super) ranks: Vec<u32>,
+}
+
+impl Waits {
+    /// What kernels say now. They write it at any time, and each field is read whole.
+    fn report(&self) -> Report {
+        // SAFETY: pinned memory that lives as long as `self`; aligned words.
+        unsafe { self.report.at(0).read_volatile() }
+    }
+
+    fn what(&self, wait: Wait, report: &Report) -> WaitFor {
+        let (phase, peer) = (report.waiting >> 32, report.waiting as u32);
+        if peer == 0 {
+            let Wait { operation, phase, level, rank } = wait;
+            return WaitFor { phase, peer: rank, signal: 0, expected: 1, operation, level };
+        }
+        WaitFor {
+            phase,
+            peer: self.rank(peer - 1),
+            signal: report.wait_signal as u32,
+            expected: report.wait_expected,
+            operation: wait.operation,
+            level: wait.level,
+        }
+    }
+
+    fn rank(&self, peer: u32) -> u32 {
+        self.ranks.get(peer as usize).copied().unwrap_or(peer)
+    }
+
+    /// Returns once `done` says so. `is_over` says whether the kernel has ended, and how.
+    pub(super) fn until(
+        &self,
+        wait: Wait,
+        done: &dyn Fn() -> bool,
+        is_over: &dyn Fn() -> Result<bool>,
+    ) -> Result<()> {
+        let result = self.look_on(wait, done, is_over);
+        if result.is_err() {
+            // Who is told that the operation failed may free its tensors.
+            let start = Instant::now();
+            while matches!(is_over(), Ok(false)) && start.elapsed() < LAST_MOMENT {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            self.ended(wait)?;
+        }
+        result
+    }
+
+    fn look_on(
+        &self,
+        wait: Wait,
+        done: &dyn Fn() -> bool,
+        is_over: &dyn Fn() -> Result<bool>,
+    ) -> Result<()> {
+        loop {
+            let seen = self.report();
+            let what = self.what(wait, &seen);
+            let read = || {
+                let now = self.report();
+                if done() || now.ended == 2 || now.waiting != seen.waiting {
+                    what.expected
+                } else {
+                    // Not there yet, whatever an old word looks like.
+                    let short = what.expected.wrapping_sub(1);
+                    let is_short = (now.wait_found.wrapping_sub(what.expected) as i64) < 0;
+                    if is_short { now.wait_found } else { short }
+                }
+            };
+            // Errors of the kernel end the wait; so does its end without an answer.
+            self.waiter.until(&what, read, || is_over().map(|_| ()))?;
+            if done() {
+                return Ok(());
+            }
+            self.ended(wait)?;
+            if is_over()? && !done() {
+                let message = "a kernel ended without an answer";
+                return Err(Error::new(ErrorKind::Internal, "run kernel", message));
+            }
+        }
+    }
+
+    /// Whether a kernel has given up a wait, and which.
+    pub(super) fn ended(&self, wait: Wait) -> Result<()> {
+        let report = self.report();
+        if report.ended == 0 {
+            return Ok(());
+        }
+        let what = WaitFor {
+            phase: report.phase,
+            peer: self.rank(report.peer as u32),
+            signal: report.signal as u32,
+            expected: report.expected,
+            operation: wait.operation,
+            level: wait.level,
+        };
+        Err(expired(&what, report.found, Duration::ZERO))
+    }
+}
