@@ -42,6 +42,7 @@ enum Command {
 
 fn main() -> ExitCode {
     tokenyard_cpu::link();
+    tokenyard_cuda::link();
     tokenyard_faulty::link();
     output::init_log();
     let result = match Cli::parse().command {

@@ -6,6 +6,7 @@ use tokenyard_core::moe::{DType, Layout as MoeLayout};
 use tokenyard_core::yard::{Cast, Combine, Dispatch, Replay, TensorRef, Yard};
 
 use super::{EXPERT_MAJOR, close, expect_error, open, small};
+use crate::device::Copies;
 use crate::exchange::{self, Aligned, Buffers, Placed};
 use crate::oracle::{Case, Layout, Tokens};
 use crate::round::{Live, Round};
@@ -298,7 +299,8 @@ fn refused_dispatch(
         if yard.rank() == WRONG {
             spoil(&mut dispatch, &material)?;
         }
-        let result = yard.dispatch(&dispatch);
+        let copies = Copies::default();
+        let result = yard.dispatch(&copies.dispatch(&yard, dispatch)?);
         judge(&yard, result, says)?;
         round.run(&mut yard).context("after the refusal")?;
     }
@@ -315,7 +317,8 @@ fn refused_routing(rank: &Rank<'_>, entries: [i64; 2], says: &[&str]) -> Result<
     if yard.rank() == WRONG {
         dispatch.topk_idx = indices(&material, 5, 3)?;
     }
-    let result = yard.dispatch(&dispatch);
+    let copies = Copies::default();
+    let result = yard.dispatch(&copies.dispatch(&yard, dispatch)?);
     judge(&yard, result, says)?;
     round.run(&mut yard).context("after the refusal")?;
     Ok(vec![yard])
@@ -363,7 +366,8 @@ fn replay_of_other_rows(rank: &Rank<'_>) -> Result<Vec<Yard>> {
     if yard.rank() == WRONG {
         replay.x = material.zeros(DType::Bf16, 6, 64)?;
     }
-    let result = yard.replay(&live.handle, &replay);
+    let copies = Copies::default();
+    let result = yard.replay(&live.handle, &copies.replay(&yard, replay)?);
     judge(&yard, result, &["x", "[6, 64]", "[5, 64]"])?;
     round.finish(&mut yard, &live).context("after the refusal")?;
     Ok(vec![yard])

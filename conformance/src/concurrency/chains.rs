@@ -160,7 +160,7 @@ fn two_yards(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     for n in 0..6 {
         let first = Round::new(&nth(&small_case, n), one.rank());
         let second = Round::new(&nth(&other, n + 1), two.rank());
-        let dispatch = first.brought.dispatch()?;
+        let dispatch = first.brought.dispatch_on(&one)?;
         let sent = one.dispatch_send(&dispatch)?;
         let live_two =
             second.dispatch(&mut two).with_context(|| format!("second yard, {}", at(n)))?;

@@ -35,7 +35,7 @@ fn replay(
     round: &Round,
     handle: &tokenyard_core::yard::Handle,
 ) -> Result<Received> {
-    let received = yard.replay(handle, &round.brought.replay()?).context("replay")?;
+    let received = yard.replay(handle, &round.brought.replay_on(&yard)?).context("replay")?;
     round.check_received(&received).context("replay")?;
     Ok(received)
 }
@@ -132,7 +132,7 @@ fn in_halves(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let live = first.dispatch(&mut yard)?;
     let second = Round::new(&Case { seed: 2, ..base.clone() }, yard.rank());
     let third = first.replayed(&Case { seed: 3, ..base.clone() });
-    let (dispatch, replay) = (second.brought.dispatch()?, third.brought.replay()?);
+    let (dispatch, replay) = (second.brought.dispatch_on(&yard)?, third.brought.replay_on(&yard)?);
     let sent = yard.dispatch_send(&dispatch)?;
     let sent_replay = yard.replay_send(&live.handle, &replay)?;
     let (received, handle) = yard.dispatch_recv(sent)?;

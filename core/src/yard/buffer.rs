@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use super::output::Handle;
 use super::tensor::{TensorMut, TensorRef};
 use super::{Parts, Yard};
 use crate::abi;
@@ -31,17 +32,34 @@ impl Yard {
     /// # Errors
     /// `Unsupported` where the yard works on host memory; what the device refuses.
     pub fn buffer(&self, bytes: &[u8]) -> Result<Buffer> {
-        let mut kernels = self.parts.kernels();
-        let pointer = kernels.tensor_alloc(bytes.len() as u64)?;
-        drop(kernels);
-        let buffer = Buffer { parts: Arc::clone(&self.parts), pointer, bytes: bytes.len() };
-        // SAFETY: memory of this length that was just allocated.
-        unsafe { self.parts.kernels().copy(pointer, bytes.as_ptr(), bytes.len() as u64)? };
-        Ok(buffer)
+        Buffer::new(&self.parts, bytes)
+    }
+}
+
+impl Handle {
+    /// As [`Yard::works_on_device`], of the yard that the handle belongs to.
+    pub fn is_on_device(&self) -> bool {
+        self.parts.device
+    }
+
+    /// As [`Yard::buffer`], on the yard that the handle belongs to.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn buffer(&self, bytes: &[u8]) -> Result<Buffer> {
+        Buffer::new(&self.parts, bytes)
     }
 }
 
 impl Buffer {
+    fn new(parts: &Arc<Parts>, bytes: &[u8]) -> Result<Self> {
+        let pointer = parts.kernels().tensor_alloc(bytes.len() as u64)?;
+        let buffer = Self { parts: Arc::clone(parts), pointer, bytes: bytes.len() };
+        // SAFETY: memory of this length that was just allocated.
+        unsafe { parts.kernels().copy(pointer, bytes.as_ptr(), bytes.len() as u64)? };
+        Ok(buffer)
+    }
+
     /// A tensor over its front, with strides in elements.
     ///
     /// # Errors

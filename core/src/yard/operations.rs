@@ -456,6 +456,12 @@ impl Yard {
     #[cold]
     fn end_failed(&mut self, operation: u64, error: Error) -> Error {
         match error.kind() {
+            // What only the device could check of this rank's own arguments.
+            ErrorKind::Refused if error.rank() == Some(self.rank()) => {
+                self.open_slots &= !self.slot_bit(operation);
+                Error::new(ErrorKind::InvalidInput, "check arguments", error.message())
+                    .with_rank(self.rank())
+            }
             ErrorKind::Refused | ErrorKind::Full => {
                 self.open_slots &= !self.slot_bit(operation);
                 error

@@ -182,6 +182,24 @@ impl<'a> TensorRef<'a> {
         }
     }
 
+    /// Elements from one row to the next, and from one column to the next.
+    pub fn strides(&self) -> [usize; 2] {
+        self.raw.stride.map(|n| n as usize)
+    }
+
+    /// All bytes from the first element to the last, gaps of strides included; empty unless the
+    /// tensor lies in host memory.
+    pub fn memory(&self) -> &'a [u8] {
+        let (rows, cols) = (self.rows(), self.cols());
+        let Some(dtype) = self.dtype().filter(|_| self.device.is_none() && rows * cols > 0) else {
+            return &[];
+        };
+        let [row, column] = self.strides();
+        let elements = (rows - 1) * row + (cols - 1) * column + 1;
+        // SAFETY: the constructors checked that the last element lies inside their memory.
+        unsafe { std::slice::from_raw_parts(self.raw.data, elements * dtype.bytes()) }
+    }
+
     /// All elements of a contiguous tensor of type `T`; empty if type or layout differ.
     pub fn elements<T: Element>(&self) -> &'a [T] {
         if self.dtype() != Some(T::DTYPE) || !self.is_contiguous() || self.bytes().is_empty() {

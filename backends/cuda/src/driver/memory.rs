@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::Result;
 
 use super::{Context, Device, check, sys};
 
@@ -148,8 +148,7 @@ impl Vmm {
         // SAFETY: the driver gave a fresh descriptor to this process.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let mapping = Reserved::map(context, &handle, bytes)?;
-        // SAFETY: the range was just mapped.
-        check("zero memory", unsafe { sys::cuMemsetD8_v2(mapping.address, 0, bytes as usize) })?;
+        zero(mapping.address, bytes as usize)?;
         Ok(Self { mapping, fd, bytes })
     }
 
@@ -184,8 +183,7 @@ impl Buffer {
         let status = unsafe { sys::cuMemAlloc_v2(&mut address, bytes) };
         check("allocate device memory", status).map_err(|e| e.with_context("bytes", bytes))?;
         let this = Self { context: Arc::clone(context), address };
-        // SAFETY: memory of this length that was just allocated.
-        check("zero memory", unsafe { sys::cuMemsetD8_v2(address, 0, bytes) })?;
+        zero(address, bytes)?;
         Ok(this)
     }
 
@@ -218,7 +216,22 @@ pub(crate) fn copy(context: &Context, to: u64, from: u64, bytes: u64) -> Result<
     let _entered = context.enter()?;
     // SAFETY: the caller names memory of its own; the driver finds out of which kind each is, and
     // refuses addresses that it does not know.
-    check("copy memory", unsafe { sys::cuMemcpy(to, from, bytes as usize) })
+    check("copy memory", unsafe { sys::cuMemcpy(to, from, bytes as usize) })?;
+    settle()
+}
+
+/// Zeroes memory of this context's device that was just allocated, and waits for it.
+fn zero(at: sys::CUdeviceptr, bytes: usize) -> Result<()> {
+    // SAFETY: the callers' own memory, of this length.
+    check("zero memory", unsafe { sys::cuMemsetD8_v2(at, 0, bytes) })?;
+    settle()
+}
+
+/// Calls without a stream run in the default stream and may return before they have ended; the
+/// streams of this crate do not wait for it.
+fn settle() -> Result<()> {
+    // SAFETY: null names the default stream of the current context.
+    check("synchronize stream", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
 }
 
 /// One value in pinned host memory that the device reads and writes too. Zero at first; accessed
@@ -256,51 +269,5 @@ impl<T> Drop for Pinned<T> {
         let _entered = self.context.enter();
         // SAFETY: allocated by `new`; whoever launched kernels on it has synchronised.
         let _ = unsafe { sys::cuMemFreeHost(self.raw.cast()) };
-    }
-}
-
-/// Host memory of somebody else that the device may read while this lives.
-#[derive(Debug)]
-pub(crate) struct Registered {
-    context: Arc<Context>,
-    host: *mut std::ffi::c_void,
-    device: u64,
-}
-
-// SAFETY: addresses only.
-unsafe impl Send for Registered {}
-
-impl Registered {
-    /// # Safety
-    /// The memory stays valid until the result is dropped.
-    pub(crate) unsafe fn new<T>(context: &Arc<Context>, host: *mut T) -> Result<Self> {
-        let _entered = context.enter()?;
-        let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
-        let host = host.cast::<std::ffi::c_void>();
-        // SAFETY: valid memory of this length, by this function's contract.
-        check("pin memory", unsafe { sys::cuMemHostRegister_v2(host, size_of::<T>(), flags) })?;
-        let mut this = Self { context: Arc::clone(context), host, device: 0 };
-        // SAFETY: memory that was just registered.
-        check("map pinned memory", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut this.device, host, 0)
-        })?;
-        if this.device == 0 {
-            let message = "the driver gave no device address for pinned memory";
-            return Err(Error::new(ErrorKind::Internal, "map pinned memory", message));
-        }
-        Ok(this)
-    }
-
-    /// Where the device sees it.
-    pub(crate) fn device(&self) -> u64 {
-        self.device
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        let _entered = self.context.enter();
-        // SAFETY: registered by `new`; whoever launched kernels on it has synchronised.
-        let _ = unsafe { sys::cuMemHostUnregister(self.host) };
     }
 }

@@ -9,7 +9,7 @@ mod module;
 mod stream;
 
 pub(crate) use device::{Context, Device};
-pub(crate) use memory::{Buffer, Pinned, Registered, Reserved, Vmm, copy, granularity};
+pub(crate) use memory::{Buffer, Pinned, Reserved, Vmm, copy, granularity};
 pub(crate) use module::{Function, Launch, Module};
 pub(crate) use stream::{Event, Stream};
 

@@ -28,6 +28,7 @@ struct Outcome {
   u32 code;     // kGo ...
   u32 rank;     // whom it is about
   u64 tokens;   // N on this rank
+  u64 rows;     // X on this rank, expert-major
   u64 needed;   // bytes that the full rank needs, and has
   u64 capacity;
   u32 verdict;  // how the refusing rank entered
@@ -71,9 +72,11 @@ struct Routing {
   i32* topk;           // [T, K]: experts, or -1
   i32* rows;           // [T, K]: at the last k of each rank, the token's place in its chunk's rows
                        // for that rank; else -1
+  i32* places;         // [T, K]: the token's place in its chunk's rows for that expert, or -1
   u32* chunk_base;     // [chunks, R]: first of a chunk's rows among this rank's rows for a rank
+  u32* chunk_experts;  // [chunks, E]: the same for experts
   u32* counts;         // [R]: this rank's rows for each rank
-  u32* expert_counts;  // [E]
+  u32* expert_counts;  // [E]: the same for experts
   u32* row_base;       // [R]: first of this rank's rows at each rank
 };
 
@@ -91,11 +94,51 @@ struct DispatchArgs {
   u32 scale_words;
   u32 replay;           // the routing is the handle's
   u32 worst;            // regions are laid out for the most rows
+  u32 alignment;        // expert-major: of expert starts, in rows; 0 in the flat layout
+  u64 worst_experts;    // expert-major: the most expert rows
   u32 piece_bytes;      // a row moves in pieces of so many bytes
   u32 pieces;
   u32 stages;           // pieces in flight of one warp
   u32 movers;           // warps of a block that move rows
   u32 table_bytes;      // shared memory before the stages
+  // Rows that are cast first: `x` and `scales` are then room for what comes out.
+  const u8* raw;        // [T, hidden] of the type `dtype`
+  u32 cast;             // TY_CAST_*
+  u32 dtype;            // 1 bf16, 2 fp16, 3 fp32
+  u32 hidden;
+  u32 reserved;
+};
+
+// Expert-major: spreads what arrived over the other experts of a token, and zeroes padding.
+struct SpreadArgs {
+  u8* x;                        // [X, row_bytes]
+  u32* scales;                  // [X, scale_words]
+  float* weights;               // [X], or null
+  const i32* slots;             // [N, K]
+  const u32* landed_scales;     // [N, scale_words]
+  const float* landed_weights;  // [N, K], or null
+  const u32* counts;            // [El]
+  const u32* starts;            // [El + 1]
+  u64 tokens;                   // N
+  u64 rows;                     // X
+  u64 row_bytes;
+  u32 scale_words, topk, local_experts;
+  u32 zero_padding;
+};
+
+// Expert-major: one partial row per received token, from the rows of its copies.
+struct MergeArgs {
+  const u8* x;                    // [rows, row_bytes]
+  const float* weights;           // [rows], or null: travel back
+  const float* dispatch_weights;  // [rows], or null: rows are multiplied by them
+  const i32* slots;               // [N, K]
+  u8* out;                        // [N, row_bytes]
+  float* out_weights;             // [N, K]
+  u64 tokens;                     // N
+  u64 rows;
+  u64 row_bytes;
+  u32 topk;
+  u32 reserved;
 };
 
 struct CombineArgs {
@@ -127,7 +170,8 @@ struct ArriveArgs {
 constexpr u64 kHostBytes[] = {TY_ARGS_BYTES};
 static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1] &&
               sizeof(State) == kHostBytes[2] && sizeof(DispatchArgs) == kHostBytes[3] &&
-              sizeof(CombineArgs) == kHostBytes[4] && sizeof(ArriveArgs) == kHostBytes[5],
+              sizeof(CombineArgs) == kHostBytes[4] && sizeof(ArriveArgs) == kHostBytes[5] &&
+              sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7],
               "args.rs and args.cuh differ");
 #endif
 

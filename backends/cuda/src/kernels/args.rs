@@ -33,6 +33,8 @@ pub(crate) fn bytes() -> String {
         size_of::<DispatchArgs>(),
         size_of::<CombineArgs>(),
         size_of::<ArriveArgs>(),
+        size_of::<SpreadArgs>(),
+        size_of::<MergeArgs>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
@@ -60,6 +62,7 @@ pub(crate) struct Outcome {
     pub(crate) code: u32,
     pub(crate) rank: u32,
     pub(crate) tokens: u64,
+    pub(crate) rows: u64,
     pub(crate) needed: u64,
     pub(crate) capacity: u64,
     pub(crate) verdict: u32,
@@ -106,7 +109,9 @@ pub(crate) struct Common {
 pub(crate) struct Routing {
     pub(crate) topk: u64,
     pub(crate) rows: u64,
+    pub(crate) places: u64,
     pub(crate) chunk_base: u64,
+    pub(crate) chunk_experts: u64,
     pub(crate) counts: u64,
     pub(crate) expert_counts: u64,
     pub(crate) row_base: u64,
@@ -128,11 +133,18 @@ pub(crate) struct DispatchArgs {
     pub(crate) scale_words: u32,
     pub(crate) replay: u32,
     pub(crate) worst: u32,
+    pub(crate) alignment: u32,
+    pub(crate) worst_experts: u64,
     pub(crate) piece_bytes: u32,
     pub(crate) pieces: u32,
     pub(crate) stages: u32,
     pub(crate) movers: u32,
     pub(crate) table_bytes: u32,
+    pub(crate) raw: u64,
+    pub(crate) cast: u32,
+    pub(crate) dtype: u32,
+    pub(crate) hidden: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]
@@ -160,5 +172,41 @@ pub(crate) struct ArriveArgs {
     pub(crate) ranks: u32,
     pub(crate) first_signal: u32,
     pub(crate) phase: u32,
+    pub(crate) reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpreadArgs {
+    pub(crate) x: u64,
+    pub(crate) scales: u64,
+    pub(crate) weights: u64,
+    pub(crate) slots: u64,
+    pub(crate) landed_scales: u64,
+    pub(crate) landed_weights: u64,
+    pub(crate) counts: u64,
+    pub(crate) starts: u64,
+    pub(crate) tokens: u64,
+    pub(crate) rows: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) scale_words: u32,
+    pub(crate) topk: u32,
+    pub(crate) local_experts: u32,
+    pub(crate) zero_padding: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MergeArgs {
+    pub(crate) x: u64,
+    pub(crate) weights: u64,
+    pub(crate) dispatch_weights: u64,
+    pub(crate) slots: u64,
+    pub(crate) out: u64,
+    pub(crate) out_weights: u64,
+    pub(crate) tokens: u64,
+    pub(crate) rows: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) topk: u32,
     pub(crate) reserved: u32,
 }

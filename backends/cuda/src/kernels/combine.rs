@@ -1,12 +1,12 @@
 //! Combine: sources read the partial rows at their owners.
 
 use tokenyard_core::abi;
-use tokenyard_core::moe::{DType, Holder, REGION_ALIGN, Region};
+use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, HEAD};
+use super::args::{CombineArgs, HEAD, MergeArgs};
 use super::dispatch::{refusal, signature};
-use super::engine::{Engine, Operation};
+use super::engine::{Engine, Operation, summable};
 
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -32,10 +32,6 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
-        if call.flags & abi::TY_COMBINE_WEIGHTED != 0 {
-            let message = "flat rows are merged already; expected an unweighted combine";
-            return Err(Error::new(ErrorKind::Unsupported, "combine", message));
-        }
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
         let staged = if text.is_empty() { self.stage(call) } else { Ok(Staged::default()) };
@@ -61,16 +57,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Where peers can read what the caller brought: where it lies, or a copy.
+    /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
+    /// merged from them.
     fn stage(&mut self, call: &abi::TyCombine) -> Result<Staged> {
-        let rows = self.handles[call.handle as usize].received;
-        let element = DType::from_code(call.x.dtype).map_or(4, DType::bytes) as u64;
+        let state = &self.handles[call.handle as usize];
+        let (rows, flat) = (state.received, state.layout == Layout::Flat);
+        let (_, element) = summable(call.x.dtype);
         let widths = [
             u64::from(self.shape.hidden) * element,
             if call.weights.data.is_null() { 0 } else { 4 * u64::from(self.shape.topk) },
         ];
         let tensors = [call.x.data as u64, call.weights.data as u64];
-        let inside = [0, 1].map(|i| self.arena_offset(tensors[i], rows * widths[i]));
+        let inside = [0, 1].map(|i| match flat {
+            true => self.arena_offset(tensors[i], rows * widths[i]),
+            false => None,
+        });
         let room = [0, 1].map(|i| match inside[i] {
             None => (rows * widths[i]).next_multiple_of(REGION_ALIGN),
             Some(_) => 0,
@@ -81,13 +82,41 @@ impl Engine {
         };
         let base = region.map_or(0, |r| r.offset);
         let starts = [base, base + room[0]];
+        let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
+        let staged = Staged { region, x, weights };
+        if !flat {
+            return self.merge(call, &staged).map(|()| staged);
+        }
         for i in 0..2 {
             if room[i] > 0 {
                 self.stream.copy(self.arena_at + starts[i], tensors[i], rows * widths[i])?;
             }
         }
-        let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
-        Ok(Staged { region, x, weights })
+        Ok(staged)
+    }
+
+    /// Expert-major: sums the copies of each received token.
+    fn merge(&self, call: &abi::TyCombine, staged: &Staged) -> Result<()> {
+        let state = &self.handles[call.handle as usize];
+        let (kernel, element) = summable(call.x.dtype);
+        let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
+        let arguments = MergeArgs {
+            x: call.x.data as u64,
+            weights: call.weights.data as u64,
+            dispatch_weights: if weighted { state.weights } else { 0 },
+            slots: state.slots,
+            out: self.arena_at + staged.x,
+            out_weights: self.arena_at + staged.weights,
+            tokens: state.received,
+            rows: state.rows,
+            row_bytes: u64::from(self.shape.hidden) * element,
+            topk: self.shape.topk,
+            reserved: 0,
+        };
+        let slot = self.slot(call.operation);
+        // SAFETY: the kernel's type; the tensors are valid by the contract of `combine_send`, the
+        // rest is held by the handle and the operation.
+        unsafe { self.launch(&self.kernels.merge[kernel], (self.blocks, 0), &arguments, slot) }
     }
 
     /// The arena offset of memory that lies there whole, at an address that can be read by 16 bytes.
@@ -111,13 +140,8 @@ impl Engine {
         common.tokens = state.tokens;
         common.origin = state.origin;
         let weights = !call.weights.data.is_null();
-        common.signature = signature(3, &[call.x.dtype.into(), weights.into()]);
-        let dtype = DType::from_code(call.x.dtype);
-        let (kernel, element) = match dtype {
-            Some(DType::F16) => (&self.kernels.combine[1], 2),
-            Some(DType::F32) => (&self.kernels.combine[2], 4),
-            _ => (&self.kernels.combine[0], 2),
-        };
+        common.signature = signature(3, &[call.x.dtype.into(), weights.into(), call.flags.into()]);
+        let (kernel, element) = summable(call.x.dtype);
         let arguments = CombineArgs {
             common,
             routing: state.routing,
@@ -133,7 +157,9 @@ impl Engine {
         let shared = self.shape.ranks * HEAD * 4;
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest
         // belongs to the engine.
-        unsafe { self.launch(kernel, (self.blocks, shared), &arguments, slot) }
+        unsafe {
+            self.launch(&self.kernels.combine[kernel], (self.blocks, shared), &arguments, slot)
+        }
     }
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {

@@ -1,8 +1,10 @@
-// Dispatch, flat: counts, enters, and stores every row straight to its place at its owner.
+// Dispatch, flat and expert-major: counts, enters, and stores every row straight to its place at its
+// owner.
 //
 // Every rank hears every rank's counts, so each derives all places by itself; a record also says
 // that the region it names is free. So one exchange is counting, grant and entry barrier at once.
 #pragma once
+#include "cast.cuh"
 #include "entry.cuh"
 #include "rows.cuh"
 
@@ -10,62 +12,124 @@ namespace ty {
 
 // What a block knows of all ranks, in shared memory.
 struct DispatchTables {
-  u64* x;         // [R]: addresses in the ranks' regions
-  u64* scales;
+  u64* x;            // [R]: addresses in the ranks' regions
+  u64* scales;       // expert-major: where scales and weights land, and slots in place of ids
   u64* weights;
   u64* ids;
   u64* source;
-  u32* heard;     // [R, kHead + R]
-  u32* row_base;  // [R]
+  u32* row_base;     // [R]
+  u32* expert_rows;  // [R]: X, expert-major
+  u32* heard;        // [R, kHead + R]
+  u32* expert_base;  // [E]: this rank's first row of each expert, at its owner
+  u32* expert_all;   // [E]: rows of each expert from all ranks
 
-  __device__ DispatchTables(u8* shared, u32 ranks) {
+  __device__ DispatchTables(u8* shared, const Common& c) {
     u64* wide = reinterpret_cast<u64*>(shared);
-    x = wide, scales = x + ranks, weights = scales + ranks, ids = weights + ranks;
-    source = ids + ranks;
-    row_base = reinterpret_cast<u32*>(source + ranks);
-    heard = row_base + ranks;
+    x = wide, scales = x + c.ranks, weights = scales + c.ranks, ids = weights + c.ranks;
+    source = ids + c.ranks;
+    row_base = reinterpret_cast<u32*>(source + c.ranks);
+    expert_rows = row_base + c.ranks;
+    heard = expert_rows + c.ranks;
+    expert_base = heard + c.ranks * (kHead + c.ranks);
+    expert_all = expert_base + c.experts;
   }
 };
 
-// The arrays of a flat region, as RegionLayout of the host lays them out.
-struct FlatRegion {
-  u64 scales, weights, ids, source, rank_counts, expert_counts, totals, bytes;
+// The arrays of a region, as RegionLayout of the host lays them out.
+struct Region {
+  u64 scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts;
+  u64 landed_scales, landed_weights, totals, bytes;
 
-  __device__ FlatRegion(const DispatchArgs& a, u64 rows) {
-    u64 k_words = align_128(rows * a.c.topk * 4);
+  // For N tokens and X expert rows.
+  __device__ Region(const DispatchArgs& a, u64 tokens, u64 expert_rows) {
+    bool major = a.alignment != 0;
+    u64 rows = major ? expert_rows : tokens, by_k = align_128(tokens * a.c.topk * 4);
+    u64 local = a.c.local_experts();
     scales = align_128(rows * a.row_bytes);
     weights = scales + align_128(rows * a.scale_words * 4);
-    ids = weights + (a.weights ? k_words : 0);
-    source = ids + k_words;
-    rank_counts = source + align_128(rows * 4);
+    u64 weight_bytes = major ? align_128(rows * 4) : by_k;
+    ids = weights + (a.weights ? weight_bytes : 0);
+    source = ids + (major ? 0 : by_k);
+    slots = source + align_128(tokens * 4);
+    rank_counts = slots + (major ? by_k : 0);
     expert_counts = rank_counts + align_128((u64)a.c.ranks * 4);
-    totals = expert_counts + align_128((u64)a.c.local_experts() * 4);
+    expert_starts = expert_counts + align_128(local * 4);
+    landed_scales = expert_starts + (major ? align_128((local + 1) * 4) : 0);
+    landed_weights = landed_scales + (major ? align_128(tokens * a.scale_words * 4) : 0);
+    totals = landed_weights + (major && a.weights ? by_k : 0);
     bytes = totals + 128;
   }
 };
 
 __device__ inline u32 words_of(const DispatchArgs& a) { return kHead + a.c.ranks; }
 
+// The experts that a record for `peer` counts: all where every rank must know every start.
+struct Counted {
+  u32 first, count;
+
+  __device__ Counted(const DispatchArgs& a, u32 peer) {
+    u32 local = a.c.local_experts();
+    first = a.alignment != 0 ? 0 : peer * local;
+    count = a.alignment != 0 ? a.c.experts : local;
+  }
+};
+
 template <class Up>
 __device__ void enter_dispatch(const DispatchArgs& a, const Up& up) {
-  u32 local = a.c.local_experts();
   u32 verdict = a.c.verdict;
   if (verdict == kEnter && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
   u32 head[kHead] = {verdict | gridDim.x << 8, a.c.signature, a.c.origin, (u32)(a.region / 128),
                      (u32)(a.capacity / 128), 0, 0, 0};
-  enter(a.c, up, words_of(a) + local, verdict, a.topk_idx, [&](u32 peer, u32 w) -> u32 {
+  u32 words = words_of(a) + Counted(a, 0).count;
+  enter(a.c, up, words, verdict, a.topk_idx, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
     if (a.c.verdict != kEnter) return 0;
     w -= kHead;
-    return w < a.c.ranks ? a.r.counts[w] : __ldcg(&a.r.expert_counts[peer * local + w - a.c.ranks]);
+    if (w < a.c.ranks) return a.r.counts[w];
+    return a.r.expert_counts[Counted(a, peer).first + w - a.c.ranks];
   });
 }
 
-// Rows that `rank` gets in all.
+// Rows that `rank` gets of the ranks before `sources`.
 __device__ inline u64 rows_at(const DispatchArgs& a, const u32* heard, u32 rank, u32 sources) {
   u64 rows = 0;
   for (u32 s = 0; s < sources; s++) rows += heard[s * words_of(a) + kHead + rank];
   return rows;
+}
+
+// Expert-major: hears all counts of experts and places them. The whole block.
+template <class Up>
+__device__ bool place_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                              Guard& guard) {
+  bool ok = true;
+  for (u32 e = threadIdx.x; e < a.c.experts && ok; e += blockDim.x) {
+    u32 all = 0, before = 0, value = 0;
+    for (u32 s = 0; s < a.c.ranks && ok; s++) {
+      if (s == a.c.rank) before = all;
+      ok = hear_word(a.c, up, s, words_of(a) + e, guard, &value);
+      all += value;
+    }
+    t.expert_base[e] = before;
+    t.expert_all[e] = all;
+  }
+  if (!__syncthreads_and(ok)) return false;
+  u32 local = a.c.local_experts();
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
+    u32 start = 0;
+    for (u32 e = d * local; e < (d + 1) * local; e++) {
+      t.expert_base[e] += start;
+      start += (t.expert_all[e] + a.alignment - 1) / a.alignment * a.alignment;
+    }
+    t.expert_rows[d] = start;
+  }
+  __syncthreads();
+  return true;
+}
+
+__device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
+  u64 all = rows_at(a, t.heard, rank, a.c.ranks);
+  if (a.worst) return Region(a, (u64)a.c.ranks * a.c.max_tokens, a.worst_experts);
+  return Region(a, all, a.alignment != 0 ? t.expert_rows[rank] : 0);
 }
 
 // Fills the tables; the decision of the first rank whose region is too small, if there is one.
@@ -75,16 +139,15 @@ __device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTab
   if (threadIdx.x == 0) full = a.c.ranks;
   __syncthreads();
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
-    u64 all = rows_at(a, t.heard, d, a.c.ranks);
-    u64 laid_out = a.worst ? (u64)a.c.ranks * a.c.max_tokens : all;
     const u32* head = &t.heard[d * words_of(a)];
-    FlatRegion region(a, laid_out);
+    Region region = region_of(a, t, d);
     if (region.bytes > (u64)head[4] * 128) atomicMin(&full, d);
     u64 base = reinterpret_cast<u64>(up.peer_ptr(kArena, d, (u64)head[3] * 128));
+    bool major = a.alignment != 0;
     t.x[d] = base;
-    t.scales[d] = base + region.scales;
-    t.weights[d] = base + region.weights;
-    t.ids[d] = base + region.ids;
+    t.scales[d] = base + (major ? region.landed_scales : region.scales);
+    t.weights[d] = base + (major ? region.landed_weights : region.weights);
+    t.ids[d] = base + (major ? region.slots : region.ids);
     t.source[d] = base + region.source;
     t.row_base[d] = (u32)rows_at(a, t.heard, d, a.c.rank);
   }
@@ -93,38 +156,61 @@ __device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTab
   return {kGo, a.c.rank};
 }
 
-// What this rank's own region says about counts, what its host learns, and what combine needs. One
-// block.
+// Rows of this rank's local experts, and where they start.
+template <class Up>
+__device__ bool note_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* base,
+                             const Region& region, Guard& guard) {
+  u32 local = a.c.local_experts(), first = a.c.rank * local;
+  u32* counts = reinterpret_cast<u32*>(base + region.expert_counts);
+  u32* starts = reinterpret_cast<u32*>(base + region.expert_starts);
+  if (a.alignment != 0) {
+    for (u32 e = threadIdx.x; e < local; e += blockDim.x) counts[e] = t.expert_all[first + e];
+    if (threadIdx.x == 0) {
+      u32 start = 0;
+      for (u32 e = 0; e < local; e++) {
+        starts[e] = start;
+        start += (t.expert_all[first + e] + a.alignment - 1) / a.alignment * a.alignment;
+      }
+      starts[local] = start;
+    }
+    return true;
+  }
+  bool ok = true;
+  for (u32 e = threadIdx.x; e < local && ok; e += blockDim.x) {
+    u32 sum = 0, value = 0;
+    for (u32 s = 0; s < a.c.ranks && ok; s++) {
+      ok = hear_word(a.c, up, s, words_of(a) + e, guard, &value);
+      sum += value;
+    }
+    counts[e] = sum;
+  }
+  return ok;
+}
+
+// What this rank's own region says about counts, and what combine needs. One block.
 template <class Up>
 __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                             Guard& guard) {
-  u32 me = a.c.rank, n = words_of(a), local = a.c.local_experts();
-  u64 rows = rows_at(a, t.heard, me, a.c.ranks);
-  FlatRegion region(a, a.worst ? (u64)a.c.ranks * a.c.max_tokens : rows);
+  u32 me = a.c.rank, n = words_of(a);
+  u64 tokens = rows_at(a, t.heard, me, a.c.ranks);
+  Region region = region_of(a, t, me);
   u8* base = reinterpret_cast<u8*>(t.x[me]);
   for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x) {
     reinterpret_cast<u32*>(base + region.rank_counts)[s] = t.heard[s * n + kHead + me];
     a.c.state->rows[s] += t.heard[s * n] >> 8;
     a.r.row_base[s] = t.row_base[s];
   }
-  bool ok = true;
-  for (u32 e = threadIdx.x; e < local && ok; e += blockDim.x) {
-    u32 sum = 0, value;
-    for (u32 s = 0; s < a.c.ranks && ok; s++) {
-      ok = hear_word(a.c, up, s, n + e, guard, &value);
-      sum += value;
-    }
-    reinterpret_cast<u32*>(base + region.expert_counts)[e] = sum;
-  }
+  bool ok = note_experts(a, up, t, base, region, guard);
   if (threadIdx.x == 0) {
-    reinterpret_cast<u64*>(base + region.totals)[0] = rows;
-    reinterpret_cast<u64*>(base + region.totals)[1] = rows;
+    u64* totals = reinterpret_cast<u64*>(base + region.totals);
+    totals[0] = tokens;
+    totals[1] = a.alignment != 0 ? t.expert_rows[me] : tokens;
   }
   return __syncthreads_and(ok);
 }
 
-// Ids, weights, sources and scales of the rows that one rank gets of half a chunk: they follow each
-// other there, so they are gathered and stored together. One warp.
+// Ids or slots, weights, sources and scales of the rows that one rank gets of half a chunk: they
+// follow each other there, so they are gathered and stored together. One warp.
 __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t, u32 half, u32 rank) {
   u32 lane = threadIdx.x % 32, first = half * 32, token = first + lane;
   i32 last = token < a.c.tokens ? last_k(a.c, a.r, token, rank) : -1;
@@ -136,11 +222,15 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
   i32* ids = reinterpret_cast<i32*>(t.ids[rank]) + row * topk;
   float* weights = reinterpret_cast<float*>(t.weights[rank]) + row * topk;
   for (u32 i = lane; i < count * topk; i += 32) {
-    u64 from = (u64)(first + __fns(goes, 0, i / topk + 1)) * topk + i % topk;
-    i32 expert = a.r.topk[from];
+    u32 of = first + __fns(goes, 0, i / topk + 1), k = i % topk;
+    i32 expert = a.r.topk[(u64)of * topk + k];
     bool here = expert >= 0 && a.c.rank_of(expert) == rank;
-    ids[i] = here ? expert - (i32)(rank * a.c.local_experts()) : -1;
-    if (a.weights) weights[i] = here ? a.weights[from] : 0.0f;
+    i32 id = -1;
+    if (here)
+      id = a.alignment != 0 ? (i32)expert_row(a.c, a.r, t.expert_base, of, k, expert)
+                            : expert - (i32)(rank * a.c.local_experts());
+    ids[i] = id;
+    if (a.weights) weights[i] = here ? a.weights[(u64)of * topk + k] : 0.0f;
   }
   for (u32 i = lane; i < count; i += 32)
     reinterpret_cast<u32*>(t.source[rank])[row + i] =
@@ -159,13 +249,28 @@ __device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t
     move_side(a, t, i / a.c.ranks, (a.c.rank + i) % a.c.ranks);
 }
 
+// What the host learns: sizes of this rank, or of the rank that has no room. One thread.
+template <class Up>
+__device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                           const Decision& d, Guard& guard) {
+  const u32* head = &t.heard[d.rank * words_of(a)];
+  if (d.code == kGo || d.code == kFull) {
+    a.c.outcome->tokens = rows_at(a, t.heard, d.rank, a.c.ranks);
+    a.c.outcome->rows = a.alignment != 0 ? t.expert_rows[d.rank] : 0;
+    a.c.outcome->needed = region_of(a, t, d.rank).bytes;
+    a.c.outcome->capacity = (u64)head[4] * 128;
+  }
+  tell(a.c, up, d, head[0] & 0xff, guard);
+}
+
 template <class Up>
 __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   __shared__ Decision decision;
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  DispatchTables t(shared, a.c.ranks);
+  DispatchTables t(shared, a.c);
   bool counts = !a.replay && a.c.verdict == kEnter;
-  if (counts) count(a);
+  if (counts) count(a, shared + a.table_bytes);
+  if (a.cast != 0 && a.c.verdict == kEnter) cast_rows(a);
   bool met = meet(a.c, guard, [&] {
     if (counts) scan(a);
     enter_dispatch(a, up);
@@ -174,21 +279,15 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
   __syncthreads();
   Decision d = decision;
+  if (d.code == kGo && a.alignment != 0 && !place_experts(a, up, t, guard)) return;
   if (d.code == kGo) d = place(a, up, t);
   if (blockIdx.x == 0) {
     if (d.code == kGo && !note_counts(a, up, t, guard)) return;
-    if (threadIdx.x == 0) {
-      const u32* head = &t.heard[d.rank * words_of(a)];
-      u64 rows = rows_at(a, t.heard, d.rank, a.c.ranks);
-      a.c.outcome->tokens = rows;
-      a.c.outcome->needed = FlatRegion(a, a.worst ? (u64)a.c.ranks * a.c.max_tokens : rows).bytes;
-      a.c.outcome->capacity = (u64)head[4] * 128;
-      tell(a.c, up, d, head[0] & 0xff, guard);
-    }
+    if (threadIdx.x == 0) tell_sizes(a, up, t, d, guard);
   }
   if (d.code != kGo) return;
   move_sides(a, t);
-  move_rows(a, {t.row_base, t.x}, shared + a.table_bytes);
+  move_rows(a, {t.row_base, t.expert_base, t.x}, shared + a.table_bytes);
   raise_all(a.c, up, a.c.rank, guard);
 }
 

@@ -7,7 +7,7 @@ use tokenyard_core::moe::{
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::DispatchArgs;
+use super::args::{DispatchArgs, SpreadArgs};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
 use super::sizes::Moves;
@@ -18,11 +18,12 @@ pub(super) struct DispatchOp {
     operation: u64,
     format: Format,
     output: Output,
+    arrangement: Layout,
     /// True N.
     received: u64,
 }
 
-/// How rows look.
+/// How rows look when they arrive.
 #[derive(Clone, Copy, Debug)]
 struct Format {
     row: RowFormat,
@@ -33,17 +34,25 @@ struct Format {
 
 impl Format {
     fn of(call: &abi::TyDispatch, hidden: u32) -> Self {
-        let element = DType::from_code(call.x.dtype).map_or(1, DType::bytes) as u32;
+        let groups = u64::from(hidden.div_ceil(128));
         let scaled = !call.scales.data.is_null();
-        let scale_columns = if scaled { call.scales.shape[1] } else { 0 };
+        let (dtype, scale_dtype, scale_columns) = match call.cast {
+            abi::TY_CAST_NONE if scaled => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
+            abi::TY_CAST_NONE => (call.x.dtype, DType::F32.code(), 0),
+            abi::TY_CAST_FP8_UE8M0 => {
+                (DType::Fp8E4m3.code(), DType::I32.code(), groups.div_ceil(4))
+            }
+            _ => (DType::Fp8E4m3.code(), DType::F32.code(), groups),
+        };
+        let element = DType::from_code(dtype).map_or(1, DType::bytes) as u32;
         Self {
             row: RowFormat {
                 x_bytes: hidden * element,
                 scale_bytes: 4 * scale_columns as u32,
                 weights: !call.topk_weights.data.is_null(),
             },
-            dtype: call.x.dtype,
-            scale_dtype: call.scales.dtype,
+            dtype,
+            scale_dtype,
             scale_columns,
         }
     }
@@ -70,34 +79,39 @@ pub(super) fn signature(sort: u8, parts: &[u64]) -> u32 {
     (hash >> 32) as u32 & !0xff | u32::from(sort)
 }
 
-fn check_supported(call: &abi::TyDispatch) -> Result<()> {
+/// How received rows are arranged.
+fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
     let refuse = |message: String| {
         Err(Error::new(ErrorKind::Unsupported, "dispatch", message)
-            .with_fix("use the flat layout without a cast, or kernels = \"cpu\""))
+            .with_fix("use the flat or the expert-major layout, or kernels = \"cpu\""))
     };
-    if call.layout != abi::TY_LAYOUT_FLAT {
-        return refuse(format!("found layout {}; expected flat (1)", call.layout));
+    if call.cast > abi::TY_CAST_FP8_UE8M0 {
+        return refuse(format!("found cast {}; expected 0 to 3", call.cast));
     }
-    if call.cast != abi::TY_CAST_NONE {
-        return refuse(format!("found cast {}; expected none (0)", call.cast));
+    match call.layout {
+        abi::TY_LAYOUT_FLAT => Ok(Layout::Flat),
+        abi::TY_LAYOUT_EXPERT_MAJOR => Ok(Layout::ExpertMajor {
+            alignment: call.alignment,
+            zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
+        }),
+        other => refuse(format!("found layout {other}; expected flat (1) or expert-major (2)")),
     }
-    Ok(())
 }
 
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
-        check_supported(call)?;
+        let arrangement = layout_of(call)?;
         let format = Format::of(call, self.shape.hidden);
         let worst = call.flags & abi::TY_DISPATCH_WORST_CASE != 0;
-        let spec = RegionSpec { shape: self.shape, layout: Layout::Flat, row: format.row };
+        let spec = RegionSpec { shape: self.shape, layout: arrangement, row: format.row };
         let most = RegionLayout::worst(&spec)?.bytes;
         // A full arena is found out by the kernel, which knows what is needed.
         let region = self.arena.reserve(most, Holder::Dispatch(call.operation)).ok();
         let place = region.map_or((0, 0), |r| (r.offset, r.bytes));
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.launch_dispatch(call, &format, place) };
+        let sent = unsafe { self.launch_dispatch(call, (&format, &spec), place) };
         let outcome = sent.and_then(|()| self.hear_outcome(call.operation));
         let (outcome, region) = match (self.give_up(outcome), region) {
             (Ok(outcome), Some(region)) => (outcome, region),
@@ -109,20 +123,32 @@ impl Engine {
                 return Err(self.name_holders(error, call.operation));
             }
         };
-        let rows = if worst { RegionRows::worst(&spec)?.tokens } else { outcome.tokens };
-        let layout = RegionLayout::new(&spec, RegionRows { tokens: rows, experts: 0 })?;
+        let rows = if worst {
+            RegionRows::worst(&spec)?
+        } else {
+            RegionRows { tokens: outcome.tokens, experts: outcome.rows }
+        };
+        let layout = RegionLayout::new(&spec, rows)?;
         self.arena.shrink(region.id, layout.bytes);
         let output =
             Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
         if call.flags & abi::TY_DISPATCH_REPLAY == 0 {
             let state = &mut self.handles[call.handle as usize];
             state.received = outcome.tokens;
-            state.rows = rows;
+            state.rows = output.rows_of(arrangement);
+            state.slots = output.address + layout.slots.offset;
+            state.weights =
+                if format.row.weights { output.address + layout.weights.offset } else { 0 };
         }
         let slot = self.slot(call.operation);
         let received = outcome.tokens;
-        self.operations[slot] =
-            Operation::Dispatch(DispatchOp { operation: call.operation, format, output, received });
+        self.operations[slot] = Operation::Dispatch(DispatchOp {
+            operation: call.operation,
+            format,
+            output,
+            arrangement,
+            received,
+        });
         Ok(())
     }
 
@@ -146,7 +172,7 @@ impl Engine {
     unsafe fn launch_dispatch(
         &mut self,
         call: &abi::TyDispatch,
-        format: &Format,
+        (format, spec): (&Format, &RegionSpec),
         (region, capacity): (u64, u64),
     ) -> Result<()> {
         // SAFETY: the host's string is valid for the call.
@@ -160,39 +186,59 @@ impl Engine {
             state.origin = common.epoch;
             state.tokens = call.topk_idx.shape[0] as u32;
             state.worst = call.flags & abi::TY_DISPATCH_WORST_CASE != 0;
-            self.stream.fill(state.routing.expert_counts, 0, state.experts.into())?;
+            state.layout = spec.layout;
             self.stream.fill(problem, u32::MAX, 2)?;
         }
         common.tokens = state.tokens;
         // All ranks count the same dispatch, so its epoch is no news; a replay names an older one.
         common.origin = state.origin;
+        let alignment = match spec.layout {
+            Layout::ExpertMajor { alignment, .. } => alignment,
+            Layout::Flat | Layout::Packed => 0,
+        };
+        let sort = if replay { 2 } else { 1 } | (call.layout as u8) << 4;
         common.signature = signature(
-            if replay { 2 } else { 1 },
+            sort,
             &[
-                u64::from(call.x.dtype) | u64::from(state.worst) << 32,
+                alignment.into(),
+                u64::from(format.dtype) | u64::from(state.worst) << 32 | u64::from(call.cast) << 40,
                 u64::from(format.row.weights) | format.scale_columns << 32,
             ],
         );
-        let moves = Moves::new(self.shape.ranks, format.row.x_bytes.into(), self.most_shared);
+        let moves = Moves::new(&self.shape, format.row.x_bytes.into(), self.most_shared);
+        let (x, scales, scale_stride) = match call.cast {
+            abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
+            _ => {
+                let [rows, scales] = &self.cast;
+                (rows.address(), scales.address(), [format.scale_columns as i64, 1])
+            }
+        };
         let arguments = DispatchArgs {
             common,
             routing: state.routing,
             topk_idx: call.topk_idx.data as u64,
-            x: call.x.data as u64,
-            scales: call.scales.data as u64,
+            x,
+            scales,
             weights: call.topk_weights.data as u64,
-            scale_stride: call.scales.stride,
+            scale_stride,
             region,
             capacity,
             row_bytes: format.row.x_bytes.into(),
             scale_words: format.scale_columns as u32,
             replay: replay.into(),
             worst: state.worst.into(),
+            alignment,
+            worst_experts: RegionRows::worst(spec)?.experts,
             piece_bytes: moves.piece_bytes,
             pieces: moves.pieces,
             stages: moves.stages,
             movers: moves.movers,
             table_bytes: moves.table_bytes,
+            raw: call.x.data as u64,
+            cast: call.cast,
+            dtype: call.x.dtype,
+            hidden: self.shape.hidden,
+            reserved: 0,
         };
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest
         // belongs to the engine.
@@ -216,24 +262,56 @@ impl Engine {
         };
         let arrived = self
             .arrive(operation, abi::TY_PHASE_ROWS)
+            .and_then(|()| self.spread(slot, &op))
             .and_then(|()| self.finish(operation, abi::TY_PHASE_ROWS));
         self.give_up(arrived)?;
         Ok(self.describe(&op))
     }
 
+    /// Expert-major: copies rows to the other experts of their tokens.
+    fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
+        let Layout::ExpertMajor { zero_padding, .. } = op.arrangement else { return Ok(()) };
+        let (layout, row) = (&op.output.layout, &op.format.row);
+        let at = |span: Span| op.output.address + span.offset;
+        let weights = |span: Span| if row.weights { at(span) } else { 0 };
+        let arguments = SpreadArgs {
+            x: at(layout.x),
+            scales: at(layout.scales),
+            weights: weights(layout.weights),
+            slots: at(layout.slots),
+            landed_scales: at(layout.landed_scales),
+            landed_weights: weights(layout.landed_weights),
+            counts: at(layout.expert_counts),
+            starts: at(layout.expert_starts),
+            tokens: op.received,
+            rows: op.output.rows.experts,
+            row_bytes: row.x_bytes.into(),
+            scale_words: op.format.scale_columns as u32,
+            topk: self.shape.topk,
+            local_experts: self.shape.local_experts(),
+            zero_padding: zero_padding.into(),
+        };
+        // SAFETY: the kernel's type; it names a region that is held.
+        unsafe { self.launch(&self.kernels.spread, (self.blocks, 0), &arguments, slot) }
+    }
+
     fn describe(&self, op: &DispatchOp) -> abi::TyReceived {
-        let (shape, layout, rows) = (&self.shape, &op.output.layout, op.output.rows);
+        let (shape, layout, tokens) = (&self.shape, &op.output.layout, op.output.rows.tokens);
+        let (flat, rows) = (op.arrangement == Layout::Flat, op.output.rows_of(op.arrangement));
         let (local, ranks, topk) =
             (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
         let tensor = |span: Span, dtype: DType, shape: [u64; 2]| {
             self.tensor(&op.output, (span, dtype.code()), shape)
         };
+        let of = |there: bool, (span, dtype): (Span, DType), shape: [u64; 2]| {
+            if there { tensor(span, dtype, shape) } else { NO_TENSOR }
+        };
         let format = &op.format;
-        debug_assert!(op.received <= rows);
+        debug_assert!(op.received <= tokens);
         abi::TyReceived {
             size: size_of::<abi::TyReceived>(),
             region: op.output.region,
-            tokens: rows,
+            tokens,
             rows,
             x: self.tensor(&op.output, (layout.x, format.dtype), [rows, shape.hidden.into()]),
             scales: if format.scale_columns > 0 {
@@ -242,16 +320,16 @@ impl Engine {
             } else {
                 NO_TENSOR
             },
-            ids: tensor(layout.ids, DType::I32, [rows, topk]),
-            weights: if format.row.weights {
-                tensor(layout.weights, DType::F32, [rows, topk])
-            } else {
-                NO_TENSOR
-            },
-            source: tensor(layout.source, DType::I32, [rows, 1]),
-            slots: NO_TENSOR,
+            ids: of(flat, (layout.ids, DType::I32), [tokens, topk]),
+            weights: of(
+                format.row.weights,
+                (layout.weights, DType::F32),
+                if flat { [tokens, topk] } else { [rows, 1] },
+            ),
+            source: tensor(layout.source, DType::I32, [tokens, 1]),
+            slots: of(!flat, (layout.slots, DType::I32), [tokens, topk]),
             expert_counts: tensor(layout.expert_counts, DType::I32, [local, 1]),
-            expert_starts: NO_TENSOR,
+            expert_starts: of(!flat, (layout.expert_starts, DType::I32), [local, 1]),
             source_counts: tensor(layout.rank_counts, DType::I32, [ranks, 1]),
             ranges: NO_TENSOR,
             totals: tensor(layout.totals, DType::I64, [2, 1]),

@@ -20,9 +20,7 @@ use super::sizes::{ARENA, Sizes, THREADS, moe_shape};
 use super::waits::{Wait, Waits};
 use crate::compile::{Architecture, Cache, Program, Rows};
 use crate::config::{CudaConfig, RowCopy};
-use crate::driver::{
-    Buffer, Context, Event, Function, Launch, Module, Pinned, Registered, Stream, sys,
-};
+use crate::driver::{Buffer, Context, Event, Function, Launch, Module, Pinned, Stream, sys};
 
 /// An operation between its send and its receive.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +37,18 @@ pub(super) struct Kernels {
     /// By type: bf16, fp16, fp32.
     pub(super) combine: [Function; 3],
     pub(super) arrive: Function,
+    pub(super) spread: Function,
+    /// By type, as `combine`.
+    pub(super) merge: [Function; 3],
+}
+
+/// The index of a type's kernel, and the bytes of an element.
+pub(super) fn summable(dtype: u32) -> (usize, u64) {
+    match DType::from_code(dtype) {
+        Some(DType::F16) => (1, 2),
+        Some(DType::F32) => (2, 4),
+        _ => (0, 2),
+    }
 }
 
 /// The planned kernel set. Fields drop in order: streams end before the memory that they use.
@@ -50,11 +60,11 @@ pub(super) struct Engine {
     events: Vec<Event>,
     outcomes: Pinned<Outcome>,
     pub(super) waits: Waits,
-    board: &'static WaitBoard,
-    abort: Registered,
     state: Buffer,
     /// Totals of row signals that are waited for, and of done signals: `[R]` each.
     pub(super) expected: [Buffer; 2],
+    /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
+    pub(super) cast: [Buffer; 2],
     /// `Face::Params`, in words of 8 bytes for its alignment.
     params: Vec<u64>,
     pub(super) handles: Vec<HandleState>,
@@ -114,6 +124,7 @@ impl Engine {
             ..State::default()
         };
         let slots = sizes.slots as usize;
+        let groups = u64::from(moe.hidden.div_ceil(128));
         let engine = Self {
             stream: Stream::new(context)?,
             kernels,
@@ -122,13 +133,15 @@ impl Engine {
             waits: Waits {
                 waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
                 report: Pinned::new(context, 1)?,
+                abort: Pinned::new(context, 1)?,
                 ranks: (0..moe.ranks).collect(),
             },
-            board,
-            // SAFETY: the board outlives the engine, by this function's contract.
-            abort: unsafe { Registered::new(context, plan.board)? },
             state: Buffer::of(context, &[state])?,
             expected,
+            cast: [
+                Buffer::new(context, u64::from(moe.max_tokens) * u64::from(moe.hidden))?,
+                Buffer::new(context, 4 * u64::from(moe.max_tokens) * groups)?,
+            ],
             params,
             handles: (0..shape.handles)
                 .map(|_| HandleState::new(context, &moe))
@@ -166,8 +179,7 @@ impl Engine {
         let refused = if full { super::args::REFUSE_FULL } else { REFUSE_TEXT };
         Common {
             entries: self.sizes.entries(slot as u32),
-            // The first field of the board is the abort word.
-            abort: self.abort.device(),
+            abort: self.waits.abort.at(0) as u64,
             report: self.waits.report.at(0) as u64,
             state: self.state.address(),
             outcome: self.outcomes.at(slot) as u64,
@@ -254,7 +266,7 @@ impl Engine {
     pub(super) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
         let of_rows = phase == abi::TY_PHASE_ROWS;
         let arguments = ArriveArgs {
-            abort: self.abort.device(),
+            abort: self.waits.abort.at(0) as u64,
             report: self.waits.report.at(0) as u64,
             cap_ns: self.cap_ns,
             expected: self.expected[usize::from(!of_rows)].address(),
@@ -272,7 +284,7 @@ impl Engine {
     pub(super) fn give_up<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
             if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {
-                self.board.raise_abort();
+                self.waits.end_all();
             }
         })
     }
@@ -303,7 +315,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.board.raise_abort();
+        self.waits.end_all();
         if let Err(error) = self.stream.synchronize() {
             tracing::warn!("the stream of the cuda kernel set did not end well: {error}");
         }
@@ -391,5 +403,11 @@ fn load(
             module.function("ty_combine_f32")?,
         ],
         arrive: module.function("ty_arrive")?,
+        spread: module.function("ty_spread")?,
+        merge: [
+            module.function("ty_merge_bf16")?,
+            module.function("ty_merge_f16")?,
+            module.function("ty_merge_f32")?,
+        ],
     })
 }

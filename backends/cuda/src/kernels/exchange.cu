@@ -7,6 +7,7 @@ namespace up {
 
 #include "combine.cuh"
 #include "dispatch.cuh"
+#include "experts.cuh"
 
 using Up = up::Face;
 extern __shared__ __align__(1024) ty::u8 shared[];
@@ -27,6 +28,23 @@ extern "C" __global__ void __launch_bounds__(256, 1)
 extern "C" __global__ void __launch_bounds__(256, 1)
     ty_combine_f32(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
   ty::combine<ty::F32>(a, Up(p), shared);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+    ty_spread(const __grid_constant__ ty::SpreadArgs a, const __grid_constant__ Up::Params) {
+  ty::spread(a);
+}
+extern "C" __global__ void __launch_bounds__(256, 1)
+    ty_merge_bf16(const __grid_constant__ ty::MergeArgs a, const __grid_constant__ Up::Params) {
+  ty::merge<ty::Bf16>(a);
+}
+extern "C" __global__ void __launch_bounds__(256, 1)
+    ty_merge_f16(const __grid_constant__ ty::MergeArgs a, const __grid_constant__ Up::Params) {
+  ty::merge<ty::F16>(a);
+}
+extern "C" __global__ void __launch_bounds__(256, 1)
+    ty_merge_f32(const __grid_constant__ ty::MergeArgs a, const __grid_constant__ Up::Params) {
+  ty::merge<ty::F32>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1)

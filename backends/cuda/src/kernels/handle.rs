@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::{RegionLayout, Shape};
+use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, Shape};
 
 use super::args::{CHUNK, Routing};
 use crate::driver::{Buffer, Context};
@@ -21,8 +21,10 @@ pub(super) struct HandleState {
     /// Rows that the output has: N, or the most.
     pub(super) rows: u64,
     pub(super) worst: bool,
-    /// Words of the expert counts, to be zeroed before counting.
-    pub(super) experts: u32,
+    pub(super) layout: Layout,
+    /// Expert-major: where the slots and the weights of the first output lie; 0 where it has none.
+    pub(super) slots: u64,
+    pub(super) weights: u64,
     _memory: Buffer,
 }
 
@@ -30,9 +32,18 @@ impl HandleState {
     pub(super) fn new(context: &Arc<Context>, shape: &Shape) -> Result<Self> {
         let (ranks, most) = (u64::from(shape.ranks), u64::from(shape.max_tokens));
         let pairs = 4 * most * u64::from(shape.topk);
-        let chunks = most.div_ceil(u64::from(CHUNK));
-        let lengths =
-            [pairs, pairs, 4 * chunks * ranks, 4 * ranks, 4 * u64::from(shape.experts), 4 * ranks];
+        let (chunks, experts) = (most.div_ceil(u64::from(CHUNK)), u64::from(shape.experts));
+        let (of_ranks, of_experts) = (4 * ranks, 4 * experts);
+        let lengths = [
+            pairs,
+            pairs,
+            pairs,
+            chunks * of_ranks,
+            chunks * of_experts,
+            of_ranks,
+            of_experts,
+            of_ranks,
+        ];
         let mut end = 0;
         let starts = lengths.map(|bytes| {
             let start = end;
@@ -40,16 +51,27 @@ impl HandleState {
             start
         });
         let memory = Buffer::new(context, end)?;
-        let [topk, rows, chunk_base, counts, expert_counts, row_base] =
+        let [topk, rows, places, chunk_base, chunk_experts, counts, expert_counts, row_base] =
             starts.map(|start| memory.address() + start);
         Ok(Self {
-            routing: Routing { topk, rows, chunk_base, counts, expert_counts, row_base },
+            routing: Routing {
+                topk,
+                rows,
+                places,
+                chunk_base,
+                chunk_experts,
+                counts,
+                expert_counts,
+                row_base,
+            },
             origin: 0,
             tokens: 0,
             received: 0,
             rows: 0,
             worst: false,
-            experts: shape.experts,
+            layout: Layout::Flat,
+            slots: 0,
+            weights: 0,
             _memory: memory,
         })
     }
@@ -61,6 +83,13 @@ pub(super) struct Output {
     pub(super) region: u64,
     pub(super) address: u64,
     pub(super) layout: RegionLayout,
-    /// Rows that it was laid out for.
-    pub(super) rows: u64,
+    /// What it was laid out for.
+    pub(super) rows: RegionRows,
+}
+
+impl Output {
+    /// Rows of the output tensor: N (flat) or X (expert-major).
+    pub(super) fn rows_of(&self, layout: Layout) -> u64 {
+        if layout == Layout::Flat { self.rows.tokens } else { self.rows.experts }
+    }
 }

@@ -1,4 +1,5 @@
-//! The `cuda` kernel set: the direct algorithm over a transport's device face, flat rows.
+//! The `cuda` kernel set: the direct algorithm over a transport's device face, flat and
+//! expert-major rows.
 //!
 //! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
 //! (outputs; a receiver chooses the place and says so when it enters). A dispatch is one persistent
@@ -75,7 +76,7 @@ fn check_face(limits: &Capabilities) -> Result<()> {
 impl KernelSet for CudaKernels {
     const NAME: &'static str = "cuda";
     const ABOUT: &'static str =
-        "NVIDIA GPUs: device memory, flat rows that are not cast, one domain";
+        "NVIDIA GPUs: device memory, flat and expert-major rows, one domain";
     type Config = CudaConfig;
 
     fn probe(config: &CudaConfig) -> Result<u32> {

@@ -75,6 +75,7 @@ mod tests {
         code: GO,
         rank: 1,
         tokens: 0,
+        rows: 0,
         needed: 0,
         capacity: 0,
         verdict: 0,

@@ -9,16 +9,30 @@ namespace ty {
 
 // Where the rows of this rank go.
 struct Targets {
-  const u32* row_base;  // [R]
-  const u64* x;         // [R]: address of the first received row
+  const u32* row_base;     // [R]
+  const u32* expert_base;  // [E], expert-major
+  const u64* x;            // [R]: address of the first received row
 };
 
-// Where lane `lane` stores a piece of a token's row, or null.
+// Expert-major: a row goes to the place of its first expert at each rank. All lanes of a warp.
+__device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to, u32 token,
+                                       u32 lane, u32* rank) {
+  i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
+  *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
+  u32 same = __match_any_sync(~0u, expert >= 0 ? (i32)*rank : -1 - (i32)lane);
+  if (expert < 0 || __ffs(same) - 1 != lane) return -1;
+  return expert_row(a.c, a.r, to.expert_base, token, lane, expert);
+}
+
+// Where lane `lane` stores a piece of a token's row, or null. All lanes of a warp.
 __device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
                              u32 lane) {
-  if (lane >= a.c.topk) return nullptr;
-  u32 rank;
-  i64 row = row_at(a.c, a.r, to.row_base, token, lane, &rank);
+  u32 rank = 0;
+  i64 row = -1;
+  if (a.alignment != 0)
+    row = first_expert_row(a, to, token, lane, &rank);
+  else if (lane < a.c.topk)
+    row = row_at(a.c, a.r, to.row_base, token, lane, &rank);
   if (row < 0) return nullptr;
   return reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
 }

@@ -22,6 +22,8 @@ const MOST_STAGES: u32 = 4;
 const LONGEST_PIECE: u64 = 16_384;
 /// Shared memory that is not for stages: what kernels declare, and what the driver keeps.
 const KEPT: u32 = 3072;
+/// Most bytes that an arena takes unless the config says otherwise.
+const ARENA_LIMIT: u64 = 16 << 30;
 
 /// Sizes and offsets of both windows; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,17 +39,25 @@ pub(super) struct Sizes {
 
 impl Sizes {
     pub(super) fn new(shape: &Shape, in_flight: u32, config: &CudaConfig) -> Result<Self> {
-        let words = HEAD + shape.ranks + shape.local_experts() + TEXT_WORDS;
+        let words = HEAD + shape.ranks + shape.experts + TEXT_WORDS;
         // fp32 with as many scale bytes as channels: the widest row that any call may bring.
         let row = RowFormat {
             x_bytes: 4 * shape.hidden,
             scale_bytes: shape.hidden.max(4),
             weights: true,
         };
-        let spec = RegionSpec { shape: *shape, layout: Layout::Flat, row };
+        let worst = |layout| {
+            RegionLayout::worst(&RegionSpec { shape: *shape, layout, row }).map(|r| r.bytes)
+        };
         let arena_bytes = match config.arena_mib {
             Some(mib) => mib << 20,
-            None => 4 * RegionLayout::worst(&spec)?.bytes,
+            None => {
+                let flat = worst(Layout::Flat)?;
+                // A shape whose other layouts have too many rows for an index still works flat.
+                let major = Layout::ExpertMajor { alignment: 128, zero_padding: false };
+                let two = 2 * worst(major).unwrap_or(0).max(flat);
+                two.min(ARENA_LIMIT).max(4 * flat)
+            }
         };
         Ok(Self {
             entry_words: words.next_multiple_of(16),
@@ -81,8 +91,12 @@ pub(super) struct Moves {
 
 impl Moves {
     /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
-    pub(super) fn new(ranks: u32, row_bytes: u64, most_shared: u32) -> Self {
-        let table_bytes = (ranks * (5 * 8 + 4 + 4 * (HEAD + ranks))).next_multiple_of(128);
+    pub(super) fn new(shape: &Shape, row_bytes: u64, most_shared: u32) -> Self {
+        let Shape { ranks, experts, .. } = *shape;
+        let table_bytes =
+            (ranks * (5 * 8 + 2 * 4 + 4 * (HEAD + ranks)) + 2 * 4 * experts).next_multiple_of(128);
+        // While it counts, each warp has a number per expert where the stages are.
+        let counts = THREADS / 32 * experts * 4;
         let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
         let piece_bytes = row_bytes.div_ceil(pieces).next_multiple_of(REGION_ALIGN).min(row_bytes);
         let pitch = (piece_bytes.next_multiple_of(REGION_ALIGN) as u32).max(128);
@@ -95,7 +109,7 @@ impl Moves {
             stages,
             movers,
             table_bytes,
-            shared: table_bytes + movers * stages * pitch,
+            shared: table_bytes + counts.max(movers * stages * pitch),
         }
     }
 }
@@ -118,9 +132,10 @@ mod tests {
 
     #[test]
     fn pieces_cover_a_row_and_fit_shared_memory() {
-        for ranks in [1, 2, 8, 72] {
+        for (ranks, experts) in [(1, 4), (2, 512), (8, 256), (72, 288)] {
+            let shape = Shape { ranks, experts, topk: 2, hidden: 64, max_tokens: 8 };
             for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
-                let moves = Moves::new(ranks, row_bytes, HOPPER);
+                let moves = Moves::new(&shape, row_bytes, HOPPER);
                 let covered = u64::from(moves.pieces) * u64::from(moves.piece_bytes);
                 assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
                 assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
@@ -131,7 +146,8 @@ mod tests {
 
     #[test]
     fn a_row_of_7168_bf16_has_two_stages_in_seven_warps() {
-        let moves = Moves::new(8, 14_336, HOPPER);
+        let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
+        let moves = Moves::new(&shape, 14_336, HOPPER);
         assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 7, 2));
     }
 }

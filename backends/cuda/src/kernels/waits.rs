@@ -27,11 +27,20 @@ pub(super) struct Wait {
 pub(super) struct Waits {
     pub(super) waiter: Waiter<'static>,
     pub(super) report: Pinned<Report>,
+    /// Not 0: kernels stop waiting. Set once, when an operation has failed for good; the host's own
+    /// word ends the host's wait, and so comes here.
+    pub(super) abort: Pinned<u64>,
     /// World rank of each index in the team.
     pub(super) ranks: Vec<u32>,
 }
 
 impl Waits {
+    /// Ends every wait of this rank's kernels, now and later.
+    pub(super) fn end_all(&self) {
+        // SAFETY: pinned memory that lives as long as `self`; an aligned word.
+        unsafe { self.abort.at(0).write_volatile(1) }
+    }
+
     /// What kernels say now. They write it at any time, and each field is read whole.
     fn report(&self) -> Report {
         // SAFETY: pinned memory that lives as long as `self`; aligned words.
@@ -67,6 +76,7 @@ impl Waits {
     ) -> Result<()> {
         let result = self.look_on(wait, done, is_over);
         if result.is_err() {
+            self.end_all();
             // Who is told that the operation failed may free its tensors.
             let start = Instant::now();
             while matches!(is_over(), Ok(false)) && start.elapsed() < LAST_MOMENT {
