@@ -342,12 +342,25 @@ impl Buffers {
         brought: &'a Brought,
         handle: &Handle,
     ) -> Result<Combine<'a>> {
+        self.arguments_but(brought, handle, |_| Ok(()))
+    }
+
+    /// The same, changed by `change` while they are in host memory.
+    ///
+    /// # Errors
+    /// As [`arguments`](Self::arguments), and what `change` says.
+    pub fn arguments_but<'a>(
+        &'a mut self,
+        brought: &'a Brought,
+        handle: &Handle,
+        change: impl FnOnce(&mut Combine<'a>) -> Result<()>,
+    ) -> Result<Combine<'a>> {
         let case = &brought.case;
         let (elem, hidden, tokens) = (row_dtype(case.combine.row), case.hidden, brought.tokens());
         let columns = if case.layout == Layout::Flat { case.topk } else { 1 };
         let weights = self.weights.as_deref();
         let out_weights = self.got.weights.as_mut();
-        let host = Combine {
+        let mut host = Combine {
             x: TensorRef::from_bytes(self.rows.bytes(), elem, handle.rows(), hidden)?,
             weights: weights
                 .map(|w| TensorRef::from_slice(w, w.len() / columns, columns))
@@ -359,6 +372,7 @@ impl Buffers {
                 .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, case.topk))
                 .transpose()?,
         };
+        change(&mut host)?;
         if handle.is_on_device() { on_device(host, handle, &mut self.copies) } else { Ok(host) }
     }
 

@@ -331,10 +331,10 @@ fn refused_combine(rank: &Rank<'_>, m: &Mistake<SpoilCombine>) -> Result<Vec<Yar
     let material = Material::new(&round);
     let live = round.dispatch(&mut yard)?;
     let mut buffers = round.experts(&live.received)?;
-    let mut combine = buffers.arguments(&round.brought, &live.handle)?;
-    if yard.rank() == WRONG {
-        (m.spoil)(&mut combine, &material)?;
-    }
+    let wrong = yard.rank() == WRONG;
+    let combine = buffers.arguments_but(&round.brought, &live.handle, |combine| {
+        if wrong { (m.spoil)(combine, &material) } else { Ok(()) }
+    })?;
     let result = yard.combine(&live.handle, combine);
     judge(&yard, result, m.says)?;
     round.finish(&mut yard, &live).context("after the refusal")?;

@@ -13,6 +13,11 @@ constexpr u32 kChunk = 64;      // tokens that one warp counts
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
 
+// How received rows are arranged.
+constexpr u32 kFlat = 1;         // one per token and rank
+constexpr u32 kExpertMajor = 2;  // one per token and expert, experts behind each other
+constexpr u32 kPacked = 3;       // the same, with R*M places per expert
+
 // How a rank enters.
 constexpr u32 kEnter = 0;       // it takes part
 constexpr u32 kRefuseText = 1;  // its host refuses: a text follows
@@ -94,8 +99,10 @@ struct DispatchArgs {
   u32 scale_words;
   u32 replay;           // the routing is the handle's
   u32 worst;            // regions are laid out for the most rows
-  u32 alignment;        // expert-major: of expert starts, in rows; 0 in the flat layout
+  u32 layout;           // kFlat, kExpertMajor or kPacked
   u64 worst_experts;    // expert-major: the most expert rows
+  u32 alignment;        // expert-major: of expert starts, in rows
+  u32 reserved0;
   u32 piece_bytes;      // a row moves in pieces of so many bytes
   u32 pieces;
   u32 stages;           // pieces in flight of one warp
@@ -107,15 +114,18 @@ struct DispatchArgs {
   u32 dtype;            // 1 bf16, 2 fp16, 3 fp32
   u32 hidden;
   u32 reserved;
+
+  __device__ bool is_flat() const { return layout == kFlat; }
+  __device__ u64 most_tokens() const { return (u64)c.ranks * c.max_tokens; }
 };
 
-// Expert-major: spreads what arrived over the other experts of a token, and zeroes padding.
+// Expert-major and packed: spreads what arrived over the other experts of a token; zeroes padding.
 struct SpreadArgs {
   u8* x;                        // [X, row_bytes]
   u32* scales;                  // [X, scale_words]
   float* weights;               // [X], or null
   const i32* slots;             // [N, K]
-  const u32* landed_scales;     // [N, scale_words]
+  const u32* landed_scales;     // [N, scale_words]; packed: nothing lands, scale_words is 0
   const float* landed_weights;  // [N, K], or null
   const u32* counts;            // [El]
   const u32* starts;            // [El + 1]
@@ -126,7 +136,7 @@ struct SpreadArgs {
   u32 zero_padding;
 };
 
-// Expert-major: one partial row per received token, from the rows of its copies.
+// Expert-major and packed: one partial row per received token, from the rows of its copies.
 struct MergeArgs {
   const u8* x;                    // [rows, row_bytes]
   const float* weights;           // [rows], or null: travel back

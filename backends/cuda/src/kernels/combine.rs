@@ -95,7 +95,7 @@ impl Engine {
         Ok(staged)
     }
 
-    /// Expert-major: sums the copies of each received token.
+    /// Expert-major and packed: sums the copies of each received token.
     fn merge(&self, call: &abi::TyCombine, staged: &Staged) -> Result<()> {
         let state = &self.handles[call.handle as usize];
         let (kernel, element) = summable(call.x.dtype);

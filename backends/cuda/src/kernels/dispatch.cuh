@@ -1,4 +1,4 @@
-// Dispatch, flat and expert-major: counts, enters, and stores every row straight to its place at its
+// Dispatch: counts, enters, and stores every row straight to its place at its
 // owner.
 //
 // Every rank hears every rank's counts, so each derives all places by itself; a record also says
@@ -13,12 +13,12 @@ namespace ty {
 // What a block knows of all ranks, in shared memory.
 struct DispatchTables {
   u64* x;            // [R]: addresses in the ranks' regions
-  u64* scales;       // expert-major: where scales and weights land, and slots in place of ids
+  u64* scales;       // expert-major: where scales and weights land
   u64* weights;
-  u64* ids;
+  u64* ids;          // expert-major and packed: slots
   u64* source;
   u32* row_base;     // [R]
-  u32* expert_rows;  // [R]: X, expert-major
+  u32* expert_rows;  // [R]: X; all places, packed
   u32* heard;        // [R, kHead + R]
   u32* expert_base;  // [E]: this rank's first row of each expert, at its owner
   u32* expert_all;   // [E]: rows of each expert from all ranks
@@ -37,24 +37,25 @@ struct DispatchTables {
 
 // The arrays of a region, as RegionLayout of the host lays them out.
 struct Region {
-  u64 scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts;
+  u64 scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts, ranges;
   u64 landed_scales, landed_weights, totals, bytes;
 
   // For N tokens and X expert rows.
   __device__ Region(const DispatchArgs& a, u64 tokens, u64 expert_rows) {
-    bool major = a.alignment != 0;
-    u64 rows = major ? expert_rows : tokens, by_k = align_128(tokens * a.c.topk * 4);
+    bool flat = a.is_flat(), major = a.layout == kExpertMajor, packed = a.layout == kPacked;
+    u64 rows = flat ? tokens : expert_rows, by_k = align_128(tokens * a.c.topk * 4);
     u64 local = a.c.local_experts();
     scales = align_128(rows * a.row_bytes);
     weights = scales + align_128(rows * a.scale_words * 4);
-    u64 weight_bytes = major ? align_128(rows * 4) : by_k;
+    u64 weight_bytes = flat ? by_k : align_128(rows * 4);
     ids = weights + (a.weights ? weight_bytes : 0);
-    source = ids + (major ? 0 : by_k);
-    slots = source + align_128(tokens * 4);
-    rank_counts = slots + (major ? by_k : 0);
+    source = ids + (flat ? by_k : 0);
+    slots = source + align_128((packed ? rows : tokens) * 4);
+    rank_counts = slots + (flat ? 0 : by_k);
     expert_counts = rank_counts + align_128((u64)a.c.ranks * 4);
     expert_starts = expert_counts + align_128(local * 4);
-    landed_scales = expert_starts + (major ? align_128((local + 1) * 4) : 0);
+    ranges = expert_starts + (major ? align_128((local + 1) * 4) : 0);
+    landed_scales = ranges + (packed ? align_128(local * a.c.ranks * 8) : 0);
     landed_weights = landed_scales + (major ? align_128(tokens * a.scale_words * 4) : 0);
     totals = landed_weights + (major && a.weights ? by_k : 0);
     bytes = totals + 128;
@@ -69,8 +70,8 @@ struct Counted {
 
   __device__ Counted(const DispatchArgs& a, u32 peer) {
     u32 local = a.c.local_experts();
-    first = a.alignment != 0 ? 0 : peer * local;
-    count = a.alignment != 0 ? a.c.experts : local;
+    first = a.is_flat() ? peer * local : 0;
+    count = a.is_flat() ? local : a.c.experts;
   }
 };
 
@@ -97,7 +98,13 @@ __device__ inline u64 rows_at(const DispatchArgs& a, const u32* heard, u32 rank,
   return rows;
 }
 
-// Expert-major: hears all counts of experts and places them. The whole block.
+// Rows from one expert's start to the next.
+__device__ inline u32 room_of(const DispatchArgs& a, u32 rows) {
+  if (a.layout == kPacked) return (u32)a.most_tokens();
+  return (rows + a.alignment - 1) / a.alignment * a.alignment;
+}
+
+// Expert-major and packed: hears all counts of experts and places them. The whole block.
 template <class Up>
 __device__ bool place_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                               Guard& guard) {
@@ -118,7 +125,7 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
     u32 start = 0;
     for (u32 e = d * local; e < (d + 1) * local; e++) {
       t.expert_base[e] += start;
-      start += (t.expert_all[e] + a.alignment - 1) / a.alignment * a.alignment;
+      start += room_of(a, t.expert_all[e]);
     }
     t.expert_rows[d] = start;
   }
@@ -127,9 +134,9 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
 }
 
 __device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
-  u64 all = rows_at(a, t.heard, rank, a.c.ranks);
-  if (a.worst) return Region(a, (u64)a.c.ranks * a.c.max_tokens, a.worst_experts);
-  return Region(a, all, a.alignment != 0 ? t.expert_rows[rank] : 0);
+  if (a.layout == kPacked) return Region(a, a.most_tokens(), t.expert_rows[rank]);
+  if (a.worst) return Region(a, a.most_tokens(), a.worst_experts);
+  return Region(a, rows_at(a, t.heard, rank, a.c.ranks), a.is_flat() ? 0 : t.expert_rows[rank]);
 }
 
 // Fills the tables; the decision of the first rank whose region is too small, if there is one.
@@ -143,11 +150,11 @@ __device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTab
     Region region = region_of(a, t, d);
     if (region.bytes > (u64)head[4] * 128) atomicMin(&full, d);
     u64 base = reinterpret_cast<u64>(up.peer_ptr(kArena, d, (u64)head[3] * 128));
-    bool major = a.alignment != 0;
+    bool major = a.layout == kExpertMajor;
     t.x[d] = base;
     t.scales[d] = base + (major ? region.landed_scales : region.scales);
     t.weights[d] = base + (major ? region.landed_weights : region.weights);
-    t.ids[d] = base + (major ? region.slots : region.ids);
+    t.ids[d] = base + (a.is_flat() ? region.ids : region.slots);
     t.source[d] = base + region.source;
     t.row_base[d] = (u32)rows_at(a, t.heard, d, a.c.rank);
   }
@@ -163,28 +170,34 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
   u32 local = a.c.local_experts(), first = a.c.rank * local;
   u32* counts = reinterpret_cast<u32*>(base + region.expert_counts);
   u32* starts = reinterpret_cast<u32*>(base + region.expert_starts);
-  if (a.alignment != 0) {
-    for (u32 e = threadIdx.x; e < local; e += blockDim.x) counts[e] = t.expert_all[first + e];
-    if (threadIdx.x == 0) {
-      u32 start = 0;
-      for (u32 e = 0; e < local; e++) {
-        starts[e] = start;
-        start += (t.expert_all[first + e] + a.alignment - 1) / a.alignment * a.alignment;
-      }
-      starts[local] = start;
+  u64* ranges = reinterpret_cast<u64*>(base + region.ranges);
+  if (a.layout == kExpertMajor && threadIdx.x == 0) {
+    u32 start = 0;
+    for (u32 e = 0; e < local; e++) {
+      starts[e] = start;
+      start += room_of(a, t.expert_all[first + e]);
     }
-    return true;
+    starts[local] = start;
   }
   bool ok = true;
   for (u32 e = threadIdx.x; e < local && ok; e += blockDim.x) {
     u32 sum = 0, value = 0;
     for (u32 s = 0; s < a.c.ranks && ok; s++) {
-      ok = hear_word(a.c, up, s, words_of(a) + e, guard, &value);
+      ok = hear_word(a.c, up, s, words_of(a) + (a.is_flat() ? e : first + e), guard, &value);
+      if (a.layout == kPacked) ranges[e * a.c.ranks + s] = value | (u64)sum << 32;
       sum += value;
     }
     counts[e] = sum;
   }
   return ok;
+}
+
+// Rows of all local experts, without padding.
+__device__ inline u64 copies_at(const DispatchArgs& a, const DispatchTables& t) {
+  u32 local = a.c.local_experts();
+  u64 rows = 0;
+  for (u32 e = 0; e < local; e++) rows += t.expert_all[a.c.rank * local + e];
+  return rows;
 }
 
 // What this rank's own region says about counts, and what combine needs. One block.
@@ -204,34 +217,27 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
   if (threadIdx.x == 0) {
     u64* totals = reinterpret_cast<u64*>(base + region.totals);
     totals[0] = tokens;
-    totals[1] = a.alignment != 0 ? t.expert_rows[me] : tokens;
+    totals[1] = a.layout == kExpertMajor ? t.expert_rows[me] : tokens;
+    if (a.layout == kPacked) totals[1] = copies_at(a, t);
   }
   return __syncthreads_and(ok);
 }
 
-// Ids or slots, weights, sources and scales of the rows that one rank gets of half a chunk: they
-// follow each other there, so they are gathered and stored together. One warp.
-__device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t, u32 half, u32 rank) {
-  u32 lane = threadIdx.x % 32, first = half * 32, token = first + lane;
-  i32 last = token < a.c.tokens ? last_k(a.c, a.r, token, rank) : -1;
-  u32 goes = __ballot_sync(~0u, last >= 0), count = __popc(goes), topk = a.c.topk;
-  if (count == 0) return;
-  u32 owner = rank, leader = __ffs(goes) - 1;
-  i64 row = last >= 0 ? row_at(a.c, a.r, t.row_base, token, last, &owner) : 0;
-  row = __shfl_sync(~0u, row, leader);
-  i32* ids = reinterpret_cast<i32*>(t.ids[rank]) + row * topk;
-  float* weights = reinterpret_cast<float*>(t.weights[rank]) + row * topk;
-  for (u32 i = lane; i < count * topk; i += 32) {
-    u32 of = first + __fns(goes, 0, i / topk + 1), k = i % topk;
-    i32 expert = a.r.topk[(u64)of * topk + k];
-    bool here = expert >= 0 && a.c.rank_of(expert) == rank;
-    i32 id = -1;
-    if (here)
-      id = a.alignment != 0 ? (i32)expert_row(a.c, a.r, t.expert_base, of, k, expert)
-                            : expert - (i32)(rank * a.c.local_experts());
-    ids[i] = id;
-    if (a.weights) weights[i] = here ? a.weights[(u64)of * topk + k] : 0.0f;
-  }
+// Packed: weight, source and scales of one copy, at its own place.
+__device__ inline void move_copy(const DispatchArgs& a, const DispatchTables& t, u32 rank,
+                                 u32 token, u32 k, u32 slot) {
+  if (a.weights)
+    reinterpret_cast<float*>(t.weights[rank])[slot] = a.weights[(u64)token * a.c.topk + k];
+  reinterpret_cast<u32*>(t.source[rank])[slot] = a.c.rank * a.c.max_tokens + token;
+  u32* scales = reinterpret_cast<u32*>(t.scales[rank]) + (u64)slot * a.scale_words;
+  for (u32 i = 0; i < a.scale_words; i++)
+    scales[i] = a.scales[(i64)token * a.scale_stride[0] + (i64)i * a.scale_stride[1]];
+}
+
+// Flat and expert-major: sources and scales of the rows that a rank gets of half a chunk.
+__device__ inline void move_rows_side(const DispatchArgs& a, const DispatchTables& t, u32 rank,
+                                      u32 first, u32 goes, i64 row) {
+  u32 lane = threadIdx.x % 32, count = __popc(goes);
   for (u32 i = lane; i < count; i += 32)
     reinterpret_cast<u32*>(t.source[rank])[row + i] =
         a.c.rank * a.c.max_tokens + first + __fns(goes, 0, i + 1);
@@ -240,6 +246,33 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
     i64 from = first + __fns(goes, 0, i / a.scale_words + 1);
     scales[i] = a.scales[from * a.scale_stride[0] + (i64)(i % a.scale_words) * a.scale_stride[1]];
   }
+}
+
+// Ids or slots, weights, sources and scales of the rows that one rank gets of half a chunk: they
+// follow each other there, so they are gathered and stored together. One warp.
+__device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t, u32 half, u32 rank) {
+  u32 lane = threadIdx.x % 32, first = half * 32, token = first + lane, topk = a.c.topk;
+  i32 last = token < a.c.tokens ? last_k(a.c, a.r, token, rank) : -1;
+  u32 goes = __ballot_sync(~0u, last >= 0), count = __popc(goes);
+  if (count == 0) return;
+  u32 owner = rank;
+  i64 row = last >= 0 ? row_at(a.c, a.r, t.row_base, token, last, &owner) : 0;
+  row = __shfl_sync(~0u, row, __ffs(goes) - 1);
+  i32* ids = reinterpret_cast<i32*>(t.ids[rank]) + row * topk;
+  float* weights = reinterpret_cast<float*>(t.weights[rank]) + row * topk;
+  for (u32 i = lane; i < count * topk; i += 32) {
+    u32 of = first + __fns(goes, 0, i / topk + 1), k = i % topk;
+    i32 expert = a.r.topk[(u64)of * topk + k], id = -1;
+    bool here = expert >= 0 && a.c.rank_of(expert) == rank;
+    if (here)
+      id = a.is_flat() ? expert - (i32)(rank * a.c.local_experts())
+                       : (i32)expert_row(a.c, a.r, t.expert_base, of, k, expert);
+    ids[i] = id;
+    if (a.layout == kPacked && here) move_copy(a, t, rank, of, k, id);
+    if (a.layout != kPacked && a.weights)
+      weights[i] = here ? a.weights[(u64)of * topk + k] : 0.0f;
+  }
+  if (a.layout != kPacked) move_rows_side(a, t, rank, first, goes, row);
 }
 
 __device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t) {
@@ -256,7 +289,7 @@ __device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTa
   const u32* head = &t.heard[d.rank * words_of(a)];
   if (d.code == kGo || d.code == kFull) {
     a.c.outcome->tokens = rows_at(a, t.heard, d.rank, a.c.ranks);
-    a.c.outcome->rows = a.alignment != 0 ? t.expert_rows[d.rank] : 0;
+    a.c.outcome->rows = a.is_flat() ? 0 : t.expert_rows[d.rank];
     a.c.outcome->needed = region_of(a, t, d.rank).bytes;
     a.c.outcome->capacity = (u64)head[4] * 128;
   }
@@ -279,7 +312,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
   __syncthreads();
   Decision d = decision;
-  if (d.code == kGo && a.alignment != 0 && !place_experts(a, up, t, guard)) return;
+  if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return;
   if (d.code == kGo) d = place(a, up, t);
   if (blockIdx.x == 0) {
     if (d.code == kGo && !note_counts(a, up, t, guard)) return;

@@ -19,6 +19,7 @@ pub(super) struct DispatchOp {
     format: Format,
     output: Output,
     arrangement: Layout,
+    worst: bool,
     /// True N.
     received: u64,
 }
@@ -83,7 +84,7 @@ pub(super) fn signature(sort: u8, parts: &[u64]) -> u32 {
 fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
     let refuse = |message: String| {
         Err(Error::new(ErrorKind::Unsupported, "dispatch", message)
-            .with_fix("use the flat or the expert-major layout, or kernels = \"cpu\""))
+            .with_fix("use a version of the kernel set that knows it"))
     };
     if call.cast > abi::TY_CAST_FP8_UE8M0 {
         return refuse(format!("found cast {}; expected 0 to 3", call.cast));
@@ -91,10 +92,12 @@ fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
     match call.layout {
         abi::TY_LAYOUT_FLAT => Ok(Layout::Flat),
         abi::TY_LAYOUT_EXPERT_MAJOR => Ok(Layout::ExpertMajor {
-            alignment: call.alignment,
+            // A call that is refused may bring nonsense; it brings no rows.
+            alignment: call.alignment.max(1),
             zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
         }),
-        other => refuse(format!("found layout {other}; expected flat (1) or expert-major (2)")),
+        abi::TY_LAYOUT_PACKED => Ok(Layout::Packed),
+        other => refuse(format!("found layout {other}; expected 1 to 3")),
     }
 }
 
@@ -123,7 +126,8 @@ impl Engine {
                 return Err(self.name_holders(error, call.operation));
             }
         };
-        let rows = if worst {
+        // Packed regions have room for all.
+        let rows = if worst || arrangement == Layout::Packed {
             RegionRows::worst(&spec)?
         } else {
             RegionRows { tokens: outcome.tokens, experts: outcome.rows }
@@ -132,10 +136,11 @@ impl Engine {
         self.arena.shrink(region.id, layout.bytes);
         let output =
             Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
+        let shape = self.shape;
         if call.flags & abi::TY_DISPATCH_REPLAY == 0 {
             let state = &mut self.handles[call.handle as usize];
             state.received = outcome.tokens;
-            state.rows = output.rows_of(arrangement);
+            state.rows = output.rows_of(arrangement, &shape);
             state.slots = output.address + layout.slots.offset;
             state.weights =
                 if format.row.weights { output.address + layout.weights.offset } else { 0 };
@@ -147,6 +152,7 @@ impl Engine {
             format,
             output,
             arrangement,
+            worst,
             received,
         });
         Ok(())
@@ -194,7 +200,7 @@ impl Engine {
         common.origin = state.origin;
         let alignment = match spec.layout {
             Layout::ExpertMajor { alignment, .. } => alignment,
-            Layout::Flat | Layout::Packed => 0,
+            Layout::Flat | Layout::Packed => 1,
         };
         let sort = if replay { 2 } else { 1 } | (call.layout as u8) << 4;
         common.signature = signature(
@@ -227,8 +233,10 @@ impl Engine {
             scale_words: format.scale_columns as u32,
             replay: replay.into(),
             worst: state.worst.into(),
-            alignment,
+            layout: call.layout,
             worst_experts: RegionRows::worst(spec)?.experts,
+            alignment,
+            reserved0: 0,
             piece_bytes: moves.piece_bytes,
             pieces: moves.pieces,
             stages: moves.stages,
@@ -268,12 +276,17 @@ impl Engine {
         Ok(self.describe(&op))
     }
 
-    /// Expert-major: copies rows to the other experts of their tokens.
+    /// Expert-major and packed: copies rows to the other experts of their tokens.
     fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
-        let Layout::ExpertMajor { zero_padding, .. } = op.arrangement else { return Ok(()) };
+        let (major, zero_padding) = match op.arrangement {
+            Layout::Flat => return Ok(()),
+            Layout::ExpertMajor { zero_padding, .. } => (true, zero_padding),
+            Layout::Packed => (false, false),
+        };
         let (layout, row) = (&op.output.layout, &op.format.row);
         let at = |span: Span| op.output.address + span.offset;
-        let weights = |span: Span| if row.weights { at(span) } else { 0 };
+        // Packed: each copy brought its own.
+        let weights = |span: Span| if row.weights && major { at(span) } else { 0 };
         let arguments = SpreadArgs {
             x: at(layout.x),
             scales: at(layout.scales),
@@ -284,9 +297,9 @@ impl Engine {
             counts: at(layout.expert_counts),
             starts: at(layout.expert_starts),
             tokens: op.received,
-            rows: op.output.rows.experts,
+            rows: op.output.rows_of(op.arrangement, &self.shape),
             row_bytes: row.x_bytes.into(),
-            scale_words: op.format.scale_columns as u32,
+            scale_words: if major { op.format.scale_columns as u32 } else { 0 },
             topk: self.shape.topk,
             local_experts: self.shape.local_experts(),
             zero_padding: zero_padding.into(),
@@ -296,8 +309,11 @@ impl Engine {
     }
 
     fn describe(&self, op: &DispatchOp) -> abi::TyReceived {
-        let (shape, layout, tokens) = (&self.shape, &op.output.layout, op.output.rows.tokens);
-        let (flat, rows) = (op.arrangement == Layout::Flat, op.output.rows_of(op.arrangement));
+        let (shape, layout) = (&self.shape, &op.output.layout);
+        let rows = op.output.rows_of(op.arrangement, shape);
+        let (flat, packed) = (op.arrangement == Layout::Flat, op.arrangement == Layout::Packed);
+        let exact = packed && !op.worst;
+        let tokens = if exact { op.received } else { op.output.rows.tokens };
         let (local, ranks, topk) =
             (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
         let tensor = |span: Span, dtype: DType, shape: [u64; 2]| {
@@ -326,12 +342,12 @@ impl Engine {
                 (layout.weights, DType::F32),
                 if flat { [tokens, topk] } else { [rows, 1] },
             ),
-            source: tensor(layout.source, DType::I32, [tokens, 1]),
+            source: tensor(layout.source, DType::I32, [if packed { rows } else { tokens }, 1]),
             slots: of(!flat, (layout.slots, DType::I32), [tokens, topk]),
             expert_counts: tensor(layout.expert_counts, DType::I32, [local, 1]),
-            expert_starts: of(!flat, (layout.expert_starts, DType::I32), [local, 1]),
+            expert_starts: of(!flat && !packed, (layout.expert_starts, DType::I32), [local, 1]),
             source_counts: tensor(layout.rank_counts, DType::I32, [ranks, 1]),
-            ranges: NO_TENSOR,
+            ranges: of(packed, (layout.ranges, DType::I64), [local, ranks]),
             totals: tensor(layout.totals, DType::I64, [2, 1]),
         }
     }

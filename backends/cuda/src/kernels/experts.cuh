@@ -1,4 +1,4 @@
-// Expert-major on the owner's side: rows arrive at their first expert's place and are spread over the
+// Expert-major and packed on the owner's side: rows arrive at their first expert's place and are spread over the
 // others; expert outputs are merged into one partial row per received token before a combine.
 #pragma once
 #include "types.cuh"

@@ -22,7 +22,7 @@ pub(super) struct HandleState {
     pub(super) rows: u64,
     pub(super) worst: bool,
     pub(super) layout: Layout,
-    /// Expert-major: where the slots and the weights of the first output lie; 0 where it has none.
+    /// Expert-major and packed: where the slots and the weights of the first output lie; 0 where it has none.
     pub(super) slots: u64,
     pub(super) weights: u64,
     _memory: Buffer,
@@ -88,8 +88,12 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Rows of the output tensor: N (flat) or X (expert-major).
-    pub(super) fn rows_of(&self, layout: Layout) -> u64 {
-        if layout == Layout::Flat { self.rows.tokens } else { self.rows.experts }
+    /// Rows of the output tensor: N (flat), X (expert-major) or El * R*M (packed).
+    pub(super) fn rows_of(&self, layout: Layout, shape: &Shape) -> u64 {
+        match layout {
+            Layout::Flat => self.rows.tokens,
+            Layout::ExpertMajor { .. } => self.rows.experts,
+            Layout::Packed => u64::from(shape.local_experts()) * self.rows.tokens,
+        }
     }
 }

@@ -1,5 +1,4 @@
-//! The `cuda` kernel set: the direct algorithm over a transport's device face, flat and
-//! expert-major rows.
+//! The `cuda` kernel set: the direct algorithm over a transport's device face.
 //!
 //! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
 //! (outputs; a receiver chooses the place and says so when it enters). A dispatch is one persistent
@@ -75,8 +74,7 @@ fn check_face(limits: &Capabilities) -> Result<()> {
 
 impl KernelSet for CudaKernels {
     const NAME: &'static str = "cuda";
-    const ABOUT: &'static str =
-        "NVIDIA GPUs: device memory, flat and expert-major rows, one domain";
+    const ABOUT: &'static str = "NVIDIA GPUs: device memory, all layouts and types, one domain";
     type Config = CudaConfig;
 
     fn probe(config: &CudaConfig) -> Result<u32> {

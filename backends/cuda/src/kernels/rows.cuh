@@ -10,11 +10,11 @@ namespace ty {
 // Where the rows of this rank go.
 struct Targets {
   const u32* row_base;     // [R]
-  const u32* expert_base;  // [E], expert-major
+  const u32* expert_base;  // [E], expert-major and packed
   const u64* x;            // [R]: address of the first received row
 };
 
-// Expert-major: a row goes to the place of its first expert at each rank. All lanes of a warp.
+// Expert-major and packed: a row goes to the place of its first expert at each rank. All lanes of a warp.
 __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to, u32 token,
                                        u32 lane, u32* rank) {
   i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
@@ -29,7 +29,7 @@ __device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token
                              u32 lane) {
   u32 rank = 0;
   i64 row = -1;
-  if (a.alignment != 0)
+  if (!a.is_flat())
     row = first_expert_row(a, to, token, lane, &rank);
   else if (lane < a.c.topk)
     row = row_at(a.c, a.r, to.row_base, token, lane, &rank);

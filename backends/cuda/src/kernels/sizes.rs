@@ -55,7 +55,8 @@ impl Sizes {
                 let flat = worst(Layout::Flat)?;
                 // A shape whose other layouts have too many rows for an index still works flat.
                 let major = Layout::ExpertMajor { alignment: 128, zero_padding: false };
-                let two = 2 * worst(major).unwrap_or(0).max(flat);
+                let others = [major, Layout::Packed].map(|layout| worst(layout).unwrap_or(0));
+                let two = 2 * others.into_iter().fold(flat, u64::max);
                 two.min(ARENA_LIMIT).max(4 * flat)
             }
         };
