@@ -163,12 +163,17 @@ class Guard {
  private:
   __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
 
+  // Of waits that last, the one for the lowest phase and peer is told: the others may wait for a
+  // rank that waits for that one.
+  __device__ void claim(u64 mine) {
+    u64 told = load_relaxed(&report_->waiting);
+    if (told == 0 || told > mine) atomicCAS_system(&report_->waiting, told, mine);
+  }
+
   __device__ bool over(const What& what, u64 found) {
     u64 now = now_ns();
-    if (since_ == 0) {
-      since_ = now;
-      atomicCAS_system(&report_->waiting, 0ull, tag(what));
-    }
+    if (since_ == 0) since_ = now;
+    claim(tag(what));
     if (load_relaxed(&report_->waiting) == tag(what)) {
       store_relaxed(&report_->wait_signal, what.signal);
       store_relaxed(&report_->wait_expected, what.expected);

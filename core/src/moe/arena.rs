@@ -98,14 +98,19 @@ impl Arena {
         }
     }
 
-    #[cold]
-    fn full(&self, bytes: u64) -> Error {
+    /// Who holds the most, for messages.
+    pub fn holders(&self) -> String {
         let mut largest = self.regions.clone();
         largest.sort_by_key(|r| std::cmp::Reverse(r.bytes));
         let mut holders: Vec<_> = largest.iter().take(3).map(describe).collect();
         if largest.len() > 3 {
             holders.push(format!("{} more", largest.len() - 3));
         }
+        if holders.is_empty() { "nobody".into() } else { holders.join(", ") }
+    }
+
+    #[cold]
+    fn full(&self, bytes: u64) -> Error {
         let held: u64 = self.regions.iter().map(|r| r.bytes).sum();
         Error::new(
             ErrorKind::Full,
@@ -113,7 +118,7 @@ impl Arena {
             format!(
                 "the arena has {} bytes, {held} of them held; needed {bytes} in one piece; held by {}",
                 self.bytes,
-                if holders.is_empty() { "nobody".into() } else { holders.join(", ") }
+                self.holders()
             ),
         )
         .with_fix(format!("drop outputs and handles that are done, or raise {}", self.key))

@@ -6,11 +6,12 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::moe::{DType, Holder, Layout, REGION_ALIGN, Region};
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Enter, Terms, ToDomain, ToPeer, bad_record};
 use super::commands::{Block, Body};
-use super::control::{Signal, Signature, Verdict};
+use super::control::{Signal, Verdict};
 use super::dispatch::{refusal, unheard_refusal};
 use super::engine::{Engine, Operation, Wait};
 use super::source::float_type;

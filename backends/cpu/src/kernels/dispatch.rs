@@ -6,11 +6,12 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::moe::{Holder, Layout, RegionLayout, RegionSpec};
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Enter, Terms, ToDomain, ToPeer, bad_record};
 use super::commands::Body;
-use super::control::{Header, Signal, Signature, Verdict};
+use super::control::{Header, Signal, Verdict};
 use super::engine::{Engine, Operation, Wait};
 use super::handle::{Arrangement, WireFormat};
 use super::output::Output;

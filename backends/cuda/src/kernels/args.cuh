@@ -38,6 +38,9 @@ struct Outcome {
   u64 capacity;
   u32 verdict;  // how the refusing rank entered
   u32 text_bytes;
+  u64 signature; // of the rank that it is about
+  u32 origin;
+  u32 reserved;
   u8 text[kTextBytes];
 };
 
@@ -58,14 +61,15 @@ struct Common {
   State* state;
   Outcome* outcome;
   u64 cap_ns;
+  u64 signature;        // what must be equal on all ranks; the low byte even where one refuses
   u32 rank, ranks, experts, topk;
   u32 max_tokens, tokens;
   u32 epoch;            // of the operation; never 0
-  u32 signature;        // what must be equal on all ranks; the low byte even where one refuses
+  u32 reserved;
   u32 origin;           // epoch of the dispatch that made the handle
   u32 verdict;
   u32 entry_words;      // 64-bit words of a record
-  u32 text_bytes;
+  u32 text_bytes;       // why it refuses; else who holds its arena, where that may be too full
   u8 text[kTextBytes];
 
   __device__ u32 local_experts() const { return experts / ranks; }

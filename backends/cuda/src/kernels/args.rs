@@ -67,6 +67,9 @@ pub(crate) struct Outcome {
     pub(crate) capacity: u64,
     pub(crate) verdict: u32,
     pub(crate) text_bytes: u32,
+    pub(crate) signature: u64,
+    pub(crate) origin: u32,
+    pub(crate) reserved: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -89,6 +92,7 @@ pub(crate) struct Common {
     pub(crate) state: u64,
     pub(crate) outcome: u64,
     pub(crate) cap_ns: u64,
+    pub(crate) signature: u64,
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
     pub(crate) experts: u32,
@@ -96,7 +100,7 @@ pub(crate) struct Common {
     pub(crate) max_tokens: u32,
     pub(crate) tokens: u32,
     pub(crate) epoch: u32,
-    pub(crate) signature: u32,
+    pub(crate) reserved: u32,
     pub(crate) origin: u32,
     pub(crate) verdict: u32,
     pub(crate) entry_words: u32,

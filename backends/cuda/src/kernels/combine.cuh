@@ -79,8 +79,9 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
   if (blockIdx.x == 0) {
-    u32 head[kHead] = {a.c.verdict | gridDim.x << 8, a.c.signature, a.c.origin, (u32)(a.x / 16),
-                       (u32)(a.weights / 16), (u32)a.rows, 0, 0};
+    u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin,
+                       (u32)(a.x / 16),              (u32)(a.weights / 16), (u32)a.rows,
+                       (u32)(a.c.signature >> 32),   0};
     // As many words as a dispatch, so that ranks that do one find out and do not wait.
     enter(a.c, up, kHead + a.c.ranks, a.c.verdict, nullptr,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
@@ -97,7 +98,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
       for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
         a.c.state->done[s] += heard[s * kHead] >> 8;
     __syncthreads();
-    if (threadIdx.x == 0) tell(a.c, up, d, heard[d.rank * kHead] & 0xff, guard);
+    if (threadIdx.x == 0) tell(a.c, up, d, &heard[d.rank * kHead], guard);
   }
   if (d.code != kGo) return;
   sum_rows<Type>(a, up, heard);

@@ -2,11 +2,13 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, HEAD, MergeArgs};
-use super::dispatch::{refusal, signature};
+use super::args::{CombineArgs, ENTER, HEAD, MergeArgs, REFUSE_FULL, REFUSE_TEXT};
+use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
+use super::outcome::Called;
 
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -25,10 +27,6 @@ struct Staged {
 }
 
 impl Engine {
-    pub(super) fn own_rank(&self) -> u32 {
-        self.common(0, &[], false).rank
-    }
-
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
@@ -37,14 +35,16 @@ impl Engine {
         let staged = if text.is_empty() { self.stage(call) } else { Ok(Staged::default()) };
         let sent = match &staged {
             // SAFETY: by this function's contract.
-            Ok(staged) => unsafe { self.launch_combine(call, staged, (text, false)) },
+            Ok(staged) => unsafe { self.launch_combine(call, staged, (REFUSE_TEXT, text)) },
             Err(error) => {
                 let detail = error.detail();
                 // SAFETY: as above.
-                unsafe { self.launch_combine(call, &Staged::default(), (detail.as_bytes(), true)) }
+                unsafe {
+                    self.launch_combine(call, &Staged::default(), (REFUSE_FULL, detail.as_bytes()))
+                }
             }
         };
-        let outcome = sent.and_then(|()| self.hear_outcome(call.operation));
+        let outcome = sent.and_then(|called| self.hear_outcome(call.operation, &called));
         let staging = staged.as_ref().ok().and_then(|staged| staged.region);
         if let Err(error) = self.give_up(outcome) {
             staging.iter().for_each(|r| self.arena.release(r.id));
@@ -132,15 +132,18 @@ impl Engine {
         &self,
         call: &abi::TyCombine,
         staged: &Staged,
-        (text, full): (&[u8], bool),
-    ) -> Result<()> {
+        (verdict, text): (u32, &[u8]),
+    ) -> Result<Called> {
         let state = &self.handles[call.handle as usize];
         let slot = self.slot(call.operation);
-        let mut common = self.common(call.operation, text, full);
+        let verdict = if text.is_empty() { ENTER } else { verdict };
+        let mut common = self.common(call.operation, verdict, text);
         common.tokens = state.tokens;
         common.origin = state.origin;
-        let weights = !call.weights.data.is_null();
-        common.signature = signature(3, &[call.x.dtype.into(), weights.into(), call.flags.into()]);
+        let signature = Signature::combine(call);
+        common.signature = signature.0;
+        let called =
+            Called { rank: self.rank, operation: call.operation, signature, origin: common.origin };
         let (kernel, element) = summable(call.x.dtype);
         let arguments = CombineArgs {
             common,
@@ -158,8 +161,9 @@ impl Engine {
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest
         // belongs to the engine.
         unsafe {
-            self.launch(&self.kernels.combine[kernel], (self.blocks, shared), &arguments, slot)
+            self.launch(&self.kernels.combine[kernel], (self.blocks, shared), &arguments, slot)?;
         }
+        Ok(called)
     }
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {

@@ -79,8 +79,9 @@ template <class Up>
 __device__ void enter_dispatch(const DispatchArgs& a, const Up& up) {
   u32 verdict = a.c.verdict;
   if (verdict == kEnter && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
-  u32 head[kHead] = {verdict | gridDim.x << 8, a.c.signature, a.c.origin, (u32)(a.region / 128),
-                     (u32)(a.capacity / 128), 0, 0, 0};
+  u32 head[kHead] = {verdict | gridDim.x << 8,  (u32)a.c.signature, a.c.origin,
+                     (u32)(a.region / 128),     (u32)(a.capacity / 128), 0,
+                     (u32)(a.c.signature >> 32), a.c.text_bytes};
   u32 words = words_of(a) + Counted(a, 0).count;
   enter(a.c, up, words, verdict, a.topk_idx, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
@@ -293,7 +294,7 @@ __device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTa
     a.c.outcome->needed = region_of(a, t, d.rank).bytes;
     a.c.outcome->capacity = (u64)head[4] * 128;
   }
-  tell(a.c, up, d, head[0] & 0xff, guard);
+  tell(a.c, up, d, head, guard);
 }
 
 template <class Up>

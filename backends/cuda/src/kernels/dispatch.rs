@@ -5,11 +5,13 @@ use tokenyard_core::host::NO_TENSOR;
 use tokenyard_core::moe::{
     DType, Holder, Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Span,
 };
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{DispatchArgs, SpreadArgs};
+use super::args::{DispatchArgs, ENTER, REFUSE_TEXT, SpreadArgs};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
+use super::outcome::Called;
 use super::sizes::Moves;
 
 /// A dispatch between send and receive.
@@ -71,15 +73,6 @@ pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(text.data, text.bytes) }
 }
 
-/// A number that differs where calls do. The low byte says what sort of call it is, which must be
-/// equal even where a rank refuses.
-pub(super) fn signature(sort: u8, parts: &[u64]) -> u32 {
-    let hash = parts.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, part| {
-        (hash ^ part).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
-    });
-    (hash >> 32) as u32 & !0xff | u32::from(sort)
-}
-
 /// How received rows are arranged.
 fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
     let refuse = |message: String| {
@@ -115,7 +108,7 @@ impl Engine {
         let place = region.map_or((0, 0), |r| (r.offset, r.bytes));
         // SAFETY: by this function's contract.
         let sent = unsafe { self.launch_dispatch(call, (&format, &spec), place) };
-        let outcome = sent.and_then(|()| self.hear_outcome(call.operation));
+        let outcome = sent.and_then(|called| self.hear_outcome(call.operation, &called));
         let (outcome, region) = match (self.give_up(outcome), region) {
             (Ok(outcome), Some(region)) => (outcome, region),
             (Ok(_), None) => {
@@ -123,7 +116,7 @@ impl Engine {
             }
             (Err(error), region) => {
                 region.iter().for_each(|r| self.arena.release(r.id));
-                return Err(self.name_holders(error, call.operation));
+                return Err(error);
             }
         };
         // Packed regions have room for all.
@@ -158,21 +151,6 @@ impl Engine {
         Ok(())
     }
 
-    /// If this rank's own arena is full, says who holds it.
-    fn name_holders(&mut self, error: Error, operation: u64) -> Error {
-        if error.kind() != ErrorKind::Full || error.rank() != Some(self.own_rank()) {
-            return error;
-        }
-        let whole = self.sizes.arena_bytes;
-        match self.arena.allocate(whole, Holder::Dispatch(operation)) {
-            Err(full) => full.with_rank(self.own_rank()).with_context("why", error.message()),
-            Ok(region) => {
-                self.arena.release(region.id);
-                error.with_fix("raise [kernels.cuda] arena_mib")
-            }
-        }
-    }
-
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn launch_dispatch(
@@ -180,13 +158,19 @@ impl Engine {
         call: &abi::TyDispatch,
         (format, spec): (&Format, &RegionSpec),
         (region, capacity): (u64, u64),
-    ) -> Result<()> {
+    ) -> Result<Called> {
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
         let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
         let slot = self.slot(call.operation);
         let problem = self.problem();
-        let mut common = self.common(call.operation, text, false);
+        // Who holds the arena, should it turn out to be too full.
+        let scarce = capacity < RegionLayout::worst(spec)?.bytes;
+        let holders = if scarce && text.is_empty() { self.arena.holders() } else { String::new() };
+        let mut common = match text {
+            [] => self.common(call.operation, ENTER, holders.as_bytes()),
+            text => self.common(call.operation, REFUSE_TEXT, text),
+        };
         let state = &mut self.handles[call.handle as usize];
         if !replay && text.is_empty() {
             state.origin = common.epoch;
@@ -198,19 +182,10 @@ impl Engine {
         common.tokens = state.tokens;
         // All ranks count the same dispatch, so its epoch is no news; a replay names an older one.
         common.origin = state.origin;
-        let alignment = match spec.layout {
-            Layout::ExpertMajor { alignment, .. } => alignment,
-            Layout::Flat | Layout::Packed => 1,
-        };
-        let sort = if replay { 2 } else { 1 } | (call.layout as u8) << 4;
-        common.signature = signature(
-            sort,
-            &[
-                alignment.into(),
-                u64::from(format.dtype) | u64::from(state.worst) << 32 | u64::from(call.cast) << 40,
-                u64::from(format.row.weights) | format.scale_columns << 32,
-            ],
-        );
+        let signature = Signature::dispatch(call);
+        common.signature = signature.0;
+        let called =
+            Called { rank: self.rank, operation: call.operation, signature, origin: common.origin };
         let moves = Moves::new(&self.shape, format.row.x_bytes.into(), self.most_shared);
         let (x, scales, scale_stride) = match call.cast {
             abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
@@ -235,7 +210,7 @@ impl Engine {
             worst: state.worst.into(),
             layout: call.layout,
             worst_experts: RegionRows::worst(spec)?.experts,
-            alignment,
+            alignment: spec.layout.alignment(),
             reserved0: 0,
             piece_bytes: moves.piece_bytes,
             pieces: moves.pieces,
@@ -251,8 +226,9 @@ impl Engine {
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest
         // belongs to the engine.
         unsafe {
-            self.launch(&self.kernels.dispatch, (self.blocks, moves.shared), &arguments, slot)
+            self.launch(&self.kernels.dispatch, (self.blocks, moves.shared), &arguments, slot)?;
         }
+        Ok(called)
     }
 
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
@@ -365,25 +341,5 @@ impl Engine {
             shape,
             stride: [shape[1] as i64, 1],
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::signature;
-
-    #[test]
-    fn signatures_differ_where_calls_do() {
-        let all = [
-            signature(1, &[1, 0]),
-            signature(2, &[1, 0]),
-            signature(1, &[2, 0]),
-            signature(1, &[0, 1]),
-            signature(1, &[1, 1 << 32]),
-        ];
-        for (i, one) in all.iter().enumerate() {
-            assert!(!all[i + 1..].contains(one), "{all:x?}");
-        }
-        assert_eq!(all[2] & 0xff, 1);
     }
 }

@@ -11,11 +11,11 @@ use tokenyard_core::moe::{Arena, DType, Holder, Shape};
 use tokenyard_core::wait::{WaitBoard, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{ArriveArgs, Common, ENTER, Outcome, REFUSE_TEXT, State, TEXT};
+use super::args::{ArriveArgs, Common, Outcome, State, TEXT};
 use super::combine::CombineOp;
 use super::dispatch::DispatchOp;
 use super::handle::HandleState;
-use super::outcome::judge;
+use super::outcome::{Called, judge};
 use super::sizes::{ARENA, Sizes, THREADS, moe_shape};
 use super::waits::{Wait, Waits};
 use crate::compile::{Architecture, Cache, Program, Rows};
@@ -73,7 +73,7 @@ pub(super) struct Engine {
     pub(super) arena_at: u64,
     pub(super) shape: Shape,
     pub(super) sizes: Sizes,
-    rank: u32,
+    pub(super) rank: u32,
     level: u64,
     cap_ns: u64,
     pub(super) blocks: u32,
@@ -170,13 +170,12 @@ impl Engine {
         (operation % u64::from(u32::MAX)) as u32 + 1
     }
 
-    /// What every operation passes. A text of at most [`TEXT`] bytes refuses it.
-    pub(super) fn common(&self, operation: u64, refusal: &[u8], full: bool) -> Common {
+    /// What every operation passes: how this rank enters, and up to [`TEXT`] bytes that say why.
+    pub(super) fn common(&self, operation: u64, verdict: u32, text: &[u8]) -> Common {
         let slot = self.slot(operation);
-        let bytes = refusal.len().min(TEXT);
-        let mut text = [0; TEXT];
-        text[..bytes].copy_from_slice(&refusal[..bytes]);
-        let refused = if full { super::args::REFUSE_FULL } else { REFUSE_TEXT };
+        let bytes = text.len().min(TEXT);
+        let mut room = [0; TEXT];
+        room[..bytes].copy_from_slice(&text[..bytes]);
         Common {
             entries: self.sizes.entries(slot as u32),
             abort: self.waits.abort.at(0) as u64,
@@ -184,6 +183,7 @@ impl Engine {
             state: self.state.address(),
             outcome: self.outcomes.at(slot) as u64,
             cap_ns: self.cap_ns,
+            signature: 0,
             rank: self.rank,
             ranks: self.shape.ranks,
             experts: self.shape.experts,
@@ -191,12 +191,12 @@ impl Engine {
             max_tokens: self.shape.max_tokens,
             tokens: 0,
             epoch: Self::epoch(operation),
-            signature: 0,
+            reserved: 0,
             origin: 0,
-            verdict: if bytes > 0 { refused } else { ENTER },
+            verdict,
             entry_words: self.sizes.entry_words,
             text_bytes: bytes as u32,
-            text,
+            text: room,
         }
     }
 
@@ -227,7 +227,7 @@ impl Engine {
     }
 
     /// Waits until the kernel of an operation has told what it came to.
-    pub(super) fn hear_outcome(&self, operation: u64) -> Result<Outcome> {
+    pub(super) fn hear_outcome(&self, operation: u64, ours: &Called) -> Result<Outcome> {
         let slot = self.slot(operation);
         let epoch = u64::from(Self::epoch(operation));
         let at = self.outcomes.at(slot);
@@ -241,11 +241,7 @@ impl Engine {
         self.waits.until(wait, &|| heard() == epoch, &|| self.events[slot].is_done())?;
         // SAFETY: the kernel has written it and does not touch it again.
         let outcome = unsafe { at.read_volatile() };
-        judge(
-            &outcome,
-            self.waits.ranks[outcome.rank as usize % self.waits.ranks.len()],
-            &self.shape,
-        )?;
+        judge(&outcome, ours, &self.shape)?;
         Ok(outcome)
     }
 

@@ -61,7 +61,7 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const i6
 template <class Up, class Word>
 __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict, const i64* topk_idx,
                       Word word) {
-  u32 text = verdict == kEnter ? 0 : kTextWords, all = words + text;
+  u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
   for (u32 i = threadIdx.x; i < c.ranks * all; i += blockDim.x) {
     u32 peer = (c.rank + i / all) % c.ranks, w = i % all;
     u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
@@ -96,6 +96,9 @@ __device__ bool hear(const Common& c, const Up& up, u32 words, u32* table, Guard
   return ok;
 }
 
+// What a head says of its rank's call.
+__device__ inline u64 signature_of(const u32* head) { return head[1] | (u64)head[6] << 32; }
+
 struct Decision {
   u32 code;
   u32 rank;
@@ -104,34 +107,44 @@ struct Decision {
 // The first objection in order of ranks, or kGo: what heads say that does not depend on sizes.
 __device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
   for (u32 s = 0; s < c.ranks; s++)
-    if ((table[s * words + 1] ^ c.signature) & 0xff) return {kMismatch, s};
+    if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
   for (u32 s = 0; s < c.ranks; s++)
     if ((table[s * words] & 0xff) != kEnter) return {kRefused, s};
   for (u32 s = 0; s < c.ranks; s++)
-    if (table[s * words + 1] != c.signature) return {kMismatch, s};
+    if (signature_of(&table[s * words]) != c.signature) return {kMismatch, s};
   for (u32 s = 0; s < c.ranks; s++)
     if (table[s * words + 2] != c.origin) return {kOrigin, s};
   return {kGo, c.rank};
 }
 
-// Tells the host. One thread.
+// Hears the text that goes with a record. One thread.
 template <class Up>
-__device__ void tell(const Common& c, const Up& up, const Decision& d, u32 verdict, Guard& guard) {
+__device__ bool hear_text(const Common& c, const Up& up, u32 source, u32 verdict, Guard& guard) {
+  Outcome& o = *c.outcome;
+  u32 first = c.entry_words - kTextWords;
+  for (u32 w = 0; w < kTextWords; w++) {
+    u32 value;
+    if (!hear_word(c, up, source, first + w, guard, &value)) return false;
+    if (verdict != kRefuseRoute && w == 0) o.text_bytes = value;
+    u32 at = verdict != kRefuseRoute ? w - 1 : w;
+    if (at < kTextBytes / 4) reinterpret_cast<u32*>(o.text)[at] = value;
+  }
+  return true;
+}
+
+// Tells the host, with what the head of the rank in question says. One thread.
+template <class Up>
+__device__ void tell(const Common& c, const Up& up, const Decision& d, const u32* head,
+                     Guard& guard) {
   Outcome& o = *c.outcome;
   o.code = d.code;
   o.rank = d.rank;
-  o.verdict = verdict;
+  o.verdict = head[0] & 0xff;
+  o.signature = signature_of(head);
+  o.origin = head[2];
   o.text_bytes = 0;
-  if (d.code == kRefused) {
-    u32 first = c.entry_words - kTextWords;
-    for (u32 w = 0; w < kTextWords; w++) {
-      u32 value;
-      if (!hear_word(c, up, d.rank, first + w, guard, &value)) return;
-      if (verdict != kRefuseRoute && w == 0) o.text_bytes = value;
-      u32 at = verdict != kRefuseRoute ? w - 1 : w;
-      if (at < kTextBytes / 4) reinterpret_cast<u32*>(o.text)[at] = value;
-    }
-  }
+  bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
+  if (text && !hear_text(c, up, d.rank, o.verdict, guard)) return;
   __threadfence_system();
   store_release(&o.epoch, c.epoch);
 }

@@ -1,14 +1,26 @@
 //! What an operation came to, in words.
 
 use tokenyard_core::moe::Shape;
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{
     BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_FULL, REFUSE_ROUTE, REFUSED, TEXT,
 };
 
-/// The error that an outcome stands for. `rank` is the world rank that it is about.
-pub(super) fn judge(outcome: &Outcome, rank: u32, shape: &Shape) -> Result<()> {
+/// What this rank called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Called {
+    pub(super) rank: u32,
+    pub(super) operation: u64,
+    pub(super) signature: Signature,
+    /// Epoch of the dispatch that made the handle.
+    pub(super) origin: u32,
+}
+
+/// The error that an outcome stands for. One domain: an index in the team is a world rank.
+pub(super) fn judge(outcome: &Outcome, ours: &Called, shape: &Shape) -> Result<()> {
+    let rank = outcome.rank;
     let error =
         |kind, message: String| Err(Error::new(kind, "enter operation", message).with_rank(rank));
     match outcome.code {
@@ -26,16 +38,20 @@ pub(super) fn judge(outcome: &Outcome, rank: u32, shape: &Shape) -> Result<()> {
         FULL => error(
             ErrorKind::Full,
             format!(
-                "rank {rank} has no room: its arena has {} bytes in one piece; needed {}",
-                outcome.capacity, outcome.needed
+                "rank {rank} has no room: its arena has {} bytes in one piece; needed {}; held by {}",
+                outcome.capacity,
+                outcome.needed,
+                text(outcome)
             ),
         ),
-        MISMATCH => error(
-            ErrorKind::Mismatch,
-            format!("rank {rank} called something else, or the same with other sizes or types"),
-        ),
+        MISMATCH => {
+            let call = |signature: Signature| format!("called a {}", signature.describe());
+            mismatch(ours, rank, [call(Signature(outcome.signature)), call(ours.signature)])
+        }
         ORIGIN => {
-            error(ErrorKind::Mismatch, format!("rank {rank} used the handle of another dispatch"))
+            let handle =
+                |epoch: u32| format!("used the handle of dispatch {}", epoch.wrapping_sub(1));
+            mismatch(ours, rank, [handle(outcome.origin), handle(ours.origin)])
         }
         BAD_ROWS => error(
             ErrorKind::Protocol,
@@ -43,6 +59,14 @@ pub(super) fn judge(outcome: &Outcome, rank: u32, shape: &Shape) -> Result<()> {
         ),
         other => error(ErrorKind::Internal, format!("found outcome {other}; expected 1 to 6")),
     }
+}
+
+fn mismatch(ours: &Called, peer: u32, [theirs, mine]: [String; 2]) -> Result<()> {
+    let message =
+        format!("operation {}: rank {peer} {theirs}; rank {} {mine}", ours.operation, ours.rank);
+    Err(Error::new(ErrorKind::Mismatch, "enter operation", message)
+        .with_rank(peer)
+        .with_fix("all ranks must call the same operations in the same order with the same types"))
 }
 
 fn text(outcome: &Outcome) -> String {
@@ -80,8 +104,12 @@ mod tests {
         capacity: 0,
         verdict: 0,
         text_bytes: 0,
+        signature: 0,
+        origin: 0,
+        reserved: 0,
         text: [0; TEXT],
     };
+    const OURS: Called = Called { rank: 0, operation: 4, signature: Signature(3), origin: 2 };
 
     #[test]
     fn a_bad_routing_is_told_with_row_column_and_value() {
@@ -89,7 +117,7 @@ mod tests {
         for (i, word) in [7_u32, 1 << 8 | 2, 9, 0].into_iter().enumerate() {
             bad.text[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
         }
-        let error = judge(&bad, 3, &SHAPE).unwrap_err();
+        let error = judge(&Outcome { rank: 3, ..bad }, &OURS, &SHAPE).unwrap_err();
         assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(3)));
         let text = error.to_string();
         assert!(text.contains("found expert 9 in row 7, column 2; expected less than"), "{text}");
@@ -104,9 +132,20 @@ mod tests {
             text: [0xff; TEXT],
             ..OUTCOME
         };
-        assert!(judge(&long, 0, &SHAPE).is_err());
-        assert!(judge(&OUTCOME, 0, &SHAPE).is_ok());
+        assert!(judge(&long, &OURS, &SHAPE).is_err());
+        assert!(judge(&OUTCOME, &OURS, &SHAPE).is_ok());
         let unknown = Outcome { code: 99, ..OUTCOME };
-        assert_eq!(judge(&unknown, 0, &SHAPE).unwrap_err().kind(), ErrorKind::Internal);
+        assert_eq!(judge(&unknown, &OURS, &SHAPE).unwrap_err().kind(), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn a_mismatch_says_what_both_ranks_called() {
+        let other = Outcome { code: MISMATCH, signature: 1 | 1 << 4 | 1 << 8, ..OUTCOME };
+        let text = judge(&other, &OURS, &SHAPE).unwrap_err().to_string();
+        assert!(text.contains("operation 4: rank 1 called a flat dispatch of bf16"), "{text}");
+        assert!(text.contains("; rank 0 called a combine"), "{text}");
+        let other = Outcome { code: ORIGIN, origin: 6, ..OUTCOME };
+        let text = judge(&other, &OURS, &SHAPE).unwrap_err().to_string();
+        assert!(text.contains("rank 1 used the handle of dispatch 5; rank 0 used"), "{text}");
     }
 }
