@@ -35,7 +35,7 @@ fn replay(
     round: &Round,
     handle: &tokenyard_core::yard::Handle,
 ) -> Result<Received> {
-    let received = yard.replay(handle, &round.brought.replay_on(&yard)?).context("replay")?;
+    let received = yard.replay(handle, &round.brought.replay_on(yard)?).context("replay")?;
     round.check_received(&received).context("replay")?;
     Ok(received)
 }

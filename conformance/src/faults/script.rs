@@ -133,9 +133,9 @@ impl Player<'_> {
         self.at(Phase::Between)?;
         self.at(Phase::DispatchSend)?;
         if self.lie() == Some(Lie::Operation) {
-            yard.replay(&live.handle, &first.brought.replay_on(&yard)?)?;
+            yard.replay(&live.handle, &first.brought.replay_on(yard)?)?;
         }
-        let dispatch = round.brought.dispatch_on(&yard)?;
+        let dispatch = round.brought.dispatch_on(yard)?;
         let sent = yard.dispatch_send(&dispatch)?;
         self.at(Phase::DispatchReceive)?;
         let (received, handle) = yard.dispatch_recv(sent)?;

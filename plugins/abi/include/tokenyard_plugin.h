@@ -167,7 +167,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 2
+#define TY_KERNELS_MINOR 3
 
 /**
  * Most windows a kernel set may ask for.
@@ -272,7 +272,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 11314896150602700194ull
+#define TY_TRANSPORT_LAYOUT 6977574042058598274
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -282,7 +282,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 1032315329578327038
+#define TY_KERNELS_LAYOUT 14290031771705701118ull
 
 /**
  * Major version of the topology ABI.
@@ -307,7 +307,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 1
+#define TY_TRANSPORT_MINOR 2
 
 /**
  * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -353,6 +353,11 @@ struct TyTransportTable;
 #define TY_CAP_OWNS_MEMORY (1 << 7)
 
 /**
+ * `device_face` works: kernels post and wait by themselves.
+ */
+#define TY_CAP_DEVICE_FACE (1 << 8)
+
+/**
  * Copy `bytes` from the source window to the destination window of `peer`.
  */
 #define TY_OP_PUT 1
@@ -391,6 +396,41 @@ struct TyTransportTable;
  * The command failed (INV-7). `status` is negative and the details are in `health`.
  */
 #define TY_EVENT_ERROR 2
+
+/**
+ * The contract of device faces: `backends/device/transport.cuh` of this version.
+ */
+#define TY_FACE_VERSION 1
+
+/**
+ * A face in CUDA C++.
+ */
+#define TY_DIALECT_CUDA 1
+
+/**
+ * A face in HIP C++.
+ */
+#define TY_DIALECT_HIP 2
+
+/**
+ * CUDA's run-time compiler can compile the face; so can nvcc.
+ */
+#define TY_COMPILER_NVRTC 1
+
+/**
+ * Only nvcc can.
+ */
+#define TY_COMPILER_NVCC 2
+
+/**
+ * HIP's run-time compiler can compile the face; so can hipcc.
+ */
+#define TY_COMPILER_HIPRTC 3
+
+/**
+ * Only hipcc can.
+ */
+#define TY_COMPILER_HIPCC 4
 
 /**
  * Room that the host gives to `endpoint`.
@@ -613,6 +653,64 @@ typedef struct TyConfig {
    */
   struct TyStr file;
 } TyConfig;
+
+/**
+ * What a kernel set compiles into its kernels to use a transport.
+ */
+typedef struct TyDeviceFace {
+  /**
+   * `sizeof(TyDeviceFace)`.
+   */
+  size_t size;
+  /**
+   * [`TY_FACE_VERSION`] that the source was written for.
+   */
+  uint32_t version;
+  /**
+   * One of `TY_DIALECT_*`.
+   */
+  uint32_t dialect;
+  /**
+   * One of `TY_COMPILER_*`.
+   */
+  uint32_t compiler;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * Source text of `struct Face`, to be included inside a namespace.
+   */
+  struct TyStr source;
+  /**
+   * Folders that the source includes from.
+   */
+  const struct TyStr *include_folders;
+  /**
+   * Number of folders.
+   */
+  size_t include_folder_count;
+  /**
+   * Macros of the form `NAME=VALUE`.
+   */
+  const struct TyStr *defines;
+  /**
+   * Number of macros.
+   */
+  size_t define_count;
+  /**
+   * The value of `Face::Params`, which kernels take by value.
+   */
+  const uint8_t *params;
+  /**
+   * Its size.
+   */
+  size_t param_bytes;
+  /**
+   * Its alignment.
+   */
+  size_t param_alignment;
+} TyDeviceFace;
 
 /**
  * Arguments of `discover`.
@@ -1048,6 +1146,11 @@ typedef struct TyTransportTable {
    * `peer` (device, provider, both addresses). `*bytes` becomes its length, at most `capacity`.
    */
   int32_t (*link_name)(void *instance, uint32_t peer, uint8_t *data, size_t capacity, size_t *bytes);
+  /**
+   * Optional, cold, after `connect`; required with `TY_CAP_DEVICE_FACE`. What kernels compile
+   * in to use this transport. What it points to is valid until `close`.
+   */
+  int32_t (*device_face)(void *instance, struct TyDeviceFace *face, struct TyError *error);
 } TyTransportTable;
 
 /**
@@ -1465,6 +1568,24 @@ typedef struct TyKernelsTable {
    * Required. Takes back an arena region.
    */
   void (*release)(void *instance, uint64_t region);
+  /**
+   * Optional; required where the set does not work on host memory, as are the next two. Gives
+   * memory of the kind it works on, for tensors of tools that have none of their own.
+   */
+  int32_t (*tensor_alloc)(void *instance, uint64_t bytes, uint8_t **pointer, struct TyError *error);
+  /**
+   * Takes such memory back; it is not in use by an operation.
+   */
+  void (*tensor_free)(void *instance, uint8_t *pointer);
+  /**
+   * Copies between host memory and memory of the kind it works on, and waits for it. No operation
+   * writes either meanwhile.
+   */
+  int32_t (*copy)(void *instance,
+                  uint8_t *to,
+                  const uint8_t *from,
+                  uint64_t bytes,
+                  struct TyError *error);
 } TyKernelsTable;
 
 /**

@@ -24,6 +24,7 @@ use crate::driver::{Buffer, Context, Event, Function, Launch, Module, Pinned, St
 
 /// An operation between its send and its receive.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
 pub(super) enum Operation {
     None,
     Dispatch(DispatchOp),
