@@ -166,6 +166,12 @@ struct CombineArgs {
   u64 weights;         // arena offset of their weights
   u64 rows;            // N on this rank
   u64 row_bytes;
+  u32 piece_bytes;     // a row is read in pieces of so many bytes
+  u32 pieces;
+  u32 stages;          // pieces in flight of a block
+  u32 stage_bytes;
+  u32 table_bytes;     // shared memory before the stages
+  u32 reserved;
 };
 
 // Waits for one signal of every rank.

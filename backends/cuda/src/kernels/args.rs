@@ -166,6 +166,12 @@ pub(crate) struct CombineArgs {
     pub(crate) weights: u64,
     pub(crate) rows: u64,
     pub(crate) row_bytes: u64,
+    pub(crate) piece_bytes: u32,
+    pub(crate) pieces: u32,
+    pub(crate) stages: u32,
+    pub(crate) stage_bytes: u32,
+    pub(crate) table_bytes: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]

@@ -5,10 +5,11 @@ use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, ENTER, HEAD, MergeArgs, REFUSE_FULL, REFUSE_TEXT};
+use super::args::{CombineArgs, ENTER, MergeArgs, REFUSE_FULL, REFUSE_TEXT};
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
 use super::outcome::Called;
+use super::sizes::Pulls;
 
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +146,8 @@ impl Engine {
         let called =
             Called { rank: self.rank, operation: call.operation, signature, origin: common.origin };
         let (kernel, element) = summable(call.x.dtype);
+        let row_bytes = u64::from(self.shape.hidden) * element;
+        let pulls = Pulls::new(self.shape.ranks, row_bytes, self.most_shared);
         let arguments = CombineArgs {
             common,
             routing: state.routing,
@@ -155,13 +158,23 @@ impl Engine {
             x: staged.x,
             weights: staged.weights,
             rows: state.received,
-            row_bytes: u64::from(self.shape.hidden) * element,
+            row_bytes,
+            piece_bytes: pulls.piece_bytes,
+            pieces: pulls.pieces,
+            stages: pulls.stages,
+            stage_bytes: pulls.stage_bytes,
+            table_bytes: pulls.table_bytes,
+            reserved: 0,
         };
-        let shared = self.shape.ranks * HEAD * 4;
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest
         // belongs to the engine.
         unsafe {
-            self.launch(&self.kernels.combine[kernel], (self.blocks, shared), &arguments, slot)?;
+            self.launch(
+                &self.kernels.combine[kernel],
+                (self.blocks, pulls.shared),
+                &arguments,
+                slot,
+            )?;
         }
         Ok(called)
     }

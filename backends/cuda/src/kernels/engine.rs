@@ -391,14 +391,17 @@ fn load(
     let image = cache.get(&program.key()?, || program.compile().map(|made| made.image))?;
     let module = Module::load(context, &image)?;
     let dispatch = module.function("ty_dispatch")?;
-    dispatch.allow_shared(most_shared.saturating_sub(2048))?;
+    let combine = [
+        module.function("ty_combine_bf16")?,
+        module.function("ty_combine_f16")?,
+        module.function("ty_combine_f32")?,
+    ];
+    for kernel in combine.iter().chain([&dispatch]) {
+        kernel.allow_shared(most_shared.saturating_sub(2048))?;
+    }
     Ok(Kernels {
         dispatch,
-        combine: [
-            module.function("ty_combine_bf16")?,
-            module.function("ty_combine_f16")?,
-            module.function("ty_combine_f32")?,
-        ],
+        combine,
         arrive: module.function("ty_arrive")?,
         spread: module.function("ty_spread")?,
         merge: [

@@ -57,21 +57,15 @@ __device__ void merge_token(const MergeArgs& a, u64 token) {
   float weight = slot >= 0 && a.dispatch_weights ? a.dispatch_weights[slot] : 1.0f;
   if (a.weights && lane < a.topk)
     a.out_weights[token * a.topk + lane] = slot >= 0 ? a.weights[slot] : 0.0f;
-  for (u64 turn = 0; turn < a.row_bytes; turn += 512) {
-    u64 at = turn + lane * 16;
-    bool inside = at < a.row_bytes;
-    Sum<Type> sum;
+  for (u64 at = lane * 16; at < a.row_bytes + lane * 16; at += Sums<Type>::kBytes) {
+    i64 room = (i64)a.row_bytes - (i64)at;
+    Sums<Type> sums;
     for (u32 left = taken; left != 0; left &= left - 1) {
       u64 from = __shfl_sync(~0u, slot, __ffs(left) - 1);
       float by = __shfl_sync(~0u, weight, __ffs(left) - 1);
-      if (!inside) continue;
-      uint4 term = load_16((u64)a.x + from * a.row_bytes + at);
-      if (a.dispatch_weights)
-        sum.add_weighted(term, by);
-      else
-        sum.add(term);
+      sums.add((u64)a.x + from * a.row_bytes + at, room, a.dispatch_weights != nullptr, by);
     }
-    if (inside) *reinterpret_cast<uint4*>(a.out + token * a.row_bytes + at) = sum.result();
+    sums.store(a.out + token * a.row_bytes + at, room);
   }
 }
 

@@ -3,6 +3,7 @@
 // Two ways: bulk copies through shared memory (TMA, sm_90 and later), and vectors of 16 bytes. Lane k
 // of a warp stores to the rank of selection k, so that ranks are taken in the order of the routing.
 #pragma once
+#include "bulk.cuh"
 #include "route.cuh"
 
 namespace ty {
@@ -44,36 +45,6 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
 
 #if TY_ROWS_TMA
 
-__device__ inline u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-
-__device__ inline void bulk_load(u32 to, const u8* from, u32 bytes, u32 barrier) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          to),
-      "l"(from), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-__device__ inline void bulk_store(u8* to, u32 from, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
-               "r"(bytes)
-               : "memory");
-}
-// A local bulk load always ends: no guard.
-__device__ inline void wait_load(u32 barrier, u32 parity) {
-  u32 there;
-  do {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(there)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!there);
-}
-
 // The stages of one warp: `load` runs ahead of `store` by stages - 1, so that one group of stores
 // is still reading shared memory while the next row arrives.
 __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* shared) {
@@ -84,8 +55,7 @@ __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* s
   u32 stage = shared_address(shared) + warp * a.stages * pitch;
   u32 barrier = shared_address(barriers) + warp * a.stages * 8;
   if (lane == 0) {
-    for (u32 s = 0; s < a.stages; s++)
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + 8 * s) : "memory");
+    for (u32 s = 0; s < a.stages; s++) init_barrier(barrier + 8 * s, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     // The places were said to be free by loads; the stores below are of another proxy.
   }
@@ -109,7 +79,7 @@ __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* s
   for (u64 unit = next; unit < units; unit += step) {
     u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
     u8* there = target(a, to, token, piece, lane);
-    wait_load(barrier + 8 * slot, parity >> slot & 1);
+    wait_barrier(barrier + 8 * slot, parity >> slot & 1);
     parity ^= 1u << slot;
     if (there) bulk_store(there, stage + slot * pitch, piece_length(a, piece));
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");

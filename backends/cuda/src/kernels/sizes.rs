@@ -18,6 +18,8 @@ pub(super) const THREADS: u32 = 256;
 /// multiprocessor has, and many shallow queues beat few deep ones.
 const MOVERS: u32 = 7;
 const MOST_STAGES: u32 = 4;
+/// Rows that a block reads at once; `Ring::kMost` of the kernels.
+const RING_STAGES: u32 = 16;
 /// A longer row moves in pieces.
 const LONGEST_PIECE: u64 = 16_384;
 /// Shared memory that is not for stages: what kernels declare, and what the driver keeps.
@@ -98,21 +100,52 @@ impl Moves {
             (ranks * (5 * 8 + 2 * 4 + 4 * (HEAD + ranks)) + 2 * 4 * experts).next_multiple_of(128);
         // While it counts, each warp has a number per expert where the stages are.
         let counts = THREADS / 32 * experts * 4;
-        let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
-        let piece_bytes = row_bytes.div_ceil(pieces).next_multiple_of(REGION_ALIGN).min(row_bytes);
-        let pitch = (piece_bytes.next_multiple_of(REGION_ALIGN) as u32).max(128);
+        let (piece_bytes, pieces) = pieces(row_bytes);
+        let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
         let room = most_shared.saturating_sub(KEPT + table_bytes) / pitch;
         let movers = MOVERS.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         Self {
-            piece_bytes: piece_bytes as u32,
-            pieces: row_bytes.div_ceil(piece_bytes.max(1)).max(1) as u32,
+            piece_bytes,
+            pieces,
             stages,
             movers,
             table_bytes,
             shared: table_bytes + counts.max(movers * stages * pitch),
         }
     }
+}
+
+/// How a combine reads rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pulls {
+    pub(super) piece_bytes: u32,
+    pub(super) pieces: u32,
+    pub(super) stages: u32,
+    pub(super) stage_bytes: u32,
+    /// Shared memory before the stages: the heads of all ranks.
+    pub(super) table_bytes: u32,
+    pub(super) shared: u32,
+}
+
+impl Pulls {
+    /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
+    pub(super) fn new(ranks: u32, row_bytes: u64, most_shared: u32) -> Self {
+        let table_bytes = (ranks * HEAD * 4).next_multiple_of(128);
+        let (piece_bytes, pieces) = pieces(row_bytes);
+        let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
+        let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
+        let stages = room.clamp(1, RING_STAGES);
+        let shared = table_bytes + stages * stage_bytes;
+        Self { piece_bytes, pieces, stages, stage_bytes, table_bytes, shared }
+    }
+}
+
+/// Bytes of a piece of a row, and how many there are.
+fn pieces(row_bytes: u64) -> (u32, u32) {
+    let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
+    let piece = row_bytes.div_ceil(pieces).next_multiple_of(REGION_ALIGN).min(row_bytes);
+    (piece as u32, row_bytes.div_ceil(piece.max(1)).max(1) as u32)
 }
 
 pub(super) fn moe_shape(shape: &KernelShape) -> Shape {
@@ -141,6 +174,10 @@ mod tests {
                 assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
                 assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
                 assert!(moves.shared + KEPT <= HOPPER, "{moves:?}");
+                let pulls = Pulls::new(ranks, row_bytes, HOPPER);
+                assert!(pulls.shared + KEPT <= HOPPER && pulls.stages <= RING_STAGES, "{pulls:?}");
+                // 224 threads take five vectors of 16 bytes each.
+                assert!(u64::from(pulls.piece_bytes) <= 224 * 5 * 16);
             }
         }
     }

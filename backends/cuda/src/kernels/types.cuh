@@ -71,6 +71,34 @@ struct Sum {
   __device__ uint4 result() const { return empty ? make_uint4(0, 0, 0, 0) : Type::narrow(value); }
 };
 
-__device__ inline uint4 load_16(u64 at) { return *reinterpret_cast<const uint4*>(at); }
+// The sums of one thread: vectors that are 512 bytes apart, so that a warp has four lines each in
+// flight.
+template <class Type>
+struct Sums {
+  static constexpr u32 kCount = 4;
+  static constexpr u64 kBytes = kCount * 512;
+  Sum<Type> sum[kCount];
+
+  // Adds a row from `from` on; `left` bytes of it follow the thread's first.
+  __device__ void add(u64 from, i64 left, bool weighted, float weight) {
+    uint4 term[kCount];
+#pragma unroll
+    for (u32 i = 0; i < kCount; i++)
+      if (left > (i64)i * 512) term[i] = *reinterpret_cast<const uint4*>(from + i * 512);
+#pragma unroll
+    for (u32 i = 0; i < kCount; i++) {
+      if (left <= (i64)i * 512) continue;
+      if (weighted)
+        sum[i].add_weighted(term[i], weight);
+      else
+        sum[i].add(term[i]);
+    }
+  }
+  __device__ void store(u8* to, i64 left) const {
+#pragma unroll
+    for (u32 i = 0; i < kCount; i++)
+      if (left > (i64)i * 512) *reinterpret_cast<uint4*>(to + i * 512) = sum[i].result();
+  }
+};
 
 }  // namespace ty
