@@ -115,7 +115,8 @@ __device__ inline void add_release(u64* at, u64 value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// What the host sees of a kernel's waits: in pinned memory, one per yard.
+// What the host sees of a kernel's waits: in pinned memory, one per yard. The host only reads it,
+// so atomics of the device suffice; not every machine has atomics that both sides see.
 struct Report {
   u64 ended;     // not 0: a wait ended without its signal; the fields below say which
   u64 phase;     // TY_PHASE_*
@@ -156,7 +157,7 @@ class Guard {
       if (++looks_ % 1024 == 0 && over(what, found)) return false;
       found = read();
     }
-    if (since_ != 0) atomicCAS_system(&report_->waiting, tag(what), 0ull);
+    if (since_ != 0) atomicCAS(&report_->waiting, tag(what), 0ull);
     return true;
   }
 
@@ -167,7 +168,7 @@ class Guard {
   // rank that waits for that one.
   __device__ void claim(u64 mine) {
     u64 told = load_relaxed(&report_->waiting);
-    if (told == 0 || told > mine) atomicCAS_system(&report_->waiting, told, mine);
+    if (told == 0 || told > mine) atomicCAS(&report_->waiting, told, mine);
   }
 
   __device__ bool over(const What& what, u64 found) {
@@ -181,7 +182,7 @@ class Guard {
     }
     if (load_relaxed(abort_) == 0 && now - since_ < cap_) return false;
     ended_ = true;
-    if (atomicCAS_system(&report_->ended, 0ull, 1ull) == 0) {
+    if (atomicCAS(&report_->ended, 0ull, 1ull) == 0) {
       report_->phase = what.phase;
       report_->peer = what.peer;
       report_->signal = what.signal;

@@ -24,8 +24,13 @@ impl Device {
         load()?;
         let count = Self::count()?;
         let current = || {
-            let mut raw = 0;
-            // SAFETY: the driver is loaded; without a context the call fails and writes nothing.
+            let (mut context, mut raw) = (std::ptr::null_mut(), 0);
+            // SAFETY: the driver is loaded; both are ours.
+            let status = unsafe { sys::cuCtxGetCurrent(&mut context) };
+            if status != sys::CUresult::CUDA_SUCCESS || context.is_null() {
+                return None;
+            }
+            // SAFETY: as above, and a context is current.
             let status = unsafe { sys::cuCtxGetDevice(&mut raw) };
             (status == sys::CUresult::CUDA_SUCCESS).then_some(raw)
         };
