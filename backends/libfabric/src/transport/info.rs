@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -187,7 +188,10 @@ fn past_loopback(
     settings: &Settings,
     mut found: Vec<Info>,
 ) -> Result<Vec<Info>> {
-    let until = Instant::now() + ADDRESS_WAIT;
+    static WAITED: AtomicBool = AtomicBool::new(false);
+    // Once per process: an interface that got no address by then gets none.
+    let patience = if WAITED.swap(true, Ordering::Relaxed) { Duration::ZERO } else { ADDRESS_WAIT };
+    let until = Instant::now() + patience;
     loop {
         let others = interfaces::up(Path::new(interfaces::CLASS));
         if others.is_empty() || !found.iter().all(Info::is_loopback) {
@@ -278,8 +282,8 @@ fn query(library: &'static Library, settings: &Settings) -> Result<Vec<Info>> {
     Ok(found)
 }
 
-/// Whether a fabric is the one of libfabric 2 that leaves out the provider's software, and with it
-/// what this backend needs: writes of any size, back-pressure, a limit on retries.
+/// Whether a fabric is the one of libfabric 2 that leaves out the software of the provider efa. It has
+/// other limits, for which this backend was not made.
 fn is_direct(fabric: &str) -> bool {
     fabric == "efa-direct"
 }

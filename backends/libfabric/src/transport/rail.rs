@@ -4,6 +4,7 @@ mod errors;
 mod mailboxes;
 mod patience;
 mod read_back;
+mod words;
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -18,7 +19,6 @@ use tokenyard_sys_fabric::consts::*;
 use tokenyard_sys_fabric::types::*;
 
 use super::datum::{Datum, VALUES_PER_PEER};
-use super::engine::STAGING_REGION;
 use super::objects::{Objects, failed};
 use super::shared::Shared;
 use super::wire::{Extent, RailEndpoint};
@@ -398,38 +398,6 @@ impl State {
         Attempt::GivenUp
     }
 
-    /// Sends a datum alone.
-    #[inline]
-    pub(super) fn send(&mut self, peer: u32, datum: Datum) -> Attempt {
-        let transfer = self.nothing(peer, Some(datum));
-        self.inject(&transfer)
-    }
-
-    /// Tells the connected peers that stay that this rank closes.
-    pub(super) fn say_goodbye(&mut self, me: u32) {
-        for peer in (0..self.peers.len() as u32).filter(|peer| *peer != me) {
-            if self.knows(peer) && !self.peers[peer as usize].left {
-                // Who takes it not now learns it from the provider, or waits a little in its own drop.
-                let _ = self.send(peer, Datum::Bye(me));
-            }
-        }
-    }
-
-    /// A write of no bytes.
-    #[inline]
-    fn nothing(&self, peer: u32, datum: Option<Datum>) -> Transfer {
-        // Nothing is read there, but providers look into a descriptor before they look at the length.
-        Transfer {
-            peer,
-            local: self.spare,
-            descriptor: self.objects.descriptor(STAGING_REGION),
-            bytes: 0,
-            window: self.mailboxes,
-            offset: 0,
-            datum,
-        }
-    }
-
     /// Reads completions, and sends what is owed. Returns whether there were any.
     pub(super) fn drive(&mut self, shared: &Shared) -> bool {
         let mut moved = false;
@@ -507,37 +475,5 @@ impl State {
         if let Err(what) = result {
             self.distrust(shared, Some(peer), what);
         }
-    }
-
-    fn word_came(&mut self, peer: u32, note: fn(&mut Peer)) -> Result<(), &'static str> {
-        let peer = self.peers.get_mut(peer as usize);
-        peer.map(note).ok_or("a word of a rank that is not in the team")
-    }
-
-    /// Ends a batch whose last write was not accepted.
-    #[cold]
-    fn ring(&mut self) {
-        if let Some(peer) = self.doorbell
-            && self.post_fence(peer) != Attempt::Full
-        {
-            self.doorbell = None;
-        }
-    }
-
-    /// Writes nothing to `peer`; its completion comes when everything before it has left, where the
-    /// provider keeps that order.
-    pub(super) fn post_fence(&mut self, peer: u32) -> Attempt {
-        if self.fence_is_out {
-            return Attempt::Full;
-        }
-        let context = self.fence.get().cast();
-        let transfer = self.nothing(peer, None);
-        let attempt = self.write(&transfer, context, false);
-        self.fence_is_out = attempt == Attempt::Posted;
-        attempt
-    }
-
-    pub(super) fn fence_is_out(&self) -> bool {
-        self.fence_is_out
     }
 }

@@ -70,3 +70,36 @@ impl State {
         self.owed = 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::transport::tests::{connected, until, value};
+
+    #[test]
+    fn credits_come_back_although_the_provider_takes_nothing_for_another_writer() {
+        const VALUES: u64 = 200;
+        let mut ranks = connected(3);
+        let [alive, dead, receiver] = [2, 1, 0].map(|rank| ranks.remove(rank));
+        dead.die();
+        let credit = Datum::Credit(Place { peer: 0, slot: 0 });
+        until("the provider takes nothing for the dead rank", || {
+            receiver.drive();
+            receiver.engine.rail(0).send(1, credit) == Attempt::Full
+        });
+        // As if its values had come just before.
+        let mut state = receiver.engine.rail(0);
+        (state.peers[1].owed, state.owed) = (0b111, 3);
+        drop(state);
+        let mut next = 1;
+        until("more values of the other arrive than it has mailboxes", || {
+            alive.drive();
+            receiver.drive();
+            next += u64::from(next <= VALUES && alive.offer(value(0, next)));
+            (1..=VALUES)
+                .all(|place| receiver.memory[place as usize].load(Ordering::Acquire) == place)
+        });
+    }
+}
