@@ -403,9 +403,6 @@ impl State {
         let mut moved = false;
         let mut entries = [const { MaybeUninit::<fi_cq_data_entry>::uninit() }; LOOK];
         for _ in 0..LOOKS {
-            if self.read_back.as_ref().is_some_and(|it| it.room() < LOOK) {
-                break;
-            }
             // SAFETY: the queue is open, has this format, and the room is as long as said.
             let count =
                 unsafe { calls::cq_read(self.objects.cq.raw(), entries.as_mut_ptr().cast(), LOOK) };

@@ -20,9 +20,9 @@ pub(super) struct ReadBack {
     transfer: Transfer,
     /// What the provider hands back when the read is done.
     context: Box<UnsafeCell<fi_context2>>,
-    /// Ids and what is added to them. It never grows.
+    /// Ids and what is added to them. It grows where more come within one read than there is room for:
+    /// the read's own completion is behind them in the queue, so they cannot be left there.
     waiting: VecDeque<(u32, u32)>,
-    most: usize,
     /// The first so many of `waiting` count when the read that is under way is done; 0: none is.
     covered: usize,
     /// The read cannot be posted: the transport is unhealthy.
@@ -30,20 +30,14 @@ pub(super) struct ReadBack {
 }
 
 impl ReadBack {
-    /// At most `most` signals wait.
-    fn new(transfer: Transfer, most: usize) -> Self {
+    /// There is room for `usual` signals that wait.
+    fn new(transfer: Transfer, usual: usize) -> Self {
         let context = Box::new(UnsafeCell::new(fi_context2 { internal: [null_mut(); 8] }));
-        let waiting = VecDeque::with_capacity(most);
-        Self { transfer, context, waiting, most, covered: 0, broken: false }
-    }
-
-    /// So many more signals can wait.
-    pub(super) fn room(&self) -> usize {
-        self.most - self.waiting.len()
+        let waiting = VecDeque::with_capacity(usual);
+        Self { transfer, context, waiting, covered: 0, broken: false }
     }
 
     pub(super) fn hold(&mut self, id: u32, add: u32) {
-        debug_assert!(self.room() > 0);
         self.waiting.push_back((id, add));
     }
 
@@ -78,7 +72,7 @@ pub(in crate::transport) struct Mirror {
 
 impl State {
     /// Signals count after a read-back from now on. This rank is connected to itself as `me`.
-    pub(in crate::transport) fn read_back_first(&mut self, me: u32, mirror: Mirror, most: usize) {
+    pub(in crate::transport) fn read_back_first(&mut self, me: u32, mirror: Mirror, usual: usize) {
         let remote = Remote { base: mirror.base, key: self.objects.key(mirror.source) };
         let own = &mut self.peers[me as usize].windows;
         let window = own.len();
@@ -92,7 +86,7 @@ impl State {
             offset: 0,
             datum: None,
         };
-        self.read_back = Some(ReadBack::new(transfer, most));
+        self.read_back = Some(ReadBack::new(transfer, usual));
     }
 
     /// Posts a read if signals wait for one. Returns whether some wait.
@@ -143,7 +137,7 @@ impl State {
 mod tests {
     use super::*;
 
-    fn read_back(most: usize) -> ReadBack {
+    fn read_back(usual: usize) -> ReadBack {
         let transfer = Transfer {
             peer: 0,
             local: null_mut(),
@@ -153,7 +147,7 @@ mod tests {
             offset: 0,
             datum: None,
         };
-        ReadBack::new(transfer, most)
+        ReadBack::new(transfer, usual)
     }
 
     #[test]
@@ -174,11 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn room_is_what_may_still_wait() {
+    fn more_signals_than_usual_wait_for_one_read_and_all_count() {
         let mut it = read_back(2);
-        it.hold(1, 1);
-        assert_eq!(it.room(), 1);
+        it.hold(0, 1);
         it.posted();
-        assert_eq!((it.done().count(), it.room()), (1, 2));
+        (1..100).for_each(|id| it.hold(id, 1));
+        assert_eq!(it.done().count(), 1);
+        it.posted();
+        assert!(it.done().map(|(id, _)| id).eq(1..100));
     }
 }
