@@ -51,6 +51,7 @@ pub(crate) const VM_NEEDS: &[Need] = &[
     Need::Package { program: "ip", package: "iproute2" },
     Need::Package { program: "setpriv", package: "util-linux" },
     Need::Package { program: "ib_write_bw", package: "perftest" },
+    FI_INFO,
     Need::PackageFile { path: "/etc/libibverbs.d/rxe.driver", package: "ibverbs-providers" },
     Need::Program { program: "apt-get", fix: "this step takes its kernel from Debian's archive" },
 ];
@@ -199,6 +200,13 @@ pub(crate) const STEPS: &[Step] = &[
                  {target}/conformance/verbs.toml --save {target}/conformance/results/verbs.json \
                  --filter l0/*,l1/routing/*,l1/worlds/*,l2/dispatches_in_flight/* \
                  --filter l3/killed/connect,l3/killed/dispatch_receive,l3/stopped/combine_receive"),
+            cmd("cargo build --release --package tokenyard-plugin-libfabric"),
+            // What needs the variable, and why there are 2 ranks: backends/libfabric/docs.md.
+            cmd(
+                "cargo xtask vm -- env FI_UNIVERSE_SIZE=16 {target}/release/tokenyard conformance \
+                 {target}/conformance/libfabric-verbs.toml --ranks 2 --filter l0/*/r2 \
+                 --save {target}/conformance/results/libfabric-verbs.json",
+            ),
         ],
     },
     Step {
