@@ -22,7 +22,7 @@ use crate::{Error, ErrorKind, Result};
 /// The first four bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TYBS";
 /// The version of this layout. Another version is refused.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the MAC that ends a frame.
@@ -48,7 +48,8 @@ pub enum Kind {
     Refused = 5,
     /// Rank 0 to all: everybody is in.
     Start = 6,
-    /// Both ways: the sender runs. From rank 0 also: which ranks are quiet.
+    /// Both ways: the sender runs, and what it has begun. From rank 0: what all ranks have begun, and
+    /// which of them are quiet.
     Heartbeat = 7,
     /// To rank 0: this rank's part of a collective.
     Contribution = 8,

@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::abi;
-use crate::bootstrap::{Liveness, PeerState};
+use crate::bootstrap::{Headway, Liveness, PeerState};
 use crate::wait::{WaitBoard, Waiting, expired};
 use crate::{Error, ErrorKind, Result};
 
@@ -34,6 +34,7 @@ pub(super) struct Watchdog {
 struct Shared {
     board: WaitBoard,
     liveness: Arc<Liveness>,
+    headway: Arc<Headway>,
     bounds: Bounds,
     verdict: Mutex<Option<Verdict>>,
     stop: AtomicBool,
@@ -53,6 +54,7 @@ impl Watchdog {
     pub(super) fn start(liveness: Arc<Liveness>, bounds: Bounds) -> Result<Self> {
         let shared = Arc::new(Shared {
             board: WaitBoard::default(),
+            headway: liveness.headway(),
             liveness,
             bounds,
             verdict: Mutex::new(None),
@@ -71,6 +73,11 @@ impl Watchdog {
     pub(super) fn name_links(&mut self, links: [Vec<(u32, String)>; 2]) {
         // A second call would change nothing, and there is none.
         let _ = self.shared.links.set(links);
+    }
+
+    /// Notes that this rank has begun so many operations.
+    pub(super) fn begin(&self, operations: u64) {
+        self.shared.headway.begin(operations);
     }
 
     /// The board that waits are published on. It lives as long as the watchdog.
@@ -184,8 +191,7 @@ impl Shared {
     /// Whether the rank that is waited for may itself wait for another that has fallen silent, or
     /// left. A silence is resolved first, one way or the other: that takes `deadline` at most. Who
     /// waits for a rank that left says so after [`GRACE`].
-    fn may_be_innocent(&self, waiting: &Waiting, bound: Duration) -> bool {
-        let over = waiting.lasted.saturating_sub(bound);
+    fn may_be_innocent(&self, waiting: &Waiting, over: Duration) -> bool {
         let silent = self.liveness.most_silent();
         let silent =
             silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > SILENT);
@@ -193,17 +199,32 @@ impl Shared {
             || (self.liveness.somebody_left() && over < GRACE.min(self.bounds.deadline) / 2)
     }
 
+    /// What bounds a wait, and how much of it is used up. A peer that has not arrived may be late;
+    /// once all ranks have, its word must come, or the link between carries nothing.
+    fn limit(&self, waiting: &Waiting) -> Limit {
+        let Bounds { deadline, late } = self.bounds;
+        if waiting.what.phase != abi::TY_PHASE_ENTRY {
+            let used = waiting.lasted;
+            return Limit { bound: deadline, key: "deadline_ms", used, note: "" };
+        }
+        match self.headway.together() {
+            None => Limit { bound: late, key: "late_ms", used: waiting.lasted, note: "" },
+            Some(since) => Limit {
+                bound: deadline,
+                key: "deadline_ms",
+                used: since.min(waiting.lasted),
+                note: "; all ranks have begun the operation, so no rank is late",
+            },
+        }
+    }
+
     fn overdue(&self) -> Option<Verdict> {
         let waiting = self.board.waiting()?;
         if let Some(left) = self.left(&waiting) {
             return Some(left);
         }
-        let (bound, key) = if waiting.what.phase == abi::TY_PHASE_ENTRY {
-            (self.bounds.late, "late_ms")
-        } else {
-            (self.bounds.deadline, "deadline_ms")
-        };
-        if waiting.lasted < bound || self.may_be_innocent(&waiting, bound) {
+        let Limit { bound, key, used, note } = self.limit(&waiting);
+        if used < bound || self.may_be_innocent(&waiting, used.saturating_sub(bound)) {
             return None;
         }
         let rank = waiting.what.peer;
@@ -211,7 +232,7 @@ impl Shared {
             kind: ErrorKind::Deadline,
             rank,
             text: format!(
-                "{}; its last heartbeat came {:.1} s ago, and {key} = {} is over{}",
+                "{}; its last heartbeat came {:.1} s ago, and {key} = {} is over{note}{}",
                 self.describe(&waiting),
                 self.liveness.silence(rank).as_secs_f64(),
                 bound.as_millis(),
@@ -219,4 +240,13 @@ impl Shared {
             ),
         })
     }
+}
+
+/// The end of a wait that nobody ends.
+struct Limit {
+    bound: Duration,
+    /// Where the config says it.
+    key: &'static str,
+    used: Duration,
+    note: &'static str,
 }
