@@ -148,14 +148,18 @@ impl Shared {
         expired(&waiting.what, waiting.found, waiting.lasted).message().to_owned()
     }
 
-    /// The links to a rank, where there are some.
+    /// The links to a rank. Among domains most ranks have none to each other.
     fn link_of(&self, rank: u32) -> String {
+        let Some(links) = self.links.get() else { return String::new() };
         let mut text = String::new();
-        let levels = ["scale-up", "scale-out"].iter().zip(self.links.get().into_iter().flatten());
+        let levels = ["scale-up", "scale-out"].iter().zip(links);
         for (level, links) in levels {
             if let Some((_, name)) = links.iter().find(|(linked, _)| *linked == rank) {
                 text.push_str(&format!("; the {level} link to rank {rank} is {name}"));
             }
+        }
+        if text.is_empty() {
+            text.push_str(&format!("; there is no link to rank {rank}: others hand its rows on"));
         }
         text
     }
