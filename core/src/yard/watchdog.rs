@@ -183,13 +183,22 @@ impl Shared {
     /// its way for a moment.
     fn left(&self, waiting: &Waiting) -> Option<Verdict> {
         let rank = waiting.what.peer;
-        if waiting.lasted < GRACE.min(self.bounds.deadline)
-            || !matches!(self.liveness.state(rank), PeerState::Left)
-        {
+        if waiting.lasted < GRACE.min(self.bounds.deadline) {
             return None;
         }
-        let text = format!("rank {rank} left the world; {}", self.describe_wait());
-        Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
+        let has_left = |rank| matches!(self.liveness.state(rank), PeerState::Left);
+        let lost = |rank: u32, what: &str| {
+            let text = format!("rank {rank} left the world{what}; {}", self.describe_wait());
+            Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
+        };
+        if has_left(rank) {
+            return lost(rank, "");
+        }
+        // All news came from rank 0. Who waits for a rank that ended after it would never hear so.
+        if has_left(0) && self.liveness.silence(0) > GRACE.min(self.bounds.deadline) / 2 {
+            return lost(0, ", and with it all news of the other ranks");
+        }
+        None
     }
 
     /// Whether the rank that is waited for may itself wait for another that has fallen silent, or
@@ -253,4 +262,94 @@ struct Limit {
     key: &'static str,
     used: Duration,
     note: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::bootstrap::{Identity, Place, Rendezvous, World, WorldOptions};
+    use crate::wait::{WaitFor, Waiter};
+
+    const DEADLINE: Duration = Duration::from_secs(2);
+    const LATE: Duration = Duration::from_secs(120);
+
+    /// Runs `body` on every rank, on threads, each with its watchdog.
+    fn in_world(ranks: u32, body: impl Fn(World, Watchdog) + Sync) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("job");
+        let body = &body;
+        std::thread::scope(|scope| {
+            for rank in 0..ranks {
+                let rendezvous = Rendezvous::File { path: path.clone() };
+                scope.spawn(move || {
+                    let place = Place { rank, ranks, local_rank: rank };
+                    let identity = Identity::new(place, rendezvous).expect("a place");
+                    let options = WorldOptions::new(identity);
+                    let world =
+                        World::join(WorldOptions { deadline: DEADLINE, late: LATE, ..options })
+                            .expect("all come");
+                    let bounds = Bounds { deadline: DEADLINE, late: LATE };
+                    let watchdog = Watchdog::start(world.liveness(), bounds).expect("starts");
+                    body(world, watchdog);
+                });
+            }
+        });
+    }
+
+    /// Waits for the entry of `peer`, which does not come; returns the watchdog's words.
+    fn wait_for_entry(watchdog: &Watchdog, peer: u32) -> Error {
+        let what = WaitFor {
+            phase: abi::TY_PHASE_ENTRY,
+            peer,
+            signal: 0,
+            expected: 1,
+            operation: 0,
+            level: abi::TY_LEVEL_SCALE_UP,
+        };
+        let waiter = Waiter::new(watchdog.board(), LATE);
+        assert!(waiter.until(&what, || 0, || Ok(())).is_err());
+        watchdog.verdict().expect("the watchdog ended the wait")
+    }
+
+    #[test]
+    fn a_wait_for_an_entry_ends_a_deadline_after_the_last_rank_has_begun() {
+        const LATER: Duration = Duration::from_secs(1);
+        in_world(2, |world, watchdog| {
+            let start = Instant::now();
+            world.barrier("start").expect("both are there");
+            if world.rank() == 1 {
+                std::thread::sleep(LATER);
+                watchdog.begin(1);
+                // The other one leaves once its wait has ended.
+                assert!(world.barrier("end").is_ok());
+                return;
+            }
+            watchdog.begin(1);
+            let error = wait_for_entry(&watchdog, 1);
+            assert!(start.elapsed() >= LATER + DEADLINE, "{:?}: {error}", start.elapsed());
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(1)), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("deadline_ms = 2000 is over; all ranks have begun"), "{text}");
+            world.barrier("end").expect("both are there");
+        });
+    }
+
+    #[test]
+    fn a_wait_ends_when_rank_0_has_left_and_no_news_can_come_any_more() {
+        in_world(3, |world, watchdog| {
+            world.barrier("start").expect("all are there");
+            match world.rank() {
+                0 => drop(world),
+                1 => {
+                    let error = wait_for_entry(&watchdog, 2);
+                    let about = (error.kind(), error.rank());
+                    assert_eq!(about, (ErrorKind::PeerLost, Some(0)), "{error}");
+                }
+                // It lives, and does not arrive.
+                _ => assert!(world.barrier("never").is_err()),
+            }
+        });
+    }
 }
