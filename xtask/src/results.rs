@@ -24,6 +24,7 @@ const SHOWN: &[Shown] = &[
     Shown { file: "faulty-1", title: "`faulty` over `shm`: reordered", on: BAD_DAY },
     Shown { file: "faulty-2", title: "the same, many held, refusing often", on: BAD_DAY },
     Shown { file: "faulty-3", title: "the same, delayed, reporting late", on: BAD_DAY },
+    Shown { file: "faulty-domains", title: "the same at both levels of two domains", on: BAD_DAY },
     Shown {
         file: "libfabric-tcp",
         title: "`libfabric`, provider `tcp`",

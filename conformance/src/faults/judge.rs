@@ -27,7 +27,7 @@ pub fn judge(fault: &Fault, seen: &[Seen]) -> Vec<String> {
 fn wrong(fault: &Fault, seen: &Seen, all: &[Seen]) -> Option<String> {
     let Seen { rank, error, .. } = seen;
     let victim = fault.victims().contains(rank);
-    if victim && !matches!(fault.kind, Kind::Lies(_) | Kind::Cut) {
+    if victim && !matches!(fault.kind, Kind::Lies(_) | Kind::Cut | Kind::DataCut) {
         return None;
     }
     let Some(error) = error else {

@@ -82,6 +82,8 @@ pub enum Kind {
     Frozen,
     /// Its host is cut off from the others.
     Cut,
+    /// The network that carries rows loses all from and to its host; the one where ranks meet lives.
+    DataCut,
 }
 
 /// One fault.
@@ -124,7 +126,7 @@ impl Fault {
     /// The ranks that it befalls: the victim, and all of its host where the host is the victim.
     pub fn victims(&self) -> Range<u32> {
         match self.kind {
-            Kind::Frozen | Kind::Cut => {
+            Kind::Frozen | Kind::Cut | Kind::DataCut => {
                 let first = self.host() * self.ranks_per_host();
                 first..first + self.ranks_per_host()
             }

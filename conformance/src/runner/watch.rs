@@ -316,9 +316,12 @@ impl<'a> Play<'a> {
         let (Some(hosts), host) = (&self.hosts, self.fault.host() as usize) else { return Ok(()) };
         match self.fault.kind {
             Kind::Frozen => hosts.freeze(host),
-            Kind::Cut => {
+            Kind::Cut | Kind::DataCut => {
                 self.world.running.await_stop(self.fault.victim, FAULT_LIMIT)?;
-                hosts.cut(host, &Net::BOTH)?;
+                match self.fault.kind {
+                    Kind::Cut => hosts.cut(host, &Net::BOTH)?,
+                    _ => hosts.swallow(host, &[Net::Data])?,
+                }
                 self.world.running.resume(self.fault.victim)
             }
             _ => Ok(()),

@@ -37,6 +37,7 @@ mod windows;
 mod writer;
 
 pub use config::CpuConfig;
+pub use handle::handle_bytes;
 pub use windows::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
