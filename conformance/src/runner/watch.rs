@@ -19,7 +19,7 @@ use crate::suite::Test;
 const END_LIMIT: Duration = Duration::from_secs(25);
 /// The longest that a fault is watched.
 const FAULT_LIMIT: Duration = Duration::from_secs(30);
-/// Faults that are played beside each other.
+/// Faults that are played beside each other, on a machine of the usual pace.
 const FAULTS_AT_ONCE: usize = 4;
 /// What a process gets to end after its last word, and the system to clean up after it.
 const CLEAN_UP: Duration = Duration::from_secs(3);
@@ -222,7 +222,7 @@ fn with_tail(what: String, stderr: &str) -> String {
 }
 
 /// Plays faults, a few beside each other because their ranks mostly wait, and hands each result to
-/// `each` as it comes.
+/// `each` as it comes. On a slow machine they mostly compute, so there they take turns.
 ///
 /// # Errors
 /// The ranks of a fault cannot be started at all.
@@ -235,7 +235,7 @@ pub fn run_faults(
     let next = AtomicUsize::new(0);
     let (results_in, results) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        for _ in 0..FAULTS_AT_ONCE {
+        for _ in 0..if program.pace == Pace::USUAL { FAULTS_AT_ONCE } else { 1 } {
             let (next, results_in) = (&next, results_in.clone());
             scope.spawn(move || {
                 while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
