@@ -9,7 +9,8 @@
 //! in the right order: a queue pair before its queues, those and memory regions before their
 //! protection domain, all before the device. A queue pair has its state in its type ([`Qp`]).
 //!
-//! The feature `stand-in` is for tests: [`stand_in`](crate::stand_in) takes the place of the library and of NICs.
+//! The feature `stand-in` is for tests: its module `stand_in` takes the place of the library and of
+//! NICs.
 //!
 //! Threads: libibverbs allows every call from any thread; what is unsafe here says what else holds.
 
