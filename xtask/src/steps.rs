@@ -199,7 +199,7 @@ pub(crate) const STEPS: &[Step] = &[
                  {target}/conformance/verbs.toml"),
             // A rank is killed, is stopped and leaves in each phase.
             cmd("cargo xtask vm --limit 900 -- {target}/release/tokenyard conformance \
-                 {target}/conformance/verbs.toml --save {target}/conformance/results/verbs.json --slow 5 \
+                 {target}/conformance/verbs.toml --save {target}/conformance/results/verbs.json --slow 10 \
                  --filter l0/*,l1/routing/*,l1/worlds/*,l2/dispatches_in_flight/* \
                  --filter */bootstrap,*/connect,*/between_operations \
                  --filter */dispatch_send,*/dispatch_receive,*/combine_send,*/combine_receive"),
