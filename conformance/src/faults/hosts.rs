@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Fault, Kind, Phase};
+use crate::pace::Pace;
 
 /// Hosts answer slower than threads, and a cut is found by silence alone.
 pub(super) const DEADLINE: Duration = Duration::from_millis(2000);
@@ -58,5 +59,6 @@ fn fault(
         kind,
         hosts: Some(hosts),
         domains: 1,
+        pace: Pace::USUAL,
     }
 }

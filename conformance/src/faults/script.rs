@@ -84,12 +84,13 @@ impl Player<'_> {
         if let Some(lie) = self.lie() {
             lie.spoil_case(&mut case);
         }
-        while start.elapsed() < PATIENCE {
+        let patience = self.fault.pace.stretch(PATIENCE);
+        while start.elapsed() < patience {
             self.exchange(&mut yard, &case, &first, &live)?;
             case.seed += 1;
         }
         bail!(
-            "exchanges went on for {PATIENCE:?}; expected an error about rank {}",
+            "exchanges went on for {patience:?}; expected an error about rank {}",
             self.fault.victim
         )
     }
@@ -113,7 +114,7 @@ impl Player<'_> {
         // Who has not come cannot be told from who comes late, so lateness is the deadline where
         // a rank does not come.
         let stays_away = self.fault.phase == Phase::Bootstrap;
-        config.world.late = if stays_away { deadline } else { LATE };
+        config.world.late = if stays_away { deadline } else { self.fault.pace.stretch(LATE) };
         if let Some(lie) = self.lie() {
             if self.fault.phase == Phase::Bootstrap {
                 (self.announce)()?;
