@@ -152,6 +152,28 @@ fn right_result(
 }
 
 #[test]
+fn a_link_is_measured_between_two_hosts() {
+    let config = Config::of_all_hosts("none");
+    let small = "--namespaces --samples 1 --tokens 16 --hidden 128 --no-check --json";
+    let output = Command::new(env!("CARGO_BIN_EXE_tokenyard"))
+        .args(["bench", "link"])
+        .arg(config.0.path().join("config.toml"))
+        .args(small.split(' '))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["link"].as_array().unwrap();
+    assert_eq!(rows.len(), 3, "{report}");
+    for row in rows {
+        let link = row["link"].as_str().unwrap();
+        let ends = [0, 1].map(|host| Hosts::address(host, Net::Data).to_string());
+        assert!(ends.iter().all(|end| link.contains(end)), "{link}: expected {ends:?}");
+        assert!(row["bare"].as_f64().unwrap() > 0.0 && row["ours"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
 fn the_named_interface_is_the_only_one_that_rank_0_listens_on() {
     let hosts = Hosts::new(2).unwrap();
     let shared = tempfile::tempdir().unwrap();

@@ -206,6 +206,9 @@ pub(crate) const STEPS: &[Step] = &[
                  --filter l0/*,l1/routing/*,l1/worlds/*,l2/dispatches_in_flight/* \
                  --filter */bootstrap,*/connect,*/between_operations \
                  --filter */dispatch_send,*/dispatch_receive,*/combine_send,*/combine_receive"),
+            // That it measures; figures of an emulated machine say nothing.
+            cmd("cargo xtask vm --limit 600 -- {target}/release/tokenyard bench link \
+                 {target}/conformance/verbs.toml --samples 1 --tokens 64 --no-check"),
         ],
     },
     Step {

@@ -28,6 +28,7 @@ mod memory;
 mod merger;
 mod output;
 mod packed;
+mod pieces;
 mod rail;
 mod rows;
 mod slots;
@@ -38,6 +39,7 @@ mod writer;
 
 pub use config::CpuConfig;
 pub use handle::handle_bytes;
+pub use pieces::PIECE_BYTES;
 pub use windows::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
