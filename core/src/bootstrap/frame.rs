@@ -5,7 +5,7 @@
 //! | bytes | field | meaning |
 //! |---|---|---|
 //! | 0..4 | magic | `TYBS` |
-//! | 4..6 | version | 1 |
+//! | 4..6 | version | 2 |
 //! | 6..8 | kind | see [`Kind`] |
 //! | 8..12 | sender | rank that sealed the frame |
 //! | 12..16 | length | payload bytes, at most [`Kind::payload_limit`] |
@@ -22,7 +22,7 @@ use crate::{Error, ErrorKind, Result};
 /// The first four bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TYBS";
 /// The version of this layout. Another version is refused.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the MAC that ends a frame.
@@ -48,7 +48,8 @@ pub enum Kind {
     Refused = 5,
     /// Rank 0 to all: everybody is in.
     Start = 6,
-    /// Both ways: the sender runs. From rank 0 also: which ranks are quiet.
+    /// Both ways: the sender runs, and what it has begun. From rank 0: what all ranks have begun, and
+    /// which of them are quiet.
     Heartbeat = 7,
     /// To rank 0: this rank's part of a collective.
     Contribution = 8,
@@ -273,7 +274,7 @@ mod tests {
     #[test]
     fn layout_is_the_documented_one() {
         let bytes = frame();
-        assert_eq!(&bytes[..8], b"TYBS\x01\x00\x08\x00");
+        assert_eq!(&bytes[..8], b"TYBS\x02\x00\x08\x00");
         assert_eq!(&bytes[8..16], &[3, 0, 0, 0, 2, 0, 0, 0]);
         assert_eq!(&bytes[16..24], &[0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01]);
         assert_eq!(&bytes[24..34], b"\x09\0\0\0\0\0\0\0hi");
@@ -289,7 +290,7 @@ mod tests {
             message(&bytes)
         };
         assert!(altered(0, b'X').contains("found magic [58, 59, 42, 53]"));
-        assert!(altered(4, 2).contains("found version 2, expected 1"));
+        assert!(altered(4, 1).contains("found version 1, expected 2"));
         assert!(altered(6, 77).contains("found frame kind 77, expected 1 to 13"));
         assert!(altered(15, 5).contains("expected at most 67108864"));
         assert!(altered(12, 3).contains("found 34 bytes behind the header"));

@@ -13,9 +13,10 @@ use super::door::Door;
 use super::fields::name_ranks;
 use super::frame::Kind;
 use super::handshake::{Claim, Credentials, refuse};
+use super::headway::{Begun, least};
 use super::link::{Event, Link, Received, What};
 use super::liveness::PeerState;
-use super::message::{Contribution, End, Proof, Refusal, decode_reason, encode_quiet};
+use super::message::{Beat, Contribution, End, Proof, Refusal, decode_reason};
 use super::rounds::{Delivery, Rounds};
 use super::seal::topic_hash;
 use super::spoke::LOG_EVERY;
@@ -49,6 +50,8 @@ struct Peer {
     link: Link,
     /// Who it is, for people.
     name: String,
+    /// The operations that it has begun.
+    begun: Begun,
 }
 
 impl Hub {
@@ -187,7 +190,7 @@ impl Hub {
         link.send(Kind::Welcome, 0, Arc::default());
         tracing::debug!(rank = claim.rank, "joined: {name}");
         if let Some(place) = self.peers.get_mut(claim.rank as usize) {
-            *place = Some(Peer { link, name });
+            *place = Some(Peer { link, name, begun: Begun::new() });
         }
     }
 
@@ -262,7 +265,12 @@ impl Hub {
                 let why = format!("failed: {}", decode_reason(&payload)?);
                 self.depart(peer, End::Lost(why));
             }
-            // A heartbeat has done its work when it was read.
+            Kind::Heartbeat => {
+                let beat = Beat::decode(&payload)?;
+                if let Some(Some(peer)) = self.peers.get_mut(peer as usize) {
+                    peer.begun = beat.begun;
+                }
+            }
             _ => {}
         }
         Ok(())
@@ -289,12 +297,18 @@ impl Hub {
         let quiet = alive.iter().filter(|(_, silence)| *silence > 3 * timing.beat());
         let quiet: Vec<_> =
             quiet.map(|(rank, silence)| (*rank, silence.as_millis() as u32)).collect();
-        let payload = Arc::new(encode_quiet(&quiet));
+        let begun = self.begun_by_all();
+        self.member.liveness.all_begun(&begun);
+        let payload = Arc::new(Beat { begun, quiet }.encode());
         for (rank, _) in alive {
             self.send(rank, Kind::Heartbeat, 0, Arc::clone(&payload));
         }
         let due = self.rounds.expire(Instant::now());
         self.deliver(due);
+    }
+
+    fn begun_by_all(&self) -> Begun {
+        least(self.member.liveness.begun(), self.peers.iter().flatten().map(|peer| &peer.begun))
     }
 
     /// Notes the end of a rank and tells everybody, the rank itself included.

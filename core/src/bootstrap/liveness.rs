@@ -1,9 +1,10 @@
 //! Which ranks are alive, as far as this rank knows.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::headway::{Begun, Headway, Headways};
 use super::message::End;
 use crate::{Error, ErrorKind};
 
@@ -42,6 +43,7 @@ pub struct Liveness {
     peers: Vec<Peer>,
     first_loss: OnceLock<Loss>,
     first_leave: OnceLock<u32>,
+    headways: Headways,
 }
 
 struct Peer {
@@ -59,6 +61,7 @@ impl Liveness {
             peers: (0..ranks).map(|_| peer()).collect(),
             first_loss: OnceLock::new(),
             first_leave: OnceLock::new(),
+            headways: Headways::default(),
         }
     }
 
@@ -100,6 +103,22 @@ impl Liveness {
             }
             _ => Duration::ZERO,
         }
+    }
+
+    /// Counts the operations of a new yard. Collective in that all ranks open their yards in the same
+    /// order; nothing waits.
+    pub fn headway(&self) -> Arc<Headway> {
+        self.headways.open()
+    }
+
+    /// What this rank has begun.
+    pub(super) fn begun(&self) -> Begun {
+        self.headways.begun()
+    }
+
+    /// Notes what all ranks have begun.
+    pub(super) fn all_begun(&self, begun: &[(u32, u64)]) {
+        self.headways.all_begun(begun);
     }
 
     /// Notes a sign of life, `ago` in the past. Never turns the clock of a peer back.

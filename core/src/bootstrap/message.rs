@@ -4,6 +4,7 @@
 //! is cleaned before anybody prints it.
 
 use super::fields::{Fields, malformed, put_text};
+use super::headway::Begun;
 use super::seal::{JOB_BYTES, NONCE_BYTES};
 use crate::{ErrorKind, Result};
 
@@ -15,6 +16,8 @@ pub(super) const MAX_VERDICT: usize = 4096;
 pub const MAX_TOPIC: usize = 128;
 /// The most quiet ranks that one heartbeat names.
 pub(super) const MAX_QUIET: usize = 512;
+/// The most yards that one heartbeat names. Waits of others are bounded by `late_ms` alone.
+pub(super) const MAX_YARDS: usize = 64;
 
 /// The collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,19 +139,45 @@ impl Refusal {
     }
 }
 
-/// The ranks that rank 0 has not heard for a while, with their silence in milliseconds.
-pub(super) fn encode_quiet(quiet: &[(u32, u32)]) -> Vec<u8> {
-    let pairs = quiet.iter().take(MAX_QUIET);
-    pairs.flat_map(|(rank, ms)| [rank.to_le_bytes(), ms.to_le_bytes()].concat()).collect()
+/// What a heartbeat says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Beat {
+    /// What its sender has begun; from rank 0, what all ranks have.
+    pub(super) begun: Begun,
+    /// From rank 0: the ranks that it has not heard for a while, with their silence in milliseconds.
+    pub(super) quiet: Vec<(u32, u32)>,
 }
 
-pub(super) fn decode_quiet(payload: &[u8]) -> Result<Vec<(u32, u32)>> {
-    let mut fields = Fields(payload);
-    let mut quiet = Vec::new();
-    while !fields.0.is_empty() {
-        quiet.push((fields.u32()?, fields.u32()?));
+impl Beat {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let begun = &self.begun[..self.begun.len().min(MAX_YARDS)];
+        let mut out = (begun.len() as u32).to_le_bytes().to_vec();
+        for (yard, operations) in begun {
+            out.extend(yard.to_le_bytes());
+            out.extend(operations.to_le_bytes());
+        }
+        for (rank, ms) in self.quiet.iter().take(MAX_QUIET) {
+            out.extend(rank.to_le_bytes());
+            out.extend(ms.to_le_bytes());
+        }
+        out
     }
-    Ok(quiet)
+
+    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
+        let mut fields = Fields(payload);
+        let yards = fields.u32()? as usize;
+        if yards > MAX_YARDS {
+            return Err(malformed(format!("found {yards} yards, expected at most {MAX_YARDS}")));
+        }
+        let mut beat = Self::default();
+        for _ in 0..yards {
+            beat.begun.push((fields.u32()?, fields.u64()?));
+        }
+        while !fields.0.is_empty() {
+            beat.quiet.push((fields.u32()?, fields.u32()?));
+        }
+        Ok(beat)
+    }
 }
 
 /// One rank's part of a collective.
@@ -302,20 +331,24 @@ mod tests {
             assert_eq!(End::decode(&end.encode(2)).unwrap(), (2, end));
         }
         assert_eq!(decode_reason(&encode_reason("out of memory")).unwrap(), "out of memory");
-        assert_eq!(decode_quiet(&encode_quiet(&[(1, 2), (3, 4)])).unwrap(), [(1, 2), (3, 4)]);
+        let beat = Beat { begun: vec![(0, 1 << 40), (2, 7)], quiet: vec![(1, 2), (3, 4)] };
+        assert_eq!(Beat::decode(&beat.encode()).unwrap(), beat);
+        assert_eq!(Beat::decode(&Beat::default().encode()).unwrap(), Beat::default());
+        let many = Beat::decode(&65_u32.to_le_bytes()).unwrap_err().to_string();
+        assert!(many.contains("found 65 yards, expected at most 64"), "{many}");
     }
 
     #[test]
     fn the_largest_payload_of_each_kind_fits_its_frame() {
         use super::super::frame::Kind;
         let long = "x".repeat(10_000);
-        let quiet = vec![(0, 0); 10_000];
+        let beat = Beat { begun: vec![(0, 0); 10_000], quiet: vec![(0, 0); 10_000] };
         let host = Proof { deadline_ms: 0, late_ms: 0, pid: 0, host: long.clone() };
         let verdict = Verdict { kind: ErrorKind::Mismatch, text: long.clone() };
         for (kind, payload) in [
             (Kind::Proof, host.encode()),
             (Kind::Refused, Refusal::Late.encode(&long)),
-            (Kind::Heartbeat, encode_quiet(&quiet)),
+            (Kind::Heartbeat, beat.encode()),
             (Kind::Verdict, verdict.encode(1)),
             (Kind::Departure, End::Lost(long.clone()).encode(1)),
             (Kind::Failed, encode_reason(&long)),
@@ -336,7 +369,7 @@ mod tests {
             let _ = Verdict::decode(&bytes);
             let _ = End::decode(&bytes);
             let _ = decode_reason(&bytes);
-            let _ = decode_quiet(&bytes);
+            let _ = Beat::decode(&bytes);
             let _ = decode_outcome(&bytes, count);
             let _ = List::parse(bytes, count);
         }

@@ -35,6 +35,7 @@ mod exchange;
 mod fields;
 pub mod frame;
 mod handshake;
+mod headway;
 mod hostlist;
 mod hub;
 mod identity;
@@ -53,6 +54,7 @@ mod world;
 #[cfg(test)]
 mod tests;
 
+pub use headway::Headway;
 pub use hostlist::{MAX_HOSTS, expand as expand_host_list};
 pub use identity::{BOOTSTRAP_VARIABLE, ExchangeFn, Identity, MAX_RANKS, Place, Rendezvous};
 pub use liveness::{Liveness, Loss, PeerState};

@@ -18,7 +18,7 @@ use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused
 use super::interface::Local;
 use super::link::{Event, Link, Received, Secured, What};
 use super::liveness::PeerState;
-use super::message::{Contribution, End, Proof, decode_quiet, decode_reason, encode_reason};
+use super::message::{Beat, Contribution, End, Proof, decode_reason, encode_reason};
 use super::rendezvous::{Address, Target, check_secret, host_name, read_notice};
 use super::seal::topic_hash;
 use crate::{Error, ErrorKind, Result};
@@ -129,7 +129,9 @@ impl Spoke {
         let payload = &received.payload;
         match received.header.kind {
             Kind::Heartbeat => {
-                let quiet: HashMap<u32, u32> = decode_quiet(payload)?.into_iter().collect();
+                let Beat { begun, quiet } = Beat::decode(payload)?;
+                liveness.all_begun(&begun);
+                let quiet: HashMap<u32, u32> = quiet.into_iter().collect();
                 for rank in 1..self.member.place.ranks {
                     let ms = quiet.get(&rank).copied().unwrap_or(0);
                     liveness.heard(rank, Duration::from_millis(ms.into()));
@@ -173,7 +175,8 @@ impl Spoke {
         if *liveness.state(0) != PeerState::Alive {
             return;
         }
-        self.link.send(Kind::Heartbeat, 0, Arc::default());
+        let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
+        self.link.send(Kind::Heartbeat, 0, Arc::new(beat.encode()));
         let silence = liveness.silence(0);
         if may_judge && silence > self.member.timing.deadline {
             self.lose_hub(describe_silence(silence, self.member.timing, self.member.place.rank));

@@ -5,6 +5,7 @@
 //! every domain is one rank. Otherwise both transports are open: scale-up for the domain, scale-out
 //! for the rail (*hierarchical*).
 
+use super::progress::Progress;
 use crate::abi;
 use crate::bootstrap::World;
 use crate::config::{Config, PartChoice};
@@ -186,9 +187,14 @@ impl<'a> Levels<'a> {
             ("scale-up endpoints", &self.scale_up, &mut transports.scale_up),
             ("scale-out endpoints", &self.scale_out, &mut transports.scale_out),
         ];
+        // While this rank waits for the ranks to bring their endpoints of the second level, some of
+        // them may still connect the first, and need this side of it to be driven.
+        let mut driven = Vec::new();
         for (name, level, transport) in levels {
             if let (Some(level), Some(transport)) = (level, transport) {
                 connect_team(world, name, &level.team, transport)?;
+                // SAFETY: `driven` goes before this returns, and the transports outlive the call.
+                driven.extend(unsafe { Progress::start([transport.link()].into_iter())? });
             }
         }
         Ok(())

@@ -5,9 +5,11 @@
 //! them in the right order. One thread uses a yard at a time. Several yards may live in one process,
 //! and several threads may use one each.
 //!
-//! Operations are collective: all ranks call the same operations in the same order. Where one rank's
-//! input is refused, all ranks get an error for that operation, nothing is moved, and the yard stays
-//! usable. After an error of another kind the yard is closed, and every later call says why.
+//! Operations are collective: all ranks call the same operations in the same order, and so their
+//! halves: where one rank sends 0, sends 1 and receives 0, all do. Ranks whose halves come in another
+//! order may wait for each other until the deadline. Where one rank's input is refused, all ranks get
+//! an error for that operation, nothing is moved, and the yard stays usable. After an error of another
+//! kind the yard is closed, and every later call says why.
 
 mod arguments;
 mod bring_up;

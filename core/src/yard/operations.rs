@@ -332,6 +332,7 @@ impl Yard {
         }
         self.take_back_regions();
         self.next_operation += 1;
+        self.parts.watchdog.begin(self.next_operation);
         self.open_slots |= self.slot_bit(operation);
         Ok(operation)
     }

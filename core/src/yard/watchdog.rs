@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::abi;
-use crate::bootstrap::{Liveness, PeerState};
+use crate::bootstrap::{Headway, Liveness, PeerState};
 use crate::wait::{WaitBoard, Waiting, expired};
 use crate::{Error, ErrorKind, Result};
 
@@ -34,6 +34,7 @@ pub(super) struct Watchdog {
 struct Shared {
     board: WaitBoard,
     liveness: Arc<Liveness>,
+    headway: Arc<Headway>,
     bounds: Bounds,
     verdict: Mutex<Option<Verdict>>,
     stop: AtomicBool,
@@ -53,6 +54,7 @@ impl Watchdog {
     pub(super) fn start(liveness: Arc<Liveness>, bounds: Bounds) -> Result<Self> {
         let shared = Arc::new(Shared {
             board: WaitBoard::default(),
+            headway: liveness.headway(),
             liveness,
             bounds,
             verdict: Mutex::new(None),
@@ -71,6 +73,11 @@ impl Watchdog {
     pub(super) fn name_links(&mut self, links: [Vec<(u32, String)>; 2]) {
         // A second call would change nothing, and there is none.
         let _ = self.shared.links.set(links);
+    }
+
+    /// Notes that this rank has begun so many operations.
+    pub(super) fn begin(&self, operations: u64) {
+        self.shared.headway.begin(operations);
     }
 
     /// The board that waits are published on. It lives as long as the watchdog.
@@ -141,14 +148,18 @@ impl Shared {
         expired(&waiting.what, waiting.found, waiting.lasted).message().to_owned()
     }
 
-    /// The links to a rank, where there are some.
+    /// The links to a rank. Among domains most ranks have none to each other.
     fn link_of(&self, rank: u32) -> String {
+        let Some(links) = self.links.get() else { return String::new() };
         let mut text = String::new();
-        let levels = ["scale-up", "scale-out"].iter().zip(self.links.get().into_iter().flatten());
+        let levels = ["scale-up", "scale-out"].iter().zip(links);
         for (level, links) in levels {
             if let Some((_, name)) = links.iter().find(|(linked, _)| *linked == rank) {
                 text.push_str(&format!("; the {level} link to rank {rank} is {name}"));
             }
+        }
+        if text.is_empty() {
+            text.push_str(&format!("; there is no link to rank {rank}: others hand its rows on"));
         }
         text
     }
@@ -172,20 +183,28 @@ impl Shared {
     /// its way for a moment.
     fn left(&self, waiting: &Waiting) -> Option<Verdict> {
         let rank = waiting.what.peer;
-        if waiting.lasted < GRACE.min(self.bounds.deadline)
-            || !matches!(self.liveness.state(rank), PeerState::Left)
-        {
+        if waiting.lasted < GRACE.min(self.bounds.deadline) {
             return None;
         }
-        let text = format!("rank {rank} left the world; {}", self.describe_wait());
-        Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
+        let has_left = |rank| matches!(self.liveness.state(rank), PeerState::Left);
+        let lost = |rank: u32, what: &str| {
+            let text = format!("rank {rank} left the world{what}; {}", self.describe_wait());
+            Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
+        };
+        if has_left(rank) {
+            return lost(rank, "");
+        }
+        // All news came from rank 0. Who waits for a rank that ended after it would never hear so.
+        if has_left(0) && self.liveness.silence(0) > GRACE.min(self.bounds.deadline) / 2 {
+            return lost(0, ", and with it all news of the other ranks");
+        }
+        None
     }
 
     /// Whether the rank that is waited for may itself wait for another that has fallen silent, or
     /// left. A silence is resolved first, one way or the other: that takes `deadline` at most. Who
     /// waits for a rank that left says so after [`GRACE`].
-    fn may_be_innocent(&self, waiting: &Waiting, bound: Duration) -> bool {
-        let over = waiting.lasted.saturating_sub(bound);
+    fn may_be_innocent(&self, waiting: &Waiting, over: Duration) -> bool {
         let silent = self.liveness.most_silent();
         let silent =
             silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > SILENT);
@@ -193,17 +212,32 @@ impl Shared {
             || (self.liveness.somebody_left() && over < GRACE.min(self.bounds.deadline) / 2)
     }
 
+    /// What bounds a wait, and how much of it is used up. A peer that has not arrived may be late;
+    /// once all ranks have, its word must come, or the link between carries nothing.
+    fn limit(&self, waiting: &Waiting) -> Limit {
+        let Bounds { deadline, late } = self.bounds;
+        if waiting.what.phase != abi::TY_PHASE_ENTRY {
+            let used = waiting.lasted;
+            return Limit { bound: deadline, key: "deadline_ms", used, note: "" };
+        }
+        match self.headway.together() {
+            None => Limit { bound: late, key: "late_ms", used: waiting.lasted, note: "" },
+            Some(since) => Limit {
+                bound: deadline,
+                key: "deadline_ms",
+                used: since.min(waiting.lasted),
+                note: "; all ranks have begun the operation, so no rank is late",
+            },
+        }
+    }
+
     fn overdue(&self) -> Option<Verdict> {
         let waiting = self.board.waiting()?;
         if let Some(left) = self.left(&waiting) {
             return Some(left);
         }
-        let (bound, key) = if waiting.what.phase == abi::TY_PHASE_ENTRY {
-            (self.bounds.late, "late_ms")
-        } else {
-            (self.bounds.deadline, "deadline_ms")
-        };
-        if waiting.lasted < bound || self.may_be_innocent(&waiting, bound) {
+        let Limit { bound, key, used, note } = self.limit(&waiting);
+        if used < bound || self.may_be_innocent(&waiting, used.saturating_sub(bound)) {
             return None;
         }
         let rank = waiting.what.peer;
@@ -211,12 +245,111 @@ impl Shared {
             kind: ErrorKind::Deadline,
             rank,
             text: format!(
-                "{}; its last heartbeat came {:.1} s ago, and {key} = {} is over{}",
+                "{}; its last heartbeat came {:.1} s ago, and {key} = {} is over{note}{}",
                 self.describe(&waiting),
                 self.liveness.silence(rank).as_secs_f64(),
                 bound.as_millis(),
                 self.link_of(rank)
             ),
         })
+    }
+}
+
+/// The end of a wait that nobody ends.
+struct Limit {
+    bound: Duration,
+    /// Where the config says it.
+    key: &'static str,
+    used: Duration,
+    note: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::bootstrap::{Identity, Place, Rendezvous, World, WorldOptions};
+    use crate::wait::{WaitFor, Waiter};
+
+    const DEADLINE: Duration = Duration::from_secs(2);
+    const LATE: Duration = Duration::from_secs(120);
+
+    /// Runs `body` on every rank, on threads, each with its watchdog.
+    fn in_world(ranks: u32, body: impl Fn(World, Watchdog) + Sync) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("job");
+        let body = &body;
+        std::thread::scope(|scope| {
+            for rank in 0..ranks {
+                let rendezvous = Rendezvous::File { path: path.clone() };
+                scope.spawn(move || {
+                    let place = Place { rank, ranks, local_rank: rank };
+                    let identity = Identity::new(place, rendezvous).expect("a place");
+                    let options = WorldOptions::new(identity);
+                    let world =
+                        World::join(WorldOptions { deadline: DEADLINE, late: LATE, ..options })
+                            .expect("all come");
+                    let bounds = Bounds { deadline: DEADLINE, late: LATE };
+                    let watchdog = Watchdog::start(world.liveness(), bounds).expect("starts");
+                    body(world, watchdog);
+                });
+            }
+        });
+    }
+
+    /// Waits for the entry of `peer`, which does not come; returns the watchdog's words.
+    fn wait_for_entry(watchdog: &Watchdog, peer: u32) -> Error {
+        let what = WaitFor {
+            phase: abi::TY_PHASE_ENTRY,
+            peer,
+            signal: 0,
+            expected: 1,
+            operation: 0,
+            level: abi::TY_LEVEL_SCALE_UP,
+        };
+        let waiter = Waiter::new(watchdog.board(), LATE);
+        assert!(waiter.until(&what, || 0, || Ok(())).is_err());
+        watchdog.verdict().expect("the watchdog ended the wait")
+    }
+
+    #[test]
+    fn a_wait_for_an_entry_ends_a_deadline_after_the_last_rank_has_begun() {
+        const LATER: Duration = Duration::from_secs(1);
+        in_world(2, |world, watchdog| {
+            let start = Instant::now();
+            world.barrier("start").expect("both are there");
+            if world.rank() == 1 {
+                std::thread::sleep(LATER);
+                watchdog.begin(1);
+                // The other one leaves once its wait has ended.
+                assert!(world.barrier("end").is_ok());
+                return;
+            }
+            watchdog.begin(1);
+            let error = wait_for_entry(&watchdog, 1);
+            assert!(start.elapsed() >= LATER + DEADLINE, "{:?}: {error}", start.elapsed());
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(1)), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("deadline_ms = 2000 is over; all ranks have begun"), "{text}");
+            world.barrier("end").expect("both are there");
+        });
+    }
+
+    #[test]
+    fn a_wait_ends_when_rank_0_has_left_and_no_news_can_come_any_more() {
+        in_world(3, |world, watchdog| {
+            world.barrier("start").expect("all are there");
+            match world.rank() {
+                0 => drop(world),
+                1 => {
+                    let error = wait_for_entry(&watchdog, 2);
+                    let about = (error.kind(), error.rank());
+                    assert_eq!(about, (ErrorKind::PeerLost, Some(0)), "{error}");
+                }
+                // It lives, and does not arrive.
+                _ => assert!(world.barrier("never").is_err()),
+            }
+        });
     }
 }

@@ -28,6 +28,7 @@ mod memory;
 mod merger;
 mod output;
 mod packed;
+mod pieces;
 mod rail;
 mod rows;
 mod slots;
@@ -37,6 +38,8 @@ mod windows;
 mod writer;
 
 pub use config::CpuConfig;
+pub use handle::handle_bytes;
+pub use pieces::PIECE_BYTES;
 pub use windows::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
