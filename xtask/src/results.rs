@@ -37,6 +37,11 @@ const SHOWN: &[Shown] = &[
         on: "sockets of one machine; for conformance only",
     },
     Shown {
+        file: "libfabric-verbs",
+        title: "`libfabric`, provider `verbs`",
+        on: "soft-RoCE in an emulated machine, which stands in for an RDMA NIC; one device, 2 ranks",
+    },
+    Shown {
         file: "verbs",
         title: "`verbs`",
         on: "soft-RoCE in an emulated machine, which stands in for an RDMA NIC; part of the suite",

@@ -51,6 +51,7 @@ pub(crate) const VM_NEEDS: &[Need] = &[
     Need::Package { program: "ip", package: "iproute2" },
     Need::Package { program: "setpriv", package: "util-linux" },
     Need::Package { program: "ib_write_bw", package: "perftest" },
+    FI_INFO,
     Need::PackageFile { path: "/etc/libibverbs.d/rxe.driver", package: "ibverbs-providers" },
     Need::Program { program: "apt-get", fix: "this step takes its kernel from Debian's archive" },
 ];
@@ -209,6 +210,13 @@ pub(crate) const STEPS: &[Step] = &[
             // That it measures; figures of an emulated machine say nothing.
             cmd("cargo xtask vm --limit 600 -- {target}/release/tokenyard bench link \
                  {target}/conformance/verbs.toml --samples 1 --tokens 64 --no-check"),
+            cmd("cargo build --release --package tokenyard-plugin-libfabric"),
+            // What needs the variable, and why there are 2 ranks: backends/libfabric/docs.md.
+            cmd(
+                "cargo xtask vm -- env FI_UNIVERSE_SIZE=16 {target}/release/tokenyard conformance \
+                 {target}/conformance/libfabric-verbs.toml --ranks 2 --filter l0/*/r2 --slow 10 \
+                 --save {target}/conformance/results/libfabric-verbs.json",
+            ),
         ],
     },
     Step {

@@ -9,12 +9,15 @@ mod commands;
 mod datum;
 mod engine;
 mod info;
+mod interfaces;
 mod lane;
 mod numa;
 mod objects;
 mod proxied;
 mod rail;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::fmt::Debug;
@@ -31,7 +34,7 @@ use tokenyard_core::transport::{
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::config::{EfaConfig, LibfabricConfig, Rails};
+use crate::config::{EfaConfig, Flush, LibfabricConfig, Rails};
 use engine::Engine;
 pub use wire::check_endpoint;
 
@@ -64,6 +67,7 @@ pub struct Settings {
     proxy_threads: u32,
     queue_depth: u32,
     get: bool,
+    flush: Flush,
     /// Device memory is asked for.
     hmem: bool,
 }
@@ -78,8 +82,8 @@ impl Preset for AnyProvider {
     type Config = LibfabricConfig;
 
     fn settings(config: LibfabricConfig) -> Settings {
-        let LibfabricConfig { provider, rails, proxy_threads, queue_depth, get } = config;
-        Settings { provider, rails, proxy_threads, queue_depth, get, hmem: false }
+        let LibfabricConfig { provider, rails, proxy_threads, queue_depth, get, flush } = config;
+        Settings { provider, rails, proxy_threads, queue_depth, get, flush, hmem: false }
     }
 }
 
@@ -93,9 +97,9 @@ impl Preset for EfaProvider {
     type Config = EfaConfig;
 
     fn settings(config: EfaConfig) -> Settings {
-        let EfaConfig { rails, proxy_threads, queue_depth, get } = config;
+        let EfaConfig { rails, proxy_threads, queue_depth, get, flush } = config;
         let provider = "efa".into();
-        Settings { provider, rails, proxy_threads, queue_depth, get, hmem: true }
+        Settings { provider, rails, proxy_threads, queue_depth, get, flush, hmem: true }
     }
 }
 
