@@ -171,6 +171,7 @@ impl Workload {
             weighted: false,
             out: TensorMut::from_slice(self.out.as_mut_slice(), tokens, hidden)?,
             out_weights: None,
+            missing: None,
         })
     }
 

@@ -1,6 +1,6 @@
 //! One exchange on a yard, checked against the oracle: dispatch, experts, combine.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
 use tokenyard_core::yard::{
     Cast, Combine, CombineInput, Dispatch, Handle, Received, Replay, Sizes, TensorMut, TensorRef,
@@ -263,6 +263,8 @@ pub struct Got {
     pub x: Aligned,
     /// `[T, K]`, if weights travelled.
     pub weights: Option<Vec<f32>>,
+    /// `[T]`: experts that are left out of each token's sum.
+    pub missing: Vec<u8>,
 }
 
 /// The memory of one combine of the caller: what goes in, and what comes out.
@@ -282,7 +284,7 @@ impl Buffers {
         Self {
             rows: Aligned::copy_of(&output.rows),
             weights: output.weights.clone(),
-            got: Got { x, weights },
+            got: Got { x, weights, missing: vec![0xff; tokens] },
         }
     }
 
@@ -311,6 +313,7 @@ impl Buffers {
             out_weights: out_weights
                 .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, case.topk))
                 .transpose()?,
+            missing: Some(TensorMut::from_slice(&mut self.got.missing, tokens, 1)?),
         })
     }
 
@@ -400,11 +403,39 @@ pub fn combine_in_place(
 /// # Errors
 /// The first difference.
 pub fn check_combined(case: &Case, inputs: &Inputs, rank: usize, got: &Got) -> Result<()> {
+    check_combined_without(case, inputs, &[], (rank, got))
+}
+
+/// As [`check_combined`], where what `lost` ranks owe is left out.
+///
+/// # Errors
+/// The first difference.
+pub fn check_combined_without(
+    case: &Case,
+    inputs: &Inputs,
+    lost: &[usize],
+    (rank, got): (usize, &Got),
+) -> Result<()> {
+    check_missing(case, &inputs.ranks[rank], lost, got)?;
+    let inputs = inputs.without(case, lost);
     let expected = oracle::expected_round_trip(case, &inputs.ranks[rank], rank);
     expected.x.compare(got.x.bytes()).map_err(|e| anyhow!("combined {e}"))?;
     if let (Some(expected), Some(found)) = (&expected.weights, &got.weights) {
         let found: Vec<u8> = found.iter().flat_map(|w| w.to_le_bytes()).collect();
         expected.compare(&found).map_err(|e| anyhow!("combined {e}"))?;
+    }
+    Ok(())
+}
+
+/// Checks that exactly the experts of `lost` ranks are left out of the sums of this rank's tokens.
+fn check_missing(case: &Case, inputs: &RankInputs, lost: &[usize], got: &Got) -> Result<()> {
+    let is_lost = |e: &&i64| usize::try_from(**e).is_ok_and(|e| lost.contains(&case.rank_of(e)));
+    for (token, row) in inputs.topk_idx.chunks(case.topk).enumerate() {
+        let (found, expected) = (got.missing[token], row.iter().filter(is_lost).count() as u8);
+        ensure!(
+            found == expected,
+            "token {token} lacks {found} experts; expected {expected} with {lost:?} lost"
+        );
     }
     Ok(())
 }

@@ -238,6 +238,7 @@ pub(crate) const STEPS: &[Step] = &[
                  --package tokenyard-conformance --test hosts -- -D warnings"),
             cmd("cargo test --package tokenyard-launch --package tokenyard-cli \
                  --package tokenyard-conformance --test hosts --no-fail-fast"),
+            cmd("cargo test --package tokenyard-conformance --test masking -- --ignored"),
         ],
     },
 ];

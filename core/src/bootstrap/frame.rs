@@ -17,6 +17,7 @@
 //! Everything here is a pure function over bytes: nothing is read, allocated by what a length says,
 //! or trusted. Whether the MAC and the sequence are right is for [`super::seal::Opener`].
 
+use super::identity::MAX_RANKS;
 use crate::{Error, ErrorKind, Result};
 
 /// The first four bytes of every frame.
@@ -46,7 +47,8 @@ pub enum Kind {
     Welcome = 4,
     /// Rank 0 to joiner: you are not, and why.
     Refused = 5,
-    /// Rank 0 to all: everybody is in.
+    /// Rank 0 to all, or to one that comes back: collectives begin, with which number and without
+    /// whom.
     Start = 6,
     /// Both ways: the sender runs, and what it has begun. From rank 0: what all ranks have begun, and
     /// which of them are quiet.
@@ -63,10 +65,12 @@ pub enum Kind {
     Goodbye = 12,
     /// Both ways, last frame: the sender ends because of an error.
     Failed = 13,
+    /// From rank 0: whether a process waits to come back as a lost rank.
+    Returning = 14,
 }
 
 impl Kind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Hello,
         Self::Challenge,
         Self::Proof,
@@ -80,6 +84,7 @@ impl Kind {
         Self::Departure,
         Self::Goodbye,
         Self::Failed,
+        Self::Returning,
     ];
 
     /// The kind of a code, if there is one.
@@ -95,7 +100,9 @@ impl Kind {
     /// The most payload bytes of this kind.
     pub fn payload_limit(self) -> usize {
         match self {
-            Self::Welcome | Self::Start | Self::Goodbye => 0,
+            Self::Welcome | Self::Goodbye => 0,
+            Self::Returning => 8,
+            Self::Start => 16 + 4 * MAX_RANKS as usize,
             Self::Hello | Self::Challenge | Self::Proof => 512,
             Self::Refused | Self::Departure | Self::Failed => 1024,
             Self::Heartbeat | Self::Verdict => 8192,
@@ -291,7 +298,7 @@ mod tests {
         };
         assert!(altered(0, b'X').contains("found magic [58, 59, 42, 53]"));
         assert!(altered(4, 1).contains("found version 1, expected 2"));
-        assert!(altered(6, 77).contains("found frame kind 77, expected 1 to 13"));
+        assert!(altered(6, 77).contains("found frame kind 77, expected 1 to 14"));
         assert!(altered(15, 5).contains("expected at most 67108864"));
         assert!(altered(12, 3).contains("found 34 bytes behind the header"));
         assert!(message(&frame()[..31]).contains("found 31 bytes, expected a header of 32"));
@@ -324,7 +331,7 @@ mod tests {
 
         #[test]
         fn a_frame_survives_the_round_trip(
-            code in 1u16..=13, sender: u32, topic: u64, sequence: u64, mac: [u8; 32],
+            code in 1u16..=14, sender: u32, topic: u64, sequence: u64, mac: [u8; 32],
             payload in prop::collection::vec(any::<u8>(), 0..600),
         ) {
             let kind = Kind::from_code(code).unwrap();

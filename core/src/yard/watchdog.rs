@@ -1,10 +1,11 @@
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::abi;
-use crate::bootstrap::{Headway, Liveness, PeerState};
-use crate::wait::{WaitBoard, Waiting, expired};
+use crate::bootstrap::{Ended, Headway, Liveness, Membership, PeerState};
+use crate::config::OnFailure;
+use crate::wait::{WaitBoard, Waiting, expired, monotonic_ns};
 use crate::{Error, ErrorKind, Result};
 
 /// How often the watchdog looks.
@@ -25,7 +26,8 @@ pub(super) struct Bounds {
     pub(super) late: Duration,
 }
 
-/// One thread per yard that ends waits: when a rank is lost, or when a wait outlives its bound.
+/// One thread per yard that ends waits: when a rank is lost, or when a wait outlives its bound. Where
+/// losses are masked, it tells the kernel set who is lost, and the kernel set ends those waits.
 pub(super) struct Watchdog {
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -36,6 +38,15 @@ struct Shared {
     liveness: Arc<Liveness>,
     headway: Arc<Headway>,
     bounds: Bounds,
+    membership: Membership,
+    /// By rank: 1 once it is lost, where losses are masked; else empty.
+    lost: Vec<AtomicU8>,
+    /// When the last loss was noted, or a rank was silent while a wait was overdue.
+    unsettled: Mutex<Option<Instant>>,
+    /// When the watchdog looked last, in nanoseconds of `CLOCK_MONOTONIC`.
+    looked: AtomicU64,
+    /// When it ran again after this process had been stopped, or starved.
+    resumed: Mutex<Option<Instant>>,
     verdict: Mutex<Option<Verdict>>,
     stop: AtomicBool,
     /// What connects this rank to others, by level and world rank; set once the links are up.
@@ -51,12 +62,29 @@ struct Verdict {
 }
 
 impl Watchdog {
-    pub(super) fn start(liveness: Arc<Liveness>, bounds: Bounds) -> Result<Self> {
+    pub(super) fn start(
+        liveness: Arc<Liveness>,
+        bounds: Bounds,
+        membership: Membership,
+    ) -> Result<Self> {
+        let lost = match membership.on_failure {
+            OnFailure::Stop => Vec::new(),
+            OnFailure::Mask => membership
+                .lives
+                .iter()
+                .map(|life| AtomicU8::new(u8::from(life.is_none())))
+                .collect(),
+        };
         let shared = Arc::new(Shared {
             board: WaitBoard::default(),
             headway: liveness.headway(),
             liveness,
             bounds,
+            membership,
+            lost,
+            unsettled: Mutex::new(None),
+            looked: AtomicU64::new(monotonic_ns()),
+            resumed: Mutex::new(None),
             verdict: Mutex::new(None),
             stop: AtomicBool::new(false),
             links: OnceLock::new(),
@@ -85,6 +113,36 @@ impl Watchdog {
         &self.shared.board
     }
 
+    /// R bytes that say who is lost, for the kernel set; null where a loss stops the yard. They live as
+    /// long as the watchdog.
+    pub(super) fn lost_table(&self) -> *const u8 {
+        let lost = &self.shared.lost;
+        if lost.is_empty() { std::ptr::null() } else { lost.as_ptr().cast() }
+    }
+
+    /// Ranks that the yard goes on without, in order.
+    pub(super) fn lost_ranks(&self) -> Vec<u32> {
+        self.shared.look();
+        let lost = (0..).zip(&self.shared.lost);
+        lost.filter(|(_, lost)| lost.load(Ordering::Acquire) != 0).map(|(rank, _)| rank).collect()
+    }
+
+    /// Whether what an operation brought may be believed, where losses are masked. A process that was
+    /// stopped may have been given up, and may then have read what others had already changed. So
+    /// after a stop this waits until word of that would have come.
+    pub(super) fn confirm(&self) -> Result<()> {
+        if self.shared.lost.is_empty() {
+            return Ok(());
+        }
+        while !self.shared.is_settled() {
+            if let Some(error) = self.verdict() {
+                return Err(error);
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
     /// Why the yard cannot go on, if it cannot.
     pub(super) fn verdict(&self) -> Option<Error> {
         self.shared.look();
@@ -111,6 +169,10 @@ impl Drop for Watchdog {
 impl Shared {
     fn watch(&self) {
         while !self.stop.load(Ordering::Acquire) {
+            if self.was_stopped() {
+                *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            }
+            self.looked.store(monotonic_ns(), Ordering::Release);
             self.look();
             std::thread::park_timeout(LOOK);
         }
@@ -124,7 +186,11 @@ impl Shared {
         if self.board.is_aborted() {
             return;
         }
-        let found = self.lost_rank().or_else(|| self.overdue());
+        let lost = match self.membership.on_failure {
+            OnFailure::Stop => self.lost_rank(),
+            OnFailure::Mask => self.mask_losses(),
+        };
+        let found = lost.or_else(|| self.overdue());
         if let Some(found) = found {
             let mut verdict = self.verdict();
             if verdict.is_none() {
@@ -177,6 +243,107 @@ impl Shared {
                 self.describe_wait()
             ),
         })
+    }
+
+    /// Notes who is lost; the yard ends only with rank 0, where all meet, or when this rank itself was
+    /// given up.
+    fn mask_losses(&self) -> Option<Verdict> {
+        let me = self.liveness.this();
+        let mut hub_lost = false;
+        for (rank, ended) in self.membership.ended(&self.liveness).filter(|(rank, _)| *rank != me) {
+            if rank == 0 {
+                hub_lost = true;
+            } else {
+                self.mask(rank, ended);
+            }
+        }
+        match self.given_up() {
+            // The others may still read what this rank entered with, until they have heard that it
+            // is given up: its waits end, and its memory changes, only after that.
+            Some(when) if when.elapsed() < self.bounds.deadline => None,
+            Some(_) => Some(self.end_of_all(me)),
+            None => hub_lost.then(|| self.end_of_all(0)),
+        }
+    }
+
+    /// When this rank learned that the others gave it up.
+    fn given_up(&self) -> Option<Instant> {
+        let me = self.liveness.this();
+        self.membership.ended(&self.liveness).find(|(rank, _)| *rank == me).map(|(_, end)| end.when)
+    }
+
+    #[cold]
+    fn end_of_all(&self, rank: u32) -> Verdict {
+        let text = self.liveness.end_of_all("watch ranks", rank).detail();
+        let text = format!("{text}; {}", self.describe_wait());
+        Verdict { kind: ErrorKind::PeerLost, rank, text }
+    }
+
+    fn mask(&self, rank: u32, ended: &Ended) {
+        // What a rank raised before its goodbye may still be on its way for a moment.
+        let left = ended.state == PeerState::Left;
+        if left && ended.when.elapsed() < GRACE.min(self.bounds.deadline) {
+            return;
+        }
+        let Some(lost) = self.lost.get(rank as usize) else { return };
+        if lost.swap(1, Ordering::AcqRel) == 0 {
+            tracing::warn!("going on without rank {rank}{}", self.link_of(rank));
+            self.unsettle();
+        }
+    }
+
+    /// Whether this process has just been stopped, or starved: `resumed` does not know of it yet.
+    fn was_stopped(&self) -> bool {
+        let looked = self.looked.load(Ordering::Acquire);
+        Duration::from_nanos(monotonic_ns().saturating_sub(looked)) > self.bounds.deadline / 2
+    }
+
+    /// For how long this process has run since it was stopped, if it ever was.
+    fn runs_again(&self) -> Option<Duration> {
+        let resumed = *self.resumed.lock().unwrap_or_else(PoisonError::into_inner);
+        resumed.map(|since| since.elapsed())
+    }
+
+    /// Whether this process ran all the time, or has heard since whether it was given up; and was not.
+    fn is_settled(&self) -> bool {
+        let stopped = self.was_stopped();
+        let heard = self.runs_again().is_none_or(|since| since > SILENT);
+        let needed = |rank: u32| rank == 0 || rank == self.liveness.this();
+        let ended = self.membership.ended(&self.liveness).any(|(rank, _)| needed(rank));
+        !stopped && heard && !ended
+    }
+
+    /// Whether a rank has ended whose loss is not noted yet.
+    fn has_news(&self) -> bool {
+        let is_lost = |rank: u32| {
+            self.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire) != 0)
+        };
+        self.membership.ended(&self.liveness).any(|(rank, _)| !is_lost(rank))
+    }
+
+    fn unsettle(&self) {
+        *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// For how long a wait has lasted that nobody but its peer is to blame for. Whoever waits for a
+    /// rank that waits for a silent one must not lose patience before the silence is resolved: the
+    /// bound begins anew then. A rank is silent for `deadline` at most, or it is lost.
+    fn blameless(&self, waiting: &Waiting) -> Duration {
+        if self.lost.is_empty() {
+            return waiting.lasted;
+        }
+        if self.given_up().is_some() || self.was_stopped() {
+            // Nobody answers this rank any more, and it will hear why; or it has yet to hear so.
+            return Duration::ZERO;
+        }
+        let lasted = self.runs_again().map_or(waiting.lasted, |since| waiting.lasted.min(since));
+        // In this order: a silent rank that ends meanwhile is seen as the one or the other.
+        let is_silent = self.liveness.most_silent().is_some_and(|(_, silence)| silence > SILENT);
+        if is_silent || self.has_news() {
+            self.unsettle();
+        }
+        let unsettled = *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner);
+        unsettled.map_or(lasted, |since| lasted.min(since.elapsed()))
     }
 
     /// A rank that said goodbye raises no signal any more. What it raised before may still be on
@@ -233,11 +400,16 @@ impl Shared {
 
     fn overdue(&self) -> Option<Verdict> {
         let waiting = self.board.waiting()?;
-        if let Some(left) = self.left(&waiting) {
+        if self.membership.on_failure == OnFailure::Stop
+            && let Some(left) = self.left(&waiting)
+        {
             return Some(left);
         }
         let Limit { bound, key, used, note } = self.limit(&waiting);
-        if used < bound || self.may_be_innocent(&waiting, used.saturating_sub(bound)) {
+        if used < bound
+            || self.may_be_innocent(&waiting, used.saturating_sub(bound))
+            || self.blameless(&waiting) < bound
+        {
             return None;
         }
         let rank = waiting.what.peer;
@@ -291,7 +463,9 @@ mod tests {
                         World::join(WorldOptions { deadline: DEADLINE, late: LATE, ..options })
                             .expect("all come");
                     let bounds = Bounds { deadline: DEADLINE, late: LATE };
-                    let watchdog = Watchdog::start(world.liveness(), bounds).expect("starts");
+                    let membership = world.admit().expect("all are there").membership().clone();
+                    let watchdog = Watchdog::start(world.liveness(), bounds, membership);
+                    let watchdog = watchdog.expect("starts");
                     body(world, watchdog);
                 });
             }

@@ -40,6 +40,7 @@ pub(super) struct CombineOp {
     pub(super) outgoing: Offsets,
     pub(super) out: abi::TyTensor,
     pub(super) out_weights: abi::TyTensor,
+    pub(super) missing: abi::TyTensor,
     bias: [abi::TyTensor; 2],
 }
 
@@ -146,6 +147,7 @@ impl Engine {
             outgoing: Offsets::default(),
             out: call.out,
             out_weights: call.out_weights,
+            missing: call.missing,
             bias: [call.bias0, call.bias1],
         };
         let merger = self.merger(call, &op)?;
@@ -205,7 +207,16 @@ impl Engine {
     }
 
     fn unstage(&mut self, op: &CombineOp) {
-        if let Some(region) = op.staging {
+        let Some(region) = op.staging else { return };
+        // Owners put partials there. One that was given up may still be about to.
+        let send = &self.handles[op.handle].legs[self.domains.mine as usize].send;
+        let still_written = |peer: u32| {
+            let owner = self.domains.place(self.domains.mine, peer);
+            send.rank_counts()[peer as usize] > 0 && self.losses.may_write(owner, op.operation)
+        };
+        if !self.stores() && self.domains.peers().any(still_written) {
+            self.arena.quarantine(region.id);
+        } else {
             self.arena.release(region.id);
         }
     }
@@ -404,6 +415,7 @@ impl Engine {
             tokens: None,
             out: op.out.data,
             out_weights: op.out_weights.data.cast(),
+            missing: op.missing.data,
             float: op.float,
             row_bytes: op.row_bytes,
         };
@@ -417,6 +429,11 @@ impl Engine {
         let widths = self.widths(op);
         for (domain, peer) in self.domains.pairs() {
             let send = &self.handles[op.handle].legs[domain as usize].send;
+            let place = self.domains.place(domain, peer) as usize;
+            if self.losses.is_given_up(self.domains.place(self.domains.mine, peer)) {
+                self.partials[place] = Partial::default();
+                continue;
+            }
             let area = if self.stores() {
                 let rows = send.rank_counts()[peer as usize].into();
                 let at = self.entry_at(op, (domain, peer), rows)?;
@@ -437,8 +454,7 @@ impl Engine {
                 let weights = if op.has_weights { at.weights } else { 0 };
                 (self.arena_area.at(at.x), self.arena_area.at(weights))
             };
-            self.partials[self.domains.place(domain, peer) as usize] =
-                Partial { x: area.0, weights: area.1.cast() };
+            self.partials[place] = Partial { x: area.0, weights: area.1.cast() };
         }
         Ok(())
     }
@@ -457,7 +473,10 @@ impl Engine {
             let rank = self.domains.place(self.domains.mine, peer);
             let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
             let wait = Wait { operation, add: rows * op.arrays(), phase, rank };
-            self.wait(Signal::Rows, slot, self.domains.place(domain, peer), wait)?;
+            let place = self.domains.place(domain, peer);
+            if !self.wait(Signal::Rows, slot, place, wait)? {
+                self.partials[place as usize] = Partial::default();
+            }
         }
         Ok(())
     }

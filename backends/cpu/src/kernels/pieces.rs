@@ -46,10 +46,11 @@ impl Engine {
     ) -> Result<()> {
         let (me, peers) = self.turn(m.via);
         let own = if m.via == Via::Rail { 0..0 } else { self.rows_for(m, me) };
-        let leaving = self.plan(m).send.tokens().len() - self.rows_for(m, me).len();
+        let others = || (1..peers).map(|i| (me + i) % peers).filter(|p| !self.is_left_out(m, *p));
+        let leaving: usize = others().map(|peer| self.rows_for(m, peer).len()).sum();
         let most = self.piece_rows(m.format.row.x_bytes.into());
         let (mut left, mut stored) = (0, 0);
-        for peer in (1..peers).map(|i| (me + i) % peers) {
+        for peer in others() {
             for piece in pieces(self.rows_for(m, peer), most) {
                 // SAFETY: by this function's contract.
                 unsafe { self.write_rows(m, source, piece.clone())? };
@@ -174,6 +175,9 @@ impl Engine {
     pub(super) unsafe fn push(&self, slot: usize, op: &CombineOp, staged: &Staged) -> Result<()> {
         let own = self.domains.index;
         for (domain, peer) in self.domains.pairs().filter(|(_, peer)| *peer != own) {
+            if self.losses.is_given_up(self.domains.place(domain, peer)) {
+                continue;
+            }
             // SAFETY: by this function's contract.
             unsafe { self.push_to(slot, op, staged, (domain, peer))? };
         }

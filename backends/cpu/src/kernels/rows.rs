@@ -142,6 +142,9 @@ impl Engine {
         let leg = &state.legs[domain as usize];
         let place = leg.places[peer as usize];
         let owner = self.domains.place(self.domains.mine, peer);
+        if self.losses.is_given_up(owner) {
+            return Ok(Spot::default());
+        }
         let layout = state.arrangement.layout;
         let spec = RegionSpec { shape: self.shape, layout, row: m.format.row };
         let base = self.gathered.regions[self.domains.place(domain, peer) as usize];
@@ -259,7 +262,15 @@ impl Engine {
         // SAFETY: by this function's contract.
         unsafe { self.write_rows(m, source, rows)? };
         let (me, peers) = self.turn(m.via);
-        (0..peers).map(|i| (me + i) % peers).try_for_each(|peer| self.tell_stored(m, peer))
+        (0..peers)
+            .map(|i| (me + i) % peers)
+            .filter(|peer| !self.is_left_out(m, *peer))
+            .try_for_each(|peer| self.tell_stored(m, peer))
+    }
+
+    /// Whether nothing goes to a peer any more.
+    pub(super) fn is_left_out(&self, m: &Move, peer: u32) -> bool {
+        self.losses.is_given_up(self.link_of(m).0.rank_of(peer))
     }
 
     /// Says that the rows of a peer were stored. The stores happened before this signal: where a
@@ -299,6 +310,8 @@ impl Engine {
         let row = m.format.row;
         for peer in 0..self.turn(m.via).1 {
             let target = match self.reachable(m, peer) {
+                // No place: nothing is written.
+                Some(_) if self.is_left_out(m, peer) => Target::default(),
                 Some(areas) => {
                     let spot = self.scratch.spots[peer as usize];
                     let area = areas[spot.window as usize];
@@ -376,6 +389,9 @@ impl Engine {
             for row in start..(start + chunk).min(rows.end) {
                 while offsets[peer + 1] as usize <= row {
                     peer += 1;
+                }
+                if targets[peer].x.is_null() {
+                    continue;
                 }
                 let index = row - offsets[peer] as usize;
                 let token = send.tokens()[row] as usize;
