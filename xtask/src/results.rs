@@ -39,7 +39,7 @@ const SHOWN: &[Shown] = &[
     Shown {
         file: "libfabric-verbs",
         title: "`libfabric`, provider `verbs`",
-        on: "soft-RoCE in an emulated machine, which stands in for an RDMA NIC; one device, 2 ranks",
+        on: "soft-RoCE in an emulated machine, which stands in for an RDMA NIC; one device, part of the suite",
     },
     Shown {
         file: "verbs",

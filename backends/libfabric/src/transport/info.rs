@@ -84,6 +84,11 @@ impl Info {
         self.provider().contains(';')
     }
 
+    /// Whether that layer is `ofi_rxm`.
+    pub(super) fn is_over_connections(&self) -> bool {
+        self.provider().contains("ofi_rxm")
+    }
+
     pub(super) fn mr_mode(&self) -> i32 {
         // SAFETY: as in `provider`.
         unsafe { (*self.get().domain_attr).mr_mode }

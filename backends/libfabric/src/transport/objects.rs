@@ -12,7 +12,11 @@ use super::info::Info;
 
 /// An open object; `T` is one of the `fid_*` structures, which all start with a `fid`.
 #[derive(Debug)]
-pub(super) struct Object<T>(NonNull<T>);
+pub(super) struct Object<T> {
+    raw: NonNull<T>,
+    /// The object outlives its owner.
+    stays_open: bool,
+}
 
 // SAFETY: libfabric's objects belong to no thread. Who uses one at a time is for the rail to say.
 unsafe impl<T> Send for Object<T> {}
@@ -24,20 +28,23 @@ impl<T> Object<T> {
         let raw = NonNull::new(raw).ok_or_else(|| {
             Error::new(ErrorKind::System, "open libfabric object", "the provider made none")
         })?;
-        Ok(Self(raw))
+        Ok(Self { raw, stays_open: false })
     }
 
     pub(super) fn raw(&self) -> *mut T {
-        self.0.as_ptr()
+        self.raw.as_ptr()
     }
 
     pub(super) fn fid(&self) -> *mut fid {
-        self.0.as_ptr().cast()
+        self.raw.as_ptr().cast()
     }
 }
 
 impl<T> Drop for Object<T> {
     fn drop(&mut self) {
+        if self.stays_open {
+            return;
+        }
         // SAFETY: open, and closed once. Owners hold objects in the order in which they close.
         let status = unsafe { calls::close(self.fid()) };
         if status != 0 {
@@ -65,7 +72,7 @@ pub(super) struct Objects {
     pub(super) cq: Object<fid_cq>,
     pub(super) av: Object<fid_av>,
     domain: Object<fid_domain>,
-    _fabric: Object<fid_fabric>,
+    fabric: Object<fid_fabric>,
     pub(super) info: Info,
 }
 
@@ -85,6 +92,12 @@ pub(super) struct Memory {
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
 
 impl Objects {
     /// Opens everything and enables the endpoint. `peers` will be reached, `entries` completions
@@ -121,7 +134,7 @@ impl Objects {
             }
             keep_off_shared_memory(&ep);
             opened("fi_enable", calls::enable(ep.fid()))?;
-            Ok(Self { regions: Vec::new(), ep: Some(ep), cq, av, domain, _fabric: fabric, info })
+            Ok(Self { regions: Vec::new(), ep: Some(ep), cq, av, domain, fabric, info })
         }
     }
 
@@ -134,7 +147,25 @@ impl Objects {
     /// Closes the regions and the endpoint: nobody reads or writes through them any more (INV-8).
     pub(super) fn close(&mut self) {
         self.regions.clear();
+        self.leave_open();
         self.ep = None;
+    }
+
+    /// Under `ofi_rxm` the endpoint, and what it hangs on, stays open for the life of the process: with
+    /// messages of a peer that has closed still in its queue, closing one crashes
+    /// (<https://github.com/ofiwg/libfabric/issues/11828>). Nobody reaches memory through it once the
+    /// regions are closed.
+    fn leave_open(&mut self) {
+        if !self.info.is_over_connections() {
+            return;
+        }
+        if let Some(ep) = &mut self.ep {
+            ep.stays_open = true;
+        }
+        self.cq.stays_open = true;
+        self.av.stays_open = true;
+        self.domain.stays_open = true;
+        self.fabric.stays_open = true;
     }
 
     fn open_ep(&self) -> Result<*mut fid_ep> {
