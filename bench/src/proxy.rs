@@ -122,7 +122,9 @@ pub fn measure(task: &Task) -> Result<Row> {
         let before = Allocations::now();
         phase.wait();
         phase.wait();
-        let (allocations, _) = Allocations::now().since(&before);
+        let after = Allocations::now();
+        phase.wait();
+        let (allocations, _) = after.since(&before);
         let found: Result<Vec<_>> = posters
             .into_iter()
             .map(|poster| poster.join().map_err(|_| anyhow!("a poster panicked"))?)
@@ -156,13 +158,14 @@ struct Poster<'a> {
 }
 
 impl Poster<'_> {
-    /// Returns commands per second and microseconds of a round trip. Comes to the barrier three
-    /// times, whatever happens: others wait there.
+    /// Returns commands per second and microseconds of a round trip. Comes to the barrier four
+    /// times, whatever happens: others wait there. Allocations are read between the last two.
     fn run(mut self, task: &Task, phase: &Barrier) -> Result<(f64, f64)> {
         let warm = self.batches(WARM_UP);
         phase.wait();
         phase.wait();
         let counted = self.batches(task.counted_batches);
+        phase.wait();
         phase.wait();
         warm.and(counted)?;
         let start = Instant::now();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
 use tokenyard_core::config::Config;
-use tokenyard_launch::{Event, Exit, Stderr};
+use tokenyard_launch::{Event, Exit, Hosts, Launcher, Stderr};
 
 use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::Report;
@@ -28,6 +28,17 @@ pub struct Start {
     pub args: Vec<OsString>,
     /// The config, which every rank reads for itself.
     pub config: PathBuf,
+    /// Where the ranks run.
+    pub place: Place,
+}
+
+/// Where ranks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// All on this machine.
+    Machine,
+    /// Each on a host of its own. The hosts are stand-ins: network namespaces of this machine.
+    Hosts,
 }
 
 /// What is going on, for a progress bar.
@@ -105,7 +116,14 @@ fn group(
         env: Vec::new(),
         stderr: Stderr::Capture,
     };
-    let mut running = job.start()?;
+    let hosts = match start.place {
+        Place::Machine => None,
+        Place::Hosts => Some(Hosts::new(ranks as usize)?),
+    };
+    let mut running = match &hosts {
+        None => job.start()?,
+        Some(hosts) => job.start_on(hosts, Launcher::Hand)?,
+    };
     let mut outputs = vec![None; ranks as usize];
     let mut last_word = Instant::now();
     while !running.all_exited() {

@@ -13,6 +13,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{Config, PartChoice, PartTable};
 use tokenyard_core::moe::{Layout, RECORD_HEADER};
 use tokenyard_core::yard::{Cast, Yard};
+use tokenyard_cpu::kernels::PIECE_BYTES;
 
 use crate::counting::{self, Counts};
 use crate::job::{Output, Sizes};
@@ -94,7 +95,9 @@ pub fn predict(path: Path, sizes: &Sizes, workload: &Workload) -> Counts {
     let row = 2 * u64::from(sizes.hidden);
     // With each row: K ids, K weights, and its source.
     let side = 8 * u64::from(sizes.topk) + 4;
-    let pieces = |rows: &u64| rows.div_ceil(0xffff);
+    let steps = |count: u64| count.div_ceil(0xffff);
+    // Rows are put as they are staged, in pieces; one thread stages.
+    let pieces = |rows: u64| rows.div_ceil((PIECE_BYTES / row).max(1));
     // An entry and a grant with a count per local expert; the entry of the combine without.
     // Both operations end with "done" to every peer.
     let records = Counts {
@@ -102,23 +105,25 @@ pub fn predict(path: Path, sizes: &Sizes, workload: &Workload) -> Counts {
         signals: 2 * ranks,
         bytes: ranks * (2 * (RECORD_HEADER + 4 * local) + RECORD_HEADER),
     };
-    let (sent, received): (u64, u64) =
-        (workload.sends().iter().sum(), workload.receives().iter().sum());
+    // "Rows are there": four arrays of each.
+    let stored = |rows: u64| steps(4 * rows);
+    let sum = |rows: &[u64], of: &dyn Fn(u64) -> u64| rows.iter().map(|n| of(*n)).sum::<u64>();
+    let own = workload.sends()[workload.rank() as usize];
+    // What goes to others and comes from others; own rows stay where they are.
+    let sum_of_others = |rows: &[u64], of: &dyn Fn(u64) -> u64| sum(rows, of) - of(own);
+    let (sends, receives) = (workload.sends(), workload.receives());
     match path {
         Path::Put => Counts {
-            // Rows, ids, weights and sources to each peer; rows back to each source.
+            // Pieces of rows, then ids, weights and sources to each other rank; rows back to each.
             puts: records.puts
-                + 4 * workload.sends().iter().map(pieces).sum::<u64>()
-                + workload.receives().iter().map(pieces).sum::<u64>(),
-            bytes: records.bytes + sent * (row + side) + received * row,
-            ..records
+                + sum_of_others(sends, &|n| pieces(n) + 3 * steps(n))
+                + sum_of_others(receives, &steps),
+            signals: records.signals + stored(own),
+            bytes: records.bytes
+                + sum_of_others(sends, &|n| n * (row + side))
+                + sum_of_others(receives, &|n| n * row),
         },
-        Path::LoadStore => Counts {
-            // "Rows are there" to each peer that got some.
-            signals: records.signals
-                + workload.sends().iter().map(|n| pieces(&(4 * n))).sum::<u64>(),
-            ..records
-        },
+        Path::LoadStore => Counts { signals: records.signals + sum(sends, &stored), ..records },
     }
 }
 

@@ -105,6 +105,11 @@ impl Workload {
         YardOptions::new(sizes.experts, sizes.topk, sizes.hidden, sizes.tokens)
     }
 
+    /// Whose tensors they are.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
     /// Rows that this rank sends to each rank, itself included.
     pub fn sends(&self) -> &[u64] {
         &self.sends
@@ -166,6 +171,7 @@ impl Workload {
             weighted: false,
             out: TensorMut::from_slice(self.out.as_mut_slice(), tokens, hidden)?,
             out_weights: None,
+            missing: None,
         })
     }
 

@@ -4,13 +4,17 @@
 
 use std::path::Path as File;
 
+use tokenyard_bench::job::Sizes;
 use tokenyard_bench::scaling::{Figures, Path, RANKS, Task, measure};
+use tokenyard_bench::workload::Workload;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::config::Config;
 
 const ROW: u64 = 2 * 1024;
 /// K ids, K weights and the source of a row, for K = 4.
 const SIDE: u64 = 4 * 4 + 4 * 4 + 4;
+/// Rows of a piece: 256 KiB.
+const PIECE: u64 = (256 << 10) / ROW;
 
 fn counted(ranks: u32) -> Vec<Vec<Figures>> {
     let file = File::new(env!("CARGO_MANIFEST_DIR")).join("../configs/cpu.toml");
@@ -34,11 +38,16 @@ fn commands_grow_with_ranks_alone_and_bytes_with_pairs_alone() {
                 // "Done" to each peer ends each of the two operations.
                 let fixed = 3 * r + 2 * r;
                 let records = r * (3 * 64 + 2 * 4 * 4);
+                let sizes = Sizes { tokens: found.tokens, ..Task::new(ranks).sizes };
+                let mut sends = Workload::new(&sizes, rank as u32, ranks).sends().to_vec();
+                let own = sends.remove(rank);
+                let (sent, received) = (found.pairs_sent - own, found.pairs_received - own);
                 let (commands, bytes) = match found.path {
-                    // Four arrays to each peer, one back to each source.
+                    // Rows in pieces and three more arrays to each other rank, one array back to it,
+                    // and "rows are there" to this rank itself.
                     Path::Put => (
-                        fixed + 5 * r,
-                        records + found.pairs_sent * (ROW + SIDE) + found.pairs_received * ROW,
+                        fixed + sends.iter().map(|n| n.div_ceil(PIECE) + 3 + 1).sum::<u64>() + 1,
+                        records + sent * (ROW + SIDE) + received * ROW,
                     ),
                     // "Rows are there" to each peer; the rows themselves need no command.
                     Path::LoadStore => (fixed + r, records),

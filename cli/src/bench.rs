@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokenyard_bench::allocations::Counting;
-use tokenyard_bench::ranks::Start;
+use tokenyard_bench::ranks::{Place, Start};
 use tokenyard_bench::report::NAMED_SIZES;
 use tokenyard_bench::{Plan, Progress, Report, Scenario, Sizes};
 
@@ -53,14 +53,15 @@ pub(crate) struct Args {
 /// Measurements with arguments of their own.
 #[derive(Debug, clap::Subcommand)]
 enum Which {
-    /// One link between two ranks: bare (libfabric by straight calls), through the transport, and
-    /// under a dispatch
+    /// One link between two ranks: bare (libfabric or libibverbs by straight calls), through the
+    /// transport, and under a dispatch
     Link(LinkArgs),
 }
 
 const LINK_EXAMPLE: &str = "\
 Examples:
   tokenyard bench link configs/libfabric.toml
+  tokenyard bench link configs/libfabric.toml --namespaces
   RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 \\
     tokenyard bench link fabric.toml --as-rank      (and RANK=1 on the other host)
 
@@ -71,7 +72,7 @@ sending at once. Everything is measured turn by turn in one run. Exit code as fo
 #[derive(Debug, clap::Args)]
 #[command(after_help = LINK_EXAMPLE)]
 struct LinkArgs {
-    /// The config: its scale-out transport (`libfabric` or `efa`) is measured
+    /// The config: its scale-out transport (`libfabric`, `efa` or `verbs`) is measured
     config: PathBuf,
     #[command(flatten)]
     common: Common,
@@ -79,6 +80,10 @@ struct LinkArgs {
     /// prints the report
     #[arg(long)]
     as_rank: bool,
+    /// Give each rank a host of its own. The hosts are stand-ins, network namespaces of this machine:
+    /// processors and memory stay shared (root; docs/testing-hosts.md)
+    #[arg(long, conflicts_with = "as_rank")]
+    namespaces: bool,
 }
 
 /// Arguments of all measurements.
@@ -149,13 +154,14 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let plan = plan(&args.common, args.scenario.scenarios(), args.ranks.clone());
-    judge(&args.common, &measure(&plan, config)?)
+    judge(&args.common, &measure(&plan, &start(config, Place::Machine)?)?)
 }
 
 fn link(args: &LinkArgs) -> Result<ExitCode> {
     let plan = plan(&args.common, vec![Scenario::Link], vec![2]);
     if !args.as_rank {
-        return judge(&args.common, &measure(&plan, &args.config)?);
+        let place = if args.namespaces { Place::Hosts } else { Place::Machine };
+        return judge(&args.common, &measure(&plan, &start(&args.config, place)?)?);
     }
     match tokenyard_bench::measure_link(&args.config, &plan)? {
         Some(report) => judge(&args.common, &report),
@@ -168,9 +174,9 @@ fn plan(args: &Common, scenarios: Vec<Scenario>, ranks: Vec<u32>) -> Plan {
     Plan { scenarios, ranks, sizes: Sizes { tokens, hidden, topk, experts }, samples }
 }
 
-fn measure(plan: &Plan, config: &Path) -> Result<Report> {
+fn measure(plan: &Plan, start: &Start) -> Result<Report> {
     let bar = progress_bar();
-    let report = tokenyard_bench::run(plan, &start(config)?, &mut |progress| {
+    let report = tokenyard_bench::run(plan, start, &mut |progress| {
         let Progress { what, done, all } = progress;
         bar.set_length(all);
         bar.set_position(done);
@@ -193,10 +199,10 @@ fn judge(args: &Common, report: &Report) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!missed.is_empty() && !args.no_check)))
 }
 
-fn start(config: &Path) -> Result<Start> {
+fn start(config: &Path, place: Place) -> Result<Start> {
     let program = std::env::current_exe().context("find this program, to start it as ranks")?;
     let args = vec!["bench".into(), config.into(), "--rank-job".into()];
-    Ok(Start { program, args, config: config.to_owned() })
+    Ok(Start { program, args, config: config.to_owned(), place })
 }
 
 /// On a terminal only; a measurement is not disturbed by it, for ranks speak between measurements.

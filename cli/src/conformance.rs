@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokenyard_conformance::expected::{self, Expected};
 use tokenyard_conformance::faults::{self, Fault};
+use tokenyard_conformance::pace::Pace;
 use tokenyard_conformance::report::{Chosen, Environment, Report};
 use tokenyard_conformance::runner::{self, Finished, Program, Settings, Verdict};
 use tokenyard_conformance::suite::{self, Level, Test};
@@ -24,6 +25,7 @@ Examples:
   tokenyard conformance configs/cpu.toml
   tokenyard conformance my-fabric.toml --level L0,L1 --junit results.xml
   tokenyard conformance my-fabric.toml --filter 'l1/hidden/*' --list
+  tokenyard conformance my-fabric.toml --level L3 --slow 5
 
 Exit code: 0 all as expected, 1 a test failed (or passed unexpectedly), 2 it could not run.";
 
@@ -43,6 +45,10 @@ pub(crate) struct Args {
     /// The largest world; tests that need a larger one are reported as not supported.
     #[arg(long, value_name = "N", default_value_t = 4)]
     ranks: u32,
+    /// Multiply every deadline and limit of time: for an emulated machine, or a busy one. The report
+    /// says so.
+    #[arg(long, value_name = "FACTOR", value_parser = pace, default_value = "1")]
+    slow: Pace,
     /// Print the chosen tests and run none.
     #[arg(long)]
     list: bool,
@@ -73,10 +79,17 @@ fn level(text: &str) -> Result<Level, String> {
     }
 }
 
+fn pace(text: &str) -> Result<Pace, String> {
+    let slow =
+        text.parse().map_err(|_| format!("found {text}; expected 1 to {}", Pace::SLOWEST))?;
+    Pace::new(slow)
+}
+
 /// What will be run.
 struct Plan {
     tests: Vec<Test>,
     faults: Vec<Fault>,
+    pace: Pace,
 }
 
 impl Plan {
@@ -90,7 +103,7 @@ impl Plan {
         tests.retain(|test| chosen(test.level, &test.name));
         let mut faults = faults::list(settings.domains());
         faults.retain(|fault| chosen(Level::L3, &fault.name));
-        Self { tests, faults }
+        Self { tests, faults, pace: args.slow }
     }
 
     fn chosen(&self) -> Vec<Chosen> {
@@ -132,6 +145,7 @@ impl Plan {
     fn run(&self, config: &Path, finished: &mut Vec<Finished>) -> Result<()> {
         let path = std::env::current_exe().context("find this program")?;
         let program = Program::new(path, vec!["conformance".into(), "--rank".into()]);
+        let program = Program { pace: self.pace, ..program };
         let bar = progress_bar((self.tests.len() + self.faults.len()) as u64)?;
         let mut each = |done: Finished| {
             if let Verdict::Fail(_) = done.verdict {
@@ -160,7 +174,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     }
     let path = args.config.as_deref().context("found no config; expected one")?;
     let config = Config::load(path)?;
-    let settings = Settings::new(config.clone())?;
+    let settings = Settings::at(args.slow, config.clone())?;
     let expected = match &args.expected {
         None => Expected::shipped(&config)?,
         Some(file) => {
@@ -176,7 +190,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         return list(&chosen, args.json);
     }
     let parts = Registry::load(&config.plugins)?.parts();
-    let environment = Environment::new(&config, &parts, settings.capabilities());
+    let environment = Environment::new(&config, &parts, settings.capabilities(), args.slow);
     eprintln!("{}", environment.summary());
     let mut finished = plan.take_larger(args.ranks);
     plan.run(path, &mut finished)?;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokenyard_core::abi;
 use tokenyard_core::moe::{RowFormat, SendPlan, Shape, buffers};
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
-use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes};
+use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
 
 use crate::output::{People, SCHEMA_VERSION, Style, Table, bytes, print_json};
 
@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// Operations that may be sent and not yet received.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     in_flight: u32,
+    /// Dispatches whose handles are alive at a time.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    handles: u32,
     /// D: domains that the ranks are in, with puts between them.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     domains: u32,
@@ -99,7 +102,7 @@ struct Document<'a> {
     command: &'static str,
     /// On one rank.
     buffers: &'a [Buffer],
-    /// Windows and plans of one rank.
+    /// Windows and handles of one rank.
     rank_bytes: u64,
     world_bytes: u64,
 }
@@ -169,16 +172,12 @@ fn list(args: &Args, shape: &Shape) -> Result<Vec<Buffer>> {
         .into_iter()
         .filter(|b| !b.name.contains("region") || layout.is_none_or(|l| b.name.starts_with(l)))
         .filter(|b| b.name != "send plan" || args.domains == 1)
-        .map(|b| Buffer {
-            counts: b.name.ends_with("plan"),
-            name: b.name,
-            bytes: b.bytes,
-            formula: b.formula,
-        })
+        .map(|b| Buffer { counts: false, name: b.name, bytes: b.bytes, formula: b.formula })
         .collect();
     if args.domains > 1 {
         list.extend(domain_plans(args.domains, shape));
     }
+    list.push(handles(args, shape));
     list.extend(windows(args, shape)?);
     Ok(list)
 }
@@ -192,13 +191,25 @@ fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 2] {
         name: name.to_owned(),
         bytes,
         formula: formula.to_owned(),
-        counts: true,
+        counts: false,
     };
     let bytes = u64::from(domains) * SendPlan::bytes_for(&inside);
     [
         plan("send plans inside the domain", bytes, "D send plans for S = R/D ranks, E/D experts"),
         plan("send plan between domains", SendPlan::bytes_for(&rail), "one for D ranks, E experts"),
     ]
+}
+
+/// The routing that handles keep.
+fn handles(args: &Args, shape: &Shape) -> Buffer {
+    let routing = "4 * M*K of routing, 24 * S of places, 4 * E/D of bases";
+    let of_domains = if args.domains > 1 { "; and 4 * M*K + 8 * R once more" } else { "" };
+    Buffer {
+        name: "handles".to_owned(),
+        bytes: u64::from(args.handles) * handle_bytes(shape, args.domains),
+        formula: format!("{} * (the plans above; D times {routing}{of_domains})", args.handles),
+        counts: true,
+    }
 }
 
 /// What the cpu kernel set registers with its transports.
@@ -278,7 +289,7 @@ fn print(list: &[Buffer], (rank, world): (u64, u64), people: People) {
     people.say(table.render(people));
     let total = |bytes_of: u64| people.paint(Style::Strong, bytes(bytes_of));
     people.say(format_args!(
-        "\none rank: {} (windows and plans; regions lie in the arena, the control area in the \
+        "\none rank: {} (windows and handles; regions lie in the arena, the control area in the \
          control window)\nall ranks: {}",
         total(rank),
         total(world)
@@ -344,6 +355,23 @@ mod tests {
         let slot = bytes("control area") + bytes("landing places") * 2 + 2 * bytes("rail records");
         let rail = 2 * bytes("rail staging") + 2 * bytes("rail landing places");
         assert_eq!(bytes("control window"), slot + bytes("control area") + rail);
+    }
+
+    #[test]
+    fn handles_cost_what_their_number_and_the_domains_make_of_it() {
+        let bytes = |more: &str| buffer(more, "handles").unwrap().bytes;
+        assert_eq!(bytes("--handles 16"), 2 * bytes(""));
+        let plans =
+            buffer("", "send plan").unwrap().bytes + buffer("", "receive plan").unwrap().bytes;
+        // Routing, places of 24 bytes, first rows.
+        assert_eq!(bytes("--handles 1"), plans + 4 * 8 * 2 + 24 * 4 + 4 * 16);
+        let plans: u64 =
+            ["send plans inside the domain", "send plan between domains", "receive plan"]
+                .map(|name| buffer("--domains 2", name).unwrap().bytes)
+                .iter()
+                .sum();
+        let routing = 2 * (4 * 8 * 2 + 24 * 2 + 4 * 8) + 4 * 8 * 2 + 8 * 4;
+        assert_eq!(bytes("--domains 2 --handles 1"), plans + routing);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use common::{Config, expect_code, json, stderr, stdout, tokenyard};
 
@@ -115,6 +115,19 @@ fn the_help_of_each_command_has_an_example() {
 fn nothing_is_coloured_where_no_terminal_reads() {
     let output = call(&["plugins"]);
     assert!(!stdout(&output).contains('\x1b'));
+}
+
+#[test]
+fn a_terminal_gets_colours_and_no_panic() {
+    // A terminal that bsdutils makes, for both streams; it hands on the exit code.
+    let line = format!("{} plugins", env!("CARGO_BIN_EXE_tokenyard"));
+    let mut command = Command::new("script");
+    command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null());
+    command.env_remove("NO_COLOR").env("TOKENYARD_LOG", "debug");
+    let output = command.output().unwrap();
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    assert!(text.contains('\x1b') && text.contains("shm"), "{text}");
 }
 
 #[test]

@@ -29,14 +29,15 @@ impl Config {
         Self::new(world, "[transport.scale_up]\nuse = \"shm\"")
     }
 
-    /// With all ranks joined by libfabric's TCP provider over `eth0`.
-    fn of_all_hosts() -> Self {
+    /// With libfabric's TCP provider over `eth0` between all ranks, or between those of a rail where
+    /// `scale_up` joins the ranks of a host.
+    fn of_all_hosts(scale_up: &str) -> Self {
         let program = Path::new(env!("CARGO_BIN_EXE_tokenyard"));
         let plugin = program.with_file_name("libtokenyard_plugin_libfabric.so");
         let fix = "cargo build --package tokenyard-plugin-libfabric";
         assert!(plugin.exists(), "{} is not there. Fix: {fix}", plugin.display());
         let rest = format!(
-            "[transport.scale_up]\nuse = \"none\"\n[transport.scale_out]\nuse = \"libfabric\"\n\
+            "[transport.scale_up]\nuse = \"{scale_up}\"\n[transport.scale_out]\nuse = \"libfabric\"\n\
              [transport.scale_out.libfabric]\nprovider = \"tcp\"\nrails = [\"eth0\"]\n\
              [plugins]\npaths = [\"{}\"]",
             plugin.display()
@@ -94,17 +95,81 @@ fn whole_jobs_on_several_hosts_are_right_whoever_launched_them() {
     ];
     for (hosts, ranks, launcher, layout) in shapes {
         let hosts = Hosts::new(hosts).unwrap();
-        let config = Config::of_all_hosts();
-        let mut job = config.job(ranks);
-        job.args.extend(["--layout"].into_iter().chain(layout.split(' ')).map(Into::into));
-        let outcomes = job.start_on(&hosts, launcher).unwrap().wait_all(SOON);
-        for outcome in &outcomes {
-            assert!(outcome.success(), "{launcher:?} {outcome:?}\n{}", outcome.stderr_tail);
-        }
-        let report = outcomes[0].lines.last().unwrap();
-        let report: serde_json::Value = serde_json::from_str(report).unwrap();
-        assert_eq!(report["check"]["passed"], true, "{report}");
+        let config = Config::of_all_hosts("none");
+        let report = right_result(&hosts, &config, (ranks, launcher), layout);
         assert_eq!(report["ranks"].as_array().unwrap().len(), ranks as usize, "{report}");
+    }
+}
+
+#[test]
+fn hosts_are_the_domains_of_a_job_with_shared_memory_inside_and_a_network_between() {
+    // (hosts, ranks, scale-up team of rank 0, algorithm)
+    let shapes =
+        [(2, 4, &[0, 1][..], "hierarchical"), (3, 3, &[], "direct"), (2, 2, &[], "direct")];
+    for (hosts, ranks, domain, algorithm) in shapes {
+        let hosts = Hosts::new(hosts).unwrap();
+        let config = Config::of_all_hosts("shm");
+        for layout in ["flat --experts 24", "packed --experts 24"] {
+            let report = right_result(&hosts, &config, (ranks, Launcher::Slurm), layout);
+            let yard = &report["yard"];
+            assert_eq!(yard["algorithm"], algorithm, "{report}");
+            assert_eq!(yard["domains"], hosts.count(), "{report}");
+            let team = |level: &str| yard[level]["team"].clone();
+            if domain.is_empty() {
+                assert!(yard["scale_up"].is_null(), "{report}");
+            } else {
+                assert_eq!(team("scale_up"), serde_json::json!(domain), "{report}");
+                assert_eq!(team("scale_out"), serde_json::json!([0, 2]), "{report}");
+            }
+            let places = yard["places"].as_array().unwrap();
+            let host_of = |rank: usize| &places[rank]["host"];
+            let per_host = ranks as usize / hosts.count();
+            for rank in 0..ranks as usize {
+                let same = host_of(rank) == host_of(0);
+                assert_eq!(same, rank < per_host, "rank {rank}: {report}");
+            }
+        }
+    }
+}
+
+/// Runs a job to its end; all that it received and combined was checked. Returns its report.
+fn right_result(
+    hosts: &Hosts,
+    config: &Config,
+    (ranks, launcher): (u32, Launcher),
+    layout: &str,
+) -> serde_json::Value {
+    let mut job = config.job(ranks);
+    job.args.extend(["--layout"].into_iter().chain(layout.split(' ')).map(Into::into));
+    let outcomes = job.start_on(hosts, launcher).unwrap().wait_all(SOON);
+    for outcome in &outcomes {
+        assert!(outcome.success(), "{launcher:?} {outcome:?}\n{}", outcome.stderr_tail);
+    }
+    let report = outcomes[0].lines.last().unwrap();
+    let report: serde_json::Value = serde_json::from_str(report).unwrap();
+    assert_eq!(report["check"]["passed"], true, "{report}");
+    report
+}
+
+#[test]
+fn a_link_is_measured_between_two_hosts() {
+    let config = Config::of_all_hosts("none");
+    let small = "--namespaces --samples 1 --tokens 16 --hidden 128 --no-check --json";
+    let output = Command::new(env!("CARGO_BIN_EXE_tokenyard"))
+        .args(["bench", "link"])
+        .arg(config.0.path().join("config.toml"))
+        .args(small.split(' '))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["link"].as_array().unwrap();
+    assert_eq!(rows.len(), 3, "{report}");
+    for row in rows {
+        let link = row["link"].as_str().unwrap();
+        let ends = [0, 1].map(|host| Hosts::address(host, Net::Data).to_string());
+        assert!(ends.iter().all(|end| link.contains(end)), "{link}: expected {ends:?}");
+        assert!(row["bare"].as_f64().unwrap() > 0.0 && row["ours"].as_f64().unwrap() > 0.0);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
 use tokenyard_core::yard::{
     Cast, Combine, CombineInput, Dispatch, Handle, Received, Replay, Sizes, TensorMut, TensorRef,
@@ -307,6 +307,8 @@ pub struct Got {
     pub x: Aligned,
     /// `[T, K]`, if weights travelled.
     pub weights: Option<Vec<f32>>,
+    /// `[T]`: experts that are left out of each token's sum.
+    pub missing: Vec<u8>,
 }
 
 /// The memory of one combine of the caller: what goes in, and what comes out.
@@ -315,8 +317,8 @@ pub struct Buffers {
     rows: Aligned,
     weights: Option<Vec<f32>>,
     got: Got,
-    /// Where the yard works on a device: x, weights, both biases, out, out_weights.
-    copies: [Option<Copied>; 6],
+    /// Where the yard works on a device: x, weights, both biases, out, out_weights, missing.
+    copies: [Option<Copied>; 7],
 }
 
 impl Buffers {
@@ -328,7 +330,7 @@ impl Buffers {
         Self {
             rows: Aligned::copy_of(&output.rows),
             weights: output.weights.clone(),
-            got: Got { x, weights },
+            got: Got { x, weights, missing: vec![0xff; tokens] },
             copies: Default::default(),
         }
     }
@@ -371,6 +373,7 @@ impl Buffers {
             out_weights: out_weights
                 .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, case.topk))
                 .transpose()?,
+            missing: Some(TensorMut::from_slice(&mut self.got.missing, tokens, 1)?),
         };
         change(&mut host)?;
         if handle.is_on_device() { on_device(host, handle, &mut self.copies) } else { Ok(host) }
@@ -381,9 +384,12 @@ impl Buffers {
     /// # Errors
     /// What the yard's device refuses.
     pub fn into_got(mut self) -> Result<Got> {
-        let [.., out, out_weights] = &self.copies;
+        let [.., out, out_weights, missing] = &self.copies;
         if let Some(out) = out {
             self.got.x.bytes_mut().copy_from_slice(&out.tensor()?.to_vec()?);
+        }
+        if let Some(missing) = missing {
+            self.got.missing.copy_from_slice(&missing.tensor()?.to_vec()?);
         }
         if let (Some(out), Some(weights)) = (out_weights, &mut self.got.weights) {
             weights.copy_from_slice(&oracle::number::f32s(&out.tensor()?.to_vec()?));
@@ -396,7 +402,7 @@ impl Buffers {
 fn on_device<'a>(
     host: Combine<'a>,
     handle: &Handle,
-    copies: &'a mut [Option<Copied>; 6],
+    copies: &'a mut [Option<Copied>; 7],
 ) -> Result<Combine<'a>> {
     let tensors = [
         Some(host.x),
@@ -405,11 +411,12 @@ fn on_device<'a>(
         host.bias[1],
         Some(host.out.as_ref()),
         host.out_weights.as_ref().map(TensorMut::as_ref),
+        host.missing.as_ref().map(TensorMut::as_ref),
     ];
     for (copy, tensor) in copies.iter_mut().zip(tensors) {
         *copy = tensor.map(|tensor| Copied::beside(handle, &tensor)).transpose()?;
     }
-    let [x, weights, bias0, bias1, out, out_weights] = copies;
+    let [x, weights, bias0, bias1, out, out_weights, missing] = copies;
     let there = |copy: &'a Option<Copied>| copy.as_ref().map(Copied::tensor).transpose();
     let out = out.as_mut().context("the output has a copy")?.tensor_mut()?;
     Ok(Combine {
@@ -419,6 +426,7 @@ fn on_device<'a>(
         weighted: host.weighted,
         out,
         out_weights: out_weights.as_mut().map(Copied::tensor_mut).transpose()?,
+        missing: missing.as_mut().map(Copied::tensor_mut).transpose()?,
     })
 }
 
@@ -502,11 +510,39 @@ pub fn combine_in_place(
 /// # Errors
 /// The first difference.
 pub fn check_combined(case: &Case, inputs: &Inputs, rank: usize, got: &Got) -> Result<()> {
+    check_combined_without(case, inputs, &[], (rank, got))
+}
+
+/// As [`check_combined`], where what `lost` ranks owe is left out.
+///
+/// # Errors
+/// The first difference.
+pub fn check_combined_without(
+    case: &Case,
+    inputs: &Inputs,
+    lost: &[usize],
+    (rank, got): (usize, &Got),
+) -> Result<()> {
+    check_missing(case, &inputs.ranks[rank], lost, got)?;
+    let inputs = inputs.without(case, lost);
     let expected = oracle::expected_round_trip(case, &inputs.ranks[rank], rank);
     expected.x.compare(got.x.bytes()).map_err(|e| anyhow!("combined {e}"))?;
     if let (Some(expected), Some(found)) = (&expected.weights, &got.weights) {
         let found: Vec<u8> = found.iter().flat_map(|w| w.to_le_bytes()).collect();
         expected.compare(&found).map_err(|e| anyhow!("combined {e}"))?;
+    }
+    Ok(())
+}
+
+/// Checks that exactly the experts of `lost` ranks are left out of the sums of this rank's tokens.
+fn check_missing(case: &Case, inputs: &RankInputs, lost: &[usize], got: &Got) -> Result<()> {
+    let is_lost = |e: &&i64| usize::try_from(**e).is_ok_and(|e| lost.contains(&case.rank_of(e)));
+    for (token, row) in inputs.topk_idx.chunks(case.topk).enumerate() {
+        let (found, expected) = (got.missing[token], row.iter().filter(is_lost).count() as u8);
+        ensure!(
+            found == expected,
+            "token {token} lacks {found} experts; expected {expected} with {lost:?} lost"
+        );
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ pub mod expected;
 pub mod faults;
 pub mod input;
 pub mod oracle;
+pub mod pace;
 pub mod ranks;
 pub mod report;
 pub mod round;

@@ -44,9 +44,7 @@ pub fn in_threads<R: Send>(
 fn join(rank: u32, ranks: u32, (path, secret): (&PathBuf, &str), config: &Config) -> Result<World> {
     let place = Place { rank, ranks, local_rank: rank };
     let identity = Identity::new(place, Rendezvous::File { path: path.clone() })?;
-    let mut options = WorldOptions::new(identity);
+    let mut options = WorldOptions::configured(&config.world, identity);
     options.secret = Secret::from_text(secret)?;
-    options.deadline = config.world.deadline;
-    options.late = config.world.late;
     Ok(World::join(options)?)
 }

@@ -11,5 +11,5 @@ const CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"sh
                       [transport.scale_out.shm]\nload_store = false\n[topology]\ndomains = 2\n";
 
 fn main() -> ExitCode {
-    players::main(CONFIG, faults::list(2), 4)
+    players::main(faults::list(2).into_iter().map(|fault| (fault, CONFIG)).collect())
 }

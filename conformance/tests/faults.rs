@@ -9,5 +9,5 @@ use tokenyard_conformance::faults;
 const CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
 
 fn main() -> ExitCode {
-    players::main(CONFIG, faults::list(1), 4)
+    players::main(faults::list(1).into_iter().map(|fault| (fault, CONFIG)).collect())
 }

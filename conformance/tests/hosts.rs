@@ -2,10 +2,10 @@
 
 mod players;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use tokenyard_conformance::faults;
+use tokenyard_conformance::faults::{self, Fault};
 
 fn main() -> ExitCode {
     let plugin = plugin();
@@ -14,14 +14,22 @@ fn main() -> ExitCode {
         eprintln!("{} is not there. Fix: {fix}", plugin.display());
         return ExitCode::FAILURE;
     }
-    let config = format!(
-        "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"none\"\n\
+    let [direct, domains] = ["none", "shm"].map(|scale_up| config(scale_up, &plugin));
+    let with_config = |fault: Fault| {
+        let config = if fault.domains > 1 { domains.as_str() } else { direct.as_str() };
+        (fault, config)
+    };
+    players::main(faults::on_hosts().into_iter().map(with_config).collect())
+}
+
+fn config(scale_up: &str, plugin: &Path) -> String {
+    format!(
+        "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"{scale_up}\"\n\
          [transport.scale_out]\nuse = \"libfabric\"\n\
          [transport.scale_out.libfabric]\nprovider = \"tcp\"\nrails = [\"eth0\"]\n\
          [plugins]\npaths = [\"{}\"]\n",
         plugin.display()
-    );
-    players::main(&config, faults::on_hosts(), 4)
+    )
 }
 
 /// Beside the folder of the tests, where cargo puts it.

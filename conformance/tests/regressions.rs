@@ -141,6 +141,7 @@ fn refused_combines_in_one_slot_keep_ranks_in_step() {
                 weighted: round % ranks == rank,
                 out: TensorMut::from_slice(&mut out, handle.tokens(), case.hidden)?,
                 out_weights: None,
+                missing: None,
             };
             let kinds = [ErrorKind::InvalidInput, ErrorKind::Refused];
             expect_kind(yard.combine(&handle, combine), &kinds)?;

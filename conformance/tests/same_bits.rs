@@ -27,7 +27,7 @@ const PUTS: &str = "use = \"shm\"\nshm.load_store = false";
 fn bits(case: &Case, threads: u32, transport: &str) -> Vec<[Vec<u8>; 2]> {
     let more = if case.domains > 1 { split(case.domains) } else { String::new() };
     let text = format!(
-        "[world]\ndeadline_ms = 8000\nlate_ms = 16000\n\
+        "[world]\ndeadline_ms = 30000\nlate_ms = 60000\n\
          [kernels]\nuse = \"cpu\"\n[kernels.cpu]\nthreads = {threads}\n\
          [transport.scale_up]\n{transport}\n{more}"
     );
@@ -97,5 +97,28 @@ fn every_number_of_threads_row_path_and_bad_day_gives_the_same_bits() {
             let now = bits(&case, threads, transport);
             assert!(now == first, "{case}: {threads} threads, {transport}");
         }
+    }
+}
+
+/// A row of 16 KiB: a piece of those that are put has 16 of them per thread.
+#[test]
+fn rows_that_are_put_in_several_pieces_arrive_and_come_back_as_those_that_are_stored() {
+    tokenyard_cpu::link();
+    tokenyard_faulty::link();
+    let faulty = "use = \"faulty\"\nfaulty = { inner = \"shm\", seed = 5 }";
+    for layout in LAYOUTS {
+        let large = |ranks, domains| Case {
+            hidden: 8192,
+            max_tokens: 100,
+            input: Input::Plain(RowType::Bf16),
+            ..case(ranks, domains, layout)
+        };
+        let first = bits(&large(RANKS, 1), 1, STORES);
+        for (threads, transport) in [(1, PUTS), (3, PUTS), (1, faulty)] {
+            let now = bits(&large(RANKS, 1), threads, transport);
+            assert!(now == first, "{layout}: {threads} threads, {transport}");
+        }
+        let split = bits(&large(4, 2), 1, STORES);
+        assert!(bits(&large(4, 2), 3, PUTS) == split, "{layout}: two domains");
     }
 }

@@ -213,7 +213,8 @@ impl<'a> Waiter<'a> {
     }
 }
 
-fn reached(found: u64, expected: u64) -> bool {
+/// Whether a total has reached what is expected of it. Totals compare rolling.
+pub fn reached(found: u64, expected: u64) -> bool {
     found.wrapping_sub(expected) as i64 >= 0
 }
 

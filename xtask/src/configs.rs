@@ -29,7 +29,7 @@ struct Template {
 
 const LIBFABRIC: &str = "release/libtokenyard_plugin_libfabric.so";
 
-const TEMPLATES: [Template; 7] = [
+const TEMPLATES: [Template; 8] = [
     Template {
         file: "cpu-plugin.toml",
         transport: "[transport.scale_up]\nuse = \"shm\"\n",
@@ -48,6 +48,12 @@ const TEMPLATES: [Template; 7] = [
     Template { file: "libfabric-tcp.toml", transport: libfabric!("tcp"), library: LIBFABRIC },
     Template { file: "libfabric-shm.toml", transport: libfabric!("shm"), library: LIBFABRIC },
     Template { file: "libfabric-udp.toml", transport: libfabric!("udp"), library: LIBFABRIC },
+    Template {
+        file: "libfabric-verbs.toml",
+        // One device for all ranks: rail i of one talks to rail i of another.
+        transport: concat!(libfabric!("verbs"), "rails = [\"rxe0\"]\n"),
+        library: LIBFABRIC,
+    },
     Template {
         file: "verbs.toml",
         transport: "[transport.scale_up]\nuse = \"none\"\n\n[transport.scale_out]\nuse = \"verbs\"\n",

@@ -26,6 +26,8 @@ pub(crate) struct Line<'a> {
 pub(crate) struct Ran {
     pub(crate) failure: Option<String>,
     pub(crate) tests: Tests,
+    /// What the output says of the tests that failed.
+    pub(crate) failed: String,
 }
 
 /// Tests that a command reported in the form of `cargo test` or of `tokenyard conformance`.
@@ -68,6 +70,38 @@ impl Tests {
     }
 }
 
+/// Finds what output says of the tests that failed, so that it can be shown again where a reader of a
+/// long log looks first: at its end.
+#[derive(Default)]
+struct Failures {
+    inside: bool,
+    of_suite: bool,
+    kept: usize,
+}
+
+impl Failures {
+    /// Most bytes kept of one command's output.
+    const MOST: usize = 16 << 10;
+
+    /// Whether a line belongs to what failed: the part from `failures:` to `test result:` of
+    /// `cargo test`, or a case of `tokenyard conformance` with its indented details.
+    fn keeps(&mut self, line: &str) -> bool {
+        let of_suite = line.starts_with("FAIL: ") || line.starts_with("UNEXPECTED PASS: ");
+        self.of_suite = of_suite || self.of_suite && line.starts_with("    ");
+        self.inside |= line.trim_end() == "failures:";
+        let keeps = self.inside || self.of_suite;
+        self.inside &= !line.starts_with("test result: ");
+        self.kept += if keeps { line.len() } else { 0 };
+        keeps && self.kept <= Self::MOST
+    }
+}
+
+/// What a line of output said.
+struct Said {
+    tests: Tests,
+    failed: Option<String>,
+}
+
 /// Runs a command to its end or for at most `limit`, then kills it and all that it started.
 pub(crate) fn run(line: &Line<'_>, limit: Duration) -> Ran {
     let text = line.words.join(" ");
@@ -86,42 +120,45 @@ pub(crate) fn run(line: &Line<'_>, limit: Duration) -> Ran {
         Ok(child) => child,
         Err(error) => return failed(format!("`{text}` could not be started: {error}")),
     };
-    let counts = show_and_count(&mut child);
+    let said = show_and_read(&mut child);
     let failure = match wait(&mut child, limit) {
         Ok(Some(status)) if status.success() => None,
         Ok(Some(status)) => Some(format!("`{text}` ended with {status}")),
         Ok(None) => Some(format!("`{text}` did not end within {} s", limit.as_secs_f32())),
         Err(error) => Some(format!("`{text}` could not be waited for: {error}")),
     };
-    let mut tests = Tests::default();
+    let mut ran = Ran { failure, ..Ran::default() };
     let end = Instant::now() + OUTPUT_GRACE;
-    while let Ok(found) = counts.recv_timeout(end.saturating_duration_since(Instant::now())) {
-        tests.add(found);
+    while let Ok(line) = said.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        ran.tests.add(line.tests);
+        ran.failed.extend(line.failed);
     }
-    Ran { failure, tests }
+    ran
 }
 
 fn failed(failure: String) -> Ran {
-    Ran { failure: Some(failure), tests: Tests::default() }
+    Ran { failure: Some(failure), ..Ran::default() }
 }
 
 /// The receiver disconnects at the end of the output.
-fn show_and_count(child: &mut Child) -> Receiver<Tests> {
-    let (counts_in, counts) = mpsc::channel();
+fn show_and_read(child: &mut Child) -> Receiver<Said> {
+    let (said_in, said) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
         thread::spawn(move || {
             let mut stdout = BufReader::new(stdout);
             let mut line = Vec::new();
+            let mut failures = Failures::default();
             while stdout.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
                 let text = String::from_utf8_lossy(&line);
                 print!("{text}");
                 // Fails if the command was given up; its output is shown all the same.
-                let _ = counts_in.send(Tests::in_line(&text));
+                let failed = failures.keeps(&text).then(|| text.to_string());
+                let _ = said_in.send(Said { tests: Tests::in_line(&text), failed });
                 line.clear();
             }
         });
     }
-    counts
+    said
 }
 
 /// `None` if the command had to be killed.
@@ -204,6 +241,22 @@ mod tests {
             LONG,
         );
         assert_eq!(ran.tests, Tests { passed: 122, failed: 5 });
+    }
+
+    #[test]
+    fn what_failed_is_kept_from_either_form_of_report() {
+        let ran = shell(
+            "printf 'test a ... FAILED\\n\\nfailures:\\n\\n---- a ----\\nleft: 1\\n\\n'
+             echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored'
+             echo 'Running the next'
+             printf 'FAIL: l1/a (2 ranks)\\n    found 1\\nnot supported: l1/b\\n    CAP\\n'",
+            LONG,
+        );
+        let expected = "failures:\n\n---- a ----\nleft: 1\n\n\
+            test result: FAILED. 1 passed; 1 failed; 0 ignored\n\
+            FAIL: l1/a (2 ranks)\n    found 1\n";
+        assert_eq!(ran.failed, expected);
+        assert_eq!(shell("yes 'FAIL: x' | head -n 9999", LONG).failed.len(), Failures::MOST);
     }
 
     #[test]

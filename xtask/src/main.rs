@@ -83,7 +83,7 @@ fn test(root: &Path, args: &[&str]) -> Result<ExitCode> {
         println!("=== {}: {}", step.name, report.summary());
         reports.push(report);
     }
-    print!("\n{}", report::table(&reports));
+    print!("{}\n{}", report::failed(&reports), report::table(&reports));
     Ok(if reports.iter().all(Report::passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

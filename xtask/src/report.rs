@@ -18,6 +18,8 @@ pub(crate) struct Report {
     name: &'static str,
     failure: Option<String>,
     tests: Tests,
+    /// What its commands said of the tests that failed.
+    failed: String,
     time: Duration,
 }
 
@@ -26,10 +28,12 @@ impl Report {
     pub(crate) fn run(step: &Step, root: &Path, earlier: &[Report]) -> Self {
         let start = Instant::now();
         let mut tests = Tests::default();
+        let mut failed = String::new();
         let failure = obstacle(step, root, earlier).or_else(|| {
             step.commands.iter().find_map(|command| {
                 let ran = exec::run(&line(command, root), COMMAND_LIMIT);
                 tests.add(ran.tests);
+                failed.push_str(&ran.failed);
                 ran.failure
             })
         });
@@ -39,7 +43,7 @@ impl Report {
             Some(_) if tests.failed == 0 => tests.failed = 1,
             _ => {}
         }
-        Self { name: step.name, failure, tests, time: start.elapsed() }
+        Self { name: step.name, failure, tests, failed, time: start.elapsed() }
     }
 
     pub(crate) fn passed(&self) -> bool {
@@ -76,13 +80,19 @@ pub(crate) fn target_folder(root: &Path) -> PathBuf {
     folder.map_or_else(|| root.join("target"), Path::to_path_buf)
 }
 
+/// What the steps said of the tests that failed, once more.
+pub(crate) fn failed(reports: &[Report]) -> String {
+    let shown = reports.iter().filter(|report| !report.failed.is_empty());
+    shown.map(|report| format!("\n=== failed in {}:\n{}", report.name, report.failed)).collect()
+}
+
 /// One row per step, then the line `N passed, M failed`, which counts tests.
 pub(crate) fn table(reports: &[Report]) -> String {
     let width = reports.iter().map(|report| report.name.len()).max().unwrap_or(0).max(4);
     let mut text = format!("{:width$}  result  passed  failed      time\n", "step");
     let mut total = Tests::default();
     for report in reports {
-        let Report { name, tests, time, failure } = report;
+        let Report { name, tests, time, failure, .. } = report;
         let result = if report.passed() { "pass" } else { "FAIL" };
         let why = failure.as_deref().map(|why| format!("  {why}")).unwrap_or_default();
         total.add(*tests);
@@ -138,6 +148,13 @@ outside       FAIL         2       1     1.5 s  `false` ended with exit status: 
 9 passed, 2 failed
 ";
         assert_eq!(table(&reports), expected);
+    }
+
+    #[test]
+    fn what_failed_is_told_again_under_the_name_of_its_step() {
+        const FAIL: Cmd = Cmd { env: &[], line: "echo FAIL: l1/a" };
+        let reports = [run(&step("good", &[GOOD]), &[]), run(&step("suite", &[FAIL]), &[])];
+        assert_eq!(failed(&reports), "\n=== failed in suite:\nFAIL: l1/a\n");
     }
 
     #[test]

@@ -33,12 +33,14 @@ pub struct LibfabricConfig {
     /// Whether peers may read this rank's windows, for the op get. Equal on all ranks. Default:
     /// `false`: windows are registered for writing only.
     pub get: bool,
+    /// When a signal waits for a read-back of a window. Default: `auto`.
+    pub flush: Flush,
 }
 
 impl Default for LibfabricConfig {
     fn default() -> Self {
-        let EfaConfig { rails, queue_depth, get, .. } = EfaConfig::default();
-        Self { provider: "tcp".into(), rails, proxy_threads: 0, queue_depth, get }
+        let EfaConfig { rails, queue_depth, get, flush, .. } = EfaConfig::default();
+        Self { provider: "tcp".into(), rails, proxy_threads: 0, queue_depth, get, flush }
     }
 }
 
@@ -53,12 +55,31 @@ pub struct EfaConfig {
     #[serde(deserialize_with = "queue_depth")]
     pub queue_depth: u32,
     pub get: bool,
+    pub flush: Flush,
 }
 
 impl Default for EfaConfig {
     fn default() -> Self {
-        Self { rails: Rails::Auto, proxy_threads: 4, queue_depth: 512, get: false }
+        Self {
+            rails: Rails::Auto,
+            proxy_threads: 4,
+            queue_depth: 512,
+            get: false,
+            flush: Flush::Auto,
+        }
     }
+}
+
+/// The key `flush`: whether the receiver reads a window of its own through the NIC before a signal
+/// counts, so that payloads in device memory are visible by then (INV-1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Flush {
+    /// If a window is device memory.
+    #[default]
+    Auto,
+    /// Also if all windows are host memory, where it is not needed. For tests.
+    Always,
 }
 
 /// The key `rails`.
@@ -170,6 +191,7 @@ mod tests {
             ("\nqueue_depth = 0", "expected 1 to 4096"),
             ("\nqueue_depth = 4097", "found 4097"),
             ("\nproxy_threads = 17", "expected 0 to 16"),
+            ("\nflush = \"never\"", "expected `auto` or `always`"),
             ("\nprovder = \"tcp\"", "provider"),
         ] {
             let error = parse(text).unwrap_err();

@@ -9,5 +9,5 @@
 mod config;
 mod transport;
 
-pub use config::{EfaConfig, LibfabricConfig, Rails};
+pub use config::{EfaConfig, Flush, LibfabricConfig, Rails};
 pub use transport::{Efa, Libfabric, check_endpoint};

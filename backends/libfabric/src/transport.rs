@@ -9,12 +9,15 @@ mod commands;
 mod datum;
 mod engine;
 mod info;
+mod interfaces;
 mod lane;
 mod numa;
 mod objects;
 mod proxied;
 mod rail;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::fmt::Debug;
@@ -31,13 +34,17 @@ use tokenyard_core::transport::{
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::config::{EfaConfig, LibfabricConfig, Rails};
+use crate::config::{EfaConfig, Flush, LibfabricConfig, Rails};
 use engine::Engine;
 pub use wire::check_endpoint;
 
 const MAX_LANES: u32 = 64;
 const MAX_SIGNALS: u32 = 65_536;
 const LARGEST_PUT: u64 = 1 << 40;
+/// Providers that a lost peer does not hold up, tried: TCP without a layer above it, under the names that
+/// libfabric gave it. Not `shm`, whose ranks take locks in each other's memory: a process that is killed
+/// while it holds one leaves the others in `pthread_spin_lock` for ever.
+const BOUNDED: [&str; 2] = ["net", "tcp"];
 
 /// Any provider, chosen by the config: `tcp`, `shm`, `udp`, `verbs`, ...
 pub type Libfabric = Part<AnyProvider>;
@@ -64,6 +71,7 @@ pub struct Settings {
     proxy_threads: u32,
     queue_depth: u32,
     get: bool,
+    flush: Flush,
     /// Device memory is asked for.
     hmem: bool,
 }
@@ -78,8 +86,8 @@ impl Preset for AnyProvider {
     type Config = LibfabricConfig;
 
     fn settings(config: LibfabricConfig) -> Settings {
-        let LibfabricConfig { provider, rails, proxy_threads, queue_depth, get } = config;
-        Settings { provider, rails, proxy_threads, queue_depth, get, hmem: false }
+        let LibfabricConfig { provider, rails, proxy_threads, queue_depth, get, flush } = config;
+        Settings { provider, rails, proxy_threads, queue_depth, get, flush, hmem: false }
     }
 }
 
@@ -93,9 +101,9 @@ impl Preset for EfaProvider {
     type Config = EfaConfig;
 
     fn settings(config: EfaConfig) -> Settings {
-        let EfaConfig { rails, proxy_threads, queue_depth, get } = config;
+        let EfaConfig { rails, proxy_threads, queue_depth, get, flush } = config;
         let provider = "efa".into();
-        Settings { provider, rails, proxy_threads, queue_depth, get, hmem: true }
+        Settings { provider, rails, proxy_threads, queue_depth, get, flush, hmem: true }
     }
 }
 
@@ -136,8 +144,11 @@ where
         let get = if settings.get { abi::TY_CAP_GET } else { 0 };
         // Proxy threads drive it themselves.
         let manual = if settings.proxy_threads == 0 { abi::TY_CAP_MANUAL_PROGRESS } else { 0 };
+        let provider = rails.first().map(info::Info::provider).unwrap_or_default();
+        let bounded =
+            if BOUNDED.contains(&provider.as_str()) { abi::TY_CAP_BOUNDED_PUT } else { 0 };
         Ok(Capabilities {
-            flags: abi::TY_CAP_IMMEDIATE | manual | get,
+            flags: abi::TY_CAP_IMMEDIATE | bounded | manual | get,
             memory_kinds: memory_kinds(&rails),
             max_peers: datum::MAX_PEERS,
             max_lanes: MAX_LANES,

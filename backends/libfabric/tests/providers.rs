@@ -173,8 +173,8 @@ fn values_over_shm_go_on_when_all_mailboxes_were_used() {
     values_go_on_when_all_mailboxes_were_used("shm");
 }
 
-fn two_rails_share_the_commands(proxy_threads: u32) {
-    let text = format!("provider = \"tcp\"\nrails = 2\nproxy_threads = {proxy_threads}");
+fn two_rails_share_the_commands(keys: &str) {
+    let text = format!("provider = \"tcp\"\nrails = 2\n{keys}");
     assert!(Libfabric::probe(&config(&text)).is_ok(), "a machine with a network beside lo");
     with_ranks(2, &text, |rank| {
         let (peer, count) = (1 - rank.me, 300);
@@ -190,17 +190,23 @@ fn two_rails_share_the_commands(proxy_threads: u32) {
 
 #[test]
 fn two_rails_share_the_commands_and_lose_none() {
-    two_rails_share_the_commands(0);
+    two_rails_share_the_commands("");
 }
 
 #[test]
 fn two_proxy_threads_with_a_rail_each_lose_no_command() {
-    two_rails_share_the_commands(2);
+    two_rails_share_the_commands("proxy_threads = 2");
 }
 
 #[test]
 fn one_proxy_thread_drives_all_rails_and_lanes() {
-    two_rails_share_the_commands(1);
+    two_rails_share_the_commands("proxy_threads = 1");
+}
+
+#[test]
+fn every_signal_counts_once_when_it_waits_for_a_read_back() {
+    two_rails_share_the_commands("flush = \"always\"");
+    two_rails_share_the_commands("flush = \"always\"\nproxy_threads = 2");
 }
 
 #[test]

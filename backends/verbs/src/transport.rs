@@ -3,6 +3,7 @@
 //! A put is an RDMA write. Its signal is immediate data of the same write, or an addition behind it
 //! on the same connection. The calling thread posts and polls; the device does the rest.
 
+mod batch;
 mod commands;
 mod connect;
 mod failure;
@@ -13,7 +14,7 @@ mod peer;
 mod read_back;
 mod signals;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
@@ -31,9 +32,9 @@ use crate::device::{Adapter, COMPLETIONS, REQUESTS, adapters};
 use crate::endpoint::{Endpoint, Key, Queue as RemoteQueue, RemoteWindow};
 use crate::rules::{self, SignalMode};
 use connect::{Expected, Setup, unreachable};
-use lane::{Lane, Queue, Shared};
+use lane::{LONGEST_FLUSH, Lane, Queue, Shared, WATCH_EVERY};
 use memory::Memory;
-use peer::{Peer, Remote, Stage};
+use peer::{Peer, Remote, Route, Stage};
 use read_back::{ReadBack, ReadBackMemory};
 use signals::{Receiver, Signals};
 
@@ -41,8 +42,6 @@ use signals::{Receiver, Signals};
 const INLINE: u32 = 64;
 /// What a value needs (INV-3).
 const LEAST_INLINE: u32 = 8;
-/// The longest that `drop` waits for commands under way.
-const LONGEST_FLUSH: Duration = Duration::from_secs(1);
 
 /// RDMA over InfiniBand and RoCE.
 #[derive(Debug)]
@@ -56,6 +55,10 @@ pub struct Verbs {
     config: VerbsConfig,
     team: Team,
     signal_count: u32,
+    /// Of lane 0 to each peer that is connected.
+    routes: Vec<Option<Route>>,
+    /// When `progress` looks after the lanes again.
+    next_watch: Mutex<Instant>,
 }
 
 impl Transport for Verbs {
@@ -111,6 +114,8 @@ impl Transport for Verbs {
             config,
             team: team.clone(),
             signal_count: needs.signals,
+            routes: vec![None; team.world_ranks.len()],
+            next_watch: Mutex::new(Instant::now() + WATCH_EVERY),
         };
         for lane in 0..needs.lanes {
             let queue = verbs.new_queue(lane, needs.queue_depth)?;
@@ -171,6 +176,7 @@ impl Transport for Verbs {
         };
         expected.check(&endpoint).map_err(|e| e.with_rank(rank))?;
         let link = self.link_name(peer);
+        self.check_unconnected(peer).map_err(|e| e.with_rank(rank))?;
         self.join(peer, endpoint).map_err(|e| unreachable(e, rank, &link))?;
         if peer == self.team.me {
             self.read_back_if_needed().map_err(|e| refused(e, &self.adapter))?;
@@ -179,13 +185,14 @@ impl Transport for Verbs {
     }
 
     unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
-        let mut queue = self.lane(lane)?.enter().ok_or(abi::TY_INTERNAL)?;
+        let Some(mut queue) = self.lane(lane)?.enter() else { return Ok(0) };
         // SAFETY: by this function's contract.
         Ok(unsafe { queue.post(&self.shared, commands) })
     }
 
     fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        self.lane(lane)?.enter().ok_or(abi::TY_INTERNAL)?.poll(&self.shared, events)
+        let Some(mut queue) = self.lane(lane)?.enter() else { return Ok(0) };
+        queue.poll(&self.shared, events)
     }
 
     // Inlined into the table's slot, also where that is made in another crate: a plugin.
@@ -203,18 +210,17 @@ impl Transport for Verbs {
     }
 
     /// The device moves payloads by itself. What is left is to count signals, so that receives are
-    /// posted again while nobody polls.
+    /// posted again while nobody polls, and to find connections that stand still.
     fn progress(&self) -> std::result::Result<bool, i32> {
+        self.look_after_lanes(Instant::now());
         Ok(self.shared.drive_signals())
     }
 
     fn link_name(&self, peer: u32) -> String {
         let here = self.setup().here();
-        // A lane that is at work is not waited for: this is called for diagnoses.
-        let queue = self.lanes.first().and_then(Lane::enter);
-        match queue.as_ref().and_then(|queue| queue.peers.get(peer as usize)) {
-            None => here,
-            Some(peer) => format!("{here}; {}", peer.route()),
+        match self.routes.get(peer as usize).copied().flatten() {
+            None => format!("{here}; not connected"),
+            Some(route) => format!("{here}; {route}"),
         }
     }
 }
@@ -280,19 +286,44 @@ impl Verbs {
             .with_fix("name another `device`")
     }
 
+    /// The watchdog of lanes that nobody polls.
+    fn look_after_lanes(&self, now: Instant) {
+        let Ok(mut next) = self.next_watch.try_lock() else { return };
+        if now < *next {
+            return;
+        }
+        *next = now + WATCH_EVERY;
+        // A lane that is taken is polled, and so looked after.
+        for mut queue in self.lanes.iter().filter_map(Lane::enter) {
+            queue.look_after(&self.shared, now);
+        }
+    }
+
+    /// A queue pair connects once.
+    fn check_unconnected(&mut self, peer: u32) -> Result<()> {
+        let mut peers = self.lanes.iter_mut().map(|lane| &lane.queue().peers[peer as usize]);
+        if peers.all(|peer| matches!(peer.stage, Stage::Waiting(_))) {
+            return Ok(());
+        }
+        let message = "found a connect to this peer before, which may have failed; expected none";
+        Err(Error::new(ErrorKind::Internal, "connect", message).with_fix("open a new instance"))
+    }
+
     /// Connects the queue pairs of all lanes to `peer`.
     fn join(&mut self, peer: u32, endpoint: Endpoint) -> Result<(), CallError> {
         let setup = Setup { adapter: &self.adapter, config: &self.config };
         let remote =
             Arc::new(Remote { windows: endpoint.windows.clone(), signals: endpoint.signals });
+        let index = peer as usize;
         for (lane, queue) in self.lanes.iter_mut().zip(&endpoint.queues) {
-            let peer = &mut lane.queue().peers[peer as usize];
+            let peer = &mut lane.queue().peers[index];
             let Stage::Waiting(qp) = std::mem::replace(&mut peer.stage, Stage::Gone) else {
                 continue;
             };
             let qp = setup.connect(qp, peer.psn, &endpoint, *queue)?;
-            peer.gid = endpoint.gid;
-            peer.remote_number = queue.number;
+            let route =
+                Route { number: peer.number, remote_number: queue.number, gid: endpoint.gid };
+            self.routes[index].get_or_insert(route);
             peer.stage = Stage::Connected(qp, Arc::clone(&remote));
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! One link, bare and with tokenyard on top: latency and bandwidth between two ranks.
 //!
-//! The bare link is libfabric by straight calls (`raw`), nothing of ours in between. Beside it, in
-//! the same run and turn by turn: the transport (`through`), and the dispatch of a yard. All
+//! The bare link is libfabric or libibverbs by straight calls (`raw`), nothing of ours in between.
+//! Beside it, in the same run and turn by turn: the transport (`through`), and the dispatch of a yard. All
 //! bandwidths are with both ranks sending at once, because that is what an exchange does.
 
 mod raw;
@@ -20,7 +20,6 @@ use tokenyard_core::yard::{Cast, Yard};
 use crate::job::{Output, Sizes};
 use crate::ranks::Speaker;
 use crate::workload::Workload;
-use raw::Raw;
 use through::Through;
 
 /// The part of the bare link that large puts through the transport must reach.
@@ -73,7 +72,7 @@ pub struct Turn {
 /// What one rank found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// Provider and interface of the bare link.
+    /// Library, provider or device, and interface of the bare link.
     pub bare: String,
     /// The transport and what it says of its link.
     pub link: String,
@@ -90,7 +89,7 @@ pub struct Row {
     pub what: &'static str,
     /// `us` or `GB/s per rank`.
     pub unit: &'static str,
-    /// Provider and interface of the bare link.
+    /// Library, provider or device, and interface of the bare link.
     pub bare_link: String,
     /// The transport and its link.
     pub link: String,
@@ -137,8 +136,7 @@ pub(crate) fn measure(
 ) -> Result<Figures> {
     ensure!(world.ranks() == 2, "a link has two ends: found {} ranks; expected 2", world.ranks());
     let choice = choice(config)?;
-    let provider = raw::provider(choice)?;
-    let mut bare = Raw::open(world, &provider).context("open the bare link")?;
+    let mut bare = raw::open(world, choice).context("open the bare link")?;
     let mut through = Through::open(world, config, choice).context("open the transport")?;
     let mut yard = Yard::open(world, &direct(config), Workload::options(&task.sizes))?;
     let workload = Workload::new(&task.sizes, world.rank(), 2);
@@ -147,9 +145,9 @@ pub(crate) fn measure(
     for turn in 0..=task.turns {
         say.progress(turn.into(), task.turns.into())?;
         let figures = Turn {
-            raw_us: us(align(world, || bare.ping(task.pings))?, 2 * task.pings),
+            raw_us: us(align(world, || raw::ping(&mut *bare, task.pings))?, 2 * task.pings),
             through_us: us(align(world, || through.ping(task.pings))?, 2 * task.pings),
-            raw_bytes_s: rate(align(world, || bare.stream(task.puts))?, large(task)),
+            raw_bytes_s: rate(align(world, || raw::stream(&mut *bare, task.puts))?, large(task)),
             through_bytes_s: rate(align(world, || through.stream(task.puts))?, large(task)),
             dispatch_bytes_s: dispatch(world, &mut yard, &workload, &task.sizes)?,
         };

@@ -19,6 +19,8 @@ pub(crate) struct RankEnd {
     pub(crate) exit: Option<Exit>,
     /// It did not end by itself.
     pub(crate) timed_out: bool,
+    /// The rank that it waited for in vain, until it was ended.
+    pub(crate) waited_for: Option<u32>,
     /// The end of its standard error.
     pub(crate) tail: String,
 }
@@ -75,6 +77,10 @@ fn failure_of(end: &RankEnd) -> Option<Failure> {
     if end.failure.is_some() {
         return end.failure.clone();
     }
+    if let Some(rank) = end.waited_for {
+        let text = format!("rank {rank} ended before it joined, so this one was ended too");
+        return Some(Failure { cause: Cause::Peer, about: Some(rank), text });
+    }
     let died = |text: String| Failure { cause: Cause::Died, about: None, text };
     match end.exit {
         Some(exit) if exit.success() && !end.timed_out => None,
@@ -130,6 +136,22 @@ mod tests {
         let text = &findings(&[end])[0].text;
         assert!(text.starts_with("it died: exit code 101\n    line 10\n"), "{text}");
         assert!(text.ends_with("line 29"), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_was_ended_because_another_never_joined_is_not_the_cause() {
+        let waited = RankEnd {
+            timed_out: true,
+            exit: Some(Exit::Signal(15)),
+            waited_for: Some(1),
+            ..RankEnd::default()
+        };
+        let findings = findings(&[waited, said(Cause::Own, "no such interface")]);
+        assert_eq!(findings[0].ranks, [1]);
+        assert_eq!(
+            findings[1].line(),
+            "rank 0: rank 1 ended before it joined, so this one was ended too"
+        );
     }
 
     #[test]

@@ -104,11 +104,21 @@ fn rank_arguments(parts: Option<&TempDir>) -> Vec<OsString> {
     arguments
 }
 
+/// How far a rank has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Starting,
+    /// It waits for the others, as long as `late_ms` allows.
+    Joining,
+    Joined,
+}
+
 /// What the ranks said so far.
 struct Heard {
     opened: Option<Opened>,
     results: Vec<Option<RankResult>>,
     ends: Vec<RankEnd>,
+    stages: Vec<Stage>,
     steps: u32,
     deadline: Duration,
     /// When ranks that still run are killed. Set once one of them has ended.
@@ -121,6 +131,7 @@ impl Heard {
             opened: None,
             results: vec![None; ranks],
             ends: vec![RankEnd::default(); ranks],
+            stages: vec![Stage::Starting; ranks],
             steps,
             deadline,
             give_up: None,
@@ -143,6 +154,7 @@ impl Heard {
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
+        let absent = self.never_joins();
         for outcome in running.wait_all(Duration::ZERO) {
             let rank = outcome.rank;
             for line in outcome.lines {
@@ -152,6 +164,7 @@ impl Heard {
             end.exit = outcome.exit;
             end.timed_out = outcome.timed_out;
             end.tail = outcome.stderr_tail;
+            end.waited_for = absent.filter(|_| outcome.timed_out);
         }
     }
 
@@ -163,6 +176,8 @@ impl Heard {
                 self.limit(self.deadline + GRACE);
             }
             Event::Line { rank, line } => match serde_json::from_str(&line) {
+                Ok(Message::Joining) => self.stages[rank as usize] = Stage::Joining,
+                Ok(Message::Joined) => self.stages[rank as usize] = Stage::Joined,
                 Ok(Message::Opened(opened)) if rank == 0 => self.opened = Some(opened),
                 Ok(Message::Step { done }) if rank == 0 => return Some(done),
                 Ok(Message::Done(result)) => self.results[rank as usize] = Some(result),
@@ -175,10 +190,22 @@ impl Heard {
                 Err(_) => People::errors().say(format_args!("[rank {rank}] {line}")),
             },
         }
-        if self.only_the_lost_remain() {
+        if self.only_the_lost_remain() || self.never_joins().is_some() {
             self.limit(GRACE);
         }
         None
+    }
+
+    /// A rank that ended before it joined, where all that still run can only wait for it.
+    fn never_joins(&self) -> Option<u32> {
+        let ranks = || (0..).zip(self.ends.iter().zip(&self.stages));
+        let has_ended = |end: &RankEnd| end.exit.is_some() || end.failure.is_some();
+        let culprit =
+            ranks().find(|(_, (end, stage))| has_ended(end) && **stage != Stage::Joined)?;
+        let wait = |(_, (end, stage)): (u32, (&RankEnd, &Stage))| {
+            has_ended(end) || *stage == Stage::Joining
+        };
+        ranks().all(wait).then_some(culprit.0)
     }
 
     fn limit(&mut self, from_now: Duration) {
@@ -205,4 +232,49 @@ fn progress(steps: u32) -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenyard_launch::Exit;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(30);
+
+    fn heard(stages: &[Message]) -> Heard {
+        let mut heard = Heard::new(stages.len(), 1, DEADLINE);
+        for (rank, message) in (0..).zip(stages) {
+            let line = serde_json::to_string(message).unwrap();
+            heard.take(Event::Line { rank, line });
+        }
+        heard
+    }
+
+    fn dies(heard: &mut Heard, rank: u32) -> Duration {
+        heard.take(Event::Exited { rank, status: Exit::Signal(9) });
+        heard.give_up.unwrap().saturating_duration_since(Instant::now())
+    }
+
+    #[test]
+    fn ranks_that_wait_for_one_that_never_joins_are_ended_at_once() {
+        let mut heard = heard(&[Message::Joining, Message::Joining, Message::Joining]);
+        assert!(dies(&mut heard, 1) <= GRACE);
+        assert_eq!(heard.never_joins(), Some(1));
+    }
+
+    #[test]
+    fn a_rank_that_still_starts_may_find_the_same_by_itself() {
+        let mut heard = heard(&[Message::Joining, Message::Joining]);
+        heard.stages[0] = Stage::Starting;
+        assert!(dies(&mut heard, 1) > GRACE);
+        assert_eq!(heard.never_joins(), None);
+    }
+
+    #[test]
+    fn ranks_that_have_joined_find_out_by_themselves() {
+        let mut heard = heard(&[Message::Joined, Message::Joined]);
+        assert!(dies(&mut heard, 1) > GRACE);
+        assert_eq!(heard.never_joins(), None);
+    }
 }

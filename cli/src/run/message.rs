@@ -9,6 +9,10 @@ use crate::output::error_text;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(crate) enum Message {
+    /// The rank found nothing wrong of its own, and waits for the others to join.
+    Joining,
+    /// All ranks have joined.
+    Joined,
     /// The yard is open.
     Opened(Opened),
     /// This many steps are done and checked.

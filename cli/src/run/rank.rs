@@ -62,11 +62,16 @@ impl<'a> Rank<'a> {
         let spec = if launched { "env" } else { &config.world.bootstrap };
         let identity = Identity::resolve(spec, &env)?;
         let plan = Plan::new(args, Some(identity.place.ranks))?;
+        if launched {
+            print_json(&Message::Joining)?;
+        }
         let world = World::join(WorldOptions {
             secret: Secret::from_env(&env)?,
             ..WorldOptions::configured(&config.world, identity)
         })?;
-        Ok(Self { args, config, plan, world: Arc::new(world), launched })
+        let rank = Self { args, config, plan, world: Arc::new(world), launched };
+        rank.say(&Message::Joined)?;
+        Ok(rank)
     }
 
     fn run(&self) -> Result<(), Failure> {

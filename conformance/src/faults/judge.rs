@@ -27,7 +27,7 @@ pub fn judge(fault: &Fault, seen: &[Seen]) -> Vec<String> {
 fn wrong(fault: &Fault, seen: &Seen, all: &[Seen]) -> Option<String> {
     let Seen { rank, error, .. } = seen;
     let victim = fault.victims().contains(rank);
-    if victim && !matches!(fault.kind, Kind::Lies(_) | Kind::Cut) {
+    if victim && !matches!(fault.kind, Kind::Lies(_) | Kind::Cut | Kind::DataCut) {
         return None;
     }
     let Some(error) = error else {
@@ -95,8 +95,11 @@ fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<
     // A rank that is not waiting when another is lost has no wait to tell of.
     let tells_wait = error.contains("phase `") && error.contains("expected");
     let no_wait = error.contains("no wait was in progress");
-    if in_operation && !tells_wait && !no_wait {
-        return Some("the phase, found and expected".to_owned());
+    // On a network the command that fails may be seen first: it says the operation, what it was, and
+    // the link.
+    let tells_command = error.contains("a command to rank ");
+    if in_operation && !tells_wait && !no_wait && !tells_command {
+        return Some("the phase, found and expected, or the command".to_owned());
     }
     // Between hosts the reader wants to know which cable.
     let tells_link = error.contains(" link to rank ");
@@ -138,6 +141,19 @@ mod tests {
         assert!(cut(1, "rank 0 was silent").is_empty());
         assert!(cut(2, "rank 0 was silent")[0].contains("does not say which rank is gone"));
         assert!(cut(1, "rank 1 was silent")[0].contains("does not say which rank is gone"));
+    }
+
+    #[test]
+    fn an_error_says_what_was_waited_for_or_which_command_failed() {
+        let all = list(1);
+        let fault = all.iter().find(|fault| fault.name == "l3/killed/combine_send").unwrap();
+        let judged = |says: &str| {
+            let (error, took) = (Some(says.to_owned()), Some(Duration::from_secs(1)));
+            judge(fault, &[Seen { rank: 0, error, about: Some(1), took, ending: String::new() }])
+        };
+        assert_eq!(judged("rank 1 was lost; phase `rows`: found 1; expected 2"), [""; 0]);
+        assert_eq!(judged("combine_send: a command to rank 1 failed: no answer"), [""; 0]);
+        assert!(judged("rank 1 was lost")[0].contains("or the command"));
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub use judge::{Seen, judge};
 use lies::LIES;
 pub use lies::Lie;
 
+use crate::pace::Pace;
+
 /// The deadline that faults are played with on one machine.
 const DEADLINE: Duration = Duration::from_millis(1000);
 /// What an error may take beyond that deadline.
@@ -82,6 +84,8 @@ pub enum Kind {
     Frozen,
     /// Its host is cut off from the others.
     Cut,
+    /// The network that carries rows loses all from and to its host; the one where ranks meet lives.
+    DataCut,
 }
 
 /// One fault.
@@ -103,17 +107,25 @@ pub struct Fault {
     pub hosts: Option<u32>,
     /// Domains that the config splits the ranks into.
     pub domains: u32,
+    /// On what machine it is played.
+    pub pace: Pace,
 }
 
 impl Fault {
+    /// The same on a slower machine.
+    #[must_use]
+    pub fn at(self, pace: Pace) -> Self {
+        Self { pace, ..self }
+    }
+
     /// The deadline that it is played with.
     pub fn deadline(&self) -> Duration {
-        if self.hosts.is_some() { hosts::DEADLINE } else { DEADLINE }
+        self.pace.stretch(if self.hosts.is_some() { hosts::DEADLINE } else { DEADLINE })
     }
 
     /// What an error may take beyond the deadline.
     pub fn grace(&self) -> Duration {
-        if self.hosts.is_some() { hosts::GRACE } else { GRACE }
+        self.pace.stretch(if self.hosts.is_some() { hosts::GRACE } else { GRACE })
     }
 
     /// The host of the victim.
@@ -124,7 +136,7 @@ impl Fault {
     /// The ranks that it befalls: the victim, and all of its host where the host is the victim.
     pub fn victims(&self) -> Range<u32> {
         match self.kind {
-            Kind::Frozen | Kind::Cut => {
+            Kind::Frozen | Kind::Cut | Kind::DataCut => {
                 let first = self.host() * self.ranks_per_host();
                 first..first + self.ranks_per_host()
             }
@@ -168,6 +180,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
                     kind,
                     hosts: None,
                     domains: 1,
+                    pace: Pace::USUAL,
                 });
             }
         }
@@ -182,6 +195,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
             kind: Kind::Lies(lie),
             hosts: None,
             domains: 1,
+            pace: Pace::USUAL,
         });
     }
     list
@@ -201,6 +215,7 @@ fn among_domains(domains: u32) -> Vec<Fault> {
             kind,
             hosts: None,
             domains,
+            pace: Pace::USUAL,
         })
     });
     let lies = LIES.into_iter().filter(|(_, lie)| lie.phase() == Phase::DispatchSend);
@@ -213,6 +228,7 @@ fn among_domains(domains: u32) -> Vec<Fault> {
         kind: Kind::Lies(lie),
         hosts: None,
         domains,
+        pace: Pace::USUAL,
     });
     lost.chain(misled).collect()
 }

@@ -9,6 +9,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
 use tokenyard_core::config::Config;
 use tokenyard_core::yard::Yard;
+use tokenyard_launch::{Hosts, Net};
 
 use super::{Fault, Kind, Lie, Phase};
 use crate::exchange;
@@ -19,6 +20,9 @@ use crate::round::{Live, Round};
 const LATE: Duration = Duration::from_secs(10);
 /// Exchanges go on for this long without an error before that is one.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where rank 0 listens on the control network.
+const CONTROL_PORT: u16 = 29_700;
 
 /// The victim left; nothing is wrong on it.
 #[derive(Debug, thiserror::Error)]
@@ -33,13 +37,23 @@ struct Player<'a> {
 }
 
 impl Fault {
+    /// Where the ranks meet: where the launcher says, and that is on the network of the rows; else on
+    /// the other one.
+    fn meeting_place(&self) -> String {
+        match self.kind {
+            Kind::DataCut => format!("tcp://{}:{CONTROL_PORT}", Hosts::address(0, Net::Control)),
+            _ => "env".to_owned(),
+        }
+    }
+
     /// Plays the script on this rank. The victim that leaves returns without an error; everybody
     /// else must get one.
     ///
     /// # Errors
     /// What the yard or the world says; or that nothing said anything.
     pub fn play(&self, config: &Path, announce: &dyn Fn() -> Result<()>) -> Result<()> {
-        let identity = Identity::resolve("env", &|name| std::env::var(name).ok())?;
+        let meet = self.meeting_place();
+        let identity = Identity::resolve(&meet, &|name| std::env::var(name).ok())?;
         let is_victim = identity.place.rank == self.victim;
         let player = Player { fault: self, announce, is_victim };
         match player.play(config, identity) {
@@ -70,12 +84,13 @@ impl Player<'_> {
         if let Some(lie) = self.lie() {
             lie.spoil_case(&mut case);
         }
-        while start.elapsed() < PATIENCE {
+        let patience = self.fault.pace.stretch(PATIENCE);
+        while start.elapsed() < patience {
             self.exchange(&mut yard, &case, &first, &live)?;
             case.seed += 1;
         }
         bail!(
-            "exchanges went on for {PATIENCE:?}; expected an error about rank {}",
+            "exchanges went on for {patience:?}; expected an error about rank {}",
             self.fault.victim
         )
     }
@@ -90,13 +105,16 @@ impl Player<'_> {
 
     fn config(&self, path: &Path) -> Result<Config> {
         let mut config = Config::load(path)?;
-        config.world.bootstrap = "env".to_owned();
+        config.world.bootstrap = self.fault.meeting_place();
+        if self.fault.kind == Kind::DataCut {
+            config.world.interface = Some(Net::Control.interface().to_owned());
+        }
         let deadline = self.fault.deadline();
         config.world.deadline = deadline;
         // Who has not come cannot be told from who comes late, so lateness is the deadline where
         // a rank does not come.
         let stays_away = self.fault.phase == Phase::Bootstrap;
-        config.world.late = if stays_away { deadline } else { LATE };
+        config.world.late = if stays_away { deadline } else { self.fault.pace.stretch(LATE) };
         if let Some(lie) = self.lie() {
             if self.fault.phase == Phase::Bootstrap {
                 (self.announce)()?;
@@ -160,7 +178,7 @@ impl Player<'_> {
             Kind::Lies(_) => return (self.announce)(),
             Kind::Killed => Signal::KILL,
             // The launcher does the rest, and lets a rank whose host it has cut off go on.
-            Kind::Stopped | Kind::Frozen | Kind::Cut => Signal::STOP,
+            Kind::Stopped | Kind::Frozen | Kind::Cut | Kind::DataCut => Signal::STOP,
             Kind::Leaves => {
                 (self.announce)()?;
                 return Err(Left.into());

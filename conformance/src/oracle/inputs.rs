@@ -32,6 +32,22 @@ impl Inputs {
         Self { ranks: (0..case.ranks).map(|rank| Self::for_rank(case, rank)).collect() }
     }
 
+    /// What they come to without the `lost` ranks: those bring nothing, and nobody selects their
+    /// experts.
+    pub fn without(&self, case: &Case, lost: &[usize]) -> Self {
+        let mut left = self.clone();
+        for (rank, inputs) in left.ranks.iter_mut().enumerate() {
+            for expert in &mut inputs.topk_idx {
+                let hosted =
+                    usize::try_from(*expert).is_ok_and(|e| lost.contains(&case.rank_of(e)));
+                if hosted || lost.contains(&rank) {
+                    *expert = -1;
+                }
+            }
+        }
+        left
+    }
+
     /// The inputs of one rank, generated without those of the others.
     pub fn for_rank(case: &Case, rank: usize) -> RankInputs {
         RankInputs::with_routing(case, rank, generate_topk(case, rank))

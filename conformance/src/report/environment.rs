@@ -7,6 +7,8 @@ use tokenyard_core::host::PartInfo;
 use tokenyard_core::machine;
 use tokenyard_core::transport::Capabilities;
 
+use crate::pace::Pace;
+
 /// Where a run took place, and what was tested: enough to compare two runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Environment {
@@ -21,11 +23,18 @@ pub struct Environment {
     /// The parts that the config uses.
     parts: Vec<PartInfo>,
     capabilities: Declared,
+    /// What deadlines and limits were multiplied by.
+    slow: Pace,
 }
 
 impl Environment {
     /// Of this machine, now. `parts` are all there are; those that `config` uses are kept.
-    pub fn new(config: &Config, parts: &[PartInfo], capabilities: &Capabilities) -> Self {
+    pub fn new(
+        config: &Config,
+        parts: &[PartInfo],
+        capabilities: &Capabilities,
+        pace: Pace,
+    ) -> Self {
         let uses = |part: &&PartInfo| match part.kind {
             "transport" => {
                 config.scale_up.iter().chain(&config.scale_out).any(|c| c.name == part.name)
@@ -43,7 +52,13 @@ impl Environment {
             config: config.name.clone(),
             parts: parts.iter().filter(uses).cloned().collect(),
             capabilities: Declared::from(capabilities),
+            slow: pace,
         }
+    }
+
+    /// How fast the machine was taken to be.
+    pub fn pace(&self) -> Pace {
+        self.slow
     }
 
     /// Two lines for people.

@@ -183,7 +183,10 @@ mod tests {
 
     use tokenyard_core::config::Config;
 
+    use tokenyard_core::transport::NO_CAPABILITIES;
+
     use super::*;
+    use crate::pace::Pace;
 
     fn config() -> Config {
         let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
@@ -202,8 +205,7 @@ mod tests {
         let expected =
             "[[expected]]\npart = \"shm\"\ntest = \"l1/known*\"\nreason = \"r\"\nlink = \"l\"\n";
         let expected = Expected::parse(expected, &config()).expect("valid");
-        let environment =
-            Environment::new(&config(), &[], &tokenyard_core::transport::NO_CAPABILITIES);
+        let environment = Environment::new(&config(), &[], &NO_CAPABILITIES, Pace::new(3).unwrap());
         Report::new(environment, names.iter().map(|n| chosen(n)).collect(), ended, &expected)
     }
 
@@ -238,6 +240,14 @@ mod tests {
         assert_eq!(json["tests"][0]["outcome"], "not_supported");
         assert_eq!(json["tests"][0]["why"], "no get");
         assert_eq!(json["schema_version"], SCHEMA);
+    }
+
+    #[test]
+    fn a_run_that_was_given_more_time_says_so() {
+        let report = report(&["l1/a"], &[finished("l1/a", Verdict::Pass)]);
+        assert!(report.table().contains("3 times the usual deadlines"), "{}", report.table());
+        let json = serde_json::to_value(&report).expect("plain data");
+        assert_eq!(json["environment"]["slow"], 3);
     }
 
     #[test]

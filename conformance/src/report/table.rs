@@ -39,6 +39,11 @@ pub(super) fn write(report: &Report) -> String {
     }
     let seconds: f64 = report.tests.iter().map(|line| line.seconds).sum();
     let verdict = if report.ok { "all as expected" } else { "NOT as expected" };
-    let _ = writeln!(out, "\n{} tests in {seconds:.1} s: {verdict}", report.tests.len());
+    // Whoever reads that faults ended in time must know in which.
+    let slow = match report.environment.pace().slow() {
+        1 => String::new(),
+        slow => format!(", with {slow} times the usual deadlines and limits"),
+    };
+    let _ = writeln!(out, "\n{} tests in {seconds:.1} s{slow}: {verdict}", report.tests.len());
     out
 }

@@ -21,6 +21,7 @@ use tokenyard_core::config::Config;
 use tokenyard_core::host::Registry;
 use tokenyard_core::transport::Capabilities;
 
+use crate::pace::Pace;
 use crate::ranks::in_threads;
 use crate::suite::{Outcome, Rank, Test};
 use crate::transport;
@@ -40,14 +41,17 @@ pub struct Program {
     pub path: PathBuf,
     /// What stands before the order file, for example `conformance --rank`.
     pub arguments: Vec<OsString>,
-    /// How long one test may take before it counts as hanging. Longer than every wait of a test.
+    /// How long one test may take before it counts as hanging, at the usual pace. Longer than every
+    /// wait of a test.
     pub limit: Duration,
+    /// How fast this machine is.
+    pub pace: Pace,
 }
 
 impl Program {
-    /// A program with the usual limit of a minute.
+    /// A program with the usual limit of a minute, at the usual pace.
     pub fn new(path: PathBuf, arguments: Vec<OsString>) -> Self {
-        Self { path, arguments, limit: Duration::from_secs(60) }
+        Self { path, arguments, limit: Duration::from_secs(60), pace: Pace::USUAL }
     }
 }
 
@@ -64,9 +68,17 @@ impl Settings {
     ///
     /// # Errors
     /// A plugin that fails the handshake, an unknown part, or no transport that probes.
-    pub fn new(mut config: Config) -> Result<Self> {
-        config.world.deadline = config.world.deadline.min(MOST_DEADLINE);
-        config.world.late = config.world.late.min(MOST_LATE);
+    pub fn new(config: Config) -> Result<Self> {
+        Self::at(Pace::USUAL, config)
+    }
+
+    /// The same on a slower machine, where waits are longer.
+    ///
+    /// # Errors
+    /// Those of [`Settings::new`].
+    pub fn at(pace: Pace, mut config: Config) -> Result<Self> {
+        config.world.deadline = config.world.deadline.min(pace.stretch(MOST_DEADLINE));
+        config.world.late = config.world.late.min(pace.stretch(MOST_LATE));
         // Ranks are started here, by threads or by the launcher: both say where rank 0 is.
         config.world.bootstrap = "env".to_owned();
         let registry = Registry::load(&config.plugins)?;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::pace::Pace;
 use crate::suite::Outcome;
 
 /// What the ranks of one job do.
@@ -12,6 +13,8 @@ use crate::suite::Outcome;
 pub(super) struct Order {
     /// The config file.
     pub(super) config: PathBuf,
+    /// How fast the machine is.
+    pub(super) pace: Pace,
     /// The work.
     pub(super) work: Work,
 }

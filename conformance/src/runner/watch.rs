@@ -12,13 +12,14 @@ use tokenyard_launch::{Event, Exit, Hosts, Job, Launcher, Net, Running, Stderr};
 use super::Program;
 use super::order::{Answer, Order, Told, Work};
 use crate::faults::{self, Fault, Kind};
+use crate::pace::Pace;
 use crate::suite::Test;
 
 /// What ranks get to end by themselves once a test has failed somewhere.
 const END_LIMIT: Duration = Duration::from_secs(25);
 /// The longest that a fault is watched.
 const FAULT_LIMIT: Duration = Duration::from_secs(30);
-/// Faults that are played beside each other.
+/// Faults that are played beside each other, on a machine of the usual pace.
 const FAULTS_AT_ONCE: usize = 4;
 /// What a process gets to end after its last word, and the system to clean up after it.
 const CLEAN_UP: Duration = Duration::from_secs(3);
@@ -78,7 +79,9 @@ pub fn run_in_processes(
 struct Watched {
     running: Running,
     ranks: u32,
+    /// Of one test.
     limit: Duration,
+    pace: Pace,
     _order: tempfile::TempDir,
     /// Per rank, what it said of the test that is watched.
     told: BTreeMap<u32, Told>,
@@ -97,7 +100,7 @@ impl Watched {
         let folder = tempfile::tempdir().context("run tests: no temporary folder")?;
         let path = folder.path().join("order.json");
         let config = std::path::absolute(config).context("run tests")?;
-        Order { config, work }.write(&path)?;
+        Order { config, pace: program.pace, work }.write(&path)?;
         let mut args = program.arguments.clone();
         args.push(path.into_os_string());
         let job = Job {
@@ -113,7 +116,8 @@ impl Watched {
                 None => job.start()?,
             },
             ranks,
-            limit: program.limit,
+            limit: program.pace.stretch(program.limit),
+            pace: program.pace,
             _order: folder,
             told: BTreeMap::new(),
             exits: BTreeMap::new(),
@@ -151,7 +155,7 @@ impl Watched {
             }
             if !failing && self.has_failed() {
                 failing = true;
-                limit = (start.elapsed() + END_LIMIT).min(self.limit);
+                limit = (start.elapsed() + self.pace.stretch(END_LIMIT)).min(self.limit);
             }
         }
         self.verdict()
@@ -218,7 +222,7 @@ fn with_tail(what: String, stderr: &str) -> String {
 }
 
 /// Plays faults, a few beside each other because their ranks mostly wait, and hands each result to
-/// `each` as it comes.
+/// `each` as it comes. On a slow machine they mostly compute, so there they take turns.
 ///
 /// # Errors
 /// The ranks of a fault cannot be started at all.
@@ -231,7 +235,7 @@ pub fn run_faults(
     let next = AtomicUsize::new(0);
     let (results_in, results) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        for _ in 0..FAULTS_AT_ONCE {
+        for _ in 0..if program.pace == Pace::USUAL { FAULTS_AT_ONCE } else { 1 } {
             let (next, results_in) = (&next, results_in.clone());
             scope.spawn(move || {
                 while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -251,6 +255,7 @@ pub fn run_faults(
 /// # Errors
 /// The ranks cannot be started at all.
 pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Finished> {
+    let fault = &fault.clone().at(program.pace);
     let start = Instant::now();
     let shared_before = shared_memory();
     let work = Work::Fault(fault.name.clone());
@@ -284,8 +289,9 @@ impl<'a> Play<'a> {
 
     /// Watches until every rank but the victim has exited, and the victim as well where it can.
     fn watch(&mut self, start: Instant) -> Result<()> {
-        while !self.is_over() && start.elapsed() < FAULT_LIMIT {
-            let left = FAULT_LIMIT.saturating_sub(start.elapsed());
+        let limit = self.fault.pace.stretch(FAULT_LIMIT);
+        while !self.is_over() && start.elapsed() < limit {
+            let left = limit.saturating_sub(start.elapsed());
             let Some(event) = self.world.running.next_event(left) else { continue };
             let now = Instant::now();
             match event {
@@ -316,9 +322,13 @@ impl<'a> Play<'a> {
         let (Some(hosts), host) = (&self.hosts, self.fault.host() as usize) else { return Ok(()) };
         match self.fault.kind {
             Kind::Frozen => hosts.freeze(host),
-            Kind::Cut => {
-                self.world.running.await_stop(self.fault.victim, FAULT_LIMIT)?;
-                hosts.cut(host, &Net::BOTH)?;
+            Kind::Cut | Kind::DataCut => {
+                let limit = self.fault.pace.stretch(FAULT_LIMIT);
+                self.world.running.await_stop(self.fault.victim, limit)?;
+                match self.fault.kind {
+                    Kind::Cut => hosts.cut(host, &Net::BOTH)?,
+                    _ => hosts.swallow(host, &[Net::Data])?,
+                }
                 self.world.running.resume(self.fault.victim)
             }
             _ => Ok(()),
@@ -359,7 +369,7 @@ impl<'a> Play<'a> {
     /// Ends what still runs and says what is left behind then.
     fn clean_up(self, shared_before: &BTreeSet<String>) -> Vec<String> {
         let Self { world, hosts, meeting, .. } = self;
-        let Watched { running, ranks, _order: folder, .. } = world;
+        let Watched { running, ranks, pace, _order: folder, .. } = world;
         let pids: Vec<u32> = (0..ranks).filter_map(|rank| running.pid(rank)).collect();
         drop(running);
         let mut left = Vec::new();
@@ -386,7 +396,7 @@ impl<'a> Play<'a> {
                 .filter(|name| name != "order.json")
                 .map(|name| format!("the temporary file {name} is left behind")),
         );
-        left.extend(left_in_shared_memory(shared_before));
+        left.extend(left_in_shared_memory(shared_before, pace.stretch(CLEAN_UP)));
         left
     }
 }
@@ -400,11 +410,11 @@ fn shared_memory() -> BTreeSet<String> {
 }
 
 /// Other jobs of this machine come and go, so what is there is looked at until it is gone.
-fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
+fn left_in_shared_memory(before: &BTreeSet<String>, limit: Duration) -> Vec<String> {
     let start = Instant::now();
     let first: BTreeSet<String> = shared_memory().difference(before).cloned().collect();
     let mut left = first;
-    while !left.is_empty() && start.elapsed() < CLEAN_UP {
+    while !left.is_empty() && start.elapsed() < limit {
         std::thread::sleep(Duration::from_millis(50));
         left = left.intersection(&shared_memory()).cloned().collect();
     }

@@ -10,6 +10,7 @@ use tokenyard_core::config::Config;
 use super::Settings;
 use super::order::{Answer, Order, Told, Work};
 use crate::faults::Fault;
+use crate::pace::Pace;
 use crate::suite::{self, Test};
 
 /// What a rank's process does: the order in `order`, then it exits. A failed test is an answer, not
@@ -21,13 +22,13 @@ pub fn rank_main(order: &Path) -> Result<()> {
     tokenyard_launch::adopt()?;
     let order = Order::read(order)?;
     match order.work {
-        Work::Tests(names) => run_tests(&order.config, &names),
-        Work::Fault(name) => run_fault(&order.config, &name),
+        Work::Tests(names) => run_tests(&order.config, order.pace, &names),
+        Work::Fault(name) => run_fault(&order.config, order.pace, &name),
     }
 }
 
-fn run_tests(config: &Path, names: &[String]) -> Result<()> {
-    let settings = Settings::new(Config::load(config)?)?;
+fn run_tests(config: &Path, pace: Pace, names: &[String]) -> Result<()> {
+    let settings = Settings::at(pace, Config::load(config)?)?;
     let world = Arc::new(World::from_config(&settings.config().world)?);
     let tests = suite::tests(settings.capabilities(), settings.domains());
     for name in names {
@@ -53,9 +54,10 @@ fn find<'a>(tests: &'a [Test], name: &str) -> Result<&'a Test> {
         .with_context(|| format!("run tests: no test is called {name}"))
 }
 
-fn run_fault(config: &Path, name: &str) -> Result<()> {
+fn run_fault(config: &Path, pace: Pace, name: &str) -> Result<()> {
     let fault =
         Fault::find(name).with_context(|| format!("run fault: no fault is called {name}"))?;
+    let fault = fault.at(pace);
     if let Some(meeting) = meeting_place() {
         Answer::Meeting { path: meeting }.say()?;
     }

@@ -12,9 +12,11 @@ use tokenyard_conformance::runner::{Program, Verdict, rank_main, run_fault};
 
 /// Stands before the order of a rank.
 const RANK: &str = "--as-rank";
+/// Faults that are played beside each other.
+const AT_ONCE: usize = 4;
 
-/// Is a rank where the arguments say so, and else plays these faults, `at_once` beside each other.
-pub(crate) fn main(config: &str, faults: Vec<Fault>, at_once: usize) -> ExitCode {
+/// Is a rank where the arguments say so, and else plays these faults, each with the text of its config.
+pub(crate) fn main(plays: Vec<(Fault, &str)>) -> ExitCode {
     tokenyard_cpu::link();
     let args: Vec<_> = std::env::args_os().collect();
     if let [_, mode, order] = &args[..]
@@ -28,22 +30,23 @@ pub(crate) fn main(config: &str, faults: Vec<Fault>, at_once: usize) -> ExitCode
             }
         };
     }
-    launch(config, faults, at_once)
+    launch(plays)
 }
 
-fn launch(text: &str, faults: Vec<Fault>, at_once: usize) -> ExitCode {
+fn launch(plays: Vec<(Fault, &str)>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Ranks mostly wait, so more jobs than cores run beside each other.
-    arguments.test_threads = arguments.test_threads.or(Some(at_once));
+    arguments.test_threads = arguments.test_threads.or(Some(AT_ONCE));
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let config = folder.path().join("config.toml");
-    std::fs::write(&config, text).expect("the config is written");
     let path = std::env::current_exe().expect("this program");
     let program = Arc::new(Program::new(path, vec![RANK.into()]));
-    let trials = faults
+    let trials = plays
         .into_iter()
-        .map(|fault| {
-            let (program, config) = (Arc::clone(&program), config.clone());
+        .enumerate()
+        .map(|(number, (fault, text))| {
+            let config = folder.path().join(format!("config-{number}.toml"));
+            std::fs::write(&config, text).expect("the config is written");
+            let program = Arc::clone(&program);
             Trial::test(fault.name.clone(), move || play(&program, &config, &fault))
         })
         .collect();

@@ -13,6 +13,7 @@ use super::frame::Kind;
 use super::identity::Place;
 use super::liveness::Liveness;
 use super::message::{End, MAX_REASON, Op, Verdict, decode_outcome, encode_reason};
+use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
 
 /// How long a rank that leaves waits for its last frames to be taken.
@@ -45,6 +46,7 @@ pub(super) fn result_of(op: Op, kind: Kind, payload: &[u8], ranks: u32) -> Resul
     let items = match op {
         Op::AllGather | Op::Exchange => ranks as usize,
         Op::Barrier | Op::Agree => 0,
+        Op::Admit => 2,
     };
     if kind == Kind::Outcome {
         return decode_outcome(payload, items).map(|(_, items)| items);
@@ -117,6 +119,7 @@ pub(super) async fn serve(
 pub(super) struct Member {
     pub(super) place: Place,
     pub(super) timing: Timing,
+    pub(super) on_failure: OnFailure,
     pub(super) liveness: Arc<Liveness>,
 }
 

@@ -5,7 +5,7 @@
 //! | bytes | field | meaning |
 //! |---|---|---|
 //! | 0..4 | magic | `TYBS` |
-//! | 4..6 | version | 1 |
+//! | 4..6 | version | 2 |
 //! | 6..8 | kind | see [`Kind`] |
 //! | 8..12 | sender | rank that sealed the frame |
 //! | 12..16 | length | payload bytes, at most [`Kind::payload_limit`] |
@@ -17,12 +17,13 @@
 //! Everything here is a pure function over bytes: nothing is read, allocated by what a length says,
 //! or trusted. Whether the MAC and the sequence are right is for [`super::seal::Opener`].
 
+use super::identity::MAX_RANKS;
 use crate::{Error, ErrorKind, Result};
 
 /// The first four bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TYBS";
 /// The version of this layout. Another version is refused.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the MAC that ends a frame.
@@ -46,9 +47,11 @@ pub enum Kind {
     Welcome = 4,
     /// Rank 0 to joiner: you are not, and why.
     Refused = 5,
-    /// Rank 0 to all: everybody is in.
+    /// Rank 0 to all, or to one that comes back: collectives begin, with which number and without
+    /// whom.
     Start = 6,
-    /// Both ways: the sender runs. From rank 0 also: which ranks are quiet.
+    /// Both ways: the sender runs, and what it has begun. From rank 0: what all ranks have begun, and
+    /// which of them are quiet.
     Heartbeat = 7,
     /// To rank 0: this rank's part of a collective.
     Contribution = 8,
@@ -62,10 +65,12 @@ pub enum Kind {
     Goodbye = 12,
     /// Both ways, last frame: the sender ends because of an error.
     Failed = 13,
+    /// From rank 0: whether a process waits to come back as a lost rank.
+    Returning = 14,
 }
 
 impl Kind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Hello,
         Self::Challenge,
         Self::Proof,
@@ -79,6 +84,7 @@ impl Kind {
         Self::Departure,
         Self::Goodbye,
         Self::Failed,
+        Self::Returning,
     ];
 
     /// The kind of a code, if there is one.
@@ -94,7 +100,9 @@ impl Kind {
     /// The most payload bytes of this kind.
     pub fn payload_limit(self) -> usize {
         match self {
-            Self::Welcome | Self::Start | Self::Goodbye => 0,
+            Self::Welcome | Self::Goodbye => 0,
+            Self::Returning => 8,
+            Self::Start => 16 + 4 * MAX_RANKS as usize,
             Self::Hello | Self::Challenge | Self::Proof => 512,
             Self::Refused | Self::Departure | Self::Failed => 1024,
             Self::Heartbeat | Self::Verdict => 8192,
@@ -273,7 +281,7 @@ mod tests {
     #[test]
     fn layout_is_the_documented_one() {
         let bytes = frame();
-        assert_eq!(&bytes[..8], b"TYBS\x01\x00\x08\x00");
+        assert_eq!(&bytes[..8], b"TYBS\x02\x00\x08\x00");
         assert_eq!(&bytes[8..16], &[3, 0, 0, 0, 2, 0, 0, 0]);
         assert_eq!(&bytes[16..24], &[0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01]);
         assert_eq!(&bytes[24..34], b"\x09\0\0\0\0\0\0\0hi");
@@ -289,8 +297,8 @@ mod tests {
             message(&bytes)
         };
         assert!(altered(0, b'X').contains("found magic [58, 59, 42, 53]"));
-        assert!(altered(4, 2).contains("found version 2, expected 1"));
-        assert!(altered(6, 77).contains("found frame kind 77, expected 1 to 13"));
+        assert!(altered(4, 1).contains("found version 1, expected 2"));
+        assert!(altered(6, 77).contains("found frame kind 77, expected 1 to 14"));
         assert!(altered(15, 5).contains("expected at most 67108864"));
         assert!(altered(12, 3).contains("found 34 bytes behind the header"));
         assert!(message(&frame()[..31]).contains("found 31 bytes, expected a header of 32"));
@@ -323,7 +331,7 @@ mod tests {
 
         #[test]
         fn a_frame_survives_the_round_trip(
-            code in 1u16..=13, sender: u32, topic: u64, sequence: u64, mac: [u8; 32],
+            code in 1u16..=14, sender: u32, topic: u64, sequence: u64, mac: [u8; 32],
             payload in prop::collection::vec(any::<u8>(), 0..600),
         ) {
             let kind = Kind::from_code(code).unwrap();

@@ -143,7 +143,10 @@ pub(super) async fn introduce(
     let mut opener = Opener::new(key, Direction::FromHub, 0);
     match (raw.open(&mut opener), raw.header.kind) {
         (Ok(_), Kind::Welcome) => Ok(Secured { stream, sealer, opener }),
-        (Ok(payload), _) => Err(Setback::Fatal(refused(payload))),
+        (Ok(payload), _) => Err(match Refusal::decode(payload) {
+            Ok((Refusal::Busy, _)) => Setback::Again(refused(payload)),
+            _ => Setback::Fatal(refused(payload)),
+        }),
         (Err(_), Kind::Refused) => {
             let payload = raw.open(&mut public_opener).map_err(Setback::Stranger)?;
             Err(unproven_refusal(payload))

@@ -1,5 +1,11 @@
 //! Rank 0: everybody's connection, every collective, and who is alive.
+//!
+//! Where losses are masked, the door stays open: a process may come back as a rank that ended. It waits,
+//! beating like everybody, until an admit round lets it in.
 
+mod admission;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,13 +18,16 @@ use super::control::{
 use super::door::Door;
 use super::fields::name_ranks;
 use super::frame::Kind;
-use super::handshake::{Claim, Credentials, refuse};
+use super::handshake::{Claim, Credentials};
+use super::headway::{Begun, least};
 use super::link::{Event, Link, Received, What};
 use super::liveness::PeerState;
-use super::message::{Contribution, End, Proof, Refusal, decode_reason, encode_quiet};
+use super::message::{Beat, Contribution, End, Refusal, Start, decode_reason};
+use super::rendezvous::Notice;
 use super::rounds::{Delivery, Rounds};
 use super::seal::topic_hash;
 use super::spoke::LOG_EVERY;
+use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
 
 /// The center of the star.
@@ -28,6 +37,16 @@ pub(super) struct Hub {
     events: mpsc::Receiver<Event>,
     /// For the readers of links yet to come.
     event_sender: mpsc::Sender<Event>,
+    /// Connections so far.
+    links: u64,
+    /// Processes that wait to come back, by rank.
+    returning: BTreeMap<u32, Peer>,
+    /// Open while processes may join.
+    door: Option<Door>,
+    /// Says where the door is, for as long as it is open.
+    notice: Option<Notice>,
+    /// Whether all ranks have joined.
+    started: bool,
     ticker: Ticker,
     rounds: Rounds,
     /// Collectives that this rank has begun.
@@ -47,8 +66,11 @@ struct Difference {
 
 struct Peer {
     link: Link,
+    id: u64,
     /// Who it is, for people.
     name: String,
+    /// The operations that it has begun.
+    begun: Begun,
 }
 
 impl Hub {
@@ -60,6 +82,11 @@ impl Hub {
             peers: (0..ranks).map(|_| None).collect(),
             events,
             event_sender,
+            links: 0,
+            returning: BTreeMap::new(),
+            door: None,
+            notice: None,
+            started: false,
             ticker: Ticker::new(member.timing),
             rounds: Rounds::new(ranks, member.timing.late),
             begun: 0,
@@ -78,23 +105,36 @@ impl Hub {
         &mut self,
         listener: std::net::TcpListener,
         credentials: Credentials,
+        notice: Option<Notice>,
     ) -> Result<()> {
         let started = Instant::now();
-        let mut door = Door::open(listener, credentials, self.member.place.ranks)?;
-        let gathered = self.gather(&mut door, started).await;
-        door.close().await;
+        self.door = Some(Door::open(listener, credentials, self.member.place.ranks)?);
+        self.notice = notice;
+        let gathered = self.gather(started).await;
         if gathered.is_err() {
             self.leave(Farewell::Goodbye).await;
             return gathered;
         }
+        if self.member.on_failure == OnFailure::Stop {
+            self.close_door().await;
+        }
+        self.started = true;
+        let start = Arc::new(Start::default().encode());
         for rank in 1..self.member.place.ranks {
-            self.send(rank, Kind::Start, 0, Arc::default());
+            self.send(rank, Kind::Start, 0, Arc::clone(&start));
         }
         tracing::info!(ranks = self.member.place.ranks, took = ?started.elapsed(), "all joined");
         Ok(())
     }
 
-    async fn gather(&mut self, door: &mut Door, started: Instant) -> Result<()> {
+    async fn close_door(&mut self) {
+        if let Some(door) = self.door.take() {
+            door.close().await;
+        }
+        self.notice = None;
+    }
+
+    async fn gather(&mut self, started: Instant) -> Result<()> {
         let mut log = tokio::time::interval(LOG_EVERY);
         log.tick().await;
         loop {
@@ -103,14 +143,14 @@ impl Hub {
                 return Ok(());
             }
             tokio::select! {
-                Some(claim) = door.claims.recv() => self.admit(claim),
                 () = self.step() => {}
                 _ = log.tick() => {
                     let waited = started.elapsed().as_secs();
                     tracing::info!("waited {waited} s, {} missing", name_ranks(&missing));
                 }
             }
-            if let Some(error) = self.member.liveness.gone("join world") {
+            // No loss is masked before the world has been whole once.
+            if let Some(error) = self.member.liveness.any_gone("join world") {
                 return Err(error);
             }
             if let Some(error) = self.give_up_over_difference() {
@@ -160,78 +200,24 @@ impl Hub {
         }
     }
 
-    /// Lets a process in, or tells it why not. One of this job whose config differs ends the join
-    /// for all: the world that the others wait for cannot come about.
-    fn admit(&mut self, claim: Claim) {
-        let Proof { pid, host, .. } = &claim.proof;
-        let name = format!("pid {pid} on {host} at {}", claim.address);
-        let difference = self.find_difference(&claim);
-        if let Some(why) = &difference {
-            let text = format!("rank {} ({name}) differs: {why}", claim.rank);
-            self.difference.get_or_insert_with(|| Difference {
-                rank: claim.rank,
-                text,
-                since: Instant::now(),
-            });
-        }
-        if let Some(why) = difference.or_else(|| self.judge(&claim, &name).err()) {
-            tracing::warn!("refused {name}: {why}");
-            tokio::spawn(async move {
-                let mut secured = claim.secured;
-                refuse(&mut secured.stream, &mut secured.sealer, Refusal::Claim, &why).await;
-            });
-            return;
-        }
-        let (events, liveness) = (self.event_sender.clone(), Arc::clone(&self.member.liveness));
-        let link = Link::start(claim.secured, claim.rank, events, liveness);
-        link.send(Kind::Welcome, 0, Arc::default());
-        tracing::debug!(rank = claim.rank, "joined: {name}");
-        if let Some(place) = self.peers.get_mut(claim.rank as usize) {
-            *place = Some(Peer { link, name });
-        }
-    }
-
-    /// What a process expects of the world that rank 0 does not.
-    fn find_difference(&self, claim: &Claim) -> Option<String> {
-        let ranks = self.member.place.ranks;
-        let timing = self.member.timing;
-        let theirs = (claim.proof.deadline_ms, claim.proof.late_ms);
-        let ours = (timing.deadline.as_millis() as u64, timing.late.as_millis() as u64);
-        if claim.ranks != ranks {
-            return Some(format!("found a world of {} ranks, rank 0 expects {ranks}", claim.ranks));
-        }
-        (theirs != ours).then(|| {
-            format!(
-                "found deadline and lateness of {} and {} ms, rank 0 has {} and {}",
-                theirs.0, theirs.1, ours.0, ours.1
-            )
-        })
-    }
-
-    fn judge(&self, claim: &Claim, name: &str) -> std::result::Result<(), String> {
-        let (rank, ranks) = (claim.rank, self.member.place.ranks);
-        match self.peers.get(rank as usize) {
-            Some(None) if rank != 0 => Ok(()),
-            Some(Some(holder)) => Err(format!(
-                "found two processes that claim rank {rank}: {name}, and before it {}",
-                holder.name
-            )),
-            _ => {
-                Err(format!("found a claim of rank {rank} by {name}, expected 1 to {}", ranks - 1))
-            }
-        }
-    }
-
     /// Handles one event or one beat. May be dropped while it waits.
     async fn step(&mut self) {
         tokio::select! {
-            Some(Event { peer, what }) = self.events.recv() => self.on_event(peer, what),
+            Some(event) = self.events.recv() => self.on_event(event),
+            Some(claim) = next_claim(&mut self.door) => self.admit(claim),
             may_judge = self.ticker.tick() => self.on_beat(may_judge),
         }
     }
 
-    fn on_event(&mut self, peer: u32, what: What) {
-        if *self.member.liveness.state(peer) != PeerState::Alive {
+    fn on_event(&mut self, Event { peer, link, what }: Event) {
+        if self.returning.get(&peer).is_some_and(|waiting| waiting.id == link) {
+            return self.on_returning(peer, what);
+        }
+        let current = self.peers.get(peer as usize).and_then(Option::as_ref);
+        if *self.member.liveness.state(peer) != PeerState::Alive
+            || current.is_none_or(|current| current.id != link)
+        {
+            // Of a life that has ended.
             return;
         }
         let result = match what {
@@ -262,7 +248,12 @@ impl Hub {
                 let why = format!("failed: {}", decode_reason(&payload)?);
                 self.depart(peer, End::Lost(why));
             }
-            // A heartbeat has done its work when it was read.
+            Kind::Heartbeat => {
+                let beat = Beat::decode(&payload)?;
+                if let Some(Some(peer)) = self.peers.get_mut(peer as usize) {
+                    peer.begun = beat.begun;
+                }
+            }
             _ => {}
         }
         Ok(())
@@ -289,12 +280,35 @@ impl Hub {
         let quiet = alive.iter().filter(|(_, silence)| *silence > 3 * timing.beat());
         let quiet: Vec<_> =
             quiet.map(|(rank, silence)| (*rank, silence.as_millis() as u32)).collect();
-        let payload = Arc::new(encode_quiet(&quiet));
+        let begun = self.begun_by_all();
+        self.member.liveness.all_begun(&begun);
+        let payload = Arc::new(Beat { begun, quiet }.encode());
         for (rank, _) in alive {
             self.send(rank, Kind::Heartbeat, 0, Arc::clone(&payload));
         }
+        for waiting in self.returning.values() {
+            waiting.link.send(Kind::Heartbeat, 0, Arc::clone(&payload));
+        }
+        let silent = |rank: &u32| self.member.liveness.silence(*rank) > timing.deadline;
+        let silent: Vec<u32> = self.returning.keys().copied().filter(silent).collect();
+        for rank in silent.into_iter().filter(|_| may_judge) {
+            self.stop_returning(rank, "was silent");
+        }
         let due = self.rounds.expire(Instant::now());
         self.deliver(due);
+    }
+
+    /// Of the ranks that live, where the others go on without a lost one.
+    fn begun_by_all(&self) -> Begun {
+        let counts = |rank: u32| {
+            self.member.on_failure == OnFailure::Stop
+                || *self.member.liveness.state(rank) == PeerState::Alive
+        };
+        let peers = (0..).zip(&self.peers).filter(|(rank, _)| counts(*rank));
+        least(
+            self.member.liveness.begun(),
+            peers.flat_map(|(_, peer)| peer).map(|peer| &peer.begun),
+        )
     }
 
     /// Notes the end of a rank and tells everybody, the rank itself included.
@@ -313,10 +327,17 @@ impl Hub {
         if let Some(Some(peer)) = self.peers.get_mut(rank as usize) {
             peer.link.close();
         }
+        if self.started && self.member.on_failure == OnFailure::Mask {
+            let due = self.rounds.leave(rank);
+            self.deliver(due);
+        }
     }
 
     fn deliver(&mut self, due: Vec<Delivery>) {
         for delivery in due {
+            if delivery.kind == Kind::Start {
+                self.let_in(delivery.rank);
+            }
             if delivery.rank == 0 {
                 self.mine = Some(delivery);
             } else {
@@ -330,6 +351,14 @@ impl Hub {
         if let Some(Some(peer)) = self.peers.get(rank as usize) {
             peer.link.send(kind, topic, payload);
         }
+    }
+}
+
+/// The next process that holds the secret; never, where the door is closed.
+async fn next_claim(door: &mut Option<Door>) -> Option<Claim> {
+    match door {
+        Some(door) => door.claims.recv().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -363,6 +392,8 @@ impl Bootstrap for Hub {
     }
 
     async fn leave(&mut self, farewell: Farewell) {
+        self.close_door().await;
+        self.returning.clear();
         let (kind, payload) = farewell.frame();
         for rank in 1..self.member.place.ranks {
             self.send(rank, kind, 0, Arc::clone(&payload));

@@ -20,9 +20,11 @@ pub(super) struct Received {
     pub(super) payload: Vec<u8>,
 }
 
-/// What happened on the connection to `peer`.
+/// What happened on a connection to `peer`.
 pub(super) struct Event {
     pub(super) peer: u32,
+    /// Which connection, where a rank has had more than one.
+    pub(super) link: u64,
     pub(super) what: What,
 }
 
@@ -45,6 +47,7 @@ const FROM_HUB: &[Kind] = &[
     Kind::Refused,
     Kind::Goodbye,
     Kind::Failed,
+    Kind::Returning,
 ];
 const TO_HUB: &[Kind] = &[Kind::Heartbeat, Kind::Contribution, Kind::Goodbye, Kind::Failed];
 
@@ -69,11 +72,11 @@ pub(super) struct Secured {
 }
 
 impl Link {
-    /// Starts both tasks. Everything that comes from `peer` goes to `events` and counts as a sign
-    /// of life, down to every piece of a long frame.
+    /// Starts both tasks. Everything that comes from `peer` goes to `events`, marked as of `link`,
+    /// and counts as a sign of life, down to every piece of a long frame.
     pub(super) fn start(
         secured: Secured,
-        peer: u32,
+        (peer, link): (u32, u64),
         events: mpsc::Sender<Event>,
         liveness: Arc<Liveness>,
     ) -> Self {
@@ -85,7 +88,7 @@ impl Link {
         Self {
             outbox: Some(outbox),
             writer: tokio::spawn(write_all(write, sealer, queue)),
-            reader: tokio::spawn(read_all(read, opener, peer, events, liveness)),
+            reader: tokio::spawn(read_all((read, opener), (peer, link), events, liveness)),
         }
     }
 
@@ -130,9 +133,8 @@ async fn write_all(
 }
 
 async fn read_all(
-    mut stream: OwnedReadHalf,
-    mut opener: Opener,
-    peer: u32,
+    (mut stream, mut opener): (OwnedReadHalf, Opener),
+    (peer, link): (u32, u64),
     events: mpsc::Sender<Event>,
     liveness: Arc<Liveness>,
 ) {
@@ -145,7 +147,7 @@ async fn read_all(
             Err(ReadError::Refused(error)) => What::Closed(format!("broke the protocol: {error}")),
         };
         let last = matches!(what, What::Closed(_));
-        if events.send(Event { peer, what }).await.is_err() || last {
+        if events.send(Event { peer, link, what }).await.is_err() || last {
             break;
         }
     }

@@ -1,10 +1,12 @@
 //! Which ranks are alive, as far as this rank knows.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::headway::{Begun, Headway, Headways};
 use super::message::End;
+use crate::config::OnFailure;
 use crate::{Error, ErrorKind};
 
 /// How a peer is.
@@ -35,37 +37,76 @@ pub struct Loss {
 /// The state of every rank of a world. The control thread writes it, any thread reads it; reads
 /// take no lock and do not wait, so a watchdog or a spinning wait may call them.
 ///
-/// A goodbye is not a loss, but no collective can succeed after either.
+/// A goodbye is not a loss, but whoever is needed cannot leave either. Where the loss of a rank stops
+/// the world, all are needed; where it is masked, rank 0 and this rank are.
+///
+/// A lost rank may come back, as another *life*. Lives are counted from 0; what holds of an ended life
+/// never changes.
 pub struct Liveness {
     epoch: Instant,
     this: u32,
+    on_failure: OnFailure,
     peers: Vec<Peer>,
     first_loss: OnceLock<Loss>,
     first_leave: OnceLock<u32>,
+    headways: Headways,
 }
 
 struct Peer {
     /// Nanoseconds from the epoch to the last sign of life.
     heard: AtomicU64,
-    end: OnceLock<PeerState>,
+    first: Life,
+    /// Whether a process waits to come back as this rank.
+    waits: AtomicBool,
+}
+
+/// Lives are only ever added, so that reads take no lock.
+#[derive(Default)]
+struct Life {
+    end: OnceLock<Ended>,
+    next: OnceLock<Box<Life>>,
+}
+
+/// The end of one life.
+pub(crate) struct Ended {
+    /// [`PeerState::Left`] or [`PeerState::Lost`].
+    pub(crate) state: PeerState,
+    /// When this rank learned of it.
+    pub(crate) when: Instant,
+}
+
+impl Peer {
+    fn lives(&self) -> impl Iterator<Item = &Life> {
+        std::iter::successors(Some(&self.first), |life| life.next.get().map(|next| &**next))
+    }
+
+    fn current(&self) -> &Life {
+        self.lives().last().unwrap_or(&self.first)
+    }
 }
 
 impl Liveness {
-    pub(super) fn new(this: u32, ranks: u32) -> Self {
-        let peer = || Peer { heard: AtomicU64::new(0), end: OnceLock::new() };
+    pub(super) fn new(this: u32, ranks: u32, on_failure: OnFailure) -> Self {
+        let peer = || Peer {
+            heard: AtomicU64::new(0),
+            first: Life::default(),
+            waits: AtomicBool::new(false),
+        };
         Self {
             epoch: Instant::now(),
             this,
+            on_failure,
             peers: (0..ranks).map(|_| peer()).collect(),
             first_loss: OnceLock::new(),
             first_leave: OnceLock::new(),
+            headways: Headways::default(),
         }
     }
 
     /// The state of `rank`; a rank beyond the world counts as one that left.
     pub fn state(&self, rank: u32) -> &PeerState {
         match self.peers.get(rank as usize) {
-            Some(peer) => peer.end.get().unwrap_or(&PeerState::Alive),
+            Some(peer) => peer.current().end.get().map_or(&PeerState::Alive, |end| &end.state),
             None => &PeerState::Left,
         }
     }
@@ -82,6 +123,51 @@ impl Liveness {
             .filter(|rank| matches!(self.state(*rank), PeerState::Alive))
             .map(|rank| (rank, self.silence(rank)))
             .max_by_key(|(_, silence)| *silence)
+    }
+
+    /// The rank whose view this is.
+    pub(crate) fn this(&self) -> u32 {
+        self.this
+    }
+
+    /// Which life `rank` is in: how often it came back.
+    pub(crate) fn life(&self, rank: u32) -> u32 {
+        self.peers.get(rank as usize).map_or(0, |peer| peer.lives().count() as u32 - 1)
+    }
+
+    /// How life number `life` of `rank` ended, if it has.
+    pub(crate) fn end_of(&self, rank: u32, life: u32) -> Option<&Ended> {
+        self.peers.get(rank as usize)?.lives().nth(life as usize)?.end.get()
+    }
+
+    /// Whether a process waits to come back as `rank`, which ended. It comes back when a yard is
+    /// renewed, or opened.
+    pub fn waits_to_return(&self, rank: u32) -> bool {
+        self.peers.get(rank as usize).is_some_and(|peer| peer.waits.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_waiting(&self, rank: u32, waits: bool) {
+        if let Some(peer) = self.peers.get(rank as usize) {
+            peer.waits.store(waits, Ordering::Relaxed);
+        }
+    }
+
+    /// Begins another life of `rank`, whose last one ended.
+    pub(super) fn returns(&self, rank: u32) {
+        let Some(peer) = self.peers.get(rank as usize) else { return };
+        let life = peer.current();
+        if life.end.get().is_some() {
+            // Only the control thread adds lives.
+            let _ = life.next.set(Box::default());
+        }
+        peer.waits.store(false, Ordering::Relaxed);
+        self.heard(rank, Duration::ZERO);
+    }
+
+    /// Ranks whose present life has ended, in order.
+    pub(crate) fn absent(&self) -> Vec<u32> {
+        let ranks = 0..self.peers.len() as u32;
+        ranks.filter(|rank| *self.state(*rank) != PeerState::Alive).collect()
     }
 
     /// The first loss that this rank learned of.
@@ -102,6 +188,22 @@ impl Liveness {
         }
     }
 
+    /// Counts the operations of a new yard. Collective in that all ranks open their yards in the same
+    /// order; nothing waits.
+    pub fn headway(&self) -> Arc<Headway> {
+        self.headways.open()
+    }
+
+    /// What this rank has begun.
+    pub(super) fn begun(&self) -> Begun {
+        self.headways.begun()
+    }
+
+    /// Notes what all ranks have begun.
+    pub(super) fn all_begun(&self, begun: &[(u32, u64)]) {
+        self.headways.all_begun(begun);
+    }
+
     /// Notes a sign of life, `ago` in the past. Never turns the clock of a peer back.
     pub(super) fn heard(&self, rank: u32, ago: Duration) {
         if let Some(peer) = self.peers.get(rank as usize) {
@@ -110,14 +212,14 @@ impl Liveness {
         }
     }
 
-    /// Notes the end of `rank`. Only its first end counts; says whether this is it.
+    /// Notes the end of `rank`. Only the first end of a life counts; says whether this is it.
     pub(super) fn end(&self, rank: u32, end: End) -> bool {
         let Some(peer) = self.peers.get(rank as usize) else { return false };
         let state = match &end {
             End::Left => PeerState::Left,
             End::Lost(why) => PeerState::Lost { why: why.clone() },
         };
-        if peer.end.set(state).is_err() {
+        if peer.current().end.set(Ended { state, when: Instant::now() }).is_err() {
             return false;
         }
         match end {
@@ -131,8 +233,17 @@ impl Liveness {
         true
     }
 
-    /// The error of a collective that can no longer succeed, if some rank has ended.
+    /// The error of a collective that can no longer succeed, if a rank that is needed has ended.
     pub(super) fn gone(&self, operation: &'static str) -> Option<Error> {
+        if self.on_failure == OnFailure::Mask {
+            let rank = [self.this, 0].into_iter().find(|r| *self.state(*r) != PeerState::Alive)?;
+            return Some(self.end_of_all(operation, rank));
+        }
+        self.any_gone(operation)
+    }
+
+    /// The error of what needs every rank, if one has ended.
+    pub(super) fn any_gone(&self, operation: &'static str) -> Option<Error> {
         let lost = |rank, message, fix| {
             let error = Error::new(ErrorKind::PeerLost, operation, message);
             Some(error.with_rank(rank).with_fix(fix))
@@ -145,6 +256,24 @@ impl Liveness {
         let fix = "let every rank make the same collectives before it leaves".to_owned();
         lost(*rank, format!("rank {rank} left the world, expected it to take part"), fix)
     }
+
+    /// The error where losses are masked, and the one rank that this one cannot do without has ended.
+    #[cold]
+    pub(crate) fn end_of_all(&self, operation: &'static str, rank: u32) -> Error {
+        let what = match self.state(rank) {
+            PeerState::Lost { why } => why,
+            PeerState::Left => "left the world",
+            PeerState::Alive => "ended",
+        };
+        let (message, fix) = if rank == self.this {
+            let message = format!("rank {rank}, this one, {what}; the others go on without it");
+            (message, "join again: this rank comes back when the others renew their yard")
+        } else {
+            let message = format!("rank {rank} {what}; all ranks meet there");
+            (message, "restart the job: on_failure = \"mask\" covers every rank but rank 0")
+        };
+        Error::new(ErrorKind::PeerLost, operation, message).with_rank(rank).with_fix(fix)
+    }
 }
 
 #[cfg(test)]
@@ -153,7 +282,7 @@ mod tests {
 
     #[test]
     fn the_first_end_of_a_rank_counts_and_a_goodbye_is_no_loss() {
-        let liveness = Liveness::new(0, 3);
+        let liveness = Liveness::new(0, 3, OnFailure::Stop);
         assert!(liveness.gone("test").is_none());
         assert!(liveness.end(2, End::Left));
         assert!(!liveness.end(2, End::Lost("closed".into())));
@@ -174,7 +303,7 @@ mod tests {
 
     #[test]
     fn silence_grows_until_the_peer_is_heard_and_old_news_change_nothing() {
-        let liveness = Liveness::new(0, 2);
+        let liveness = Liveness::new(0, 2, OnFailure::Stop);
         std::thread::sleep(Duration::from_millis(20));
         assert!(liveness.silence(1) >= Duration::from_millis(20));
         liveness.heard(1, Duration::ZERO);
@@ -185,10 +314,44 @@ mod tests {
 
     #[test]
     fn a_rank_beyond_the_world_changes_nothing() {
-        let liveness = Liveness::new(0, 1);
+        let liveness = Liveness::new(0, 1, OnFailure::Stop);
         assert!(!liveness.end(7, End::Left));
         liveness.heard(7, Duration::ZERO);
         assert_eq!(liveness.silence(7), Duration::ZERO);
         assert!(liveness.gone("test").is_none());
+    }
+
+    #[test]
+    fn a_rank_that_comes_back_is_alive_and_its_former_life_stays_ended() {
+        let liveness = Liveness::new(0, 3, OnFailure::Mask);
+        liveness.end(2, End::Lost("was killed".into()));
+        liveness.set_waiting(2, true);
+        assert!(liveness.waits_to_return(2));
+        assert_eq!((liveness.absent(), liveness.life(2)), (vec![2], 0));
+        liveness.returns(2);
+        assert_eq!((liveness.state(2), liveness.life(2)), (&PeerState::Alive, 1));
+        assert!(!liveness.waits_to_return(2));
+        let first = liveness.end_of(2, 0).unwrap();
+        assert_eq!(first.state, PeerState::Lost { why: "was killed".into() });
+        assert!(liveness.end_of(2, 1).is_none() && liveness.absent().is_empty());
+        // A rank that has not ended has nothing to come back from.
+        liveness.returns(2);
+        assert_eq!(liveness.life(2), 1);
+    }
+
+    #[test]
+    fn where_losses_are_masked_only_rank_0_and_this_rank_are_needed() {
+        let liveness = Liveness::new(1, 4, OnFailure::Mask);
+        liveness.end(2, End::Left);
+        liveness.end(3, End::Lost("was killed".into()));
+        assert!(liveness.gone("test").is_none());
+        liveness.end(0, End::Lost("was killed".into()));
+        let error = liveness.gone("test").unwrap();
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)));
+        assert!(error.to_string().contains("rank 0 was killed; all ranks meet there"), "{error}");
+        liveness.end(1, End::Lost("was silent (so says rank 0)".into()));
+        let error = liveness.gone("test").unwrap().to_string();
+        assert!(error.contains("rank 1, this one, was silent"), "{error}");
+        assert!(error.contains("the others go on without it"), "{error}");
     }
 }

@@ -4,7 +4,9 @@
 //! is cleaned before anybody prints it.
 
 use super::fields::{Fields, malformed, put_text};
+use super::headway::Begun;
 use super::seal::{JOB_BYTES, NONCE_BYTES};
+use crate::config::OnFailure;
 use crate::{ErrorKind, Result};
 
 /// The most bytes of a reason that crosses the wire.
@@ -15,6 +17,8 @@ pub(super) const MAX_VERDICT: usize = 4096;
 pub const MAX_TOPIC: usize = 128;
 /// The most quiet ranks that one heartbeat names.
 pub(super) const MAX_QUIET: usize = 512;
+/// The most yards that one heartbeat names. Waits of others are bounded by `late_ms` alone.
+pub(super) const MAX_YARDS: usize = 64;
 
 /// The collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub(super) enum Op {
     Exchange = 2,
     Barrier = 3,
     Agree = 4,
+    /// Says who is in the world from here on, those included that come back.
+    Admit = 5,
 }
 
 impl Op {
@@ -33,11 +39,12 @@ impl Op {
             Self::Exchange => "exchange",
             Self::Barrier => "barrier",
             Self::Agree => "agree",
+            Self::Admit => "admit",
         }
     }
 
     fn from_code(code: u8) -> Result<Self> {
-        [Self::AllGather, Self::Exchange, Self::Barrier, Self::Agree]
+        [Self::AllGather, Self::Exchange, Self::Barrier, Self::Agree, Self::Admit]
             .into_iter()
             .find(|op| *op as u8 == code)
             .ok_or_else(|| malformed(format!("found collective {code}, expected 1 to 5")))
@@ -76,6 +83,7 @@ impl Hello {
 pub(super) struct Proof {
     pub(super) deadline_ms: u64,
     pub(super) late_ms: u64,
+    pub(super) on_failure: OnFailure,
     pub(super) pid: u32,
     pub(super) host: String,
 }
@@ -84,6 +92,7 @@ impl Proof {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = self.deadline_ms.to_le_bytes().to_vec();
         out.extend(self.late_ms.to_le_bytes());
+        out.push(u8::from(self.on_failure == OnFailure::Mask));
         out.extend(self.pid.to_le_bytes());
         put_text(&mut out, &self.host, 255);
         out
@@ -94,6 +103,11 @@ impl Proof {
         let proof = Self {
             deadline_ms: fields.u64()?,
             late_ms: fields.u64()?,
+            on_failure: match fields.array::<1>()?[0] {
+                0 => OnFailure::Stop,
+                1 => OnFailure::Mask,
+                code => return Err(malformed(format!("found on_failure {code}, expected 0 or 1"))),
+            },
             pid: fields.u32()?,
             host: fields.text(255)?,
         };
@@ -115,6 +129,8 @@ pub(super) enum Refusal {
     Late = 4,
     /// A rank expects another world than rank 0. Told to all.
     Differ = 5,
+    /// The rank is alive, as far as rank 0 knows, or another process waits to come back as it.
+    Busy = 6,
 }
 
 impl Refusal {
@@ -127,28 +143,102 @@ impl Refusal {
     pub(super) fn decode(payload: &[u8]) -> Result<(Self, String)> {
         let mut fields = Fields(payload);
         let code = fields.array::<1>()?[0];
-        let refusal = [Self::Job, Self::Secret, Self::Claim, Self::Late, Self::Differ]
+        let refusal = [Self::Job, Self::Secret, Self::Claim, Self::Late, Self::Differ, Self::Busy]
             .into_iter()
             .find(|refusal| *refusal as u8 == code)
-            .ok_or_else(|| malformed(format!("found refusal {code}, expected 1 to 5")))?;
+            .ok_or_else(|| malformed(format!("found refusal {code}, expected 1 to 6")))?;
         let why = fields.text(MAX_REASON)?;
         fields.end().map(|()| (refusal, why))
     }
 }
 
-/// The ranks that rank 0 has not heard for a while, with their silence in milliseconds.
-pub(super) fn encode_quiet(quiet: &[(u32, u32)]) -> Vec<u8> {
-    let pairs = quiet.iter().take(MAX_QUIET);
-    pairs.flat_map(|(rank, ms)| [rank.to_le_bytes(), ms.to_le_bytes()].concat()).collect()
+/// What a heartbeat says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Beat {
+    /// What its sender has begun; from rank 0, what all ranks have.
+    pub(super) begun: Begun,
+    /// From rank 0: the ranks that it has not heard for a while, with their silence in milliseconds.
+    pub(super) quiet: Vec<(u32, u32)>,
 }
 
-pub(super) fn decode_quiet(payload: &[u8]) -> Result<Vec<(u32, u32)>> {
-    let mut fields = Fields(payload);
-    let mut quiet = Vec::new();
-    while !fields.0.is_empty() {
-        quiet.push((fields.u32()?, fields.u32()?));
+impl Beat {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let begun = &self.begun[..self.begun.len().min(MAX_YARDS)];
+        let mut out = (begun.len() as u32).to_le_bytes().to_vec();
+        for (yard, operations) in begun {
+            out.extend(yard.to_le_bytes());
+            out.extend(operations.to_le_bytes());
+        }
+        for (rank, ms) in self.quiet.iter().take(MAX_QUIET) {
+            out.extend(rank.to_le_bytes());
+            out.extend(ms.to_le_bytes());
+        }
+        out
     }
-    Ok(quiet)
+
+    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
+        let mut fields = Fields(payload);
+        let yards = fields.u32()? as usize;
+        if yards > MAX_YARDS {
+            return Err(malformed(format!("found {yards} yards, expected at most {MAX_YARDS}")));
+        }
+        let mut beat = Self::default();
+        for _ in 0..yards {
+            beat.begun.push((fields.u32()?, fields.u64()?));
+        }
+        while !fields.0.is_empty() {
+            beat.quiet.push((fields.u32()?, fields.u32()?));
+        }
+        Ok(beat)
+    }
+}
+
+/// Where the collectives of a rank that comes in begin.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Start {
+    /// Number of the next collective.
+    pub(super) round: u64,
+    /// Ranks that are not there, in order.
+    pub(super) absent: Vec<u32>,
+}
+
+impl Start {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = self.round.to_le_bytes().to_vec();
+        out.extend(encode_ranks(&self.absent));
+        out
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
+        let mut fields = Fields(payload);
+        let round = fields.u64()?;
+        Ok(Self { round, absent: decode_ranks(fields.0)? })
+    }
+}
+
+/// A list of ranks.
+pub(super) fn encode_ranks(ranks: &[u32]) -> Vec<u8> {
+    ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect()
+}
+
+pub(super) fn decode_ranks(payload: &[u8]) -> Result<Vec<u32>> {
+    let mut fields = Fields(payload);
+    let mut ranks = Vec::new();
+    while !fields.0.is_empty() {
+        ranks.push(fields.u32()?);
+    }
+    Ok(ranks)
+}
+
+/// Whether a process waits to come back as `rank`.
+pub(super) fn encode_returning(rank: u32, waits: bool) -> Vec<u8> {
+    [rank, u32::from(waits)].iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+pub(super) fn decode_returning(payload: &[u8]) -> Result<(u32, bool)> {
+    let mut fields = Fields(payload);
+    let (rank, waits) = (fields.u32()?, fields.u32()?);
+    fields.end().map(|()| (rank, waits != 0))
 }
 
 /// One rank's part of a collective.
@@ -206,6 +296,7 @@ impl Verdict {
         out.push(match self.kind {
             ErrorKind::Deadline => 1,
             ErrorKind::InvalidInput => 2,
+            ErrorKind::PeerLost => 4,
             _ => 3,
         });
         put_text(&mut out, &self.text, MAX_VERDICT);
@@ -219,7 +310,8 @@ impl Verdict {
             1 => ErrorKind::Deadline,
             2 => ErrorKind::InvalidInput,
             3 => ErrorKind::Mismatch,
-            code => return Err(malformed(format!("found verdict {code}, expected 1 to 3"))),
+            4 => ErrorKind::PeerLost,
+            code => return Err(malformed(format!("found verdict {code}, expected 1 to 4"))),
         };
         let text = fields.text(MAX_VERDICT)?;
         fields.end().map(|()| (round, Self { kind, text }))
@@ -276,25 +368,41 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::fields::List;
+    use super::super::identity::MAX_RANKS;
     use super::*;
 
     #[test]
     fn every_payload_survives_the_round_trip() {
         let hello = Hello { job: [1; 16], nonce: [2; 32], rank: 3, ranks: 4 };
         assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
-        let proof = Proof { deadline_ms: 1, late_ms: 2, pid: 3, host: "node-1".into() };
-        assert_eq!(Proof::decode(&proof.encode()).unwrap(), proof);
-        for refusal in
-            [Refusal::Job, Refusal::Secret, Refusal::Claim, Refusal::Late, Refusal::Differ]
-        {
+        for on_failure in [OnFailure::Stop, OnFailure::Mask] {
+            let host = "node-1".to_owned();
+            let proof = Proof { deadline_ms: 1, late_ms: 2, on_failure, pid: 3, host };
+            assert_eq!(Proof::decode(&proof.encode()).unwrap(), proof);
+        }
+        let start = Start { round: 9, absent: vec![1, 7] };
+        assert_eq!(Start::decode(&start.encode()).unwrap(), start);
+        for waits in [false, true] {
+            assert_eq!(decode_returning(&encode_returning(3, waits)).unwrap(), (3, waits));
+        }
+        for refusal in [
+            Refusal::Job,
+            Refusal::Secret,
+            Refusal::Claim,
+            Refusal::Late,
+            Refusal::Differ,
+            Refusal::Busy,
+        ] {
             let decoded = Refusal::decode(&refusal.encode("why")).unwrap();
             assert_eq!(decoded, (refusal, "why".to_owned()));
         }
-        for op in [Op::AllGather, Op::Exchange, Op::Barrier, Op::Agree] {
+        for op in [Op::AllGather, Op::Exchange, Op::Barrier, Op::Agree, Op::Admit] {
             let part = Contribution { round: 7, op, topic: "shape".into(), data: vec![1, 2] };
             assert_eq!(Contribution::decode(part.encode()).unwrap(), part);
         }
-        for kind in [ErrorKind::Deadline, ErrorKind::InvalidInput, ErrorKind::Mismatch] {
+        for kind in
+            [ErrorKind::Deadline, ErrorKind::InvalidInput, ErrorKind::Mismatch, ErrorKind::PeerLost]
+        {
             let verdict = Verdict { kind, text: "ranks differ".into() };
             assert_eq!(Verdict::decode(&verdict.encode(5)).unwrap(), (5, verdict));
         }
@@ -302,23 +410,31 @@ mod tests {
             assert_eq!(End::decode(&end.encode(2)).unwrap(), (2, end));
         }
         assert_eq!(decode_reason(&encode_reason("out of memory")).unwrap(), "out of memory");
-        assert_eq!(decode_quiet(&encode_quiet(&[(1, 2), (3, 4)])).unwrap(), [(1, 2), (3, 4)]);
+        let beat = Beat { begun: vec![(0, 1 << 40), (2, 7)], quiet: vec![(1, 2), (3, 4)] };
+        assert_eq!(Beat::decode(&beat.encode()).unwrap(), beat);
+        assert_eq!(Beat::decode(&Beat::default().encode()).unwrap(), Beat::default());
+        let many = Beat::decode(&65_u32.to_le_bytes()).unwrap_err().to_string();
+        assert!(many.contains("found 65 yards, expected at most 64"), "{many}");
     }
 
     #[test]
     fn the_largest_payload_of_each_kind_fits_its_frame() {
         use super::super::frame::Kind;
         let long = "x".repeat(10_000);
-        let quiet = vec![(0, 0); 10_000];
-        let host = Proof { deadline_ms: 0, late_ms: 0, pid: 0, host: long.clone() };
+        let beat = Beat { begun: vec![(0, 0); 10_000], quiet: vec![(0, 0); 10_000] };
+        let on_failure = OnFailure::Mask;
+        let host = Proof { deadline_ms: 0, late_ms: 0, on_failure, pid: 0, host: long.clone() };
+        let start = Start { round: 0, absent: vec![0; MAX_RANKS as usize] };
         let verdict = Verdict { kind: ErrorKind::Mismatch, text: long.clone() };
         for (kind, payload) in [
             (Kind::Proof, host.encode()),
             (Kind::Refused, Refusal::Late.encode(&long)),
-            (Kind::Heartbeat, encode_quiet(&quiet)),
+            (Kind::Heartbeat, beat.encode()),
             (Kind::Verdict, verdict.encode(1)),
             (Kind::Departure, End::Lost(long.clone()).encode(1)),
             (Kind::Failed, encode_reason(&long)),
+            (Kind::Start, start.encode()),
+            (Kind::Returning, encode_returning(1, true)),
         ] {
             assert!(payload.len() <= kind.payload_limit(), "{kind:?}: {}", payload.len());
         }
@@ -336,7 +452,9 @@ mod tests {
             let _ = Verdict::decode(&bytes);
             let _ = End::decode(&bytes);
             let _ = decode_reason(&bytes);
-            let _ = decode_quiet(&bytes);
+            let _ = Beat::decode(&bytes);
+            let _ = Start::decode(&bytes);
+            let _ = decode_returning(&bytes);
             let _ = decode_outcome(&bytes, count);
             let _ = List::parse(bytes, count);
         }

@@ -22,10 +22,13 @@
 //!   each decides about rank 0.
 //! - A rank that lives but does not arrive is waited for up to `late`, and then named.
 //!
+//! Where losses are masked (`on_failure`), collectives go on without ranks that ended. A process may
+//! then come back as such a rank: rank 0 keeps its door open, and a bring-up lets in who waits.
+//!
 //! # Where to find what
 //! `identity`, `launcher`, `hostlist`: who am I · `interface`: at which address · `secret`, `seal`: keys and MACs · `frame`,
 //! `message`, `fields`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: getting in · `link`: one connection ·
-//! `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` · `control`, `world`: the
+//! `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` · `members`: who is there · `control`, `world`: the
 //! thread and its face.
 
 mod agreement;
@@ -35,6 +38,7 @@ mod exchange;
 mod fields;
 pub mod frame;
 mod handshake;
+mod headway;
 mod hostlist;
 mod hub;
 mod identity;
@@ -42,6 +46,7 @@ mod interface;
 mod launcher;
 mod link;
 mod liveness;
+mod members;
 mod message;
 mod rendezvous;
 mod rounds;
@@ -53,9 +58,12 @@ mod world;
 #[cfg(test)]
 mod tests;
 
+pub use headway::Headway;
 pub use hostlist::{MAX_HOSTS, expand as expand_host_list};
 pub use identity::{BOOTSTRAP_VARIABLE, ExchangeFn, Identity, MAX_RANKS, Place, Rendezvous};
+pub(crate) use liveness::Ended;
 pub use liveness::{Liveness, Loss, PeerState};
+pub(crate) use members::{Members, Membership};
 pub use message::{MAX_REASON, MAX_TOPIC};
 pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 pub use world::{MAX_WAIT, MIN_DEADLINE, World, WorldOptions};

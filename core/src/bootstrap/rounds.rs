@@ -3,6 +3,9 @@
 //! No input or output happens here. Collective number n of every rank is round n; ranks may be in
 //! different rounds only after one that failed, as its verdict goes at once to whoever arrived, and
 //! to the others when they come.
+//!
+//! Where losses are masked, rounds go on without ranks that ended, and an *admit* round lets those
+//! in that wait to come back: they begin with the round after it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +14,14 @@ use std::time::{Duration, Instant};
 use super::agreement::Agreement;
 use super::fields::{List, name_ranks, put_item};
 use super::frame::{Kind, MAX_PAYLOAD};
-use super::message::{Contribution, Op, Verdict};
+use super::message::{Contribution, Op, Start, Verdict, encode_ranks};
 use super::seal::topic_hash;
 use crate::{Error, ErrorKind, Result};
 
 /// What one rank gets back. The payload is shared by all ranks that get the same.
 pub(super) struct Delivery {
     pub(super) rank: u32,
-    /// [`Kind::Outcome`] or [`Kind::Verdict`].
+    /// [`Kind::Outcome`] or [`Kind::Verdict`]; [`Kind::Start`] to a rank that comes back.
     pub(super) kind: Kind,
     pub(super) topic: u64,
     pub(super) payload: Arc<Vec<u8>>,
@@ -36,6 +39,10 @@ pub(super) struct Rounds {
 struct Progress {
     next: u64,
     waits: bool,
+    /// It ended: nothing is expected of it.
+    gone: bool,
+    /// A process waits to come back as it.
+    returning: bool,
 }
 
 struct Round {
@@ -95,24 +102,84 @@ impl Rounds {
             }
             return Err(error);
         }
-        *progress = Progress { next: number + 1, waits: true };
+        *progress = Progress { next: number + 1, waits: true, ..*progress };
         if let Some(arrived) = round.arrived.get_mut(rank as usize) {
             *arrived = true;
         }
-        let complete = round.arrived.iter().all(|arrived| *arrived);
         let due = match &round.verdict {
             Some(verdict) => vec![round.delivery(rank, Kind::Verdict, verdict)],
             None if !same => {
                 let text = round.other_topic(rank, op, &topic);
-                round.fail(number, ErrorKind::Mismatch, text)
+                // An admit means that its rank begins a bring-up anew because of a loss.
+                let anew = op == Op::Admit || round.op == Op::Admit;
+                let kind = if anew { ErrorKind::PeerLost } else { ErrorKind::Mismatch };
+                round.fail(number, kind, text)
             }
-            None if complete => round.finish(number),
             None => Vec::new(),
         };
-        if complete {
-            self.open.remove(&number);
+        Ok(self.settle(number, due))
+    }
+
+    /// Goes on without `rank`, which ended. Only where losses are masked.
+    pub(super) fn leave(&mut self, rank: u32) -> Vec<Delivery> {
+        if let Some(progress) = self.ranks.get_mut(rank as usize) {
+            *progress = Progress { gone: true, ..*progress };
         }
-        Ok(self.released(due))
+        let open: Vec<u64> = self.open.keys().copied().collect();
+        open.into_iter().flat_map(|number| self.settle(number, Vec::new())).collect()
+    }
+
+    /// Notes whether a process waits to come back as `rank`, which ended.
+    pub(super) fn set_returning(&mut self, rank: u32, returning: bool) {
+        if let Some(progress) = self.ranks.get_mut(rank as usize) {
+            progress.returning = returning;
+        }
+    }
+
+    /// Finishes a round if all have arrived that are expected; adds what then is due.
+    fn settle(&mut self, number: u64, mut due: Vec<Delivery>) -> Vec<Delivery> {
+        let Some(round) = self.open.get_mut(&number) else { return self.released(due) };
+        let complete = round.arrived.iter().zip(&self.ranks).all(|(a, rank)| *a || rank.gone);
+        if !complete {
+            return self.released(due);
+        }
+        if round.verdict.is_none() {
+            due = match round.op {
+                Op::Admit => self.admit(number),
+                _ => round.finish(number),
+            };
+        }
+        self.open.remove(&number);
+        self.released(due)
+    }
+
+    /// Lets those in who wait, and tells all who came back and who is not there.
+    fn admit(&mut self, number: u64) -> Vec<Delivery> {
+        let ranks_that = |test: &dyn Fn(&Progress) -> bool| -> Vec<u32> {
+            (0u32..).zip(&self.ranks).filter(|(_, p)| test(p)).map(|(rank, _)| rank).collect()
+        };
+        let back = ranks_that(&|p| p.gone && p.returning);
+        let absent = ranks_that(&|p| p.gone && !p.returning);
+        for rank in &back {
+            if let Some(progress) = self.ranks.get_mut(*rank as usize) {
+                *progress = Progress { next: number + 1, ..Progress::default() };
+            }
+        }
+        let Some(round) = self.open.get(&number) else { return Vec::new() };
+        let mut payload = number.to_le_bytes().to_vec();
+        put_item(&mut payload, &encode_ranks(&back));
+        put_item(&mut payload, &encode_ranks(&absent));
+        let payload = Arc::new(payload);
+        let start = Arc::new(Start { round: number + 1, absent }.encode());
+        let starts = back.iter().map(|rank| Delivery {
+            rank: *rank,
+            kind: Kind::Start,
+            topic: 0,
+            payload: Arc::clone(&start),
+        });
+        let arrived = round.ranks_that(|arrived| arrived);
+        let stayed = arrived.into_iter().filter(|rank| !back.contains(rank));
+        starts.chain(stayed.map(|rank| round.delivery(rank, Kind::Outcome, &payload))).collect()
     }
 
     /// Fails the rounds that have waited for longer than `late`.
@@ -122,6 +189,8 @@ impl Rounds {
             let waited = now.saturating_duration_since(round.started);
             if round.verdict.is_none() && waited > self.late {
                 let missing: Vec<u32> = round.ranks_that(|arrived| !arrived);
+                let expected = |rank: &u32| self.ranks.get(*rank as usize).is_some_and(|p| !p.gone);
+                let missing: Vec<u32> = missing.into_iter().filter(expected).collect();
                 let text = format!(
                     "{:?}: {} did not arrive within {:.1} s, expected all {} ranks",
                     round.topic,
@@ -148,7 +217,7 @@ impl Rounds {
 impl Round {
     fn new(rank: u32, part: &Contribution, ranks: usize, now: Instant) -> Self {
         let parts = match part.op {
-            Op::Barrier => Parts::None,
+            Op::Barrier | Op::Admit => Parts::None,
             Op::AllGather => Parts::Items(vec![Vec::new(); ranks]),
             Op::Exchange => Parts::Columns((0..ranks).map(|_| None).collect()),
             Op::Agree => Parts::Values(Agreement::default()),
@@ -169,7 +238,8 @@ impl Round {
         match &mut self.parts {
             Parts::None if data.is_empty() => {}
             Parts::None => {
-                return Err(refuse(format!("found a barrier of {} bytes, expected 0", data.len())));
+                let (op, bytes) = (self.op.name(), data.len());
+                return Err(refuse(format!("found {op} with {bytes} bytes, expected 0")));
             }
             Parts::Items(items) => {
                 if let Some(item) = items.get_mut(at) {
@@ -378,5 +448,47 @@ mod tests {
         }
         assert_eq!(to(&due), [0, 1, 2]);
         assert_eq!(verdict(&due[2]).kind, ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_round_goes_on_without_a_rank_that_ended() {
+        let (mut rounds, now) = (rounds(), Instant::now());
+        for rank in [0, 2] {
+            let data = [rank as u8];
+            rounds.contribute(rank, part(0, Op::AllGather, "t", &data), now).unwrap();
+        }
+        let due = rounds.leave(1);
+        let (_, items) = decode_outcome(&due[0].payload, 3).unwrap();
+        assert_eq!(items, [vec![0], vec![], vec![2]]);
+        assert!(rounds.open.is_empty());
+        rounds.contribute(2, part(1, Op::Barrier, "next", b""), now).unwrap();
+        let due = rounds.contribute(0, part(1, Op::Barrier, "next", b""), now).unwrap();
+        assert!(to(&due).contains(&0) && to(&due).contains(&2));
+    }
+
+    #[test]
+    fn a_rank_that_waits_comes_back_with_an_admit_round_and_begins_with_the_next() {
+        let (mut rounds, now) = (rounds(), Instant::now());
+        rounds.leave(1);
+        rounds.leave(2);
+        rounds.set_returning(1, true);
+        let due = rounds.contribute(0, part(0, Op::Admit, "a", b""), now).unwrap();
+        assert_eq!(to(&due), [1, 0]);
+        assert_eq!(due[0].kind, Kind::Start);
+        let start = Start::decode(&due[0].payload).unwrap();
+        assert_eq!(start, Start { round: 1, absent: vec![2] });
+        let (_, items) = decode_outcome(&due[1].payload, 2).unwrap();
+        assert_eq!(items, [vec![1, 0, 0, 0], vec![2, 0, 0, 0]]);
+        assert!(rounds.contribute(0, part(1, Op::Barrier, "b", b""), now).unwrap().is_empty());
+        assert!(!rounds.contribute(1, part(1, Op::Barrier, "b", b""), now).unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_admit_that_meets_another_collective_lets_all_begin_anew() {
+        let (mut rounds, now) = (rounds(), Instant::now());
+        rounds.contribute(0, part(0, Op::Barrier, "yard ready", b""), now).unwrap();
+        let due = rounds.contribute(2, part(0, Op::Admit, "a", b""), now).unwrap();
+        assert_eq!(to(&due), [0, 2]);
+        assert_eq!(verdict(&due[0]).kind, ErrorKind::PeerLost);
     }
 }

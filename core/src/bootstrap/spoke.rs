@@ -18,7 +18,10 @@ use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused
 use super::interface::Local;
 use super::link::{Event, Link, Received, Secured, What};
 use super::liveness::PeerState;
-use super::message::{Contribution, End, Proof, decode_quiet, decode_reason, encode_reason};
+use super::message::{
+    Beat, Contribution, End, Op, Proof, Start, decode_ranks, decode_reason, decode_returning,
+    encode_reason,
+};
 use super::rendezvous::{Address, Target, check_secret, host_name, read_notice};
 use super::seal::topic_hash;
 use crate::{Error, ErrorKind, Result};
@@ -72,12 +75,15 @@ impl Spoke {
             if let Some(refusal) = spoke.refusal.take() {
                 return Err(refusal);
             }
-            if let Some(error) = spoke.member.liveness.gone(OPERATION) {
+            if let Some(error) = spoke.member.liveness.any_gone(OPERATION) {
                 return Err(error);
             }
             if started.elapsed() > limit {
-                let message =
-                    format!("not all ranks joined within {:.1} s", started.elapsed().as_secs_f64());
+                let message = format!(
+                    "within {:.1} s not all ranks joined, or, where this rank was to come back, the \
+                     others did not renew their yard",
+                    started.elapsed().as_secs_f64()
+                );
                 return Err(Error::new(ErrorKind::Deadline, OPERATION, message));
             }
             spoke.step().await;
@@ -87,7 +93,7 @@ impl Spoke {
 
     fn start(member: Member, secured: Secured) -> Self {
         let (sender, events) = mpsc::channel(64);
-        let link = Link::start(secured, 0, sender, Arc::clone(&member.liveness));
+        let link = Link::start(secured, (0, 0), sender, Arc::clone(&member.liveness));
         Self {
             link,
             events,
@@ -109,7 +115,9 @@ impl Spoke {
     }
 
     fn on_event(&mut self, what: What) {
-        if *self.member.liveness.state(0) != PeerState::Alive {
+        // Once this rank was given up, rank 0 only closes the connection.
+        let needed = [0, self.member.place.rank];
+        if needed.iter().any(|rank| *self.member.liveness.state(*rank) != PeerState::Alive) {
             return;
         }
         let result = match what {
@@ -129,18 +137,24 @@ impl Spoke {
         let payload = &received.payload;
         match received.header.kind {
             Kind::Heartbeat => {
-                let quiet: HashMap<u32, u32> = decode_quiet(payload)?.into_iter().collect();
+                let Beat { begun, quiet } = Beat::decode(payload)?;
+                liveness.all_begun(&begun);
+                let quiet: HashMap<u32, u32> = quiet.into_iter().collect();
                 for rank in 1..self.member.place.ranks {
                     let ms = quiet.get(&rank).copied().unwrap_or(0);
                     liveness.heard(rank, Duration::from_millis(ms.into()));
                 }
             }
-            Kind::Start => self.started = true,
+            Kind::Start => self.on_start(payload)?,
             Kind::Refused => self.refusal = Some(refused(payload)),
             Kind::Outcome | Kind::Verdict => self.answer = Some(received),
             Kind::Departure => {
                 let (rank, end) = End::decode(payload)?;
                 self.on_departure(rank, end);
+            }
+            Kind::Returning => {
+                let (rank, waits) = decode_returning(payload)?;
+                liveness.set_waiting(rank, waits);
             }
             Kind::Goodbye => {
                 liveness.end(0, End::Left);
@@ -152,6 +166,17 @@ impl Spoke {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Collectives begin; without whom, is what this rank finds that comes back.
+    fn on_start(&mut self, payload: &[u8]) -> Result<()> {
+        let Start { round, absent } = Start::decode(payload)?;
+        self.begun = round;
+        for rank in absent {
+            self.member.liveness.end(rank, End::Lost("was lost before this rank joined".into()));
+        }
+        self.started = true;
         Ok(())
     }
 
@@ -173,7 +198,8 @@ impl Spoke {
         if *liveness.state(0) != PeerState::Alive {
             return;
         }
-        self.link.send(Kind::Heartbeat, 0, Arc::default());
+        let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
+        self.link.send(Kind::Heartbeat, 0, Arc::new(beat.encode()));
         let silence = liveness.silence(0);
         if may_judge && silence > self.member.timing.deadline {
             self.lose_hub(describe_silence(silence, self.member.timing, self.member.place.rank));
@@ -206,7 +232,11 @@ impl Bootstrap for Spoke {
         let limit = Instant::now() + self.member.timing.late + 2 * self.member.timing.deadline;
         loop {
             if let Some(Received { header, payload }) = self.answer.take() {
-                return result_of(op, header.kind, &payload, self.member.place.ranks);
+                let result = result_of(op, header.kind, &payload, self.member.place.ranks)?;
+                if let (Op::Admit, Some(back)) = (op, result.first()) {
+                    decode_ranks(back)?.into_iter().for_each(|r| self.member.liveness.returns(r));
+                }
+                return Ok(result);
             }
             if let Some(error) = self.member.liveness.gone(operation) {
                 return Err(error);
@@ -344,6 +374,7 @@ async fn greet(
     let proof = Proof {
         deadline_ms: member.timing.deadline.as_millis() as u64,
         late_ms: member.timing.late.as_millis() as u64,
+        on_failure: member.on_failure,
         pid: std::process::id(),
         host: host_name(),
     };

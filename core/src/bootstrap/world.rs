@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -21,7 +22,7 @@ use super::message::{Contribution, MAX_TOPIC, Op};
 use super::rendezvous::{Entry, enter};
 use super::secret::Secret;
 use super::spoke::{Route, Spoke};
-use crate::config::WorldConfig;
+use crate::config::{OnFailure, WorldConfig};
 use crate::{Error, ErrorKind, Result};
 
 /// The shortest deadline that a busy machine can keep.
@@ -49,6 +50,8 @@ pub struct WorldOptions {
     /// The network interface to meet on, instead of `bind`: rank 0 listens at its address and at
     /// no other, the others connect from it. May differ between ranks.
     pub interface: Option<String>,
+    /// What a loss leads to. Must be equal on all ranks.
+    pub on_failure: OnFailure,
 }
 
 impl WorldOptions {
@@ -61,15 +64,17 @@ impl WorldOptions {
             late: Duration::from_secs(30 * 60),
             bind: None,
             interface: None,
+            on_failure: OnFailure::Stop,
         }
     }
 
-    /// Options with the timing and the interface of `config`, and no secret.
+    /// Options with the timing, the interface and the mode of `config`, and no secret.
     pub fn configured(config: &WorldConfig, identity: Identity) -> Self {
         Self {
             deadline: config.deadline,
             late: config.late,
             interface: config.interface.clone(),
+            on_failure: config.on_failure,
             ..Self::new(identity)
         }
     }
@@ -79,7 +84,9 @@ impl WorldOptions {
 ///
 /// The collectives may be called from any thread, one at a time takes place; all ranks must call
 /// the same ones in the same order, with the same topics. Every call ends: with its result, or
-/// - [`ErrorKind::PeerLost`]: a rank was lost or left. The world is of no more use.
+/// - [`ErrorKind::PeerLost`]: a rank was lost or left. The world is of no more use. Where losses are
+///   masked (`on_failure`), this is so for rank 0 and this rank only: collectives go on without the
+///   others, and what those would have given is empty.
 /// - [`ErrorKind::Deadline`]: a live rank did not arrive within `late`. The error names it.
 /// - [`ErrorKind::Mismatch`]: ranks called different collectives, or disagree. On every rank.
 /// - [`ErrorKind::InvalidInput`]: an argument is too large or of the wrong length.
@@ -89,6 +96,9 @@ pub struct World {
     place: Place,
     timing: Timing,
     liveness: Arc<Liveness>,
+    on_failure: OnFailure,
+    /// Whether nobody was admitted since this rank joined: it knows from there who is in the world.
+    is_fresh: AtomicBool,
     /// Held for the time of a collective.
     turn: Mutex<()>,
     requests: UnboundedSender<Request>,
@@ -114,7 +124,8 @@ impl World {
     /// [`ErrorKind::Protocol`]: the secrets differ, or rank 0's address has another owner.
     /// [`ErrorKind::PeerLost`]: a rank that had joined is gone. [`ErrorKind::System`].
     pub fn join(options: WorldOptions) -> Result<Self> {
-        let WorldOptions { identity, secret, deadline, late, bind, interface } = options;
+        let WorldOptions { identity, secret, deadline, late, bind, interface, on_failure } =
+            options;
         let place = identity.place.new()?;
         if !(MIN_DEADLINE..=MAX_WAIT).contains(&deadline) || late > MAX_WAIT {
             let message = format!(
@@ -127,8 +138,8 @@ impl World {
         let local = Local::new(bind, interface.as_deref())?;
         let entry = enter(place, identity.rendezvous, secret, local)?;
         let timing = Timing { deadline, late };
-        let liveness = Arc::new(Liveness::new(place.rank, place.ranks));
-        let member = Member { place, timing, liveness: Arc::clone(&liveness) };
+        let liveness = Arc::new(Liveness::new(place.rank, place.ranks, on_failure));
+        let member = Member { place, timing, on_failure, liveness: Arc::clone(&liveness) };
         let (requests, request_queue) = unbounded_channel();
         let (farewells, farewell_queue) = unbounded_channel();
         let (joined, when_joined) = sync_channel(1);
@@ -145,6 +156,8 @@ impl World {
             place,
             timing,
             liveness,
+            on_failure,
+            is_fresh: AtomicBool::new(true),
             turn: Mutex::new(()),
             requests,
             farewells,
@@ -248,7 +261,17 @@ impl World {
         drop(self);
     }
 
-    fn call(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+    /// What a loss leads to here.
+    pub fn on_failure(&self) -> OnFailure {
+        self.on_failure
+    }
+
+    /// Whether no rank was admitted since this one joined, and from now on.
+    pub(super) fn take_freshness(&self) -> bool {
+        self.is_fresh.swap(false, Ordering::AcqRel)
+    }
+
+    pub(super) fn call(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         if topic.is_empty() || topic.len() > MAX_TOPIC || topic.contains(char::is_control) {
             let message = format!(
                 "found topic {topic:?}, expected 1 to {MAX_TOPIC} bytes without control characters"
@@ -348,8 +371,7 @@ pub(super) async fn bring_up(entry: Entry, member: Member) -> Result<Box<dyn Boo
         Entry::Alone => Box::new(Hub::new(member)),
         Entry::Hub { listener, credentials, notice } => {
             let mut hub = Hub::new(member);
-            hub.join(listener, credentials).await?;
-            drop(notice);
+            hub.join(listener, credentials, notice).await?;
             Box::new(hub)
         }
         Entry::Spoke { target, credentials, local } => {

@@ -78,6 +78,29 @@ pub struct WorldConfig {
     /// How long a live peer may take to arrive at all: `deadline` to 7 days. By default 30 min,
     /// or `deadline` where that is longer.
     pub late: Duration,
+    /// What the others do when a rank is lost.
+    pub on_failure: OnFailure,
+}
+
+/// What the others do when a rank is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFailure {
+    /// All waits end with an error that names the lost rank, and the yard is closed.
+    #[default]
+    Stop,
+    /// They go on without it: what it owes is left out and flagged, and it may come back when the
+    /// yard is renewed. Only the loss of rank 0, where all meet, ends the world.
+    Mask,
+}
+
+impl OnFailure {
+    /// As the config writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Mask => "mask",
+        }
+    }
 }
 
 /// One part that the file chooses.
@@ -151,7 +174,7 @@ impl Config {
     }
 
     /// What all ranks must have in common, as (key, value), in a fixed order: the names of the
-    /// parts and the deadlines. Paths and the parts' own tables are not here, because nodes may
+    /// parts, the deadlines and what a loss leads to. Paths and the parts' own tables are not here, because nodes may
     /// differ in them; neither is the rendezvous, which ranks may reach by different names.
     pub fn agreement(&self) -> Vec<(String, String)> {
         let names = |choices: &[PartChoice]| match choices {
@@ -161,6 +184,7 @@ impl Config {
         [
             ("world.deadline_ms", self.world.deadline.as_millis().to_string()),
             ("world.late_ms", self.world.late.as_millis().to_string()),
+            ("world.on_failure", self.world.on_failure.name().to_owned()),
             ("kernels.use", self.kernels.name.clone()),
             ("transport.scale_up.use", names(self.scale_up.as_slice())),
             ("transport.scale_out.use", names(&self.scale_out)),

@@ -6,7 +6,7 @@ use std::slice::from_ref;
 use std::time::Duration;
 
 use super::source::{Item, Section, Source};
-use super::{Config, MAX_CHOICES, PartChoice, PartTable, UnusedTable, WorldConfig};
+use super::{Config, MAX_CHOICES, OnFailure, PartChoice, PartTable, UnusedTable, WorldConfig};
 use crate::Result;
 
 const DEFAULT_DEADLINE_MS: u64 = 30_000;
@@ -59,14 +59,18 @@ fn read_world(section: Option<Section<'_>>) -> Result<WorldConfig> {
         interface: None,
         deadline: Duration::from_millis(DEFAULT_DEADLINE_MS),
         late: Duration::from_millis(DEFAULT_LATE_MS),
+        on_failure: OnFailure::Stop,
     };
     let Some(section) = section else { return Ok(world) };
-    section.allow_only(&["bootstrap", "interface", "deadline_ms", "late_ms"])?;
+    section.allow_only(&["bootstrap", "interface", "deadline_ms", "late_ms", "on_failure"])?;
     if let Some(item) = section.get("bootstrap") {
         world.bootstrap = bootstrap(&item)?.to_owned();
     }
     if let Some(item) = section.get("interface") {
         world.interface = Some(interface(&item)?.to_owned());
+    }
+    if let Some(item) = section.get("on_failure") {
+        world.on_failure = on_failure(&item)?;
     }
     if let Some(item) = section.get("deadline_ms") {
         let ms = item.integer(MIN_DEADLINE_MS..=MAX_DEADLINE_MS, "milliseconds")?;
@@ -87,6 +91,15 @@ fn read_world(section: Option<Section<'_>>) -> Result<WorldConfig> {
         world.late = world.deadline;
     }
     Ok(world)
+}
+
+fn on_failure(item: &Item<'_>) -> Result<OnFailure> {
+    let expected = "\"stop\" or \"mask\"";
+    let found = item.string(expected)?;
+    [OnFailure::Stop, OnFailure::Mask]
+        .into_iter()
+        .find(|known| known.name() == found)
+        .ok_or_else(|| item.error("is not known", expected))
 }
 
 fn bootstrap<'a>(item: &Item<'a>) -> Result<&'a str> {

@@ -79,7 +79,7 @@ impl OpenKernels {
         let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 0,
-            reserved: 0,
+            flags: 0,
             scale_up: NO_LINK_NEEDS,
             scale_out: NO_LINK_NEEDS,
             window_bytes: [0; abi::TY_MAX_WINDOWS],
@@ -184,6 +184,7 @@ impl OpenKernels {
             source_counts: NO_TENSOR,
             ranges: NO_TENSOR,
             totals: NO_TENSOR,
+            lost: NO_TENSOR,
         };
         // SAFETY: as in `needs`.
         self.call("dispatch_recv", |t, i, e| unsafe {

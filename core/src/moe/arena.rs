@@ -10,6 +10,8 @@ pub enum Holder {
     CombineInput(u32),
     /// Rows of combine number n on their way.
     Combine(u64),
+    /// What a lost rank may still write to.
+    Lost,
 }
 
 /// A piece of the arena.
@@ -93,8 +95,18 @@ impl Arena {
 
     /// Takes a region back; one that is not held is ignored.
     pub fn release(&mut self, id: u64) {
-        if let Some(index) = self.regions.iter().position(|r| r.id == id) {
+        let held = |r: &Region| r.id == id && r.holder != Holder::Lost;
+        if let Some(index) = self.regions.iter().position(held) {
             self.regions.remove(index);
+        }
+    }
+
+    /// Keeps a region out of use for good (INV-8).
+    #[cold]
+    pub fn quarantine(&mut self, id: u64) {
+        if let Some(region) = self.regions.iter_mut().find(|r| r.id == id) {
+            // No longer that of its former id, so nobody can give it back.
+            (region.holder, region.id) = (Holder::Lost, 0);
         }
     }
 
@@ -130,6 +142,7 @@ fn describe(region: &Region) -> String {
         Holder::Dispatch(n) => format!("dispatch {n} ({} bytes)", region.bytes),
         Holder::CombineInput(h) => format!("combine input of handle {h} ({} bytes)", region.bytes),
         Holder::Combine(n) => format!("combine {n} ({} bytes)", region.bytes),
+        Holder::Lost => format!("what a lost rank may still write to ({} bytes)", region.bytes),
     }
 }
 
@@ -149,6 +162,18 @@ mod tests {
         let d = arena.allocate(100, Holder::CombineInput(3)).expect("room");
         let e = arena.allocate(128, Holder::Dispatch(4)).expect("room");
         assert_eq!((d.offset, e.offset), (256, 384));
+    }
+
+    #[test]
+    fn a_region_in_quarantine_is_never_given_out_again() {
+        let mut arena = Arena::new(512, "");
+        let a = arena.allocate(256, Holder::Dispatch(7)).expect("room");
+        arena.quarantine(a.id);
+        arena.release(a.id);
+        arena.release(0);
+        assert_eq!(arena.allocate(128, Holder::Combine(8)).expect("room").offset, 256);
+        let error = arena.allocate(256, Holder::Combine(9)).expect_err("full");
+        assert!(error.to_string().contains("what a lost rank may still write to (256 bytes)"));
     }
 
     #[test]

@@ -143,6 +143,8 @@ pub struct RegionLayout {
     pub landed_weights: Span,
     /// i64 `[2]`: the true N and the true number of rows, for callers that learn no count.
     pub totals: Span,
+    /// u8 `[R]`: 1 where rows of a source rank are left out, because it was lost.
+    pub lost: Span,
     /// Bytes of the region, a multiple of [`REGION_ALIGN`].
     pub bytes: u64,
 }
@@ -179,6 +181,7 @@ impl RegionLayout {
             landed_scales,
             landed_weights,
             totals,
+            lost,
         ] = spans;
         Ok(Self {
             x,
@@ -194,6 +197,7 @@ impl RegionLayout {
             landed_scales,
             landed_weights,
             totals,
+            lost,
             bytes: end,
         })
     }
@@ -207,7 +211,7 @@ impl RegionLayout {
     }
 }
 
-pub(super) const ARRAYS: usize = 13;
+pub(super) const ARRAYS: usize = 14;
 
 /// One array of a region.
 pub(super) struct Array {
@@ -276,6 +280,7 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Array::new("landed scales", landed_scales, spec.row.scale_bytes)?,
         Array::new("landed weights", landed_weights, 4)?,
         Array::new("totals", (2, "2"), 8)?,
+        Array::new("lost", (ranks, "R"), 1)?,
     ])
 }
 
@@ -337,6 +342,7 @@ mod tests {
             r.landed_scales,
             r.landed_weights,
             r.totals,
+            r.lost,
         ]
     }
 
@@ -346,18 +352,18 @@ mod tests {
         let flat = RegionLayout::new(&spec(Layout::Flat), rows).unwrap();
         assert_eq!(
             sizes(&flat),
-            [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0, 0, 0, 16]
+            [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0, 0, 0, 16, 4]
         );
         let major = RegionLayout::new(&spec(MAJOR), rows).unwrap();
         let landed = [7 * 4, 7 * 2 * 4];
         assert_eq!(
             sizes(&major),
-            [24 * 128, 24 * 4, 24 * 4, 0, 28, 56, 16, 12, 16, 0, landed[0], landed[1], 16]
+            [24 * 128, 24 * 4, 24 * 4, 0, 28, 56, 16, 12, 16, 0, landed[0], landed[1], 16, 4]
         );
         let packed = RegionLayout::new(&spec(Layout::Packed), rows).unwrap();
         assert_eq!(
             sizes(&packed),
-            [60 * 128, 60 * 4, 60 * 4, 0, 60 * 4, 7 * 2 * 4, 16, 12, 0, 3 * 4 * 8, 0, 0, 16]
+            [60 * 128, 60 * 4, 60 * 4, 0, 60 * 4, 7 * 2 * 4, 16, 12, 0, 3 * 4 * 8, 0, 0, 16, 4]
         );
     }
 

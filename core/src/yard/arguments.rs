@@ -87,6 +87,9 @@ pub struct Combine<'a> {
     pub out: TensorMut<'a>,
     /// `[T, K]` f32; given if and only if `weights` is.
     pub out_weights: Option<TensorMut<'a>>,
+    /// `[T, 1]` u8: how many of a token's selected experts are left out of its sum, because their
+    /// rank was lost. 0 for all where a loss stops the yard.
+    pub missing: Option<TensorMut<'a>>,
 }
 
 fn refuse<T>(message: String) -> Result<T> {
@@ -273,6 +276,9 @@ impl Combine<'_> {
             return refuse("bias: found the second without the first".into());
         }
         expect_tensor("out", &self.out.as_ref(), &[dtype], [handle.tokens, hidden])?;
+        if let Some(missing) = &self.missing {
+            expect_tensor("missing", &missing.as_ref(), &[DType::U8], [handle.tokens, 1])?;
+        }
         self.check_weighted(handle)?;
         self.check_returned_weights(shape, handle)
     }

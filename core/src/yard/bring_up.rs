@@ -12,10 +12,10 @@ use super::progress::Progress;
 use super::watchdog::{Bounds, Watchdog};
 use super::{Parts, Yard};
 use crate::abi;
-use crate::bootstrap::World;
-use crate::config::Config;
+use crate::bootstrap::{Members, World};
+use crate::config::{Config, OnFailure};
 use crate::host::{OpenKernels, Registry};
-use crate::kernels::KernelShape;
+use crate::kernels::{KernelNeeds, KernelShape};
 use crate::link::Link;
 use crate::moe::{Shape, TopkScratch};
 use crate::topology::Place;
@@ -97,53 +97,71 @@ pub struct Report {
     pub domains: u32,
     /// `direct`, or `hierarchical` where a row crosses once per domain and is forwarded there.
     pub algorithm: &'static str,
-    /// Place of every rank.
-    pub places: Vec<Place>,
+    /// Place of every rank; none for one that is not there.
+    pub places: Vec<Option<Place>>,
     /// Bytes of each window on this rank.
     pub window_bytes: Vec<u64>,
 }
 
 impl Yard {
-    /// Opens a yard on all ranks of `world`. Collective.
+    /// Opens a yard on all ranks of `world`. Collective. Where losses are masked, ranks that wait to
+    /// come back do so here, and one that is lost meanwhile is left out.
     ///
     /// # Errors
     /// Everything that [`Config`], parts and ranks can disagree on, on every rank, with the fix.
     pub fn open(world: &Arc<World>, config: &Config, options: YardOptions) -> Result<Self> {
-        bring_up(world, config, options).inspect_err(|error| {
+        loop {
+            let members = world.admit()?;
+            let error = match bring_up(world, &members, config, options) {
+                Ok(yard) => return Ok(yard),
+                Err(error) => error,
+            };
+            if members.lost_one(&error, config.world.deadline) {
+                tracing::warn!("bringing the yard up anew: {error}");
+                continue;
+            }
             // Others wait in the next collective: they must learn why it will never come.
             if error.kind() != ErrorKind::PeerLost && error.kind() != ErrorKind::Mismatch {
                 world.report_failure(&error.to_string());
             }
-        })
+            return Err(error);
+        }
     }
 }
 
-fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result<Yard> {
+fn bring_up(
+    world: &Arc<World>,
+    members: &Members<'_>,
+    config: &Config,
+    options: YardOptions,
+) -> Result<Yard> {
+    check_mode(world, config)?;
     let shape = options.shape(world.ranks())?;
     let registry = Registry::load(&config.plugins)?;
     let kernels_part = registry.kernels(&config.kernels.name)?;
-    agree(world, config, &options)?;
-    let places = discover_all(world, config, &registry)?;
+    agree(members, config, &options)?;
+    let places = discover_all(members, config, &registry)?;
     let domains = domains(&places, config.domains)?;
-    let levels = Levels::choose(world, config, &registry, domains)?;
+    let levels = Levels::choose(members, config, &registry, domains)?;
     let kinds = kernels_part.probe(&config.kernels.table)?;
 
     // Declared first, so that it is dropped last: the kernel set points to its board.
     let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
-    let mut watchdog = Watchdog::start(world.liveness(), bounds)?;
+    let mut watchdog = Watchdog::start(world.liveness(), bounds, members.membership().clone())?;
     let kernel_shape = kernel_shape(world, &shape, &options, levels.domains);
     let mut kernels = kernels_part.open(&config.kernels.table, &kernel_shape)?;
     let needs = kernels.needs(&levels.limits())?;
-    levels.agree(world, &needs)?;
+    check_masking(&levels, &kernels, (world.on_failure(), &needs))?;
+    levels.agree(members, &needs)?;
     let mut transports = levels.open(config, &needs)?;
     let windows = transports.make_windows(&mut kernels, &needs)?;
-    levels.connect(world, &mut transports)?;
+    levels.connect(members, &mut transports)?;
     watchdog.name_links(levels.link_names(&transports));
 
     plan(&mut kernels, &transports, &windows, &watchdog, bounds)?;
     // SAFETY: `Parts` stops the thread before it drops the transports, and so does an error here.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten())? };
-    world.barrier("yard ready")?;
+    members.barrier("yard ready")?;
 
     let (scale_up, scale_out) = levels.reports();
     let report = Report {
@@ -166,6 +184,7 @@ fn bring_up(world: &Arc<World>, config: &Config, options: YardOptions) -> Result
             device: kinds & abi::TY_MEMORY_HOST == 0,
         }),
         world: Arc::clone(world),
+        config: config.clone(),
         shape,
         options,
         report,
@@ -193,7 +212,48 @@ fn unknown_tables(config: &Config, registry: &Registry) -> Vec<String> {
         .collect()
 }
 
-fn agree(world: &World, config: &Config, options: &YardOptions) -> Result<()> {
+/// The world was joined with the config's word, or the caller's.
+fn check_mode(world: &World, config: &Config) -> Result<()> {
+    let (found, expected) = (config.world.on_failure, world.on_failure());
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidInput,
+        "open yard",
+        format!(
+            "found world.on_failure = {:?} in {}; expected {:?}, as the world was joined with",
+            found.name(),
+            config.name,
+            expected.name()
+        ),
+    )
+    .with_fix("join the world with the options of the same config (World::from_config)"))
+}
+
+/// Whether the parts can go on without a lost rank, where that is wanted.
+fn check_masking(
+    levels: &Levels<'_>,
+    kernels: &OpenKernels,
+    (on_failure, needs): (OnFailure, &KernelNeeds),
+) -> Result<()> {
+    if on_failure == OnFailure::Stop {
+        return Ok(());
+    }
+    let found = if let Some(transport) = levels.without(abi::TY_CAP_BOUNDED_PUT) {
+        format!("transport `{transport}` does not promise that a lost rank holds up nobody else")
+    } else if levels.domains > 1 {
+        format!("found {} domains; expected one, or scale_up = \"none\"", levels.domains)
+    } else if needs.flags & abi::TY_NEEDS_MASKING == 0 {
+        format!("kernel set `{}` cannot go on without a lost rank", kernels.name())
+    } else {
+        return Ok(());
+    };
+    let text = format!("on_failure = \"mask\": {found}");
+    Err(Error::new(ErrorKind::Unsupported, "open yard", text).with_fix("use on_failure = \"stop\""))
+}
+
+fn agree(members: &Members<'_>, config: &Config, options: &YardOptions) -> Result<()> {
     let mut items = vec![
         ("tokenyard version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         (
@@ -207,7 +267,7 @@ fn agree(world: &World, config: &Config, options: &YardOptions) -> Result<()> {
     ];
     items.extend(options.agreement());
     items.extend(config.agreement());
-    world.agree("yard", &items)
+    members.agree("yard", &items)
 }
 
 fn kernel_shape(world: &World, shape: &Shape, options: &YardOptions, domains: u32) -> KernelShape {
@@ -245,6 +305,7 @@ fn plan(
         windows: windows.as_ptr(),
         window_count: windows.len(),
         board: watchdog.board().as_abi(),
+        lost: watchdog.lost_table(),
         cap_ns: cap.as_nanos().min(u128::from(u64::MAX)) as u64,
     };
     // SAFETY: the transports and the watchdog live in `Parts` beside the kernel set; windows live

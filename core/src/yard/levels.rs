@@ -5,8 +5,9 @@
 //! every domain is one rank. Otherwise both transports are open: scale-up for the domain, scale-out
 //! for the rail (*hierarchical*).
 
+use super::progress::Progress;
 use crate::abi;
-use crate::bootstrap::World;
+use crate::bootstrap::Members;
 use crate::config::{Config, PartChoice};
 use crate::host::{OpenKernels, OpenTransport, Registry, TransportRef};
 use crate::kernels::{KernelNeeds, Limits, LinkNeeds};
@@ -83,7 +84,7 @@ pub(super) struct Levels<'a> {
 impl<'a> Levels<'a> {
     /// Decides which transports are used, for a world of `domains` equal domains. Collective.
     pub(super) fn choose(
-        world: &World,
+        members: &Members<'_>,
         config: &'a Config,
         registry: &Registry,
         domains: u32,
@@ -92,16 +93,16 @@ impl<'a> Levels<'a> {
         for choice in config.scale_up.iter().chain(&config.scale_out) {
             registry.transport(&choice.name)?;
         }
-        let me = world.rank();
-        let ranks = world.ranks();
-        let everybody = Team::world(me, ranks);
-        let out = |team| first_that_probes(world, registry, &config.scale_out, team);
+        let me = members.rank();
+        let ranks = members.ranks();
+        let everybody = members.team();
+        let out = |team| first_that_probes(members, registry, &config.scale_out, team);
         let Some(up) = &config.scale_up else {
             return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(everybody)?) });
         };
         let up = std::slice::from_ref(up);
         if domains == 1 {
-            let level = first_that_probes(world, registry, up, everybody)?;
+            let level = first_that_probes(members, registry, up, everybody)?;
             return Ok(Self { domains: 1, scale_up: Some(level), scale_out: None });
         }
         if config.scale_out.is_empty() {
@@ -118,7 +119,7 @@ impl<'a> Levels<'a> {
         let rail = Team { me: mine, world_ranks: rail };
         Ok(Self {
             domains,
-            scale_up: Some(first_that_probes(world, registry, up, domain)?),
+            scale_up: Some(first_that_probes(members, registry, up, domain)?),
             scale_out: Some(out(rail)?),
         })
     }
@@ -126,6 +127,12 @@ impl<'a> Levels<'a> {
     fn each(&self) -> impl Iterator<Item = (&'static str, &Level<'a>)> {
         let up = self.scale_up.iter().map(|level| ("scale-up", level));
         up.chain(self.scale_out.iter().map(|level| ("scale-out", level)))
+    }
+
+    /// The name of a transport that does not declare a capability.
+    pub(super) fn without(&self, capability: u64) -> Option<&str> {
+        let lacks = |level: &Level<'_>| level.capabilities.flags & capability == 0;
+        self.each().find(|(_, level)| lacks(level)).map(|(_, level)| level.choice.name.as_str())
     }
 
     /// What the transports declared.
@@ -142,7 +149,7 @@ impl<'a> Levels<'a> {
 
     /// Keys of a part's own table may differ per rank, but not what they make of windows and
     /// signals: every rank computes the others' offsets from its own. Collective.
-    pub(super) fn agree(&self, world: &World, needs: &KernelNeeds) -> Result<()> {
+    pub(super) fn agree(&self, members: &Members<'_>, needs: &KernelNeeds) -> Result<()> {
         let mut items = vec![("windows".to_owned(), needs.windows.to_string())];
         for (name, level) in self.each() {
             items.push((format!("{name} path of rows"), level.path().to_owned()));
@@ -153,7 +160,7 @@ impl<'a> Levels<'a> {
         for (id, bytes) in needs.window_bytes.iter().take(needs.windows as usize).enumerate() {
             items.push((format!("bytes of window {id}"), bytes.to_string()));
         }
-        world.agree("windows", &items)
+        members.agree("windows", &items)
     }
 
     pub(super) fn open(&self, config: &Config, needs: &KernelNeeds) -> Result<Transports> {
@@ -181,14 +188,19 @@ impl<'a> Levels<'a> {
     }
 
     /// Exchanges endpoints and connects every team. Collective.
-    pub(super) fn connect(&self, world: &World, transports: &mut Transports) -> Result<()> {
+    pub(super) fn connect(&self, members: &Members<'_>, transports: &mut Transports) -> Result<()> {
         let levels = [
             ("scale-up endpoints", &self.scale_up, &mut transports.scale_up),
             ("scale-out endpoints", &self.scale_out, &mut transports.scale_out),
         ];
+        // While this rank waits for the ranks to bring their endpoints of the second level, some of
+        // them may still connect the first, and need this side of it to be driven.
+        let mut driven = Vec::new();
         for (name, level, transport) in levels {
             if let (Some(level), Some(transport)) = (level, transport) {
-                connect_team(world, name, &level.team, transport)?;
+                connect_team(members, name, &level.team, transport)?;
+                // SAFETY: `driven` goes before this returns, and the transports outlive the call.
+                driven.extend(unsafe { Progress::start([transport.link()].into_iter())? });
             }
         }
         Ok(())
@@ -294,16 +306,16 @@ fn owns_memory(transport: &OpenTransport) -> bool {
 }
 
 fn connect_team(
-    world: &World,
+    members: &Members<'_>,
     name: &str,
     team: &Team,
     transport: &mut OpenTransport,
 ) -> Result<()> {
-    let mut outgoing = vec![Vec::new(); world.ranks() as usize];
+    let mut outgoing = vec![Vec::new(); members.ranks() as usize];
     for (peer, rank) in (0..).zip(&team.world_ranks) {
         outgoing[*rank as usize] = transport.endpoint(peer)?;
     }
-    let incoming = world.exchange(name, outgoing)?;
+    let incoming = members.exchange(name, outgoing)?;
     for (peer, rank) in (0..).zip(&team.world_ranks) {
         transport.connect(peer, &incoming[*rank as usize]).map_err(|e| e.with_rank(*rank))?;
     }
@@ -324,7 +336,7 @@ fn no_way_out(domains: u32, scale_up: &str) -> Error {
 
 /// The first choice that every rank can use; the reasons against the others are kept.
 fn first_that_probes<'a>(
-    world: &World,
+    members: &Members<'_>,
     registry: &Registry,
     choices: &'a [PartChoice],
     team: Team,
@@ -334,7 +346,7 @@ fn first_that_probes<'a>(
         let part = registry.transport(&choice.name)?;
         let mine = part.probe(&choice.table);
         let word = mine.as_ref().map_or_else(ToString::to_string, |_| String::new());
-        let all = world.all_gather("probe", word.as_bytes())?;
+        let all = members.all_gather("probe", word.as_bytes())?;
         let against: Vec<_> = all
             .iter()
             .enumerate()

@@ -5,9 +5,11 @@
 //! them in the right order. One thread uses a yard at a time. Several yards may live in one process,
 //! and several threads may use one each.
 //!
-//! Operations are collective: all ranks call the same operations in the same order. Where one rank's
-//! input is refused, all ranks get an error for that operation, nothing is moved, and the yard stays
-//! usable. After an error of another kind the yard is closed, and every later call says why.
+//! Operations are collective: all ranks call the same operations in the same order, and so their
+//! halves: where one rank sends 0, sends 1 and receives 0, all do. Ranks whose halves come in another
+//! order may wait for each other until the deadline. Where one rank's input is refused, all ranks get
+//! an error for that operation, nothing is moved, and the yard stays usable. After an error of another
+//! kind the yard is closed, and every later call says why.
 
 mod arguments;
 mod bring_up;
@@ -32,6 +34,7 @@ pub use tensor::{Element, TensorMut, TensorRef};
 use std::sync::{Arc, Mutex};
 
 use crate::bootstrap::World;
+use crate::config::Config;
 use crate::host::OpenKernels;
 use crate::moe::{Shape, TopkScratch};
 use crate::{Error, ErrorKind, Result};
@@ -64,6 +67,8 @@ impl Parts {
 pub struct Yard {
     parts: Arc<Parts>,
     world: Arc<World>,
+    /// For the yard that comes after it.
+    config: Config,
     shape: Shape,
     options: YardOptions,
     report: Report,
@@ -132,6 +137,35 @@ impl Yard {
             return Err(self.end(self.parts.watchdog.verdict().unwrap_or(error)));
         }
         self.world.barrier("close yard")
+    }
+
+    /// Closes this yard and opens another with the same config and options. Collective. Where losses
+    /// are masked, ranks that wait to come back are in the new one, and this is the only time that
+    /// they come back. Outputs and handles of this yard stay readable; the new one knows nothing of
+    /// them.
+    ///
+    /// A process that comes back joins the world and opens a yard, as at the start, while the others
+    /// renew theirs.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close) and [`open`](Self::open).
+    pub fn renew(self) -> Result<Self> {
+        let (world, config, options) = (Arc::clone(&self.world), self.config.clone(), self.options);
+        self.close()?;
+        Self::open(&world, &config, options)
+    }
+
+    /// Ranks that this yard goes on without, in order: lost since it was opened, or not there then.
+    /// Each stays so for the life of the yard. Empty where a loss stops the yard.
+    pub fn lost_ranks(&self) -> Vec<u32> {
+        self.parts.watchdog.lost_ranks()
+    }
+
+    /// Lost ranks whose processes wait to come back: [`renew`](Self::renew) lets them in. A hint,
+    /// which ranks may get at different times.
+    pub fn returning_ranks(&self) -> Vec<u32> {
+        let liveness = self.world.liveness();
+        (0..self.shape.ranks).filter(|rank| liveness.waits_to_return(*rank)).collect()
     }
 
     /// Ends the yard for this rank after an error that leaves ranks out of step.

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use super::arguments::{Combine, Dispatch, Replay, Sizes, check_memory};
 use super::output::{CombineInput, Handle, Received, RegionClaim};
-use super::tensor::{TensorRef, raw_or_none};
+use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use super::{Parts, Yard};
 use crate::abi;
 use crate::host::NO_TENSOR;
@@ -277,6 +277,7 @@ impl Yard {
             bias1: NO_TENSOR,
             out: NO_TENSOR,
             out_weights: NO_TENSOR,
+            missing: NO_TENSOR,
             refusal: text(""),
         };
         let checked = check_memory(&combine.tensors(), self.parts.device)
@@ -291,8 +292,8 @@ impl Yard {
         call.bias0 = raw_or_none(combine.bias[0].as_ref());
         call.bias1 = raw_or_none(combine.bias[1].as_ref());
         call.out = combine.out.raw();
-        call.out_weights =
-            combine.out_weights.as_ref().map_or(NO_TENSOR, super::tensor::TensorMut::raw);
+        let raw = |out: &Option<TensorMut<'_>>| out.as_ref().map_or(NO_TENSOR, TensorMut::raw);
+        (call.out_weights, call.missing) = (raw(&combine.out_weights), raw(&combine.missing));
         // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed until it is
         // received; a leaked pending is never received, and then nothing is written.
         let result = unsafe { self.parts.kernels().combine_send(&call) };
@@ -309,6 +310,7 @@ impl Yard {
     pub fn combine_recv(&mut self, pending: PendingCombine<'_>) -> Result<()> {
         let operation = self.begin_receive(&pending.sent)?;
         let result = self.parts.kernels().combine_recv(operation);
+        let result = result.and_then(|()| self.parts.watchdog.confirm());
         match result {
             Ok(()) => {
                 self.open_slots &= !self.slot_bit(operation);
@@ -337,6 +339,7 @@ impl Yard {
         }
         self.take_back_regions();
         self.next_operation += 1;
+        self.parts.watchdog.begin(self.next_operation);
         self.open_slots |= self.slot_bit(operation);
         Ok(operation)
     }
@@ -394,6 +397,7 @@ impl Yard {
     fn receive(&mut self, sent: &Sent, layout: Layout) -> Result<(Received, RegionClaim)> {
         let operation = self.begin_receive(sent)?;
         let result = self.parts.kernels().dispatch_recv(operation);
+        let result = result.and_then(|raw| self.parts.watchdog.confirm().map(|()| raw));
         match result {
             Ok(raw) => {
                 self.open_slots &= !self.slot_bit(operation);

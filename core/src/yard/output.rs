@@ -102,6 +102,16 @@ impl Received {
         ranges,
         /// `[2, 1]` i64: the true N and the true number of rows.
         totals,
+        /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost. Where such
+        /// rows had their places already, they hold zeros, ids and slots -1, and source -1.
+        lost,
+    }
+
+    /// The source ranks that `lost` marks, in order.
+    pub fn lost_ranks(&self) -> Vec<u32> {
+        let lost = self.lost();
+        let flags = lost.as_ref().map_or(&[][..], |lost| lost.elements::<u8>());
+        (0..).zip(flags).filter(|(_, flag)| **flag != 0).map(|(rank, _)| rank).collect()
     }
 }
 

@@ -1,30 +1,35 @@
 //! Who is where: the places of all ranks, and the domains they make.
 
-use crate::bootstrap::World;
+use crate::bootstrap::Members;
 use crate::config::Config;
 use crate::host::{Registry, discover};
 use crate::topology::{Discover, Place};
 use crate::{Error, ErrorKind, Result};
 
-/// Finds this rank's place and gathers everybody's. Collective.
+/// Finds this rank's place and gathers everybody's; nothing for a rank that is not there. Collective.
 pub(super) fn discover_all(
-    world: &World,
+    members: &Members<'_>,
     config: &Config,
     registry: &Registry,
-) -> Result<Vec<Place>> {
+) -> Result<Vec<Option<Place>>> {
     let part = registry.topology(&config.topology.name)?;
-    let ask = Discover { rank: world.rank(), ranks: world.ranks(), local_rank: world.local_rank() };
+    let (rank, ranks) = (members.rank(), members.ranks());
+    let ask = Discover { rank, ranks, local_rank: members.local_rank() };
     let mine = discover(&part, &config.topology.table, &ask)?;
     let encode = |e: serde_json::Error| {
         Error::new(ErrorKind::Protocol, "gather places", "a place cannot be read").with_source(e)
     };
-    let all = world.all_gather("places", &serde_json::to_vec(&mine).map_err(encode)?)?;
-    all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(encode)).collect()
+    let all = members.all_gather("places", &serde_json::to_vec(&mine).map_err(encode)?)?;
+    let place = |(rank, bytes): (u32, &Vec<u8>)| {
+        members.has(rank).then(|| serde_json::from_slice(bytes).map_err(encode)).transpose()
+    };
+    (0..).zip(&all).map(place).collect()
 }
 
 /// The number of domains: what the config says, or machines. Ranks are domain-major, domains equal,
-/// and no domain spans machines.
-pub(super) fn domains(places: &[Place], wanted: Option<u32>) -> Result<u32> {
+/// and no domain spans machines. Of ranks that are not there the machine is not known: they are taken
+/// to have been where that makes domains equal.
+pub(super) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u32> {
     let machines = machines(places)?;
     let Some(domains) = wanted else { return Ok(machines) };
     let ranks = places.len() as u32;
@@ -43,9 +48,9 @@ pub(super) fn domains(places: &[Place], wanted: Option<u32>) -> Result<u32> {
 }
 
 /// Counts the machines: runs of ranks on one.
-fn machines(places: &[Place]) -> Result<u32> {
+fn machines(places: &[Option<Place>]) -> Result<u32> {
     let mut sizes: Vec<(&str, usize)> = Vec::new();
-    for place in places {
+    for place in places.iter().flatten() {
         match sizes.iter().position(|(host, _)| *host == place.host) {
             None => sizes.push((&place.host, 1)),
             Some(last) if last + 1 == sizes.len() => sizes[last].1 += 1,
@@ -59,7 +64,8 @@ fn machines(places: &[Place]) -> Result<u32> {
             }
         }
     }
-    let equal = sizes.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    let whole = places.iter().all(Option::is_some);
+    let equal = !whole || sizes.windows(2).all(|pair| pair[0].1 == pair[1].1);
     if !equal {
         let found: Vec<_> = sizes.iter().map(|(host, n)| format!("{n} on {host}")).collect();
         return Err(Error::new(
@@ -76,14 +82,18 @@ fn machines(places: &[Place]) -> Result<u32> {
 mod tests {
     use super::*;
 
-    fn places(hosts: &[&str]) -> Vec<Place> {
+    /// An empty name: the rank is not there.
+    fn places(hosts: &[&str]) -> Vec<Option<Place>> {
         hosts
             .iter()
-            .map(|host| Place {
-                host: (*host).to_owned(),
-                device: None,
-                numa_node: None,
-                processors: 1,
+            .map(|host| {
+                let host = (*host).to_owned();
+                (!host.is_empty()).then_some(Place {
+                    host,
+                    device: None,
+                    numa_node: None,
+                    processors: 1,
+                })
             })
             .collect()
     }
@@ -92,6 +102,12 @@ mod tests {
     fn domains_are_runs_of_ranks_on_one_machine() {
         assert_eq!(domains(&places(&["a"]), None).expect("one"), 1);
         assert_eq!(domains(&places(&["a", "a", "b", "b"]), None).expect("two"), 2);
+    }
+
+    #[test]
+    fn a_rank_that_is_not_there_makes_no_domain_unequal() {
+        assert_eq!(domains(&places(&["a", "", "a"]), None).expect("one"), 1);
+        assert_eq!(domains(&places(&["a", "", "b", "b"]), None).expect("two"), 2);
     }
 
     #[test]

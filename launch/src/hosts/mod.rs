@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 
+use network::Ports;
 pub(crate) use spaces::Spaces;
 pub use start::Launcher;
 
@@ -118,16 +119,26 @@ impl Hosts {
     /// There is no such host, or `ip` failed.
     pub fn cut(&self, host: usize, nets: &[Net]) -> Result<()> {
         self.spaces(host)?;
-        network::set_ports(&self.switch, (host, nets), "down")
+        network::set_ports(&self.switch, (host, nets), Ports::Down)
     }
 
-    /// Puts the cables back, and waits until the links run.
+    /// Lets the switches of these networks swallow what comes from the host and for it. Its links
+    /// stay up: nothing on the host shows that they carry nothing.
+    ///
+    /// # Errors
+    /// As [`cut`](Self::cut).
+    pub fn swallow(&self, host: usize, nets: &[Net]) -> Result<()> {
+        self.spaces(host)?;
+        network::set_ports(&self.switch, (host, nets), Ports::Swallow)
+    }
+
+    /// Puts the cables back, lets the switches forward, and waits until the links run.
     ///
     /// # Errors
     /// As [`cut`](Self::cut).
     pub fn mend(&self, host: usize, nets: &[Net]) -> Result<()> {
         let spaces = self.spaces(host)?;
-        network::set_ports(&self.switch, (host, nets), "up")?;
+        network::set_ports(&self.switch, (host, nets), Ports::Forward)?;
         network::await_links(spaces, nets)
     }
 

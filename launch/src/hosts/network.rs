@@ -62,11 +62,27 @@ pub(super) fn await_links(spaces: &Spaces, nets: &[Net]) -> Result<()> {
     })
 }
 
-/// Takes the switches' ports of a host up or down.
-pub(super) fn set_ports(switch: &Spaces, (host, nets): (usize, &[Net]), state: &str) -> Result<()> {
-    let lines: Vec<_> =
-        nets.iter().map(|net| format!("link set {} {state}", port(host, *net))).collect();
-    ip(switch, &lines)
+/// What becomes of the switches' ports of a host.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ports {
+    /// They forward.
+    Forward,
+    /// They are up and forward nothing.
+    Swallow,
+    /// They are down.
+    Down,
+}
+
+pub(super) fn set_ports(switch: &Spaces, (host, nets): (usize, &[Net]), to: Ports) -> Result<()> {
+    let line = |net: &Net| {
+        let state = match to {
+            Ports::Forward => format!("master {} up", bridge(*net)),
+            Ports::Swallow => "nomaster".to_owned(),
+            Ports::Down => "down".to_owned(),
+        };
+        format!("link set {} {state}", port(host, *net))
+    };
+    ip(switch, &nets.iter().map(line).collect::<Vec<_>>())
 }
 
 fn bridge(net: Net) -> String {

@@ -185,6 +185,11 @@ struct TyTransportTable;
 #define TY_LEVEL_SCALE_OUT 1
 
 /**
+ * In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
+ */
+#define TY_NEEDS_MASKING 1
+
+/**
  * Waiting for a peer to enter the operation at all: bounded by `late_ms`.
  */
 #define TY_PHASE_ENTRY 1
@@ -282,7 +287,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 14290031771705701118ull
+#define TY_KERNELS_LAYOUT 471959519331068259
 
 /**
  * Major version of the topology ABI.
@@ -337,7 +342,9 @@ struct TyTransportTable;
 #define TY_CAP_LOAD_STORE (1 << 4)
 
 /**
- * A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
+ * A lost peer, whatever it did when it ended or stopped, holds up nobody else (INV-6): `post` and
+ * `poll` return, commands to other peers go on, the process lives, and a failure names the peer. A
+ * put to the lost peer may keep its place in the queue until the fabric gives it up.
  */
 #define TY_CAP_BOUNDED_PUT (1 << 5)
 
@@ -568,6 +575,11 @@ typedef struct TyCombine {
    * `[T, K]` f32; absent unless `weights` is given.
    */
   struct TyTensor out_weights;
+  /**
+   * `[T, 1]` u8, may be absent: written by `combine_recv` with how many of the token's selected
+   * experts are left out of its sum, because their rank was lost.
+   */
+  struct TyTensor missing;
   /**
    * As in [`TyDispatch`].
    */
@@ -1217,9 +1229,9 @@ typedef struct TyKernelNeeds {
    */
   uint32_t windows;
   /**
-   * Zero.
+   * Bits `TY_NEEDS_*`.
    */
-  uint32_t reserved;
+  uint32_t flags;
   /**
    * Of the transport inside the domain.
    */
@@ -1253,7 +1265,8 @@ typedef struct TyShape {
   /**
    * D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
    * each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
-   * r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail.
+   * r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one
+   * link reaches all, rank r is peer r. Ranks that are lost from the start are not counted.
    */
   uint32_t domains;
   /**
@@ -1400,6 +1413,14 @@ typedef struct TyPlan {
    * A wait that lasts longer than this ends by itself, whatever the host does.
    */
   uint64_t cap_ns;
+  /**
+   * Null where a lost rank ends the yard. Else R bytes, one per rank, which stay valid like the
+   * board: 1 once a rank is lost, and then for ever; else 0. The host writes them, with atomic
+   * stores of one byte. A lost rank's signals do not come any more: waits on it end, what it owes
+   * is left out, and no command names it. One that is lost when `plan` is called is in no team:
+   * peers are numbered without it.
+   */
+  const uint8_t *lost;
 } TyPlan;
 
 /**
@@ -1466,6 +1487,11 @@ typedef struct TyReceived {
    * `[2, 1]` i64: the true N and the true number of rows, padding included.
    */
   struct TyTensor totals;
+  /**
+   * `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where
+   * places were given to such rows, they hold zeros, ids and slots -1, and source -1.
+   */
+  struct TyTensor lost;
 } TyReceived;
 
 /**

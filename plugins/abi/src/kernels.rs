@@ -40,7 +40,8 @@ pub struct TyShape {
     pub ranks: u32,
     /// D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
     /// each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
-    /// r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail.
+    /// r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one
+    /// link reaches all, rank r is peer r. Ranks that are lost from the start are not counted.
     pub domains: u32,
     /// E, a multiple of R.
     pub experts: u32,
@@ -94,6 +95,9 @@ pub struct TyLinkNeeds {
     pub largest_put: u64,
 }
 
+/// In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
+pub const TY_NEEDS_MASKING: u32 = 1;
+
 /// What a kernel set needs from the transports, within the limits it was given. Every window is
 /// registered with both.
 #[repr(C)]
@@ -103,8 +107,8 @@ pub struct TyKernelNeeds {
     pub size: usize,
     /// Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
     pub windows: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Bits `TY_NEEDS_*`.
+    pub flags: u32,
     /// Of the transport inside the domain.
     pub scale_up: TyLinkNeeds,
     /// Of the transport between domains.
@@ -184,6 +188,12 @@ pub struct TyPlan {
     pub board: *mut TyWaitBoard,
     /// A wait that lasts longer than this ends by itself, whatever the host does.
     pub cap_ns: u64,
+    /// Null where a lost rank ends the yard. Else R bytes, one per rank, which stay valid like the
+    /// board: 1 once a rank is lost, and then for ever; else 0. The host writes them, with atomic
+    /// stores of one byte. A lost rank's signals do not come any more: waits on it end, what it owes
+    /// is left out, and no command names it. One that is lost when `plan` is called is in no team:
+    /// peers are numbered without it.
+    pub lost: *const u8,
 }
 
 /// Rows in one block, by source rank, then source token.
@@ -275,6 +285,9 @@ pub struct TyReceived {
     pub ranges: TyTensor,
     /// `[2, 1]` i64: the true N and the true number of rows, padding included.
     pub totals: TyTensor,
+    /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where
+    /// places were given to such rows, they hold zeros, ids and slots -1, and source -1.
+    pub lost: TyTensor,
 }
 
 /// Multiply each expert's row by its weight before summing (expert-major and packed).
@@ -304,6 +317,9 @@ pub struct TyCombine {
     pub out: TyTensor,
     /// `[T, K]` f32; absent unless `weights` is given.
     pub out_weights: TyTensor,
+    /// `[T, 1]` u8, may be absent: written by `combine_recv` with how many of the token's selected
+    /// experts are left out of its sum, because their rank was lost.
+    pub missing: TyTensor,
     /// As in [`TyDispatch`].
     pub refusal: TyStr,
 }

@@ -73,16 +73,16 @@ const fn kernels_layout() -> u64 {
             reserved }
         TyLimits { size, scale_up, scale_out }
         TyLinkNeeds { lanes, signals, queue_depth, reserved, largest_put }
-        TyKernelNeeds { size, windows, reserved, scale_up, scale_out, window_bytes }
+        TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes }
         TyLink { table, instance, capabilities }
         TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level }
-        TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns }
+        TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, reserved, x, scales,
             topk_idx, topk_weights, refusal }
         TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
-            expert_counts, expert_starts, source_counts, ranges, totals }
+            expert_counts, expert_starts, source_counts, ranges, totals, lost }
         TyCombine { size, operation, handle, flags, x, weights, bias0, bias1, out, out_weights,
-            refusal }
+            missing, refusal }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
             tensor_alloc, tensor_free, copy }
@@ -95,7 +95,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xc650_642f_3d90_72fe;
+pub const TY_KERNELS_LAYOUT: u64 = 0x068c_bcae_aa17_a963;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -21,7 +21,9 @@ pub const TY_CAP_GET: u64 = 1 << 3;
 /// Then a signal, with a put or alone, also carries every plain store that was made before its
 /// `post`, as a release does: who sees the signal may load what was stored.
 pub const TY_CAP_LOAD_STORE: u64 = 1 << 4;
-/// A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
+/// A lost peer, whatever it did when it ended or stopped, holds up nobody else (INV-6): `post` and
+/// `poll` return, commands to other peers go on, the process lives, and a failure names the peer. A
+/// put to the lost peer may keep its place in the queue until the fabric gives it up.
 pub const TY_CAP_BOUNDED_PUT: u64 = 1 << 5;
 /// Nothing moves unless somebody drives it: `progress` is there, and the host calls it from a thread
 /// of its own while the ranks compute.

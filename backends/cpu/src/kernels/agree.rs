@@ -210,7 +210,10 @@ impl Engine {
             let source = self.domains.place(domain, peer);
             let (operation, phase) = (enter.operation, abi::TY_PHASE_ENTRY);
             let wait = Wait { operation, add: 1, phase, rank: source };
-            self.wait(Signal::Entry, slot, source, wait)?;
+            if !self.wait(Signal::Entry, slot, source, wait)? {
+                self.forget_entry(source);
+                continue;
+            }
             let record = self.record_from(Signal::Entry, slot, source);
             let header = checked(record, source, operation)?;
             let theirs = Signature(header.0[2]);
@@ -226,8 +229,7 @@ impl Engine {
             if verdict == Verdict::Go {
                 self.accept_entry(source, &header, record)?;
             } else {
-                self.gathered.entries[source as usize] = NO_ENTRY;
-                self.gathered.rows[source as usize] = 0;
+                self.forget_entry(source);
                 refused = Refusal::first(refused, Refusal { rank: source, verdict, record });
             }
         }
@@ -247,7 +249,9 @@ impl Engine {
             let rank = self.domains.place(self.domains.mine, peer);
             let place = self.domains.place(domain, peer);
             let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT, rank };
-            self.wait(Signal::Grant, slot, place, wait)?;
+            if !self.wait(Signal::Grant, slot, place, wait)? {
+                continue;
+            }
             let record = self.record_from(Signal::Grant, slot, place);
             let header = checked(record, rank, operation)?;
             match verdict_of(&header, rank)? {
@@ -257,6 +261,14 @@ impl Engine {
         }
         let refused = self.exchange_grants(slot, operation, refused)?;
         refused.map_or(Ok(()), |refusal| Err(refusal.error()))
+    }
+
+    /// A source that brings nothing: it refuses, or was lost.
+    pub(super) fn forget_entry(&mut self, source: u32) {
+        let local = self.shape.local_experts() as usize;
+        self.gathered.entries[source as usize] = NO_ENTRY;
+        self.gathered.rows[source as usize] = 0;
+        self.gathered.counts[source as usize * local..][..local].fill(0);
     }
 
     fn accept_entry(&mut self, source: u32, header: &Header, record: Record) -> Result<()> {

@@ -5,6 +5,7 @@ use tokenyard_core::abi;
 use tokenyard_core::link::Link;
 
 use super::control::{Ids, Signal};
+use super::losses::Losses;
 use super::windows::LARGEST_PUT;
 
 /// A link to a team: a domain (or the whole world, where one link reaches it), or a rail.
@@ -15,10 +16,23 @@ pub(super) struct Channel {
     pub(super) level: u64,
     /// World rank of peer 0, and from one peer to the next.
     ranks: (u32, u32),
+    /// By peer, its number in the link's team; none for a rank that was lost before the team was made.
+    numbers: Vec<Option<u32>>,
     pub(super) ids: Ids,
     /// Totals expected so far, by signal id (INV-2: counted, never reset).
     expected: Vec<u64>,
     pub(super) largest_put: u64,
+    /// Most commands to one peer that may be under way where losses are masked: a lost one may keep
+    /// its own for ever, and must leave room for the others'.
+    pub(super) share: u32,
+}
+
+/// Who is at the ends of a link: `peers` world ranks, counted from the first one on.
+pub(super) struct Team<'a> {
+    pub(super) first: u32,
+    pub(super) step: u32,
+    pub(super) peers: u32,
+    pub(super) losses: &'a Losses,
 }
 
 impl Channel {
@@ -27,24 +41,42 @@ impl Channel {
     pub(super) unsafe fn new(
         raw: &abi::TyLink,
         level: u64,
-        ranks: (u32, u32),
+        team: &Team<'_>,
         ids: Ids,
     ) -> Result<Self> {
         // SAFETY: by this function's contract.
         let link = unsafe { Link::from_abi(raw)? };
+        let mut next = 0..;
+        let numbers = (0..team.peers).map(|peer| {
+            let rank = team.first + peer * team.step;
+            if team.losses.is_given_up(rank) { None } else { next.next() }
+        });
         Ok(Self {
             link,
             level,
-            ranks,
+            ranks: (team.first, team.step),
+            numbers: numbers.collect(),
             ids,
             expected: vec![0; ids.count() as usize],
             largest_put: link.capabilities().largest_put.min(LARGEST_PUT),
+            share: (super::queue_depth(link.capabilities()) / team.peers).max(1),
         })
     }
 
     /// The world rank of a peer.
     pub(super) fn rank_of(&self, peer: u32) -> u32 {
         self.ranks.0 + peer * self.ranks.1
+    }
+
+    /// The number of a peer in the link's team, if it is in there.
+    pub(super) fn number_of(&self, peer: u32) -> Option<u32> {
+        self.numbers.get(peer as usize).copied().flatten()
+    }
+
+    /// The world rank behind a number in the link's team.
+    pub(super) fn rank_behind(&self, number: u32) -> u32 {
+        let peer = self.numbers.iter().position(|known| *known == Some(number));
+        self.rank_of(peer.map_or(number, |peer| peer as u32))
     }
 
     /// Expects a signal `add` more times than before; returns its id and the total that says so.

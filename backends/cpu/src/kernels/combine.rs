@@ -10,10 +10,11 @@ use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Enter, Terms, ToDomain, ToPeer, bad_record};
-use super::commands::{Block, Body};
+use super::commands::Body;
 use super::control::{Signal, Verdict};
 use super::dispatch::{refusal, unheard_refusal};
 use super::engine::{Engine, Operation, Wait};
+use super::merger::Merger;
 use super::source::float_type;
 use super::sums::{Partial, Sum};
 use super::windows::ARENA;
@@ -29,7 +30,9 @@ pub(super) struct CombineOp {
     pub(super) row_bytes: usize,
     pub(super) has_weights: bool,
     staging: Option<Region>,
-    /// Where partials from owners arrive, if they are put.
+    /// This rank's partial rows.
+    partials: Offsets,
+    /// Where partials from other owners arrive, if they are put.
     landing: Offsets,
     /// Several domains: one row per (token, domain) of this rank's tokens.
     pub(super) returned: Offsets,
@@ -37,6 +40,7 @@ pub(super) struct CombineOp {
     pub(super) outgoing: Offsets,
     pub(super) out: abi::TyTensor,
     pub(super) out_weights: abi::TyTensor,
+    pub(super) missing: abi::TyTensor,
     bias: [abi::TyTensor; 2],
 }
 
@@ -64,6 +68,7 @@ pub(super) struct Widths {
 /// What must be laid out before a combine can enter.
 pub(super) struct Staged {
     region: Option<Region>,
+    pub(super) merger: Merger,
     /// `[N, H]` partial rows and `[N, K]` weights, in flat order.
     pub(super) partials: Offsets,
     pub(super) copies_x: bool,
@@ -136,14 +141,17 @@ impl Engine {
             row_bytes: self.shape.hidden as usize * float.bytes(),
             has_weights: !call.weights.data.is_null(),
             staging: None,
+            partials: Offsets::default(),
             landing: Offsets::default(),
             returned: Offsets::default(),
             outgoing: Offsets::default(),
             out: call.out,
             out_weights: call.out_weights,
+            missing: call.missing,
             bias: [call.bias0, call.bias1],
         };
-        let staged = match self.stage(call, &op) {
+        let merger = self.merger(call, &op)?;
+        let staged = match self.stage(call, &op, merger) {
             Ok(staged) => staged,
             Err(error) => {
                 let text = error.detail();
@@ -154,11 +162,10 @@ impl Engine {
                 return Err(error);
             }
         };
-        op.staging = staged.region;
+        (op.staging, op.partials) = (staged.region, staged.partials);
         (op.landing, op.returned, op.outgoing) = (staged.landing, staged.returned, staged.outgoing);
         // SAFETY: by this function's contract.
-        unsafe { self.make_partials(call, &op, &staged)? };
-        if let Err(error) = self.enter_combine(slot, &op, &enter, &staged) {
+        if let Err(error) = unsafe { self.enter_combine(slot, &op, &enter, &staged) } {
             self.unstage(&op);
             return Err(error);
         }
@@ -166,14 +173,23 @@ impl Engine {
         Ok(())
     }
 
-    /// Enters, and goes as far as this rank can without its caller's outputs.
-    fn enter_combine(
+    /// Enters, and goes as far as this rank can without its caller's outputs. Who enters where peers
+    /// read the partial rows says by it that they are there.
+    ///
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    unsafe fn enter_combine(
         &mut self,
         slot: usize,
         op: &CombineOp,
         enter: &Enter<'_>,
         staged: &Staged,
     ) -> Result<()> {
+        if self.stores() {
+            let all = 0..self.handles[op.handle].tokens as usize;
+            // SAFETY: by this function's contract.
+            unsafe { self.make_partials(staged, all)? };
+        }
         self.send_entries(slot, op, enter, staged)?;
         let several = self.rail.is_some();
         if several || !self.stores() {
@@ -183,17 +199,30 @@ impl Engine {
             // Kept now: the next operation's entries take the place of these.
             self.find_partials(op)?;
         }
-        if self.stores() { Ok(()) } else { self.push(slot, op, staged) }
+        if self.stores() {
+            return Ok(());
+        }
+        // SAFETY: by this function's contract.
+        unsafe { self.push(slot, op, staged) }
     }
 
     fn unstage(&mut self, op: &CombineOp) {
-        if let Some(region) = op.staging {
+        let Some(region) = op.staging else { return };
+        // Owners put partials there. One that was given up may still be about to.
+        let send = &self.handles[op.handle].legs[self.domains.mine as usize].send;
+        let still_written = |peer: u32| {
+            let owner = self.domains.place(self.domains.mine, peer);
+            send.rank_counts()[peer as usize] > 0 && self.losses.may_write(owner, op.operation)
+        };
+        if !self.stores() && self.domains.peers().any(still_written) {
+            self.arena.quarantine(region.id);
+        } else {
             self.arena.release(region.id);
         }
     }
 
     /// Decides what must be copied, and takes the room for it in one region.
-    fn stage(&mut self, call: &abi::TyCombine, op: &CombineOp) -> Result<Staged> {
+    fn stage(&mut self, call: &abi::TyCombine, op: &CombineOp, merger: Merger) -> Result<Staged> {
         let state = &self.handles[op.handle];
         let flat = state.arrangement.layout == Layout::Flat;
         let widths = self.widths(op);
@@ -233,6 +262,7 @@ impl Engine {
         let [landing, returned, outgoing] = areas.map(at);
         Ok(Staged {
             region,
+            merger,
             partials: Offsets {
                 x: x.unwrap_or(at(made).x),
                 weights: weights.unwrap_or(at(made).weights),
@@ -314,35 +344,16 @@ impl Engine {
     }
 
     /// What the entry in a place says about `rows` rows in the arena of its peer.
-    fn entry_at(&self, op: &CombineOp, (domain, peer): (u32, u32), rows: u64) -> Result<Offsets> {
+    pub(super) fn entry_at(
+        &self,
+        op: &CombineOp,
+        (domain, peer): (u32, u32),
+        rows: u64,
+    ) -> Result<Offsets> {
         let entry = self.gathered.entries[self.domains.place(domain, peer) as usize];
         let at = Offsets { x: entry.base_x, weights: entry.base_weights };
         let rank = self.domains.place(self.domains.mine, peer);
         self.check_rows(op, rank, (entry.rows, at), rows).map(|()| at)
-    }
-
-    /// Puts every source's partial rows where it, or its agent, wants them.
-    fn push(&mut self, slot: usize, op: &CombineOp, staged: &Staged) -> Result<()> {
-        let (operation, widths) = (op.operation, self.widths(op));
-        for (domain, peer) in self.domains.pairs() {
-            let source = self.domains.place(domain, peer);
-            let recv = &self.handles[op.handle].recv;
-            let rows = u64::from(recv.rows_from(source));
-            let from = staged.partials.row(recv.row_base(source).into(), widths);
-            let there = self.entry_at(op, (domain, peer), rows)?;
-            let here = self.domains.place(domain, self.domains.index);
-            let signal = self.channel.ids.id(Signal::Rows, slot, here);
-            let block = |width: u64, from: u64, to: u64| {
-                let (src, dst) = ((ARENA, from), (ARENA, to));
-                Block { operation, peer, signal, rows, width, src, dst }
-            };
-            self.put_rows(&self.channel, slot, &block(widths.x, from.x, there.x))?;
-            if op.has_weights {
-                let block = block(widths.weights, from.weights, there.weights);
-                self.put_rows(&self.channel, slot, &block)?;
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
@@ -404,6 +415,7 @@ impl Engine {
             tokens: None,
             out: op.out.data,
             out_weights: op.out_weights.data.cast(),
+            missing: op.missing.data,
             float: op.float,
             row_bytes: op.row_bytes,
         };
@@ -417,6 +429,11 @@ impl Engine {
         let widths = self.widths(op);
         for (domain, peer) in self.domains.pairs() {
             let send = &self.handles[op.handle].legs[domain as usize].send;
+            let place = self.domains.place(domain, peer) as usize;
+            if self.losses.is_given_up(self.domains.place(self.domains.mine, peer)) {
+                self.partials[place] = Partial::default();
+                continue;
+            }
             let area = if self.stores() {
                 let rows = send.rank_counts()[peer as usize].into();
                 let at = self.entry_at(op, (domain, peer), rows)?;
@@ -427,14 +444,17 @@ impl Engine {
                 let area = &self.peers[peer as usize][usize::from(ARENA)];
                 (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
             } else {
-                let first = u64::from(send.rank_offsets()[peer as usize]);
-                let first = first + self.landed_before(op.handle, domain);
-                let at = op.landing.row(first, widths);
+                let at = if peer == self.domains.index {
+                    let source = self.domains.place(domain, peer);
+                    op.partials.row(self.partials_of(op, source).start as u64, widths)
+                } else {
+                    let first = u64::from(send.rank_offsets()[peer as usize]);
+                    op.landing.row(first + self.landed_before(op.handle, domain), widths)
+                };
                 let weights = if op.has_weights { at.weights } else { 0 };
                 (self.arena_area.at(at.x), self.arena_area.at(weights))
             };
-            self.partials[self.domains.place(domain, peer) as usize] =
-                Partial { x: area.0, weights: area.1.cast() };
+            self.partials[place] = Partial { x: area.0, weights: area.1.cast() };
         }
         Ok(())
     }
@@ -447,13 +467,16 @@ impl Engine {
         for peer in self.domains.peers() {
             let send = &self.handles[op.handle].legs[domain as usize].send;
             let rows = u64::from(send.rank_counts()[peer as usize]);
-            if rows == 0 {
+            if rows == 0 || peer == self.domains.index {
                 continue;
             }
             let rank = self.domains.place(self.domains.mine, peer);
             let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
             let wait = Wait { operation, add: rows * op.arrays(), phase, rank };
-            self.wait(Signal::Rows, slot, self.domains.place(domain, peer), wait)?;
+            let place = self.domains.place(domain, peer);
+            if !self.wait(Signal::Rows, slot, place, wait)? {
+                self.partials[place as usize] = Partial::default();
+            }
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ fn span_of(layout: &ControlLayout, signal: Signal) -> u64 {
 }
 
 impl Engine {
-    /// Posts one command of a slot; waits while the queue is full.
+    /// Posts one command of a slot; waits while the queue is full. One to a lost rank goes nowhere.
     fn post(
         &self,
         channel: &Channel,
@@ -65,39 +65,54 @@ impl Engine {
         command: &Command,
         operation: u64,
     ) -> Result<()> {
-        let command = Command { flags: abi::TY_FLAG_NOTIFY, tag: slot as u64, ..*command };
+        let rank = channel.rank_of(command.peer);
+        let number = channel.number_of(command.peer).filter(|_| !self.losses.is_lost(rank));
+        let Some(peer) = number else { return Ok(()) };
+        let tag = self.outstanding.tag(slot, rank);
+        let command = Command { flags: abi::TY_FLAG_NOTIFY, tag, peer, ..*command };
+        let most = if self.losses.are_masked() { channel.share } else { u32::MAX };
         let try_post = || {
+            if self.outstanding.to(rank) >= most {
+                return Ok(0);
+            }
             // SAFETY: offsets were laid out inside the windows; sources stay until the slot is
             // entered again, which waits for `outstanding`; one thread drives this lane.
             unsafe { channel.link.post(LANE, std::slice::from_ref(&command)) }
         };
-        let accepted = try_post().map_err(|status| broken(channel, status))?;
-        let outstanding = &self.outstanding[slot];
-        outstanding.set(outstanding.get() + 1);
-        if accepted == 1 {
-            return Ok(());
+        match try_post() {
+            Ok(1) => {
+                self.outstanding.posted(tag);
+                return Ok(());
+            }
+            Ok(_) => {}
+            Err(status) => return self.losses.suspect(rank, broken(channel, status)),
         }
         let what = WaitFor {
             phase: abi::TY_PHASE_QUEUE,
-            peer: channel.rank_of(command.peer),
+            peer: rank,
             signal: command.signal,
             expected: 1,
             operation,
             level: channel.level,
         };
-        let status = Cell::new(0);
-        self.waiter.until(
-            &what,
-            || match try_post() {
-                Ok(n) => n as u64,
-                Err(bad) => {
-                    status.set(bad);
-                    1
-                }
-            },
-            || self.progress(),
-        )?;
-        if status.get() < 0 { Err(broken(channel, status.get())) } else { Ok(()) }
+        let end = Cell::new(None);
+        let turn = || {
+            end.set(match try_post() {
+                Ok(0) if self.losses.is_lost(rank) => Some(Ok(false)),
+                Ok(0) => None,
+                Ok(_) => Some(Ok(true)),
+                Err(status) => Some(Err(status)),
+            });
+            u64::from(end.get().is_some())
+        };
+        let waited = self.waiter.until(&what, turn, || self.progress());
+        waited.map_err(|error| self.losses.explain(error))?;
+        match end.get() {
+            Some(Ok(true)) => self.outstanding.posted(tag),
+            Some(Err(status)) => return self.losses.suspect(rank, broken(channel, status)),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Raises a signal of `peer` by `raise.add`, in as many steps as its width demands.

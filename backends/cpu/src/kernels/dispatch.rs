@@ -285,7 +285,7 @@ impl Engine {
         for source in 0..self.shape.ranks {
             let entry = self.gathered.entries[source as usize];
             let expected = u64::from(state.recv.rows_from(source));
-            if entry.rows != expected {
+            if entry.rows != expected && !self.losses.is_given_up(source) {
                 return wrong(source, entry.rows, expected);
             }
             self.gathered.regions[source as usize] = entry.base_x;
@@ -323,11 +323,13 @@ impl Engine {
         let Some(output) = op.output else {
             return Err(Error::new(ErrorKind::Internal, "receive dispatch", "it has no output"));
         };
+        let mut torn = false;
         for (domain, peer) in self.domains.pairs() {
             let source = self.domains.place(domain, peer);
             let rows = u64::from(self.handles[op.handle].recv.rows_from(source));
-            self.wait_rows(slot, source, operation, rows * op.signature.arrays())?;
+            torn |= !self.wait_rows(slot, source, operation, rows * op.signature.arrays())?;
         }
+        let output = if torn { self.mend(&op, output)? } else { output };
         self.leave(slot, operation)?;
         self.write_counts(&op, &output);
         if let Layout::ExpertMajor { zero_padding, .. } = self.handles[op.handle].arrangement.layout
@@ -340,16 +342,17 @@ impl Engine {
         Ok(self.describe(&op, &output))
     }
 
-    /// Waits until the row signal of a source has risen so often.
+    /// Waits until the row signal of a source has risen so often. Says whether it has: not so where
+    /// the source was given up.
     pub(super) fn wait_rows(
         &mut self,
         slot: usize,
         source: u32,
         operation: u64,
         add: u64,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if add == 0 {
-            return Ok(());
+            return Ok(true);
         }
         // Sources send before anybody receives; an agent hands on when it receives.
         let rank = self.domains.place(self.domains.mine, source % self.domains.size);

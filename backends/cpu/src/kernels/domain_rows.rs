@@ -87,6 +87,7 @@ impl Engine {
             tokens: own.map(|outward| outward.send.tokens_for(domain)),
             out: self.arena_area.at(here.x),
             out_weights: weights,
+            missing: std::ptr::null_mut(),
             float: op.float,
             row_bytes: op.row_bytes,
         };
@@ -129,6 +130,7 @@ impl Engine {
             tokens: None,
             out: op.out.data,
             out_weights: op.out_weights.data.cast(),
+            missing: op.missing.data,
             float: op.float,
             row_bytes: op.row_bytes,
         };

@@ -5,17 +5,19 @@ use tokenyard_core::abi;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{Arena, Shape};
 use tokenyard_core::transport::{Event, NO_EVENT, Window};
-use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter};
+use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter, reached};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::Gathered;
-use super::channel::Channel;
+use super::channel::{Channel, Team};
 use super::combine::CombineOp;
 use super::control::{Ids, Signal};
 use super::dispatch::DispatchOp;
 use super::domains::Domains;
 use super::handle::HandleState;
+use super::losses::Losses;
 use super::moe_shape;
+use super::outstanding::Outstanding;
 use super::rail::{Rail, no_rail};
 use super::rows::RowScratch;
 use super::sums::Partial;
@@ -76,8 +78,8 @@ pub(super) struct Engine {
     pub(super) arena_area: Area,
     /// Every peer's control window and arena, where peers can be loaded from and stored to.
     pub(super) peers: Vec<[Area; 2]>,
-    /// Commands of each slot that are not done (INV-4), on both links.
-    pub(super) outstanding: Vec<Cell<u32>>,
+    pub(super) losses: Losses,
+    pub(super) outstanding: Outstanding,
     /// Slots whose last operation others have not yet said `Done` to, as far as this rank knows.
     pub(super) owed: Vec<bool>,
     pub(super) arena: Arena,
@@ -112,12 +114,15 @@ impl Engine {
         };
         let (moe, domains) = (moe_shape(shape), Domains::new(shape));
         let ids = Ids { places: shape.ranks, in_flight: shape.in_flight };
-        let ranks = (domains.place(domains.mine, 0), 1);
+        // SAFETY: by this function's contract.
+        let losses = unsafe { Losses::new(shape, plan) };
+        let first = domains.place(domains.mine, 0);
+        let team = Team { first, step: 1, peers: domains.size, losses: &losses };
         // SAFETY: by this function's contract; the host passes judged tables.
         let (channel, rail, board, windows) = unsafe {
             (
-                Channel::new(raw, level, ranks, ids)?,
-                Rail::new(shape, &domains, plan)?,
+                Channel::new(raw, level, &team, ids)?,
+                Rail::new(shape, &domains, (plan, &losses))?,
                 WaitBoard::from_abi(plan.board),
                 std::slice::from_raw_parts(plan.windows, plan.window_count),
             )
@@ -137,7 +142,8 @@ impl Engine {
             waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
             control,
             arena_area,
-            outstanding: vec![Cell::new(0); in_flight],
+            losses,
+            outstanding: Outstanding::new(in_flight, shape.ranks as usize),
             owed: vec![false; in_flight],
             arena: Arena::new(sizes.arena_bytes, "[kernels.cpu] arena_mib"),
             handles: (0..shape.handles).map(|_| HandleState::new(&moe, &domains)).collect(),
@@ -159,37 +165,40 @@ impl Engine {
         !self.peers.is_empty()
     }
 
-    /// Waits until everything that was posted for a slot is done.
+    /// Waits until everything that was posted for a slot is done, and it is known of all whose
+    /// commands failed that they are lost.
     pub(super) fn wait_posted(&self, slot: usize, operation: u64) -> Result<()> {
         let what = WaitFor {
             phase: abi::TY_PHASE_QUEUE,
-            peer: self.rank,
+            peer: self.losses.suspected().unwrap_or(self.rank),
             signal: 0,
             expected: 1,
             operation,
             level: self.channel.level,
         };
-        self.waiter.until(
-            &what,
-            || u64::from(self.outstanding[slot].get() == 0),
-            || self.progress(),
-        )
+        let is_done =
+            || self.outstanding.is_done(slot, &self.losses) && self.losses.suspected().is_none();
+        let waited = self.waiter.until(&what, || u64::from(is_done()), || self.progress());
+        waited.map_err(|error| self.losses.explain(error))
     }
 
     /// Waits until everything that was posted is done.
     pub(super) fn flush(&self) -> Result<()> {
-        (0..self.outstanding.len()).try_for_each(|slot| self.wait_posted(slot, 0))
+        (0..self.operations.len()).try_for_each(|slot| self.wait_posted(slot, 0))
     }
 
     /// Waits until the writer of a place in this domain has raised a signal `wait.add` more times
-    /// than were waited for before.
+    /// than were waited for before. Says whether it has: not so where `wait.rank` was given up.
     pub(super) fn wait(
         &mut self,
         signal: Signal,
         slot: usize,
         place: u32,
         wait: Wait,
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        if self.losses.is_given_up(wait.rank) {
+            return Ok(false);
+        }
         let (id, expected) = self.channel.expect(signal, slot, place, wait.add);
         self.until(&self.channel, wait.what(id, expected, self.channel.level))
     }
@@ -206,14 +215,27 @@ impl Engine {
         let (id, expected) = rail.channel.expect(signal, slot, domain, wait.add);
         let level = rail.channel.level;
         match &self.rail {
-            Some(rail) => self.until(&rail.channel, wait.what(id, expected, level)),
+            Some(rail) => self.until(&rail.channel, wait.what(id, expected, level)).map(drop),
             None => Err(no_rail()),
         }
     }
 
-    fn until(&self, channel: &Channel, what: WaitFor) -> Result<()> {
-        let read = || channel.link.read_signal(LANE, what.signal);
-        self.waiter.until(&what, read, || self.progress())
+    /// Whether the signal came; else its rank is lost, and given up.
+    fn until(&self, channel: &Channel, what: WaitFor) -> Result<bool> {
+        let gone = Cell::new(false);
+        let read = || {
+            // In this order: what a rank had raised before its loss was known counts.
+            let is_lost = self.losses.is_lost(what.peer);
+            let found = channel.link.read_signal(LANE, what.signal);
+            gone.set(is_lost && !reached(found, what.expected));
+            if gone.get() { what.expected } else { found }
+        };
+        let waited = self.waiter.until(&what, read, || self.progress());
+        waited.map_err(|error| self.losses.explain(error))?;
+        if gone.get() {
+            self.losses.give_up(what.peer);
+        }
+        Ok(!gone.get())
     }
 
     /// Collects events of both links; an error completion ends whatever waits (INV-7).
@@ -224,18 +246,29 @@ impl Engine {
 
     fn collect(&self, channel: &Channel) -> Result<()> {
         let mut events = [NO_EVENT; 64];
-        let count = channel.link.poll(LANE, &mut events).map_err(|bad| broken(channel, bad))?;
+        let count = match channel.link.poll(LANE, &mut events) {
+            Ok(count) => count,
+            Err(status) => {
+                self.blame(broken(channel, status))?;
+                0
+            }
+        };
         for event in &events[..count] {
-            match event.kind {
-                abi::TY_EVENT_DONE => {
-                    if let Some(count) = self.outstanding.get(event.tag as usize) {
-                        count.set(count.get().saturating_sub(1));
-                    }
-                }
-                _ => return Err(failed_command(channel, event)),
+            self.outstanding.done(event.tag);
+            if event.kind != abi::TY_EVENT_DONE {
+                self.blame(failed_command(channel, event))?;
             }
         }
-        channel.link.health()
+        channel.link.health().or_else(|error| self.blame(error))
+    }
+
+    /// A failure of the link to one rank is no error where that rank is lost.
+    #[cold]
+    pub(super) fn blame(&self, error: Error) -> Result<()> {
+        match error.rank() {
+            Some(rank) if rank < self.shape.ranks => self.losses.suspect(rank, error),
+            _ => Err(error),
+        }
     }
 }
 
@@ -251,7 +284,11 @@ fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area;
         return Ok(Vec::new());
     }
     let map = |window: u16, peer: u32| -> Result<Area> {
-        let base = channel.link.peer_address(window.into(), peer)?;
+        // A rank that was lost from the start is never written to.
+        let Some(number) = channel.number_of(peer) else {
+            return Ok(Area { base: std::ptr::null_mut(), bytes: 0 });
+        };
+        let base = channel.link.peer_address(window.into(), number)?;
         Ok(Area { base, bytes: own[usize::from(window)].bytes })
     };
     (0..peers).map(|peer| Ok([map(CONTROL, peer)?, map(ARENA, peer)?])).collect()
@@ -274,7 +311,7 @@ fn failed_command(channel: &Channel, event: &Event) -> Error {
         Err(error) => error.to_string(),
         Ok(()) => format!("status {}", event.status),
     };
-    let rank = channel.rank_of(event.peer);
+    let rank = channel.rank_behind(event.peer);
     Error::new(
         ErrorKind::Transport,
         "complete command",

@@ -215,6 +215,21 @@ impl HandleState {
     }
 }
 
+/// Bytes that one handle takes on a rank of a world of `shape.ranks` ranks in `domains` domains.
+pub fn handle_bytes(shape: &Shape, domains: u32) -> u64 {
+    let size = shape.ranks / domains;
+    let inside = Shape { ranks: size, experts: shape.experts / domains, ..*shape };
+    let topk = 4 * u64::from(shape.max_tokens) * u64::from(shape.topk);
+    let leg = SendPlan::bytes_for(&inside)
+        + topk
+        + size_of::<Place>() as u64 * u64::from(size)
+        + 4 * u64::from(inside.experts);
+    let rail = Shape { ranks: domains, ..*shape };
+    let outward = SendPlan::bytes_for(&rail) + topk + 8 * u64::from(shape.ranks);
+    let outward = if domains > 1 { outward } else { 0 };
+    u64::from(domains) * leg + outward + RecvPlan::bytes_for(shape)
+}
+
 /// How a row looks on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WireFormat {
@@ -255,5 +270,37 @@ impl WireFormat {
             scale_dtype,
             scale_cols,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes<T>(list: &Vec<T>) -> u64 {
+        (list.capacity() * size_of::<T>()) as u64
+    }
+
+    #[test]
+    fn a_handle_takes_as_much_as_is_said_before() {
+        let shape = Shape { ranks: 6, experts: 24, topk: 3, hidden: 64, max_tokens: 7 };
+        for count in [1, 2, 3] {
+            let domains = Domains { count, size: 6 / count, mine: 0, index: 0 };
+            let handle = HandleState::new(&shape, &domains);
+            let legs = handle.legs.iter().map(|leg| {
+                leg.send.memory_bytes() as u64
+                    + bytes(&leg.topk)
+                    + bytes(&leg.places)
+                    + bytes(&leg.expert_bases)
+            });
+            let outward = handle.outward.as_ref().map_or(0, |outward| {
+                outward.send.memory_bytes() as u64
+                    + bytes(&outward.topk)
+                    + bytes(&outward.rank_rows)
+                    + bytes(&outward.last_token)
+            });
+            let found = legs.sum::<u64>() + outward + handle.recv.memory_bytes() as u64;
+            assert_eq!(found, handle_bytes(&shape, count), "{count} domains");
+        }
     }
 }

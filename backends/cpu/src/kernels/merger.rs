@@ -1,7 +1,9 @@
 //! Owners' half of combine: one partial row per token, from the rows of its copies.
 
+use std::ops::Range;
+
 use tokenyard_core::abi;
-use tokenyard_core::moe::{Layout, MAX_TOPK};
+use tokenyard_core::moe::{Layout, MAX_TOPK, Span};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::combine::{CombineOp, Staged};
@@ -19,6 +21,8 @@ pub(super) struct Merger {
     /// Weights that the dispatch brought, for a weighted combine.
     pub(super) dispatch_weights: Option<*const f32>,
     pub(super) slots: *const i32,
+    /// One row per token already.
+    pub(super) flat: bool,
     pub(super) topk: usize,
     pub(super) float: FloatType,
     pub(super) row_bytes: usize,
@@ -39,7 +43,35 @@ impl Merger {
 
     /// # Safety
     /// `token` is below N; `out` has room for one row that nobody else uses.
-    pub(super) unsafe fn merge(&self, token: usize, out: *mut u8) {
+    unsafe fn make_row(&self, token: usize, out: *mut u8) {
+        // SAFETY: by this function's contract.
+        unsafe {
+            if self.flat {
+                let from = self.x.add(token * self.row_bytes);
+                std::ptr::copy_nonoverlapping(from, out, self.row_bytes);
+            } else {
+                self.merge(token, out);
+            }
+        }
+    }
+
+    /// # Safety
+    /// `token` is below N; `out` has room for K weights that nobody else uses.
+    unsafe fn make_weights(&self, token: usize, out: *mut f32) {
+        // SAFETY: by this function's contract.
+        unsafe {
+            if self.flat {
+                let from = self.weights.add(token * self.topk);
+                std::ptr::copy_nonoverlapping(from, out, self.topk);
+            } else {
+                self.gather_weights(token, out);
+            }
+        }
+    }
+
+    /// # Safety
+    /// `token` is below N; `out` has room for one row that nobody else uses.
+    unsafe fn merge(&self, token: usize, out: *mut u8) {
         let mut terms: [&[u8]; MAX_TOPK as usize] = [&[]; MAX_TOPK as usize];
         let mut weights = [0.0_f32; MAX_TOPK as usize];
         let mut count = 0;
@@ -64,7 +96,7 @@ impl Merger {
 
     /// # Safety
     /// `token` is below N; `out` has room for K weights that nobody else uses.
-    pub(super) unsafe fn gather_weights(&self, token: usize, out: *mut f32) {
+    unsafe fn gather_weights(&self, token: usize, out: *mut f32) {
         // SAFETY: as in `merge`.
         unsafe {
             out.write_bytes(0, self.topk);
@@ -76,73 +108,56 @@ impl Merger {
 }
 
 impl Engine {
-    /// Makes the `[N, H]` partial rows and the `[N, K]` weights, where they are not there already.
-    ///
-    /// # Safety
-    /// As [`combine_send`](Self::combine_send).
-    pub(super) unsafe fn make_partials(
-        &self,
-        call: &abi::TyCombine,
-        op: &CombineOp,
-        staged: &Staged,
-    ) -> Result<()> {
+    /// What a combine's partial rows are made from.
+    pub(super) fn merger(&self, call: &abi::TyCombine, op: &CombineOp) -> Result<Merger> {
         let state = &self.handles[op.handle];
-        let tokens = state.tokens as usize;
-        let flat = state.arrangement.layout == Layout::Flat;
-        let topk = self.shape.topk as usize;
-        let merger = state.region.map(|layout| Merger {
+        let Some(layout) = state.region else {
+            return Err(Error::new(ErrorKind::Internal, "combine", "the handle has no dispatch"));
+        };
+        let at = |span: Span| self.arena_area.at(state.region_offset + span.offset).cast_const();
+        let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
+        Ok(Merger {
             x: call.x.data.cast_const(),
             rows: call.x.shape[0] as usize,
             weights: call.weights.data.cast_const().cast(),
-            dispatch_weights: (call.flags & abi::TY_COMBINE_WEIGHTED != 0).then(|| {
-                self.arena_area.at(state.region_offset + layout.weights.offset).cast_const().cast()
-            }),
-            slots: self
-                .arena_area
-                .at(state.region_offset + layout.slots.offset)
-                .cast_const()
-                .cast(),
-            topk,
+            dispatch_weights: weighted.then(|| at(layout.weights).cast()),
+            slots: at(layout.slots).cast(),
+            flat: state.arrangement.layout == Layout::Flat,
+            topk: self.shape.topk as usize,
             float: op.float,
             row_bytes: op.row_bytes,
-        });
-        let Some(merger) = merger else {
-            return Err(Error::new(ErrorKind::Internal, "combine", "the handle has no dispatch"));
-        };
-        let merger = Shared(merger);
+        })
+    }
+
+    /// Makes some of the `[N, H]` partial rows and of the `[N, K]` weights, where they are not there
+    /// already.
+    ///
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    pub(super) unsafe fn make_partials(&self, staged: &Staged, tokens: Range<usize>) -> Result<()> {
+        let (copies_x, copies_weights) = (staged.copies_x, staged.copies_weights);
+        if !copies_x && !copies_weights {
+            return Ok(());
+        }
+        let merger = Shared(&staged.merger);
         let x_out = Shared(self.arena_area.at(staged.partials.x));
         let weights_out = Shared(self.arena_area.at(staged.partials.weights).cast::<f32>());
-        let (copies_x, copies_weights) = (staged.copies_x, staged.copies_weights);
         let task = |chunk: usize| {
             let (merger, x_out, weights_out) = (merger.get(), x_out.get(), weights_out.get());
-            for token in chunk * CHUNK..((chunk + 1) * CHUNK).min(tokens) {
+            let first = tokens.start + chunk * CHUNK;
+            for token in first..(first + CHUNK).min(tokens.end) {
                 // SAFETY: N rows were staged; every token belongs to one task; inputs are valid by
                 // the contract of `combine_send`.
                 unsafe {
                     if copies_x {
-                        let out = x_out.add(token * merger.row_bytes);
-                        if flat {
-                            let from = merger.x.add(token * merger.row_bytes);
-                            std::ptr::copy_nonoverlapping(from, out, merger.row_bytes);
-                        } else {
-                            merger.merge(token, out);
-                        }
+                        merger.make_row(token, x_out.add(token * merger.row_bytes));
                     }
                     if copies_weights {
-                        let out = weights_out.add(token * merger.topk);
-                        if flat {
-                            let from = merger.weights.add(token * merger.topk);
-                            std::ptr::copy_nonoverlapping(from, out, merger.topk);
-                        } else {
-                            merger.gather_weights(token, out);
-                        }
+                        merger.make_weights(token, weights_out.add(token * merger.topk));
                     }
                 }
             }
         };
-        if !copies_x && !copies_weights {
-            return Ok(());
-        }
-        self.pool.run(tokens.div_ceil(CHUNK), &task).map_err(|_| pool_failed())
+        self.pool.run(tokens.len().div_ceil(CHUNK), &task).map_err(|_| pool_failed())
     }
 }

@@ -23,10 +23,14 @@ mod domains;
 mod engine;
 mod forward;
 mod handle;
+mod losses;
 mod memory;
+mod mend;
 mod merger;
 mod output;
+mod outstanding;
 mod packed;
+mod pieces;
 mod rail;
 mod rows;
 mod slots;
@@ -36,6 +40,8 @@ mod windows;
 mod writer;
 
 pub use config::CpuConfig;
+pub use handle::handle_bytes;
+pub use pieces::PIECE_BYTES;
 pub use windows::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
@@ -73,11 +79,15 @@ fn moe_shape(shape: &KernelShape) -> Shape {
     }
 }
 
+fn queue_depth(limits: &Capabilities) -> u32 {
+    limits.max_queue_depth.min(1024)
+}
+
 fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
     LinkNeeds {
         lanes: 1,
         signals: ids.count(),
-        queue_depth: limits.max_queue_depth.min(1024),
+        queue_depth: queue_depth(limits),
         reserved: 0,
         largest_put: limits.largest_put.min(windows::LARGEST_PUT),
     }
@@ -127,7 +137,7 @@ impl KernelSet for CpuKernels {
         Ok(KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 2,
-            reserved: 0,
+            flags: abi::TY_NEEDS_MASKING,
             scale_up,
             scale_out,
             window_bytes,

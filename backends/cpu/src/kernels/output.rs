@@ -43,8 +43,19 @@ impl Engine {
         }
     }
 
+    /// Marks the sources that were given up.
+    fn write_lost(&self, output: &Output) {
+        let lost = self.array(output, output.layout.lost);
+        for source in 0..self.shape.ranks {
+            let flag = u8::from(self.losses.is_given_up(source));
+            // SAFETY: R flags of this rank's region, which nobody else writes.
+            unsafe { lost.add(source as usize).write(flag) };
+        }
+    }
+
     /// The output as the caller sees it.
     pub(super) fn describe(&self, op: &DispatchOp, output: &Output) -> abi::TyReceived {
+        self.write_lost(output);
         let state = &self.handles[op.handle];
         let shape = &self.shape;
         let layout = &output.layout;
@@ -99,6 +110,7 @@ impl Engine {
             source_counts: tensor(layout.rank_counts, i32_code, [ranks, 1]),
             ranges: tensor(layout.ranges, i64_code, [local, ranks]),
             totals: tensor(layout.totals, i64_code, [2, 1]),
+            lost: tensor(layout.lost, DType::U8.code(), [ranks, 1]),
         }
     }
 

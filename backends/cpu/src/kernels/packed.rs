@@ -80,7 +80,9 @@ impl Engine {
         for (domain, peer) in self.domains.pairs() {
             let source = self.domains.place(domain, peer);
             let entry = self.gathered.entries[source as usize];
-            self.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
+            if !self.wait_rows(slot, source, operation, entry.rows * entry.arrays)? {
+                self.forget_entry(source);
+            }
         }
         let result = match (verdict, op.output) {
             (Ok(()), Some(output)) => {
@@ -122,6 +124,10 @@ impl Engine {
                 unsafe { range.write(i64::from(begin(e)) << 32) };
             }
             let rows = self.gathered.entries[source as usize].rows as usize;
+            if self.losses.is_given_up(source) && !op.signature.is_fresh() {
+                self.gathered.rows[source as usize] = self.unpack_lost(op, output, source);
+                tokens += self.gathered.rows[source as usize] as usize;
+            }
             let base = self.sizes.landing(slot, source);
             for row in 0..rows {
                 let from = Landed { base, layout: &landing, row, source };

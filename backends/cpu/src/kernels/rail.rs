@@ -10,12 +10,13 @@ use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Refusal, bad_record, checked, verdict_of};
-use super::channel::Channel;
+use super::channel::{Channel, Team};
 use super::commands::Body;
 use super::control::{Header, Ids, Signal, Verdict};
 use super::domains::Domains;
 use super::engine::{Engine, Wait};
 use super::handle::Leg;
+use super::losses::Losses;
 use super::moe_shape;
 use super::sums::Partial;
 
@@ -62,7 +63,7 @@ impl Rail {
     pub(super) unsafe fn new(
         shape: &KernelShape,
         domains: &Domains,
-        plan: &abi::TyPlan,
+        (plan, losses): (&abi::TyPlan, &Losses),
     ) -> Result<Option<Self>> {
         if domains.count == 1 {
             return Ok(None);
@@ -71,9 +72,10 @@ impl Rail {
         let inside = domains.inside(&moe);
         let count = domains.count as usize;
         let ids = Ids { places: domains.count, in_flight: shape.in_flight };
-        let (level, ranks) = (abi::TY_LEVEL_SCALE_OUT, (domains.index, domains.size));
+        let level = abi::TY_LEVEL_SCALE_OUT;
+        let team = Team { first: domains.index, step: domains.size, peers: domains.count, losses };
         // SAFETY: by this function's contract.
-        let channel = unsafe { Channel::new(&plan.scale_out, level, ranks, ids)? };
+        let channel = unsafe { Channel::new(&plan.scale_out, level, &team, ids)? };
         let most = shape.max_tokens as usize * shape.topk as usize;
         Ok(Some(Self {
             channel,

@@ -1,6 +1,8 @@
 //! Rows on their way to their places, once each: from this rank's tensors to the peers of its domain
 //! and to the rail, and from the rail's landing places to the peers.
 
+use std::ops::Range;
+
 use tokenyard_core::moe::{
     Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, SendPlan, Shape,
 };
@@ -8,12 +10,12 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::bad_record;
 use super::channel::Channel;
-use super::commands::{Block, Raise};
+use super::commands::Raise;
 use super::control::Signal;
-use super::engine::Engine;
+use super::engine::{Area, Engine};
 use super::handle::WireFormat;
 use super::windows::{ARENA, CONTROL};
-use super::writer::{RowSource, RowWriter, Target, first_local};
+use super::writer::{RowSource, RowWriter, Target};
 
 /// Rows that one task of the pool handles.
 pub(super) const CHUNK: usize = 32;
@@ -39,11 +41,11 @@ pub(super) struct RowScratch {
     pub(super) cast_rows: Vec<u8>,
     pub(super) cast_scales: Vec<u8>,
     /// `[M, K]`: expert-major row of each copy at its owner.
-    slot_of: Vec<u32>,
+    pub(super) slot_of: Vec<u32>,
     /// `[S * El]`: next row in each expert's block.
     next: Vec<u32>,
     /// `[R]`, enough for the peers of a domain and for those of a rail.
-    spots: Vec<Spot>,
+    pub(super) spots: Vec<Spot>,
     targets: Vec<Target>,
 }
 
@@ -63,13 +65,13 @@ impl RowScratch {
 
 /// Offsets of the first row in each array at one peer.
 #[derive(Clone, Copy, Debug, Default)]
-struct Spot {
-    window: u16,
-    x: u64,
-    scales: u64,
-    ids: u64,
-    weights: u64,
-    source: u64,
+pub(super) struct Spot {
+    pub(super) window: u16,
+    pub(super) x: u64,
+    pub(super) scales: u64,
+    pub(super) ids: u64,
+    pub(super) weights: u64,
+    pub(super) source: u64,
 }
 
 /// Which rows move, and over which link.
@@ -140,6 +142,9 @@ impl Engine {
         let leg = &state.legs[domain as usize];
         let place = leg.places[peer as usize];
         let owner = self.domains.place(self.domains.mine, peer);
+        if self.losses.is_given_up(owner) {
+            return Ok(Spot::default());
+        }
         let layout = state.arrangement.layout;
         let spec = RegionSpec { shape: self.shape, layout, row: m.format.row };
         let base = self.gathered.regions[self.domains.place(domain, peer) as usize];
@@ -216,7 +221,7 @@ impl Engine {
     }
 
     /// The link of a move, and the signal that counts its rows there.
-    fn link_of(&self, m: &Move) -> (&Channel, u32) {
+    pub(super) fn link_of(&self, m: &Move) -> (&Channel, u32) {
         match (m.via, &self.rail) {
             (Via::Rail, Some(rail)) => {
                 let ids = rail.channel.ids;
@@ -236,33 +241,50 @@ impl Engine {
     /// # Safety
     /// `source` is valid until this operation is received.
     unsafe fn move_rows(&mut self, m: &Move, source: &RowSource) -> Result<()> {
-        let stores = self.stores() && m.via != Via::Rail;
         let stage = self.stage_offsets(m);
-        self.aim(m, (!stores).then_some(&stage));
+        self.aim(m, &stage);
         // SAFETY: by this function's contract.
-        unsafe { self.write_rows(m, source, stores)? };
-        let (channel, signal) = self.link_of(m);
-        let (me, peers) = self.turn(m.via);
-        let first = u32::from(m.via == Via::Rail);
-        for peer in (first..peers).map(|i| (me + i) % peers) {
-            let rows = u64::from(self.plan(m).send.rank_counts()[peer as usize]);
-            if rows == 0 {
-                continue;
-            }
-            if stores {
-                // The stores above happen before this signal: on a transport with load and store,
-                // a signal carries everything this process stored before it (release).
-                let raise = Raise { operation: m.operation, add: rows * m.arrays };
-                self.raise(channel, m.slot, (peer, signal), raise)?;
+        unsafe {
+            if self.stores() && m.via != Via::Rail {
+                self.store_rows(m, source)
             } else {
-                self.put_all(m, &stage, peer, (channel, signal))?;
+                self.put_in_pieces(m, source, &stage)
             }
         }
-        Ok(())
+    }
+
+    /// Stores the rows where they belong, and says so to each peer.
+    ///
+    /// # Safety
+    /// As [`move_rows`](Self::move_rows).
+    unsafe fn store_rows(&self, m: &Move, source: &RowSource) -> Result<()> {
+        let rows = 0..self.plan(m).send.tokens().len();
+        // SAFETY: by this function's contract.
+        unsafe { self.write_rows(m, source, rows)? };
+        let (me, peers) = self.turn(m.via);
+        (0..peers)
+            .map(|i| (me + i) % peers)
+            .filter(|peer| !self.is_left_out(m, *peer))
+            .try_for_each(|peer| self.tell_stored(m, peer))
+    }
+
+    /// Whether nothing goes to a peer any more.
+    pub(super) fn is_left_out(&self, m: &Move, peer: u32) -> bool {
+        self.losses.is_given_up(self.link_of(m).0.rank_of(peer))
+    }
+
+    /// Says that the rows of a peer were stored. The stores happened before this signal: where a
+    /// peer's memory can be stored to, a signal carries everything that this process stored before it
+    /// (release).
+    pub(super) fn tell_stored(&self, m: &Move, peer: u32) -> Result<()> {
+        let rows = u64::from(self.plan(m).send.rank_counts()[peer as usize]);
+        let (channel, signal) = self.link_of(m);
+        let raise = Raise { operation: m.operation, add: rows * m.arrays };
+        self.raise(channel, m.slot, (peer, signal), raise)
     }
 
     /// This rank's number among the peers of a move, and how many there are.
-    fn turn(&self, via: Via) -> (u32, u32) {
+    pub(super) fn turn(&self, via: Via) -> (u32, u32) {
         match via {
             Via::Leg(_) => (self.domains.index, self.domains.size),
             Via::Rail => (self.domains.mine, self.domains.count),
@@ -270,7 +292,7 @@ impl Engine {
     }
 
     /// What a move carries.
-    fn plan(&self, m: &Move) -> Carried<'_> {
+    pub(super) fn plan(&self, m: &Move) -> Carried<'_> {
         let state = &self.handles[m.handle];
         match (m.via, &state.outward) {
             (Via::Leg(domain), _) => {
@@ -282,48 +304,28 @@ impl Engine {
         }
     }
 
-    /// Offsets of the arrays of all rows that leave, in the stage of the slot.
-    fn stage_offsets(&self, m: &Move) -> Spot {
-        let rows = self.plan(m).send.tokens().len() as u64;
-        let k4 = 4 * u64::from(self.shape.topk);
-        let mut end = match m.via {
-            Via::Leg(domain) => self.sizes.stage(m.slot, domain),
-            Via::Rail => self.sizes.rail_stage(m.slot),
-        };
-        let mut next = |width: u64| {
-            let start = end;
-            end += (rows * width).next_multiple_of(REGION_ALIGN);
-            start
-        };
-        Spot {
-            window: CONTROL,
-            x: next(m.format.row.x_bytes.into()),
-            scales: next(m.format.row.scale_bytes.into()),
-            ids: next(k4),
-            weights: next(k4),
-            source: next(4),
-        }
-    }
-
-    /// Turns spots into addresses: at the peers, or in the stage.
-    fn aim(&mut self, m: &Move, stage: Option<&Spot>) {
+    /// Turns spots into addresses where this rank can store, and else into those in the stage.
+    fn aim(&mut self, m: &Move, stage: &Spot) {
         let k4 = 4 * u64::from(self.shape.topk);
         let row = m.format.row;
-        for peer in 0..self.turn(m.via).1 as usize {
-            let target = match stage {
-                None => {
-                    let spot = self.scratch.spots[peer];
-                    let area = self.peers[peer][spot.window as usize];
+        for peer in 0..self.turn(m.via).1 {
+            let target = match self.reachable(m, peer) {
+                // No place: nothing is written.
+                Some(_) if self.is_left_out(m, peer) => Target::default(),
+                Some(areas) => {
+                    let spot = self.scratch.spots[peer as usize];
+                    let area = areas[spot.window as usize];
                     Target {
                         x: area.at(spot.x),
                         scales: area.at(spot.scales),
                         ids: area.at(spot.ids),
                         weights: area.at(spot.weights),
                         source: area.at(spot.source),
+                        staged: false,
                     }
                 }
-                Some(stage) => {
-                    let first = u64::from(self.plan(m).send.rank_offsets()[peer]);
+                None => {
+                    let first = u64::from(self.plan(m).send.rank_offsets()[peer as usize]);
                     let at = |start: u64, width: u64| self.control.at(start + first * width);
                     Target {
                         x: at(stage.x, row.x_bytes.into()),
@@ -331,22 +333,41 @@ impl Engine {
                         ids: at(stage.ids, k4),
                         weights: at(stage.weights, k4),
                         source: at(stage.source, 4),
+                        staged: true,
                     }
                 }
             };
-            self.scratch.targets[peer] = target;
+            self.scratch.targets[peer as usize] = target;
         }
     }
 
+    /// The windows of a peer that rows are stored to: of every peer or of none but this rank.
+    fn reachable(&self, m: &Move, peer: u32) -> Option<[Area; 2]> {
+        if m.via == Via::Rail {
+            return None;
+        }
+        let own = peer == self.domains.index;
+        self.peers
+            .get(peer as usize)
+            .copied()
+            .or_else(|| own.then_some([self.control, self.arena_area]))
+    }
+
+    /// Writes some rows of the list to their targets.
+    ///
     /// # Safety
     /// As [`move_rows`](Self::move_rows).
-    unsafe fn write_rows(&mut self, m: &Move, source: &RowSource, stores: bool) -> Result<()> {
+    pub(super) unsafe fn write_rows(
+        &self,
+        m: &Move,
+        source: &RowSource,
+        rows: Range<usize>,
+    ) -> Result<()> {
         let state = &self.handles[m.handle];
         let Carried { send, topk } = self.plan(m);
         let (me, peers) = self.turn(m.via);
-        let rows = send.tokens().len();
-        let leg = m.via != Via::Rail;
-        let by_expert = leg && matches!(state.arrangement.layout, Layout::ExpertMajor { .. });
+        let by_expert =
+            m.via != Via::Rail && matches!(state.arrangement.layout, Layout::ExpertMajor { .. });
         let writer = Shared(RowWriter {
             shape: Shape { ranks: peers, experts: send.expert_counts().len() as u32, ..self.shape },
             first_source: self.rank * self.shape.max_tokens,
@@ -354,26 +375,22 @@ impl Engine {
             format: m.format,
             topk,
             slot_of: by_expert.then_some(self.scratch.slot_of.as_slice()),
-            // In the stage, rows lie one after the other whatever their final place.
-            x_by_slot: stores,
         });
         let targets = Shared(self.scratch.targets.as_slice());
-        let tasks = rows.div_ceil(CHUNK);
-        // Each rank starts with its own rows, so that not all write to peer 0 at once. Over the
-        // rail there are none.
-        let own = (!leg).then_some(me as usize);
-        let first = send.rank_offsets()[me as usize] as usize / CHUNK;
+        let chunk = rows.len().div_ceil(self.pool.threads()).clamp(1, CHUNK);
+        let tasks = rows.len().div_ceil(chunk);
+        // Each rank starts with its own rows, so that not all write to peer 0 at once.
+        let offsets = send.rank_offsets();
+        let first = (offsets[me as usize] as usize).saturating_sub(rows.start) / chunk;
         let task = |index: usize| {
             let (writer, targets) = (writer.get(), targets.get());
-            let chunk = (index + first) % tasks;
-            let start = chunk * CHUNK;
-            let offsets = send.rank_offsets();
+            let start = rows.start + (index + first) % tasks * chunk;
             let mut peer = offsets.partition_point(|o| *o as usize <= start) - 1;
-            for row in start..(start + CHUNK).min(rows) {
+            for row in start..(start + chunk).min(rows.end) {
                 while offsets[peer + 1] as usize <= row {
                     peer += 1;
                 }
-                if own == Some(peer) {
+                if targets[peer].x.is_null() {
                     continue;
                 }
                 let index = row - offsets[peer] as usize;
@@ -385,60 +402,10 @@ impl Engine {
         };
         self.pool.run(tasks, &task).map_err(|_| pool_failed("write rows"))
     }
-
-    /// Puts the staged rows of one peer.
-    fn put_all(
-        &self,
-        m: &Move,
-        stage: &Spot,
-        peer: u32,
-        (channel, signal): (&Channel, u32),
-    ) -> Result<()> {
-        let Carried { send, .. } = self.plan(m);
-        let layout = self.handles[m.handle].arrangement.layout;
-        let spot = &self.scratch.spots[peer as usize];
-        let first = u64::from(send.rank_offsets()[peer as usize]);
-        let rows = u64::from(send.rank_counts()[peer as usize]);
-        let row = m.format.row;
-        let k4 = 4 * u64::from(self.shape.topk);
-        let put = |width: u64, from: u64, to: u64, rows: u64| {
-            let (src, dst) = ((CONTROL, from), (spot.window, to));
-            let operation = m.operation;
-            let block = Block { operation, peer, signal, rows, width, src, dst };
-            self.put_rows(channel, m.slot, &block)
-        };
-        let x_bytes = u64::from(row.x_bytes);
-        if matches!(layout, Layout::ExpertMajor { .. }) && m.via != Via::Rail {
-            for (index, token) in (first..).zip(send.tokens_for(peer)) {
-                let slot = u64::from(self.first_copy(m, peer, *token as usize));
-                put(x_bytes, stage.x + index * x_bytes, spot.x + slot * x_bytes, 1)?;
-            }
-        } else {
-            put(x_bytes, stage.x + first * x_bytes, spot.x, rows)?;
-        }
-        let sides = [
-            (u64::from(row.scale_bytes), stage.scales, spot.scales),
-            (k4, stage.ids, spot.ids),
-            (if row.weights { k4 } else { 0 }, stage.weights, spot.weights),
-            (4, stage.source, spot.source),
-        ];
-        for (width, from, to) in sides.into_iter().filter(|(width, ..)| *width > 0) {
-            put(width, from + first * width, to, rows)?;
-        }
-        Ok(())
-    }
-
-    /// Expert-major row of a token's first selected expert on `peer`: there the row crosses to.
-    fn first_copy(&self, m: &Move, peer: u32, token: usize) -> u32 {
-        let topk = self.shape.topk as usize;
-        let row = token * topk..(token + 1) * topk;
-        first_local(&self.inside, &self.plan(m).topk[row.clone()], peer)
-            .map_or(0, |k| self.scratch.slot_of[row][k])
-    }
 }
 
 /// What a move carries: the rows of each peer, and `[rows, K]` experts.
-struct Carried<'a> {
-    send: &'a SendPlan,
-    topk: &'a [i32],
+pub(super) struct Carried<'a> {
+    pub(super) send: &'a SendPlan,
+    pub(super) topk: &'a [i32],
 }

@@ -15,6 +15,7 @@ impl Engine {
     /// peer that is not has not arrived yet, and may be as late as for an entry.
     pub(super) fn enter_slot(&mut self, operation: u64) -> Result<usize> {
         let slot = self.slot(operation);
+        self.losses.begin(operation);
         self.wait_posted(slot, operation)?;
         if self.owed[slot] {
             self.wait_done(slot, operation, abi::TY_PHASE_ENTRY)?;

@@ -15,7 +15,8 @@ pub(super) const CHUNK: usize = 16;
 /// Terms of one row: two biases and a partial per selected peer.
 const MOST_TERMS: usize = MAX_TOPK as usize + 2;
 
-/// Where the partial rows of one peer start, and their weights, `[rows, K]`.
+/// Where the partial rows of one peer start, and their weights, `[rows, K]`. Null where they are left
+/// out, because the peer was given up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Partial {
     pub(super) x: *const u8,
@@ -44,6 +45,8 @@ pub(super) struct Sum<'a> {
     /// `[rows, H]`, and `[rows, K]`; null where no weights travel.
     pub(super) out: *mut u8,
     pub(super) out_weights: *mut f32,
+    /// `[rows]`: how many experts of each token are left out; null where nobody asks.
+    pub(super) missing: *mut u8,
     pub(super) float: FloatType,
     pub(super) row_bytes: usize,
 }
@@ -74,9 +77,10 @@ impl Sum<'_> {
         let mut count = 0;
         let biases = self.biases.iter().filter(|bias| !bias.is_null());
         let biases = biases.map(|bias| bias.wrapping_add(token * self.row_bytes));
-        let partials = self.send.fan(token as u32).iter().map(|fan| {
+        let partials = self.send.fan(token as u32).iter().filter_map(|fan| {
             let partial = self.partials[fan.rank as usize];
-            partial.x.wrapping_add(fan.index as usize * self.row_bytes)
+            let row = partial.x.wrapping_add(fan.index as usize * self.row_bytes);
+            (!partial.x.is_null()).then_some(row)
         });
         for address in biases.chain(partials) {
             // SAFETY: by this function's contract.
@@ -91,6 +95,18 @@ impl Sum<'_> {
             // SAFETY: as above.
             unsafe { self.return_weights(row, token) };
         }
+        if !self.missing.is_null() {
+            // SAFETY: as above.
+            unsafe { self.missing.add(row).write(self.left_out(token)) };
+        }
+    }
+
+    /// How many of a token's experts are left out of its sum. K is at most 32.
+    fn left_out(&self, token: usize) -> u8 {
+        let topk = self.shape.topk as usize;
+        let experts = self.topk[token * topk..][..topk].iter();
+        let peers = experts.filter_map(|e| u32::try_from(*e).ok()).map(|e| self.shape.rank_of(e));
+        peers.filter(|peer| self.partials[*peer as usize].x.is_null()).count() as u8
     }
 
     /// Brings each copy's weight back to its (token, k).
@@ -102,6 +118,7 @@ impl Sum<'_> {
         for (k, expert) in self.topk[token * topk..][..topk].iter().enumerate() {
             let peer = u32::try_from(*expert).ok().map(|e| self.shape.rank_of(e));
             let fan = self.send.fan(token as u32).iter().find(|fan| Some(fan.rank) == peer);
+            let fan = fan.filter(|fan| !self.partials[fan.rank as usize].x.is_null());
             let weight = fan.map_or(0.0, |fan| {
                 let weights = self.partials[fan.rank as usize].weights;
                 // SAFETY: `[rows, K]` of that peer, by this function's contract.

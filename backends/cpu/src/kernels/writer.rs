@@ -25,12 +25,14 @@ pub(super) struct Target {
     pub(super) ids: *mut u8,
     pub(super) weights: *mut u8,
     pub(super) source: *mut u8,
+    /// In the stage, rows lie one after the other whatever their final place.
+    pub(super) staged: bool,
 }
 
 impl Default for Target {
     fn default() -> Self {
         let none = std::ptr::null_mut();
-        Self { x: none, scales: none, ids: none, weights: none, source: none }
+        Self { x: none, scales: none, ids: none, weights: none, source: none, staged: false }
     }
 }
 
@@ -49,7 +51,6 @@ pub(super) struct RowWriter<'a> {
     pub(super) topk: &'a [i32],
     /// Expert-major: rows of all copies.
     pub(super) slot_of: Option<&'a [u32]>,
-    pub(super) x_by_slot: bool,
 }
 
 impl RowWriter<'_> {
@@ -60,7 +61,7 @@ impl RowWriter<'_> {
         let experts = &self.topk[token * topk..(token + 1) * topk];
         let slots = self.slot_of.map(|all| &all[token * topk..(token + 1) * topk]);
         let x_row = match slots {
-            Some(slots) if self.x_by_slot => {
+            Some(slots) if !target.staged => {
                 first_local(&self.shape, experts, peer).map_or(0, |k| slots[k] as usize)
             }
             _ => index,

@@ -54,6 +54,16 @@ impl Stream {
         check("write value", unsafe { sys::cuStreamWriteValue64_v2(self.raw, at, value, 0) })
     }
 
+    /// Zeroes bytes in stream order.
+    pub(crate) fn zero(&self, at: u64, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _entered = self.context.enter()?;
+        // SAFETY: as in `copy`.
+        check("zero memory", unsafe { sys::cuMemsetD8Async(at, 0, bytes as usize, self.raw) })
+    }
+
     /// Fills words in stream order.
     pub(crate) fn fill(&self, at: u64, word: u32, words: u64) -> Result<()> {
         let _entered = self.context.enter()?;

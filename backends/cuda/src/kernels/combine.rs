@@ -148,6 +148,10 @@ impl Engine {
         let (kernel, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.shape.hidden) * element;
         let pulls = Pulls::new(self.shape.ranks, row_bytes, self.most_shared);
+        if !call.missing.data.is_null() {
+            // A lost rank ends the yard, so no expert is left out of a sum.
+            self.stream.zero(call.missing.data as u64, state.tokens.into())?;
+        }
         let arguments = CombineArgs {
             common,
             routing: state.routing,

@@ -325,6 +325,18 @@ impl Engine {
             source_counts: tensor(layout.rank_counts, DType::I32, [ranks, 1]),
             ranges: of(packed, (layout.ranges, DType::I64), [local, ranks]),
             totals: tensor(layout.totals, DType::I64, [2, 1]),
+            lost: self.nobody_lost(),
+        }
+    }
+
+    /// A lost rank ends a yard on CUDA, so nobody is left out.
+    fn nobody_lost(&self) -> abi::TyTensor {
+        abi::TyTensor {
+            data: self.lost.address() as *mut u8,
+            dtype: DType::U8.code(),
+            reserved: 0,
+            shape: [self.shape.ranks.into(), 1],
+            stride: [1, 1],
         }
     }
 

@@ -66,6 +66,8 @@ pub(super) struct Engine {
     pub(super) expected: [Buffer; 2],
     /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
     pub(super) cast: [Buffer; 2],
+    /// `[R]` zeros: which ranks an output leaves out.
+    pub(super) lost: Buffer,
     /// `Face::Params`, in words of 8 bytes for its alignment.
     params: Vec<u64>,
     pub(super) handles: Vec<HandleState>,
@@ -103,6 +105,11 @@ impl Engine {
                 std::slice::from_raw_parts(plan.windows, plan.window_count),
             )
         };
+        if !plan.lost.is_null() {
+            let message = "a lost rank cannot be left out on CUDA yet";
+            return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
+                .with_fix("let a lost rank end the yard, or use kernels = \"cpu\""));
+        }
         let arena_at = windows.get(ARENA).map_or(0, |w| w.pointer as u64);
         let moe = moe_shape(shape);
         let face = link.device_face()?;
@@ -143,6 +150,7 @@ impl Engine {
                 Buffer::new(context, u64::from(moe.max_tokens) * u64::from(moe.hidden))?,
                 Buffer::new(context, 4 * u64::from(moe.max_tokens) * groups)?,
             ],
+            lost: Buffer::new(context, moe.ranks.into())?,
             params,
             handles: (0..shape.handles)
                 .map(|_| HandleState::new(context, &moe))

@@ -119,7 +119,7 @@ impl KernelSet for CudaKernels {
         Ok(KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 2,
-            reserved: 0,
+            flags: 0,
             scale_up: up,
             scale_out: out,
             window_bytes,

@@ -19,6 +19,7 @@ enum Fault {
     Window,
     Signal,
     NoGet,
+    GivenUp,
     Fabric(i32),
 }
 
@@ -54,10 +55,12 @@ impl Engine {
     ) -> usize {
         for (index, command) in batch.iter().enumerate() {
             let Some(slot) = own.take(&self.shared.slots, command) else { return index };
-            let more = own.has_room() && batch.get(index + 1).is_some_and(|c| self.is_write(c));
+            let more = own.has_room()
+                && state.may_hold_back()
+                && batch.get(index + 1).is_some_and(|next| self.follows(next, command));
             // SAFETY: by this function's contract.
             match unsafe { self.execute(state, &Job { command, slot, more }) } {
-                Ok(Outcome::UnderWay) => {}
+                Ok(Outcome::UnderWay) => self.shared.slots.start(slot),
                 Ok(Outcome::Done) => own.end(slot, abi::TY_OK),
                 Ok(Outcome::Full) => {
                     own.give_back(slot);
@@ -78,6 +81,13 @@ impl Engine {
         matches!(command.op, abi::TY_OP_PUT | abi::TY_OP_PUT_SIGNAL)
             && command.bytes > self.inject_bytes
             && !self.is_local(command.peer)
+    }
+
+    /// Whether `next` ends what the provider holds back of the batch of `command`. Under a layer of
+    /// connections each of them holds back its own.
+    #[inline]
+    fn follows(&self, next: &Command, command: &Command) -> bool {
+        self.is_write(next) && (next.peer == command.peer || !self.layered)
     }
 
     /// Whether the peer is this rank, and plain copies reach its windows.
@@ -186,7 +196,10 @@ impl Engine {
         if !state.knows(peer) {
             return Err(Fault::Peer);
         }
-        let Some(slot) = state.take_mailbox(peer) else { return Ok(Outcome::Full) };
+        let slot = match state.take_mailbox(peer) {
+            Ok(slot) => slot,
+            Err(attempt) => return posted(attempt),
+        };
         let place = Place { peer: self.shared.team.me, slot };
         transfer.bytes = size_of::<Record>();
         transfer.window = self.shared.windows.len();
@@ -276,6 +289,7 @@ fn posted(attempt: Attempt) -> Result<Outcome, Fault> {
         Attempt::Full => Ok(Outcome::Full),
         Attempt::Failed(error) => Err(Fault::Fabric(error)),
         Attempt::Unknown => Err(Fault::Peer),
+        Attempt::GivenUp => Err(Fault::GivenUp),
     }
 }
 
@@ -287,7 +301,31 @@ impl fmt::Display for Fault {
             Self::Window => f.write_str("there is no such window"),
             Self::Signal => f.write_str("there is no such signal"),
             Self::NoGet => f.write_str("get = false in the table of the transport"),
+            Self::GivenUp => f.write_str(
+                "the peer took nothing for as long as the deadline: its process or host is gone, \
+                 or it does not poll",
+            ),
             Self::Fabric(error) => write!(f, "error {error} of libfabric"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::connected;
+    use super::*;
+    use tokenyard_core::transport::NO_COMMAND;
+
+    #[test]
+    fn under_a_layer_of_connections_a_batch_is_held_back_for_its_own_peer_only() {
+        let mut rank = connected(3).remove(0);
+        let write = |peer| Command { op: abi::TY_OP_PUT, peer, bytes: 4096, ..NO_COMMAND };
+        let signal = Command { op: abi::TY_OP_SIGNAL, peer: 1, ..NO_COMMAND };
+        for (layered, to_another) in [(false, true), (true, false)] {
+            rank.engine.layered = layered;
+            assert!(rank.engine.follows(&write(1), &write(1)));
+            assert_eq!(rank.engine.follows(&write(2), &write(1)), to_another);
+            assert!(!rank.engine.follows(&signal, &write(1)), "an injected write ends no batch");
         }
     }
 }

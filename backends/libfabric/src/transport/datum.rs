@@ -15,7 +15,11 @@ const _: () = assert!(MAX_PEERS * VALUES_PER_PEER <= 1 << 14);
 
 const VALUE: u32 = 0;
 const CREDIT: u32 = 1;
-const HELLO: u32 = 2;
+const WORD: u32 = 2;
+
+/// Words, which stand in the place of a mailbox's number.
+const HELLO: u32 = 0;
+const BYE: u32 = 1;
 
 /// A mailbox: that of number `slot` among those of `peer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +50,8 @@ pub(super) enum Datum {
     Credit(Place),
     /// This peer reaches the receiver.
     Hello(u32),
+    /// This peer closes, and will take nothing more.
+    Bye(u32),
 }
 
 impl Datum {
@@ -56,7 +62,8 @@ impl Datum {
             Self::Signal { id, add } => u64::from(id << 16 | add),
             Self::Value(place) => own(VALUE, place.index()),
             Self::Credit(place) => own(CREDIT, place.index()),
-            Self::Hello(peer) => own(HELLO, peer * VALUES_PER_PEER),
+            Self::Hello(peer) => own(WORD, Place { peer, slot: HELLO }.index()),
+            Self::Bye(peer) => own(WORD, Place { peer, slot: BYE }.index()),
         }
     }
 
@@ -72,7 +79,8 @@ impl Datum {
         match upper >> 14 {
             VALUE => Some(Self::Value(place)),
             CREDIT => Some(Self::Credit(place)),
-            HELLO if place.slot == 0 => Some(Self::Hello(place.peer)),
+            WORD if place.slot == HELLO => Some(Self::Hello(place.peer)),
+            WORD if place.slot == BYE => Some(Self::Bye(place.peer)),
             _ => None,
         }
     }
@@ -88,7 +96,12 @@ mod tests {
             [0, VALUES_PER_PEER - 1].into_iter().map(move |slot| Place { peer, slot })
         });
         for place in places {
-            for datum in [Datum::Value(place), Datum::Credit(place), Datum::Hello(place.peer)] {
+            for datum in [
+                Datum::Value(place),
+                Datum::Credit(place),
+                Datum::Hello(place.peer),
+                Datum::Bye(place.peer),
+            ] {
                 assert_eq!(Datum::decode(datum.encode()), Some(datum));
             }
         }
@@ -100,7 +113,7 @@ mod tests {
 
     #[test]
     fn what_nobody_writes_is_not_a_datum() {
-        for data in [3 << 30, 2 << 30 | 1 << 16, 1 << 32, u64::MAX] {
+        for data in [3 << 30, 2 << 30 | 2 << 16, 1 << 32, u64::MAX] {
             assert_eq!(Datum::decode(data), None, "{data:#x}");
         }
     }

@@ -14,16 +14,17 @@ use super::datum::Datum;
 use super::info::Info;
 use super::lane::{Lane, Own, Slots};
 use super::objects::{Memory, Objects};
-use super::rail::{Attempt, Rail};
+use super::rail::{Attempt, Mirror, Rail, RailOptions, State};
 use super::shared::{LocalWindow, Pages, RECORD_STRIDE, Shared};
 use super::wire::{Endpoint, Extent, RailEndpoint};
+use crate::config::Flush;
 
 /// Commands that one rail takes before the next one gets some.
 const BATCH: usize = 16;
 /// Completions that may wait beside those of this rank's own commands.
 const ARRIVALS: usize = 4096;
-/// How long `drop` waits for what was posted.
-const FLUSH: Duration = Duration::from_millis(500);
+/// How long `drop` waits for what was posted, and `connect` for a greeting to leave.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// Numbers of a rail's regions.
 const MAILBOX_REGION: usize = 0;
@@ -48,12 +49,18 @@ pub(super) struct Engine {
     pub(super) staging: Pages,
     pub(super) shared: Shared,
     provider: String,
+    /// The provider is a layer over connections.
+    pub(super) layered: bool,
     pub(super) get: bool,
+    flush: Flush,
+    /// The first window whose payloads need a read-back, which reads its first bytes.
+    mirrored: Option<Memory>,
     /// Most bytes that all rails take along at once.
     pub(super) inject_bytes: u64,
     /// All windows are host memory.
     pub(super) host_only: bool,
     deadline: Duration,
+    pub(super) farewell: Duration,
     /// What a diagnosis says of the way to each peer.
     links: Vec<String>,
 }
@@ -70,9 +77,11 @@ impl Engine {
         let slots = Slots::new(needs.lanes, needs.queue_depth);
         let records = needs.lanes as usize * needs.queue_depth as usize;
         let shared = Shared::new(team, slots, needs.signals, infos.len());
-        let staging = Pages::new(records * RECORD_STRIDE);
+        // One more, where read-backs land.
+        let staging = Pages::new((records + 1) * RECORD_STRIDE);
         let provider = infos[0].provider();
         let peers = shared.ranks();
+        let options = RailOptions { peers, patience: needs.deadline, spare: staging.base() };
         let rails: Box<[Rail]> = infos
             .into_iter()
             .enumerate()
@@ -85,7 +94,7 @@ impl Engine {
                     // SAFETY: the pages live as long as the engine, whose rails are dropped first.
                     unsafe { objects.register(&memory)? };
                 }
-                Ok(Rail::new(index, objects, peers))
+                Ok(Rail::new(index, objects, options))
             })
             .collect::<Result<_>>()?;
         let lanes = (0..needs.lanes).map(|id| Lane::new(id, needs.queue_depth)).collect();
@@ -98,11 +107,15 @@ impl Engine {
             depth: needs.queue_depth,
             staging,
             shared,
+            layered: provider.contains(';'),
             provider,
             get: settings.get,
+            flush: settings.flush,
+            mirrored: None,
             inject_bytes,
             host_only: true,
             deadline: needs.deadline,
+            farewell: FAREWELL,
             links,
         })
     }
@@ -129,6 +142,10 @@ impl Engine {
         }
         let local = LocalWindow::new(window);
         self.host_only &= local.is_host();
+        if self.mirrored.is_none() && (self.flush == Flush::Always || !local.is_host()) {
+            let bytes = memory.bytes.min(size_of::<u64>());
+            self.mirrored = Some(Memory { bytes, access: FI_REMOTE_READ, ..memory });
+        }
         self.shared.windows.push(local);
         Ok(())
     }
@@ -176,9 +193,30 @@ impl Engine {
         }
         self.links[peer as usize] = self.describe(&endpoint);
         if peer == self.shared.team.me {
-            return Ok(());
+            return self.read_back_if_needed();
         }
         self.greet(peer)
+    }
+
+    /// Makes payloads visible before signals where completions do not (INV-1). This rank is connected
+    /// to itself. The window is registered once more, with a key that peers are not told.
+    fn read_back_if_needed(&mut self) -> Result<()> {
+        let Some(window) = self.mirrored else { return Ok(()) };
+        let me = self.shared.team.me;
+        let landing = self.staging.record(self.lanes.len() * self.depth as usize).cast::<u8>();
+        let bytes = size_of::<u64>();
+        for rail in &mut self.rails {
+            let state = rail.get_mut();
+            let virtual_addresses = state.objects.info.mr_mode() & FI_MR_VIRT_ADDR != 0;
+            let base = if virtual_addresses { window.base as u64 } else { 0 };
+            let here = Memory { base: landing, bytes, interface: 0, device: 0, access: FI_READ };
+            // SAFETY: the window outlives this instance, by the contract of `register`; the pages live
+            // as long as the engine, whose rails are dropped first.
+            let (source, region) =
+                unsafe { (state.objects.register(&window)?, state.objects.register(&here)?) };
+            state.read_back_first(me, Mirror { source, base, landing, region }, ARRIVALS);
+        }
+        Ok(())
     }
 
     /// Once all peers are connected, nobody opens the memory of the provider `shm` by its name any
@@ -231,43 +269,56 @@ impl Engine {
         text
     }
 
-    /// Waits until this rank and `peer` have heard each other on every rail. Ranks connect to
-    /// their peers in ascending order, so no ring of them can wait for one another.
+    /// Waits until this rank has heard `peer` on every rail, and until its own greetings have left,
+    /// so that the peer hears them although this rank may rest then. Ranks connect to their peers in
+    /// ascending order, so no ring of them can wait for one another.
     fn greet(&mut self, peer: u32) -> Result<()> {
         let until = Instant::now() + self.deadline;
-        let me = self.shared.team.me;
-        let mut said = vec![false; self.rails.len()];
+        let mut steps = vec![Greeting::Unsaid; self.rails.len()];
+        let mut heard = None;
         loop {
-            let mut silent = 0;
-            for (rail, said) in self.rails.iter_mut().zip(&mut said) {
+            let (mut silent, mut leaving) = (0, false);
+            for (rail, step) in self.rails.iter_mut().zip(&mut steps) {
                 let state = rail.get_mut();
-                if !*said {
-                    match state.send(peer, Datum::Hello(me)) {
-                        Attempt::Posted => *said = true,
-                        Attempt::Full => {}
-                        Attempt::Failed(error) => return Err(self.unreachable(peer, error)),
-                        Attempt::Unknown => return Err(self.unreachable(peer, FI_ENOKEY)),
-                    }
+                if let Err(error) = step.go_on(state, peer, self.shared.team.me) {
+                    return Err(self.unreachable(peer, error));
                 }
                 state.drive(&self.shared);
-                silent += usize::from(!*said || !state.peers[peer as usize].greeted);
+                let unsaid = *step == Greeting::Unsaid;
+                silent += usize::from(unsaid || !state.peers[peer as usize].greeted);
+                leaving |= *step != Greeting::Followed || state.fence_is_out();
             }
             if silent == 0 {
-                return Ok(());
+                // A provider that asks the peer for an answer may get none: it may rest by now.
+                let heard = *heard.get_or_insert_with(Instant::now);
+                if !leaving || self.delivers() || heard.elapsed() >= self.farewell {
+                    return Ok(());
+                }
             }
             self.shared.health()?;
             if Instant::now() >= until {
-                let message = format!(
-                    "found {silent} of {} rails silent after {:?}; expected an answer on each",
-                    self.rails.len(),
-                    self.deadline
-                );
-                return Err(Error::new(ErrorKind::Deadline, "connect", message)
-                    .with_context("link", &self.links[peer as usize])
-                    .with_fix("look whether the addresses reach each other, and at the firewall"));
+                return Err(self.unheard(peer, silent));
             }
             std::thread::yield_now();
         }
+    }
+
+    #[cold]
+    fn unheard(&self, peer: u32, silent: usize) -> Error {
+        let message = format!(
+            "found {silent} of {} rails silent after {:?}; expected an answer on each",
+            self.rails.len(),
+            self.deadline
+        );
+        Error::new(ErrorKind::Deadline, "connect", message)
+            .with_context("link", &self.links[peer as usize])
+            .with_fix("look whether the addresses reach each other, and at the firewall")
+    }
+
+    /// The provider `shm` has delivered what it accepted. A write more would touch a peer's memory,
+    /// which may be gone by now if the peer is a thread of this process.
+    fn delivers(&self) -> bool {
+        self.provider == "shm"
     }
 
     fn unreachable(&self, peer: u32, error: i32) -> Error {
@@ -280,7 +331,7 @@ impl Engine {
         self.links.get(peer as usize).map_or("no such peer", String::as_str)
     }
 
-    fn lane(&self, lane: u32) -> Result<std::sync::MutexGuard<'_, Own>, i32> {
+    pub(super) fn lane(&self, lane: u32) -> Result<std::sync::MutexGuard<'_, Own>, i32> {
         self.lanes.get(lane as usize).and_then(Lane::enter).ok_or(abi::TY_INTERNAL)
     }
 
@@ -327,6 +378,12 @@ impl Engine {
         })
     }
 
+    /// A rail that no other thread is using.
+    #[cfg(test)]
+    pub(super) fn rail(&self, rail: usize) -> std::sync::MutexGuard<'_, State> {
+        self.rails[rail].try_enter().unwrap()
+    }
+
     /// Numbers of all rails.
     pub(super) fn all_rails(&self) -> &[usize] {
         &self.all_rails
@@ -343,21 +400,29 @@ impl Engine {
         state.map(|state| state.objects.info.cpus()).unwrap_or_default()
     }
 
+    /// Ends the access of peers through a rail (INV-8).
+    pub(super) fn close(&self, rail: usize) {
+        self.rails[rail].close();
+    }
+
     /// Waits a bounded time for what was posted: for commands until they are done, for what has no
-    /// completion until a fence behind it is. The provider `shm` has delivered what it accepted; a
-    /// fence would touch a peer's memory, which may be gone by now if the peer is a thread of this
-    /// process. The same holds for credits, which a rank that closes has no use for.
-    fn flush(&mut self) {
-        let until = Instant::now() + FLUSH;
-        let delivers = self.provider == "shm";
+    /// completion until a fence behind it is. Peers that have left are not waited for, and those that
+    /// stay are told that this rank leaves. A rank that closes has no use for credits. Returns whether
+    /// all has ended.
+    pub(super) fn flush(&mut self) -> bool {
+        let until = Instant::now() + self.farewell;
+        // Who has left says so in what was not read yet.
+        self.progress(&self.all_rails);
+        let (me, delivers) = (self.shared.team.me, self.delivers());
         let mut fences: Vec<(usize, u32)> = Vec::new();
-        for (index, rail) in self.rails.iter_mut().enumerate() {
+        for (index, rail) in self.rails.iter_mut().enumerate().filter(|_| !delivers) {
             let state = rail.get_mut();
             state.forgive();
-            let peers = (0..).zip(&state.peers).filter(|(_, peer)| peer.unflushed && !delivers);
+            state.say_goodbye(me);
+            let peers = (0..).zip(&state.peers).filter(|(_, peer)| peer.unflushed);
             fences.extend(peers.map(|(peer, _)| (index, peer)));
         }
-        while Instant::now() < until {
+        loop {
             self.progress(&self.all_rails);
             let shared = &self.shared;
             let busy = self.lanes.iter().filter_map(Lane::enter).any(|mut own| {
@@ -366,15 +431,44 @@ impl Engine {
             });
             fences.retain(|(rail, peer)| {
                 let state = self.rails[*rail].get_mut();
-                state.post_fence(*peer) == Attempt::Full
+                !state.peers[*peer as usize].left && state.post_fence(*peer) == Attempt::Full
             });
             let fenced = self.rails.iter_mut().all(|rail| !rail.get_mut().fence_is_out());
             if !busy && fenced && fences.is_empty() {
-                return;
+                return true;
+            }
+            if Instant::now() >= until {
+                tracing::debug!("closed with commands that were not done: {:?}", self.farewell);
+                return false;
             }
             std::thread::yield_now();
         }
-        tracing::debug!("closed with commands that were not done after {FLUSH:?}");
+    }
+}
+
+/// How far a greeting has come on one rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Greeting {
+    Unsaid,
+    Said,
+    /// A fence was posted behind it, or cannot be.
+    Followed,
+}
+
+impl Greeting {
+    /// Takes the next step, if it can be taken now. `Err`: a positive error number.
+    fn go_on(&mut self, state: &mut State, peer: u32, me: u32) -> Result<(), i32> {
+        match *self {
+            Self::Unsaid => match state.send(peer, Datum::Hello(me)) {
+                Attempt::Posted => *self = Self::Said,
+                Attempt::Full | Attempt::GivenUp => {}
+                Attempt::Failed(error) => return Err(error),
+                Attempt::Unknown => return Err(FI_ENOKEY),
+            },
+            Self::Said if state.post_fence(peer) != Attempt::Full => *self = Self::Followed,
+            Self::Said | Self::Followed => {}
+        }
+        Ok(())
     }
 }
 

@@ -1,19 +1,25 @@
 //! Asks libfabric what there is, and chooses the rails.
 
 use std::ffi::{CStr, CString, c_char};
+use std::path::Path;
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_fabric::consts::*;
 use tokenyard_sys_fabric::types::{FI_BUS_PCI, fi_info};
 use tokenyard_sys_fabric::{Library, LoadError};
 
-use super::{Settings, numa};
-use crate::config::{MAX_RAILS, Rails};
+use super::{Settings, interfaces, numa};
+use crate::config::{Flush, MAX_RAILS, Rails};
 
 /// Providers that drive no NIC of their own: their interfaces share one network stack, so more
 /// than one rail is for the operator to ask for.
 const WITHOUT_NIC: [&str; 5] = ["tcp", "udp", "shm", "net", "sockets"];
+
+/// How long an interface that is up may take to get an address.
+const ADDRESS_WAIT: Duration = Duration::from_secs(2);
 
 /// How RMA writes reach memory: what this backend can do for a provider.
 const MR_MODE: i32 =
@@ -66,6 +72,21 @@ impl Info {
     pub(super) fn domain(&self) -> String {
         // SAFETY: as in `provider`.
         text(unsafe { (*self.get().domain_attr).name })
+    }
+
+    fn fabric(&self) -> String {
+        // SAFETY: as in `provider`.
+        text(unsafe { (*self.get().fabric_attr).name })
+    }
+
+    /// Whether the provider is a layer over another one's connections.
+    pub(super) fn is_layered(&self) -> bool {
+        self.provider().contains(';')
+    }
+
+    /// Whether that layer is `ofi_rxm`.
+    pub(super) fn is_over_connections(&self) -> bool {
+        self.provider().contains("ofi_rxm")
     }
 
     pub(super) fn mr_mode(&self) -> i32 {
@@ -150,6 +171,9 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
         Error::new(ErrorKind::Unavailable, "probe", e.to_string()).with_fix(PACKAGE)
     })?;
     let mut found = query(library, settings)?;
+    if settings.rails == Rails::Auto && !has_nic(&found) {
+        found = past_loopback(library, settings, found)?;
+    }
     if settings.rails == Rails::Auto && found.iter().any(Info::is_near) {
         found.retain(Info::is_near);
     }
@@ -160,6 +184,32 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
     })?;
     let mut found: Vec<_> = found.into_iter().map(Some).collect();
     Ok(chosen.into_iter().filter_map(|index| found[index].take()).collect())
+}
+
+/// Waits a moment where only the loopback interface can be used although another one is up: that one
+/// is about to get its address.
+fn past_loopback(
+    library: &'static Library,
+    settings: &Settings,
+    mut found: Vec<Info>,
+) -> Result<Vec<Info>> {
+    static WAITED: AtomicBool = AtomicBool::new(false);
+    // Once per process: an interface that got no address by then gets none.
+    let patience = if WAITED.swap(true, Ordering::Relaxed) { Duration::ZERO } else { ADDRESS_WAIT };
+    let until = Instant::now() + patience;
+    loop {
+        let others = interfaces::up(Path::new(interfaces::CLASS));
+        if others.is_empty() || !found.iter().all(Info::is_loopback) {
+            return Ok(found);
+        }
+        if Instant::now() >= until {
+            let others = others.join(", ");
+            tracing::warn!("rails = \"auto\" takes lo: no address that can be used on {others}");
+            return Ok(found);
+        }
+        std::thread::sleep(ADDRESS_WAIT / 20);
+        found = query(library, settings)?;
+    }
 }
 
 /// Whether the provider drives NICs of its own.
@@ -224,7 +274,8 @@ fn query(library: &'static Library, settings: &Settings) -> Result<Vec<Info>> {
     for info in list.entries()? {
         let same = found.first().is_none_or(|first| first.provider() == info.provider());
         let new = found.iter().all(|known| known.domain() != info.domain());
-        if same && new && info.cq_data_bytes() >= 4 {
+        let usable = info.cq_data_bytes() >= 4 && !is_direct(&info.fabric());
+        if same && new && usable {
             found.push(info);
         }
     }
@@ -234,6 +285,12 @@ fn query(library: &'static Library, settings: &Settings) -> Result<Vec<Info>> {
         return Err(Error::new(ErrorKind::Unavailable, "probe", message));
     }
     Ok(found)
+}
+
+/// Whether a fabric is the one of libfabric 2 that leaves out the software of the provider efa. It has
+/// other limits, for which this backend was not made.
+fn is_direct(fabric: &str) -> bool {
+    fabric == "efa-direct"
 }
 
 /// A list that `fi_getinfo` made.
@@ -260,7 +317,9 @@ impl List {
             return Err(ENOMEM);
         }
         let hints = Self { library, head: hints };
-        let get = if settings.get { FI_READ | FI_REMOTE_READ } else { 0 };
+        // Device memory needs reads of this rank's own, for read-backs.
+        let reads = settings.get || settings.hmem || settings.flush == Flush::Always;
+        let get = if reads { FI_READ | FI_REMOTE_READ } else { 0 };
         let hmem = if settings.hmem { FI_HMEM } else { 0 };
         // SAFETY: fresh hints, whose structures `fi_dupinfo` made. The name is ours: it is taken
         // out again before libfabric frees the hints.
@@ -326,6 +385,12 @@ mod tests {
     fn auto_is_all_nics_or_one_interface() {
         assert_eq!(select(&Rails::Auto, &names(), true), Ok(vec![0, 1, 2]));
         assert_eq!(select(&Rails::Auto, &names(), false), Ok(vec![0]));
+    }
+
+    #[test]
+    fn the_fabric_efa_is_taken_and_its_direct_sibling_is_not() {
+        assert!(is_direct("efa-direct"));
+        assert!(!is_direct("efa") && !is_direct("IB-0xfe80000000000000"));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use tokenyard_core::abi;
@@ -27,6 +27,8 @@ struct Slot {
     next: AtomicU32,
     status: AtomicI32,
     peer: AtomicU32,
+    /// The provider has accepted the command and its completion has not come.
+    under_way: AtomicBool,
 }
 
 /// The slots of all lanes.
@@ -50,6 +52,7 @@ impl Slots {
             next: AtomicU32::new(NONE),
             status: AtomicI32::new(abi::TY_OK),
             peer: AtomicU32::new(0),
+            under_way: AtomicBool::new(false),
         };
         Self {
             all: (0..lanes as usize * depth as usize).map(|_| slot()).collect(),
@@ -76,9 +79,22 @@ impl Slots {
         self.all[slot as usize].peer.load(Ordering::Relaxed)
     }
 
-    /// Ends the command of a slot. Any thread, once per command.
+    /// The provider has accepted the command of a slot. Called while its rail is held, so that no
+    /// completion comes before.
+    #[inline]
+    pub(super) fn start(&self, slot: u32) {
+        self.all[slot as usize].under_way.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the command of a slot. Called by whoever holds the command's rail. What a provider reports
+    /// a second time changes nothing: it would tie the list of done slots into a ring.
     pub(super) fn complete(&self, slot: u32, status: i32) {
         let it = &self.all[slot as usize];
+        // Not a swap: nobody else holds this rail.
+        if !it.under_way.load(Ordering::Relaxed) {
+            return;
+        }
+        it.under_way.store(false, Ordering::Relaxed);
         it.status.store(status, Ordering::Relaxed);
         let list = &self.done[(slot / self.depth) as usize];
         let mut head = list.load(Ordering::Relaxed);
@@ -231,6 +247,7 @@ mod tests {
         let one = own.take(&slots, &command(7, abi::TY_FLAG_NOTIFY)).unwrap();
         let two = own.take(&slots, &command(8, 0)).unwrap();
         assert!(own.take(&slots, &command(9, 0)).is_none() && !own.is_idle());
+        [one, two].iter().for_each(|slot| slots.start(*slot));
         slots.complete(two, abi::TY_OK);
         slots.complete(one, abi::TY_OK);
         own.collect(&slots);
@@ -248,11 +265,29 @@ mod tests {
         let (slots, lane) = (Slots::new(1, 4), Lane::new(0, 4));
         let mut own = lane.enter().unwrap();
         let slot = own.take(&slots, &command(3, 0)).unwrap();
+        slots.start(slot);
         slots.complete(slot, abi::TY_TRANSPORT);
         own.collect(&slots);
         let mut events = [NO_EVENT; 1];
         assert_eq!(own.take_events(&mut events), 1);
         assert_eq!((events[0].kind, events[0].status), (abi::TY_EVENT_ERROR, abi::TY_TRANSPORT));
+    }
+
+    #[test]
+    fn a_completion_that_is_reported_twice_ends_its_command_once() {
+        let (slots, lane) = (Slots::new(1, 4), Lane::new(0, 4));
+        let mut own = lane.enter().unwrap();
+        let [one, two] = [1, 2].map(|tag| own.take(&slots, &command(tag, 0)).unwrap());
+        [one, two].iter().for_each(|slot| slots.start(*slot));
+        slots.complete(one, abi::TY_TRANSPORT);
+        slots.complete(two, abi::TY_TRANSPORT);
+        slots.complete(one, abi::TY_TRANSPORT);
+        own.collect(&slots);
+        let mut events = [NO_EVENT; 4];
+        assert_eq!(own.take_events(&mut events), 2);
+        slots.complete(one, abi::TY_OK);
+        own.collect(&slots);
+        assert!(own.is_idle(), "a slot that is free stays free once");
     }
 
     #[test]
@@ -281,6 +316,7 @@ mod tests {
         let mut own = lane.enter().unwrap();
         let taken: Vec<_> = (0..512)
             .map(|tag| own.take(&slots, &command(tag, abi::TY_FLAG_NOTIFY)).unwrap())
+            .inspect(|slot| slots.start(*slot))
             .collect();
         let mut tags = Vec::new();
         std::thread::scope(|scope| {

@@ -12,7 +12,11 @@ use super::info::Info;
 
 /// An open object; `T` is one of the `fid_*` structures, which all start with a `fid`.
 #[derive(Debug)]
-pub(super) struct Object<T>(NonNull<T>);
+pub(super) struct Object<T> {
+    raw: NonNull<T>,
+    /// The object outlives its owner.
+    stays_open: bool,
+}
 
 // SAFETY: libfabric's objects belong to no thread. Who uses one at a time is for the rail to say.
 unsafe impl<T> Send for Object<T> {}
@@ -24,20 +28,23 @@ impl<T> Object<T> {
         let raw = NonNull::new(raw).ok_or_else(|| {
             Error::new(ErrorKind::System, "open libfabric object", "the provider made none")
         })?;
-        Ok(Self(raw))
+        Ok(Self { raw, stays_open: false })
     }
 
     pub(super) fn raw(&self) -> *mut T {
-        self.0.as_ptr()
+        self.raw.as_ptr()
     }
 
     pub(super) fn fid(&self) -> *mut fid {
-        self.0.as_ptr().cast()
+        self.raw.as_ptr().cast()
     }
 }
 
 impl<T> Drop for Object<T> {
     fn drop(&mut self) {
+        if self.stays_open {
+            return;
+        }
         // SAFETY: open, and closed once. Owners hold objects in the order in which they close.
         let status = unsafe { calls::close(self.fid()) };
         if status != 0 {
@@ -45,6 +52,11 @@ impl<T> Drop for Object<T> {
         }
     }
 }
+
+/// What mostly is wrong with layers over connections.
+const UNIVERSE: &str = "the layer makes queues for FI_UNIVERSE_SIZE peers (256 unless set), which may be \
+     more than the NIC has (ibv_devinfo -v: max_cqe): set FI_UNIVERSE_SIZE to a little more than the \
+     number of ranks, in the environment of all of them";
 
 /// Makes an error of a call that failed.
 pub(super) fn failed(library: &Library, operation: &'static str, error: i32) -> Error {
@@ -55,11 +67,12 @@ pub(super) fn failed(library: &Library, operation: &'static str, error: i32) -> 
 #[derive(Debug)]
 pub(super) struct Objects {
     regions: Vec<Object<fid_mr>>,
-    pub(super) ep: Object<fid_ep>,
+    /// `None`: closed.
+    ep: Option<Object<fid_ep>>,
     pub(super) cq: Object<fid_cq>,
     pub(super) av: Object<fid_av>,
     domain: Object<fid_domain>,
-    _fabric: Object<fid_fabric>,
+    fabric: Object<fid_fabric>,
     pub(super) info: Info,
 }
 
@@ -75,13 +88,26 @@ pub(super) struct Memory {
     pub(super) access: u64,
 }
 
+// SAFETY: an address; each access says why it may.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 impl Objects {
     /// Opens everything and enables the endpoint. `peers` will be reached, `entries` completions
     /// may wait to be read.
     pub(super) fn open(info: Info, peers: usize, entries: usize) -> Result<Self> {
         let library = info.library();
         let fail = |operation: &'static str, status: i32| {
-            failed(library, operation, -status).with_context("interface", info.domain())
+            let error =
+                failed(library, operation, -status).with_context("interface", info.domain());
+            if info.is_layered() { error.with_fix(UNIVERSE) } else { error }
         };
         let opened = |operation: &'static str, status: i32| match status {
             0 => Ok(()),
@@ -108,17 +134,53 @@ impl Objects {
             }
             keep_off_shared_memory(&ep);
             opened("fi_enable", calls::enable(ep.fid()))?;
-            Ok(Self { regions: Vec::new(), ep, cq, av, domain, _fabric: fabric, info })
+            Ok(Self { regions: Vec::new(), ep: Some(ep), cq, av, domain, fabric, info })
         }
+    }
+
+    /// The endpoint, unless it was closed.
+    #[inline]
+    pub(super) fn ep(&self) -> Option<*mut fid_ep> {
+        self.ep.as_ref().map(Object::raw)
+    }
+
+    /// Closes the regions and the endpoint: nobody reads or writes through them any more (INV-8).
+    pub(super) fn close(&mut self) {
+        self.regions.clear();
+        self.leave_open();
+        self.ep = None;
+    }
+
+    /// Under `ofi_rxm` the endpoint, and what it hangs on, stays open for the life of the process: with
+    /// messages of a peer that has closed still in its queue, closing one crashes
+    /// (<https://github.com/ofiwg/libfabric/issues/11828>). Nobody reaches memory through it once the
+    /// regions are closed.
+    fn leave_open(&mut self) {
+        if !self.info.is_over_connections() {
+            return;
+        }
+        if let Some(ep) = &mut self.ep {
+            ep.stays_open = true;
+        }
+        self.cq.stays_open = true;
+        self.av.stays_open = true;
+        self.domain.stays_open = true;
+        self.fabric.stays_open = true;
+    }
+
+    fn open_ep(&self) -> Result<*mut fid_ep> {
+        self.ep().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "use the endpoint", "it was closed after a failure")
+        })
     }
 
     /// The address of the endpoint, in the provider's own form.
     pub(super) fn address(&self) -> Result<Vec<u8>> {
         let mut address = vec![0_u8; 256];
         let mut bytes = address.len();
+        let ep = self.open_ep()?;
         // SAFETY: the endpoint is enabled; the room is as long as said.
-        let status =
-            unsafe { calls::getname(self.ep.raw(), address.as_mut_ptr().cast(), &mut bytes) };
+        let status = unsafe { calls::getname(ep, address.as_mut_ptr().cast(), &mut bytes) };
         if status != 0 {
             return Err(failed(self.info.library(), "fi_getname", -status));
         }
@@ -192,9 +254,10 @@ impl Objects {
         // SAFETY: just registered.
         let region = unsafe { Object::new(region) }.map_err(|_| FI_ENOKEY)?;
         if self.info.mr_mode() & FI_MR_ENDPOINT != 0 {
+            let ep = self.ep().ok_or(FI_ENOKEY)?;
             // SAFETY: both objects are open, and the endpoint is enabled.
             let status = unsafe {
-                match calls::bind(region.fid(), self.ep.fid(), 0) {
+                match calls::bind(region.fid(), ep.cast(), 0) {
                     0 => calls::enable(region.fid()),
                     status => status,
                 }
@@ -212,10 +275,10 @@ impl Objects {
         unsafe { (*self.regions[region].raw()).key }
     }
 
-    /// What transfers need to use a region here.
+    /// What transfers need to use a region here; null once all is closed.
     pub(super) fn descriptor(&self, region: usize) -> *mut c_void {
         // SAFETY: the region is open.
-        unsafe { (*self.regions[region].raw()).mem_desc }
+        self.regions.get(region).map_or(null_mut(), |region| unsafe { (*region.raw()).mem_desc })
     }
 
     /// An address in words.

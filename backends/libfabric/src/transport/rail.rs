@@ -1,22 +1,30 @@
 //! One rail: an endpoint on one NIC, used by one thread at a time.
 
 mod errors;
+mod mailboxes;
+mod patience;
+mod read_back;
+mod words;
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_sys_fabric::calls;
 use tokenyard_sys_fabric::consts::*;
 use tokenyard_sys_fabric::types::*;
 
-use super::datum::{Datum, Place, VALUES_PER_PEER};
+use super::datum::{Datum, VALUES_PER_PEER};
 use super::objects::{Objects, failed};
 use super::shared::Shared;
 use super::wire::{Extent, RailEndpoint};
+use patience::Refusals;
+pub(super) use read_back::Mirror;
+use read_back::ReadBack;
 
 /// Completions that one look at the queue takes.
 const LOOK: usize = 16;
@@ -32,6 +40,16 @@ const EAVAIL: isize = -(FI_EAVAIL as isize);
 #[derive(Debug)]
 pub(super) struct Rail(Mutex<State>);
 
+/// What a rail is made with beside its objects.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RailOptions {
+    pub(super) peers: u32,
+    /// How long a peer may be refused before it is given up.
+    pub(super) patience: Duration,
+    /// Lies in the staging region of the objects, and outlives the rail.
+    pub(super) spare: *mut u8,
+}
+
 /// What belongs to whoever is using the rail.
 #[derive(Debug)]
 pub(super) struct State {
@@ -39,9 +57,19 @@ pub(super) struct State {
     pub(super) objects: Objects,
     interface: String,
     pub(super) peers: Box<[Peer]>,
+    /// How long a peer may be refused before it is given up.
+    pub(super) patience: Duration,
+    /// Number of the peers' mailboxes among their windows.
+    mailboxes: usize,
+    /// The provider is a layer over connections, each with a doorbell of its own.
+    layered: bool,
+    /// Registered memory that is never read, for writes of no bytes.
+    spare: *mut u8,
+    read_back: Option<ReadBack>,
     /// Credits that could not be sent yet.
     owed: u32,
-    /// A batch ended early, and the provider waits for its end: whoever it was for.
+    /// A batch ended early, and the provider waits for its end: whoever it was for. Under a layer of
+    /// connections, that of this peer.
     doorbell: Option<u32>,
     /// The context of what is injected to each peer, where operations may share one; else none.
     markers: Box<[UnsafeCell<fi_context2>]>,
@@ -49,7 +77,8 @@ pub(super) struct State {
     fence_is_out: bool,
 }
 
-// SAFETY: the context holds pointers of libfabric's own, which belong to no thread.
+// SAFETY: the contexts hold pointers of libfabric's own, which belong to no thread; `spare` is an
+// address.
 unsafe impl Send for State {}
 
 /// A peer, as this rail reaches it.
@@ -66,6 +95,14 @@ pub(super) struct Peer {
     owed: u32,
     /// Something was sent that has no completion.
     pub(super) unflushed: bool,
+    /// It has said that it closes.
+    pub(super) left: bool,
+    /// While the provider takes nothing for it.
+    refused: Refusals,
+    /// While it gives no mailbox back.
+    starved: Refusals,
+    /// It was refused for too long: nothing is tried any more (INV-6).
+    given_up: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +132,10 @@ pub(super) enum Attempt {
     Full,
     /// A positive error number.
     Failed(i32),
-    /// The peer or its window is not known.
+    /// The peer or its window is not known, or the rail is closed.
     Unknown,
+    /// The peer was refused for too long.
+    GivenUp,
 }
 
 impl Attempt {
@@ -111,15 +150,22 @@ impl Attempt {
 }
 
 impl Rail {
-    pub(super) fn new(index: usize, objects: Objects, peers: u32) -> Self {
+    pub(super) fn new(index: usize, objects: Objects, options: RailOptions) -> Self {
+        let RailOptions { peers, patience, spare } = options;
         let context = || UnsafeCell::new(fi_context2 { internal: [null_mut(); 8] });
         let markers = if objects.info.leaves_contexts() { peers } else { 0 };
         let interface = format!("{} {}", objects.info.provider(), objects.info.domain());
+        let layered = objects.info.is_layered();
         Self(Mutex::new(State {
             index,
             objects,
             interface,
             peers: (0..peers).map(|_| Peer::default()).collect(),
+            patience,
+            mailboxes: 0,
+            layered,
+            spare,
+            read_back: None,
             owed: 0,
             doorbell: None,
             markers: (0..markers).map(|_| context()).collect(),
@@ -148,6 +194,13 @@ impl Rail {
             std::hint::spin_loop();
         }
         None
+    }
+
+    /// Ends the access of peers to this rank and of the NIC to its sources (INV-8). What is posted
+    /// afterwards fails.
+    pub(super) fn close(&self) {
+        let mut state = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.objects.close();
     }
 
     /// For calls that have the whole transport.
@@ -190,6 +243,7 @@ impl State {
                 .with_context("address", self.objects.words(&endpoint.address)));
         }
         let remotes = extents.iter().zip(&endpoint.keys);
+        self.mailboxes = extents.len() - 1;
         self.peers[peer as usize] = Peer {
             address,
             windows: remotes.map(|(extent, key)| Remote { base: extent.base, key: *key }).collect(),
@@ -217,14 +271,6 @@ impl State {
             format!("found an address of {found} bytes; expected {own}")
         };
         Err(Error::new(ErrorKind::Protocol, "read endpoint", message))
-    }
-
-    /// Where a transfer goes.
-    #[inline]
-    fn target(&self, transfer: &Transfer) -> Option<(fi_addr_t, u64, u64)> {
-        let peer = self.peers.get(transfer.peer as usize)?;
-        let remote = peer.windows.get(transfer.window)?;
-        Some((peer.address, remote.base.wrapping_add(transfer.offset), remote.key))
     }
 
     /// Writes a few bytes; they are copied, and a completion comes only if it fails. Then it names
@@ -278,10 +324,17 @@ impl State {
         });
         match attempt {
             Attempt::Posted if more => self.doorbell = Some(transfer.peer),
-            Attempt::Posted => self.doorbell = None,
+            Attempt::Posted if !self.layered || self.doorbell == Some(transfer.peer) => {
+                self.doorbell = None;
+            }
             _ => {}
         }
         attempt
+    }
+
+    /// Whether a write may leave its doorbell to the next: not while an earlier batch waits for it.
+    pub(super) fn may_hold_back(&self) -> bool {
+        self.doorbell.is_none() || !self.layered
     }
 
     /// Reads from the peer; `context` comes back when the bytes are there.
@@ -300,9 +353,21 @@ impl State {
         context: *mut c_void,
         post: impl FnOnce(*mut fid_ep, &fi_msg_rma) -> isize,
     ) -> Attempt {
-        let Some((to, address, key)) = self.target(transfer) else { return Attempt::Unknown };
+        let peer = transfer.peer as usize;
+        let (Some(ep), Some(known)) = (self.objects.ep(), self.peers.get(peer)) else {
+            return Attempt::Unknown;
+        };
+        let Some(remote) = known.windows.get(transfer.window) else { return Attempt::Unknown };
+        if known.given_up {
+            return Attempt::GivenUp;
+        }
+        let to = known.address;
         let local = iovec { iov_base: transfer.local.cast(), iov_len: transfer.bytes };
-        let remote = fi_rma_iov { addr: address, len: transfer.bytes, key };
+        let remote = fi_rma_iov {
+            addr: remote.base.wrapping_add(transfer.offset),
+            len: transfer.bytes,
+            key: remote.key,
+        };
         let mut descriptor = transfer.descriptor;
         let message = fi_msg_rma {
             msg_iov: &local,
@@ -314,39 +379,23 @@ impl State {
             context,
             data: transfer.datum.map_or(0, Datum::encode),
         };
-        Attempt::of(post(self.objects.ep.raw(), &message))
-    }
-
-    /// A mailbox of `peer` that this rank may fill; it is taken.
-    pub(super) fn take_mailbox(&mut self, peer: u32) -> Option<u32> {
-        let free = &mut self.peers.get_mut(peer as usize)?.free_values;
-        let slot = free.trailing_zeros();
-        if slot == u32::BITS {
-            return None;
+        let attempt = Attempt::of(post(ep, &message));
+        if attempt == Attempt::Full {
+            return self.refused(peer, |peer| &mut peer.refused);
         }
-        *free &= !(1 << slot);
-        Some(slot)
+        self.peers[peer].refused = Refusals::default();
+        attempt
     }
 
-    /// Gives back a mailbox that was taken and not filled.
-    pub(super) fn leave_mailbox(&mut self, peer: u32, slot: u32) {
-        self.peers[peer as usize].free_values |= 1 << slot;
-    }
-
-    /// Sends a datum alone.
-    #[inline]
-    pub(super) fn send(&mut self, peer: u32, datum: Datum) -> Attempt {
-        let transfer = self.nothing(peer, Some(datum));
-        self.inject(&transfer)
-    }
-
-    /// A write of no bytes.
-    #[inline]
-    fn nothing(&self, peer: u32, datum: Option<Datum>) -> Transfer {
-        let window = self.peers.get(peer as usize).map_or(0, |p| p.windows.len().max(1) - 1);
-        // Nothing is read there, but a null pointer is not every provider's taste.
-        let local = self.fence.get().cast();
-        Transfer { peer, local, descriptor: null_mut(), bytes: 0, window, offset: 0, datum }
+    /// What is refused to a peer is tried again, but not for ever (INV-6): others wait behind it.
+    #[cold]
+    fn refused(&mut self, peer: usize, kind: fn(&mut Peer) -> &mut Refusals) -> Attempt {
+        let peer = &mut self.peers[peer];
+        if kind(peer).one_more(Instant::now(), self.patience) {
+            return Attempt::Full;
+        }
+        peer.given_up = true;
+        Attempt::GivenUp
     }
 
     /// Reads completions, and sends what is owed. Returns whether there were any.
@@ -378,6 +427,9 @@ impl State {
         if self.doorbell.is_some() {
             self.ring();
         }
+        if self.read_back.is_some() {
+            moved |= self.read_if_due(shared);
+        }
         moved
     }
 
@@ -387,7 +439,7 @@ impl State {
             // INV-1: fi_cq(3), "Target completion semantics": a completion at the target says
             // that the data is in its buffer, whatever the writer asked for.
             match Datum::decode(entry.data) {
-                Some(Datum::Signal { id, add }) if shared.raise(id, add) => {}
+                Some(Datum::Signal { id, add }) => self.signal_came(shared, id, add),
                 Some(datum) => self.own_datum(shared, datum),
                 None => self.distrust(shared, None, "data that nobody writes"),
             }
@@ -395,6 +447,17 @@ impl State {
             shared.slots.complete(slot, abi::TY_OK);
         } else if entry.op_context == self.fence.get().cast() {
             self.fence_is_out = false;
+        } else {
+            self.read_came(shared, entry.op_context);
+        }
+    }
+
+    #[inline]
+    fn signal_came(&mut self, shared: &Shared, id: u32, add: u32) {
+        match &mut self.read_back {
+            Some(read_back) => read_back.hold(id, add),
+            None if shared.raise(id, add) => {}
+            None => self.distrust(shared, None, "a signal that is not there"),
         }
     }
 
@@ -402,93 +465,12 @@ impl State {
         let (peer, result) = match datum {
             Datum::Value(place) => (place.peer, self.value_came(shared, place)),
             Datum::Credit(place) => (place.peer, self.credit_came(place)),
-            Datum::Hello(peer) => (
-                peer,
-                match self.peers.get_mut(peer as usize) {
-                    Some(peer) => {
-                        peer.greeted = true;
-                        Ok(())
-                    }
-                    None => Err("a greeting of a rank that is not in the team"),
-                },
-            ),
-            Datum::Signal { .. } => {
-                return self.distrust(shared, None, "a signal that is not there");
-            }
+            Datum::Hello(peer) => (peer, self.word_came(peer, |peer| peer.greeted = true)),
+            Datum::Bye(peer) => (peer, self.word_came(peer, |peer| peer.left = true)),
+            Datum::Signal { id, add } => return self.signal_came(shared, id, add),
         };
         if let Err(what) = result {
             self.distrust(shared, Some(peer), what);
         }
-    }
-
-    fn value_came(&mut self, shared: &Shared, place: Place) -> Result<(), &'static str> {
-        let Some(peer) = self.peers.get_mut(place.peer as usize) else {
-            return Err("a value of a rank that is not in the team");
-        };
-        shared.deliver(self.index, place)?;
-        peer.owed |= 1 << place.slot;
-        self.owed += 1;
-        Ok(())
-    }
-
-    fn credit_came(&mut self, place: Place) -> Result<(), &'static str> {
-        match self.peers.get_mut(place.peer as usize) {
-            Some(peer) if peer.free_values & 1 << place.slot == 0 => {
-                peer.free_values |= 1 << place.slot;
-                Ok(())
-            }
-            _ => Err("a credit for a mailbox that was not taken"),
-        }
-    }
-
-    /// Tells writers of values that their mailboxes are empty again.
-    fn pay(&mut self, shared: &Shared) {
-        let me = shared.team.me;
-        for peer in 0..self.peers.len() {
-            while self.peers[peer].owed != 0 {
-                let slot = self.peers[peer].owed.trailing_zeros();
-                match self.send(peer as u32, Datum::Credit(Place { peer: me, slot })) {
-                    // The others must not wait for a peer that takes nothing, or is gone.
-                    Attempt::Full => break,
-                    // A peer that left needs no credits; if it was lost, its own writes say so.
-                    Attempt::Posted | Attempt::Failed(_) | Attempt::Unknown => {}
-                }
-                self.peers[peer].owed &= !(1 << slot);
-                self.owed -= 1;
-            }
-        }
-    }
-
-    /// Forgets the credits that this rank owes.
-    pub(super) fn forgive(&mut self) {
-        self.peers.iter_mut().for_each(|peer| peer.owed = 0);
-        self.owed = 0;
-    }
-
-    /// Ends a batch whose last write was not accepted.
-    #[cold]
-    fn ring(&mut self) {
-        if let Some(peer) = self.doorbell
-            && self.post_fence(peer) != Attempt::Full
-        {
-            self.doorbell = None;
-        }
-    }
-
-    /// Writes nothing to `peer`; its completion comes when everything before it has left, where the
-    /// provider keeps that order.
-    pub(super) fn post_fence(&mut self, peer: u32) -> Attempt {
-        if self.fence_is_out {
-            return Attempt::Full;
-        }
-        let context = self.fence.get().cast();
-        let transfer = self.nothing(peer, None);
-        let attempt = self.write(&transfer, context, false);
-        self.fence_is_out = attempt == Attempt::Posted;
-        attempt
-    }
-
-    pub(super) fn fence_is_out(&self) -> bool {
-        self.fence_is_out
     }
 }

@@ -1,8 +1,8 @@
-//! What all rails and lanes of an instance share: totals of signals, windows, the first failure.
+//! What all rails and lanes of an instance share: totals of signals, windows, what went wrong.
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Team, Window};
@@ -119,10 +119,13 @@ pub(super) struct Shared {
     totals: Box<[AtomicU64]>,
     /// For each rail, [`VALUES_PER_PEER`] records of each peer. Peers write them.
     pub(super) mailboxes: Pages,
-    failure: OnceLock<Failure>,
+    /// The first failure of each peer; the last place is for what is about no peer that is known.
+    failures: Box<[OnceLock<Failure>]>,
+    /// One more than the place of the newest; 0 while all is well.
+    newest: AtomicUsize,
 }
 
-/// What went wrong first.
+/// What went wrong.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     /// Index in the team, where it is known.
@@ -140,7 +143,8 @@ impl Shared {
             windows: Vec::new(),
             totals: (0..signals).map(|_| AtomicU64::new(0)).collect(),
             mailboxes: Pages::new(records * RECORD_STRIDE),
-            failure: OnceLock::new(),
+            failures: (0..=team.world_ranks.len()).map(|_| OnceLock::new()).collect(),
+            newest: AtomicUsize::new(0),
         }
     }
 
@@ -203,17 +207,25 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes the transport unhealthy; the first failure stays (INV-7).
+    /// Makes the transport unhealthy for good (INV-7). The first failure of a peer stays, and is not
+    /// hidden by that of another, which ranks may go on without.
     #[cold]
     pub(super) fn fail(&self, failure: Failure) {
         let rank = failure.peer.and_then(|peer| self.team.world_ranks.get(peer as usize));
         tracing::debug!(?rank, interface = failure.interface, "{}", failure.message);
-        // Only the first failure is kept.
-        let _ = self.failure.set(failure);
+        let unknown = self.failures.len() - 1;
+        let place = failure.peer.map_or(unknown, |peer| unknown.min(peer as usize));
+        if self.failures[place].set(failure).is_ok() {
+            self.newest.store(place + 1, Ordering::Release);
+        }
     }
 
     pub(super) fn health(&self) -> Result<(), Error> {
-        let Some(failure) = self.failure.get() else { return Ok(()) };
+        let Some(newest) = self.newest.load(Ordering::Acquire).checked_sub(1) else {
+            return Ok(());
+        };
+        let unknown = self.failures.last().and_then(OnceLock::get);
+        let Some(failure) = unknown.or_else(|| self.failures[newest].get()) else { return Ok(()) };
         let Failure { peer, message, interface } = failure;
         let error = Error::new(ErrorKind::Transport, "transfer", message)
             .with_context("interface", interface);
@@ -222,5 +234,44 @@ impl Shared {
             Some(rank) => error.with_context("peer", rank).with_rank(*rank),
             None => error,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> Shared {
+        Shared::new(&Team { me: 0, world_ranks: vec![4, 5, 6] }, Slots::new(1, 1), 1, 1)
+    }
+
+    fn fail(shared: &Shared, peer: Option<u32>, message: &str) {
+        let (message, interface) = (message.to_owned(), "eth0".to_owned());
+        shared.fail(Failure { peer, message, interface });
+    }
+
+    #[test]
+    fn health_names_the_peer_that_failed_last_and_its_first_failure() {
+        let shared = shared();
+        assert!(shared.health().is_ok());
+        fail(&shared, Some(1), "first");
+        fail(&shared, Some(1), "what came of it");
+        let error = shared.health().unwrap_err();
+        assert_eq!((error.rank(), error.message()), (Some(5), "first"));
+        fail(&shared, Some(2), "another link");
+        fail(&shared, Some(1), "the old one again");
+        for _ in 0..2 {
+            let error = shared.health().unwrap_err();
+            assert_eq!((error.rank(), error.message()), (Some(6), "another link"));
+        }
+    }
+
+    #[test]
+    fn a_failure_that_is_about_no_peer_is_hidden_by_none() {
+        let shared = shared();
+        fail(&shared, None, "the queue is broken");
+        fail(&shared, Some(1), "a link");
+        let error = shared.health().unwrap_err();
+        assert_eq!((error.rank(), error.message()), (None, "the queue is broken"));
     }
 }

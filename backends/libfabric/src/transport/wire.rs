@@ -11,7 +11,7 @@ use super::datum::MAX_PEERS;
 use crate::config::MAX_RAILS;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"TYLF");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longest provider name.
 const MAX_PROVIDER: usize = 32;
 /// Longest address of a NIC.
@@ -271,7 +271,7 @@ mod tests {
         let four = |value: u32| value.to_le_bytes();
         for (offset, value, words) in [
             (0, four(7), "found magic 0x7"),
-            (4, four(2), "found version 0x2; expected 0x1"),
+            (4, four(1), "found version 0x1; expected 0x2"),
             (8, four(4), "found rank 4 of 4"),
             (12, four(0), "found 0 ranks in the team"),
             (12, four(1025), "found 1025 ranks in the team; expected 1 to 1024"),

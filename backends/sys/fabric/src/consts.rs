@@ -4,6 +4,8 @@
 
 /// `FI_VERSION(1, 17)`: the version of the API whose layouts this crate has.
 pub const API_VERSION: u32 = 1 << 16 | 17;
+/// `FI_VERSION(1, 18)`: the newest version of the API that is asked for.
+pub const NEWEST_API: u32 = 1 << 16 | 18;
 
 pub const FI_RMA: u64 = 1 << 2;
 pub const FI_READ: u64 = 1 << 8;

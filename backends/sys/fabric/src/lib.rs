@@ -10,6 +10,7 @@
 
 pub mod calls;
 pub mod consts;
+mod handlers;
 mod library;
 pub mod ops;
 pub mod types;

@@ -4,7 +4,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::sync::OnceLock;
 
-use crate::consts::API_VERSION;
+use crate::consts::{API_VERSION, NEWEST_API};
+use crate::handlers::Handlers;
 use crate::types::{fi_fabric_attr, fi_info, fid_fabric};
 
 /// The name that the dynamic loader looks for.
@@ -68,8 +69,11 @@ impl Library {
 
     fn load() -> Result<Self, LoadError> {
         let missing = |e: libloading::Error| LoadError::Missing(e.to_string());
+        let handlers = Handlers::now();
         // SAFETY: libfabric's constructors have no preconditions.
-        let library = unsafe { libloading::Library::new(SONAME) }.map_err(missing)?;
+        let library = unsafe { libloading::Library::new(SONAME) };
+        handlers.restore();
+        let library = library.map_err(missing)?;
         // SAFETY: the types are those of libfabric's headers, checked by the layout test; the
         // function pointers outlive `library`, because it is never closed (below).
         let loaded = unsafe {
@@ -105,7 +109,13 @@ impl Library {
         if name == "tcp" && self.version() < (1, 18) { "net" } else { name }
     }
 
-    /// `fi_getinfo` with version [`API_VERSION`] and neither node nor service.
+    /// The version of the API that is spoken: the library's, up to the newest that is known here. From
+    /// 1.18 on the provider efa takes device memory and options as its manual says.
+    fn api(&self) -> u32 {
+        self.version.clamp(API_VERSION, NEWEST_API)
+    }
+
+    /// `fi_getinfo` of the library's API, at most [`NEWEST_API`], with neither node nor service.
     ///
     /// # Errors
     /// The positive error number.
@@ -116,7 +126,7 @@ impl Library {
         let mut list = std::ptr::null_mut();
         let none = std::ptr::null();
         // SAFETY: by this function's contract; `list` is written on success.
-        let status = unsafe { (self.getinfo)(API_VERSION, none, none, 0, hints, &mut list) };
+        let status = unsafe { (self.getinfo)(self.api(), none, none, 0, hints, &mut list) };
         if status == 0 { Ok(list) } else { Err(-status) }
     }
 
@@ -167,5 +177,22 @@ impl Library {
         }
         // SAFETY: libfabric returns text that ends with a zero byte.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_api_is_the_librarys_as_far_as_it_is_known() {
+        let mut library = match Library::load() {
+            Ok(library) => library,
+            Err(error) => panic!("the tests need libfabric: {error}"),
+        };
+        for (version, api) in [((1, 17), (1, 17)), ((1, 18), (1, 18)), ((2, 1), (1, 18))] {
+            library.version = version.0 << 16 | version.1;
+            assert_eq!(library.api(), api.0 << 16 | api.1);
+        }
     }
 }

@@ -9,6 +9,9 @@
 //! in the right order: a queue pair before its queues, those and memory regions before their
 //! protection domain, all before the device. A queue pair has its state in its type ([`Qp`]).
 //!
+//! The feature `stand-in` is for tests: its module `stand_in` takes the place of the library and of
+//! NICs.
+//!
 //! Threads: libibverbs allows every call from any thread; what is unsafe here says what else holds.
 
 mod device;
@@ -17,6 +20,8 @@ mod library;
 mod memory;
 mod qp;
 mod queue;
+#[cfg(feature = "stand-in")]
+pub mod stand_in;
 
 pub use device::{Async, Context, Devices};
 pub use library::{CallError, Library, LoadError};

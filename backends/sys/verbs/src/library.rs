@@ -116,13 +116,21 @@ functions! {
     }
 }
 
+static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+
+/// Takes `stand_in` for the library of this process; whether every `get` has that one.
+#[cfg(feature = "stand-in")]
+pub(crate) fn install(stand_in: Library) -> bool {
+    static FIRST: OnceLock<bool> = OnceLock::new();
+    *FIRST.get_or_init(|| LIBRARY.set(Ok(stand_in)).is_ok())
+}
+
 impl Library {
     /// The library, opened by the first call in this process.
     ///
     /// # Errors
     /// It is absent or too old; the answer stays the same for the life of the process.
     pub fn get() -> Result<&'static Self, LoadError> {
-        static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
         LIBRARY.get_or_init(Self::load).as_ref().map_err(Clone::clone)
     }
 

@@ -152,9 +152,10 @@ fn meaning(status: i32) -> (&'static str, &'static str) {
             "see that the window's memory is still there; else report this",
         ),
         ffi::WC_LOC_LEN_ERR => ("the payload is too long for the port", "lower the largest put"),
-        ffi::WC_LOC_QP_OP_ERR => {
-            ("this device refused the request", "see the vendor error; try signals = \"immediate\"")
-        }
+        ffi::WC_LOC_QP_OP_ERR => (
+            "this device refused the request, or its port is down",
+            "see `rdma link` and the vendor error; try signals = \"immediate\"",
+        ),
         ffi::WC_WR_FLUSH_ERR => (
             "given up because the connection broke before: a consequence, not the cause",
             "see the first error of this peer, on either side",

@@ -74,10 +74,20 @@ impl Flight {
         Some(pending)
     }
 
-    /// Takes the newest command back, unless it is older than `sequence`: it was not posted.
-    pub(super) fn take_back(&mut self, sequence: u64) -> Option<Pending> {
-        let older = sequence.wrapping_sub(self.head) & SEQUENCE;
-        if self.pending.len() as u64 <= older { None } else { self.pending.pop_back() }
+    /// A command under way.
+    pub(super) fn get(&self, sequence: u64) -> Option<Pending> {
+        let ahead = sequence.wrapping_sub(self.head) & SEQUENCE;
+        self.pending.get(usize::try_from(ahead).ok()?).copied()
+    }
+
+    /// The command that is to end next.
+    pub(super) fn oldest(&self) -> Option<Pending> {
+        self.pending.front().copied()
+    }
+
+    /// Lets the time of [`Flight::is_stalled`] begin again.
+    pub(super) fn watch_anew(&mut self) {
+        self.watched = None;
     }
 
     /// How many commands end with a completion of command `sequence`, itself the last of them:
@@ -158,13 +168,12 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_were_not_posted_are_taken_back_newest_first() {
-        let mut flight = flight(4);
+    fn a_command_is_found_by_its_number_while_it_is_under_way() {
+        let mut flight = flight(3);
         flight.pop();
-        assert_eq!(flight.take_back(2).map(|p| p.tag), Some(3));
-        assert_eq!(flight.take_back(2).map(|p| p.tag), Some(2));
-        assert_eq!(flight.take_back(2), None, "command 1 was posted");
-        assert_eq!(flight.ended_by(1), 1);
+        assert_eq!(flight.get(2).map(|p| p.tag), Some(2));
+        assert_eq!(flight.oldest().map(|p| p.tag), Some(1));
+        assert_eq!((flight.get(0), flight.get(3)), (None, None));
     }
 
     #[test]

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event};
-use tokenyard_sys_verbs::ffi::{SEND_SIGNALED, SendWr, Sge, WC_SUCCESS, Wc};
+use tokenyard_sys_verbs::ffi::{WC_SUCCESS, Wc};
 use tokenyard_sys_verbs::{CallError, Context, Cq};
 
-use super::commands::{Request, Way};
+use super::batch::Batch;
+use super::commands::Way;
 use super::failure::{Failure, Fault, Place};
 use super::flight::{Pending, of_request, request_id};
 use super::memory::Memory;
-use super::peer::{Chain, Peer, Stage};
+use super::peer::{Peer, Stage};
 use super::signals::{Signals, queue_fault};
 use crate::device::REQUESTS;
 
@@ -25,7 +26,9 @@ const ROUNDS: usize = 8;
 /// The clock is looked at in every so many polls.
 const POLLS_PER_LOOK: u32 = 64;
 /// The watchdog looks at the connections at most this often.
-const WATCH_EVERY: Duration = Duration::from_millis(100);
+pub(super) const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// The longest that a device may take to give back what was posted on a connection that broke.
+pub(super) const LONGEST_FLUSH: Duration = Duration::from_secs(1);
 
 /// What the lanes of a transport share.
 #[derive(Debug)]
@@ -46,6 +49,18 @@ impl Shared {
         // Only the first failure is kept.
         let _ = self.failure.set(Failure { fault, place });
         abi::TY_TRANSPORT
+    }
+
+    /// Takes what the device reports beside completions.
+    fn take_events(&self) {
+        while let Some(event) = self.context.next_event() {
+            if event.is_fatal() {
+                self.fail(Fault::Event(event.event), None);
+            } else {
+                let words = self.context.library().event_words(event.event);
+                tracing::warn!("{} reports \"{words}\"", self.context.name());
+            }
+        }
     }
 
     /// Counts the signals that have arrived; whether there was one.
@@ -71,8 +86,8 @@ impl Lane {
         Self(Mutex::new(queue))
     }
 
-    /// The lane's queue, for the one thread that owns the lane now. Nothing if a second thread
-    /// breaks the lane rule: hot calls never wait (INV-6).
+    /// The lane's queue, for the one thread that owns the lane now. Nothing while the watchdog looks
+    /// after it on another thread: hot calls never wait (INV-6), they come again.
     #[inline]
     pub(super) fn enter(&self) -> Option<MutexGuard<'_, Queue>> {
         match self.0.try_lock() {
@@ -99,39 +114,23 @@ pub(super) struct Queue {
     events: VecDeque<Event>,
     pub(super) peers: Vec<Peer>,
     batch: Batch,
+    /// Peers that the batch has lists for.
+    touched: Vec<u32>,
     cq: Arc<Cq>,
     completions: Box<[Wc; TAKEN]>,
     polls: u32,
     next_watch: Instant,
 }
 
-/// Work requests on their way to the device, in lists per peer.
-#[derive(Debug)]
-struct Batch {
-    wrs: Box<[SendWr]>,
-    sges: Box<[Sge]>,
-    used: usize,
-    touched: Vec<u32>,
-}
-
-// SAFETY: the pointers in `wrs` point into the same batch, or into commands during one call of
-// `post`; they are made anew for every batch.
-unsafe impl Send for Batch {}
-
 impl Queue {
     pub(super) fn new(id: u32, depth: usize, peers: Vec<Peer>, cq: Arc<Cq>) -> Self {
-        let room = BATCH * REQUESTS as usize;
         Self {
             id,
             depth,
             under_way: 0,
             events: VecDeque::with_capacity(depth),
-            batch: Batch {
-                wrs: vec![SendWr::BLANK; room].into(),
-                sges: vec![Sge::default(); room].into(),
-                used: 0,
-                touched: Vec::with_capacity(BATCH),
-            },
+            batch: Batch::new(BATCH * REQUESTS as usize),
+            touched: Vec::with_capacity(BATCH),
             peers,
             cq,
             completions: Box::new([Wc::default(); TAKEN]),
@@ -175,13 +174,15 @@ impl Queue {
         let pending = Pending::of(command);
         let id = request_id(command.peer, peer.flight.push(pending));
         self.under_way += 1;
-        if let Some(first) = first {
-            self.batch.add(command.peer, peer, id, first);
+        if peer.chain.is_none() {
+            self.touched.push(command.peer);
         }
-        let last = self.batch.add(command.peer, peer, id, last);
+        let chain = first.map_or(peer.chain, |it| Some(self.batch.add(peer.chain, id, it)));
+        let chain = self.batch.add(chain, id, last);
         if pending.notify {
-            last.send_flags |= SEND_SIGNALED;
+            self.batch.report(chain);
         }
+        peer.chain = Some(chain);
     }
 
     /// Ends a command that cannot be posted.
@@ -199,14 +200,14 @@ impl Queue {
     /// # Safety
     /// What the requests name is valid for the call, and windows' memory until their end.
     unsafe fn ring(&mut self, shared: &Shared) {
-        for at in 0..self.batch.touched.len() {
-            let index = self.batch.touched[at];
+        for at in 0..self.touched.len() {
+            let index = self.touched[at];
             let peer = &mut self.peers[index as usize];
             let Some(chain) = peer.chain.take() else { continue };
             // The last is always reported: so every command ends without another one (INV-5).
-            self.batch.wrs[chain.last].send_flags |= SEND_SIGNALED;
-            let first = &raw mut self.batch.wrs[chain.first];
-            // SAFETY: the list was linked by `add` and ends with null; the rest is this function's
+            self.batch.report(chain);
+            let first = self.batch.list(chain);
+            // SAFETY: the batch gives a list that ends with null; the rest is this function's
             // contract.
             if let Err((error, bad)) = unsafe { peer.post(first) } {
                 let bad = if bad.is_null() { first } else { bad };
@@ -215,24 +216,43 @@ impl Queue {
                 self.not_posted(shared, index, sequence, &error);
             }
         }
-        self.batch.touched.clear();
-        self.batch.used = 0;
+        self.touched.clear();
+        self.batch.clear();
     }
 
-    /// Ends the commands of a peer from `sequence` on, which the device did not take, and breaks the
-    /// connection, so that those before it end too: the one that would have reported them is gone.
+    /// Ends all commands of a peer, of which the device did not take the one of `sequence`: with it
+    /// went the request that would have reported those before it.
     #[cold]
     fn not_posted(&mut self, shared: &Shared, index: u32, sequence: u64, error: &CallError) {
         let fault = Fault::Post { errno: error.source.raw_os_error().unwrap_or(0) };
+        let command = self.peers[index as usize].flight.get(sequence);
+        shared.fail(fault, Some(Place { lane: self.id, peer: index, command }));
+        // Those that are reported already have ended as they did.
+        let _ = self.take_completions(shared);
+        self.abandon(shared, index);
+    }
+
+    /// Breaks a connection off: its commands end as the device gives them back.
+    #[cold]
+    fn give_up(&mut self, shared: &Shared, index: u32) {
+        if !self.peers[index as usize].give_up() {
+            self.abandon(shared, index);
+        }
+    }
+
+    /// Destroys the queue pair of a connection that does not end its commands. Without it the device
+    /// touches their memory no more (INV-4), so they end here.
+    #[cold]
+    fn abandon(&mut self, shared: &Shared, index: u32) {
         let (lane, peer) = (self.id, &mut self.peers[index as usize]);
-        while let Some(pending) = peer.flight.take_back(sequence) {
+        peer.stage = Stage::Gone;
+        while let Some(pending) = peer.flight.pop() {
             let place = Place { lane, peer: index, command: Some(pending) };
-            let status = shared.fail(fault, Some(place));
+            let status = shared.fail(Fault::BrokenBefore, Some(place));
             let (kind, tag) = (abi::TY_EVENT_ERROR, pending.tag);
             self.events.push_back(Event { kind, lane, peer: index, status, tag });
             self.under_way -= 1;
         }
-        peer.give_up();
     }
 
     /// Takes completions, gives the oldest events and returns how many.
@@ -248,6 +268,25 @@ impl Queue {
 
     /// Takes completions from the device, and looks after the connections now and then.
     pub(super) fn drive(&mut self, shared: &Shared) -> Result<(), i32> {
+        let all = self.take_completions(shared)?;
+        self.polls = self.polls.wrapping_add(1);
+        if all && self.polls.is_multiple_of(POLLS_PER_LOOK) {
+            self.watch(shared, Instant::now());
+        }
+        Ok(())
+    }
+
+    /// What [`Queue::drive`] does for who polls, while nobody polls.
+    #[cold]
+    pub(super) fn look_after(&mut self, shared: &Shared, now: Instant) {
+        // A failure stays in the health. Where completions are left, something has ended.
+        if self.take_completions(shared) == Ok(true) {
+            self.watch(shared, now);
+        }
+    }
+
+    /// Takes completions from the device; whether all that there were.
+    fn take_completions(&mut self, shared: &Shared) -> Result<bool, i32> {
         for _ in 0..ROUNDS {
             let found = self.cq.poll(&mut self.completions[..]);
             let found = found.map_err(|e| shared.fail(queue_fault(&e), None))?;
@@ -256,14 +295,10 @@ impl Queue {
                 self.complete(shared, &completion);
             }
             if found < TAKEN {
-                break;
+                return Ok(true);
             }
         }
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_LOOK) {
-            self.watch(shared, Instant::now());
-        }
-        Ok(())
+        Ok(false)
     }
 
     /// Ends the commands that a completion stands for.
@@ -296,60 +331,34 @@ impl Queue {
             self.events.push_back(event);
         }
         if failed && matches!(peer.stage, Stage::Connected(..)) {
-            peer.give_up();
+            self.give_up(shared, index as u32);
         }
     }
 
     /// Looks for asynchronous events of the device, and gives connections up that stand still: a
-    /// peer that has run out of receives is else waited for without end (INV-6).
+    /// peer that has run out of receives is else waited for without end (INV-6). Completions must
+    /// have been taken before: one that is not read is no standstill.
     #[cold]
     fn watch(&mut self, shared: &Shared, now: Instant) {
         if now < self.next_watch {
             return;
         }
         self.next_watch = now + WATCH_EVERY;
-        while let Some(event) = shared.context.next_event() {
-            if event.is_fatal() {
-                shared.fail(Fault::Event(event.event), None);
-            } else {
-                let words = shared.context.library().event_words(event.event);
-                tracing::warn!("{} reports \"{words}\"", shared.context.name());
+        shared.take_events();
+        for index in 0..self.peers.len() {
+            let peer = &mut self.peers[index];
+            match peer.stage {
+                Stage::Connected(..) if peer.flight.is_stalled(now, shared.deadline) => {
+                    let command = peer.flight.oldest();
+                    let place = Place { lane: self.id, peer: index as u32, command };
+                    shared.fail(Fault::Stalled, Some(place));
+                    self.give_up(shared, index as u32);
+                }
+                Stage::Broken { .. } if peer.flight.is_stalled(now, LONGEST_FLUSH) => {
+                    self.abandon(shared, index as u32);
+                }
+                _ => {}
             }
         }
-        for (peer, index) in self.peers.iter_mut().zip(0..) {
-            let connected = matches!(peer.stage, Stage::Connected(..));
-            if connected && peer.flight.is_stalled(now, shared.deadline) {
-                let place = Place { lane: self.id, peer: index, command: None };
-                shared.fail(Fault::Stalled, Some(place));
-                peer.give_up();
-            }
-        }
-    }
-}
-
-impl Batch {
-    /// Adds a request to the list of a peer, and gives it back for its flags.
-    fn add(&mut self, index: u32, peer: &mut Peer, id: u64, request: Request) -> &mut SendWr {
-        let at = self.used;
-        self.used += 1;
-        let mut wr = SendWr { wr_id: id, ..request.wr };
-        if let Some(sge) = request.sge {
-            self.sges[at] = sge;
-            wr.sg_list = &raw mut self.sges[at];
-            wr.num_sge = 1;
-        }
-        self.wrs[at] = wr;
-        let chain = match peer.chain {
-            None => {
-                self.touched.push(index);
-                Chain { first: at, last: at }
-            }
-            Some(chain) => {
-                self.wrs[chain.last].next = &raw mut self.wrs[at];
-                Chain { last: at, ..chain }
-            }
-        };
-        peer.chain = Some(chain);
-        &mut self.wrs[at]
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokenyard_sys_verbs::ffi::SendWr;
 use tokenyard_sys_verbs::{CallError, Init, Qp, Rts};
 
+use super::batch::Chain;
 use super::flight::Flight;
 use crate::endpoint::{RemoteWindow, SignalArea};
 
@@ -26,15 +27,23 @@ pub(super) enum Stage {
     Broken {
         _qp: Qp<Rts>,
     },
-    /// A connect failed.
+    /// A connect failed, or the queue pair was destroyed.
     Gone,
 }
 
-/// A list of work requests that is being made: places in the lane's batch.
+/// Both ends of a connection, for people.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chain {
-    pub(super) first: usize,
-    pub(super) last: usize,
+pub(super) struct Route {
+    pub(super) number: u32,
+    pub(super) remote_number: u32,
+    pub(super) gid: [u8; 16],
+}
+
+impl std::fmt::Display for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { number, remote_number, gid } = self;
+        write!(f, "queue pair {number} to {remote_number} at {}", Ipv6Addr::from(*gid))
+    }
 }
 
 /// A lane's connection to a peer.
@@ -43,9 +52,6 @@ pub(super) struct Peer {
     pub(super) stage: Stage,
     /// The queue pair's number.
     pub(super) number: u32,
-    /// The peer's GID and queue pair, once it is connected.
-    pub(super) gid: [u8; 16],
-    pub(super) remote_number: u32,
     /// First packet number that this side sends.
     pub(super) psn: u32,
     /// Bytes of a payload that may be copied while it is posted.
@@ -58,8 +64,6 @@ impl Peer {
     pub(super) fn new(qp: Qp<Init>, psn: u32, depth: usize) -> Self {
         Self {
             number: qp.number(),
-            gid: [0; 16],
-            remote_number: 0,
             psn,
             inline: qp.inline(),
             stage: Stage::Waiting(qp),
@@ -68,28 +72,20 @@ impl Peer {
         }
     }
 
-    /// One line for people.
-    pub(super) fn route(&self) -> String {
-        let (mine, theirs) = (self.number, self.remote_number);
-        match self.stage {
-            Stage::Waiting(_) => format!("queue pair {mine}, not connected"),
-            _ => format!("queue pair {mine} to {theirs} at {}", Ipv6Addr::from(self.gid)),
-        }
-    }
-
     /// Accepts no more commands, and makes the device give up those under way: each ends with an
-    /// error completion of its own.
+    /// error completion of its own. False if the device does not.
     #[cold]
-    pub(super) fn give_up(&mut self) {
-        self.stage = match std::mem::replace(&mut self.stage, Stage::Gone) {
-            Stage::Connected(qp, _) => {
-                if let Err(error) = qp.give_up() {
-                    tracing::error!("cannot break a connection off: {error}");
-                }
-                Stage::Broken { _qp: qp }
-            }
-            other => other,
+    pub(super) fn give_up(&mut self) -> bool {
+        let Stage::Connected(qp, _) = std::mem::replace(&mut self.stage, Stage::Gone) else {
+            return false;
         };
+        if let Err(error) = qp.give_up() {
+            tracing::error!("cannot break a connection off: {error}");
+            return false;
+        }
+        self.stage = Stage::Broken { _qp: qp };
+        self.flight.watch_anew();
+        true
     }
 
     /// Posts a list.

@@ -69,6 +69,7 @@ impl ReadBack {
         &mut self,
         mut count: impl FnMut(Datum) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
+        let mut counted = Ok(());
         if self.covered > 0 {
             let mut completion = [Wc::default()];
             if self.cq.poll(&mut completion).map_err(|e| queue_fault(&e))? == 0 {
@@ -79,9 +80,13 @@ impl ReadBack {
                 return Err(Fault::ReadBack { status, vendor });
             }
             let covered = std::mem::take(&mut self.covered);
-            self.waiting.drain(..covered).try_for_each(&mut count)?;
+            // One that is bad does not take the others along.
+            for datum in self.waiting.drain(..covered) {
+                counted = counted.and(count(datum));
+            }
         }
-        if self.waiting.is_empty() { Ok(()) } else { self.read() }
+        let read = if self.waiting.is_empty() { Ok(()) } else { self.read() };
+        counted.and(read)
     }
 
     fn read(&mut self) -> Result<(), Fault> {

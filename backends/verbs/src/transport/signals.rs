@@ -151,21 +151,21 @@ type CallResult<T> = std::result::Result<T, tokenyard_sys_verbs::CallError>;
 impl Inbox {
     fn take(&mut self, receiver: &Receiver, totals: &[AtomicU64]) -> Result<bool, Fault> {
         let mut moved = false;
+        // What is good counts, whatever fails beside it; of what fails the first is told.
+        let mut bad = Ok(());
         for _ in 0..ROUNDS {
             let room = self.read_back.as_ref().map_or(AGAIN, |it| it.room().min(AGAIN));
-            let completions = &mut self.completions[..room];
-            let found = receiver.cq.poll(completions).map_err(|e| queue_fault(&e))?;
-            for completion in &completions[..found] {
-                let datum = datum(completion)?;
-                match &mut self.read_back {
-                    None => add(totals, datum)?,
-                    Some(read_back) => read_back.push(datum),
-                }
-            }
+            let found = match receiver.cq.poll(&mut self.completions[..room]) {
+                Ok(found) => found,
+                Err(error) => return bad.and(Err(queue_fault(&error))),
+            };
+            bad = bad.and(self.settle(found, totals));
             moved |= found > 0;
             self.owed += found;
             while self.owed >= self.again {
-                receiver.srq.post(self.again).map_err(|e| queue_fault(&e))?;
+                if let Err(error) = receiver.srq.post(self.again) {
+                    return bad.and(Err(queue_fault(&error)));
+                }
                 self.owed -= self.again;
             }
             if found < AGAIN {
@@ -174,9 +174,24 @@ impl Inbox {
         }
         if let Some(read_back) = &mut self.read_back {
             moved |= read_back.is_waiting();
-            read_back.drive(|datum| add(totals, datum))?;
+            bad = bad.and(read_back.drive(|datum| add(totals, datum)));
         }
-        Ok(moved)
+        bad.map(|()| moved)
+    }
+
+    /// Counts the first so many completions, or lets them wait for a read-back.
+    fn settle(&mut self, found: usize, totals: &[AtomicU64]) -> Result<(), Fault> {
+        let mut bad = Ok(());
+        for completion in &self.completions[..found] {
+            bad = bad.and(datum(completion).and_then(|datum| match &mut self.read_back {
+                None => add(totals, datum),
+                Some(read_back) => {
+                    read_back.push(datum);
+                    Ok(())
+                }
+            }));
+        }
+        bad
     }
 }
 

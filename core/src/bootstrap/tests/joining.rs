@@ -83,7 +83,7 @@ fn a_stale_file_does_not_mislead_and_none_is_left() {
             let world = meeting.join(rank, 2).unwrap();
             world.barrier("met").unwrap();
         });
-        assert_eq!(files_in(meeting.0.path()), 0);
+        assert_eq!(files_in(meeting.folder.path()), 0);
     }
     answering.join().unwrap();
 }
@@ -286,7 +286,7 @@ fn a_rank_that_expects_another_world_ends_the_join_of_all() {
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
             assert!(error.message().contains(says), "{error}");
         }
-        assert_eq!(files_in(meeting.0.path()), 0);
+        assert_eq!(files_in(meeting.folder.path()), 0);
     }
 }
 
@@ -301,7 +301,7 @@ fn ranks_that_never_come_are_named_to_all_that_came() {
         assert_eq!(error.kind(), ErrorKind::Deadline);
         assert!(error.message().contains("ranks 2-4 did not join within 0.6 s"), "{error}");
     }
-    assert_eq!(files_in(meeting.0.path()), 0);
+    assert_eq!(files_in(meeting.folder.path()), 0);
 }
 
 #[test]

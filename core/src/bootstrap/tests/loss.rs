@@ -8,24 +8,29 @@ use super::*;
 
 /// A rank whose control thread only runs when told to: what a killed or a stopped process is to
 /// the others.
-struct Puppet {
+pub(super) struct Puppet {
     runtime: tokio::runtime::Runtime,
     bootstrap: Box<dyn Bootstrap>,
-    liveness: Arc<Liveness>,
+    pub(super) liveness: Arc<Liveness>,
 }
 
 impl Puppet {
-    fn join(meeting: &Meeting, rank: u32, ranks: u32) -> Self {
+    pub(super) fn join(meeting: &Meeting, rank: u32, ranks: u32) -> Self {
         Self::join_within(meeting, (rank, ranks), LATE).unwrap()
     }
 
     /// Stops for ever after `limit`.
-    fn join_within(meeting: &Meeting, (rank, ranks): (u32, u32), limit: Duration) -> Option<Self> {
+    pub(super) fn join_within(
+        meeting: &Meeting,
+        (rank, ranks): (u32, u32),
+        limit: Duration,
+    ) -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let place = Place { rank, ranks, local_rank: rank };
-        let liveness = Arc::new(Liveness::new(rank, ranks));
+        let on_failure = meeting.on_failure;
+        let liveness = Arc::new(Liveness::new(rank, ranks, on_failure));
         let timing = Timing { deadline: DEADLINE, late: LATE };
-        let member = Member { place, timing, liveness: Arc::clone(&liveness) };
+        let member = Member { place, timing, on_failure, liveness: Arc::clone(&liveness) };
         let rendezvous = Rendezvous::File { path: meeting.path() };
         let entry = enter(place, rendezvous, Secret::none(), Local::Any).unwrap();
         let joined = async { tokio::time::timeout(limit, bring_up(entry, member)).await };
@@ -34,12 +39,12 @@ impl Puppet {
     }
 
     /// Closes the sockets as a dying process does.
-    fn die(self) {
+    pub(super) fn die(self) {
         drop(self.bootstrap);
         self.runtime.shutdown_background();
     }
 
-    fn live(&mut self, time: Duration) {
+    pub(super) fn live(&mut self, time: Duration) {
         let lived = async { tokio::time::timeout(time, self.bootstrap.watch()).await };
         let _ = self.runtime.block_on(lived);
     }
@@ -142,7 +147,7 @@ fn a_rank_that_is_killed_while_others_are_awaited_ends_the_join() {
             assert!(joined.is_none());
         }
     });
-    assert_eq!(files_in(meeting.0.path()), 0);
+    assert_eq!(files_in(meeting.folder.path()), 0);
 }
 
 #[test]

@@ -3,31 +3,41 @@
 mod collectives;
 mod joining;
 mod loss;
+mod masking;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::{ErrorKind, Result};
+use crate::config::OnFailure;
+use crate::{Error, ErrorKind, Result};
 
 const DEADLINE: Duration = Duration::from_millis(500);
 const LATE: Duration = Duration::from_secs(5);
 
 /// A folder with a place for a rendezvous file.
-struct Meeting(tempfile::TempDir);
+struct Meeting {
+    folder: tempfile::TempDir,
+    on_failure: OnFailure,
+}
 
 impl Meeting {
     fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self { folder: tempfile::tempdir().unwrap(), on_failure: OnFailure::Stop }
+    }
+
+    fn masking() -> Self {
+        Self { on_failure: OnFailure::Mask, ..Self::new() }
     }
 
     fn path(&self) -> PathBuf {
-        self.0.path().join("job")
+        self.folder.path().join("job")
     }
 
     fn options(&self, rank: u32, ranks: u32) -> WorldOptions {
-        options(rank, ranks, Rendezvous::File { path: self.path() })
+        let on_failure = self.on_failure;
+        WorldOptions { on_failure, ..options(rank, ranks, Rendezvous::File { path: self.path() }) }
     }
 
     fn join(&self, rank: u32, ranks: u32) -> Result<World> {

@@ -26,12 +26,17 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[world]\ndeadine_ms = 1",
-        ":6: unknown key `deadine_ms` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms; did you mean deadline_ms?",
+        ":6: unknown key `deadine_ms` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms, on_failure; did you mean deadline_ms?",
     ),
     (
         "",
         "[world]\non_failure = \"shrink\"",
-        ":6: unknown key `on_failure` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms",
+        r#":6: world.on_failure = "shrink" is not known; expected "stop" or "mask""#,
+    ),
+    (
+        "",
+        "[world]\non_failure = true",
+        r#":6: world.on_failure = true is a boolean; expected "stop" or "mask""#,
     ),
     (
         "",
@@ -106,7 +111,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[world.more]\na = 1",
-        ":5: unknown key `more` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms",
+        ":5: unknown key `more` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms, on_failure",
     ),
     (
         "kernels",

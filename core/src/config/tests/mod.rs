@@ -17,6 +17,7 @@ const VALID: &str = r#"
 bootstrap = "tcp://node0:4000"
 deadline_ms = 5000
 late_ms = 60_000
+on_failure = "mask"
 
 [kernels]
 use = "cuda"
@@ -65,18 +66,19 @@ fn a_full_file_is_read() {
         interface: None,
         deadline: Duration::from_secs(5),
         late: Duration::from_secs(60),
+        on_failure: OnFailure::Mask,
     };
     assert_eq!(config.world, world);
-    assert_eq!((config.kernels.name.as_str(), config.kernels.line), ("cuda", 8));
+    assert_eq!((config.kernels.name.as_str(), config.kernels.line), ("cuda", 9));
     assert_eq!(config.scale_up.map(|choice| choice.name).as_deref(), Some("nvlink"));
     let scale_out: Vec<_> = config.scale_out.iter().map(|c| (c.name.as_str(), c.line)).collect();
-    assert_eq!(scale_out, [("ibgda", 18), ("efa", 18)]);
+    assert_eq!(scale_out, [("ibgda", 19), ("efa", 19)]);
     assert_eq!(config.scale_out[0].table.text(), "");
     assert!(config.scale_out[1].table.text().contains("proxy_threads = 4"));
     assert_eq!(config.topology.name, "declared");
     let plugins = ["/usr/lib/tokenyard/libtokenyard_efa.so", "/opt/vendor"];
     assert_eq!(config.plugins, plugins.map(PathBuf::from));
-    let unused = UnusedTable { section: "kernels".to_owned(), part: "cpu".to_owned(), line: 11 };
+    let unused = UnusedTable { section: "kernels".to_owned(), part: "cpu".to_owned(), line: 12 };
     assert_eq!(config.unused_tables, [unused]);
 }
 
@@ -98,6 +100,7 @@ fn what_a_file_leaves_out_has_its_default() {
     assert_eq!(config.world.interface, None);
     assert_eq!(config.world.deadline, Duration::from_secs(30));
     assert_eq!(config.world.late, Duration::from_secs(30 * 60));
+    assert_eq!(config.world.on_failure, OnFailure::Stop);
     assert_eq!(config.scale_out, []);
     assert_eq!((config.topology.name.as_str(), config.topology.line), ("auto", 0));
     assert_eq!(config.topology.table.file(), "a.toml");
@@ -124,6 +127,7 @@ fn ranks_agree_on_parts_and_deadlines_but_not_on_paths_and_tables() {
     let expected = [
         ("world.deadline_ms", "5000"),
         ("world.late_ms", "60000"),
+        ("world.on_failure", "mask"),
         ("kernels.use", "cuda"),
         ("transport.scale_up.use", "nvlink"),
         ("transport.scale_out.use", "ibgda, efa"),

@@ -2,20 +2,19 @@
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::PartChoice;
 use tokenyard_sys_fabric::consts::*;
 use tokenyard_sys_fabric::types::*;
 use tokenyard_sys_fabric::{Library, calls};
 
-use super::{DEPTH, LARGE, PATIENCE, SMALL};
+use super::super::{DEPTH, LARGE, SMALL};
+use super::{Raw, Seen};
 
-/// The provider that a part uses.
-pub(super) fn provider(choice: &PartChoice) -> Result<String> {
+/// The provider that a table of `libfabric` names.
+pub(super) fn provider(table: &str) -> Result<String> {
     #[derive(Deserialize)]
     struct Table {
         #[serde(default = "tcp")]
@@ -24,14 +23,7 @@ pub(super) fn provider(choice: &PartChoice) -> Result<String> {
     fn tcp() -> String {
         "tcp".to_owned()
     }
-    match choice.name.as_str() {
-        "libfabric" => Ok(toml::from_str::<Table>(choice.table.text())?.provider),
-        "efa" => Ok("efa".to_owned()),
-        other => bail!(
-            "found transport `{other}`; expected `libfabric` or `efa`, whose bare link can be \
-             measured"
-        ),
-    }
+    Ok(toml::from_str::<Table>(table)?.provider)
 }
 
 /// Where the other rank's memory is.
@@ -43,7 +35,7 @@ struct There {
 }
 
 /// One endpoint, one queue, one region.
-pub(super) struct Raw {
+pub(super) struct Fabric {
     library: &'static Library,
     info: *mut fi_info,
     fabric: *mut fid_fabric,
@@ -58,12 +50,10 @@ pub(super) struct Raw {
     peer: fi_addr_t,
     there: There,
     first: bool,
-    /// Completions of puts, and puts of the other rank, that were seen.
-    done: u64,
-    arrived: u64,
+    seen: Seen,
 }
 
-impl Drop for Raw {
+impl Drop for Fabric {
     fn drop(&mut self) {
         let objects: [*mut fid; 6] = [
             self.ep.cast(),
@@ -84,7 +74,7 @@ impl Drop for Raw {
     }
 }
 
-impl Raw {
+impl Fabric {
     pub(super) fn open(world: &World, provider: &str) -> Result<Self> {
         let library = Library::open()?;
         let info = query(library, provider)?;
@@ -104,25 +94,17 @@ impl Raw {
             peer: 0,
             there: There { address: Vec::new(), key: 0, base: 0 },
             first: world.rank() == 0,
-            done: 0,
-            arrived: 0,
+            seen: Seen::default(),
         };
         raw.open_objects()?;
         raw.meet(world)?;
         Ok(raw)
     }
 
-    /// Provider and interface.
-    pub(super) fn name(&self) -> String {
-        // SAFETY: libfabric fills all attributes of what it returns, and its names end with zero.
-        unsafe {
-            let text = |p: *const std::ffi::c_char| {
-                std::ffi::CStr::from_ptr(p).to_string_lossy().into_owned()
-            };
-            let info = &*self.info;
-            let provider = text((*info.fabric_attr).prov_name);
-            format!("{provider} on {}", text((*info.domain_attr).name))
-        }
+    fn is_accepted(&self, status: isize) -> Result<bool> {
+        let error = -status as i32;
+        ensure!(matches!(error, 0 | FI_EAGAIN), "put: {}", self.library.strerror(error));
+        Ok(error == 0)
     }
 
     fn check(&self, what: &'static str, status: i32) -> Result<()> {
@@ -203,53 +185,40 @@ impl Raw {
         ensure!(taken == 1, "fi_av_insert: the address was not taken");
         Ok(())
     }
+}
 
-    /// Small puts to and fro; the time of all.
-    pub(super) fn ping(&mut self, pings: u32) -> Result<Duration> {
-        let start = Instant::now();
-        for _ in 0..pings {
-            if self.first {
-                self.put_small()?;
-            }
-            let wanted = self.arrived + 1;
-            self.wait(|raw| raw.arrived >= wanted)?;
-            if !self.first {
-                self.put_small()?;
-            }
-        }
-        Ok(start.elapsed())
-    }
-
-    /// Large puts, both ways at once; the time until all of both are there.
-    pub(super) fn stream(&mut self, puts: u32) -> Result<Duration> {
-        let start = Instant::now();
-        let (posted, target) = (self.done, self.done + u64::from(puts));
-        let wanted = self.arrived + u64::from(puts);
-        for index in 0..u64::from(puts) {
-            self.wait(|raw| posted + index - raw.done < DEPTH as u64)?;
-            self.put_large(index as usize % DEPTH)?;
-        }
-        self.wait(|raw| raw.done >= target && raw.arrived >= wanted)?;
-        Ok(start.elapsed())
-    }
-
-    fn put_small(&mut self) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
-        let There { key, base, .. } = self.there;
-        loop {
-            // SAFETY: the endpoint is enabled; 8 bytes are there, and injected.
-            let status = unsafe {
-                let from = self.memory.as_ptr().cast::<c_void>();
-                calls::inject_writedata(self.ep, from, SMALL, 1, self.peer, base, key)
+impl Raw for Fabric {
+    fn name(&self) -> String {
+        // SAFETY: libfabric fills all attributes of what it returns, and its names end with zero.
+        unsafe {
+            let text = |p: *const std::ffi::c_char| {
+                std::ffi::CStr::from_ptr(p).to_string_lossy().into_owned()
             };
-            if self.accepted(status, until)? {
-                return Ok(());
-            }
+            let info = &*self.info;
+            let provider = text((*info.fabric_attr).prov_name);
+            format!("{provider} on {}", text((*info.domain_attr).name))
         }
     }
 
-    fn put_large(&mut self, slot: usize) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+    fn is_first(&self) -> bool {
+        self.first
+    }
+
+    fn seen(&self) -> Seen {
+        self.seen
+    }
+
+    fn put_small(&mut self) -> Result<bool> {
+        let There { key, base, .. } = self.there;
+        // SAFETY: the endpoint is enabled; 8 bytes are there, and injected.
+        let status = unsafe {
+            let from = self.memory.as_ptr().cast::<c_void>();
+            calls::inject_writedata(self.ep, from, SMALL, 1, self.peer, base, key)
+        };
+        self.is_accepted(status)
+    }
+
+    fn put_large(&mut self, slot: usize) -> Result<bool> {
         let from = self.memory[slot * LARGE..].as_mut_ptr();
         let vector = iovec { iov_base: from.cast(), iov_len: LARGE };
         let to = fi_rma_iov {
@@ -269,40 +238,10 @@ impl Raw {
             context: self.contexts[slot].as_mut_ptr().cast(),
             data: 1,
         };
-        loop {
-            // SAFETY: the endpoint is enabled; the source is not touched while puts are in flight.
-            let status =
-                unsafe { calls::writemsg(self.ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION) };
-            if self.accepted(status, until)? {
-                return Ok(());
-            }
-        }
-    }
-
-    fn accepted(&mut self, status: isize, until: Instant) -> Result<bool> {
-        if status == 0 {
-            return Ok(true);
-        }
-        let error = -status as i32;
-        ensure!(error == FI_EAGAIN, "put: {}", self.library.strerror(error));
-        ensure!(Instant::now() < until, "put: the queue was full for {PATIENCE:?}");
-        self.drive()?;
-        Ok(false)
-    }
-
-    fn wait(&mut self, holds: impl Fn(&Self) -> bool) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
-        let mut looks = 0_u32;
-        while !holds(self) {
-            self.drive()?;
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(1024) {
-                ensure!(Instant::now() < until, "nothing came from the other rank in {PATIENCE:?}");
-                // Both ranks may share a core.
-                std::thread::yield_now();
-            }
-        }
-        Ok(())
+        // SAFETY: the endpoint is enabled; the source is not touched while puts are in flight.
+        let status =
+            unsafe { calls::writemsg(self.ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION) };
+        self.is_accepted(status)
     }
 
     fn drive(&mut self) -> Result<()> {
@@ -317,9 +256,9 @@ impl Raw {
         }
         for entry in &entries[..count as usize] {
             if entry.flags & FI_REMOTE_CQ_DATA != 0 {
-                self.arrived += 1;
+                self.seen.arrived += 1;
             } else {
-                self.done += 1;
+                self.seen.done += 1;
             }
         }
         Ok(())

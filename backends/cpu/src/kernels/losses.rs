@@ -1,0 +1,193 @@
+//! Ranks that this one goes on without, where losses are masked.
+//!
+//! The host says who is *lost*. This rank *gives up* on a lost one when it waits for it in vain: from
+//! then on nothing of it counts, whatever it still writes (INV-8). Before that, what it had done in
+//! full counts as it does of any rank. Nothing is sent to a lost rank.
+//!
+//! A command to a rank may fail before its loss is known. That is no error yet, but a suspicion,
+//! which must be resolved before the slot is used again: the rank is lost, or the failure is an error
+//! after all (INV-7).
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use tokenyard_core::abi;
+use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::{Error, ErrorKind};
+
+/// Who is lost, given up, or suspected.
+#[derive(Debug)]
+pub(super) struct Losses {
+    /// By rank, written by the host; none where a lost rank ends the yard.
+    lost: Option<&'static [AtomicU8]>,
+    given_up: Vec<Cell<Option<Told>>>,
+    /// The last operation that this rank has begun.
+    begun: Cell<u64>,
+    /// The first failure of a command to each rank that is not lost so far.
+    suspects: RefCell<Vec<(u32, String)>>,
+}
+
+/// What a rank that was given up may still know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// It was lost from the start.
+    Nothing,
+    /// The places of operations up to this one.
+    Until(u64),
+}
+
+impl Losses {
+    /// # Safety
+    /// The plan's table outlives the engine.
+    pub(super) unsafe fn new(shape: &KernelShape, plan: &abi::TyPlan) -> Self {
+        let lost = (!plan.lost.is_null()).then(|| {
+            // SAFETY: R bytes that are only accessed atomically, by this function's contract.
+            unsafe {
+                std::slice::from_raw_parts(plan.lost.cast::<AtomicU8>(), shape.ranks as usize)
+            }
+        });
+        let mut losses = Self::of(lost, shape.ranks as usize);
+        for (rank, given_up) in (0..).zip(&mut losses.given_up) {
+            let is_lost = lost.is_some_and(|lost| lost[rank as usize].load(Ordering::Acquire) != 0);
+            *given_up = Cell::new(is_lost.then_some(Told::Nothing));
+        }
+        losses
+    }
+
+    pub(super) fn of(lost: Option<&'static [AtomicU8]>, ranks: usize) -> Self {
+        let given_up = vec![Cell::new(None); ranks];
+        Self { lost, given_up, begun: Cell::new(0), suspects: RefCell::new(Vec::new()) }
+    }
+
+    /// Whether this rank goes on without lost ones.
+    pub(super) fn are_masked(&self) -> bool {
+        self.lost.is_some()
+    }
+
+    /// Whether the host says that a rank is lost.
+    pub(super) fn is_lost(&self, rank: u32) -> bool {
+        self.lost.is_some_and(|lost| lost[rank as usize].load(Ordering::Acquire) != 0)
+    }
+
+    /// Whether nothing of a rank counts any more.
+    pub(super) fn is_given_up(&self, rank: u32) -> bool {
+        self.given_up[rank as usize].get().is_some()
+    }
+
+    /// Notes that this rank begins an operation: peers that live learn of its places.
+    pub(super) fn begin(&self, operation: u64) {
+        self.begun.set(operation);
+    }
+
+    pub(super) fn give_up(&self, rank: u32) {
+        let given_up = &self.given_up[rank as usize];
+        if given_up.get().is_none() {
+            given_up.set(Some(Told::Until(self.begun.get())));
+        }
+    }
+
+    /// Whether a rank that was given up may still write to the places of an operation.
+    pub(super) fn may_write(&self, rank: u32, operation: u64) -> bool {
+        matches!(self.given_up[rank as usize].get(), Some(Told::Until(last)) if operation <= last)
+    }
+
+    /// Takes note of the failure of a command to `rank`; returns it where it is an error at once.
+    #[cold]
+    pub(super) fn suspect(&self, rank: u32, error: Error) -> Result<(), Error> {
+        if self.lost.is_none() {
+            return Err(error);
+        }
+        let mut suspects = self.suspects.borrow_mut();
+        if !self.is_lost(rank) && suspects.iter().all(|(known, _)| *known != rank) {
+            suspects.push((rank, error.detail()));
+        }
+        Ok(())
+    }
+
+    /// A rank that is suspected and not lost.
+    pub(super) fn suspected(&self) -> Option<u32> {
+        self.forget_lost();
+        self.suspects.borrow().first().map(|(rank, _)| *rank)
+    }
+
+    fn forget_lost(&self) {
+        self.suspects.borrow_mut().retain(|(rank, _)| !self.is_lost(*rank));
+    }
+
+    /// The failure behind the end of a wait, if there is one: a rank that was suspected lives.
+    #[cold]
+    pub(super) fn explain(&self, wait: Error) -> Error {
+        self.forget_lost();
+        match self.suspects.borrow().first() {
+            Some((rank, text)) if wait.kind() == ErrorKind::Deadline => {
+                Error::new(ErrorKind::Transport, "complete command", text.clone()).with_rank(*rank)
+            }
+            _ => wait,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn losses(lost: &'static [AtomicU8]) -> Losses {
+        Losses::of(Some(lost), lost.len())
+    }
+
+    fn failure() -> Error {
+        Error::new(ErrorKind::Transport, "complete command", "the link is down")
+    }
+
+    #[test]
+    fn a_failed_command_to_a_rank_that_turns_out_lost_is_forgotten() {
+        static LOST: [AtomicU8; 2] = [const { AtomicU8::new(0) }; 2];
+        let losses = losses(&LOST);
+        losses.suspect(1, failure()).expect("no error yet");
+        assert_eq!(losses.suspected(), Some(1));
+        LOST[1].store(1, Ordering::Release);
+        assert_eq!(losses.suspected(), None);
+        let wait = Error::new(ErrorKind::Deadline, "wait", "too long");
+        assert_eq!(losses.explain(wait).kind(), ErrorKind::Deadline);
+    }
+
+    #[test]
+    fn the_loss_of_one_suspect_does_not_clear_another() {
+        static LOST: [AtomicU8; 3] = [const { AtomicU8::new(0) }; 3];
+        let losses = losses(&LOST);
+        losses.suspect(1, failure()).expect("no error yet");
+        losses.suspect(2, failure()).expect("no error yet");
+        LOST[1].store(1, Ordering::Release);
+        assert_eq!(losses.suspected(), Some(2));
+    }
+
+    #[test]
+    fn a_failed_command_to_a_rank_that_lives_ends_the_wait_as_its_error() {
+        static LOST: [AtomicU8; 2] = [const { AtomicU8::new(0) }; 2];
+        let losses = losses(&LOST);
+        losses.suspect(1, failure()).expect("no error yet");
+        let error = losses.explain(Error::new(ErrorKind::Deadline, "wait", "too long"));
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::Transport, Some(1)));
+        assert!(error.message().contains("the link is down"), "{error}");
+    }
+
+    #[test]
+    fn where_losses_are_not_masked_a_failed_command_is_an_error_at_once() {
+        let losses = Losses::of(None, 1);
+        assert!(losses.suspect(0, failure()).is_err());
+        assert!(!losses.is_lost(0));
+    }
+
+    #[test]
+    fn what_a_given_up_rank_was_told_of_stays_out_of_use_and_no_more() {
+        static LOST: [AtomicU8; 1] = [const { AtomicU8::new(0) }];
+        let losses = losses(&LOST);
+        losses.begin(7);
+        assert!(!losses.may_write(0, 7), "nobody gave it up");
+        losses.give_up(0);
+        losses.begin(8);
+        losses.give_up(0);
+        assert!(losses.is_given_up(0));
+        assert!(losses.may_write(0, 6) && losses.may_write(0, 7) && !losses.may_write(0, 8));
+    }
+}

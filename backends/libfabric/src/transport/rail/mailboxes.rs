@@ -1,0 +1,105 @@
+//! Mailboxes of values: taking them, and giving them back to their writers.
+
+use super::patience::Refusals;
+use super::{Attempt, State};
+use crate::transport::datum::{Datum, Place};
+use crate::transport::shared::Shared;
+
+impl State {
+    /// A mailbox of `peer` that this rank may fill; it is taken. `Err`: why there is none.
+    pub(in crate::transport) fn take_mailbox(&mut self, peer: u32) -> Result<u32, Attempt> {
+        let Some(known) = self.peers.get_mut(peer as usize) else { return Err(Attempt::Unknown) };
+        if known.given_up {
+            return Err(Attempt::GivenUp);
+        }
+        let slot = known.free_values.trailing_zeros();
+        if slot == u32::BITS {
+            return Err(self.refused(peer as usize, |peer| &mut peer.starved));
+        }
+        known.free_values &= !(1 << slot);
+        Ok(slot)
+    }
+
+    /// Gives back a mailbox that was taken and not filled.
+    pub(in crate::transport) fn leave_mailbox(&mut self, peer: u32, slot: u32) {
+        self.peers[peer as usize].free_values |= 1 << slot;
+    }
+
+    pub(super) fn value_came(&mut self, shared: &Shared, place: Place) -> Result<(), &'static str> {
+        let Some(peer) = self.peers.get_mut(place.peer as usize) else {
+            return Err("a value of a rank that is not in the team");
+        };
+        shared.deliver(self.index, place)?;
+        peer.owed |= 1 << place.slot;
+        self.owed += 1;
+        Ok(())
+    }
+
+    pub(super) fn credit_came(&mut self, place: Place) -> Result<(), &'static str> {
+        match self.peers.get_mut(place.peer as usize) {
+            Some(peer) if peer.free_values & 1 << place.slot == 0 => {
+                peer.free_values |= 1 << place.slot;
+                peer.starved = Refusals::default();
+                Ok(())
+            }
+            _ => Err("a credit for a mailbox that was not taken"),
+        }
+    }
+
+    /// Tells writers of values that their mailboxes are empty again.
+    pub(super) fn pay(&mut self, shared: &Shared) {
+        let me = shared.team.me;
+        for peer in 0..self.peers.len() {
+            while self.peers[peer].owed != 0 {
+                let slot = self.peers[peer].owed.trailing_zeros();
+                let credit = Datum::Credit(Place { peer: me, slot });
+                // A peer that left needs no credits. Nor do the others wait for one that takes
+                // nothing; if it is lost, its own writes say so, or this rank's to it.
+                if !self.peers[peer].left && self.send(peer as u32, credit) == Attempt::Full {
+                    break;
+                }
+                self.peers[peer].owed &= !(1 << slot);
+                self.owed -= 1;
+            }
+        }
+    }
+
+    /// Forgets the credits that this rank owes.
+    pub(in crate::transport) fn forgive(&mut self) {
+        self.peers.iter_mut().for_each(|peer| peer.owed = 0);
+        self.owed = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::transport::tests::{connected, until, value};
+
+    #[test]
+    fn credits_come_back_although_the_provider_takes_nothing_for_another_writer() {
+        const VALUES: u64 = 200;
+        let mut ranks = connected(3);
+        let [alive, dead, receiver] = [2, 1, 0].map(|rank| ranks.remove(rank));
+        dead.die();
+        let credit = Datum::Credit(Place { peer: 0, slot: 0 });
+        until("the provider takes nothing for the dead rank", || {
+            receiver.drive();
+            receiver.engine.rail(0).send(1, credit) == Attempt::Full
+        });
+        // As if its values had come just before.
+        let mut state = receiver.engine.rail(0);
+        (state.peers[1].owed, state.owed) = (0b111, 3);
+        drop(state);
+        let mut next = 1;
+        until("more values of the other arrive than it has mailboxes", || {
+            alive.drive();
+            receiver.drive();
+            next += u64::from(next <= VALUES && alive.offer(value(0, next)));
+            (1..=VALUES)
+                .all(|place| receiver.memory[place as usize].load(Ordering::Acquire) == place)
+        });
+    }
+}

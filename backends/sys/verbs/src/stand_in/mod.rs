@@ -1,0 +1,86 @@
+//! Stands in for libibverbs and NICs, for tests of what is built on this crate: software that runs in
+//! the process of the test, does what well-behaved NICs do, and does wrong what a test asks for.
+//!
+//! Work requests end while they are posted, in order. Regions, keys, states of queue pairs, receives
+//! and the size of completion queues are checked. Nothing is known of packets, time or
+//! capabilities of real devices.
+
+mod calls;
+mod world;
+
+use std::ffi::CString;
+
+use crate::ffi::Wc;
+use crate::library::install;
+use world::{Device, Nic as State, World};
+
+/// A NIC of its own kind; it never goes away.
+#[derive(Clone, Copy, Debug)]
+pub struct Nic {
+    index: usize,
+}
+
+impl Nic {
+    /// Adds a NIC of this name to those that the library lists. From the first one on, this process
+    /// has no other libibverbs.
+    ///
+    /// # Panics
+    /// The real library was opened before.
+    pub fn new(name: &str) -> Self {
+        assert!(install(calls::LIBRARY), "the real libibverbs is open in this process");
+        let name = CString::new(name).unwrap_or_default();
+        let mut world = World::enter();
+        let index = world.nics.len();
+        let device = Box::leak(Box::new(Device { name, index }));
+        world.nics.push(State::new(device));
+        Self { index }
+    }
+
+    /// From now on work requests are taken, and none is executed.
+    pub fn hold(self) {
+        World::enter().nics[self.index].held = true;
+    }
+
+    /// Executes what is held, and goes on.
+    pub fn release(self) {
+        let mut world = World::enter();
+        world.nics[self.index].held = false;
+        world.execute_all();
+    }
+
+    /// Takes so many work requests more and refuses the one behind them (`ENOMEM`), once.
+    pub fn refuse_after(self, requests: usize) {
+        World::enter().nics[self.index].refuse_after = Some(requests);
+    }
+
+    /// From now on queue pairs cannot be broken off.
+    pub fn refuse_to_break(self) {
+        World::enter().nics[self.index].unbreakable = true;
+    }
+
+    /// Puts completions where this NIC's receives complete.
+    pub fn arrive(self, completions: &[Wc]) {
+        let mut world = World::enter();
+        let queue = world.qps.iter().find(|qp| qp.nic == self.index).map(|qp| qp.recv_cq);
+        for completion in completions {
+            queue.into_iter().for_each(|queue| world.complete(queue, *completion));
+        }
+    }
+
+    /// Lets a queue pair report an asynchronous event.
+    pub fn report(self, event: i32) {
+        World::enter().nics[self.index].events.push_back(event);
+    }
+
+    /// Receives that are posted.
+    pub fn receives(self) -> usize {
+        let world = World::enter();
+        let mine = world.srqs.iter().filter(|srq| srq.nic == self.index);
+        mine.map(|srq| srq.posted).sum()
+    }
+
+    /// What was destroyed so far, in order, and what went wrong.
+    pub fn journal(self) -> Vec<&'static str> {
+        World::enter().nics[self.index].journal.clone()
+    }
+}

@@ -1,0 +1,214 @@
+//! What all stand-in NICs of a process share: one table of everything, behind one lock.
+
+use std::collections::VecDeque;
+use std::ffi::{CString, c_int};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::ffi::{self, Wc};
+
+/// What the list of devices points to.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) name: CString,
+    pub(super) index: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Nic {
+    pub(super) device: &'static Device,
+    pub(super) held: bool,
+    pub(super) refuse_after: Option<usize>,
+    pub(super) unbreakable: bool,
+    pub(super) events: VecDeque<c_int>,
+    pub(super) journal: Vec<&'static str>,
+}
+
+impl Nic {
+    pub(super) fn new(device: &'static Device) -> Self {
+        Self {
+            device,
+            held: false,
+            refuse_after: None,
+            unbreakable: false,
+            events: VecDeque::new(),
+            journal: Vec::new(),
+        }
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct Cq {
+    pub(super) nic: usize,
+    pub(super) entries: VecDeque<Wc>,
+    pub(super) room: usize,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(super) struct Srq {
+    pub(super) nic: usize,
+    pub(super) posted: usize,
+}
+
+/// A memory region; its place in the table is its key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Region {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+}
+
+/// A queue pair; its place in the table and one more is its number.
+#[derive(Debug)]
+pub(super) struct Qp {
+    pub(super) nic: usize,
+    pub(super) state: c_int,
+    pub(super) send_cq: usize,
+    pub(super) recv_cq: usize,
+    pub(super) srq: Option<usize>,
+    pub(super) peer: u32,
+    pub(super) sent: VecDeque<Sent>,
+    pub(super) depth: usize,
+}
+
+/// The most that may be inline.
+pub(super) const INLINE: usize = 64;
+
+/// A work request that was posted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) id: u64,
+    pub(super) opcode: c_int,
+    pub(super) reported: bool,
+    pub(super) imm: u32,
+    pub(super) inline: Option<[u8; INLINE]>,
+    pub(super) local: u64,
+    pub(super) bytes: u64,
+    pub(super) lkey: u32,
+    pub(super) remote: u64,
+    pub(super) rkey: u32,
+    pub(super) add: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) nics: Vec<Nic>,
+    pub(super) cqs: Vec<Cq>,
+    pub(super) srqs: Vec<Srq>,
+    pub(super) regions: Vec<Option<Region>>,
+    pub(super) qps: Vec<Qp>,
+}
+
+impl World {
+    pub(super) fn enter() -> MutexGuard<'static, Self> {
+        static WORLD: Mutex<World> = Mutex::new(World {
+            nics: Vec::new(),
+            cqs: Vec::new(),
+            srqs: Vec::new(),
+            regions: Vec::new(),
+            qps: Vec::new(),
+        });
+        WORLD.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note(&mut self, nic: usize, what: &'static str) {
+        self.nics[nic].journal.push(what);
+    }
+
+    pub(super) fn complete(&mut self, queue: usize, completion: Wc) {
+        let Cq { nic, entries, room } = &mut self.cqs[queue];
+        if entries.len() == *room {
+            let nic = *nic;
+            return self.note(nic, "OVERRUN of a completion queue");
+        }
+        entries.push_back(completion);
+    }
+
+    pub(super) fn execute_all(&mut self) {
+        (0..self.qps.len()).for_each(|at| self.execute(at));
+    }
+
+    /// Executes what a queue pair has posted, as far as it gets.
+    pub(super) fn execute(&mut self, at: usize) {
+        while let Some(sent) = self.qps[at].sent.front().copied() {
+            let qp = &self.qps[at];
+            let status = match qp.state {
+                ffi::QPS_ERR => ffi::WC_WR_FLUSH_ERR,
+                _ if self.nics[qp.nic].held => return,
+                _ => match self.perform(qp.peer, &sent) {
+                    Some(status) => status,
+                    None => return,
+                },
+            };
+            let qp = &mut self.qps[at];
+            qp.sent.pop_front();
+            if status != ffi::WC_SUCCESS {
+                qp.state = ffi::QPS_ERR;
+            }
+            let queue = qp.send_cq;
+            if sent.reported || status != ffi::WC_SUCCESS {
+                self.complete(queue, Wc { wr_id: sent.id, status, ..Wc::default() });
+            }
+        }
+    }
+
+    /// Does what a work request says, and returns the status of its completion; nothing if it waits
+    /// for a receive of the peer.
+    fn perform(&mut self, peer: u32, sent: &Sent) -> Option<c_int> {
+        let Some(peer) = self.qps.get(peer.wrapping_sub(1) as usize) else {
+            return Some(ffi::WC_RETRY_EXC_ERR);
+        };
+        if !matches!(peer.state, ffi::QPS_RTR | ffi::QPS_RTS) {
+            return Some(ffi::WC_RETRY_EXC_ERR);
+        }
+        if sent.inline.is_none() && !self.is_inside(sent.lkey, sent.local, sent.bytes) {
+            return Some(ffi::WC_LOC_PROT_ERR);
+        }
+        if !self.is_inside(sent.rkey, sent.remote, sent.bytes) {
+            return Some(ffi::WC_REM_ACCESS_ERR);
+        }
+        let (srq, recv_cq) = (peer.srq, peer.recv_cq);
+        if sent.opcode == ffi::WR_RDMA_WRITE_WITH_IMM {
+            let posted = &mut self.srqs[srq?].posted;
+            *posted = posted.checked_sub(1)?;
+        }
+        let source = sent.inline.as_ref().map_or(sent.local, |bytes| bytes.as_ptr() as u64);
+        // SAFETY: both places are inside registered regions, which the process keeps mapped while
+        // they are registered, or inside `sent`. What tests do beside a write, they do after its
+        // signal.
+        unsafe { transfer(sent, source) };
+        if sent.opcode == ffi::WR_RDMA_WRITE_WITH_IMM {
+            let opcode = ffi::WC_RECV_RDMA_WITH_IMM;
+            self.complete(recv_cq, Wc { opcode, imm_data: sent.imm, ..Wc::default() });
+        }
+        Some(ffi::WC_SUCCESS)
+    }
+
+    fn is_inside(&self, key: u32, address: u64, bytes: u64) -> bool {
+        let region = self.regions.get(key as usize).copied().flatten();
+        bytes == 0
+            || region.is_some_and(|region| {
+                address >= region.address && address + bytes <= region.address + region.bytes
+            })
+    }
+}
+
+/// # Safety
+/// `sent.bytes` bytes at `source` and at `sent.remote` are mapped, and written by nobody else.
+unsafe fn transfer(sent: &Sent, source: u64) {
+    let (local, remote, bytes) = (source as *mut u8, sent.remote as *mut u8, sent.bytes as usize);
+    // SAFETY: by this function's contract.
+    unsafe {
+        match sent.opcode {
+            _ if bytes == 0 => {}
+            ffi::WR_RDMA_READ => std::ptr::copy(remote, local, bytes),
+            ffi::WR_ATOMIC_FETCH_AND_ADD => {
+                let total = AtomicU64::from_ptr(remote.cast());
+                let before = total.fetch_add(sent.add, Ordering::Release);
+                local.cast::<u64>().write_unaligned(before);
+            }
+            _ => std::ptr::copy(local, remote, bytes),
+        }
+    }
+}

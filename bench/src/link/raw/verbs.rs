@@ -1,0 +1,251 @@
+//! libibverbs by straight calls: one reliable queue pair, writes with immediate data.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::bootstrap::World;
+use tokenyard_sys_verbs::ffi::{self, AhAttr, Gid, GlobalRoute, SendWr, Sge, Wc, WrRdma, WrTarget};
+use tokenyard_sys_verbs::{
+    Address, Context, Cq, Devices, Library, Mr, Pd, Qp, QpRequest, Receive, Rts, Send, Srq,
+};
+use tokenyard_verbs::rules::{self, PortFacts};
+use tokenyard_verbs::{DeviceChoice, VerbsConfig};
+
+use super::super::{DEPTH, LARGE, SMALL};
+use super::{Raw, Seen};
+
+/// Work requests that were not polled yet.
+const QUEUE: u32 = 64;
+/// Every so many small puts one reports, so that their places in the queue come back.
+const REPORT_EVERY: u64 = 16;
+/// Receives that are posted, and how many are posted again at once. More puts of the other rank than
+/// that are never under way.
+const RECEIVES: u32 = 256;
+const REFILL: usize = 32;
+/// What a completion belongs to.
+const SMALL_PUT: u64 = 0;
+const LARGE_PUT: u64 = 1;
+
+/// Where the other rank is, and its memory.
+#[derive(Serialize, Deserialize)]
+struct There {
+    gid: [u8; 16],
+    lid: u16,
+    mtu: u8,
+    queue: u32,
+    base: u64,
+    key: u32,
+}
+
+/// A port of an open device.
+struct Port {
+    context: Arc<Context>,
+    facts: PortFacts,
+    gid: ffi::GidEntry,
+}
+
+/// One queue pair, one completion queue, one region. Fields drop in order: the queue pair and the
+/// region, which the other rank writes through, before the memory.
+pub(super) struct Verbs {
+    qp: Qp<Rts>,
+    region: Mr,
+    cq: Arc<Cq>,
+    receives: Arc<Srq>,
+    memory: Vec<u8>,
+    there: There,
+    name: String,
+    first: bool,
+    seen: Seen,
+    /// Small puts that were posted.
+    small: u64,
+    /// Receives that were used up.
+    used: usize,
+}
+
+impl Verbs {
+    pub(super) fn open(world: &World, table: &str) -> Result<Self> {
+        let config: VerbsConfig = toml::from_str(table).context("read the table of `verbs`")?;
+        let Port { context, facts, gid } = port(&config, world.rank())?;
+        let attr = context.port(facts.port)?;
+        let pd = Pd::new(&context)?;
+        let cq = Cq::new(&context, 2 * QUEUE + RECEIVES)?;
+        let receives = Srq::new(&pd, RECEIVES)?;
+        for _ in 0..RECEIVES as usize / REFILL {
+            receives.post(REFILL)?;
+        }
+        // Sources, then places that the other rank writes.
+        let mut memory = vec![1; 2 * DEPTH * LARGE];
+        let access = ffi::ACCESS_LOCAL_WRITE | ffi::ACCESS_REMOTE_WRITE;
+        // SAFETY: the memory is dropped after the region, and is read by nobody while it lives.
+        let region = unsafe { Mr::new(&pd, memory.as_mut_ptr(), memory.len(), access)? };
+        let request = QpRequest {
+            send_cq: Arc::clone(&cq),
+            recv_cq: Arc::clone(&cq),
+            srq: Some(Arc::clone(&receives)),
+            depth: QUEUE,
+            inline: SMALL as u32,
+        };
+        let qp = Qp::new(&pd, &request)?.init(facts.port, config.pkey_index, access)?;
+        let mine = There {
+            gid: gid.gid.raw,
+            lid: attr.lid,
+            mtu: rules::mtu(config.mtu, attr.active_mtu)?,
+            queue: qp.number(),
+            base: memory.as_ptr() as u64,
+            key: region.rkey(),
+        };
+        let all = world.all_gather("bare link", &serde_json::to_vec(&mine)?)?;
+        let first = world.rank() == 0;
+        let other = all.get(usize::from(first)).context("two ranks")?;
+        let there: There = serde_json::from_slice(other)?;
+        let route = AhAttr {
+            grh: GlobalRoute {
+                dgid: Gid { raw: there.gid },
+                flow_label: 0,
+                sgid_index: u8::try_from(gid.gid_index)?,
+                hop_limit: 64,
+                traffic_class: config.traffic_class,
+            },
+            dlid: there.lid,
+            sl: config.service_level,
+            is_global: 1,
+            port_num: facts.port,
+            ..AhAttr::default()
+        };
+        let mtu = i32::from(mine.mtu.min(there.mtu));
+        let to = Address { route, qpn: there.queue, mtu };
+        let qp = qp.receive(&to, &Receive { psn: 0, reads: 1, rnr_timer: 12 })?.send(&Send {
+            psn: 0,
+            reads: 1,
+            timeout: config.timeout,
+            retries: config.retry_count,
+            rnr_retries: config.rnr_retry,
+        })?;
+        // Who writes to a queue pair that does not receive yet waits for a retry.
+        world.barrier("bare link connected")?;
+        let name = format!("verbs on {} port {}", facts.device, facts.port);
+        let seen = Seen::default();
+        Ok(Self { qp, region, cq, receives, memory, there, name, first, seen, small: 0, used: 0 })
+    }
+
+    /// Posts a write of `bytes` bytes with immediate data; false if the queue is full.
+    fn write(
+        &mut self,
+        (from, to, bytes): (usize, usize, usize),
+        (id, flags): (u64, u32),
+    ) -> Result<bool> {
+        let mut piece = Sge {
+            addr: self.memory[from..from + bytes].as_ptr() as u64,
+            length: u32::try_from(bytes)?,
+            lkey: self.region.lkey(),
+        };
+        let target = WrRdma { remote_addr: self.there.base + to as u64, rkey: self.there.key };
+        let mut request = SendWr {
+            wr_id: id,
+            sg_list: &mut piece,
+            num_sge: 1,
+            opcode: ffi::WR_RDMA_WRITE_WITH_IMM,
+            send_flags: flags,
+            wr: WrTarget { rdma: target },
+            ..SendWr::BLANK
+        };
+        // SAFETY: one request and its piece, valid for the call; the memory is registered, and
+        // nobody changes sources.
+        match unsafe { self.qp.post(&mut request) } {
+            Ok(()) => Ok(true),
+            Err((error, _)) if error.source.kind() == std::io::ErrorKind::OutOfMemory => Ok(false),
+            Err((error, _)) => Err(anyhow!(error).context("put")),
+        }
+    }
+}
+
+impl Raw for Verbs {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn is_first(&self) -> bool {
+        self.first
+    }
+
+    fn seen(&self) -> Seen {
+        self.seen
+    }
+
+    fn put_small(&mut self) -> Result<bool> {
+        let report = (self.small + 1).is_multiple_of(REPORT_EVERY);
+        let flags = ffi::SEND_INLINE | if report { ffi::SEND_SIGNALED } else { 0 };
+        let posted = self.write((0, DEPTH * LARGE, SMALL), (SMALL_PUT, flags))?;
+        self.small += u64::from(posted);
+        Ok(posted)
+    }
+
+    fn put_large(&mut self, slot: usize) -> Result<bool> {
+        let place = (slot * LARGE, (DEPTH + slot) * LARGE, LARGE);
+        self.write(place, (LARGE_PUT, ffi::SEND_SIGNALED))
+    }
+
+    fn drive(&mut self) -> Result<()> {
+        let mut completions = [Wc::default(); 16];
+        let count = self.cq.poll(&mut completions)?;
+        for completion in &completions[..count] {
+            let status = completion.status;
+            let words = self.cq.context().library().status_words(status);
+            ensure!(status == ffi::WC_SUCCESS, "a put failed: {words}");
+            if completion.opcode == ffi::WC_RECV_RDMA_WITH_IMM {
+                self.seen.arrived += 1;
+                self.used += 1;
+            } else if completion.wr_id == LARGE_PUT {
+                self.seen.done += 1;
+            }
+        }
+        if self.used >= REFILL {
+            self.receives.post(REFILL)?;
+            self.used -= REFILL;
+        }
+        Ok(())
+    }
+}
+
+/// The port that the transport takes for this rank.
+fn port(config: &VerbsConfig, rank: u32) -> Result<Port> {
+    let devices = Devices::list(Library::get()?)?;
+    let names = match &config.device {
+        DeviceChoice::Auto => devices.names(),
+        DeviceChoice::Named(names) => names.clone(),
+    };
+    let open = |name: &String| {
+        let found = devices.open(name).with_context(|| format!("open {name}"))?;
+        found.with_context(|| format!("found no device `{name}`; expected {:?}", devices.names()))
+    };
+    let contexts = names.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let mut ports = Vec::new();
+    for context in &contexts {
+        for port in 1..=context.attributes()?.phys_port_cnt {
+            let attr = context.port(port)?;
+            ports.push(PortFacts {
+                device: context.name().to_owned(),
+                port,
+                active: attr.state == ffi::PORT_ACTIVE,
+                link_layer: attr.link_layer,
+                width: attr.active_width,
+                speed: attr.active_speed,
+            });
+        }
+    }
+    ports.retain(|port| config.port.is_none_or(|wish| port.port == wish));
+    let chosen = match &config.device {
+        DeviceChoice::Auto => rules::automatic(&ports),
+        DeviceChoice::Named(names) => names
+            .iter()
+            .map(|name| rules::port(&ports, name, config.port))
+            .collect::<tokenyard_core::Result<_>>()?,
+    };
+    ensure!(!chosen.is_empty(), "choose device: no port of {names:?} is active");
+    let facts = chosen[rank as usize % chosen.len()].clone();
+    let context = contexts.iter().find(|context| context.name() == facts.device);
+    let context = Arc::clone(context.context("the device is open")?);
+    let gid = rules::gid(&context.gids()?, &facts, config.gid_index)?;
+    Ok(Port { context, facts, gid })
+}

@@ -1,0 +1,190 @@
+//! Losses that are masked, with ranks as processes: the others finish, go on without the lost rank, and
+//! let it in again. This program is also the ranks.
+
+#![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
+
+mod hosts;
+mod order;
+mod parts;
+mod rank;
+mod refused;
+
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::order::{Order, Path, Phase, VICTIM, Worst};
+
+/// Stands before the order of a rank.
+pub(crate) const RANK: &str = "--as-rank";
+/// The longest that one test may take on a busy machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+fn main() -> ExitCode {
+    tokenyard_cpu::link();
+    let args: Vec<_> = std::env::args().collect();
+    let [_, mode, order] = &args[..] else { return launch() };
+    if mode != RANK {
+        return launch();
+    }
+    let mut order: Order = serde_json::from_str(order).expect("an order");
+    if let Some(rank) = std::env::var("TOKENYARD_RANK").ok().and_then(|rank| rank.parse().ok()) {
+        order.rank = rank;
+    }
+    match rank::play(&order) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn launch() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Each has three ranks, which mostly wait.
+    arguments.test_threads = arguments.test_threads.or(Some(8));
+    let killed = Phase::ALL.into_iter().chain([100, 600, 1700].map(Phase::Anytime));
+    let stopped = Phase::ALL.into_iter().chain([Phase::Anytime(600)]);
+    let mut trials = Vec::new();
+    for (number, phase) in (0u8..).zip(killed) {
+        for path in Path::ALL {
+            // Each phase in each layout where that costs little.
+            let all = path.is_own() && !matches!(phase, Phase::Anytime(_));
+            for layout in (0..3).filter(|layout| all || *layout == number % 3) {
+                trials.push(trial((Worst::Killed, phase, layout, path)));
+            }
+        }
+    }
+    for (number, phase) in (0u8..).zip(stopped) {
+        // Each takes two deadlines.
+        for path in Path::ALL.into_iter().filter(|path| path.is_own() || number % 2 == 1) {
+            let all = phase == Phase::Entered && path != Path::Puts;
+            for layout in (0..3).filter(|layout| all || *layout == number % 3) {
+                trials.push(trial((Worst::Stopped, phase, layout, path)));
+            }
+        }
+    }
+    for (layout, phase) in (0u8..).zip(Phase::ALL) {
+        trials.push(trial((Worst::BothKilled, phase, layout % 3, Path::Stores)));
+        trials.push(trial((Worst::BothKilled, phase, (layout + 1) % 3, Path::Tcp)));
+    }
+    trials.extend(refused::trials());
+    trials.extend(hosts::trials());
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+pub(crate) type Loss = (Worst, Phase, u8, Path);
+
+fn trial(loss: Loss) -> Trial {
+    let (worst, phase, layout, path) = loss;
+    let layout = ["flat", "expert_major", "packed"][usize::from(layout)];
+    let name = format!("{}/{}/{layout}/{}", worst.name(), phase.name(), path.name());
+    Trial::test(name, move || run(loss))
+}
+
+fn run(loss: Loss) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    watch(&order(&folder, loss)).map_err(|error| Failed::from(format!("{error:#}")))
+}
+
+pub(crate) fn order(folder: &TempDir, (worst, phase, layout, path): Loss) -> Order {
+    let folder = folder.path().into();
+    Order { folder, worst, phase, layout, path, rank: 0, back: false }
+}
+
+/// A rank's process; it does not outlive the test.
+struct Process {
+    child: Child,
+    stderr: PathBuf,
+}
+
+impl Process {
+    fn start(order: &Order, rank: usize, back: bool) -> Result<Self> {
+        let order = Order { rank, back, ..order.clone() };
+        let stderr = order.marker(if back { "stderr_back" } else { "stderr" }, rank);
+        let child = Command::new(std::env::current_exe()?)
+            .args([RANK, &serde_json::to_string(&order)?])
+            .env("TOKENYARD_RANK", rank.to_string())
+            .env("TOKENYARD_RANKS", order.ranks().to_string())
+            .env("TOKENYARD_LOCAL_RANK", rank.to_string())
+            .stdin(Stdio::null())
+            .stderr(std::fs::File::create(&stderr)?)
+            .spawn()?;
+        Ok(Self { child, stderr })
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.stderr).unwrap_or_default()
+    }
+
+    fn ended(&mut self) -> Result<Option<bool>> {
+        Ok(self.child.try_wait()?.map(|status| status.success()))
+    }
+
+    fn wait(&mut self) -> Result<bool> {
+        let start = Instant::now();
+        loop {
+            if let Some(success) = self.ended()? {
+                return Ok(success);
+            }
+            ensure!(start.elapsed() < LIMIT, "it hangs; it said: {}", self.said());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Plays one loss.
+fn watch(order: &Order) -> Result<()> {
+    let mut ranks: Vec<Process> =
+        (0..order.ranks()).map(|rank| Process::start(order, rank, false)).collect::<Result<_>>()?;
+    let start = Instant::now();
+    while !order.survivors().all(|rank| order.marker("without", rank).exists()) {
+        for rank in order.survivors() {
+            if ranks[rank].ended()?.is_some() {
+                bail!("rank {rank} ended too early: {}", ranks[rank].said());
+            }
+        }
+        ensure!(start.elapsed() < LIMIT, "{}", hang(&ranks));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut back = Vec::new();
+    if order.worst.kills() {
+        for victim in order.victims() {
+            back.push(Process::start(order, *victim, true)?);
+        }
+    } else {
+        let pid = Pid::from_child(&ranks[VICTIM].child);
+        kill_process(pid, Signal::CONT)?;
+        ensure!(!ranks[VICTIM].wait()?, "the victim did not notice");
+        let said = ranks[VICTIM].said();
+        ensure!(said.contains("the others go on without it"), "the victim said: {said}");
+        std::fs::write(order.marker("victim_ended", VICTIM), "")?;
+    }
+    for rank in order.survivors() {
+        let success = ranks[rank].wait().with_context(|| format!("rank {rank}"))?;
+        ensure!(success, "rank {rank}: {}", ranks[rank].said());
+    }
+    for mut back in back {
+        ensure!(back.wait().context("a rank that came back")?, "it said: {}", back.said());
+    }
+    Ok(())
+}
+
+fn hang(ranks: &[Process]) -> String {
+    let said = ranks.iter().enumerate().map(|(rank, p)| format!("rank {rank} said: {}", p.said()));
+    format!("the others did not go on; {}", said.collect::<Vec<_>>().join("; "))
+}

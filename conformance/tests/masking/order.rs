@@ -1,0 +1,211 @@
+//! What a rank is told to do.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use rustix::process::{Signal, getpid, kill_process};
+use serde::{Deserialize, Serialize};
+use tokenyard_conformance::oracle::{Case, Layout, Tokens};
+use tokenyard_core::config::Config;
+
+/// The one that is lost, or the first of two. Not rank 0, where all meet.
+pub(crate) const VICTIM: usize = 1;
+
+/// Where the victim does its worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Phase {
+    DispatchSend,
+    /// Inside the send of a dispatch: it has entered, and has not written the rows that the others
+    /// give it places for.
+    Entered,
+    DispatchReceive,
+    CombineSend,
+    CombineReceive,
+    /// Between the sends of two dispatches and their receives.
+    Overlap,
+    /// After one exchange and before the next.
+    Between,
+    /// So many microseconds after the start of the last round but some.
+    Anytime(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Worst {
+    /// SIGKILL.
+    Killed,
+    /// SIGKILL for two ranks, at the same phase.
+    BothKilled,
+    /// SIGSTOP; the launcher lets it run again once the others have gone on.
+    Stopped,
+    /// Its host is cut off the network.
+    Cut,
+}
+
+impl Phase {
+    /// Those that are certain.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::DispatchSend,
+        Self::Entered,
+        Self::DispatchReceive,
+        Self::CombineSend,
+        Self::CombineReceive,
+        Self::Overlap,
+        Self::Between,
+    ];
+
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::DispatchSend => "dispatch_send".to_owned(),
+            Self::Entered => "entered".to_owned(),
+            Self::DispatchReceive => "dispatch_receive".to_owned(),
+            Self::CombineSend => "combine_send".to_owned(),
+            Self::CombineReceive => "combine_receive".to_owned(),
+            Self::Overlap => "overlap".to_owned(),
+            Self::Between => "between".to_owned(),
+            Self::Anytime(after) => format!("after_{after}_us"),
+        }
+    }
+}
+
+impl Worst {
+    pub(crate) fn kills(self) -> bool {
+        matches!(self, Self::Killed | Self::BothKilled)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Killed => "killed",
+            Self::BothKilled => "both_killed",
+            Self::Stopped => "stopped",
+            Self::Cut => "cut",
+        }
+    }
+}
+
+/// How rows get from rank to rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Path {
+    /// `shm`, by loads and stores.
+    Stores,
+    /// `shm`, by puts.
+    Puts,
+    /// `libfabric` over a network interface.
+    Tcp,
+}
+
+impl Path {
+    pub(crate) const ALL: [Self; 3] = [Self::Stores, Self::Puts, Self::Tcp];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Stores => "stores",
+            Self::Puts => "puts",
+            Self::Tcp => "libfabric_tcp",
+        }
+    }
+
+    /// Whether it is a part of this project's that runs everywhere.
+    pub(crate) fn is_own(self) -> bool {
+        matches!(self, Self::Stores | Self::Puts)
+    }
+
+    /// The transport sections of a config.
+    fn transport(self) -> String {
+        let shm = |load_store: bool| {
+            format!(
+                "[transport.scale_up]\nuse = \"shm\"\n\
+                 [transport.scale_up.shm]\nload_store = {load_store}\n"
+            )
+        };
+        match self {
+            Self::Stores => shm(true),
+            Self::Puts => shm(false),
+            Self::Tcp => "[transport.scale_up]\nuse = \"none\"\n\
+                 [transport.scale_out]\nuse = \"libfabric\"\n\
+                 [transport.scale_out.libfabric]\nprovider = \"tcp\"\n"
+                .to_owned(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Order {
+    pub(crate) folder: PathBuf,
+    pub(crate) worst: Worst,
+    pub(crate) phase: Phase,
+    pub(crate) layout: u8,
+    pub(crate) path: Path,
+    pub(crate) rank: usize,
+    /// Whether this process comes back as the lost rank.
+    pub(crate) back: bool,
+}
+
+impl Order {
+    pub(crate) fn ranks(&self) -> usize {
+        2 + self.victims().len()
+    }
+
+    pub(crate) fn victims(&self) -> &'static [usize] {
+        if self.worst == Worst::BothKilled { &[VICTIM, 3] } else { &[VICTIM] }
+    }
+
+    pub(crate) fn survivors(&self) -> impl Iterator<Item = usize> {
+        (0..self.ranks()).filter(|rank| !self.victims().contains(rank))
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        // A killed rank is found by its connection, which takes no time on any machine. One that is
+        // stopped is found by the deadline alone.
+        let deadline_ms = if self.worst.kills() { 20_000 } else { 4000 };
+        let bootstrap = match self.worst {
+            Worst::Cut => "env".to_owned(),
+            _ => format!("file://{}", self.folder.join("job").display()),
+        };
+        let text = format!(
+            "[world]\nbootstrap = \"{bootstrap}\"\ndeadline_ms = {deadline_ms}\nlate_ms = 60000\n\
+             on_failure = \"mask\"\n[kernels]\nuse = \"cpu\"\n{}",
+            self.path.transport(),
+        );
+        Config::parse(&text, "masking").expect("the config is right")
+    }
+
+    pub(crate) fn case(&self, round: u64) -> Case {
+        let layout = match self.layout {
+            0 => Layout::Flat,
+            1 => Layout::ExpertMajor { alignment: 4, zero_padding: true },
+            _ => Layout::Packed,
+        };
+        Case {
+            ranks: self.ranks(),
+            experts: 4 * self.ranks(),
+            topk: 3,
+            hidden: 64,
+            max_tokens: 12,
+            tokens: Tokens::Exactly([7, 12, 5, 9][..self.ranks()].to_vec()),
+            layout,
+            seed: 100 + round,
+            ..Case::default()
+        }
+    }
+
+    pub(crate) fn marker(&self, what: &str, rank: usize) -> PathBuf {
+        self.folder.join(format!("{what}.{rank}"))
+    }
+
+    pub(crate) fn mark(&self, what: &str) -> Result<()> {
+        std::fs::write(self.marker(what, self.rank), "").context("mark")
+    }
+
+    /// Ends or stops this process, once: one that goes on after a stop is not stopped again.
+    pub(crate) fn do_worst(&self) -> Result<()> {
+        static DONE: AtomicBool = AtomicBool::new(false);
+        if DONE.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.mark("worst")?;
+        // A host is cut off while its rank stands still.
+        let signal = if self.worst.kills() { Signal::KILL } else { Signal::STOP };
+        kill_process(getpid(), signal).context("signal this process")
+    }
+}

@@ -1,0 +1,344 @@
+//! What a rank does: exchanges, each checked, before the loss, without the lost rank, and after it came
+//! back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tokenyard_conformance::exchange::{self, Brought, Got, Placed};
+use tokenyard_conformance::oracle::{Case, Inputs, Layout};
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::yard::{Handle, Received, Yard};
+
+use crate::LIMIT;
+use crate::order::{Order, Phase, VICTIM};
+
+/// Rounds before the loss is certain: the victim does not see the end of the last.
+const BEFORE: u64 = 4;
+/// Rounds without the victim, and rounds after it came back.
+const ROUNDS: u64 = 3;
+
+/// Plays one rank.
+pub(crate) fn play(order: &Order) -> Result<()> {
+    let config = order.config();
+    let world = Arc::new(World::from_config(&config.world)?);
+    let mut yard = Yard::open(&world, &config, exchange::options(&order.case(0)))?;
+    let is_victim = order.victims().contains(&order.rank);
+    let mut round = 0;
+    let mut old = Old::new(order, &mut yard)?;
+    if !order.back {
+        for _ in 0..BEFORE {
+            let last = round + 1 == BEFORE && is_victim;
+            exchange_once(order, &mut yard, (round, last))?;
+            old.again(&mut yard)?;
+            overlap(order, &mut yard, (round, last))?;
+            if is_victim {
+                meet_fate(order, round);
+            }
+            round += 1;
+        }
+        // A victim does what the others do, until it finds out: they may have sent it their part.
+        let kept = Kept::new(order, &mut yard)?;
+        if is_victim {
+            exchange_once(order, &mut yard, (round, false))?;
+            bail!("the victim went on; expected its loss");
+        }
+        for _ in 0..ROUNDS {
+            let lost = exchange_once(order, &mut yard, (round, false))?;
+            ensure!(
+                lost == order.victims(),
+                "round {round}: found {lost:?} lost; expected the victims"
+            );
+            let lost = old.again(&mut yard)?;
+            ensure!(lost == order.victims(), "replay: found {lost:?} lost; expected the victims");
+            overlap(order, &mut yard, (round, false))?;
+            round += 1;
+        }
+        ensure!(indices(yard.lost_ranks()) == order.victims(), "{:?} lost", yard.lost_ranks());
+        order.mark("without")?;
+        if !order.worst.kills() {
+            outlast(order, &mut yard, round)?;
+            return kept.check();
+        }
+        kept.check()?;
+        wait_for_return(order, &world, &yard)?;
+        drop((old, kept));
+        yard = yard.renew()?;
+        old = Old::new(order, &mut yard)?;
+    }
+    for round in BEFORE + ROUNDS..BEFORE + 2 * ROUNDS {
+        let lost = exchange_once(order, &mut yard, (round, false))?;
+        ensure!(lost.is_empty(), "round {round}: found {lost:?} lost; expected all back");
+        ensure!(old.again(&mut yard)?.is_empty(), "a replay lacks something; expected all back");
+        overlap(order, &mut yard, (round, false))?;
+    }
+    drop(old);
+    ensure!(yard.lost_ranks().is_empty(), "found {:?} lost", yard.lost_ranks());
+    Ok(yard.close()?)
+}
+
+/// A victim whose time comes at any moment meets it on a thread of its own, after the first round; or
+/// at the latest before the last round ends for it.
+fn meet_fate(order: &Order, round: u64) {
+    let order = order.clone();
+    match order.phase {
+        Phase::Anytime(after) if round == 0 => {
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(after));
+                order.do_worst()
+            });
+        }
+        Phase::Anytime(_) | Phase::Between | Phase::Entered if round + 1 == BEFORE => {
+            // It cannot fail, and if it did, the victim would go on, which is an error.
+            let _ = order.do_worst();
+        }
+        _ => {}
+    }
+}
+
+/// A handle from the time before the loss, used again and again.
+struct Old {
+    case: Case,
+    inputs: Inputs,
+    brought: Brought,
+    handle: Handle,
+}
+
+impl Old {
+    fn new(order: &Order, yard: &mut Yard) -> Result<Self> {
+        let case = order.case(1000);
+        let inputs = Inputs::all(&case);
+        let rank = yard.rank() as usize;
+        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+        let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
+        exchange::check_received(&case, &inputs, rank, &received)?;
+        Ok(Self { case, inputs, brought, handle })
+    }
+
+    /// A replay and a combine, checked. Returns whose rows were left out.
+    fn again(&mut self, yard: &mut Yard) -> Result<Vec<usize>> {
+        let rank = yard.rank() as usize;
+        let received = yard.replay(&self.handle, &self.brought.replay()?).context("replay")?;
+        check_received(&self.case, &self.inputs, (rank, &received)).context("replay")?;
+        let output = exchange::run_experts(&self.case, rank, &received).context("experts")?;
+        let got = exchange::combine(yard, &self.brought, &self.handle, &output, Placed::Outside)
+            .context("combine after replay")?;
+        check_combined(&self.case, &self.inputs, yard, &got).context("after replay")?;
+        Ok(lost_sources(&received))
+    }
+}
+
+/// An output of the first dispatch after the loss. It may lie where the one before it lay, which the
+/// victim had places in.
+struct Kept {
+    received: Received,
+    x: Vec<u8>,
+}
+
+impl Kept {
+    fn new(order: &Order, yard: &mut Yard) -> Result<Self> {
+        let case = order.case(4000);
+        let inputs = Inputs::all(&case);
+        let rank = yard.rank() as usize;
+        let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+        let (received, _) = yard.dispatch(&brought.dispatch()?)?;
+        check_received(&case, &inputs, (rank, &received)).context("kept")?;
+        let x = received.x().bytes().to_vec();
+        Ok(Self { received, x })
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!(self.received.x().bytes() == self.x, "an output has changed that nobody writes to");
+        Ok(())
+    }
+}
+
+fn lost_sources(received: &Received) -> Vec<usize> {
+    indices(received.lost_ranks())
+}
+
+fn indices(ranks: Vec<u32>) -> Vec<usize> {
+    ranks.into_iter().map(|rank| rank as usize).collect()
+}
+
+/// What came back has the part of each victim, which may have done it before it was lost, or says that
+/// it has not.
+fn check_combined(case: &Case, inputs: &Inputs, yard: &Yard, got: &Got) -> Result<()> {
+    let lost = indices(yard.lost_ranks());
+    let mut last = Ok(());
+    for chosen in 0..1_u32 << lost.len() {
+        let left_out = lost.iter().enumerate().filter(|(i, _)| chosen >> i & 1 != 0);
+        let left_out: Vec<usize> = left_out.map(|(_, rank)| *rank).collect();
+        let rank = yard.rank() as usize;
+        last = exchange::check_combined_without(case, inputs, &left_out, (rank, got))
+            .with_context(|| format!("{left_out:?} of {lost:?} left out"));
+        if last.is_ok() {
+            break;
+        }
+    }
+    last
+}
+
+/// Goes on until the victim has found out, whatever it still writes.
+fn outlast(order: &Order, yard: &mut Yard, mut round: u64) -> Result<()> {
+    let start = Instant::now();
+    while !order.marker("victim_ended", VICTIM).exists() {
+        let lost = exchange_once(order, yard, (round, false))?;
+        ensure!(
+            lost == order.victims(),
+            "round {round}: found {lost:?} lost; expected the victims"
+        );
+        round += 1;
+        ensure!(start.elapsed() < LIMIT, "the victim did not find out");
+    }
+    // The others may be a round behind: nobody leaves before all are through.
+    order.mark("through")?;
+    while !order.survivors().all(|r| order.marker("through", r).exists()) {
+        // Fails where the others got through while this one had begun another round.
+        let _ = exchange_once(order, yard, (round, false));
+        round += 1;
+        ensure!(start.elapsed() < LIMIT, "the others did not get through");
+    }
+    Ok(())
+}
+
+/// Until all know that the victims wait to come back.
+fn wait_for_return(order: &Order, world: &World, yard: &Yard) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let ready = indices(yard.returning_ranks()) == order.victims();
+        let all = world.all_gather("ready", &[u8::from(ready)])?;
+        if all.iter().filter(|ready| !ready.is_empty()).all(|ready| ready == &[1]) {
+            return Ok(());
+        }
+        ensure!(start.elapsed() < LIMIT, "nobody came back");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// One exchange, checked: with the oracle's full result, or with that without the victim where the
+/// yard says so. Returns whose part was left out.
+fn exchange_once(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result<Vec<usize>> {
+    let at = |phase| if last && phase == order.phase { order.do_worst() } else { Ok(()) };
+    let case = order.case(round);
+    let inputs = Inputs::all(&case);
+    let rank = yard.rank() as usize;
+    let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
+    at(Phase::DispatchSend)?;
+    enter_slowly(order, (round, last));
+    let sent = yard.dispatch_send(&brought.dispatch()?)?;
+    at(Phase::DispatchReceive)?;
+    let (received, handle) = yard.dispatch_recv(sent)?;
+    check_received(&case, &inputs, (rank, &received)).with_context(|| format!("round {round}"))?;
+    let output = exchange::run_experts(&case, rank, &received).context("experts")?;
+    let mut buffers = exchange::Buffers::new(&brought, &output);
+    at(Phase::CombineSend)?;
+    let sent = yard.combine_send(&handle, buffers.arguments(&brought, &handle)?)?;
+    at(Phase::CombineReceive)?;
+    yard.combine_recv(sent)?;
+    let got = buffers.into_got()?;
+    check_combined(&case, &inputs, yard, &got).with_context(|| format!("round {round}"))?;
+    Ok(lost_sources(&received))
+}
+
+/// Lets the victims wait for the last rank inside of the dispatch, where they meet their fate, until all
+/// but them go on.
+fn enter_slowly(order: &Order, (round, last): (u64, bool)) {
+    if order.phase != Phase::Entered || round + 1 != BEFORE {
+        return;
+    }
+    let order = order.clone();
+    if last {
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            order.do_worst()
+        });
+    } else if order.rank == 2 {
+        std::thread::sleep(Duration::from_millis(600));
+    }
+}
+
+/// Two exchanges at once, checked.
+fn overlap(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result<()> {
+    let rank = yard.rank() as usize;
+    let cases = [order.case(2000 + round), order.case(3000 + round)];
+    let inputs = cases.each_ref().map(Inputs::all);
+    let brought = [0, 1].map(|i| Brought::new(&cases[i], rank, inputs[i].ranks[rank].clone()));
+    let sent = yard.dispatch_send(&brought[0].dispatch()?)?;
+    let also = yard.dispatch_send(&brought[1].dispatch()?)?;
+    if last && order.phase == Phase::Overlap {
+        order.do_worst()?;
+    }
+    let arrived = [yard.dispatch_recv(sent)?, yard.dispatch_recv(also)?];
+    let mut buffers = Vec::new();
+    for (i, (received, _)) in arrived.iter().enumerate() {
+        check_received(&cases[i], &inputs[i], (rank, received)).context("two at once")?;
+        let output = exchange::run_experts(&cases[i], rank, received).context("experts")?;
+        buffers.push(exchange::Buffers::new(&brought[i], &output));
+    }
+    let mut sent = Vec::new();
+    for ((brought, (_, handle)), buffers) in brought.iter().zip(&arrived).zip(&mut buffers) {
+        sent.push(yard.combine_send(handle, buffers.arguments(brought, handle)?)?);
+    }
+    for sent in sent {
+        yard.combine_recv(sent)?;
+    }
+    for ((case, inputs), buffers) in cases.iter().zip(&inputs).zip(buffers) {
+        check_combined(case, inputs, yard, &buffers.into_got()?).context("two at once")?;
+    }
+    Ok(())
+}
+
+/// What arrived is all, or lacks rows of lost ranks: they were never given places, or hold zeros.
+fn check_received(
+    case: &Case,
+    inputs: &Inputs,
+    (rank, received): (usize, &Received),
+) -> Result<()> {
+    let lost = lost_sources(received);
+    let counts = received.source_counts().context("no counts")?;
+    let counts = counts.elements::<i32>();
+    let torn: Vec<usize> = lost.iter().copied().filter(|source| counts[*source] > 0).collect();
+    if torn.is_empty() {
+        return exchange::check_received(case, &inputs.without(case, &lost), rank, received);
+    }
+    for source in torn {
+        match case.layout {
+            Layout::Packed => check_packed_zeros(case, source, received),
+            _ => check_zeros(case, (source, counts), received),
+        }
+        .with_context(|| format!("rows of rank {source}, which is lost"))?;
+    }
+    Ok(())
+}
+
+fn check_zeros(case: &Case, (lost, counts): (usize, &[i32]), received: &Received) -> Result<()> {
+    let first: i32 = counts[..lost].iter().sum();
+    let rows = first as usize..(first + counts[lost]) as usize;
+    let source = received.source().context("no sources")?;
+    ensure!(source.elements::<i32>()[rows.clone()].iter().all(|s| *s == -1), "sources");
+    let places = received.ids().or(received.slots()).context("no ids and no slots")?;
+    let places = &places.elements::<i32>()[rows.start * case.topk..rows.end * case.topk];
+    ensure!(places.iter().all(|id| *id == -1), "ids or slots: {places:?}");
+    if case.layout == Layout::Flat {
+        let (x, row) = (received.x(), case.hidden * 2);
+        ensure!(x.bytes()[rows.start * row..rows.end * row].iter().all(|b| *b == 0), "elements");
+    }
+    Ok(())
+}
+
+/// A packed replay: the rows have the places of the first dispatch, and hold zeros.
+fn check_packed_zeros(case: &Case, lost: usize, received: &Received) -> Result<()> {
+    let (ranges, source) = (received.ranges().context("no ranges")?, received.source());
+    let (x, row) = (received.x(), case.hidden * 2);
+    let source = source.context("no sources")?;
+    let ranges = ranges.elements::<i64>().chunks(case.ranks).map(|ranges| ranges[lost]);
+    for (expert, range) in ranges.enumerate() {
+        let first = expert * case.ranks * case.max_tokens + (range >> 32) as usize;
+        let rows = first..first + (range & 0xffff_ffff) as usize;
+        let zeros = &x.bytes()[rows.start * row..rows.end * row];
+        ensure!(zeros.iter().all(|byte| *byte == 0), "elements of expert {expert}");
+        ensure!(source.elements::<i32>()[rows].iter().all(|s| *s == -1), "sources of {expert}");
+    }
+    Ok(())
+}

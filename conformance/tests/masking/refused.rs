@@ -1,0 +1,50 @@
+//! What cannot go on without a rank is refused when a yard is opened.
+
+use anyhow::{Context, Result, ensure};
+use libtest_mimic::{Failed, Trial};
+use tokenyard_conformance::exchange;
+use tokenyard_conformance::oracle::Case;
+use tokenyard_conformance::ranks::in_threads;
+use tokenyard_core::ErrorKind;
+use tokenyard_core::config::Config;
+use tokenyard_core::yard::Yard;
+
+const SEVERAL_DOMAINS: &str = "[transport.scale_up]\nuse = \"shm\"\n\
+     [transport.scale_out]\nuse = \"shm\"\n[topology]\ndomains = 2\n";
+const FABRIC_SHM: &str = "[transport.scale_up]\nuse = \"none\"\n\
+     [transport.scale_out]\nuse = \"libfabric\"\n\
+     [transport.scale_out.libfabric]\nprovider = \"shm\"\n";
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let trial = |name: &str, transport, says| {
+        Trial::test(format!("refused/{name}"), move || {
+            refuse(transport, says).map_err(|error| Failed::from(format!("{error:#}")))
+        })
+    };
+    vec![
+        trial("several_domains", SEVERAL_DOMAINS, "found 2 domains; expected one"),
+        trial(
+            "libfabric_shm",
+            FABRIC_SHM,
+            "`libfabric` does not promise that a lost rank holds up",
+        ),
+    ]
+}
+
+fn refuse(transport: &str, says: &str) -> Result<()> {
+    let text = format!("[world]\non_failure = \"mask\"\n[kernels]\nuse = \"cpu\"\n{transport}");
+    let config = Config::parse(&text, "refused")?;
+    let case = Case { ranks: 4, ..Case::default() };
+    let opened = in_threads(4, &config, |world| {
+        Yard::open(world, &config, exchange::options(&case)).map(drop)
+    })?;
+    for result in opened {
+        let error = result.err().context("found an open yard; expected a refusal")?;
+        let text = error.to_string();
+        // Who is slower than rank 0 hears of it before it finds out.
+        let known = [ErrorKind::Unsupported, ErrorKind::PeerLost].contains(&error.kind());
+        ensure!(known, "{text}");
+        ensure!(text.contains(says) && text.contains("use on_failure = \"stop\""), "{text}");
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! How far the ranks are: what tells a rank that comes late from a link that carries nothing.
+//!
+//! Who waits for the first word of a peer in an operation cannot see why it does not come. So the
+//! ranks say with their heartbeats how many operations they have begun, and rank 0 says how many all
+//! of them have. Once all have arrived, nobody is late any more.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Operations that were begun, by the number of their yard.
+pub(super) type Begun = Vec<(u32, u64)>;
+
+/// How far this rank and all ranks are with the operations of one yard. Any thread may use it; no
+/// call waits.
+#[derive(Debug)]
+pub struct Headway {
+    yard: u32,
+    epoch: Instant,
+    mine: AtomicU64,
+    all: AtomicU64,
+    /// Nanoseconds from the epoch to the last change of `all`.
+    changed: AtomicU64,
+}
+
+impl Headway {
+    /// Notes that this rank has begun so many operations.
+    pub fn begin(&self, operations: u64) {
+        self.mine.store(operations, Ordering::Relaxed);
+    }
+
+    /// How long all ranks have begun every operation that this one has, as far as it knows; nothing
+    /// while one of them has not. What it knows is two heartbeats old.
+    pub fn together(&self) -> Option<Duration> {
+        let all = self.all.load(Ordering::Acquire);
+        let since = Duration::from_nanos(self.changed.load(Ordering::Relaxed));
+        (all >= self.mine.load(Ordering::Relaxed))
+            .then(|| self.epoch.elapsed().saturating_sub(since))
+    }
+
+    fn note_all(&self, all: u64) {
+        if all > self.all.load(Ordering::Relaxed) {
+            self.changed.store(self.epoch.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            self.all.store(all, Ordering::Release);
+        }
+    }
+}
+
+/// The yards of a world that are open on this rank. All ranks open theirs in the same order.
+#[derive(Debug, Default)]
+pub(super) struct Headways(Mutex<Opened>);
+
+#[derive(Debug, Default)]
+struct Opened {
+    next: u32,
+    open: Vec<Weak<Headway>>,
+}
+
+impl Headways {
+    /// That of a new yard.
+    pub(super) fn open(&self) -> Arc<Headway> {
+        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let headway = Arc::new(Headway {
+            yard: opened.next,
+            epoch: Instant::now(),
+            mine: AtomicU64::new(0),
+            all: AtomicU64::new(0),
+            changed: AtomicU64::new(0),
+        });
+        opened.next += 1;
+        opened.open.push(Arc::downgrade(&headway));
+        headway
+    }
+
+    /// What this rank has begun, yards in the order of opening.
+    pub(super) fn begun(&self) -> Begun {
+        let mine = |headway: Arc<Headway>| (headway.yard, headway.mine.load(Ordering::Relaxed));
+        self.living().into_iter().map(mine).collect()
+    }
+
+    /// Notes what all ranks have begun.
+    pub(super) fn all_begun(&self, begun: &[(u32, u64)]) {
+        for headway in self.living() {
+            if let Some((_, all)) = begun.iter().find(|(yard, _)| *yard == headway.yard) {
+                headway.note_all(*all);
+            }
+        }
+    }
+
+    fn living(&self) -> Vec<Arc<Headway>> {
+        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.open.retain(|headway| headway.strong_count() > 0);
+        opened.open.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// What all of these ranks have begun: the least of each yard that the first names. A rank that does
+/// not name a yard has begun nothing there.
+pub(super) fn least<'a>(mine: Begun, others: impl Iterator<Item = &'a Begun> + Clone) -> Begun {
+    let in_yard = |begun: &Begun, wanted: u32| {
+        begun.iter().find(|(yard, _)| *yard == wanted).map_or(0, |(_, operations)| *operations)
+    };
+    mine.into_iter()
+        .map(|(yard, operations)| {
+            let least = others.clone().map(|begun| in_yard(begun, yard)).min();
+            (yard, least.map_or(operations, |least| least.min(operations)))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_together_once_all_have_begun_what_this_one_has() {
+        let headways = Headways::default();
+        let (first, second) = (headways.open(), headways.open());
+        first.begin(3);
+        second.begin(1);
+        assert_eq!(headways.begun(), [(0, 3), (1, 1)]);
+        assert_eq!(first.together(), None);
+        headways.all_begun(&[(0, 2), (1, 1), (7, 9)]);
+        assert_eq!(first.together(), None);
+        assert!(second.together().is_some());
+        headways.all_begun(&[(0, 3)]);
+        assert!(first.together().is_some());
+        first.begin(4);
+        assert_eq!(first.together(), None);
+    }
+
+    #[test]
+    fn the_time_together_counts_from_the_last_arrival() {
+        let headways = Headways::default();
+        let headway = headways.open();
+        headway.begin(1);
+        std::thread::sleep(Duration::from_millis(30));
+        headways.all_begun(&[(0, 1)]);
+        let arrived = Instant::now();
+        std::thread::sleep(Duration::from_millis(5));
+        headways.all_begun(&[(0, 1)]);
+        let together = headway.together().unwrap();
+        assert!(together >= Duration::from_millis(5), "{together:?}");
+        assert!(together <= arrived.elapsed() + Duration::from_millis(1), "{together:?}");
+    }
+
+    #[test]
+    fn a_yard_that_is_closed_is_forgotten_and_its_number_not_given_again() {
+        let headways = Headways::default();
+        drop(headways.open());
+        let second = headways.open();
+        second.begin(5);
+        assert_eq!(headways.begun(), [(1, 5)]);
+    }
+
+    #[test]
+    fn the_least_counts_and_who_names_no_yard_has_begun_nothing_there() {
+        let others = [vec![(0, 4), (1, 9)], vec![(0, 6)]];
+        assert_eq!(least(vec![(0, 5), (1, 2)], others.iter()), [(0, 4), (1, 0)]);
+        assert_eq!(least(vec![(0, 5)], others[1..].iter()), [(0, 5)]);
+        assert_eq!(least(vec![(0, 5)], [].iter()), [(0, 5)]);
+    }
+}

@@ -1,0 +1,142 @@
+//! Who is let in: at the start, and where losses are masked, later too.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::super::frame::Kind;
+use super::super::handshake::{Claim, refuse};
+use super::super::headway::Begun;
+use super::super::link::{Link, What};
+use super::super::liveness::PeerState;
+use super::super::message::{Proof, Refusal, encode_returning};
+use super::{Difference, Hub, Peer};
+
+impl Hub {
+    /// Lets a process in, or tells it why not. One of this job whose config differs ends the join
+    /// for all: the world that the others wait for cannot come about.
+    pub(super) fn admit(&mut self, claim: Claim) {
+        let Proof { pid, host, .. } = &claim.proof;
+        let name = format!("pid {pid} on {host} at {}", claim.address);
+        let difference = self.find_difference(&claim);
+        if let Some(why) = difference.as_ref().filter(|_| !self.started) {
+            let text = format!("rank {} ({name}) differs: {why}", claim.rank);
+            self.difference.get_or_insert_with(|| Difference {
+                rank: claim.rank,
+                text,
+                since: Instant::now(),
+            });
+        }
+        let refusal = match difference {
+            Some(why) => Some((Refusal::Claim, why)),
+            None => self.judge(&claim, &name).err(),
+        };
+        if let Some((refusal, why)) = refusal {
+            tracing::warn!("refused {name}: {why}");
+            tokio::spawn(async move {
+                let mut secured = claim.secured;
+                refuse(&mut secured.stream, &mut secured.sealer, refusal, &why).await;
+            });
+            return;
+        }
+        let rank = claim.rank;
+        let Some(place) = self.peers.get_mut(rank as usize) else { return };
+        // Closes the connection of a former life, if there was one.
+        *place = None;
+        self.links += 1;
+        let (events, liveness) = (self.event_sender.clone(), Arc::clone(&self.member.liveness));
+        let link = Link::start(claim.secured, (rank, self.links), events, liveness);
+        link.send(Kind::Welcome, 0, Arc::default());
+        let peer = Peer { link, id: self.links, name, begun: Begun::new() };
+        if self.started {
+            tracing::info!("rank {rank} ({}) waits to come back", peer.name);
+            self.returning.insert(rank, peer);
+            self.tell_returning(rank, true);
+        } else {
+            tracing::debug!(rank, "joined: {}", peer.name);
+            *place = Some(peer);
+        }
+    }
+
+    /// Tells all whether a process waits to come back as `rank`.
+    fn tell_returning(&mut self, rank: u32, waits: bool) {
+        self.rounds.set_returning(rank, waits);
+        self.member.liveness.set_waiting(rank, waits);
+        let payload = Arc::new(encode_returning(rank, waits));
+        for to in 1..self.member.place.ranks {
+            self.send(to, Kind::Returning, 0, Arc::clone(&payload));
+        }
+    }
+
+    pub(super) fn stop_returning(&mut self, rank: u32, why: &str) {
+        tracing::warn!("rank {rank} does not wait to come back any more: it {why}");
+        self.returning.remove(&rank);
+        self.tell_returning(rank, false);
+    }
+
+    /// What a process expects of the world that rank 0 does not.
+    fn find_difference(&self, claim: &Claim) -> Option<String> {
+        let ranks = self.member.place.ranks;
+        let timing = self.member.timing;
+        let mode = (claim.proof.on_failure.name(), self.member.on_failure.name());
+        let theirs = (claim.proof.deadline_ms, claim.proof.late_ms);
+        let ours = (timing.deadline.as_millis() as u64, timing.late.as_millis() as u64);
+        if claim.ranks != ranks {
+            return Some(format!("found a world of {} ranks, rank 0 expects {ranks}", claim.ranks));
+        }
+        if mode.0 != mode.1 {
+            return Some(format!("found on_failure = {:?}, rank 0 has {:?}", mode.0, mode.1));
+        }
+        (theirs != ours).then(|| {
+            format!(
+                "found deadline and lateness of {} and {} ms, rank 0 has {} and {}",
+                theirs.0, theirs.1, ours.0, ours.1
+            )
+        })
+    }
+
+    fn judge(&self, claim: &Claim, name: &str) -> std::result::Result<(), (Refusal, String)> {
+        let (rank, ranks) = (claim.rank, self.member.place.ranks);
+        let two = |holder: &Peer| {
+            format!(
+                "found two processes that claim rank {rank}: {name}, and before it {}",
+                holder.name
+            )
+        };
+        let ended = *self.member.liveness.state(rank) != PeerState::Alive;
+        match (self.peers.get(rank as usize), self.returning.get(&rank)) {
+            (Some(None), None) if rank != 0 => Ok(()),
+            (Some(Some(_)), None) if self.started && ended => Ok(()),
+            // What holds the rank may be dead already, and rank 0 about to find out.
+            (_, Some(holder)) => Err((Refusal::Busy, two(holder))),
+            (Some(Some(holder)), None) if self.started => Err((Refusal::Busy, two(holder))),
+            (Some(Some(holder)), None) => Err((Refusal::Claim, two(holder))),
+            _ => {
+                let expected = format!("expected 1 to {}", ranks - 1);
+                let why = format!("found a claim of rank {rank} by {name}, {expected}");
+                Err((Refusal::Claim, why))
+            }
+        }
+    }
+
+    /// What a process says that waits to come back.
+    pub(super) fn on_returning(&mut self, rank: u32, what: What) {
+        match what {
+            What::Closed(why) => self.stop_returning(rank, &why),
+            What::Frame(frame) => match frame.header.kind {
+                Kind::Heartbeat => {}
+                Kind::Goodbye | Kind::Failed => self.stop_returning(rank, "left"),
+                _ => self.stop_returning(rank, "spoke before it was let in"),
+            },
+        }
+    }
+
+    /// A process that waited is a rank again.
+    pub(super) fn let_in(&mut self, rank: u32) {
+        let peer = self.returning.remove(&rank);
+        if let (Some(place), Some(peer)) = (self.peers.get_mut(rank as usize), peer) {
+            tracing::info!("rank {rank} ({}) came back", peer.name);
+            *place = Some(peer);
+            self.member.liveness.returns(rank);
+        }
+    }
+}
