@@ -17,6 +17,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How long a live rank may be silent: several heartbeats of at most 100 ms.
 const SILENT: Duration = Duration::from_millis(500);
 
+/// How much longer one may wait for a peer that hands rows on, at most.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 /// The bounds of a wait (INV-6).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
@@ -141,6 +144,17 @@ impl Watchdog {
             std::thread::sleep(LOOK);
         }
         Ok(())
+    }
+
+    /// Adds to a failure about a rank which link leads there.
+    pub(super) fn tell_link(&self, error: Error) -> Error {
+        match error.rank() {
+            Some(rank) => {
+                let link = self.shared.link_of(rank);
+                error.with_context("link", link.trim_start_matches("; "))
+            }
+            None => error,
+        }
     }
 
     /// Why the yard cannot go on, if it cannot.
@@ -398,6 +412,18 @@ impl Shared {
         }
     }
 
+    /// A peer of this domain may wait for rows of another domain before it can hand them on. It then
+    /// says first who keeps it waiting.
+    fn patience(&self, waiting: &Waiting) -> Duration {
+        let among_domains =
+            self.links.get().is_some_and(|levels| levels.iter().all(|links| !links.is_empty()));
+        if among_domains && waiting.what.level == abi::TY_LEVEL_SCALE_UP {
+            PATIENCE.min(self.bounds.deadline / 8)
+        } else {
+            Duration::ZERO
+        }
+    }
+
     fn overdue(&self) -> Option<Verdict> {
         let waiting = self.board.waiting()?;
         if self.membership.on_failure == OnFailure::Stop
@@ -406,7 +432,7 @@ impl Shared {
             return Some(left);
         }
         let Limit { bound, key, used, note } = self.limit(&waiting);
-        if used < bound
+        if used < bound + self.patience(&waiting)
             || self.may_be_innocent(&waiting, used.saturating_sub(bound))
             || self.blameless(&waiting) < bound
         {
@@ -506,6 +532,25 @@ mod tests {
             assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(1)), "{error}");
             let text = error.to_string();
             assert!(text.contains("deadline_ms = 2000 is over; all ranks have begun"), "{text}");
+            world.barrier("end").expect("both are there");
+        });
+    }
+
+    #[test]
+    fn among_domains_one_waits_longer_for_a_peer_that_hands_rows_on() {
+        in_world(2, |world, mut watchdog| {
+            world.barrier("start").expect("both are there");
+            if world.rank() == 0 {
+                let link = || vec![(1, "a link".to_owned())];
+                watchdog.name_links([link(), link()]);
+                watchdog.begin(1);
+                let start = Instant::now();
+                let error = wait_for_entry(&watchdog, 1);
+                let lasted = start.elapsed();
+                assert!(lasted >= DEADLINE + DEADLINE / 8, "{lasted:?}: {error}");
+            } else {
+                watchdog.begin(1);
+            }
             world.barrier("end").expect("both are there");
         });
     }
