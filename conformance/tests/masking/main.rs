@@ -6,6 +6,7 @@
 mod hosts;
 mod order;
 mod parts;
+mod planning;
 mod rank;
 mod refused;
 

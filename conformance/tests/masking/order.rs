@@ -9,12 +9,16 @@ use serde::{Deserialize, Serialize};
 use tokenyard_conformance::oracle::{Case, Layout, Tokens};
 use tokenyard_core::config::Config;
 
+use crate::planning;
+
 /// The one that is lost, or the first of two. Not rank 0, where all meet.
 pub(crate) const VICTIM: usize = 1;
 
 /// Where the victim does its worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
+    /// While the yard is brought up: all links are made, and the kernels not planned.
+    Planning,
     DispatchSend,
     /// Inside the send of a dispatch: it has entered, and has not written the rows that the others
     /// give it places for.
@@ -44,7 +48,8 @@ pub(crate) enum Worst {
 
 impl Phase {
     /// Those that are certain.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Planning,
         Self::DispatchSend,
         Self::Entered,
         Self::DispatchReceive,
@@ -56,6 +61,7 @@ impl Phase {
 
     pub(crate) fn name(self) -> String {
         match self {
+            Self::Planning => "planning".to_owned(),
             Self::DispatchSend => "dispatch_send".to_owned(),
             Self::Entered => "entered".to_owned(),
             Self::DispatchReceive => "dispatch_receive".to_owned(),
@@ -162,9 +168,10 @@ impl Order {
             Worst::Cut => "env".to_owned(),
             _ => format!("file://{}", self.folder.join("job").display()),
         };
+        let kernels = if self.phase == Phase::Planning { planning::NAME } else { "cpu" };
         let text = format!(
             "[world]\nbootstrap = \"{bootstrap}\"\ndeadline_ms = {deadline_ms}\nlate_ms = 60000\n\
-             on_failure = \"mask\"\n[kernels]\nuse = \"cpu\"\n{}",
+             on_failure = \"mask\"\n[kernels]\nuse = \"{kernels}\"\n{}",
             self.path.transport(),
         );
         Config::parse(&text, "masking").expect("the config is right")

@@ -12,6 +12,7 @@ use tokenyard_core::yard::{Handle, Received, Yard};
 
 use crate::LIMIT;
 use crate::order::{Order, Phase, VICTIM};
+use crate::planning;
 
 /// Rounds before the loss is certain: the victim does not see the end of the last.
 const BEFORE: u64 = 4;
@@ -21,13 +22,16 @@ const ROUNDS: u64 = 3;
 /// Plays one rank.
 pub(crate) fn play(order: &Order) -> Result<()> {
     let config = order.config();
+    planning::ORDER.get_or_init(|| order.clone());
     let world = Arc::new(World::from_config(&config.world)?);
     let mut yard = Yard::open(&world, &config, exchange::options(&order.case(0)))?;
     let is_victim = order.victims().contains(&order.rank);
     let mut round = 0;
     let mut old = Old::new(order, &mut yard)?;
     if !order.back {
-        for _ in 0..BEFORE {
+        // Who was lost before the first round is lost in all.
+        let before = if order.phase == Phase::Planning { 0 } else { BEFORE };
+        for _ in 0..before {
             let last = round + 1 == BEFORE && is_victim;
             exchange_once(order, &mut yard, (round, last))?;
             old.again(&mut yard)?;
@@ -111,7 +115,7 @@ impl Old {
         let rank = yard.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
-        exchange::check_received(&case, &inputs, rank, &received)?;
+        check_received(&case, &inputs, (rank, &received))?;
         Ok(Self { case, inputs, brought, handle })
     }
 

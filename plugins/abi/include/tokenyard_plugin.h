@@ -190,6 +190,16 @@ struct TyTransportTable;
 #define TY_NEEDS_MASKING 1
 
 /**
+ * In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
+ */
+#define TY_RANK_LOST 1
+
+/**
+ * In `lost` of [`TyPlan`]: the rank is in no team.
+ */
+#define TY_RANK_ABSENT 2
+
+/**
  * Waiting for a peer to enter the operation at all: bounded by `late_ms`.
  */
 #define TY_PHASE_ENTRY 1
@@ -1163,7 +1173,7 @@ typedef struct TyShape {
    * D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
    * each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
    * r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one
-   * link reaches all, rank r is peer r. Ranks that are lost from the start are not counted.
+   * link reaches all, rank r is peer r. Absent ranks (`TY_RANK_ABSENT`) are not counted.
    */
   uint32_t domains;
   /**
@@ -1312,10 +1322,11 @@ typedef struct TyPlan {
   uint64_t cap_ns;
   /**
    * Null where a lost rank ends the yard. Else R bytes, one per rank, which stay valid like the
-   * board: 1 once a rank is lost, and then for ever; else 0. The host writes them, with atomic
-   * stores of one byte. A lost rank's signals do not come any more: waits on it end, what it owes
-   * is left out, and no command names it. One that is lost when `plan` is called is in no team:
-   * peers are numbered without it.
+   * board: `TY_RANK_LOST` once a rank is lost, and then for ever; `TY_RANK_ABSENT` from the start
+   * for a rank that is not there; else 0. The host writes them, with atomic stores of one byte.
+   * Neither's signals come any more: waits on it end, what it owes is left out, and no command
+   * names it. An absent rank is in no team: peers are numbered without it. A rank may be lost
+   * already when `plan` is called, and is then in its team.
    */
   const uint8_t *lost;
 } TyPlan;

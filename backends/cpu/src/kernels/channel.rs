@@ -16,7 +16,7 @@ pub(super) struct Channel {
     pub(super) level: u64,
     /// World rank of peer 0, and from one peer to the next.
     ranks: (u32, u32),
-    /// By peer, its number in the link's team; none for a rank that was lost before the team was made.
+    /// By peer, its number in the link's team; none for a rank that was absent when it was made.
     numbers: Vec<Option<u32>>,
     pub(super) ids: Ids,
     /// Totals expected so far, by signal id (INV-2: counted, never reset).
@@ -35,6 +35,19 @@ pub(super) struct Team<'a> {
     pub(super) losses: &'a Losses,
 }
 
+impl Team<'_> {
+    /// By peer, its number in the team that the transport knows. Before the first operation only
+    /// those are given up who are absent.
+    fn numbers(&self) -> Vec<Option<u32>> {
+        let mut next = 0..;
+        let number = |peer| {
+            let rank = self.first + peer * self.step;
+            if self.losses.is_given_up(rank) { None } else { next.next() }
+        };
+        (0..self.peers).map(number).collect()
+    }
+}
+
 impl Channel {
     /// # Safety
     /// As [`Link::from_abi`].
@@ -46,16 +59,11 @@ impl Channel {
     ) -> Result<Self> {
         // SAFETY: by this function's contract.
         let link = unsafe { Link::from_abi(raw)? };
-        let mut next = 0..;
-        let numbers = (0..team.peers).map(|peer| {
-            let rank = team.first + peer * team.step;
-            if team.losses.is_given_up(rank) { None } else { next.next() }
-        });
         Ok(Self {
             link,
             level,
             ranks: (team.first, team.step),
-            numbers: numbers.collect(),
+            numbers: team.numbers(),
             ids,
             expected: vec![0; ids.count() as usize],
             largest_put: link.capabilities().largest_put.min(LARGEST_PUT),
@@ -91,5 +99,32 @@ impl Channel {
         let expected = &mut self.expected[id as usize];
         *expected = expected.wrapping_add(add);
         (id, *expected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU8;
+
+    use super::*;
+
+    fn numbers(losses: &Losses) -> Vec<Option<u32>> {
+        Team { first: 0, step: 1, peers: 4, losses }.numbers()
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_after_the_team_was_made_keeps_its_number() {
+        static LOST: [AtomicU8; 4] = [const { AtomicU8::new(0) }; 4];
+        LOST[1].store(abi::TY_RANK_LOST, std::sync::atomic::Ordering::Release);
+        let losses = Losses::of(Some(&LOST), 4);
+        assert_eq!(numbers(&losses), [Some(0), Some(1), Some(2), Some(3)]);
+    }
+
+    #[test]
+    fn an_absent_rank_has_no_number_and_the_others_are_counted_without_it() {
+        static LOST: [AtomicU8; 4] = [const { AtomicU8::new(0) }; 4];
+        LOST[1].store(abi::TY_RANK_ABSENT, std::sync::atomic::Ordering::Release);
+        let losses = Losses::of(Some(&LOST), 4);
+        assert_eq!(numbers(&losses), [Some(0), None, Some(1), Some(2)]);
     }
 }

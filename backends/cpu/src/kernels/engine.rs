@@ -285,7 +285,7 @@ fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area;
         return Ok(Vec::new());
     }
     let map = |window: u16, peer: u32| -> Result<Area> {
-        // A rank that was lost from the start is never written to.
+        // An absent rank is never written to.
         let Some(number) = channel.number_of(peer) else {
             return Ok(Area { base: std::ptr::null_mut(), bytes: 0 });
         };

@@ -11,7 +11,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use tokenyard_core::abi;
+use tokenyard_core::abi::{self, TY_RANK_ABSENT};
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Error, ErrorKind};
 
@@ -30,7 +30,7 @@ pub(super) struct Losses {
 /// What a rank that was given up may still know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
-    /// It was lost from the start.
+    /// It was never there.
     Nothing,
     /// The places of operations up to this one.
     Until(u64),
@@ -46,16 +46,15 @@ impl Losses {
                 std::slice::from_raw_parts(plan.lost.cast::<AtomicU8>(), shape.ranks as usize)
             }
         });
-        let mut losses = Self::of(lost, shape.ranks as usize);
-        for (rank, given_up) in (0..).zip(&mut losses.given_up) {
-            let is_lost = lost.is_some_and(|lost| lost[rank as usize].load(Ordering::Acquire) != 0);
-            *given_up = Cell::new(is_lost.then_some(Told::Nothing));
-        }
-        losses
+        Self::of(lost, shape.ranks as usize)
     }
 
     pub(super) fn of(lost: Option<&'static [AtomicU8]>, ranks: usize) -> Self {
-        let given_up = vec![Cell::new(None); ranks];
+        // A rank that was lost since the teams were made has its number in them.
+        let is_absent =
+            |rank: usize| lost.is_some_and(|l| l[rank].load(Ordering::Acquire) == TY_RANK_ABSENT);
+        let told = |rank| Cell::new(is_absent(rank).then_some(Told::Nothing));
+        let given_up = (0..ranks).map(told).collect();
         Self { lost, given_up, begun: Cell::new(0), suspects: RefCell::new(Vec::new()) }
     }
 
