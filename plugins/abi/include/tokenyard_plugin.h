@@ -322,7 +322,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 1
+#define TY_TRANSPORT_MINOR 2
 
 /**
  * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -352,9 +352,7 @@ struct TyTransportTable;
 #define TY_CAP_LOAD_STORE (1 << 4)
 
 /**
- * A lost peer, whatever it did when it ended or stopped, holds up nobody else (INV-6): `post` and
- * `poll` return, commands to other peers go on, the process lives, and a failure names the peer. A
- * put to the lost peer may keep its place in the queue until the fabric gives it up.
+ * A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
  */
 #define TY_CAP_BOUNDED_PUT (1 << 5)
 
@@ -368,6 +366,15 @@ struct TyTransportTable;
  * The transport must own window memory: the host calls `alloc` instead of the kernel set.
  */
 #define TY_CAP_OWNS_MEMORY (1 << 7)
+
+/**
+ * Ranks may go on without a lost one (since minor version 2). Whatever it did when it ended or
+ * stopped, it holds up nobody else (INV-6): `post` and `poll` return, commands to other peers go on,
+ * the process lives. Every failure that is about one peer names it, in the rank of its error or in
+ * its error event, and hides none of another: `health` tells them in turn. A put to the lost peer
+ * may keep its place in the queue until the fabric gives it up.
+ */
+#define TY_CAP_MASKING (1 << 8)
 
 /**
  * Copy `bytes` from the source window to the destination window of `peer`.
@@ -1055,7 +1062,9 @@ typedef struct TyTransportTable {
    */
   uint64_t (*read_signal)(void *instance, uint32_t lane, uint32_t id);
   /**
-   * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7).
+   * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). With
+   * `TY_CAP_MASKING` the first error of each peer, from call to call that of another, unless one
+   * is about no peer: then that.
    */
   int32_t (*health)(void *instance, struct TyError *error);
   /**
