@@ -21,6 +21,7 @@ use super::moe_shape;
 use super::outstanding::Outstanding;
 use super::rail::{Rail, no_rail};
 use super::rows::RowScratch;
+use super::slots::{End, Exposed};
 use super::sums::Partial;
 use super::windows::{ARENA, CONTROL, WindowSizes};
 use crate::pool::Pool;
@@ -81,8 +82,10 @@ pub(super) struct Engine {
     pub(super) peers: Vec<[Area; 2]>,
     pub(super) losses: Losses,
     pub(super) outstanding: Outstanding,
-    /// Slots whose last operation others have not yet said `Done` to, as far as this rank knows.
-    pub(super) owed: Vec<bool>,
+    /// By slot, how this rank left its last operation; none once all others are known to have left.
+    pub(super) ends: Vec<Option<End>>,
+    /// Of the operation that is being entered or received.
+    pub(super) exposed: Option<Exposed>,
     pub(super) arena: Arena,
     pub(super) handles: Vec<HandleState>,
     pub(super) operations: Vec<Operation>,
@@ -145,7 +148,8 @@ impl Engine {
             arena_area,
             losses,
             outstanding: Outstanding::new(in_flight, shape.ranks as usize),
-            owed: vec![false; in_flight],
+            ends: vec![None; in_flight],
+            exposed: None,
             arena: Arena::new(sizes.arena_bytes),
             handles: (0..shape.handles).map(|_| HandleState::new(&moe, &domains)).collect(),
             operations: vec![Operation::None; in_flight],
