@@ -264,7 +264,13 @@ impl Engine {
                 self.blame(failed_command(channel, event))?;
             }
         }
-        channel.link.health().or_else(|error| self.blame(error))
+        if self.losses.rests_from_health() {
+            return Ok(());
+        }
+        channel.link.health().or_else(|error| {
+            self.losses.rest_from_health();
+            self.blame(error)
+        })
     }
 
     /// A failure of the link to one rank is no error where that rank is lost.
