@@ -1,8 +1,8 @@
 //! One link as the engine uses it: its signals, and who is behind its peer numbers.
 
-use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::link::Link;
+use tokenyard_core::{Error, Result};
 
 use super::control::{Ids, Signal};
 use super::losses::Losses;
@@ -85,6 +85,19 @@ impl Channel {
     pub(super) fn rank_behind(&self, number: u32) -> u32 {
         let peer = self.numbers.iter().position(|known| *known == Some(number));
         self.rank_of(peer.map_or(number, |peer| peer as u32))
+    }
+
+    /// What the link says of a rank: it tells of several in turn. Else what it says of another.
+    #[cold]
+    pub(super) fn health_of(&self, rank: u32) -> Option<Error> {
+        let first = self.link.health().err()?;
+        if first.rank() == Some(rank) {
+            return Some(first);
+        }
+        let others = self.numbers.iter().map_while(|_| self.link.health().err());
+        let mut others = others.take_while(|error| error.rank() != first.rank());
+        let found = others.find(|error| error.rank() == Some(rank));
+        found.or(Some(first))
     }
 
     /// Expects a signal `add` more times than before; returns its id and the total that says so.

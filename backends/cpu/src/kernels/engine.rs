@@ -318,11 +318,11 @@ pub(super) fn broken(channel: &Channel, status: i32) -> Error {
 
 #[cold]
 fn failed_command(channel: &Channel, event: &Event) -> Error {
-    let why = match channel.link.health() {
-        Err(error) => error.to_string(),
-        Ok(()) => format!("status {}", event.status),
-    };
     let rank = channel.rank_behind(event.peer);
+    let why = match channel.health_of(rank) {
+        Some(error) => error.to_string(),
+        None => format!("status {}", event.status),
+    };
     Error::new(
         ErrorKind::Transport,
         "complete command",
