@@ -217,7 +217,18 @@ pub fn check_received(
     rank: usize,
     received: &Received,
 ) -> Result<()> {
-    let expected = oracle::expected_dispatch(case, inputs, rank);
+    compare_received(case, &oracle::expected_dispatch(case, inputs, rank), received)
+}
+
+/// Compares what arrived with what is expected.
+///
+/// # Errors
+/// The first difference.
+pub fn compare_received(
+    case: &Case,
+    expected: &oracle::Received,
+    received: &Received,
+) -> Result<()> {
     let totals = received.totals().context("the output has no totals")?;
     let found = totals.elements::<i64>().first().copied();
     if found != Some(expected.rows as i64) {

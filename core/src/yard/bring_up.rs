@@ -239,8 +239,11 @@ fn check_masking(
     if on_failure == OnFailure::Stop {
         return Ok(());
     }
-    let found = if let Some(transport) = levels.without(abi::TY_CAP_BOUNDED_PUT) {
-        format!("transport `{transport}` does not promise that a lost rank holds up nobody else")
+    let found = if let Some(transport) = levels.without(abi::TY_CAP_MASKING) {
+        format!(
+            "transport `{transport}` does not declare `masking`: that a lost rank holds up nobody \
+             else, and hides nobody's failures"
+        )
     } else if levels.domains > 1 {
         format!("found {} domains; expected one, or scale_up = \"none\"", levels.domains)
     } else if needs.flags & abi::TY_NEEDS_MASKING == 0 {

@@ -42,7 +42,7 @@ struct Shared {
     headway: Arc<Headway>,
     bounds: Bounds,
     membership: Membership,
-    /// By rank: 1 once it is lost, where losses are masked; else empty.
+    /// By rank: 0, or one of `TY_RANK_*`, where losses are masked; else empty.
     lost: Vec<AtomicU8>,
     /// When the last loss was noted, or a rank was silent while a wait was overdue.
     unsettled: Mutex<Option<Instant>>,
@@ -75,7 +75,7 @@ impl Watchdog {
             OnFailure::Mask => membership
                 .lives
                 .iter()
-                .map(|life| AtomicU8::new(u8::from(life.is_none())))
+                .map(|life| AtomicU8::new(if life.is_none() { abi::TY_RANK_ABSENT } else { 0 }))
                 .collect(),
         };
         let shared = Arc::new(Shared {
@@ -300,7 +300,7 @@ impl Shared {
             return;
         }
         let Some(lost) = self.lost.get(rank as usize) else { return };
-        if lost.swap(1, Ordering::AcqRel) == 0 {
+        if lost.swap(abi::TY_RANK_LOST, Ordering::AcqRel) == 0 {
             tracing::warn!("going on without rank {rank}{}", self.link_of(rank));
             self.unsettle();
         }
