@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::control::{
-    Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence, result_of,
+    Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::door::Door;
 use super::fields::name_ranks;
@@ -22,7 +22,7 @@ use super::handshake::{Claim, Credentials};
 use super::headway::{Begun, least};
 use super::link::{Event, Link, Received, What};
 use super::liveness::PeerState;
-use super::message::{Beat, Contribution, End, Refusal, Start, decode_reason};
+use super::message::{Ask, Beat, Contribution, End, Op, Refusal, Start, decode_reason};
 use super::rendezvous::Notice;
 use super::rounds::{Delivery, Rounds};
 use super::seal::topic_hash;
@@ -240,8 +240,7 @@ impl Hub {
                     let message = "found a topic whose hash is not the one in the header";
                     return Err(Error::new(ErrorKind::Protocol, "read contribution", message));
                 }
-                let due = self.rounds.contribute(peer, part, Instant::now())?;
-                self.deliver(due);
+                self.contribute(peer, part)?;
             }
             Kind::Goodbye => self.depart(peer, End::Left),
             Kind::Failed => {
@@ -256,6 +255,17 @@ impl Hub {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    fn contribute(&mut self, rank: u32, part: Contribution) -> Result<()> {
+        if part.op == Op::Admit
+            && let Ask::Without(why) = Ask::decode(&part.data)?
+        {
+            self.refuse_on_trial(rank, &why);
+        }
+        let due = self.rounds.contribute(rank, part, Instant::now())?;
+        self.deliver(due);
         Ok(())
     }
 
@@ -364,7 +374,7 @@ async fn next_claim(door: &mut Option<Door>) -> Option<Claim> {
 
 #[async_trait]
 impl Bootstrap for Hub {
-    async fn collective(&mut self, call: Call) -> Result<Vec<Vec<u8>>> {
+    async fn collective(&mut self, call: Call) -> Result<Outcome> {
         let Call { op, topic, data } = call;
         let operation = op.name();
         if let Some(error) = self.member.liveness.gone(operation) {
@@ -372,8 +382,7 @@ impl Bootstrap for Hub {
         }
         let part = Contribution { round: self.begun, op, topic, data };
         self.begun += 1;
-        let due = self.rounds.contribute(0, part, Instant::now())?;
-        self.deliver(due);
+        self.contribute(0, part)?;
         loop {
             if let Some(delivery) = self.mine.take() {
                 return result_of(op, delivery.kind, &delivery.payload, self.member.place.ranks);
@@ -383,6 +392,10 @@ impl Bootstrap for Hub {
             }
             self.step().await;
         }
+    }
+
+    fn start(&self) -> Start {
+        Start::default()
     }
 
     async fn watch(&mut self) {

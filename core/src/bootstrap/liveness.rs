@@ -188,10 +188,9 @@ impl Liveness {
         }
     }
 
-    /// Counts the operations of a new yard. Collective in that all ranks open their yards in the same
-    /// order; nothing waits.
-    pub fn headway(&self) -> Arc<Headway> {
-        self.headways.open()
+    /// Counts the operations of a new yard, whose number all ranks agree on.
+    pub(crate) fn headway(&self, yard: u64) -> Arc<Headway> {
+        self.headways.open(yard)
     }
 
     /// What this rank has begun.
@@ -200,7 +199,7 @@ impl Liveness {
     }
 
     /// Notes what all ranks have begun.
-    pub(super) fn all_begun(&self, begun: &[(u32, u64)]) {
+    pub(super) fn all_begun(&self, begun: &[(u64, u64)]) {
         self.headways.all_begun(begun);
     }
 

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::control::{
-    Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence, result_of,
+    Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::frame::Kind;
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
@@ -19,7 +19,7 @@ use super::interface::Local;
 use super::link::{Event, Link, Received, Secured, What};
 use super::liveness::PeerState;
 use super::message::{
-    Beat, Contribution, End, Op, Proof, Start, decode_ranks, decode_reason, decode_returning,
+    Admitted, Beat, Contribution, End, Op, Proof, Start, decode_reason, decode_returning,
     encode_reason,
 };
 use super::rendezvous::{Address, Target, check_secret, host_name, read_notice};
@@ -44,8 +44,8 @@ pub(super) struct Spoke {
     link: Link,
     events: mpsc::Receiver<Event>,
     ticker: Ticker,
-    /// Whether all ranks have joined.
-    started: bool,
+    /// Known once all ranks have joined, or have let this one in.
+    start: Option<Start>,
     refusal: Option<Error>,
     /// Collectives that this rank has begun.
     begun: u64,
@@ -71,7 +71,7 @@ impl Spoke {
         let mut spoke = Self::start(member, secured);
         // Rank 0 gives up first, and knows who is missing.
         let limit = late + spoke.member.timing.deadline;
-        while !spoke.started {
+        while spoke.start.is_none() {
             if let Some(refusal) = spoke.refusal.take() {
                 return Err(refusal);
             }
@@ -98,7 +98,7 @@ impl Spoke {
             link,
             events,
             ticker: Ticker::new(member.timing),
-            started: false,
+            start: None,
             refusal: None,
             begun: 0,
             answer: None,
@@ -171,12 +171,12 @@ impl Spoke {
 
     /// Collectives begin; without whom, is what this rank finds that comes back.
     fn on_start(&mut self, payload: &[u8]) -> Result<()> {
-        let Start { round, absent } = Start::decode(payload)?;
-        self.begun = round;
-        for rank in absent {
-            self.member.liveness.end(rank, End::Lost("was lost before this rank joined".into()));
+        let start = Start::decode(payload)?;
+        self.begun = start.round;
+        for rank in &start.absent {
+            self.member.liveness.end(*rank, End::Lost("was lost before this rank joined".into()));
         }
-        self.started = true;
+        self.start = Some(start);
         Ok(())
     }
 
@@ -218,7 +218,7 @@ impl Spoke {
 
 #[async_trait]
 impl Bootstrap for Spoke {
-    async fn collective(&mut self, call: Call) -> Result<Vec<Vec<u8>>> {
+    async fn collective(&mut self, call: Call) -> Result<Outcome> {
         let Call { op, topic, data } = call;
         let operation = op.name();
         if let Some(error) = self.member.liveness.gone(operation) {
@@ -233,8 +233,9 @@ impl Bootstrap for Spoke {
         loop {
             if let Some(Received { header, payload }) = self.answer.take() {
                 let result = result_of(op, header.kind, &payload, self.member.place.ranks)?;
-                if let (Op::Admit, Some(back)) = (op, result.first()) {
-                    decode_ranks(back)?.into_iter().for_each(|r| self.member.liveness.returns(r));
+                if op == Op::Admit {
+                    let back = Admitted::decode(&result.items)?.back;
+                    back.into_iter().for_each(|rank| self.member.liveness.returns(rank));
                 }
                 return Ok(result);
             }
@@ -247,6 +248,10 @@ impl Bootstrap for Spoke {
             }
             self.step().await;
         }
+    }
+
+    fn start(&self) -> Start {
+        self.start.clone().unwrap_or_default()
     }
 
     async fn watch(&mut self) {

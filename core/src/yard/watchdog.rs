@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::abi;
-use crate::bootstrap::{Ended, Headway, Liveness, Membership, PeerState};
+use crate::bootstrap::{Ended, Headway, Liveness, Membership, PeerState, World};
 use crate::config::OnFailure;
 use crate::wait::{WaitBoard, Waiting, expired, monotonic_ns};
 use crate::{Error, ErrorKind, Result};
@@ -63,7 +63,8 @@ struct Verdict {
 
 impl Watchdog {
     pub(super) fn start(
-        liveness: Arc<Liveness>,
+        world: &World,
+        headway: Arc<Headway>,
         bounds: Bounds,
         membership: Membership,
     ) -> Result<Self> {
@@ -77,8 +78,8 @@ impl Watchdog {
         };
         let shared = Arc::new(Shared {
             board: WaitBoard::default(),
-            headway: liveness.headway(),
-            liveness,
+            headway,
+            liveness: world.liveness(),
             bounds,
             membership,
             lost,
@@ -441,7 +442,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::bootstrap::{Identity, Place, Rendezvous, World, WorldOptions};
+    use crate::bootstrap::{Ask, Identity, Place, Rendezvous, WorldOptions};
     use crate::wait::{WaitFor, Waiter};
 
     const DEADLINE: Duration = Duration::from_secs(2);
@@ -463,8 +464,10 @@ mod tests {
                         World::join(WorldOptions { deadline: DEADLINE, late: LATE, ..options })
                             .expect("all come");
                     let bounds = Bounds { deadline: DEADLINE, late: LATE };
-                    let membership = world.admit().expect("all are there").membership().clone();
-                    let watchdog = Watchdog::start(world.liveness(), bounds, membership);
+                    let membership =
+                        world.admit(Ask::First).expect("all are there").membership().clone();
+                    let headway = world.liveness().headway(0);
+                    let watchdog = Watchdog::start(&world, headway, bounds, membership);
                     let watchdog = watchdog.expect("starts");
                     body(world, watchdog);
                 });

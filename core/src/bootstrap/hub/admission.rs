@@ -8,7 +8,7 @@ use super::super::handshake::{Claim, refuse};
 use super::super::headway::Begun;
 use super::super::link::{Link, What};
 use super::super::liveness::PeerState;
-use super::super::message::{Proof, Refusal, encode_returning};
+use super::super::message::{End, Proof, Refusal, encode_returning};
 use super::{Difference, Hub, Peer};
 
 impl Hub {
@@ -127,6 +127,15 @@ impl Hub {
                 Kind::Goodbye | Kind::Failed => self.stop_returning(rank, "left"),
                 _ => self.stop_returning(rank, "spoke before it was let in"),
             },
+        }
+    }
+
+    /// Ends the ranks that came back and with which no yard can be brought up, as `by` found out.
+    pub(super) fn refuse_on_trial(&mut self, by: u32, why: &str) {
+        for rank in self.rounds.on_trial() {
+            let why =
+                format!("came back, and no yard could be opened with it: rank {by} found: {why}");
+            self.depart(rank, End::Lost(why));
         }
     }
 
