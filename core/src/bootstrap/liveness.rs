@@ -264,12 +264,13 @@ impl Liveness {
             PeerState::Left => "left the world",
             PeerState::Alive => "ended",
         };
-        let (message, fix) = if rank == self.this {
+        let (message, fix) = if rank == 0 {
+            let this = if rank == self.this { ", this one," } else { "" };
+            let message = format!("rank 0{this} {what}; all ranks meet there");
+            (message, "restart the job: on_failure = \"mask\" covers every rank but rank 0")
+        } else {
             let message = format!("rank {rank}, this one, {what}; the others go on without it");
             (message, "join again: this rank comes back when the others renew their yard")
-        } else {
-            let message = format!("rank {rank} {what}; all ranks meet there");
-            (message, "restart the job: on_failure = \"mask\" covers every rank but rank 0")
         };
         Error::new(ErrorKind::PeerLost, operation, message).with_rank(rank).with_fix(fix)
     }

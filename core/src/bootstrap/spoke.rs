@@ -24,6 +24,7 @@ use super::message::{
 };
 use super::rendezvous::{Address, Target, check_secret, host_name, read_notice};
 use super::seal::topic_hash;
+use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
 
 /// How often a wait for others is mentioned in the log.
@@ -115,9 +116,11 @@ impl Spoke {
     }
 
     fn on_event(&mut self, what: What) {
-        // Once this rank was given up, rank 0 only closes the connection.
-        let needed = [0, self.member.place.rank];
-        if needed.iter().any(|rank| *self.member.liveness.state(*rank) != PeerState::Alive) {
+        let ended = |rank| *self.member.liveness.state(rank) != PeerState::Alive;
+        // Where losses are masked, rank 0 only closes the connection of a rank that was given up.
+        let given_up =
+            || self.member.on_failure == OnFailure::Mask && ended(self.member.place.rank);
+        if ended(0) || given_up() {
             return;
         }
         let result = match what {
@@ -206,11 +209,11 @@ impl Spoke {
         }
     }
 
-    fn lose_hub(&mut self, why: String) {
+    pub(super) fn lose_hub(&mut self, why: String) {
         tracing::error!("rank 0 {why}");
         // If rank 0 does run after all, it need not guess why this rank is gone.
         let last_words = encode_reason(&format!("it gave up on rank 0, which {why}"));
-        self.link.send(Kind::Failed, 0, Arc::new(last_words));
+        self.link.send(Kind::GaveUp, 0, Arc::new(last_words));
         self.member.liveness.end(0, End::Lost(why));
         self.link.close();
     }
@@ -266,7 +269,10 @@ impl Bootstrap for Spoke {
         // The reader must not wait for this task any more.
         self.events.close();
         self.link.close();
-        if !matches!(self.member.liveness.state(0), PeerState::Lost { .. }) {
+        if matches!(self.member.liveness.state(0), PeerState::Lost { .. }) {
+            // Rank 0 may run again, and must then read that it was given up.
+            let _ = timeout(LINGER, self.link.sent()).await;
+        } else {
             let _ = timeout(LINGER, self.link.drained()).await;
         }
     }

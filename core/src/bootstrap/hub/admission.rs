@@ -145,6 +145,7 @@ impl Hub {
         if let (Some(place), Some(peer)) = (self.peers.get_mut(rank as usize), peer) {
             tracing::info!("rank {rank} ({}) came back", peer.name);
             *place = Some(peer);
+            self.gave_up.remove(&rank);
             self.member.liveness.returns(rank);
         }
     }

@@ -1,5 +1,11 @@
 //! Worlds that go on without a rank that was lost, and let it in again.
 
+use std::sync::Arc;
+
+use super::super::control::{Bootstrap, Farewell, Member, Timing};
+use super::super::interface::Local;
+use super::super::rendezvous::{Entry, enter};
+use super::super::spoke::{Route, Spoke};
 use super::loss::Puppet;
 use super::*;
 
@@ -88,7 +94,8 @@ fn a_lost_rank_comes_back_when_the_others_admit_it() {
             wait_for("its wish to come back", LATE, || liveness.waits_to_return(1));
             admitted(world);
             assert!(!liveness.waits_to_return(1));
-            assert_eq!((liveness.life(1), liveness.state(1)), (1, &PeerState::Alive));
+            // It may have left by now.
+            assert_eq!(liveness.life(1), 1);
         });
     });
 }
@@ -185,6 +192,86 @@ fn the_loss_of_rank_0_ends_the_world_and_says_why() {
         assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)));
         let text = error.to_string();
         assert!(text.contains("all ranks meet there") && text.contains("but rank 0"), "{text}");
+    });
+}
+
+/// Joins, and gives up on rank 0 at once.
+fn give_up_on_rank_0(meeting: &Meeting, (rank, ranks): (u32, u32)) {
+    let place = Place { rank, ranks, local_rank: rank };
+    let (on_failure, timing) = (meeting.on_failure, Timing { deadline: DEADLINE, late: LATE });
+    let liveness = Arc::new(Liveness::new(rank, ranks, on_failure));
+    let member = Member { place, timing, on_failure, liveness };
+    let rendezvous = Rendezvous::File { path: meeting.path() };
+    let entry = enter(place, rendezvous, Secret::none(), Local::Any).unwrap();
+    let Entry::Spoke { target, credentials, local } = entry else { panic!("it is rank 0") };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let route = Route { target, local };
+        let mut spoke = Spoke::join(member, &route, credentials).await.unwrap();
+        spoke.lose_hub("was not heard".into());
+        spoke.leave(Farewell::Goodbye).await;
+    });
+}
+
+#[test]
+fn a_rank_0_that_was_stopped_and_given_up_does_not_go_on_alone() {
+    for ranks in [2, 3, 4] {
+        let meeting = Meeting::masking();
+        let (joined, given_up) = (AtomicU32::new(1), Gate::new(ranks));
+        on_threads(ranks, |rank| {
+            if rank > 0 {
+                let world = meeting.join(rank, ranks).unwrap();
+                joined.fetch_add(1, Ordering::SeqCst);
+                let error = world.barrier("without rank 0").unwrap_err();
+                assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)));
+                return given_up.wait();
+            }
+            let mut puppet = Puppet::join(&meeting, 0, ranks);
+            wait_for("the join of all", LATE, || {
+                puppet.live(Duration::from_millis(10));
+                joined.load(Ordering::SeqCst) == ranks
+            });
+            given_up.wait();
+            wait_for("its end", LATE, || {
+                puppet.live(Duration::from_millis(10));
+                puppet.liveness.gone("next").is_some()
+            });
+            let error = puppet.liveness.gone("next").unwrap();
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)));
+            assert!(error.to_string().contains("rank 0, this one, was given up"), "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_rank_0_that_hears_none_of_several_ranks_ends_the_world() {
+    let meeting = Meeting::masking();
+    let done = Gate::new(3);
+    on_threads(3, |rank| {
+        if rank > 0 {
+            let puppet = Puppet::join(&meeting, rank, 3);
+            done.wait();
+            return drop(puppet);
+        }
+        let world = meeting.join(0, 3).unwrap();
+        let error = world.barrier("alone").unwrap_err();
+        done.wait();
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)));
+        assert!(error.to_string().contains("has heard no other rank for"), "{error}");
+    });
+}
+
+#[test]
+fn one_rank_of_several_that_hears_rank_0_no_more_is_lost_like_any_other() {
+    let meeting = Meeting::masking();
+    on_threads(4, |rank| {
+        if rank == 1 {
+            return give_up_on_rank_0(&meeting, (1, 4));
+        }
+        let world = meeting.join(rank, 4).unwrap();
+        world.barrier("without rank 1").unwrap();
+        assert_eq!(world.liveness().absent(), [1]);
+        world.barrier("all still here").unwrap();
     });
 }
 
