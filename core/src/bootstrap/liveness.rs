@@ -165,7 +165,8 @@ impl Liveness {
     }
 
     /// Ranks whose present life has ended, in order.
-    pub(crate) fn absent(&self) -> Vec<u32> {
+    #[cfg(test)]
+    pub(super) fn absent(&self) -> Vec<u32> {
         let ranks = 0..self.peers.len() as u32;
         ranks.filter(|rank| *self.state(*rank) != PeerState::Alive).collect()
     }

@@ -4,6 +4,7 @@
 //! connect → plan. A rank that fails anywhere tells the others, so that nobody waits for it.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::claims::Claims;
 use super::levels::{LevelReport, Levels, Transports};
@@ -168,7 +169,8 @@ fn bring_up(
     levels.connect(members, &mut transports)?;
     watchdog.name_links(levels.link_names(&transports));
 
-    plan(&mut kernels, &transports, &windows, &watchdog, bounds)?;
+    let cap = bounds.cap(world.on_failure());
+    plan(&mut kernels, &transports, &windows, &watchdog, cap)?;
     // SAFETY: `Parts` stops the thread before it drops the transports, and so does an error here.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten())? };
     members.barrier("yard ready")?;
@@ -300,9 +302,8 @@ fn plan(
     transports: &Transports,
     windows: &[Window],
     watchdog: &Watchdog,
-    bounds: Bounds,
+    cap: Duration,
 ) -> Result<()> {
-    let cap = bounds.late + 2 * bounds.deadline;
     // SAFETY: `Parts` keeps transports and kernel set together; operations run on the kernel set
     // only while the yard, and so every transport, lives.
     let [scale_up, scale_out] = unsafe { transports.links() };
