@@ -4,6 +4,8 @@
 #![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
 
 mod hosts;
+mod mortal;
+mod opening;
 mod order;
 mod parts;
 mod rank;
@@ -36,7 +38,8 @@ fn main() -> ExitCode {
     if let Some(rank) = std::env::var("TOKENYARD_RANK").ok().and_then(|rank| rank.parse().ok()) {
         order.rank = rank;
     }
-    match rank::play(&order) {
+    let play = if order.lives.is_empty() { rank::play } else { opening::play };
+    match play(&order) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");
@@ -74,6 +77,7 @@ fn launch() -> ExitCode {
         trials.push(trial((Worst::BothKilled, phase, layout % 3, Path::Stores)));
         trials.push(trial((Worst::BothKilled, phase, (layout + 1) % 3, Path::Tcp)));
     }
+    trials.extend(opening::trials());
     trials.extend(refused::trials());
     trials.extend(hosts::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -95,17 +99,18 @@ fn run(loss: Loss) -> Result<(), Failed> {
 
 pub(crate) fn order(folder: &TempDir, (worst, phase, layout, path): Loss) -> Order {
     let folder = folder.path().into();
-    Order { folder, worst, phase, layout, path, rank: 0, back: false }
+    let (lives, life) = (Vec::new(), 0);
+    Order { folder, worst, phase, layout, path, rank: 0, back: false, lives, life }
 }
 
 /// A rank's process; it does not outlive the test.
-struct Process {
+pub(crate) struct Process {
     child: Child,
     stderr: PathBuf,
 }
 
 impl Process {
-    fn start(order: &Order, rank: usize, back: bool) -> Result<Self> {
+    pub(crate) fn start(order: &Order, rank: usize, back: bool) -> Result<Self> {
         let order = Order { rank, back, ..order.clone() };
         let stderr = order.marker(if back { "stderr_back" } else { "stderr" }, rank);
         let child = Command::new(std::env::current_exe()?)
@@ -119,15 +124,15 @@ impl Process {
         Ok(Self { child, stderr })
     }
 
-    fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
-    fn ended(&mut self) -> Result<Option<bool>> {
+    pub(crate) fn ended(&mut self) -> Result<Option<bool>> {
         Ok(self.child.try_wait()?.map(|status| status.success()))
     }
 
-    fn wait(&mut self) -> Result<bool> {
+    pub(crate) fn wait(&mut self) -> Result<bool> {
         let start = Instant::now();
         loop {
             if let Some(success) = self.ended()? {

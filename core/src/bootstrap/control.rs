@@ -160,6 +160,7 @@ pub(super) struct Ticker {
     deadline: Duration,
     last: Instant,
     trust_from: Instant,
+    stalled: Option<Instant>,
 }
 
 impl Ticker {
@@ -167,7 +168,12 @@ impl Ticker {
         let mut interval = tokio::time::interval(timing.beat());
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let now = Instant::now();
-        Self { interval, deadline: timing.deadline, last: now, trust_from: now }
+        Self { interval, deadline: timing.deadline, last: now, trust_from: now, stalled: None }
+    }
+
+    /// Whether this process was stopped or starved lately: others may still say what they made of it.
+    pub(super) fn stalled_lately(&self) -> bool {
+        self.stalled.is_some_and(|when| when.elapsed() < 2 * self.deadline)
     }
 
     /// Waits for the next beat. Says whether a silence may be judged. May be dropped.
@@ -176,6 +182,7 @@ impl Ticker {
         let now = Instant::now();
         if now.duration_since(self.last) > self.deadline / 2 {
             self.trust_from = now + self.deadline / 4;
+            self.stalled = Some(now);
         }
         self.last = now;
         now >= self.trust_from

@@ -226,10 +226,12 @@ impl Hub {
             // Of a former life.
             return;
         }
-        let gave_up = matches!(&what, What::Frame(frame) if frame.header.kind == Kind::GaveUp);
-        if *self.member.liveness.state(peer) != PeerState::Alive && !gave_up {
-            // One that was silent for too long may yet say that rank 0 was.
-            return;
+        if *self.member.liveness.state(peer) != PeerState::Alive {
+            // A rank whose silence was judged right after a stop of rank 0 may yet say who was silent.
+            let gave_up = matches!(&what, What::Frame(frame) if frame.header.kind == Kind::GaveUp);
+            if !gave_up || !self.ticker.stalled_lately() {
+                return;
+            }
         }
         let result = match what {
             What::Frame(received) => self.on_frame(peer, received),
@@ -270,14 +272,14 @@ impl Hub {
         Ok(())
     }
 
-    /// One rank may be cut off. But where half of them hear rank 0 no more, it is rank 0 that was stopped
+    /// One rank may be cut off. But where most of them hear rank 0 no more, it is rank 0 that was stopped
     /// or cut off, and the others have ended or will: it must not go on alone.
     fn on_gave_up(&mut self, peer: u32, why: &str) {
         if self.member.on_failure == OnFailure::Mask {
             self.gave_up.insert(peer);
             let live = |rank: &u32| *self.member.liveness.state(*rank) == PeerState::Alive;
             let others = (1..self.member.place.ranks).filter(|rank| *rank != peer && live(rank));
-            if self.gave_up.len() >= others.count() {
+            if self.gave_up.len() > others.count() {
                 let ranks = name_ranks(&self.gave_up.iter().copied().collect::<Vec<_>>());
                 return self.end_world(format!("was given up: {ranks} heard it no more"));
             }

@@ -116,11 +116,7 @@ impl Spoke {
     }
 
     fn on_event(&mut self, what: What) {
-        let ended = |rank| *self.member.liveness.state(rank) != PeerState::Alive;
-        // Where losses are masked, rank 0 only closes the connection of a rank that was given up.
-        let given_up =
-            || self.member.on_failure == OnFailure::Mask && ended(self.member.place.rank);
-        if ended(0) || given_up() {
+        if self.has_ended(0) || self.is_given_up() {
             return;
         }
         let result = match what {
@@ -133,6 +129,16 @@ impl Spoke {
         if let Err(error) = result {
             self.lose_hub(format!("broke the protocol: {error}"));
         }
+    }
+
+    fn has_ended(&self, rank: u32) -> bool {
+        *self.member.liveness.state(rank) != PeerState::Alive
+    }
+
+    /// Where losses are masked, rank 0 only closes the connection of a rank that was given up: its
+    /// silence then means nothing.
+    fn is_given_up(&self) -> bool {
+        self.member.on_failure == OnFailure::Mask && self.has_ended(self.member.place.rank)
     }
 
     fn on_frame(&mut self, received: Received) -> Result<()> {
@@ -197,10 +203,10 @@ impl Spoke {
     }
 
     fn on_beat(&mut self, may_judge: bool) {
-        let liveness = &self.member.liveness;
-        if *liveness.state(0) != PeerState::Alive {
+        if self.has_ended(0) || self.is_given_up() {
             return;
         }
+        let liveness = &self.member.liveness;
         let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
         self.link.send(Kind::Heartbeat, 0, Arc::new(beat.encode()));
         let silence = liveness.silence(0);
