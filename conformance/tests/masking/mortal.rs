@@ -31,6 +31,8 @@ pub(crate) enum Step {
     Connect,
     /// It is connected to all.
     Connected,
+    /// It does not die, but brings other options than the others.
+    Differs,
 }
 
 impl Step {
@@ -38,6 +40,7 @@ impl Step {
         format!("{self:?}").to_lowercase()
     }
 
+    /// Those at which it dies.
     pub(crate) const ALL: [Self; 7] = [
         Self::Joined,
         Self::Probe,

@@ -22,7 +22,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     };
     let open = |step| trial("open", step, vec![Some(step), None]);
     let renew = |step| trial("renew", step, vec![Some(Step::Joined), Some(step), None]);
-    Step::ALL.into_iter().flat_map(|step| [open(step), renew(step)]).collect()
+    let trials = Step::ALL.into_iter().flat_map(|step| [open(step), renew(step)]);
+    trials.chain([renew(Step::Differs)]).collect()
 }
 
 /// Plays one rank.
@@ -32,8 +33,13 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     let is_victim = order.rank == VICTIM;
     if is_victim && let Some(step) = order.lives[order.life] {
         step.arm();
-        let opened = Yard::open(&world, &config, exchange::options(&order.case(0)));
-        bail!("the victim outlived its bring-up: {:?}", opened.map(drop));
+        let mut options = exchange::options(&order.case(0));
+        options.max_tokens += u32::from(step == Step::Differs);
+        let opened = Yard::open(&world, &config, options);
+        match opened {
+            Err(error) if step == Step::Differs => return Err(error.into()),
+            _ => bail!("the victim outlived its bring-up: {:?}", opened.map(drop)),
+        }
     }
     let mut yard = Yard::open(&world, &config, exchange::options(&order.case(0)))?;
     let deaths = if is_victim { 0 } else { order.lives.len() - 1 };
@@ -70,7 +76,6 @@ fn run(lives: Vec<Option<Step>>) -> Result<()> {
             ensure!(start.elapsed() < LIMIT, "life {life}: the others do not go on");
             std::thread::sleep(Duration::from_millis(20));
         }
-        // It was killed, by itself; it did not fail.
         ensure!(!ranks[VICTIM].wait()?, "the victim outlived its bring-up");
         ensure!(!ranks[VICTIM].said().contains("outlived"), "{}", ranks[VICTIM].said());
         ranks[VICTIM] = Process::start(&Order { life, ..order.clone() }, VICTIM, true)?;
