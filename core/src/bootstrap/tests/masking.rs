@@ -246,14 +246,21 @@ fn a_rank_0_that_was_stopped_and_given_up_does_not_go_on_alone() {
 #[test]
 fn a_rank_0_that_hears_none_of_several_ranks_ends_the_world() {
     let meeting = Meeting::masking();
-    let done = Gate::new(3);
+    let (joined, done) = (AtomicU32::new(0), Gate::new(3));
     on_threads(3, |rank| {
         if rank > 0 {
-            let puppet = Puppet::join(&meeting, rank, 3);
+            let mut puppet = Puppet::join(&meeting, rank, 3);
+            joined.fetch_add(1, Ordering::SeqCst);
+            // They fall silent together.
+            wait_for("the join of all", LATE, || {
+                puppet.live(Duration::from_millis(10));
+                joined.load(Ordering::SeqCst) == 3
+            });
             done.wait();
             return drop(puppet);
         }
         let world = meeting.join(0, 3).unwrap();
+        joined.fetch_add(1, Ordering::SeqCst);
         let error = world.barrier("alone").unwrap_err();
         done.wait();
         assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)));
