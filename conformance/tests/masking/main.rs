@@ -5,6 +5,8 @@
 
 mod hosts;
 mod losing;
+mod mortal;
+mod opening;
 mod order;
 mod parts;
 mod rank;
@@ -40,11 +42,12 @@ fn main() -> ExitCode {
         order.rank = rank;
     }
     losing::ORDER.get_or_init(|| order.clone());
-    let played = match order.phase {
-        Phase::Refusing => two_minds::play(&order),
-        _ => rank::play(&order),
+    let play = match order.phase {
+        Phase::Refusing => two_minds::play,
+        _ if !order.lives.is_empty() => opening::play,
+        _ => rank::play,
     };
-    match played {
+    match play(&order) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");
@@ -83,6 +86,7 @@ fn launch() -> ExitCode {
         trials.push(trial((Worst::BothKilled, phase, (layout + 1) % 3, Path::Tcp)));
     }
     trials.extend(two_minds::trials());
+    trials.extend(opening::trials());
     trials.extend(refused::trials());
     trials.extend(hosts::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -104,7 +108,8 @@ fn run(loss: Loss) -> Result<(), Failed> {
 
 pub(crate) fn order(folder: &TempDir, (worst, phase, layout, path): Loss) -> Order {
     let folder = folder.path().into();
-    Order { folder, worst, phase, layout, path, rank: 0, back: false }
+    let (lives, life) = (Vec::new(), 0);
+    Order { folder, worst, phase, layout, path, rank: 0, back: false, lives, life }
 }
 
 /// A rank's process; it does not outlive the test.
@@ -132,7 +137,7 @@ impl Process {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
-    fn ended(&mut self) -> Result<Option<bool>> {
+    pub(crate) fn ended(&mut self) -> Result<Option<bool>> {
         Ok(self.child.try_wait()?.map(|status| status.success()))
     }
 

@@ -10,6 +10,7 @@ use tokenyard_conformance::oracle::{Case, Input, Layout, RowType, Scales, Tokens
 use tokenyard_core::config::Config;
 
 use crate::losing;
+use crate::mortal::Step;
 
 /// The one that is lost, or the first of two. Not rank 0, where all meet.
 pub(crate) const VICTIM: usize = 1;
@@ -105,6 +106,8 @@ pub(crate) enum Path {
     Puts,
     /// `libfabric` over a network interface.
     Tcp,
+    /// `shm` in which a rank dies at a step of a bring-up.
+    Mortal,
 }
 
 impl Path {
@@ -115,6 +118,7 @@ impl Path {
             Self::Stores => "stores",
             Self::Puts => "puts",
             Self::Tcp => "libfabric_tcp",
+            Self::Mortal => "mortal",
         }
     }
 
@@ -134,6 +138,7 @@ impl Path {
         match self {
             Self::Stores => shm(true),
             Self::Puts => shm(false),
+            Self::Mortal => "[transport.scale_up]\nuse = \"mortal\"\n".to_owned(),
             Self::Tcp => "[transport.scale_up]\nuse = \"none\"\n\
                  [transport.scale_out]\nuse = \"libfabric\"\n\
                  [transport.scale_out.libfabric]\nprovider = \"tcp\"\n"
@@ -152,6 +157,10 @@ pub(crate) struct Order {
     pub(crate) rank: usize,
     /// Whether this process comes back as the lost rank.
     pub(crate) back: bool,
+    /// What becomes of the victim's processes, one after the other, where they die in a bring-up.
+    pub(crate) lives: Vec<Option<Step>>,
+    /// Which of them this process is.
+    pub(crate) life: usize,
 }
 
 impl Order {

@@ -160,7 +160,7 @@ fn lost_sources(received: &Received) -> Vec<usize> {
     indices(received.lost_ranks())
 }
 
-fn indices(ranks: Vec<u32>) -> Vec<usize> {
+pub(crate) fn indices(ranks: Vec<u32>) -> Vec<usize> {
     ranks.into_iter().map(|rank| rank as usize).collect()
 }
 
@@ -206,7 +206,7 @@ fn outlast(order: &Order, yard: &mut Yard, mut round: u64) -> Result<()> {
 }
 
 /// Until all know that the victims wait to come back.
-fn wait_for_return(order: &Order, world: &World, yard: &Yard) -> Result<()> {
+pub(crate) fn wait_for_return(order: &Order, world: &World, yard: &Yard) -> Result<()> {
     let start = Instant::now();
     loop {
         let ready = indices(yard.returning_ranks()) == order.victims();
@@ -221,7 +221,11 @@ fn wait_for_return(order: &Order, world: &World, yard: &Yard) -> Result<()> {
 
 /// One exchange, checked: with the oracle's full result, or with that without the victim where the
 /// yard says so. Returns whose part was left out.
-fn exchange_once(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result<Vec<usize>> {
+pub(crate) fn exchange_once(
+    order: &Order,
+    yard: &mut Yard,
+    (round, last): (u64, bool),
+) -> Result<Vec<usize>> {
     let at = |phase| if last && phase == order.phase { order.do_worst() } else { Ok(()) };
     let case = order.case(round);
     let inputs = Inputs::all(&case);
