@@ -8,6 +8,7 @@ use super::agree::Enter;
 use super::combine::CombineOp;
 use super::control::Signal;
 use super::engine::{Engine, Wait};
+use super::rows::Carried;
 use super::sums::{Partial, Sum};
 use super::windows::ARENA;
 
@@ -46,19 +47,8 @@ impl Engine {
     /// The partials are complete.
     unsafe fn sum(&self, op: &CombineOp) -> Result<()> {
         let leg = &self.handles[op.handle].legs[0];
-        let sum = Sum {
-            send: &leg.send,
-            topk: &leg.topk,
-            shape: self.inside,
-            partials: &self.partials,
-            biases: op.biases(),
-            tokens: None,
-            out: op.out.data,
-            out_weights: op.out_weights.data.cast(),
-            missing: op.missing.data,
-            float: op.float,
-            row_bytes: op.row_bytes,
-        };
+        let carried = Carried { send: &leg.send, topk: &leg.topk };
+        let sum = Sum::of_own_tokens(op, carried, self.inside, &self.partials);
         // SAFETY: biases and outputs are `[T, H]` and `[T, K]` as the host validated; the rest is this
         // function's contract.
         unsafe { sum.run(&self.pool) }

@@ -25,6 +25,13 @@ fn without_rank_1<T: Send>(body: impl Fn(&Meeting, &World) -> T + Sync) -> Vec<T
     results.into_iter().flatten().collect()
 }
 
+/// Is a rank of three for half a deadline, and then is no more.
+fn live_and_die(meeting: &Meeting, rank: u32) {
+    let mut puppet = Puppet::join(meeting, rank, 3);
+    puppet.live(DEADLINE / 2);
+    puppet.die();
+}
+
 #[test]
 fn collectives_go_on_without_a_lost_rank() {
     without_rank_1(|_, world| {
@@ -42,9 +49,7 @@ fn a_barrier_under_way_ends_when_the_missing_rank_is_lost() {
     let meeting = Meeting::masking();
     on_threads(3, |rank| {
         if rank == 1 {
-            let mut puppet = Puppet::join(&meeting, 1, 3);
-            puppet.live(DEADLINE / 2);
-            return puppet.die();
+            return live_and_die(&meeting, 1);
         }
         let world = meeting.join(rank, 3).unwrap();
         world.barrier("without rank 1").unwrap();
@@ -183,9 +188,7 @@ fn the_loss_of_rank_0_ends_the_world_and_says_why() {
     let meeting = Meeting::masking();
     on_threads(3, |rank| {
         if rank == 0 {
-            let mut puppet = Puppet::join(&meeting, 0, 3);
-            puppet.live(DEADLINE / 2);
-            return puppet.die();
+            return live_and_die(&meeting, 0);
         }
         let world = meeting.join(rank, 3).unwrap();
         let error = world.barrier("without rank 0").unwrap_err();
@@ -287,9 +290,7 @@ fn a_loss_during_a_bring_up_lets_all_begin_anew_without_the_lost_rank() {
     let meeting = Meeting::masking();
     on_threads(3, |rank| {
         if rank == 1 {
-            let mut puppet = Puppet::join(&meeting, 1, 3);
-            puppet.live(DEADLINE / 2);
-            return puppet.die();
+            return live_and_die(&meeting, 1);
         }
         let world = meeting.join(rank, 3).unwrap();
         let members = world.admit(Ask::First).unwrap();
