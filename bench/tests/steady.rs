@@ -5,9 +5,11 @@
 use std::sync::Mutex;
 
 use tokenyard_bench::allocations::{Allocations, Counting};
-use tokenyard_bench::steady::{SLACK_BYTES, Task, figures};
+use tokenyard_bench::steady::{Figures, SLACK_BYTES, Task, figures};
+use tokenyard_bench::workload::Workload;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::config::Config;
+use tokenyard_core::yard::Yard;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -22,15 +24,21 @@ fn steady(extra: &str) {
 
 fn steady_on(ranks: u32, task: &Task, extra: &str) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let config = config(extra);
+    let found = in_threads(ranks, &config, |world| figures(world, &config, task).unwrap());
+    found.unwrap().iter().for_each(check);
+}
+
+fn config(extra: &str) -> Config {
     tokenyard_bench::link();
     let text = format!("[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n{extra}");
-    let config = Config::parse(&text, "test.toml").unwrap();
-    for found in in_threads(ranks, &config, |world| figures(world, &config, task).unwrap()).unwrap()
-    {
-        assert_eq!(found.allocations, 0, "{found:?}");
-        assert!(found.heap_growth <= SLACK_BYTES, "{found:?}");
-        assert!(found.resident_growth <= SLACK_BYTES, "{found:?}");
-    }
+    Config::parse(&text, "test.toml").unwrap()
+}
+
+fn check(found: &Figures) {
+    assert_eq!(found.allocations, 0, "{found:?}");
+    assert!(found.heap_growth <= SLACK_BYTES, "{found:?}");
+    assert!(found.resident_growth <= SLACK_BYTES, "{found:?}");
 }
 
 #[test]
@@ -53,6 +61,37 @@ fn the_same_holds_among_two_domains() {
         "[transport.scale_out]\nuse = \"shm\"\n[transport.scale_out.shm]\nload_store = false\n\
          [topology]\ndomains = 2\n",
     );
+}
+
+#[test]
+fn the_same_holds_where_losses_are_masked() {
+    let task = Task { grown_steps: 1_000, ..Task::new(2) };
+    steady_on(2, &task, MASKED);
+}
+
+#[test]
+fn the_same_holds_after_a_rank_was_lost() {
+    let task = Task { grown_steps: 1_000, ..Task::new(3) };
+    lose_one_on(&task, &format!("{MASKED}[transport.scale_up.shm]\nload_store = false\n"));
+    lose_one_on(&task, MASKED);
+}
+
+const MASKED: &str = "[transport.scale_out]\nuse = \"none\"\n[world]\non_failure = \"mask\"\n";
+
+/// Rank 1 leaves the others alone with the yard.
+fn lose_one_on(task: &Task, extra: &str) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let config = config(extra);
+    let found = in_threads(3, &config, |world| {
+        if world.rank() == 1 {
+            drop(Yard::open(world, &config, Workload::options(&task.sizes)).unwrap());
+            return None;
+        }
+        Some(figures(world, &config, task).unwrap())
+    });
+    let found: Vec<_> = found.unwrap().into_iter().flatten().collect();
+    assert_eq!(found.len(), 2);
+    found.iter().for_each(check);
 }
 
 #[test]

@@ -95,10 +95,16 @@ impl Suite {
             Input::Cast(RowType::F32, Scales::Ue8m0),
             Input::Opaque(2),
         ];
+        let about = "rows of this type in this layout";
         for layout in LAYOUTS {
             for input in inputs {
                 let case = Case { layout, input, ..usual() };
-                self.add("types", "rows of this type in this layout", Way::Outside, case);
+                self.add("types", about, Way::Outside, case.clone());
+                if self.domains > 1 {
+                    // A domain of one rank has no scale-up link.
+                    let alone = Case { ranks: 1, experts: case.experts / case.ranks, ..case };
+                    self.add("types", about, Way::Outside, alone);
+                }
             }
         }
     }

@@ -248,7 +248,18 @@ pub fn check_received(
     rank: usize,
     received: &Received,
 ) -> Result<()> {
-    let expected = oracle::expected_dispatch(case, inputs, rank);
+    compare_received(case, &oracle::expected_dispatch(case, inputs, rank), received)
+}
+
+/// Compares what arrived with what is expected.
+///
+/// # Errors
+/// The first difference.
+pub fn compare_received(
+    case: &Case,
+    expected: &oracle::Received,
+    received: &Received,
+) -> Result<()> {
     let found = total_rows(received)?;
     if found != expected.rows as i64 {
         return Err(anyhow!("totals: found N = {found}, expected {}", expected.rows));

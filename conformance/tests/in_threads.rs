@@ -67,7 +67,7 @@ fn trial(prefix: &str, settings: &Settings, test: Test) -> Trial {
 
 /// What tells worlds of many domains apart.
 fn worlds(name: &str) -> bool {
-    ["l1/worlds/", "l1/routing/", "l2/replay/", "l2/combine_beside_dispatch/"]
+    ["l1/types/", "l1/worlds/", "l1/routing/", "l2/replay/", "l2/combine_beside_dispatch/"]
         .iter()
         .any(|group| name.starts_with(group))
 }

@@ -287,7 +287,8 @@ impl KernelSet for PanickyKernels {
 
     fn needs(&mut self, _: &Limits) -> Result<KernelNeeds> {
         self.0.enter("needs");
-        Ok(sized())
+        let flags = if self.0.panic_in == UNKNOWN_NEEDS { abi::TY_NEEDS_MASKING | 2 } else { 0 };
+        Ok(KernelNeeds { flags, ..sized() })
     }
 
     fn allocate(&mut self, _: u32, _: u64, _: &MemoryNeeds) -> Result<Window> {
@@ -358,6 +359,16 @@ fn sized<T>() -> T {
     // SAFETY: every structure that this is used for starts with its size.
     unsafe { *(&raw mut value).cast::<usize>() = size_of::<T>() };
     value
+}
+
+/// Instead of a call to panic in: the kernel set needs what no core knows.
+const UNKNOWN_NEEDS: &str = "unknown_needs";
+
+#[test]
+fn needs_that_this_core_does_not_know_are_refused() {
+    let error = open_kernels(UNKNOWN_NEEDS).unwrap().needs(&sized()).unwrap_err();
+    assert_eq!(error.kind(), tokenyard_core::ErrorKind::Plugin);
+    assert!(error.to_string().contains("the flags 0x2"), "{error}");
 }
 
 fn open_kernels(panic_in: &str) -> Result<OpenKernels> {

@@ -63,7 +63,8 @@ impl Transport for Shm {
                 | abi::TY_CAP_NATIVE_ATOMICS
                 | abi::TY_CAP_GET
                 | abi::TY_CAP_ORDERED
-                | abi::TY_CAP_BOUNDED_PUT,
+                | abi::TY_CAP_BOUNDED_PUT
+                | abi::TY_CAP_MASKING,
             memory_kinds: abi::TY_MEMORY_HOST,
             max_peers: MAX_PEERS,
             max_lanes: MAX_LANES,

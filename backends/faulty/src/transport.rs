@@ -50,6 +50,10 @@ impl Transport for Faulty {
         if !config.load_store {
             lost |= abi::TY_CAP_LOAD_STORE;
         }
+        if config.fault.is_some() {
+            // Its first failure would hide those of other peers.
+            lost |= abi::TY_CAP_MASKING;
+        }
         if config.fault.is_some_and(|fault| fault.kind.is_silent()) {
             lost |= abi::TY_CAP_BOUNDED_PUT;
         }

@@ -154,13 +154,13 @@ fn what_is_held_goes_on_when_the_instance_is_dropped() {
 fn capabilities_are_those_of_the_inner_transport_less_what_is_no_longer_true() {
     let flags = |keys| part().probe(&table(12, keys)).unwrap().flags;
     let driven = abi::TY_CAP_MANUAL_PROGRESS;
-    assert_eq!(flags(""), abi::TY_CAP_GET | abi::TY_CAP_BOUNDED_PUT | driven);
+    let (bounded, masking) = (abi::TY_CAP_BOUNDED_PUT, abi::TY_CAP_MASKING);
+    assert_eq!(flags(""), abi::TY_CAP_GET | bounded | masking | driven);
     assert_eq!(flags("fault = { kind = \"stop\", rank = 0, at = 1 }"), abi::TY_CAP_GET | driven);
+    let failing = "fault = { kind = \"fail\", rank = 0, at = 1 }";
+    assert_eq!(flags(failing), abi::TY_CAP_GET | bounded | driven);
     let loads = abi::TY_CAP_LOAD_STORE;
-    assert_eq!(
-        flags("load_store = true"),
-        abi::TY_CAP_GET | abi::TY_CAP_BOUNDED_PUT | loads | driven
-    );
+    assert_eq!(flags("load_store = true"), abi::TY_CAP_GET | bounded | masking | loads | driven);
     let found = part().probe(&table(12, "")).unwrap();
     assert_eq!((found.max_queue_depth, found.max_signals), (1024, 16));
     assert_eq!(open(12, "").read_signal(0, 9), 9);

@@ -44,7 +44,7 @@ const LARGEST_PUT: u64 = 1 << 40;
 /// Providers that a lost peer does not hold up, tried: TCP without a layer above it, under the names that
 /// libfabric gave it. Not `shm`, whose ranks take locks in each other's memory: a process that is killed
 /// while it holds one leaves the others in `pthread_spin_lock` for ever.
-const BOUNDED: [&str; 2] = ["net", "tcp"];
+const MASKING: [&str; 2] = ["net", "tcp"];
 
 /// Any provider, chosen by the config: `tcp`, `shm`, `udp`, `verbs`, ...
 pub type Libfabric = Part<AnyProvider>;
@@ -145,10 +145,11 @@ where
         // Proxy threads drive it themselves.
         let manual = if settings.proxy_threads == 0 { abi::TY_CAP_MANUAL_PROGRESS } else { 0 };
         let provider = rails.first().map(info::Info::provider).unwrap_or_default();
-        let bounded =
-            if BOUNDED.contains(&provider.as_str()) { abi::TY_CAP_BOUNDED_PUT } else { 0 };
+        // With proxies it was not tried, and the health of a proxy is its first failure alone.
+        let masks = manual != 0 && MASKING.contains(&provider.as_str());
+        let masking = if masks { abi::TY_CAP_MASKING } else { 0 };
         Ok(Capabilities {
-            flags: abi::TY_CAP_IMMEDIATE | bounded | manual | get,
+            flags: abi::TY_CAP_IMMEDIATE | masking | manual | get,
             memory_kinds: memory_kinds(&rails),
             max_peers: datum::MAX_PEERS,
             max_lanes: MAX_LANES,

@@ -125,7 +125,13 @@ impl Fault {
 
     /// What an error may take beyond the deadline.
     pub fn grace(&self) -> Duration {
-        self.pace.stretch(if self.hosts.is_some() { hosts::GRACE } else { GRACE })
+        let grace = match self.kind {
+            _ if self.hosts.is_some() => hosts::GRACE,
+            // Who leaves may be waited for twice in a row, each time for a second.
+            Kind::Leaves => 2 * GRACE,
+            _ => GRACE,
+        };
+        self.pace.stretch(grace)
     }
 
     /// The host of the victim.

@@ -172,6 +172,18 @@ impl Array {
         self.data.extend_from_slice(bytes);
     }
 
+    /// Sets every byte of the rows that came from `ranks`.
+    pub(super) fn clear_rows_of(&mut self, ranks: &[usize], byte: u8) {
+        let width = self.row_bytes().max(1);
+        for ((_, origin), row) in self.specified.iter().zip(self.data.chunks_mut(width)) {
+            if let Origin::Token { rank, .. } | Origin::Copy { rank, .. } = origin
+                && ranks.contains(rank)
+            {
+                row.fill(byte);
+            }
+        }
+    }
+
     /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
         self.width * self.elem.bytes()

@@ -40,6 +40,16 @@ impl Received {
         [x, source, counts].into_iter().chain(optional.into_iter().flatten())
     }
 
+    /// Expects the rows of lost sources as they are where they had places and did not come: zeros,
+    /// whose source, ids and slots are -1. Counts stay.
+    pub fn clear_rows_of(&mut self, lost: &[usize]) {
+        let Self { x, scales, ids, weights, source, slots, .. } = self;
+        let zeros = [Some(x), scales.as_mut(), weights.as_mut()];
+        zeros.into_iter().flatten().for_each(|array| array.clear_rows_of(lost, 0));
+        let none = [Some(source), ids.as_mut(), slots.as_mut()];
+        none.into_iter().flatten().for_each(|array| array.clear_rows_of(lost, 0xff));
+    }
+
     /// Compares every array with the one that `found` has under its name.
     ///
     /// # Errors

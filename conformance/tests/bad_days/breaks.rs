@@ -142,9 +142,10 @@ fn sweep(kind: &str, judge: impl Fn(&Ended) -> Result<(), String> + Sync) -> BTr
     phases.into_inner().unwrap()
 }
 
+/// Where the rank of the error stood. What another rank said of itself comes before that.
 fn phase_of(error: &Error) -> Option<String> {
     let text = error.to_string();
-    Some(text.split_once("phase `")?.1.split_once('`')?.0.to_owned())
+    Some(text.rsplit_once("phase `")?.1.split_once('`')?.0.to_owned())
 }
 
 fn says(error: &Error, words: &[&str]) -> Result<(), String> {

@@ -4,10 +4,14 @@
 #![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
 
 mod hosts;
+mod losing;
+mod mortal;
+mod opening;
 mod order;
 mod parts;
 mod rank;
 mod refused;
+mod two_minds;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -27,6 +31,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     tokenyard_cpu::link();
+    tokenyard_faulty::link();
     let args: Vec<_> = std::env::args().collect();
     let [_, mode, order] = &args[..] else { return launch() };
     if mode != RANK {
@@ -36,7 +41,13 @@ fn main() -> ExitCode {
     if let Some(rank) = std::env::var("TOKENYARD_RANK").ok().and_then(|rank| rank.parse().ok()) {
         order.rank = rank;
     }
-    match rank::play(&order) {
+    losing::ORDER.get_or_init(|| order.clone());
+    let play = match order.phase {
+        Phase::Refusing => two_minds::play,
+        _ if !order.lives.is_empty() => opening::play,
+        _ => rank::play,
+    };
+    match play(&order) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");
@@ -74,6 +85,8 @@ fn launch() -> ExitCode {
         trials.push(trial((Worst::BothKilled, phase, layout % 3, Path::Stores)));
         trials.push(trial((Worst::BothKilled, phase, (layout + 1) % 3, Path::Tcp)));
     }
+    trials.extend(two_minds::trials());
+    trials.extend(opening::trials());
     trials.extend(refused::trials());
     trials.extend(hosts::trials());
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -95,17 +108,18 @@ fn run(loss: Loss) -> Result<(), Failed> {
 
 pub(crate) fn order(folder: &TempDir, (worst, phase, layout, path): Loss) -> Order {
     let folder = folder.path().into();
-    Order { folder, worst, phase, layout, path, rank: 0, back: false }
+    let (lives, life) = (Vec::new(), 0);
+    Order { folder, worst, phase, layout, path, rank: 0, back: false, lives, life }
 }
 
 /// A rank's process; it does not outlive the test.
-struct Process {
+pub(crate) struct Process {
     child: Child,
     stderr: PathBuf,
 }
 
 impl Process {
-    fn start(order: &Order, rank: usize, back: bool) -> Result<Self> {
+    pub(crate) fn start(order: &Order, rank: usize, back: bool) -> Result<Self> {
         let order = Order { rank, back, ..order.clone() };
         let stderr = order.marker(if back { "stderr_back" } else { "stderr" }, rank);
         let child = Command::new(std::env::current_exe()?)
@@ -119,15 +133,15 @@ impl Process {
         Ok(Self { child, stderr })
     }
 
-    fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
-    fn ended(&mut self) -> Result<Option<bool>> {
+    pub(crate) fn ended(&mut self) -> Result<Option<bool>> {
         Ok(self.child.try_wait()?.map(|status| status.success()))
     }
 
-    fn wait(&mut self) -> Result<bool> {
+    pub(crate) fn wait(&mut self) -> Result<bool> {
         let start = Instant::now();
         loop {
             if let Some(success) = self.ended()? {
@@ -177,6 +191,10 @@ fn watch(order: &Order) -> Result<()> {
     for rank in order.survivors() {
         let success = ranks[rank].wait().with_context(|| format!("rank {rank}"))?;
         ensure!(success, "rank {rank}: {}", ranks[rank].said());
+    }
+    if order.phase == Phase::Entered && order.layout != 2 {
+        let torn = order.survivors().filter(|rank| order.marker("torn", *rank).exists());
+        ensure!(torn.count() > 0, "no output was torn; expected places that were not filled");
     }
     for mut back in back {
         ensure!(back.wait().context("a rank that came back")?, "it said: {}", back.said());

@@ -6,8 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
-use tokenyard_conformance::oracle::{Case, Layout, Tokens};
+use tokenyard_conformance::oracle::{Case, Input, Layout, RowType, Scales, Tokens};
 use tokenyard_core::config::Config;
+
+use crate::losing;
+use crate::mortal::Step;
 
 /// The one that is lost, or the first of two. Not rank 0, where all meet.
 pub(crate) const VICTIM: usize = 1;
@@ -15,6 +18,8 @@ pub(crate) const VICTIM: usize = 1;
 /// Where the victim does its worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
+    /// While the yard is brought up: all links are made, and the kernels not planned.
+    Planning,
     DispatchSend,
     /// Inside the send of a dispatch: it has entered, and has not written the rows that the others
     /// give it places for.
@@ -22,10 +27,14 @@ pub(crate) enum Phase {
     DispatchReceive,
     CombineSend,
     CombineReceive,
+    /// The same, and the others receive the combine only when they know of the loss.
+    LateReceive,
     /// Between the sends of two dispatches and their receives.
     Overlap,
     /// After one exchange and before the next.
     Between,
+    /// While it says that it has no room: rank 2 has heard it, and rank 0 has not.
+    Refusing,
     /// So many microseconds after the start of the last round but some.
     Anytime(u64),
 }
@@ -44,23 +53,28 @@ pub(crate) enum Worst {
 
 impl Phase {
     /// Those that are certain.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Planning,
         Self::DispatchSend,
         Self::Entered,
         Self::DispatchReceive,
         Self::CombineSend,
         Self::CombineReceive,
+        Self::LateReceive,
         Self::Overlap,
         Self::Between,
     ];
 
     pub(crate) fn name(self) -> String {
         match self {
+            Self::Planning => "planning".to_owned(),
             Self::DispatchSend => "dispatch_send".to_owned(),
             Self::Entered => "entered".to_owned(),
             Self::DispatchReceive => "dispatch_receive".to_owned(),
             Self::CombineSend => "combine_send".to_owned(),
             Self::CombineReceive => "combine_receive".to_owned(),
+            Self::LateReceive => "late_receive".to_owned(),
+            Self::Refusing => "refusing".to_owned(),
             Self::Overlap => "overlap".to_owned(),
             Self::Between => "between".to_owned(),
             Self::Anytime(after) => format!("after_{after}_us"),
@@ -92,6 +106,8 @@ pub(crate) enum Path {
     Puts,
     /// `libfabric` over a network interface.
     Tcp,
+    /// `shm` in which a rank dies at a step of a bring-up.
+    Mortal,
 }
 
 impl Path {
@@ -102,6 +118,7 @@ impl Path {
             Self::Stores => "stores",
             Self::Puts => "puts",
             Self::Tcp => "libfabric_tcp",
+            Self::Mortal => "mortal",
         }
     }
 
@@ -121,6 +138,7 @@ impl Path {
         match self {
             Self::Stores => shm(true),
             Self::Puts => shm(false),
+            Self::Mortal => "[transport.scale_up]\nuse = \"mortal\"\n".to_owned(),
             Self::Tcp => "[transport.scale_up]\nuse = \"none\"\n\
                  [transport.scale_out]\nuse = \"libfabric\"\n\
                  [transport.scale_out.libfabric]\nprovider = \"tcp\"\n"
@@ -139,6 +157,10 @@ pub(crate) struct Order {
     pub(crate) rank: usize,
     /// Whether this process comes back as the lost rank.
     pub(crate) back: bool,
+    /// What becomes of the victim's processes, one after the other, where they die in a bring-up.
+    pub(crate) lives: Vec<Option<Step>>,
+    /// Which of them this process is.
+    pub(crate) life: usize,
 }
 
 impl Order {
@@ -148,6 +170,10 @@ impl Order {
 
     pub(crate) fn victims(&self) -> &'static [usize] {
         if self.worst == Worst::BothKilled { &[VICTIM, 3] } else { &[VICTIM] }
+    }
+
+    pub(crate) fn is_victim(&self) -> bool {
+        self.victims().contains(&self.rank)
     }
 
     pub(crate) fn survivors(&self) -> impl Iterator<Item = usize> {
@@ -162,9 +188,11 @@ impl Order {
             Worst::Cut => "env".to_owned(),
             _ => format!("file://{}", self.folder.join("job").display()),
         };
+        let inside = matches!(self.phase, Phase::Planning | Phase::Entered | Phase::Refusing);
+        let kernels = if inside { losing::NAME } else { "cpu" };
         let text = format!(
             "[world]\nbootstrap = \"{bootstrap}\"\ndeadline_ms = {deadline_ms}\nlate_ms = 60000\n\
-             on_failure = \"mask\"\n[kernels]\nuse = \"cpu\"\n{}",
+             on_failure = \"mask\"\n[kernels]\nuse = \"{kernels}\"\n{}",
             self.path.transport(),
         );
         Config::parse(&text, "masking").expect("the config is right")
@@ -183,6 +211,8 @@ impl Order {
             hidden: 64,
             max_tokens: 12,
             tokens: Tokens::Exactly([7, 12, 5, 9][..self.ranks()].to_vec()),
+            input: Input::Cast(RowType::Bf16, Scales::F32),
+            weights: true,
             layout,
             seed: 100 + round,
             ..Case::default()

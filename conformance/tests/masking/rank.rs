@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tokenyard_conformance::exchange::{self, Brought, Got, Placed};
-use tokenyard_conformance::oracle::{Case, Inputs, Layout};
+use tokenyard_conformance::oracle::{self, Case, Inputs};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::yard::{Handle, Received, Yard};
 
 use crate::LIMIT;
-use crate::order::{Order, Phase, VICTIM};
+use crate::losing;
+use crate::order::{Order, Path, Phase, VICTIM};
 
 /// Rounds before the loss is certain: the victim does not see the end of the last.
 const BEFORE: u64 = 4;
@@ -23,11 +24,13 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     let config = order.config();
     let world = Arc::new(World::from_config(&config.world)?);
     let mut yard = Yard::open(&world, &config, exchange::options(&order.case(0)))?;
-    let is_victim = order.victims().contains(&order.rank);
+    let is_victim = order.is_victim();
     let mut round = 0;
     let mut old = Old::new(order, &mut yard)?;
     if !order.back {
-        for _ in 0..BEFORE {
+        // Who was lost before the first round is lost in all.
+        let before = if order.phase == Phase::Planning { 0 } else { BEFORE };
+        for _ in 0..before {
             let last = round + 1 == BEFORE && is_victim;
             exchange_once(order, &mut yard, (round, last))?;
             old.again(&mut yard)?;
@@ -88,7 +91,7 @@ fn meet_fate(order: &Order, round: u64) {
                 order.do_worst()
             });
         }
-        Phase::Anytime(_) | Phase::Between | Phase::Entered if round + 1 == BEFORE => {
+        Phase::Anytime(_) | Phase::Between if round + 1 == BEFORE => {
             // It cannot fail, and if it did, the victim would go on, which is an error.
             let _ = order.do_worst();
         }
@@ -111,7 +114,7 @@ impl Old {
         let rank = yard.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
-        exchange::check_received(&case, &inputs, rank, &received)?;
+        check_received(&case, &inputs, (rank, &received))?;
         Ok(Self { case, inputs, brought, handle })
     }
 
@@ -157,7 +160,7 @@ fn lost_sources(received: &Received) -> Vec<usize> {
     indices(received.lost_ranks())
 }
 
-fn indices(ranks: Vec<u32>) -> Vec<usize> {
+pub(crate) fn indices(ranks: Vec<u32>) -> Vec<usize> {
     ranks.into_iter().map(|rank| rank as usize).collect()
 }
 
@@ -203,7 +206,7 @@ fn outlast(order: &Order, yard: &mut Yard, mut round: u64) -> Result<()> {
 }
 
 /// Until all know that the victims wait to come back.
-fn wait_for_return(order: &Order, world: &World, yard: &Yard) -> Result<()> {
+pub(crate) fn wait_for_return(order: &Order, world: &World, yard: &Yard) -> Result<()> {
     let start = Instant::now();
     loop {
         let ready = indices(yard.returning_ranks()) == order.victims();
@@ -218,44 +221,56 @@ fn wait_for_return(order: &Order, world: &World, yard: &Yard) -> Result<()> {
 
 /// One exchange, checked: with the oracle's full result, or with that without the victim where the
 /// yard says so. Returns whose part was left out.
-fn exchange_once(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result<Vec<usize>> {
+pub(crate) fn exchange_once(
+    order: &Order,
+    yard: &mut Yard,
+    (round, last): (u64, bool),
+) -> Result<Vec<usize>> {
     let at = |phase| if last && phase == order.phase { order.do_worst() } else { Ok(()) };
     let case = order.case(round);
     let inputs = Inputs::all(&case);
     let rank = yard.rank() as usize;
     let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
     at(Phase::DispatchSend)?;
-    enter_slowly(order, (round, last));
+    if last && order.phase == Phase::Entered {
+        losing::arm();
+    }
     let sent = yard.dispatch_send(&brought.dispatch()?)?;
     at(Phase::DispatchReceive)?;
     let (received, handle) = yard.dispatch_recv(sent)?;
-    check_received(&case, &inputs, (rank, &received)).with_context(|| format!("round {round}"))?;
+    let torn = check_received(&case, &inputs, (rank, &received));
+    if torn.with_context(|| format!("round {round}"))? {
+        order.mark("torn")?;
+    }
     let output = exchange::run_experts(&case, rank, &received).context("experts")?;
     let mut buffers = exchange::Buffers::new(&brought, &output);
     at(Phase::CombineSend)?;
     let sent = yard.combine_send(&handle, buffers.arguments(&brought, &handle)?)?;
     at(Phase::CombineReceive)?;
+    at(Phase::LateReceive)?;
+    let is_late = order.phase == Phase::LateReceive && round + 1 == BEFORE && !order.is_victim();
+    if is_late {
+        hear_of_loss(order, yard)?;
+    }
     yard.combine_recv(sent)?;
     let got = buffers.into_got()?;
+    if is_late && order.path == Path::Stores {
+        // The victims answered, but what they answered with is theirs to change by now.
+        return exchange::check_combined_without(&case, &inputs, order.victims(), (rank, &got))
+            .map(|()| lost_sources(&received));
+    }
     check_combined(&case, &inputs, yard, &got).with_context(|| format!("round {round}"))?;
     Ok(lost_sources(&received))
 }
 
-/// Lets the victims wait for the last rank inside of the dispatch, where they meet their fate, until all
-/// but them go on.
-fn enter_slowly(order: &Order, (round, last): (u64, bool)) {
-    if order.phase != Phase::Entered || round + 1 != BEFORE {
-        return;
+/// Waits until this rank knows of the loss, which happens before the victims receive.
+fn hear_of_loss(order: &Order, yard: &Yard) -> Result<()> {
+    let start = Instant::now();
+    while indices(yard.lost_ranks()) != order.victims() {
+        ensure!(start.elapsed() < LIMIT, "nobody was lost");
+        std::thread::sleep(Duration::from_millis(5));
     }
-    let order = order.clone();
-    if last {
-        std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(200));
-            order.do_worst()
-        });
-    } else if order.rank == 2 {
-        std::thread::sleep(Duration::from_millis(600));
-    }
+    Ok(())
 }
 
 /// Two exchanges at once, checked.
@@ -289,56 +304,20 @@ fn overlap(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result
     Ok(())
 }
 
-/// What arrived is all, or lacks rows of lost ranks: they were never given places, or hold zeros.
+/// What arrived is all, or lacks rows of lost ranks: they were never given places, or hold zeros. Says
+/// whether there are such places.
 fn check_received(
     case: &Case,
     inputs: &Inputs,
     (rank, received): (usize, &Received),
-) -> Result<()> {
-    let lost = lost_sources(received);
+) -> Result<bool> {
     let counts = received.source_counts().context("no counts")?;
     let counts = counts.elements::<i32>();
-    let torn: Vec<usize> = lost.iter().copied().filter(|source| counts[*source] > 0).collect();
-    if torn.is_empty() {
-        return exchange::check_received(case, &inputs.without(case, &lost), rank, received);
-    }
-    for source in torn {
-        match case.layout {
-            Layout::Packed => check_packed_zeros(case, source, received),
-            _ => check_zeros(case, (source, counts), received),
-        }
-        .with_context(|| format!("rows of rank {source}, which is lost"))?;
-    }
-    Ok(())
-}
-
-fn check_zeros(case: &Case, (lost, counts): (usize, &[i32]), received: &Received) -> Result<()> {
-    let first: i32 = counts[..lost].iter().sum();
-    let rows = first as usize..(first + counts[lost]) as usize;
-    let source = received.source().context("no sources")?;
-    ensure!(source.elements::<i32>()[rows.clone()].iter().all(|s| *s == -1), "sources");
-    let places = received.ids().or(received.slots()).context("no ids and no slots")?;
-    let places = &places.elements::<i32>()[rows.start * case.topk..rows.end * case.topk];
-    ensure!(places.iter().all(|id| *id == -1), "ids or slots: {places:?}");
-    if case.layout == Layout::Flat {
-        let (x, row) = (received.x(), case.hidden * 2);
-        ensure!(x.bytes()[rows.start * row..rows.end * row].iter().all(|b| *b == 0), "elements");
-    }
-    Ok(())
-}
-
-/// A packed replay: the rows have the places of the first dispatch, and hold zeros.
-fn check_packed_zeros(case: &Case, lost: usize, received: &Received) -> Result<()> {
-    let (ranges, source) = (received.ranges().context("no ranges")?, received.source());
-    let (x, row) = (received.x(), case.hidden * 2);
-    let source = source.context("no sources")?;
-    let ranges = ranges.elements::<i64>().chunks(case.ranks).map(|ranges| ranges[lost]);
-    for (expert, range) in ranges.enumerate() {
-        let first = expert * case.ranks * case.max_tokens + (range >> 32) as usize;
-        let rows = first..first + (range & 0xffff_ffff) as usize;
-        let zeros = &x.bytes()[rows.start * row..rows.end * row];
-        ensure!(zeros.iter().all(|byte| *byte == 0), "elements of expert {expert}");
-        ensure!(source.elements::<i32>()[rows].iter().all(|s| *s == -1), "sources of {expert}");
-    }
-    Ok(())
+    let lost = lost_sources(received);
+    let (torn, left_out): (Vec<_>, Vec<_>) = lost.into_iter().partition(|rank| counts[*rank] > 0);
+    let mut expected = oracle::expected_dispatch(case, &inputs.without(case, &left_out), rank);
+    expected.clear_rows_of(&torn);
+    exchange::compare_received(case, &expected, received)
+        .with_context(|| format!("{torn:?} torn and {left_out:?} left out"))?;
+    Ok(!torn.is_empty())
 }

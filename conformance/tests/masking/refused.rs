@@ -14,6 +14,10 @@ const SEVERAL_DOMAINS: &str = "[transport.scale_up]\nuse = \"shm\"\n\
 const FABRIC_SHM: &str = "[transport.scale_up]\nuse = \"none\"\n\
      [transport.scale_out]\nuse = \"libfabric\"\n\
      [transport.scale_out.libfabric]\nprovider = \"shm\"\n";
+/// It declares `bounded_put`, and its health is its first failure.
+const BOUNDED_ALONE: &str = "[transport.scale_up]\nuse = \"faulty\"\n\
+     [transport.scale_up.faulty]\ninner = \"shm\"\n\
+     fault = { kind = \"fail\", rank = 0, at = 1000000 }\n";
 
 pub(crate) fn trials() -> Vec<Trial> {
     let trial = |name: &str, transport, says| {
@@ -23,11 +27,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     };
     vec![
         trial("several_domains", SEVERAL_DOMAINS, "found 2 domains; expected one"),
-        trial(
-            "libfabric_shm",
-            FABRIC_SHM,
-            "`libfabric` does not promise that a lost rank holds up",
-        ),
+        trial("libfabric_shm", FABRIC_SHM, "`libfabric` does not declare `masking`"),
+        trial("bounded_put_alone", BOUNDED_ALONE, "`faulty` does not declare `masking`"),
     ]
 }
 

@@ -12,7 +12,9 @@ use super::fields::clean;
 use super::frame::Kind;
 use super::identity::Place;
 use super::liveness::Liveness;
-use super::message::{End, MAX_REASON, Op, Verdict, decode_outcome, encode_reason};
+use super::message::{
+    Admitted, End, MAX_REASON, Op, Start, Verdict, decode_outcome, encode_reason,
+};
 use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
 
@@ -25,7 +27,10 @@ pub(super) const LINGER: Duration = Duration::from_millis(500);
 pub(super) trait Bootstrap: Send {
     /// Takes part in one collective. Ends when the result is there, when all ranks fail alike, or
     /// when a rank is gone. Bounded by the timing.
-    async fn collective(&mut self, call: Call) -> Result<Vec<Vec<u8>>>;
+    async fn collective(&mut self, call: Call) -> Result<Outcome>;
+
+    /// Where the collectives of this rank begin.
+    fn start(&self) -> Start;
 
     /// Beats and listens, for ever. May be dropped at any `await`.
     async fn watch(&mut self);
@@ -41,15 +46,24 @@ pub(super) struct Call {
     pub(super) data: Vec<u8>,
 }
 
+/// The result of a collective.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// Collectives of the world before this one: the same on all ranks.
+    pub(super) round: u64,
+    /// One item per rank, or what the collective says instead.
+    pub(super) items: Vec<Vec<u8>>,
+}
+
 /// What the caller of `op` gets, from the payload of an [`Kind::Outcome`] or a [`Kind::Verdict`].
-pub(super) fn result_of(op: Op, kind: Kind, payload: &[u8], ranks: u32) -> Result<Vec<Vec<u8>>> {
+pub(super) fn result_of(op: Op, kind: Kind, payload: &[u8], ranks: u32) -> Result<Outcome> {
     let items = match op {
         Op::AllGather | Op::Exchange => ranks as usize,
         Op::Barrier | Op::Agree => 0,
-        Op::Admit => 2,
+        Op::Admit => Admitted::ITEMS,
     };
     if kind == Kind::Outcome {
-        return decode_outcome(payload, items).map(|(_, items)| items);
+        return decode_outcome(payload, items).map(|(round, items)| Outcome { round, items });
     }
     let (_, Verdict { kind, text }) = Verdict::decode(payload)?;
     let error = Error::new(kind, op.name(), text);
@@ -88,7 +102,7 @@ impl Farewell {
 /// A call and where its result goes.
 pub(super) struct Request {
     pub(super) call: Call,
-    pub(super) reply: SyncSender<Result<Vec<Vec<u8>>>>,
+    pub(super) reply: SyncSender<Result<Outcome>>,
 }
 
 /// Serves one world until it is told to end, or nobody can call it any more.
@@ -146,6 +160,7 @@ pub(super) struct Ticker {
     deadline: Duration,
     last: Instant,
     trust_from: Instant,
+    stalled: Option<Instant>,
 }
 
 impl Ticker {
@@ -153,7 +168,12 @@ impl Ticker {
         let mut interval = tokio::time::interval(timing.beat());
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let now = Instant::now();
-        Self { interval, deadline: timing.deadline, last: now, trust_from: now }
+        Self { interval, deadline: timing.deadline, last: now, trust_from: now, stalled: None }
+    }
+
+    /// Whether this process was stopped or starved lately: others may still say what they made of it.
+    pub(super) fn stalled_lately(&self) -> bool {
+        self.stalled.is_some_and(|when| when.elapsed() < 2 * self.deadline)
     }
 
     /// Waits for the next beat. Says whether a silence may be judged. May be dropped.
@@ -162,6 +182,7 @@ impl Ticker {
         let now = Instant::now();
         if now.duration_since(self.last) > self.deadline / 2 {
             self.trust_from = now + self.deadline / 4;
+            self.stalled = Some(now);
         }
         self.last = now;
         now >= self.trust_from

@@ -67,10 +67,12 @@ pub enum Kind {
     Failed = 13,
     /// From rank 0: whether a process waits to come back as a lost rank.
     Returning = 14,
+    /// To rank 0, last frame: the sender ends because it hears rank 0 no more.
+    GaveUp = 15,
 }
 
 impl Kind {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Hello,
         Self::Challenge,
         Self::Proof,
@@ -85,6 +87,7 @@ impl Kind {
         Self::Goodbye,
         Self::Failed,
         Self::Returning,
+        Self::GaveUp,
     ];
 
     /// The kind of a code, if there is one.
@@ -104,7 +107,7 @@ impl Kind {
             Self::Returning => 8,
             Self::Start => 16 + 4 * MAX_RANKS as usize,
             Self::Hello | Self::Challenge | Self::Proof => 512,
-            Self::Refused | Self::Departure | Self::Failed => 1024,
+            Self::Refused | Self::Departure | Self::Failed | Self::GaveUp => 1024,
             Self::Heartbeat | Self::Verdict => 8192,
             Self::Contribution | Self::Outcome => MAX_PAYLOAD,
         }
@@ -298,7 +301,7 @@ mod tests {
         };
         assert!(altered(0, b'X').contains("found magic [58, 59, 42, 53]"));
         assert!(altered(4, 1).contains("found version 1, expected 2"));
-        assert!(altered(6, 77).contains("found frame kind 77, expected 1 to 14"));
+        assert!(altered(6, 77).contains("found frame kind 77, expected 1 to 15"));
         assert!(altered(15, 5).contains("expected at most 67108864"));
         assert!(altered(12, 3).contains("found 34 bytes behind the header"));
         assert!(message(&frame()[..31]).contains("found 31 bytes, expected a header of 32"));

@@ -76,7 +76,14 @@ pub(super) async fn answer(
     let mut opener = Opener::new(key.clone(), Direction::ToHub, rank);
     let raw = read_raw(&mut stream, &[Kind::Proof]).await.map_err(failed)?;
     let proof = match raw.open(&mut opener) {
-        Ok(payload) => Proof::decode(payload)?,
+        Ok(payload) => match Proof::decode(payload) {
+            Ok(proof) => proof,
+            Err(error) => {
+                let mut sealer = Sealer::new(key, Direction::FromHub, 0);
+                refuse(&mut stream, &mut sealer, Refusal::Claim, &error.to_string()).await;
+                return Err(error.with_context("claimed rank", rank));
+            }
+        },
         Err(error) => {
             refuse(&mut stream, &mut public_sealer, Refusal::Secret, "").await;
             return Err(error.with_context("claimed rank", rank));

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Operations that were begun, by the number of their yard.
-pub(super) type Begun = Vec<(u32, u64)>;
+pub(super) type Begun = Vec<(u64, u64)>;
 
 /// How far this rank and all ranks are with the operations of one yard. Any thread may use it; no
 /// call waits.
 #[derive(Debug)]
-pub struct Headway {
-    yard: u32,
+pub(crate) struct Headway {
+    yard: u64,
     epoch: Instant,
     mine: AtomicU64,
     all: AtomicU64,
@@ -25,13 +25,13 @@ pub struct Headway {
 
 impl Headway {
     /// Notes that this rank has begun so many operations.
-    pub fn begin(&self, operations: u64) {
+    pub(crate) fn begin(&self, operations: u64) {
         self.mine.store(operations, Ordering::Relaxed);
     }
 
     /// How long all ranks have begun every operation that this one has, as far as it knows; nothing
     /// while one of them has not. What it knows is two heartbeats old.
-    pub fn together(&self) -> Option<Duration> {
+    pub(crate) fn together(&self) -> Option<Duration> {
         let all = self.all.load(Ordering::Acquire);
         let since = Duration::from_nanos(self.changed.load(Ordering::Relaxed));
         (all >= self.mine.load(Ordering::Relaxed))
@@ -46,29 +46,22 @@ impl Headway {
     }
 }
 
-/// The yards of a world that are open on this rank. All ranks open theirs in the same order.
+/// The yards of a world that are open on this rank.
 #[derive(Debug, Default)]
-pub(super) struct Headways(Mutex<Opened>);
-
-#[derive(Debug, Default)]
-struct Opened {
-    next: u32,
-    open: Vec<Weak<Headway>>,
-}
+pub(super) struct Headways(Mutex<Vec<Weak<Headway>>>);
 
 impl Headways {
-    /// That of a new yard.
-    pub(super) fn open(&self) -> Arc<Headway> {
-        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// That of a new yard. Its number is the same on all ranks, those included that joined later, and
+    /// that of no other yard.
+    pub(super) fn open(&self, yard: u64) -> Arc<Headway> {
         let headway = Arc::new(Headway {
-            yard: opened.next,
+            yard,
             epoch: Instant::now(),
             mine: AtomicU64::new(0),
             all: AtomicU64::new(0),
             changed: AtomicU64::new(0),
         });
-        opened.next += 1;
-        opened.open.push(Arc::downgrade(&headway));
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&headway));
         headway
     }
 
@@ -79,7 +72,7 @@ impl Headways {
     }
 
     /// Notes what all ranks have begun.
-    pub(super) fn all_begun(&self, begun: &[(u32, u64)]) {
+    pub(super) fn all_begun(&self, begun: &[(u64, u64)]) {
         for headway in self.living() {
             if let Some((_, all)) = begun.iter().find(|(yard, _)| *yard == headway.yard) {
                 headway.note_all(*all);
@@ -88,16 +81,16 @@ impl Headways {
     }
 
     fn living(&self) -> Vec<Arc<Headway>> {
-        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.open.retain(|headway| headway.strong_count() > 0);
-        opened.open.iter().filter_map(Weak::upgrade).collect()
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|headway| headway.strong_count() > 0);
+        open.iter().filter_map(Weak::upgrade).collect()
     }
 }
 
 /// What all of these ranks have begun: the least of each yard that the first names. A rank that does
 /// not name a yard has begun nothing there.
 pub(super) fn least<'a>(mine: Begun, others: impl Iterator<Item = &'a Begun> + Clone) -> Begun {
-    let in_yard = |begun: &Begun, wanted: u32| {
+    let in_yard = |begun: &Begun, wanted: u64| {
         begun.iter().find(|(yard, _)| *yard == wanted).map_or(0, |(_, operations)| *operations)
     };
     mine.into_iter()
@@ -115,7 +108,7 @@ mod tests {
     #[test]
     fn ranks_are_together_once_all_have_begun_what_this_one_has() {
         let headways = Headways::default();
-        let (first, second) = (headways.open(), headways.open());
+        let (first, second) = (headways.open(0), headways.open(1));
         first.begin(3);
         second.begin(1);
         assert_eq!(headways.begun(), [(0, 3), (1, 1)]);
@@ -132,7 +125,7 @@ mod tests {
     #[test]
     fn the_time_together_counts_from_the_last_arrival() {
         let headways = Headways::default();
-        let headway = headways.open();
+        let headway = headways.open(0);
         headway.begin(1);
         std::thread::sleep(Duration::from_millis(30));
         headways.all_begun(&[(0, 1)]);
@@ -145,12 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn a_yard_that_is_closed_is_forgotten_and_its_number_not_given_again() {
+    fn a_yard_that_is_closed_is_forgotten() {
         let headways = Headways::default();
-        drop(headways.open());
-        let second = headways.open();
+        drop(headways.open(3));
+        let second = headways.open(8);
         second.begin(5);
-        assert_eq!(headways.begun(), [(1, 5)]);
+        assert_eq!(headways.begun(), [(8, 5)]);
     }
 
     #[test]

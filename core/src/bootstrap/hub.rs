@@ -5,7 +5,7 @@
 
 mod admission;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::control::{
-    Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence, result_of,
+    Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::door::Door;
 use super::fields::name_ranks;
@@ -22,7 +22,9 @@ use super::handshake::{Claim, Credentials};
 use super::headway::{Begun, least};
 use super::link::{Event, Link, Received, What};
 use super::liveness::PeerState;
-use super::message::{Beat, Contribution, End, Refusal, Start, decode_reason};
+use super::message::{
+    Ask, Beat, Contribution, End, Op, Refusal, Start, decode_reason, encode_reason,
+};
 use super::rendezvous::Notice;
 use super::rounds::{Delivery, Rounds};
 use super::seal::topic_hash;
@@ -47,6 +49,8 @@ pub(super) struct Hub {
     notice: Option<Notice>,
     /// Whether all ranks have joined.
     started: bool,
+    /// Ranks that said that they hear rank 0 no more, where losses are masked.
+    gave_up: BTreeSet<u32>,
     ticker: Ticker,
     rounds: Rounds,
     /// Collectives that this rank has begun.
@@ -87,6 +91,7 @@ impl Hub {
             door: None,
             notice: None,
             started: false,
+            gave_up: BTreeSet::new(),
             ticker: Ticker::new(member.timing),
             rounds: Rounds::new(ranks, member.timing.late),
             begun: 0,
@@ -210,15 +215,23 @@ impl Hub {
     }
 
     fn on_event(&mut self, Event { peer, link, what }: Event) {
+        if self.is_over() {
+            return;
+        }
         if self.returning.get(&peer).is_some_and(|waiting| waiting.id == link) {
             return self.on_returning(peer, what);
         }
         let current = self.peers.get(peer as usize).and_then(Option::as_ref);
-        if *self.member.liveness.state(peer) != PeerState::Alive
-            || current.is_none_or(|current| current.id != link)
-        {
-            // Of a life that has ended.
+        if current.is_none_or(|current| current.id != link) {
+            // Of a former life.
             return;
+        }
+        if *self.member.liveness.state(peer) != PeerState::Alive {
+            // A rank whose silence was judged right after a stop of rank 0 may yet say who was silent.
+            let gave_up = matches!(&what, What::Frame(frame) if frame.header.kind == Kind::GaveUp);
+            if !gave_up || !self.ticker.stalled_lately() {
+                return;
+            }
         }
         let result = match what {
             What::Frame(received) => self.on_frame(peer, received),
@@ -240,14 +253,14 @@ impl Hub {
                     let message = "found a topic whose hash is not the one in the header";
                     return Err(Error::new(ErrorKind::Protocol, "read contribution", message));
                 }
-                let due = self.rounds.contribute(peer, part, Instant::now())?;
-                self.deliver(due);
+                self.contribute(peer, part)?;
             }
             Kind::Goodbye => self.depart(peer, End::Left),
             Kind::Failed => {
                 let why = format!("failed: {}", decode_reason(&payload)?);
                 self.depart(peer, End::Lost(why));
             }
+            Kind::GaveUp => self.on_gave_up(peer, &decode_reason(&payload)?),
             Kind::Heartbeat => {
                 let beat = Beat::decode(&payload)?;
                 if let Some(Some(peer)) = self.peers.get_mut(peer as usize) {
@@ -259,7 +272,53 @@ impl Hub {
         Ok(())
     }
 
+    /// One rank may be cut off. But where most of them hear rank 0 no more, it is rank 0 that was stopped
+    /// or cut off, and the others have ended or will: it must not go on alone.
+    fn on_gave_up(&mut self, peer: u32, why: &str) {
+        if self.member.on_failure == OnFailure::Mask {
+            self.gave_up.insert(peer);
+            let live = |rank: &u32| *self.member.liveness.state(*rank) == PeerState::Alive;
+            let others = (1..self.member.place.ranks).filter(|rank| *rank != peer && live(rank));
+            if self.gave_up.len() > others.count() {
+                let ranks = name_ranks(&self.gave_up.iter().copied().collect::<Vec<_>>());
+                return self.end_world(format!("was given up: {ranks} heard it no more"));
+            }
+        }
+        self.depart(peer, End::Lost(format!("failed: {why}")));
+    }
+
+    /// Ends the world, from rank 0, where losses are masked.
+    fn end_world(&mut self, why: String) {
+        let payload = Arc::new(encode_reason(&why));
+        tracing::error!("rank 0, this one, {why}");
+        if self.member.liveness.end(0, End::Lost(why)) {
+            for rank in 1..self.member.place.ranks {
+                self.send(rank, Kind::Failed, 0, Arc::clone(&payload));
+            }
+        }
+    }
+
+    /// Whether this rank ended the world. Nothing that others do has a meaning after it.
+    fn is_over(&self) -> bool {
+        self.member.on_failure == OnFailure::Mask
+            && matches!(self.member.liveness.state(0), PeerState::Lost { .. })
+    }
+
+    fn contribute(&mut self, rank: u32, part: Contribution) -> Result<()> {
+        if part.op == Op::Admit
+            && let Ask::Without(why) = Ask::decode(&part.data)?
+        {
+            self.refuse_on_trial(rank, &why);
+        }
+        let due = self.rounds.contribute(rank, part, Instant::now())?;
+        self.deliver(due);
+        Ok(())
+    }
+
     fn on_beat(&mut self, may_judge: bool) {
+        if self.is_over() {
+            return;
+        }
         let timing = self.member.timing;
         let linked = (0u32..).zip(&self.peers).filter(|(_, peer)| peer.is_some());
         let alive = linked.map(|(rank, _)| (rank, self.member.liveness.silence(rank)));
@@ -269,6 +328,15 @@ impl Hub {
             // Whoever was cut off hears nobody.
             let hears_nobody =
                 alive.len() > 1 && alive.iter().all(|(_, s)| *s > timing.deadline / 2);
+            let longest = alive.iter().map(|(_, silence)| *silence).max().unwrap_or_default();
+            if hears_nobody
+                && self.member.on_failure == OnFailure::Mask
+                && longest > timing.deadline
+            {
+                let ms = longest.as_millis();
+                return self
+                    .end_world(format!("has heard no other rank for {ms} ms: it is cut off"));
+            }
             for (rank, silence) in alive.iter().filter(|(_, silence)| *silence > timing.deadline) {
                 let mut why = describe_silence(*silence, timing, 0);
                 if hears_nobody {
@@ -364,7 +432,7 @@ async fn next_claim(door: &mut Option<Door>) -> Option<Claim> {
 
 #[async_trait]
 impl Bootstrap for Hub {
-    async fn collective(&mut self, call: Call) -> Result<Vec<Vec<u8>>> {
+    async fn collective(&mut self, call: Call) -> Result<Outcome> {
         let Call { op, topic, data } = call;
         let operation = op.name();
         if let Some(error) = self.member.liveness.gone(operation) {
@@ -372,8 +440,7 @@ impl Bootstrap for Hub {
         }
         let part = Contribution { round: self.begun, op, topic, data };
         self.begun += 1;
-        let due = self.rounds.contribute(0, part, Instant::now())?;
-        self.deliver(due);
+        self.contribute(0, part)?;
         loop {
             if let Some(delivery) = self.mine.take() {
                 return result_of(op, delivery.kind, &delivery.payload, self.member.place.ranks);
@@ -383,6 +450,10 @@ impl Bootstrap for Hub {
             }
             self.step().await;
         }
+    }
+
+    fn start(&self) -> Start {
+        Start::default()
     }
 
     async fn watch(&mut self) {

@@ -49,7 +49,8 @@ const FROM_HUB: &[Kind] = &[
     Kind::Failed,
     Kind::Returning,
 ];
-const TO_HUB: &[Kind] = &[Kind::Heartbeat, Kind::Contribution, Kind::Goodbye, Kind::Failed];
+const TO_HUB: &[Kind] =
+    &[Kind::Heartbeat, Kind::Contribution, Kind::Goodbye, Kind::Failed, Kind::GaveUp];
 
 struct Outgoing {
     kind: Kind,
@@ -103,6 +104,11 @@ impl Link {
     /// Sends what is queued, then closes this direction. The other may go on.
     pub(super) fn close(&mut self) {
         self.outbox = None;
+    }
+
+    /// Waits until a closed link has sent everything.
+    pub(super) async fn sent(&mut self) {
+        let _ = (&mut self.writer).await;
     }
 
     /// Waits until a closed link has sent everything and the peer has closed as well.

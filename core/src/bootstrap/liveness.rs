@@ -165,7 +165,8 @@ impl Liveness {
     }
 
     /// Ranks whose present life has ended, in order.
-    pub(crate) fn absent(&self) -> Vec<u32> {
+    #[cfg(test)]
+    pub(super) fn absent(&self) -> Vec<u32> {
         let ranks = 0..self.peers.len() as u32;
         ranks.filter(|rank| *self.state(*rank) != PeerState::Alive).collect()
     }
@@ -188,10 +189,9 @@ impl Liveness {
         }
     }
 
-    /// Counts the operations of a new yard. Collective in that all ranks open their yards in the same
-    /// order; nothing waits.
-    pub fn headway(&self) -> Arc<Headway> {
-        self.headways.open()
+    /// Counts the operations of a new yard, whose number all ranks agree on.
+    pub(crate) fn headway(&self, yard: u64) -> Arc<Headway> {
+        self.headways.open(yard)
     }
 
     /// What this rank has begun.
@@ -200,7 +200,7 @@ impl Liveness {
     }
 
     /// Notes what all ranks have begun.
-    pub(super) fn all_begun(&self, begun: &[(u32, u64)]) {
+    pub(super) fn all_begun(&self, begun: &[(u64, u64)]) {
         self.headways.all_begun(begun);
     }
 
@@ -265,12 +265,13 @@ impl Liveness {
             PeerState::Left => "left the world",
             PeerState::Alive => "ended",
         };
-        let (message, fix) = if rank == self.this {
+        let (message, fix) = if rank == 0 {
+            let this = if rank == self.this { ", this one," } else { "" };
+            let message = format!("rank 0{this} {what}; all ranks meet there");
+            (message, "restart the job: on_failure = \"mask\" covers every rank but rank 0")
+        } else {
             let message = format!("rank {rank}, this one, {what}; the others go on without it");
             (message, "join again: this rank comes back when the others renew their yard")
-        } else {
-            let message = format!("rank {rank} {what}; all ranks meet there");
-            (message, "restart the job: on_failure = \"mask\" covers every rank but rank 0")
         };
         Error::new(ErrorKind::PeerLost, operation, message).with_rank(rank).with_fix(fix)
     }

@@ -1,9 +1,10 @@
 //! Who takes part in a bring-up.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::liveness::{Liveness, PeerState};
-use super::message::{Op, decode_ranks};
+use super::message::{Admitted, Ask, Op, Start};
 use super::world::World;
 use crate::config::OnFailure;
 use crate::transport::Team;
@@ -44,26 +45,56 @@ impl Membership {
 pub(crate) struct Members<'a> {
     world: &'a World,
     membership: Membership,
+    /// Ranks that came back since the bring-up began.
+    on_trial: Vec<u32>,
+    /// Whether another rank has begun anew.
+    anew: Cell<bool>,
+}
+
+/// How a bring-up goes on that failed.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// All try again: so says [`World::admit`] of this.
+    Anew(Ask),
+    /// It does not. The others have to be told where they cannot know.
+    End {
+        /// Whether they have to be told.
+        tell: bool,
+    },
 }
 
 impl World {
     /// Agrees on who is there, and lets in those who wait to come back. Collective, unless this is the
-    /// first time since this rank joined: the join has said it.
-    pub(crate) fn admit(&self) -> Result<Members<'_>> {
+    /// first time since this rank joined: the join has said it, and to all the same. A rank that was
+    /// lost since then is found out by the bring-up.
+    pub(crate) fn admit(&self, ask: Ask) -> Result<Members<'_>> {
         let liveness = self.liveness();
-        let absent = match self.on_failure() {
-            OnFailure::Stop => Vec::new(),
-            OnFailure::Mask if self.take_freshness() => liveness.absent(),
-            OnFailure::Mask => self.admit_all(&liveness)?,
+        let admitted = match self.on_failure() {
+            OnFailure::Stop => Admitted::default(),
+            OnFailure::Mask => match self.take_start() {
+                Some(start) => self.admitted_by(start),
+                None => self.admit_all(&liveness, &ask)?,
+            },
         };
-        Ok(Members { world: self, membership: Membership::without(&absent, &liveness, self) })
+        Ok(Members {
+            world: self,
+            membership: Membership::without(&admitted.absent, &liveness, self),
+            on_trial: admitted.on_trial,
+            anew: Cell::new(false),
+        })
+    }
+
+    fn admitted_by(&self, start: &Start) -> Admitted {
+        let came_back = start.round > 0;
+        let on_trial = came_back.then(|| self.rank()).into_iter().collect();
+        Admitted { back: Vec::new(), absent: start.absent.clone(), on_trial }
     }
 
     /// Tries again where another rank was lost meanwhile, or was still in the bring-up before.
-    fn admit_all(&self, liveness: &Liveness) -> Result<Vec<u32>> {
+    fn admit_all(&self, liveness: &Liveness, ask: &Ask) -> Result<Admitted> {
         loop {
-            match self.call(Op::Admit, "bring up yard", Vec::new()) {
-                Ok(items) => return decode_ranks(items.get(1).map_or(&[], Vec::as_slice)),
+            match self.call(Op::Admit, "bring up yard", ask.encode()) {
+                Ok(outcome) => return Admitted::decode(&outcome.items),
                 Err(error) if error.kind() == ErrorKind::PeerLost => {
                     if liveness.gone("admit").is_some() {
                         return Err(error);
@@ -107,26 +138,38 @@ impl Members<'_> {
 
     /// As [`World::all_gather`]; empty for a rank that is not there.
     pub(crate) fn all_gather(&self, topic: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let all = self.world.all_gather(topic, mine)?;
+        let all = self.met(self.world.all_gather(topic, mine))?;
         self.check().map(|()| all)
     }
 
     /// As [`World::exchange`]; empty from a rank that is not there.
     pub(crate) fn exchange(&self, topic: &str, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
-        let all = self.world.exchange(topic, outgoing)?;
+        let all = self.met(self.world.exchange(topic, outgoing))?;
         self.check().map(|()| all)
     }
 
-    /// As [`World::agree`].
-    pub(crate) fn agree(&self, topic: &str, items: &[(String, String)]) -> Result<()> {
-        self.world.agree(topic, items)?;
-        self.check()
+    /// As [`World::agree`]. Returns a number that is the same on all ranks, and every time another.
+    pub(crate) fn agree(&self, topic: &str, items: &[(String, String)]) -> Result<u64> {
+        let round = self.met(self.world.agree_on(topic, items))?;
+        self.check().map(|()| round)
     }
 
     /// Fails on no rank that another passes, so it ends a bring-up: a member that is lost meanwhile is
     /// lost to the yard, like one that is lost later.
     pub(crate) fn barrier(&self, topic: &str) -> Result<()> {
-        self.world.barrier(topic)
+        self.met(self.world.barrier(topic))
+    }
+
+    /// Notes the verdict of rank 0 that another rank has begun anew.
+    fn met<T>(&self, result: Result<T>) -> Result<T> {
+        let is_lost = |error: &Error| error.kind() == ErrorKind::PeerLost;
+        if self.membership.on_failure == OnFailure::Mask
+            && result.as_ref().is_err_and(is_lost)
+            && !self.is_over()
+        {
+            self.anew.set(true);
+        }
+        result
     }
 
     fn check(&self) -> Result<()> {
@@ -144,10 +187,30 @@ impl Members<'_> {
         Err(Error::new(ErrorKind::PeerLost, "bring up yard", message).with_rank(rank))
     }
 
+    /// What a failure of the bring-up leads to. A lost member is left out, and so are ranks that came
+    /// back: the others were well before. Each rank comes back once in a bring-up, so this ends.
+    pub(crate) fn after(&self, error: &Error, deadline: Duration) -> Next {
+        if self.lost_one(error, deadline) {
+            return Next::Anew(Ask::Again);
+        }
+        let came_back = self.on_trial.contains(&self.rank());
+        if !self.on_trial.is_empty() && !came_back && !self.is_over() {
+            return Next::Anew(Ask::Without(error.detail()));
+        }
+        // Where all have the same error, all know. But of a rank that came back, all must know that it
+        // does not go on.
+        let known = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Mismatch);
+        Next::End { tell: came_back || !known }
+    }
+
+    fn is_over(&self) -> bool {
+        self.world.liveness().gone("bring up yard").is_some()
+    }
+
     /// Whether a failure of the bring-up is owed to the loss of a member, so that the others can try
     /// again without it. What touches a rank that dies may fail before its loss is known: this waits
     /// for such news, for `deadline` at most.
-    pub(crate) fn lost_one(&self, error: &Error, deadline: Duration) -> bool {
+    pub(super) fn lost_one(&self, error: &Error, deadline: Duration) -> bool {
         let may_be = matches!(
             error.kind(),
             ErrorKind::PeerLost | ErrorKind::Deadline | ErrorKind::Transport | ErrorKind::System
@@ -156,8 +219,8 @@ impl Members<'_> {
             return false;
         }
         let (start, liveness) = (Instant::now(), self.world.liveness());
-        while liveness.gone("bring up yard").is_none() {
-            if self.membership.ended(&liveness).next().is_some() {
+        while !self.is_over() {
+            if self.anew.get() || self.membership.ended(&liveness).next().is_some() {
                 return true;
             }
             if start.elapsed() > deadline {

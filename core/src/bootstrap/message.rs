@@ -184,7 +184,7 @@ impl Beat {
         }
         let mut beat = Self::default();
         for _ in 0..yards {
-            beat.begun.push((fields.u32()?, fields.u64()?));
+            beat.begun.push((fields.u64()?, fields.u64()?));
         }
         while !fields.0.is_empty() {
             beat.quiet.push((fields.u32()?, fields.u32()?));
@@ -216,12 +216,73 @@ impl Start {
     }
 }
 
+/// Why a rank asks who is there: its part of an admit round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// A bring-up begins.
+    First,
+    /// It begins anew.
+    Again,
+    /// It begins anew without those who came back since it began: it failed with them, and why.
+    Without(String),
+}
+
+impl Ask {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::First => vec![0],
+            Self::Again => vec![1],
+            Self::Without(why) => {
+                let mut out = vec![2];
+                put_text(&mut out, why, MAX_REASON);
+                out
+            }
+        }
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
+        let mut fields = Fields(payload);
+        let ask = match fields.array::<1>()?[0] {
+            0 => Self::First,
+            1 => Self::Again,
+            2 => Self::Without(fields.text(MAX_REASON)?),
+            code => return Err(malformed(format!("found ask {code}, expected 0 to 2"))),
+        };
+        fields.end().map(|()| ask)
+    }
+}
+
+/// What an admit round says, each list in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Admitted {
+    /// Ranks that come back with this round.
+    pub(super) back: Vec<u32>,
+    /// Ranks that are not there.
+    pub(super) absent: Vec<u32>,
+    /// Ranks that came back since the bring-up began, with this round or one before it.
+    pub(super) on_trial: Vec<u32>,
+}
+
+impl Admitted {
+    /// Items of the outcome.
+    pub(super) const ITEMS: usize = 3;
+
+    pub(super) fn encode(&self) -> [Vec<u8>; Self::ITEMS] {
+        [&self.back, &self.absent, &self.on_trial].map(|ranks| encode_ranks(ranks))
+    }
+
+    pub(super) fn decode(items: &[Vec<u8>]) -> Result<Self> {
+        let ranks = |at: usize| decode_ranks(items.get(at).map_or(&[], Vec::as_slice));
+        Ok(Self { back: ranks(0)?, absent: ranks(1)?, on_trial: ranks(2)? })
+    }
+}
+
 /// A list of ranks.
-pub(super) fn encode_ranks(ranks: &[u32]) -> Vec<u8> {
+fn encode_ranks(ranks: &[u32]) -> Vec<u8> {
     ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect()
 }
 
-pub(super) fn decode_ranks(payload: &[u8]) -> Result<Vec<u32>> {
+fn decode_ranks(payload: &[u8]) -> Result<Vec<u32>> {
     let mut fields = Fields(payload);
     let mut ranks = Vec::new();
     while !fields.0.is_empty() {
@@ -382,6 +443,11 @@ mod tests {
         }
         let start = Start { round: 9, absent: vec![1, 7] };
         assert_eq!(Start::decode(&start.encode()).unwrap(), start);
+        for ask in [Ask::First, Ask::Again, Ask::Without("too late".into())] {
+            assert_eq!(Ask::decode(&ask.encode()).unwrap(), ask);
+        }
+        let admitted = Admitted { back: vec![1], absent: vec![], on_trial: vec![1, 3] };
+        assert_eq!(Admitted::decode(&admitted.encode()).unwrap(), admitted);
         for waits in [false, true] {
             assert_eq!(decode_returning(&encode_returning(3, waits)).unwrap(), (3, waits));
         }
@@ -456,6 +522,7 @@ mod tests {
             let _ = Start::decode(&bytes);
             let _ = decode_returning(&bytes);
             let _ = decode_outcome(&bytes, count);
+            let _ = Ask::decode(&bytes);
             let _ = List::parse(bytes, count);
         }
     }

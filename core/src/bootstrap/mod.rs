@@ -58,12 +58,13 @@ mod world;
 #[cfg(test)]
 mod tests;
 
-pub use headway::Headway;
+pub(crate) use headway::Headway;
 pub use hostlist::{MAX_HOSTS, expand as expand_host_list};
 pub use identity::{BOOTSTRAP_VARIABLE, ExchangeFn, Identity, MAX_RANKS, Place, Rendezvous};
 pub(crate) use liveness::Ended;
 pub use liveness::{Liveness, Loss, PeerState};
-pub(crate) use members::{Members, Membership};
+pub(crate) use members::{Members, Membership, Next};
+pub(crate) use message::Ask;
 pub use message::{MAX_REASON, MAX_TOPIC};
 pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 pub use world::{MAX_WAIT, MIN_DEADLINE, World, WorldOptions};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::agreement::Agreement;
 use super::fields::{List, name_ranks, put_item};
 use super::frame::{Kind, MAX_PAYLOAD};
-use super::message::{Contribution, Op, Start, Verdict, encode_ranks};
+use super::message::{Admitted, Ask, Contribution, Op, Start, Verdict};
 use super::seal::topic_hash;
 use crate::{Error, ErrorKind, Result};
 
@@ -43,6 +43,10 @@ struct Progress {
     gone: bool,
     /// A process waits to come back as it.
     returning: bool,
+    /// It came back since the bring-up began.
+    on_trial: bool,
+    /// It came back since the bring-up began, and ended: it may come back with the next one.
+    barred: bool,
 }
 
 struct Round {
@@ -61,6 +65,10 @@ enum Parts {
     Items(Vec<Vec<u8>>),
     Columns(Vec<Option<List>>),
     Values(Agreement),
+    /// Whether for all ranks the bring-up begins.
+    Asks {
+        first: bool,
+    },
 }
 
 impl Rounds {
@@ -123,7 +131,8 @@ impl Rounds {
     /// Goes on without `rank`, which ended. Only where losses are masked.
     pub(super) fn leave(&mut self, rank: u32) -> Vec<Delivery> {
         if let Some(progress) = self.ranks.get_mut(rank as usize) {
-            *progress = Progress { gone: true, ..*progress };
+            let barred = progress.barred || progress.on_trial;
+            *progress = Progress { gone: true, barred, on_trial: false, ..*progress };
         }
         let open: Vec<u64> = self.open.keys().copied().collect();
         open.into_iter().flat_map(|number| self.settle(number, Vec::new())).collect()
@@ -134,6 +143,15 @@ impl Rounds {
         if let Some(progress) = self.ranks.get_mut(rank as usize) {
             progress.returning = returning;
         }
+    }
+
+    /// Ranks that came back since the bring-up began, in order.
+    pub(super) fn on_trial(&self) -> Vec<u32> {
+        self.ranks_that(|progress| progress.on_trial)
+    }
+
+    fn ranks_that(&self, test: impl Fn(&Progress) -> bool) -> Vec<u32> {
+        (0u32..).zip(&self.ranks).filter(|(_, p)| test(p)).map(|(rank, _)| rank).collect()
     }
 
     /// Finishes a round if all have arrived that are expected; adds what then is due.
@@ -155,21 +173,25 @@ impl Rounds {
 
     /// Lets those in who wait, and tells all who came back and who is not there.
     fn admit(&mut self, number: u64) -> Vec<Delivery> {
-        let ranks_that = |test: &dyn Fn(&Progress) -> bool| -> Vec<u32> {
-            (0u32..).zip(&self.ranks).filter(|(_, p)| test(p)).map(|(rank, _)| rank).collect()
-        };
-        let back = ranks_that(&|p| p.gone && p.returning);
-        let absent = ranks_that(&|p| p.gone && !p.returning);
-        for rank in &back {
-            if let Some(progress) = self.ranks.get_mut(*rank as usize) {
-                *progress = Progress { next: number + 1, ..Progress::default() };
+        let Some(round) = self.open.get(&number) else { return Vec::new() };
+        if let Parts::Asks { first: true } = round.parts {
+            for progress in &mut self.ranks {
+                *progress = Progress { on_trial: false, barred: false, ..*progress };
             }
         }
-        let Some(round) = self.open.get(&number) else { return Vec::new() };
+        let comes = |p: &Progress| p.gone && p.returning && !p.barred;
+        let back = self.ranks_that(comes);
+        let absent = self.ranks_that(|p| p.gone && !comes(p));
+        for rank in &back {
+            if let Some(progress) = self.ranks.get_mut(*rank as usize) {
+                *progress = Progress { next: number + 1, on_trial: true, ..Progress::default() };
+            }
+        }
+        let admitted = Admitted { back, absent, on_trial: self.on_trial() };
         let mut payload = number.to_le_bytes().to_vec();
-        put_item(&mut payload, &encode_ranks(&back));
-        put_item(&mut payload, &encode_ranks(&absent));
+        admitted.encode().iter().for_each(|item| put_item(&mut payload, item));
         let payload = Arc::new(payload);
+        let Admitted { back, absent, .. } = admitted;
         let start = Arc::new(Start { round: number + 1, absent }.encode());
         let starts = back.iter().map(|rank| Delivery {
             rank: *rank,
@@ -217,7 +239,8 @@ impl Rounds {
 impl Round {
     fn new(rank: u32, part: &Contribution, ranks: usize, now: Instant) -> Self {
         let parts = match part.op {
-            Op::Barrier | Op::Admit => Parts::None,
+            Op::Barrier => Parts::None,
+            Op::Admit => Parts::Asks { first: true },
             Op::AllGather => Parts::Items(vec![Vec::new(); ranks]),
             Op::Exchange => Parts::Columns((0..ranks).map(|_| None).collect()),
             Op::Agree => Parts::Values(Agreement::default()),
@@ -253,6 +276,7 @@ impl Round {
                 }
             }
             Parts::Values(agreement) => agreement.add(rank, data)?,
+            Parts::Asks { first } => *first &= Ask::decode(&data)? == Ask::First,
         }
         Ok(())
     }
@@ -264,7 +288,7 @@ impl Round {
             vec![shared; self.arrived.len()]
         };
         let payloads = match &self.parts {
-            Parts::None => to_all(number.to_le_bytes().to_vec()),
+            Parts::None | Parts::Asks { .. } => to_all(number.to_le_bytes().to_vec()),
             Parts::Items(items) => match joined(number, items.iter().map(Vec::as_slice)) {
                 Ok(payload) => to_all(payload),
                 Err(bytes) => return self.too_large(number, bytes),
@@ -472,13 +496,14 @@ mod tests {
         rounds.leave(1);
         rounds.leave(2);
         rounds.set_returning(1, true);
-        let due = rounds.contribute(0, part(0, Op::Admit, "a", b""), now).unwrap();
+        let due = rounds.contribute(0, part(0, Op::Admit, "a", &Ask::First.encode()), now).unwrap();
         assert_eq!(to(&due), [1, 0]);
         assert_eq!(due[0].kind, Kind::Start);
         let start = Start::decode(&due[0].payload).unwrap();
         assert_eq!(start, Start { round: 1, absent: vec![2] });
-        let (_, items) = decode_outcome(&due[1].payload, 2).unwrap();
-        assert_eq!(items, [vec![1, 0, 0, 0], vec![2, 0, 0, 0]]);
+        let (_, items) = decode_outcome(&due[1].payload, Admitted::ITEMS).unwrap();
+        let admitted = Admitted { back: vec![1], absent: vec![2], on_trial: vec![1] };
+        assert_eq!(Admitted::decode(&items).unwrap(), admitted);
         assert!(rounds.contribute(0, part(1, Op::Barrier, "b", b""), now).unwrap().is_empty());
         assert!(!rounds.contribute(1, part(1, Op::Barrier, "b", b""), now).unwrap().is_empty());
     }
@@ -487,7 +512,7 @@ mod tests {
     fn an_admit_that_meets_another_collective_lets_all_begin_anew() {
         let (mut rounds, now) = (rounds(), Instant::now());
         rounds.contribute(0, part(0, Op::Barrier, "yard ready", b""), now).unwrap();
-        let due = rounds.contribute(2, part(0, Op::Admit, "a", b""), now).unwrap();
+        let due = rounds.contribute(2, part(0, Op::Admit, "a", &Ask::First.encode()), now).unwrap();
         assert_eq!(to(&due), [0, 2]);
         assert_eq!(verdict(&due[0]).kind, ErrorKind::PeerLost);
     }

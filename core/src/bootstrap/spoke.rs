@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::control::{
-    Bootstrap, Call, Farewell, LINGER, Member, Ticker, describe_silence, result_of,
+    Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::frame::Kind;
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
@@ -19,11 +19,12 @@ use super::interface::Local;
 use super::link::{Event, Link, Received, Secured, What};
 use super::liveness::PeerState;
 use super::message::{
-    Beat, Contribution, End, Op, Proof, Start, decode_ranks, decode_reason, decode_returning,
+    Admitted, Beat, Contribution, End, Op, Proof, Start, decode_reason, decode_returning,
     encode_reason,
 };
 use super::rendezvous::{Address, Target, check_secret, host_name, read_notice};
 use super::seal::topic_hash;
+use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
 
 /// How often a wait for others is mentioned in the log.
@@ -44,8 +45,8 @@ pub(super) struct Spoke {
     link: Link,
     events: mpsc::Receiver<Event>,
     ticker: Ticker,
-    /// Whether all ranks have joined.
-    started: bool,
+    /// Known once all ranks have joined, or have let this one in.
+    start: Option<Start>,
     refusal: Option<Error>,
     /// Collectives that this rank has begun.
     begun: u64,
@@ -71,7 +72,7 @@ impl Spoke {
         let mut spoke = Self::start(member, secured);
         // Rank 0 gives up first, and knows who is missing.
         let limit = late + spoke.member.timing.deadline;
-        while !spoke.started {
+        while spoke.start.is_none() {
             if let Some(refusal) = spoke.refusal.take() {
                 return Err(refusal);
             }
@@ -98,7 +99,7 @@ impl Spoke {
             link,
             events,
             ticker: Ticker::new(member.timing),
-            started: false,
+            start: None,
             refusal: None,
             begun: 0,
             answer: None,
@@ -115,9 +116,7 @@ impl Spoke {
     }
 
     fn on_event(&mut self, what: What) {
-        // Once this rank was given up, rank 0 only closes the connection.
-        let needed = [0, self.member.place.rank];
-        if needed.iter().any(|rank| *self.member.liveness.state(*rank) != PeerState::Alive) {
+        if self.has_ended(0) || self.is_given_up() {
             return;
         }
         let result = match what {
@@ -130,6 +129,16 @@ impl Spoke {
         if let Err(error) = result {
             self.lose_hub(format!("broke the protocol: {error}"));
         }
+    }
+
+    fn has_ended(&self, rank: u32) -> bool {
+        *self.member.liveness.state(rank) != PeerState::Alive
+    }
+
+    /// Where losses are masked, rank 0 only closes the connection of a rank that was given up: its
+    /// silence then means nothing.
+    fn is_given_up(&self) -> bool {
+        self.member.on_failure == OnFailure::Mask && self.has_ended(self.member.place.rank)
     }
 
     fn on_frame(&mut self, received: Received) -> Result<()> {
@@ -171,12 +180,12 @@ impl Spoke {
 
     /// Collectives begin; without whom, is what this rank finds that comes back.
     fn on_start(&mut self, payload: &[u8]) -> Result<()> {
-        let Start { round, absent } = Start::decode(payload)?;
-        self.begun = round;
-        for rank in absent {
-            self.member.liveness.end(rank, End::Lost("was lost before this rank joined".into()));
+        let start = Start::decode(payload)?;
+        self.begun = start.round;
+        for rank in &start.absent {
+            self.member.liveness.end(*rank, End::Lost("was lost before this rank joined".into()));
         }
-        self.started = true;
+        self.start = Some(start);
         Ok(())
     }
 
@@ -194,10 +203,10 @@ impl Spoke {
     }
 
     fn on_beat(&mut self, may_judge: bool) {
-        let liveness = &self.member.liveness;
-        if *liveness.state(0) != PeerState::Alive {
+        if self.has_ended(0) || self.is_given_up() {
             return;
         }
+        let liveness = &self.member.liveness;
         let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
         self.link.send(Kind::Heartbeat, 0, Arc::new(beat.encode()));
         let silence = liveness.silence(0);
@@ -206,11 +215,11 @@ impl Spoke {
         }
     }
 
-    fn lose_hub(&mut self, why: String) {
+    pub(super) fn lose_hub(&mut self, why: String) {
         tracing::error!("rank 0 {why}");
         // If rank 0 does run after all, it need not guess why this rank is gone.
         let last_words = encode_reason(&format!("it gave up on rank 0, which {why}"));
-        self.link.send(Kind::Failed, 0, Arc::new(last_words));
+        self.link.send(Kind::GaveUp, 0, Arc::new(last_words));
         self.member.liveness.end(0, End::Lost(why));
         self.link.close();
     }
@@ -218,7 +227,7 @@ impl Spoke {
 
 #[async_trait]
 impl Bootstrap for Spoke {
-    async fn collective(&mut self, call: Call) -> Result<Vec<Vec<u8>>> {
+    async fn collective(&mut self, call: Call) -> Result<Outcome> {
         let Call { op, topic, data } = call;
         let operation = op.name();
         if let Some(error) = self.member.liveness.gone(operation) {
@@ -233,8 +242,9 @@ impl Bootstrap for Spoke {
         loop {
             if let Some(Received { header, payload }) = self.answer.take() {
                 let result = result_of(op, header.kind, &payload, self.member.place.ranks)?;
-                if let (Op::Admit, Some(back)) = (op, result.first()) {
-                    decode_ranks(back)?.into_iter().for_each(|r| self.member.liveness.returns(r));
+                if op == Op::Admit {
+                    let back = Admitted::decode(&result.items)?.back;
+                    back.into_iter().for_each(|rank| self.member.liveness.returns(rank));
                 }
                 return Ok(result);
             }
@@ -249,6 +259,10 @@ impl Bootstrap for Spoke {
         }
     }
 
+    fn start(&self) -> Start {
+        self.start.clone().unwrap_or_default()
+    }
+
     async fn watch(&mut self) {
         loop {
             self.step().await;
@@ -261,7 +275,10 @@ impl Bootstrap for Spoke {
         // The reader must not wait for this task any more.
         self.events.close();
         self.link.close();
-        if !matches!(self.member.liveness.state(0), PeerState::Lost { .. }) {
+        if matches!(self.member.liveness.state(0), PeerState::Lost { .. }) {
+            // Rank 0 may run again, and must then read that it was given up.
+            let _ = timeout(LINGER, self.link.sent()).await;
+        } else {
             let _ = timeout(LINGER, self.link.drained()).await;
         }
     }

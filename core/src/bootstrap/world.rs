@@ -11,14 +11,14 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::agreement;
-use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Request, Timing, serve};
+use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Outcome, Request, Timing, serve};
 use super::fields::put_item;
 use super::frame::MAX_PAYLOAD;
 use super::hub::Hub;
 use super::identity::{Identity, Place};
 use super::interface::Local;
 use super::liveness::Liveness;
-use super::message::{Contribution, MAX_TOPIC, Op};
+use super::message::{Contribution, MAX_TOPIC, Op, Start};
 use super::rendezvous::{Entry, enter};
 use super::secret::Secret;
 use super::spoke::{Route, Spoke};
@@ -97,8 +97,9 @@ pub struct World {
     timing: Timing,
     liveness: Arc<Liveness>,
     on_failure: OnFailure,
-    /// Whether nobody was admitted since this rank joined: it knows from there who is in the world.
+    /// Whether this rank has asked nobody who is there: its join has told it.
     is_fresh: AtomicBool,
+    start: Start,
     /// Held for the time of a collective.
     turn: Mutex<()>,
     requests: UnboundedSender<Request>,
@@ -152,12 +153,13 @@ impl World {
                 run(entry, member, queues, |result| drop(joined.send(result)));
             })
             .map_err(|error| Error::system("join world", "cannot start a thread", error))?;
-        let world = Self {
+        let mut world = Self {
             place,
             timing,
             liveness,
             on_failure,
             is_fresh: AtomicBool::new(true),
+            start: Start::default(),
             turn: Mutex::new(()),
             requests,
             farewells,
@@ -166,9 +168,10 @@ impl World {
         // The control thread keeps the time; this limit is for one that broke.
         let limit = late.saturating_add(4 * deadline).saturating_add(10 * LINGER);
         match when_joined.recv_timeout(limit) {
-            Ok(result) => result.map(|()| world),
-            Err(_) => Err(world.broken("join world")),
+            Ok(start) => world.start = start?,
+            Err(_) => return Err(world.broken("join world")),
         }
+        Ok(world)
     }
 
     /// Joins the world that `config` and the environment of this process describe: identity from
@@ -209,7 +212,7 @@ impl World {
     /// # Errors
     /// See [`World`].
     pub fn all_gather(&self, topic: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.call(Op::AllGather, topic, mine.to_vec())
+        self.call(Op::AllGather, topic, mine.to_vec()).map(|outcome| outcome.items)
     }
 
     /// Gives `outgoing[r]` to rank r and returns what each rank gave to this one, by sender. What
@@ -227,7 +230,7 @@ impl World {
         check_size(Op::Exchange, topic, bytes)?;
         let mut data = Vec::with_capacity(bytes);
         outgoing.iter().for_each(|item| put_item(&mut data, item));
-        self.call(Op::Exchange, topic, data)
+        self.call(Op::Exchange, topic, data).map(|outcome| outcome.items)
     }
 
     /// Returns once all ranks have called it.
@@ -244,7 +247,12 @@ impl World {
     /// See [`World`]; [`ErrorKind::Mismatch`] on every rank names the items that differ, and which
     /// ranks hold which value.
     pub fn agree(&self, topic: &str, items: &[(String, String)]) -> Result<()> {
-        self.call(Op::Agree, topic, agreement::encode(items)).map(drop)
+        self.agree_on(topic, items).map(drop)
+    }
+
+    /// As [`agree`](Self::agree). Returns the number of the collective, which is the same on all ranks.
+    pub(super) fn agree_on(&self, topic: &str, items: &[(String, String)]) -> Result<u64> {
+        self.call(Op::Agree, topic, agreement::encode(items)).map(|outcome| outcome.round)
     }
 
     /// Tells the others that this rank ends because of an error, and ends its part in the world.
@@ -266,12 +274,12 @@ impl World {
         self.on_failure
     }
 
-    /// Whether no rank was admitted since this one joined, and from now on.
-    pub(super) fn take_freshness(&self) -> bool {
-        self.is_fresh.swap(false, Ordering::AcqRel)
+    /// What the join said, the first time.
+    pub(super) fn take_start(&self) -> Option<&Start> {
+        self.is_fresh.swap(false, Ordering::AcqRel).then_some(&self.start)
     }
 
-    pub(super) fn call(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn call(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Outcome> {
         if topic.is_empty() || topic.len() > MAX_TOPIC || topic.contains(char::is_control) {
             let message = format!(
                 "found topic {topic:?}, expected 1 to {MAX_TOPIC} bytes without control characters"
@@ -344,7 +352,7 @@ fn run(
     entry: Entry,
     member: Member,
     (requests, farewells): (UnboundedReceiver<Request>, UnboundedReceiver<Farewell>),
-    joined: impl FnOnce(Result<()>),
+    joined: impl FnOnce(Result<Start>),
 ) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -355,7 +363,7 @@ fn run(
     runtime.block_on(async {
         match bring_up(entry, member).await {
             Ok(bootstrap) => {
-                joined(Ok(()));
+                joined(Ok(bootstrap.start()));
                 serve(bootstrap, requests, farewells).await;
             }
             Err(error) => joined(Err(error)),

@@ -92,6 +92,14 @@ impl OpenKernels {
         ] {
             self.check_needs(level, limits, (needs.windows, link))?;
         }
+        let unknown = needs.flags & !abi::TY_NEEDS_MASKING;
+        if unknown != 0 {
+            let text =
+                format!("found needs with the flags {unknown:#x}, which this core does not know");
+            return Err(Error::new(ErrorKind::Plugin, "needs", text)
+                .with_context("part", self.name())
+                .with_fix("use a kernel set that was made for this version"));
+        }
         Ok(needs)
     }
 

@@ -4,15 +4,16 @@
 //! connect → plan. A rank that fails anywhere tells the others, so that nobody waits for it.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::claims::Claims;
 use super::levels::{LevelReport, Levels, Transports};
-use super::places::{discover_all, domains};
+use super::places::{discover_all, domains, scattered};
 use super::progress::Progress;
 use super::watchdog::{Bounds, Watchdog};
 use super::{Parts, Yard};
 use crate::abi;
-use crate::bootstrap::{Members, World};
+use crate::bootstrap::{Ask, Members, Next, World};
 use crate::config::{Config, OnFailure};
 use crate::host::{OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape};
@@ -110,21 +111,26 @@ impl Yard {
     /// # Errors
     /// Everything that [`Config`], parts and ranks can disagree on, on every rank, with the fix.
     pub fn open(world: &Arc<World>, config: &Config, options: YardOptions) -> Result<Self> {
+        let mut ask = Ask::First;
         loop {
-            let members = world.admit()?;
+            let members = world.admit(ask)?;
             let error = match bring_up(world, &members, config, options) {
                 Ok(yard) => return Ok(yard),
                 Err(error) => error,
             };
-            if members.lost_one(&error, config.world.deadline) {
-                tracing::warn!("bringing the yard up anew: {error}");
-                continue;
+            match members.after(&error, config.world.deadline) {
+                Next::Anew(next) => {
+                    tracing::warn!("bringing the yard up anew: {error}");
+                    ask = next;
+                }
+                Next::End { tell } => {
+                    // Others wait in the next collective: they must learn why it will never come.
+                    if tell {
+                        world.report_failure(&error.to_string());
+                    }
+                    return Err(error);
+                }
             }
-            // Others wait in the next collective: they must learn why it will never come.
-            if error.kind() != ErrorKind::PeerLost && error.kind() != ErrorKind::Mismatch {
-                world.report_failure(&error.to_string());
-            }
-            return Err(error);
         }
     }
 }
@@ -139,15 +145,20 @@ fn bring_up(
     let shape = options.shape(world.ranks())?;
     let registry = Registry::load(&config.plugins)?;
     let kernels_part = registry.kernels(&config.kernels.name)?;
-    agree(members, config, &options)?;
+    let number = agree(members, config, &options)?;
     let places = discover_all(members, config, &registry)?;
-    let domains = domains(&places, config.domains)?;
+    let domains = match (&config.scale_up, config.domains) {
+        // No row goes by the domains.
+        (None, None) => scattered(&places),
+        (_, wanted) => domains(&places, wanted)?,
+    };
     let levels = Levels::choose(members, config, &registry, domains)?;
     let kinds = kernels_part.probe(&config.kernels.table)?;
 
     // Declared first, so that it is dropped last: the kernel set points to its board.
     let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
-    let mut watchdog = Watchdog::start(world.liveness(), bounds, members.membership().clone())?;
+    let headway = world.liveness().headway(number);
+    let mut watchdog = Watchdog::start(world, headway, bounds, members.membership().clone())?;
     let kernel_shape = kernel_shape(world, &shape, &options, levels.domains);
     let mut kernels = kernels_part.open(&config.kernels.table, &kernel_shape)?;
     let needs = kernels.needs(&levels.limits())?;
@@ -158,7 +169,8 @@ fn bring_up(
     levels.connect(members, &mut transports)?;
     watchdog.name_links(levels.link_names(&transports));
 
-    plan(&mut kernels, &transports, &windows, &watchdog, bounds)?;
+    let cap = bounds.cap(world.on_failure());
+    plan(&mut kernels, &transports, &windows, &watchdog, cap)?;
     // SAFETY: `Parts` stops the thread before it drops the transports, and so does an error here.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten())? };
     members.barrier("yard ready")?;
@@ -240,8 +252,11 @@ fn check_masking(
     if on_failure == OnFailure::Stop {
         return Ok(());
     }
-    let found = if let Some(transport) = levels.without(abi::TY_CAP_BOUNDED_PUT) {
-        format!("transport `{transport}` does not promise that a lost rank holds up nobody else")
+    let found = if let Some(transport) = levels.without(abi::TY_CAP_MASKING) {
+        format!(
+            "transport `{transport}` does not declare `masking`: that a lost rank holds up nobody \
+             else, and hides nobody's failures"
+        )
     } else if levels.domains > 1 {
         format!("found {} domains; expected one, or scale_up = \"none\"", levels.domains)
     } else if needs.flags & abi::TY_NEEDS_MASKING == 0 {
@@ -253,7 +268,7 @@ fn check_masking(
     Err(Error::new(ErrorKind::Unsupported, "open yard", text).with_fix("use on_failure = \"stop\""))
 }
 
-fn agree(members: &Members<'_>, config: &Config, options: &YardOptions) -> Result<()> {
+fn agree(members: &Members<'_>, config: &Config, options: &YardOptions) -> Result<u64> {
     let mut items = vec![
         ("tokenyard version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         (
@@ -291,9 +306,8 @@ fn plan(
     transports: &Transports,
     windows: &[Window],
     watchdog: &Watchdog,
-    bounds: Bounds,
+    cap: Duration,
 ) -> Result<()> {
-    let cap = bounds.late + 2 * bounds.deadline;
     // SAFETY: `Parts` keeps transports and kernel set together; operations run on the kernel set
     // only while the yard, and so every transport, lives.
     let [scale_up, scale_out] = unsafe { transports.links() };

@@ -160,7 +160,7 @@ impl<'a> Levels<'a> {
         for (id, bytes) in needs.window_bytes.iter().take(needs.windows as usize).enumerate() {
             items.push((format!("bytes of window {id}"), bytes.to_string()));
         }
-        members.agree("windows", &items)
+        members.agree("windows", &items).map(drop)
     }
 
     pub(super) fn open(&self, config: &Config, needs: &KernelNeeds) -> Result<Transports> {

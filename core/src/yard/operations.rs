@@ -475,6 +475,10 @@ impl Yard {
                 let verdict = self.parts.watchdog.verdict();
                 self.end(verdict.unwrap_or(error))
             }
+            ErrorKind::Transport => {
+                let error = self.parts.watchdog.tell_link(error);
+                self.end(error)
+            }
             _ => self.end(error),
         }
     }

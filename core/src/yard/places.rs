@@ -1,5 +1,7 @@
 //! Who is where: the places of all ranks, and the domains they make.
 
+use std::collections::BTreeSet;
+
 use crate::bootstrap::Members;
 use crate::config::Config;
 use crate::host::{Registry, discover};
@@ -24,6 +26,12 @@ pub(super) fn discover_all(
         members.has(rank).then(|| serde_json::from_slice(bytes).map_err(encode)).transpose()
     };
     (0..).zip(&all).map(place).collect()
+}
+
+/// The number of machines, where no transport is for inside of a domain: ranks may be anywhere.
+pub(super) fn scattered(places: &[Option<Place>]) -> u32 {
+    let machines: BTreeSet<&str> = places.iter().flatten().map(|p| p.host.as_str()).collect();
+    machines.len() as u32
 }
 
 /// The number of domains: what the config says, or machines. Ranks are domain-major, domains equal,
@@ -128,6 +136,7 @@ mod tests {
     fn scattered_ranks_and_unequal_domains_are_refused_with_the_fix() {
         let scattered = domains(&places(&["a", "b", "a", "b"]), None).expect_err("scattered");
         assert!(scattered.to_string().contains("do not follow each other"), "{scattered}");
+        assert_eq!(super::scattered(&places(&["a", "b", "", "b"])), 2);
         let unequal = domains(&places(&["a", "a", "b"]), None).expect_err("unequal");
         assert!(unequal.to_string().contains("2 on a, 1 on b"), "{unequal}");
     }

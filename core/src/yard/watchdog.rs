@@ -1,11 +1,15 @@
+mod masking;
+mod unrest;
+
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use self::unrest::Unrest;
 use crate::abi;
-use crate::bootstrap::{Ended, Headway, Liveness, Membership, PeerState};
+use crate::bootstrap::{Headway, Liveness, Membership, PeerState, World};
 use crate::config::OnFailure;
-use crate::wait::{WaitBoard, Waiting, expired, monotonic_ns};
+use crate::wait::{WaitBoard, Waiting, expired};
 use crate::{Error, ErrorKind, Result};
 
 /// How often the watchdog looks.
@@ -17,6 +21,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How long a live rank may be silent: several heartbeats of at most 100 ms.
 const SILENT: Duration = Duration::from_millis(500);
 
+/// How much longer one may wait for a peer that hands rows on, at most.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 /// The bounds of a wait (INV-6).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
@@ -24,6 +31,21 @@ pub(super) struct Bounds {
     pub(super) deadline: Duration,
     /// How long a live peer may take to arrive at all.
     pub(super) late: Duration,
+}
+
+impl Bounds {
+    /// For how long they stand still in all, at most: while others are silent, where losses are masked.
+    fn excuse(&self, on_failure: OnFailure) -> Duration {
+        match on_failure {
+            OnFailure::Stop => Duration::ZERO,
+            OnFailure::Mask => 4 * self.deadline,
+        }
+    }
+
+    /// The longest that any wait lasts.
+    pub(super) fn cap(&self, on_failure: OnFailure) -> Duration {
+        self.late + 2 * self.deadline + self.excuse(on_failure)
+    }
 }
 
 /// One thread per yard that ends waits: when a rank is lost, or when a wait outlives its bound. Where
@@ -39,11 +61,11 @@ struct Shared {
     headway: Arc<Headway>,
     bounds: Bounds,
     membership: Membership,
-    /// By rank: 1 once it is lost, where losses are masked; else empty.
+    /// By rank: 0, or one of `TY_RANK_*`, where losses are masked; else empty.
     lost: Vec<AtomicU8>,
-    /// When the last loss was noted, or a rank was silent while a wait was overdue.
-    unsettled: Mutex<Option<Instant>>,
-    /// When the watchdog looked last, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When bounds stood still, where losses are masked.
+    unrest: Mutex<Unrest>,
+    /// When the watchdog looked last, in nanoseconds of `CLOCK_BOOTTIME`.
     looked: AtomicU64,
     /// When it ran again after this process had been stopped, or starved.
     resumed: Mutex<Option<Instant>>,
@@ -63,7 +85,8 @@ struct Verdict {
 
 impl Watchdog {
     pub(super) fn start(
-        liveness: Arc<Liveness>,
+        world: &World,
+        headway: Arc<Headway>,
         bounds: Bounds,
         membership: Membership,
     ) -> Result<Self> {
@@ -72,22 +95,22 @@ impl Watchdog {
             OnFailure::Mask => membership
                 .lives
                 .iter()
-                .map(|life| AtomicU8::new(u8::from(life.is_none())))
+                .map(|life| AtomicU8::new(if life.is_none() { abi::TY_RANK_ABSENT } else { 0 }))
                 .collect(),
         };
         let shared = Arc::new(Shared {
             board: WaitBoard::default(),
-            headway: liveness.headway(),
-            liveness,
+            headway,
+            liveness: world.liveness(),
             bounds,
-            membership,
             lost,
-            unsettled: Mutex::new(None),
-            looked: AtomicU64::new(monotonic_ns()),
+            unrest: Mutex::new(Unrest::new(bounds.excuse(membership.on_failure))),
+            looked: AtomicU64::new(masking::boottime_ns()),
             resumed: Mutex::new(None),
             verdict: Mutex::new(None),
             stop: AtomicBool::new(false),
             links: OnceLock::new(),
+            membership,
         });
         let watched = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -134,22 +157,23 @@ impl Watchdog {
         if self.shared.lost.is_empty() {
             return Ok(());
         }
-        while !self.shared.is_settled() {
-            if let Some(error) = self.verdict() {
-                return Err(error);
+        self.shared.settle()
+    }
+
+    /// Adds to a failure about a rank which link leads there.
+    pub(super) fn tell_link(&self, error: Error) -> Error {
+        match error.rank() {
+            Some(rank) => {
+                let link = self.shared.link_of(rank);
+                error.with_context("link", link.trim_start_matches("; "))
             }
-            std::thread::sleep(LOOK);
+            None => error,
         }
-        Ok(())
     }
 
     /// Why the yard cannot go on, if it cannot.
     pub(super) fn verdict(&self) -> Option<Error> {
-        self.shared.look();
-        self.shared
-            .verdict()
-            .as_ref()
-            .map(|v| Error::new(v.kind, "watch ranks", v.text.clone()).with_rank(v.rank))
+        self.shared.ended()
     }
 }
 
@@ -169,10 +193,7 @@ impl Drop for Watchdog {
 impl Shared {
     fn watch(&self) {
         while !self.stop.load(Ordering::Acquire) {
-            if self.was_stopped() {
-                *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-            }
-            self.looked.store(monotonic_ns(), Ordering::Release);
+            self.note_look();
             self.look();
             std::thread::park_timeout(LOOK);
         }
@@ -180,6 +201,13 @@ impl Shared {
 
     fn verdict(&self) -> std::sync::MutexGuard<'_, Option<Verdict>> {
         self.verdict.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self) -> Option<Error> {
+        self.look();
+        let verdict = self.verdict();
+        let error = |v: &Verdict| Error::new(v.kind, "watch ranks", v.text.clone());
+        verdict.as_ref().map(|v| error(v).with_rank(v.rank))
     }
 
     fn look(&self) {
@@ -245,107 +273,6 @@ impl Shared {
         })
     }
 
-    /// Notes who is lost; the yard ends only with rank 0, where all meet, or when this rank itself was
-    /// given up.
-    fn mask_losses(&self) -> Option<Verdict> {
-        let me = self.liveness.this();
-        let mut hub_lost = false;
-        for (rank, ended) in self.membership.ended(&self.liveness).filter(|(rank, _)| *rank != me) {
-            if rank == 0 {
-                hub_lost = true;
-            } else {
-                self.mask(rank, ended);
-            }
-        }
-        match self.given_up() {
-            // The others may still read what this rank entered with, until they have heard that it
-            // is given up: its waits end, and its memory changes, only after that.
-            Some(when) if when.elapsed() < self.bounds.deadline => None,
-            Some(_) => Some(self.end_of_all(me)),
-            None => hub_lost.then(|| self.end_of_all(0)),
-        }
-    }
-
-    /// When this rank learned that the others gave it up.
-    fn given_up(&self) -> Option<Instant> {
-        let me = self.liveness.this();
-        self.membership.ended(&self.liveness).find(|(rank, _)| *rank == me).map(|(_, end)| end.when)
-    }
-
-    #[cold]
-    fn end_of_all(&self, rank: u32) -> Verdict {
-        let text = self.liveness.end_of_all("watch ranks", rank).detail();
-        let text = format!("{text}; {}", self.describe_wait());
-        Verdict { kind: ErrorKind::PeerLost, rank, text }
-    }
-
-    fn mask(&self, rank: u32, ended: &Ended) {
-        // What a rank raised before its goodbye may still be on its way for a moment.
-        let left = ended.state == PeerState::Left;
-        if left && ended.when.elapsed() < GRACE.min(self.bounds.deadline) {
-            return;
-        }
-        let Some(lost) = self.lost.get(rank as usize) else { return };
-        if lost.swap(1, Ordering::AcqRel) == 0 {
-            tracing::warn!("going on without rank {rank}{}", self.link_of(rank));
-            self.unsettle();
-        }
-    }
-
-    /// Whether this process has just been stopped, or starved: `resumed` does not know of it yet.
-    fn was_stopped(&self) -> bool {
-        let looked = self.looked.load(Ordering::Acquire);
-        Duration::from_nanos(monotonic_ns().saturating_sub(looked)) > self.bounds.deadline / 2
-    }
-
-    /// For how long this process has run since it was stopped, if it ever was.
-    fn runs_again(&self) -> Option<Duration> {
-        let resumed = *self.resumed.lock().unwrap_or_else(PoisonError::into_inner);
-        resumed.map(|since| since.elapsed())
-    }
-
-    /// Whether this process ran all the time, or has heard since whether it was given up; and was not.
-    fn is_settled(&self) -> bool {
-        let stopped = self.was_stopped();
-        let heard = self.runs_again().is_none_or(|since| since > SILENT);
-        let needed = |rank: u32| rank == 0 || rank == self.liveness.this();
-        let ended = self.membership.ended(&self.liveness).any(|(rank, _)| needed(rank));
-        !stopped && heard && !ended
-    }
-
-    /// Whether a rank has ended whose loss is not noted yet.
-    fn has_news(&self) -> bool {
-        let is_lost = |rank: u32| {
-            self.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire) != 0)
-        };
-        self.membership.ended(&self.liveness).any(|(rank, _)| !is_lost(rank))
-    }
-
-    fn unsettle(&self) {
-        *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-
-    /// For how long a wait has lasted that nobody but its peer is to blame for. Whoever waits for a
-    /// rank that waits for a silent one must not lose patience before the silence is resolved: the
-    /// bound begins anew then. A rank is silent for `deadline` at most, or it is lost.
-    fn blameless(&self, waiting: &Waiting) -> Duration {
-        if self.lost.is_empty() {
-            return waiting.lasted;
-        }
-        if self.given_up().is_some() || self.was_stopped() {
-            // Nobody answers this rank any more, and it will hear why; or it has yet to hear so.
-            return Duration::ZERO;
-        }
-        let lasted = self.runs_again().map_or(waiting.lasted, |since| waiting.lasted.min(since));
-        // In this order: a silent rank that ends meanwhile is seen as the one or the other.
-        let is_silent = self.liveness.most_silent().is_some_and(|(_, silence)| silence > SILENT);
-        if is_silent || self.has_news() {
-            self.unsettle();
-        }
-        let unsettled = *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner);
-        unsettled.map_or(lasted, |since| lasted.min(since.elapsed()))
-    }
-
     /// A rank that said goodbye raises no signal any more. What it raised before may still be on
     /// its way for a moment.
     fn left(&self, waiting: &Waiting) -> Option<Verdict> {
@@ -398,17 +325,30 @@ impl Shared {
         }
     }
 
+    /// A peer of this domain may wait for rows of another domain before it can hand them on. It then
+    /// says first who keeps it waiting.
+    fn patience(&self, waiting: &Waiting) -> Duration {
+        let among_domains =
+            self.links.get().is_some_and(|levels| levels.iter().all(|links| !links.is_empty()));
+        if among_domains && waiting.what.level == abi::TY_LEVEL_SCALE_UP {
+            PATIENCE.min(self.bounds.deadline / 8)
+        } else {
+            Duration::ZERO
+        }
+    }
+
     fn overdue(&self) -> Option<Verdict> {
         let waiting = self.board.waiting()?;
-        if self.membership.on_failure == OnFailure::Stop
-            && let Some(left) = self.left(&waiting)
-        {
+        // Where losses are masked, one that left is noted as lost; but not rank 0.
+        let left_counts = self.membership.on_failure == OnFailure::Stop
+            || *self.liveness.state(0) == PeerState::Left;
+        if left_counts && let Some(left) = self.left(&waiting) {
             return Some(left);
         }
         let Limit { bound, key, used, note } = self.limit(&waiting);
-        if used < bound
+        if used < bound + self.patience(&waiting)
             || self.may_be_innocent(&waiting, used.saturating_sub(bound))
-            || self.blameless(&waiting) < bound
+            || self.blameless(used) < bound
         {
             return None;
         }
@@ -437,93 +377,4 @@ struct Limit {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-    use crate::bootstrap::{Identity, Place, Rendezvous, World, WorldOptions};
-    use crate::wait::{WaitFor, Waiter};
-
-    const DEADLINE: Duration = Duration::from_secs(2);
-    const LATE: Duration = Duration::from_secs(120);
-
-    /// Runs `body` on every rank, on threads, each with its watchdog.
-    fn in_world(ranks: u32, body: impl Fn(World, Watchdog) + Sync) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("job");
-        let body = &body;
-        std::thread::scope(|scope| {
-            for rank in 0..ranks {
-                let rendezvous = Rendezvous::File { path: path.clone() };
-                scope.spawn(move || {
-                    let place = Place { rank, ranks, local_rank: rank };
-                    let identity = Identity::new(place, rendezvous).expect("a place");
-                    let options = WorldOptions::new(identity);
-                    let world =
-                        World::join(WorldOptions { deadline: DEADLINE, late: LATE, ..options })
-                            .expect("all come");
-                    let bounds = Bounds { deadline: DEADLINE, late: LATE };
-                    let membership = world.admit().expect("all are there").membership().clone();
-                    let watchdog = Watchdog::start(world.liveness(), bounds, membership);
-                    let watchdog = watchdog.expect("starts");
-                    body(world, watchdog);
-                });
-            }
-        });
-    }
-
-    /// Waits for the entry of `peer`, which does not come; returns the watchdog's words.
-    fn wait_for_entry(watchdog: &Watchdog, peer: u32) -> Error {
-        let what = WaitFor {
-            phase: abi::TY_PHASE_ENTRY,
-            peer,
-            signal: 0,
-            expected: 1,
-            operation: 0,
-            level: abi::TY_LEVEL_SCALE_UP,
-        };
-        let waiter = Waiter::new(watchdog.board(), LATE);
-        assert!(waiter.until(&what, || 0, || Ok(())).is_err());
-        watchdog.verdict().expect("the watchdog ended the wait")
-    }
-
-    #[test]
-    fn a_wait_for_an_entry_ends_a_deadline_after_the_last_rank_has_begun() {
-        const LATER: Duration = Duration::from_secs(1);
-        in_world(2, |world, watchdog| {
-            let start = Instant::now();
-            world.barrier("start").expect("both are there");
-            if world.rank() == 1 {
-                std::thread::sleep(LATER);
-                watchdog.begin(1);
-                // The other one leaves once its wait has ended.
-                assert!(world.barrier("end").is_ok());
-                return;
-            }
-            watchdog.begin(1);
-            let error = wait_for_entry(&watchdog, 1);
-            assert!(start.elapsed() >= LATER + DEADLINE, "{:?}: {error}", start.elapsed());
-            assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(1)), "{error}");
-            let text = error.to_string();
-            assert!(text.contains("deadline_ms = 2000 is over; all ranks have begun"), "{text}");
-            world.barrier("end").expect("both are there");
-        });
-    }
-
-    #[test]
-    fn a_wait_ends_when_rank_0_has_left_and_no_news_can_come_any_more() {
-        in_world(3, |world, watchdog| {
-            world.barrier("start").expect("all are there");
-            match world.rank() {
-                0 => drop(world),
-                1 => {
-                    let error = wait_for_entry(&watchdog, 2);
-                    let about = (error.kind(), error.rank());
-                    assert_eq!(about, (ErrorKind::PeerLost, Some(0)), "{error}");
-                }
-                // It lives, and does not arrive.
-                _ => assert!(world.barrier("never").is_err()),
-            }
-        });
-    }
-}
+mod tests;

@@ -167,7 +167,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 3
+#define TY_KERNELS_MINOR 4
 
 /**
  * Most windows a kernel set may ask for.
@@ -188,6 +188,16 @@ struct TyTransportTable;
  * In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
  */
 #define TY_NEEDS_MASKING 1
+
+/**
+ * In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
+ */
+#define TY_RANK_LOST 1
+
+/**
+ * In `lost` of [`TyPlan`]: the rank is in no team.
+ */
+#define TY_RANK_ABSENT 2
 
 /**
  * Waiting for a peer to enter the operation at all: bounded by `late_ms`.
@@ -312,7 +322,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 2
+#define TY_TRANSPORT_MINOR 3
 
 /**
  * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -342,9 +352,7 @@ struct TyTransportTable;
 #define TY_CAP_LOAD_STORE (1 << 4)
 
 /**
- * A lost peer, whatever it did when it ended or stopped, holds up nobody else (INV-6): `post` and
- * `poll` return, commands to other peers go on, the process lives, and a failure names the peer. A
- * put to the lost peer may keep its place in the queue until the fabric gives it up.
+ * A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
  */
 #define TY_CAP_BOUNDED_PUT (1 << 5)
 
@@ -360,9 +368,18 @@ struct TyTransportTable;
 #define TY_CAP_OWNS_MEMORY (1 << 7)
 
 /**
- * `device_face` works: kernels post and wait by themselves.
+ * Ranks may go on without a lost one (since minor version 2). Whatever it did when it ended or
+ * stopped, it holds up nobody else (INV-6): `post` and `poll` return, commands to other peers go on,
+ * the process lives. Every failure that is about one peer names it, in the rank of its error or in
+ * its error event, and hides none of another: `health` tells them in turn. A put to the lost peer
+ * may keep its place in the queue until the fabric gives it up.
  */
-#define TY_CAP_DEVICE_FACE (1 << 8)
+#define TY_CAP_MASKING (1 << 8)
+
+/**
+ * `device_face` works: kernels post and wait by themselves (since minor version 3).
+ */
+#define TY_CAP_DEVICE_FACE (1 << 9)
 
 /**
  * Copy `bytes` from the source window to the destination window of `peer`.
@@ -1143,7 +1160,9 @@ typedef struct TyTransportTable {
    */
   uint64_t (*read_signal)(void *instance, uint32_t lane, uint32_t id);
   /**
-   * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7).
+   * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). With
+   * `TY_CAP_MASKING` the first error of each peer, from call to call that of another, unless one
+   * is about no peer: then that.
    */
   int32_t (*health)(void *instance, struct TyError *error);
   /**
@@ -1266,7 +1285,7 @@ typedef struct TyShape {
    * D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
    * each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
    * r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one
-   * link reaches all, rank r is peer r. Ranks that are lost from the start are not counted.
+   * link reaches all, rank r is peer r. Absent ranks (`TY_RANK_ABSENT`) are not counted.
    */
   uint32_t domains;
   /**
@@ -1415,10 +1434,11 @@ typedef struct TyPlan {
   uint64_t cap_ns;
   /**
    * Null where a lost rank ends the yard. Else R bytes, one per rank, which stay valid like the
-   * board: 1 once a rank is lost, and then for ever; else 0. The host writes them, with atomic
-   * stores of one byte. A lost rank's signals do not come any more: waits on it end, what it owes
-   * is left out, and no command names it. One that is lost when `plan` is called is in no team:
-   * peers are numbered without it.
+   * board: `TY_RANK_LOST` once a rank is lost, and then for ever; `TY_RANK_ABSENT` from the start
+   * for a rank that is not there; else 0. The host writes them, with atomic stores of one byte.
+   * Neither's signals come any more: waits on it end, what it owes is left out, and no command
+   * names it. An absent rank is in no team: peers are numbered without it. A rank may be lost
+   * already when `plan` is called, and is then in its team.
    */
   const uint8_t *lost;
 } TyPlan;

@@ -10,7 +10,7 @@ use crate::{
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 3;
+pub const TY_KERNELS_MINOR: u32 = 4;
 
 /// A tensor of one or two dimensions. `data` is null where a tensor is absent.
 #[repr(C)]
@@ -41,7 +41,7 @@ pub struct TyShape {
     /// D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
     /// each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
     /// r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one
-    /// link reaches all, rank r is peer r. Ranks that are lost from the start are not counted.
+    /// link reaches all, rank r is peer r. Absent ranks (`TY_RANK_ABSENT`) are not counted.
     pub domains: u32,
     /// E, a multiple of R.
     pub experts: u32,
@@ -97,6 +97,11 @@ pub struct TyLinkNeeds {
 
 /// In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
 pub const TY_NEEDS_MASKING: u32 = 1;
+
+/// In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
+pub const TY_RANK_LOST: u8 = 1;
+/// In `lost` of [`TyPlan`]: the rank is in no team.
+pub const TY_RANK_ABSENT: u8 = 2;
 
 /// What a kernel set needs from the transports, within the limits it was given. Every window is
 /// registered with both.
@@ -189,10 +194,11 @@ pub struct TyPlan {
     /// A wait that lasts longer than this ends by itself, whatever the host does.
     pub cap_ns: u64,
     /// Null where a lost rank ends the yard. Else R bytes, one per rank, which stay valid like the
-    /// board: 1 once a rank is lost, and then for ever; else 0. The host writes them, with atomic
-    /// stores of one byte. A lost rank's signals do not come any more: waits on it end, what it owes
-    /// is left out, and no command names it. One that is lost when `plan` is called is in no team:
-    /// peers are numbered without it.
+    /// board: `TY_RANK_LOST` once a rank is lost, and then for ever; `TY_RANK_ABSENT` from the start
+    /// for a rank that is not there; else 0. The host writes them, with atomic stores of one byte.
+    /// Neither's signals come any more: waits on it end, what it owes is left out, and no command
+    /// names it. An absent rank is in no team: peers are numbered without it. A rank may be lost
+    /// already when `plan` is called, and is then in its team.
     pub lost: *const u8,
 }
 

@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 2;
+pub const TY_TRANSPORT_MINOR: u32 = 3;
 
 /// Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -21,17 +21,21 @@ pub const TY_CAP_GET: u64 = 1 << 3;
 /// Then a signal, with a put or alone, also carries every plain store that was made before its
 /// `post`, as a release does: who sees the signal may load what was stored.
 pub const TY_CAP_LOAD_STORE: u64 = 1 << 4;
-/// A lost peer, whatever it did when it ended or stopped, holds up nobody else (INV-6): `post` and
-/// `poll` return, commands to other peers go on, the process lives, and a failure names the peer. A
-/// put to the lost peer may keep its place in the queue until the fabric gives it up.
+/// A put to a lost peer ends within the deadline with an error; the process lives (INV-6).
 pub const TY_CAP_BOUNDED_PUT: u64 = 1 << 5;
 /// Nothing moves unless somebody drives it: `progress` is there, and the host calls it from a thread
 /// of its own while the ranks compute.
 pub const TY_CAP_MANUAL_PROGRESS: u64 = 1 << 6;
 /// The transport must own window memory: the host calls `alloc` instead of the kernel set.
 pub const TY_CAP_OWNS_MEMORY: u64 = 1 << 7;
-/// `device_face` works: kernels post and wait by themselves.
-pub const TY_CAP_DEVICE_FACE: u64 = 1 << 8;
+/// Ranks may go on without a lost one (since minor version 2). Whatever it did when it ended or
+/// stopped, it holds up nobody else (INV-6): `post` and `poll` return, commands to other peers go on,
+/// the process lives. Every failure that is about one peer names it, in the rank of its error or in
+/// its error event, and hides none of another: `health` tells them in turn. A put to the lost peer
+/// may keep its place in the queue until the fabric gives it up.
+pub const TY_CAP_MASKING: u64 = 1 << 8;
+/// `device_face` works: kernels post and wait by themselves (since minor version 3).
+pub const TY_CAP_DEVICE_FACE: u64 = 1 << 9;
 
 /// What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
 #[repr(C)]
@@ -286,7 +290,9 @@ pub struct TyTransportTable {
     /// Required, hot. The 64-bit total of signal `id` on this rank, never reset, with acquire
     /// order: what came with the signal is visible to the caller (INV-1).
     pub read_signal: Option<unsafe extern "C" fn(instance: *mut c_void, lane: u32, id: u32) -> u64>,
-    /// Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7).
+    /// Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). With
+    /// `TY_CAP_MASKING` the first error of each peer, from call to call that of another, unless one
+    /// is about no peer: then that.
     pub health: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
     /// Optional, any thread, also beside hot calls of every lane; required with
     /// `TY_CAP_MANUAL_PROGRESS`. Moves the fabric forward and keeps what completes for the next

@@ -56,7 +56,8 @@ cut() {
     [ $code = 2 ] || { echo "exit code $code, expected 2"; return 1; }
     grep -q "rxe.* port 1 gid .*queue pair" $log || { echo "no error names the link"; return 1; }
     echo "link of rank $1 down: all ranks ended after $took s"
-    grep -m 1 -o "execute command: [^[]*" $log
+    # The device told, or nothing came any more.
+    grep -m 1 -o -e "execute command: [^[]*" -e "did not finish phase [^;]*" $log
 }
 
 for rank in 1 0; do

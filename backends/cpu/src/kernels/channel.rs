@@ -1,8 +1,8 @@
 //! One link as the engine uses it: its signals, and who is behind its peer numbers.
 
-use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::link::Link;
+use tokenyard_core::{Error, Result};
 
 use super::control::{Ids, Signal};
 use super::losses::Losses;
@@ -16,7 +16,7 @@ pub(super) struct Channel {
     pub(super) level: u64,
     /// World rank of peer 0, and from one peer to the next.
     ranks: (u32, u32),
-    /// By peer, its number in the link's team; none for a rank that was lost before the team was made.
+    /// By peer, its number in the link's team; none for a rank that was absent when it was made.
     numbers: Vec<Option<u32>>,
     pub(super) ids: Ids,
     /// Totals expected so far, by signal id (INV-2: counted, never reset).
@@ -35,6 +35,19 @@ pub(super) struct Team<'a> {
     pub(super) losses: &'a Losses,
 }
 
+impl Team<'_> {
+    /// By peer, its number in the team that the transport knows. Before the first operation only
+    /// those are given up who are absent.
+    fn numbers(&self) -> Vec<Option<u32>> {
+        let mut next = 0..;
+        let number = |peer| {
+            let rank = self.first + peer * self.step;
+            if self.losses.is_given_up(rank) { None } else { next.next() }
+        };
+        (0..self.peers).map(number).collect()
+    }
+}
+
 impl Channel {
     /// # Safety
     /// As [`Link::from_abi`].
@@ -46,16 +59,11 @@ impl Channel {
     ) -> Result<Self> {
         // SAFETY: by this function's contract.
         let link = unsafe { Link::from_abi(raw)? };
-        let mut next = 0..;
-        let numbers = (0..team.peers).map(|peer| {
-            let rank = team.first + peer * team.step;
-            if team.losses.is_given_up(rank) { None } else { next.next() }
-        });
         Ok(Self {
             link,
             level,
             ranks: (team.first, team.step),
-            numbers: numbers.collect(),
+            numbers: team.numbers(),
             ids,
             expected: vec![0; ids.count() as usize],
             largest_put: link.capabilities().largest_put.min(LARGEST_PUT),
@@ -79,6 +87,19 @@ impl Channel {
         self.rank_of(peer.map_or(number, |peer| peer as u32))
     }
 
+    /// What the link says of a rank: it tells of several in turn. Else what it says of another.
+    #[cold]
+    pub(super) fn health_of(&self, rank: u32) -> Option<Error> {
+        let first = self.link.health().err()?;
+        if first.rank() == Some(rank) {
+            return Some(first);
+        }
+        let others = self.numbers.iter().map_while(|_| self.link.health().err());
+        let mut others = others.take_while(|error| error.rank() != first.rank());
+        let found = others.find(|error| error.rank() == Some(rank));
+        found.or(Some(first))
+    }
+
     /// Expects a signal `add` more times than before; returns its id and the total that says so.
     pub(super) fn expect(
         &mut self,
@@ -91,5 +112,32 @@ impl Channel {
         let expected = &mut self.expected[id as usize];
         *expected = expected.wrapping_add(add);
         (id, *expected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU8;
+
+    use super::*;
+
+    fn numbers(losses: &Losses) -> Vec<Option<u32>> {
+        Team { first: 0, step: 1, peers: 4, losses }.numbers()
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_after_the_team_was_made_keeps_its_number() {
+        static LOST: [AtomicU8; 4] = [const { AtomicU8::new(0) }; 4];
+        LOST[1].store(abi::TY_RANK_LOST, std::sync::atomic::Ordering::Release);
+        let losses = Losses::of(Some(&LOST), 4);
+        assert_eq!(numbers(&losses), [Some(0), Some(1), Some(2), Some(3)]);
+    }
+
+    #[test]
+    fn an_absent_rank_has_no_number_and_the_others_are_counted_without_it() {
+        static LOST: [AtomicU8; 4] = [const { AtomicU8::new(0) }; 4];
+        LOST[1].store(abi::TY_RANK_ABSENT, std::sync::atomic::Ordering::Release);
+        let losses = Losses::of(Some(&LOST), 4);
+        assert_eq!(numbers(&losses), [Some(0), None, Some(1), Some(2)]);
     }
 }

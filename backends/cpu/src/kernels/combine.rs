@@ -11,13 +11,12 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Enter, Terms, ToDomain, ToPeer, bad_record};
 use super::commands::Body;
-use super::control::{Signal, Verdict};
+use super::control::Verdict;
 use super::dispatch::{refusal, unheard_refusal};
-use super::engine::{Engine, Operation, Wait};
+use super::engine::{Engine, Operation};
 use super::merger::Merger;
+use super::slots::{End, Exposed};
 use super::source::float_type;
-use super::sums::{Partial, Sum};
-use super::windows::ARENA;
 use crate::convert::FloatType;
 
 /// A combine between send and receive.
@@ -31,9 +30,9 @@ pub(super) struct CombineOp {
     pub(super) has_weights: bool,
     staging: Option<Region>,
     /// This rank's partial rows.
-    partials: Offsets,
+    pub(super) partials: Offsets,
     /// Where partials from other owners arrive, if they are put.
-    landing: Offsets,
+    pub(super) landing: Offsets,
     /// Several domains: one row per (token, domain) of this rank's tokens.
     pub(super) returned: Offsets,
     /// Several domains: such rows on their way to other domains.
@@ -166,7 +165,7 @@ impl Engine {
         (op.landing, op.returned, op.outgoing) = (staged.landing, staged.returned, staged.outgoing);
         // SAFETY: by this function's contract.
         if let Err(error) = unsafe { self.enter_combine(slot, &op, &enter, &staged) } {
-            self.unstage(&op);
+            self.exposed = Some(Exposed { region: op.staging });
             return Err(error);
         }
         self.operations[slot] = Operation::Combine(op);
@@ -280,7 +279,7 @@ impl Engine {
     }
 
     /// Partial rows that owners owe this rank for the rows of the domains before this one.
-    fn landed_before(&self, handle: usize, domain: u32) -> u64 {
+    pub(super) fn landed_before(&self, handle: usize, domain: u32) -> u64 {
         let legs = self.handles[handle].legs.iter().take(domain as usize);
         legs.map(|leg| leg.send.tokens().len() as u64).sum()
     }
@@ -370,7 +369,10 @@ impl Engine {
             }
         };
         let result = self.finish_combine(slot, &op);
-        self.unstage(&op);
+        match result {
+            Ok(()) => self.unstage(&op),
+            Err(_) => self.exposed = Some(Exposed { region: op.staging }),
+        }
         self.leave_if_refused(slot, operation, result)
     }
 
@@ -385,98 +387,13 @@ impl Engine {
         }
         // What this rank put must be gone before its region is.
         self.wait_posted(slot, operation)?;
-        self.leave(slot, operation)?;
+        self.leave(slot, operation, End::Done)?;
         if self.stores() {
             // Peers may be receiving the next operation already, for a refused one is received
             // where it is sent: they wait for this rank's duty there, and it for their `Done` here.
             self.finish_duty()?;
             // The caller may change its rows after this, so nobody may still be reading them.
             self.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
-        }
-        Ok(())
-    }
-
-    /// One domain: biases, then one partial per rank.
-    fn sum_ranks(&mut self, slot: usize, op: &CombineOp) -> Result<()> {
-        if self.stores() {
-            let (operation, origin) = (op.operation, self.origin(op.handle, false));
-            let enter = Enter { operation, signature: op.signature, origin, refusal: None };
-            self.gather_entries(slot, &enter)?;
-        }
-        self.find_partials(op)?;
-        self.wait_partials(slot, op, 0)?;
-        let leg = &self.handles[op.handle].legs[0];
-        let sum = Sum {
-            send: &leg.send,
-            topk: &leg.topk,
-            shape: self.inside,
-            partials: &self.partials,
-            biases: op.biases(),
-            tokens: None,
-            out: op.out.data,
-            out_weights: op.out_weights.data.cast(),
-            missing: op.missing.data,
-            float: op.float,
-            row_bytes: op.row_bytes,
-        };
-        // SAFETY: biases and outputs are `[T, H]` and `[T, K]` as the host validated; partials were
-        // checked against their arena and are complete: their entry, or their signals, were seen.
-        unsafe { sum.run(&self.pool) }
-    }
-
-    /// Notes where the partial rows of each place are, or will be.
-    fn find_partials(&mut self, op: &CombineOp) -> Result<()> {
-        let widths = self.widths(op);
-        for (domain, peer) in self.domains.pairs() {
-            let send = &self.handles[op.handle].legs[domain as usize].send;
-            let place = self.domains.place(domain, peer) as usize;
-            if self.losses.is_given_up(self.domains.place(self.domains.mine, peer)) {
-                self.partials[place] = Partial::default();
-                continue;
-            }
-            let area = if self.stores() {
-                let rows = send.rank_counts()[peer as usize].into();
-                let at = self.entry_at(op, (domain, peer), rows)?;
-                // Nothing is read where there are no rows; the offset was not checked.
-                if rows == 0 {
-                    continue;
-                }
-                let area = &self.peers[peer as usize][usize::from(ARENA)];
-                (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
-            } else {
-                let at = if peer == self.domains.index {
-                    let source = self.domains.place(domain, peer);
-                    op.partials.row(self.partials_of(op, source).start as u64, widths)
-                } else {
-                    let first = u64::from(send.rank_offsets()[peer as usize]);
-                    op.landing.row(first + self.landed_before(op.handle, domain), widths)
-                };
-                let weights = if op.has_weights { at.weights } else { 0 };
-                (self.arena_area.at(at.x), self.arena_area.at(weights))
-            };
-            self.partials[place] = Partial { x: area.0, weights: area.1.cast() };
-        }
-        Ok(())
-    }
-
-    /// Waits for the partials of a domain's rows, where owners put them.
-    pub(super) fn wait_partials(&mut self, slot: usize, op: &CombineOp, domain: u32) -> Result<()> {
-        if self.stores() {
-            return Ok(());
-        }
-        for peer in self.domains.peers() {
-            let send = &self.handles[op.handle].legs[domain as usize].send;
-            let rows = u64::from(send.rank_counts()[peer as usize]);
-            if rows == 0 || peer == self.domains.index {
-                continue;
-            }
-            let rank = self.domains.place(self.domains.mine, peer);
-            let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
-            let wait = Wait { operation, add: rows * op.arrays(), phase, rank };
-            let place = self.domains.place(domain, peer);
-            if !self.wait(Signal::Rows, slot, place, wait)? {
-                self.partials[place as usize] = Partial::default();
-            }
         }
         Ok(())
     }

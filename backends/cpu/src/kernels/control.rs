@@ -13,7 +13,8 @@ pub(super) enum Signal {
     Grant = 1,
     /// Counts rows, once per array of a row that has arrived.
     Rows = 2,
-    /// The writer is through with the operation: it has read what this rank wrote for it.
+    /// The writer is through with the operation: it has read what this rank wrote for it. How far it
+    /// rises says how the operation ended there ([`End`](super::slots::End)).
     Done = 3,
 }
 

@@ -16,6 +16,7 @@ use super::engine::{Engine, Operation, Wait};
 use super::handle::{Arrangement, WireFormat};
 use super::output::Output;
 use super::rows::{Move, Via};
+use super::slots::{End, Exposed};
 use super::writer::RowSource;
 
 /// A dispatch between send and receive.
@@ -179,7 +180,7 @@ impl Engine {
         let output = match (heard, output) {
             (Ok(()), Ok(output)) => output,
             (Err(error), Ok(output)) => {
-                self.arena.release(output.region.id);
+                self.exposed = Some(Exposed { region: Some(output.region) });
                 return Err(error);
             }
             // A peer whose counts contradict each other is out of step, not short of room.
@@ -263,7 +264,7 @@ impl Engine {
         self.enter(slot, enter, to_domain, to_peer)?;
         self.relay(slot, op.operation, to_peer)?;
         if let Err(error) = self.gather_entries(slot, enter) {
-            self.arena.release(output.region.id);
+            self.exposed = Some(Exposed { region: Some(output.region) });
             return Err(error);
         }
         self.check_replay(op.handle)?;
@@ -330,7 +331,7 @@ impl Engine {
             torn |= !self.wait_rows(slot, source, operation, rows * op.signature.arrays())?;
         }
         let output = if torn { self.mend(&op, output)? } else { output };
-        self.leave(slot, operation)?;
+        self.leave(slot, operation, End::Done)?;
         self.write_counts(&op, &output);
         if let Layout::ExpertMajor { zero_padding, .. } = self.handles[op.handle].arrangement.layout
         {

@@ -12,6 +12,7 @@ use super::commands::Block;
 use super::control::Signal;
 use super::engine::{Engine, Wait};
 use super::rail::no_rail;
+use super::rows::Carried;
 use super::sums::{Partial, Sum};
 use super::windows::ARENA;
 
@@ -121,19 +122,8 @@ impl Engine {
         let (Some(rail), Some(outward)) = (&self.rail, &self.handles[op.handle].outward) else {
             return Err(no_rail());
         };
-        let sum = Sum {
-            send: &outward.send,
-            topk: &outward.topk,
-            shape: rail.shape,
-            partials: &rail.returned,
-            biases: op.biases(),
-            tokens: None,
-            out: op.out.data,
-            out_weights: op.out_weights.data.cast(),
-            missing: op.missing.data,
-            float: op.float,
-            row_bytes: op.row_bytes,
-        };
+        let carried = Carried { send: &outward.send, topk: &outward.topk };
+        let sum = Sum::of_own_tokens(op, carried, rail.shape, &rail.returned);
         // SAFETY: biases and outputs are `[T, H]` and `[T, K]` as the host validated; the rows of
         // all domains are in this rank's region, and their signals were seen.
         unsafe { sum.run(&self.pool) }

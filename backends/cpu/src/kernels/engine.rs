@@ -20,6 +20,7 @@ use super::moe_shape;
 use super::outstanding::Outstanding;
 use super::rail::{Rail, no_rail};
 use super::rows::RowScratch;
+use super::slots::{End, Exposed};
 use super::sums::Partial;
 use super::windows::{ARENA, CONTROL, WindowSizes};
 use crate::pool::Pool;
@@ -80,8 +81,10 @@ pub(super) struct Engine {
     pub(super) peers: Vec<[Area; 2]>,
     pub(super) losses: Losses,
     pub(super) outstanding: Outstanding,
-    /// Slots whose last operation others have not yet said `Done` to, as far as this rank knows.
-    pub(super) owed: Vec<bool>,
+    /// By slot, how this rank left its last operation; none once all others are known to have left.
+    pub(super) ends: Vec<Option<End>>,
+    /// Of the operation that is being entered or received.
+    pub(super) exposed: Option<Exposed>,
     pub(super) arena: Arena,
     pub(super) handles: Vec<HandleState>,
     pub(super) operations: Vec<Operation>,
@@ -144,7 +147,8 @@ impl Engine {
             arena_area,
             losses,
             outstanding: Outstanding::new(in_flight, shape.ranks as usize),
-            owed: vec![false; in_flight],
+            ends: vec![None; in_flight],
+            exposed: None,
             arena: Arena::new(sizes.arena_bytes, "[kernels.cpu] arena_mib"),
             handles: (0..shape.handles).map(|_| HandleState::new(&moe, &domains)).collect(),
             operations: vec![Operation::None; in_flight],
@@ -259,7 +263,13 @@ impl Engine {
                 self.blame(failed_command(channel, event))?;
             }
         }
-        channel.link.health().or_else(|error| self.blame(error))
+        if self.losses.rests_from_health() {
+            return Ok(());
+        }
+        channel.link.health().or_else(|error| {
+            self.losses.rest_from_health();
+            self.blame(error)
+        })
     }
 
     /// A failure of the link to one rank is no error where that rank is lost.
@@ -284,7 +294,7 @@ fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area;
         return Ok(Vec::new());
     }
     let map = |window: u16, peer: u32| -> Result<Area> {
-        // A rank that was lost from the start is never written to.
+        // An absent rank is never written to.
         let Some(number) = channel.number_of(peer) else {
             return Ok(Area { base: std::ptr::null_mut(), bytes: 0 });
         };
@@ -307,11 +317,11 @@ pub(super) fn broken(channel: &Channel, status: i32) -> Error {
 
 #[cold]
 fn failed_command(channel: &Channel, event: &Event) -> Error {
-    let why = match channel.link.health() {
-        Err(error) => error.to_string(),
-        Ok(()) => format!("status {}", event.status),
-    };
     let rank = channel.rank_behind(event.peer);
+    let why = match channel.health_of(rank) {
+        Some(error) => error.to_string(),
+        None => format!("status {}", event.status),
+    };
     Error::new(
         ErrorKind::Transport,
         "complete command",

@@ -11,7 +11,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use tokenyard_core::abi;
+use tokenyard_core::abi::{self, TY_RANK_ABSENT};
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Error, ErrorKind};
 
@@ -25,12 +25,18 @@ pub(super) struct Losses {
     begun: Cell<u64>,
     /// The first failure of a command to each rank that is not lost so far.
     suspects: RefCell<Vec<(u32, String)>>,
+    /// Looks at the links' health that are left out before the next.
+    rest: Cell<u32>,
 }
+
+/// A link stays unhealthy once a rank was lost, and words for it cost memory: it is asked so seldom
+/// then. What it says of others is sticky too, so it is heard all the same.
+const REST: u32 = 64;
 
 /// What a rank that was given up may still know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
-    /// It was lost from the start.
+    /// It was never there.
     Nothing,
     /// The places of operations up to this one.
     Until(u64),
@@ -46,17 +52,22 @@ impl Losses {
                 std::slice::from_raw_parts(plan.lost.cast::<AtomicU8>(), shape.ranks as usize)
             }
         });
-        let mut losses = Self::of(lost, shape.ranks as usize);
-        for (rank, given_up) in (0..).zip(&mut losses.given_up) {
-            let is_lost = lost.is_some_and(|lost| lost[rank as usize].load(Ordering::Acquire) != 0);
-            *given_up = Cell::new(is_lost.then_some(Told::Nothing));
-        }
-        losses
+        Self::of(lost, shape.ranks as usize)
     }
 
     pub(super) fn of(lost: Option<&'static [AtomicU8]>, ranks: usize) -> Self {
-        let given_up = vec![Cell::new(None); ranks];
-        Self { lost, given_up, begun: Cell::new(0), suspects: RefCell::new(Vec::new()) }
+        // A rank that was lost since the teams were made has its number in them.
+        let is_absent =
+            |rank: usize| lost.is_some_and(|l| l[rank].load(Ordering::Acquire) == TY_RANK_ABSENT);
+        let told = |rank| Cell::new(is_absent(rank).then_some(Told::Nothing));
+        let given_up = (0..ranks).map(told).collect();
+        Self {
+            lost,
+            given_up,
+            begun: Cell::new(0),
+            suspects: RefCell::new(Vec::new()),
+            rest: Cell::new(0),
+        }
     }
 
     /// Whether this rank goes on without lost ones.
@@ -102,6 +113,19 @@ impl Losses {
             suspects.push((rank, error.detail()));
         }
         Ok(())
+    }
+
+    /// Whether the links' health need not be looked at now.
+    pub(super) fn rests_from_health(&self) -> bool {
+        let rest = self.rest.get();
+        self.rest.set(rest.saturating_sub(1));
+        rest > 0
+    }
+
+    /// Notes that a link was found unhealthy.
+    #[cold]
+    pub(super) fn rest_from_health(&self) {
+        self.rest.set(REST);
     }
 
     /// A rank that is suspected and not lost.
@@ -176,6 +200,16 @@ mod tests {
         let losses = Losses::of(None, 1);
         assert!(losses.suspect(0, failure()).is_err());
         assert!(!losses.is_lost(0));
+    }
+
+    #[test]
+    fn a_link_that_was_found_unhealthy_is_asked_again_after_a_while() {
+        static LOST: [AtomicU8; 1] = [const { AtomicU8::new(0) }];
+        let losses = losses(&LOST);
+        assert!(!losses.rests_from_health());
+        losses.rest_from_health();
+        assert_eq!((0..1000).take_while(|_| losses.rests_from_health()).count(), REST as usize);
+        assert!(!losses.rests_from_health());
     }
 
     #[test]

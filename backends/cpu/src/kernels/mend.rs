@@ -1,12 +1,11 @@
 //! Outputs of a dispatch whose source was lost before all its rows had come.
 
-use tokenyard_core::moe::{Layout, Span};
+use tokenyard_core::moe::{Holder, Layout, Span};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::dispatch::DispatchOp;
 use super::engine::Engine;
 use super::output::Output;
-use tokenyard_core::moe::Holder;
 
 impl Engine {
     /// Makes an output whole that lacks rows of sources that were given up: their places hold zeros.

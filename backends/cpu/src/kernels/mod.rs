@@ -30,6 +30,7 @@ mod merger;
 mod output;
 mod outstanding;
 mod packed;
+mod partials;
 mod pieces;
 mod rail;
 mod rows;

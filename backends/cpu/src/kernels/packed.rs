@@ -13,7 +13,7 @@ use super::dispatch::DispatchOp;
 use super::engine::{Engine, Operation};
 use super::output::Output;
 use super::rows::{Move, Via};
-use super::slots::was_refused;
+use super::slots::{End, was_refused};
 
 impl Engine {
     /// # Safety
@@ -95,7 +95,8 @@ impl Engine {
                 verdict.and_then(|()| Err(super::dispatch::unheard_refusal()))
             }
         };
-        self.leave(slot, operation)?;
+        let refused = result.as_ref().is_err_and(was_refused);
+        self.leave(slot, operation, if refused { End::Refused } else { End::Done })?;
         if let (Ok(_), Some(output)) = (&result, op.output)
             && op.signature.is_fresh()
         {

@@ -3,11 +3,12 @@
 //! writes to this rank.
 
 use tokenyard_core::abi;
+use tokenyard_core::moe::Region;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::commands::Raise;
 use super::control::Signal;
-use super::engine::{Engine, Wait};
+use super::engine::{Engine, LANE, Wait};
 
 impl Engine {
     /// Makes a slot usable for a new operation: what it posted is done (INV-5), and all peers are
@@ -17,16 +18,14 @@ impl Engine {
         let slot = self.slot(operation);
         self.losses.begin(operation);
         self.wait_posted(slot, operation)?;
-        if self.owed[slot] {
-            self.wait_done(slot, operation, abi::TY_PHASE_ENTRY)?;
-        }
+        self.wait_done(slot, operation, abi::TY_PHASE_ENTRY)?;
         Ok(slot)
     }
 
     /// Tells all peers that this rank is through with the operation of a slot. Every operation that
     /// does not close the yard ends so, once, on every rank.
-    pub(super) fn leave(&mut self, slot: usize, operation: u64) -> Result<()> {
-        let raise = Raise { operation, add: 1 };
+    pub(super) fn leave(&mut self, slot: usize, operation: u64, end: End) -> Result<()> {
+        let raise = Raise { operation, add: end as u64 };
         let place = self.domains.place(self.domains.mine, self.domains.index);
         let done = self.channel.ids.id(Signal::Done, slot, place);
         for peer in self.domains.peers() {
@@ -38,21 +37,32 @@ impl Engine {
                 self.raise(&rail.channel, slot, (domain, done), raise)?;
             }
         }
-        self.owed[slot] = true;
+        self.ends[slot] = Some(end);
         Ok(())
     }
 
-    /// Waits until all peers are through with the operation that this rank left last in a slot.
+    /// Waits until all peers are through with the operation that this rank left last in a slot, if it
+    /// is not known yet that they are; and checks that it ended for them as it did here.
     pub(super) fn wait_done(&mut self, slot: usize, operation: u64, phase: u64) -> Result<()> {
+        let Some(end) = self.ends[slot] else { return Ok(()) };
         for peer in self.domains.peers() {
             let rank = self.domains.place(self.domains.mine, peer);
-            self.wait(Signal::Done, slot, rank, Wait { operation, add: 1, phase, rank })?;
+            let wait = Wait { operation, add: 1, phase, rank };
+            if !self.wait(Signal::Done, slot, rank, wait)? {
+                continue;
+            }
+            // One command raised it, and the next comes after this rank has entered the slot again.
+            let (id, expected) = self.channel.expect(Signal::Done, slot, rank, end as u64 - 1);
+            if self.channel.link.read_signal(LANE, id) != expected {
+                return Err(of_two_minds(rank, end));
+            }
         }
         for domain in self.domains.others() {
             let rank = self.domains.place(domain, self.domains.index);
-            self.wait_rail(Signal::Done, slot, domain, Wait { operation, add: 1, phase, rank })?;
+            let wait = Wait { operation, add: end as u64, phase, rank };
+            self.wait_rail(Signal::Done, slot, domain, wait)?;
         }
-        self.owed[slot] = false;
+        self.ends[slot] = None;
         Ok(())
     }
 
@@ -63,11 +73,56 @@ impl Engine {
         operation: u64,
         result: Result<T>,
     ) -> Result<T> {
+        let exposed = self.exposed.take();
         if result.as_ref().is_err_and(was_refused) {
-            self.leave(slot, operation)?;
+            self.leave(slot, operation, End::Refused)?;
+            if let Some(exposed) = exposed {
+                self.take_back(slot, operation, exposed)?;
+            }
         }
         result
     }
+
+    /// Takes back what the others were told of in an operation that was refused. Where losses are
+    /// masked, some may not have heard that, because who refused is lost: so not before all have said
+    /// how it ended for them. None of them is elsewhere by then: they heard of the refusal in the same
+    /// call as this rank, or wait for this rank in it.
+    fn take_back(&mut self, slot: usize, operation: u64, exposed: Exposed) -> Result<()> {
+        if self.losses.are_masked() {
+            self.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
+        }
+        let Some(region) = exposed.region else { return Ok(()) };
+        if (0..self.shape.ranks).any(|rank| self.losses.may_write(rank, operation)) {
+            self.arena.quarantine(region.id);
+        } else {
+            self.arena.release(region.id);
+        }
+        Ok(())
+    }
+}
+
+/// How an operation ended on a rank: how far it raises `Done`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Refused = 1,
+    Done = 2,
+}
+
+/// What others may read, or write to, in an operation that they do not know to be refused: the memory
+/// of this rank's caller, and a region.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exposed {
+    pub(super) region: Option<Region>,
+}
+
+#[cold]
+fn of_two_minds(rank: u32, end: End) -> Error {
+    let (theirs, ours) = match end {
+        End::Refused => ("completed the operation", "heard that it was refused"),
+        End::Done => ("heard that the operation was refused", "completed it"),
+    };
+    let text = format!("rank {rank} {theirs}, and this rank {ours}: who refused was lost");
+    Error::new(ErrorKind::Mismatch, "leave operation", text).with_rank(rank)
 }
 
 /// Whether an error ends the operation on all ranks and leaves the yard usable. Only what ranks tell

@@ -4,7 +4,8 @@
 use tokenyard_core::moe::{MAX_TOPK, SendPlan, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::rows::Shared;
+use super::combine::CombineOp;
+use super::rows::{Carried, Shared};
 use crate::convert::FloatType;
 use crate::pool::Pool;
 use crate::sum::sum_rows;
@@ -51,7 +52,29 @@ pub(super) struct Sum<'a> {
     pub(super) row_bytes: usize,
 }
 
-impl Sum<'_> {
+impl<'a> Sum<'a> {
+    /// The rows of a combine's own tokens.
+    pub(super) fn of_own_tokens(
+        op: &CombineOp,
+        Carried { send, topk }: Carried<'a>,
+        shape: Shape,
+        partials: &'a [Partial],
+    ) -> Self {
+        Self {
+            send,
+            topk,
+            shape,
+            partials,
+            biases: op.biases(),
+            tokens: None,
+            out: op.out.data,
+            out_weights: op.out_weights.data.cast(),
+            missing: op.missing.data,
+            float: op.float,
+            row_bytes: op.row_bytes,
+        }
+    }
+
     /// Writes all rows.
     ///
     /// # Safety

@@ -52,7 +52,8 @@ impl Transport for Notebook {
             flags: abi::TY_CAP_GET
                 | abi::TY_CAP_ORDERED
                 | abi::TY_CAP_LOAD_STORE
-                | abi::TY_CAP_BOUNDED_PUT,
+                | abi::TY_CAP_BOUNDED_PUT
+                | abi::TY_CAP_MASKING,
             memory_kinds: abi::TY_MEMORY_HOST,
             max_peers: 8,
             max_lanes: 2,

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Team, Window};
@@ -121,8 +121,9 @@ pub(super) struct Shared {
     pub(super) mailboxes: Pages,
     /// The first failure of each peer; the last place is for what is about no peer that is known.
     failures: Box<[OnceLock<Failure>]>,
-    /// One more than the place of the newest; 0 while all is well.
-    newest: AtomicUsize,
+    is_well: AtomicBool,
+    /// Where `health` looks first: it tells the failures in turn.
+    turn: AtomicUsize,
 }
 
 /// What went wrong.
@@ -144,7 +145,8 @@ impl Shared {
             totals: (0..signals).map(|_| AtomicU64::new(0)).collect(),
             mailboxes: Pages::new(records * RECORD_STRIDE),
             failures: (0..=team.world_ranks.len()).map(|_| OnceLock::new()).collect(),
-            newest: AtomicUsize::new(0),
+            is_well: AtomicBool::new(true),
+            turn: AtomicUsize::new(0),
         }
     }
 
@@ -216,16 +218,17 @@ impl Shared {
         let unknown = self.failures.len() - 1;
         let place = failure.peer.map_or(unknown, |peer| unknown.min(peer as usize));
         if self.failures[place].set(failure).is_ok() {
-            self.newest.store(place + 1, Ordering::Release);
+            self.is_well.store(false, Ordering::Release);
         }
     }
 
+    /// A failure that is about no peer; else the peers' in turn, so that none hides another's.
     pub(super) fn health(&self) -> Result<(), Error> {
-        let Some(newest) = self.newest.load(Ordering::Acquire).checked_sub(1) else {
+        if self.is_well.load(Ordering::Acquire) {
             return Ok(());
-        };
+        }
         let unknown = self.failures.last().and_then(OnceLock::get);
-        let Some(failure) = unknown.or_else(|| self.failures[newest].get()) else { return Ok(()) };
+        let Some(failure) = unknown.or_else(|| self.next_failure()) else { return Ok(()) };
         let Failure { peer, message, interface } = failure;
         let error = Error::new(ErrorKind::Transport, "transfer", message)
             .with_context("interface", interface);
@@ -234,6 +237,16 @@ impl Shared {
             Some(rank) => error.with_context("peer", rank).with_rank(*rank),
             None => error,
         })
+    }
+
+    fn next_failure(&self) -> Option<&Failure> {
+        let peers = self.team.world_ranks.len();
+        let turn = self.turn.load(Ordering::Relaxed);
+        let places = (turn..turn + peers).map(|place| place % peers);
+        let (place, failure) =
+            places.filter_map(|place| Some((place, self.failures[place].get()?))).next()?;
+        self.turn.store(place + 1, Ordering::Relaxed);
+        Some(failure)
     }
 }
 
@@ -251,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn health_names_the_peer_that_failed_last_and_its_first_failure() {
+    fn health_names_all_peers_that_failed_in_turn_each_with_its_first_failure() {
         let shared = shared();
         assert!(shared.health().is_ok());
         fail(&shared, Some(1), "first");
@@ -261,8 +274,10 @@ mod tests {
         fail(&shared, Some(2), "another link");
         fail(&shared, Some(1), "the old one again");
         for _ in 0..2 {
-            let error = shared.health().unwrap_err();
-            assert_eq!((error.rank(), error.message()), (Some(6), "another link"));
+            for expected in [(Some(6), "another link"), (Some(5), "first")] {
+                let error = shared.health().unwrap_err();
+                assert_eq!((error.rank(), error.message()), expected);
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use super::super::handshake::{Claim, refuse};
 use super::super::headway::Begun;
 use super::super::link::{Link, What};
 use super::super::liveness::PeerState;
-use super::super::message::{Proof, Refusal, encode_returning};
+use super::super::message::{End, Proof, Refusal, encode_returning};
 use super::{Difference, Hub, Peer};
 
 impl Hub {
@@ -130,12 +130,22 @@ impl Hub {
         }
     }
 
+    /// Ends the ranks that came back and with which no yard can be brought up, as `by` found out.
+    pub(super) fn refuse_on_trial(&mut self, by: u32, why: &str) {
+        for rank in self.rounds.on_trial() {
+            let why =
+                format!("came back, and no yard could be opened with it: rank {by} found: {why}");
+            self.depart(rank, End::Lost(why));
+        }
+    }
+
     /// A process that waited is a rank again.
     pub(super) fn let_in(&mut self, rank: u32) {
         let peer = self.returning.remove(&rank);
         if let (Some(place), Some(peer)) = (self.peers.get_mut(rank as usize), peer) {
             tracing::info!("rank {rank} ({}) came back", peer.name);
             *place = Some(peer);
+            self.gave_up.remove(&rank);
             self.member.liveness.returns(rank);
         }
     }

@@ -1,0 +1,166 @@
+//! A transport around another one in which a rank dies at a step of a bring-up.
+
+use std::sync::OnceLock;
+
+use rustix::process::{Signal, getpid, kill_process};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::Result;
+use tokenyard_core::abi;
+use tokenyard_core::config::PartTable;
+use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart, find_transport};
+use tokenyard_core::host::{BuiltIn, OpenTransport};
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+};
+
+/// What is wrapped.
+const INNER: &str = "shm";
+/// Of the process that is to die.
+static STEP: OnceLock<Step> = OnceLock::new();
+
+/// Where a rank dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Step {
+    /// Before its yard is opened: the others know it from the join.
+    Joined,
+    Probe,
+    Open,
+    Register,
+    Endpoint,
+    /// It is connected to some of the others.
+    Connect,
+    /// It is connected to all.
+    Connected,
+    /// It does not die, but brings other options than the others.
+    Differs,
+}
+
+impl Step {
+    pub(crate) fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// Those at which it dies.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Joined,
+        Self::Probe,
+        Self::Open,
+        Self::Register,
+        Self::Endpoint,
+        Self::Connect,
+        Self::Connected,
+    ];
+
+    /// From here on, this process dies at this step.
+    pub(crate) fn arm(self) {
+        let armed = STEP.set(self);
+        assert!(armed.is_ok(), "a process dies once");
+        Self::Joined.reached();
+    }
+
+    fn reached(self) {
+        if STEP.get() == Some(&self) {
+            kill_process(getpid(), Signal::KILL).expect("a process may kill itself");
+        }
+    }
+}
+
+/// The table of the inner transport.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Below {
+    #[serde(skip, default = "PartTable::empty")]
+    table: PartTable,
+}
+
+pub(crate) struct Mortal {
+    inner: OpenTransport,
+    memory: MemoryNeeds,
+    peers: u32,
+}
+
+impl Transport for Mortal {
+    const NAME: &'static str = "mortal";
+    const ABOUT: &'static str =
+        "for tests only: shm in which a rank dies while a yard is brought up";
+    type Config = Below;
+
+    fn configure(table: &PartTable) -> Result<Below> {
+        Ok(Below { table: table.clone() })
+    }
+
+    fn probe(Below { table }: &Below) -> Result<Capabilities> {
+        Step::Probe.reached();
+        find_transport(INNER)?.probe(table)
+    }
+
+    fn open(Below { table }: Below, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        Step::Open.reached();
+        let mut inner = find_transport(INNER)?.open(&table, team, needs)?;
+        let peers = team.world_ranks.len() as u32;
+        Ok(Self { memory: inner.memory_needs()?, inner, peers })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        self.memory
+    }
+
+    fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
+        self.inner.alloc(id, bytes)
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        Step::Register.reached();
+        // SAFETY: by this function's contract, as the inner transport lives as long as this one.
+        unsafe { self.inner.register(window) }
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        Step::Endpoint.reached();
+        self.inner.endpoint(peer)
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        if peer > 0 {
+            Step::Connect.reached();
+        }
+        self.inner.connect(peer, data)?;
+        if peer + 1 == self.peers {
+            Step::Connected.reached();
+        }
+        Ok(())
+    }
+
+    fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
+        self.inner.peer_address(window, peer)
+    }
+
+    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.post(lane, commands) }
+    }
+
+    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        self.inner.poll(lane, events)
+    }
+
+    fn read_signal(&self, lane: u32, id: u32) -> u64 {
+        self.inner.read_signal(lane, id)
+    }
+
+    fn health(&self) -> Result<()> {
+        self.inner.health()
+    }
+
+    fn progress(&self) -> std::result::Result<bool, i32> {
+        self.inner.progress()
+    }
+}
+
+const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<Mortal>::TABLE];
+static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
+    header: TRANSPORT_HEADER,
+    parts: TABLES.as_ptr(),
+    count: TABLES.len(),
+});
+
+inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }

@@ -1,0 +1,88 @@
+//! A rank dies at a step of a bring-up: of the first yard, or as a process that comes back, while the
+//! others renew theirs. They open the yard without it, and with the process that comes after it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use libtest_mimic::{Failed, Trial};
+use tokenyard_conformance::exchange;
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::yard::Yard;
+
+use crate::mortal::Step;
+use crate::order::{Order, Path, Phase, VICTIM, Worst};
+use crate::rank::{exchange_once, indices, wait_for_return};
+use crate::{LIMIT, Process};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let trial = |when: &str, step: Step, lives: Vec<Option<Step>>| {
+        let name = format!("opening/{when}/{}", step.name());
+        Trial::test(name, move || run(lives).map_err(|error| Failed::from(format!("{error:#}"))))
+    };
+    let open = |step| trial("open", step, vec![Some(step), None]);
+    let renew = |step| trial("renew", step, vec![Some(Step::Joined), Some(step), None]);
+    let trials = Step::ALL.into_iter().flat_map(|step| [open(step), renew(step)]);
+    trials.chain([renew(Step::Differs)]).collect()
+}
+
+/// Plays one rank.
+pub(crate) fn play(order: &Order) -> Result<()> {
+    let config = order.config();
+    let world = Arc::new(World::from_config(&config.world)?);
+    let is_victim = order.rank == VICTIM;
+    if is_victim && let Some(step) = order.lives[order.life] {
+        step.arm();
+        let mut options = exchange::options(&order.case(0));
+        options.max_tokens += u32::from(step == Step::Differs);
+        let opened = Yard::open(&world, &config, options);
+        match opened {
+            Err(error) if step == Step::Differs => return Err(error.into()),
+            _ => bail!("the victim outlived its bring-up: {:?}", opened.map(drop)),
+        }
+    }
+    let mut yard = Yard::open(&world, &config, exchange::options(&order.case(0)))?;
+    let deaths = if is_victim { 0 } else { order.lives.len() - 1 };
+    for life in 0..deaths {
+        ensure!(indices(yard.lost_ranks()) == [VICTIM], "life {life}: {:?}", yard.lost_ranks());
+        let lost = exchange_once(order, &mut yard, (life as u64, false))?;
+        ensure!(lost == [VICTIM], "life {life}: found {lost:?} lost; expected the victim");
+        order.mark(&without(life))?;
+        wait_for_return(order, &world, &yard)?;
+        yard = yard.renew()?;
+    }
+    ensure!(yard.lost_ranks().is_empty(), "found {:?} lost; expected all", yard.lost_ranks());
+    let lost = exchange_once(order, &mut yard, (100, false))?;
+    ensure!(lost.is_empty(), "found {lost:?} lost; expected all back");
+    Ok(yard.close()?)
+}
+
+fn without(life: usize) -> String {
+    format!("without_life_{life}")
+}
+
+fn run(lives: Vec<Option<Step>>) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let order = crate::order(&folder, (Worst::Killed, Phase::Between, 0, Path::Mortal));
+    let order = Order { lives, ..order };
+    let start_rank = |rank| Process::start(&order, rank, false);
+    let mut ranks = (0..order.ranks()).map(start_rank).collect::<Result<Vec<_>>>()?;
+    for life in 1..order.lives.len() {
+        let start = Instant::now();
+        while !order.survivors().all(|rank| order.marker(&without(life - 1), rank).exists()) {
+            for rank in order.survivors() {
+                ensure!(ranks[rank].ended()?.is_none(), "rank {rank}: {}", ranks[rank].said());
+            }
+            ensure!(start.elapsed() < LIMIT, "life {life}: the others do not go on");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        ensure!(!ranks[VICTIM].wait()?, "the victim outlived its bring-up");
+        ensure!(!ranks[VICTIM].said().contains("outlived"), "{}", ranks[VICTIM].said());
+        ranks[VICTIM] = Process::start(&Order { life, ..order.clone() }, VICTIM, true)?;
+    }
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        let success = process.wait().with_context(|| format!("rank {rank}"))?;
+        ensure!(success, "rank {rank}: {}", process.said());
+    }
+    Ok(())
+}

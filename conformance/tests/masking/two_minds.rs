@@ -1,0 +1,86 @@
+//! A rank that has no room, and is lost when rank 2 has heard so and rank 0 has not: rank 2 knows the
+//! dispatch as refused, and rank 0 as done without the lost rank.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use libtest_mimic::{Failed, Trial};
+use tokenyard_conformance::exchange::{self, Brought};
+use tokenyard_conformance::oracle::{Case, Inputs, Tokens};
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::yard::{Yard, YardOptions};
+use tokenyard_core::{Error, ErrorKind};
+
+use crate::order::{Order, Path, Phase, VICTIM, Worst};
+use crate::{LIMIT, Process, losing};
+
+/// More dispatches than any arena of the case has room for.
+const MOST: u64 = 2000;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for path in [Path::Stores, Path::Puts] {
+        for (layout, name) in (0..3).zip(["flat", "expert_major", "packed"]) {
+            let run = move || {
+                let folder = tempfile::tempdir()?;
+                let order = crate::order(&folder, (Worst::Killed, Phase::Refusing, layout, path));
+                watch(&order).map_err(|error| Failed::from(format!("{error:#}")))
+            };
+            trials.push(Trial::test(format!("killed/refusing/{name}/{}", path.name()), run));
+        }
+    }
+    trials
+}
+
+fn watch(order: &Order) -> Result<()> {
+    let ranks = (0..order.ranks()).map(|rank| Process::start(order, rank, false));
+    let mut ranks: Vec<Process> = ranks.collect::<Result<_>>()?;
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        let success = process.wait().with_context(|| format!("rank {rank}"))?;
+        ensure!(success == (rank != VICTIM), "rank {rank} said: {}", process.said());
+    }
+    Ok(())
+}
+
+/// Dispatches until it cannot go on. The victim keeps what it gets; rank 2 brings nothing, so that rank 0
+/// waits for none of its rows.
+pub(crate) fn play(order: &Order) -> Result<()> {
+    let config = order.config();
+    let world = Arc::new(World::from_config(&config.world)?);
+    let options = YardOptions { in_flight: 1, ..exchange::options(&order.case(0)) };
+    let mut yard = Yard::open(&world, &config, options)?;
+    let mut kept = Vec::new();
+    losing::arm();
+    for round in 0..MOST {
+        let case = Case { tokens: Tokens::Exactly(vec![12, 12, 0]), ..order.case(round) };
+        let brought = Brought::new(&case, order.rank, Inputs::for_rank(&case, order.rank));
+        match yard.dispatch(&brought.dispatch()?) {
+            Ok((received, _)) if order.is_victim() => kept.push(received),
+            Ok(_) => {}
+            // Packed rows land where nobody else's memory is: that minds differ shows with the next.
+            Err(error) if order.layout == 2 && error.kind() == ErrorKind::Full => {}
+            Err(error) => return end(order, &error),
+        }
+    }
+    bail!("nobody was without room")
+}
+
+/// Neither goes on as if nothing had happened.
+fn end(order: &Order, error: &Error) -> Result<()> {
+    order.mark("ended")?;
+    let expected = match order.rank {
+        0 => "rank 2 heard that the operation was refused, and this rank completed it",
+        _ => "rank 0 completed the operation, and this rank heard that it was refused",
+    };
+    // Who is later hears of the end of the other.
+    let is_told = error.kind() == ErrorKind::PeerLost && error.to_string().contains("completed");
+    let is_found = error.kind() == ErrorKind::Mismatch && error.to_string().contains(expected);
+    ensure!(is_found || is_told, "found: {error}");
+    let start = Instant::now();
+    while !order.survivors().all(|rank| order.marker("ended", rank).exists()) {
+        ensure!(start.elapsed() < LIMIT, "the other did not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}

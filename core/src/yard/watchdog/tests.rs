@@ -1,0 +1,163 @@
+//! What ends a wait, and what does not.
+
+use std::time::Instant;
+
+use super::*;
+use crate::bootstrap::{Ask, Identity, Place, Rendezvous, WorldOptions};
+use crate::wait::{WaitFor, Waiter};
+
+const DEADLINE: Duration = Duration::from_secs(2);
+const LATE: Duration = Duration::from_secs(120);
+
+/// Runs `body` on every rank, on threads, each with its watchdog.
+fn in_world(ranks: u32, on_failure: OnFailure, body: impl Fn(World, Watchdog) + Sync) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("job");
+    let body = &body;
+    std::thread::scope(|scope| {
+        for rank in 0..ranks {
+            let rendezvous = Rendezvous::File { path: path.clone() };
+            scope.spawn(move || {
+                let place = Place { rank, ranks, local_rank: rank };
+                let identity = Identity::new(place, rendezvous).expect("a place");
+                let options = WorldOptions::new(identity);
+                let world = World::join(WorldOptions {
+                    deadline: DEADLINE,
+                    late: LATE,
+                    on_failure,
+                    ..options
+                })
+                .expect("all come");
+                let bounds = Bounds { deadline: DEADLINE, late: LATE };
+                let membership =
+                    world.admit(Ask::First).expect("all are there").membership().clone();
+                let headway = world.liveness().headway(0);
+                let watchdog = Watchdog::start(&world, headway, bounds, membership);
+                let watchdog = watchdog.expect("starts");
+                body(world, watchdog);
+            });
+        }
+    });
+}
+
+/// Waits for the entry of `peer`, which does not come; returns the watchdog's words.
+fn wait_for_entry(watchdog: &Watchdog, peer: u32) -> Error {
+    let what = WaitFor {
+        phase: abi::TY_PHASE_ENTRY,
+        peer,
+        signal: 0,
+        expected: 1,
+        operation: 0,
+        level: abi::TY_LEVEL_SCALE_UP,
+    };
+    let waiter = Waiter::new(watchdog.board(), LATE);
+    assert!(waiter.until(&what, || 0, || Ok(())).is_err());
+    watchdog.verdict().expect("the watchdog ended the wait")
+}
+
+#[test]
+fn a_wait_for_an_entry_ends_a_deadline_after_the_last_rank_has_begun() {
+    const LATER: Duration = Duration::from_secs(1);
+    in_world(2, OnFailure::Stop, |world, watchdog| {
+        let start = Instant::now();
+        world.barrier("start").expect("both are there");
+        if world.rank() == 1 {
+            std::thread::sleep(LATER);
+            watchdog.begin(1);
+            // The other one leaves once its wait has ended.
+            assert!(world.barrier("end").is_ok());
+            return;
+        }
+        watchdog.begin(1);
+        let error = wait_for_entry(&watchdog, 1);
+        assert!(start.elapsed() >= LATER + DEADLINE, "{:?}: {error}", start.elapsed());
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(1)), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("deadline_ms = 2000 is over; all ranks have begun"), "{text}");
+        world.barrier("end").expect("both are there");
+    });
+}
+
+#[test]
+fn a_wait_ends_when_rank_0_has_left_and_no_news_can_come_any_more() {
+    in_world(3, OnFailure::Stop, |world, watchdog| {
+        world.barrier("start").expect("all are there");
+        match world.rank() {
+            0 => drop(world),
+            1 => {
+                let error = wait_for_entry(&watchdog, 2);
+                let about = (error.kind(), error.rank());
+                assert_eq!(about, (ErrorKind::PeerLost, Some(0)), "{error}");
+            }
+            // It lives, and does not arrive.
+            _ => assert!(world.barrier("never").is_err()),
+        }
+    });
+}
+
+#[test]
+fn a_goodbye_of_rank_0_spoils_nothing_that_was_done_and_ends_waits_after_a_moment() {
+    in_world(3, OnFailure::Mask, |world, watchdog| {
+        world.barrier("start").expect("all are there");
+        if world.rank() == 0 {
+            return drop(world);
+        }
+        let start = Instant::now();
+        while *watchdog.shared.liveness.state(0) != PeerState::Left {
+            assert!(start.elapsed() < LATE, "rank 0 did not leave");
+            std::thread::sleep(LOOK);
+        }
+        watchdog.confirm().expect("what was done is done");
+        assert!(watchdog.verdict().is_none());
+        let error = wait_for_entry(&watchdog, 3 - world.rank());
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(0)), "{error}");
+        assert!(error.to_string().contains("left the world"), "{error}");
+    });
+}
+
+#[test]
+fn after_a_stop_of_this_process_nothing_is_believed_before_news_had_time_to_come() {
+    in_world(2, OnFailure::Mask, |world, watchdog| {
+        world.barrier("start").expect("both are there");
+        let shared = &watchdog.shared;
+        let resumed = || shared.resumed.lock().expect("no panic");
+        let start = Instant::now();
+        *resumed() = None;
+        // The watchdog itself may look at the same moment and overwrite this.
+        while resumed().is_none() {
+            assert!(start.elapsed() < LATE, "the stop was not noticed");
+            let stopped = (DEADLINE / 3).as_nanos() as u64;
+            shared.looked.store(masking::boottime_ns() - stopped, Ordering::Release);
+        }
+        watchdog.confirm().expect("it was not given up");
+        assert!(start.elapsed() >= SILENT, "{:?}", start.elapsed());
+        world.barrier("end").expect("both are there");
+    });
+}
+
+#[test]
+fn where_losses_are_masked_the_cap_has_room_for_bounds_that_stand_still() {
+    let bounds = Bounds { deadline: DEADLINE, late: LATE };
+    let room = bounds.cap(OnFailure::Mask) - bounds.cap(OnFailure::Stop);
+    assert_eq!(room, bounds.excuse(OnFailure::Mask));
+    assert!(room > Duration::ZERO && bounds.excuse(OnFailure::Stop) == Duration::ZERO);
+}
+
+#[test]
+fn among_domains_one_waits_longer_for_a_peer_that_hands_rows_on() {
+    in_world(2, OnFailure::Stop, |world, mut watchdog| {
+        world.barrier("start").expect("both are there");
+        if world.rank() == 0 {
+            let link = || vec![(1, "a link".to_owned())];
+            watchdog.name_links([link(), link()]);
+            watchdog.begin(1);
+            let start = Instant::now();
+            let error = wait_for_entry(&watchdog, 1);
+            let lasted = start.elapsed();
+            assert!(lasted >= DEADLINE + DEADLINE / 8, "{lasted:?}: {error}");
+        } else {
+            watchdog.begin(1);
+        }
+        world.barrier("end").expect("both are there");
+    });
+}
