@@ -13,13 +13,15 @@ use crate::transport::FACE;
 /// The name under which the kernels include the face of the level inside a domain.
 const UP_FACE: &str = "up_face.cuh";
 const MAIN: &str = include_str!("../kernels/exchange.cu");
-const HEADERS: [(&str, &str); 12] = [
+const HEADERS: [(&str, &str); 14] = [
     ("transport.cuh", include_str!("../../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
     ("types.cuh", include_str!("../kernels/types.cuh")),
     ("cast.cuh", include_str!("../kernels/cast.cuh")),
     ("entry.cuh", include_str!("../kernels/entry.cuh")),
     ("route.cuh", include_str!("../kernels/route.cuh")),
+    ("tables.cuh", include_str!("../kernels/tables.cuh")),
+    ("sides.cuh", include_str!("../kernels/sides.cuh")),
     ("bulk.cuh", include_str!("../kernels/bulk.cuh")),
     ("pull.cuh", include_str!("../kernels/pull.cuh")),
     ("rows.cuh", include_str!("../kernels/rows.cuh")),

@@ -64,12 +64,6 @@ impl Stream {
         check("zero memory", unsafe { sys::cuMemsetD8Async(at, 0, bytes as usize, self.raw) })
     }
 
-    /// Fills words in stream order.
-    pub(crate) fn fill(&self, at: u64, word: u32, words: u64) -> Result<()> {
-        let _entered = self.context.enter()?;
-        // SAFETY: as in `copy`.
-        check("fill memory", unsafe { sys::cuMemsetD32Async(at, word, words as usize, self.raw) })
-    }
 }
 
 impl Drop for Stream {

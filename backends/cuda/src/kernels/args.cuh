@@ -9,7 +9,7 @@ constexpr u32 kArena = 1;       // window of rows
 constexpr u32 kHead = 8;        // words of an entry's head
 constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
-constexpr u32 kChunk = 64;      // tokens that one warp counts
+constexpr u32 kWarps = 8;       // of a block
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
 
@@ -44,10 +44,20 @@ struct Outcome {
   u8 text[kTextBytes];
 };
 
+// When things happened in an operation, in nanoseconds of the device's clock: in pinned memory, one
+// per slot, for tools.
+struct Trace {
+  u64 begun;      // the kernel
+  u64 counted;    // this rank's routing, all of it
+  u64 heard;      // every rank's counts
+  u64 moved;      // this rank's rows have left; a combine: its sums are made
+  u64 arrived;    // the rows of all ranks; a combine: all have read
+};
+
 // What lives as long as the yard, in device memory, zero at first.
 struct State {
-  u32 arrived;      // blocks in the barrier
-  u32 generation;   // barriers passed
+  u32 arrived;      // blocks that have counted
+  u32 reserved;
   u64 problem;      // first bad entry of topk_idx: token << 16 | kind << 8 | k; all ones if none
   u64* rows;        // [R]: totals of the row signals that are waited for
   u64* done;        // [R]: the same of the done signals
@@ -60,6 +70,7 @@ struct Common {
   Report* report;
   State* state;
   Outcome* outcome;
+  Trace* trace;
   u64 cap_ns;
   u64 signature;        // what must be equal on all ranks; the low byte even where one refuses
   u32 rank, ranks, experts, topk;
@@ -76,18 +87,25 @@ struct Common {
   __device__ u32 rank_of(u32 expert) const { return expert / local_experts(); }
 };
 
-// The routing that a handle keeps, in device memory.
+// The routing that a handle keeps, in device memory. A warp counts a *span* of tokens, a block the
+// spans of its kWarps warps.
 struct Routing {
   i32* topk;           // [T, K]: experts, or -1
-  i32* rows;           // [T, K]: at the last k of each rank, the token's place in its chunk's rows
-                       // for that rank; else -1
-  i32* places;         // [T, K]: the token's place in its chunk's rows for that expert, or -1
-  u32* chunk_base;     // [chunks, R]: first of a chunk's rows among this rank's rows for a rank
-  u32* chunk_experts;  // [chunks, E]: the same for experts
+  u32* rows;           // [T, K]: at the last k of each rank, rank << 20 | the token's place among its
+                       // span's rows for that rank; else kNoRow
+  u32* places;         // [T, K]: the token's place among its span's rows for that expert; not flat
+  u32* span_ranks;     // [spans, R]: first of a span's rows among its block's rows for a rank
+  u32* span_experts;   // [spans, E]: the same for experts; not flat
+  u32* block_ranks;    // [blocks, R]: first of a block's rows among this rank's rows for a rank
+  u32* block_experts;  // [blocks, E]: the same for experts
   u32* counts;         // [R]: this rank's rows for each rank
   u32* expert_counts;  // [E]: the same for experts
   u32* row_base;       // [R]: first of this rank's rows at each rank
+  u32 span;            // tokens of a span, a multiple of 32
+  u32 blocks;          // that counted
 };
+constexpr u32 kNoRow = ~0u;
+constexpr u32 kPlaceBits = 20;
 
 struct DispatchArgs {
   Common c;
@@ -112,6 +130,10 @@ struct DispatchArgs {
   u32 stages;           // pieces in flight of one warp
   u32 movers;           // warps of a block that move rows
   u32 table_bytes;      // shared memory before the stages
+  u32 side_tokens;      // tokens whose ids, weights and scales are gathered at once
+  u32 side_bytes;       // shared memory of them, twice behind the stages
+  u32 side_scales;      // whether scales are gathered too
+  u32 side_at;          // where that memory starts
   // Rows that are cast first: `x` and `scales` are then room for what comes out.
   const u8* raw;        // [T, hidden] of the type `dtype`
   u32 cast;             // TY_CAST_*
@@ -184,6 +206,7 @@ struct ArriveArgs {
   u32 first_signal;     // signal of rank 0; those of the others follow
   u32 phase;
   u32 reserved;
+  Trace* trace;
 };
 
 #ifdef TY_ARGS_BYTES
@@ -191,7 +214,8 @@ constexpr u64 kHostBytes[] = {TY_ARGS_BYTES};
 static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1] &&
               sizeof(State) == kHostBytes[2] && sizeof(DispatchArgs) == kHostBytes[3] &&
               sizeof(CombineArgs) == kHostBytes[4] && sizeof(ArriveArgs) == kHostBytes[5] &&
-              sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7],
+              sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7] &&
+              sizeof(Trace) == kHostBytes[8],
               "args.rs and args.cuh differ");
 #endif
 

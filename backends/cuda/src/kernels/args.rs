@@ -7,8 +7,8 @@ pub(crate) const TEXT: usize = 192;
 pub(crate) const HEAD: u32 = 8;
 /// Words of a text: its length, then four bytes each.
 pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
-/// Tokens that one warp counts.
-pub(crate) const CHUNK: u32 = 64;
+/// Warps of a block.
+pub(crate) const WARPS: u32 = 8;
 
 /// How a rank enters.
 pub(crate) const ENTER: u32 = 0;
@@ -35,6 +35,7 @@ pub(crate) fn bytes() -> String {
         size_of::<ArriveArgs>(),
         size_of::<SpreadArgs>(),
         size_of::<MergeArgs>(),
+        size_of::<Trace>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
@@ -75,9 +76,19 @@ pub(crate) struct Outcome {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Trace {
+    pub(crate) begun: u64,
+    pub(crate) counted: u64,
+    pub(crate) heard: u64,
+    pub(crate) moved: u64,
+    pub(crate) arrived: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct State {
     pub(crate) arrived: u32,
-    pub(crate) generation: u32,
+    pub(crate) reserved: u32,
     pub(crate) problem: u64,
     pub(crate) rows: u64,
     pub(crate) done: u64,
@@ -91,6 +102,7 @@ pub(crate) struct Common {
     pub(crate) report: u64,
     pub(crate) state: u64,
     pub(crate) outcome: u64,
+    pub(crate) trace: u64,
     pub(crate) cap_ns: u64,
     pub(crate) signature: u64,
     pub(crate) rank: u32,
@@ -114,11 +126,15 @@ pub(crate) struct Routing {
     pub(crate) topk: u64,
     pub(crate) rows: u64,
     pub(crate) places: u64,
-    pub(crate) chunk_base: u64,
-    pub(crate) chunk_experts: u64,
+    pub(crate) span_ranks: u64,
+    pub(crate) span_experts: u64,
+    pub(crate) block_ranks: u64,
+    pub(crate) block_experts: u64,
     pub(crate) counts: u64,
     pub(crate) expert_counts: u64,
     pub(crate) row_base: u64,
+    pub(crate) span: u32,
+    pub(crate) blocks: u32,
 }
 
 #[repr(C)]
@@ -146,6 +162,10 @@ pub(crate) struct DispatchArgs {
     pub(crate) stages: u32,
     pub(crate) movers: u32,
     pub(crate) table_bytes: u32,
+    pub(crate) side_tokens: u32,
+    pub(crate) side_bytes: u32,
+    pub(crate) side_scales: u32,
+    pub(crate) side_at: u32,
     pub(crate) raw: u64,
     pub(crate) cast: u32,
     pub(crate) dtype: u32,
@@ -185,6 +205,7 @@ pub(crate) struct ArriveArgs {
     pub(crate) first_signal: u32,
     pub(crate) phase: u32,
     pub(crate) reserved: u32,
+    pub(crate) trace: u64,
 }
 
 #[repr(C)]

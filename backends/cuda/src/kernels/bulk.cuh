@@ -2,11 +2,22 @@
 #pragma once
 #include "args.cuh"
 
-#if TY_ROWS_TMA
-
 namespace ty {
 
 __device__ inline u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Copies 4 or 16 bytes to shared memory; `copies_done` waits for those of a thread.
+__device__ inline void copy_async(void* to, const void* from, u32 bytes) {
+  if (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+                 : "memory");
+}
+__device__ inline void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+#if TY_ROWS_TMA
 
 __device__ inline void bulk_load(u32 to, const u8* from, u32 bytes, u32 barrier) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -39,6 +50,29 @@ __device__ inline void wait_barrier(u32 barrier, u32 parity) {
   } while (!there);
 }
 
-}  // namespace ty
+// What this thread wrote to shared memory may then be read by bulk copies.
+__device__ inline void publish_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ inline void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// All groups of stores of this thread but the last have read shared memory.
+__device__ inline void stores_read_but_one() {
+  asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+}
+// All stores of this thread are complete, not only read: a signal that follows covers them.
+__device__ inline void stores_done() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+#else
+
+__device__ inline void publish_shared() {}
+__device__ inline void close_stores() {}
+__device__ inline void stores_read_but_one() {}
+__device__ inline void stores_done() {}
 
 #endif
+
+}  // namespace ty
+

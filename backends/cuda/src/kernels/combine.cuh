@@ -18,6 +18,7 @@ __device__ inline Decision check_rows(const CombineArgs& a, const u32* heard) {
 template <class Type, class Up>
 __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   __shared__ Decision decision;
+  if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->begun);
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
   if (blockIdx.x == 0) {
@@ -40,12 +41,16 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
       for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
         a.c.state->done[s] += heard[s * kHead] >> 8;
     __syncthreads();
-    if (threadIdx.x == 0) tell(a.c, up, d, &heard[d.rank * kHead], guard);
+    if (threadIdx.x == 0) {
+      stamp(&a.c.trace->heard);
+      tell(a.c, up, d, &heard[d.rank * kHead], guard);
+    }
   }
   if (d.code != kGo) return;
   if (a.out_weights) fetch_weights(a, up, heard);
   sum_rows<Type>(a, up, heard, shared);
   raise_all(a.c, up, a.c.ranks + a.c.rank, guard);
+  if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->moved);
 }
 
 }  // namespace ty

@@ -7,60 +7,9 @@
 #include "cast.cuh"
 #include "entry.cuh"
 #include "rows.cuh"
+#include "sides.cuh"
 
 namespace ty {
-
-// What a block knows of all ranks, in shared memory.
-struct DispatchTables {
-  u64* x;            // [R]: addresses in the ranks' regions
-  u64* scales;       // expert-major: where scales and weights land
-  u64* weights;
-  u64* ids;          // expert-major and packed: slots
-  u64* source;
-  u32* row_base;     // [R]
-  u32* expert_rows;  // [R]: X; all places, packed
-  u32* heard;        // [R, kHead + R]
-  u32* expert_base;  // [E]: this rank's first row of each expert, at its owner
-  u32* expert_all;   // [E]: rows of each expert from all ranks
-
-  __device__ DispatchTables(u8* shared, const Common& c) {
-    u64* wide = reinterpret_cast<u64*>(shared);
-    x = wide, scales = x + c.ranks, weights = scales + c.ranks, ids = weights + c.ranks;
-    source = ids + c.ranks;
-    row_base = reinterpret_cast<u32*>(source + c.ranks);
-    expert_rows = row_base + c.ranks;
-    heard = expert_rows + c.ranks;
-    expert_base = heard + c.ranks * (kHead + c.ranks);
-    expert_all = expert_base + c.experts;
-  }
-};
-
-// The arrays of a region, as RegionLayout of the host lays them out.
-struct Region {
-  u64 scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts, ranges;
-  u64 landed_scales, landed_weights, totals, bytes;
-
-  // For N tokens and X expert rows.
-  __device__ Region(const DispatchArgs& a, u64 tokens, u64 expert_rows) {
-    bool flat = a.is_flat(), major = a.layout == kExpertMajor, packed = a.layout == kPacked;
-    u64 rows = flat ? tokens : expert_rows, by_k = align_128(tokens * a.c.topk * 4);
-    u64 local = a.c.local_experts();
-    scales = align_128(rows * a.row_bytes);
-    weights = scales + align_128(rows * a.scale_words * 4);
-    u64 weight_bytes = flat ? by_k : align_128(rows * 4);
-    ids = weights + (a.weights ? weight_bytes : 0);
-    source = ids + (flat ? by_k : 0);
-    slots = source + align_128((packed ? rows : tokens) * 4);
-    rank_counts = slots + (flat ? 0 : by_k);
-    expert_counts = rank_counts + align_128((u64)a.c.ranks * 4);
-    expert_starts = expert_counts + align_128(local * 4);
-    ranges = expert_starts + (major ? align_128((local + 1) * 4) : 0);
-    landed_scales = ranges + (packed ? align_128(local * a.c.ranks * 8) : 0);
-    landed_weights = landed_scales + (major ? align_128(tokens * a.scale_words * 4) : 0);
-    totals = landed_weights + (major && a.weights ? by_k : 0);
-    bytes = totals + 128;
-  }
-};
 
 __device__ inline u32 words_of(const DispatchArgs& a) { return kHead + a.c.ranks; }
 
@@ -75,10 +24,11 @@ struct Counted {
   }
 };
 
+// `counted`: the routing is new, so it may be bad.
 template <class Up>
-__device__ void enter_dispatch(const DispatchArgs& a, const Up& up) {
+__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted) {
   u32 verdict = a.c.verdict;
-  if (verdict == kEnter && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
+  if (counted && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
   u32 head[kHead] = {verdict | gridDim.x << 8,  (u32)a.c.signature, a.c.origin,
                      (u32)(a.region / 128),     (u32)(a.capacity / 128), 0,
                      (u32)(a.c.signature >> 32), a.c.text_bytes};
@@ -111,12 +61,11 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
                               Guard& guard) {
   bool ok = true;
   for (u32 e = threadIdx.x; e < a.c.experts && ok; e += blockDim.x) {
-    u32 all = 0, before = 0, value = 0;
-    for (u32 s = 0; s < a.c.ranks && ok; s++) {
-      if (s == a.c.rank) before = all;
-      ok = hear_word(a.c, up, s, words_of(a) + e, guard, &value);
-      all += value;
-    }
+    u32 all = 0, before = 0;
+    ok = hear_word_of_all(a.c, up, words_of(a) + e, guard, [&](u32 source, u32 rows) {
+      if (source == a.c.rank) before = all;
+      all += rows;
+    });
     t.expert_base[e] = before;
     t.expert_all[e] = all;
   }
@@ -164,15 +113,15 @@ __device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTab
   return {kGo, a.c.rank};
 }
 
-// Rows of this rank's local experts, and where they start.
+// Rows of this rank's local experts, and where they start. One warp.
 template <class Up>
 __device__ bool note_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* base,
                              const Region& region, Guard& guard) {
-  u32 local = a.c.local_experts(), first = a.c.rank * local;
+  u32 lane = threadIdx.x % 32, local = a.c.local_experts(), first = a.c.rank * local;
   u32* counts = reinterpret_cast<u32*>(base + region.expert_counts);
   u32* starts = reinterpret_cast<u32*>(base + region.expert_starts);
   u64* ranges = reinterpret_cast<u64*>(base + region.ranges);
-  if (a.layout == kExpertMajor && threadIdx.x == 0) {
+  if (a.layout == kExpertMajor && lane == 0) {
     u32 start = 0;
     for (u32 e = 0; e < local; e++) {
       starts[e] = start;
@@ -181,13 +130,12 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
     starts[local] = start;
   }
   bool ok = true;
-  for (u32 e = threadIdx.x; e < local && ok; e += blockDim.x) {
-    u32 sum = 0, value = 0;
-    for (u32 s = 0; s < a.c.ranks && ok; s++) {
-      ok = hear_word(a.c, up, s, words_of(a) + (a.is_flat() ? e : first + e), guard, &value);
-      if (a.layout == kPacked) ranges[e * a.c.ranks + s] = value | (u64)sum << 32;
-      sum += value;
-    }
+  for (u32 e = lane; e < local && ok; e += 32) {
+    u32 sum = 0, word = words_of(a) + (a.is_flat() ? e : first + e);
+    ok = hear_word_of_all(a.c, up, word, guard, [&](u32 source, u32 rows) {
+      if (a.layout == kPacked) ranges[e * a.c.ranks + source] = rows | (u64)sum << 32;
+      sum += rows;
+    });
     counts[e] = sum;
   }
   return ok;
@@ -201,86 +149,27 @@ __device__ inline u64 copies_at(const DispatchArgs& a, const DispatchTables& t) 
   return rows;
 }
 
-// What this rank's own region says about counts, and what combine needs. One block.
+// What this rank's own region says about counts, and what combine needs. One warp.
 template <class Up>
 __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                             Guard& guard) {
-  u32 me = a.c.rank, n = words_of(a);
+  u32 lane = threadIdx.x % 32, me = a.c.rank, n = words_of(a);
   u64 tokens = rows_at(a, t.heard, me, a.c.ranks);
   Region region = region_of(a, t, me);
   u8* base = reinterpret_cast<u8*>(t.x[me]);
-  for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x) {
+  for (u32 s = lane; s < a.c.ranks; s += 32) {
     reinterpret_cast<u32*>(base + region.rank_counts)[s] = t.heard[s * n + kHead + me];
     a.c.state->rows[s] += t.heard[s * n] >> 8;
     a.r.row_base[s] = t.row_base[s];
   }
   bool ok = note_experts(a, up, t, base, region, guard);
-  if (threadIdx.x == 0) {
+  if (lane == 0) {
     u64* totals = reinterpret_cast<u64*>(base + region.totals);
     totals[0] = tokens;
     totals[1] = a.layout == kExpertMajor ? t.expert_rows[me] : tokens;
     if (a.layout == kPacked) totals[1] = copies_at(a, t);
   }
-  return __syncthreads_and(ok);
-}
-
-// Packed: weight, source and scales of one copy, at its own place.
-__device__ inline void move_copy(const DispatchArgs& a, const DispatchTables& t, u32 rank,
-                                 u32 token, u32 k, u32 slot) {
-  if (a.weights)
-    reinterpret_cast<float*>(t.weights[rank])[slot] = a.weights[(u64)token * a.c.topk + k];
-  reinterpret_cast<u32*>(t.source[rank])[slot] = a.c.rank * a.c.max_tokens + token;
-  u32* scales = reinterpret_cast<u32*>(t.scales[rank]) + (u64)slot * a.scale_words;
-  for (u32 i = 0; i < a.scale_words; i++)
-    scales[i] = a.scales[(i64)token * a.scale_stride[0] + (i64)i * a.scale_stride[1]];
-}
-
-// Flat and expert-major: sources and scales of the rows that a rank gets of half a chunk.
-__device__ inline void move_rows_side(const DispatchArgs& a, const DispatchTables& t, u32 rank,
-                                      u32 first, u32 goes, i64 row) {
-  u32 lane = threadIdx.x % 32, count = __popc(goes);
-  for (u32 i = lane; i < count; i += 32)
-    reinterpret_cast<u32*>(t.source[rank])[row + i] =
-        a.c.rank * a.c.max_tokens + first + __fns(goes, 0, i + 1);
-  u32* scales = reinterpret_cast<u32*>(t.scales[rank]) + row * a.scale_words;
-  for (u32 i = lane; i < count * a.scale_words; i += 32) {
-    i64 from = first + __fns(goes, 0, i / a.scale_words + 1);
-    scales[i] = a.scales[from * a.scale_stride[0] + (i64)(i % a.scale_words) * a.scale_stride[1]];
-  }
-}
-
-// Ids or slots, weights, sources and scales of the rows that one rank gets of half a chunk: they
-// follow each other there, so they are gathered and stored together. One warp.
-__device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t, u32 half, u32 rank) {
-  u32 lane = threadIdx.x % 32, first = half * 32, token = first + lane, topk = a.c.topk;
-  i32 last = token < a.c.tokens ? last_k(a.c, a.r, token, rank) : -1;
-  u32 goes = __ballot_sync(~0u, last >= 0), count = __popc(goes);
-  if (count == 0) return;
-  u32 owner = rank;
-  i64 row = last >= 0 ? row_at(a.c, a.r, t.row_base, token, last, &owner) : 0;
-  row = __shfl_sync(~0u, row, __ffs(goes) - 1);
-  i32* ids = reinterpret_cast<i32*>(t.ids[rank]) + row * topk;
-  float* weights = reinterpret_cast<float*>(t.weights[rank]) + row * topk;
-  for (u32 i = lane; i < count * topk; i += 32) {
-    u32 of = first + __fns(goes, 0, i / topk + 1), k = i % topk;
-    i32 expert = a.r.topk[(u64)of * topk + k], id = -1;
-    bool here = expert >= 0 && a.c.rank_of(expert) == rank;
-    if (here)
-      id = a.is_flat() ? expert - (i32)(rank * a.c.local_experts())
-                       : (i32)expert_row(a.c, a.r, t.expert_base, of, k, expert);
-    ids[i] = id;
-    if (a.layout == kPacked && here) move_copy(a, t, rank, of, k, id);
-    if (a.layout != kPacked && a.weights)
-      weights[i] = here ? a.weights[(u64)of * topk + k] : 0.0f;
-  }
-  if (a.layout != kPacked) move_rows_side(a, t, rank, first, goes, row);
-}
-
-__device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t) {
-  u32 warps = blockDim.x / 32, halves = (a.c.tokens + 31) / 32;
-  for (u32 i = blockIdx.x * warps + threadIdx.x / 32; i < halves * a.c.ranks;
-       i += gridDim.x * warps)
-    move_side(a, t, i / a.c.ranks, (a.c.rank + i) % a.c.ranks);
+  return __all_sync(~0u, ok);
 }
 
 // What the host learns: sizes of this rank, or of the rank that has no room. One thread.
@@ -297,32 +186,51 @@ __device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTa
   tell(a.c, up, d, head, guard);
 }
 
+// Counts what this block has to, and casts its rows.
+__device__ inline void prepare(const DispatchArgs& a, u8* shared) {
+  if (a.c.verdict != kEnter) return;
+  if (!a.replay) count(a, shared);
+  if (a.cast != 0) cast_rows(a);
+}
+
+// The last block to have prepared enters for all.
+template <class Up>
+__device__ void enter_last(const DispatchArgs& a, const Up& up) {
+  if (!last_to_come(a.c)) return;
+  if (threadIdx.x == 0) stamp(&a.c.trace->counted);
+  bool counted = !a.replay && a.c.verdict == kEnter;
+  if (counted) scan(a);
+  enter_dispatch(a, up, counted);
+  __syncthreads();
+  if (threadIdx.x == 0) a.c.state->problem = ~0ull;
+}
+
 template <class Up>
 __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   __shared__ Decision decision;
+  bool scribe = blockIdx.x == 0 && threadIdx.x / 32 == kWarps - 1;
+  if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->begun);
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
-  bool counts = !a.replay && a.c.verdict == kEnter;
-  if (counts) count(a, shared + a.table_bytes);
-  if (a.cast != 0 && a.c.verdict == kEnter) cast_rows(a);
-  bool met = meet(a.c, guard, [&] {
-    if (counts) scan(a);
-    enter_dispatch(a, up);
-  });
-  if (!met || !hear(a.c, up, words_of(a), t.heard, guard)) return;
+  prepare(a, shared + a.table_bytes);
+  enter_last(a, up);
+  if (!hear(a.c, up, words_of(a), t.heard, guard)) return;
   if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
   __syncthreads();
   Decision d = decision;
   if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return;
   if (d.code == kGo) d = place(a, up, t);
-  if (blockIdx.x == 0) {
-    if (d.code == kGo && !note_counts(a, up, t, guard)) return;
-    if (threadIdx.x == 0) tell_sizes(a, up, t, d, guard);
+  if (scribe) {
+    if (threadIdx.x % 32 == 0) stamp(&a.c.trace->heard);
+    bool noted = d.code != kGo || note_counts(a, up, t, guard);
+    if (noted && threadIdx.x % 32 == 0) tell_sizes(a, up, t, d, guard);
+    __syncwarp();
   }
   if (d.code != kGo) return;
-  move_sides(a, t);
+  move_sides(a, t, shared + a.side_at);
   move_rows(a, {t.row_base, t.expert_base, t.x}, shared + a.table_bytes);
   raise_all(a.c, up, a.c.rank, guard);
+  if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->moved);
 }
 
 }  // namespace ty

@@ -163,7 +163,6 @@ impl Engine {
         let text = unsafe { refusal(call.refusal) };
         let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
         let slot = self.slot(call.operation);
-        let problem = self.problem();
         // Who holds the arena, should it turn out to be too full.
         let scarce = capacity < RegionLayout::worst(spec)?.bytes;
         let holders = if scarce && text.is_empty() { self.arena.holders() } else { String::new() };
@@ -174,10 +173,9 @@ impl Engine {
         let state = &mut self.handles[call.handle as usize];
         if !replay && text.is_empty() {
             state.origin = common.epoch;
-            state.tokens = call.topk_idx.shape[0] as u32;
+            state.count(call.topk_idx.shape[0] as u32);
             state.worst = call.flags & abi::TY_DISPATCH_WORST_CASE != 0;
             state.layout = spec.layout;
-            self.stream.fill(problem, u32::MAX, 2)?;
         }
         common.tokens = state.tokens;
         // All ranks count the same dispatch, so its epoch is no news; a replay names an older one.
@@ -186,7 +184,7 @@ impl Engine {
         common.signature = signature.0;
         let called =
             Called { rank: self.rank, operation: call.operation, signature, origin: common.origin };
-        let moves = Moves::new(&self.shape, format.row.x_bytes.into(), self.most_shared);
+        let moves = Moves::new(&self.shape, &format.row, self.most_shared);
         let (x, scales, scale_stride) = match call.cast {
             abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
             _ => {
@@ -217,6 +215,10 @@ impl Engine {
             stages: moves.stages,
             movers: moves.movers,
             table_bytes: moves.table_bytes,
+            side_tokens: moves.side_tokens,
+            side_bytes: moves.side_bytes,
+            side_scales: moves.side_scales.into(),
+            side_at: moves.side_at,
             raw: call.x.data as u64,
             cast: call.cast,
             dtype: call.x.dtype,

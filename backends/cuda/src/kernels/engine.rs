@@ -11,7 +11,7 @@ use tokenyard_core::moe::{Arena, DType, Holder, Shape};
 use tokenyard_core::wait::{WaitBoard, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{ArriveArgs, Common, Outcome, State, TEXT};
+use super::args::{ArriveArgs, Common, Outcome, State, TEXT, Trace};
 use super::combine::CombineOp;
 use super::dispatch::DispatchOp;
 use super::handle::HandleState;
@@ -60,6 +60,7 @@ pub(super) struct Engine {
     /// Per slot: behind the last kernel of the operation.
     events: Vec<Event>,
     outcomes: Pinned<Outcome>,
+    traces: Pinned<Trace>,
     pub(super) waits: Waits,
     state: Buffer,
     /// Totals of row signals that are waited for, and of done signals: `[R]` each.
@@ -131,6 +132,7 @@ impl Engine {
             done: expected[1].address(),
             ..State::default()
         };
+        let blocks = config.sms.min(processors);
         let slots = sizes.slots as usize;
         let groups = u64::from(moe.hidden.div_ceil(128));
         let engine = Self {
@@ -138,6 +140,7 @@ impl Engine {
             kernels,
             events: (0..slots).map(|_| Event::new(context)).collect::<Result<_>>()?,
             outcomes: Pinned::new(context, slots)?,
+            traces: Pinned::new(context, slots)?,
             waits: Waits {
                 waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
                 report: Pinned::new(context, 1)?,
@@ -153,7 +156,7 @@ impl Engine {
             lost: Buffer::new(context, moe.ranks.into())?,
             params,
             handles: (0..shape.handles)
-                .map(|_| HandleState::new(context, &moe))
+                .map(|_| HandleState::new(context, &moe, blocks))
                 .collect::<Result<_>>()?,
             operations: vec![Operation::None; slots],
             arena: Arena::new(sizes.arena_bytes, "[kernels.cuda] arena_mib"),
@@ -163,7 +166,7 @@ impl Engine {
             rank: shape.rank,
             level,
             cap_ns: plan.cap_ns,
-            blocks: config.sms.min(processors),
+            blocks,
             most_shared,
         };
         Ok(engine)
@@ -191,6 +194,7 @@ impl Engine {
             report: self.waits.report.at(0) as u64,
             state: self.state.address(),
             outcome: self.outcomes.at(slot) as u64,
+            trace: self.traces.at(slot) as u64,
             cap_ns: self.cap_ns,
             signature: 0,
             rank: self.rank,
@@ -207,11 +211,6 @@ impl Engine {
             text_bytes: bytes as u32,
             text: room,
         }
-    }
-
-    /// Address of `State::problem`, to be reset before a count.
-    pub(super) fn problem(&self) -> u64 {
-        self.state.address() + std::mem::offset_of!(State, problem) as u64
     }
 
     /// Launches a kernel of an operation.
@@ -259,7 +258,20 @@ impl Engine {
         let event = &self.events[self.slot(operation)];
         let wait = self.wait(operation, phase);
         self.waits.until(wait, &|| matches!(event.is_done(), Ok(true)), &|| event.is_done())?;
-        self.waits.ended(wait)
+        self.waits.ended(wait)?;
+        // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
+        let trace = unsafe { self.traces.at(self.slot(operation)).read_volatile() };
+        let since = |at: u64| at.wrapping_sub(trace.begun) as i64;
+        tracing::trace!(
+            operation,
+            phase,
+            counted_ns = since(trace.counted),
+            heard_ns = since(trace.heard),
+            moved_ns = since(trace.moved),
+            arrived_ns = since(trace.arrived),
+            "times of an operation, from the start of its kernel"
+        );
+        Ok(())
     }
 
     fn wait(&self, operation: u64, phase: u64) -> Wait {
@@ -279,6 +291,7 @@ impl Engine {
             first_signal: if of_rows { 0 } else { self.shape.ranks },
             phase: phase as u32,
             reserved: 0,
+            trace: self.traces.at(self.slot(operation)) as u64,
         };
         // SAFETY: the kernel's type; it names memory of the engine only.
         unsafe { self.launch(&self.kernels.arrive, (1, 0), &arguments, self.slot(operation)) }

@@ -8,32 +8,22 @@
 
 namespace ty {
 
-// Blocks of a launch meet here. The last one to come runs `tail` (all its threads), then all go on.
-template <class Tail>
-__device__ bool meet(const Common& c, Guard& guard, Tail tail) {
-  __shared__ u32 generation, last;
+// Whether a block is the last of its launch to come here: then what all others stored before is
+// seen. Nobody waits: who needs what the last one makes of it hears this rank's own record.
+__device__ inline bool last_to_come(const Common& c) {
+  __shared__ u32 last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    generation = *(volatile u32*)&c.state->generation;
     __threadfence();
     last = atomicInc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1;
     __threadfence();
   }
   __syncthreads();
-  bool ok = true;
-  if (last) {
-    tail();
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(&c.state->generation, 1);
-  } else if (threadIdx.x == 0) {
-    ok = guard.until({kPhaseEntry, c.rank, 0, generation + 1},
-                     [&] { return (u64)*(volatile u32*)&c.state->generation; },
-                     [&](u64 found) { return (u32)found != generation; });
-    __threadfence();
-  }
-  return __syncthreads_and(ok);
+  return last;
 }
+
+// Notes when something happened. One thread of a launch.
+__device__ inline void stamp(u64* at) { *at = now_ns(); }
 
 // Word `word` of the record that `source` writes at `peer`.
 template <class Up>
@@ -62,6 +52,8 @@ template <class Up, class Word>
 __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict, const i64* topk_idx,
                       Word word) {
   u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
+  // Who hears this rank sees what its blocks stored before.
+  __threadfence_system();
   for (u32 i = threadIdx.x; i < c.ranks * all; i += blockDim.x) {
     u32 peer = (c.rank + i / all) % c.ranks, w = i % all;
     u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
@@ -81,6 +73,28 @@ __device__ bool hear_word(const Common& c, const Up& up, u32 source, u32 word, G
                         [&](u64 found) { return found == c.epoch; });
   *value = (u32)seen;
   return ok;
+}
+
+// The same word of all ranks' records: `each(source, value)`. What only counts needs no order, so
+// the words are loaded side by side.
+template <class Up, class Each>
+__device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard& guard, Each each) {
+  constexpr u32 kAtOnce = 8;
+  for (u32 first = 0; first < c.ranks; first += kAtOnce) {
+    u64 seen[kAtOnce];
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      seen[i] = first + i < c.ranks ? load_relaxed(entry_word(c, up, c.rank, first + i, word)) : 0;
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) {
+      if (first + i >= c.ranks) continue;
+      u32 value = (u32)seen[i];
+      if (seen[i] >> 32 != c.epoch && !hear_word(c, up, first + i, word, guard, &value))
+        return false;
+      each(first + i, value);
+    }
+  }
+  return true;
 }
 
 // Hears the first `words` words of every rank's record: `table[source * words + word]`. Each block
@@ -149,12 +163,12 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   store_release(&o.epoch, c.epoch);
 }
 
-// Raises a signal of every rank by one, after everything that this block stored.
+// Raises a signal of every rank by one, after everything that this block stored; not if a wait of
+// one of its threads was ended.
 template <class Up>
 __device__ bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
   __threadfence_system();
-  __syncthreads();
-  bool ok = true;
+  bool ok = __syncthreads_and(!guard.ended());
   for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x)
     ok = up.signal(0, (c.rank + i) % c.ranks, {signal, 1}, guard);
   return ok;

@@ -53,4 +53,6 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   Up face(p);
   for (ty::u32 s = threadIdx.x; s < a.ranks; s += blockDim.x)
     ty::wait_signal(face, 0, {a.phase, s, a.first_signal + s, a.expected[s]}, guard);
+  __syncthreads();
+  if (threadIdx.x == 0) ty::stamp(&a.trace->arrived);
 }

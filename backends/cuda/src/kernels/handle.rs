@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, Shape};
 
-use super::args::{CHUNK, Routing};
+use super::args::{Routing, WARPS};
 use crate::driver::{Buffer, Context};
 
 /// One handle slot. Its memory is allocated when the yard is planned.
@@ -28,18 +28,30 @@ pub(super) struct HandleState {
     _memory: Buffer,
 }
 
+/// Tokens of the shortest span.
+const WARP: u32 = 32;
+
 impl HandleState {
-    pub(super) fn new(context: &Arc<Context>, shape: &Shape) -> Result<Self> {
+    /// Takes a new routing of so many tokens.
+    pub(super) fn count(&mut self, tokens: u32) {
+        self.tokens = tokens;
+        self.routing.span = tokens.div_ceil(self.routing.blocks * WARPS).next_multiple_of(WARP);
+    }
+
+    /// For counts by so many blocks.
+    pub(super) fn new(context: &Arc<Context>, shape: &Shape, blocks: u32) -> Result<Self> {
         let (ranks, most) = (u64::from(shape.ranks), u64::from(shape.max_tokens));
         let pairs = 4 * most * u64::from(shape.topk);
-        let (chunks, experts) = (most.div_ceil(u64::from(CHUNK)), u64::from(shape.experts));
-        let (of_ranks, of_experts) = (4 * ranks, 4 * experts);
+        let (of_ranks, of_experts) = (4 * ranks, 4 * u64::from(shape.experts));
+        let spans = u64::from(blocks * WARPS);
         let lengths = [
             pairs,
             pairs,
             pairs,
-            chunks * of_ranks,
-            chunks * of_experts,
+            spans * of_ranks,
+            spans * of_experts,
+            u64::from(blocks) * of_ranks,
+            u64::from(blocks) * of_experts,
             of_ranks,
             of_experts,
             of_ranks,
@@ -51,18 +63,32 @@ impl HandleState {
             start
         });
         let memory = Buffer::new(context, end)?;
-        let [topk, rows, places, chunk_base, chunk_experts, counts, expert_counts, row_base] =
-            starts.map(|start| memory.address() + start);
+        let [
+            topk,
+            rows,
+            places,
+            span_ranks,
+            span_experts,
+            block_ranks,
+            block_experts,
+            counts,
+            expert_counts,
+            row_base,
+        ] = starts.map(|start| memory.address() + start);
         Ok(Self {
             routing: Routing {
                 topk,
                 rows,
                 places,
-                chunk_base,
-                chunk_experts,
+                span_ranks,
+                span_experts,
+                block_ranks,
+                block_experts,
                 counts,
                 expert_counts,
                 row_base,
+                span: WARP,
+                blocks,
             },
             origin: 0,
             tokens: 0,

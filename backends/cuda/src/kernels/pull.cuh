@@ -32,20 +32,21 @@ __device__ void fetch_weight(const CombineArgs& a, const Up& up, const u32* hear
 
 template <class Up>
 __device__ void fetch_weights(const CombineArgs& a, const Up& up, const u32* heard) {
-  u32 warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  u32 warps = blockDim.x / 32;
   for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < a.c.tokens;
        token += gridDim.x * warps) {
     u32 rank;
-    i64 row = lane < a.c.topk ? row_at(a.c, a.r, a.r.row_base, token, lane, &rank) : -1;
+    i64 row = row_at(a.c, a.r, a.r.row_base, token, packed_row(a.c, a.r, token), &rank);
     fetch_weight(a, up, heard, token, row);
   }
 }
 
 // The address of the partial row that lane k adds to a token's sum, or 0.
 template <class Up>
-__device__ u64 partial_of(const CombineArgs& a, const Up& up, const u32* heard, u32 token) {
-  u32 lane = threadIdx.x % 32, rank;
-  i64 row = lane < a.c.topk ? row_at(a.c, a.r, a.r.row_base, token, lane, &rank) : -1;
+__device__ u64 partial_of(const CombineArgs& a, const Up& up, const u32* heard, u32 token,
+                          u32 packed) {
+  u32 rank;
+  i64 row = row_at(a.c, a.r, a.r.row_base, token, packed, &rank);
   if (row < 0) return 0;
   u64 base = (u64)heard[rank * kHead + 3] * 16;
   return reinterpret_cast<u64>(up.peer_ptr(kArena, rank, base + row * a.row_bytes));
@@ -86,9 +87,18 @@ __device__ void load_rows(const CombineArgs& a, const Up& up, const u32* heard, 
   u32 lane = threadIdx.x % 32, at = 0, units = a.c.tokens * a.pieces;
   // What is read was written by other means than bulk copies.
   asm volatile("fence.proxy.async;" ::: "memory");
-  for (u32 unit = blockIdx.x; unit < units; unit += gridDim.x) {
+  // Where the rows of the next unit lie is found out while those of this one are asked for.
+  auto look = [&](u32 unit) { return unit < units ? packed_row(a.c, a.r, unit / a.pieces) : kNoRow; };
+  auto find = [&](u32 unit, u32 packed) {
+    return unit < units ? partial_of(a, up, heard, unit / a.pieces, packed) : 0;
+  };
+  u32 step = gridDim.x, packed = look(blockIdx.x + step);
+  u64 next = find(blockIdx.x, look(blockIdx.x));
+  for (u32 unit = blockIdx.x; unit < units; unit += step) {
     u32 token = unit / a.pieces;
-    u64 row = (u64)token * a.row_bytes, mine = partial_of(a, up, heard, token);
+    u64 row = (u64)token * a.row_bytes, mine = next;
+    next = find(unit + step, packed);
+    packed = look(unit + 2 * step);
     u64 bias[] = {a.bias0 ? (u64)a.bias0 + row : 0, a.bias1 ? (u64)a.bias1 + row : 0};
     u32 rows = __ballot_sync(~0u, mine != 0);
     u32 count = __popc(rows) + (bias[0] != 0) + (bias[1] != 0), done = 0;
@@ -167,7 +177,8 @@ __device__ void sum_rows(const CombineArgs& a, const Up& up, const u32* heard, u
   u32 warps = blockDim.x / 32, lane = threadIdx.x % 32;
   for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < a.c.tokens;
        token += gridDim.x * warps) {
-    u64 mine = partial_of(a, up, heard, token), row = (u64)token * a.row_bytes;
+    u64 mine = partial_of(a, up, heard, token, packed_row(a.c, a.r, token));
+    u64 row = (u64)token * a.row_bytes;
     u32 terms = __ballot_sync(~0u, mine != 0);
     for (u64 at = lane * 16; at < a.row_bytes + lane * 16; at += Sums<Type>::kBytes) {
       i64 room = (i64)a.row_bytes - (i64)at;

@@ -8,116 +8,199 @@ __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32
   atomicMin(&a.c.state->problem, (u64)token << 16 | kind << 8 | k);
 }
 
-// Lane k takes selection k of a token: checks it, keeps it, and counts it for its expert.
-__device__ inline void take_token(const DispatchArgs& a, u32 token, i64 found, u32* counts) {
-  u32 lane = threadIdx.x % 32;
-  i32 expert = -1;
-  if (found >= (i64)a.c.experts)
-    note_problem(a, token, lane, 1);
-  else if (found >= 0)
-    expert = (i32)found;
-  // Lanes without an expert are alone with a value of their own.
-  u32 same = __match_any_sync(~0u, expert >= 0 ? expert : -1 - (i32)lane);
-  if (expert >= 0 && (same & ((1u << lane) - 1)) != 0) {
-    note_problem(a, token, lane, 2);
-    expert = -1;
-  }
-  if (lane < a.c.topk) {
-    u64 at = (u64)token * a.c.topk + lane;
-    a.r.topk[at] = expert;
-    a.r.rows[at] = -1;
-    a.r.places[at] = expert >= 0 ? (i32)counts[expert]++ : -1;
-  }
-  __syncwarp();
-}
+// What a warp counts in shared memory: `columns` are the ranks, then the experts.
+struct Tally {
+  u32* bits;     // [columns]: which of 32 tokens go there
+  u32* rows;     // [columns]: how many did before
+  u32 columns;
 
-// The last k with which a token selects a rank, or -1.
-__device__ inline i32 last_k(const Common& c, const Routing& r, u32 token, u32 rank) {
-  i32 last = -1;
-  for (u32 k = 0; k < c.topk; k++) {
-    i32 expert = r.topk[(u64)token * c.topk + k];
-    if (expert >= 0 && c.rank_of(expert) == rank) last = k;
+  __device__ Tally(u8* shared, const Common& c) : columns(c.ranks + c.experts) {
+    bits = reinterpret_cast<u32*>(shared) + threadIdx.x / 32 * 2 * columns;
+    rows = bits + columns;
   }
-  return last;
-}
-
-// A warp takes a chunk of tokens: places within the chunk, and how many rows each rank and expert
-// gets of it. `counts` is room for one number per expert.
-__device__ inline void count_chunk(const DispatchArgs& a, u32 chunk, u32* counts) {
-  u32 lane = threadIdx.x % 32, topk = a.c.topk, first = chunk * kChunk;
-  u32 end = min(a.c.tokens, first + kChunk);
-  for (u32 e = lane; e < a.c.experts; e += 32) counts[e] = 0;
-  __syncwarp();
-  auto load = [&](u32 t) { return lane < topk && t < end ? a.topk_idx[(u64)t * topk + lane] : -1; };
-  i64 next = load(first);
-  for (u32 t = first; t < end; t++) {
-    i64 found = next;
-    next = load(t + 1);
-    take_token(a, t, found, counts);
+  // Those of another warp of the block.
+  __device__ const u32* rows_of(u32 warp) const {
+    return rows + 2 * columns * (warp - threadIdx.x / 32);
   }
-  for (u32 e = lane; e < a.c.experts; e += 32)
-    a.r.chunk_experts[(u64)chunk * a.c.experts + e] = counts[e];
-  for (u32 rank = 0; rank < a.c.ranks; rank++) {
-    u32 count = 0;
-    for (u32 token = first + lane; token < first + kChunk + lane; token += 32) {
-      i32 last = token < end ? last_k(a.c, a.r, token, rank) : -1;
-      u32 goes = __ballot_sync(~0u, last >= 0);
-      if (last >= 0) a.r.rows[(u64)token * topk + last] = count + __popc(goes & ((1u << lane) - 1));
-      count += __popc(goes);
+  // Adds the 32 tokens to what came before.
+  __device__ void close() {
+    __syncwarp();
+    for (u32 i = threadIdx.x % 32; i < columns; i += 32) {
+      rows[i] += __popc(bits[i]);
+      bits[i] = 0;
     }
-    if (lane == 0) a.r.chunk_base[(u64)chunk * a.c.ranks + rank] = count;
+    __syncwarp();
+  }
+};
+
+// One token per lane: the experts that it selects in `kBatch` ks from `first` on.
+constexpr u32 kBatch = 8;
+struct Batch {
+  i32 expert[kBatch];
+
+  // Checks them and marks them. A second selection of an expert finds the token's own mark.
+  __device__ void take(const DispatchArgs& a, const Tally& t, u32 token, u32 first) {
+    i64 found[kBatch];
+#pragma unroll
+    for (u32 i = 0; i < kBatch; i++) {
+      u32 k = first + i;
+      found[i] = k < a.c.topk ? a.topk_idx[(u64)token * a.c.topk + k] : -1;
+    }
+    u32 mine = 1u << threadIdx.x % 32;
+#pragma unroll
+    for (u32 i = 0; i < kBatch; i++) {
+      expert[i] = -1;
+      if (found[i] >= (i64)a.c.experts)
+        note_problem(a, token, first + i, 1);
+      else if (found[i] >= 0)
+        expert[i] = (i32)found[i];
+      if (expert[i] >= 0 && (atomicOr(&t.bits[a.c.ranks + expert[i]], mine) & mine) != 0) {
+        note_problem(a, token, first + i, 2);
+        expert[i] = -1;
+      }
+    }
+#pragma unroll
+    for (u32 i = 0; i < kBatch; i++)
+      if (first + i < a.c.topk) a.r.topk[(u64)token * a.c.topk + first + i] = expert[i];
+  }
+  // Takes what `take` kept.
+  __device__ void again(const DispatchArgs& a, u32 token, u32 first) {
+#pragma unroll
+    for (u32 i = 0; i < kBatch; i++)
+      expert[i] = first + i < a.c.topk ? a.r.topk[(u64)token * a.c.topk + first + i] : -1;
+  }
+};
+
+// 32 tokens, one per lane, those from `end` on left out.
+__device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 token, u32 end) {
+  u32 lane = threadIdx.x % 32, mine = 1u << lane, before = mine - 1, topk = a.c.topk;
+  u32 batches = (topk + kBatch - 1) / kBatch, lasts = 0;
+  Batch batch;
+  if (token < end)
+    for (u32 b = 0; b < batches; b++) batch.take(a, t, token, b * kBatch);
+  // From the last k on, so that the first to mark a rank is its last.
+  if (token < end)
+    for (u32 b = batches; b-- > 0;) {
+      if (batches > 1) batch.again(a, token, b * kBatch);
+#pragma unroll
+      for (u32 i = kBatch; i-- > 0;) {
+        if (batch.expert[i] < 0) continue;
+        u32 old = atomicOr(&t.bits[a.c.rank_of(batch.expert[i])], mine);
+        if ((old & mine) == 0) lasts |= 1u << (b * kBatch + i);
+      }
+    }
+  __syncwarp();
+  if (token < end)
+    for (u32 b = 0; b < batches; b++) {
+      if (batches > 1) batch.again(a, token, b * kBatch);
+#pragma unroll
+      for (u32 i = 0; i < kBatch; i++) {
+        u32 k = b * kBatch + i;
+        if (k >= topk) continue;
+        u64 at = (u64)token * topk + k;
+        i32 expert = batch.expert[i];
+        u32 row = kNoRow;
+        if (lasts >> k & 1) {
+          u32 rank = a.c.rank_of(expert);
+          row = rank << kPlaceBits | (t.rows[rank] + __popc(t.bits[rank] & before));
+        }
+        a.r.rows[at] = row;
+        if (a.layout == kFlat) continue;
+        u32 column = a.c.ranks + expert;
+        a.r.places[at] =
+            expert >= 0 ? t.rows[column] + __popc(t.bits[column] & before) : kNoRow;
+      }
+    }
+  t.close();
+}
+
+// Makes of a block's counts of warps the first rows of its spans, and sums them up for the block.
+__device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
+  const Routing& r = a.r;
+  u32 ranks = a.c.ranks, experts = a.c.experts;
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < t.columns; i += blockDim.x) {
+    bool is_rank = i < ranks;
+    u32 width = is_rank ? ranks : experts, column = is_rank ? i : i - ranks, sum = 0;
+    u32* spans = (is_rank ? r.span_ranks : r.span_experts) + column;
+    for (u32 warp = 0; warp < kWarps; warp++) {
+      if (is_rank || a.layout != kFlat) spans[(u64)(blockIdx.x * kWarps + warp) * width] = sum;
+      sum += t.rows_of(warp)[i];
+    }
+    (is_rank ? r.block_ranks : r.block_experts)[(u64)blockIdx.x * width + column] = sum;
   }
 }
 
-__device__ inline u32 chunks_of(const Common& c) { return (c.tokens + kChunk - 1) / kChunk; }
-
-// All blocks: counts every chunk. `shared` is room for one number per warp and expert.
+// All blocks: each warp counts a span.
 __device__ inline void count(const DispatchArgs& a, u8* shared) {
-  u32 warps = blockDim.x / 32, warp = threadIdx.x / 32;
-  u32* counts = reinterpret_cast<u32*>(shared) + warp * a.c.experts;
-  for (u32 chunk = blockIdx.x * warps + warp; chunk < chunks_of(a.c); chunk += gridDim.x * warps)
-    count_chunk(a, chunk, counts);
+  Tally t(shared, a.c);
+  for (u32 i = threadIdx.x % 32; i < t.columns; i += 32) t.bits[i] = t.rows[i] = 0;
+  __syncwarp();
+  u32 first = (blockIdx.x * kWarps + threadIdx.x / 32) * a.r.span;
+  u32 end = min(a.c.tokens, first + a.r.span);
+  for (u32 token = first; token < end; token += 32)
+    count_tokens(a, t, token + threadIdx.x % 32, end);
+  close_block(a, t);
 }
 
-// Counts of chunks become first rows: `table[chunk][columns]`; returns the sum of a column.
-__device__ inline u32 scan_column(u32* table, u32 chunks, u32 columns, u32 column) {
+// Counts of blocks become first rows; returns the sum of a column.
+__device__ inline u32 scan_column(u32* table, u32 blocks, u32 columns, u32 column) {
+  constexpr u32 kAtOnce = 16;
   u32 sum = 0;
-  for (u32 chunk = 0; chunk < chunks; chunk++) {
-    u32* at = &table[(u64)chunk * columns + column];
-    u32 rows = __ldcg(at);
-    *at = sum;
-    sum += rows;
+  for (u32 first = 0; first < blocks; first += kAtOnce) {
+    u32 rows[kAtOnce];
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      rows[i] = first + i < blocks ? __ldcg(&table[(u64)(first + i) * columns + column]) : 0;
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) {
+      if (first + i < blocks) table[(u64)(first + i) * columns + column] = sum;
+      sum += rows[i];
+    }
   }
   return sum;
 }
 
 // One block, after all have counted.
 __device__ inline void scan(const DispatchArgs& a) {
-  u32 chunks = chunks_of(a.c);
   for (u32 i = threadIdx.x; i < a.c.ranks + a.c.experts; i += blockDim.x) {
     if (i < a.c.ranks)
-      a.r.counts[i] = scan_column(a.r.chunk_base, chunks, a.c.ranks, i);
+      a.r.counts[i] = scan_column(a.r.block_ranks, gridDim.x, a.c.ranks, i);
     else
       a.r.expert_counts[i - a.c.ranks] =
-          scan_column(a.r.chunk_experts, chunks, a.c.experts, i - a.c.ranks);
+          scan_column(a.r.block_experts, gridDim.x, a.c.experts, i - a.c.ranks);
   }
   __syncthreads();
 }
 
+// Where the row that `packed` of Routing::rows stands for lies among this rank's rows for `rank`.
+__device__ inline u32 row_of(const Common& c, const Routing& r, u32 token, u32 packed, u32 rank) {
+  u32 span = token / r.span;
+  return (packed & ((1u << kPlaceBits) - 1)) + r.span_ranks[span * c.ranks + rank] +
+         r.block_ranks[span / kWarps * c.ranks + rank];
+}
+
 // The row of a token at the rank of its selection k, or -1 if another k stands for that rank.
 __device__ inline i64 row_at(const Common& c, const Routing& r, const u32* row_base, u32 token,
-                             u32 k, u32* rank) {
-  i32 place = r.rows[(u64)token * c.topk + k];
-  if (place < 0) return -1;
-  *rank = c.rank_of(r.topk[(u64)token * c.topk + k]);
-  return (i64)row_base[*rank] + r.chunk_base[(u64)(token / kChunk) * c.ranks + *rank] + place;
+                             u32 packed, u32* rank) {
+  if (packed == kNoRow) return -1;
+  *rank = packed >> kPlaceBits;
+  return (i64)row_base[*rank] + row_of(c, r, token, packed, *rank);
+}
+
+// What Routing::rows has for a token and lane k. All lanes of a warp.
+__device__ inline u32 packed_row(const Common& c, const Routing& r, u32 token) {
+  u32 lane = threadIdx.x % 32;
+  return lane < c.topk ? r.rows[(u64)token * c.topk + lane] : kNoRow;
 }
 
 // The expert-major row of a token's selection k, which selects `expert`.
 __device__ inline u32 expert_row(const Common& c, const Routing& r, const u32* expert_base,
                                  u32 token, u32 k, u32 expert) {
-  return expert_base[expert] + r.chunk_experts[(u64)(token / kChunk) * c.experts + expert] +
-         (u32)r.places[(u64)token * c.topk + k];
+  u32 span = token / r.span;
+  return expert_base[expert] + r.span_experts[(u64)span * c.experts + expert] +
+         r.block_experts[(u64)(span / kWarps) * c.experts + expert] +
+         r.places[(u64)token * c.topk + k];
 }
 
 }  // namespace ty

@@ -15,25 +15,29 @@ struct Targets {
   const u64* x;            // [R]: address of the first received row
 };
 
+// What lane k needs to know of a token before it can tell where the row goes. It is loaded early.
+__device__ inline u32 aim(const DispatchArgs& a, u32 token) {
+  if (a.is_flat()) return packed_row(a.c, a.r, token);
+  u32 lane = threadIdx.x % 32;
+  return lane < a.c.topk ? (u32)a.r.topk[(u64)token * a.c.topk + lane] : kNoRow;
+}
+
 // Expert-major and packed: a row goes to the place of its first expert at each rank. All lanes of a warp.
 __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to, u32 token,
-                                       u32 lane, u32* rank) {
-  i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
+                                       i32 expert, u32* rank) {
+  u32 lane = threadIdx.x % 32;
   *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
   u32 same = __match_any_sync(~0u, expert >= 0 ? (i32)*rank : -1 - (i32)lane);
   if (expert < 0 || __ffs(same) - 1 != lane) return -1;
   return expert_row(a.c, a.r, to.expert_base, token, lane, expert);
 }
 
-// Where lane `lane` stores a piece of a token's row, or null. All lanes of a warp.
+// Where lane k stores a piece of a token's row, or null. All lanes of a warp.
 __device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
-                             u32 lane) {
+                             u32 aimed) {
   u32 rank = 0;
-  i64 row = -1;
-  if (!a.is_flat())
-    row = first_expert_row(a, to, token, lane, &rank);
-  else if (lane < a.c.topk)
-    row = row_at(a.c, a.r, to.row_base, token, lane, &rank);
+  i64 row = a.is_flat() ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
+                        : first_expert_row(a, to, token, (i32)aimed, &rank);
   if (row < 0) return nullptr;
   return reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
 }
@@ -76,36 +80,37 @@ __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* s
   };
   u32 ahead = a.stages > 1 ? a.stages - 1 : 1;
   for (u32 i = 0; i < ahead && loaded < units; i++) load();
+  u32 aimed = next < units ? aim(a, (u32)(next / a.pieces)) : kNoRow;
   for (u64 unit = next; unit < units; unit += step) {
     u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
-    u8* there = target(a, to, token, piece, lane);
+    u8* there = target(a, to, token, piece, aimed);
+    if (unit + step < units) aimed = aim(a, (u32)((unit + step) / a.pieces));
     wait_barrier(barrier + 8 * slot, parity >> slot & 1);
     parity ^= 1u << slot;
     if (there) bulk_store(there, stage + slot * pitch, piece_length(a, piece));
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    close_stores();
     slot = slot + 1 == a.stages ? 0 : slot + 1;
     if (loaded < units) {
       if (a.stages > 1)
-        asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+        stores_read_but_one();
       else
         asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
       __syncwarp();
       load();
     }
   }
-  // Complete, not only read: the signal that follows covers these stores.
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
+  stores_done();
 }
 
 #else
 
 __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8*) {
-  u32 lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  u64 units = (u64)a.c.tokens * a.pieces, step = (u64)gridDim.x * warps;
-  for (u64 unit = (u64)blockIdx.x * warps + threadIdx.x / 32; unit < units; unit += step) {
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (warp >= a.movers) return;
+  u64 units = (u64)a.c.tokens * a.pieces, step = (u64)gridDim.x * a.movers;
+  for (u64 unit = (u64)blockIdx.x * a.movers + warp; unit < units; unit += step) {
     u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
-    u64 mine = reinterpret_cast<u64>(target(a, to, token, piece, lane));
+    u64 mine = reinterpret_cast<u64>(target(a, to, token, piece, aim(a, token)));
     u32 wanted = __ballot_sync(~0u, mine != 0), bytes = piece_length(a, piece);
     const u8* from = a.x + token * a.row_bytes + (u64)piece * a.piece_bytes;
     // Whole turns of the warp, so that every lane takes part in every shuffle.

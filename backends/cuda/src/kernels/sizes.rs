@@ -4,7 +4,7 @@ use tokenyard_core::Result;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
 
-use super::args::{HEAD, TEXT_WORDS};
+use super::args::{HEAD, TEXT_WORDS, WARPS};
 use crate::config::CudaConfig;
 
 /// Window of entry records.
@@ -13,7 +13,7 @@ pub(super) const CONTROL: usize = 0;
 pub(super) const ARENA: usize = 1;
 
 /// Threads of a block; `__launch_bounds__` of the kernels.
-pub(super) const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 32 * WARPS;
 /// Warps of a block that move rows by bulk copies: with two stages each they fill what a
 /// multiprocessor has, and many shallow queues beat few deep ones.
 const MOVERS: u32 = 7;
@@ -89,29 +89,54 @@ pub(super) struct Moves {
     pub(super) movers: u32,
     /// Shared memory of a dispatch before the stages: see `DispatchTables`.
     pub(super) table_bytes: u32,
+    /// Tokens whose ids, weights and scales are gathered at once: see `SideRoom`.
+    pub(super) side_tokens: u32,
+    /// Shared memory of them; there are two.
+    pub(super) side_bytes: u32,
+    /// Whether scales are gathered: they are not where they are wide.
+    pub(super) side_scales: bool,
+    pub(super) side_at: u32,
     pub(super) shared: u32,
 }
 
+/// Shared memory that one gathering may take.
+const SIDE_ROOM: u32 = 12 << 10;
+/// Wider scales move from memory to memory.
+const WIDEST_SCALES: u32 = 1024;
+
 impl Moves {
-    /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
-    pub(super) fn new(shape: &Shape, row_bytes: u64, most_shared: u32) -> Self {
-        let Shape { ranks, experts, .. } = *shape;
+    /// For rows on a device that gives a block `most_shared` bytes.
+    pub(super) fn new(shape: &Shape, row: &RowFormat, most_shared: u32) -> Self {
+        let Shape { ranks, experts, topk, .. } = *shape;
         let table_bytes =
             (ranks * (5 * 8 + 2 * 4 + 4 * (HEAD + ranks)) + 2 * 4 * experts).next_multiple_of(128);
-        // While it counts, each warp has a number per expert where the stages are.
-        let counts = THREADS / 32 * experts * 4;
-        let (piece_bytes, pieces) = pieces(row_bytes);
+        let side_scales = row.scale_bytes <= WIDEST_SCALES;
+        let each = 8 * topk + if side_scales { row.scale_bytes } else { 0 };
+        let mut side_tokens = 32;
+        while side_tokens > 1 && side_tokens * each > SIDE_ROOM {
+            side_tokens /= 2;
+        }
+        // Two arrays by K of multiples of 16 bytes, a list of tokens, scales.
+        let side_bytes = (side_tokens * each + 2 * 16 + 128).next_multiple_of(128);
+        // While it counts, each warp has two numbers per rank and expert where the stages are.
+        let counts = WARPS * 2 * (ranks + experts) * 4;
+        let (piece_bytes, pieces) = pieces(row.x_bytes.into());
         let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
-        let room = most_shared.saturating_sub(KEPT + table_bytes) / pitch;
+        let room = most_shared.saturating_sub(KEPT + table_bytes + 2 * side_bytes) / pitch;
         let movers = MOVERS.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
+        let side_at = table_bytes + counts.max(movers * stages * pitch).next_multiple_of(128);
         Self {
             piece_bytes,
             pieces,
             stages,
             movers,
             table_bytes,
-            shared: table_bytes + counts.max(movers * stages * pitch),
+            side_tokens,
+            side_bytes,
+            side_scales,
+            side_at,
+            shared: side_at + 2 * side_bytes,
         }
     }
 }
@@ -169,7 +194,8 @@ mod tests {
         for (ranks, experts) in [(1, 4), (2, 512), (8, 256), (72, 288)] {
             let shape = Shape { ranks, experts, topk: 2, hidden: 64, max_tokens: 8 };
             for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
-                let moves = Moves::new(&shape, row_bytes, HOPPER);
+                let row = RowFormat { x_bytes: row_bytes as u32, scale_bytes: 224, weights: true };
+                let moves = Moves::new(&shape, &row, HOPPER);
                 let covered = u64::from(moves.pieces) * u64::from(moves.piece_bytes);
                 assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
                 assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
@@ -185,7 +211,8 @@ mod tests {
     #[test]
     fn a_row_of_7168_bf16_has_two_stages_in_seven_warps() {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
-        let moves = Moves::new(&shape, 14_336, HOPPER);
+        let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
+        let moves = Moves::new(&shape, &row, HOPPER);
         assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 7, 2));
     }
 }
