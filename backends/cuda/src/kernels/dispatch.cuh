@@ -78,7 +78,8 @@ struct Counted {
 template <class Up>
 __device__ void enter_dispatch(const DispatchArgs& a, const Up& up) {
   u32 verdict = a.c.verdict;
-  if (verdict == kEnter && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
+  // What a count finds stays until the next count: a replay has no routing to refuse.
+  if (!a.replay && verdict == kEnter && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
   u32 head[kHead] = {verdict | gridDim.x << 8,  (u32)a.c.signature, a.c.origin,
                      (u32)(a.region / 128),     (u32)(a.capacity / 128), 0,
                      (u32)(a.c.signature >> 32), a.c.text_bytes};
