@@ -74,7 +74,8 @@ pub(crate) fn check(operation: &'static str, status: sys::CUresult) -> Result<()
 #[cold]
 fn failed(operation: &'static str, status: sys::CUresult) -> Error {
     // Never `Full`: that means that all ranks agreed and may go on, and others do not know of this.
-    let error = Error::new(ErrorKind::System, operation, format!("the CUDA driver says {status:?}"));
+    let error =
+        Error::new(ErrorKind::System, operation, format!("the CUDA driver says {status:?}"));
     match status {
         sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => error.with_fix(
             "let other users of the device leave it more memory, or lower [kernels.cuda] arena_mib",
