@@ -106,6 +106,12 @@ impl Link {
         let status = unsafe { slot(self.instance, &mut face, &mut error) };
         crate::host::check("device_face", status, &error)
             .map_err(|e| e.with_context("part", self.name()))?;
+        let expected = size_of::<abi::TyDeviceFace>();
+        if face.size < expected {
+            let message = format!("found a face of {} bytes; expected {expected}", face.size);
+            return Err(Error::new(ErrorKind::Plugin, "device_face", message)
+                .with_context("part", self.name()));
+        }
         Ok(face)
     }
 

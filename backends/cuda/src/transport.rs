@@ -19,13 +19,19 @@ use tokenyard_core::transport::{
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_handover::{Endpoint, Extent, Links, MAX_WINDOWS, Offer};
 
+use crate::compile::FaceSource;
 use crate::config::NvlinkConfig;
 use crate::driver::{self, Buffer, Context, Device, granularity, sys};
 use lane::Lane;
 use memory::Local;
 
 /// The source of the device face.
-pub(crate) const FACE: &str = include_str!("transport/nvlink.cuh");
+const FACE: &str = include_str!("transport/nvlink.cuh");
+
+/// The device face, for who compiles it without a transport.
+pub(crate) fn nvlink_face() -> FaceSource<'static> {
+    FaceSource { text: FACE, defines: &[], param_bytes: size_of::<Params>() }
+}
 
 /// Bytes between two signals: no two writers share a line.
 const SPACING: u64 = 64;

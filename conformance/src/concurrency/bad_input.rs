@@ -150,6 +150,15 @@ const DISPATCH: &[Mistake<SpoilDispatch>] = &[
         },
         &["alignment", "found 0", "1 to 4096"],
     ),
+    // So large that the most rows that could arrive have no place in an index.
+    mistake(
+        "alignment_beyond_any_output",
+        |d, _| {
+            d.layout = MoeLayout::ExpertMajor { alignment: 1 << 30, zero_padding: false };
+            Ok(())
+        },
+        &["alignment", "found 1073741824", "1 to 4096"],
+    ),
 ];
 
 const COMBINE: &[Mistake<SpoilCombine>] = &[
@@ -251,6 +260,7 @@ pub(super) fn tests() -> Vec<Test> {
     }
     tests.push(test("weighted_without_weights", weighted_without_weights));
     tests.push(test("replay_of_other_rows", replay_of_other_rows));
+    tests.push(test("replay_after_refused_routing", replay_after_refused_routing));
     tests.push(test("handle_of_another_yard", handle_of_another_yard));
     tests
 }
@@ -370,6 +380,28 @@ fn replay_of_other_rows(rank: &Rank<'_>) -> Result<Vec<Yard>> {
     let result = yard.replay(&live.handle, &copies.replay(&yard, replay)?);
     judge(&yard, result, &["x", "[6, 64]", "[5, 64]"])?;
     round.finish(&mut yard, &live).context("after the refusal")?;
+    Ok(vec![yard])
+}
+
+/// What was found wrong with a new routing says nothing about one that a handle keeps.
+fn replay_after_refused_routing(rank: &Rank<'_>) -> Result<Vec<Yard>> {
+    let case = case(rank, EXPERT_MAJOR);
+    let mut yard = open(rank, &case)?;
+    let round = Round::new(&case, yard.rank());
+    let mut material = Material::new(&round);
+    material.first_row([12, -1]);
+    let live = round.dispatch(&mut yard)?;
+    let mut dispatch = round.brought.dispatch()?;
+    if yard.rank() == WRONG {
+        dispatch.topk_idx = indices(&material, 5, 3)?;
+    }
+    let copies = Copies::default();
+    let result = yard.dispatch(&copies.dispatch(&yard, dispatch)?);
+    judge(&yard, result, &["expert 12 in row 0"])?;
+    let again = round.replayed(&Case { seed: case.seed + 1, ..case.clone() });
+    let received = yard.replay(&live.handle, &again.brought.replay_on(&yard)?).context("replay")?;
+    again.check_received(&received).context("replay")?;
+    again.finish(&mut yard, &Live { received, ..live }).context("after the replay")?;
     Ok(vec![yard])
 }
 

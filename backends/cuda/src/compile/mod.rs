@@ -6,8 +6,8 @@ mod cache;
 mod program;
 
 pub(crate) use cache::Cache;
-pub(crate) use program::Program;
 pub use program::{Architecture, Compiled, Rows, compile};
+pub(crate) use program::{FaceSource, Program};
 
 use tokenyard_core::{Error, ErrorKind, Result};
 

@@ -4,11 +4,12 @@ use std::ffi::{CStr, CString, c_char};
 
 use cudarc::nvrtc::sys;
 use sha2::{Digest as _, Sha256};
+use tokenyard_core::abi;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::load;
 use crate::kernels::args;
-use crate::transport::FACE;
+use crate::transport::nvlink_face;
 
 /// The name under which the kernels include the face of the level inside a domain.
 const UP_FACE: &str = "up_face.cuh";
@@ -62,6 +63,16 @@ pub struct Compiled {
     pub log: String,
 }
 
+/// The face that the kernels are compiled over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FaceSource<'a> {
+    pub(crate) text: &'a str,
+    /// Of the form `NAME=VALUE`.
+    pub(crate) defines: &'a [String],
+    /// The size of the parameters that the transport passes.
+    pub(crate) param_bytes: usize,
+}
+
 /// Everything that decides what comes out.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -70,12 +81,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The kernels over a face; `defines` are of the form `NAME=VALUE`.
-    pub(crate) fn new(
-        architecture: Architecture,
-        rows: Rows,
-        (face, defines): (&str, &[String]),
-    ) -> Self {
+    /// The kernels over a face.
+    pub(crate) fn new(architecture: Architecture, rows: Rows, face: FaceSource<'_>) -> Self {
         let headers = HEADERS.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
         let mut options = vec![
             format!("-arch={}", architecture.name()),
@@ -83,9 +90,12 @@ impl Program {
             "--ptxas-options=-v".to_owned(),
             format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma)),
             format!("-DTY_ARGS_BYTES={}", args::bytes()),
+            format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION),
+            format!("-DTY_UP_PARAM_BYTES={}", face.param_bytes),
         ];
-        options.extend(defines.iter().map(|define| format!("-D{define}")));
-        Self { headers: headers.chain([(UP_FACE.to_owned(), face.to_owned())]).collect(), options }
+        options.extend(face.defines.iter().map(|define| format!("-D{define}")));
+        let headers = headers.chain([(UP_FACE.to_owned(), face.text.to_owned())]).collect();
+        Self { headers, options }
     }
 
     /// Names what comes out: a hash of every byte that goes in and of the compiler's version.
@@ -160,7 +170,7 @@ impl Program {
 /// # Errors
 /// No compiler, or what it says.
 pub fn compile(architecture: Architecture, rows: Rows) -> Result<Compiled> {
-    Program::new(architecture, rows, (FACE, &[])).compile()
+    Program::new(architecture, rows, nvlink_face()).compile()
 }
 
 /// A program of the compiler.

@@ -13,7 +13,6 @@ pub(crate) use memory::{Buffer, Pinned, Reserved, Vmm, copy, granularity};
 pub(crate) use module::{Function, Launch, Module};
 pub(crate) use stream::{Event, Stream};
 
-use std::ffi::CStr;
 use std::sync::OnceLock;
 
 pub(crate) use cudarc::driver::sys;
@@ -49,7 +48,7 @@ pub(crate) fn load() -> Result<()> {
         match unsafe { sys::cuInit(0) } {
             sys::CUresult::CUDA_SUCCESS => Ok(()),
             other => Err((
-                format!("cuInit failed: {}", name_of(other)),
+                format!("cuInit failed: {other:?}"),
                 "see what nvidia-smi says; give the container its devices",
             )),
         }
@@ -64,17 +63,6 @@ pub(crate) fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-fn name_of(status: sys::CUresult) -> String {
-    let mut text = std::ptr::null();
-    // SAFETY: the driver is loaded, as for whoever has a status; the text is static.
-    let found = unsafe { sys::cuGetErrorName(status, &mut text) };
-    if found != sys::CUresult::CUDA_SUCCESS || text.is_null() {
-        return format!("status {}", status as i32);
-    }
-    // SAFETY: a text of the driver, ended by zero.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-}
-
 /// Turns a status into an error that names the call.
 pub(crate) fn check(operation: &'static str, status: sys::CUresult) -> Result<()> {
     if status == sys::CUresult::CUDA_SUCCESS {
@@ -85,9 +73,26 @@ pub(crate) fn check(operation: &'static str, status: sys::CUresult) -> Result<()
 
 #[cold]
 fn failed(operation: &'static str, status: sys::CUresult) -> Error {
-    let kind = match status {
-        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::Full,
-        _ => ErrorKind::System,
-    };
-    Error::new(kind, operation, format!("the CUDA driver says {}", name_of(status)))
+    // Never `Full`: that means that all ranks agreed and may go on, and others do not know of this.
+    let error =
+        Error::new(ErrorKind::System, operation, format!("the CUDA driver says {status:?}"));
+    match status {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => error.with_fix(
+            "let other users of the device leave it more memory, or lower [kernels.cuda] arena_mib",
+        ),
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_out_of_memory_does_not_say_that_all_ranks_may_go_on() {
+        let error = failed("launch kernel", sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        assert_eq!(error.kind(), ErrorKind::System);
+        let text = error.to_string();
+        assert!(text.contains("OUT_OF_MEMORY") && text.contains("arena_mib"), "{text}");
+    }
 }

@@ -59,8 +59,8 @@ struct State {
   u32 arrived;      // blocks that have counted
   u32 reserved;
   u64 problem;      // first bad entry of topk_idx: token << 16 | kind << 8 | k; all ones if none
-  u64* rows;        // [R]: totals of the row signals that are waited for
-  u64* done;        // [R]: the same of the done signals
+  u64* rows;        // [slots, R]: totals of the row signals that are waited for
+  u64* done;        // [slots, R]: the same of the done signals
 };
 
 // What every operation brings.
@@ -76,7 +76,7 @@ struct Common {
   u32 rank, ranks, experts, topk;
   u32 max_tokens, tokens;
   u32 epoch;            // of the operation; never 0
-  u32 reserved;
+  u32 slot;             // of the operation: it has signals and totals of its own
   u32 origin;           // epoch of the dispatch that made the handle
   u32 verdict;
   u32 entry_words;      // 64-bit words of a record
@@ -85,6 +85,13 @@ struct Common {
 
   __device__ u32 local_experts() const { return experts / ranks; }
   __device__ u32 rank_of(u32 expert) const { return expert / local_experts(); }
+
+  // The signals that this rank raises at others: its rows are there, it has read theirs.
+  __device__ u32 rows_signal() const { return 2 * ranks * slot + rank; }
+  __device__ u32 done_signal() const { return rows_signal() + ranks; }
+  // What this rank waits for in the slot.
+  __device__ u64* rows_totals() const { return state->rows + (u64)slot * ranks; }
+  __device__ u64* done_totals() const { return state->done + (u64)slot * ranks; }
 };
 
 // The routing that a handle keeps, in device memory. A warp counts a *span* of tokens, a block the

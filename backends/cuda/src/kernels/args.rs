@@ -112,7 +112,7 @@ pub(crate) struct Common {
     pub(crate) max_tokens: u32,
     pub(crate) tokens: u32,
     pub(crate) epoch: u32,
-    pub(crate) reserved: u32,
+    pub(crate) slot: u32,
     pub(crate) origin: u32,
     pub(crate) verdict: u32,
     pub(crate) entry_words: u32,

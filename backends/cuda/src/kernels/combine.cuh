@@ -25,6 +25,8 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin,
                        (u32)(a.x / 16),              (u32)(a.weights / 16), (u32)a.rows,
                        (u32)(a.c.signature >> 32),   0};
+    // Who hears this record may read the rows that earlier kernels wrote here.
+    __threadfence_system();
     // As many words as a dispatch, so that ranks that do one find out and do not wait.
     enter(a.c, up, kHead + a.c.ranks, a.c.verdict, nullptr,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
@@ -39,7 +41,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   if (blockIdx.x == 0) {
     if (d.code == kGo)
       for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
-        a.c.state->done[s] += heard[s * kHead] >> 8;
+        a.c.done_totals()[s] += heard[s * kHead] >> 8;
     __syncthreads();
     if (threadIdx.x == 0) {
       stamp(&a.c.trace->heard);
@@ -49,7 +51,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   if (d.code != kGo) return;
   if (a.out_weights) fetch_weights(a, up, heard);
   sum_rows<Type>(a, up, heard, shared);
-  raise_all(a.c, up, a.c.ranks + a.c.rank, guard);
+  raise_all(a.c, up, a.c.done_signal(), guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->moved);
 }
 

@@ -159,7 +159,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
   u8* base = reinterpret_cast<u8*>(t.x[me]);
   for (u32 s = lane; s < a.c.ranks; s += 32) {
     reinterpret_cast<u32*>(base + region.rank_counts)[s] = t.heard[s * n + kHead + me];
-    a.c.state->rows[s] += t.heard[s * n] >> 8;
+    a.c.rows_totals()[s] += t.heard[s * n] >> 8;
     a.r.row_base[s] = t.row_base[s];
   }
   bool ok = note_experts(a, up, t, base, region, guard);
@@ -229,7 +229,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   if (d.code != kGo) return;
   move_sides(a, t, shared + a.side_at);
   move_rows(a, {t.row_base, t.expert_base, t.x}, shared + a.table_bytes);
-  raise_all(a.c, up, a.c.rank, guard);
+  raise_all(a.c, up, a.c.rows_signal(), guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->moved);
 }
 

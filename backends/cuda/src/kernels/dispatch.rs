@@ -3,12 +3,12 @@
 use tokenyard_core::abi;
 use tokenyard_core::host::NO_TENSOR;
 use tokenyard_core::moe::{
-    DType, Holder, Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Span,
+    DType, Holder, Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape, Span,
 };
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{DispatchArgs, ENTER, REFUSE_TEXT, SpreadArgs};
+use super::args::{Common, DispatchArgs, ENTER, Outcome, REFUSE_TEXT, Routing, SpreadArgs};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
 use super::outcome::Called;
@@ -85,8 +85,7 @@ fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
     match call.layout {
         abi::TY_LAYOUT_FLAT => Ok(Layout::Flat),
         abi::TY_LAYOUT_EXPERT_MAJOR => Ok(Layout::ExpertMajor {
-            // A call that is refused may bring nonsense; it brings no rows.
-            alignment: call.alignment.max(1),
+            alignment: call.alignment,
             zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
         }),
         abi::TY_LAYOUT_PACKED => Ok(Layout::Packed),
@@ -94,21 +93,118 @@ fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
     }
 }
 
+/// What a dispatch asks for. Of a call that is refused nothing is known.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    format: Format,
+    spec: RegionSpec,
+    /// The most that may arrive, and where it would lie.
+    most: RegionRows,
+    room: RegionLayout,
+    worst: bool,
+    replay: bool,
+}
+
+impl Wanted {
+    fn of(call: &abi::TyDispatch, shape: &Shape) -> Result<Self> {
+        let format = Format::of(call, shape.hidden);
+        let spec = RegionSpec { shape: *shape, layout: layout_of(call)?, row: format.row };
+        Ok(Self {
+            format,
+            spec,
+            most: RegionRows::worst(&spec)?,
+            room: RegionLayout::worst(&spec)?,
+            worst: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
+            replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
+        })
+    }
+}
+
+/// The arguments of a dispatch without rows.
+fn arguments(
+    call: &abi::TyDispatch,
+    (common, routing): (Common, Routing),
+    moves: &Moves,
+) -> DispatchArgs {
+    DispatchArgs {
+        common,
+        routing,
+        topk_idx: 0,
+        x: 0,
+        scales: 0,
+        weights: 0,
+        scale_stride: [0; 2],
+        region: 0,
+        capacity: 0,
+        row_bytes: 0,
+        scale_words: 0,
+        replay: 0,
+        worst: 0,
+        // Decides how many words a record has, so it is the caller's also where that is refused.
+        layout: call.layout,
+        worst_experts: 0,
+        alignment: 1,
+        reserved0: 0,
+        piece_bytes: moves.piece_bytes,
+        pieces: moves.pieces,
+        stages: moves.stages,
+        movers: moves.movers,
+        table_bytes: moves.table_bytes,
+        side_tokens: moves.side_tokens,
+        side_bytes: moves.side_bytes,
+        side_scales: moves.side_scales.into(),
+        side_at: moves.side_at,
+        raw: 0,
+        cast: 0,
+        dtype: 0,
+        hidden: 0,
+        reserved: 0,
+    }
+}
+
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
-        let arrangement = layout_of(call)?;
-        let format = Format::of(call, self.shape.hidden);
-        let worst = call.flags & abi::TY_DISPATCH_WORST_CASE != 0;
-        let spec = RegionSpec { shape: self.shape, layout: arrangement, row: format.row };
-        let most = RegionLayout::worst(&spec)?.bytes;
+        // SAFETY: the host's string is valid for the call.
+        let text = unsafe { refusal(call.refusal) };
+        if !text.is_empty() {
+            return self.refuse_dispatch(call, text);
+        }
+        match Wanted::of(call, &self.shape) {
+            // SAFETY: by this function's contract.
+            Ok(wanted) => unsafe { self.send_rows(call, &wanted) },
+            Err(why) => self.refuse_dispatch(call, why.detail().as_bytes()),
+        }
+    }
+
+    /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
+    fn refuse_dispatch(&mut self, call: &abi::TyDispatch, why: &[u8]) -> Result<()> {
+        let mut common = self.common(call.operation, REFUSE_TEXT, why);
+        let (routing, origin) = {
+            let state = &self.handles[call.handle as usize];
+            (state.routing, state.origin)
+        };
+        let called = self.sign(call, &mut common, origin);
+        let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
+        let moves = Moves::new(&self.shape, &row, self.most_shared);
+        let arguments = arguments(call, (common, routing), &moves);
+        // SAFETY: the arguments name no tensors.
+        let sent = unsafe { self.launch_dispatch(&arguments, &moves) };
+        let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        self.give_up(outcome)?;
+        let message = "all ranks went on with a call that this one refused";
+        Err(Error::new(ErrorKind::Internal, "dispatch", message))
+    }
+
+    /// # Safety
+    /// As [`dispatch_send`](Self::dispatch_send).
+    unsafe fn send_rows(&mut self, call: &abi::TyDispatch, wanted: &Wanted) -> Result<()> {
         // A full arena is found out by the kernel, which knows what is needed.
-        let region = self.arena.reserve(most, Holder::Dispatch(call.operation)).ok();
+        let region = self.arena.reserve(wanted.room.bytes, Holder::Dispatch(call.operation)).ok();
         let place = region.map_or((0, 0), |r| (r.offset, r.bytes));
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.launch_dispatch(call, (&format, &spec), place) };
-        let outcome = sent.and_then(|called| self.hear_outcome(call.operation, &called));
+        let outcome = unsafe { self.enter_with_rows(call, wanted, place) };
         let (outcome, region) = match (self.give_up(outcome), region) {
             (Ok(outcome), Some(region)) => (outcome, region),
             (Ok(_), None) => {
@@ -119,71 +215,59 @@ impl Engine {
                 return Err(error);
             }
         };
+        let arrangement = wanted.spec.layout;
         // Packed regions have room for all.
-        let rows = if worst || arrangement == Layout::Packed {
-            RegionRows::worst(&spec)?
+        let rows = if wanted.worst || arrangement == Layout::Packed {
+            wanted.most
         } else {
             RegionRows { tokens: outcome.tokens, experts: outcome.rows }
         };
-        let layout = RegionLayout::new(&spec, rows)?;
+        let layout = RegionLayout::new(&wanted.spec, rows)?;
         self.arena.shrink(region.id, layout.bytes);
         let output =
             Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
-        let shape = self.shape;
-        if call.flags & abi::TY_DISPATCH_REPLAY == 0 {
-            let state = &mut self.handles[call.handle as usize];
-            state.received = outcome.tokens;
-            state.rows = output.rows_of(arrangement, &shape);
-            state.slots = output.address + layout.slots.offset;
-            state.weights =
-                if format.row.weights { output.address + layout.weights.offset } else { 0 };
+        let received = outcome.tokens;
+        if !wanted.replay {
+            self.handles[call.handle as usize].note_output(&output, received, &wanted.spec);
         }
         let slot = self.slot(call.operation);
-        let received = outcome.tokens;
         self.operations[slot] = Operation::Dispatch(DispatchOp {
             operation: call.operation,
-            format,
+            format: wanted.format,
             output,
             arrangement,
-            worst,
+            worst: wanted.worst,
             received,
         });
         Ok(())
     }
 
+    /// Launches the kernel, and waits until it says how the operation goes on.
+    ///
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
-    unsafe fn launch_dispatch(
+    unsafe fn enter_with_rows(
         &mut self,
         call: &abi::TyDispatch,
-        (format, spec): (&Format, &RegionSpec),
+        wanted: &Wanted,
         (region, capacity): (u64, u64),
-    ) -> Result<Called> {
-        // SAFETY: the host's string is valid for the call.
-        let text = unsafe { refusal(call.refusal) };
-        let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
-        let slot = self.slot(call.operation);
+    ) -> Result<Outcome> {
         // Who holds the arena, should it turn out to be too full.
-        let scarce = capacity < RegionLayout::worst(spec)?.bytes;
-        let holders = if scarce && text.is_empty() { self.arena.holders() } else { String::new() };
-        let mut common = match text {
-            [] => self.common(call.operation, ENTER, holders.as_bytes()),
-            text => self.common(call.operation, REFUSE_TEXT, text),
-        };
+        let scarce = capacity < wanted.room.bytes;
+        let holders = if scarce { self.arena.holders() } else { String::new() };
+        let mut common = self.common(call.operation, ENTER, holders.as_bytes());
         let state = &mut self.handles[call.handle as usize];
-        if !replay && text.is_empty() {
+        if !wanted.replay {
             state.origin = common.epoch;
             state.count(call.topk_idx.shape[0] as u32);
-            state.worst = call.flags & abi::TY_DISPATCH_WORST_CASE != 0;
-            state.layout = spec.layout;
+            state.worst = wanted.worst;
+            state.layout = wanted.spec.layout;
         }
         common.tokens = state.tokens;
         // All ranks count the same dispatch, so its epoch is no news; a replay names an older one.
-        common.origin = state.origin;
-        let signature = Signature::dispatch(call);
-        common.signature = signature.0;
-        let called =
-            Called { rank: self.rank, operation: call.operation, signature, origin: common.origin };
+        let (origin, routing, worst) = (state.origin, state.routing, state.worst);
+        let called = self.sign(call, &mut common, origin);
+        let format = &wanted.format;
         let moves = Moves::new(&self.shape, &format.row, self.most_shared);
         let (x, scales, scale_stride) = match call.cast {
             abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
@@ -193,8 +277,6 @@ impl Engine {
             }
         };
         let arguments = DispatchArgs {
-            common,
-            routing: state.routing,
             topk_idx: call.topk_idx.data as u64,
             x,
             scales,
@@ -204,33 +286,35 @@ impl Engine {
             capacity,
             row_bytes: format.row.x_bytes.into(),
             scale_words: format.scale_columns as u32,
-            replay: replay.into(),
-            worst: state.worst.into(),
-            layout: call.layout,
-            worst_experts: RegionRows::worst(spec)?.experts,
-            alignment: spec.layout.alignment(),
-            reserved0: 0,
-            piece_bytes: moves.piece_bytes,
-            pieces: moves.pieces,
-            stages: moves.stages,
-            movers: moves.movers,
-            table_bytes: moves.table_bytes,
-            side_tokens: moves.side_tokens,
-            side_bytes: moves.side_bytes,
-            side_scales: moves.side_scales.into(),
-            side_at: moves.side_at,
+            replay: wanted.replay.into(),
+            worst: worst.into(),
+            worst_experts: wanted.most.experts,
+            alignment: wanted.spec.layout.alignment(),
             raw: call.x.data as u64,
             cast: call.cast,
             dtype: call.x.dtype,
             hidden: self.shape.hidden,
-            reserved: 0,
+            ..arguments(call, (common, routing), &moves)
         };
-        // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest
-        // belongs to the engine.
-        unsafe {
-            self.launch(&self.kernels.dispatch, (self.blocks, moves.shared), &arguments, slot)?;
-        }
-        Ok(called)
+        // SAFETY: the tensors are valid by this function's contract.
+        unsafe { self.launch_dispatch(&arguments, &moves)? };
+        self.hear_outcome(call.operation, &called)
+    }
+
+    /// Writes into `common` what ranks compare.
+    fn sign(&self, call: &abi::TyDispatch, common: &mut Common, origin: u32) -> Called {
+        let signature = Signature::dispatch(call);
+        (common.signature, common.origin) = (signature.0, origin);
+        Called { rank: self.rank, operation: call.operation, signature, origin }
+    }
+
+    /// # Safety
+    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    unsafe fn launch_dispatch(&self, arguments: &DispatchArgs, moves: &Moves) -> Result<()> {
+        let size = (self.blocks, moves.shared);
+        let slot = arguments.common.slot as usize;
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(&self.kernels.dispatch, size, arguments, slot) }
     }
 
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {

@@ -14,6 +14,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{ArriveArgs, Common, Outcome, State, TEXT, Trace};
 use super::combine::CombineOp;
 use super::dispatch::DispatchOp;
+use super::face::Face;
 use super::handle::HandleState;
 use super::outcome::{Called, judge};
 use super::sizes::{ARENA, Sizes, THREADS, moe_shape};
@@ -63,7 +64,7 @@ pub(super) struct Engine {
     traces: Pinned<Trace>,
     pub(super) waits: Waits,
     state: Buffer,
-    /// Totals of row signals that are waited for, and of done signals: `[R]` each.
+    /// Totals of row signals that are waited for, and of done signals: `[slots, R]` each.
     pub(super) expected: [Buffer; 2],
     /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
     pub(super) cast: [Buffer; 2],
@@ -113,9 +114,8 @@ impl Engine {
         }
         let arena_at = windows.get(ARENA).map_or(0, |w| w.pointer as u64);
         let moe = moe_shape(shape);
-        let face = link.device_face()?;
         // SAFETY: the link lives, and with it what its face points to.
-        let (source, defines, params) = unsafe { read_face(&face)? };
+        let face = unsafe { Face::read(&link.device_face()?)? };
         let most_shared = context.device.attribute(
             sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )? as u32;
@@ -123,8 +123,8 @@ impl Engine {
             .device
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
             as u32;
-        let kernels = load(context, config, (&source, &defines), most_shared)?;
-        let totals = 8 * u64::from(moe.ranks);
+        let kernels = load(context, config, &face, most_shared)?;
+        let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let state = State {
             problem: u64::MAX,
@@ -154,7 +154,7 @@ impl Engine {
                 Buffer::new(context, 4 * u64::from(moe.max_tokens) * groups)?,
             ],
             lost: Buffer::new(context, moe.ranks.into())?,
-            params,
+            params: face.params,
             handles: (0..shape.handles)
                 .map(|_| HandleState::new(context, &moe, blocks))
                 .collect::<Result<_>>()?,
@@ -204,7 +204,7 @@ impl Engine {
             max_tokens: self.shape.max_tokens,
             tokens: 0,
             epoch: Self::epoch(operation),
-            reserved: 0,
+            slot: slot as u32,
             origin: 0,
             verdict,
             entry_words: self.sizes.entry_words,
@@ -281,20 +281,24 @@ impl Engine {
 
     /// Launches the kernel that waits for a signal of every rank.
     pub(super) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
-        let of_rows = phase == abi::TY_PHASE_ROWS;
+        let (slot, ranks) = (self.slot(operation), self.shape.ranks);
+        // As `Common` of the kernels numbers them.
+        let done = phase != abi::TY_PHASE_ROWS;
+        let first_signal = 2 * ranks * slot as u32 + if done { ranks } else { 0 };
+        let totals = 8 * u64::from(ranks) * slot as u64;
         let arguments = ArriveArgs {
             abort: self.waits.abort.at(0) as u64,
             report: self.waits.report.at(0) as u64,
             cap_ns: self.cap_ns,
-            expected: self.expected[usize::from(!of_rows)].address(),
-            ranks: self.shape.ranks,
-            first_signal: if of_rows { 0 } else { self.shape.ranks },
+            expected: self.expected[usize::from(done)].address() + totals,
+            ranks,
+            first_signal,
             phase: phase as u32,
             reserved: 0,
             trace: self.traces.at(self.slot(operation)) as u64,
         };
         // SAFETY: the kernel's type; it names memory of the engine only.
-        unsafe { self.launch(&self.kernels.arrive, (1, 0), &arguments, self.slot(operation)) }
+        unsafe { self.launch(&self.kernels.arrive, (1, 0), &arguments, slot) }
     }
 
     /// Ends every wait of this rank's kernels after an error that closes the yard: nobody else does,
@@ -340,58 +344,10 @@ impl Drop for Engine {
     }
 }
 
-/// Source, defines and parameters of a face.
-///
-/// # Safety
-/// What the face points to is valid.
-unsafe fn read_face(face: &abi::TyDeviceFace) -> Result<(String, Vec<String>, Vec<u64>)> {
-    let refuse = |message: String| {
-        Err(Error::new(ErrorKind::Unsupported, "read device face", message)
-            .with_fix("use a transport of this version for CUDA"))
-    };
-    if face.version != abi::TY_FACE_VERSION
-        || face.dialect != abi::TY_DIALECT_CUDA
-        || face.compiler != abi::TY_COMPILER_NVRTC
-    {
-        return refuse(format!(
-            "found version {}, dialect {}, compiler {}; expected {}, CUDA ({}), NVRTC ({})",
-            face.version,
-            face.dialect,
-            face.compiler,
-            abi::TY_FACE_VERSION,
-            abi::TY_DIALECT_CUDA,
-            abi::TY_COMPILER_NVRTC
-        ));
-    }
-    if face.include_folder_count != 0 || face.param_bytes == 0 || face.param_alignment > 8 {
-        return refuse(format!(
-            "found {} include folders and {} bytes of parameters aligned to {}; expected none, and \
-             some aligned to at most 8",
-            face.include_folder_count, face.param_bytes, face.param_alignment
-        ));
-    }
-    let read = |text: &abi::TyStr| {
-        // SAFETY: by this function's contract.
-        let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
-        String::from_utf8_lossy(bytes).into_owned()
-    };
-    let defines: &[abi::TyStr] = match face.define_count {
-        0 => &[],
-        // SAFETY: by this function's contract.
-        count => unsafe { std::slice::from_raw_parts(face.defines, count) },
-    };
-    let mut params = vec![0_u64; face.param_bytes.div_ceil(8)];
-    // SAFETY: by this function's contract; there is room for as many bytes.
-    unsafe {
-        std::ptr::copy_nonoverlapping(face.params, params.as_mut_ptr().cast(), face.param_bytes);
-    }
-    Ok((read(&face.source), defines.iter().map(read).collect(), params))
-}
-
 fn load(
     context: &Arc<Context>,
     config: &CudaConfig,
-    face: (&str, &[String]),
+    face: &Face,
     most_shared: u32,
 ) -> Result<Kernels> {
     let architecture = Architecture { capability: context.device.capability()? };
@@ -407,7 +363,7 @@ fn load(
         return Err(Error::new(ErrorKind::Unsupported, "load kernels", message)
             .with_fix("set rows = \"auto\" in [kernels.cuda]"));
     }
-    let program = Program::new(architecture, rows, face);
+    let program = Program::new(architecture, rows, face.source());
     let cache = Cache::open(config.cache.as_deref())?;
     let image = cache.get(&program.key()?, || program.compile().map(|made| made.image))?;
     let module = Module::load(context, &image)?;

@@ -171,6 +171,8 @@ __device__ bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guar
   bool ok = __syncthreads_and(!guard.ended());
   for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x)
     ok = up.signal(0, (c.rank + i) % c.ranks, {signal, 1}, guard);
+  ok = __syncthreads_and(ok);
+  if (threadIdx.x == 0) up.submit(0);
   return ok;
 }
 

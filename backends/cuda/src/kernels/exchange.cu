@@ -1,4 +1,5 @@
-// The kernels, over the face of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES.
+// The kernels, over the face of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES,
+// TY_HOST_FACE_VERSION, TY_UP_PARAM_BYTES.
 #include "args.cuh"
 
 namespace up {
@@ -10,6 +11,11 @@ namespace up {
 #include "experts.cuh"
 
 using Up = up::Face;
+static_assert(Up::kLoadStore, "the kernels load from peers and store to them");
+static_assert(Up::kSharedLanes, "every block raises signals on lane 0");
+static_assert(TY_FACE_VERSION == TY_HOST_FACE_VERSION, "the face's contract is of another version");
+static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
+              "the transport passes other parameters than its face takes");
 extern __shared__ __align__(1024) ty::u8 shared[];
 
 extern "C" __global__ void __launch_bounds__(256, 1)

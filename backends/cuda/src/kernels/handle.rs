@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, Shape};
+use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec, Shape, Span};
 
 use super::args::{Routing, WARPS};
 use crate::driver::{Buffer, Context};
@@ -100,6 +100,15 @@ impl HandleState {
             weights: 0,
             _memory: memory,
         })
+    }
+
+    /// Remembers what a combine must know of the output that the routing made first.
+    pub(super) fn note_output(&mut self, output: &Output, received: u64, spec: &RegionSpec) {
+        let at = |span: Span| output.address + span.offset;
+        self.received = received;
+        self.rows = output.rows_of(spec.layout, &spec.shape);
+        self.slots = at(output.layout.slots);
+        self.weights = if spec.row.weights { at(output.layout.weights) } else { 0 };
     }
 }
 

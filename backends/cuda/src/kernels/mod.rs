@@ -12,6 +12,7 @@ pub(crate) mod args;
 mod combine;
 mod dispatch;
 mod engine;
+mod face;
 mod handle;
 mod outcome;
 mod sizes;
@@ -113,8 +114,9 @@ impl KernelSet for CudaKernels {
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
         window_bytes[CONTROL] = sizes.control_bytes();
         window_bytes[ARENA] = sizes.arena_bytes;
-        // The rows' arrival and the end of reading, each raised by one rank.
-        let link = LinkNeeds { lanes: 1, signals: 2 * ranks, queue_depth: 1, ..NO_LINK_NEEDS };
+        // Of each slot: the rows' arrival and the end of reading, each raised by one rank.
+        let signals = 2 * ranks * sizes.slots;
+        let link = LinkNeeds { lanes: 1, signals, queue_depth: 1, ..NO_LINK_NEEDS };
         let (up, out) = if scale_up { (link, NO_LINK_NEEDS) } else { (NO_LINK_NEEDS, link) };
         Ok(KernelNeeds {
             size: size_of::<KernelNeeds>(),
