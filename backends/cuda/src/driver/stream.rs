@@ -63,7 +63,6 @@ impl Stream {
         // SAFETY: as in `copy`.
         check("zero memory", unsafe { sys::cuMemsetD8Async(at, 0, bytes as usize, self.raw) })
     }
-
 }
 
 impl Drop for Stream {

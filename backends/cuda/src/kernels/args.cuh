@@ -9,7 +9,8 @@ constexpr u32 kArena = 1;       // window of rows
 constexpr u32 kHead = 8;        // words of an entry's head
 constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
-constexpr u32 kWarps = 8;       // of a block
+constexpr u32 kWarps = 16;      // of a block
+constexpr u32 kSummingWarps = 8; // of a block that sums: few, so that each has much of a row
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
 
@@ -167,6 +168,8 @@ struct SpreadArgs {
   u64 row_bytes;
   u32 scale_words, topk, local_experts;
   u32 zero_padding;
+  u32 stage_bytes;              // a row moves in pieces of so many bytes
+  u32 movers;                   // warps of a block that move rows
 };
 
 // Expert-major and packed: one partial row per received token, from the rows of its copies.
@@ -181,6 +184,10 @@ struct MergeArgs {
   u64 rows;
   u64 row_bytes;
   u32 topk;
+  u32 piece_bytes;     // a row is read in pieces of so many bytes
+  u32 pieces;
+  u32 stages;          // pieces in flight of a block
+  u32 stage_bytes;
   u32 reserved;
 };
 

@@ -8,7 +8,9 @@ pub(crate) const HEAD: u32 = 8;
 /// Words of a text: its length, then four bytes each.
 pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
 /// Warps of a block.
-pub(crate) const WARPS: u32 = 8;
+pub(crate) const WARPS: u32 = 16;
+/// Warps of a block that sums.
+pub(crate) const SUMMING_WARPS: u32 = 8;
 
 /// How a rank enters.
 pub(crate) const ENTER: u32 = 0;
@@ -226,6 +228,8 @@ pub(crate) struct SpreadArgs {
     pub(crate) topk: u32,
     pub(crate) local_experts: u32,
     pub(crate) zero_padding: u32,
+    pub(crate) stage_bytes: u32,
+    pub(crate) movers: u32,
 }
 
 #[repr(C)]
@@ -241,5 +245,9 @@ pub(crate) struct MergeArgs {
     pub(crate) rows: u64,
     pub(crate) row_bytes: u64,
     pub(crate) topk: u32,
+    pub(crate) piece_bytes: u32,
+    pub(crate) pieces: u32,
+    pub(crate) stages: u32,
+    pub(crate) stage_bytes: u32,
     pub(crate) reserved: u32,
 }

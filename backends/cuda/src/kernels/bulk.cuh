@@ -6,6 +6,15 @@ namespace ty {
 
 __device__ inline u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
+// 16 bytes of shared memory at once: parts of them would meet in the same banks.
+__device__ inline uint4 load_shared(const uint4* at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared_address(at)));
+  return v;
+}
+
 // Copies 4 or 16 bytes to shared memory; `copies_done` waits for those of a thread.
 __device__ inline void copy_async(void* to, const void* from, u32 bytes) {
   if (bytes == 16)
@@ -36,6 +45,9 @@ __device__ inline void bulk_store(u8* to, u32 from, u32 bytes) {
 __device__ inline void init_barrier(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
+__device__ inline void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // Waits for the phase of a barrier of this block. What it waits for always ends: no guard.
 __device__ inline void wait_barrier(u32 barrier, u32 parity) {
   u32 there;
@@ -55,6 +67,10 @@ __device__ inline void publish_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 __device__ inline void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// All stores of this thread have read shared memory.
+__device__ inline void stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
 // All groups of stores of this thread but the last have read shared memory.
 __device__ inline void stores_read_but_one() {
   asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");

@@ -37,43 +37,80 @@ __device__ inline float2 group_scale(float amax, u32 cast) {
   return make_float2(power_of_two(-exponent), power_of_two(exponent));
 }
 
-// One channel of a row.
-__device__ inline float channel(const DispatchArgs& a, u64 at) {
-  if (a.dtype == 3) return reinterpret_cast<const float*>(a.raw)[at];
-  u16 half = reinterpret_cast<const u16*>(a.raw)[at];
-  if (a.dtype == 1) return __uint_as_float((u32)half << 16);
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
-  return value;
+// Eight channels that follow each other, as f32: one load, or two.
+struct Channels {
+  float x[8];
+
+  __device__ void load(const DispatchArgs& a, u64 at) {
+    if (a.dtype == 3) {
+      const uint4* from = reinterpret_cast<const uint4*>(a.raw + at * 4);
+      uint4 low = from[0], high = from[1];
+      F32::widen(low, x);
+      F32::widen(high, x + 4);
+    } else {
+      uint4 both = *reinterpret_cast<const uint4*>(a.raw + at * 2);
+      a.dtype == 1 ? Bf16::widen(both, x) : F16::widen(both, x);
+    }
+  }
+};
+
+// The codes of two values; the low byte is of the first.
+__device__ inline u32 e4m3_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  u16 codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  // The instruction drops the sign of a NaN.
+  u32 signs = (low != low ? __float_as_uint(low) >> 24 & 0x80 : 0) |
+              (high != high ? __float_as_uint(high) >> 16 & 0x8000 : 0);
+  return codes | signs;
+#else
+  u32 first = e4m3_magnitude(low) | (__float_as_uint(low) >> 24 & 0x80);
+  u32 second = e4m3_magnitude(high) | (__float_as_uint(high) >> 24 & 0x80);
+  return first | second << 8;
+#endif
 }
 
-// One group of one token: lane i takes four channels that follow each other. One warp.
-__device__ inline void cast_group(const DispatchArgs& a, u32 token, u32 group) {
-  u32 first = group * kGroup + threadIdx.x % 32 * 4;
-  bool inside = first < a.hidden;
-  u64 row = (u64)token * a.hidden;
-  float x[4] = {};
-  float amax = 1e-4f;
-  for (u32 i = 0; i < 4 && inside; i++) {
-    x[i] = channel(a, row + first + i);
-    // Ignores NaN.
-    amax = fmaxf(amax, fabsf(x[i]));
-  }
-  for (u32 other = 16; other > 0; other /= 2)
-    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, other));
-  float2 factor = group_scale(amax, a.cast);
-  u32 codes = 0;
-  for (u32 i = 0; i < 4; i++) {
-    u32 sign = __float_as_uint(x[i]) >> 31 << 7;
-    codes |= (e4m3_magnitude(__fmul_rn(x[i], factor.x)) | sign) << 8 * i;
-  }
-  if (inside) *reinterpret_cast<u32*>(const_cast<u8*>(a.x) + row + first) = codes;
-  if (threadIdx.x % 32 != 0) return;
+// The scale of one group.
+__device__ inline void store_scale(const DispatchArgs& a, u32 token, u32 group, float scale) {
   u32* scales = const_cast<u32*>(a.scales) + (u64)token * a.scale_words;
   if (a.cast != kCastUe8m0)
-    scales[group] = __float_as_uint(factor.y);
+    scales[group] = __float_as_uint(scale);
   else
-    reinterpret_cast<u8*>(scales)[group] = (u8)(__float_as_uint(factor.y) >> 23);
+    reinterpret_cast<u8*>(scales)[group] = (u8)(__float_as_uint(scale) >> 23);
+}
+
+// Groups of one token, two by two: 16 lanes each take eight channels. One warp. The channels of a
+// row are a multiple of 16, so a lane's are all inside it or none is.
+__device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) {
+  constexpr u32 kAtOnce = 4;
+  u32 lane = threadIdx.x % 32;
+  u64 row = (u64)token * a.hidden;
+  Channels c[kAtOnce];
+#pragma unroll
+  for (u32 i = 0; i < kAtOnce; i++) {
+    u32 at = (first + 2 * i) * kGroup + lane * 8;
+    if (at < a.hidden)
+      c[i].load(a, row + at);
+    else
+      for (u32 j = 0; j < 8; j++) c[i].x[j] = 0.0f;
+  }
+#pragma unroll
+  for (u32 i = 0; i < kAtOnce; i++) {
+    u32 at = (first + 2 * i) * kGroup + lane * 8;
+    float amax = 1e-4f;
+    // Ignores NaN.
+    for (u32 j = 0; j < 8; j++) amax = fmaxf(amax, fabsf(c[i].x[j]));
+    for (u32 other = 8; other > 0; other /= 2)
+      amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, other));
+    float2 factor = group_scale(amax, a.cast);
+    if (at >= a.hidden) continue;
+    u32 codes[4];
+    for (u32 j = 0; j < 4; j++)
+      codes[j] = e4m3_pair(__fmul_rn(c[i].x[2 * j], factor.x), __fmul_rn(c[i].x[2 * j + 1], factor.x));
+    *reinterpret_cast<uint2*>(const_cast<u8*>(a.x) + row + at) =
+        make_uint2(codes[0] | codes[1] << 16, codes[2] | codes[3] << 16);
+    if (lane % 16 == 0) store_scale(a, token, at / kGroup, factor.y);
+  }
 }
 
 // All blocks. The rows are loaded in bulk after the blocks have met.
@@ -81,7 +118,7 @@ __device__ inline void cast_rows(const DispatchArgs& a) {
   u32 warps = blockDim.x / 32, groups = (a.hidden + kGroup - 1) / kGroup;
   for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < a.c.tokens;
        token += gridDim.x * warps) {
-    for (u32 group = 0; group < groups; group++) cast_group(a, token, group);
+    for (u32 group = 0; group < groups; group += 8) cast_groups(a, token, group);
     u32 lane = threadIdx.x % 32, bytes = a.scale_words * 4;
     if (a.cast == kCastUe8m0 && groups + lane < bytes)
       reinterpret_cast<u8*>(const_cast<u32*>(a.scales) + (u64)token * a.scale_words)[groups + lane] = 0;

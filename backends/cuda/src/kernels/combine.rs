@@ -5,7 +5,7 @@ use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, ENTER, MergeArgs, REFUSE_FULL, REFUSE_TEXT};
+use super::args::{CombineArgs, ENTER, MergeArgs, REFUSE_FULL, REFUSE_TEXT, SUMMING_WARPS};
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
 use super::outcome::Called;
@@ -101,6 +101,9 @@ impl Engine {
         let state = &self.handles[call.handle as usize];
         let (kernel, element) = summable(call.x.dtype);
         let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
+        let row_bytes = u64::from(self.shape.hidden) * element;
+        let pulls = Pulls::new(self.shape.ranks, row_bytes, self.most_shared);
+        let size = (self.blocks, SUMMING_WARPS, pulls.stages * pulls.stage_bytes);
         let arguments = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
@@ -110,14 +113,18 @@ impl Engine {
             out_weights: self.arena_at + staged.weights,
             tokens: state.received,
             rows: state.rows,
-            row_bytes: u64::from(self.shape.hidden) * element,
+            row_bytes,
             topk: self.shape.topk,
+            piece_bytes: pulls.piece_bytes,
+            pieces: pulls.pieces,
+            stages: pulls.stages,
+            stage_bytes: pulls.stage_bytes,
             reserved: 0,
         };
         let slot = self.slot(call.operation);
         // SAFETY: the kernel's type; the tensors are valid by the contract of `combine_send`, the
         // rest is held by the handle and the operation.
-        unsafe { self.launch(&self.kernels.merge[kernel], (self.blocks, 0), &arguments, slot) }
+        unsafe { self.launch(&self.kernels.merge[kernel], size, &arguments, slot) }
     }
 
     /// The arena offset of memory that lies there whole, at an address that can be read by 16 bytes.
@@ -175,7 +182,7 @@ impl Engine {
         unsafe {
             self.launch(
                 &self.kernels.combine[kernel],
-                (self.blocks, pulls.shared),
+                (self.blocks, SUMMING_WARPS, pulls.shared),
                 &arguments,
                 slot,
             )?;

@@ -8,7 +8,7 @@ use tokenyard_core::moe::{
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{Common, DispatchArgs, ENTER, Outcome, REFUSE_TEXT, Routing, SpreadArgs};
+use super::args::{Common, DispatchArgs, ENTER, Outcome, REFUSE_TEXT, Routing, SpreadArgs, WARPS};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
 use super::outcome::Called;
@@ -311,7 +311,7 @@ impl Engine {
     /// # Safety
     /// What the arguments name beyond the engine's own is valid until the operation is received.
     unsafe fn launch_dispatch(&self, arguments: &DispatchArgs, moves: &Moves) -> Result<()> {
-        let size = (self.blocks, moves.shared);
+        let size = (self.blocks, WARPS, moves.shared);
         let slot = arguments.common.slot as usize;
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.kernels.dispatch, size, arguments, slot) }
@@ -349,6 +349,9 @@ impl Engine {
         let at = |span: Span| op.output.address + span.offset;
         // Packed: each copy brought its own.
         let weights = |span: Span| if row.weights && major { at(span) } else { 0 };
+        // As many warps as have room for a stage.
+        let moves = Moves::new(&self.shape, row, self.most_shared);
+        let movers = WARPS.min(moves.movers * moves.stages);
         let arguments = SpreadArgs {
             x: at(layout.x),
             scales: at(layout.scales),
@@ -365,9 +368,12 @@ impl Engine {
             topk: self.shape.topk,
             local_experts: self.shape.local_experts(),
             zero_padding: zero_padding.into(),
+            stage_bytes: moves.pitch,
+            movers,
         };
+        let size = (self.blocks, WARPS, movers * moves.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
-        unsafe { self.launch(&self.kernels.spread, (self.blocks, 0), &arguments, slot) }
+        unsafe { self.launch(&self.kernels.spread, size, &arguments, slot) }
     }
 
     fn describe(&self, op: &DispatchOp) -> abi::TyReceived {

@@ -11,13 +11,13 @@ use tokenyard_core::moe::{Arena, DType, Holder, Shape};
 use tokenyard_core::wait::{WaitBoard, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{ArriveArgs, Common, Outcome, State, TEXT, Trace};
+use super::args::{ArriveArgs, Common, Outcome, State, TEXT, Trace, WARPS};
 use super::combine::CombineOp;
 use super::dispatch::DispatchOp;
 use super::face::Face;
 use super::handle::HandleState;
 use super::outcome::{Called, judge};
-use super::sizes::{ARENA, Sizes, THREADS, moe_shape};
+use super::sizes::{ARENA, Sizes, moe_shape};
 use super::waits::{Wait, Waits};
 use crate::compile::{Architecture, Cache, Program, Rows};
 use crate::config::{CudaConfig, RowCopy};
@@ -220,7 +220,7 @@ impl Engine {
     pub(super) unsafe fn launch<T>(
         &self,
         kernel: &Function,
-        (blocks, shared): (u32, u32),
+        (blocks, warps, shared): (u32, u32, u32),
         arguments: &T,
         slot: usize,
     ) -> Result<()> {
@@ -228,7 +228,7 @@ impl Engine {
             std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
             self.params.as_ptr().cast_mut().cast::<c_void>(),
         ];
-        let launch = Launch { blocks, threads: THREADS, shared };
+        let launch = Launch { blocks, threads: 32 * warps, shared };
         // SAFETY: by this function's contract; the second parameter is the face's.
         unsafe { kernel.launch(&self.stream, launch, &mut pointers)? };
         self.events[slot].record(&self.stream)
@@ -298,7 +298,7 @@ impl Engine {
             trace: self.traces.at(self.slot(operation)) as u64,
         };
         // SAFETY: the kernel's type; it names memory of the engine only.
-        unsafe { self.launch(&self.kernels.arrive, (1, 0), &arguments, slot) }
+        unsafe { self.launch(&self.kernels.arrive, (1, WARPS, 0), &arguments, slot) }
     }
 
     /// Ends every wait of this rank's kernels after an error that closes the yard: nobody else does,
@@ -373,18 +373,14 @@ fn load(
         module.function("ty_combine_f16")?,
         module.function("ty_combine_f32")?,
     ];
-    for kernel in combine.iter().chain([&dispatch]) {
+    let spread = module.function("ty_spread")?;
+    let merge = [
+        module.function("ty_merge_bf16")?,
+        module.function("ty_merge_f16")?,
+        module.function("ty_merge_f32")?,
+    ];
+    for kernel in combine.iter().chain(&merge).chain([&dispatch, &spread]) {
         kernel.allow_shared(most_shared.saturating_sub(2048))?;
     }
-    Ok(Kernels {
-        dispatch,
-        combine,
-        arrive: module.function("ty_arrive")?,
-        spread: module.function("ty_spread")?,
-        merge: [
-            module.function("ty_merge_bf16")?,
-            module.function("ty_merge_f16")?,
-            module.function("ty_merge_f32")?,
-        ],
-    })
+    Ok(Kernels { dispatch, combine, arrive: module.function("ty_arrive")?, spread, merge })
 }

@@ -18,42 +18,42 @@ static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 
               "the transport passes other parameters than its face takes");
 extern __shared__ __align__(1024) ty::u8 shared[];
 
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
     ty_dispatch(const __grid_constant__ ty::DispatchArgs a, const __grid_constant__ Up::Params p) {
   ty::dispatch(a, Up(p), shared);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
     ty_combine_bf16(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
   ty::combine<ty::Bf16>(a, Up(p), shared);
 }
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
     ty_combine_f16(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
   ty::combine<ty::F16>(a, Up(p), shared);
 }
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
     ty_combine_f32(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
   ty::combine<ty::F32>(a, Up(p), shared);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
     ty_spread(const __grid_constant__ ty::SpreadArgs a, const __grid_constant__ Up::Params) {
-  ty::spread(a);
+  ty::spread(a, shared);
 }
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
     ty_merge_bf16(const __grid_constant__ ty::MergeArgs a, const __grid_constant__ Up::Params) {
-  ty::merge<ty::Bf16>(a);
+  ty::merge<ty::Bf16>(a, shared);
 }
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
     ty_merge_f16(const __grid_constant__ ty::MergeArgs a, const __grid_constant__ Up::Params) {
-  ty::merge<ty::F16>(a);
+  ty::merge<ty::F16>(a, shared);
 }
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
     ty_merge_f32(const __grid_constant__ ty::MergeArgs a, const __grid_constant__ Up::Params) {
-  ty::merge<ty::F32>(a);
+  ty::merge<ty::F32>(a, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
     ty_arrive(const __grid_constant__ ty::ArriveArgs a, const __grid_constant__ Up::Params p) {
   ty::Guard guard(a.abort, a.cap_ns, a.report);
   Up face(p);

@@ -1,6 +1,15 @@
-// Reading the partial rows of this rank's tokens at their owners, and summing them.
+// Summing rows: those of a token are read one after the other, and their sum is stored once.
 //
 // Two ways: bulk copies into a ring of rows in shared memory (TMA, sm_90 and later), and vectors.
+//
+// What is summed is a class of terms:
+//   u32 early(token)            what lane k must know of its term; loaded ahead of its use
+//   bool there(early)           whether lane k has a term
+//   uint2 late(token, early)    what else; loaded ahead of its use, when `early` is known
+//   u64 from(early, late)       its row; only where it is there
+//   float weight(early)         what it is multiplied by, where kWeighted
+//   u64 bias(i)                 rows of [T, row_bytes] that come before all terms, or 0
+//   u8* out                     [T, row_bytes]
 #pragma once
 #include "bulk.cuh"
 #include "route.cuh"
@@ -8,49 +17,31 @@
 
 namespace ty {
 
-// The weight that came back for lane k's selection, from the owner's row of this token.
-template <class Up>
-__device__ void fetch_weight(const CombineArgs& a, const Up& up, const u32* heard, u32 token,
-                             i64 row) {
-  u32 lane = threadIdx.x % 32;
-  i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
-  u32 rank = expert >= 0 ? a.c.rank_of(expert) : ~0u;
-  i64 owners = -1;
-  for (u32 k = 0; k < a.c.topk; k++) {
-    u32 other = __shfl_sync(~0u, rank, k);
-    i64 at = __shfl_sync(~0u, row, k);
-    if (other == rank && at >= 0) owners = at;
-  }
-  if (lane >= a.c.topk) return;
-  float weight = 0.0f;
-  if (expert >= 0) {
-    u64 at = (u64)heard[rank * kHead + 4] * 16 + 4 * ((u64)owners * a.c.topk + lane);
-    weight = *reinterpret_cast<const float*>(up.peer_ptr(kArena, rank, at));
-  }
-  a.out_weights[(u64)token * a.c.topk + lane] = weight;
-}
+// How rows are taken to pieces.
+struct RowPieces {
+  u32 piece_bytes, pieces;
+};
 
-template <class Up>
-__device__ void fetch_weights(const CombineArgs& a, const Up& up, const u32* heard) {
-  u32 warps = blockDim.x / 32;
-  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < a.c.tokens;
-       token += gridDim.x * warps) {
-    u32 rank;
-    i64 row = row_at(a.c, a.r, a.r.row_base, token, packed_row(a.c, a.r, token), &rank);
-    fetch_weight(a, up, heard, token, row);
-  }
-}
+// What is summed for how many tokens.
+struct Summing {
+  RowPieces p;
+  u32 tokens;
+  u64 row_bytes;
+  u32 stages;       // pieces in flight of a block
+  u32 stage_bytes;
+};
 
-// The address of the partial row that lane k adds to a token's sum, or 0.
-template <class Up>
-__device__ u64 partial_of(const CombineArgs& a, const Up& up, const u32* heard, u32 token,
-                          u32 packed) {
-  u32 rank;
-  i64 row = row_at(a.c, a.r, a.r.row_base, token, packed, &rank);
-  if (row < 0) return 0;
-  u64 base = (u64)heard[rank * kHead + 3] * 16;
-  return reinterpret_cast<u64>(up.peer_ptr(kArena, rank, base + row * a.row_bytes));
-}
+// Addresses of the biases, those that there are in front.
+template <class Terms>
+struct Biases {
+  u64 at[2];
+  u32 count;
+
+  __device__ explicit Biases(const Terms& terms) : at{terms.bias(0), terms.bias(1)} {
+    if (at[0] == 0) at[0] = at[1], at[1] = 0;
+    count = (at[0] != 0) + (at[1] != 0);
+  }
+};
 
 #if TY_ROWS_TMA
 
@@ -58,105 +49,148 @@ __device__ u64 partial_of(const CombineArgs& a, const Up& up, const u32* heard, 
 struct Ring {
   static constexpr u32 kMost = 16;
   u64 full[kMost], empty[kMost];
-  u32 note[kMost];  // what a stage is: kFirst, kLast, kNothing, kEnd
-  u32 unit[kMost];
-
-  static constexpr u32 kFirst = 1, kLast = 2, kNothing = 4, kEnd = 8;
+  float weight[kMost];
 };
 
-// Gives the next stage a piece, or a note alone. Lane 0.
-__device__ inline void offer(Ring& ring, const CombineArgs& a, u8* stages, u32 at, u64 from,
-                             u32 note, u32 unit) {
-  u32 slot = at % a.stages, turn = at / a.stages;
-  wait_barrier(shared_address(&ring.empty[slot]), (turn & 1) ^ 1);
-  ring.note[slot] = note;
-  ring.unit[slot] = unit;
-  u32 barrier = shared_address(&ring.full[slot]), piece = unit % a.pieces;
-  u64 left = a.row_bytes - (u64)piece * a.piece_bytes;
-  u32 bytes = left < a.piece_bytes ? (u32)left : a.piece_bytes;
-  if (from != 0)
-    bulk_load(shared_address(stages + (u64)slot * a.stage_bytes),
-              reinterpret_cast<const u8*>(from + (u64)piece * a.piece_bytes), bytes, barrier);
-  else
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
+// Where in the ring a thread is.
+struct Turn {
+  u32 slot = 0, parity = 0;
 
-template <class Up>
-__device__ void load_rows(const CombineArgs& a, const Up& up, const u32* heard, Ring& ring,
-                          u8* stages) {
-  u32 lane = threadIdx.x % 32, at = 0, units = a.c.tokens * a.pieces;
+  // So many stages on, at most one time around.
+  __device__ Turn plus(u32 by, u32 stages) const {
+    u32 to = slot + by;
+    return to < stages ? Turn{to, parity} : Turn{to - stages, parity ^ 1};
+  }
+};
+
+struct Unit {
+  u32 token, offset, bytes;
+
+  __device__ Unit(const RowPieces& p, u64 row_bytes, u32 unit) {
+    token = p.pieces == 1 ? unit : unit / p.pieces;
+    offset = (unit - token * p.pieces) * p.piece_bytes;
+    bytes = min(p.piece_bytes, (u32)row_bytes - offset);
+  }
+};
+
+// One warp: every lane asks for the row of its own term.
+template <class Terms>
+__device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* stages) {
+  u32 lane = threadIdx.x % 32, units = s.tokens * s.p.pieces, step = gridDim.x;
+  Biases<Terms> biases(terms);
+  Turn turn;
   // What is read was written by other means than bulk copies.
   asm volatile("fence.proxy.async;" ::: "memory");
-  // Where the rows of the next unit lie is found out while those of this one are asked for.
-  auto look = [&](u32 unit) { return unit < units ? packed_row(a.c, a.r, unit / a.pieces) : kNoRow; };
-  auto find = [&](u32 unit, u32 packed) {
-    return unit < units ? partial_of(a, up, heard, unit / a.pieces, packed) : 0;
+  auto token_of = [&](u32 unit) { return Unit(s.p, s.row_bytes, unit).token; };
+  auto early = [&](u32 unit) { return unit < units ? terms.early(token_of(unit)) : 0; };
+  auto late = [&](u32 unit, u32 known) {
+    return unit < units && terms.there(known) ? terms.late(token_of(unit), known) : make_uint2(0, 0);
   };
-  u32 step = gridDim.x, packed = look(blockIdx.x + step);
-  u64 next = find(blockIdx.x, look(blockIdx.x));
+  // Two units ahead, as a look at memory takes longer than a unit.
+  u32 known = early(blockIdx.x), next = early(blockIdx.x + step), third = early(blockIdx.x + 2 * step);
+  uint2 more = late(blockIdx.x, known), then = late(blockIdx.x + step, next);
   for (u32 unit = blockIdx.x; unit < units; unit += step) {
-    u32 token = unit / a.pieces;
-    u64 row = (u64)token * a.row_bytes, mine = next;
-    next = find(unit + step, packed);
-    packed = look(unit + 2 * step);
-    u64 bias[] = {a.bias0 ? (u64)a.bias0 + row : 0, a.bias1 ? (u64)a.bias1 + row : 0};
-    u32 rows = __ballot_sync(~0u, mine != 0);
-    u32 count = __popc(rows) + (bias[0] != 0) + (bias[1] != 0), done = 0;
-    auto add = [&](u64 from) {
-      u32 note = (done == 0 ? Ring::kFirst : 0) | (done + 1 == count ? Ring::kLast : 0);
-      if (lane == 0) offer(ring, a, stages, at, from, note, unit);
-      at++, done++;
-    };
-    for (u32 i = 0; i < 2; i++)
-      if (bias[i] != 0) add(bias[i]);
-    for (; rows != 0; rows &= rows - 1) add(__shfl_sync(~0u, mine, __ffs(rows) - 1));
-    if (count == 0) {
-      if (lane == 0) offer(ring, a, stages, at, 0, Ring::kNothing, unit);
-      at++;
+    Unit u(s.p, s.row_bytes, unit);
+    bool mine = terms.there(known);
+    u32 rows = __ballot_sync(~0u, mine), total = biases.count + __popc(rows);
+    u32 place = biases.count + __popc(rows & ((1u << lane) - 1));
+    u64 from = mine ? terms.from(known, more) : 0;
+    float weight = Terms::kWeighted && mine ? terms.weight(known) : 0.0f;
+    known = next, next = third, more = then;
+    then = late(unit + 2 * step, next);
+    third = early(unit + 3 * step);
+    // At most one time around the ring at once: a barrier tells no more than two phases apart.
+    for (u32 first = 0; first < total; first += s.stages) {
+      auto ask = [&](u32 at, u64 row) {
+        if (at - first >= s.stages) return;
+        Turn to = turn.plus(at - first, s.stages);
+        wait_barrier(shared_address(&ring.empty[to.slot]), to.parity ^ 1);
+        if (Terms::kWeighted) ring.weight[to.slot] = weight;
+        bulk_load(shared_address(stages + to.slot * s.stage_bytes),
+                  reinterpret_cast<const u8*>(row + u.offset), u.bytes,
+                  shared_address(&ring.full[to.slot]));
+      };
+      if (lane < biases.count) ask(lane, biases.at[lane] + u.token * s.row_bytes);
+      if (mine) ask(place, from);
+      __syncwarp();
+      turn = turn.plus(min(total - first, s.stages), s.stages);
     }
   }
-  if (lane == 0) offer(ring, a, stages, at, 0, Ring::kEnd, 0);
 }
 
-// Every thread but those of the loading warp: vectors of its own of every piece.
-template <class Type>
-__device__ void sum_stages(const CombineArgs& a, Ring& ring, const u8* stages) {
-  constexpr u32 kVectors = 5;
+// The summing threads: every warp but the loading one.
+struct Summer {
   u32 thread = threadIdx.x - 32, threads = blockDim.x - 32;
-  float sum[kVectors][Type::kLanes];
-  for (u32 at = 0;; at++) {
-    u32 slot = at % a.stages;
-    wait_barrier(shared_address(&ring.full[slot]), at / a.stages & 1);
-    u32 note = ring.note[slot], unit = ring.unit[slot], piece = unit % a.pieces;
-    if (note & Ring::kEnd) return;
-    u64 offset = (u64)(unit / a.pieces) * a.row_bytes + (u64)piece * a.piece_bytes;
-    u64 left = a.row_bytes - (u64)piece * a.piece_bytes;
-    u32 vectors = (u32)((left < a.piece_bytes ? left : a.piece_bytes) / 16);
-    const uint4* row = reinterpret_cast<const uint4*>(stages + (u64)slot * a.stage_bytes);
+  Turn turn;
+};
+
+// One piece of one token's sum: N vectors of each thread, of `vectors` in all. A thread that has one
+// less sums its last one twice and stores it once.
+template <u32 N, class Type, class Terms>
+__device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer& me, u32 vectors,
+                         u32 biases, u32 total, uint4* out) {
+  float sum[N][Type::kLanes] = {};
+  u32 last = min(me.thread + (N - 1) * me.threads, vectors - 1);
+  auto at = [&](u32 v) { return v + 1 < N ? me.thread + v * me.threads : last; };
+  for (u32 r = 0; r < total; r++) {
+    wait_barrier(shared_address(&ring.full[me.turn.slot]), me.turn.parity);
+    const uint4* row = reinterpret_cast<const uint4*>(stages + me.turn.slot * s.stage_bytes);
+    uint4 term[N];
 #pragma unroll
-    for (u32 v = 0; v < kVectors; v++) {
-      u32 i = v * threads + thread;
-      if (i >= vectors) continue;
-      float f[Type::kLanes] = {};
-      if (!(note & Ring::kNothing)) Type::widen(row[i], f);
-      bool first = note & (Ring::kFirst | Ring::kNothing);
-      for (u32 l = 0; l < Type::kLanes; l++) sum[v][l] = first ? f[l] : __fadd_rn(sum[v][l], f[l]);
-      if (note & (Ring::kLast | Ring::kNothing))
-        reinterpret_cast<uint4*>(a.out + offset)[i] = Type::narrow(sum[v]);
-    }
+    for (u32 v = 0; v < N; v++) term[v] = load_shared(row + at(v));
+    bool weighted = Terms::kWeighted && r >= biases;
+    float weight = weighted ? ring.weight[me.turn.slot] : 1.0f;
     __syncwarp();
-    if (threadIdx.x % 32 == 0)
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&ring.empty[slot]))
-                   : "memory");
+    if (threadIdx.x % 32 == 0) arrive(shared_address(&ring.empty[me.turn.slot]));
+    me.turn = me.turn.plus(1, s.stages);
+#pragma unroll
+    for (u32 v = 0; v < N; v++) {
+      float f[Type::kLanes];
+      Type::widen(term[v], f);
+#pragma unroll
+      for (u32 l = 0; l < Type::kLanes; l++) {
+        if (r == 0)
+          sum[v][l] = weighted ? __fmul_rn(weight, f[l]) : f[l];
+        else
+          sum[v][l] = weighted ? __fmaf_rn(weight, f[l], sum[v][l]) : __fadd_rn(sum[v][l], f[l]);
+      }
+    }
+  }
+#pragma unroll
+  for (u32 v = 0; v < N; v++)
+    if (me.thread + v * me.threads < vectors) out[at(v)] = Type::narrow(sum[v]);
+}
+
+template <class Type, class Terms>
+__device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, const u8* stages) {
+  u32 units = s.tokens * s.p.pieces, step = gridDim.x, biases = Biases<Terms>(terms).count;
+  Summer me;
+  auto early = [&](u32 unit) { return unit < units ? terms.early(Unit(s.p, s.row_bytes, unit).token) : 0; };
+  u32 known = early(blockIdx.x), next = early(blockIdx.x + step);
+  for (u32 unit = blockIdx.x; unit < units; unit += step) {
+    Unit u(s.p, s.row_bytes, unit);
+    u32 total = biases + __popc(__ballot_sync(~0u, terms.there(known))), vectors = u.bytes / 16;
+    known = next;
+    next = early(unit + 2 * step);
+    uint4* out = reinterpret_cast<uint4*>(terms.out + u.token * s.row_bytes + u.offset);
+    // The same for all lanes of a warp.
+    u32 first = me.thread / 32 * 32, mine = first < vectors ? (vectors - 1 - first) / me.threads + 1 : 0;
+    switch (mine) {
+      case 0:
+      case 1: sum_unit<1, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      case 2: sum_unit<2, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      case 3: sum_unit<3, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      case 4: sum_unit<4, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      default: sum_unit<5, Type, Terms>(s, ring, stages, me, vectors, biases, total, out);
+    }
   }
 }
 
-template <class Type, class Up>
-__device__ void sum_rows(const CombineArgs& a, const Up& up, const u32* heard, u8* shared) {
+template <class Type, class Terms>
+__device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
   __shared__ Ring ring;
-  u8* stages = shared + a.table_bytes;
   if (threadIdx.x == 0) {
-    for (u32 i = 0; i < a.stages; i++) {
+    for (u32 i = 0; i < s.stages; i++) {
       init_barrier(shared_address(&ring.full[i]), 1);
       init_barrier(shared_address(&ring.empty[i]), blockDim.x / 32 - 1);
     }
@@ -164,30 +198,37 @@ __device__ void sum_rows(const CombineArgs& a, const Up& up, const u32* heard, u
   }
   __syncthreads();
   if (threadIdx.x < 32)
-    load_rows(a, up, heard, ring, stages);
+    load_rows(terms, s, ring, stages);
   else
-    sum_stages<Type>(a, ring, stages);
+    sum_stages<Type>(terms, s, ring, stages);
   __syncthreads();
 }
 
 #else
 
-template <class Type, class Up>
-__device__ void sum_rows(const CombineArgs& a, const Up& up, const u32* heard, u8*) {
+template <class Type, class Terms>
+__device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
   u32 warps = blockDim.x / 32, lane = threadIdx.x % 32;
-  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < a.c.tokens;
+  Biases<Terms> biases(terms);
+  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < s.tokens;
        token += gridDim.x * warps) {
-    u64 mine = partial_of(a, up, heard, token, packed_row(a.c, a.r, token));
-    u64 row = (u64)token * a.row_bytes;
-    u32 terms = __ballot_sync(~0u, mine != 0);
-    for (u64 at = lane * 16; at < a.row_bytes + lane * 16; at += Sums<Type>::kBytes) {
-      i64 room = (i64)a.row_bytes - (i64)at;
+    u32 known = terms.early(token);
+    bool mine = terms.there(known);
+    u64 from = mine ? terms.from(known, terms.late(token, known)) : 0;
+    u64 row = (u64)token * s.row_bytes;
+    float weight = Terms::kWeighted && mine ? terms.weight(known) : 1.0f;
+    u32 rows = __ballot_sync(~0u, mine);
+    for (u64 at = lane * 16; at < s.row_bytes + lane * 16; at += Sums<Type>::kBytes) {
+      i64 room = (i64)s.row_bytes - (i64)at;
       Sums<Type> sums;
-      if (a.bias0) sums.add((u64)a.bias0 + row + at, room, false, 0.0f);
-      if (a.bias1) sums.add((u64)a.bias1 + row + at, room, false, 0.0f);
-      for (u32 left = terms; left != 0; left &= left - 1)
-        sums.add(__shfl_sync(~0u, mine, __ffs(left) - 1) + at, room, false, 0.0f);
-      sums.store(a.out + row + at, room);
+      for (u32 i = 0; i < biases.count; i++) sums.add(biases.at[i] + row + at, room, false, 0.0f);
+      for (u32 left = rows; left != 0; left &= left - 1) {
+        u32 k = __ffs(left) - 1;
+        u64 term = __shfl_sync(~0u, from, k);
+        float by = __shfl_sync(~0u, weight, k);
+        sums.add(term + at, room, Terms::kWeighted, by);
+      }
+      sums.store(terms.out + row + at, room);
     }
   }
 }

@@ -94,7 +94,7 @@ __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* s
       if (a.stages > 1)
         stores_read_but_one();
       else
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        stores_read();
       __syncwarp();
       load();
     }

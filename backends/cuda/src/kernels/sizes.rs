@@ -12,11 +12,9 @@ pub(super) const CONTROL: usize = 0;
 /// Window of rows.
 pub(super) const ARENA: usize = 1;
 
-/// Threads of a block; `__launch_bounds__` of the kernels.
-pub(super) const THREADS: u32 = 32 * WARPS;
-/// Warps of a block that move rows by bulk copies: with two stages each they fill what a
-/// multiprocessor has, and many shallow queues beat few deep ones.
-const MOVERS: u32 = 7;
+/// Warps of a block that move rows by bulk copies: with one or two stages each they fill what a
+/// multiprocessor has, and many shallow queues beat few deep ones. One more moves what goes beside.
+const MOVERS: u32 = 14;
 const MOST_STAGES: u32 = 4;
 /// Rows that a block reads at once; `Ring::kMost` of the kernels.
 const RING_STAGES: u32 = 16;
@@ -97,6 +95,7 @@ pub(super) struct Moves {
     pub(super) side_scales: bool,
     pub(super) side_at: u32,
     pub(super) shared: u32,
+    pub(super) pitch: u32,
 }
 
 /// Shared memory that one gathering may take.
@@ -137,6 +136,7 @@ impl Moves {
             side_scales,
             side_at,
             shared: side_at + 2 * side_bytes,
+            pitch,
         }
     }
 }
@@ -148,7 +148,7 @@ pub(super) struct Pulls {
     pub(super) pieces: u32,
     pub(super) stages: u32,
     pub(super) stage_bytes: u32,
-    /// Shared memory before the stages: the heads of all ranks.
+    /// Shared memory before the stages: the heads of all ranks, and where their rows are.
     pub(super) table_bytes: u32,
     pub(super) shared: u32,
 }
@@ -156,7 +156,7 @@ pub(super) struct Pulls {
 impl Pulls {
     /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
     pub(super) fn new(ranks: u32, row_bytes: u64, most_shared: u32) -> Self {
-        let table_bytes = (ranks * HEAD * 4).next_multiple_of(128);
+        let table_bytes = (ranks * (HEAD * 4 + 8)).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row_bytes);
         let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
         let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
@@ -185,6 +185,7 @@ pub(super) fn moe_shape(shape: &KernelShape) -> Shape {
 
 #[cfg(test)]
 mod tests {
+    use super::super::args::SUMMING_WARPS;
     use super::*;
 
     const HOPPER: u32 = 232_448;
@@ -202,17 +203,20 @@ mod tests {
                 assert!(moves.shared + KEPT <= HOPPER, "{moves:?}");
                 let pulls = Pulls::new(ranks, row_bytes, HOPPER);
                 assert!(pulls.shared + KEPT <= HOPPER && pulls.stages <= RING_STAGES, "{pulls:?}");
-                // 224 threads take five vectors of 16 bytes each.
-                assert!(u64::from(pulls.piece_bytes) <= 224 * 5 * 16);
+                // All threads but those of one warp take five vectors of 16 bytes each.
+                assert!(pulls.piece_bytes <= (SUMMING_WARPS - 1) * 32 * 5 * 16);
             }
         }
     }
 
     #[test]
-    fn a_row_of_7168_bf16_has_two_stages_in_seven_warps() {
+    fn a_row_of_7168_channels_has_one_stage_in_fourteen_warps_and_two_as_fp8() {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
         let moves = Moves::new(&shape, &row, HOPPER);
-        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 7, 2));
+        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 1));
+        let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };
+        let moves = Moves::new(&shape, &row, HOPPER);
+        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 2));
     }
 }
