@@ -16,6 +16,7 @@ mod bring_up;
 mod buffer;
 mod claims;
 mod levels;
+mod memory;
 mod operations;
 mod output;
 mod places;
@@ -46,13 +47,14 @@ struct Parts {
     /// Dropped second: no access to windows after it.
     _transports: levels::Transports,
     /// Dropped third: frees the windows. Behind a lock so that outputs may hold the parts from
-    /// any thread; only the yard ever takes it.
+    /// any thread. The yard takes it, and whoever copies from or frees a device's memory: that
+    /// waits for an operation that runs.
     kernels: Mutex<OpenKernels>,
     /// Watches this yard's waits; the kernel set points to its board, so it is dropped last.
     watchdog: watchdog::Watchdog,
     claims: claims::Claims,
-    /// The kernel set works on the memory of a device, not on the host's.
-    device: bool,
+    /// The device that the kernel set works on the memory of; none where it works on the host's.
+    device: Option<i32>,
 }
 
 impl Parts {

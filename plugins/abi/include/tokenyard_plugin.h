@@ -509,7 +509,8 @@ typedef struct TyCapabilities {
 } TyCapabilities;
 
 /**
- * A tensor of one or two dimensions. `data` is null where a tensor is absent.
+ * A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
+ * without elements has some address.
  */
 typedef struct TyTensor {
   /**

@@ -12,7 +12,8 @@ pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
 pub const TY_KERNELS_MINOR: u32 = 4;
 
-/// A tensor of one or two dimensions. `data` is null where a tensor is absent.
+/// A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
+/// without elements has some address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyTensor {
