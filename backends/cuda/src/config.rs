@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::kernels::MOST_ARENA;
+
 /// The table `[transport.scale_up.nvlink]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -37,7 +39,8 @@ pub struct CudaConfig {
     pub sms: u32,
     /// How rows are moved: "auto", "tma" or "vector".
     pub rows: RowCopy,
-    /// Size of the arena in MiB; absent: enough for four worst-case flat regions.
+    /// Size of the arena in MiB. Absent: enough for two worst-case outputs of any layout, at most
+    /// 16 GiB, but for four of flat rows, at most 64 GiB.
     pub arena_mib: Option<u64>,
     /// Folder for compiled kernels. Default: `tokenyard/cuda` in the user's cache folder.
     pub cache: Option<PathBuf>,
@@ -62,8 +65,7 @@ impl CudaConfig {
             return refuse("sms", self.sms.to_string(), "1 to 1024");
         }
         match self.arena_mib {
-            // Combine names places in units of 16 bytes, in 32 bits.
-            Some(mib) if mib == 0 || mib > 1 << 16 => {
+            Some(mib) if mib == 0 || mib > MOST_ARENA >> 20 => {
                 refuse("arena_mib", mib.to_string(), "1 to 65536 (64 GiB)")
             }
             _ => Ok(()),

@@ -89,6 +89,13 @@ impl Device {
         Ok((major * 10 + minor) as u32)
     }
 
+    /// Most bytes of shared memory that a block may ask for.
+    pub(crate) fn most_shared(&self) -> Result<u32> {
+        use sys::CUdevice_attribute as A;
+        let bytes = self.attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        Ok(bytes as u32)
+    }
+
     /// The first other device that this one cannot reach by loads and stores.
     pub(crate) fn unreachable_peer(&self) -> Result<Option<i32>> {
         for other in Self::all(Self::count()?)? {

@@ -115,9 +115,7 @@ impl Engine {
         let moe = moe_shape(shape);
         // SAFETY: the link lives, and with it what its face points to.
         let face = unsafe { Face::read(&link.device_face()?)? };
-        let most_shared = context.device.attribute(
-            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-        )? as u32;
+        let most_shared = context.device.most_shared()?;
         let processors = context
             .device
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?

@@ -32,7 +32,9 @@ use crate::compile;
 use crate::config::CudaConfig;
 use crate::driver::{self, Buffer, Context, Device, Vmm};
 use engine::Engine;
-use sizes::{ARENA, CONTROL, Sizes, moe_shape};
+use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
+
+pub(crate) use sizes::MOST_ARENA;
 
 /// Ranks that all hear each other's counts; more need counting in two half rounds.
 const MOST_RANKS: u32 = 72;
@@ -109,7 +111,9 @@ impl KernelSet for CudaKernels {
         }
         let scale_up = limits.scale_up.max_lanes > 0;
         check_face(if scale_up { &limits.scale_up } else { &limits.scale_out })?;
-        let sizes = Sizes::new(&moe_shape(&self.shape), in_flight, &self.config)?;
+        let shape = moe_shape(&self.shape);
+        check_shared(&shape, self.context.device.most_shared()?)?;
+        let sizes = Sizes::new(&shape, in_flight, &self.config)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
         window_bytes[CONTROL] = sizes.control_bytes();
