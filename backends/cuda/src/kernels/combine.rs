@@ -34,6 +34,9 @@ impl Engine {
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
         let staged = if text.is_empty() { self.stage(call) } else { Ok(Staged::default()) };
+        if staged.as_ref().is_err_and(|error| error.kind() != ErrorKind::Full) {
+            return self.give_up(staged.map(drop));
+        }
         let sent = match &staged {
             // SAFETY: by this function's contract.
             Ok(staged) => unsafe { self.launch_combine(call, staged, (REFUSE_TEXT, text)) },
@@ -85,15 +88,16 @@ impl Engine {
         let starts = [base, base + room[0]];
         let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
         let staged = Staged { region, x, weights };
-        if !flat {
-            return self.merge(call, &staged).map(|()| staged);
+        let copied = match flat {
+            false => self.merge(call, &staged),
+            true => [0, 1].into_iter().filter(|i| room[*i] > 0).try_for_each(|i| {
+                self.stream.copy(self.arena_at + starts[i], tensors[i], rows * widths[i])
+            }),
+        };
+        if copied.is_err() {
+            region.iter().for_each(|r| self.arena.release(r.id));
         }
-        for i in 0..2 {
-            if room[i] > 0 {
-                self.stream.copy(self.arena_at + starts[i], tensors[i], rows * widths[i])?;
-            }
-        }
-        Ok(staged)
+        copied.map(|()| staged)
     }
 
     /// Expert-major and packed: sums the copies of each received token.
