@@ -10,6 +10,12 @@
 //! order may wait for each other until the deadline. Where one rank's input is refused, all ranks get
 //! an error for that operation, nothing is moved, and the yard stays usable. After an error of another
 //! kind the yard is closed, and every later call says why.
+//!
+//! **Order on a device.** The yard knows nothing of the caller's streams yet. Whatever the caller has
+//! queued on a tensor must have ended before the call that takes it, and whatever it has queued on an
+//! output or a [`CombineInput`] before that is dropped: the next operation may reuse the place, and
+//! other ranks write there. So synchronise the stream first. The other way round nothing is needed:
+//! when a call that receives returns, the operation has ended on the device.
 
 mod arguments;
 mod bring_up;

@@ -296,7 +296,8 @@ impl Yard {
         let raw = |out: &Option<TensorMut<'_>>| out.as_ref().map_or(NO_TENSOR, TensorMut::raw);
         (call.out_weights, call.missing) = (raw(&combine.out_weights), raw(&combine.missing));
         // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed until it is
-        // received; a leaked pending is never received, and then nothing is written.
+        // received. A leaked pending is never received: then nothing of the host is written, and the
+        // kernel set of a device waits for its kernels before it copies or frees a `Buffer`.
         let result = unsafe { self.parts.kernels().combine_send(&call) };
         match result {
             Ok(()) => Ok(PendingCombine { sent: self.sent(operation), arguments: PhantomData }),

@@ -451,10 +451,10 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Takes such memory back; it is not in use by an operation.
+    /// Takes such memory back. An operation that was sent and never received may still use it: the
+    /// set waits for its kernels first, as it does in `copy`.
     pub tensor_free: Option<unsafe extern "C" fn(instance: *mut c_void, pointer: *mut u8)>,
-    /// Copies between host memory and memory of the kind it works on, and waits for it. No operation
-    /// writes either meanwhile.
+    /// Copies between host memory and memory of the kind it works on, and waits for it.
     pub copy: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,

@@ -161,7 +161,7 @@ impl Engine {
             rank: shape.rank,
             level,
             cap_ns: plan.cap_ns,
-            blocks: config.sms.min(processors),
+            blocks: config.sms.blocks(processors),
             most_shared,
         };
         Ok(engine)
@@ -352,11 +352,11 @@ fn load(
     let cache = Cache::open(config.cache.as_deref())?;
     let image = cache.get(&program.key()?, || program.compile().map(|made| made.image))?;
     let module = Module::load(context, &image)?;
-    let dispatch = module.function("ty_dispatch")?;
+    let dispatch = module.cooperative("ty_dispatch")?;
     let combine = [
-        module.function("ty_combine_bf16")?,
-        module.function("ty_combine_f16")?,
-        module.function("ty_combine_f32")?,
+        module.cooperative("ty_combine_bf16")?,
+        module.cooperative("ty_combine_f16")?,
+        module.cooperative("ty_combine_f32")?,
     ];
     for kernel in combine.iter().chain([&dispatch]) {
         kernel.allow_shared(most_shared.saturating_sub(2048))?;

@@ -55,6 +55,12 @@ pub struct CudaKernels {
 }
 
 impl CudaKernels {
+    /// Waits for the kernels of operations that were sent, received or not. All ranks have entered
+    /// those, so they end without anybody else.
+    fn settle(&self) -> Result<()> {
+        self.engine.as_ref().map_or(Ok(()), |engine| engine.stream.synchronize())
+    }
+
     fn engine(&mut self) -> Result<&mut Engine> {
         self.engine.as_mut().ok_or_else(|| {
             Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
@@ -189,7 +195,7 @@ impl KernelSet for CudaKernels {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.engine()?.stream.synchronize()
+        self.settle()
     }
 
     fn release(&mut self, region: u64) {
@@ -206,10 +212,14 @@ impl KernelSet for CudaKernels {
     }
 
     fn tensor_free(&mut self, pointer: *mut u8) {
+        if let Err(error) = self.settle() {
+            tracing::warn!("a tensor is freed after kernels that did not end well: {error}");
+        }
         self.tensors.remove(&(pointer as u64));
     }
 
     unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
+        self.settle()?;
         driver::copy(&self.context, to as u64, from as u64, bytes)
     }
 }
