@@ -15,9 +15,10 @@ use crate::transport::nvlink_face;
 /// The name under which the kernels include the face of the level inside a domain.
 const UP_FACE: &str = "up_face.cuh";
 const MAIN: &str = include_str!("../kernels/exchange.cu");
-const HEADERS: [(&str, &str); 12] = [
+const HEADERS: [(&str, &str); 13] = [
     ("transport.cuh", include_str!("../../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
+    ("region.cuh", include_str!("../kernels/region.cuh")),
     ("types.cuh", include_str!("../kernels/types.cuh")),
     ("cast.cuh", include_str!("../kernels/cast.cuh")),
     ("entry.cuh", include_str!("../kernels/entry.cuh")),

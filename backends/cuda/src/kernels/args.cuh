@@ -1,5 +1,6 @@
 // What the host passes. Mirrored in args.rs; TY_ARGS_BYTES checks the sizes.
 #pragma once
+#include "region.cuh"
 #include "transport.cuh"
 
 namespace ty {
@@ -12,11 +13,6 @@ constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kChunk = 64;      // tokens that one warp counts
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
-
-// How received rows are arranged.
-constexpr u32 kFlat = 1;         // one per token and rank
-constexpr u32 kExpertMajor = 2;  // one per token and expert, experts behind each other
-constexpr u32 kPacked = 3;       // the same, with R*M places per expert
 
 // How a rank enters.
 constexpr u32 kEnter = 0;       // it takes part
@@ -127,6 +123,9 @@ struct DispatchArgs {
   u32 reserved;
 
   __device__ bool is_flat() const { return layout == kFlat; }
+  __device__ RegionShape region_shape() const {
+    return {layout, c.ranks, c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
+  }
   __device__ u64 most_tokens() const { return (u64)c.ranks * c.max_tokens; }
 };
 
@@ -201,7 +200,5 @@ static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1
               sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7],
               "args.rs and args.cuh differ");
 #endif
-
-__device__ inline u64 align_128(u64 bytes) { return (bytes + 127) / 128 * 128; }
 
 }  // namespace ty

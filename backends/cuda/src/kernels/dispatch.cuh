@@ -35,33 +35,6 @@ struct DispatchTables {
   }
 };
 
-// The arrays of a region, as RegionLayout of the host lays them out.
-struct Region {
-  u64 scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts, ranges;
-  u64 landed_scales, landed_weights, totals, bytes;
-
-  // For N tokens and X expert rows.
-  __device__ Region(const DispatchArgs& a, u64 tokens, u64 expert_rows) {
-    bool flat = a.is_flat(), major = a.layout == kExpertMajor, packed = a.layout == kPacked;
-    u64 rows = flat ? tokens : expert_rows, by_k = align_128(tokens * a.c.topk * 4);
-    u64 local = a.c.local_experts();
-    scales = align_128(rows * a.row_bytes);
-    weights = scales + align_128(rows * a.scale_words * 4);
-    u64 weight_bytes = flat ? by_k : align_128(rows * 4);
-    ids = weights + (a.weights ? weight_bytes : 0);
-    source = ids + (flat ? by_k : 0);
-    slots = source + align_128((packed ? rows : tokens) * 4);
-    rank_counts = slots + (flat ? 0 : by_k);
-    expert_counts = rank_counts + align_128((u64)a.c.ranks * 4);
-    expert_starts = expert_counts + align_128(local * 4);
-    ranges = expert_starts + (major ? align_128((local + 1) * 4) : 0);
-    landed_scales = ranges + (packed ? align_128(local * a.c.ranks * 8) : 0);
-    landed_weights = landed_scales + (major ? align_128(tokens * a.scale_words * 4) : 0);
-    totals = landed_weights + (major && a.weights ? by_k : 0);
-    bytes = totals + 128;
-  }
-};
-
 __device__ inline u32 words_of(const DispatchArgs& a) { return kHead + a.c.ranks; }
 
 // The experts that a record for `peer` counts: all where every rank must know every start.
@@ -136,9 +109,11 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
 }
 
 __device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
-  if (a.layout == kPacked) return Region(a, a.most_tokens(), t.expert_rows[rank]);
-  if (a.worst) return Region(a, a.most_tokens(), a.worst_experts);
-  return Region(a, rows_at(a, t.heard, rank, a.c.ranks), a.is_flat() ? 0 : t.expert_rows[rank]);
+  RegionShape shape = a.region_shape();
+  if (a.layout == kPacked) return Region(shape, a.most_tokens(), t.expert_rows[rank]);
+  if (a.worst) return Region(shape, a.most_tokens(), a.worst_experts);
+  u64 tokens = rows_at(a, t.heard, rank, a.c.ranks);
+  return Region(shape, tokens, a.is_flat() ? 0 : t.expert_rows[rank]);
 }
 
 // Fills the tables; the decision of the first rank whose region is too small, if there is one.
