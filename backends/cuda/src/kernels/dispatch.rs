@@ -177,10 +177,8 @@ impl Engine {
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
     fn refuse_dispatch(&mut self, call: &abi::TyDispatch, why: &[u8]) -> Result<()> {
         let mut common = self.common(call.operation, REFUSE_TEXT, why);
-        let (routing, origin) = {
-            let state = &self.handles[call.handle as usize];
-            (state.routing, state.origin)
-        };
+        // The handle may be another yard's.
+        let (routing, origin) = (Routing::default(), 0);
         let called = self.sign(call, &mut common, origin);
         let moves = Moves::new(&self.shape, 16, self.most_shared);
         let arguments = arguments(call, (common, routing), &moves);
