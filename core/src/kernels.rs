@@ -129,7 +129,8 @@ pub trait KernelSet: Sized + Send + 'static {
         Err(no_device_memory(Self::NAME))
     }
 
-    /// Takes back what [`tensor_alloc`](Self::tensor_alloc) gave. Another address is ignored.
+    /// Takes back what [`tensor_alloc`](Self::tensor_alloc) gave, once operations that were sent and
+    /// never received no longer use it. Another address is ignored.
     fn tensor_free(&mut self, pointer: *mut u8) {
         let _ = pointer;
     }
@@ -140,7 +141,8 @@ pub trait KernelSet: Sized + Send + 'static {
     /// What the device refuses.
     ///
     /// # Safety
-    /// Both ranges are valid, and no operation writes them meanwhile.
+    /// Both ranges are valid. Operations that were sent and never received may still use them: the
+    /// set waits for those first.
     unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
         let _ = (to, from, bytes);
         Err(no_device_memory(Self::NAME))

@@ -14,6 +14,6 @@ pub mod kernels;
 mod transport;
 
 pub use built_in::link;
-pub use config::{CudaConfig, NvlinkConfig, RowCopy};
+pub use config::{CudaConfig, NvlinkConfig, RowCopy, Sms};
 pub use kernels::CudaKernels;
 pub use transport::Nvlink;

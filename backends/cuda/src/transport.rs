@@ -4,6 +4,7 @@
 //! connect. Legacy IPC is not used: it is undefined when an owner dies. Kernels use the device face;
 //! the host face copies with the copy engines and is for whoever has no kernels.
 
+mod card;
 mod lane;
 mod memory;
 
@@ -17,11 +18,12 @@ use tokenyard_core::transport::{
     Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
-use tokenyard_handover::{Endpoint, Extent, Links, MAX_WINDOWS, Offer};
+use tokenyard_handover::{Extent, Links, MAX_WINDOWS, Offer};
 
 use crate::compile::FaceSource;
 use crate::config::NvlinkConfig;
-use crate::driver::{self, Buffer, Context, Device, granularity, sys};
+use crate::driver::{self, Buffer, Context, Device, Stream, granularity, sys};
+use card::{Card, reachable};
 use lane::Lane;
 use memory::Local;
 
@@ -42,6 +44,8 @@ pub struct Nvlink {
     context: Arc<Context>,
     deadline: Duration,
     needs: TransportNeeds,
+    /// The config names the device: then ranks may share it.
+    shares: bool,
     /// Dropped before `links`: its lanes copy to peers' memory.
     lanes: Vec<Mutex<Lane>>,
     face: OnceLock<Face>,
@@ -98,11 +102,12 @@ impl Transport for Nvlink {
     fn open(config: NvlinkConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
         let context = Context::retain(Device::choose(config.device)?)?;
         let (local, memory) = Local::new(&context, needs.signals)?;
-        let lanes =
-            (0..needs.lanes).map(|_| Lane::new(&context, needs.queue_depth).map(Mutex::new));
+        let peers = team.world_ranks.len();
+        let lanes = (0..needs.lanes).map(|_| Lane::new(&context, needs, peers).map(Mutex::new));
         Ok(Self {
             deadline: needs.deadline,
             needs: *needs,
+            shares: config.device.is_some(),
             lanes: lanes.collect::<Result<_>>()?,
             face: OnceLock::new(),
             links: Links::new(Offer::new(team, needs.signals, memory)?, local)?,
@@ -144,11 +149,21 @@ impl Transport for Nvlink {
     }
 
     fn endpoint(&mut self, _: u32) -> Result<Vec<u8>> {
-        Ok(self.links.offer.endpoint.to_bytes())
+        let device = self.context.device.uuid()?;
+        Ok(Card { device, endpoint: self.links.offer.endpoint }.to_bytes())
     }
 
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
-        self.links.connect(peer, &Endpoint::parse(data)?, self.deadline)
+        let card = Card::parse(data)?;
+        if peer != self.links.offer.team.me {
+            let checked = card.check(self.context.device, self.shares);
+            let rank = self.links.offer.team.world_ranks.get(peer as usize);
+            checked.map_err(|e| match rank {
+                Some(rank) => e.with_rank(*rank),
+                None => e,
+            })?;
+        }
+        self.links.connect(peer, &card.endpoint, self.deadline)
     }
 
     fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
@@ -242,9 +257,12 @@ impl Nvlink {
         self.links.peer(peer)?.windows.get(window as usize).copied()
     }
 
-    fn signal(&self, command: &Command) -> Option<u64> {
+    /// The address of a command's signal, and which of the lane's totals is its.
+    fn signal(&self, command: &Command) -> Option<(u64, usize)> {
         let base = self.links.peer(command.peer)?.signals;
-        (command.signal < self.needs.signals).then_some(base + u64::from(command.signal) * SPACING)
+        let (signal, signals) = (command.signal, self.needs.signals);
+        let index = command.peer as usize * signals as usize + signal as usize;
+        (signal < signals).then_some((base + u64::from(signal) * SPACING, index))
     }
 
     fn execute(&self, lane: &mut Lane, command: &Command) -> Result<()> {
@@ -333,21 +351,23 @@ fn check_device(device: Device) -> Result<()> {
             );
         }
     }
-    if let Some(other) = device.unreachable_peer()? {
-        let message = format!("device {} has no peer access to device {other}", device.ordinal);
-        return unavailable(
-            message,
-            "see nvidia-smi topo -p2p rw; name the reachable devices in CUDA_VISIBLE_DEVICES",
-        );
+    // Which of them this rank will talk to is known once they connect.
+    let mut unreachable = Ok(());
+    for other in device.others()? {
+        unreachable = reachable(device.ordinal, other.ordinal, device.reach(other)?);
+        if unreachable.is_ok() {
+            break;
+        }
     }
-    Ok(())
+    unreachable
 }
 
 impl Drop for Nvlink {
-    /// Peers' memory is unmapped after this: nothing of this process may still use it.
+    /// Peers' memory is unmapped after this: neither lanes nor kernels may still use it. Streams of
+    /// the framework do not, and are not waited for.
     fn drop(&mut self) {
-        if let Err(error) = self.context.synchronize() {
-            tracing::warn!("the device did not become idle: {error}");
+        if let Err(error) = Stream::synchronize_all(&self.context) {
+            tracing::warn!("the streams of this device did not end well: {error}");
         }
     }
 }

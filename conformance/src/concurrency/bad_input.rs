@@ -3,11 +3,11 @@
 use anyhow::{Context, Result, bail};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
-use tokenyard_core::yard::{Cast, Combine, Dispatch, Replay, TensorRef, Yard};
+use tokenyard_core::yard::{Cast, Combine, Dispatch, Replay, TensorRef, Yard, YardOptions};
 
-use super::{EXPERT_MAJOR, close, expect_error, open, small};
+use super::{EXPERT_MAJOR, close, expect_error, open, open_with, small};
 use crate::device::Copies;
-use crate::exchange::{self, Aligned, Buffers, Placed};
+use crate::exchange::{self, Aligned, Buffers};
 use crate::oracle::{Case, Layout, Tokens};
 use crate::round::{Live, Round};
 use crate::suite::{Level, Rank, Test};
@@ -405,24 +405,32 @@ fn replay_after_refused_routing(rank: &Rank<'_>) -> Result<Vec<Yard>> {
     Ok(vec![yard])
 }
 
+/// One of the strangers has a number that this yard has no handle for.
 fn handle_of_another_yard(rank: &Rank<'_>) -> Result<Vec<Yard>> {
     let case = case(rank, Layout::Flat);
-    let (mut yard, mut other) = (open(rank, &case)?, open(rank, &case)?);
+    let with = |handles| YardOptions { handles, ..exchange::options(&case) };
+    let (mut yard, mut other) = (open_with(rank, with(1))?, open_with(rank, with(2))?);
     let round = Round::new(&case, yard.rank());
-    let (live, stranger) = (round.dispatch(&mut yard)?, round.dispatch(&mut other)?);
-    let mut buffers: Buffers = round.experts(&live.received)?;
-    let handle = if yard.rank() == WRONG { &stranger.handle } else { &live.handle };
-    let combine = buffers.arguments(&round.brought, handle)?;
-    let result = yard.combine(handle, combine);
-    judge(&yard, result, &["another yard"])?;
-    if yard.rank() == WRONG {
-        let elem = exchange::row_dtype(case.combine.row);
-        let result = yard.combine_input(&stranger.handle, elem);
-        expect_error(result, &[ErrorKind::InvalidInput], &["another yard"])?;
+    let live = round.dispatch(&mut yard)?;
+    let strangers = [round.dispatch(&mut other)?, round.dispatch(&mut other)?];
+    let wrong = yard.rank() == WRONG;
+    for stranger in &strangers {
+        let mut buffers: Buffers = round.experts(&live.received)?;
+        let handle = if wrong { &stranger.handle } else { &live.handle };
+        let combine = buffers.arguments(&round.brought, handle)?;
+        let result = yard.combine(handle, combine);
+        judge(&yard, result, &["another yard"])?;
+        let result = yard.replay(handle, &round.brought.replay_on(&yard)?);
+        judge(&yard, result, &["another yard"])?;
+        if wrong {
+            let elem = exchange::row_dtype(case.combine.row);
+            let result = yard.combine_input(&stranger.handle, elem);
+            expect_error(result, &[ErrorKind::InvalidInput], &["another yard"])?;
+        }
     }
-    let output = exchange::run_experts(&case, yard.rank() as usize, &live.received)?;
-    let got = exchange::combine(&mut yard, &round.brought, &live.handle, &output, Placed::Outside)?;
-    round.check_combined(&got).context("after the refusal")?;
-    round.finish(&mut other, &Live { ..stranger })?;
+    round.finish(&mut yard, &live).context("after the refusals")?;
+    for stranger in &strangers {
+        round.finish(&mut other, stranger)?;
+    }
     Ok(vec![yard, other])
 }

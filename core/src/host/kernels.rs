@@ -270,7 +270,7 @@ impl OpenKernels {
     /// Takes such memory back.
     ///
     /// # Safety
-    /// No operation uses it.
+    /// No operation uses it but those that are never received.
     pub unsafe fn tensor_free(&mut self, pointer: *mut u8) {
         if let Some(free) = self.part.table.tensor_free {
             // SAFETY: as in `needs`, and by this function's contract.
@@ -284,7 +284,7 @@ impl OpenKernels {
     /// What the part says.
     ///
     /// # Safety
-    /// Both ranges are valid, and no operation writes them meanwhile.
+    /// Both ranges are valid; of operations only those that are never received still use them.
     pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
         // SAFETY: as in `needs`, and by this function's contract.
         self.call("copy", |t, i, e| unsafe { t.copy.map(|f| f(i, to, from, bytes, e)) })

@@ -1,3 +1,4 @@
+use super::memory::Argument;
 use super::output::Handle;
 use super::tensor::{TensorMut, TensorRef};
 use crate::abi;
@@ -130,22 +131,6 @@ fn expect_contiguous(name: &str, tensor: &TensorRef<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether all tensors lie where the kernel set works.
-pub(super) fn check_memory(tensors: &[(&str, Option<TensorRef<'_>>)], device: bool) -> Result<()> {
-    const NAMES: [&str; 2] = ["host memory", "memory of the yard's device"];
-    for (name, tensor) in tensors {
-        let found = tensor.as_ref().map(TensorRef::is_on_device);
-        if let Some(found) = found.filter(|found| *found != device) {
-            return refuse(format!(
-                "{name}: found {}; expected {}",
-                NAMES[usize::from(found)],
-                NAMES[usize::from(device)]
-            ));
-        }
-    }
-    Ok(())
-}
-
 /// Rows and their scales, as dispatch and replay bring them.
 fn check_rows(
     shape: &Shape,
@@ -200,12 +185,13 @@ fn check_weights(shape: &Shape, tokens: usize, weights: Option<&TensorRef<'_>>) 
 }
 
 impl<'a> Dispatch<'a> {
-    pub(super) fn tensors(&self) -> [(&'static str, Option<TensorRef<'a>>); 4] {
+    /// Every tensor of the call.
+    pub(super) fn arguments(&self) -> [Argument<'a>; 4] {
         [
-            ("x", Some(self.x)),
-            ("scales", self.scales),
-            ("topk_idx", Some(self.topk_idx)),
-            ("topk_weights", self.topk_weights),
+            Argument::rows("x", Some(self.x)),
+            Argument::other("scales", self.scales),
+            Argument::other("topk_idx", Some(self.topk_idx)),
+            Argument::other("topk_weights", self.topk_weights),
         ]
     }
 
@@ -229,8 +215,13 @@ impl<'a> Dispatch<'a> {
 }
 
 impl<'a> Replay<'a> {
-    pub(super) fn tensors(&self) -> [(&'static str, Option<TensorRef<'a>>); 3] {
-        [("x", Some(self.x)), ("scales", self.scales), ("topk_weights", self.topk_weights)]
+    /// Every tensor of the call.
+    pub(super) fn arguments(&self) -> [Argument<'a>; 3] {
+        [
+            Argument::rows("x", Some(self.x)),
+            Argument::other("scales", self.scales),
+            Argument::other("topk_weights", self.topk_weights),
+        ]
     }
 
     /// Checks everything that this rank can check alone.
@@ -242,14 +233,16 @@ impl<'a> Replay<'a> {
 }
 
 impl Combine<'_> {
-    pub(super) fn tensors(&self) -> [(&'static str, Option<TensorRef<'_>>); 6] {
+    /// Every tensor of the call.
+    pub(super) fn arguments(&self) -> [Argument<'_>; 7] {
         [
-            ("x", Some(self.x)),
-            ("weights", self.weights),
-            ("bias 0", self.bias[0]),
-            ("bias 1", self.bias[1]),
-            ("out", Some(self.out.as_ref())),
-            ("out_weights", self.out_weights.as_ref().map(TensorMut::as_ref)),
+            Argument::rows("x", Some(self.x)),
+            Argument::other("weights", self.weights),
+            Argument::rows("bias 0", self.bias[0]),
+            Argument::rows("bias 1", self.bias[1]),
+            Argument::rows("out", Some(self.out.as_ref())),
+            Argument::other("out_weights", self.out_weights.as_ref().map(TensorMut::as_ref)),
+            Argument::other("missing", self.missing.as_ref().map(TensorMut::as_ref)),
         ]
     }
 
@@ -318,6 +311,33 @@ impl Combine<'_> {
                 u8::from(found.is_some()),
                 u8::from(self.out_weights.is_some())
             )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::check_memory;
+    use super::*;
+
+    #[test]
+    fn every_tensor_of_a_combine_must_lie_on_the_device_of_the_yard() {
+        let rows = [0.0_f32; 4];
+        let (mut out, mut out_weights, mut missing) = ([0.0_f32; 4], [0.0_f32; 1], [0_u8; 1]);
+        let x = TensorRef::from_slice(&rows, 1, 4).unwrap();
+        let combine = Combine {
+            x,
+            weights: Some(x),
+            bias: [Some(x), Some(x)],
+            weighted: false,
+            out: TensorMut::from_slice(&mut out, 1, 4).unwrap(),
+            out_weights: Some(TensorMut::from_slice(&mut out_weights, 1, 1).unwrap()),
+            missing: Some(TensorMut::from_slice(&mut missing, 1, 1).unwrap()),
+        };
+        let wanted = ["x", "weights", "bias 0", "bias 1", "out", "out_weights", "missing"];
+        for (argument, name) in combine.arguments().into_iter().zip(wanted) {
+            let text = check_memory(&[argument], Some(0)).unwrap_err().to_string();
+            assert!(text.contains(&format!("{name}: found host memory")), "{text}");
         }
     }
 }

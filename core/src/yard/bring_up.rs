@@ -193,7 +193,8 @@ fn bring_up(
             kernels: Mutex::new(kernels),
             watchdog,
             claims: Claims::new(options.handles),
-            device: kinds & abi::TY_MEMORY_HOST == 0,
+            device: (kinds & abi::TY_MEMORY_HOST == 0)
+                .then(|| windows.first().map_or(0, |window| window.device)),
         }),
         world: Arc::clone(world),
         config: config.clone(),

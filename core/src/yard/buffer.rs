@@ -24,7 +24,7 @@ unsafe impl Sync for Buffer {}
 impl Yard {
     /// Whether tensors must lie in the memory of this yard's device; else in host memory.
     pub fn works_on_device(&self) -> bool {
-        self.parts.device
+        self.parts.device.is_some()
     }
 
     /// Device memory with a copy of `bytes`.
@@ -39,7 +39,7 @@ impl Yard {
 impl Handle {
     /// As [`Yard::works_on_device`], of the yard that the handle belongs to.
     pub fn is_on_device(&self) -> bool {
-        self.parts.device
+        self.parts.device.is_some()
     }
 
     /// As [`Yard::buffer`], on the yard that the handle belongs to.

@@ -10,12 +10,19 @@
 //! order may wait for each other until the deadline. Where one rank's input is refused, all ranks get
 //! an error for that operation, nothing is moved, and the yard stays usable. After an error of another
 //! kind the yard is closed, and every later call says why.
+//!
+//! **Order on a device.** The yard knows nothing of the caller's streams yet. Whatever the caller has
+//! queued on a tensor must have ended before the call that takes it, and whatever it has queued on an
+//! output or a [`CombineInput`] before that is dropped: the next operation may reuse the place, and
+//! other ranks write there. So synchronise the stream first. The other way round nothing is needed:
+//! when a call that receives returns, the operation has ended on the device.
 
 mod arguments;
 mod bring_up;
 mod buffer;
 mod claims;
 mod levels;
+mod memory;
 mod operations;
 mod output;
 mod places;
@@ -46,13 +53,14 @@ struct Parts {
     /// Dropped second: no access to windows after it.
     _transports: levels::Transports,
     /// Dropped third: frees the windows. Behind a lock so that outputs may hold the parts from
-    /// any thread; only the yard ever takes it.
+    /// any thread. The yard takes it, and whoever copies from or frees a device's memory: that
+    /// waits for an operation that runs.
     kernels: Mutex<OpenKernels>,
     /// Watches this yard's waits; the kernel set points to its board, so it is dropped last.
     watchdog: watchdog::Watchdog,
     claims: claims::Claims,
-    /// The kernel set works on the memory of a device, not on the host's.
-    device: bool,
+    /// The device that the kernel set works on the memory of; none where it works on the host's.
+    device: Option<i32>,
 }
 
 impl Parts {

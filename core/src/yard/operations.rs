@@ -1,7 +1,8 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::arguments::{Combine, Dispatch, Replay, Sizes, check_memory};
+use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim};
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use super::{Parts, Yard};
@@ -122,7 +123,7 @@ impl Yard {
     /// As `dispatch`.
     pub fn dispatch_send<'a>(&mut self, dispatch: &Dispatch<'a>) -> Result<PendingDispatch<'a>> {
         let operation = self.begin()?;
-        let checked = check_memory(&dispatch.tensors(), self.parts.device)
+        let checked = check_memory(&dispatch.arguments(), self.parts.device)
             .and_then(|()| dispatch.check(&self.shape, &mut self.scratch));
         let slot = checked.and_then(|()| self.take_handle());
         let slot = match slot {
@@ -177,7 +178,7 @@ impl Yard {
         let mut call = blank_dispatch(operation, handle.slot, handle.layout);
         call.flags |= abi::TY_DISPATCH_REPLAY;
         call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
-        let checked = check_memory(&replay.tensors(), self.parts.device)
+        let checked = check_memory(&replay.arguments(), self.parts.device)
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| replay.check(&self.shape, handle));
         if let Err(error) = checked {
@@ -280,7 +281,7 @@ impl Yard {
             missing: NO_TENSOR,
             refusal: text(""),
         };
-        let checked = check_memory(&combine.tensors(), self.parts.device)
+        let checked = check_memory(&combine.arguments(), self.parts.device)
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| combine.check(&self.shape, handle));
         if let Err(error) = checked {
@@ -295,7 +296,8 @@ impl Yard {
         let raw = |out: &Option<TensorMut<'_>>| out.as_ref().map_or(NO_TENSOR, TensorMut::raw);
         (call.out_weights, call.missing) = (raw(&combine.out_weights), raw(&combine.missing));
         // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed until it is
-        // received; a leaked pending is never received, and then nothing is written.
+        // received. A leaked pending is never received: then nothing of the host is written, and the
+        // kernel set of a device waits for its kernels before it copies or frees a `Buffer`.
         let result = unsafe { self.parts.kernels().combine_send(&call) };
         match result {
             Ok(()) => Ok(PendingCombine { sent: self.sent(operation), arguments: PhantomData }),

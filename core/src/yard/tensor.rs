@@ -1,4 +1,5 @@
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 
 use super::Parts;
 use crate::abi;
@@ -132,13 +133,18 @@ impl<'a> TensorRef<'a> {
     /// The tensor's memory is valid and not written for `'a`; it is of the kind that the kernel set
     /// of `parts` works on.
     pub(super) unsafe fn from_raw(raw: abi::TyTensor, parts: &'a Parts) -> Self {
-        Self { raw, device: parts.device.then_some(parts), life: PhantomData }
+        Self { raw: present(raw), device: parts.device.map(|_| parts), life: PhantomData }
     }
 
     /// Whether it lies in the memory of a device. Then [`bytes`](Self::bytes) and
     /// [`elements`](Self::elements) are empty: the host cannot look at it.
     pub fn is_on_device(&self) -> bool {
         self.device.is_some()
+    }
+
+    /// The device it lies on; none for host memory.
+    pub(super) fn device(&self) -> Option<i32> {
+        self.device.and_then(|parts| parts.device)
     }
 
     /// A copy of all bytes of a contiguous tensor, wherever it lies.
@@ -255,7 +261,7 @@ impl<'a> TensorMut<'a> {
     /// The tensor's memory is valid and used by nobody else for `'a`; it is of the kind that the
     /// kernel set of `parts` works on.
     pub(super) unsafe fn from_raw(raw: abi::TyTensor, parts: &'a Parts) -> Self {
-        Self { raw, device: parts.device.then_some(parts), life: PhantomData }
+        Self { raw: present(raw), device: parts.device.map(|_| parts), life: PhantomData }
     }
 
     /// Writes all bytes, wherever the tensor lies.
@@ -297,6 +303,15 @@ impl<'a> TensorMut<'a> {
 /// The raw form of an optional tensor.
 pub(super) fn raw_or_none(tensor: Option<&TensorRef<'_>>) -> abi::TyTensor {
     tensor.map_or(NO_TENSOR, TensorRef::raw)
+}
+
+/// Null means that a tensor is absent, and ranks compare what is there: one without elements has an
+/// address too.
+fn present(raw: abi::TyTensor) -> abi::TyTensor {
+    if raw.data.is_null() && raw.shape.contains(&0) {
+        return abi::TyTensor { data: NonNull::<u128>::dangling().as_ptr().cast(), ..raw };
+    }
+    raw
 }
 
 fn is_contiguous(raw: &abi::TyTensor) -> bool {
@@ -353,5 +368,17 @@ mod tests {
         assert!(TensorRef::strided(&aligned[..48], DType::F32, [3, 4], [5, 1]).is_err());
         assert!(TensorRef::strided(&aligned[..48], DType::F32, [2, 2], [usize::MAX, 1]).is_err());
         assert!(TensorRef::strided(&[], DType::F32, [0, 4], [4, 1]).is_ok());
+    }
+
+    #[test]
+    fn a_tensor_without_elements_is_there_wherever_its_memory_is() {
+        let dtype = DType::U8.code();
+        let empty = abi::TyTensor { dtype, shape: [0, 8], stride: [8, 1], ..NO_TENSOR };
+        let raw = present(empty);
+        assert!(!raw.data.is_null() && (raw.data as usize).is_multiple_of(16));
+        assert_eq!(byte_length(&raw), Some(0));
+        let mut byte = 0_u8;
+        let there = abi::TyTensor { data: &raw mut byte, ..empty };
+        assert_eq!(present(there).data, &raw mut byte);
     }
 }

@@ -509,7 +509,8 @@ typedef struct TyCapabilities {
 } TyCapabilities;
 
 /**
- * A tensor of one or two dimensions. `data` is null where a tensor is absent.
+ * A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
+ * without elements has some address.
  */
 typedef struct TyTensor {
   /**
@@ -1620,12 +1621,12 @@ typedef struct TyKernelsTable {
    */
   int32_t (*tensor_alloc)(void *instance, uint64_t bytes, uint8_t **pointer, struct TyError *error);
   /**
-   * Takes such memory back; it is not in use by an operation.
+   * Takes such memory back. An operation that was sent and never received may still use it: the
+   * set waits for its kernels first, as it does in `copy`.
    */
   void (*tensor_free)(void *instance, uint8_t *pointer);
   /**
-   * Copies between host memory and memory of the kind it works on, and waits for it. No operation
-   * writes either meanwhile.
+   * Copies between host memory and memory of the kind it works on, and waits for it.
    */
   int32_t (*copy)(void *instance,
                   uint8_t *to,

@@ -12,7 +12,8 @@ pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
 pub const TY_KERNELS_MINOR: u32 = 4;
 
-/// A tensor of one or two dimensions. `data` is null where a tensor is absent.
+/// A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
+/// without elements has some address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyTensor {
@@ -450,10 +451,10 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Takes such memory back; it is not in use by an operation.
+    /// Takes such memory back. An operation that was sent and never received may still use it: the
+    /// set waits for its kernels first, as it does in `copy`.
     pub tensor_free: Option<unsafe extern "C" fn(instance: *mut c_void, pointer: *mut u8)>,
-    /// Copies between host memory and memory of the kind it works on, and waits for it. No operation
-    /// writes either meanwhile.
+    /// Copies between host memory and memory of the kind it works on, and waits for it.
     pub copy: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,

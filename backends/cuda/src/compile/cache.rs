@@ -1,8 +1,9 @@
 //! Compiled kernels on disk: one compiler per machine, the other ranks wait for its file.
 
 use std::fs::File;
+use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
 use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -24,10 +25,11 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// In `configured`, else in the user's cache folder.
+    /// In `configured`, else in the user's cache folder. What lies there runs on the device, so it
+    /// must be a folder that only this user, or root, can write.
     ///
     /// # Errors
-    /// There is no such folder and it cannot be made.
+    /// There is no such folder and it cannot be made; others can write to it.
     pub(crate) fn open(configured: Option<&Path>) -> Result<Self> {
         let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let folder = configured
@@ -42,6 +44,10 @@ impl Cache {
             })?;
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         made.map_err(|e| failed("make folder", &folder, e))?;
+        let found = std::fs::metadata(&folder).map_err(|e| failed("look at folder", &folder, e))?;
+        let user = rustix::process::geteuid().as_raw();
+        check_owner((found.uid(), found.mode()), user)
+            .map_err(|e| e.with_context("path", folder.display()))?;
         Ok(Self { folder })
     }
 
@@ -55,25 +61,38 @@ impl Cache {
         if let Some(image) = read(&path) {
             return Ok(image);
         }
-        let _lock = self.lock(key)?;
+        let lock = self.lock(key)?;
         // Whoever held the lock may have made it.
         if let Some(image) = read(&path) {
             return Ok(image);
         }
         let image = compile()?;
-        self.write(&path, &image)?;
+        // The kernels are good, wherever they are kept.
+        if lock.is_some()
+            && let Err(error) = self.write(key, &path, &image)
+        {
+            tracing::warn!("kernels are compiled again at the next start: {error}");
+        }
         Ok(image)
     }
 
-    /// Released when the file is closed, also by the death of its process.
-    fn lock(&self, key: &str) -> Result<File> {
+    /// Released when the file is closed, also by the death of its process. None where this user may
+    /// not write.
+    fn lock(&self, key: &str) -> Result<Option<File>> {
         let path = self.folder.join(format!("{key}.lock"));
-        let open = File::options().create(true).append(true).mode(0o600).open(&path);
-        let file = open.map_err(|e| failed("open lock", &path, e))?;
+        let file = match File::options().create(true).append(true).mode(0o600).open(&path) {
+            Ok(file) => file,
+            Err(e) if matches!(e.kind(), PermissionDenied | ReadOnlyFilesystem) => {
+                let error = failed("open lock", &path, e);
+                tracing::warn!("kernels are compiled at every start: {error}");
+                return Ok(None);
+            }
+            Err(e) => return Err(failed("open lock", &path, e)),
+        };
         let start = Instant::now();
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(file),
+                Ok(()) => return Ok(Some(file)),
                 Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(failed("take lock", &path, e.into())),
             }
@@ -90,10 +109,11 @@ impl Cache {
         }
     }
 
-    /// Under a name of its own first, so that nobody reads half a file.
-    fn write(&self, path: &Path, image: &[u8]) -> Result<()> {
-        let own = self.folder.join(format!("{}.{}.new", name(path), std::process::id()));
-        let open = File::options().create(true).truncate(true).write(true).mode(0o600).open(&own);
+    /// Under another name first, so that nobody reads half a file. Who has the lock is the only one
+    /// to use that name; what a process left there that was killed is overwritten.
+    fn write(&self, key: &str, path: &Path, image: &[u8]) -> Result<()> {
+        let own = self.folder.join(format!("{key}.new"));
+        let open = File::options().create(true).truncate(true).write(true).mode(0o644).open(&own);
         let mut file = open.map_err(|e| failed("write kernels", &own, e))?;
         file.write_all(&Sha256::digest(image))
             .and_then(|()| file.write_all(image))
@@ -103,8 +123,22 @@ impl Cache {
     }
 }
 
-fn name(path: &Path) -> String {
-    path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
+/// Whether nobody but `user` and root can write to a folder.
+fn check_owner((owner, mode): (u32, u32), user: u32) -> Result<()> {
+    let refuse = |found: String, fix: &'static str| {
+        let message = format!("found a folder {found}; expected one that nobody else can write to");
+        Err(Error::new(ErrorKind::Unavailable, "open cache", message).with_fix(fix))
+    };
+    if owner != user && owner != 0 {
+        return refuse(
+            format!("of user {owner}"),
+            "set cache in [kernels.cuda] to one of your own",
+        );
+    }
+    if mode & 0o022 != 0 {
+        return refuse(format!("with mode {:o}", mode & 0o7777), "chmod go-w it");
+    }
+    Ok(())
 }
 
 /// The image in a file; nothing if it is not there or not whole.
@@ -164,6 +198,42 @@ mod tests {
             assert_eq!(cache.get("key", || Ok(vec![2; 100])).unwrap(), vec![2; 100]);
         }
         assert_eq!(cache.get("key", || panic!("it is there")).unwrap(), vec![2; 100]);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_overwritten() {
+        let (_folder, cache) = cache();
+        let left = cache.folder.join("key.new");
+        std::fs::write(&left, [9; 5000]).unwrap();
+        cache.get("key", || Ok(vec![4; 10])).unwrap();
+        assert!(!left.exists());
+        assert_eq!(cache.get("key", || panic!("it is there")).unwrap(), vec![4; 10]);
+    }
+
+    #[test]
+    fn kernels_that_cannot_be_kept_are_used_all_the_same() {
+        let (_folder, cache) = cache();
+        // Nothing can be renamed onto a folder that is not empty.
+        let path = cache.folder.join("key.cubin");
+        std::fs::create_dir_all(path.join("full")).unwrap();
+        assert_eq!(cache.get("key", || Ok(vec![5])).unwrap(), vec![5]);
+    }
+
+    #[test]
+    fn folders_that_others_can_write_to_are_refused() {
+        assert!(check_owner((1000, 0o40755), 1000).is_ok() && check_owner((0, 0o40755), 7).is_ok());
+        let text = check_owner((1001, 0o40700), 1000).unwrap_err().to_string();
+        assert!(text.contains("of user 1001"), "{text}");
+        for mode in [0o40775, 0o40757, 0o41777] {
+            let text = check_owner((1000, mode), 1000).unwrap_err().to_string();
+            assert!(text.contains("with mode") && text.contains("chmod"), "{text}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Cache::open(Some(folder.path()));
+        assert!(open().is_ok());
+        let shared = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(folder.path(), shared).unwrap();
+        assert!(open().unwrap_err().to_string().contains("with mode 777"));
     }
 
     #[test]

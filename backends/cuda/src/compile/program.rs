@@ -1,6 +1,7 @@
 //! One program: sources, options, compiler; and what comes out of it.
 
 use std::ffi::{CStr, CString, c_char};
+use std::os::unix::fs::MetadataExt as _;
 
 use cudarc::nvrtc::sys;
 use sha2::{Digest as _, Sha256};
@@ -14,9 +15,10 @@ use crate::transport::nvlink_face;
 /// The name under which the kernels include the face of the level inside a domain.
 const UP_FACE: &str = "up_face.cuh";
 const MAIN: &str = include_str!("../kernels/exchange.cu");
-const HEADERS: [(&str, &str); 14] = [
+const HEADERS: [(&str, &str); 15] = [
     ("transport.cuh", include_str!("../../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
+    ("region.cuh", include_str!("../kernels/region.cuh")),
     ("types.cuh", include_str!("../kernels/types.cuh")),
     ("cast.cuh", include_str!("../kernels/cast.cuh")),
     ("entry.cuh", include_str!("../kernels/entry.cuh")),
@@ -98,18 +100,16 @@ impl Program {
         Self { headers, options }
     }
 
-    /// Names what comes out: a hash of every byte that goes in and of the compiler's version.
+    /// Names what comes out: a hash of every byte that goes in and of what tells the compiler from
+    /// others.
     pub(crate) fn key(&self) -> Result<String> {
-        load()?;
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: the compiler is loaded; both numbers are ours.
-        check("ask compiler", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
+        let compiler = compiler()?;
         let mut hash = Sha256::new();
         let mut add = |text: &str| {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text);
         };
-        add(&format!("nvrtc {major}.{minor}"));
+        add(&compiler);
         add(MAIN);
         self.headers.iter().for_each(|(name, text)| {
             add(name);
@@ -162,6 +162,31 @@ impl Program {
         check("compile kernels", status).map_err(|e| e.with_context("log", &log))?;
         Ok(Compiled { image: program.image()?, log })
     }
+}
+
+/// What tells the loaded compiler from others: its version, which many releases share, and the size
+/// and time of its file.
+fn compiler() -> Result<String> {
+    load()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the compiler is loaded; both numbers are ours.
+    check("ask compiler", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
+    let system = |e| Error::system("ask compiler", "its library cannot be looked at", e);
+    let maps = std::fs::read_to_string("/proc/self/maps").map_err(system)?;
+    let library = library_in(&maps).ok_or_else(|| {
+        let message = "found no libnvrtc.so among the files that are mapped; expected it there";
+        Error::new(ErrorKind::System, "ask compiler", message)
+    })?;
+    let file = std::fs::metadata(library).map_err(system)?;
+    let (bytes, seconds, nanoseconds) = (file.len(), file.mtime(), file.mtime_nsec());
+    Ok(format!("nvrtc {major}.{minor}, {bytes} bytes of {seconds}.{nanoseconds:09}"))
+}
+
+/// The path of the compiler's library, in the list of a process's mappings.
+fn library_in(maps: &str) -> Option<&str> {
+    maps.lines()
+        .filter_map(|line| line.find('/').map(|path| &line[path..]))
+        .find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("libnvrtc.so")))
 }
 
 /// Compiles the kernels over the NVLink face, without a GPU and without the cache: for tests and
@@ -218,4 +243,21 @@ fn check(operation: &'static str, status: sys::nvrtcResult) -> Result<()> {
     let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(status)) };
     let message = format!("NVRTC says {}", text.to_string_lossy());
     Err(Error::new(ErrorKind::System, operation, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compiler_is_found_among_mapped_files_by_its_name() {
+        let maps = "\
+7f0000000000-7f0000001000 r--p 00000000 08:01 17  /opt/libnvrtc.so.d/libother.so.1
+7f0000001000-7f0000002000 rw-p 00000000 00:00 0
+7f0000002000-7f0000003000 r-xp 00001000 08:01 18  /opt/a b/lib/libnvrtc-builtins.so.13.0
+7f0000003000-7f0000004000 r-xp 00001000 08:01 19  /opt/a b/lib/libnvrtc.so.13
+";
+        assert_eq!(library_in(maps), Some("/opt/a b/lib/libnvrtc.so.13"));
+        assert_eq!(library_in("7f0000000000-7f0000001000 r--p 00000000 00:00 0 [stack]\n"), None);
+    }
 }

@@ -35,12 +35,12 @@ impl Device {
             (status == sys::CUresult::CUDA_SUCCESS).then_some(raw)
         };
         let ordinal = match configured {
-            Some(ordinal) => ordinal as i32,
+            Some(ordinal) => i32::try_from(ordinal).unwrap_or(i32::MAX),
             None => match current() {
                 Some(raw) => {
                     return Self::all(count)?.into_iter().find(|d| d.raw == raw).ok_or_else(none);
                 }
-                None => launched_as() % count.max(1),
+                None => ordinal_of(launched_as(), count),
             },
         };
         if ordinal >= count {
@@ -49,7 +49,7 @@ impl Device {
                 "choose device",
                 format!("found {count} CUDA devices; expected one with ordinal {ordinal}"),
             )
-            .with_fix("correct `device`, or see CUDA_VISIBLE_DEVICES"));
+            .with_fix("correct `device`, start one rank per GPU, or see CUDA_VISIBLE_DEVICES"));
         }
         Self::get(ordinal)
     }
@@ -89,22 +89,66 @@ impl Device {
         Ok((major * 10 + minor) as u32)
     }
 
-    /// The first other device that this one cannot reach by loads and stores.
-    pub(crate) fn unreachable_peer(&self) -> Result<Option<i32>> {
-        for other in Self::all(Self::count()?)? {
-            let mut reaches = 0;
-            if other == *self {
-                continue;
-            }
-            // SAFETY: two devices of this driver.
-            let status = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, self.raw, other.raw) };
-            check("ask for peer access", status)?;
-            if reaches == 0 {
-                return Ok(Some(other.ordinal));
+    /// Most bytes of shared memory that a block may ask for.
+    pub(crate) fn most_shared(&self) -> Result<u32> {
+        use sys::CUdevice_attribute as A;
+        let bytes = self.attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        Ok(bytes as u32)
+    }
+
+    /// Names the device wherever it is seen from.
+    pub(crate) fn uuid(&self) -> Result<Uuid> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: a device of this driver; the structure is ours.
+        check("ask device", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, self.raw) })?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
+    /// The visible device of this name.
+    pub(crate) fn with_uuid(uuid: Uuid) -> Result<Option<Self>> {
+        for device in Self::all(Self::count()?)? {
+            if device.uuid()? == uuid {
+                return Ok(Some(device));
             }
         }
         Ok(None)
     }
+
+    /// Every visible device but this one.
+    pub(crate) fn others(&self) -> Result<Vec<Self>> {
+        Ok(Self::all(Self::count()?)?.into_iter().filter(|other| other != self).collect())
+    }
+
+    /// What this device can do to the memory of another.
+    pub(crate) fn reach(&self, other: Self) -> Result<Reach> {
+        use sys::CUdevice_P2PAttribute as A;
+        let ask = |which| {
+            let mut value = 0;
+            // SAFETY: two devices of this driver.
+            let status =
+                unsafe { sys::cuDeviceGetP2PAttribute(&mut value, which, self.raw, other.raw) };
+            check("ask for peer access", status).map(|()| value != 0)
+        };
+        Ok(match ask(A::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)? {
+            false => Reach::Nothing,
+            true if ask(A::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? => Reach::Whole,
+            true => Reach::WithoutAtomics,
+        })
+    }
+}
+
+/// A device's name, the same in every process.
+pub(crate) type Uuid = [u8; 16];
+
+/// What one device can do to the memory of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Nothing.
+    Nothing,
+    /// Loads and stores. Signals are added to by many blocks at once, which needs atomics.
+    WithoutAtomics,
+    /// Loads, stores and atomics.
+    Whole,
 }
 
 fn none() -> Error {
@@ -112,8 +156,14 @@ fn none() -> Error {
         .with_fix("see what nvidia-smi says, and CUDA_VISIBLE_DEVICES")
 }
 
+/// The device of the rank with this index on its machine, which may not be there. Launchers that
+/// show each rank one device show it as the first.
+fn ordinal_of(index: u32, count: i32) -> i32 {
+    if count == 1 { 0 } else { i32::try_from(index).unwrap_or(i32::MAX) }
+}
+
 /// The rank's index on its machine, as launchers say it; 0 where nobody does.
-fn launched_as() -> i32 {
+fn launched_as() -> u32 {
     ["TOKENYARD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"]
         .iter()
         .find_map(|name| std::env::var(name).ok()?.parse().ok())
@@ -146,13 +196,6 @@ impl Context {
         check("enter context", unsafe { sys::cuCtxPushCurrent_v2(self.raw) })?;
         Ok(Entered { _not_send: std::marker::PhantomData })
     }
-
-    /// Waits for everything that runs in it.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        let _entered = self.enter()?;
-        // SAFETY: a context is current.
-        check("synchronize device", unsafe { sys::cuCtxSynchronize() })
-    }
 }
 
 impl Drop for Context {
@@ -174,5 +217,17 @@ impl Drop for Entered {
         let mut raw = std::ptr::null_mut();
         // SAFETY: pushed by `enter` on this thread.
         let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_do_not_share_devices_where_there_are_too_few() {
+        assert_eq!([0, 3, 4].map(|index| ordinal_of(index, 4)), [0, 3, 4]);
+        assert_eq!(ordinal_of(5, 1), 0);
+        assert_eq!(ordinal_of(u32::MAX, 8), i32::MAX);
     }
 }

@@ -17,25 +17,29 @@ fn location(device: Device) -> sys::CUmemLocation {
     }
 }
 
-fn properties(device: Device) -> sys::CUmemAllocationProp {
-    sys::CUmemAllocationProp {
+fn properties(device: Device) -> Result<sys::CUmemAllocationProp> {
+    use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED as RDMA;
+    // SAFETY: plain numbers, for which zero means "nothing special".
+    let mut flags: sys::CUmemAllocationProp_st__bindgen_ty_1 = unsafe { std::mem::zeroed() };
+    // Transports between machines register the same windows.
+    flags.gpuDirectRDMACapable = u8::from(device.attribute(RDMA)? != 0);
+    Ok(sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: POSIX_FD,
         location: location(device),
         win32HandleMetaData: std::ptr::null_mut(),
-        // SAFETY: plain numbers, for which zero means "nothing special".
-        allocFlags: unsafe { std::mem::zeroed() },
-    }
+        allocFlags: flags,
+    })
 }
 
 /// The unit of shareable memory: addresses and lengths are multiples of it.
 pub(crate) fn granularity(device: Device) -> Result<u64> {
-    let mut bytes = 0;
+    let (mut bytes, properties) = (0, properties(device)?);
     // SAFETY: the structure is valid for the call.
     check("ask granularity", unsafe {
         sys::cuMemGetAllocationGranularity(
             &mut bytes,
-            &properties(device),
+            &properties,
             sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
         )
     })?;
@@ -135,9 +139,9 @@ impl Vmm {
         let _entered = context.enter()?;
         let bytes = bytes.max(1).next_multiple_of(granularity(context.device)?);
         let mut raw = 0;
+        let properties = properties(context.device)?;
         // SAFETY: the structure is valid for the call; released on drop.
-        let status =
-            unsafe { sys::cuMemCreate(&mut raw, bytes as usize, &properties(context.device), 0) };
+        let status = unsafe { sys::cuMemCreate(&mut raw, bytes as usize, &properties, 0) };
         check("allocate device memory", status).map_err(|e| e.with_context("bytes", bytes))?;
         let handle = Handle(raw);
         let mut fd: i32 = -1;

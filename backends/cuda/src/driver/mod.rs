@@ -8,7 +8,7 @@ mod memory;
 mod module;
 mod stream;
 
-pub(crate) use device::{Context, Device};
+pub(crate) use device::{Context, Device, Reach, Uuid};
 pub(crate) use memory::{Buffer, Pinned, Reserved, Vmm, copy, granularity};
 pub(crate) use module::{Function, Launch, Module};
 pub(crate) use stream::{Event, Stream};

@@ -42,7 +42,12 @@ impl Module {
                 .map_err(|e| e.with_context("kernel", name))?;
             check("load kernel", sys::cuFuncLoad(raw))?;
         }
-        Ok(Function { module: Arc::clone(self), raw })
+        Ok(Function { module: Arc::clone(self), raw, cooperative: false })
+    }
+
+    /// The same for a kernel whose blocks wait for each other: all are resident at once.
+    pub(crate) fn cooperative(self: &Arc<Self>, name: &str) -> Result<Function> {
+        Ok(Function { cooperative: true, ..self.function(name)? })
     }
 }
 
@@ -59,6 +64,7 @@ impl Drop for Module {
 pub(crate) struct Function {
     module: Arc<Module>,
     raw: sys::CUfunction,
+    cooperative: bool,
 }
 
 // SAFETY: as for modules.
@@ -84,7 +90,7 @@ impl Function {
         })
     }
 
-    /// Launches with all blocks resident at once, because they wait for each other.
+    /// Launches behind everything in the stream.
     ///
     /// # Safety
     /// `arguments` point to one value per parameter of the kernel, of its type. What they name stays
@@ -97,21 +103,21 @@ impl Function {
     ) -> Result<()> {
         let _entered = self.module.context.enter()?;
         let Launch { blocks, threads, shared } = launch;
+        let (kernel, stream, arguments) = (self.raw, stream.raw(), arguments.as_mut_ptr());
+        let none = std::ptr::null_mut();
         // SAFETY: by this function's contract; the driver refuses sizes that do not fit.
-        check("launch kernel", unsafe {
-            sys::cuLaunchCooperativeKernel(
-                self.raw,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared,
-                stream.raw(),
-                arguments.as_mut_ptr(),
-            )
-        })
-        .map_err(|e| e.with_context("blocks", blocks).with_context("shared memory", shared))
+        let status = unsafe {
+            if self.cooperative {
+                sys::cuLaunchCooperativeKernel(
+                    kernel, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
+                )
+            } else {
+                sys::cuLaunchKernel(
+                    kernel, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, none,
+                )
+            }
+        };
+        check("launch kernel", status)
+            .map_err(|e| e.with_context("blocks", blocks).with_context("shared memory", shared))
     }
 }

@@ -1,10 +1,23 @@
 //! Streams and events.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokenyard_core::Result;
 
 use super::{Context, check, sys};
+
+/// Every stream of this process, with its device.
+static LIVE: Mutex<Vec<(i32, Raw)>> = Mutex::new(Vec::new());
+
+fn live() -> MutexGuard<'static, Vec<(i32, Raw)>> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Raw(sys::CUstream);
+
+// SAFETY: a stream may be used from any thread; the driver locks for itself.
+unsafe impl Send for Raw {}
 
 /// A stream that does not wait for the default stream.
 #[derive(Debug)]
@@ -23,6 +36,7 @@ impl Stream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: destroyed on drop.
         check("make stream", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        live().push((context.device.ordinal, Raw(raw)));
         Ok(Self { context: Arc::clone(context), raw })
     }
 
@@ -35,6 +49,17 @@ impl Stream {
         let _entered = self.context.enter()?;
         // SAFETY: a stream that lives.
         check("synchronize stream", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Waits for everything in every stream of a device that this crate has made.
+    pub(crate) fn synchronize_all(context: &Context) -> Result<()> {
+        let _entered = context.enter()?;
+        let device = context.device.ordinal;
+        // The lock keeps each stream alive until it has been waited for.
+        live().iter().filter(|(of, _)| *of == device).try_for_each(|(_, stream)| {
+            // SAFETY: a stream that lives.
+            check("synchronize stream", unsafe { sys::cuStreamSynchronize(stream.0) })
+        })
     }
 
     /// Copies in stream order between places of device memory.
@@ -67,6 +92,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        live().retain(|(_, stream)| *stream != Raw(self.raw));
         let _entered = self.context.enter();
         // SAFETY: made by `new`; the driver lets what is queued finish.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };

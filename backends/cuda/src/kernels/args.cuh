@@ -1,5 +1,6 @@
 // What the host passes. Mirrored in args.rs; TY_ARGS_BYTES checks the sizes.
 #pragma once
+#include "region.cuh"
 #include "transport.cuh"
 
 namespace ty {
@@ -13,11 +14,6 @@ constexpr u32 kWarps = 16;      // of a block
 constexpr u32 kSummingWarps = 8; // of a block that sums: few, so that each has much of a row
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
-
-// How received rows are arranged.
-constexpr u32 kFlat = 1;         // one per token and rank
-constexpr u32 kExpertMajor = 2;  // one per token and expert, experts behind each other
-constexpr u32 kPacked = 3;       // the same, with R*M places per expert
 
 // How a rank enters.
 constexpr u32 kEnter = 0;       // it takes part
@@ -150,6 +146,9 @@ struct DispatchArgs {
   u32 reserved;
 
   __device__ bool is_flat() const { return layout == kFlat; }
+  __device__ RegionShape region_shape() const {
+    return {layout, c.ranks, c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
+  }
   __device__ u64 most_tokens() const { return (u64)c.ranks * c.max_tokens; }
 };
 
@@ -232,7 +231,5 @@ static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1
               sizeof(Trace) == kHostBytes[8],
               "args.rs and args.cuh differ");
 #endif
-
-__device__ inline u64 align_128(u64 bytes) { return (bytes + 127) / 128 * 128; }
 
 }  // namespace ty

@@ -5,7 +5,10 @@ use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, ENTER, MergeArgs, REFUSE_FULL, REFUSE_TEXT, SUMMING_WARPS};
+use super::args::{
+    CombineArgs, Common, ENTER, MergeArgs, Outcome, REFUSE_FULL, REFUSE_TEXT, Routing,
+    SUMMING_WARPS,
+};
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
 use super::outcome::Called;
@@ -27,35 +30,71 @@ struct Staged {
     weights: u64,
 }
 
+/// The arguments of a combine without rows.
+fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls) -> CombineArgs {
+    CombineArgs {
+        common,
+        routing,
+        bias0: 0,
+        bias1: 0,
+        out: 0,
+        out_weights: 0,
+        x: 0,
+        weights: 0,
+        rows: 0,
+        row_bytes,
+        piece_bytes: pulls.piece_bytes,
+        pieces: pulls.pieces,
+        stages: pulls.stages,
+        stage_bytes: pulls.stage_bytes,
+        table_bytes: pulls.table_bytes,
+        reserved: 0,
+    }
+}
+
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
-        let staged = if text.is_empty() { self.stage(call) } else { Ok(Staged::default()) };
-        let sent = match &staged {
-            // SAFETY: by this function's contract.
-            Ok(staged) => unsafe { self.launch_combine(call, staged, (REFUSE_TEXT, text)) },
-            Err(error) => {
-                let detail = error.detail();
-                // SAFETY: as above.
-                unsafe {
-                    self.launch_combine(call, &Staged::default(), (REFUSE_FULL, detail.as_bytes()))
-                }
+        if !text.is_empty() {
+            return self.refuse_combine(call, (REFUSE_TEXT, text));
+        }
+        let staged = match self.stage(call) {
+            Ok(staged) => staged,
+            Err(error) if error.kind() == ErrorKind::Full => {
+                let told = self.refuse_combine(call, (REFUSE_FULL, error.detail().as_bytes()));
+                // Its own reason says more than what the others are told.
+                return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
+            Err(error) => return self.give_up(Err(error)),
         };
-        let outcome = sent.and_then(|called| self.hear_outcome(call.operation, &called));
-        let staging = staged.as_ref().ok().and_then(|staged| staged.region);
-        if let Err(error) = self.give_up(outcome) {
-            staging.iter().for_each(|r| self.arena.release(r.id));
-            // Its own reason says more than what the others are told.
-            return Err(staged.err().filter(|_| error.kind() == ErrorKind::Full).unwrap_or(error));
+        // SAFETY: by this function's contract.
+        let sent = unsafe { self.sum_rows(call, &staged) };
+        if let Err(error) = self.give_up(sent) {
+            staged.region.iter().for_each(|r| self.arena.release(r.id));
+            return Err(error);
         }
         let slot = self.slot(call.operation);
         self.operations[slot] =
-            Operation::Combine(CombineOp { operation: call.operation, staging });
+            Operation::Combine(CombineOp { operation: call.operation, staging: staged.region });
         Ok(())
+    }
+
+    /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
+    fn refuse_combine(&self, call: &abi::TyCombine, (verdict, why): (u32, &[u8])) -> Result<()> {
+        let mut common = self.common(call.operation, verdict, why);
+        // The handle may be another yard's.
+        let called = self.sign_combine(call, &mut common, 0);
+        let pulls = Pulls::new(self.shape.ranks, 16, self.most_shared);
+        let arguments = arguments((common, Routing::default()), 16, &pulls);
+        // SAFETY: the arguments name no tensors.
+        let sent = unsafe { self.launch_combine(call, &arguments, &pulls) };
+        let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        self.give_up(told)?;
+        let message = "all ranks went on with a call that this one refused";
+        Err(Error::new(ErrorKind::Internal, "combine", message))
     }
 
     /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
@@ -85,15 +124,16 @@ impl Engine {
         let starts = [base, base + room[0]];
         let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
         let staged = Staged { region, x, weights };
-        if !flat {
-            return self.merge(call, &staged).map(|()| staged);
+        let copied = match flat {
+            false => self.merge(call, &staged),
+            true => [0, 1].into_iter().filter(|i| room[*i] > 0).try_for_each(|i| {
+                self.stream.copy(self.arena_at + starts[i], tensors[i], rows * widths[i])
+            }),
+        };
+        if copied.is_err() {
+            region.iter().for_each(|r| self.arena.release(r.id));
         }
-        for i in 0..2 {
-            if room[i] > 0 {
-                self.stream.copy(self.arena_at + starts[i], tensors[i], rows * widths[i])?;
-            }
-        }
-        Ok(staged)
+        copied.map(|()| staged)
     }
 
     /// Expert-major and packed: sums the copies of each received token.
@@ -134,25 +174,16 @@ impl Engine {
         (end <= self.sizes.arena_bytes && offset.is_multiple_of(16)).then_some(offset)
     }
 
+    /// Launches the kernel, and waits until it says how the operation goes on.
+    ///
     /// # Safety
     /// As [`combine_send`](Self::combine_send).
-    unsafe fn launch_combine(
-        &self,
-        call: &abi::TyCombine,
-        staged: &Staged,
-        (verdict, text): (u32, &[u8]),
-    ) -> Result<Called> {
+    unsafe fn sum_rows(&self, call: &abi::TyCombine, staged: &Staged) -> Result<Outcome> {
         let state = &self.handles[call.handle as usize];
-        let slot = self.slot(call.operation);
-        let verdict = if text.is_empty() { ENTER } else { verdict };
-        let mut common = self.common(call.operation, verdict, text);
+        let mut common = self.common(call.operation, ENTER, &[]);
         common.tokens = state.tokens;
-        common.origin = state.origin;
-        let signature = Signature::combine(call);
-        common.signature = signature.0;
-        let called =
-            Called { rank: self.rank, operation: call.operation, signature, origin: common.origin };
-        let (kernel, element) = summable(call.x.dtype);
+        let called = self.sign_combine(call, &mut common, state.origin);
+        let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.shape.hidden) * element;
         let pulls = Pulls::new(self.shape.ranks, row_bytes, self.most_shared);
         if !call.missing.data.is_null() {
@@ -160,8 +191,6 @@ impl Engine {
             self.stream.zero(call.missing.data as u64, state.tokens.into())?;
         }
         let arguments = CombineArgs {
-            common,
-            routing: state.routing,
             bias0: call.bias0.data as u64,
             bias1: call.bias1.data as u64,
             out: call.out.data as u64,
@@ -169,25 +198,33 @@ impl Engine {
             x: staged.x,
             weights: staged.weights,
             rows: state.received,
-            row_bytes,
-            piece_bytes: pulls.piece_bytes,
-            pieces: pulls.pieces,
-            stages: pulls.stages,
-            stage_bytes: pulls.stage_bytes,
-            table_bytes: pulls.table_bytes,
-            reserved: 0,
+            ..arguments((common, state.routing), row_bytes, &pulls)
         };
-        // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest
-        // belongs to the engine.
-        unsafe {
-            self.launch(
-                &self.kernels.combine[kernel],
-                (self.blocks, SUMMING_WARPS, pulls.shared),
-                &arguments,
-                slot,
-            )?;
-        }
-        Ok(called)
+        // SAFETY: the tensors are valid by this function's contract.
+        unsafe { self.launch_combine(call, &arguments, &pulls)? };
+        self.hear_outcome(call.operation, &called)
+    }
+
+    /// Writes into `common` what ranks compare.
+    fn sign_combine(&self, call: &abi::TyCombine, common: &mut Common, origin: u32) -> Called {
+        let signature = Signature::combine(call);
+        (common.signature, common.origin) = (signature.0, origin);
+        Called { rank: self.rank, operation: call.operation, signature, origin }
+    }
+
+    /// # Safety
+    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    unsafe fn launch_combine(
+        &self,
+        call: &abi::TyCombine,
+        arguments: &CombineArgs,
+        pulls: &Pulls,
+    ) -> Result<()> {
+        let (kernel, _) = summable(call.x.dtype);
+        let size = (self.blocks, SUMMING_WARPS, pulls.shared);
+        let slot = arguments.common.slot as usize;
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(&self.kernels.combine[kernel], size, arguments, slot) }
     }
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {

@@ -84,9 +84,11 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
 }
 
 __device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
-  if (a.layout == kPacked) return Region(a, a.most_tokens(), t.expert_rows[rank]);
-  if (a.worst) return Region(a, a.most_tokens(), a.worst_experts);
-  return Region(a, rows_at(a, t.heard, rank, a.c.ranks), a.is_flat() ? 0 : t.expert_rows[rank]);
+  RegionShape shape = a.region_shape();
+  if (a.layout == kPacked) return Region(shape, a.most_tokens(), t.expert_rows[rank]);
+  if (a.worst) return Region(shape, a.most_tokens(), a.worst_experts);
+  u64 tokens = rows_at(a, t.heard, rank, a.c.ranks);
+  return Region(shape, tokens, a.is_flat() ? 0 : t.expert_rows[rank]);
 }
 
 // Fills the tables; the decision of the first rank whose region is too small, if there is one.

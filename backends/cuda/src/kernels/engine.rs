@@ -116,9 +116,7 @@ impl Engine {
         let moe = moe_shape(shape);
         // SAFETY: the link lives, and with it what its face points to.
         let face = unsafe { Face::read(&link.device_face()?)? };
-        let most_shared = context.device.attribute(
-            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-        )? as u32;
+        let most_shared = context.device.most_shared()?;
         let processors = context
             .device
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
@@ -132,7 +130,7 @@ impl Engine {
             done: expected[1].address(),
             ..State::default()
         };
-        let blocks = config.sms.min(processors);
+        let blocks = config.sms.blocks(processors);
         let slots = sizes.slots as usize;
         let groups = u64::from(moe.hidden.div_ceil(128));
         let engine = Self {
@@ -367,11 +365,11 @@ fn load(
     let cache = Cache::open(config.cache.as_deref())?;
     let image = cache.get(&program.key()?, || program.compile().map(|made| made.image))?;
     let module = Module::load(context, &image)?;
-    let dispatch = module.function("ty_dispatch")?;
+    let dispatch = module.cooperative("ty_dispatch")?;
     let combine = [
-        module.function("ty_combine_bf16")?,
-        module.function("ty_combine_f16")?,
-        module.function("ty_combine_f32")?,
+        module.cooperative("ty_combine_bf16")?,
+        module.cooperative("ty_combine_f16")?,
+        module.cooperative("ty_combine_f32")?,
     ];
     let spread = module.function("ty_spread")?;
     let merge = [

@@ -32,7 +32,9 @@ use crate::compile;
 use crate::config::CudaConfig;
 use crate::driver::{self, Buffer, Context, Device, Vmm};
 use engine::Engine;
-use sizes::{ARENA, CONTROL, Sizes, moe_shape};
+use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
+
+pub(crate) use sizes::MOST_ARENA;
 
 /// Ranks that all hear each other's counts; more need counting in two half rounds.
 const MOST_RANKS: u32 = 72;
@@ -53,6 +55,12 @@ pub struct CudaKernels {
 }
 
 impl CudaKernels {
+    /// Waits for the kernels of operations that were sent, received or not. All ranks have entered
+    /// those, so they end without anybody else.
+    fn settle(&self) -> Result<()> {
+        self.engine.as_ref().map_or(Ok(()), |engine| engine.stream.synchronize())
+    }
+
     fn engine(&mut self) -> Result<&mut Engine> {
         self.engine.as_mut().ok_or_else(|| {
             Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
@@ -109,7 +117,9 @@ impl KernelSet for CudaKernels {
         }
         let scale_up = limits.scale_up.max_lanes > 0;
         check_face(if scale_up { &limits.scale_up } else { &limits.scale_out })?;
-        let sizes = Sizes::new(&moe_shape(&self.shape), in_flight, &self.config)?;
+        let shape = moe_shape(&self.shape);
+        check_shared(&shape, self.context.device.most_shared()?)?;
+        let sizes = Sizes::new(&shape, in_flight, &self.config)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
         window_bytes[CONTROL] = sizes.control_bytes();
@@ -185,7 +195,7 @@ impl KernelSet for CudaKernels {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.engine()?.stream.synchronize()
+        self.settle()
     }
 
     fn release(&mut self, region: u64) {
@@ -202,10 +212,14 @@ impl KernelSet for CudaKernels {
     }
 
     fn tensor_free(&mut self, pointer: *mut u8) {
+        if let Err(error) = self.settle() {
+            tracing::warn!("a tensor is freed after kernels that did not end well: {error}");
+        }
         self.tensors.remove(&(pointer as u64));
     }
 
     unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
+        self.settle()?;
         driver::copy(&self.context, to as u64, from as u64, bytes)
     }
 }

@@ -1,8 +1,8 @@
 //! Windows, records, and how a launch uses shared memory.
 
-use tokenyard_core::Result;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
+use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{HEAD, TEXT_WORDS, WARPS};
 use crate::config::CudaConfig;
@@ -22,8 +22,10 @@ const RING_STAGES: u32 = 16;
 const LONGEST_PIECE: u64 = 16_384;
 /// Shared memory that is not for stages: what kernels declare, and what the driver keeps.
 const KEPT: u32 = 3072;
-/// Most bytes that an arena takes unless the config says otherwise.
+/// Most bytes that an arena takes for two outputs of any layout, unless the config says otherwise.
 const ARENA_LIMIT: u64 = 16 << 30;
+/// Most bytes of an arena: a combine names places in units of 16 bytes, in 32 bits.
+pub(crate) const MOST_ARENA: u64 = 64 << 30;
 
 /// Sizes and offsets of both windows; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +55,14 @@ impl Sizes {
             Some(mib) => mib << 20,
             None => {
                 let flat = worst(Layout::Flat)?;
+                if flat > MOST_ARENA {
+                    return Err(too_large(flat));
+                }
                 // A shape whose other layouts have too many rows for an index still works flat.
                 let major = Layout::ExpertMajor { alignment: 128, zero_padding: false };
                 let others = [major, Layout::Packed].map(|layout| worst(layout).unwrap_or(0));
                 let two = 2 * others.into_iter().fold(flat, u64::max);
-                two.min(ARENA_LIMIT).max(4 * flat)
+                two.min(ARENA_LIMIT).max(4 * flat).min(MOST_ARENA)
             }
         };
         Ok(Self {
@@ -166,6 +171,39 @@ impl Pulls {
     }
 }
 
+/// Whether a block of a device that gives it `most_shared` bytes has room for the tables of a shape,
+/// and for a piece of its widest row. Equal on equal devices: an operation must not find out.
+pub(super) fn check_shared(shape: &Shape, most_shared: u32) -> Result<()> {
+    let widest = 4 * u64::from(shape.hidden);
+    let row = RowFormat { x_bytes: widest as u32, scale_bytes: WIDEST_SCALES, weights: true };
+    let moves = Moves::new(shape, &row, most_shared).shared;
+    let pulls = Pulls::new(shape.ranks, widest, most_shared).shared;
+    let needed = moves.max(pulls).saturating_add(KEPT);
+    if needed <= most_shared {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "plan needs",
+        format!(
+            "{} ranks and {} experts need {needed} bytes of shared memory in a block; the device has \
+             {most_shared}",
+            shape.ranks, shape.experts
+        ),
+    )
+    .with_fix("use fewer experts, or a device with more shared memory"))
+}
+
+#[cold]
+fn too_large(flat: u64) -> Error {
+    let message = format!(
+        "one flat output may take {flat} bytes; an arena has at most {MOST_ARENA}, in which combine \
+         can name places"
+    );
+    Error::new(ErrorKind::Unsupported, "plan needs", message)
+        .with_fix("lower max_tokens; or set [kernels.cuda] arena_mib for what really arrives")
+}
+
 /// Bytes of a piece of a row, and how many there are.
 fn pieces(row_bytes: u64) -> (u32, u32) {
     let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
@@ -207,6 +245,38 @@ mod tests {
                 assert!(pulls.piece_bytes <= (SUMMING_WARPS - 1) * 32 * 5 * 16);
             }
         }
+    }
+
+    #[test]
+    fn an_arena_is_never_larger_than_what_combine_can_name() {
+        let config = CudaConfig::default();
+        let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
+        let arena = |max_tokens| {
+            let shape = Shape { max_tokens, ..shape };
+            Sizes::new(&shape, 1, &config).map(|sizes| sizes.arena_bytes)
+        };
+        assert_eq!(arena(4096).unwrap(), ARENA_LIMIT);
+        assert_eq!(arena(65_536).unwrap(), MOST_ARENA);
+        let error = arena(1 << 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("an arena has at most 68719476736"), "{error}");
+    }
+
+    #[test]
+    fn shapes_that_no_block_has_room_for_are_refused_before_the_first_operation() {
+        let shape = |experts| Shape { ranks: 8, experts, topk: 8, hidden: 7168, max_tokens: 64 };
+        for (experts, shared, fits) in [
+            (512, HOPPER, true),
+            (1536, HOPPER, true),
+            (2048, HOPPER, false),
+            (512, 101_376, true),
+            (1024, 101_376, false),
+        ] {
+            let found = check_shared(&shape(experts), shared);
+            assert_eq!(found.is_ok(), fits, "{experts} experts: {found:?}");
+        }
+        let text = check_shared(&shape(2048), HOPPER).unwrap_err().to_string();
+        assert!(text.contains("2048 experts need") && text.contains("232448"), "{text}");
     }
 
     #[test]

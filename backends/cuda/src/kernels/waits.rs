@@ -8,7 +8,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::Report;
 use crate::driver::Pinned;
 
-/// A kernel sees a raised abort word within microseconds.
+/// A kernel that waits sees a raised abort word within microseconds; one that copies ends by itself.
 const LAST_MOMENT: Duration = Duration::from_secs(5);
 
 /// What is waited for, as far as the host knows by itself.
@@ -74,17 +74,19 @@ impl Waits {
         done: &dyn Fn() -> bool,
         is_over: &dyn Fn() -> Result<bool>,
     ) -> Result<()> {
-        let result = self.look_on(wait, done, is_over);
-        if result.is_err() {
-            self.end_all();
-            // Who is told that the operation failed may free its tensors.
-            let start = Instant::now();
-            while matches!(is_over(), Ok(false)) && start.elapsed() < LAST_MOMENT {
-                std::thread::sleep(Duration::from_millis(1));
+        let Err(error) = self.look_on(wait, done, is_over) else { return Ok(()) };
+        self.end_all();
+        // Who is told that the operation failed may free its tensors.
+        let start = Instant::now();
+        while matches!(is_over(), Ok(false)) {
+            if start.elapsed() > LAST_MOMENT {
+                return Err(error.with_context("a kernel", "still runs, or waits behind another").with_fix(
+                    "keep the tensors of this operation until the device is idle, or end the process",
+                ));
             }
-            self.ended(wait)?;
+            std::thread::sleep(Duration::from_millis(1));
         }
-        result
+        Err(self.ended(wait).err().unwrap_or(error))
     }
 
     fn look_on(
@@ -123,7 +125,8 @@ impl Waits {
     /// Whether a kernel has given up a wait, and which.
     pub(super) fn ended(&self, wait: Wait) -> Result<()> {
         let report = self.report();
-        if report.ended == 0 {
+        // 1: a kernel is about to say which wait it gave up.
+        if report.ended != 2 {
             return Ok(());
         }
         let what = WaitFor {

@@ -1,41 +1,63 @@
 //! The host face: one stream per lane, commands in order, a totals table for signals.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
-use tokenyard_core::transport::{Command, Event};
+use tokenyard_core::transport::{Command, Event, TransportNeeds};
 
 use crate::driver::{Context, Event as Mark, Stream};
 
 /// A lane: commands run in the order of their posts, so a signal comes after its payload (INV-1).
+/// Everything is allocated when it is made.
 #[derive(Debug)]
 pub(super) struct Lane {
-    context: Arc<Context>,
     stream: Stream,
-    /// Commands that are not reported yet, with the mark behind each; oldest first.
-    posted: VecDeque<(Event, Option<Mark>)>,
-    /// Marks to use again.
+    /// Commands that are not done or not reported yet; oldest first, at most `depth`.
+    posted: VecDeque<Posted>,
+    /// One for each command that may still be posted.
     marks: Vec<Mark>,
     depth: usize,
-    /// Totals of the signals that this lane raises: each has one writing (peer, lane).
-    totals: HashMap<u64, u64>,
+    /// `[peers, signals]`: totals of the signals that this lane raises. Each has one writing (peer,
+    /// lane).
+    totals: Vec<u64>,
+}
+
+/// A command in the stream.
+#[derive(Debug)]
+struct Posted {
+    event: Event,
+    /// Behind the command.
+    mark: Mark,
+    /// Nobody is told when it is done.
+    silent: bool,
 }
 
 impl Lane {
-    pub(super) fn new(context: &Arc<Context>, depth: u32) -> Result<Self> {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        needs: &TransportNeeds,
+        peers: usize,
+    ) -> Result<Self> {
+        let depth = needs.queue_depth.max(1) as usize;
         Ok(Self {
-            context: Arc::clone(context),
             stream: Stream::new(context)?,
-            posted: VecDeque::new(),
-            marks: Vec::new(),
-            depth: depth.max(1) as usize,
-            totals: HashMap::new(),
+            posted: VecDeque::with_capacity(depth),
+            marks: (0..depth).map(|_| Mark::new(context)).collect::<Result<_>>()?,
+            depth,
+            totals: vec![0; peers * needs.signals as usize],
         })
     }
 
-    pub(super) fn is_full(&self) -> bool {
+    /// Whether no command fits in; those that are done and concern nobody are forgotten first.
+    pub(super) fn is_full(&mut self) -> bool {
+        while let Some(first) = self.posted.front()
+            && first.silent
+            && matches!(first.mark.is_done(), Ok(true))
+        {
+            self.marks.extend(self.posted.pop_front().map(|done| done.mark));
+        }
         self.posted.len() >= self.depth
     }
 
@@ -48,46 +70,45 @@ impl Lane {
         self.stream.write(at, value)
     }
 
-    /// Adds to a signal that only this lane writes.
-    pub(super) fn raise(&mut self, at: u64, add: u32) -> Result<()> {
-        let total = self.totals.entry(at).or_insert(0);
+    /// Adds to signal number `index` of this lane's totals, which lies at `at`.
+    pub(super) fn raise(&mut self, (at, index): (u64, usize), add: u32) -> Result<()> {
+        let total = &mut self.totals[index];
         *total = total.wrapping_add(u64::from(add));
         self.stream.write(at, *total)
     }
 
-    /// Remembers a command until it is done.
+    /// Remembers a command until it is done. The lane is not full.
     pub(super) fn note(&mut self, command: &Command, failed: bool) {
-        let mark = self.marks.pop().map_or_else(|| Mark::new(&self.context), Ok);
-        let mark = mark.and_then(|mark| mark.record(&self.stream).map(|()| mark));
-        let failed = failed || mark.is_err();
-        if !failed && command.flags & abi::TY_FLAG_NOTIFY == 0 {
-            self.marks.extend(mark);
-            return;
-        }
+        debug_assert!(!self.marks.is_empty(), "the lane is full");
+        let Some(mark) = self.marks.pop() else { return };
+        let failed = mark.record(&self.stream).is_err() || failed;
         let (kind, status) =
             if failed { (abi::TY_EVENT_ERROR, abi::TY_TRANSPORT) } else { (abi::TY_EVENT_DONE, 0) };
         let event =
             Event { kind, lane: command.lane, peer: command.peer, status, tag: command.tag };
-        self.posted.push_back((event, mark.ok().filter(|_| !failed)));
+        let silent = !failed && command.flags & abi::TY_FLAG_NOTIFY == 0;
+        self.posted.push_back(Posted { event, mark, silent });
     }
 
     /// Moves the events of commands that are done to the front of `out`.
     pub(super) fn take(&mut self, out: &mut [Event]) -> usize {
         let mut count = 0;
         while count < out.len() {
-            let Some((event, mark)) = self.posted.front_mut() else { break };
-            match mark.as_ref().map(Mark::is_done) {
-                Some(Ok(false)) => break,
-                Some(Err(_)) => {
-                    (event.kind, event.status) = (abi::TY_EVENT_ERROR, abi::TY_TRANSPORT);
+            let Some(first) = self.posted.front_mut() else { break };
+            match first.mark.is_done() {
+                Ok(false) => break,
+                Ok(true) => {}
+                Err(_) => {
+                    first.silent = false;
+                    (first.event.kind, first.event.status) =
+                        (abi::TY_EVENT_ERROR, abi::TY_TRANSPORT);
                 }
-                Some(Ok(true)) | None => {}
             }
-            out[count] = *event;
-            count += 1;
-            if let Some((_, mark)) = self.posted.pop_front() {
-                self.marks.extend(mark);
+            if !first.silent {
+                out[count] = first.event;
+                count += 1;
             }
+            self.marks.extend(self.posted.pop_front().map(|done| done.mark));
         }
         count
     }

@@ -61,7 +61,7 @@ impl Memory for Local {
         let unit = granularity(self.context.device)?;
         let mut mappings = Vec::with_capacity(memory.len());
         for Handed { fd, extent } in &memory {
-            let bytes = extent.bytes.next_multiple_of(unit);
+            let bytes = whole(extent, unit)?;
             mappings.push(Reserved::import(&self.context, fd, bytes)?);
         }
         let mut windows: Vec<_> = mappings.iter().map(Reserved::address).collect();
@@ -69,5 +69,33 @@ impl Memory for Local {
             return Err(Error::new(ErrorKind::Internal, "meet peer", "no signals came"));
         };
         Ok(Peer { windows, signals, _mappings: mappings })
+    }
+}
+
+/// The length of a peer's memory, which is mapped whole.
+fn whole(extent: &Extent, unit: u64) -> Result<u64> {
+    if extent.offset == 0 && extent.bytes > 0 && extent.bytes.is_multiple_of(unit) {
+        return Ok(extent.bytes);
+    }
+    let message = format!(
+        "found {} bytes at {} of an allocation; expected a multiple of {unit} at 0",
+        extent.bytes, extent.offset
+    );
+    Err(Error::new(ErrorKind::Protocol, "map memory", message)
+        .with_fix("use GPUs of one kind, and the same version of tokenyard on all ranks"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_allocations_of_a_peer_are_mapped() {
+        let check = |offset, bytes| whole(&Extent { offset, bytes }, 4096);
+        assert_eq!(check(0, 8192).unwrap(), 8192);
+        for (offset, bytes) in [(4096, 4096), (0, 0), (0, 100), (u64::MAX, u64::MAX)] {
+            let error = check(offset, bytes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{bytes} at {offset}");
+        }
     }
 }
