@@ -287,7 +287,7 @@ impl KernelSet for PanickyKernels {
 
     fn needs(&mut self, _: &Limits) -> Result<KernelNeeds> {
         self.0.enter("needs");
-        let flags = if self.0.panic_in == UNKNOWN_NEEDS { abi::TY_NEEDS_MASKING | 2 } else { 0 };
+        let flags = if self.0.panic_in == UNKNOWN_NEEDS { abi::TY_NEEDS_MASKING | 4 } else { 0 };
         Ok(KernelNeeds { flags, ..sized() })
     }
 
@@ -368,7 +368,7 @@ const UNKNOWN_NEEDS: &str = "unknown_needs";
 fn needs_that_this_core_does_not_know_are_refused() {
     let error = open_kernels(UNKNOWN_NEEDS).unwrap().needs(&sized()).unwrap_err();
     assert_eq!(error.kind(), tokenyard_core::ErrorKind::Plugin);
-    assert!(error.to_string().contains("the flags 0x2"), "{error}");
+    assert!(error.to_string().contains("the flags 0x4"), "{error}");
 }
 
 fn open_kernels(panic_in: &str) -> Result<OpenKernels> {
