@@ -11,8 +11,10 @@ use super::args::{
 };
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
+use super::order::stream_of;
 use super::outcome::Called;
 use super::sizes::Pulls;
+use crate::driver::RawStream;
 
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +22,8 @@ pub(super) struct CombineOp {
     operation: u64,
     /// Copies of what the caller brought from outside the arena.
     staging: Option<Region>,
+    /// Whose order it is in; without one, the host's.
+    stream: Option<RawStream>,
 }
 
 /// Arena offsets of rows and of their weights, for peers to read.
@@ -56,11 +60,15 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
+        self.observer.check()?;
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
         if !text.is_empty() {
             return self.refuse_combine(call, (REFUSE_TEXT, text));
         }
+        let stream = stream_of(call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+        let entered = self.enter(call.operation, stream);
+        self.give_up(entered)?;
         let staged = match self.stage(call) {
             Ok(staged) => staged,
             Err(error) if error.kind() == ErrorKind::Full => {
@@ -77,8 +85,11 @@ impl Engine {
             return Err(error);
         }
         let slot = self.slot(call.operation);
-        self.operations[slot] =
-            Operation::Combine(CombineOp { operation: call.operation, staging: staged.region });
+        self.operations[slot] = Operation::Combine(CombineOp {
+            operation: call.operation,
+            staging: staged.region,
+            stream,
+        });
         Ok(())
     }
 
@@ -228,6 +239,7 @@ impl Engine {
     }
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        self.observer.check()?;
         let slot = self.slot(operation);
         let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
             Operation::Combine(op) if op.operation == operation => op,
@@ -243,7 +255,7 @@ impl Engine {
         // The caller may change its rows after this, so nobody may still be reading them.
         let done = self
             .arrive(operation, abi::TY_PHASE_DONE)
-            .and_then(|()| self.finish(operation, abi::TY_PHASE_DONE));
+            .and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, op.stream));
         op.staging.iter().for_each(|r| self.arena.release(r.id));
         self.give_up(done)
     }

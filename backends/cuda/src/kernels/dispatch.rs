@@ -11,8 +11,10 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{Common, DispatchArgs, ENTER, Outcome, REFUSE_TEXT, Routing, SpreadArgs, WARPS};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
+use super::order::stream_of;
 use super::outcome::Called;
 use super::sizes::Moves;
+use crate::driver::RawStream;
 
 /// A dispatch between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +23,8 @@ pub(super) struct DispatchOp {
     format: Format,
     output: Output,
     arrangement: Layout,
+    /// Whose order it is in; without one, the host's.
+    stream: Option<RawStream>,
     worst: bool,
     /// True N.
     received: u64,
@@ -103,6 +107,7 @@ struct Wanted {
     room: RegionLayout,
     worst: bool,
     replay: bool,
+    stream: Option<RawStream>,
 }
 
 impl Wanted {
@@ -116,6 +121,7 @@ impl Wanted {
             room: RegionLayout::worst(&spec)?,
             worst: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
             replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
+            stream: stream_of(call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream),
         })
     }
 }
@@ -166,6 +172,7 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+        self.observer.check()?;
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
         if !text.is_empty() {
@@ -198,6 +205,8 @@ impl Engine {
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn send_rows(&mut self, call: &abi::TyDispatch, wanted: &Wanted) -> Result<()> {
+        let entered = self.enter(call.operation, wanted.stream);
+        self.give_up(entered)?;
         // A full arena is found out by the kernel, which knows what is needed.
         let region = self.arena.reserve(wanted.room.bytes, Holder::Dispatch(call.operation)).ok();
         let place = region.map_or((0, 0), |r| (r.offset, r.bytes));
@@ -225,8 +234,11 @@ impl Engine {
         let output =
             Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
         let received = outcome.tokens;
+        self.order.give(region.id, wanted.stream);
         if !wanted.replay {
-            self.handles[call.handle as usize].note_output(&output, received, &wanted.spec);
+            let state = &mut self.handles[call.handle as usize];
+            state.note_output(&output, received, &wanted.spec);
+            state.stream = wanted.stream;
         }
         let slot = self.slot(call.operation);
         self.operations[slot] = Operation::Dispatch(DispatchOp {
@@ -234,6 +246,7 @@ impl Engine {
             format: wanted.format,
             output,
             arrangement,
+            stream: wanted.stream,
             worst: wanted.worst,
             received,
         });
@@ -316,6 +329,7 @@ impl Engine {
     }
 
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        self.observer.check()?;
         let slot = self.slot(operation);
         let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
             Operation::Dispatch(op) if op.operation == operation => op,
@@ -331,7 +345,7 @@ impl Engine {
         let arrived = self
             .arrive(operation, abi::TY_PHASE_ROWS)
             .and_then(|()| self.spread(slot, &op))
-            .and_then(|()| self.finish(operation, abi::TY_PHASE_ROWS));
+            .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, op.stream));
         self.give_up(arrived)?;
         Ok(self.describe(&op))
     }
