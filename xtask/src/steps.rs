@@ -159,6 +159,9 @@ pub(crate) const STEPS: &[Step] = &[
                  nvidia-cuda-nvrtc==13.0.*"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  cargo run --package tokenyard-cuda --example compile"),
+            cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
+                 XDG_CACHE_HOME={target}/cuda-cache \
+                 cargo run --package tokenyard-cli -- warm configs/nvlink.toml --capability 90"),
         ],
     },
     Step {
