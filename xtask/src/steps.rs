@@ -170,9 +170,9 @@ pub(crate) const STEPS: &[Step] = &[
                  --level L0,L1,L2 --save {target}/conformance/results/faulty-2.json"),
             cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-3.toml \
                  --level L0,L1,L2 --save {target}/conformance/results/faulty-3.json"),
-            // Cases for three ranks take six in two domains.
+            // Cases for four ranks take eight in two domains.
             cmd("{target}/release/tokenyard conformance {target}/conformance/faulty-domains.toml \
-                 --ranks 6 --save {target}/conformance/results/faulty-domains.json"),
+                 --ranks 8 --save {target}/conformance/results/faulty-domains.json"),
         ],
     },
     Step {
