@@ -12,6 +12,7 @@ mod parts;
 mod rank;
 mod refused;
 mod two_minds;
+mod verbs;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -57,7 +58,14 @@ fn main() -> ExitCode {
 }
 
 fn launch() -> ExitCode {
-    let mut arguments = Arguments::from_args();
+    let over_verbs = std::env::args().any(|arg| arg == verbs::ARGUMENT);
+    let words = std::env::args().filter(|arg| arg != verbs::ARGUMENT);
+    let mut arguments = Arguments::from_iter(words);
+    if over_verbs {
+        // One after the other: they share links, and the machine is slow.
+        arguments.test_threads = Some(1);
+        return libtest_mimic::run(&arguments, verbs::trials()).exit_code();
+    }
     // Each has three ranks, which mostly wait.
     arguments.test_threads = arguments.test_threads.or(Some(8));
     let killed = Phase::ALL.into_iter().chain([100, 600, 1700].map(Phase::Anytime));
@@ -133,6 +141,10 @@ impl Process {
         Ok(Self { child, stderr })
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
@@ -181,8 +193,7 @@ fn watch(order: &Order) -> Result<()> {
             back.push(Process::start(order, *victim, true)?);
         }
     } else {
-        let pid = Pid::from_child(&ranks[VICTIM].child);
-        kill_process(pid, Signal::CONT)?;
+        kill_process(ranks[VICTIM].pid(), Signal::CONT)?;
         ensure!(!ranks[VICTIM].wait()?, "the victim did not notice");
         let said = ranks[VICTIM].said();
         ensure!(said.contains("the others go on without it"), "the victim said: {said}");
@@ -202,7 +213,7 @@ fn watch(order: &Order) -> Result<()> {
     Ok(())
 }
 
-fn hang(ranks: &[Process]) -> String {
+pub(crate) fn hang(ranks: &[Process]) -> String {
     let said = ranks.iter().enumerate().map(|(rank, p)| format!("rank {rank} said: {}", p.said()));
     format!("the others did not go on; {}", said.collect::<Vec<_>>().join("; "))
 }

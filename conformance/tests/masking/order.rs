@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 use tokenyard_conformance::oracle::{Case, Input, Layout, RowType, Scales, Tokens};
+use tokenyard_conformance::pace::Pace;
 use tokenyard_core::config::Config;
 
 use crate::losing;
@@ -108,6 +110,8 @@ pub(crate) enum Path {
     Tcp,
     /// `shm` in which a rank dies at a step of a bring-up.
     Mortal,
+    /// `verbs`, in the test machine.
+    Verbs,
 }
 
 impl Path {
@@ -119,7 +123,14 @@ impl Path {
             Self::Puts => "puts",
             Self::Tcp => "libfabric_tcp",
             Self::Mortal => "mortal",
+            Self::Verbs => "verbs",
         }
+    }
+
+    /// The test machine is emulated.
+    fn pace(self) -> Pace {
+        let slow = if self == Self::Verbs { 2 } else { 1 };
+        Pace::new(slow).expect("a factor in the range")
     }
 
     /// Whether it is a part of this project's that runs everywhere.
@@ -142,6 +153,9 @@ impl Path {
             Self::Tcp => "[transport.scale_up]\nuse = \"none\"\n\
                  [transport.scale_out]\nuse = \"libfabric\"\n\
                  [transport.scale_out.libfabric]\nprovider = \"tcp\"\n"
+                .to_owned(),
+            Self::Verbs => "[transport.scale_up]\nuse = \"none\"\n\
+                 [transport.scale_out]\nuse = \"verbs\"\n"
                 .to_owned(),
         }
     }
@@ -181,11 +195,15 @@ impl Order {
     }
 
     pub(crate) fn config(&self) -> Config {
-        // A killed rank is found by its connection, which takes no time on any machine. One that is
-        // stopped is found by the deadline alone.
-        let deadline_ms = if self.worst.kills() { 20_000 } else { 4000 };
-        let bootstrap = match self.worst {
-            Worst::Cut => "env".to_owned(),
+        // A killed rank is found by its connection, which takes no time on any machine, and a link that
+        // is down by its device. One that is stopped, or cut off by a switch, is found by the deadline
+        // alone.
+        let tells = self.worst.kills() || (self.worst, self.path) == (Worst::Cut, Path::Verbs);
+        let deadline_ms = if tells { 20_000 } else { 4000 };
+        let deadline = self.path.pace().stretch(Duration::from_millis(deadline_ms));
+        let deadline_ms = deadline.as_millis();
+        let bootstrap = match (self.worst, self.path) {
+            (Worst::Cut, Path::Tcp) => "env".to_owned(),
             _ => format!("file://{}", self.folder.join("job").display()),
         };
         let inside = matches!(self.phase, Phase::Planning | Phase::Entered | Phase::Refusing);
