@@ -129,13 +129,7 @@ impl Fault {
 
     /// What an error may take beyond the deadline.
     pub fn grace(&self) -> Duration {
-        let grace = match self.kind {
-            _ if self.hosts.is_some() => hosts::GRACE,
-            // Who leaves may be waited for twice in a row, each time for a second.
-            Kind::Leaves => 2 * GRACE,
-            _ => GRACE,
-        };
-        self.pace.stretch(grace)
+        self.pace.stretch(if self.hosts.is_some() { hosts::GRACE } else { GRACE })
     }
 
     /// The host of the victim.

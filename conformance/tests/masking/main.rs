@@ -72,7 +72,7 @@ fn launch() -> ExitCode {
     let stopped = Phase::ALL.into_iter().chain([Phase::Anytime(600)]);
     let mut trials = Vec::new();
     for (number, phase) in (0u8..).zip(killed) {
-        for path in Path::ALL {
+        for path in Path::ALL.into_iter().filter(|path| path.has(phase)) {
             // Each phase in each layout where that costs little.
             let all = path.is_own() && !matches!(phase, Phase::Anytime(_));
             for layout in (0..3).filter(|layout| all || *layout == number % 3) {
@@ -82,7 +82,8 @@ fn launch() -> ExitCode {
     }
     for (number, phase) in (0u8..).zip(stopped) {
         // Each takes two deadlines.
-        for path in Path::ALL.into_iter().filter(|path| path.is_own() || number % 2 == 1) {
+        let has = |path: &Path| path.has(phase) && (path.is_own() || number % 2 == 1);
+        for path in Path::ALL.into_iter().filter(has) {
             let all = phase == Phase::Entered && path != Path::Puts;
             for layout in (0..3).filter(|layout| all || *layout == number % 3) {
                 trials.push(trial((Worst::Stopped, phase, layout, path)));
@@ -91,7 +92,9 @@ fn launch() -> ExitCode {
     }
     for (layout, phase) in (0u8..).zip(Phase::ALL) {
         trials.push(trial((Worst::BothKilled, phase, layout % 3, Path::Stores)));
-        trials.push(trial((Worst::BothKilled, phase, (layout + 1) % 3, Path::Tcp)));
+        for path in [Path::Tcp, Path::TcpProxied].into_iter().filter(|path| path.has(phase)) {
+            trials.push(trial((Worst::BothKilled, phase, (layout + 1) % 3, path)));
+        }
     }
     trials.extend(two_minds::trials());
     trials.extend(opening::trials());

@@ -108,6 +108,8 @@ pub(crate) enum Path {
     Puts,
     /// `libfabric` over a network interface.
     Tcp,
+    /// The same, posted by a thread of its own.
+    TcpProxied,
     /// `shm` in which a rank dies at a step of a bring-up.
     Mortal,
     /// `verbs`, in the test machine.
@@ -115,13 +117,14 @@ pub(crate) enum Path {
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 3] = [Self::Stores, Self::Puts, Self::Tcp];
+    pub(crate) const ALL: [Self; 4] = [Self::Stores, Self::Puts, Self::Tcp, Self::TcpProxied];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Stores => "stores",
             Self::Puts => "puts",
             Self::Tcp => "libfabric_tcp",
+            Self::TcpProxied => "libfabric_tcp_proxied",
             Self::Mortal => "mortal",
             Self::Verbs => "verbs",
         }
@@ -138,6 +141,14 @@ impl Path {
         matches!(self, Self::Stores | Self::Puts)
     }
 
+    /// Whether a phase is played over it: a few where commands are under way, over what differs from
+    /// another in who posts them.
+    pub(crate) fn has(self, phase: Phase) -> bool {
+        use Phase::{Anytime, CombineReceive, DispatchSend, Entered, LateReceive};
+        let few = [DispatchSend, Entered, CombineReceive, LateReceive, Anytime(600)];
+        self != Self::TcpProxied || few.contains(&phase)
+    }
+
     /// The transport sections of a config.
     fn transport(self) -> String {
         let shm = |load_store: bool| {
@@ -150,10 +161,12 @@ impl Path {
             Self::Stores => shm(true),
             Self::Puts => shm(false),
             Self::Mortal => "[transport.scale_up]\nuse = \"mortal\"\n".to_owned(),
-            Self::Tcp => "[transport.scale_up]\nuse = \"none\"\n\
+            Self::Tcp | Self::TcpProxied => format!(
+                "[transport.scale_up]\nuse = \"none\"\n\
                  [transport.scale_out]\nuse = \"libfabric\"\n\
-                 [transport.scale_out.libfabric]\nprovider = \"tcp\"\n"
-                .to_owned(),
+                 [transport.scale_out.libfabric]\nprovider = \"tcp\"\nproxy_threads = {}\n",
+                u8::from(self == Self::TcpProxied)
+            ),
             Self::Verbs => "[transport.scale_up]\nuse = \"none\"\n\
                  [transport.scale_out]\nuse = \"verbs\"\n"
                 .to_owned(),
@@ -208,8 +221,10 @@ impl Order {
         };
         let inside = matches!(self.phase, Phase::Planning | Phase::Entered | Phase::Refusing);
         let kernels = if inside { losing::NAME } else { "cpu" };
+        // So long do the others wait for one that comes late.
+        let late_ms = if self.lives.contains(&Some(Step::Late)) { 20_000 } else { 60_000 };
         let text = format!(
-            "[world]\nbootstrap = \"{bootstrap}\"\ndeadline_ms = {deadline_ms}\nlate_ms = 60000\n\
+            "[world]\nbootstrap = \"{bootstrap}\"\ndeadline_ms = {deadline_ms}\nlate_ms = {late_ms}\n\
              on_failure = \"mask\"\n[kernels]\nuse = \"{kernels}\"\n{}",
             self.path.transport(),
         );
