@@ -42,7 +42,7 @@ pub trait KernelSet: Sized + Send + 'static {
     /// Whether the part can run here; returns the memory kinds it works on (`TY_MEMORY_*`).
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) with the fix.
+    /// [`ErrorKind::Unavailable`] with the fix.
     fn probe(config: &Self::Config) -> Result<u32>;
 
     /// Makes an instance.

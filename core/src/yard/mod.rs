@@ -184,7 +184,11 @@ impl Yard {
     fn end(&mut self, error: Error) -> Error {
         if self.closed.is_none() {
             self.closed = Some((error.kind(), error.rank(), error.detail()));
-            if !matches!(error.kind(), ErrorKind::PeerLost) {
+            // A loss is known to all. Who waited in vain for a rank that left is not, and must not be
+            // taken for one that leaves in peace, on which others wait in turn.
+            let is_known =
+                error.kind() == ErrorKind::PeerLost && self.world.liveness().first_loss().is_some();
+            if !is_known {
                 self.world.report_failure(&error.to_string());
             }
         }

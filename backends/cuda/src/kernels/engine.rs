@@ -21,8 +21,8 @@ use super::order::Order;
 use super::outcome::{Called, judge};
 use super::sizes::{ARENA, Sizes, moe_shape};
 use super::waits::{Turn, Wait, Waits};
-use crate::compile::{Architecture, Cache, Program, Rows};
-use crate::config::{CudaConfig, RowCopy};
+use crate::compile::{self, Architecture};
+use crate::config::CudaConfig;
 use crate::driver::{
     Buffer, Context, Event, Function, Launch, Module, Pinned, RawStream, Stream, sys,
 };
@@ -417,21 +417,7 @@ fn load(
     most_shared: u32,
 ) -> Result<Kernels> {
     let architecture = Architecture { capability: context.device.capability()? };
-    let rows = match config.rows {
-        RowCopy::Tma => Rows::Tma,
-        RowCopy::Vector => Rows::Vector,
-        RowCopy::Auto if architecture.capability >= 90 => Rows::Tma,
-        RowCopy::Auto => Rows::Vector,
-    };
-    if rows == Rows::Tma && architecture.capability < 90 {
-        let message =
-            format!("rows = \"tma\": found {}; expected sm_90 or later", architecture.name());
-        return Err(Error::new(ErrorKind::Unsupported, "load kernels", message)
-            .with_fix("set rows = \"auto\" in [kernels.cuda]"));
-    }
-    let program = Program::new(architecture, rows, face.source());
-    let cache = Cache::open(config.cache.as_deref())?;
-    let image = cache.get(&program.key()?, || program.compile().map(|made| made.image))?;
+    let (image, _) = compile::kernels(config, architecture, face.source())?;
     let module = Module::load(context, &image)?;
     let dispatch = module.cooperative("ty_dispatch")?;
     let combine = [
