@@ -11,6 +11,7 @@ constexpr u32 kHead = 8;        // words of an entry's head
 constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 16;      // of a block
+constexpr u32 kSideWarps = 2;   // of them that move what goes beside rows
 constexpr u32 kSummingWarps = 8; // of a block that sums: few, so that each has much of a row
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
@@ -45,9 +46,9 @@ struct Outcome {
 // per slot, for tools.
 struct Trace {
   u64 begun;      // the kernel
-  u64 counted;    // this rank's routing, all of it
+  u64 counted;    // this rank's routing, all of it; a combine: as begun
   u64 heard;      // every rank's counts
-  u64 moved;      // this rank's rows have left; a combine: its sums are made
+  u64 moved;      // the rows of the first block have left; a combine: its sums are made
   u64 arrived;    // the rows of all ranks; a combine: all have read
 };
 
@@ -55,7 +56,7 @@ struct Trace {
 struct State {
   u32 arrived;      // blocks that have counted
   u32 reserved;
-  u64 problem;      // first bad entry of topk_idx: token << 16 | kind << 8 | k; all ones if none
+  u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
 };
@@ -135,7 +136,7 @@ struct DispatchArgs {
   u32 movers;           // warps of a block that move rows
   u32 table_bytes;      // shared memory before the stages
   u32 side_tokens;      // tokens whose ids, weights and scales are gathered at once
-  u32 side_bytes;       // shared memory of them, twice behind the stages
+  u32 side_bytes;       // shared memory of them, for each warp that gathers
   u32 side_scales;      // whether scales are gathered too
   u32 side_at;          // where that memory starts
   // Rows that are cast first: `x` and `scales` are then room for what comes out.
@@ -188,6 +189,7 @@ struct MergeArgs {
   u32 stages;          // pieces in flight of a block
   u32 stage_bytes;
   u32 reserved;
+  const u64* abort;
 };
 
 struct CombineArgs {
@@ -231,5 +233,10 @@ static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1
               sizeof(Trace) == kHostBytes[8],
               "args.rs and args.cuh differ");
 #endif
+
+// Whether the host has given up: then the caller's tensors may be gone. All threads of a block.
+__device__ inline bool given_up(const u64* abort) {
+  return __syncthreads_or(threadIdx.x == 0 && load_relaxed(abort) != 0);
+}
 
 }  // namespace ty

@@ -9,6 +9,8 @@ pub(crate) const HEAD: u32 = 8;
 pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
 /// Warps of a block.
 pub(crate) const WARPS: u32 = 16;
+/// Warps of a block that move what goes beside rows.
+pub(crate) const SIDE_WARPS: u32 = 2;
 /// Warps of a block that sums.
 pub(crate) const SUMMING_WARPS: u32 = 8;
 
@@ -250,4 +252,5 @@ pub(crate) struct MergeArgs {
     pub(crate) stages: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) reserved: u32,
+    pub(crate) abort: u64,
 }

@@ -48,6 +48,18 @@ __device__ inline void init_barrier(u32 barrier, u32 count) {
 __device__ inline void arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Whether a phase of a barrier of this block is past.
+__device__ inline bool is_past(u32 barrier, u32 parity) {
+  u32 past;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(past)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return past != 0;
+}
 // Waits for the phase of a barrier of this block. What it waits for always ends: no guard.
 __device__ inline void wait_barrier(u32 barrier, u32 parity) {
   u32 there;
@@ -66,6 +78,8 @@ __device__ inline void wait_barrier(u32 barrier, u32 parity) {
 __device__ inline void publish_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// What this thread learned by loads holds for its bulk copies, too.
+__device__ inline void publish_places() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ inline void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // All stores of this thread have read shared memory.
 __device__ inline void stores_read() {
@@ -84,8 +98,9 @@ __device__ inline void stores_done() {
 #else
 
 __device__ inline void publish_shared() {}
+__device__ inline void publish_places() {}
 __device__ inline void close_stores() {}
-__device__ inline void stores_read_but_one() {}
+__device__ inline void stores_read() {}
 __device__ inline void stores_done() {}
 
 #endif

@@ -37,38 +37,41 @@ __device__ inline float2 group_scale(float amax, u32 cast) {
   return make_float2(power_of_two(-exponent), power_of_two(exponent));
 }
 
-// Eight channels that follow each other, as f32: one load, or two.
+// Eight channels that follow each other, as f32: one load, or two. Arithmetic does not keep the sign
+// of a NaN, so signs are taken from what was loaded.
 struct Channels {
   float x[8];
+  u32 signs;
 
   __device__ void load(const DispatchArgs& a, u64 at) {
+    signs = 0;
     if (a.dtype == 3) {
       const uint4* from = reinterpret_cast<const uint4*>(a.raw + at * 4);
       uint4 low = from[0], high = from[1];
       F32::widen(low, x);
       F32::widen(high, x + 4);
+      for (u32 j = 0; j < 8; j++) signs |= __float_as_uint(x[j]) >> 31 << j;
     } else {
       uint4 both = *reinterpret_cast<const uint4*>(a.raw + at * 2);
       a.dtype == 1 ? Bf16::widen(both, x) : F16::widen(both, x);
+      const u32 words[] = {both.x, both.y, both.z, both.w};
+      for (u32 j = 0; j < 8; j++) signs |= (words[j / 2] >> (15 + 16 * (j % 2)) & 1) << j;
     }
   }
-};
-
-// The codes of two values; the low byte is of the first.
-__device__ inline u32 e4m3_pair(float low, float high) {
+  // The codes of two of them, multiplied by a factor; the low byte is of the first.
+  __device__ u32 codes(u32 pair, float factor) const {
+    float low = __fmul_rn(x[2 * pair], factor), high = __fmul_rn(x[2 * pair + 1], factor);
 #if __CUDA_ARCH__ >= 890
-  u16 codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-  // The instruction drops the sign of a NaN.
-  u32 signs = (low != low ? __float_as_uint(low) >> 24 & 0x80 : 0) |
-              (high != high ? __float_as_uint(high) >> 16 & 0x8000 : 0);
-  return codes | signs;
+    u16 found;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(found) : "f"(high), "f"(low));
+    u32 magnitudes = found & 0x7f7f;
 #else
-  u32 first = e4m3_magnitude(low) | (__float_as_uint(low) >> 24 & 0x80);
-  u32 second = e4m3_magnitude(high) | (__float_as_uint(high) >> 24 & 0x80);
-  return first | second << 8;
+    u32 magnitudes = e4m3_magnitude(low) | e4m3_magnitude(high) << 8;
 #endif
-}
+    u32 mine = signs >> 2 * pair;
+    return magnitudes | (mine & 1) << 7 | (mine >> 1 & 1) << 15;
+  }
+};
 
 // The scale of one group.
 __device__ inline void store_scale(const DispatchArgs& a, u32 token, u32 group, float scale) {
@@ -92,7 +95,7 @@ __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) 
     if (at < a.hidden)
       c[i].load(a, row + at);
     else
-      for (u32 j = 0; j < 8; j++) c[i].x[j] = 0.0f;
+      c[i] = Channels{};
   }
 #pragma unroll
   for (u32 i = 0; i < kAtOnce; i++) {
@@ -105,8 +108,7 @@ __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) 
     float2 factor = group_scale(amax, a.cast);
     if (at >= a.hidden) continue;
     u32 codes[4];
-    for (u32 j = 0; j < 4; j++)
-      codes[j] = e4m3_pair(__fmul_rn(c[i].x[2 * j], factor.x), __fmul_rn(c[i].x[2 * j + 1], factor.x));
+    for (u32 j = 0; j < 4; j++) codes[j] = c[i].codes(j, factor.x);
     *reinterpret_cast<uint2*>(const_cast<u8*>(a.x) + row + at) =
         make_uint2(codes[0] | codes[1] << 16, codes[2] | codes[3] << 16);
     if (lane % 16 == 0) store_scale(a, token, at / kGroup, factor.y);

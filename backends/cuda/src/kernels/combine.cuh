@@ -70,7 +70,7 @@ __device__ void fetch_weights(const CombineArgs& a, const Up& up, const u32* hea
 template <class Type, class Up>
 __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   __shared__ Decision decision;
-  if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->begun);
+  u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
   if (blockIdx.x == 0) {
@@ -95,9 +95,11 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
       for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
         a.c.done_totals()[s] += heard[s * kHead] >> 8;
     __syncthreads();
-    if (threadIdx.x == 0) {
-      stamp(&a.c.trace->heard);
+    // The first warp is the one that loads.
+    if (threadIdx.x == blockDim.x - 32) {
+      u64 now = now_ns();
       tell(a.c, up, d, &heard[d.rank * kHead], guard);
+      a.c.trace->heard = now;
     }
   }
   if (d.code != kGo) return;
@@ -110,7 +112,10 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   Summing summing{{a.piece_bytes, a.pieces}, a.c.tokens, a.row_bytes, a.stages, a.stage_bytes};
   sum_rows<Type>(Partials{a, first, a.out}, summing, shared + a.table_bytes);
   raise_all(a.c, up, a.c.done_signal(), guard);
-  if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->moved);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    a.c.trace->begun = a.c.trace->counted = begun;
+    a.c.trace->moved = now_ns();
+  }
 }
 
 }  // namespace ty

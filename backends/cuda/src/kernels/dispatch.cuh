@@ -195,27 +195,33 @@ __device__ inline void prepare(const DispatchArgs& a, u8* shared) {
   if (a.cast != 0) cast_rows(a);
 }
 
-// The last block to have prepared enters for all.
+// The last block to have prepared enters for all; false where the host has given up.
 template <class Up>
-__device__ void enter_last(const DispatchArgs& a, const Up& up) {
-  if (!last_to_come(a.c)) return;
-  if (threadIdx.x == 0) stamp(&a.c.trace->counted);
+__device__ bool enter_last(const DispatchArgs& a, const Up& up) {
+  if (!last_to_come(a.c)) return true;
+  u64 now = now_ns();
   bool counted = !a.replay && a.c.verdict == kEnter;
   if (counted) scan(a);
-  enter_dispatch(a, up, counted);
+  bool enters = !given_up(a.c.abort);
+  if (enters) enter_dispatch(a, up, counted);
   __syncthreads();
-  if (threadIdx.x == 0) a.c.state->problem = ~0ull;
+  if (threadIdx.x == 0) {
+    a.c.state->problem = ~0ull;
+    a.c.trace->counted = now;
+  }
+  return enters;
 }
 
 template <class Up>
 __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   __shared__ Decision decision;
   bool scribe = blockIdx.x == 0 && threadIdx.x / 32 == kWarps - 1;
-  if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->begun);
+  u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
+  if (given_up(a.c.abort)) return;
   prepare(a, shared + a.table_bytes);
-  enter_last(a, up);
+  if (!enter_last(a, up)) return;
   if (!hear(a.c, up, words_of(a), t.heard, guard)) return;
   if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
   __syncthreads();
@@ -223,16 +229,20 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return;
   if (d.code == kGo) d = place(a, up, t);
   if (scribe) {
-    if (threadIdx.x % 32 == 0) stamp(&a.c.trace->heard);
+    u64 heard = now_ns();
     bool noted = d.code != kGo || note_counts(a, up, t, guard);
     if (noted && threadIdx.x % 32 == 0) tell_sizes(a, up, t, d, guard);
+    if (threadIdx.x % 32 == 0) a.c.trace->heard = heard;
     __syncwarp();
   }
   if (d.code != kGo) return;
   move_sides(a, t, shared + a.side_at);
   move_rows(a, {t.row_base, t.expert_base, t.x}, shared + a.table_bytes);
   raise_all(a.c, up, a.c.rows_signal(), guard);
-  if (blockIdx.x == 0 && threadIdx.x == 0) stamp(&a.c.trace->moved);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    a.c.trace->begun = begun;
+    a.c.trace->moved = now_ns();
+  }
 }
 
 }  // namespace ty

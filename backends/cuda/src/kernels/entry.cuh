@@ -22,9 +22,6 @@ __device__ inline bool last_to_come(const Common& c) {
   return last;
 }
 
-// Notes when something happened. One thread of a launch.
-__device__ inline void stamp(u64* at) { *at = now_ns(); }
-
 // Word `word` of the record that `source` writes at `peer`.
 template <class Up>
 __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, u32 word) {
@@ -40,7 +37,7 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const i6
     for (u32 i = 0; i < 4; i++) value |= (u32)c.text[4 * (word - 1) + i] << 8 * i;
     return value;
   }
-  u64 problem = c.state->problem, token = problem >> 16, k = problem & 0xff;
+  u64 problem = c.state->problem, token = problem >> 16, k = problem >> 8 & 0xff;
   i64 found = topk_idx[token * c.topk + k];
   u32 words[] = {(u32)token, (u32)(problem & 0xffff), (u32)found, (u32)((u64)found >> 32)};
   return word < 4 ? words[word] : 0;

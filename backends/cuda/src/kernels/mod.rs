@@ -42,6 +42,9 @@ pub(crate) use sizes::MOST_ARENA;
 /// Ranks that all hear each other's counts; more need counting in two half rounds.
 const MOST_RANKS: u32 = 72;
 
+/// One warp counts up to 2^20 of them (`kPlaceBits`), and there are 16 warps even on one processor.
+const MOST_TOKENS: u32 = 1 << 24;
+
 /// The kernel set. See the [module](self).
 #[derive(Debug)]
 pub struct CudaKernels {
@@ -128,6 +131,12 @@ impl KernelSet for CudaKernels {
             return unsupported(format!(
                 "found {ranks} ranks in {domains} domains; expected one domain of at most \
                  {MOST_RANKS}"
+            ));
+        }
+        if self.shape.max_tokens > MOST_TOKENS {
+            return unsupported(format!(
+                "found max_tokens = {}; expected at most {MOST_TOKENS}",
+                self.shape.max_tokens
             ));
         }
         let scale_up = limits.scale_up.max_lanes > 0;

@@ -82,8 +82,8 @@ fn route_problem(outcome: &Outcome, shape: &Shape) -> String {
         u32::from_le_bytes(bytes)
     };
     let expert = i64::from(word(2)) | i64::from(word(3)) << 32;
-    let place = format!("found expert {expert} in row {}, column {}", word(0), word(1) & 0xff);
-    match word(1) >> 8 {
+    let place = format!("found expert {expert} in row {}, column {}", word(0), word(1) >> 8 & 0xff);
+    match word(1) & 0xff {
         1 => format!("topk_idx: {place}; expected less than experts = {}", shape.experts),
         _ => format!("topk_idx: {place} and in one before; expected distinct experts within a row"),
     }
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_bad_routing_is_told_with_row_column_and_value() {
         let mut bad = Outcome { code: REFUSED, verdict: REFUSE_ROUTE, ..OUTCOME };
-        for (i, word) in [7_u32, 1 << 8 | 2, 9, 0].into_iter().enumerate() {
+        for (i, word) in [7_u32, 2 << 8 | 1, 9, 0].into_iter().enumerate() {
             bad.text[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
         }
         let error = judge(&Outcome { rank: 3, ..bad }, &OURS, &SHAPE).unwrap_err();

@@ -41,6 +41,10 @@ struct Biases {
     if (at[0] == 0) at[0] = at[1], at[1] = 0;
     count = (at[0] != 0) + (at[1] != 0);
   }
+  // The row of a token in the bias that comes at `place`, or 0.
+  __device__ u64 of(u32 place, u32 token, u64 row_bytes) const {
+    return place < count ? (place == 0 ? at[0] : at[1]) + token * row_bytes : 0;
+  }
 };
 
 #if TY_ROWS_TMA
@@ -73,6 +77,29 @@ struct Unit {
   }
 };
 
+// What a lane asks for: a row, or none (0), for a place in the ring counted from the warp's turn.
+struct Asked {
+  u32 place;
+  u64 from;
+  float weight;
+};
+
+// Every lane of a warp asks as soon as its place is free; places beyond the ring are not for now.
+template <class Terms>
+__device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, const Unit& u,
+                    const Asked& row) {
+  bool due = row.from != 0 && row.place < s.stages;
+  Turn to = turn.plus(due ? row.place : 0, s.stages);
+  while (__any_sync(~0u, due)) {
+    if (!due || !is_past(shared_address(&ring.empty[to.slot]), to.parity ^ 1)) continue;
+    if (Terms::kWeighted) ring.weight[to.slot] = row.weight;
+    bulk_load(shared_address(stages + to.slot * s.stage_bytes),
+              reinterpret_cast<const u8*>(row.from + u.offset), u.bytes,
+              shared_address(&ring.full[to.slot]));
+    due = false;
+  }
+}
+
 // One warp: every lane asks for the row of its own term.
 template <class Terms>
 __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* stages) {
@@ -101,18 +128,9 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
     third = early(unit + 3 * step);
     // At most one time around the ring at once: a barrier tells no more than two phases apart.
     for (u32 first = 0; first < total; first += s.stages) {
-      auto ask = [&](u32 at, u64 row) {
-        if (at - first >= s.stages) return;
-        Turn to = turn.plus(at - first, s.stages);
-        wait_barrier(shared_address(&ring.empty[to.slot]), to.parity ^ 1);
-        if (Terms::kWeighted) ring.weight[to.slot] = weight;
-        bulk_load(shared_address(stages + to.slot * s.stage_bytes),
-                  reinterpret_cast<const u8*>(row + u.offset), u.bytes,
-                  shared_address(&ring.full[to.slot]));
-      };
-      if (lane < biases.count) ask(lane, biases.at[lane] + u.token * s.row_bytes);
-      if (mine) ask(place, from);
-      __syncwarp();
+      u64 bias = biases.of(lane, u.token, s.row_bytes);
+      if (biases.count > 0) ask<Terms>(s, ring, stages, turn, u, {lane - first, bias, 0.0f});
+      ask<Terms>(s, ring, stages, turn, u, {place - first, from, weight});
       turn = turn.plus(min(total - first, s.stages), s.stages);
     }
   }

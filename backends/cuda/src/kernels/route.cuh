@@ -5,7 +5,7 @@
 namespace ty {
 
 __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32 kind) {
-  atomicMin(&a.c.state->problem, (u64)token << 16 | kind << 8 | k);
+  atomicMin(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
 
 // What a warp counts in shared memory: `columns` are the ranks, then the experts.
@@ -20,7 +20,7 @@ struct Tally {
   }
   // Those of another warp of the block.
   __device__ const u32* rows_of(u32 warp) const {
-    return rows + 2 * columns * (warp - threadIdx.x / 32);
+    return rows + (i64)2 * columns * ((i32)warp - (i32)(threadIdx.x / 32));
   }
   // Adds the 32 tokens to what came before.
   __device__ void close() {

@@ -136,18 +136,19 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
         a.c.rank * a.c.max_tokens + first + room.tokens[lane];
 }
 
-// Units of all tokens and ranks. The warps of a block that move no rows do this; `shared` is room
-// for two units of one warp.
+// Units of all tokens and ranks. The last warps of a block do this, each with room for one unit.
 __device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t, u8* shared) {
-  if (threadIdx.x / 32 != kWarps - 1) return;
-  u32 units = (a.c.tokens + a.side_tokens - 1) / a.side_tokens, turn = 0;
-  for (u32 i = blockIdx.x; i < units * a.c.ranks; i += gridDim.x, turn++) {
-    // What the unit before the last was stored from is read, so its room is free.
-    stores_read_but_one();
-    __syncwarp();
-    SideRoom room(a, shared + turn % 2 * a.side_bytes);
+  u32 warp = threadIdx.x / 32;
+  if (warp < kWarps - kSideWarps) return;
+  u32 turn = warp - (kWarps - kSideWarps);
+  SideRoom room(a, shared + turn * a.side_bytes);
+  u32 units = (a.c.tokens + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
+  // The places were said to be free by loads; bulk stores are of another proxy.
+  publish_places();
+  for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += gridDim.x * kSideWarps) {
     move_side(a, t, i / a.c.ranks, (a.c.rank + i) % a.c.ranks, room);
     close_stores();
+    stores_read();
     __syncwarp();
   }
   stores_done();

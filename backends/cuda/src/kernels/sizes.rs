@@ -4,7 +4,7 @@ use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{HEAD, TEXT_WORDS, WARPS};
+use super::args::{HEAD, SIDE_WARPS, TEXT_WORDS, WARPS};
 use crate::config::CudaConfig;
 
 /// Window of entry records.
@@ -94,7 +94,7 @@ pub(super) struct Moves {
     pub(super) table_bytes: u32,
     /// Tokens whose ids, weights and scales are gathered at once: see `SideRoom`.
     pub(super) side_tokens: u32,
-    /// Shared memory of them; there are two.
+    /// Shared memory of them, for each of the warps that gather.
     pub(super) side_bytes: u32,
     /// Whether scales are gathered: they are not where they are wide.
     pub(super) side_scales: bool,
@@ -103,17 +103,37 @@ pub(super) struct Moves {
     pub(super) pitch: u32,
 }
 
-/// Shared memory that one gathering may take.
+/// Shared memory that one gathering may take, but for its list of tokens.
 const SIDE_ROOM: u32 = 12 << 10;
+const MOST_SIDE_BYTES: u32 = (SIDE_ROOM + 2 * 16 + 128).next_multiple_of(128);
 /// Wider scales move from memory to memory.
 const WIDEST_SCALES: u32 = 1024;
+
+/// Shared memory of a dispatch that does not depend on its rows.
+struct Tables {
+    /// See `DispatchTables`.
+    table_bytes: u32,
+    /// While it counts, each warp has two numbers per rank and expert, where stages and gatherings are
+    /// later.
+    counts: u32,
+}
+
+impl Tables {
+    fn new(shape: &Shape) -> Self {
+        let ranks = shape.ranks;
+        // So many never have room, and are refused; their bytes can still be counted.
+        let experts = shape.experts.min(1 << 20);
+        let table_bytes =
+            (ranks * (5 * 8 + 2 * 4 + 4 * (HEAD + ranks)) + 2 * 4 * experts).next_multiple_of(128);
+        Self { table_bytes, counts: WARPS * 2 * (ranks + experts) * 4 }
+    }
+}
 
 impl Moves {
     /// For rows on a device that gives a block `most_shared` bytes.
     pub(super) fn new(shape: &Shape, row: &RowFormat, most_shared: u32) -> Self {
-        let Shape { ranks, experts, topk, .. } = *shape;
-        let table_bytes =
-            (ranks * (5 * 8 + 2 * 4 + 4 * (HEAD + ranks)) + 2 * 4 * experts).next_multiple_of(128);
+        let topk = shape.topk;
+        let Tables { table_bytes, counts } = Tables::new(shape);
         let side_scales = row.scale_bytes <= WIDEST_SCALES;
         let each = 8 * topk + if side_scales { row.scale_bytes } else { 0 };
         let mut side_tokens = 32;
@@ -122,14 +142,12 @@ impl Moves {
         }
         // Two arrays by K of multiples of 16 bytes, a list of tokens, scales.
         let side_bytes = (side_tokens * each + 2 * 16 + 128).next_multiple_of(128);
-        // While it counts, each warp has two numbers per rank and expert where the stages are.
-        let counts = WARPS * 2 * (ranks + experts) * 4;
         let (piece_bytes, pieces) = pieces(row.x_bytes.into());
         let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
-        let room = most_shared.saturating_sub(KEPT + table_bytes + 2 * side_bytes) / pitch;
+        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes) / pitch;
         let movers = MOVERS.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
-        let side_at = table_bytes + counts.max(movers * stages * pitch).next_multiple_of(128);
+        let stages_bytes = movers * stages * pitch;
         Self {
             piece_bytes,
             pieces,
@@ -139,8 +157,8 @@ impl Moves {
             side_tokens,
             side_bytes,
             side_scales,
-            side_at,
-            shared: side_at + 2 * side_bytes,
+            side_at: table_bytes + stages_bytes,
+            shared: table_bytes + counts.max(stages_bytes + SIDE_WARPS * side_bytes),
             pitch,
         }
     }
@@ -175,8 +193,10 @@ impl Pulls {
 /// and for a piece of its widest row. Equal on equal devices: an operation must not find out.
 pub(super) fn check_shared(shape: &Shape, most_shared: u32) -> Result<()> {
     let widest = 4 * u64::from(shape.hidden);
-    let row = RowFormat { x_bytes: widest as u32, scale_bytes: WIDEST_SCALES, weights: true };
-    let moves = Moves::new(shape, &row, most_shared).shared;
+    let Tables { table_bytes, counts } = Tables::new(shape);
+    // One stage, as fewer warps may move rows.
+    let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
+    let moves = table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES);
     let pulls = Pulls::new(shape.ranks, widest, most_shared).shared;
     let needed = moves.max(pulls).saturating_add(KEPT);
     if needed <= most_shared {
