@@ -48,12 +48,12 @@ __device__ inline void init_barrier(u32 barrier, u32 count) {
 __device__ inline void arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Whether a phase of a barrier of this block is past.
+// Whether a phase of a barrier of this block is past. It may take a moment to say no.
 __device__ inline bool is_past(u32 barrier, u32 parity) {
   u32 past;
   asm volatile(
       "{\n.reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
       "selp.u32 %0, 1, 0, p;\n}"
       : "=r"(past)
       : "r"(barrier), "r"(parity)
@@ -62,16 +62,8 @@ __device__ inline bool is_past(u32 barrier, u32 parity) {
 }
 // Waits for the phase of a barrier of this block. What it waits for always ends: no guard.
 __device__ inline void wait_barrier(u32 barrier, u32 parity) {
-  u32 there;
-  do {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(there)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!there);
+  while (!is_past(barrier, parity)) {
+  }
 }
 
 // What this thread wrote to shared memory may then be read by bulk copies.

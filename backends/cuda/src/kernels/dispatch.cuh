@@ -195,21 +195,19 @@ __device__ inline void prepare(const DispatchArgs& a, u8* shared) {
   if (a.cast != 0) cast_rows(a);
 }
 
-// The last block to have prepared enters for all; false where the host has given up.
+// The last block to have prepared enters for all.
 template <class Up>
-__device__ bool enter_last(const DispatchArgs& a, const Up& up) {
-  if (!last_to_come(a.c)) return true;
+__device__ void enter_last(const DispatchArgs& a, const Up& up) {
+  if (!last_to_come(a.c)) return;
   u64 now = now_ns();
   bool counted = !a.replay && a.c.verdict == kEnter;
   if (counted) scan(a);
-  bool enters = !given_up(a.c.abort);
-  if (enters) enter_dispatch(a, up, counted);
+  enter_dispatch(a, up, counted);
   __syncthreads();
   if (threadIdx.x == 0) {
     a.c.state->problem = ~0ull;
     a.c.trace->counted = now;
   }
-  return enters;
 }
 
 template <class Up>
@@ -221,7 +219,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   DispatchTables t(shared, a.c);
   if (given_up(a.c.abort)) return;
   prepare(a, shared + a.table_bytes);
-  if (!enter_last(a, up)) return;
+  enter_last(a, up);
   if (!hear(a.c, up, words_of(a), t.heard, guard)) return;
   if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
   __syncthreads();
