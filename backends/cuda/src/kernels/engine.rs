@@ -284,6 +284,12 @@ impl Engine {
         self.order.settle()
     }
 
+    /// A stream has ended, and nobody may name it any more.
+    pub(super) fn forget(&mut self, stream: RawStream) {
+        self.order.forget(stream);
+        self.handles.iter_mut().for_each(|h| h.stream = h.stream.filter(|s| *s != stream));
+    }
+
     /// Takes a region back.
     pub(super) fn release(&mut self, region: u64) {
         if let Err(error) = self.order.take_back(region) {

@@ -41,6 +41,12 @@ impl<S: Copy> Owners<S> {
     }
 }
 
+impl<S: PartialEq> Owners<S> {
+    fn forget(&mut self, stream: S) {
+        self.held.retain(|(_, owner)| *owner != stream);
+    }
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Order {
@@ -116,6 +122,11 @@ impl Order {
         Ok(())
     }
 
+    /// A stream has ended: its regions are the host's from now on.
+    pub(super) fn forget(&mut self, stream: RawStream) {
+        self.owners.forget(stream);
+    }
+
     /// Takes every region back, and waits until it is free.
     pub(super) fn take_back_all(&mut self) -> Result<()> {
         while let Some((region, _)) = self.owners.held.last() {
@@ -158,6 +169,10 @@ mod tests {
         assert_eq!((owners.take(7), owners.take(7)), (Some('a'), None));
         assert_eq!((owners.take(8), owners.take(9)), (None, Some('b')));
         assert!(owners.held.is_empty() && owners.held.capacity() >= MOST_REGIONS);
+        owners.give(10, Some('a'));
+        owners.give(11, Some('b'));
+        owners.forget('a');
+        assert_eq!((owners.take(10), owners.take(11)), (None, Some('b')));
     }
 
     #[test]
