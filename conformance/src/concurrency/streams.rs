@@ -449,6 +449,9 @@ fn none_to_have(rank: &Rank<'_>) -> Result<Outcome> {
     let result = yard.on(name).combine(&live.handle, combine);
     expect_error(result, &[ErrorKind::InvalidInput], &["has no streams"])?;
     round.finish(&mut yard, &live).context("after a refusal")?;
+    let sent = yard.dispatch_send(&dispatch)?;
+    expect_error(yard.flush(), &[ErrorKind::InvalidInput], &["sent and not received"])?;
+    drop(yard.dispatch_recv(sent)?);
     yard.flush().context("flush")?;
     drop(live);
     close(vec![yard])

@@ -28,9 +28,10 @@ impl Stream {
     /// # Safety
     /// The caller upholds, for this value and every call that it is given to:
     /// - `raw` is a stream of the device that the yard works on; on CUDA, of its primary context, which
-    ///   is the one that frameworks use.
+    ///   is the one that frameworks use, and not the per-thread default stream.
     /// - It lives until every [`Received`], [`Handle`] and [`CombineInput`](super::CombineInput) of
-    ///   those calls was dropped, and then the yard was flushed, closed or dropped.
+    ///   those calls was dropped, and then the yard was flushed or closed without an error. Without
+    ///   that, until the yard and all that it gave was dropped.
     /// - The memory of a call's tensors stays allocated until the stream has passed the call's
     ///   receive. From the send on nobody else writes them, and nobody else touches what the call
     ///   writes, but what is queued on the stream after the receive.

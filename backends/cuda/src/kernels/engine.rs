@@ -247,6 +247,12 @@ impl Engine {
         self.events[slot].record(self.stream.name())
     }
 
+    /// Whether a stream is captured into a graph, which has no host that could hear of sizes.
+    pub(super) fn is_captured(&self, stream: Option<RawStream>) -> Result<bool> {
+        let asked = stream.map_or(Ok(false), |stream| stream.is_captured(self.stream.context()));
+        self.give_up(asked)
+    }
+
     /// Starts an operation that may move rows: behind what its stream has got by now, and behind the
     /// last use of every region that was taken back.
     pub(super) fn enter(&mut self, operation: u64, stream: Option<RawStream>) -> Result<()> {

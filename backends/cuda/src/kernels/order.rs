@@ -20,6 +20,10 @@ pub(super) fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
     (flag != 0).then(|| RawStream::of(pointer))
 }
 
+/// Why calls on a stream that is captured are refused.
+pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs: \
+                                   operations cannot be captured yet";
+
 /// Which stream each region was given out on; those of the host's order are not in it.
 #[derive(Debug)]
 struct Owners<S> {
