@@ -3,6 +3,7 @@
 //! publishes what they wait for, passes the host's abort word on to the kernels, and keeps the error.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -59,8 +60,9 @@ impl Sight for Device {
     }
 
     fn mark(&self) -> u64 {
-        // SAFETY: pinned memory that lives as long as `self`; an aligned word.
-        unsafe { self.marks.at(0).read_volatile() }
+        // SAFETY: pinned memory that lives as long as `self`; an aligned word. What kernels said before
+        // it is read after it.
+        unsafe { AtomicU64::from_ptr(self.marks.at(0)).load(Ordering::Acquire) }
     }
 
     fn look(&self, wait: Wait, seen: &mut Seen) -> Result<()> {
@@ -293,7 +295,7 @@ impl<S: Sight> Shared<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::atomic::AtomicBool;
     use std::time::Instant;
 
     use super::*;

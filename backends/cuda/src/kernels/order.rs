@@ -120,8 +120,13 @@ impl Order {
     /// Nobody uses a region any more, but for what its stream has by now.
     pub(super) fn take_back(&mut self, region: u64) -> Result<()> {
         let Some(stream) = self.owners.take(region) else { return Ok(()) };
-        self.mark.record(stream)?;
-        self.mark.hold(self.freed.name())?;
+        if stream.is_captured(self.freed.context())? {
+            // What the graph does to it, and when, is not known; and a mark there would be in the graph.
+            let text = "an output was dropped while its stream captures a graph";
+            return Err(Error::new(ErrorKind::InvalidInput, "take back output", text)
+                .with_fix("drop outputs before the capture begins, or after it has ended"));
+        }
+        self.chain(stream, self.freed.name())?;
         (self.is_ahead, self.is_used) = (true, true);
         Ok(())
     }
