@@ -74,6 +74,19 @@ impl Yard {
     ///
     /// A kernel set without streams refuses the call on all ranks. Plain calls and calls on several
     /// streams may be mixed.
+    ///
+    /// ```no_run
+    /// # use tokenyard_core::{Result, yard::{Dispatch, Stream, Yard}};
+    /// # fn layer(yard: &mut Yard, dispatch: &Dispatch<'_>, raw: *mut std::ffi::c_void) -> Result<()> {
+    /// // SAFETY: a stream of the framework's pool, which lives as long as the process; the tensors of
+    /// // `dispatch` are used on this stream only.
+    /// let stream = unsafe { Stream::new(raw) };
+    /// let (received, handle) = yard.on(stream).dispatch(dispatch)?;
+    /// // Experts that are queued on the stream now run behind the rows.
+    /// # drop((received, handle));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn on(&mut self, stream: Stream) -> OnStream<'_> {
         OnStream { yard: self, stream }
     }
