@@ -28,9 +28,10 @@ impl Stream {
     /// # Safety
     /// The caller upholds, for this value and every call that it is given to:
     /// - `raw` is a stream of the device that the yard works on; on CUDA, of its primary context, which
-    ///   is the one that frameworks use.
+    ///   is the one that frameworks use, and not the per-thread default stream.
     /// - It lives until every [`Received`], [`Handle`] and [`CombineInput`](super::CombineInput) of
-    ///   those calls was dropped, and then the yard was flushed, closed or dropped.
+    ///   those calls was dropped, and then the yard was flushed or closed without an error. Without
+    ///   that, until the yard and all that it gave was dropped.
     /// - The memory of a call's tensors stays allocated until the stream has passed the call's
     ///   receive. From the send on nobody else writes them, and nobody else touches what the call
     ///   writes, but what is queued on the stream after the receive.
@@ -73,6 +74,19 @@ impl Yard {
     ///
     /// A kernel set without streams refuses the call on all ranks. Plain calls and calls on several
     /// streams may be mixed.
+    ///
+    /// ```no_run
+    /// # use tokenyard_core::{Result, yard::{Dispatch, Stream, Yard}};
+    /// # fn layer(yard: &mut Yard, dispatch: &Dispatch<'_>, raw: *mut std::ffi::c_void) -> Result<()> {
+    /// // SAFETY: a stream of the framework's pool, which lives as long as the process; the tensors of
+    /// // `dispatch` are used on this stream only.
+    /// let stream = unsafe { Stream::new(raw) };
+    /// let (received, handle) = yard.on(stream).dispatch(dispatch)?;
+    /// // Experts that are queued on the stream now run behind the rows.
+    /// # drop((received, handle));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn on(&mut self, stream: Stream) -> OnStream<'_> {
         OnStream { yard: self, stream }
     }

@@ -27,6 +27,16 @@ impl RawStream {
         Self(pointer.cast())
     }
 
+    /// Whether what is queued on it is recorded into a graph and does not run.
+    pub(crate) fn is_captured(self, context: &Context) -> Result<bool> {
+        use sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE as NONE;
+        let _entered = context.enter()?;
+        let mut status = NONE;
+        // SAFETY: a stream of this crate, or one whose owner promised that it lives.
+        let asked = unsafe { sys::cuStreamIsCapturing(self.0, &mut status) };
+        check("ask for capture", asked).map(|()| status != NONE)
+    }
+
     /// As the ABI passes it.
     pub(crate) fn pointer(self) -> *mut c_void {
         self.0.cast()
@@ -58,6 +68,10 @@ impl Stream {
 
     pub(super) fn raw(&self) -> sys::CUstream {
         self.raw
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
     }
 
     /// Names it while it lives.
@@ -183,4 +197,12 @@ impl Drop for Event {
         // SAFETY: made by `new`.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
+}
+
+/// Lets this thread ask how streams are while another captures a graph. It touches no stream that is
+/// captured, so it disturbs nobody.
+pub(crate) fn relax_capture() -> Result<()> {
+    let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: the driver writes the mode of before.
+    check("relax capture", unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) })
 }

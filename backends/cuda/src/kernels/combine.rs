@@ -11,7 +11,7 @@ use super::args::{
 };
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
-use super::order::stream_of;
+use super::order::{CAPTURED, stream_of};
 use super::outcome::Called;
 use super::sizes::Pulls;
 use crate::driver::RawStream;
@@ -67,6 +67,9 @@ impl Engine {
             return self.refuse_combine(call, (REFUSE_TEXT, text));
         }
         let stream = stream_of(call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+        if self.is_captured(stream)? {
+            return self.refuse_combine(call, (REFUSE_TEXT, CAPTURED.as_bytes()));
+        }
         let entered = self.enter(call.operation, stream);
         self.give_up(entered)?;
         let staged = match self.stage(call) {

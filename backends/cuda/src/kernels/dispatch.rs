@@ -11,7 +11,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{Common, DispatchArgs, ENTER, Outcome, REFUSE_TEXT, Routing, SpreadArgs, WARPS};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
-use super::order::stream_of;
+use super::order::{CAPTURED, stream_of};
 use super::outcome::Called;
 use super::sizes::Moves;
 use crate::driver::RawStream;
@@ -179,6 +179,9 @@ impl Engine {
             return self.refuse_dispatch(call, text);
         }
         match Wanted::of(call, &self.shape) {
+            Ok(wanted) if self.is_captured(wanted.stream)? => {
+                self.refuse_dispatch(call, CAPTURED.as_bytes())
+            }
             // SAFETY: by this function's contract.
             Ok(wanted) => unsafe { self.send_rows(call, &wanted) },
             Err(why) => self.refuse_dispatch(call, why.detail().as_bytes()),

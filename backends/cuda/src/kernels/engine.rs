@@ -247,6 +247,12 @@ impl Engine {
         self.events[slot].record(self.stream.name())
     }
 
+    /// Whether a stream is captured into a graph, which has no host that could hear of sizes.
+    pub(super) fn is_captured(&self, stream: Option<RawStream>) -> Result<bool> {
+        let asked = stream.map_or(Ok(false), |stream| stream.is_captured(self.stream.context()));
+        self.give_up(asked)
+    }
+
     /// Starts an operation that may move rows: behind what its stream has got by now, and behind the
     /// last use of every region that was taken back.
     pub(super) fn enter(&mut self, operation: u64, stream: Option<RawStream>) -> Result<()> {
@@ -282,6 +288,12 @@ impl Engine {
         self.waits.until(wait, &|| matches!(is_over(), Ok(true)), &is_over)?;
         self.waits.ended(wait)?;
         self.order.settle()
+    }
+
+    /// A stream has ended, and nobody may name it any more.
+    pub(super) fn forget(&mut self, stream: RawStream) {
+        self.order.forget(stream);
+        self.handles.iter_mut().for_each(|h| h.stream = h.stream.filter(|s| *s != stream));
     }
 
     /// Takes a region back.

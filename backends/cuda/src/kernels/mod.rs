@@ -258,8 +258,12 @@ impl KernelSet for CudaKernels {
         let Some(index) = self.streams.iter().position(|s| s.name().pointer() == stream) else {
             return;
         };
-        if let Err(error) = self.streams.swap_remove(index).synchronize() {
+        let stream = self.streams.swap_remove(index);
+        if let Err(error) = stream.synchronize() {
             tracing::warn!("a tool's stream did not end well: {error}");
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.forget(stream.name());
         }
     }
 

@@ -3,6 +3,7 @@
 //! publishes what they wait for, passes the host's abort word on to the kernels, and keeps the error.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::waits::{Seen, Wait, Waits};
-use crate::driver::{Context, Pinned, Stream};
+use crate::driver::{self, Context, Pinned, Stream};
 
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(1);
@@ -18,8 +19,8 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Looks without work before it sleeps until it is woken, which costs the caller a system call.
 const IDLE_LOOKS: u32 = 100;
 
-/// Operations that may be outstanding: one per slot.
-const MOST: usize = 16;
+/// Room for operations: those that may be outstanding, one per slot, and such as ended since it looked.
+const MOST: usize = 64;
 
 /// An operation that was received and may not have ended.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +32,8 @@ struct Outstanding {
 
 /// What the observer looks at.
 trait Sight: Send + Sync + 'static {
+    /// What the thread does first.
+    fn begin(&self);
     /// The last number that the device has written.
     fn mark(&self) -> u64;
     /// Looks at an operation that has not ended; an error ends it.
@@ -50,9 +53,16 @@ struct Device {
 }
 
 impl Sight for Device {
+    fn begin(&self) {
+        if let Err(error) = driver::relax_capture() {
+            tracing::warn!("while a graph is captured, the observer may disturb that: {error}");
+        }
+    }
+
     fn mark(&self) -> u64 {
-        // SAFETY: pinned memory that lives as long as `self`; an aligned word.
-        unsafe { self.marks.at(0).read_volatile() }
+        // SAFETY: pinned memory that lives as long as `self`; an aligned word. What kernels said before
+        // it is read after it.
+        unsafe { AtomicU64::from_ptr(self.marks.at(0)).load(Ordering::Acquire) }
     }
 
     fn look(&self, wait: Wait, seen: &mut Seen) -> Result<()> {
@@ -162,7 +172,12 @@ impl<S: Sight> Watching<S> {
                 .map_err(|e| Error::system("start observer", "a thread cannot be made", e))?;
             self.thread = Some(thread);
         }
+        let ended = self.shared.sight.mark();
         let mut state = self.shared.state();
+        if state.outstanding.len() == MOST {
+            // A failure shows at those that follow.
+            state.outstanding.retain(|other| other.mark > ended);
+        }
         state.outstanding.push_back(one);
         if state.sleeps {
             self.shared.changed.notify_one();
@@ -231,10 +246,11 @@ impl<S> Shared<S> {
 
 impl<S: Sight> Shared<S> {
     fn run(&self) {
+        self.sight.begin();
         while let Some(one) = self.next() {
             let seen = self.see_through(&one);
             let Err(error) = seen else {
-                self.state().outstanding.pop_front();
+                self.state().outstanding.retain(|other| other.mark > one.mark);
                 continue;
             };
             self.fail(&error);
@@ -279,7 +295,7 @@ impl<S: Sight> Shared<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::atomic::AtomicBool;
     use std::time::Instant;
 
     use super::*;
@@ -301,6 +317,8 @@ mod tests {
     }
 
     impl Sight for Numbers {
+        fn begin(&self) {}
+
         fn mark(&self) -> u64 {
             self.mark.load(Ordering::Acquire)
         }
@@ -396,6 +414,19 @@ mod tests {
         watching.shared.fail(&wrong(9));
         let error = watching.shared.check().unwrap_err();
         assert!(error.to_string().contains("operation 5"), "{error}");
+    }
+
+    #[test]
+    fn many_short_operations_need_no_more_room_than_there_is() {
+        let device = Arc::new(Numbers::default());
+        let mut watching = Watching::new(&device);
+        let room = watching.shared.state().outstanding.capacity();
+        for number in 1..1000 {
+            watching.add(outstanding(number)).unwrap();
+            device.mark.store(number, Ordering::Release);
+        }
+        until(|| watching.shared.state().outstanding.is_empty());
+        assert_eq!(watching.shared.state().outstanding.capacity(), room);
     }
 
     #[test]

@@ -20,6 +20,10 @@ pub(super) fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
     (flag != 0).then(|| RawStream::of(pointer))
 }
 
+/// Why calls on a stream that is captured are refused.
+pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs: \
+                                   operations cannot be captured yet";
+
 /// Which stream each region was given out on; those of the host's order are not in it.
 #[derive(Debug)]
 struct Owners<S> {
@@ -38,6 +42,12 @@ impl<S: Copy> Owners<S> {
     fn take(&mut self, region: u64) -> Option<S> {
         let index = self.held.iter().position(|(id, _)| *id == region)?;
         Some(self.held.swap_remove(index).1)
+    }
+}
+
+impl<S: PartialEq> Owners<S> {
+    fn forget(&mut self, stream: S) {
+        self.held.retain(|(_, owner)| *owner != stream);
     }
 }
 
@@ -110,10 +120,20 @@ impl Order {
     /// Nobody uses a region any more, but for what its stream has by now.
     pub(super) fn take_back(&mut self, region: u64) -> Result<()> {
         let Some(stream) = self.owners.take(region) else { return Ok(()) };
-        self.mark.record(stream)?;
-        self.mark.hold(self.freed.name())?;
+        if stream.is_captured(self.freed.context())? {
+            // What the graph does to it, and when, is not known; and a mark there would be in the graph.
+            let text = "an output was dropped while its stream captures a graph";
+            return Err(Error::new(ErrorKind::InvalidInput, "take back output", text)
+                .with_fix("drop outputs before the capture begins, or after it has ended"));
+        }
+        self.chain(stream, self.freed.name())?;
         (self.is_ahead, self.is_used) = (true, true);
         Ok(())
+    }
+
+    /// A stream has ended: its regions are the host's from now on.
+    pub(super) fn forget(&mut self, stream: RawStream) {
+        self.owners.forget(stream);
     }
 
     /// Takes every region back, and waits until it is free.
@@ -158,6 +178,10 @@ mod tests {
         assert_eq!((owners.take(7), owners.take(7)), (Some('a'), None));
         assert_eq!((owners.take(8), owners.take(9)), (None, Some('b')));
         assert!(owners.held.is_empty() && owners.held.capacity() >= MOST_REGIONS);
+        owners.give(10, Some('a'));
+        owners.give(11, Some('b'));
+        owners.forget('a');
+        assert_eq!((owners.take(10), owners.take(11)), (None, Some('b')));
     }
 
     #[test]
