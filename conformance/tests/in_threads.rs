@@ -6,7 +6,7 @@
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokenyard_conformance::runner::Settings;
 use tokenyard_conformance::suite::{self, Level, Outcome, Test};
-use tokenyard_core::config::Config;
+use tokenyard_core::config::{Config, OnFailure};
 
 const HEAD: &str = "[world]\ndeadline_ms = 8000\nlate_ms = 16000\n[kernels]\nuse = \"cpu\"\n";
 
@@ -101,6 +101,18 @@ fn main() {
         // The levels of a yard do not matter to L0; and many ranks need few cases.
         let tests = tests.filter(|test| test.level != Level::L0 && test.ranks <= 8);
         let tests = tests.filter(|test| domains == 2 || worlds(&test.name));
+        trials.extend(tests.map(|test| trial(prefix, &settings, test)));
+    }
+    // Nobody is lost, and the ranks tell each other more.
+    for (prefix, inside, between) in [
+        ("domains_2_masked_load_store", INSIDE[0], PUTS),
+        ("domains_2_masked_faulty", INSIDE[2], BAD_DAY),
+    ] {
+        let mut config = split(2, inside, between);
+        config.world.on_failure = OnFailure::Mask;
+        let settings = Settings::new(config).expect("the transport probes");
+        let tests = suite::tests(settings.capabilities(), 2).into_iter();
+        let tests = tests.filter(|test| test.level == Level::L2 || worlds(&test.name));
         trials.extend(tests.map(|test| trial(prefix, &settings, test)));
     }
     libtest_mimic::run(&arguments, trials).exit();

@@ -21,6 +21,8 @@ const END_LIMIT: Duration = Duration::from_secs(25);
 const FAULT_LIMIT: Duration = Duration::from_secs(30);
 /// Faults that are played beside each other, on a machine of the usual pace.
 const FAULTS_AT_ONCE: usize = 4;
+/// The same on a slow machine: they mostly wait.
+const SLOW_FAULTS_AT_ONCE: usize = 2;
 /// What a process gets to end after its last word, and the system to clean up after it.
 const CLEAN_UP: Duration = Duration::from_secs(3);
 /// The end of a rank's standard error that a report keeps.
@@ -235,7 +237,7 @@ pub fn run_faults(
     let next = AtomicUsize::new(0);
     let (results_in, results) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        for _ in 0..if program.pace == Pace::USUAL { FAULTS_AT_ONCE } else { 1 } {
+        for _ in 0..if program.pace == Pace::USUAL { FAULTS_AT_ONCE } else { SLOW_FAULTS_AT_ONCE } {
             let (next, results_in) = (&next, results_in.clone());
             scope.spawn(move || {
                 while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {

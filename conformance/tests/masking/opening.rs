@@ -10,6 +10,7 @@ use tokenyard_conformance::exchange;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::yard::Yard;
 
+use crate::domains::{self, Spread};
 use crate::mortal::Step;
 use crate::order::{Order, Path, Phase, VICTIM, Worst};
 use crate::rank::{exchange_once, indices, wait_for_return};
@@ -22,8 +23,17 @@ pub(crate) fn trials() -> Vec<Trial> {
     };
     let open = |step| trial("open", step, vec![Some(step), None]);
     let renew = |step| trial("renew", step, vec![Some(Step::Joined), Some(step), None]);
+    let several = |when: &str, step: Step, lives: Vec<Option<Step>>| {
+        let name = format!("opening/domains/{when}/{}", step.name());
+        let run = move || play_on(lives, Some(Spread::of(2, 2, &[VICTIM])));
+        Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:#}"))))
+    };
     let trials = Step::ALL.into_iter().flat_map(|step| [open(step), renew(step)]);
-    trials.chain(Step::FAILS.map(renew)).collect()
+    let several = [Step::Joined, Step::Register, Step::Connected].into_iter().flat_map(|step| {
+        let renewed = vec![Some(Step::Joined), Some(step), None];
+        [several("open", step, vec![Some(step), None]), several("renew", step, renewed)]
+    });
+    trials.chain(Step::FAILS.map(renew)).chain(several).collect()
 }
 
 /// Plays one rank.
@@ -46,10 +56,11 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     }
     let mut yard = Yard::open(&world, &config, exchange::options(&order.case(0)))?;
     let deaths = if is_victim { 0 } else { order.lives.len() - 1 };
+    let silent = domains::unheard(order, order.rank);
     for life in 0..deaths {
         ensure!(indices(yard.lost_ranks()) == [VICTIM], "life {life}: {:?}", yard.lost_ranks());
         let lost = exchange_once(order, &mut yard, (life as u64, false))?;
-        ensure!(lost == [VICTIM], "life {life}: found {lost:?} lost; expected the victim");
+        ensure!(lost == silent, "life {life}: found {lost:?} lost; expected {silent:?}");
         order.mark(&without(life))?;
         wait_for_return(order, &world, &yard)?;
         yard = yard.renew()?;
@@ -75,9 +86,13 @@ fn without(life: usize) -> String {
 }
 
 fn run(lives: Vec<Option<Step>>) -> Result<()> {
+    play_on(lives, None)
+}
+
+fn play_on(lives: Vec<Option<Step>>, spread: Option<Spread>) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let order = crate::order(&folder, (Worst::Killed, Phase::Between, 0, Path::Mortal));
-    let order = Order { lives, ..order };
+    let order = Order { lives, spread, ..order };
     let start_rank = |rank| Process::start(&order, rank, false);
     let mut ranks = (0..order.ranks()).map(start_rank).collect::<Result<Vec<_>>>()?;
     for life in 1..order.lives.len() {

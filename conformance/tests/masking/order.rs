@@ -11,6 +11,7 @@ use tokenyard_conformance::oracle::{Case, Input, Layout, RowType, Scales, Tokens
 use tokenyard_conformance::pace::Pace;
 use tokenyard_core::config::Config;
 
+use crate::domains::Spread;
 use crate::losing;
 use crate::mortal::Step;
 
@@ -31,7 +32,7 @@ pub(crate) enum Phase {
     CombineReceive,
     /// The same, and the others receive the combine only when they know of the loss.
     LateReceive,
-    /// Between the sends of two dispatches and their receives.
+    /// Between the sends of two dispatches and their receives; or, among several domains, between the sends.
     Overlap,
     /// After one exchange and before the next.
     Between,
@@ -114,6 +115,8 @@ pub(crate) enum Path {
     Mortal,
     /// `verbs`, in the test machine.
     Verbs,
+    /// `shm` by puts that overtake each other.
+    Reordered,
 }
 
 impl Path {
@@ -127,6 +130,7 @@ impl Path {
             Self::TcpProxied => "libfabric_tcp_proxied",
             Self::Mortal => "mortal",
             Self::Verbs => "verbs",
+            Self::Reordered => "reordered",
         }
     }
 
@@ -170,6 +174,9 @@ impl Path {
             Self::Verbs => "[transport.scale_up]\nuse = \"none\"\n\
                  [transport.scale_out]\nuse = \"verbs\"\n"
                 .to_owned(),
+            Self::Reordered => "[transport.scale_up]\nuse = \"faulty\"\n\
+                 [transport.scale_up.faulty]\ninner = \"shm\"\nseed = 5\n"
+                .to_owned(),
         }
     }
 }
@@ -181,6 +188,8 @@ pub(crate) struct Order {
     pub(crate) phase: Phase,
     pub(crate) layout: u8,
     pub(crate) path: Path,
+    /// Several domains, and who is lost there.
+    pub(crate) spread: Option<Spread>,
     pub(crate) rank: usize,
     /// Whether this process comes back as the lost rank.
     pub(crate) back: bool,
@@ -192,10 +201,13 @@ pub(crate) struct Order {
 
 impl Order {
     pub(crate) fn ranks(&self) -> usize {
-        2 + self.victims().len()
+        self.spread.as_ref().map_or(2 + self.victims().len(), Spread::ranks)
     }
 
-    pub(crate) fn victims(&self) -> &'static [usize] {
+    pub(crate) fn victims(&self) -> &[usize] {
+        if let Some(spread) = &self.spread {
+            return &spread.victims;
+        }
         if self.worst == Worst::BothKilled { &[VICTIM, 3] } else { &[VICTIM] }
     }
 
@@ -226,7 +238,9 @@ impl Order {
         let text = format!(
             "[world]\nbootstrap = \"{bootstrap}\"\ndeadline_ms = {deadline_ms}\nlate_ms = {late_ms}\n\
              on_failure = \"mask\"\n[kernels]\nuse = \"{kernels}\"\n{}",
-            self.path.transport(),
+            self.spread
+                .as_ref()
+                .map_or_else(|| self.path.transport(), |spread| spread.transport(self.path),),
         );
         Config::parse(&text, "masking").expect("the config is right")
     }
@@ -239,11 +253,12 @@ impl Order {
         };
         Case {
             ranks: self.ranks(),
+            domains: self.spread.as_ref().map_or(1, |spread| spread.domains),
             experts: 4 * self.ranks(),
             topk: 3,
             hidden: 64,
             max_tokens: 12,
-            tokens: Tokens::Exactly([7, 12, 5, 9][..self.ranks()].to_vec()),
+            tokens: Tokens::Exactly([7, 12, 5, 9, 8, 11][..self.ranks()].to_vec()),
             input: Input::Cast(RowType::Bf16, Scales::F32),
             weights: true,
             layout,

@@ -10,9 +10,8 @@ use tokenyard_conformance::oracle::{self, Case, Inputs};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::yard::{Handle, Received, Yard};
 
-use crate::LIMIT;
-use crate::losing;
-use crate::order::{Order, Path, Phase, VICTIM};
+use crate::order::{Order, Path, Phase};
+use crate::{LIMIT, domains, losing};
 
 /// Rounds before the loss is certain: the victim does not see the end of the last.
 const BEFORE: u64 = 4;
@@ -46,14 +45,13 @@ pub(crate) fn play(order: &Order) -> Result<()> {
             exchange_once(order, &mut yard, (round, false))?;
             bail!("the victim went on; expected its loss");
         }
+        let silent = domains::unheard(order, order.rank);
         for _ in 0..ROUNDS {
             let lost = exchange_once(order, &mut yard, (round, false))?;
-            ensure!(
-                lost == order.victims(),
-                "round {round}: found {lost:?} lost; expected the victims"
-            );
+            ensure!(lost == silent, "round {round}: found {lost:?} lost; expected {silent:?}");
             let lost = old.again(&mut yard)?;
-            ensure!(lost == order.victims(), "replay: found {lost:?} lost; expected the victims");
+            ensure!(lost == silent, "replay: found {lost:?} lost; expected {silent:?}");
+            domains::refuse_in_turn(order, &mut yard, (&old.brought, &old.handle))?;
             overlap(order, &mut yard, (round, false))?;
             round += 1;
         }
@@ -131,27 +129,30 @@ impl Old {
     }
 }
 
-/// An output of the first dispatch after the loss. It may lie where the one before it lay, which the
-/// victim had places in.
-struct Kept {
-    received: Received,
-    x: Vec<u8>,
-}
+/// Outputs of the first dispatches after the loss. They may lie where the memory of the last operations
+/// lay, which the victim had places in.
+struct Kept(Vec<(Received, Vec<u8>)>);
 
 impl Kept {
     fn new(order: &Order, yard: &mut Yard) -> Result<Self> {
-        let case = order.case(4000);
+        (4000..4003).map(|seed| Self::one(order, yard, seed)).collect::<Result<_>>().map(Self)
+    }
+
+    fn one(order: &Order, yard: &mut Yard, seed: u64) -> Result<(Received, Vec<u8>)> {
+        let case = order.case(seed);
         let inputs = Inputs::all(&case);
         let rank = yard.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         let (received, _) = yard.dispatch(&brought.dispatch()?)?;
         check_received(&case, &inputs, (rank, &received)).context("kept")?;
         let x = received.x().bytes().to_vec();
-        Ok(Self { received, x })
+        Ok((received, x))
     }
 
     fn check(&self) -> Result<()> {
-        ensure!(self.received.x().bytes() == self.x, "an output has changed that nobody writes to");
+        for (received, x) in &self.0 {
+            ensure!(received.x().bytes() == x, "an output has changed that nobody writes to");
+        }
         Ok(())
     }
 }
@@ -173,6 +174,7 @@ fn check_combined(case: &Case, inputs: &Inputs, yard: &Yard, got: &Got) -> Resul
         let left_out = lost.iter().enumerate().filter(|(i, _)| chosen >> i & 1 != 0);
         let left_out: Vec<usize> = left_out.map(|(_, rank)| *rank).collect();
         let rank = yard.rank() as usize;
+        let left_out = domains::left_out(case, rank, &left_out);
         last = exchange::check_combined_without(case, inputs, &left_out, (rank, got))
             .with_context(|| format!("{left_out:?} of {lost:?} left out"));
         if last.is_ok() {
@@ -185,12 +187,10 @@ fn check_combined(case: &Case, inputs: &Inputs, yard: &Yard, got: &Got) -> Resul
 /// Goes on until the victim has found out, whatever it still writes.
 fn outlast(order: &Order, yard: &mut Yard, mut round: u64) -> Result<()> {
     let start = Instant::now();
-    while !order.marker("victim_ended", VICTIM).exists() {
+    let silent = domains::unheard(order, order.rank);
+    while !order.marker("victim_ended", order.victims()[0]).exists() {
         let lost = exchange_once(order, yard, (round, false))?;
-        ensure!(
-            lost == order.victims(),
-            "round {round}: found {lost:?} lost; expected the victims"
-        );
+        ensure!(lost == silent, "round {round}: found {lost:?} lost; expected {silent:?}");
         round += 1;
         ensure!(start.elapsed() < LIMIT, "the victim did not find out");
     }
@@ -256,7 +256,8 @@ pub(crate) fn exchange_once(
     let got = buffers.into_got()?;
     if is_late && order.path == Path::Stores {
         // The victims answered, but what they answered with is theirs to change by now.
-        return exchange::check_combined_without(&case, &inputs, order.victims(), (rank, &got))
+        let left_out = domains::left_out(&case, rank, order.victims());
+        return exchange::check_combined_without(&case, &inputs, &left_out, (rank, &got))
             .map(|()| lost_sources(&received));
     }
     check_combined(&case, &inputs, yard, &got).with_context(|| format!("round {round}"))?;
@@ -276,10 +277,14 @@ fn hear_of_loss(order: &Order, yard: &Yard) -> Result<()> {
 /// Two exchanges at once, checked.
 fn overlap(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result<()> {
     let rank = yard.rank() as usize;
-    let cases = [order.case(2000 + round), order.case(3000 + round)];
+    let cases = [order.case(2000 + round), domains::other_layout(order, 3000 + round)];
     let inputs = cases.each_ref().map(Inputs::all);
     let brought = [0, 1].map(|i| Brought::new(&cases[i], rank, inputs[i].ranks[rank].clone()));
     let sent = yard.dispatch_send(&brought[0].dispatch()?)?;
+    let between = order.spread.is_some() && order.layout != 1;
+    if last && order.phase == Phase::Overlap && between {
+        order.do_worst()?;
+    }
     let also = yard.dispatch_send(&brought[1].dispatch()?)?;
     if last && order.phase == Phase::Overlap {
         order.do_worst()?;

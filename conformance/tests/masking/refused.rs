@@ -9,8 +9,11 @@ use tokenyard_core::ErrorKind;
 use tokenyard_core::config::Config;
 use tokenyard_core::yard::Yard;
 
-const SEVERAL_DOMAINS: &str = "[transport.scale_up]\nuse = \"shm\"\n\
-     [transport.scale_out]\nuse = \"shm\"\n[topology]\ndomains = 2\n";
+/// The level between domains has to declare it too.
+const BETWEEN_DOMAINS: &str = "[transport.scale_up]\nuse = \"shm\"\n\
+     [transport.scale_out]\nuse = \"faulty\"\n\
+     [transport.scale_out.faulty]\ninner = \"shm\"\n\
+     fault = { kind = \"fail\", rank = 0, at = 1000000 }\n[topology]\ndomains = 2\n";
 const FABRIC_SHM: &str = "[transport.scale_up]\nuse = \"none\"\n\
      [transport.scale_out]\nuse = \"libfabric\"\n\
      [transport.scale_out.libfabric]\nprovider = \"shm\"\n";
@@ -26,7 +29,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         })
     };
     vec![
-        trial("several_domains", SEVERAL_DOMAINS, "found 2 domains; expected one"),
+        trial("between_domains", BETWEEN_DOMAINS, "`faulty` does not declare `masking`"),
         trial("libfabric_shm", FABRIC_SHM, "`libfabric` does not declare `masking`"),
         trial("bounded_put_alone", BOUNDED_ALONE, "`faulty` does not declare `masking`"),
     ]

@@ -259,8 +259,6 @@ fn check_masking(
             "transport `{transport}` does not declare `masking`: that a lost rank holds up nobody \
              else, and hides nobody's failures"
         )
-    } else if levels.domains > 1 {
-        format!("found {} domains; expected one, or scale_up = \"none\"", levels.domains)
     } else if needs.flags & abi::TY_NEEDS_MASKING == 0 {
         format!("kernel set `{}` cannot go on without a lost rank", kernels.name())
     } else {

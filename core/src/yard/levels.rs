@@ -113,10 +113,8 @@ impl<'a> Levels<'a> {
             return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(everybody)?) });
         }
         let (mine, index) = (me / size, me % size);
-        let domain = (0..size).map(|i| mine * size + i).collect();
-        let rail = (0..domains).map(|d| d * size + index).collect();
-        let domain = Team { me: index, world_ranks: domain };
-        let rail = Team { me: mine, world_ranks: rail };
+        let domain = team_of(members, (0..size).map(|i| mine * size + i));
+        let rail = team_of(members, (0..domains).map(|d| d * size + index));
         Ok(Self {
             domains,
             scale_up: Some(first_that_probes(members, registry, up, domain)?),
@@ -303,6 +301,13 @@ impl Drop for Transports {
 
 fn owns_memory(transport: &OpenTransport) -> bool {
     transport.capabilities().flags & abi::TY_CAP_OWNS_MEMORY != 0
+}
+
+/// Those of `ranks` that are there, in order.
+fn team_of(members: &Members<'_>, ranks: impl Iterator<Item = u32>) -> Team {
+    let world_ranks: Vec<u32> = ranks.filter(|rank| members.has(*rank)).collect();
+    let me = world_ranks.iter().position(|rank| *rank == members.rank());
+    Team { me: me.map_or(0, |me| me as u32), world_ranks }
 }
 
 fn connect_team(

@@ -39,8 +39,12 @@ pub(super) fn scattered(places: &[Option<Place>]) -> u32 {
 /// to have been where that makes domains equal.
 pub(super) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u32> {
     let machines = machines(places)?;
-    let Some(domains) = wanted else { return Ok(machines) };
     let ranks = places.len() as u32;
+    let fewest = |machines| {
+        let fits = |domains: &u32| ranks.is_multiple_of(*domains) && are_whole(places, *domains);
+        (machines..=ranks).find(fits).unwrap_or(machines)
+    };
+    let Some(domains) = wanted else { return Ok(fewest(machines)) };
     let expected = if !ranks.is_multiple_of(domains) {
         format!("a divisor of {ranks} ranks")
     } else if !domains.is_multiple_of(machines) {
@@ -53,6 +57,15 @@ pub(super) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u
         "split domains",
         format!("found topology.domains = {domains}; expected {expected}"),
     ))
+}
+
+/// Whether no domain of so many spans machines, and no machine is in two, as far as is known.
+fn are_whole(places: &[Option<Place>], domains: u32) -> bool {
+    let mut hosts = BTreeSet::new();
+    places.chunks(places.len() / domains as usize).all(|domain| {
+        let here: BTreeSet<&str> = domain.iter().flatten().map(|p| p.host.as_str()).collect();
+        here.len() <= 1 && here.iter().all(|host| hosts.insert(*host))
+    })
 }
 
 /// Counts the machines: runs of ranks on one.
@@ -116,6 +129,16 @@ mod tests {
     fn a_rank_that_is_not_there_makes_no_domain_unequal() {
         assert_eq!(domains(&places(&["a", "", "a"]), None).expect("one"), 1);
         assert_eq!(domains(&places(&["a", "", "b", "b"]), None).expect("two"), 2);
+        assert_eq!(domains(&places(&["", "a", "b", "b"]), None).expect("two"), 2);
+    }
+
+    #[test]
+    fn no_domain_spans_two_machines_where_a_third_is_not_there() {
+        let third = places(&["a", "a", "b", "b", "", ""]);
+        assert_eq!(domains(&third, None).expect("three"), 3);
+        // Domains of three do as well for those that are there.
+        let second = places(&["a", "a", "", "", "b", "b"]);
+        assert_eq!(domains(&second, None).expect("two"), 2);
     }
 
     #[test]

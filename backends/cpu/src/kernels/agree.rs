@@ -3,7 +3,8 @@
 //!
 //! A source enters with a record to each peer of its domain and one over the rail to each other
 //! domain; the agent there hands it on. So every rank hears all R entries, and all draw the same
-//! conclusion from them.
+//! conclusion from them. Where losses are masked, an agent may be lost, and its domain hears nothing of
+//! its rail: so the ranks of a rail also tell each other what they heard.
 
 use tokenyard_core::abi;
 use tokenyard_core::moe::Shape;
@@ -24,10 +25,12 @@ pub(super) struct Entry {
     /// Replay: offset of the peer's region. Combine: where rows are read or written.
     pub(super) base_x: u64,
     pub(super) base_weights: u64,
+    /// The source is lost, as its agent says.
+    pub(super) gone: bool,
 }
 
 /// That of a source that does not take part.
-const NO_ENTRY: Entry = Entry { rows: 0, arrays: 0, base_x: 0, base_weights: 0 };
+const NO_ENTRY: Entry = Entry { rows: 0, arrays: 0, base_x: 0, base_weights: 0, gone: false };
 
 /// What all ranks said, by place. Room for R entries and E counts, from the start.
 #[derive(Debug)]
@@ -72,10 +75,23 @@ pub(super) struct Terms<'a> {
     pub(super) body: Body<'a>,
 }
 
-impl Terms<'_> {
+impl<'a> Terms<'a> {
     /// So many rows, and nothing else to say.
     pub(super) fn rows(rows: u32) -> Self {
         Self { rows: rows.into(), base_x: 0, base_weights: 0, body: Body::Nothing }
+    }
+
+    /// The record that says so.
+    fn record(
+        self,
+        (operation, verdict): (u64, Verdict),
+        signature: Signature,
+        origin: u64,
+    ) -> (Header, Body<'a>) {
+        let Self { rows, base_x, base_weights, body } = self;
+        let Signature(signature) = signature;
+        let header = [operation, verdict as u64, signature, rows, base_x, base_weights, 0, origin];
+        (Header(header), body)
     }
 }
 
@@ -88,24 +104,24 @@ pub(super) type ToDomain<'f> = dyn for<'a> Fn(&'a Engine, u32) -> Terms<'a> + 'f
 impl Enter<'_> {
     /// The record; a source that refuses has no terms.
     fn record<'a>(&'a self, terms: impl FnOnce() -> Terms<'a>) -> (Header, Body<'a>) {
-        let Self { operation, signature: Signature(signature), origin, refusal } = *self;
+        let Self { operation, signature, origin, refusal } = *self;
         match refusal {
             Some((verdict, text)) => {
+                let Signature(signature) = signature;
                 let header = [operation, verdict as u64, signature, 0, 0, 0, 0, origin];
                 (Header(header), Body::Text(text))
             }
-            None => {
-                let Terms { rows, base_x, base_weights, body } = terms();
-                let go = Verdict::Go as u64;
-                let header = [operation, go, signature, rows, base_x, base_weights, 0, origin];
-                (Header(header), body)
-            }
+            None => terms().record((operation, Verdict::Go), signature, origin),
         }
     }
 }
 
+/// Whether somebody refuses, as all know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Agreed(pub(super) Option<Refusal>);
+
 /// That a rank refuses, or has no room, as it said so.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Refusal {
     pub(super) rank: u32,
     pub(super) verdict: Verdict,
@@ -119,10 +135,12 @@ impl Refusal {
     }
 
     #[cold]
-    fn error(self) -> Error {
+    pub(super) fn error(self) -> Error {
         let (kind, word) = match self.verdict {
             Verdict::Full => (ErrorKind::Full, "has no room"),
-            Verdict::Refused | Verdict::Go => (ErrorKind::Refused, "refused its input"),
+            Verdict::Refused | Verdict::Go | Verdict::Gone => {
+                (ErrorKind::Refused, "refused its input")
+            }
         };
         let text = String::from_utf8_lossy(self.record.text());
         let message = format!("rank {} {word}: {text}", self.rank);
@@ -175,7 +193,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Hands on how the source of a domain enters, which was heard.
+    /// Hands on how the source of a domain enters, which was heard; or that it is lost.
     pub(super) fn hand_on(
         &self,
         slot: usize,
@@ -183,6 +201,14 @@ impl Engine {
         operation: u64,
         to_peer: &ToPeer<'_>,
     ) -> Result<()> {
+        if self.heard(domain)?.gone {
+            for peer in self.domains.peers() {
+                let terms = to_peer(self, domain, peer);
+                let record = terms.record((operation, Verdict::Gone), Signature::default(), 0);
+                self.send_record(Signal::Entry, slot, (domain, peer), record)?;
+            }
+            return Ok(());
+        }
         let record = self.rail_record_from(Signal::Entry, slot, domain);
         let header = record.header();
         let refusal = header.verdict().filter(|verdict| *verdict != Verdict::Go);
@@ -201,21 +227,55 @@ impl Engine {
         self.relay(slot, enter.operation, &|_, _, _| Terms::rows(0))
     }
 
-    /// Hears every source's entry. All are heard, whatever they say, so that the counts stay right;
-    /// then the first refusal, in order of ranks, is everybody's answer. The own domain comes first:
-    /// its entries depend on nobody else, so ranks that are out of step find out.
+    /// Hears every source's entry, and agrees with the others on whether somebody refuses.
     pub(super) fn gather_entries(&mut self, slot: usize, enter: &Enter<'_>) -> Result<()> {
+        let refused = self.hear_entries(slot, enter)?;
+        self.conclude(slot, enter.operation, refused)
+    }
+
+    /// The first refusal, in order of ranks, is everybody's answer. Not everybody may have heard it
+    /// where losses are masked among domains.
+    pub(super) fn conclude(
+        &mut self,
+        slot: usize,
+        operation: u64,
+        refused: Option<Refusal>,
+    ) -> Result<()> {
+        let refused = if self.masks_domains() {
+            self.exchange_verdicts(slot, operation, refused)?
+        } else {
+            refused
+        };
+        refused.map_or(Ok(()), |refusal| Err(refusal.error()))
+    }
+
+    /// Hears every source's entry, or reads it again, and returns the first refusal. All are heard,
+    /// whatever they say, so that the counts stay right. The own domain comes first: its entries depend on
+    /// nobody else, so ranks that are out of step find out.
+    pub(super) fn hear_entries(
+        &mut self,
+        slot: usize,
+        enter: &Enter<'_>,
+    ) -> Result<Option<Refusal>> {
         let mut refused = None;
         for (domain, peer) in self.domains.pairs() {
             let source = self.domains.place(domain, peer);
             let (operation, phase) = (enter.operation, abi::TY_PHASE_ENTRY);
             let wait = Wait { operation, add: 1, phase, rank: source };
-            if !self.wait(Signal::Entry, slot, source, wait)? {
+            let came = match self.agreed[slot] {
+                Some(_) => !self.losses.is_given_up(self.domains.agent(source)),
+                None => self.wait(Signal::Entry, slot, source, wait)?,
+            };
+            if !came {
                 self.forget_entry(source);
                 continue;
             }
             let record = self.record_from(Signal::Entry, slot, source);
             let header = checked(record, source, operation)?;
+            if domain != self.domains.mine && header.verdict() == Some(Verdict::Gone) {
+                self.note_gone(source, &header);
+                continue;
+            }
             let theirs = Signature(header.0[2]);
             let verdict = verdict_of(&header, source)?;
             let equal = if verdict == Verdict::Go && enter.refusal.is_none() {
@@ -233,7 +293,7 @@ impl Engine {
                 refused = Refusal::first(refused, Refusal { rank: source, verdict, record });
             }
         }
-        refused.map_or(Ok(()), |refusal| Err(refusal.error()))
+        Ok(refused)
     }
 
     /// Hears every peer's grants, for the rows of every domain; then, over the rail, whether the
@@ -259,7 +319,7 @@ impl Engine {
                 verdict => refused = Refusal::first(refused, Refusal { rank, verdict, record }),
             }
         }
-        let refused = self.exchange_grants(slot, operation, refused)?;
+        let refused = self.exchange_verdicts(slot, operation, refused)?;
         refused.map_or(Ok(()), |refusal| Err(refusal.error()))
     }
 
@@ -271,6 +331,16 @@ impl Engine {
         self.gathered.counts[source as usize * local..][..local].fill(0);
     }
 
+    /// A source that its agent says is lost; what the record says of the agent itself is kept.
+    #[cold]
+    fn note_gone(&mut self, source: u32, header: &Header) {
+        self.losses.note_gone(source, header.operation());
+        self.forget_entry(source);
+        let [.., rows, base_x, base_weights, _, _] = header.0;
+        let entry = Entry { rows, base_x, base_weights, gone: true, ..NO_ENTRY };
+        self.gathered.entries[source as usize] = entry;
+    }
+
     fn accept_entry(&mut self, source: u32, header: &Header, record: Record) -> Result<()> {
         let rows = header.0[3];
         if rows > u64::from(self.shape.max_tokens) {
@@ -278,7 +348,8 @@ impl Engine {
         }
         let signature = Signature(header.0[2]);
         let arrays = signature.arrays();
-        let entry = Entry { rows, arrays, base_x: header.0[4], base_weights: header.0[5] };
+        let entry =
+            Entry { rows, arrays, base_x: header.0[4], base_weights: header.0[5], gone: false };
         self.gathered.entries[source as usize] = entry;
         self.gathered.rows[source as usize] = rows as u32;
         if signature.carries_counts() {
@@ -316,8 +387,10 @@ pub(super) fn checked(record: Record, rank: u32, operation: u64) -> Result<Heade
     Err(bad_record(rank, format!("operation {found}, while this rank is at {operation}")))
 }
 
+/// What a rank says of itself.
 pub(super) fn verdict_of(header: &Header, rank: u32) -> Result<Verdict> {
-    header.verdict().ok_or_else(|| bad_record(rank, format!("verdict {}", header.0[1])))
+    let verdict = header.verdict().filter(|verdict| *verdict != Verdict::Gone);
+    verdict.ok_or_else(|| bad_record(rank, format!("verdict {}", header.0[1])))
 }
 
 #[cold]

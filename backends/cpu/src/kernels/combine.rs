@@ -207,17 +207,29 @@ impl Engine {
 
     fn unstage(&mut self, op: &CombineOp) {
         let Some(region) = op.staging else { return };
-        // Owners put partials there. One that was given up may still be about to.
-        let send = &self.handles[op.handle].legs[self.domains.mine as usize].send;
-        let still_written = |peer: u32| {
-            let owner = self.domains.place(self.domains.mine, peer);
-            send.rank_counts()[peer as usize] > 0 && self.losses.may_write(owner, op.operation)
-        };
-        if !self.stores() && self.domains.peers().any(still_written) {
+        if self.is_still_written(op) {
             self.arena.quarantine(region.id);
         } else {
             self.arena.release(region.id);
         }
+    }
+
+    /// Owners put partials into the region of a combine, and agents put rows of other domains. One that
+    /// was given up may still be about to (INV-8).
+    fn is_still_written(&self, op: &CombineOp) -> bool {
+        let state = &self.handles[op.handle];
+        let from_owner = |peer: u32| {
+            let owner = self.domains.place(self.domains.mine, peer);
+            let owes = state.legs.iter().any(|leg| leg.send.rank_counts()[peer as usize] > 0);
+            owes && self.losses.may_write(owner, op.operation)
+        };
+        let from_agent = |domain: u32| {
+            let agent = self.domains.place(domain, self.domains.index);
+            let rows = state.outward.as_ref().map(|o| o.send.rank_counts()[domain as usize]);
+            rows.is_some_and(|rows| rows > 0) && self.losses.may_write(agent, op.operation)
+        };
+        !self.stores() && self.domains.peers().any(from_owner)
+            || self.domains.others().any(from_agent)
     }
 
     /// Decides what must be copied, and takes the room for it in one region.

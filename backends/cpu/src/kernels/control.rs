@@ -46,6 +46,9 @@ pub(super) enum Verdict {
     Go = 0,
     Refused = 1,
     Full = 2,
+    /// Said by an agent of the source that it stands for, where losses are masked: it is lost. What
+    /// the record says of the agent itself holds.
+    Gone = 3,
 }
 
 /// The header of a record: eight words, then counts or a text.
@@ -72,6 +75,7 @@ impl Header {
             0 => Some(Verdict::Go),
             1 => Some(Verdict::Refused),
             2 => Some(Verdict::Full),
+            3 => Some(Verdict::Gone),
             _ => None,
         }
     }

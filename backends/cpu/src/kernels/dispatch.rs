@@ -168,7 +168,10 @@ impl Engine {
             let (rows, counts) = announced.unwrap_or((0, &[]));
             Terms { body: Body::Counts([counts, &[]]), ..Terms::rows(rows) }
         })?;
-        self.gather_entries(slot, enter)?;
+        let refused = self.hear_entries(slot, enter)?;
+        if refused.is_some() {
+            self.conclude(slot, op.operation, refused)?;
+        }
         let state = &mut self.handles[op.handle];
         let alignment = state.arrangement.layout.alignment();
         let built = state.recv.build(alignment, &self.gathered.rows, &self.gathered.counts);
@@ -286,7 +289,7 @@ impl Engine {
         for source in 0..self.shape.ranks {
             let entry = self.gathered.entries[source as usize];
             let expected = u64::from(state.recv.rows_from(source));
-            if entry.rows != expected && !self.losses.is_given_up(source) {
+            if entry.rows != expected && !self.is_gone(source) {
                 return wrong(source, entry.rows, expected);
             }
             self.gathered.regions[source as usize] = entry.base_x;
@@ -324,12 +327,16 @@ impl Engine {
         let Some(output) = op.output else {
             return Err(Error::new(ErrorKind::Internal, "receive dispatch", "it has no output"));
         };
-        let mut torn = false;
         for (domain, peer) in self.domains.pairs() {
             let source = self.domains.place(domain, peer);
             let rows = u64::from(self.handles[op.handle].recv.rows_from(source));
-            torn |= !self.wait_rows(slot, source, operation, rows * op.signature.arrays())?;
+            if self.losses.is_handed_on(source, operation)
+                && self.wait_rows(slot, source, operation, rows * op.signature.arrays())?
+            {
+                self.find_void(&op, &output, source);
+            }
         }
+        let torn = (0..self.shape.ranks).any(|source| self.lacks(&op, source));
         let output = if torn { self.mend(&op, output)? } else { output };
         self.leave(slot, operation, End::Done)?;
         self.write_counts(&op, &output);

@@ -31,6 +31,11 @@ impl Domains {
         domain * self.size + peer
     }
 
+    /// The world rank of the agent here that stands for a source: in the own domain itself.
+    pub(super) fn agent(&self, source: u32) -> u32 {
+        self.place(self.mine, source % self.size)
+    }
+
     /// Peers of this domain, this rank first: so that not all ranks turn to peer 0 at once.
     pub(super) fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         let (index, size) = (self.index, self.size);
@@ -79,6 +84,12 @@ mod tests {
         places.sort_unstable();
         assert_eq!(places, [0, 1, 2, 3, 4, 5]);
         assert_eq!(DOMAINS.others().collect::<Vec<_>>(), [2, 0]);
+    }
+
+    #[test]
+    fn the_agent_of_a_source_is_in_this_domain_and_on_its_rail() {
+        let agents: Vec<u32> = (0..6).map(|source| DOMAINS.agent(source)).collect();
+        assert_eq!(agents, [2, 3, 2, 3, 2, 3]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokenyard_core::transport::{Event, NO_EVENT, Window};
 use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter, reached};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::agree::Gathered;
+use super::agree::{Agreed, Gathered};
 use super::channel::{Channel, Team};
 use super::combine::CombineOp;
 use super::control::{Ids, Signal};
@@ -83,6 +83,9 @@ pub(super) struct Engine {
     pub(super) outstanding: Outstanding,
     /// By slot, how this rank left its last operation; none once all others are known to have left.
     pub(super) ends: Vec<Option<End>>,
+    /// By slot, the first refusal that all have agreed on, where that was found out before the operation
+    /// is received: a packed dispatch whose entries were heard.
+    pub(super) agreed: Vec<Option<Agreed>>,
     /// Of the operation that is being entered or received.
     pub(super) exposed: Option<Exposed>,
     pub(super) arena: Arena,
@@ -148,6 +151,7 @@ impl Engine {
             losses,
             outstanding: Outstanding::new(in_flight, shape.ranks as usize),
             ends: vec![None; in_flight],
+            agreed: vec![None; in_flight],
             exposed: None,
             arena: Arena::new(sizes.arena_bytes, "[kernels.cpu] arena_mib"),
             handles: (0..shape.handles).map(|_| HandleState::new(&moe, &domains)).collect(),
@@ -191,8 +195,15 @@ impl Engine {
         (0..self.operations.len()).try_for_each(|slot| self.wait_posted(slot, 0))
     }
 
+    /// Whether nothing of a source counts any more: it was given up, or its agent here, or that one
+    /// says that it is lost.
+    pub(super) fn is_gone(&self, source: u32) -> bool {
+        self.losses.is_given_up(self.domains.agent(source)) || self.losses.is_gone(source)
+    }
+
     /// Waits until the writer of a place in this domain has raised a signal `wait.add` more times
-    /// than were waited for before. Says whether it has: not so where `wait.rank` was given up.
+    /// than were waited for before. Says whether it has: not so where the writer was given up. It
+    /// may be the agent of `wait.rank`, and then has to say so itself if that one is lost.
     pub(super) fn wait(
         &mut self,
         signal: Signal,
@@ -200,36 +211,42 @@ impl Engine {
         place: u32,
         wait: Wait,
     ) -> Result<bool> {
-        if self.losses.is_given_up(wait.rank) {
+        let writer = self.domains.agent(place);
+        if self.losses.is_given_up(writer) {
             return Ok(false);
         }
         let (id, expected) = self.channel.expect(signal, slot, place, wait.add);
-        self.until(&self.channel, wait.what(id, expected, self.channel.level))
+        let rank = if self.losses.is_lost(wait.rank) { writer } else { wait.rank };
+        let what = Wait { rank, ..wait }.what(id, expected, self.channel.level);
+        self.until(&self.channel, what, writer)
     }
 
-    /// The same for the rail's rank in `domain`.
+    /// The same for the rail's rank in `domain`, which is `wait.rank`.
     pub(super) fn wait_rail(
         &mut self,
         signal: Signal,
         slot: usize,
         domain: u32,
         wait: Wait,
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        if self.losses.is_given_up(wait.rank) {
+            return Ok(false);
+        }
         let Some(rail) = &mut self.rail else { return Err(no_rail()) };
         let (id, expected) = rail.channel.expect(signal, slot, domain, wait.add);
         let level = rail.channel.level;
         match &self.rail {
-            Some(rail) => self.until(&rail.channel, wait.what(id, expected, level)).map(drop),
+            Some(rail) => self.until(&rail.channel, wait.what(id, expected, level), wait.rank),
             None => Err(no_rail()),
         }
     }
 
-    /// Whether the signal came; else its rank is lost, and given up.
-    fn until(&self, channel: &Channel, what: WaitFor) -> Result<bool> {
+    /// Whether the signal came; else its writer is lost, and given up.
+    fn until(&self, channel: &Channel, what: WaitFor, writer: u32) -> Result<bool> {
         let gone = Cell::new(false);
         let read = || {
             // In this order: what a rank had raised before its loss was known counts.
-            let is_lost = self.losses.is_lost(what.peer);
+            let is_lost = self.losses.is_lost(writer);
             let found = channel.link.read_signal(LANE, what.signal);
             gone.set(is_lost && !reached(found, what.expected));
             if gone.get() { what.expected } else { found }
@@ -237,7 +254,7 @@ impl Engine {
         let waited = self.waiter.until(&what, read, || self.progress());
         waited.map_err(|error| self.losses.explain(error))?;
         if gone.get() {
-            self.losses.give_up(what.peer);
+            self.losses.give_up(writer);
         }
         Ok(!gone.get())
     }

@@ -7,7 +7,7 @@
 use tokenyard_core::Result;
 use tokenyard_core::abi;
 
-use super::agree::{Terms, bad_record};
+use super::agree::{Agreed, Terms, bad_record};
 use super::control::Signal;
 use super::dispatch::DispatchOp;
 use super::engine::{Engine, Operation, Wait};
@@ -45,7 +45,14 @@ impl Engine {
     /// Hands on the rows of every other domain, to their final places.
     fn forward(&mut self, slot: usize, op: &DispatchOp) -> Result<()> {
         for domain in self.domains.others() {
-            let rows = self.land(slot, op, domain)?;
+            if self.is_unheard(domain) {
+                self.forget_leg(op, domain);
+                continue;
+            }
+            let Some(rows) = self.land(slot, op, domain)? else {
+                self.hand_on_void(slot, op, domain)?;
+                continue;
+            };
             if op.signature.is_fresh() {
                 let source = self.domains.place(domain, self.domains.index);
                 let leg = &self.handles[op.handle].legs[domain as usize];
@@ -68,12 +75,16 @@ impl Engine {
         let handle = op.handle;
         for domain in self.domains.others() {
             self.hear(slot, domain, op.operation)?;
-            if op.output.is_none() || self.heard(domain)?.signature != op.signature {
-                self.wait_landed(slot, op, domain)?;
+            if !self.wait_landed(slot, op, domain)? {
+                self.forget_leg(op, domain);
                 self.hand_on(slot, domain, op.operation, &|_, _, _| Terms::rows(0))?;
                 continue;
             }
-            if self.land(slot, op, domain)? > 0 {
+            if op.output.is_none() || self.heard(domain)?.signature != op.signature {
+                self.hand_on(slot, domain, op.operation, &|_, _, _| Terms::rows(0))?;
+                continue;
+            }
+            if self.learn_landed(slot, op, domain)? > 0 {
                 let source = self.landed_rows(slot, op, domain)?;
                 let m = Move { via: Via::Leg(domain), ..op.carry(slot) };
                 // SAFETY: as in `forward`.
@@ -83,12 +94,27 @@ impl Engine {
                 engine.rows_of_leg(handle, domain, peer)
             })?;
         }
+        if self.masks_domains() {
+            // Here, and not in the receive: a rank that refuses receives while others still have an
+            // earlier operation to receive, in which they wait for it.
+            let refused = self.hear_entries(slot, &self.packed_enter(op))?;
+            let refused = self.exchange_verdicts(slot, op.operation, refused)?;
+            self.agreed[slot] = Some(Agreed(refused));
+        }
         Ok(())
     }
 
-    /// Waits for the rows of a domain, and learns where they go. Returns how many there are.
-    fn land(&mut self, slot: usize, op: &DispatchOp, domain: u32) -> Result<u32> {
-        self.wait_landed(slot, op, domain)?;
+    /// Waits for the rows of a domain, and learns where they go. Returns how many there are; nothing
+    /// where their source is lost.
+    fn land(&mut self, slot: usize, op: &DispatchOp, domain: u32) -> Result<Option<u32>> {
+        if !self.wait_landed(slot, op, domain)? {
+            return Ok(None);
+        }
+        self.learn_landed(slot, op, domain).map(Some)
+    }
+
+    /// Learns where the rows of a domain go, which are here. Returns how many there are.
+    fn learn_landed(&mut self, slot: usize, op: &DispatchOp, domain: u32) -> Result<u32> {
         let rows = self.heard(domain)?.rows;
         let layout = self.landing_layout(&op.format)?;
         let source = self.domains.place(domain, self.domains.index);
@@ -110,16 +136,21 @@ impl Engine {
         Ok(rows)
     }
 
-    fn wait_landed(&mut self, slot: usize, op: &DispatchOp, domain: u32) -> Result<()> {
+    /// Whether all rows of a domain are here; not so where their source is lost.
+    fn wait_landed(&mut self, slot: usize, op: &DispatchOp, domain: u32) -> Result<bool> {
         let heard = self.heard(domain)?;
         if heard.rows == 0 {
-            return Ok(());
+            return Ok(!heard.gone);
         }
         // Counted by the sender's signature: a rank that refuses has no format of its own.
         let add = u64::from(heard.rows) * heard.signature.arrays();
         let rank = self.domains.place(domain, self.domains.index);
         let wait = Wait { operation: op.operation, add, phase: abi::TY_PHASE_ROWS, rank };
-        self.wait_rail(Signal::Rows, slot, domain, wait)
+        let came = self.wait_rail(Signal::Rows, slot, domain, wait)?;
+        if !came {
+            self.lose_source(domain);
+        }
+        Ok(came)
     }
 
     /// The rows that landed from a domain, as a source.

@@ -21,6 +21,9 @@ pub(super) struct Losses {
     /// By rank, written by the host; none where a lost rank ends the yard.
     lost: Option<&'static [AtomicU8]>,
     given_up: Vec<Cell<Option<Told>>>,
+    /// By source of another domain: the first operation to which it brings nothing, as its agent
+    /// here says, which lives.
+    gone: Vec<Cell<Option<u64>>>,
     /// The last operation that this rank has begun.
     begun: Cell<u64>,
     /// The first failure of a command to each rank that is not lost so far.
@@ -64,6 +67,7 @@ impl Losses {
         Self {
             lost,
             given_up,
+            gone: vec![Cell::new(None); ranks],
             begun: Cell::new(0),
             suspects: RefCell::new(Vec::new()),
             rest: Cell::new(0),
@@ -95,6 +99,22 @@ impl Losses {
         if given_up.get().is_none() {
             given_up.set(Some(Told::Until(self.begun.get())));
         }
+    }
+
+    /// Notes that a source of another domain brings nothing from an operation on.
+    pub(super) fn note_gone(&self, source: u32, operation: u64) {
+        let gone = &self.gone[source as usize];
+        gone.set(Some(gone.get().map_or(operation, |first| first.min(operation))));
+    }
+
+    /// Whether the agent of a source has said that it is lost.
+    pub(super) fn is_gone(&self, source: u32) -> bool {
+        self.gone[source as usize].get().is_some()
+    }
+
+    /// Whether the agent of a source hands on its rows of an operation, or says that they are void.
+    pub(super) fn is_handed_on(&self, source: u32, operation: u64) -> bool {
+        self.gone[source as usize].get().is_none_or(|first| operation < first)
     }
 
     /// Whether a rank that was given up may still write to the places of an operation.
@@ -210,6 +230,17 @@ mod tests {
         losses.rest_from_health();
         assert_eq!((0..1000).take_while(|_| losses.rests_from_health()).count(), REST as usize);
         assert!(!losses.rests_from_health());
+    }
+
+    #[test]
+    fn what_an_agent_hands_on_before_it_says_that_its_source_is_gone_is_waited_for() {
+        let losses = Losses::of(None, 2);
+        assert!(losses.is_handed_on(1, 7) && !losses.is_gone(1));
+        losses.note_gone(1, 6);
+        // A void of an earlier operation, which is received later.
+        losses.note_gone(1, 7);
+        assert!(losses.is_gone(1) && !losses.is_gone(0));
+        assert!(losses.is_handed_on(1, 5) && !losses.is_handed_on(1, 6));
     }
 
     #[test]

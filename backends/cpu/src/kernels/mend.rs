@@ -8,15 +8,16 @@ use super::engine::Engine;
 use super::output::Output;
 
 impl Engine {
-    /// Makes an output whole that lacks rows of sources that were given up: their places hold zeros.
-    /// If one of them may still write there, the caller gets another region, and that one stays out
+    /// Makes an output whole that lacks rows of sources that are gone: their places hold zeros.
+    /// If a rank that was given up may still write there, the caller gets another region, and that one stays out
     /// of use (INV-8).
     #[cold]
     pub(super) fn mend(&mut self, op: &DispatchOp, output: Output) -> Result<Output> {
         let sources = 0..self.shape.ranks;
         let still_written = sources
             .clone()
-            .any(|source| self.lacks(op, source) && self.losses.may_write(source, op.operation));
+            .filter(|source| self.lacks(op, *source))
+            .any(|source| self.losses.may_write(self.domains.agent(source), op.operation));
         let whole = if still_written { self.move_away(op, &output)? } else { output };
         for source in sources {
             if self.lacks(op, source) {
@@ -31,8 +32,8 @@ impl Engine {
     }
 
     /// Whether rows that a source owes will not come.
-    fn lacks(&self, op: &DispatchOp, source: u32) -> bool {
-        self.losses.is_given_up(source) && self.handles[op.handle].recv.rows_from(source) > 0
+    pub(super) fn lacks(&self, op: &DispatchOp, source: u32) -> bool {
+        self.is_gone(source) && self.handles[op.handle].recv.rows_from(source) > 0
     }
 
     /// A replay keeps the places of its dispatch: in the packed layout too, those of a source that

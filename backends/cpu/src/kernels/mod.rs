@@ -23,6 +23,7 @@ mod domains;
 mod engine;
 mod forward;
 mod handle;
+mod left_out;
 mod losses;
 mod memory;
 mod mend;
@@ -37,6 +38,7 @@ mod rows;
 mod slots;
 mod source;
 mod sums;
+mod void;
 mod windows;
 mod writer;
 

@@ -43,11 +43,11 @@ impl Engine {
         }
     }
 
-    /// Marks the sources that were given up.
+    /// Marks the sources of which nothing counts any more.
     fn write_lost(&self, output: &Output) {
         let lost = self.array(output, output.layout.lost);
         for source in 0..self.shape.ranks {
-            let flag = u8::from(self.losses.is_given_up(source));
+            let flag = u8::from(self.is_gone(source));
             // SAFETY: R flags of this rank's region, which nobody else writes.
             unsafe { lost.add(source as usize).write(flag) };
         }

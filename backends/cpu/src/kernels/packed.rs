@@ -7,7 +7,7 @@ use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::moe::RegionLayout;
 
-use super::agree::{Enter, Terms, bad_record};
+use super::agree::{Agreed, Enter, Terms, bad_record};
 use super::control::Verdict;
 use super::dispatch::DispatchOp;
 use super::engine::{Engine, Operation};
@@ -65,22 +65,27 @@ impl Engine {
         Terms::rows(send.rank_counts()[peer as usize])
     }
 
-    pub(super) fn packed_recv(&mut self, slot: usize, op: &DispatchOp) -> Result<abi::TyReceived> {
-        let operation = op.operation;
+    /// How this rank entered a packed dispatch, as far as others' entries are compared with it.
+    pub(super) fn packed_enter(&self, op: &DispatchOp) -> Enter<'static> {
         let refusal = op.output.is_none().then_some((Verdict::Refused, &[][..]));
         let origin = self.origin(op.handle, refusal.is_some());
-        let enter = Enter { operation, signature: op.signature, origin, refusal };
-        let verdict = self.gather_entries(slot, &enter);
-        let verdict = match verdict {
-            Err(error) if !was_refused(&error) => return Err(error),
-            recoverable => recoverable,
-        };
+        Enter { operation: op.operation, signature: op.signature, origin, refusal }
+    }
+
+    pub(super) fn packed_recv(&mut self, slot: usize, op: &DispatchOp) -> Result<abi::TyReceived> {
+        let operation = op.operation;
+        let heard = self.hear_entries(slot, &self.packed_enter(op))?;
+        let refused = self.agreed[slot].take().map_or(heard, |Agreed(refused)| refused);
+        let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
         // Rows of those that took part are on their way even where somebody refused: they are
         // counted, so that the totals stay right, and given up.
         for (domain, peer) in self.domains.pairs() {
             let source = self.domains.place(domain, peer);
             let entry = self.gathered.entries[source as usize];
-            if !self.wait_rows(slot, source, operation, entry.rows * entry.arrays)? {
+            self.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
+        }
+        for source in 0..self.shape.ranks {
+            if self.is_gone(source) {
                 self.forget_entry(source);
             }
         }
@@ -125,7 +130,7 @@ impl Engine {
                 unsafe { range.write(i64::from(begin(e)) << 32) };
             }
             let rows = self.gathered.entries[source as usize].rows as usize;
-            if self.losses.is_given_up(source) && !op.signature.is_fresh() {
+            if self.is_gone(source) && !op.signature.is_fresh() {
                 self.gathered.rows[source as usize] = self.unpack_lost(op, output, source);
                 tokens += self.gathered.rows[source as usize] as usize;
             }

@@ -25,22 +25,29 @@ impl Engine {
         // SAFETY: the partials were checked against their arena and are complete: their entry, or their
         // signals, were seen.
         unsafe { self.sum(op)? };
-        while self.has_read_lost() {
-            self.find_partials(op)?;
+        while self.forget_lost_partials(0) {
             // SAFETY: as above.
             unsafe { self.sum(op)? };
         }
         Ok(())
     }
 
-    /// Whether partials were read in the memory of a rank that may have changed them meanwhile: it
-    /// keeps them only until it knows itself that it was given up, and for a while (INV-8).
-    fn has_read_lost(&self) -> bool {
-        self.stores()
-            && self.domains.pairs().any(|(domain, peer)| {
-                let place = self.domains.place(domain, peer) as usize;
-                !self.partials[place].x.is_null() && self.is_unread(peer)
-            })
+    /// Leaves out partials of a domain's rows that were read in the memory of a rank that may have
+    /// changed them meanwhile: it keeps them only until it knows itself that it was given up, and for a
+    /// while (INV-8). Says whether there are such.
+    pub(super) fn forget_lost_partials(&mut self, domain: u32) -> bool {
+        if !self.stores() {
+            return false;
+        }
+        let mut found = false;
+        for peer in self.domains.peers() {
+            let place = self.domains.place(domain, peer) as usize;
+            if !self.partials[place].x.is_null() && self.is_unread(peer) {
+                self.partials[place] = Partial::default();
+                found = true;
+            }
+        }
+        found
     }
 
     /// # Safety
@@ -67,7 +74,7 @@ impl Engine {
         for (domain, peer) in self.domains.pairs() {
             let send = &self.handles[op.handle].legs[domain as usize].send;
             let place = self.domains.place(domain, peer) as usize;
-            if self.is_unread(peer) {
+            if self.is_unread(peer) || self.is_unheard(domain) {
                 self.partials[place] = Partial::default();
                 continue;
             }

@@ -175,7 +175,10 @@ impl Engine {
     pub(super) unsafe fn push(&self, slot: usize, op: &CombineOp, staged: &Staged) -> Result<()> {
         let own = self.domains.index;
         for (domain, peer) in self.domains.pairs().filter(|(_, peer)| *peer != own) {
-            if self.losses.is_given_up(self.domains.place(domain, peer)) {
+            let place = self.domains.place(domain, peer);
+            let agent_is_lost = self.losses.is_given_up(self.domains.agent(place));
+            // Of rows whose source is lost, their agent needs no partials.
+            if agent_is_lost || self.gathered.entries[place as usize].gone {
                 continue;
             }
             // SAFETY: by this function's contract.

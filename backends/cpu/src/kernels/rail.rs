@@ -29,6 +29,8 @@ pub(super) struct Heard {
     /// Combine: where it wants this domain's rows.
     pub(super) base_x: u64,
     pub(super) base_weights: u64,
+    /// It is lost, and said nothing, or not all that it had said it would.
+    pub(super) gone: bool,
 }
 
 /// The link to the other domains, and what an agent keeps of an operation.
@@ -48,6 +50,8 @@ pub(super) struct Rail {
     check: TopkScratch,
     /// `[D]`: where combine finds the rows of each domain.
     pub(super) returned: Vec<Partial>,
+    /// `[R]`: whether combine found the rank left out of its domain's rows, which came.
+    pub(super) left_out: Vec<u8>,
 }
 
 #[cold]
@@ -87,6 +91,7 @@ impl Rail {
             topk: Vec::with_capacity(most),
             check: TopkScratch::new(&inside),
             returned: vec![Partial::default(); count],
+            left_out: vec![0; shape.ranks as usize],
         }))
     }
 
@@ -95,6 +100,14 @@ impl Rail {
         let place = (domain * self.inside.ranks + peer) as usize;
         let local = self.inside.local_experts() as usize;
         (self.rows[place], &self.experts[place * local..][..local])
+    }
+
+    /// Takes it that a domain's source sends nothing.
+    fn forget(&mut self, domain: u32) {
+        let (ranks, experts) = (self.inside.ranks as usize, self.inside.experts as usize);
+        self.rows[domain as usize * ranks..][..ranks].fill(0);
+        self.experts[domain as usize * experts..][..experts].fill(0);
+        self.heard[domain as usize] = Heard { gone: true, ..Heard::default() };
     }
 
     /// Room for a routing within this domain, `[M, K]`.
@@ -131,11 +144,35 @@ impl Engine {
         self.rail.as_ref().map(|rail| rail.heard[domain as usize]).ok_or_else(no_rail)
     }
 
-    /// Hears how the source of a domain enters.
+    /// Whether the source of another domain is lost that this rank is the agent of.
+    pub(super) fn is_unheard(&self, domain: u32) -> bool {
+        let rail = self.rail.as_ref().filter(|_| domain != self.domains.mine);
+        rail.is_some_and(|rail| rail.heard[domain as usize].gone)
+    }
+
+    /// Notes that the source of a domain was lost before all its rows had come.
+    #[cold]
+    pub(super) fn lose_source(&mut self, domain: u32) {
+        if let Some(rail) = &mut self.rail {
+            rail.heard[domain as usize].gone = true;
+        }
+    }
+
+    /// Whether there are several domains, and losses are masked: then not everybody hears everybody.
+    pub(super) fn masks_domains(&self) -> bool {
+        self.rail.is_some() && self.losses.are_masked()
+    }
+
+    /// Hears how the source of a domain enters, or that it is lost.
     pub(super) fn hear(&mut self, slot: usize, domain: u32, operation: u64) -> Result<()> {
         let source = self.domains.place(domain, self.domains.index);
         let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank: source };
-        self.wait_rail(Signal::Entry, slot, domain, wait)?;
+        if !self.wait_rail(Signal::Entry, slot, domain, wait)? {
+            if let Some(rail) = &mut self.rail {
+                rail.forget(domain);
+            }
+            return Ok(());
+        }
         let record = self.rail_record_from(Signal::Entry, slot, domain);
         let header = checked(record, source, operation)?;
         let goes = verdict_of(&header, source)? == Verdict::Go;
@@ -145,8 +182,13 @@ impl Engine {
         }
         let Some(rail) = &mut self.rail else { return Err(no_rail()) };
         let signature = Signature(header.0[2]);
-        rail.heard[domain as usize] =
-            Heard { rows: rows as u32, signature, base_x: header.0[4], base_weights: header.0[5] };
+        rail.heard[domain as usize] = Heard {
+            rows: rows as u32,
+            signature,
+            base_x: header.0[4],
+            base_weights: header.0[5],
+            gone: false,
+        };
         if goes && signature.carries_counts() {
             let (ranks, experts) = (rail.inside.ranks as usize, rail.inside.experts as usize);
             record.copy_counts(0, &mut rail.rows[domain as usize * ranks..][..ranks]);
@@ -155,9 +197,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells the other domains whether all peers of this one granted places, and hears the same of
-    /// them. Returns the first refusal of all.
-    pub(super) fn exchange_grants(
+    /// Tells the other domains whether this rank heard a refusal, or whether all its peers granted
+    /// places, and hears the same of them. Returns the first refusal of all.
+    pub(super) fn exchange_verdicts(
         &mut self,
         slot: usize,
         operation: u64,
@@ -171,10 +213,14 @@ impl Engine {
             let header = Header([operation, verdict as u64, 0, 0, 0, rank.into(), 0, 0]);
             self.send_rail_record(Signal::Grant, slot, domain, (header, body))?;
         }
+        // Where not everybody hears everybody, a rank may have to wait for one that waits for a late one.
+        let phase = if self.masks_domains() { abi::TY_PHASE_ENTRY } else { abi::TY_PHASE_GRANT };
         for domain in self.domains.others() {
             let agent = self.domains.place(domain, self.domains.index);
-            let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT, rank: agent };
-            self.wait_rail(Signal::Grant, slot, domain, wait)?;
+            let wait = Wait { operation, add: 1, phase, rank: agent };
+            if !self.wait_rail(Signal::Grant, slot, domain, wait)? {
+                continue;
+            }
             let record = self.rail_record_from(Signal::Grant, slot, domain);
             let header = checked(record, agent, operation)?;
             let verdict = verdict_of(&header, agent)?;
@@ -182,7 +228,12 @@ impl Engine {
                 continue;
             }
             let rank = u32::try_from(header.0[5]).unwrap_or(u32::MAX);
-            if rank / self.domains.size != domain {
+            // Of its own domain, unless it has heard of more than this rank.
+            let is_known = match self.masks_domains() {
+                true => rank < self.shape.ranks,
+                false => rank / self.domains.size == domain,
+            };
+            if !is_known {
                 return Err(bad_record(agent, format!("a refusal of rank {rank}")));
             }
             refused = Refusal::first(refused, Refusal { rank, verdict, record });

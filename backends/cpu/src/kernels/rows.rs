@@ -137,7 +137,7 @@ impl Engine {
     }
 
     /// Where the rows of a domain's source go in an owner's granted region.
-    fn spot_in_region(&self, m: &Move, domain: u32, peer: u32) -> Result<Spot> {
+    pub(super) fn spot_in_region(&self, m: &Move, domain: u32, peer: u32) -> Result<Spot> {
         let state = &self.handles[m.handle];
         let leg = &state.legs[domain as usize];
         let place = leg.places[peer as usize];
@@ -342,7 +342,7 @@ impl Engine {
     }
 
     /// The windows of a peer that rows are stored to: of every peer or of none but this rank.
-    fn reachable(&self, m: &Move, peer: u32) -> Option<[Area; 2]> {
+    pub(super) fn reachable(&self, m: &Move, peer: u32) -> Option<[Area; 2]> {
         if m.via == Via::Rail {
             return None;
         }

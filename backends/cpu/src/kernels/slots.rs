@@ -6,6 +6,7 @@ use tokenyard_core::abi;
 use tokenyard_core::moe::Region;
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use super::channel::Channel;
 use super::commands::Raise;
 use super::control::Signal;
 use super::engine::{Engine, LANE, Wait};
@@ -48,19 +49,18 @@ impl Engine {
         for peer in self.domains.peers() {
             let rank = self.domains.place(self.domains.mine, peer);
             let wait = Wait { operation, add: 1, phase, rank };
-            if !self.wait(Signal::Done, slot, rank, wait)? {
-                continue;
-            }
-            // One command raised it, and the next comes after this rank has entered the slot again.
-            let (id, expected) = self.channel.expect(Signal::Done, slot, rank, end as u64 - 1);
-            if self.channel.link.read_signal(LANE, id) != expected {
-                return Err(of_two_minds(rank, end));
+            if self.wait(Signal::Done, slot, rank, wait)? {
+                check_end(&mut self.channel, (slot, rank), rank, end)?;
             }
         }
         for domain in self.domains.others() {
             let rank = self.domains.place(domain, self.domains.index);
-            let wait = Wait { operation, add: end as u64, phase, rank };
-            self.wait_rail(Signal::Done, slot, domain, wait)?;
+            let wait = Wait { operation, add: 1, phase, rank };
+            if self.wait_rail(Signal::Done, slot, domain, wait)?
+                && let Some(rail) = &mut self.rail
+            {
+                check_end(&mut rail.channel, (slot, domain), rank, end)?;
+            }
         }
         self.ends[slot] = None;
         Ok(())
@@ -113,6 +113,22 @@ pub(super) enum End {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exposed {
     pub(super) region: Option<Region>,
+}
+
+/// Whether an operation ended for the rank behind a place as it did here. Its `Done` was seen to rise:
+/// one command raised it, and the next comes after this rank has entered the slot again.
+fn check_end(
+    channel: &mut Channel,
+    (slot, place): (usize, u32),
+    rank: u32,
+    end: End,
+) -> Result<()> {
+    let (id, expected) = channel.expect(Signal::Done, slot, place, end as u64 - 1);
+    if channel.link.read_signal(LANE, id) == expected {
+        Ok(())
+    } else {
+        Err(of_two_minds(rank, end))
+    }
 }
 
 #[cold]

@@ -48,6 +48,9 @@ pub(super) struct Sum<'a> {
     pub(super) out_weights: *mut f32,
     /// `[rows]`: how many experts of each token are left out; null where nobody asks.
     pub(super) missing: *mut u8,
+    /// `[R]`: ranks that are left out of their domain's rows, where these are not left out themselves.
+    /// Empty where partials are of ranks.
+    pub(super) left_out: &'a [u8],
     pub(super) float: FloatType,
     pub(super) row_bytes: usize,
 }
@@ -70,6 +73,7 @@ impl<'a> Sum<'a> {
             out: op.out.data,
             out_weights: op.out_weights.data.cast(),
             missing: op.missing.data,
+            left_out: &[],
             float: op.float,
             row_bytes: op.row_bytes,
         }
@@ -128,8 +132,14 @@ impl<'a> Sum<'a> {
     fn left_out(&self, token: usize) -> u8 {
         let topk = self.shape.topk as usize;
         let experts = self.topk[token * topk..][..topk].iter();
-        let peers = experts.filter_map(|e| u32::try_from(*e).ok()).map(|e| self.shape.rank_of(e));
-        peers.filter(|peer| self.partials[*peer as usize].x.is_null()).count() as u8
+        let experts = experts.filter_map(|expert| u32::try_from(*expert).ok());
+        let is_left_out = |expert: &u32| {
+            let peer = self.shape.rank_of(*expert) as usize;
+            // Ranks have equally many experts, and so have the peers, which may be domains.
+            let rank = *expert as usize * self.left_out.len() / self.shape.experts as usize;
+            self.partials[peer].x.is_null() || self.left_out.get(rank).is_some_and(|out| *out != 0)
+        };
+        experts.filter(is_left_out).count() as u8
     }
 
     /// Brings each copy's weight back to its (token, k).

@@ -1,0 +1,229 @@
+//! Losses among several domains. A row that goes from one domain to another passes the rank there that is
+//! on its source's rail, and so does what comes back for it: without that rank, neither goes.
+
+use anyhow::{Result, bail, ensure};
+use libtest_mimic::{Failed, Trial};
+use serde::{Deserialize, Serialize};
+use tokenyard_conformance::exchange::{Aligned, Brought};
+use tokenyard_conformance::oracle::{Case, Inputs};
+use tokenyard_core::ErrorKind;
+use tokenyard_core::moe::DType;
+use tokenyard_core::yard::{Combine, Handle, Replay, TensorMut, TensorRef, Yard};
+
+use crate::order::{Order, Path, Phase, Worst};
+
+/// Domains of equal size, and who is lost.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Spread {
+    pub(crate) domains: usize,
+    size: usize,
+    pub(crate) victims: Vec<usize>,
+}
+
+impl Spread {
+    pub(crate) fn of(domains: usize, size: usize, victims: &[usize]) -> Self {
+        Self { domains, size, victims: victims.to_vec() }
+    }
+
+    /// Whether some rank may hear from nobody that another one refuses: among two domains, with losses that
+    /// share neither domain nor rail.
+    fn may_part(&self) -> bool {
+        let share =
+            |a: usize, b: usize| a / self.size == b / self.size || a % self.size == b % self.size;
+        let all = || self.victims.iter();
+        self.domains == 2 && all().any(|a| all().any(|b| !share(*a, *b)))
+    }
+
+    pub(crate) fn ranks(&self) -> usize {
+        self.domains * self.size
+    }
+
+    /// The config's sections: `path` at both levels, but for fabrics, which are between domains.
+    pub(crate) fn transport(&self, path: Path) -> String {
+        const FAULTY: (&str, &str) = ("faulty", "inner = \"shm\"\nseed = 5");
+        let (up, out) = match path {
+            Path::Stores => (("shm", "load_store = true"), ("shm", "")),
+            Path::Puts => (("shm", "load_store = false"), ("shm", "")),
+            Path::Reordered => (FAULTY, FAULTY),
+            Path::Mortal => (("mortal", ""), ("mortal", "")),
+            Path::Tcp => (("shm", ""), ("libfabric", "provider = \"tcp\"")),
+            Path::TcpProxied => {
+                (("shm", ""), ("libfabric", "provider = \"tcp\"\nproxy_threads = 1"))
+            }
+            Path::Verbs => (("shm", ""), ("verbs", "")),
+        };
+        let level = |level: &str, (name, table): (&str, &str)| {
+            format!("[transport.{level}]\nuse = \"{name}\"\n[transport.{level}.{name}]\n{table}\n")
+        };
+        let levels = level("scale_up", up) + &level("scale_out", out);
+        format!("{levels}[topology]\ndomains = {}\n", self.domains)
+    }
+}
+
+/// Whether what `source` sends reaches `rank` and comes back, where these are lost.
+fn reaches(case: &Case, (source, rank): (usize, usize), lost: &[usize]) -> bool {
+    let size = case.ranks / case.domains;
+    let agent = case.domain_of(rank) * size + source % size;
+    let passes = if case.domain_of(source) == case.domain_of(rank) { rank } else { agent };
+    [source, rank, passes].iter().all(|needed| !lost.contains(needed))
+}
+
+/// Ranks whose experts are left out of what a rank gets back.
+pub(crate) fn left_out(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
+    (0..case.ranks).filter(|other| !reaches(case, (rank, *other), lost)).collect()
+}
+
+/// Sources of which a rank hears nothing once the victims are lost.
+pub(crate) fn unheard(order: &Order, rank: usize) -> Vec<usize> {
+    let case = order.case(0);
+    (0..case.ranks).filter(|source| !reaches(&case, (*source, rank), order.victims())).collect()
+}
+
+/// A case in another layout than the order's, among several domains: there, an agent may hear of a loss in
+/// the later of two operations before the earlier one is received.
+pub(crate) fn other_layout(order: &Order, round: u64) -> Case {
+    match order.spread {
+        Some(_) => Order { layout: (order.layout + 1) % 3, ..order.clone() }.case(round),
+        None => order.case(round),
+    }
+}
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    let mut add = |(domains, size, victims): (usize, usize, &[usize]), loss: crate::Loss| {
+        trials.push(trial(Spread::of(domains, size, victims), loss));
+    };
+    let anytime = [100, 600, 1700].map(Phase::Anytime);
+    for (number, phase) in (0u8..).zip(Phase::ALL.into_iter().chain(anytime)) {
+        let certain = number < Phase::ALL.len() as u8;
+        for path in [Path::Stores, Path::Puts] {
+            // The agent of rank 0's domain, in each layout; and one in the other.
+            for layout in (0..3).filter(|layout| certain || *layout == number % 3) {
+                add((2, 2, &[1]), (Worst::Killed, phase, layout, path));
+            }
+            add((2, 2, &[3]), (Worst::Killed, phase, number % 3, path));
+        }
+        let path = [Path::Stores, Path::Puts][usize::from(number % 2)];
+        let loss = |layout: u8| (Worst::Killed, phase, (number + layout) % 3, path);
+        let reordered = (Worst::Killed, phase, (number + 1) % 3, Path::Reordered);
+        add((2, 2, &[[1, 3][usize::from(number / 3 % 2)]]), reordered);
+        add((3, 2, &[2]), loss(0));
+        add((2, 3, &[4]), loss(1));
+        // Both of a rail, both of a domain, and two that are neither.
+        add((2, 2, &[1, 3]), loss(0));
+        add((2, 2, &[2, 3]), loss(1));
+        add((2, 3, &[1, 5]), loss(2));
+        add((3, 2, &[2, 5]), loss(0));
+    }
+    for (number, phase) in (0u8..).zip([
+        Phase::Entered,
+        Phase::DispatchReceive,
+        Phase::CombineReceive,
+        Phase::Between,
+        Phase::Anytime(600),
+    ]) {
+        add((2, 2, &[1]), (Worst::Stopped, phase, number % 3, Path::Stores));
+        add((2, 2, &[3]), (Worst::Stopped, phase, (number + 1) % 3, Path::Puts));
+        add((2, 2, &[1]), (Worst::Stopped, phase, (number + 2) % 3, Path::Reordered));
+        add((2, 2, &[1]), (Worst::Killed, phase, (number + 2) % 3, Path::Tcp));
+        add((2, 2, &[3]), (Worst::Killed, phase, number % 3, Path::TcpProxied));
+    }
+    trials
+}
+
+fn trial(spread: Spread, loss: crate::Loss) -> Trial {
+    let (worst, phase, layout, path) = loss;
+    let layout = ["flat", "expert_major", "packed"][usize::from(layout)];
+    let victims: Vec<_> = spread.victims.iter().map(ToString::to_string).collect();
+    let name = format!(
+        "domains/{}x{}_without_{}/{}/{}/{layout}/{}",
+        spread.domains,
+        spread.size,
+        victims.join("_"),
+        worst.name(),
+        phase.name(),
+        path.name()
+    );
+    let run = move || -> Result<(), Failed> {
+        let folder = tempfile::tempdir()?;
+        let order = Order { spread: Some(spread), ..crate::order(&folder, loss) };
+        crate::watch(&order).map_err(|error| Failed::from(format!("{error:#}")))
+    };
+    Trial::test(name, run)
+}
+
+/// One survivor after the other refuses a dispatch, a replay and a combine: all hear so, also where the
+/// way of its rows is cut, and go on.
+pub(crate) fn refuse_in_turn(
+    order: &Order,
+    yard: &mut Yard,
+    (brought, handle): (&Brought, &Handle),
+) -> Result<()> {
+    let case = order.case(0);
+    if order.spread.as_ref().is_none_or(Spread::may_part) {
+        return Ok(());
+    }
+    for refuser in order.survivors() {
+        let bad = refuser == order.rank;
+        let expected = if bad { ErrorKind::InvalidInput } else { ErrorKind::Refused };
+        let said = [
+            refuse_dispatch(order, yard, bad)?,
+            refuse_replay(&case, yard, (brought, handle), bad)?,
+            refuse_combine(&case, yard, (brought, handle), bad)?,
+        ];
+        ensure!(said == [expected; 3], "rank {refuser} refused: found {said:?}");
+    }
+    Ok(())
+}
+
+fn refuse_dispatch(order: &Order, yard: &mut Yard, bad: bool) -> Result<ErrorKind> {
+    let case = order.case(5000);
+    let mut inputs = Inputs::for_rank(&case, order.rank);
+    if bad {
+        inputs.topk_idx[0] = case.experts as i64;
+    }
+    let brought = Brought::new(&case, order.rank, inputs);
+    match yard.dispatch(&brought.dispatch()?) {
+        Err(error) => Ok(error.kind()),
+        Ok(_) => bail!("found an output of a refused dispatch"),
+    }
+}
+
+fn refuse_replay(
+    case: &Case,
+    yard: &mut Yard,
+    (brought, handle): (&Brought, &Handle),
+    bad: bool,
+) -> Result<ErrorKind> {
+    let replay = brought.replay()?;
+    let nothing = TensorRef::from_bytes(&[], DType::Bf16, 0, case.hidden)?;
+    let replay = if bad { Replay { x: nothing, ..replay } } else { replay };
+    match yard.replay(handle, &replay) {
+        Err(error) => Ok(error.kind()),
+        Ok(_) => bail!("found an output of a refused replay"),
+    }
+}
+
+fn refuse_combine(
+    case: &Case,
+    yard: &mut Yard,
+    (brought, handle): (&Brought, &Handle),
+    bad: bool,
+) -> Result<ErrorKind> {
+    let rows = handle.rows() + usize::from(bad);
+    let x = Aligned::filled(rows * case.hidden * 2, 0);
+    let mut out = Aligned::filled(brought.tokens() * case.hidden * 2, 0);
+    let combine = Combine {
+        x: TensorRef::from_bytes(x.bytes(), DType::Bf16, rows, case.hidden)?,
+        weights: None,
+        bias: [None, None],
+        weighted: false,
+        out: TensorMut::from_bytes(out.bytes_mut(), DType::Bf16, brought.tokens(), case.hidden)?,
+        out_weights: None,
+        missing: None,
+    };
+    match yard.combine(handle, combine) {
+        Err(error) => Ok(error.kind()),
+        Ok(()) => bail!("found a sum of a refused combine"),
+    }
+}
