@@ -212,6 +212,51 @@ impl Drop for Buffer {
     }
 }
 
+/// Plain device memory from the driver's pool, zeroed: other than that of [`Buffer`], it comes and
+/// goes without waiting for kernels, which may wait for peers that wait for this process.
+#[derive(Debug)]
+pub(crate) struct Pooled {
+    context: Arc<Context>,
+    address: sys::CUdeviceptr,
+}
+
+impl Pooled {
+    pub(crate) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+        let _entered = context.enter()?;
+        keep_pool(context.device)?;
+        let (mut address, bytes) = (0, bytes.max(1) as usize);
+        // SAFETY: freed on drop; null names the default stream, which `zero` waits for.
+        let status = unsafe { sys::cuMemAllocAsync(&mut address, bytes, std::ptr::null_mut()) };
+        check("allocate device memory", status).map_err(|e| e.with_context("bytes", bytes))?;
+        let this = Self { context: Arc::clone(context), address };
+        zero(address, bytes)?;
+        Ok(this)
+    }
+
+    /// First byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        let _entered = self.context.enter();
+        // SAFETY: allocated by `new`; whoever launched kernels on it has synchronised.
+        let _ = unsafe { sys::cuMemFreeAsync(self.address, std::ptr::null_mut()) };
+    }
+}
+
+/// Lets the device's pool keep what it has: giving memory back to the system waits for kernels.
+fn keep_pool(device: Device) -> Result<()> {
+    let (mut pool, mut all) = (std::ptr::null_mut(), u64::MAX);
+    // SAFETY: a device that exists.
+    check("ask pool", unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, device.ordinal) })?;
+    let key = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: the pool of a device; the value has the attribute's type.
+    check("set up pool", unsafe { sys::cuMemPoolSetAttribute(pool, key, (&raw mut all).cast()) })
+}
+
 /// Copies between any two places that this process can name, and waits for it.
 pub(crate) fn copy(context: &Context, to: u64, from: u64, bytes: u64) -> Result<()> {
     if bytes == 0 {

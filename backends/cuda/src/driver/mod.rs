@@ -9,7 +9,7 @@ mod module;
 mod stream;
 
 pub(crate) use device::{Context, Device, Reach, Uuid};
-pub(crate) use memory::{Buffer, Pinned, Reserved, Vmm, copy, granularity};
+pub(crate) use memory::{Buffer, Pinned, Pooled, Reserved, Vmm, copy, granularity};
 pub(crate) use module::{Function, Launch, Module};
 pub(crate) use stream::{Event, RawStream, Stream, relax_capture};
 

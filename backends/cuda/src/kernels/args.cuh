@@ -189,7 +189,6 @@ struct MergeArgs {
   u32 stages;          // pieces in flight of a block
   u32 stage_bytes;
   u32 reserved;
-  const u64* abort;
 };
 
 struct CombineArgs {
@@ -233,10 +232,5 @@ static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1
               sizeof(Trace) == kHostBytes[8],
               "args.rs and args.cuh differ");
 #endif
-
-// Whether the host has given up: then the caller's tensors may be gone. All threads of a block.
-__device__ inline bool given_up(const u64* abort) {
-  return __syncthreads_or(threadIdx.x == 0 && load_relaxed(abort) != 0);
-}
 
 }  // namespace ty

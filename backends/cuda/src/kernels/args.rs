@@ -252,5 +252,4 @@ pub(crate) struct MergeArgs {
     pub(crate) stages: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) reserved: u32,
-    pub(crate) abort: u64,
 }

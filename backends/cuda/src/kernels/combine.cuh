@@ -73,7 +73,9 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  if (blockIdx.x == 0) {
+  // As in `enter_last`.
+  u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
+  if (blockIdx.x == 0 && !__syncthreads_or(given_up != 0)) {
     u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin,
                        (u32)(a.x / 16),              (u32)(a.weights / 16), (u32)a.rows,
                        (u32)(a.c.signature >> 32),   0};

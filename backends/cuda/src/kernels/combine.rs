@@ -174,7 +174,6 @@ impl Engine {
             stages: pulls.stages,
             stage_bytes: pulls.stage_bytes,
             reserved: 0,
-            abort: self.waits.abort.at(0) as u64,
         };
         let slot = self.slot(call.operation);
         // SAFETY: the kernel's type; the tensors are valid by the contract of `combine_send`, the

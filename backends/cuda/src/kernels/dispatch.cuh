@@ -195,14 +195,16 @@ __device__ inline void prepare(const DispatchArgs& a, u8* shared) {
   if (a.cast != 0) cast_rows(a);
 }
 
-// The last block to have prepared enters for all.
+// The last block to have prepared enters for all; not where the host has given up while the kernel
+// waited behind another. Only this block asks: a look at host memory takes a microsecond, and looks
+// of all blocks follow each other.
 template <class Up>
 __device__ void enter_last(const DispatchArgs& a, const Up& up) {
   if (!last_to_come(a.c)) return;
-  u64 now = now_ns();
+  u64 now = now_ns(), given_up = threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   bool counted = !a.replay && a.c.verdict == kEnter;
   if (counted) scan(a);
-  enter_dispatch(a, up, counted);
+  if (!__syncthreads_or(given_up != 0)) enter_dispatch(a, up, counted);
   __syncthreads();
   if (threadIdx.x == 0) {
     a.c.state->problem = ~0ull;
@@ -217,7 +219,6 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
-  if (given_up(a.c.abort)) return;
   prepare(a, shared + a.table_bytes);
   enter_last(a, up);
   if (!hear(a.c, up, words_of(a), t.heard, guard)) return;

@@ -127,7 +127,6 @@ __device__ inline void merge_weights(const MergeArgs& a) {
 // One partial row per received token: its copies in k order.
 template <class Type>
 __device__ void merge(const MergeArgs& a, u8* shared) {
-  if (given_up(a.abort)) return;
   if (a.weights) merge_weights(a);
   Summing s{{a.piece_bytes, a.pieces}, (u32)a.tokens, a.row_bytes, a.stages, a.stage_bytes};
   if (a.dispatch_weights)

@@ -33,7 +33,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::CudaConfig;
-use crate::driver::{self, Buffer, Context, Device, Stream, Vmm};
+use crate::driver::{self, Context, Device, Pooled, Stream, Vmm};
 use engine::Engine;
 use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
 
@@ -57,7 +57,7 @@ pub struct CudaKernels {
     engine: Option<Engine>,
     memory: Vec<Vmm>,
     /// Tensors of tools, by address.
-    tensors: HashMap<u64, Buffer>,
+    tensors: HashMap<u64, Pooled>,
     /// Streams of tools.
     streams: Vec<Stream>,
 }
@@ -229,9 +229,9 @@ impl KernelSet for CudaKernels {
     }
 
     fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
-        let buffer = Buffer::new(&self.context, bytes)?;
-        let address = buffer.address();
-        self.tensors.insert(address, buffer);
+        let tensor = Pooled::new(&self.context, bytes)?;
+        let address = tensor.address();
+        self.tensors.insert(address, tensor);
         Ok(address as *mut u8)
     }
 
