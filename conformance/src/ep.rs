@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use tokenyard_core::moe::DType;
 use tokenyard_core::yard::{TensorRef, Yard};
 
+use crate::device::Copies;
 use crate::exchange::{self, Placed};
 use crate::oracle::{Case, Combine, Input, Layout, Routing, RowType, Scales, Tokens};
 use crate::round::Round;
@@ -306,6 +307,8 @@ fn strided_scales(yard: &mut Yard, round: &Round) -> Result<()> {
     let shape = [rows, columns];
     dispatch.scales =
         Some(TensorRef::strided(by_column.bytes(), DType::I32, shape, [1, rows.max(1)])?);
+    let copies = Copies::default();
+    let dispatch = copies.dispatch(yard, dispatch)?;
     let (received, handle) = yard.dispatch(&dispatch).context("dispatch")?;
     round.check_received(&received)?;
     round.finish(yard, &crate::round::Live { received, handle })?;

@@ -1,5 +1,7 @@
 //! One exchange on a yard, checked against the oracle: dispatch, experts, combine.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, anyhow, ensure};
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
 use tokenyard_core::yard::{
@@ -7,6 +9,7 @@ use tokenyard_core::yard::{
     Yard, YardOptions,
 };
 
+use crate::device::{Copied, Copies};
 use crate::oracle::{
     self, Arrived, Case, Elem, ExpertOutput, Input, Inputs, Layout, RankInputs, RowType, Scales,
 };
@@ -110,6 +113,7 @@ pub struct Brought {
     x: Aligned,
     scales: Option<Aligned>,
     biases: Vec<Aligned>,
+    copies: Copies,
 }
 
 impl Brought {
@@ -121,6 +125,7 @@ impl Brought {
             x: Aligned::copy_of(&inputs.x),
             scales: inputs.scales.as_deref().map(Aligned::copy_of),
             biases: inputs.biases.iter().map(|b| Aligned::copy_of(b)).collect(),
+            copies: Copies::default(),
             inputs,
         }
     }
@@ -153,7 +158,18 @@ impl Brought {
             .map_err(Into::into)
     }
 
-    /// The arguments of the dispatch.
+    /// The arguments of the dispatch, where `yard` works.
+    ///
+    /// # Errors
+    /// What the yard's device refuses.
+    pub fn dispatch_on(&self, yard: &Yard) -> Result<Dispatch<'_>> {
+        self.copies.dispatch(yard, self.dispatch()?)
+    }
+
+    /// The arguments of the dispatch, in host memory.
+    ///
+    /// # Errors
+    /// Sizes that do not go together.
     pub fn dispatch(&self) -> Result<Dispatch<'_>> {
         Ok(Dispatch {
             x: self.x()?,
@@ -170,7 +186,18 @@ impl Brought {
         })
     }
 
-    /// The arguments of a replay.
+    /// The arguments of a replay, where `yard` works.
+    ///
+    /// # Errors
+    /// What the yard's device refuses.
+    pub fn replay_on(&self, yard: &Yard) -> Result<Replay<'_>> {
+        self.copies.replay(yard, self.replay()?)
+    }
+
+    /// The arguments of a replay, in host memory.
+    ///
+    /// # Errors
+    /// Sizes that do not go together.
     pub fn replay(&self) -> Result<Replay<'_>> {
         Ok(Replay {
             x: self.x()?,
@@ -190,6 +217,10 @@ impl Brought {
         Ok(out)
     }
 }
+
+/// The arrays of an output, as the oracle calls them.
+const ARRAYS: [&str; 9] =
+    ["x", "scales", "ids", "weights", "source", "slots", "counts", "rank_rows", "ranges"];
 
 /// The array of an output that the oracle calls `name`.
 fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<'a>> {
@@ -229,15 +260,26 @@ pub fn compare_received(
     expected: &oracle::Received,
     received: &Received,
 ) -> Result<()> {
-    let totals = received.totals().context("the output has no totals")?;
-    let found = totals.elements::<i64>().first().copied();
-    if found != Some(expected.rows as i64) {
-        return Err(anyhow!("totals: found N = {found:?}, expected {}", expected.rows));
+    let found = total_rows(received)?;
+    if found != expected.rows as i64 {
+        return Err(anyhow!("totals: found N = {found}, expected {}", expected.rows));
     }
     if !case.worst_case && received.tokens() != expected.rows {
         return Err(anyhow!("found {} tokens, expected {}", received.tokens(), expected.rows));
     }
-    expected.compare(|name| array(received, name).map(|t| t.bytes())).map_err(|e| anyhow!("{e}"))
+    let mut arrays = BTreeMap::new();
+    for name in ARRAYS {
+        if let Some(tensor) = array(received, name) {
+            arrays.insert(name, tensor.to_vec()?);
+        }
+    }
+    expected.compare(|name| arrays.get(name).map(Vec::as_slice)).map_err(|e| anyhow!("{e}"))
+}
+
+/// The true N.
+fn total_rows(received: &Received) -> Result<i64> {
+    let totals = received.totals().context("the output has no totals")?.to_vec()?;
+    oracle::number::i64s(&totals).first().copied().context("the totals are empty")
 }
 
 /// Runs this rank's experts on what arrived.
@@ -245,15 +287,17 @@ pub fn compare_received(
 /// # Errors
 /// Arrays that contradict each other.
 pub fn run_experts(case: &Case, rank: usize, received: &Received) -> Result<ExpertOutput> {
-    let totals = received.totals().context("the output has no totals")?;
-    let rows = totals.elements::<i64>().first().copied().unwrap_or(0);
+    let fetch = |tensor: Option<TensorRef<'_>>| tensor.map(|t| t.to_vec()).transpose();
+    let (x, scales) = (received.x().to_vec()?, fetch(received.scales())?);
+    let (ids, weights) = (fetch(received.ids())?, fetch(received.weights())?);
+    let counts = fetch(received.expert_counts())?.unwrap_or_default();
     let arrived = Arrived {
-        rows: rows as usize,
-        x: received.x().bytes(),
-        scales: received.scales().map(|t| t.bytes()),
-        ids: received.ids().map(|t| t.bytes()),
-        weights: received.weights().map(|t| t.bytes()),
-        counts: received.expert_counts().map(|t| t.bytes()).unwrap_or_default(),
+        rows: total_rows(received)? as usize,
+        x: &x,
+        scales: scales.as_deref(),
+        ids: ids.as_deref(),
+        weights: weights.as_deref(),
+        counts: &counts,
     };
     oracle::experts::run(case, rank, &arrived).map_err(|e| anyhow!("{e}"))
 }
@@ -279,11 +323,13 @@ pub struct Got {
 }
 
 /// The memory of one combine of the caller: what goes in, and what comes out.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Buffers {
     rows: Aligned,
     weights: Option<Vec<f32>>,
     got: Got,
+    /// Where the yard works on a device: x, weights, both biases, out, out_weights, missing.
+    copies: [Option<Copied>; 7],
 }
 
 impl Buffers {
@@ -296,24 +342,38 @@ impl Buffers {
             rows: Aligned::copy_of(&output.rows),
             weights: output.weights.clone(),
             got: Got { x, weights, missing: vec![0xff; tokens] },
+            copies: Default::default(),
         }
     }
 
-    /// The arguments of the combine.
+    /// The arguments of the combine, where the yard of the handle works.
     ///
     /// # Errors
-    /// Sizes that do not go together.
+    /// Sizes that do not go together; what the yard's device refuses.
     pub fn arguments<'a>(
         &'a mut self,
         brought: &'a Brought,
         handle: &Handle,
+    ) -> Result<Combine<'a>> {
+        self.arguments_but(brought, handle, |_| Ok(()))
+    }
+
+    /// The same, changed by `change` while they are in host memory.
+    ///
+    /// # Errors
+    /// As [`arguments`](Self::arguments), and what `change` says.
+    pub fn arguments_but<'a>(
+        &'a mut self,
+        brought: &'a Brought,
+        handle: &Handle,
+        change: impl FnOnce(&mut Combine<'a>) -> Result<()>,
     ) -> Result<Combine<'a>> {
         let case = &brought.case;
         let (elem, hidden, tokens) = (row_dtype(case.combine.row), case.hidden, brought.tokens());
         let columns = if case.layout == Layout::Flat { case.topk } else { 1 };
         let weights = self.weights.as_deref();
         let out_weights = self.got.weights.as_mut();
-        Ok(Combine {
+        let mut host = Combine {
             x: TensorRef::from_bytes(self.rows.bytes(), elem, handle.rows(), hidden)?,
             weights: weights
                 .map(|w| TensorRef::from_slice(w, w.len() / columns, columns))
@@ -325,13 +385,60 @@ impl Buffers {
                 .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, case.topk))
                 .transpose()?,
             missing: Some(TensorMut::from_slice(&mut self.got.missing, tokens, 1)?),
-        })
+        };
+        change(&mut host)?;
+        if handle.is_on_device() { on_device(host, handle, &mut self.copies) } else { Ok(host) }
     }
 
     /// What came back.
-    pub fn into_got(self) -> Got {
-        self.got
+    ///
+    /// # Errors
+    /// What the yard's device refuses.
+    pub fn into_got(mut self) -> Result<Got> {
+        let [.., out, out_weights, missing] = &self.copies;
+        if let Some(out) = out {
+            self.got.x.bytes_mut().copy_from_slice(&out.tensor()?.to_vec()?);
+        }
+        if let Some(missing) = missing {
+            self.got.missing.copy_from_slice(&missing.tensor()?.to_vec()?);
+        }
+        if let (Some(out), Some(weights)) = (out_weights, &mut self.got.weights) {
+            weights.copy_from_slice(&oracle::number::f32s(&out.tensor()?.to_vec()?));
+        }
+        Ok(self.got)
     }
+}
+
+/// The same arguments over copies on the device.
+fn on_device<'a>(
+    host: Combine<'a>,
+    handle: &Handle,
+    copies: &'a mut [Option<Copied>; 7],
+) -> Result<Combine<'a>> {
+    let tensors = [
+        Some(host.x),
+        host.weights,
+        host.bias[0],
+        host.bias[1],
+        Some(host.out.as_ref()),
+        host.out_weights.as_ref().map(TensorMut::as_ref),
+        host.missing.as_ref().map(TensorMut::as_ref),
+    ];
+    for (copy, tensor) in copies.iter_mut().zip(tensors) {
+        *copy = tensor.map(|tensor| Copied::beside(handle, &tensor)).transpose()?;
+    }
+    let [x, weights, bias0, bias1, out, out_weights, missing] = copies;
+    let there = |copy: &'a Option<Copied>| copy.as_ref().map(Copied::tensor).transpose();
+    let out = out.as_mut().context("the output has a copy")?.tensor_mut()?;
+    Ok(Combine {
+        x: there(x)?.context("the rows have a copy")?,
+        weights: there(weights)?,
+        bias: [there(bias0)?, there(bias1)?],
+        weighted: host.weighted,
+        out,
+        out_weights: out_weights.as_mut().map(Copied::tensor_mut).transpose()?,
+        missing: missing.as_mut().map(Copied::tensor_mut).transpose()?,
+    })
 }
 
 /// Expert outputs in their place, and room for what comes back: all that a combine needs.
@@ -356,7 +463,7 @@ impl Staged {
         if placed == Placed::CombineInput {
             let dtype = row_dtype(brought.case.combine.row);
             let taken = room.insert(yard.combine_input(handle, dtype)?);
-            taken.tensor_mut().bytes_mut().copy_from_slice(&output.rows);
+            taken.tensor_mut().write(&output.rows)?;
         }
         Ok(Self { room, buffers: Buffers::new(brought, output) })
     }
@@ -371,7 +478,7 @@ impl Staged {
             arguments.x = room.tensor();
         }
         yard.combine(handle, arguments)?;
-        Ok(self.buffers.into_got())
+        self.buffers.into_got()
     }
 }
 
@@ -401,12 +508,12 @@ pub fn combine_in_place(
     output: &ExpertOutput,
     received: &mut Received,
 ) -> Result<Got> {
-    received.x_mut().bytes_mut().copy_from_slice(&output.rows);
+    received.x_mut().write(&output.rows)?;
     let mut buffers = Buffers::new(brought, output);
     let mut arguments = buffers.arguments(brought, handle)?;
     arguments.x = received.x();
     yard.combine(handle, arguments)?;
-    Ok(buffers.into_got())
+    buffers.into_got()
 }
 
 /// Compares what came back with what the oracle says for the whole round trip.
@@ -458,7 +565,7 @@ fn check_missing(case: &Case, inputs: &RankInputs, lost: &[usize], got: &Got) ->
 pub fn check(yard: &mut Yard, case: &Case, inputs: &Inputs, placed: Placed) -> Result<()> {
     let rank = yard.rank() as usize;
     let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
-    let (received, handle) = yard.dispatch(&brought.dispatch()?).context("dispatch")?;
+    let (received, handle) = yard.dispatch(&brought.dispatch_on(yard)?).context("dispatch")?;
     check_received(case, inputs, rank, &received).context("after dispatch")?;
     let output = run_experts(case, rank, &received).context("experts")?;
     drop(received);

@@ -5,6 +5,7 @@
 //! transport alone.
 
 pub mod concurrency;
+pub mod device;
 pub mod ep;
 pub mod exchange;
 pub mod expected;

@@ -52,7 +52,8 @@ impl Round {
     /// # Errors
     /// What the yard says, or the first difference from the oracle.
     pub fn dispatch(&self, yard: &mut Yard) -> Result<Live> {
-        let (received, handle) = yard.dispatch(&self.brought.dispatch()?).context("dispatch")?;
+        let (received, handle) =
+            yard.dispatch(&self.brought.dispatch_on(yard)?).context("dispatch")?;
         self.check_received(&received)?;
         Ok(Live { received, handle })
     }

@@ -21,6 +21,7 @@ pub mod link;
 pub mod machine;
 pub mod moe;
 pub mod proxy;
+pub mod signature;
 pub mod topology;
 pub mod transport;
 pub mod wait;

@@ -92,6 +92,29 @@ impl Link {
         Ok(address)
     }
 
+    /// What kernels compile in to use this transport; valid while the instance lives.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if it has no such face; what the part says.
+    pub fn device_face(&self) -> Result<abi::TyDeviceFace> {
+        let Some(slot) = self.table.device_face else {
+            return Err(crate::host::missing_slot(self.name(), "device_face"));
+        };
+        let mut face = NO_FACE;
+        let mut error = crate::host::blank_error();
+        // SAFETY: an open instance; the structures are valid for the call.
+        let status = unsafe { slot(self.instance, &mut face, &mut error) };
+        crate::host::check("device_face", status, &error)
+            .map_err(|e| e.with_context("part", self.name()))?;
+        let expected = size_of::<abi::TyDeviceFace>();
+        if face.size < expected {
+            let message = format!("found a face of {} bytes; expected {expected}", face.size);
+            return Err(Error::new(ErrorKind::Plugin, "device_face", message)
+                .with_context("part", self.name()));
+        }
+        Ok(face)
+    }
+
     /// Posts commands on a lane and returns how many were accepted.
     ///
     /// # Errors
@@ -182,3 +205,21 @@ impl Link {
         crate::host::TransportRef { table: self.table }.name()
     }
 }
+
+/// A face with nothing in it, to be filled.
+const NO_FACE: abi::TyDeviceFace = abi::TyDeviceFace {
+    size: size_of::<abi::TyDeviceFace>(),
+    version: 0,
+    dialect: 0,
+    compiler: 0,
+    reserved: 0,
+    source: NO_TEXT,
+    include_folders: std::ptr::null(),
+    include_folder_count: 0,
+    defines: std::ptr::null(),
+    define_count: 0,
+    params: std::ptr::null(),
+    param_bytes: 0,
+    param_alignment: 1,
+};
+const NO_TEXT: abi::TyStr = abi::TyStr { data: std::ptr::null(), bytes: 0 };

@@ -192,6 +192,19 @@ pub trait Transport: Sized + Send + Sync + 'static {
         Ok(false)
     }
 
+    /// What kernels compile in to use this transport, after `connect` (capability
+    /// `TY_CAP_DEVICE_FACE`). What it points to lives as long as the instance.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] unless the capability was declared.
+    fn device_face(&self) -> Result<abi::TyDeviceFace> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "device_face",
+            format!("{} has no device face", Self::NAME),
+        ))
+    }
+
     /// One line for diagnoses, after `connect`: what connects this rank to `peer` (device,
     /// provider, both addresses); at most [`abi::TY_LINK_NAME_BYTES`] of it are used.
     fn link_name(&self, peer: u32) -> String {

@@ -282,6 +282,8 @@ fn capabilities_that_lack_their_slot_are_refused() {
     assert!(load_store.message().contains("load_store without a `peer_address` slot"));
     let owns = failure(&broken(&["-DFLAGS=TY_CAP_OWNS_MEMORY"]));
     assert!(owns.message().contains("owns_memory without an `alloc` slot"), "{owns}");
+    let face = failure(&broken(&["-DFLAGS=TY_CAP_DEVICE_FACE"]));
+    assert!(face.message().contains("device_face without a `device_face` slot"), "{face}");
     assert_eq!((load_store.kind(), owns.kind()), (ErrorKind::Plugin, ErrorKind::Plugin));
 }
 

@@ -539,6 +539,7 @@ static const TyTransportTable table = {
     example_health,
     NULL, /* progress: shared memory moves by itself */
     NULL, /* link_name: the name of the part says it */
+    NULL, /* device_face: kernels on the CPU need none */
 };
 
 static const TyTransportTable *const tables[] = { &table };

@@ -31,6 +31,7 @@ const fn cmd(line: &'static str) -> Cmd {
 const GCC: Need = Need::Package { program: "gcc", package: "gcc" };
 const GXX: Need = Need::Package { program: "g++", package: "g++" };
 const IP: Need = Need::Package { program: "ip", package: "iproute2" };
+const PIP: Need = Need::Package { program: "pip3", package: "python3-pip" };
 const RUSTFMT: Need = Need::Program { program: "cargo-fmt", fix: "rustup component add rustfmt" };
 const CLIPPY: Need = Need::Program { program: "cargo-clippy", fix: "rustup component add clippy" };
 const EXAMPLE_C: Need =
@@ -157,6 +158,21 @@ pub(crate) const STEPS: &[Step] = &[
                  plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_c.so"),
             cmd("g++ -Wall -Wextra -Werror -std=c++17 -shared -fPIC -Iplugins/abi/include \
                  plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_cpp.so"),
+        ],
+    },
+    Step {
+        name: "cuda-compile",
+        about: "every CUDA kernel compiles for sm_80, sm_90a and sm_100a, without a GPU; registers, spills",
+        after: &[],
+        needs: &[PIP],
+        commands: &[
+            cmd("pip3 install --quiet --upgrade --target {target}/cuda-compilers \
+                 nvidia-cuda-nvrtc==13.0.*"),
+            cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
+                 cargo run --package tokenyard-cuda --example compile"),
+            cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
+                 XDG_CACHE_HOME={target}/cuda-cache \
+                 cargo run --package tokenyard-cli -- warm configs/nvlink.toml --capability 90"),
         ],
     },
     Step {

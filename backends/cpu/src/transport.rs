@@ -6,12 +6,9 @@
 
 mod commands;
 mod lane;
-mod links;
 mod memory;
 mod peer;
 mod signals;
-mod socket;
-mod wire;
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -26,9 +23,8 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::config::ShmConfig;
 use commands::{Fault, execute};
 use lane::Lane;
-use links::Links;
 use peer::Local;
-use wire::{Endpoint, MAX_WINDOWS};
+use tokenyard_handover::{DESCRIPTOR_FIX, Endpoint, Links, MAX_WINDOWS, Offer};
 
 const MAX_PEERS: u32 = 1024;
 const MAX_LANES: u32 = 64;
@@ -41,7 +37,7 @@ const LARGEST_PUT: u64 = 1 << 40;
 pub struct Shm {
     load_store: bool,
     deadline: Duration,
-    links: Links,
+    links: Links<Local>,
     lanes: Vec<Lane>,
     /// The first failed command; it stays (INV-7).
     failure: OnceLock<Failure>,
@@ -83,10 +79,11 @@ impl Transport for Shm {
     fn open(config: ShmConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         check_descriptor_limit(team.world_ranks.len() as u64, needs.windows, limit)?;
+        let (local, signals) = Local::new(needs)?;
         Ok(Self {
             load_store: config.load_store,
             deadline: needs.deadline,
-            links: Links::new(Local::new(team, needs)?)?,
+            links: Links::new(Offer::new(team, needs.signals, signals)?, local)?,
             lanes: (0..needs.lanes).map(|_| Lane::new(needs.queue_depth)).collect(),
             failure: OnceLock::new(),
         })
@@ -102,12 +99,14 @@ impl Transport for Shm {
     }
 
     unsafe fn register(&mut self, window: &Window) -> Result<()> {
-        // SAFETY: the window outlives `self`, and `local` with it, by this function's contract.
-        unsafe { self.links.local.add_window(window) }
+        // SAFETY: the window outlives `self`, and the links with it, by this function's contract.
+        let (fd, extent) = unsafe { self.links.memory.add_window(window)? };
+        self.links.offer.add_window(fd, extent);
+        Ok(())
     }
 
     fn endpoint(&mut self, _: u32) -> Result<Vec<u8>> {
-        Ok(self.links.local.endpoint.to_bytes())
+        Ok(self.links.offer.endpoint.to_bytes())
     }
 
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
@@ -154,7 +153,7 @@ impl Transport for Shm {
     // Inlined into the table's slot, also where that is made in another crate: a plugin.
     #[inline]
     fn read_signal(&self, _: u32, id: u32) -> u64 {
-        let total = self.links.local.signals.read(id);
+        let total = self.links.memory.signals.read(id);
         debug_assert!(total.is_some(), "signal {id} is out of range");
         total.unwrap_or(0)
     }
@@ -162,7 +161,7 @@ impl Transport for Shm {
     fn health(&self) -> Result<()> {
         match self.failure.get() {
             None => Ok(()),
-            Some(failure) => Err(failure.to_error(&self.links.local.team)),
+            Some(failure) => Err(failure.to_error(&self.links.offer.team)),
         }
     }
 }
@@ -207,8 +206,7 @@ fn probe_system() -> Result<()> {
         Error::new(ErrorKind::Unavailable, "probe", message)
     };
     memory::create("tokenyard-probe", 1).map_err(unavailable)?;
-    socket::listen_as(&wire::secret().map_err(unavailable)?, 1).map_err(unavailable)?;
-    Ok(())
+    tokenyard_handover::probe().map_err(unavailable)
 }
 
 /// Descriptors that travel count against the limit on open files of whoever sends them, summed over
@@ -224,7 +222,7 @@ fn check_descriptor_limit(ranks: u64, windows: u32, limit: Option<u64>) -> Resul
                  {ranks} ranks with {windows} windows and the signals each"
             ),
         )
-        .with_fix(socket::DESCRIPTOR_FIX)),
+        .with_fix(DESCRIPTOR_FIX)),
         _ => Ok(()),
     }
 }

@@ -46,7 +46,8 @@ impl Transport for Faulty {
 
     fn probe(config: &FaultyConfig) -> Result<Capabilities> {
         let found = find_transport(&config.inner)?.probe(&config.table)?;
-        let mut lost = abi::TY_CAP_ORDERED;
+        // Kernels would go past what this transport does to commands.
+        let mut lost = abi::TY_CAP_ORDERED | abi::TY_CAP_DEVICE_FACE;
         if !config.load_store {
             lost |= abi::TY_CAP_LOAD_STORE;
         }

@@ -129,7 +129,7 @@ impl<'a> Rank<'a> {
         let rank = self.world.rank() as usize;
         let check = |error: anyhow::Error| Failure::check(&error);
         let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
-        let arguments = brought.dispatch()?;
+        let arguments = brought.dispatch_on(yard)?;
         self.align("dispatch")?;
         let start = Instant::now();
         let (received, handle) = yard.dispatch(&arguments).context("dispatch")?;

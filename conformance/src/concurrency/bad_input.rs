@@ -3,10 +3,11 @@
 use anyhow::{Context, Result, bail};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
-use tokenyard_core::yard::{Cast, Combine, Dispatch, Replay, TensorRef, Yard};
+use tokenyard_core::yard::{Cast, Combine, Dispatch, Replay, TensorRef, Yard, YardOptions};
 
-use super::{EXPERT_MAJOR, close, expect_error, open, small};
-use crate::exchange::{self, Aligned, Buffers, Placed};
+use super::{EXPERT_MAJOR, close, expect_error, open, open_with, small};
+use crate::device::Copies;
+use crate::exchange::{self, Aligned, Buffers};
 use crate::oracle::{Case, Layout, Tokens};
 use crate::round::{Live, Round};
 use crate::suite::{Level, Rank, Test};
@@ -149,6 +150,15 @@ const DISPATCH: &[Mistake<SpoilDispatch>] = &[
         },
         &["alignment", "found 0", "1 to 4096"],
     ),
+    // So large that the most rows that could arrive have no place in an index.
+    mistake(
+        "alignment_beyond_any_output",
+        |d, _| {
+            d.layout = MoeLayout::ExpertMajor { alignment: 1 << 30, zero_padding: false };
+            Ok(())
+        },
+        &["alignment", "found 1073741824", "1 to 4096"],
+    ),
 ];
 
 const COMBINE: &[Mistake<SpoilCombine>] = &[
@@ -250,6 +260,7 @@ pub(super) fn tests() -> Vec<Test> {
     }
     tests.push(test("weighted_without_weights", weighted_without_weights));
     tests.push(test("replay_of_other_rows", replay_of_other_rows));
+    tests.push(test("replay_after_refused_routing", replay_after_refused_routing));
     tests.push(test("handle_of_another_yard", handle_of_another_yard));
     tests
 }
@@ -298,7 +309,8 @@ fn refused_dispatch(
         if yard.rank() == WRONG {
             spoil(&mut dispatch, &material)?;
         }
-        let result = yard.dispatch(&dispatch);
+        let copies = Copies::default();
+        let result = yard.dispatch(&copies.dispatch(&yard, dispatch)?);
         judge(&yard, result, says)?;
         round.run(&mut yard).context("after the refusal")?;
     }
@@ -315,7 +327,8 @@ fn refused_routing(rank: &Rank<'_>, entries: [i64; 2], says: &[&str]) -> Result<
     if yard.rank() == WRONG {
         dispatch.topk_idx = indices(&material, 5, 3)?;
     }
-    let result = yard.dispatch(&dispatch);
+    let copies = Copies::default();
+    let result = yard.dispatch(&copies.dispatch(&yard, dispatch)?);
     judge(&yard, result, says)?;
     round.run(&mut yard).context("after the refusal")?;
     Ok(vec![yard])
@@ -328,10 +341,10 @@ fn refused_combine(rank: &Rank<'_>, m: &Mistake<SpoilCombine>) -> Result<Vec<Yar
     let material = Material::new(&round);
     let live = round.dispatch(&mut yard)?;
     let mut buffers = round.experts(&live.received)?;
-    let mut combine = buffers.arguments(&round.brought, &live.handle)?;
-    if yard.rank() == WRONG {
-        (m.spoil)(&mut combine, &material)?;
-    }
+    let wrong = yard.rank() == WRONG;
+    let combine = buffers.arguments_but(&round.brought, &live.handle, |combine| {
+        if wrong { (m.spoil)(combine, &material) } else { Ok(()) }
+    })?;
     let result = yard.combine(&live.handle, combine);
     judge(&yard, result, m.says)?;
     round.finish(&mut yard, &live).context("after the refusal")?;
@@ -363,30 +376,61 @@ fn replay_of_other_rows(rank: &Rank<'_>) -> Result<Vec<Yard>> {
     if yard.rank() == WRONG {
         replay.x = material.zeros(DType::Bf16, 6, 64)?;
     }
-    let result = yard.replay(&live.handle, &replay);
+    let copies = Copies::default();
+    let result = yard.replay(&live.handle, &copies.replay(&yard, replay)?);
     judge(&yard, result, &["x", "[6, 64]", "[5, 64]"])?;
     round.finish(&mut yard, &live).context("after the refusal")?;
     Ok(vec![yard])
 }
 
+/// What was found wrong with a new routing says nothing about one that a handle keeps.
+fn replay_after_refused_routing(rank: &Rank<'_>) -> Result<Vec<Yard>> {
+    let case = case(rank, EXPERT_MAJOR);
+    let mut yard = open(rank, &case)?;
+    let round = Round::new(&case, yard.rank());
+    let mut material = Material::new(&round);
+    material.first_row([12, -1]);
+    let live = round.dispatch(&mut yard)?;
+    let mut dispatch = round.brought.dispatch()?;
+    if yard.rank() == WRONG {
+        dispatch.topk_idx = indices(&material, 5, 3)?;
+    }
+    let copies = Copies::default();
+    let result = yard.dispatch(&copies.dispatch(&yard, dispatch)?);
+    judge(&yard, result, &["expert 12 in row 0"])?;
+    let again = round.replayed(&Case { seed: case.seed + 1, ..case.clone() });
+    let received = yard.replay(&live.handle, &again.brought.replay_on(&yard)?).context("replay")?;
+    again.check_received(&received).context("replay")?;
+    again.finish(&mut yard, &Live { received, ..live }).context("after the replay")?;
+    Ok(vec![yard])
+}
+
+/// One of the strangers has a number that this yard has no handle for.
 fn handle_of_another_yard(rank: &Rank<'_>) -> Result<Vec<Yard>> {
     let case = case(rank, Layout::Flat);
-    let (mut yard, mut other) = (open(rank, &case)?, open(rank, &case)?);
+    let with = |handles| YardOptions { handles, ..exchange::options(&case) };
+    let (mut yard, mut other) = (open_with(rank, with(1))?, open_with(rank, with(2))?);
     let round = Round::new(&case, yard.rank());
-    let (live, stranger) = (round.dispatch(&mut yard)?, round.dispatch(&mut other)?);
-    let mut buffers: Buffers = round.experts(&live.received)?;
-    let handle = if yard.rank() == WRONG { &stranger.handle } else { &live.handle };
-    let combine = buffers.arguments(&round.brought, handle)?;
-    let result = yard.combine(handle, combine);
-    judge(&yard, result, &["another yard"])?;
-    if yard.rank() == WRONG {
-        let elem = exchange::row_dtype(case.combine.row);
-        let result = yard.combine_input(&stranger.handle, elem);
-        expect_error(result, &[ErrorKind::InvalidInput], &["another yard"])?;
+    let live = round.dispatch(&mut yard)?;
+    let strangers = [round.dispatch(&mut other)?, round.dispatch(&mut other)?];
+    let wrong = yard.rank() == WRONG;
+    for stranger in &strangers {
+        let mut buffers: Buffers = round.experts(&live.received)?;
+        let handle = if wrong { &stranger.handle } else { &live.handle };
+        let combine = buffers.arguments(&round.brought, handle)?;
+        let result = yard.combine(handle, combine);
+        judge(&yard, result, &["another yard"])?;
+        let result = yard.replay(handle, &round.brought.replay_on(&yard)?);
+        judge(&yard, result, &["another yard"])?;
+        if wrong {
+            let elem = exchange::row_dtype(case.combine.row);
+            let result = yard.combine_input(&stranger.handle, elem);
+            expect_error(result, &[ErrorKind::InvalidInput], &["another yard"])?;
+        }
     }
-    let output = exchange::run_experts(&case, yard.rank() as usize, &live.received)?;
-    let got = exchange::combine(&mut yard, &round.brought, &live.handle, &output, Placed::Outside)?;
-    round.check_combined(&got).context("after the refusal")?;
-    round.finish(&mut other, &Live { ..stranger })?;
+    round.finish(&mut yard, &live).context("after the refusals")?;
+    for stranger in &strangers {
+        round.finish(&mut other, stranger)?;
+    }
     Ok(vec![yard, other])
 }

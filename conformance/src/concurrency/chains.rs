@@ -40,7 +40,7 @@ const ROUTINGS: [Routing; 6] = [
 ];
 
 /// The case of round number `n`: other data, tokens and routing than the rounds beside it.
-fn nth(base: &Case, n: u64) -> Case {
+pub(super) fn nth(base: &Case, n: u64) -> Case {
     let routing = ROUTINGS[n as usize % ROUTINGS.len()];
     let tokens = if n % 5 == 3 { Tokens::OddRanksEmpty } else { Tokens::Ragged };
     Case { seed: n, routing, tokens, worst_case: n % 4 == 2, ..base.clone() }
@@ -160,7 +160,7 @@ fn two_yards(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     for n in 0..6 {
         let first = Round::new(&nth(&small_case, n), one.rank());
         let second = Round::new(&nth(&other, n + 1), two.rank());
-        let dispatch = first.brought.dispatch()?;
+        let dispatch = first.brought.dispatch_on(&one)?;
         let sent = one.dispatch_send(&dispatch)?;
         let live_two =
             second.dispatch(&mut two).with_context(|| format!("second yard, {}", at(n)))?;

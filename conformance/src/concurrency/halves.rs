@@ -47,7 +47,7 @@ fn dispatches(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
         for turn in 0..3 {
             let why = || format!("in_flight {in_flight}, turn {turn}");
             let calls: Vec<_> =
-                rounds.iter().map(|r| r.brought.dispatch()).collect::<Result<_>>()?;
+                rounds.iter().map(|r| r.brought.dispatch_on(&yard)).collect::<Result<_>>()?;
             let mut sent = Vec::new();
             for call in &calls {
                 sent.push(yard.dispatch_send(call).with_context(why)?);
@@ -78,7 +78,7 @@ fn combine_together(yard: &mut Yard, rounds: &[Round], live: &[Live]) -> Result<
         yard.combine_recv(sent)?;
     }
     for (round, buffers) in rounds.iter().zip(buffers) {
-        round.check_combined(&buffers.into_got())?;
+        round.check_combined(&buffers.into_got()?)?;
     }
     Ok(())
 }
@@ -90,12 +90,12 @@ fn mixed(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let mut live = rounds[0].dispatch(&mut yard)?;
     for (n, pair) in rounds.windows(2).enumerate() {
         let mut buffers = pair[0].experts(&live.received)?;
-        let call = pair[1].brought.dispatch()?;
+        let call = pair[1].brought.dispatch_on(&yard)?;
         let arguments = buffers.arguments(&pair[0].brought, &live.handle)?;
         let combine = yard.combine_send(&live.handle, arguments)?;
         let dispatch = yard.dispatch_send(&call)?;
         yard.combine_recv(combine)?;
-        pair[0].check_combined(&buffers.into_got()).with_context(|| format!("combine {n}"))?;
+        pair[0].check_combined(&buffers.into_got()?).with_context(|| format!("combine {n}"))?;
         let (received, handle) = yard.dispatch_recv(dispatch)?;
         pair[1].check_received(&received).with_context(|| format!("dispatch {n}"))?;
         live = Live { received, handle };
@@ -112,7 +112,7 @@ fn refused_beside_combine(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> 
     for refuses in 0..rank.world.ranks() {
         let live = rounds[0].dispatch(&mut yard)?;
         let mut buffers = rounds[0].experts(&live.received)?;
-        let mut call = rounds[1].brought.dispatch()?;
+        let mut call = rounds[1].brought.dispatch_on(&yard)?;
         if yard.rank() == refuses {
             call.topk_idx = call.x;
         }
@@ -122,7 +122,7 @@ fn refused_beside_combine(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> 
         yard.combine_recv(combine).with_context(|| format!("rank {refuses} refuses"))?;
         let kinds = [ErrorKind::InvalidInput, ErrorKind::Refused];
         expect_error(sent.and_then(|sent| yard.dispatch_recv(sent)), &kinds, &["topk_idx"])?;
-        rounds[0].check_combined(&buffers.into_got())?;
+        rounds[0].check_combined(&buffers.into_got()?)?;
     }
     rounds[1].run(&mut yard)?;
     Ok(vec![yard])
@@ -133,9 +133,9 @@ fn received_out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let mut yard = open(rank, &base, 2)?;
     let rounds = few(&base, 3, yard.rank());
     let [first, second, third] = [
-        rounds[0].brought.dispatch()?,
-        rounds[1].brought.dispatch()?,
-        rounds[2].brought.dispatch()?,
+        rounds[0].brought.dispatch_on(&yard)?,
+        rounds[1].brought.dispatch_on(&yard)?,
+        rounds[2].brought.dispatch_on(&yard)?,
     ];
     let sent_first = yard.dispatch_send(&first)?;
     let sent_second = yard.dispatch_send(&second)?;
@@ -157,7 +157,8 @@ fn too_many(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let base = small(rank, layout);
     let mut yard = open(rank, &base, 1)?;
     let rounds = few(&base, 2, yard.rank());
-    let (first, second) = (rounds[0].brought.dispatch()?, rounds[1].brought.dispatch()?);
+    let (first, second) =
+        (rounds[0].brought.dispatch_on(&yard)?, rounds[1].brought.dispatch_on(&yard)?);
     let sent = yard.dispatch_send(&first)?;
     let early = yard.dispatch_send(&second);
     expect_error(early, &[ErrorKind::InvalidInput], &["in_flight = 1"])?;

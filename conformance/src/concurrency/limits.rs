@@ -57,7 +57,7 @@ fn arena_full(rank: &Rank<'_>, holders: Holders) -> Result<Outcome> {
     let holds = holders == All || me == last;
     let mut held = Vec::new();
     for turn in 0..MOST_OUTPUTS {
-        let dispatched = yard.dispatch(&round.brought.dispatch()?);
+        let dispatched = yard.dispatch(&round.brought.dispatch_on(&yard)?);
         let error = match dispatched {
             Ok(output) if holds => {
                 held.push(output);
@@ -96,7 +96,7 @@ fn handles_taken(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let round = Round::new(&base, yard.rank());
     let live = [round.dispatch(&mut yard)?, round.dispatch(&mut yard)?];
     for _ in 0..3 {
-        let third = yard.dispatch(&round.brought.dispatch()?);
+        let third = yard.dispatch(&round.brought.dispatch_on(&yard)?);
         expect_error(third, &[ErrorKind::Full], &["all 2 handles"])?;
     }
     for live in live {
@@ -112,11 +112,11 @@ fn handles_taken_on_one(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let round = Round::new(&base, yard.rank());
     let mut live = vec![round.dispatch(&mut yard)?, round.dispatch(&mut yard)?];
     if yard.rank() == 1 {
-        let third = yard.dispatch(&round.brought.dispatch()?);
+        let third = yard.dispatch(&round.brought.dispatch_on(&yard)?);
         expect_error(third, &[ErrorKind::Full], &["all 2 handles"])?;
     } else {
         live.clear();
-        let third = yard.dispatch(&round.brought.dispatch()?);
+        let third = yard.dispatch(&round.brought.dispatch_on(&yard)?);
         let kinds = [ErrorKind::Refused, ErrorKind::Full];
         expect_error(third, &kinds, &["rank 1", "all 2 handles"])?;
     }

@@ -35,7 +35,7 @@ fn replay(
     round: &Round,
     handle: &tokenyard_core::yard::Handle,
 ) -> Result<Received> {
-    let received = yard.replay(handle, &round.brought.replay()?).context("replay")?;
+    let received = yard.replay(handle, &round.brought.replay_on(yard)?).context("replay")?;
     round.check_received(&received).context("replay")?;
     Ok(received)
 }
@@ -70,7 +70,7 @@ fn again(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
 
 /// What every rank gives back: values that depend on nothing but the case, so that each rank knows
 /// those of all.
-fn gradients(round: &Round, seed: u64) -> Vec<ExpertOutput> {
+pub(super) fn gradients(round: &Round, seed: u64) -> Vec<ExpertOutput> {
     let Round { case, inputs, .. } = round;
     (0..case.ranks)
         .map(|rank| {
@@ -132,7 +132,7 @@ fn in_halves(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
     let live = first.dispatch(&mut yard)?;
     let second = Round::new(&Case { seed: 2, ..base.clone() }, yard.rank());
     let third = first.replayed(&Case { seed: 3, ..base.clone() });
-    let (dispatch, replay) = (second.brought.dispatch()?, third.brought.replay()?);
+    let (dispatch, replay) = (second.brought.dispatch_on(&yard)?, third.brought.replay_on(&yard)?);
     let sent = yard.dispatch_send(&dispatch)?;
     let sent_replay = yard.replay_send(&live.handle, &replay)?;
     let (received, handle) = yard.dispatch_recv(sent)?;

@@ -151,9 +151,9 @@ impl Player<'_> {
         self.at(Phase::Between)?;
         self.at(Phase::DispatchSend)?;
         if self.lie() == Some(Lie::Operation) {
-            yard.replay(&live.handle, &first.brought.replay()?)?;
+            yard.replay(&live.handle, &first.brought.replay_on(yard)?)?;
         }
-        let dispatch = round.brought.dispatch()?;
+        let dispatch = round.brought.dispatch_on(yard)?;
         let sent = yard.dispatch_send(&dispatch)?;
         self.at(Phase::DispatchReceive)?;
         let (received, handle) = yard.dispatch_recv(sent)?;
@@ -164,7 +164,7 @@ impl Player<'_> {
         let sent = yard.combine_send(&handle, combine)?;
         self.at(Phase::CombineReceive)?;
         yard.combine_recv(sent)?;
-        round.check_combined(&buffers.into_got())
+        round.check_combined(&buffers.into_got()?)
     }
 
     /// The victim does its worst here, if this is its phase.

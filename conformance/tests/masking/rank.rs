@@ -253,7 +253,7 @@ pub(crate) fn exchange_once(
         hear_of_loss(order, yard)?;
     }
     yard.combine_recv(sent)?;
-    let got = buffers.into_got();
+    let got = buffers.into_got()?;
     if is_late && order.path == Path::Stores {
         // The victims answered, but what they answered with is theirs to change by now.
         let left_out = domains::left_out(&case, rank, order.victims());
@@ -304,7 +304,7 @@ fn overlap(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result
         yard.combine_recv(sent)?;
     }
     for ((case, inputs), buffers) in cases.iter().zip(&inputs).zip(buffers) {
-        check_combined(case, inputs, yard, &buffers.into_got()).context("two at once")?;
+        check_combined(case, inputs, yard, &buffers.into_got()?).context("two at once")?;
     }
     Ok(())
 }

@@ -31,6 +31,12 @@ impl<K: KernelSet> KernelsPart<K> {
         combine_recv: Some(Self::combine_recv),
         flush: Some(Self::flush),
         release: Some(Self::release),
+        tensor_alloc: Some(Self::tensor_alloc),
+        tensor_free: Some(Self::tensor_free),
+        copy: Some(Self::copy),
+        stream_create: Some(Self::stream_create),
+        stream_destroy: Some(Self::stream_destroy),
+        copy_on: Some(Self::copy_on),
     };
 
     unsafe extern "C" fn probe(
@@ -214,5 +220,81 @@ impl<K: KernelSet> KernelsPart<K> {
                 Ok(())
             })
         };
+    }
+
+    unsafe extern "C" fn tensor_alloc(
+        instance: *mut c_void,
+        bytes: u64,
+        pointer: *mut *mut u8,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("tensor_alloc", instance, error, |part: &mut K| {
+                *pointer = part.tensor_alloc(bytes)?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn tensor_free(instance: *mut c_void, pointer: *mut u8) {
+        // SAFETY: as in `release`.
+        unsafe {
+            guarded_mut("tensor_free", instance, std::ptr::null_mut(), |part: &mut K| {
+                part.tensor_free(pointer);
+                Ok(())
+            })
+        };
+    }
+
+    unsafe extern "C" fn copy(
+        instance: *mut c_void,
+        to: *mut u8,
+        from: *const u8,
+        bytes: u64,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`; the host names valid memory.
+        unsafe { guarded_mut("copy", instance, error, |part: &mut K| part.copy(to, from, bytes)) }
+    }
+
+    unsafe extern "C" fn stream_create(
+        instance: *mut c_void,
+        stream: *mut *mut c_void,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("stream_create", instance, error, |part: &mut K| {
+                *stream = part.stream_create()?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn stream_destroy(instance: *mut c_void, stream: *mut c_void) {
+        // SAFETY: as in `release`.
+        unsafe {
+            guarded_mut("stream_destroy", instance, std::ptr::null_mut(), |part: &mut K| {
+                part.stream_destroy(stream);
+                Ok(())
+            })
+        };
+    }
+
+    unsafe extern "C" fn copy_on(
+        instance: *mut c_void,
+        stream: *mut c_void,
+        to: *mut u8,
+        from: *const u8,
+        bytes: u64,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`; the host names memory that stays valid until the stream has passed.
+        unsafe {
+            guarded_mut("copy_on", instance, error, |part: &mut K| {
+                part.copy_on(stream, to, from, bytes)
+            })
+        }
     }
 }

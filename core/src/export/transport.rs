@@ -36,6 +36,7 @@ impl<T: Transport> TransportPart<T> {
         health: Some(Self::health),
         progress: Some(Self::progress),
         link_name: Some(Self::link_name),
+        device_face: Some(Self::device_face),
     };
 
     unsafe extern "C" fn probe(
@@ -271,6 +272,21 @@ impl<T: Transport> TransportPart<T> {
             guarded_hot(instance, |part: &T| match part.progress() {
                 Ok(moved) => i32::from(moved),
                 Err(status) => status,
+            })
+        }
+    }
+
+    unsafe extern "C" fn device_face(
+        instance: *mut c_void,
+        face: *mut abi::TyDeviceFace,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: the host passes an open instance of this table and valid structures.
+        unsafe {
+            guarded_ref("device_face", instance, error, |part: &T| {
+                check_size("device_face", (*face).size, size_of::<abi::TyDeviceFace>())?;
+                *face = part.device_face()?;
+                Ok(())
             })
         }
     }

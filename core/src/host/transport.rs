@@ -38,6 +38,8 @@ impl TransportRef {
             "owns_memory without an `alloc` slot"
         } else if has(abi::TY_CAP_MANUAL_PROGRESS) && self.table.progress.is_none() {
             "manual_progress without a `progress` slot"
+        } else if has(abi::TY_CAP_DEVICE_FACE) && self.table.device_face.is_none() {
+            "device_face without a `device_face` slot"
         } else if found.max_signals > 65_536 {
             "more than 65,536 signals"
         } else {

@@ -13,6 +13,7 @@
 //! The plans allocate in `new` for the worst case and never in `build`, so a steady step of a yard
 //! allocates nothing.
 
+mod arena;
 mod dtype;
 mod memory;
 mod recv_plan;
@@ -24,6 +25,7 @@ mod topk;
 #[cfg(test)]
 mod tests;
 
+pub use arena::{Arena, Holder, Region};
 pub use dtype::DType;
 pub use memory::{BufferSize, ControlLayout, RECORD_HEADER, RECORD_TEXT, buffers};
 pub use recv_plan::RecvPlan;

@@ -1,3 +1,4 @@
+use super::memory::Argument;
 use super::output::Handle;
 use super::tensor::{TensorMut, TensorRef};
 use crate::abi;
@@ -183,7 +184,17 @@ fn check_weights(shape: &Shape, tokens: usize, weights: Option<&TensorRef<'_>>) 
     Ok(())
 }
 
-impl Dispatch<'_> {
+impl<'a> Dispatch<'a> {
+    /// Every tensor of the call.
+    pub(super) fn arguments(&self) -> [Argument<'a>; 4] {
+        [
+            Argument::rows("x", Some(self.x)),
+            Argument::other("scales", self.scales),
+            Argument::other("topk_idx", Some(self.topk_idx)),
+            Argument::other("topk_weights", self.topk_weights),
+        ]
+    }
+
     /// Checks everything that this rank can check alone.
     pub(super) fn check(&self, shape: &Shape, scratch: &mut TopkScratch) -> Result<()> {
         let tokens = self.topk_idx.rows();
@@ -195,11 +206,24 @@ impl Dispatch<'_> {
         if alignment == 0 || alignment > 4096 {
             return refuse(format!("alignment: found {alignment}; expected 1 to 4096"));
         }
+        // The host cannot look at a device's memory: there the kernel set checks the values.
+        if self.topk_idx.is_on_device() {
+            return Ok(());
+        }
         validate_topk(shape, self.topk_idx.elements::<i64>(), scratch)
     }
 }
 
-impl Replay<'_> {
+impl<'a> Replay<'a> {
+    /// Every tensor of the call.
+    pub(super) fn arguments(&self) -> [Argument<'a>; 3] {
+        [
+            Argument::rows("x", Some(self.x)),
+            Argument::other("scales", self.scales),
+            Argument::other("topk_weights", self.topk_weights),
+        ]
+    }
+
     /// Checks everything that this rank can check alone.
     pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
         let tokens = handle.tokens();
@@ -209,6 +233,19 @@ impl Replay<'_> {
 }
 
 impl Combine<'_> {
+    /// Every tensor of the call.
+    pub(super) fn arguments(&self) -> [Argument<'_>; 7] {
+        [
+            Argument::rows("x", Some(self.x)),
+            Argument::other("weights", self.weights),
+            Argument::rows("bias 0", self.bias[0]),
+            Argument::rows("bias 1", self.bias[1]),
+            Argument::rows("out", Some(self.out.as_ref())),
+            Argument::other("out_weights", self.out_weights.as_ref().map(TensorMut::as_ref)),
+            Argument::other("missing", self.missing.as_ref().map(TensorMut::as_ref)),
+        ]
+    }
+
     /// Checks everything that this rank can check alone.
     pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
         let hidden = shape.hidden as usize;
@@ -274,6 +311,33 @@ impl Combine<'_> {
                 u8::from(found.is_some()),
                 u8::from(self.out_weights.is_some())
             )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::check_memory;
+    use super::*;
+
+    #[test]
+    fn every_tensor_of_a_combine_must_lie_on_the_device_of_the_yard() {
+        let rows = [0.0_f32; 4];
+        let (mut out, mut out_weights, mut missing) = ([0.0_f32; 4], [0.0_f32; 1], [0_u8; 1]);
+        let x = TensorRef::from_slice(&rows, 1, 4).unwrap();
+        let combine = Combine {
+            x,
+            weights: Some(x),
+            bias: [Some(x), Some(x)],
+            weighted: false,
+            out: TensorMut::from_slice(&mut out, 1, 4).unwrap(),
+            out_weights: Some(TensorMut::from_slice(&mut out_weights, 1, 1).unwrap()),
+            missing: Some(TensorMut::from_slice(&mut missing, 1, 1).unwrap()),
+        };
+        let wanted = ["x", "weights", "bias 0", "bias 1", "out", "out_weights", "missing"];
+        for (argument, name) in combine.arguments().into_iter().zip(wanted) {
+            let text = check_memory(&[argument], Some(0)).unwrap_err().to_string();
+            assert!(text.contains(&format!("{name}: found host memory")), "{text}");
         }
     }
 }

@@ -153,7 +153,7 @@ fn bring_up(
         (_, wanted) => domains(&places, wanted)?,
     };
     let levels = Levels::choose(members, config, &registry, domains)?;
-    kernels_part.probe(&config.kernels.table)?;
+    let kinds = kernels_part.probe(&config.kernels.table)?;
 
     // Declared first, so that it is dropped last: the kernel set points to its board.
     let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
@@ -193,6 +193,9 @@ fn bring_up(
             kernels: Mutex::new(kernels),
             watchdog,
             claims: Claims::new(options.handles),
+            device: (kinds & abi::TY_MEMORY_HOST == 0)
+                .then(|| windows.first().map_or(0, |window| window.device)),
+            streams: needs.flags & abi::TY_NEEDS_STREAMS != 0,
         }),
         world: Arc::clone(world),
         config: config.clone(),

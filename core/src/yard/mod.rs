@@ -10,23 +10,36 @@
 //! order may wait for each other until the deadline. Where one rank's input is refused, all ranks get
 //! an error for that operation, nothing is moved, and the yard stays usable. After an error of another
 //! kind the yard is closed, and every later call says why.
+//!
+//! **Order on a device.** A plain call knows nothing of the caller's streams. Whatever the caller has
+//! queued on a tensor must have ended before the call that takes it, and whatever it has queued on an
+//! output or a [`CombineInput`] before that is dropped: the next operation may reuse the place, and
+//! other ranks write there. So synchronise the stream first. The other way round nothing is needed:
+//! when a call that receives returns, the operation has ended on the device. A call through
+//! [`Yard::on`] is in the order of a [`Stream`] instead, and needs none of this.
 
 mod arguments;
 mod bring_up;
+mod buffer;
 mod claims;
 mod levels;
+mod memory;
 mod operations;
 mod output;
 mod places;
 mod progress;
+mod refusal;
+mod stream;
 mod tensor;
 mod watchdog;
 
 pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
 pub use bring_up::{Report, YardOptions};
+pub use buffer::Buffer;
 pub use levels::LevelReport;
 pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
 pub use output::{CombineInput, Handle, Received};
+pub use stream::{OnStream, Stream, ToolStream};
 pub use tensor::{Element, TensorMut, TensorRef};
 
 use std::sync::{Arc, Mutex};
@@ -44,11 +57,16 @@ struct Parts {
     /// Dropped second: no access to windows after it.
     _transports: levels::Transports,
     /// Dropped third: frees the windows. Behind a lock so that outputs may hold the parts from
-    /// any thread; only the yard ever takes it.
+    /// any thread. The yard takes it, and whoever copies from or frees a device's memory: that
+    /// waits for an operation that runs.
     kernels: Mutex<OpenKernels>,
     /// Watches this yard's waits; the kernel set points to its board, so it is dropped last.
     watchdog: watchdog::Watchdog,
     claims: claims::Claims,
+    /// The device that the kernel set works on the memory of; none where it works on the host's.
+    device: Option<i32>,
+    /// Whether the kernel set takes calls in the order of a stream.
+    streams: bool,
 }
 
 impl Parts {
@@ -113,7 +131,8 @@ impl Yard {
     /// slower rank. Outputs and handles stay usable; they keep the windows.
     ///
     /// # Errors
-    /// An operation that was sent and not received; whatever closed the yard before; a lost rank.
+    /// An operation that was sent and not received; whatever closed the yard before, or ended an
+    /// operation after it was received in the order of a stream; a lost rank.
     pub fn close(mut self) -> Result<()> {
         self.check_open()?;
         if self.open_slots != 0 {
@@ -127,11 +146,8 @@ impl Yard {
                 .with_fix("receive every operation before the yard is closed"),
             ));
         }
-        let flushed = self.parts.kernels().flush();
-        if let Err(error) = flushed {
-            // The others are in the barrier, or will be: they must learn why it never ends.
-            return Err(self.end(self.parts.watchdog.verdict().unwrap_or(error)));
-        }
+        // Where this fails, the others are in the barrier, or will be: it tells them why that never ends.
+        self.flush()?;
         self.world.barrier("close yard")
     }
 

@@ -46,7 +46,7 @@ macro_rules! optional {
         $(#[$doc])*
         pub fn $name(&self) -> Option<TensorRef<'_>> {
             // SAFETY: the region is claimed for as long as `self` lives.
-            (!self.raw.$name.data.is_null()).then(|| unsafe { TensorRef::from_raw(self.raw.$name) })
+            (!self.raw.$name.data.is_null()).then(|| unsafe { TensorRef::from_raw(self.raw.$name, &self._claim.parts) })
         }
     )+};
 }
@@ -71,14 +71,14 @@ impl Received {
     /// `[rows, H]`.
     pub fn x(&self) -> TensorRef<'_> {
         // SAFETY: the region is claimed for as long as `self` lives.
-        unsafe { TensorRef::from_raw(self.raw.x) }
+        unsafe { TensorRef::from_raw(self.raw.x, &self._claim.parts) }
     }
 
     /// `[rows, H]`, to be changed in place: experts may write their outputs here, and combine then
     /// needs no copy.
     pub fn x_mut(&mut self) -> TensorMut<'_> {
         // SAFETY: as above, and `self` is borrowed exclusively.
-        unsafe { TensorMut::from_raw(self.raw.x) }
+        unsafe { TensorMut::from_raw(self.raw.x, &self._claim.parts) }
     }
 
     optional! {
@@ -171,12 +171,12 @@ impl CombineInput {
     /// `[rows, H]`.
     pub fn tensor(&self) -> TensorRef<'_> {
         // SAFETY: the region is claimed for as long as `self` lives.
-        unsafe { TensorRef::from_raw(self.raw) }
+        unsafe { TensorRef::from_raw(self.raw, &self._claim.parts) }
     }
 
     /// `[rows, H]`, to be written.
     pub fn tensor_mut(&mut self) -> TensorMut<'_> {
         // SAFETY: as above, and `self` is borrowed exclusively.
-        unsafe { TensorMut::from_raw(self.raw) }
+        unsafe { TensorMut::from_raw(self.raw, &self._claim.parts) }
     }
 }

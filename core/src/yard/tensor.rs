@@ -1,5 +1,7 @@
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 
+use super::Parts;
 use crate::abi;
 use crate::host::NO_TENSOR;
 use crate::moe::DType;
@@ -25,10 +27,13 @@ macro_rules! element {
 
 element!(half::bf16 => Bf16, half::f16 => F16, f32 => F32, u8 => U8, i32 => I32, i64 => I64);
 
-/// A borrowed two-dimensional tensor: `[rows, cols]` with strides in elements.
+/// A borrowed two-dimensional tensor: `[rows, cols]` with strides in elements. It lies in host
+/// memory, or in the memory of a yard's device.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorRef<'a> {
     raw: abi::TyTensor,
+    /// Whose device it lies on; none for host memory.
+    device: Option<&'a Parts>,
     life: PhantomData<&'a [u8]>,
 }
 
@@ -103,6 +108,7 @@ impl<'a> TensorRef<'a> {
                 shape: [shape[0] as u64, shape[1] as u64],
                 stride: [stride[0] as i64, stride[1] as i64],
             },
+            device: None,
             life: PhantomData,
         })
     }
@@ -116,6 +122,7 @@ impl<'a> TensorRef<'a> {
                 shape: [rows as u64, cols as u64],
                 stride: [cols as i64, 1],
             },
+            device: None,
             life: PhantomData,
         }
     }
@@ -123,9 +130,33 @@ impl<'a> TensorRef<'a> {
     /// A view of memory that a kernel set gave.
     ///
     /// # Safety
-    /// The tensor's memory is valid and not written for `'a`.
-    pub(crate) unsafe fn from_raw(raw: abi::TyTensor) -> Self {
-        Self { raw, life: PhantomData }
+    /// The tensor's memory is valid and not written for `'a`; it is of the kind that the kernel set
+    /// of `parts` works on.
+    pub(super) unsafe fn from_raw(raw: abi::TyTensor, parts: &'a Parts) -> Self {
+        Self { raw: present(raw), device: parts.device.map(|_| parts), life: PhantomData }
+    }
+
+    /// Whether it lies in the memory of a device. Then [`bytes`](Self::bytes) and
+    /// [`elements`](Self::elements) are empty: the host cannot look at it.
+    pub fn is_on_device(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// The device it lies on; none for host memory.
+    pub(super) fn device(&self) -> Option<i32> {
+        self.device.and_then(|parts| parts.device)
+    }
+
+    /// A copy of all bytes of a contiguous tensor, wherever it lies.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        let Some(parts) = self.device else { return Ok(self.bytes().to_vec()) };
+        let mut copy = vec![0; byte_length(&self.raw).unwrap_or(0)];
+        // SAFETY: the constructor's promise: this many bytes are valid, and nobody writes them.
+        unsafe { parts.kernels().copy(copy.as_mut_ptr(), self.raw.data, copy.len() as u64)? };
+        Ok(copy)
     }
 
     /// Rows.
@@ -148,13 +179,31 @@ impl<'a> TensorRef<'a> {
         is_contiguous(&self.raw)
     }
 
-    /// All bytes of a contiguous tensor; empty if it is not contiguous.
+    /// All bytes of a contiguous tensor in host memory; empty if it is not contiguous.
     pub fn bytes(&self) -> &'a [u8] {
-        match byte_length(&self.raw) {
+        match byte_length(&self.raw).filter(|_| self.device.is_none()) {
             // SAFETY: the constructor's promise: this many bytes are valid for 'a.
             Some(n) if n > 0 => unsafe { std::slice::from_raw_parts(self.raw.data, n) },
             _ => &[],
         }
+    }
+
+    /// Elements from one row to the next, and from one column to the next.
+    pub fn strides(&self) -> [usize; 2] {
+        self.raw.stride.map(|n| n as usize)
+    }
+
+    /// All bytes from the first element to the last, gaps of strides included; empty unless the
+    /// tensor lies in host memory.
+    pub fn memory(&self) -> &'a [u8] {
+        let (rows, cols) = (self.rows(), self.cols());
+        let Some(dtype) = self.dtype().filter(|_| self.device.is_none() && rows * cols > 0) else {
+            return &[];
+        };
+        let [row, column] = self.strides();
+        let elements = (rows - 1) * row + (cols - 1) * column + 1;
+        // SAFETY: the constructors checked that the last element lies inside their memory.
+        unsafe { std::slice::from_raw_parts(self.raw.data, elements * dtype.bytes()) }
     }
 
     /// All elements of a contiguous tensor of type `T`; empty if type or layout differ.
@@ -173,10 +222,11 @@ impl<'a> TensorRef<'a> {
     }
 }
 
-/// A tensor that is written: contiguous `[rows, cols]`.
+/// A tensor that is written: contiguous `[rows, cols]`. It lies where a [`TensorRef`] may.
 #[derive(Debug)]
 pub struct TensorMut<'a> {
     raw: abi::TyTensor,
+    device: Option<&'a Parts>,
     life: PhantomData<&'a mut [u8]>,
 }
 
@@ -191,7 +241,8 @@ impl<'a> TensorMut<'a> {
     pub fn from_slice<T: Element>(data: &'a mut [T], rows: usize, cols: usize) -> Result<Self> {
         check_length(data.len(), rows, cols, T::DTYPE)?;
         let raw = TensorRef::contiguous(data.as_ptr().cast(), T::DTYPE, rows, cols).raw;
-        Ok(Self { raw: abi::TyTensor { data: data.as_mut_ptr().cast(), ..raw }, life: PhantomData })
+        let raw = abi::TyTensor { data: data.as_mut_ptr().cast(), ..raw };
+        Ok(Self { raw, device: None, life: PhantomData })
     }
 
     /// Over bytes.
@@ -200,20 +251,39 @@ impl<'a> TensorMut<'a> {
     /// A length that is not `rows * cols` elements, or an address that is not aligned for them.
     pub fn from_bytes(data: &'a mut [u8], dtype: DType, rows: usize, cols: usize) -> Result<Self> {
         let raw = TensorRef::from_bytes(data, dtype, rows, cols)?.raw;
-        Ok(Self { raw: abi::TyTensor { data: data.as_mut_ptr(), ..raw }, life: PhantomData })
+        let raw = abi::TyTensor { data: data.as_mut_ptr(), ..raw };
+        Ok(Self { raw, device: None, life: PhantomData })
     }
 
     /// A view of memory that a kernel set gave.
     ///
     /// # Safety
-    /// The tensor's memory is valid and used by nobody else for `'a`.
-    pub(crate) unsafe fn from_raw(raw: abi::TyTensor) -> Self {
-        Self { raw, life: PhantomData }
+    /// The tensor's memory is valid and used by nobody else for `'a`; it is of the kind that the
+    /// kernel set of `parts` works on.
+    pub(super) unsafe fn from_raw(raw: abi::TyTensor, parts: &'a Parts) -> Self {
+        Self { raw: present(raw), device: parts.device.map(|_| parts), life: PhantomData }
     }
 
-    /// All bytes.
+    /// Writes all bytes, wherever the tensor lies.
+    ///
+    /// # Errors
+    /// Another number of bytes than the tensor has; what the device refuses.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let expected = byte_length(&self.raw).unwrap_or(0);
+        if bytes.len() != expected {
+            return Err(wrong(format!("found {} bytes; expected {expected}", bytes.len())));
+        }
+        let Some(parts) = self.device else {
+            self.bytes_mut().copy_from_slice(bytes);
+            return Ok(());
+        };
+        // SAFETY: the constructor's promise: this many bytes are ours.
+        unsafe { parts.kernels().copy(self.raw.data, bytes.as_ptr(), bytes.len() as u64) }
+    }
+
+    /// All bytes of a tensor in host memory; empty elsewhere.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        match byte_length(&self.raw) {
+        match byte_length(&self.raw).filter(|_| self.device.is_none()) {
             // SAFETY: the constructor's promise: this many bytes are ours for 'a.
             Some(n) if n > 0 => unsafe { std::slice::from_raw_parts_mut(self.raw.data, n) },
             _ => &mut [],
@@ -222,7 +292,7 @@ impl<'a> TensorMut<'a> {
 
     /// The tensor, to be read.
     pub fn as_ref(&self) -> TensorRef<'_> {
-        TensorRef { raw: self.raw, life: PhantomData }
+        TensorRef { raw: self.raw, device: self.device, life: PhantomData }
     }
 
     pub(crate) fn raw(&self) -> abi::TyTensor {
@@ -233,6 +303,15 @@ impl<'a> TensorMut<'a> {
 /// The raw form of an optional tensor.
 pub(super) fn raw_or_none(tensor: Option<&TensorRef<'_>>) -> abi::TyTensor {
     tensor.map_or(NO_TENSOR, TensorRef::raw)
+}
+
+/// Null means that a tensor is absent, and ranks compare what is there: one without elements has an
+/// address too.
+fn present(raw: abi::TyTensor) -> abi::TyTensor {
+    if raw.data.is_null() && raw.shape.contains(&0) {
+        return abi::TyTensor { data: NonNull::<u128>::dangling().as_ptr().cast(), ..raw };
+    }
+    raw
 }
 
 fn is_contiguous(raw: &abi::TyTensor) -> bool {
@@ -289,5 +368,17 @@ mod tests {
         assert!(TensorRef::strided(&aligned[..48], DType::F32, [3, 4], [5, 1]).is_err());
         assert!(TensorRef::strided(&aligned[..48], DType::F32, [2, 2], [usize::MAX, 1]).is_err());
         assert!(TensorRef::strided(&[], DType::F32, [0, 4], [4, 1]).is_ok());
+    }
+
+    #[test]
+    fn a_tensor_without_elements_is_there_wherever_its_memory_is() {
+        let dtype = DType::U8.code();
+        let empty = abi::TyTensor { dtype, shape: [0, 8], stride: [8, 1], ..NO_TENSOR };
+        let raw = present(empty);
+        assert!(!raw.data.is_null() && (raw.data as usize).is_multiple_of(16));
+        assert_eq!(byte_length(&raw), Some(0));
+        let mut byte = 0_u8;
+        let there = abi::TyTensor { data: &raw mut byte, ..empty };
+        assert_eq!(present(there).data, &raw mut byte);
     }
 }

@@ -167,7 +167,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 3
+#define TY_KERNELS_MINOR 4
 
 /**
  * Most windows a kernel set may ask for.
@@ -188,6 +188,12 @@ struct TyTransportTable;
  * In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
  */
 #define TY_NEEDS_MASKING 1
+
+/**
+ * In [`TyKernelNeeds`]: it takes calls in the order of a stream (`TY_DISPATCH_ON_STREAM`,
+ * `TY_COMBINE_ON_STREAM`), and has the slots from `stream_create` on.
+ */
+#define TY_NEEDS_STREAMS 2
 
 /**
  * In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
@@ -280,14 +286,26 @@ struct TyTransportTable;
 #define TY_DISPATCH_ZERO_PADDING 4
 
 /**
+ * In the order of `stream`: tensors are read behind what was queued there before `dispatch_send`,
+ * and what is queued there after `dispatch_recv` runs behind the operation. Neither waits for rows.
+ * Ranks need not agree on it.
+ */
+#define TY_DISPATCH_ON_STREAM 8
+
+/**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
  */
 #define TY_COMBINE_WEIGHTED 1
 
 /**
+ * As `TY_DISPATCH_ON_STREAM`.
+ */
+#define TY_COMBINE_ON_STREAM 2
+
+/**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 11314896150602700194ull
+#define TY_TRANSPORT_LAYOUT 6977574042058598274
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -297,7 +315,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 16823342564904434115ull
+#define TY_KERNELS_LAYOUT 6634308113551494819
 
 /**
  * Major version of the topology ABI.
@@ -322,7 +340,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 2
+#define TY_TRANSPORT_MINOR 3
 
 /**
  * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -377,6 +395,11 @@ struct TyTransportTable;
 #define TY_CAP_MASKING (1 << 8)
 
 /**
+ * `device_face` works: kernels post and wait by themselves (since minor version 3).
+ */
+#define TY_CAP_DEVICE_FACE (1 << 9)
+
+/**
  * Copy `bytes` from the source window to the destination window of `peer`.
  */
 #define TY_OP_PUT 1
@@ -415,6 +438,41 @@ struct TyTransportTable;
  * The command failed (INV-7). `status` is negative and the details are in `health`.
  */
 #define TY_EVENT_ERROR 2
+
+/**
+ * The contract of device faces: `backends/device/transport.cuh` of this version.
+ */
+#define TY_FACE_VERSION 1
+
+/**
+ * A face in CUDA C++.
+ */
+#define TY_DIALECT_CUDA 1
+
+/**
+ * A face in HIP C++.
+ */
+#define TY_DIALECT_HIP 2
+
+/**
+ * CUDA's run-time compiler can compile the face; so can nvcc.
+ */
+#define TY_COMPILER_NVRTC 1
+
+/**
+ * Only nvcc can.
+ */
+#define TY_COMPILER_NVCC 2
+
+/**
+ * HIP's run-time compiler can compile the face; so can hipcc.
+ */
+#define TY_COMPILER_HIPRTC 3
+
+/**
+ * Only hipcc can.
+ */
+#define TY_COMPILER_HIPCC 4
 
 /**
  * Room that the host gives to `endpoint`.
@@ -469,7 +527,8 @@ typedef struct TyCapabilities {
 } TyCapabilities;
 
 /**
- * A tensor of one or two dimensions. `data` is null where a tensor is absent.
+ * A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
+ * without elements has some address.
  */
 typedef struct TyTensor {
   /**
@@ -509,7 +568,8 @@ typedef struct TyStr {
 } TyStr;
 
 /**
- * One combine. Tensors are valid until `combine_recv` returns.
+ * One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
+ * stream has passed what `combine_recv` left there.
  */
 typedef struct TyCombine {
   /**
@@ -561,6 +621,10 @@ typedef struct TyCombine {
    * As in [`TyDispatch`].
    */
   struct TyStr refusal;
+  /**
+   * As in [`TyDispatch`].
+   */
+  void *stream;
 } TyCombine;
 
 /**
@@ -644,6 +708,64 @@ typedef struct TyConfig {
 } TyConfig;
 
 /**
+ * What a kernel set compiles into its kernels to use a transport.
+ */
+typedef struct TyDeviceFace {
+  /**
+   * `sizeof(TyDeviceFace)`.
+   */
+  size_t size;
+  /**
+   * [`TY_FACE_VERSION`] that the source was written for.
+   */
+  uint32_t version;
+  /**
+   * One of `TY_DIALECT_*`.
+   */
+  uint32_t dialect;
+  /**
+   * One of `TY_COMPILER_*`.
+   */
+  uint32_t compiler;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * Source text of `struct Face`, to be included inside a namespace.
+   */
+  struct TyStr source;
+  /**
+   * Folders that the source includes from.
+   */
+  const struct TyStr *include_folders;
+  /**
+   * Number of folders.
+   */
+  size_t include_folder_count;
+  /**
+   * Macros of the form `NAME=VALUE`.
+   */
+  const struct TyStr *defines;
+  /**
+   * Number of macros.
+   */
+  size_t define_count;
+  /**
+   * The value of `Face::Params`, which kernels take by value.
+   */
+  const uint8_t *params;
+  /**
+   * Its size.
+   */
+  size_t param_bytes;
+  /**
+   * Its alignment.
+   */
+  size_t param_alignment;
+} TyDeviceFace;
+
+/**
  * Arguments of `discover`.
  */
 typedef struct TyDiscover {
@@ -674,7 +796,8 @@ typedef struct TyDiscover {
 } TyDiscover;
 
 /**
- * One dispatch. Tensors are valid until `dispatch_recv` returns.
+ * One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
+ * the stream has passed what `dispatch_recv` left there.
  */
 typedef struct TyDispatch {
   /**
@@ -729,6 +852,11 @@ typedef struct TyDispatch {
    * Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
    */
   struct TyStr refusal;
+  /**
+   * With `TY_DISPATCH_ON_STREAM`: a stream of the device. Null there is CUDA's legacy default
+   * stream. It lives until the region of the output was released and `flush` or `close` called.
+   */
+  void *stream;
 } TyDispatch;
 
 /**
@@ -1079,6 +1207,11 @@ typedef struct TyTransportTable {
    * `peer` (device, provider, both addresses). `*bytes` becomes its length, at most `capacity`.
    */
   int32_t (*link_name)(void *instance, uint32_t peer, uint8_t *data, size_t capacity, size_t *bytes);
+  /**
+   * Optional, cold, after `connect`; required with `TY_CAP_DEVICE_FACE`. What kernels compile
+   * in to use this transport. What it points to is valid until `close`.
+   */
+  int32_t (*device_face)(void *instance, struct TyDeviceFace *face, struct TyError *error);
 } TyTransportTable;
 
 /**
@@ -1486,7 +1619,8 @@ typedef struct TyKernelsTable {
                            struct TyError *error);
   /**
    * Required. Gives an arena region for expert outputs of a handle, so that combine need not
-   * copy them: `[rows, H]` of `dtype`.
+   * copy them: `[rows, H]` of `dtype`. Where the handle's dispatch was in the order of a stream, so
+   * is the region: written there only.
    */
   int32_t (*combine_input)(void *instance,
                            uint32_t handle,
@@ -1504,13 +1638,52 @@ typedef struct TyKernelsTable {
   int32_t (*combine_recv)(void *instance, uint64_t operation, struct TyError *error);
   /**
    * Required. Waits until everything it posted is done (INV-4), so that the transports may be
-   * closed once all ranks have said so. No operation is open.
+   * closed once all ranks have said so; also what was received in the order of a stream and has
+   * not ended, whose errors it tells. No operation is open.
    */
   int32_t (*flush)(void *instance, struct TyError *error);
   /**
-   * Required. Takes back an arena region.
+   * Required. Takes back an arena region. One that was given out in the order of a stream is free
+   * once the stream has passed what is queued there now.
    */
   void (*release)(void *instance, uint64_t region);
+  /**
+   * Optional; required where the set does not work on host memory, as are the next two. Gives
+   * memory of the kind it works on, for tensors of tools that have none of their own.
+   */
+  int32_t (*tensor_alloc)(void *instance, uint64_t bytes, uint8_t **pointer, struct TyError *error);
+  /**
+   * Takes such memory back. An operation that was sent and never received may still use it: the
+   * set waits for its kernels first, as it does in `copy`.
+   */
+  void (*tensor_free)(void *instance, uint8_t *pointer);
+  /**
+   * Copies between host memory and memory of the kind it works on, and waits for it. Runs behind
+   * everything in streams of `stream_create`.
+   */
+  int32_t (*copy)(void *instance,
+                  uint8_t *to,
+                  const uint8_t *from,
+                  uint64_t bytes,
+                  struct TyError *error);
+  /**
+   * Optional; required with `TY_NEEDS_STREAMS`, as are the next two. Makes a stream for tools that
+   * have none of their own. It waits for no other stream.
+   */
+  int32_t (*stream_create)(void *instance, void **stream, struct TyError *error);
+  /**
+   * Takes such a stream back, after everything in it.
+   */
+  void (*stream_destroy)(void *instance, void *stream);
+  /**
+   * Queues a copy between two places of the device's memory on such a stream.
+   */
+  int32_t (*copy_on)(void *instance,
+                     void *stream,
+                     uint8_t *to,
+                     const uint8_t *from,
+                     uint64_t bytes,
+                     struct TyError *error);
 } TyKernelsTable;
 
 /**

@@ -50,7 +50,9 @@ const fn transport_layout() -> u64 {
         TyTransportOpen { size, config, team, needs }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
-            link_name }
+            link_name, device_face }
+        TyDeviceFace { size, version, dialect, compiler, reserved, source, include_folders,
+            include_folder_count, defines, define_count, params, param_bytes, param_alignment }
         TyTransportExport { header, parts, count }
     }
 }
@@ -76,23 +78,24 @@ const fn kernels_layout() -> u64 {
         TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level }
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, reserved, x, scales,
-            topk_idx, topk_weights, refusal }
+            topk_idx, topk_weights, refusal, stream }
         TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
             expert_counts, expert_starts, source_counts, ranges, totals, lost }
         TyCombine { size, operation, handle, flags, x, weights, bias0, bias1, out, out_weights,
-            missing, refusal }
+            missing, refusal, stream }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
-            dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release }
+            dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
+            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on }
         TyKernelsExport { header, parts, count }
     }
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0x9d06_9619_9f1b_d5a2;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xe978_84ed_cbd6_79c3;
+pub const TY_KERNELS_LAYOUT: u64 = 0x5c11_cc14_46ba_8ea3;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 2;
+pub const TY_TRANSPORT_MINOR: u32 = 3;
 
 /// Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -34,6 +34,8 @@ pub const TY_CAP_OWNS_MEMORY: u64 = 1 << 7;
 /// its error event, and hides none of another: `health` tells them in turn. A put to the lost peer
 /// may keep its place in the queue until the fabric gives it up.
 pub const TY_CAP_MASKING: u64 = 1 << 8;
+/// `device_face` works: kernels post and wait by themselves (since minor version 3).
+pub const TY_CAP_DEVICE_FACE: u64 = 1 << 9;
 
 /// What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
 #[repr(C)]
@@ -308,6 +310,62 @@ pub struct TyTransportTable {
             bytes: *mut usize,
         ) -> i32,
     >,
+    /// Optional, cold, after `connect`; required with `TY_CAP_DEVICE_FACE`. What kernels compile
+    /// in to use this transport. What it points to is valid until `close`.
+    pub device_face: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            face: *mut TyDeviceFace,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+}
+
+/// The contract of device faces: `backends/device/transport.cuh` of this version.
+pub const TY_FACE_VERSION: u32 = 1;
+/// A face in CUDA C++.
+pub const TY_DIALECT_CUDA: u32 = 1;
+/// A face in HIP C++.
+pub const TY_DIALECT_HIP: u32 = 2;
+/// CUDA's run-time compiler can compile the face; so can nvcc.
+pub const TY_COMPILER_NVRTC: u32 = 1;
+/// Only nvcc can.
+pub const TY_COMPILER_NVCC: u32 = 2;
+/// HIP's run-time compiler can compile the face; so can hipcc.
+pub const TY_COMPILER_HIPRTC: u32 = 3;
+/// Only hipcc can.
+pub const TY_COMPILER_HIPCC: u32 = 4;
+
+/// What a kernel set compiles into its kernels to use a transport.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyDeviceFace {
+    /// `sizeof(TyDeviceFace)`.
+    pub size: usize,
+    /// [`TY_FACE_VERSION`] that the source was written for.
+    pub version: u32,
+    /// One of `TY_DIALECT_*`.
+    pub dialect: u32,
+    /// One of `TY_COMPILER_*`.
+    pub compiler: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Source text of `struct Face`, to be included inside a namespace.
+    pub source: TyStr,
+    /// Folders that the source includes from.
+    pub include_folders: *const TyStr,
+    /// Number of folders.
+    pub include_folder_count: usize,
+    /// Macros of the form `NAME=VALUE`.
+    pub defines: *const TyStr,
+    /// Number of macros.
+    pub define_count: usize,
+    /// The value of `Face::Params`, which kernels take by value.
+    pub params: *const u8,
+    /// Its size.
+    pub param_bytes: usize,
+    /// Its alignment.
+    pub param_alignment: usize,
 }
 
 /// Room that the host gives to `endpoint`.

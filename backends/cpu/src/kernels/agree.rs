@@ -8,10 +8,11 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::moe::Shape;
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::commands::{Body, Record};
-use super::control::{Header, Signal, Signature, Verdict};
+use super::control::{Header, Signal, Verdict};
 use super::engine::{Engine, Wait};
 use super::handle::Place;
 

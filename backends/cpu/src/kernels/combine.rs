@@ -5,13 +5,13 @@
 //! came over the rail the agent stands in for their source: see `domain_rows`.
 
 use tokenyard_core::abi;
-use tokenyard_core::moe::{DType, Layout, REGION_ALIGN};
+use tokenyard_core::moe::{DType, Holder, Layout, REGION_ALIGN, Region};
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Enter, Terms, ToDomain, ToPeer, bad_record};
-use super::arena::{Holder, Region};
 use super::commands::Body;
-use super::control::{Signature, Verdict};
+use super::control::Verdict;
 use super::dispatch::{refusal, unheard_refusal};
 use super::engine::{Engine, Operation};
 use super::merger::Merger;

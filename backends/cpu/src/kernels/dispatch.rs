@@ -5,13 +5,13 @@
 //! and needs no grant. No row moves before every rank has said that it takes part.
 
 use tokenyard_core::abi;
-use tokenyard_core::moe::{Layout, RegionLayout, RegionSpec};
+use tokenyard_core::moe::{Holder, Layout, RegionLayout, RegionSpec};
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Enter, Terms, ToDomain, ToPeer, bad_record};
-use super::arena::Holder;
 use super::commands::Body;
-use super::control::{Header, Signal, Signature, Verdict};
+use super::control::{Header, Signal, Verdict};
 use super::engine::{Engine, Operation, Wait};
 use super::handle::{Arrangement, WireFormat};
 use super::output::Output;

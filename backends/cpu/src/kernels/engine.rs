@@ -3,13 +3,12 @@ use std::time::Duration;
 
 use tokenyard_core::abi;
 use tokenyard_core::kernels::KernelShape;
-use tokenyard_core::moe::Shape;
+use tokenyard_core::moe::{Arena, Shape};
 use tokenyard_core::transport::{Event, NO_EVENT, Window};
 use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter, reached};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Agreed, Gathered};
-use super::arena::Arena;
 use super::channel::{Channel, Team};
 use super::combine::CombineOp;
 use super::control::{Ids, Signal};
@@ -154,7 +153,7 @@ impl Engine {
             ends: vec![None; in_flight],
             agreed: vec![None; in_flight],
             exposed: None,
-            arena: Arena::new(sizes.arena_bytes),
+            arena: Arena::new(sizes.arena_bytes, "[kernels.cpu] arena_mib"),
             handles: (0..shape.handles).map(|_| HandleState::new(&moe, &domains)).collect(),
             operations: vec![Operation::None; in_flight],
             duty: None,

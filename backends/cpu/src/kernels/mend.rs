@@ -1,9 +1,8 @@
 //! Outputs of a dispatch whose source was lost before all its rows had come.
 
-use tokenyard_core::moe::{Layout, Span};
+use tokenyard_core::moe::{Holder, Layout, Span};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::arena::Holder;
 use super::dispatch::DispatchOp;
 use super::engine::Engine;
 use super::output::Output;

@@ -12,7 +12,6 @@
 //! does inside its domain what they would do if they were here. One domain is the case without them.
 
 mod agree;
-mod arena;
 mod channel;
 mod combine;
 mod commands;

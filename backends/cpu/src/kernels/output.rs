@@ -2,9 +2,8 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::host::NO_TENSOR;
-use tokenyard_core::moe::{DType, Layout, RegionLayout, RegionRows, Span};
+use tokenyard_core::moe::{DType, Layout, Region, RegionLayout, RegionRows, Span};
 
-use super::arena::Region;
 use super::dispatch::DispatchOp;
 use super::engine::Engine;
 

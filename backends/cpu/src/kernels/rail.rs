@@ -6,12 +6,13 @@
 use tokenyard_core::abi;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{Shape, TopkScratch, validate_topk};
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::agree::{Refusal, bad_record, checked, verdict_of};
 use super::channel::{Channel, Team};
 use super::commands::Body;
-use super::control::{Header, Ids, Signal, Signature, Verdict};
+use super::control::{Header, Ids, Signal, Verdict};
 use super::domains::Domains;
 use super::engine::{Engine, Wait};
 use super::handle::Leg;

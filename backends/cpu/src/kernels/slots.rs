@@ -3,9 +3,9 @@
 //! writes to this rank.
 
 use tokenyard_core::abi;
+use tokenyard_core::moe::Region;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::arena::Region;
 use super::channel::Channel;
 use super::commands::Raise;
 use super::control::Signal;

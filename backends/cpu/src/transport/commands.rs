@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::Command;
+use tokenyard_handover::Links;
 
-use super::links::Links;
+use super::peer::Local;
 
 /// Why a command could not be executed. Kept small: it crosses the hot path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ impl fmt::Display for Fault {
 /// Core's promises of the transport contract hold: offsets and lengths are inside the windows, the
 /// destination of a value is aligned to 8 bytes, and nobody else uses the source of a put or the
 /// destination of a get meanwhile.
-pub(super) unsafe fn execute(links: &Links, command: &Command) -> Result<(), Fault> {
+pub(super) unsafe fn execute(links: &Links<Local>, command: &Command) -> Result<(), Fault> {
     match command.op {
         // SAFETY: by this function's contract.
         abi::TY_OP_PUT => unsafe { put(links, command) },
@@ -56,16 +57,16 @@ pub(super) unsafe fn execute(links: &Links, command: &Command) -> Result<(), Fau
 }
 
 /// The addresses of a copy: this rank's and the peer's.
-fn ends(links: &Links, command: &Command) -> Result<(*mut u8, *mut u8), Fault> {
+fn ends(links: &Links<Local>, command: &Command) -> Result<(*mut u8, *mut u8), Fault> {
     let peer = links.peer(command.peer).ok_or(Fault::Peer)?;
     let remote = peer.windows.get(command.dst_window as usize).ok_or(Fault::Window)?;
-    let local = links.local_window(command.src_window).ok_or(Fault::Window)?;
+    let local = links.memory.windows.get(usize::from(command.src_window)).ok_or(Fault::Window)?;
     Ok((local.at(command.src_offset, command.bytes), remote.at(command.dst_offset, command.bytes)))
 }
 
 /// # Safety
 /// As [`execute`].
-unsafe fn put(links: &Links, command: &Command) -> Result<(), Fault> {
+unsafe fn put(links: &Links<Local>, command: &Command) -> Result<(), Fault> {
     let (local, remote) = ends(links, command)?;
     // SAFETY: both ranges are inside mapped windows, by this function's contract. They may overlap
     // (a put to this rank itself), which `copy` allows. Other processes may touch the memory: no
@@ -77,7 +78,7 @@ unsafe fn put(links: &Links, command: &Command) -> Result<(), Fault> {
 
 /// # Safety
 /// As [`execute`].
-unsafe fn get(links: &Links, command: &Command) -> Result<(), Fault> {
+unsafe fn get(links: &Links<Local>, command: &Command) -> Result<(), Fault> {
     let (local, remote) = ends(links, command)?;
     // SAFETY: as in `put`, the other way round: who owns the remote range raised a signal after
     // writing it, or it is not written now.
@@ -87,7 +88,7 @@ unsafe fn get(links: &Links, command: &Command) -> Result<(), Fault> {
 
 /// # Safety
 /// As [`execute`].
-unsafe fn put_value(links: &Links, command: &Command) -> Result<(), Fault> {
+unsafe fn put_value(links: &Links<Local>, command: &Command) -> Result<(), Fault> {
     let peer = links.peer(command.peer).ok_or(Fault::Peer)?;
     let window = peer.windows.get(command.dst_window as usize).ok_or(Fault::Window)?;
     let target = window.at(command.dst_offset, 8).cast::<u64>();
@@ -98,7 +99,7 @@ unsafe fn put_value(links: &Links, command: &Command) -> Result<(), Fault> {
     Ok(())
 }
 
-fn raise(links: &Links, command: &Command) -> Result<(), Fault> {
+fn raise(links: &Links<Local>, command: &Command) -> Result<(), Fault> {
     let peer = links.peer(command.peer).ok_or(Fault::Peer)?;
     peer.signals.raise(command.signal, command.add).ok_or(Fault::Signal)
 }

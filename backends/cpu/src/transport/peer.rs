@@ -1,20 +1,17 @@
 //! What this rank shares with its peers, and what it has mapped of each.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use tokenyard_core::transport::{Team, TransportNeeds, Window};
+use tokenyard_core::transport::{TransportNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_handover::{Extent, Handed, Memory};
 
 use super::memory::{self, Mapping, Span};
 use super::signals::Signals;
-use super::socket::{DESCRIPTOR_FIX, RawRecord};
-use super::wire::{Endpoint, Extent, Introduction, Record, Secret};
 
 /// A rank whose memory can be reached: another one, or this one itself.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// The token that the rank introduced itself with.
-    pub(super) token: Secret,
     /// In order of registration.
     pub(super) windows: Vec<Span>,
     pub(super) signals: Signals,
@@ -22,48 +19,42 @@ pub(super) struct Peer {
     _mappings: Vec<Mapping>,
 }
 
-/// This rank's own memory and identity.
+/// This rank's own memory.
 #[derive(Debug)]
 pub(super) struct Local {
-    pub(super) team: Team,
-    pub(super) endpoint: Endpoint,
     pub(super) windows: Vec<Span>,
     pub(super) signals: Signals,
     signal_count: u32,
-    shared_windows: Vec<(BorrowedFd<'static>, Extent)>,
-    signal_fd: OwnedFd,
     /// Keeps `signals` mapped.
     _signal_mapping: Mapping,
 }
 
 impl Local {
-    pub(super) fn new(team: &Team, needs: &TransportNeeds) -> Result<Self> {
+    /// Makes the signals; their memory is behind the descriptor.
+    pub(super) fn new(needs: &TransportNeeds) -> Result<(Self, (OwnedFd, Extent))> {
         let bytes = Signals::bytes(needs.signals);
-        let signal_fd = memory::create("tokenyard-signals", bytes as u64)?;
-        let mapping = Mapping::new(signal_fd.as_fd(), 0, bytes)?;
-        Ok(Self {
-            team: team.clone(),
-            endpoint: Endpoint::draw()?,
+        let fd = memory::create("tokenyard-signals", bytes as u64)?;
+        let mapping = Mapping::new(fd.as_fd(), 0, bytes)?;
+        let local = Self {
             windows: Vec::with_capacity(needs.windows as usize),
             // SAFETY: the mapping has these bytes, is page-aligned and is kept beside the signals;
             // nothing but totals is in it.
             signals: unsafe { Signals::new(mapping.span(), needs.signals) },
             signal_count: needs.signals,
-            shared_windows: Vec::with_capacity(needs.windows as usize),
-            signal_fd,
             _signal_mapping: mapping,
-        })
+        };
+        Ok((local, (fd, Extent { offset: 0, bytes: bytes as u64 })))
     }
 
-    pub(super) fn ranks(&self) -> usize {
-        self.team.world_ranks.len()
-    }
-
-    /// Keeps a window for the introductions.
+    /// Keeps a window, and returns what peers need of it.
     ///
     /// # Safety
-    /// Memory and descriptor of the window stay valid until `self` is dropped.
-    pub(super) unsafe fn add_window(&mut self, window: &Window) -> Result<()> {
+    /// Memory and descriptor of the window stay valid until `self`, and who holds the result, is
+    /// dropped.
+    pub(super) unsafe fn add_window(
+        &mut self,
+        window: &Window,
+    ) -> Result<(BorrowedFd<'static>, Extent)> {
         debug_assert_eq!(window.id as usize, self.windows.len(), "windows come in order");
         let refused = |message: String| {
             Error::new(ErrorKind::InvalidInput, "register", message)
@@ -80,7 +71,7 @@ impl Local {
                 window.bytes, window.fd_offset
             )));
         }
-        // SAFETY: open until `self` is dropped, by this function's contract.
+        // SAFETY: open for as long as it is used, by this function's contract.
         let fd = unsafe { BorrowedFd::borrow_raw(window.fd) };
         let (found, end) = (memory::length(fd)?, window.fd_offset.saturating_add(window.bytes));
         if found < end {
@@ -90,75 +81,28 @@ impl Local {
         }
         memory::seal(fd).map_err(|e| e.with_context("window", window.id))?;
         self.windows.push(Span::new(window.pointer, window.bytes as usize));
-        let extent = Extent { offset: window.fd_offset, bytes: window.bytes };
-        self.shared_windows.push((fd, extent));
-        Ok(())
+        Ok((fd, Extent { offset: window.fd_offset, bytes: window.bytes }))
+    }
+}
+
+impl Memory for Local {
+    type Peer = Peer;
+
+    fn own(&self) -> Peer {
+        Peer { windows: self.windows.clone(), signals: self.signals, _mappings: Vec::new() }
     }
 
-    /// The record and the descriptors that the rank with token `to` needs.
-    pub(super) fn introduction(&self, to: Secret) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
-        let record = Record::Introduction(Introduction {
-            to,
-            from: self.endpoint.token,
-            sender: self.team.me,
-            ranks: self.ranks() as u32,
-            signals: self.signal_count,
-            windows: self.shared_windows.iter().map(|(_, extent)| *extent).collect(),
-        });
-        let windows = self.shared_windows.iter().map(|(fd, _)| *fd);
-        (record.to_bytes(), windows.chain([self.signal_fd.as_fd()]).collect())
-    }
-
-    /// This rank as a peer of itself: its own memory, not mapped twice.
-    pub(super) fn as_peer(&self) -> Peer {
-        Peer {
-            token: self.endpoint.token,
-            windows: self.windows.clone(),
-            signals: self.signals,
-            _mappings: Vec::new(),
-        }
-    }
-
-    /// Checks a raw record: that it is an introduction, meant for this rank, from another rank of
-    /// the team. Its contents are checked by [`Local::admit`].
-    pub(super) fn identify(&self, raw: &RawRecord) -> Result<Introduction> {
-        let fail = |message: String| Err(Error::new(ErrorKind::Protocol, "meet peer", message));
-        let it = match Record::parse(&raw.bytes)? {
-            Record::Introduction(it) => it,
-            Record::Refusal(text) => return fail(format!("the peer refused this rank: {text}")),
-        };
-        if it.to != self.endpoint.token {
-            return fail("found a wrong access token; expected the one of this endpoint".into());
-        }
-        if it.sender == self.team.me || it.sender as usize >= self.ranks() {
-            return fail(format!(
-                "found index {} in the team; expected another one of {}",
-                it.sender,
-                self.ranks()
-            ));
-        }
-        Ok(it)
-    }
-
-    /// Maps the memory of a peer whose introduction was identified. Its descriptors are closed.
-    pub(super) fn admit(&self, it: &Introduction, raw: RawRecord) -> Result<Peer> {
-        self.compare(it, &raw)
-            .map_err(|e| e.with_rank(self.team.world_ranks[it.sender as usize]))?;
-        let mut mappings = Vec::with_capacity(raw.fds.len());
-        let signals = Extent { offset: 0, bytes: Signals::bytes(self.signal_count) as u64 };
-        for (fd, extent) in raw.fds.iter().zip(it.windows.iter().copied().chain([signals])) {
-            let Some(end) = extent.offset.checked_add(extent.bytes) else {
-                return Err(self.mismatch("offset", extent.offset, "one inside the memory"));
-            };
-            memory::check(fd.as_fd(), end)?;
+    fn map(&self, memory: Vec<Handed>) -> Result<Peer> {
+        let mut mappings = Vec::with_capacity(memory.len());
+        for Handed { fd, extent } in &memory {
+            memory::check(fd.as_fd(), extent.offset + extent.bytes)?;
             mappings.push(Mapping::new(fd.as_fd(), extent.offset, extent.bytes as usize)?);
         }
         let mut spans: Vec<_> = mappings.iter().map(Mapping::span).collect();
         let Some(signals) = spans.pop() else {
-            return Err(self.mismatch("descriptors", 0, "at least one"));
+            return Err(Error::new(ErrorKind::Internal, "meet peer", "no signals came"));
         };
         Ok(Peer {
-            token: it.from,
             windows: spans,
             // SAFETY: the mapping has `Signals::bytes(signal_count)` bytes, is page-aligned and
             // kept beside the signals. What a peer writes there can only make totals wrong.
@@ -166,42 +110,39 @@ impl Local {
             _mappings: mappings,
         })
     }
+}
 
-    /// Everything that core promises to be equal on all ranks is compared, for the sizes decide
-    /// what this rank may touch in the peer's memory.
-    fn compare(&self, it: &Introduction, raw: &RawRecord) -> Result<()> {
-        if it.ranks as usize != self.ranks() {
-            return Err(self.mismatch("ranks in the team", it.ranks, self.ranks()));
-        }
-        if it.signals != self.signal_count {
-            return Err(self.mismatch("signals", it.signals, self.signal_count));
-        }
-        if it.windows.len() != self.windows.len() {
-            return Err(self.mismatch("windows", it.windows.len(), self.windows.len()));
-        }
-        for (theirs, ours) in it.windows.iter().zip(&self.windows) {
-            if theirs.bytes != ours.bytes() as u64 {
-                return Err(self.mismatch("bytes of a window", theirs.bytes, ours.bytes()));
-            }
-        }
-        if raw.fds.len() != it.windows.len() + 1 {
-            let error = self.mismatch("descriptors", raw.fds.len(), it.windows.len() + 1);
-            return Err(if raw.cut { error.with_fix(DESCRIPTOR_FIX) } else { error });
-        }
-        Ok(())
+#[cfg(test)]
+mod tests {
+    use rustix::fs::MemfdFlags;
+
+    use super::*;
+
+    const BYTES: u64 = 4096;
+
+    /// What is said about a window behind `fd`.
+    fn met_with(fd: OwnedFd) -> Error {
+        let needs = TransportNeeds {
+            windows: 1,
+            lanes: 1,
+            signals: 8,
+            queue_depth: 1,
+            largest_put: BYTES,
+            deadline: std::time::Duration::from_secs(20),
+        };
+        let (local, signals) = Local::new(&needs).unwrap();
+        let window = Handed { fd, extent: Extent { offset: 0, bytes: BYTES } };
+        local.map(vec![window, Handed { fd: signals.0, extent: signals.1 }]).unwrap_err()
     }
 
-    fn mismatch(
-        &self,
-        what: &'static str,
-        found: impl std::fmt::Display,
-        expected: impl std::fmt::Display,
-    ) -> Error {
-        Error::new(
-            ErrorKind::Protocol,
-            "meet peer",
-            format!("{what}: found {found}; expected {expected}"),
-        )
-        .with_fix("run the same program with the same shapes on all ranks")
+    #[test]
+    fn memory_that_could_kill_this_rank_is_refused() {
+        let open = rustix::fs::memfd_create("window", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&open, BYTES).unwrap();
+        let error = met_with(open);
+        assert_eq!(error.kind(), ErrorKind::Protocol);
+        assert!(error.to_string().contains("expected F_SEAL_SHRINK"), "{error}");
+        let error = met_with(memory::create("window", BYTES - 1).unwrap());
+        assert!(error.to_string().contains("found 4095 bytes of memory"), "{error}");
     }
 }

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::wire::{MAX_WINDOWS, RECORD_BYTES, Secret};
+use super::wire::{MAX_WINDOWS, RECORD_BYTES, Secret, secret};
 
 /// Most descriptors of one record: the windows and the signals.
 const MAX_FDS: usize = MAX_WINDOWS as usize + 1;
@@ -45,6 +45,14 @@ pub(super) struct RawRecord {
     pub(super) fds: Vec<OwnedFd>,
     /// Descriptors were lost on the way: this process may not have more of them.
     pub(super) cut: bool,
+}
+
+/// Whether this system lets a process make abstract sockets.
+///
+/// # Errors
+/// What it refuses, and the fix.
+pub fn probe() -> Result<()> {
+    listen_as(&secret()?, 1).map(drop)
 }
 
 /// Opens a socket that peers can call by `name`. It leaves no file behind.
@@ -189,7 +197,7 @@ fn address(name: &Secret) -> Result<SocketAddrUnix, Errno> {
 }
 
 /// How to get more descriptors.
-pub(super) const DESCRIPTOR_FIX: &str = "raise the limit on open files: `ulimit -n`, LimitNOFILE= of the service, --ulimit nofile= of \
+pub const DESCRIPTOR_FIX: &str = "raise the limit on open files: `ulimit -n`, LimitNOFILE= of the service, --ulimit nofile= of \
      the container";
 
 fn failed(operation: &'static str, errno: Errno) -> Error {
@@ -204,7 +212,6 @@ fn failed(operation: &'static str, errno: Errno) -> Error {
 mod tests {
     use std::os::fd::AsFd as _;
 
-    use super::super::wire::secret;
     use super::*;
 
     fn pair() -> (OwnedFd, OwnedFd) {

@@ -13,7 +13,7 @@ const REFUSAL: u32 = 2;
 const MOST_TEXT: usize = 400;
 
 /// Most windows of a rank.
-pub(super) const MAX_WINDOWS: u32 = 64;
+pub const MAX_WINDOWS: u32 = 64;
 /// Longest record.
 pub(super) const RECORD_BYTES: usize = 2048;
 
@@ -31,7 +31,7 @@ pub(super) fn secret() -> Result<Secret> {
 
 /// What a peer needs to reach a rank: crosses the bootstrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Endpoint {
+pub struct Endpoint {
     /// Name of the rank's listening socket.
     pub(super) name: Secret,
     /// What a caller must show, and what the rank shows when it calls.
@@ -43,11 +43,16 @@ impl Endpoint {
         Ok(Self { name: secret()?, token: secret()? })
     }
 
-    pub(super) fn to_bytes(self) -> Vec<u8> {
+    /// As it crosses the bootstrap.
+    pub fn to_bytes(self) -> Vec<u8> {
         [VERSION.to_le_bytes().as_slice(), &self.name, &self.token].concat()
     }
 
-    pub(super) fn parse(data: &[u8]) -> Result<Self> {
+    /// Reads what a peer gave.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] for bytes of another form or version.
+    pub fn parse(data: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("read endpoint", data);
         reader.version()?;
         let endpoint = Self { name: reader.array()?, token: reader.array()? };
@@ -58,9 +63,11 @@ impl Endpoint {
 
 /// Where a window lies behind its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
+pub struct Extent {
+    /// Bytes before it.
+    pub offset: u64,
+    /// Its length.
+    pub bytes: u64,
 }
 
 /// What a rank says about itself when it sends its descriptors: those of its windows in order of

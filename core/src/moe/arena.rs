@@ -1,9 +1,9 @@
-use tokenyard_core::moe::REGION_ALIGN;
-use tokenyard_core::{Error, ErrorKind, Result};
+use super::REGION_ALIGN;
+use crate::{Error, ErrorKind, Result};
 
 /// What a region is used for; named when the arena is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holder {
+pub enum Holder {
     /// The output of dispatch number n, held by the caller or its handle.
     Dispatch(u64),
     /// Room for the expert outputs of a handle.
@@ -16,32 +16,41 @@ pub(super) enum Holder {
 
 /// A piece of the arena.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Region {
-    pub(super) id: u64,
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
+pub struct Region {
+    /// Names it; never given twice.
+    pub id: u64,
+    /// Bytes from the start of the arena; a multiple of [`REGION_ALIGN`].
+    pub offset: u64,
+    /// Its length; a multiple of [`REGION_ALIGN`].
+    pub bytes: u64,
     holder: Holder,
 }
 
 /// Gives out pieces of the arena window, first fit. Its lists have their room from the start.
 #[derive(Debug)]
-pub(super) struct Arena {
+pub struct Arena {
     bytes: u64,
     /// Sorted by offset.
     regions: Vec<Region>,
     next_id: u64,
+    /// The config key that makes it larger.
+    key: &'static str,
 }
 
 /// Regions that may be held at once.
 const MOST_REGIONS: usize = 4096;
 
 impl Arena {
-    pub(super) fn new(bytes: u64) -> Self {
-        Self { bytes, regions: Vec::with_capacity(MOST_REGIONS), next_id: 1 }
+    /// An empty arena of `bytes`; `key` is the config key that would make it larger.
+    pub fn new(bytes: u64, key: &'static str) -> Self {
+        Self { bytes, regions: Vec::with_capacity(MOST_REGIONS), next_id: 1, key }
     }
 
-    /// A region of at least `bytes` bytes at a multiple of [`REGION_ALIGN`].
-    pub(super) fn allocate(&mut self, bytes: u64, holder: Holder) -> Result<Region> {
+    /// A region of at least `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Full`], naming the holders.
+    pub fn allocate(&mut self, bytes: u64, holder: Holder) -> Result<Region> {
         let bytes = bytes.max(1).next_multiple_of(REGION_ALIGN);
         let mut start = 0;
         let mut index = 0;
@@ -61,8 +70,31 @@ impl Arena {
         Ok(region)
     }
 
+    /// A region for what is not counted yet: the first gap of `most` bytes, else the largest gap.
+    /// To be cut to what is needed with [`shrink`](Self::shrink).
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate), if there is no gap at all.
+    pub fn reserve(&mut self, most: u64, holder: Holder) -> Result<Region> {
+        let mut largest = 0;
+        let mut start = 0;
+        let ends = self.regions.iter().map(|r| (r.offset, r.offset + r.bytes));
+        for (gap_end, next) in ends.chain([(self.bytes, self.bytes)]) {
+            largest = largest.max((gap_end - start) / REGION_ALIGN * REGION_ALIGN);
+            start = next;
+        }
+        self.allocate(most.min(largest), holder)
+    }
+
+    /// Gives the end of a region back. A region that is not held is ignored.
+    pub fn shrink(&mut self, id: u64, bytes: u64) {
+        if let Some(region) = self.regions.iter_mut().find(|r| r.id == id) {
+            region.bytes = region.bytes.min(bytes.max(1).next_multiple_of(REGION_ALIGN));
+        }
+    }
+
     /// Takes a region back; one that is not held is ignored.
-    pub(super) fn release(&mut self, id: u64) {
+    pub fn release(&mut self, id: u64) {
         let held = |r: &Region| r.id == id && r.holder != Holder::Lost;
         if let Some(index) = self.regions.iter().position(held) {
             self.regions.remove(index);
@@ -71,21 +103,26 @@ impl Arena {
 
     /// Keeps a region out of use for good (INV-8).
     #[cold]
-    pub(super) fn quarantine(&mut self, id: u64) {
+    pub fn quarantine(&mut self, id: u64) {
         if let Some(region) = self.regions.iter_mut().find(|r| r.id == id) {
             // No longer that of its former id, so nobody can give it back.
             (region.holder, region.id) = (Holder::Lost, 0);
         }
     }
 
-    #[cold]
-    fn full(&self, bytes: u64) -> Error {
+    /// Who holds the most, for messages.
+    pub fn holders(&self) -> String {
         let mut largest = self.regions.clone();
         largest.sort_by_key(|r| std::cmp::Reverse(r.bytes));
         let mut holders: Vec<_> = largest.iter().take(3).map(describe).collect();
         if largest.len() > 3 {
             holders.push(format!("{} more", largest.len() - 3));
         }
+        if holders.is_empty() { "nobody".into() } else { holders.join(", ") }
+    }
+
+    #[cold]
+    fn full(&self, bytes: u64) -> Error {
         let held: u64 = self.regions.iter().map(|r| r.bytes).sum();
         Error::new(
             ErrorKind::Full,
@@ -93,10 +130,10 @@ impl Arena {
             format!(
                 "the arena has {} bytes, {held} of them held; needed {bytes} in one piece; held by {}",
                 self.bytes,
-                if holders.is_empty() { "nobody".into() } else { holders.join(", ") }
+                self.holders()
             ),
         )
-        .with_fix("drop outputs and handles that are done, or raise [kernels.cpu] arena_mib")
+        .with_fix(format!("drop outputs and handles that are done, or raise {}", self.key))
     }
 }
 
@@ -115,7 +152,7 @@ mod tests {
 
     #[test]
     fn regions_do_not_overlap_and_gaps_are_used_again() {
-        let mut arena = Arena::new(1024);
+        let mut arena = Arena::new(1024, "");
         let a = arena.allocate(200, Holder::Dispatch(0)).expect("room");
         let b = arena.allocate(256, Holder::Dispatch(1)).expect("room");
         let c = arena.allocate(512, Holder::Combine(2)).expect("room");
@@ -129,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_region_in_quarantine_is_never_given_out_again() {
-        let mut arena = Arena::new(512);
+        let mut arena = Arena::new(512, "");
         let a = arena.allocate(256, Holder::Dispatch(7)).expect("room");
         arena.quarantine(a.id);
         arena.release(a.id);
@@ -141,12 +178,29 @@ mod tests {
 
     #[test]
     fn a_full_arena_names_its_holders_and_the_fix() {
-        let mut arena = Arena::new(512);
+        let mut arena = Arena::new(512, "[kernels.cpu] arena_mib");
         arena.allocate(384, Holder::Dispatch(7)).expect("room");
         let error = arena.allocate(256, Holder::Combine(8)).expect_err("full");
         assert_eq!(error.kind(), ErrorKind::Full);
         let text = error.to_string();
         assert!(text.contains("held by dispatch 7 (384 bytes)"), "{text}");
         assert!(text.contains("arena_mib"), "{text}");
+    }
+
+    #[test]
+    fn a_reservation_takes_the_largest_gap_and_gives_the_rest_back() {
+        let mut arena = Arena::new(1024, "");
+        let a = arena.allocate(256, Holder::Dispatch(0)).expect("room");
+        let b = arena.reserve(512, Holder::Dispatch(1)).expect("room");
+        assert_eq!((b.offset, b.bytes), (256, 512));
+        arena.shrink(b.id, 100);
+        let c = arena.reserve(4096, Holder::Dispatch(2)).expect("room");
+        assert_eq!((c.offset, c.bytes), (384, 640));
+        assert_eq!(
+            arena.reserve(1, Holder::Dispatch(3)).expect_err("full").kind(),
+            ErrorKind::Full
+        );
+        arena.release(a.id);
+        assert_eq!(arena.reserve(4096, Holder::Dispatch(4)).expect("room").bytes, 256);
     }
 }

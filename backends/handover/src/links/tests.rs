@@ -3,12 +3,10 @@ use std::sync::Barrier;
 use std::thread;
 
 use rustix::fs::MemfdFlags;
-use tokenyard_core::abi;
-use tokenyard_core::transport::{Team, TransportNeeds, Window};
+use tokenyard_core::transport::Team;
 
-use super::super::memory::{self, Mapping};
-use super::super::signals::Signals;
-use super::super::wire::{Extent, Introduction, Secret, secret};
+use super::super::offer::Handed;
+use super::super::wire::{Extent, secret};
 use super::*;
 
 const BYTES: u64 = 4096;
@@ -16,43 +14,59 @@ const SIGNALS: u32 = 8;
 const SOON: Duration = Duration::from_millis(100);
 const LATER: Duration = Duration::from_secs(20);
 
+fn memory(bytes: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("window", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, bytes).unwrap();
+    fd
+}
+
+/// Checks lengths and maps nothing: the peer is the list of lengths.
+#[derive(Debug)]
+struct Lengths;
+
+impl Memory for Lengths {
+    type Peer = Vec<u64>;
+
+    fn own(&self) -> Vec<u64> {
+        vec![BYTES, SIGNALS.into()]
+    }
+
+    fn map(&self, memory: Vec<Handed>) -> Result<Vec<u64>> {
+        memory
+            .iter()
+            .map(|piece| {
+                let found = rustix::fs::fstat(&piece.fd).unwrap().st_size as u64;
+                let expected = piece.extent.offset + piece.extent.bytes;
+                if found < expected {
+                    let text = format!("found {found} bytes of memory; expected {expected}");
+                    return Err(Error::new(ErrorKind::Protocol, "map", text));
+                }
+                Ok(found)
+            })
+            .collect()
+    }
+}
+
 /// Links of one rank with one window. Fields drop in order: the links end before their window.
 struct Rank {
-    links: Links,
-    _mapping: Mapping,
+    links: Links<Lengths>,
     _fd: OwnedFd,
 }
 
 impl Rank {
     fn new(me: u32, ranks: u32) -> Self {
-        let needs = TransportNeeds {
-            windows: 1,
-            lanes: 1,
-            signals: SIGNALS,
-            queue_depth: 1,
-            largest_put: BYTES,
-            deadline: LATER,
-        };
-        let fd = memory::create("window", BYTES).unwrap();
-        let mapping = Mapping::new(fd.as_fd(), 0, BYTES as usize).unwrap();
-        let window = Window {
-            size: size_of::<Window>(),
-            id: 0,
-            kind: abi::TY_MEMORY_HOST,
-            pointer: mapping.span().base(),
-            bytes: BYTES,
-            fd: fd.as_raw_fd(),
-            device: -1,
-            fd_offset: 0,
-        };
-        let mut local = Local::new(&Team::world(me, ranks), &needs).unwrap();
-        // SAFETY: mapping and descriptor are dropped after the links.
-        unsafe { local.add_window(&window).unwrap() };
-        Self { links: Links::new(local).unwrap(), _mapping: mapping, _fd: fd }
+        let fd = memory(BYTES);
+        let signals = Extent { offset: 0, bytes: SIGNALS.into() };
+        let signals = (memory(SIGNALS.into()), signals);
+        let mut offer = Offer::new(&Team::world(me, ranks), SIGNALS, signals).unwrap();
+        // SAFETY: the descriptor is dropped after the links.
+        let window = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
+        offer.add_window(window, Extent { offset: 0, bytes: BYTES });
+        Self { links: Links::new(offer, Lengths).unwrap(), _fd: fd }
     }
 
     fn endpoint(&self) -> Endpoint {
-        self.links.local.endpoint
+        self.links.offer.endpoint
     }
 }
 
@@ -103,10 +117,7 @@ fn introduction(to: &Endpoint, from: Secret) -> Introduction {
 
 /// A window and signals as a good rank would send them.
 fn good_memory() -> [OwnedFd; 2] {
-    [
-        memory::create("window", BYTES).unwrap(),
-        memory::create("signals", Signals::bytes(SIGNALS) as u64).unwrap(),
-    ]
+    [memory(BYTES), memory(SIGNALS.into())]
 }
 
 /// Lets a stranger with the right token say something else than it should, and returns what the
@@ -130,23 +141,15 @@ fn a_good_introduction_is_admitted() {
     let peer = Stranger::call(&to);
     peer.introduce(introduction(&to, from.token), &[window.as_fd(), signals.as_fd()]);
     rank.links.connect(1, &from, SOON).unwrap();
-    assert_eq!(rank.links.peer(1).unwrap().windows[0].bytes() as u64, BYTES);
+    assert_eq!(rank.links.peer(1).unwrap()[0], BYTES);
 }
 
 #[test]
-fn memory_that_could_kill_this_rank_is_refused_on_both_sides() {
-    let (error, told) = met_with(|_, fds| {
-        fds[0] = rustix::fs::memfd_create("window", MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&fds[0], BYTES).unwrap();
-    });
-    assert_eq!(error.kind(), ErrorKind::Protocol);
-    assert!(error.to_string().contains("expected F_SEAL_SHRINK"), "{error}");
-    assert!(told.contains("expected F_SEAL_SHRINK"), "{told}");
-
-    let (error, _) = met_with(|_, fds| fds[0] = memory::create("window", BYTES - 1).unwrap());
+fn memory_that_cannot_be_mapped_is_refused_on_both_sides() {
+    let (error, told) = met_with(|_, fds| fds[0] = memory(BYTES - 1));
+    assert_eq!((error.kind(), error.rank()), (ErrorKind::Protocol, Some(1)));
     assert!(error.to_string().contains("found 4095 bytes of memory"), "{error}");
-    let (error, _) = met_with(|_, fds| fds[1] = memory::create("signals", 8).unwrap());
-    assert!(error.to_string().contains("found 8 bytes of memory"), "{error}");
+    assert!(told.contains("found 4095 bytes of memory"), "{told}");
     let (error, _) = met_with(|it, _| it.windows[0].offset = u64::MAX - 8);
     assert!(error.to_string().contains("offset"), "{error}");
 }

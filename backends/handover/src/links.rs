@@ -14,10 +14,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::memory::Span;
-use super::peer::{Local, Peer};
+use super::offer::{Memory, Offer};
 use super::socket::{self, Dialled, RawRecord, Received};
-use super::wire::{Endpoint, Record};
+use super::wire::{Endpoint, Introduction, Record, Secret};
 
 /// How long to wait before calling again a peer whose queue is full.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
@@ -26,10 +25,14 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// This rank's memory and its ways to that of all ranks.
 #[derive(Debug)]
-pub(super) struct Links {
-    pub(super) local: Local,
-    /// By index in the team; nothing for a rank that is not connected.
-    peers: Vec<Option<Peer>>,
+pub struct Links<M: Memory> {
+    /// What this rank hands over.
+    pub offer: Offer,
+    /// How it maps what it is handed.
+    pub memory: M,
+    /// By index in the team, with the token it introduced itself with; nothing for a rank that is
+    /// not connected.
+    peers: Vec<Option<(Secret, M::Peer)>>,
     /// Peers whose introduction was bad, until `connect` reports it.
     refused: Vec<(u32, Error)>,
     /// Open until all ranks are connected.
@@ -53,12 +56,17 @@ enum Call {
     Gone,
 }
 
-impl Links {
-    pub(super) fn new(local: Local) -> Result<Self> {
-        let ranks = local.ranks();
-        let listener = socket::listen_as(&local.endpoint.name, ranks)?;
+impl<M: Memory> Links<M> {
+    /// Starts to listen for the peers.
+    ///
+    /// # Errors
+    /// The system has no sockets to give.
+    pub fn new(offer: Offer, memory: M) -> Result<Self> {
+        let ranks = offer.ranks();
+        let listener = socket::listen_as(&offer.endpoint.name, ranks)?;
         Ok(Self {
-            local,
+            offer,
+            memory,
             peers: std::iter::repeat_with(|| None).take(ranks).collect(),
             refused: Vec::new(),
             door: Some(Door { listener, callers: Vec::new() }),
@@ -66,24 +74,19 @@ impl Links {
     }
 
     /// A connected rank. Hot.
-    pub(super) fn peer(&self, peer: u32) -> Option<&Peer> {
-        self.peers.get(peer as usize)?.as_ref()
-    }
-
-    /// A window of this rank. Hot.
-    pub(super) fn local_window(&self, window: u16) -> Option<Span> {
-        self.local.windows.get(window as usize).copied()
+    #[inline]
+    pub fn peer(&self, peer: u32) -> Option<&M::Peer> {
+        self.peers.get(peer as usize)?.as_ref().map(|(_, peer)| peer)
     }
 
     /// Connects to `peer`, which gave `endpoint`, within `limit`.
-    pub(super) fn connect(
-        &mut self,
-        peer: u32,
-        endpoint: &Endpoint,
-        limit: Duration,
-    ) -> Result<()> {
-        if peer == self.local.team.me {
-            self.peers[peer as usize] = Some(self.local.as_peer());
+    ///
+    /// # Errors
+    /// `PeerLost` or `Deadline` where nobody answers, `Protocol` where the answer is not what this
+    /// rank expects.
+    pub fn connect(&mut self, peer: u32, endpoint: &Endpoint, limit: Duration) -> Result<()> {
+        if peer == self.offer.team.me {
+            self.peers[peer as usize] = Some((self.offer.endpoint.token, self.memory.own()));
         } else {
             self.meet(peer, endpoint, limit)?;
         }
@@ -132,14 +135,14 @@ impl Links {
             Dialled::Nobody => return Ok(Call::Gone),
         };
         socket::check_owner(socket.as_fd())?;
-        let (record, fds) = self.local.introduction(endpoint.token);
+        let (record, fds) = self.offer.introduction(endpoint.token);
         let sent = socket::send(socket.as_fd(), &record, &fds)?;
         Ok(if sent { Call::Waiting(socket) } else { Call::Gone })
     }
 
     fn take_answer(&mut self, peer: u32, raw: RawRecord) -> Result<()> {
         let rank = self.world_rank(peer);
-        let it = self.local.identify(&raw).map_err(|e| e.with_rank(rank))?;
+        let it = self.offer.identify(&raw).map_err(|e| e.with_rank(rank))?;
         if it.sender != peer {
             return Err(Error::new(
                 ErrorKind::Protocol,
@@ -148,7 +151,7 @@ impl Links {
             )
             .with_rank(rank));
         }
-        self.peers[peer as usize] = Some(self.local.admit(&it, raw)?);
+        self.peers[peer as usize] = Some(self.admit(&it, raw)?);
         Ok(())
     }
 
@@ -184,7 +187,7 @@ impl Links {
     /// Answers one caller. A stranger's record is refused and forgotten; a peer's bad record is
     /// kept for the `connect` to that peer.
     fn answer(&mut self, caller: &OwnedFd, raw: RawRecord) {
-        let it = match self.local.identify(&raw) {
+        let it = match self.offer.identify(&raw) {
             Ok(it) => it,
             Err(error) => return refuse(caller, &error),
         };
@@ -192,8 +195,8 @@ impl Links {
             // It called while this rank's own call was answered: it has what it needs.
             return;
         }
-        let admitted = self.local.admit(&it, raw).and_then(|peer| {
-            let (record, fds) = self.local.introduction(it.from);
+        let admitted = self.admit(&it, raw).and_then(|peer| {
+            let (record, fds) = self.offer.introduction(it.from);
             // A caller that has hung up either knows this rank by now or is lost: both are found
             // out elsewhere.
             socket::send(caller.as_fd(), &record, &fds).map(|_| peer)
@@ -205,6 +208,13 @@ impl Links {
                 self.refused.push((it.sender, error));
             }
         }
+    }
+
+    /// Maps the memory of a peer whose introduction was identified.
+    fn admit(&self, it: &Introduction, raw: RawRecord) -> Result<(Secret, M::Peer)> {
+        let mapped = self.offer.compare(it, raw).and_then(|memory| self.memory.map(memory));
+        let peer = mapped.map_err(|e| e.with_rank(self.world_rank(it.sender)))?;
+        Ok((it.from, peer))
     }
 
     /// Sleeps until somebody calls, speaks or hangs up.
@@ -231,7 +241,8 @@ impl Links {
 
     /// Who was reached must be who the bootstrap named.
     fn check_token(&mut self, peer: u32, endpoint: &Endpoint) -> Result<()> {
-        if self.peer(peer).is_some_and(|found| found.token == endpoint.token) {
+        let known = self.peers[peer as usize].as_ref();
+        if known.is_some_and(|(found, _)| *found == endpoint.token) {
             return Ok(());
         }
         self.peers[peer as usize] = None;
@@ -245,7 +256,7 @@ impl Links {
     }
 
     fn world_rank(&self, peer: u32) -> u32 {
-        self.local.team.world_ranks[peer as usize]
+        self.offer.team.world_ranks[peer as usize]
     }
 
     fn lost(&self, peer: u32) -> Error {
@@ -257,8 +268,8 @@ impl Links {
         )
         .with_rank(rank)
         .with_fix(
-            "see why that rank ended; if it runs, give both the same network namespace (shm \
-             connects processes of one machine only)",
+            "see why that rank ended; if it runs, give both the same network namespace (this \
+             transport connects processes of one machine only)",
         )
     }
 

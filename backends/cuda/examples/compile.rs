@@ -1,0 +1,64 @@
+//! Compiles every kernel for every architecture, without a GPU, and says what each takes. Fails if
+//! a kernel spills registers.
+
+use tokenyard_core::Result;
+use tokenyard_cuda::compile::{Architecture, Rows, compile};
+
+const WANTED: [(u32, Rows); 4] =
+    [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
+
+/// Kernels of `exchange.cu`.
+const KERNELS: usize = 9;
+
+/// What the assembler says about one kernel.
+#[derive(Default)]
+struct Usage {
+    kernel: String,
+    registers: String,
+    stack: String,
+    spills: String,
+}
+
+/// The number before `unit` in a line such as `48 bytes stack frame, 0 bytes spill stores`.
+fn before(line: &str, unit: &str) -> Option<String> {
+    let (left, _) = line.split_once(unit)?;
+    left.split_whitespace().last().map(str::to_owned)
+}
+
+fn usages(log: &str) -> Vec<Usage> {
+    let mut all: Vec<Usage> = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("entry function '") {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            all.push(Usage { kernel, ..Usage::default() });
+        }
+        let Some(last) = all.last_mut() else { continue };
+        if let Some(stack) = before(line, " bytes stack frame") {
+            last.stack = stack;
+            last.spills = before(line, " bytes spill stores").unwrap_or_default();
+        }
+        if let Some(registers) = before(line, " registers") {
+            last.registers = registers;
+        }
+    }
+    all
+}
+
+fn main() -> Result<()> {
+    println!("{:<9} {:<7} {:<16} registers  stack  spilled", "target", "rows", "kernel");
+    let mut spilled = 0;
+    for (capability, rows) in WANTED {
+        let architecture = Architecture { capability };
+        let compiled = compile(architecture, rows)?;
+        let usages = usages(&compiled.log);
+        let found = usages.len();
+        assert_eq!(found, KERNELS, "found {found} kernels; expected {KERNELS}: {}", compiled.log);
+        for Usage { kernel, registers, stack, spills } in usages {
+            let (target, rows) = (architecture.name(), format!("{rows:?}").to_lowercase());
+            println!("{target:<9} {rows:<7} {kernel:<16} {registers:>9} {stack:>6} {spills:>8}");
+            spilled += usize::from(spills != "0");
+        }
+    }
+    assert!(spilled == 0, "{spilled} kernels spill registers; expected none");
+    Ok(())
+}

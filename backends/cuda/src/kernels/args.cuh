@@ -1,0 +1,236 @@
+// What the host passes. Mirrored in args.rs; TY_ARGS_BYTES checks the sizes.
+#pragma once
+#include "region.cuh"
+#include "transport.cuh"
+
+namespace ty {
+
+constexpr u32 kControl = 0;     // window of entry records
+constexpr u32 kArena = 1;       // window of rows
+constexpr u32 kHead = 8;        // words of an entry's head
+constexpr u32 kTextBytes = 192; // longest text of a refusal
+constexpr u32 kTextWords = 1 + kTextBytes / 4;
+constexpr u32 kWarps = 16;      // of a block
+constexpr u32 kSideWarps = 2;   // of them that move what goes beside rows
+constexpr u32 kSummingWarps = 8; // of a block that sums: few, so that each has much of a row
+
+constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
+
+// How a rank enters.
+constexpr u32 kEnter = 0;       // it takes part
+constexpr u32 kRefuseText = 1;  // its host refuses: a text follows
+constexpr u32 kRefuseRoute = 2; // its routing is bad: where, and what was found, follow
+constexpr u32 kRefuseFull = 3;  // its arena is full: a text follows
+
+// How an operation goes on: the same answer on all ranks but for the last two.
+constexpr u32 kGo = 1, kRefused = 2, kFull = 3, kMismatch = 4, kOrigin = 5, kBadRows = 6;
+
+// What the host learns while rows move: in pinned memory, one per slot.
+struct Outcome {
+  u64 epoch;    // written last
+  u32 code;     // kGo ...
+  u32 rank;     // whom it is about
+  u64 tokens;   // N on this rank
+  u64 rows;     // X on this rank, expert-major
+  u64 needed;   // bytes that the full rank needs, and has
+  u64 capacity;
+  u32 verdict;  // how the refusing rank entered
+  u32 text_bytes;
+  u64 signature; // of the rank that it is about
+  u32 origin;
+  u32 reserved;
+  u8 text[kTextBytes];
+};
+
+// When things happened in an operation, in nanoseconds of the device's clock: in pinned memory, one
+// per slot, for tools.
+struct Trace {
+  u64 begun;      // the kernel
+  u64 counted;    // this rank's routing, all of it; a combine: as begun
+  u64 heard;      // every rank's counts
+  u64 moved;      // the rows of the first block have left; a combine: its sums are made
+  u64 arrived;    // the rows of all ranks; a combine: all have read
+};
+
+// What lives as long as the yard, in device memory, zero at first.
+struct State {
+  u32 arrived;      // blocks that have counted
+  u32 reserved;
+  u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
+  u64* rows;        // [slots, R]: totals of the row signals that are waited for
+  u64* done;        // [slots, R]: the same of the done signals
+};
+
+// What every operation brings.
+struct Common {
+  u64 entries;          // offset of the slot's entry records in the control window
+  const u64* abort;
+  Report* report;
+  State* state;
+  Outcome* outcome;
+  Trace* trace;
+  u64 cap_ns;
+  u64 signature;        // what must be equal on all ranks; the low byte even where one refuses
+  u32 rank, ranks, experts, topk;
+  u32 max_tokens, tokens;
+  u32 epoch;            // of the operation; never 0
+  u32 slot;             // of the operation: it has signals and totals of its own
+  u32 origin;           // epoch of the dispatch that made the handle
+  u32 verdict;
+  u32 entry_words;      // 64-bit words of a record
+  u32 text_bytes;       // why it refuses; else who holds its arena, where that may be too full
+  u8 text[kTextBytes];
+
+  __device__ u32 local_experts() const { return experts / ranks; }
+  __device__ u32 rank_of(u32 expert) const { return expert / local_experts(); }
+
+  // The signals that this rank raises at others: its rows are there, it has read theirs.
+  __device__ u32 rows_signal() const { return 2 * ranks * slot + rank; }
+  __device__ u32 done_signal() const { return rows_signal() + ranks; }
+  // What this rank waits for in the slot.
+  __device__ u64* rows_totals() const { return state->rows + (u64)slot * ranks; }
+  __device__ u64* done_totals() const { return state->done + (u64)slot * ranks; }
+};
+
+// The routing that a handle keeps, in device memory. A warp counts a *span* of tokens, a block the
+// spans of its kWarps warps.
+struct Routing {
+  i32* topk;           // [T, K]: experts, or -1
+  u32* rows;           // [T, K]: at the last k of each rank, rank << 20 | the token's place among its
+                       // span's rows for that rank; else kNoRow
+  u32* places;         // [T, K]: the token's place among its span's rows for that expert; not flat
+  u32* span_ranks;     // [spans, R]: first of a span's rows among its block's rows for a rank
+  u32* span_experts;   // [spans, E]: the same for experts; not flat
+  u32* block_ranks;    // [blocks, R]: first of a block's rows among this rank's rows for a rank
+  u32* block_experts;  // [blocks, E]: the same for experts
+  u32* counts;         // [R]: this rank's rows for each rank
+  u32* expert_counts;  // [E]: the same for experts
+  u32* row_base;       // [R]: first of this rank's rows at each rank
+  u32 span;            // tokens of a span, a multiple of 32
+  u32 blocks;          // that counted
+};
+constexpr u32 kNoRow = ~0u;
+constexpr u32 kPlaceBits = 20;
+
+struct DispatchArgs {
+  Common c;
+  Routing r;
+  const i64* topk_idx;  // [T, K]
+  const u8* x;          // [T, row_bytes]
+  const u32* scales;    // [T, scale_words], or null
+  const float* weights; // [T, K], or null
+  i64 scale_stride[2];  // in elements
+  u64 region;           // arena offset of this rank's region
+  u64 capacity;         // bytes that it may have
+  u64 row_bytes;
+  u32 scale_words;
+  u32 replay;           // the routing is the handle's
+  u32 worst;            // regions are laid out for the most rows
+  u32 layout;           // kFlat, kExpertMajor or kPacked
+  u64 worst_experts;    // expert-major: the most expert rows
+  u32 alignment;        // expert-major: of expert starts, in rows
+  u32 reserved0;
+  u32 piece_bytes;      // a row moves in pieces of so many bytes
+  u32 pieces;
+  u32 stages;           // pieces in flight of one warp
+  u32 movers;           // warps of a block that move rows
+  u32 table_bytes;      // shared memory before the stages
+  u32 side_tokens;      // tokens whose ids, weights and scales are gathered at once
+  u32 side_bytes;       // shared memory of them, for each warp that gathers
+  u32 side_scales;      // whether scales are gathered too
+  u32 side_at;          // where that memory starts
+  // Rows that are cast first: `x` and `scales` are then room for what comes out.
+  const u8* raw;        // [T, hidden] of the type `dtype`
+  u32 cast;             // TY_CAST_*
+  u32 dtype;            // 1 bf16, 2 fp16, 3 fp32
+  u32 hidden;
+  u32 reserved;
+
+  __device__ bool is_flat() const { return layout == kFlat; }
+  __device__ RegionShape region_shape() const {
+    return {layout, c.ranks, c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
+  }
+  __device__ u64 most_tokens() const { return (u64)c.ranks * c.max_tokens; }
+};
+
+// Expert-major and packed: spreads what arrived over the other experts of a token; zeroes padding.
+struct SpreadArgs {
+  u8* x;                        // [X, row_bytes]
+  u32* scales;                  // [X, scale_words]
+  float* weights;               // [X], or null
+  const i32* slots;             // [N, K]
+  const u32* landed_scales;     // [N, scale_words]; packed: nothing lands, scale_words is 0
+  const float* landed_weights;  // [N, K], or null
+  const u32* counts;            // [El]
+  const u32* starts;            // [El + 1]
+  u64 tokens;                   // N
+  u64 rows;                     // X
+  u64 row_bytes;
+  u32 scale_words, topk, local_experts;
+  u32 zero_padding;
+  u32 stage_bytes;              // a row moves in pieces of so many bytes
+  u32 movers;                   // warps of a block that move rows
+};
+
+// Expert-major and packed: one partial row per received token, from the rows of its copies.
+struct MergeArgs {
+  const u8* x;                    // [rows, row_bytes]
+  const float* weights;           // [rows], or null: travel back
+  const float* dispatch_weights;  // [rows], or null: rows are multiplied by them
+  const i32* slots;               // [N, K]
+  u8* out;                        // [N, row_bytes]
+  float* out_weights;             // [N, K]
+  u64 tokens;                     // N
+  u64 rows;
+  u64 row_bytes;
+  u32 topk;
+  u32 piece_bytes;     // a row is read in pieces of so many bytes
+  u32 pieces;
+  u32 stages;          // pieces in flight of a block
+  u32 stage_bytes;
+  u32 reserved;
+};
+
+struct CombineArgs {
+  Common c;
+  Routing r;
+  const u8* bias0;     // [T, row_bytes], or null
+  const u8* bias1;
+  u8* out;             // [T, row_bytes]
+  float* out_weights;  // [T, K], or null
+  u64 x;               // arena offset of this rank's expert outputs
+  u64 weights;         // arena offset of their weights
+  u64 rows;            // N on this rank
+  u64 row_bytes;
+  u32 piece_bytes;     // a row is read in pieces of so many bytes
+  u32 pieces;
+  u32 stages;          // pieces in flight of a block
+  u32 stage_bytes;
+  u32 table_bytes;     // shared memory before the stages
+  u32 reserved;
+};
+
+// Waits for one signal of every rank.
+struct ArriveArgs {
+  const u64* abort;
+  Report* report;
+  u64 cap_ns;
+  const u64* expected;  // [R]
+  u32 ranks;
+  u32 first_signal;     // signal of rank 0; those of the others follow
+  u32 phase;
+  u32 reserved;
+  Trace* trace;
+};
+
+#ifdef TY_ARGS_BYTES
+constexpr u64 kHostBytes[] = {TY_ARGS_BYTES};
+static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1] &&
+              sizeof(State) == kHostBytes[2] && sizeof(DispatchArgs) == kHostBytes[3] &&
+              sizeof(CombineArgs) == kHostBytes[4] && sizeof(ArriveArgs) == kHostBytes[5] &&
+              sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7] &&
+              sizeof(Trace) == kHostBytes[8],
+              "args.rs and args.cuh differ");
+#endif
+
+}  // namespace ty

@@ -1,0 +1,255 @@
+//! What kernels are passed and what they say. Mirrors `args.cuh`; the compiler of the kernels checks
+//! the sizes.
+
+/// Longest text of a refusal.
+pub(crate) const TEXT: usize = 192;
+/// Words of an entry's head.
+pub(crate) const HEAD: u32 = 8;
+/// Words of a text: its length, then four bytes each.
+pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
+/// Warps of a block.
+pub(crate) const WARPS: u32 = 16;
+/// Warps of a block that move what goes beside rows.
+pub(crate) const SIDE_WARPS: u32 = 2;
+/// Warps of a block that sums.
+pub(crate) const SUMMING_WARPS: u32 = 8;
+
+/// How a rank enters.
+pub(crate) const ENTER: u32 = 0;
+pub(crate) const REFUSE_TEXT: u32 = 1;
+pub(crate) const REFUSE_ROUTE: u32 = 2;
+pub(crate) const REFUSE_FULL: u32 = 3;
+
+/// How an operation goes on.
+pub(crate) const GO: u32 = 1;
+pub(crate) const REFUSED: u32 = 2;
+pub(crate) const FULL: u32 = 3;
+pub(crate) const MISMATCH: u32 = 4;
+pub(crate) const ORIGIN: u32 = 5;
+pub(crate) const BAD_ROWS: u32 = 6;
+
+/// The sizes that the kernels compare with their own.
+pub(crate) fn bytes() -> String {
+    [
+        size_of::<Report>(),
+        size_of::<Outcome>(),
+        size_of::<State>(),
+        size_of::<DispatchArgs>(),
+        size_of::<CombineArgs>(),
+        size_of::<ArriveArgs>(),
+        size_of::<SpreadArgs>(),
+        size_of::<MergeArgs>(),
+        size_of::<Trace>(),
+    ]
+    .map(|bytes| bytes.to_string())
+    .join(",")
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) ended: u64,
+    pub(crate) phase: u64,
+    pub(crate) peer: u64,
+    pub(crate) signal: u64,
+    pub(crate) expected: u64,
+    pub(crate) found: u64,
+    pub(crate) waiting: u64,
+    pub(crate) wait_signal: u64,
+    pub(crate) wait_expected: u64,
+    pub(crate) wait_found: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) epoch: u64,
+    pub(crate) code: u32,
+    pub(crate) rank: u32,
+    pub(crate) tokens: u64,
+    pub(crate) rows: u64,
+    pub(crate) needed: u64,
+    pub(crate) capacity: u64,
+    pub(crate) verdict: u32,
+    pub(crate) text_bytes: u32,
+    pub(crate) signature: u64,
+    pub(crate) origin: u32,
+    pub(crate) reserved: u32,
+    pub(crate) text: [u8; TEXT],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Trace {
+    pub(crate) begun: u64,
+    pub(crate) counted: u64,
+    pub(crate) heard: u64,
+    pub(crate) moved: u64,
+    pub(crate) arrived: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) arrived: u32,
+    pub(crate) reserved: u32,
+    pub(crate) problem: u64,
+    pub(crate) rows: u64,
+    pub(crate) done: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Common {
+    pub(crate) entries: u64,
+    pub(crate) abort: u64,
+    pub(crate) report: u64,
+    pub(crate) state: u64,
+    pub(crate) outcome: u64,
+    pub(crate) trace: u64,
+    pub(crate) cap_ns: u64,
+    pub(crate) signature: u64,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    pub(crate) experts: u32,
+    pub(crate) topk: u32,
+    pub(crate) max_tokens: u32,
+    pub(crate) tokens: u32,
+    pub(crate) epoch: u32,
+    pub(crate) slot: u32,
+    pub(crate) origin: u32,
+    pub(crate) verdict: u32,
+    pub(crate) entry_words: u32,
+    pub(crate) text_bytes: u32,
+    pub(crate) text: [u8; TEXT],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Routing {
+    pub(crate) topk: u64,
+    pub(crate) rows: u64,
+    pub(crate) places: u64,
+    pub(crate) span_ranks: u64,
+    pub(crate) span_experts: u64,
+    pub(crate) block_ranks: u64,
+    pub(crate) block_experts: u64,
+    pub(crate) counts: u64,
+    pub(crate) expert_counts: u64,
+    pub(crate) row_base: u64,
+    pub(crate) span: u32,
+    pub(crate) blocks: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DispatchArgs {
+    pub(crate) common: Common,
+    pub(crate) routing: Routing,
+    pub(crate) topk_idx: u64,
+    pub(crate) x: u64,
+    pub(crate) scales: u64,
+    pub(crate) weights: u64,
+    pub(crate) scale_stride: [i64; 2],
+    pub(crate) region: u64,
+    pub(crate) capacity: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) scale_words: u32,
+    pub(crate) replay: u32,
+    pub(crate) worst: u32,
+    pub(crate) layout: u32,
+    pub(crate) worst_experts: u64,
+    pub(crate) alignment: u32,
+    pub(crate) reserved0: u32,
+    pub(crate) piece_bytes: u32,
+    pub(crate) pieces: u32,
+    pub(crate) stages: u32,
+    pub(crate) movers: u32,
+    pub(crate) table_bytes: u32,
+    pub(crate) side_tokens: u32,
+    pub(crate) side_bytes: u32,
+    pub(crate) side_scales: u32,
+    pub(crate) side_at: u32,
+    pub(crate) raw: u64,
+    pub(crate) cast: u32,
+    pub(crate) dtype: u32,
+    pub(crate) hidden: u32,
+    pub(crate) reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CombineArgs {
+    pub(crate) common: Common,
+    pub(crate) routing: Routing,
+    pub(crate) bias0: u64,
+    pub(crate) bias1: u64,
+    pub(crate) out: u64,
+    pub(crate) out_weights: u64,
+    pub(crate) x: u64,
+    pub(crate) weights: u64,
+    pub(crate) rows: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) piece_bytes: u32,
+    pub(crate) pieces: u32,
+    pub(crate) stages: u32,
+    pub(crate) stage_bytes: u32,
+    pub(crate) table_bytes: u32,
+    pub(crate) reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArriveArgs {
+    pub(crate) abort: u64,
+    pub(crate) report: u64,
+    pub(crate) cap_ns: u64,
+    pub(crate) expected: u64,
+    pub(crate) ranks: u32,
+    pub(crate) first_signal: u32,
+    pub(crate) phase: u32,
+    pub(crate) reserved: u32,
+    pub(crate) trace: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpreadArgs {
+    pub(crate) x: u64,
+    pub(crate) scales: u64,
+    pub(crate) weights: u64,
+    pub(crate) slots: u64,
+    pub(crate) landed_scales: u64,
+    pub(crate) landed_weights: u64,
+    pub(crate) counts: u64,
+    pub(crate) starts: u64,
+    pub(crate) tokens: u64,
+    pub(crate) rows: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) scale_words: u32,
+    pub(crate) topk: u32,
+    pub(crate) local_experts: u32,
+    pub(crate) zero_padding: u32,
+    pub(crate) stage_bytes: u32,
+    pub(crate) movers: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MergeArgs {
+    pub(crate) x: u64,
+    pub(crate) weights: u64,
+    pub(crate) dispatch_weights: u64,
+    pub(crate) slots: u64,
+    pub(crate) out: u64,
+    pub(crate) out_weights: u64,
+    pub(crate) tokens: u64,
+    pub(crate) rows: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) topk: u32,
+    pub(crate) piece_bytes: u32,
+    pub(crate) pieces: u32,
+    pub(crate) stages: u32,
+    pub(crate) stage_bytes: u32,
+    pub(crate) reserved: u32,
+}

@@ -1,0 +1,123 @@
+// Combine: sources read the rows of their tokens at the owners and sum them.
+//
+// f32, in an order that depends on the routing alone: the biases, then ranks in the order of their
+// highest selecting k; rounded once.
+#pragma once
+#include "entry.cuh"
+#include "pull.cuh"
+
+namespace ty {
+
+// Whether every owner has the rows that this rank's routing names.
+__device__ inline Decision check_rows(const CombineArgs& a, const u32* heard) {
+  for (u32 d = 0; d < a.c.ranks; d++)
+    if (a.r.row_base[d] + a.r.counts[d] > heard[d * kHead + 5]) return {kBadRows, d};
+  return {kGo, a.c.rank};
+}
+
+// The partial rows of this rank's tokens, at their owners.
+struct Partials {
+  static constexpr bool kWeighted = false;
+  const CombineArgs& a;
+  const u64* first;  // [R]: address of this rank's first row at each
+  u8* out;
+
+  __device__ u32 early(u32 token) const { return packed_row(a.c, a.r, token); }
+  __device__ bool there(u32 packed) const { return packed != kNoRow; }
+  __device__ uint2 late(u32 token, u32 packed) const {
+    u32 rank = packed >> kPlaceBits, span = token / a.r.span;
+    return make_uint2(a.r.span_ranks[span * a.c.ranks + rank],
+                      a.r.block_ranks[span / kWarps * a.c.ranks + rank]);
+  }
+  __device__ u64 from(u32 packed, uint2 base) const {
+    u32 place = packed & ((1u << kPlaceBits) - 1);
+    return first[packed >> kPlaceBits] + (u64)(place + base.x + base.y) * a.row_bytes;
+  }
+  __device__ float weight(u32) const { return 1.0f; }
+  __device__ u64 bias(u32 i) const { return (u64)(i == 0 ? a.bias0 : a.bias1); }
+};
+
+// The weight that came back for lane k's selection, from the owner's row of this token.
+template <class Up>
+__device__ void fetch_weight(const CombineArgs& a, const Up& up, const u32* heard, u32 token) {
+  u32 lane = threadIdx.x % 32, owner = 0;
+  i64 row = row_at(a.c, a.r, a.r.row_base, token, packed_row(a.c, a.r, token), &owner);
+  i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
+  u32 rank = expert >= 0 ? a.c.rank_of(expert) : ~0u;
+  i64 owners = -1;
+  for (u32 k = 0; k < a.c.topk; k++) {
+    u32 other = __shfl_sync(~0u, rank, k);
+    i64 at = __shfl_sync(~0u, row, k);
+    if (other == rank && at >= 0) owners = at;
+  }
+  if (lane >= a.c.topk) return;
+  float weight = 0.0f;
+  if (expert >= 0) {
+    u64 at = (u64)heard[rank * kHead + 4] * 16 + 4 * ((u64)owners * a.c.topk + lane);
+    weight = *reinterpret_cast<const float*>(up.peer_ptr(kArena, rank, at));
+  }
+  a.out_weights[(u64)token * a.c.topk + lane] = weight;
+}
+
+template <class Up>
+__device__ void fetch_weights(const CombineArgs& a, const Up& up, const u32* heard) {
+  u32 warps = blockDim.x / 32;
+  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < a.c.tokens;
+       token += gridDim.x * warps)
+    fetch_weight(a, up, heard, token);
+}
+
+template <class Type, class Up>
+__device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
+  __shared__ Decision decision;
+  u64 begun = now_ns();
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  u32* heard = reinterpret_cast<u32*>(shared);
+  // As in `enter_last`.
+  u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
+  if (blockIdx.x == 0 && !__syncthreads_or(given_up != 0)) {
+    u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin,
+                       (u32)(a.x / 16),              (u32)(a.weights / 16), (u32)a.rows,
+                       (u32)(a.c.signature >> 32),   0};
+    // Who hears this record may read the rows that earlier kernels wrote here.
+    __threadfence_system();
+    // As many words as a dispatch, so that ranks that do one find out and do not wait.
+    enter(a.c, up, kHead + a.c.ranks, a.c.verdict, nullptr,
+          [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
+  }
+  if (!hear(a.c, up, kHead, heard, guard)) return;
+  if (threadIdx.x == 0) {
+    decision = decide(a.c, heard, kHead);
+    if (decision.code == kGo) decision = check_rows(a, heard);
+  }
+  __syncthreads();
+  Decision d = decision;
+  if (blockIdx.x == 0) {
+    if (d.code == kGo)
+      for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
+        a.c.done_totals()[s] += heard[s * kHead] >> 8;
+    __syncthreads();
+    // The first warp is the one that loads.
+    if (threadIdx.x == blockDim.x - 32) {
+      u64 now = now_ns();
+      tell(a.c, up, d, &heard[d.rank * kHead], guard);
+      a.c.trace->heard = now;
+    }
+  }
+  if (d.code != kGo) return;
+  u64* first = reinterpret_cast<u64*>(heard + a.c.ranks * kHead);
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x)
+    first[d] = reinterpret_cast<u64>(up.peer_ptr(
+        kArena, d, (u64)heard[d * kHead + 3] * 16 + (u64)a.r.row_base[d] * a.row_bytes));
+  __syncthreads();
+  if (a.out_weights) fetch_weights(a, up, heard);
+  Summing summing{{a.piece_bytes, a.pieces}, a.c.tokens, a.row_bytes, a.stages, a.stage_bytes};
+  sum_rows<Type>(Partials{a, first, a.out}, summing, shared + a.table_bytes);
+  raise_all(a.c, up, a.c.done_signal(), guard);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    a.c.trace->begun = a.c.trace->counted = begun;
+    a.c.trace->moved = now_ns();
+  }
+}
+
+}  // namespace ty

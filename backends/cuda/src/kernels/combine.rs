@@ -1,0 +1,265 @@
+//! Combine: sources read the partial rows at their owners.
+
+use tokenyard_core::abi;
+use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{
+    CombineArgs, Common, ENTER, MergeArgs, Outcome, REFUSE_FULL, REFUSE_TEXT, Routing,
+    SUMMING_WARPS,
+};
+use super::dispatch::refusal;
+use super::engine::{Engine, Operation, summable};
+use super::order::{CAPTURED, stream_of};
+use super::outcome::Called;
+use super::sizes::Pulls;
+use crate::driver::RawStream;
+
+/// A combine between send and receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CombineOp {
+    operation: u64,
+    /// Copies of what the caller brought from outside the arena.
+    staging: Option<Region>,
+    /// Whose order it is in; without one, the host's.
+    stream: Option<RawStream>,
+}
+
+/// Arena offsets of rows and of their weights, for peers to read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Staged {
+    region: Option<Region>,
+    x: u64,
+    weights: u64,
+}
+
+/// The arguments of a combine without rows.
+fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls) -> CombineArgs {
+    CombineArgs {
+        common,
+        routing,
+        bias0: 0,
+        bias1: 0,
+        out: 0,
+        out_weights: 0,
+        x: 0,
+        weights: 0,
+        rows: 0,
+        row_bytes,
+        piece_bytes: pulls.piece_bytes,
+        pieces: pulls.pieces,
+        stages: pulls.stages,
+        stage_bytes: pulls.stage_bytes,
+        table_bytes: pulls.table_bytes,
+        reserved: 0,
+    }
+}
+
+impl Engine {
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
+        self.observer.check()?;
+        // SAFETY: the host's string is valid for the call.
+        let text = unsafe { refusal(call.refusal) };
+        if !text.is_empty() {
+            return self.refuse_combine(call, (REFUSE_TEXT, text));
+        }
+        let stream = stream_of(call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+        if self.is_captured(stream)? {
+            return self.refuse_combine(call, (REFUSE_TEXT, CAPTURED.as_bytes()));
+        }
+        let entered = self.enter(call.operation, stream);
+        self.give_up(entered)?;
+        let staged = match self.stage(call) {
+            Ok(staged) => staged,
+            Err(error) if error.kind() == ErrorKind::Full => {
+                let told = self.refuse_combine(call, (REFUSE_FULL, error.detail().as_bytes()));
+                // Its own reason says more than what the others are told.
+                return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
+            }
+            Err(error) => return self.give_up(Err(error)),
+        };
+        // SAFETY: by this function's contract.
+        let sent = unsafe { self.sum_rows(call, &staged) };
+        if let Err(error) = self.give_up(sent) {
+            staged.region.iter().for_each(|r| self.arena.release(r.id));
+            return Err(error);
+        }
+        let slot = self.slot(call.operation);
+        self.operations[slot] = Operation::Combine(CombineOp {
+            operation: call.operation,
+            staging: staged.region,
+            stream,
+        });
+        Ok(())
+    }
+
+    /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
+    fn refuse_combine(&self, call: &abi::TyCombine, (verdict, why): (u32, &[u8])) -> Result<()> {
+        let mut common = self.common(call.operation, verdict, why);
+        // The handle may be another yard's.
+        let called = self.sign_combine(call, &mut common, 0);
+        let pulls = Pulls::new(self.shape.ranks, 16, self.most_shared);
+        let arguments = arguments((common, Routing::default()), 16, &pulls);
+        // SAFETY: the arguments name no tensors.
+        let sent = unsafe { self.launch_combine(call, &arguments, &pulls) };
+        let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        self.give_up(told)?;
+        let message = "all ranks went on with a call that this one refused";
+        Err(Error::new(ErrorKind::Internal, "combine", message))
+    }
+
+    /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
+    /// merged from them.
+    fn stage(&mut self, call: &abi::TyCombine) -> Result<Staged> {
+        let state = &self.handles[call.handle as usize];
+        let (rows, flat) = (state.received, state.layout == Layout::Flat);
+        let (_, element) = summable(call.x.dtype);
+        let widths = [
+            u64::from(self.shape.hidden) * element,
+            if call.weights.data.is_null() { 0 } else { 4 * u64::from(self.shape.topk) },
+        ];
+        let tensors = [call.x.data as u64, call.weights.data as u64];
+        let inside = [0, 1].map(|i| match flat {
+            true => self.arena_offset(tensors[i], rows * widths[i]),
+            false => None,
+        });
+        let room = [0, 1].map(|i| match inside[i] {
+            None => (rows * widths[i]).next_multiple_of(REGION_ALIGN),
+            Some(_) => 0,
+        });
+        let region = match room[0] + room[1] {
+            0 => None,
+            bytes => Some(self.arena.allocate(bytes, Holder::Combine(call.operation))?),
+        };
+        let base = region.map_or(0, |r| r.offset);
+        let starts = [base, base + room[0]];
+        let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
+        let staged = Staged { region, x, weights };
+        let copied = match flat {
+            false => self.merge(call, &staged),
+            true => [0, 1].into_iter().filter(|i| room[*i] > 0).try_for_each(|i| {
+                self.stream.copy(self.arena_at + starts[i], tensors[i], rows * widths[i])
+            }),
+        };
+        if copied.is_err() {
+            region.iter().for_each(|r| self.arena.release(r.id));
+        }
+        copied.map(|()| staged)
+    }
+
+    /// Expert-major and packed: sums the copies of each received token.
+    fn merge(&self, call: &abi::TyCombine, staged: &Staged) -> Result<()> {
+        let state = &self.handles[call.handle as usize];
+        let (kernel, element) = summable(call.x.dtype);
+        let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
+        let row_bytes = u64::from(self.shape.hidden) * element;
+        let pulls = Pulls::new(self.shape.ranks, row_bytes, self.most_shared);
+        let size = (self.blocks, SUMMING_WARPS, pulls.stages * pulls.stage_bytes);
+        let arguments = MergeArgs {
+            x: call.x.data as u64,
+            weights: call.weights.data as u64,
+            dispatch_weights: if weighted { state.weights } else { 0 },
+            slots: state.slots,
+            out: self.arena_at + staged.x,
+            out_weights: self.arena_at + staged.weights,
+            tokens: state.received,
+            rows: state.rows,
+            row_bytes,
+            topk: self.shape.topk,
+            piece_bytes: pulls.piece_bytes,
+            pieces: pulls.pieces,
+            stages: pulls.stages,
+            stage_bytes: pulls.stage_bytes,
+            reserved: 0,
+        };
+        let slot = self.slot(call.operation);
+        // SAFETY: the kernel's type; the tensors are valid by the contract of `combine_send`, the
+        // rest is held by the handle and the operation.
+        unsafe { self.launch(&self.kernels.merge[kernel], size, &arguments, slot) }
+    }
+
+    /// The arena offset of memory that lies there whole, at an address that can be read by 16 bytes.
+    fn arena_offset(&self, address: u64, bytes: u64) -> Option<u64> {
+        let offset = address.checked_sub(self.arena_at)?;
+        let end = offset.checked_add(bytes)?;
+        (end <= self.sizes.arena_bytes && offset.is_multiple_of(16)).then_some(offset)
+    }
+
+    /// Launches the kernel, and waits until it says how the operation goes on.
+    ///
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    unsafe fn sum_rows(&self, call: &abi::TyCombine, staged: &Staged) -> Result<Outcome> {
+        let state = &self.handles[call.handle as usize];
+        let mut common = self.common(call.operation, ENTER, &[]);
+        common.tokens = state.tokens;
+        let called = self.sign_combine(call, &mut common, state.origin);
+        let (_, element) = summable(call.x.dtype);
+        let row_bytes = u64::from(self.shape.hidden) * element;
+        let pulls = Pulls::new(self.shape.ranks, row_bytes, self.most_shared);
+        if !call.missing.data.is_null() {
+            // A lost rank ends the yard, so no expert is left out of a sum.
+            self.stream.zero(call.missing.data as u64, state.tokens.into())?;
+        }
+        let arguments = CombineArgs {
+            bias0: call.bias0.data as u64,
+            bias1: call.bias1.data as u64,
+            out: call.out.data as u64,
+            out_weights: call.out_weights.data as u64,
+            x: staged.x,
+            weights: staged.weights,
+            rows: state.received,
+            ..arguments((common, state.routing), row_bytes, &pulls)
+        };
+        // SAFETY: the tensors are valid by this function's contract.
+        unsafe { self.launch_combine(call, &arguments, &pulls)? };
+        self.hear_outcome(call.operation, &called)
+    }
+
+    /// Writes into `common` what ranks compare.
+    fn sign_combine(&self, call: &abi::TyCombine, common: &mut Common, origin: u32) -> Called {
+        let signature = Signature::combine(call);
+        (common.signature, common.origin) = (signature.0, origin);
+        Called { rank: self.rank, operation: call.operation, signature, origin }
+    }
+
+    /// # Safety
+    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    unsafe fn launch_combine(
+        &self,
+        call: &abi::TyCombine,
+        arguments: &CombineArgs,
+        pulls: &Pulls,
+    ) -> Result<()> {
+        let (kernel, _) = summable(call.x.dtype);
+        let size = (self.blocks, SUMMING_WARPS, pulls.shared);
+        let slot = arguments.common.slot as usize;
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(&self.kernels.combine[kernel], size, arguments, slot) }
+    }
+
+    pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        self.observer.check()?;
+        let slot = self.slot(operation);
+        let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
+            Operation::Combine(op) if op.operation == operation => op,
+            other => {
+                self.operations[slot] = other;
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "receive combine",
+                    format!("no combine with number {operation} was sent"),
+                ));
+            }
+        };
+        // The caller may change its rows after this, so nobody may still be reading them.
+        let done = self
+            .arrive(operation, abi::TY_PHASE_DONE)
+            .and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, op.stream));
+        op.staging.iter().for_each(|r| self.arena.release(r.id));
+        self.give_up(done)
+    }
+}

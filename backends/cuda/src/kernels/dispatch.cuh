@@ -1,0 +1,247 @@
+// Dispatch: counts, enters, and stores every row straight to its place at its
+// owner.
+//
+// Every rank hears every rank's counts, so each derives all places by itself; a record also says
+// that the region it names is free. So one exchange is counting, grant and entry barrier at once.
+#pragma once
+#include "cast.cuh"
+#include "entry.cuh"
+#include "rows.cuh"
+#include "sides.cuh"
+
+namespace ty {
+
+__device__ inline u32 words_of(const DispatchArgs& a) { return kHead + a.c.ranks; }
+
+// The experts that a record for `peer` counts: all where every rank must know every start.
+struct Counted {
+  u32 first, count;
+
+  __device__ Counted(const DispatchArgs& a, u32 peer) {
+    u32 local = a.c.local_experts();
+    first = a.is_flat() ? peer * local : 0;
+    count = a.is_flat() ? local : a.c.experts;
+  }
+};
+
+// `counted`: the routing is new, so it may be bad.
+template <class Up>
+__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted) {
+  u32 verdict = a.c.verdict;
+  if (counted && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
+  u32 head[kHead] = {verdict | gridDim.x << 8,  (u32)a.c.signature, a.c.origin,
+                     (u32)(a.region / 128),     (u32)(a.capacity / 128), 0,
+                     (u32)(a.c.signature >> 32), a.c.text_bytes};
+  u32 words = words_of(a) + Counted(a, 0).count;
+  enter(a.c, up, words, verdict, a.topk_idx, [&](u32 peer, u32 w) -> u32 {
+    if (w < kHead) return head[w];
+    if (a.c.verdict != kEnter) return 0;
+    w -= kHead;
+    if (w < a.c.ranks) return a.r.counts[w];
+    return a.r.expert_counts[Counted(a, peer).first + w - a.c.ranks];
+  });
+}
+
+// Rows that `rank` gets of the ranks before `sources`.
+__device__ inline u64 rows_at(const DispatchArgs& a, const u32* heard, u32 rank, u32 sources) {
+  u64 rows = 0;
+  for (u32 s = 0; s < sources; s++) rows += heard[s * words_of(a) + kHead + rank];
+  return rows;
+}
+
+// Rows from one expert's start to the next.
+__device__ inline u32 room_of(const DispatchArgs& a, u32 rows) {
+  if (a.layout == kPacked) return (u32)a.most_tokens();
+  return (rows + a.alignment - 1) / a.alignment * a.alignment;
+}
+
+// Expert-major and packed: hears all counts of experts and places them. The whole block.
+template <class Up>
+__device__ bool place_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                              Guard& guard) {
+  bool ok = true;
+  for (u32 e = threadIdx.x; e < a.c.experts && ok; e += blockDim.x) {
+    u32 all = 0, before = 0;
+    ok = hear_word_of_all(a.c, up, words_of(a) + e, guard, [&](u32 source, u32 rows) {
+      if (source == a.c.rank) before = all;
+      all += rows;
+    });
+    t.expert_base[e] = before;
+    t.expert_all[e] = all;
+  }
+  if (!__syncthreads_and(ok)) return false;
+  u32 local = a.c.local_experts();
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
+    u32 start = 0;
+    for (u32 e = d * local; e < (d + 1) * local; e++) {
+      t.expert_base[e] += start;
+      start += room_of(a, t.expert_all[e]);
+    }
+    t.expert_rows[d] = start;
+  }
+  __syncthreads();
+  return true;
+}
+
+__device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
+  RegionShape shape = a.region_shape();
+  if (a.layout == kPacked) return Region(shape, a.most_tokens(), t.expert_rows[rank]);
+  if (a.worst) return Region(shape, a.most_tokens(), a.worst_experts);
+  u64 tokens = rows_at(a, t.heard, rank, a.c.ranks);
+  return Region(shape, tokens, a.is_flat() ? 0 : t.expert_rows[rank]);
+}
+
+// Fills the tables; the decision of the first rank whose region is too small, if there is one.
+template <class Up>
+__device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTables& t) {
+  __shared__ u32 full;
+  if (threadIdx.x == 0) full = a.c.ranks;
+  __syncthreads();
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
+    const u32* head = &t.heard[d * words_of(a)];
+    Region region = region_of(a, t, d);
+    if (region.bytes > (u64)head[4] * 128) atomicMin(&full, d);
+    u64 base = reinterpret_cast<u64>(up.peer_ptr(kArena, d, (u64)head[3] * 128));
+    bool major = a.layout == kExpertMajor;
+    t.x[d] = base;
+    t.scales[d] = base + (major ? region.landed_scales : region.scales);
+    t.weights[d] = base + (major ? region.landed_weights : region.weights);
+    t.ids[d] = base + (a.is_flat() ? region.ids : region.slots);
+    t.source[d] = base + region.source;
+    t.row_base[d] = (u32)rows_at(a, t.heard, d, a.c.rank);
+  }
+  __syncthreads();
+  if (full < a.c.ranks) return {kFull, full};
+  return {kGo, a.c.rank};
+}
+
+// Rows of this rank's local experts, and where they start. One warp.
+template <class Up>
+__device__ bool note_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* base,
+                             const Region& region, Guard& guard) {
+  u32 lane = threadIdx.x % 32, local = a.c.local_experts(), first = a.c.rank * local;
+  u32* counts = reinterpret_cast<u32*>(base + region.expert_counts);
+  u32* starts = reinterpret_cast<u32*>(base + region.expert_starts);
+  u64* ranges = reinterpret_cast<u64*>(base + region.ranges);
+  if (a.layout == kExpertMajor && lane == 0) {
+    u32 start = 0;
+    for (u32 e = 0; e < local; e++) {
+      starts[e] = start;
+      start += room_of(a, t.expert_all[first + e]);
+    }
+    starts[local] = start;
+  }
+  bool ok = true;
+  for (u32 e = lane; e < local && ok; e += 32) {
+    u32 sum = 0, word = words_of(a) + (a.is_flat() ? e : first + e);
+    ok = hear_word_of_all(a.c, up, word, guard, [&](u32 source, u32 rows) {
+      if (a.layout == kPacked) ranges[e * a.c.ranks + source] = rows | (u64)sum << 32;
+      sum += rows;
+    });
+    counts[e] = sum;
+  }
+  return ok;
+}
+
+// Rows of all local experts, without padding.
+__device__ inline u64 copies_at(const DispatchArgs& a, const DispatchTables& t) {
+  u32 local = a.c.local_experts();
+  u64 rows = 0;
+  for (u32 e = 0; e < local; e++) rows += t.expert_all[a.c.rank * local + e];
+  return rows;
+}
+
+// What this rank's own region says about counts, and what combine needs. One warp.
+template <class Up>
+__device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                            Guard& guard) {
+  u32 lane = threadIdx.x % 32, me = a.c.rank, n = words_of(a);
+  u64 tokens = rows_at(a, t.heard, me, a.c.ranks);
+  Region region = region_of(a, t, me);
+  u8* base = reinterpret_cast<u8*>(t.x[me]);
+  for (u32 s = lane; s < a.c.ranks; s += 32) {
+    reinterpret_cast<u32*>(base + region.rank_counts)[s] = t.heard[s * n + kHead + me];
+    a.c.rows_totals()[s] += t.heard[s * n] >> 8;
+    a.r.row_base[s] = t.row_base[s];
+  }
+  bool ok = note_experts(a, up, t, base, region, guard);
+  if (lane == 0) {
+    u64* totals = reinterpret_cast<u64*>(base + region.totals);
+    totals[0] = tokens;
+    totals[1] = a.layout == kExpertMajor ? t.expert_rows[me] : tokens;
+    if (a.layout == kPacked) totals[1] = copies_at(a, t);
+  }
+  return __all_sync(~0u, ok);
+}
+
+// What the host learns: sizes of this rank, or of the rank that has no room. One thread.
+template <class Up>
+__device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                           const Decision& d, Guard& guard) {
+  const u32* head = &t.heard[d.rank * words_of(a)];
+  if (d.code == kGo || d.code == kFull) {
+    a.c.outcome->tokens = rows_at(a, t.heard, d.rank, a.c.ranks);
+    a.c.outcome->rows = a.is_flat() ? 0 : t.expert_rows[d.rank];
+    a.c.outcome->needed = region_of(a, t, d.rank).bytes;
+    a.c.outcome->capacity = (u64)head[4] * 128;
+  }
+  tell(a.c, up, d, head, guard);
+}
+
+// Counts what this block has to, and casts its rows.
+__device__ inline void prepare(const DispatchArgs& a, u8* shared) {
+  if (a.c.verdict != kEnter) return;
+  if (!a.replay) count(a, shared);
+  if (a.cast != 0) cast_rows(a);
+}
+
+// The last block to have prepared enters for all; not where the host has given up while the kernel
+// waited behind another. Only this block asks: a look at host memory takes a microsecond, and looks
+// of all blocks follow each other.
+template <class Up>
+__device__ void enter_last(const DispatchArgs& a, const Up& up) {
+  if (!last_to_come(a.c)) return;
+  u64 now = now_ns(), given_up = threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
+  bool counted = !a.replay && a.c.verdict == kEnter;
+  if (counted) scan(a);
+  if (!__syncthreads_or(given_up != 0)) enter_dispatch(a, up, counted);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    a.c.state->problem = ~0ull;
+    a.c.trace->counted = now;
+  }
+}
+
+template <class Up>
+__device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
+  __shared__ Decision decision;
+  bool scribe = blockIdx.x == 0 && threadIdx.x / 32 == kWarps - 1;
+  u64 begun = now_ns();
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  DispatchTables t(shared, a.c);
+  prepare(a, shared + a.table_bytes);
+  enter_last(a, up);
+  if (!hear(a.c, up, words_of(a), t.heard, guard)) return;
+  if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
+  __syncthreads();
+  Decision d = decision;
+  if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return;
+  if (d.code == kGo) d = place(a, up, t);
+  if (scribe) {
+    u64 heard = now_ns();
+    bool noted = d.code != kGo || note_counts(a, up, t, guard);
+    if (noted && threadIdx.x % 32 == 0) tell_sizes(a, up, t, d, guard);
+    if (threadIdx.x % 32 == 0) a.c.trace->heard = heard;
+    __syncwarp();
+  }
+  if (d.code != kGo) return;
+  move_sides(a, t, shared + a.side_at);
+  move_rows(a, {t.row_base, t.expert_base, t.x}, shared + a.table_bytes);
+  raise_all(a.c, up, a.c.rows_signal(), guard);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    a.c.trace->begun = begun;
+    a.c.trace->moved = now_ns();
+  }
+}
+
+}  // namespace ty

@@ -1,0 +1,464 @@
+//! Dispatch and its replay.
+
+use tokenyard_core::abi;
+use tokenyard_core::host::NO_TENSOR;
+use tokenyard_core::moe::{
+    DType, Holder, Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape, Span,
+};
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{Common, DispatchArgs, ENTER, Outcome, REFUSE_TEXT, Routing, SpreadArgs, WARPS};
+use super::engine::{Engine, Operation};
+use super::handle::Output;
+use super::order::{CAPTURED, stream_of};
+use super::outcome::Called;
+use super::sizes::Moves;
+use crate::driver::RawStream;
+
+/// A dispatch between send and receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DispatchOp {
+    operation: u64,
+    format: Format,
+    output: Output,
+    arrangement: Layout,
+    /// Whose order it is in; without one, the host's.
+    stream: Option<RawStream>,
+    worst: bool,
+    /// True N.
+    received: u64,
+}
+
+/// How rows look when they arrive.
+#[derive(Clone, Copy, Debug)]
+struct Format {
+    row: RowFormat,
+    dtype: u32,
+    scale_dtype: u32,
+    scale_columns: u64,
+}
+
+impl Format {
+    fn of(call: &abi::TyDispatch, hidden: u32) -> Self {
+        let groups = u64::from(hidden.div_ceil(128));
+        let scaled = !call.scales.data.is_null();
+        let (dtype, scale_dtype, scale_columns) = match call.cast {
+            abi::TY_CAST_NONE if scaled => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
+            abi::TY_CAST_NONE => (call.x.dtype, DType::F32.code(), 0),
+            abi::TY_CAST_FP8_UE8M0 => {
+                (DType::Fp8E4m3.code(), DType::I32.code(), groups.div_ceil(4))
+            }
+            _ => (DType::Fp8E4m3.code(), DType::F32.code(), groups),
+        };
+        let element = DType::from_code(dtype).map_or(1, DType::bytes) as u32;
+        Self {
+            row: RowFormat {
+                x_bytes: hidden * element,
+                scale_bytes: 4 * scale_columns as u32,
+                weights: !call.topk_weights.data.is_null(),
+            },
+            dtype,
+            scale_dtype,
+            scale_columns,
+        }
+    }
+}
+
+/// The text of a refusal, empty if there is none.
+///
+/// # Safety
+/// `text` is valid memory for `'a`, or empty.
+pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> &'a [u8] {
+    if text.bytes == 0 {
+        return &[];
+    }
+    // SAFETY: by this function's contract.
+    unsafe { std::slice::from_raw_parts(text.data, text.bytes) }
+}
+
+/// How received rows are arranged.
+fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
+    let refuse = |message: String| {
+        Err(Error::new(ErrorKind::Unsupported, "dispatch", message)
+            .with_fix("use a version of the kernel set that knows it"))
+    };
+    if call.cast > abi::TY_CAST_FP8_UE8M0 {
+        return refuse(format!("found cast {}; expected 0 to 3", call.cast));
+    }
+    match call.layout {
+        abi::TY_LAYOUT_FLAT => Ok(Layout::Flat),
+        abi::TY_LAYOUT_EXPERT_MAJOR => Ok(Layout::ExpertMajor {
+            alignment: call.alignment,
+            zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
+        }),
+        abi::TY_LAYOUT_PACKED => Ok(Layout::Packed),
+        other => refuse(format!("found layout {other}; expected 1 to 3")),
+    }
+}
+
+/// What a dispatch asks for. Of a call that is refused nothing is known.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    format: Format,
+    spec: RegionSpec,
+    /// The most that may arrive, and where it would lie.
+    most: RegionRows,
+    room: RegionLayout,
+    worst: bool,
+    replay: bool,
+    stream: Option<RawStream>,
+}
+
+impl Wanted {
+    fn of(call: &abi::TyDispatch, shape: &Shape) -> Result<Self> {
+        let format = Format::of(call, shape.hidden);
+        let spec = RegionSpec { shape: *shape, layout: layout_of(call)?, row: format.row };
+        Ok(Self {
+            format,
+            spec,
+            most: RegionRows::worst(&spec)?,
+            room: RegionLayout::worst(&spec)?,
+            worst: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
+            replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
+            stream: stream_of(call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream),
+        })
+    }
+}
+
+/// The arguments of a dispatch without rows.
+fn arguments(
+    call: &abi::TyDispatch,
+    (common, routing): (Common, Routing),
+    moves: &Moves,
+) -> DispatchArgs {
+    DispatchArgs {
+        common,
+        routing,
+        topk_idx: 0,
+        x: 0,
+        scales: 0,
+        weights: 0,
+        scale_stride: [0; 2],
+        region: 0,
+        capacity: 0,
+        row_bytes: 0,
+        scale_words: 0,
+        replay: 0,
+        worst: 0,
+        // Decides how many words a record has, so it is the caller's also where that is refused.
+        layout: call.layout,
+        worst_experts: 0,
+        alignment: 1,
+        reserved0: 0,
+        piece_bytes: moves.piece_bytes,
+        pieces: moves.pieces,
+        stages: moves.stages,
+        movers: moves.movers,
+        table_bytes: moves.table_bytes,
+        side_tokens: moves.side_tokens,
+        side_bytes: moves.side_bytes,
+        side_scales: moves.side_scales.into(),
+        side_at: moves.side_at,
+        raw: 0,
+        cast: 0,
+        dtype: 0,
+        hidden: 0,
+        reserved: 0,
+    }
+}
+
+impl Engine {
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+        self.observer.check()?;
+        // SAFETY: the host's string is valid for the call.
+        let text = unsafe { refusal(call.refusal) };
+        if !text.is_empty() {
+            return self.refuse_dispatch(call, text);
+        }
+        match Wanted::of(call, &self.shape) {
+            Ok(wanted) if self.is_captured(wanted.stream)? => {
+                self.refuse_dispatch(call, CAPTURED.as_bytes())
+            }
+            // SAFETY: by this function's contract.
+            Ok(wanted) => unsafe { self.send_rows(call, &wanted) },
+            Err(why) => self.refuse_dispatch(call, why.detail().as_bytes()),
+        }
+    }
+
+    /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
+    fn refuse_dispatch(&mut self, call: &abi::TyDispatch, why: &[u8]) -> Result<()> {
+        let mut common = self.common(call.operation, REFUSE_TEXT, why);
+        // The handle may be another yard's.
+        let (routing, origin) = (Routing::default(), 0);
+        let called = self.sign(call, &mut common, origin);
+        let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
+        let moves = Moves::new(&self.shape, &row, self.most_shared);
+        let arguments = arguments(call, (common, routing), &moves);
+        // SAFETY: the arguments name no tensors.
+        let sent = unsafe { self.launch_dispatch(&arguments, &moves) };
+        let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        self.give_up(outcome)?;
+        let message = "all ranks went on with a call that this one refused";
+        Err(Error::new(ErrorKind::Internal, "dispatch", message))
+    }
+
+    /// # Safety
+    /// As [`dispatch_send`](Self::dispatch_send).
+    unsafe fn send_rows(&mut self, call: &abi::TyDispatch, wanted: &Wanted) -> Result<()> {
+        let entered = self.enter(call.operation, wanted.stream);
+        self.give_up(entered)?;
+        // A full arena is found out by the kernel, which knows what is needed.
+        let region = self.arena.reserve(wanted.room.bytes, Holder::Dispatch(call.operation)).ok();
+        let place = region.map_or((0, 0), |r| (r.offset, r.bytes));
+        // SAFETY: by this function's contract.
+        let outcome = unsafe { self.enter_with_rows(call, wanted, place) };
+        let (outcome, region) = match (self.give_up(outcome), region) {
+            (Ok(outcome), Some(region)) => (outcome, region),
+            (Ok(_), None) => {
+                return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
+            }
+            (Err(error), region) => {
+                region.iter().for_each(|r| self.arena.release(r.id));
+                return Err(error);
+            }
+        };
+        let arrangement = wanted.spec.layout;
+        // Packed regions have room for all.
+        let rows = if wanted.worst || arrangement == Layout::Packed {
+            wanted.most
+        } else {
+            RegionRows { tokens: outcome.tokens, experts: outcome.rows }
+        };
+        let layout = RegionLayout::new(&wanted.spec, rows)?;
+        self.arena.shrink(region.id, layout.bytes);
+        let output =
+            Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
+        let received = outcome.tokens;
+        self.order.give(region.id, wanted.stream);
+        if !wanted.replay {
+            let state = &mut self.handles[call.handle as usize];
+            state.note_output(&output, received, &wanted.spec);
+            state.stream = wanted.stream;
+        }
+        let slot = self.slot(call.operation);
+        self.operations[slot] = Operation::Dispatch(DispatchOp {
+            operation: call.operation,
+            format: wanted.format,
+            output,
+            arrangement,
+            stream: wanted.stream,
+            worst: wanted.worst,
+            received,
+        });
+        Ok(())
+    }
+
+    /// Launches the kernel, and waits until it says how the operation goes on.
+    ///
+    /// # Safety
+    /// As [`dispatch_send`](Self::dispatch_send).
+    unsafe fn enter_with_rows(
+        &mut self,
+        call: &abi::TyDispatch,
+        wanted: &Wanted,
+        (region, capacity): (u64, u64),
+    ) -> Result<Outcome> {
+        // Who holds the arena, should it turn out to be too full.
+        let scarce = capacity < wanted.room.bytes;
+        let holders = if scarce { self.arena.holders() } else { String::new() };
+        let mut common = self.common(call.operation, ENTER, holders.as_bytes());
+        let state = &mut self.handles[call.handle as usize];
+        if !wanted.replay {
+            state.origin = common.epoch;
+            state.count(call.topk_idx.shape[0] as u32);
+            state.worst = wanted.worst;
+            state.layout = wanted.spec.layout;
+        }
+        common.tokens = state.tokens;
+        // All ranks count the same dispatch, so its epoch is no news; a replay names an older one.
+        let (origin, routing, worst) = (state.origin, state.routing, state.worst);
+        let called = self.sign(call, &mut common, origin);
+        let format = &wanted.format;
+        let moves = Moves::new(&self.shape, &format.row, self.most_shared);
+        let (x, scales, scale_stride) = match call.cast {
+            abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
+            _ => {
+                let [rows, scales] = &self.cast;
+                (rows.address(), scales.address(), [format.scale_columns as i64, 1])
+            }
+        };
+        let arguments = DispatchArgs {
+            topk_idx: call.topk_idx.data as u64,
+            x,
+            scales,
+            weights: call.topk_weights.data as u64,
+            scale_stride,
+            region,
+            capacity,
+            row_bytes: format.row.x_bytes.into(),
+            scale_words: format.scale_columns as u32,
+            replay: wanted.replay.into(),
+            worst: worst.into(),
+            worst_experts: wanted.most.experts,
+            alignment: wanted.spec.layout.alignment(),
+            raw: call.x.data as u64,
+            cast: call.cast,
+            dtype: call.x.dtype,
+            hidden: self.shape.hidden,
+            ..arguments(call, (common, routing), &moves)
+        };
+        // SAFETY: the tensors are valid by this function's contract.
+        unsafe { self.launch_dispatch(&arguments, &moves)? };
+        self.hear_outcome(call.operation, &called)
+    }
+
+    /// Writes into `common` what ranks compare.
+    fn sign(&self, call: &abi::TyDispatch, common: &mut Common, origin: u32) -> Called {
+        let signature = Signature::dispatch(call);
+        (common.signature, common.origin) = (signature.0, origin);
+        Called { rank: self.rank, operation: call.operation, signature, origin }
+    }
+
+    /// # Safety
+    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    unsafe fn launch_dispatch(&self, arguments: &DispatchArgs, moves: &Moves) -> Result<()> {
+        let size = (self.blocks, WARPS, moves.shared);
+        let slot = arguments.common.slot as usize;
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(&self.kernels.dispatch, size, arguments, slot) }
+    }
+
+    pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        self.observer.check()?;
+        let slot = self.slot(operation);
+        let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
+            Operation::Dispatch(op) if op.operation == operation => op,
+            other => {
+                self.operations[slot] = other;
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "receive dispatch",
+                    format!("no dispatch with number {operation} was sent"),
+                ));
+            }
+        };
+        let arrived = self
+            .arrive(operation, abi::TY_PHASE_ROWS)
+            .and_then(|()| self.spread(slot, &op))
+            .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, op.stream));
+        self.give_up(arrived)?;
+        Ok(self.describe(&op))
+    }
+
+    /// Expert-major and packed: copies rows to the other experts of their tokens.
+    fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
+        let (major, zero_padding) = match op.arrangement {
+            Layout::Flat => return Ok(()),
+            Layout::ExpertMajor { zero_padding, .. } => (true, zero_padding),
+            Layout::Packed => (false, false),
+        };
+        let (layout, row) = (&op.output.layout, &op.format.row);
+        let at = |span: Span| op.output.address + span.offset;
+        // Packed: each copy brought its own.
+        let weights = |span: Span| if row.weights && major { at(span) } else { 0 };
+        // As many warps as have room for a stage.
+        let moves = Moves::new(&self.shape, row, self.most_shared);
+        let movers = WARPS.min(moves.movers * moves.stages);
+        let arguments = SpreadArgs {
+            x: at(layout.x),
+            scales: at(layout.scales),
+            weights: weights(layout.weights),
+            slots: at(layout.slots),
+            landed_scales: at(layout.landed_scales),
+            landed_weights: weights(layout.landed_weights),
+            counts: at(layout.expert_counts),
+            starts: at(layout.expert_starts),
+            tokens: op.received,
+            rows: op.output.rows_of(op.arrangement, &self.shape),
+            row_bytes: row.x_bytes.into(),
+            scale_words: if major { op.format.scale_columns as u32 } else { 0 },
+            topk: self.shape.topk,
+            local_experts: self.shape.local_experts(),
+            zero_padding: zero_padding.into(),
+            stage_bytes: moves.pitch,
+            movers,
+        };
+        let size = (self.blocks, WARPS, movers * moves.pitch);
+        // SAFETY: the kernel's type; it names a region that is held.
+        unsafe { self.launch(&self.kernels.spread, size, &arguments, slot) }
+    }
+
+    fn describe(&self, op: &DispatchOp) -> abi::TyReceived {
+        let (shape, layout) = (&self.shape, &op.output.layout);
+        let rows = op.output.rows_of(op.arrangement, shape);
+        let (flat, packed) = (op.arrangement == Layout::Flat, op.arrangement == Layout::Packed);
+        let exact = packed && !op.worst;
+        let tokens = if exact { op.received } else { op.output.rows.tokens };
+        let (local, ranks, topk) =
+            (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
+        let tensor = |span: Span, dtype: DType, shape: [u64; 2]| {
+            self.tensor(&op.output, (span, dtype.code()), shape)
+        };
+        let of = |there: bool, (span, dtype): (Span, DType), shape: [u64; 2]| {
+            if there { tensor(span, dtype, shape) } else { NO_TENSOR }
+        };
+        let format = &op.format;
+        debug_assert!(op.received <= tokens);
+        abi::TyReceived {
+            size: size_of::<abi::TyReceived>(),
+            region: op.output.region,
+            tokens,
+            rows,
+            x: self.tensor(&op.output, (layout.x, format.dtype), [rows, shape.hidden.into()]),
+            scales: if format.scale_columns > 0 {
+                let columns = [rows, format.scale_columns];
+                self.tensor(&op.output, (layout.scales, format.scale_dtype), columns)
+            } else {
+                NO_TENSOR
+            },
+            ids: of(flat, (layout.ids, DType::I32), [tokens, topk]),
+            weights: of(
+                format.row.weights,
+                (layout.weights, DType::F32),
+                if flat { [tokens, topk] } else { [rows, 1] },
+            ),
+            source: tensor(layout.source, DType::I32, [if packed { rows } else { tokens }, 1]),
+            slots: of(!flat, (layout.slots, DType::I32), [tokens, topk]),
+            expert_counts: tensor(layout.expert_counts, DType::I32, [local, 1]),
+            expert_starts: of(!flat && !packed, (layout.expert_starts, DType::I32), [local, 1]),
+            source_counts: tensor(layout.rank_counts, DType::I32, [ranks, 1]),
+            ranges: of(packed, (layout.ranges, DType::I64), [local, ranks]),
+            totals: tensor(layout.totals, DType::I64, [2, 1]),
+            lost: self.nobody_lost(),
+        }
+    }
+
+    /// A lost rank ends a yard on CUDA, so nobody is left out.
+    fn nobody_lost(&self) -> abi::TyTensor {
+        abi::TyTensor {
+            data: self.lost.address() as *mut u8,
+            dtype: DType::U8.code(),
+            reserved: 0,
+            shape: [self.shape.ranks.into(), 1],
+            stride: [1, 1],
+        }
+    }
+
+    fn tensor(
+        &self,
+        output: &Output,
+        (span, dtype): (Span, u32),
+        shape: [u64; 2],
+    ) -> abi::TyTensor {
+        abi::TyTensor {
+            data: (output.address + span.offset) as *mut u8,
+            dtype,
+            reserved: 0,
+            shape,
+            stride: [shape[1] as i64, 1],
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! The planned kernel set: compiled kernels, memory, and what operations share.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenyard_core::abi;
+use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::link::Link;
+use tokenyard_core::moe::{Arena, DType, Holder, Shape};
+use tokenyard_core::wait::{WaitBoard, Waiter};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{ArriveArgs, Common, Outcome, State, TEXT, Trace, WARPS};
+use super::combine::CombineOp;
+use super::dispatch::DispatchOp;
+use super::face::Face;
+use super::handle::HandleState;
+use super::observer::Observer;
+use super::order::Order;
+use super::outcome::{Called, judge};
+use super::sizes::{ARENA, Sizes, moe_shape};
+use super::waits::{Turn, Wait, Waits};
+use crate::compile::{self, Architecture};
+use crate::config::CudaConfig;
+use crate::driver::{
+    Buffer, Context, Event, Function, Launch, Module, Pinned, RawStream, Stream, sys,
+};
+
+/// An operation between its send and its receive.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
+pub(super) enum Operation {
+    None,
+    Dispatch(DispatchOp),
+    Combine(CombineOp),
+}
+
+/// The kernels.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    pub(super) dispatch: Function,
+    /// By type: bf16, fp16, fp32.
+    pub(super) combine: [Function; 3],
+    pub(super) arrive: Function,
+    pub(super) spread: Function,
+    /// By type, as `combine`.
+    pub(super) merge: [Function; 3],
+}
+
+/// The index of a type's kernel, and the bytes of an element.
+pub(super) fn summable(dtype: u32) -> (usize, u64) {
+    match DType::from_code(dtype) {
+        Some(DType::F16) => (1, 2),
+        Some(DType::F32) => (2, 4),
+        _ => (0, 2),
+    }
+}
+
+/// The planned kernel set. Fields drop in order: streams end before the memory that they use.
+#[derive(Debug)]
+pub(super) struct Engine {
+    /// Dropped first: it looks at the stream.
+    pub(super) observer: Observer,
+    pub(super) stream: Arc<Stream>,
+    pub(super) order: Order,
+    pub(super) kernels: Kernels,
+    /// Per slot: behind the last kernel of the operation.
+    events: Vec<Event>,
+    outcomes: Pinned<Outcome>,
+    traces: Pinned<Trace>,
+    pub(super) waits: Arc<Waits>,
+    state: Buffer,
+    /// Totals of row signals that are waited for, and of done signals: `[slots, R]` each.
+    pub(super) expected: [Buffer; 2],
+    /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
+    pub(super) cast: [Buffer; 2],
+    /// `[R]` zeros: which ranks an output leaves out.
+    pub(super) lost: Buffer,
+    /// `Face::Params`, in words of 8 bytes for its alignment.
+    params: Vec<u64>,
+    pub(super) handles: Vec<HandleState>,
+    pub(super) operations: Vec<Operation>,
+    pub(super) arena: Arena,
+    pub(super) arena_at: u64,
+    pub(super) shape: Shape,
+    pub(super) sizes: Sizes,
+    pub(super) rank: u32,
+    /// The last operation that was sent.
+    latest: u64,
+    level: u64,
+    cap_ns: u64,
+    pub(super) blocks: u32,
+    pub(super) most_shared: u32,
+}
+
+impl Engine {
+    /// # Safety
+    /// What the plan points to (but for the list of windows) outlives the engine.
+    pub(super) unsafe fn new(
+        context: &Arc<Context>,
+        (shape, sizes): (&KernelShape, Sizes),
+        plan: &abi::TyPlan,
+        config: &CudaConfig,
+    ) -> Result<Self> {
+        let (raw, level) = if plan.scale_up.table.is_null() {
+            (&plan.scale_out, abi::TY_LEVEL_SCALE_OUT)
+        } else {
+            (&plan.scale_up, abi::TY_LEVEL_SCALE_UP)
+        };
+        // SAFETY: by this function's contract; the host passes judged tables.
+        let (link, board, windows) = unsafe {
+            (
+                Link::from_abi(raw)?,
+                WaitBoard::from_abi(plan.board),
+                std::slice::from_raw_parts(plan.windows, plan.window_count),
+            )
+        };
+        if !plan.lost.is_null() {
+            let message = "a lost rank cannot be left out on CUDA yet";
+            return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
+                .with_fix("let a lost rank end the yard, or use kernels = \"cpu\""));
+        }
+        let arena_at = windows.get(ARENA).map_or(0, |w| w.pointer as u64);
+        let moe = moe_shape(shape);
+        // SAFETY: the link lives, and with it what its face points to.
+        let face = unsafe { Face::read(&link.device_face()?)? };
+        let most_shared = context.device.most_shared()?;
+        let processors = context
+            .device
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
+            as u32;
+        let kernels = load(context, config, &face, most_shared)?;
+        let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
+        let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
+        let state = State {
+            problem: u64::MAX,
+            rows: expected[0].address(),
+            done: expected[1].address(),
+            ..State::default()
+        };
+        let blocks = config.sms.blocks(processors);
+        let slots = sizes.slots as usize;
+        let groups = u64::from(moe.hidden.div_ceil(128));
+        let stream = Arc::new(Stream::new(context)?);
+        let waits = Arc::new(Waits {
+            waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
+            report: Pinned::new(context, 1)?,
+            abort: Pinned::new(context, 1)?,
+            ranks: (0..moe.ranks).collect(),
+            turn: Turn::default(),
+        });
+        let engine = Self {
+            observer: Observer::new(context, &stream, &waits)?,
+            order: Order::new(context, Duration::from_nanos(plan.cap_ns))?,
+            stream,
+            kernels,
+            events: (0..slots).map(|_| Event::new(context)).collect::<Result<_>>()?,
+            outcomes: Pinned::new(context, slots)?,
+            traces: Pinned::new(context, slots)?,
+            waits,
+            state: Buffer::of(context, &[state])?,
+            expected,
+            cast: [
+                Buffer::new(context, u64::from(moe.max_tokens) * u64::from(moe.hidden))?,
+                Buffer::new(context, 4 * u64::from(moe.max_tokens) * groups)?,
+            ],
+            lost: Buffer::new(context, moe.ranks.into())?,
+            params: face.params,
+            handles: (0..shape.handles)
+                .map(|_| HandleState::new(context, &moe, blocks))
+                .collect::<Result<_>>()?,
+            operations: vec![Operation::None; slots],
+            arena: Arena::new(sizes.arena_bytes, "[kernels.cuda] arena_mib"),
+            arena_at,
+            shape: moe,
+            sizes,
+            rank: shape.rank,
+            latest: 0,
+            level,
+            cap_ns: plan.cap_ns,
+            blocks,
+            most_shared,
+        };
+        Ok(engine)
+    }
+
+    pub(super) fn slot(&self, operation: u64) -> usize {
+        (operation % self.operations.len() as u64) as usize
+    }
+
+    /// Numbers operations for the kernels: never 0, which is what memory starts with.
+    pub(super) fn epoch(operation: u64) -> u32 {
+        // 2^32 - 1 of them before one comes again: long after every record of it is overwritten.
+        (operation % u64::from(u32::MAX)) as u32 + 1
+    }
+
+    /// What every operation passes: how this rank enters, and up to [`TEXT`] bytes that say why.
+    pub(super) fn common(&self, operation: u64, verdict: u32, text: &[u8]) -> Common {
+        let slot = self.slot(operation);
+        let bytes = text.len().min(TEXT);
+        let mut room = [0; TEXT];
+        room[..bytes].copy_from_slice(&text[..bytes]);
+        Common {
+            entries: self.sizes.entries(slot as u32),
+            abort: self.waits.abort.at(0) as u64,
+            report: self.waits.report.at(0) as u64,
+            state: self.state.address(),
+            outcome: self.outcomes.at(slot) as u64,
+            trace: self.traces.at(slot) as u64,
+            cap_ns: self.cap_ns,
+            signature: 0,
+            rank: self.rank,
+            ranks: self.shape.ranks,
+            experts: self.shape.experts,
+            topk: self.shape.topk,
+            max_tokens: self.shape.max_tokens,
+            tokens: 0,
+            epoch: Self::epoch(operation),
+            slot: slot as u32,
+            origin: 0,
+            verdict,
+            entry_words: self.sizes.entry_words,
+            text_bytes: bytes as u32,
+            text: room,
+        }
+    }
+
+    /// Launches a kernel of an operation.
+    ///
+    /// # Safety
+    /// `arguments` are of the kernel's type; what they name stays valid until the operation ends.
+    pub(super) unsafe fn launch<T>(
+        &self,
+        kernel: &Function,
+        (blocks, warps, shared): (u32, u32, u32),
+        arguments: &T,
+        slot: usize,
+    ) -> Result<()> {
+        let mut pointers = [
+            std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
+            self.params.as_ptr().cast_mut().cast::<c_void>(),
+        ];
+        let launch = Launch { blocks, threads: 32 * warps, shared };
+        // SAFETY: by this function's contract; the second parameter is the face's.
+        unsafe { kernel.launch(&self.stream, launch, &mut pointers)? };
+        self.events[slot].record(self.stream.name())
+    }
+
+    /// Whether a stream is captured into a graph, which has no host that could hear of sizes.
+    pub(super) fn is_captured(&self, stream: Option<RawStream>) -> Result<bool> {
+        let asked = stream.map_or(Ok(false), |stream| stream.is_captured(self.stream.context()));
+        self.give_up(asked)
+    }
+
+    /// Starts an operation that may move rows: behind what its stream has got by now, and behind the
+    /// last use of every region that was taken back.
+    pub(super) fn enter(&mut self, operation: u64, stream: Option<RawStream>) -> Result<()> {
+        self.latest = operation;
+        self.order.enter(&self.stream, stream)
+    }
+
+    /// Ends an operation whose kernels are launched: its stream goes on behind them, and somebody
+    /// watches that they end; without a stream the host waits.
+    pub(super) fn leave(
+        &mut self,
+        operation: u64,
+        phase: u64,
+        stream: Option<RawStream>,
+    ) -> Result<()> {
+        let Some(stream) = stream else { return self.finish(operation, phase) };
+        let slot = self.slot(operation);
+        self.events[slot].hold(stream)?;
+        if phase == abi::TY_PHASE_DONE {
+            // A combine reads regions that its caller may drop now, and its own is given back.
+            self.order.free_behind(&self.events[slot])?;
+        }
+        let wait = self.wait(operation, phase);
+        self.observer.watch(wait)
+    }
+
+    /// Waits until everything has ended that was launched, and streams have passed the regions that
+    /// were taken back.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        self.observer.check()?;
+        let wait = self.wait(self.latest, abi::TY_PHASE_DONE);
+        let is_over = || self.stream.is_idle();
+        self.waits.until(wait, &|| matches!(is_over(), Ok(true)), &is_over)?;
+        self.waits.ended(wait)?;
+        self.order.settle()
+    }
+
+    /// A stream has ended, and nobody may name it any more.
+    pub(super) fn forget(&mut self, stream: RawStream) {
+        self.order.forget(stream);
+        self.handles.iter_mut().for_each(|h| h.stream = h.stream.filter(|s| *s != stream));
+    }
+
+    /// Takes a region back.
+    pub(super) fn release(&mut self, region: u64) {
+        if let Err(error) = self.order.take_back(region) {
+            // The stream may still read it, and others would write it: nothing may run after this.
+            self.observer.fail(error);
+        }
+        self.arena.release(region);
+    }
+
+    /// Waits until the kernel of an operation has told what it came to.
+    pub(super) fn hear_outcome(&self, operation: u64, ours: &Called) -> Result<Outcome> {
+        let slot = self.slot(operation);
+        let epoch = u64::from(Self::epoch(operation));
+        let at = self.outcomes.at(slot);
+        // SAFETY: pinned memory that lives as long as `self`; the epoch is a word that the kernel
+        // writes last, with release order.
+        let heard = || unsafe {
+            std::sync::atomic::AtomicU64::from_ptr(&raw mut (*at).epoch)
+                .load(std::sync::atomic::Ordering::Acquire)
+        };
+        let wait = self.wait(operation, abi::TY_PHASE_ENTRY);
+        self.waits.until(wait, &|| heard() == epoch, &|| self.events[slot].is_done())?;
+        // SAFETY: the kernel has written it and does not touch it again.
+        let outcome = unsafe { at.read_volatile() };
+        judge(&outcome, ours, &self.shape)?;
+        Ok(outcome)
+    }
+
+    /// Waits until everything of an operation that was launched has ended well.
+    pub(super) fn finish(&self, operation: u64, phase: u64) -> Result<()> {
+        let event = &self.events[self.slot(operation)];
+        let wait = self.wait(operation, phase);
+        self.waits.until(wait, &|| matches!(event.is_done(), Ok(true)), &|| event.is_done())?;
+        self.waits.ended(wait)?;
+        // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
+        let trace = unsafe { self.traces.at(self.slot(operation)).read_volatile() };
+        let since = |at: u64| at.wrapping_sub(trace.begun) as i64;
+        tracing::trace!(
+            operation,
+            phase,
+            counted_ns = since(trace.counted),
+            heard_ns = since(trace.heard),
+            moved_ns = since(trace.moved),
+            arrived_ns = since(trace.arrived),
+            "times of an operation, from the start of its kernel"
+        );
+        Ok(())
+    }
+
+    fn wait(&self, operation: u64, phase: u64) -> Wait {
+        let rank = (self.rank + 1) % self.shape.ranks;
+        Wait { operation, phase, level: self.level, rank }
+    }
+
+    /// Launches the kernel that waits for a signal of every rank.
+    pub(super) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
+        let (slot, ranks) = (self.slot(operation), self.shape.ranks);
+        // As `Common` of the kernels numbers them.
+        let done = phase != abi::TY_PHASE_ROWS;
+        let first_signal = 2 * ranks * slot as u32 + if done { ranks } else { 0 };
+        let totals = 8 * u64::from(ranks) * slot as u64;
+        let arguments = ArriveArgs {
+            abort: self.waits.abort.at(0) as u64,
+            report: self.waits.report.at(0) as u64,
+            cap_ns: self.cap_ns,
+            expected: self.expected[usize::from(done)].address() + totals,
+            ranks,
+            first_signal,
+            phase: phase as u32,
+            reserved: 0,
+            trace: self.traces.at(self.slot(operation)) as u64,
+        };
+        // SAFETY: the kernel's type; it names memory of the engine only.
+        unsafe { self.launch(&self.kernels.arrive, (1, WARPS, 0), &arguments, slot) }
+    }
+
+    /// Ends every wait of this rank's kernels after an error that closes the yard: nobody else does,
+    /// and memory must not go while a kernel runs.
+    pub(super) fn give_up<T>(&self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| {
+            if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {
+                self.waits.end_all();
+            }
+        })
+    }
+
+    /// A region for the expert outputs of a handle.
+    pub(super) fn combine_input(
+        &mut self,
+        handle: u32,
+        dtype: u32,
+    ) -> Result<(u64, abi::TyTensor)> {
+        self.observer.check()?;
+        let Some(state) = self.handles.get(handle as usize) else {
+            return Err(Error::new(ErrorKind::Internal, "combine input", "no such handle"));
+        };
+        let (rows, stream) = (state.rows, state.stream);
+        let element = DType::from_code(dtype).map_or(4, DType::bytes) as u64;
+        let columns = u64::from(self.shape.hidden);
+        let region = self.arena.allocate(rows * columns * element, Holder::CombineInput(handle))?;
+        if let Err(error) = self.order.lend(region.id, stream) {
+            self.arena.release(region.id);
+            return Err(error);
+        }
+        let tensor = abi::TyTensor {
+            data: (self.arena_at + region.offset) as *mut u8,
+            dtype,
+            reserved: 0,
+            shape: [rows, columns],
+            stride: [columns as i64, 1],
+        };
+        Ok((region.id, tensor))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.observer.stop();
+        self.waits.end_all();
+        let ended = self.stream.synchronize().and_then(|()| self.order.take_back_all());
+        if let Err(error) = ended {
+            tracing::warn!("the streams of the cuda kernel set did not end well: {error}");
+        }
+    }
+}
+
+fn load(
+    context: &Arc<Context>,
+    config: &CudaConfig,
+    face: &Face,
+    most_shared: u32,
+) -> Result<Kernels> {
+    let architecture = Architecture { capability: context.device.capability()? };
+    let (image, _) = compile::kernels(config, architecture, face.source())?;
+    let module = Module::load(context, &image)?;
+    let dispatch = module.cooperative("ty_dispatch")?;
+    let combine = [
+        module.cooperative("ty_combine_bf16")?,
+        module.cooperative("ty_combine_f16")?,
+        module.cooperative("ty_combine_f32")?,
+    ];
+    let spread = module.function("ty_spread")?;
+    let merge = [
+        module.function("ty_merge_bf16")?,
+        module.function("ty_merge_f16")?,
+        module.function("ty_merge_f32")?,
+    ];
+    for kernel in combine.iter().chain(&merge).chain([&dispatch, &spread]) {
+        kernel.allow_shared(most_shared.saturating_sub(2048))?;
+    }
+    Ok(Kernels { dispatch, combine, arrive: module.function("ty_arrive")?, spread, merge })
+}

@@ -1,0 +1,176 @@
+// How ranks enter an operation: records of words {epoch, value} in each other's control windows.
+//
+// A word says by itself whether it is of this operation, so no fence and no signal is needed. A
+// slot's records are written again two operations later at the earliest; by then every rank has
+// entered the operation between, so has read them.
+#pragma once
+#include "args.cuh"
+
+namespace ty {
+
+// Whether a block is the last of its launch to come here: then what all others stored before is
+// seen. Nobody waits: who needs what the last one makes of it hears this rank's own record.
+__device__ inline bool last_to_come(const Common& c) {
+  __shared__ u32 last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+// Word `word` of the record that `source` writes at `peer`.
+template <class Up>
+__device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, u32 word) {
+  u64 offset = c.entries + 8 * ((u64)source * c.entry_words + word);
+  return reinterpret_cast<u64*>(up.peer_ptr(kControl, peer, offset));
+}
+
+// Word `word` of the text that goes with a refusal.
+__device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const i64* topk_idx) {
+  if (verdict != kRefuseRoute) {
+    if (word == 0) return c.text_bytes;
+    u32 value = 0;
+    for (u32 i = 0; i < 4; i++) value |= (u32)c.text[4 * (word - 1) + i] << 8 * i;
+    return value;
+  }
+  u64 problem = c.state->problem, token = problem >> 16, k = problem >> 8 & 0xff;
+  i64 found = topk_idx[token * c.topk + k];
+  u32 words[] = {(u32)token, (u32)(problem & 0xffff), (u32)found, (u32)((u64)found >> 32)};
+  return word < 4 ? words[word] : 0;
+}
+
+// Enters at every peer; `word(peer, i)` gives the words of the head and what follows it, `words` in
+// all. One block.
+template <class Up, class Word>
+__device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict, const i64* topk_idx,
+                      Word word) {
+  u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
+  // Who hears this rank sees what its blocks stored before.
+  __threadfence_system();
+  for (u32 i = threadIdx.x; i < c.ranks * all; i += blockDim.x) {
+    u32 peer = (c.rank + i / all) % c.ranks, w = i % all;
+    u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
+    u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
+    store_relaxed(entry_word(c, up, peer, c.rank, at), (u64)c.epoch << 32 | value);
+  }
+}
+
+// One word of another rank's record, once it is there.
+template <class Up>
+__device__ bool hear_word(const Common& c, const Up& up, u32 source, u32 word, Guard& guard,
+                          u32* value) {
+  const u64* at = entry_word(c, up, c.rank, source, word);
+  u64 seen = 0;
+  bool ok = guard.until({kPhaseEntry, source, word, c.epoch},
+                        [&] { return (seen = load_acquire(at)) >> 32; },
+                        [&](u64 found) { return found == c.epoch; });
+  *value = (u32)seen;
+  return ok;
+}
+
+// The same word of all ranks' records: `each(source, value)`. What only counts needs no order, so
+// the words are loaded side by side.
+template <class Up, class Each>
+__device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard& guard, Each each) {
+  constexpr u32 kAtOnce = 8;
+  for (u32 first = 0; first < c.ranks; first += kAtOnce) {
+    u64 seen[kAtOnce];
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      seen[i] = first + i < c.ranks ? load_relaxed(entry_word(c, up, c.rank, first + i, word)) : 0;
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) {
+      if (first + i >= c.ranks) continue;
+      u32 value = (u32)seen[i];
+      if (seen[i] >> 32 != c.epoch && !hear_word(c, up, first + i, word, guard, &value))
+        return false;
+      each(first + i, value);
+    }
+  }
+  return true;
+}
+
+// Hears the first `words` words of every rank's record: `table[source * words + word]`. Each block
+// for itself.
+template <class Up>
+__device__ bool hear(const Common& c, const Up& up, u32 words, u32* table, Guard& guard) {
+  bool ok = true;
+  for (u32 i = threadIdx.x; i < c.ranks * words && ok; i += blockDim.x)
+    ok = hear_word(c, up, i / words, i % words, guard, &table[i]);
+  ok = __syncthreads_and(ok);
+  // What is written from here on goes to places that the records said are free.
+  __threadfence_system();
+  return ok;
+}
+
+// What a head says of its rank's call.
+__device__ inline u64 signature_of(const u32* head) { return head[1] | (u64)head[6] << 32; }
+
+struct Decision {
+  u32 code;
+  u32 rank;
+};
+
+// The first objection in order of ranks, or kGo: what heads say that does not depend on sizes.
+__device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
+  for (u32 s = 0; s < c.ranks; s++)
+    if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
+  for (u32 s = 0; s < c.ranks; s++)
+    if ((table[s * words] & 0xff) != kEnter) return {kRefused, s};
+  for (u32 s = 0; s < c.ranks; s++)
+    if (signature_of(&table[s * words]) != c.signature) return {kMismatch, s};
+  for (u32 s = 0; s < c.ranks; s++)
+    if (table[s * words + 2] != c.origin) return {kOrigin, s};
+  return {kGo, c.rank};
+}
+
+// Hears the text that goes with a record. One thread.
+template <class Up>
+__device__ bool hear_text(const Common& c, const Up& up, u32 source, u32 verdict, Guard& guard) {
+  Outcome& o = *c.outcome;
+  u32 first = c.entry_words - kTextWords;
+  for (u32 w = 0; w < kTextWords; w++) {
+    u32 value;
+    if (!hear_word(c, up, source, first + w, guard, &value)) return false;
+    if (verdict != kRefuseRoute && w == 0) o.text_bytes = value;
+    u32 at = verdict != kRefuseRoute ? w - 1 : w;
+    if (at < kTextBytes / 4) reinterpret_cast<u32*>(o.text)[at] = value;
+  }
+  return true;
+}
+
+// Tells the host, with what the head of the rank in question says. One thread.
+template <class Up>
+__device__ void tell(const Common& c, const Up& up, const Decision& d, const u32* head,
+                     Guard& guard) {
+  Outcome& o = *c.outcome;
+  o.code = d.code;
+  o.rank = d.rank;
+  o.verdict = head[0] & 0xff;
+  o.signature = signature_of(head);
+  o.origin = head[2];
+  o.text_bytes = 0;
+  bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
+  if (text && !hear_text(c, up, d.rank, o.verdict, guard)) return;
+  __threadfence_system();
+  store_release(&o.epoch, c.epoch);
+}
+
+// Raises a signal of every rank by one, after everything that this block stored; not if a wait of
+// one of its threads was ended.
+template <class Up>
+__device__ bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
+  __threadfence_system();
+  bool ok = __syncthreads_and(!guard.ended());
+  for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x)
+    ok = up.signal(0, (c.rank + i) % c.ranks, {signal, 1}, guard);
+  ok = __syncthreads_and(ok);
+  if (threadIdx.x == 0) up.submit(0);
+  return ok;
+}
+
+}  // namespace ty

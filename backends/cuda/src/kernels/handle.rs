@@ -1,0 +1,137 @@
+//! What a dispatch leaves behind: the routing in device memory, and what the host knows of it.
+
+use std::sync::Arc;
+
+use tokenyard_core::Result;
+use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec, Shape, Span};
+
+use super::args::{Routing, WARPS};
+use crate::driver::{Buffer, Context, RawStream};
+
+/// One handle slot. Its memory is allocated when the yard is planned.
+#[derive(Debug)]
+pub(super) struct HandleState {
+    pub(super) routing: Routing,
+    /// Epoch of the dispatch that made it: the same on all ranks.
+    pub(super) origin: u32,
+    /// T on this rank.
+    pub(super) tokens: u32,
+    /// True N on this rank.
+    pub(super) received: u64,
+    /// Rows that the output has: N, or the most.
+    pub(super) rows: u64,
+    pub(super) worst: bool,
+    pub(super) layout: Layout,
+    /// Expert-major and packed: where the slots and the weights of the first output lie; 0 where it has none.
+    pub(super) slots: u64,
+    pub(super) weights: u64,
+    /// The stream of the dispatch that made it.
+    pub(super) stream: Option<RawStream>,
+    _memory: Buffer,
+}
+
+/// Tokens of the shortest span.
+const WARP: u32 = 32;
+
+impl HandleState {
+    /// Takes a new routing of so many tokens.
+    pub(super) fn count(&mut self, tokens: u32) {
+        self.tokens = tokens;
+        self.routing.span = tokens.div_ceil(self.routing.blocks * WARPS).next_multiple_of(WARP);
+    }
+
+    /// For counts by so many blocks.
+    pub(super) fn new(context: &Arc<Context>, shape: &Shape, blocks: u32) -> Result<Self> {
+        let (ranks, most) = (u64::from(shape.ranks), u64::from(shape.max_tokens));
+        let pairs = 4 * most * u64::from(shape.topk);
+        let (of_ranks, of_experts) = (4 * ranks, 4 * u64::from(shape.experts));
+        let spans = u64::from(blocks * WARPS);
+        let lengths = [
+            pairs,
+            pairs,
+            pairs,
+            spans * of_ranks,
+            spans * of_experts,
+            u64::from(blocks) * of_ranks,
+            u64::from(blocks) * of_experts,
+            of_ranks,
+            of_experts,
+            of_ranks,
+        ];
+        let mut end = 0;
+        let starts = lengths.map(|bytes| {
+            let start = end;
+            end += bytes.next_multiple_of(256);
+            start
+        });
+        let memory = Buffer::new(context, end)?;
+        let [
+            topk,
+            rows,
+            places,
+            span_ranks,
+            span_experts,
+            block_ranks,
+            block_experts,
+            counts,
+            expert_counts,
+            row_base,
+        ] = starts.map(|start| memory.address() + start);
+        Ok(Self {
+            routing: Routing {
+                topk,
+                rows,
+                places,
+                span_ranks,
+                span_experts,
+                block_ranks,
+                block_experts,
+                counts,
+                expert_counts,
+                row_base,
+                span: WARP,
+                blocks,
+            },
+            origin: 0,
+            tokens: 0,
+            received: 0,
+            rows: 0,
+            worst: false,
+            layout: Layout::Flat,
+            slots: 0,
+            weights: 0,
+            stream: None,
+            _memory: memory,
+        })
+    }
+
+    /// Remembers what a combine must know of the output that the routing made first.
+    pub(super) fn note_output(&mut self, output: &Output, received: u64, spec: &RegionSpec) {
+        let at = |span: Span| output.address + span.offset;
+        self.received = received;
+        self.rows = output.rows_of(spec.layout, &spec.shape);
+        self.slots = at(output.layout.slots);
+        self.weights = if spec.row.weights { at(output.layout.weights) } else { 0 };
+    }
+}
+
+/// Where the output of a dispatch lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    pub(super) region: u64,
+    pub(super) address: u64,
+    pub(super) layout: RegionLayout,
+    /// What it was laid out for.
+    pub(super) rows: RegionRows,
+}
+
+impl Output {
+    /// Rows of the output tensor: N (flat), X (expert-major) or El * R*M (packed).
+    pub(super) fn rows_of(&self, layout: Layout, shape: &Shape) -> u64 {
+        match layout {
+            Layout::Flat => self.rows.tokens,
+            Layout::ExpertMajor { .. } => self.rows.experts,
+            Layout::Packed => u64::from(shape.local_experts()) * self.rows.tokens,
+        }
+    }
+}

@@ -1,0 +1,256 @@
+// Summing rows: those of a token are read one after the other, and their sum is stored once.
+//
+// Two ways: bulk copies into a ring of rows in shared memory (TMA, sm_90 and later), and vectors.
+//
+// What is summed is a class of terms:
+//   u32 early(token)            what lane k must know of its term; loaded ahead of its use
+//   bool there(early)           whether lane k has a term
+//   uint2 late(token, early)    what else; loaded ahead of its use, when `early` is known
+//   u64 from(early, late)       its row; only where it is there
+//   float weight(early)         what it is multiplied by, where kWeighted
+//   u64 bias(i)                 rows of [T, row_bytes] that come before all terms, or 0
+//   u8* out                     [T, row_bytes]
+#pragma once
+#include "bulk.cuh"
+#include "route.cuh"
+#include "types.cuh"
+
+namespace ty {
+
+// How rows are taken to pieces.
+struct RowPieces {
+  u32 piece_bytes, pieces;
+};
+
+// What is summed for how many tokens.
+struct Summing {
+  RowPieces p;
+  u32 tokens;
+  u64 row_bytes;
+  u32 stages;       // pieces in flight of a block
+  u32 stage_bytes;
+};
+
+// Addresses of the biases, those that there are in front.
+template <class Terms>
+struct Biases {
+  u64 at[2];
+  u32 count;
+
+  __device__ explicit Biases(const Terms& terms) : at{terms.bias(0), terms.bias(1)} {
+    if (at[0] == 0) at[0] = at[1], at[1] = 0;
+    count = (at[0] != 0) + (at[1] != 0);
+  }
+  // The row of a token in the bias that comes at `place`, or 0.
+  __device__ u64 of(u32 place, u32 token, u64 row_bytes) const {
+    return place < count ? (place == 0 ? at[0] : at[1]) + token * row_bytes : 0;
+  }
+};
+
+#if TY_ROWS_TMA
+
+// A ring of pieces of rows: one warp loads, the others sum as they arrive.
+struct Ring {
+  static constexpr u32 kMost = 16;
+  u64 full[kMost], empty[kMost];
+  float weight[kMost];
+};
+
+// Where in the ring a thread is.
+struct Turn {
+  u32 slot = 0, parity = 0;
+
+  // So many stages on, at most one time around.
+  __device__ Turn plus(u32 by, u32 stages) const {
+    u32 to = slot + by;
+    return to < stages ? Turn{to, parity} : Turn{to - stages, parity ^ 1};
+  }
+};
+
+struct Unit {
+  u32 token, offset, bytes;
+
+  __device__ Unit(const RowPieces& p, u64 row_bytes, u32 unit) {
+    token = p.pieces == 1 ? unit : unit / p.pieces;
+    offset = (unit - token * p.pieces) * p.piece_bytes;
+    bytes = min(p.piece_bytes, (u32)row_bytes - offset);
+  }
+};
+
+// What a lane asks for: a row, or none (0), for a place in the ring counted from the warp's turn.
+struct Asked {
+  u32 place;
+  u64 from;
+  float weight;
+};
+
+// Every lane of a warp asks as soon as its place is free; places beyond the ring are not for now.
+template <class Terms>
+__device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, const Unit& u,
+                    const Asked& row) {
+  bool due = row.from != 0 && row.place < s.stages;
+  Turn to = turn.plus(due ? row.place : 0, s.stages);
+  while (__any_sync(~0u, due)) {
+    if (!due || !is_past(shared_address(&ring.empty[to.slot]), to.parity ^ 1)) continue;
+    if (Terms::kWeighted) ring.weight[to.slot] = row.weight;
+    bulk_load(shared_address(stages + to.slot * s.stage_bytes),
+              reinterpret_cast<const u8*>(row.from + u.offset), u.bytes,
+              shared_address(&ring.full[to.slot]));
+    due = false;
+  }
+}
+
+// One warp: every lane asks for the row of its own term.
+template <class Terms>
+__device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* stages) {
+  u32 lane = threadIdx.x % 32, units = s.tokens * s.p.pieces, step = gridDim.x;
+  Biases<Terms> biases(terms);
+  Turn turn;
+  // What is read was written by other means than bulk copies.
+  asm volatile("fence.proxy.async;" ::: "memory");
+  auto token_of = [&](u32 unit) { return Unit(s.p, s.row_bytes, unit).token; };
+  auto early = [&](u32 unit) { return unit < units ? terms.early(token_of(unit)) : 0; };
+  auto late = [&](u32 unit, u32 known) {
+    return unit < units && terms.there(known) ? terms.late(token_of(unit), known) : make_uint2(0, 0);
+  };
+  // Two units ahead, as a look at memory takes longer than a unit.
+  u32 known = early(blockIdx.x), next = early(blockIdx.x + step), third = early(blockIdx.x + 2 * step);
+  uint2 more = late(blockIdx.x, known), then = late(blockIdx.x + step, next);
+  for (u32 unit = blockIdx.x; unit < units; unit += step) {
+    Unit u(s.p, s.row_bytes, unit);
+    bool mine = terms.there(known);
+    u32 rows = __ballot_sync(~0u, mine), total = biases.count + __popc(rows);
+    u32 place = biases.count + __popc(rows & ((1u << lane) - 1));
+    u64 from = mine ? terms.from(known, more) : 0;
+    float weight = Terms::kWeighted && mine ? terms.weight(known) : 0.0f;
+    known = next, next = third, more = then;
+    then = late(unit + 2 * step, next);
+    third = early(unit + 3 * step);
+    // At most one time around the ring at once: a barrier tells no more than two phases apart.
+    for (u32 first = 0; first < total; first += s.stages) {
+      u64 bias = biases.of(lane, u.token, s.row_bytes);
+      if (biases.count > 0) ask<Terms>(s, ring, stages, turn, u, {lane - first, bias, 0.0f});
+      ask<Terms>(s, ring, stages, turn, u, {place - first, from, weight});
+      turn = turn.plus(min(total - first, s.stages), s.stages);
+    }
+  }
+}
+
+// The summing threads: every warp but the loading one.
+struct Summer {
+  u32 thread = threadIdx.x - 32, threads = blockDim.x - 32;
+  Turn turn;
+};
+
+// One piece of one token's sum: N vectors of each thread, of `vectors` in all. A thread that has one
+// less sums its last one twice and stores it once.
+template <u32 N, class Type, class Terms>
+__device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer& me, u32 vectors,
+                         u32 biases, u32 total, uint4* out) {
+  float sum[N][Type::kLanes] = {};
+  u32 last = min(me.thread + (N - 1) * me.threads, vectors - 1);
+  auto at = [&](u32 v) { return v + 1 < N ? me.thread + v * me.threads : last; };
+  for (u32 r = 0; r < total; r++) {
+    wait_barrier(shared_address(&ring.full[me.turn.slot]), me.turn.parity);
+    const uint4* row = reinterpret_cast<const uint4*>(stages + me.turn.slot * s.stage_bytes);
+    uint4 term[N];
+#pragma unroll
+    for (u32 v = 0; v < N; v++) term[v] = load_shared(row + at(v));
+    bool weighted = Terms::kWeighted && r >= biases;
+    float weight = weighted ? ring.weight[me.turn.slot] : 1.0f;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(shared_address(&ring.empty[me.turn.slot]));
+    me.turn = me.turn.plus(1, s.stages);
+#pragma unroll
+    for (u32 v = 0; v < N; v++) {
+      float f[Type::kLanes];
+      Type::widen(term[v], f);
+#pragma unroll
+      for (u32 l = 0; l < Type::kLanes; l++) {
+        if (r == 0)
+          sum[v][l] = weighted ? __fmul_rn(weight, f[l]) : f[l];
+        else
+          sum[v][l] = weighted ? __fmaf_rn(weight, f[l], sum[v][l]) : __fadd_rn(sum[v][l], f[l]);
+      }
+    }
+  }
+#pragma unroll
+  for (u32 v = 0; v < N; v++)
+    if (me.thread + v * me.threads < vectors) out[at(v)] = Type::narrow(sum[v]);
+}
+
+template <class Type, class Terms>
+__device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, const u8* stages) {
+  u32 units = s.tokens * s.p.pieces, step = gridDim.x, biases = Biases<Terms>(terms).count;
+  Summer me;
+  auto early = [&](u32 unit) { return unit < units ? terms.early(Unit(s.p, s.row_bytes, unit).token) : 0; };
+  u32 known = early(blockIdx.x), next = early(blockIdx.x + step);
+  for (u32 unit = blockIdx.x; unit < units; unit += step) {
+    Unit u(s.p, s.row_bytes, unit);
+    u32 total = biases + __popc(__ballot_sync(~0u, terms.there(known))), vectors = u.bytes / 16;
+    known = next;
+    next = early(unit + 2 * step);
+    uint4* out = reinterpret_cast<uint4*>(terms.out + u.token * s.row_bytes + u.offset);
+    // The same for all lanes of a warp.
+    u32 first = me.thread / 32 * 32, mine = first < vectors ? (vectors - 1 - first) / me.threads + 1 : 0;
+    switch (mine) {
+      case 0:
+      case 1: sum_unit<1, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      case 2: sum_unit<2, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      case 3: sum_unit<3, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      case 4: sum_unit<4, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      default: sum_unit<5, Type, Terms>(s, ring, stages, me, vectors, biases, total, out);
+    }
+  }
+}
+
+template <class Type, class Terms>
+__device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
+  __shared__ Ring ring;
+  if (threadIdx.x == 0) {
+    for (u32 i = 0; i < s.stages; i++) {
+      init_barrier(shared_address(&ring.full[i]), 1);
+      init_barrier(shared_address(&ring.empty[i]), blockDim.x / 32 - 1);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x < 32)
+    load_rows(terms, s, ring, stages);
+  else
+    sum_stages<Type>(terms, s, ring, stages);
+  __syncthreads();
+}
+
+#else
+
+template <class Type, class Terms>
+__device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
+  u32 warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  Biases<Terms> biases(terms);
+  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < s.tokens;
+       token += gridDim.x * warps) {
+    u32 known = terms.early(token);
+    bool mine = terms.there(known);
+    u64 from = mine ? terms.from(known, terms.late(token, known)) : 0;
+    u64 row = (u64)token * s.row_bytes;
+    float weight = Terms::kWeighted && mine ? terms.weight(known) : 1.0f;
+    u32 rows = __ballot_sync(~0u, mine);
+    for (u64 at = lane * 16; at < s.row_bytes + lane * 16; at += Sums<Type>::kBytes) {
+      i64 room = (i64)s.row_bytes - (i64)at;
+      Sums<Type> sums;
+      for (u32 i = 0; i < biases.count; i++) sums.add(biases.at[i] + row + at, room, false, 0.0f);
+      for (u32 left = rows; left != 0; left &= left - 1) {
+        u32 k = __ffs(left) - 1;
+        u64 term = __shfl_sync(~0u, from, k);
+        float by = __shfl_sync(~0u, weight, k);
+        sums.add(term + at, room, Terms::kWeighted, by);
+      }
+      sums.store(terms.out + row + at, room);
+    }
+  }
+}
+
+#endif
+
+}  // namespace ty

@@ -1,0 +1,58 @@
+// Where the arrays of an output region lie: RegionLayout of the host, array by array. It includes
+// nothing, so that a test compiles it for the host and compares the two.
+#pragma once
+
+#ifdef __CUDACC__
+#define TY_DEVICE __device__
+#else
+#define TY_DEVICE
+#endif
+
+namespace ty {
+
+// How received rows are arranged.
+constexpr unsigned kFlat = 1;         // one per token and rank
+constexpr unsigned kExpertMajor = 2;  // one per token and expert, experts behind each other
+constexpr unsigned kPacked = 3;       // the same, with R*M places per expert
+
+TY_DEVICE inline unsigned long long align_128(unsigned long long bytes) {
+  return (bytes + 127) / 128 * 128;
+}
+
+// Everything that decides a region's arrays but for how many rows arrive.
+struct RegionShape {
+  unsigned layout, ranks, topk, local_experts;
+  unsigned long long row_bytes;
+  unsigned scale_words;
+  bool weights;
+};
+
+struct Region {
+  unsigned long long scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts;
+  unsigned long long ranges, landed_scales, landed_weights, totals, lost, bytes;
+
+  // For N tokens and X expert rows.
+  TY_DEVICE Region(const RegionShape& s, unsigned long long tokens,
+                   unsigned long long expert_rows) {
+    bool flat = s.layout == kFlat, major = s.layout == kExpertMajor, packed = s.layout == kPacked;
+    unsigned long long rows = flat ? tokens : expert_rows, by_k = align_128(tokens * s.topk * 4);
+    unsigned long long local = s.local_experts;
+    scales = align_128(rows * s.row_bytes);
+    weights = scales + align_128(rows * s.scale_words * 4);
+    unsigned long long weight_bytes = flat ? by_k : align_128(rows * 4);
+    ids = weights + (s.weights ? weight_bytes : 0);
+    source = ids + (flat ? by_k : 0);
+    slots = source + align_128((packed ? rows : tokens) * 4);
+    rank_counts = slots + (flat ? 0 : by_k);
+    expert_counts = rank_counts + align_128(s.ranks * 4ull);
+    expert_starts = expert_counts + align_128(local * 4);
+    ranges = expert_starts + (major ? align_128((local + 1) * 4) : 0);
+    landed_scales = ranges + (packed ? align_128(local * s.ranks * 8) : 0);
+    landed_weights = landed_scales + (major ? align_128(tokens * s.scale_words * 4) : 0);
+    totals = landed_weights + (major && s.weights ? by_k : 0);
+    lost = totals + align_128(2 * 8);
+    bytes = lost + align_128(s.ranks);
+  }
+};
+
+}  // namespace ty

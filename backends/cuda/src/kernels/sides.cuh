@@ -1,0 +1,157 @@
+// What goes beside rows: ids or slots, weights, sources and scales. The rows that one rank gets of
+// tokens that follow each other lie together there, so what belongs to them is gathered in shared
+// memory and stored at once.
+#pragma once
+#include "bulk.cuh"
+#include "tables.cuh"
+
+namespace ty {
+
+// Shared memory of a unit: tokens that follow each other, for one rank.
+struct SideRoom {
+  i32* ids;        // [side_tokens, K]
+  float* weights;  // [side_tokens, K]
+  u8* scales;      // [side_tokens, scale_words]
+  u32* tokens;     // [side_tokens]: which of them go to the rank, as offsets
+
+  __device__ SideRoom(const DispatchArgs& a, u8* at) {
+    u32 by_k = (a.side_tokens * a.c.topk * 4 + 15) / 16 * 16;
+    ids = reinterpret_cast<i32*>(at);
+    weights = reinterpret_cast<float*>(at + by_k);
+    tokens = reinterpret_cast<u32*>(at + 2 * by_k);
+    scales = at + 2 * by_k + 128;
+  }
+};
+
+// Stores what lies in shared memory, in bulk if that can be. One warp. Addresses and lengths are
+// multiples of 4.
+__device__ inline void store_gathered(u64 to, const void* from, u32 bytes) {
+  u32 lane = threadIdx.x % 32;
+#if TY_ROWS_TMA
+  if (((to | bytes) & 15) == 0) {
+    if (lane == 0) bulk_store(reinterpret_cast<u8*>(to), shared_address(from), bytes);
+    return;
+  }
+#endif
+  for (u32 i = lane; i < bytes / 4; i += 32)
+    reinterpret_cast<u32*>(to)[i] = reinterpret_cast<const u32*>(from)[i];
+}
+
+// Packed: weight, source and scales of one copy, at its own place.
+__device__ inline void move_copy(const DispatchArgs& a, const DispatchTables& t, u32 rank,
+                                 u32 token, u32 k, u32 slot) {
+  if (a.weights)
+    reinterpret_cast<float*>(t.weights[rank])[slot] = a.weights[(u64)token * a.c.topk + k];
+  reinterpret_cast<u32*>(t.source[rank])[slot] = a.c.rank * a.c.max_tokens + token;
+  u32* scales = reinterpret_cast<u32*>(t.scales[rank]) + (u64)slot * a.scale_words;
+  for (u32 i = 0; i < a.scale_words; i++)
+    scales[i] = a.scales[(i64)token * a.scale_stride[0] + (i64)i * a.scale_stride[1]];
+}
+
+// The ids and weights of one lane's token at a rank; `place` is its number among the unit's.
+__device__ inline void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank,
+                                  u32 token, u32 place, const SideRoom& room) {
+  u32 topk = a.c.topk, local = a.c.local_experts();
+#pragma unroll 8
+  for (u32 k = 0; k < topk; k++) {
+    i32 expert = a.r.topk[(u64)token * topk + k], id = -1;
+    bool here = expert >= 0 && (u32)expert - rank * local < local;
+    if (here)
+      id = a.is_flat() ? expert - (i32)(rank * local)
+                       : (i32)expert_row(a.c, a.r, t.expert_base, token, k, expert);
+    room.ids[place * topk + k] = id;
+    if (a.layout == kPacked && here) move_copy(a, t, rank, token, k, id);
+    if (a.layout != kPacked && a.weights)
+      room.weights[place * topk + k] = here ? a.weights[(u64)token * topk + k] : 0.0f;
+  }
+}
+
+// Bytes of scales that are copied at once: 16 if all rows allow it, else 4.
+__device__ inline u32 scale_vector(const DispatchArgs& a) {
+  u64 all = (u64)a.scales | (u64)a.scale_stride[0] * 4 | (u64)a.scale_words * 4;
+  return a.scale_stride[1] == 1 && (all & 15) == 0 ? 16 : 4;
+}
+
+// The scales of `count` tokens into shared memory. One warp.
+__device__ inline void gather_scales(const DispatchArgs& a, u32 first, u32 count,
+                                     const SideRoom& room) {
+  u32 vector = scale_vector(a), words = vector / 4, width = a.scale_words / words;
+  for (u32 i = threadIdx.x % 32; i < count * width; i += 32) {
+    u32 row = i / width, column = i % width * words;
+    const u32* from = a.scales + (i64)(first + room.tokens[row]) * a.scale_stride[0] +
+                      (i64)column * a.scale_stride[1];
+    copy_async(room.scales + 4 * (row * a.scale_words + column), from, vector);
+  }
+  copies_done();
+}
+
+// The same from memory to memory, for scales that are too wide.
+__device__ inline void move_scales(const DispatchArgs& a, u64 to, u32 first, u32 count,
+                                   const SideRoom& room) {
+  u32* scales = reinterpret_cast<u32*>(to);
+  for (u32 i = threadIdx.x % 32; i < count * a.scale_words; i += 32) {
+    i64 token = first + room.tokens[i / a.scale_words];
+    scales[i] = a.scales[token * a.scale_stride[0] +
+                         (i64)(i % a.scale_words) * a.scale_stride[1]];
+  }
+}
+
+// One unit for one rank. One warp.
+__device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t, u32 unit, u32 rank,
+                                 const SideRoom& room) {
+  u32 lane = threadIdx.x % 32, first = unit * a.side_tokens, token = first + lane;
+  u32 topk = a.c.topk, packed = kNoRow;
+  if (lane < a.side_tokens && token < a.c.tokens) {
+#pragma unroll 8
+    for (u32 k = 0; k < topk; k++) {
+      u32 found = a.r.rows[(u64)token * topk + k];
+      if (found >> kPlaceBits == rank) packed = found;
+    }
+  }
+  u32 goes = __ballot_sync(~0u, packed != kNoRow), count = __popc(goes);
+  if (count == 0) return;
+  u32 place = __popc(goes & ((1u << lane) - 1)), row = 0;
+  if (packed != kNoRow) {
+    row = t.row_base[rank] + row_of(a.c, a.r, token, packed, rank);
+    room.tokens[place] = lane;
+    gather_ids(a, t, rank, token, place, room);
+  }
+  row = __shfl_sync(~0u, row, __ffs(goes) - 1);
+  __syncwarp();
+  bool beside = a.layout != kPacked, gathered = beside && a.scale_words > 0 && a.side_scales;
+  if (gathered) gather_scales(a, first, count, room);
+  publish_shared();
+  __syncwarp();
+  store_gathered(t.ids[rank] + (u64)row * topk * 4, room.ids, count * topk * 4);
+  if (!beside) return;
+  if (a.weights)
+    store_gathered(t.weights[rank] + (u64)row * topk * 4, room.weights, count * topk * 4);
+  u64 scales = t.scales[rank] + (u64)row * a.scale_words * 4;
+  if (gathered)
+    store_gathered(scales, room.scales, count * a.scale_words * 4);
+  else
+    move_scales(a, scales, first, count, room);
+  if (lane < count)
+    reinterpret_cast<u32*>(t.source[rank])[row + lane] =
+        a.c.rank * a.c.max_tokens + first + room.tokens[lane];
+}
+
+// Units of all tokens and ranks. The last warps of a block do this, each with room for one unit.
+__device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t, u8* shared) {
+  u32 warp = threadIdx.x / 32;
+  if (warp < kWarps - kSideWarps) return;
+  u32 turn = warp - (kWarps - kSideWarps);
+  SideRoom room(a, shared + turn * a.side_bytes);
+  u32 units = (a.c.tokens + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
+  // The places were said to be free by loads; bulk stores are of another proxy.
+  publish_places();
+  for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += gridDim.x * kSideWarps) {
+    move_side(a, t, i / a.c.ranks, (a.c.rank + i) % a.c.ranks, room);
+    close_stores();
+    stores_read();
+    __syncwarp();
+  }
+  stores_done();
+}
+
+}  // namespace ty

@@ -1,0 +1,312 @@
+//! Windows, records, and how a launch uses shared memory.
+
+use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{HEAD, SIDE_WARPS, TEXT_WORDS, WARPS};
+use crate::config::CudaConfig;
+
+/// Window of entry records.
+pub(super) const CONTROL: usize = 0;
+/// Window of rows.
+pub(super) const ARENA: usize = 1;
+
+/// Warps of a block that move rows by bulk copies: with one or two stages each they fill what a
+/// multiprocessor has, and many shallow queues beat few deep ones. One more moves what goes beside.
+const MOVERS: u32 = 14;
+const MOST_STAGES: u32 = 4;
+/// Rows that a block reads at once; `Ring::kMost` of the kernels.
+const RING_STAGES: u32 = 16;
+/// A longer row moves in pieces.
+const LONGEST_PIECE: u64 = 16_384;
+/// Shared memory that is not for stages: what kernels declare, and what the driver keeps.
+const KEPT: u32 = 3072;
+/// Most bytes that an arena takes for two outputs of any layout, unless the config says otherwise.
+const ARENA_LIMIT: u64 = 16 << 30;
+/// Most bytes of an arena: a combine names places in units of 16 bytes, in 32 bits.
+pub(crate) const MOST_ARENA: u64 = 64 << 30;
+
+/// Sizes and offsets of both windows; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    /// 64-bit words of one record.
+    pub(super) entry_words: u32,
+    /// Operations whose records have places of their own: two at least, because a rank may enter
+    /// the next operation while others still read its record of the last.
+    pub(super) slots: u32,
+    ranks: u32,
+    pub(super) arena_bytes: u64,
+}
+
+impl Sizes {
+    pub(super) fn new(shape: &Shape, in_flight: u32, config: &CudaConfig) -> Result<Self> {
+        let words = HEAD + shape.ranks + shape.experts + TEXT_WORDS;
+        // fp32 with as many scale bytes as channels: the widest row that any call may bring.
+        let row = RowFormat {
+            x_bytes: 4 * shape.hidden,
+            scale_bytes: shape.hidden.max(4),
+            weights: true,
+        };
+        let worst = |layout| {
+            RegionLayout::worst(&RegionSpec { shape: *shape, layout, row }).map(|r| r.bytes)
+        };
+        let arena_bytes = match config.arena_mib {
+            Some(mib) => mib << 20,
+            None => {
+                let flat = worst(Layout::Flat)?;
+                if flat > MOST_ARENA {
+                    return Err(too_large(flat));
+                }
+                // A shape whose other layouts have too many rows for an index still works flat.
+                let major = Layout::ExpertMajor { alignment: 128, zero_padding: false };
+                let others = [major, Layout::Packed].map(|layout| worst(layout).unwrap_or(0));
+                let two = 2 * others.into_iter().fold(flat, u64::max);
+                two.min(ARENA_LIMIT).max(4 * flat).min(MOST_ARENA)
+            }
+        };
+        Ok(Self {
+            entry_words: words.next_multiple_of(16),
+            slots: in_flight.max(2),
+            ranks: shape.ranks,
+            arena_bytes,
+        })
+    }
+
+    /// Where the records of a slot start in the control window.
+    pub(super) fn entries(&self, slot: u32) -> u64 {
+        8 * u64::from(slot) * u64::from(self.ranks) * u64::from(self.entry_words)
+    }
+
+    pub(super) fn control_bytes(&self) -> u64 {
+        self.entries(self.slots)
+    }
+}
+
+/// How a dispatch moves rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moves {
+    pub(super) piece_bytes: u32,
+    pub(super) pieces: u32,
+    pub(super) stages: u32,
+    pub(super) movers: u32,
+    /// Shared memory of a dispatch before the stages: see `DispatchTables`.
+    pub(super) table_bytes: u32,
+    /// Tokens whose ids, weights and scales are gathered at once: see `SideRoom`.
+    pub(super) side_tokens: u32,
+    /// Shared memory of them, for each of the warps that gather.
+    pub(super) side_bytes: u32,
+    /// Whether scales are gathered: they are not where they are wide.
+    pub(super) side_scales: bool,
+    pub(super) side_at: u32,
+    pub(super) shared: u32,
+    pub(super) pitch: u32,
+}
+
+/// Shared memory that one gathering may take, but for its list of tokens.
+const SIDE_ROOM: u32 = 12 << 10;
+const MOST_SIDE_BYTES: u32 = (SIDE_ROOM + 2 * 16 + 128).next_multiple_of(128);
+/// Wider scales move from memory to memory.
+const WIDEST_SCALES: u32 = 1024;
+
+/// Shared memory of a dispatch that does not depend on its rows.
+struct Tables {
+    /// See `DispatchTables`.
+    table_bytes: u32,
+    /// While it counts, each warp has two numbers per rank and expert, where stages and gatherings are
+    /// later.
+    counts: u32,
+}
+
+impl Tables {
+    fn new(shape: &Shape) -> Self {
+        let ranks = shape.ranks;
+        // So many never have room, and are refused; their bytes can still be counted.
+        let experts = shape.experts.min(1 << 20);
+        let table_bytes =
+            (ranks * (5 * 8 + 2 * 4 + 4 * (HEAD + ranks)) + 2 * 4 * experts).next_multiple_of(128);
+        Self { table_bytes, counts: WARPS * 2 * (ranks + experts) * 4 }
+    }
+}
+
+impl Moves {
+    /// For rows on a device that gives a block `most_shared` bytes.
+    pub(super) fn new(shape: &Shape, row: &RowFormat, most_shared: u32) -> Self {
+        let topk = shape.topk;
+        let Tables { table_bytes, counts } = Tables::new(shape);
+        let side_scales = row.scale_bytes <= WIDEST_SCALES;
+        let each = 8 * topk + if side_scales { row.scale_bytes } else { 0 };
+        let mut side_tokens = 32;
+        while side_tokens > 1 && side_tokens * each > SIDE_ROOM {
+            side_tokens /= 2;
+        }
+        // Two arrays by K of multiples of 16 bytes, a list of tokens, scales.
+        let side_bytes = (side_tokens * each + 2 * 16 + 128).next_multiple_of(128);
+        let (piece_bytes, pieces) = pieces(row.x_bytes.into());
+        let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
+        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes) / pitch;
+        let movers = MOVERS.min(room).max(1);
+        let stages = (room / movers).clamp(1, MOST_STAGES);
+        let stages_bytes = movers * stages * pitch;
+        Self {
+            piece_bytes,
+            pieces,
+            stages,
+            movers,
+            table_bytes,
+            side_tokens,
+            side_bytes,
+            side_scales,
+            side_at: table_bytes + stages_bytes,
+            shared: table_bytes + counts.max(stages_bytes + SIDE_WARPS * side_bytes),
+            pitch,
+        }
+    }
+}
+
+/// How a combine reads rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pulls {
+    pub(super) piece_bytes: u32,
+    pub(super) pieces: u32,
+    pub(super) stages: u32,
+    pub(super) stage_bytes: u32,
+    /// Shared memory before the stages: the heads of all ranks, and where their rows are.
+    pub(super) table_bytes: u32,
+    pub(super) shared: u32,
+}
+
+impl Pulls {
+    /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
+    pub(super) fn new(ranks: u32, row_bytes: u64, most_shared: u32) -> Self {
+        let table_bytes = (ranks * (HEAD * 4 + 8)).next_multiple_of(128);
+        let (piece_bytes, pieces) = pieces(row_bytes);
+        let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
+        let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
+        let stages = room.clamp(1, RING_STAGES);
+        let shared = table_bytes + stages * stage_bytes;
+        Self { piece_bytes, pieces, stages, stage_bytes, table_bytes, shared }
+    }
+}
+
+/// Whether a block of a device that gives it `most_shared` bytes has room for the tables of a shape,
+/// and for a piece of its widest row. Equal on equal devices: an operation must not find out.
+pub(super) fn check_shared(shape: &Shape, most_shared: u32) -> Result<()> {
+    let widest = 4 * u64::from(shape.hidden);
+    let Tables { table_bytes, counts } = Tables::new(shape);
+    // One stage, as fewer warps may move rows.
+    let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
+    let moves = table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES);
+    let pulls = Pulls::new(shape.ranks, widest, most_shared).shared;
+    let needed = moves.max(pulls).saturating_add(KEPT);
+    if needed <= most_shared {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "plan needs",
+        format!(
+            "{} ranks and {} experts need {needed} bytes of shared memory in a block; the device has \
+             {most_shared}",
+            shape.ranks, shape.experts
+        ),
+    )
+    .with_fix("use fewer experts, or a device with more shared memory"))
+}
+
+#[cold]
+fn too_large(flat: u64) -> Error {
+    let message = format!(
+        "one flat output may take {flat} bytes; an arena has at most {MOST_ARENA}, in which combine \
+         can name places"
+    );
+    Error::new(ErrorKind::Unsupported, "plan needs", message)
+        .with_fix("lower max_tokens; or set [kernels.cuda] arena_mib for what really arrives")
+}
+
+/// Bytes of a piece of a row, and how many there are.
+fn pieces(row_bytes: u64) -> (u32, u32) {
+    let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
+    let piece = row_bytes.div_ceil(pieces).next_multiple_of(REGION_ALIGN).min(row_bytes);
+    (piece as u32, row_bytes.div_ceil(piece.max(1)).max(1) as u32)
+}
+
+pub(super) fn moe_shape(shape: &KernelShape) -> Shape {
+    Shape {
+        ranks: shape.ranks,
+        experts: shape.experts,
+        topk: shape.topk,
+        hidden: shape.hidden,
+        max_tokens: shape.max_tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::SUMMING_WARPS;
+    use super::*;
+
+    const HOPPER: u32 = 232_448;
+
+    #[test]
+    fn pieces_cover_a_row_and_fit_shared_memory() {
+        for (ranks, experts) in [(1, 4), (2, 512), (8, 256), (72, 288)] {
+            let shape = Shape { ranks, experts, topk: 2, hidden: 64, max_tokens: 8 };
+            for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
+                let row = RowFormat { x_bytes: row_bytes as u32, scale_bytes: 224, weights: true };
+                let moves = Moves::new(&shape, &row, HOPPER);
+                let covered = u64::from(moves.pieces) * u64::from(moves.piece_bytes);
+                assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
+                assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
+                assert!(moves.shared + KEPT <= HOPPER, "{moves:?}");
+                let pulls = Pulls::new(ranks, row_bytes, HOPPER);
+                assert!(pulls.shared + KEPT <= HOPPER && pulls.stages <= RING_STAGES, "{pulls:?}");
+                // All threads but those of one warp take five vectors of 16 bytes each.
+                assert!(pulls.piece_bytes <= (SUMMING_WARPS - 1) * 32 * 5 * 16);
+            }
+        }
+    }
+
+    #[test]
+    fn an_arena_is_never_larger_than_what_combine_can_name() {
+        let config = CudaConfig::default();
+        let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
+        let arena = |max_tokens| {
+            let shape = Shape { max_tokens, ..shape };
+            Sizes::new(&shape, 1, &config).map(|sizes| sizes.arena_bytes)
+        };
+        assert_eq!(arena(4096).unwrap(), ARENA_LIMIT);
+        assert_eq!(arena(65_536).unwrap(), MOST_ARENA);
+        let error = arena(1 << 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("an arena has at most 68719476736"), "{error}");
+    }
+
+    #[test]
+    fn shapes_that_no_block_has_room_for_are_refused_before_the_first_operation() {
+        let shape = |experts| Shape { ranks: 8, experts, topk: 8, hidden: 7168, max_tokens: 64 };
+        for (experts, shared, fits) in [
+            (512, HOPPER, true),
+            (1536, HOPPER, true),
+            (2048, HOPPER, false),
+            (512, 101_376, true),
+            (1024, 101_376, false),
+        ] {
+            let found = check_shared(&shape(experts), shared);
+            assert_eq!(found.is_ok(), fits, "{experts} experts: {found:?}");
+        }
+        let text = check_shared(&shape(2048), HOPPER).unwrap_err().to_string();
+        assert!(text.contains("2048 experts need") && text.contains("232448"), "{text}");
+    }
+
+    #[test]
+    fn a_row_of_7168_channels_has_one_stage_in_fourteen_warps_and_two_as_fp8() {
+        let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
+        let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
+        let moves = Moves::new(&shape, &row, HOPPER);
+        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 1));
+        let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };
+        let moves = Moves::new(&shape, &row, HOPPER);
+        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 2));
+    }
+}

@@ -1,0 +1,246 @@
+//! How the host waits for kernels, and says what they wait for (INV-6).
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokenyard_core::wait::{WaitFor, Waiter, expired, monotonic_ns};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::Report;
+use crate::driver::Pinned;
+
+/// A kernel that waits sees a raised abort word within microseconds; one that copies ends by itself.
+const LAST_MOMENT: Duration = Duration::from_secs(5);
+
+/// What is waited for, as far as the host knows by itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wait {
+    pub(super) operation: u64,
+    /// One of `TY_PHASE_*`.
+    pub(super) phase: u64,
+    pub(super) level: u64,
+    /// A rank that must act; what the kernel says counts for more.
+    pub(super) rank: u32,
+}
+
+/// The waits of one yard.
+#[derive(Debug)]
+pub(super) struct Waits {
+    pub(super) waiter: Waiter<'static>,
+    pub(super) report: Pinned<Report>,
+    /// Not 0: kernels stop waiting. Set once, when an operation has failed for good; the host's own
+    /// word ends the host's wait, and so comes here.
+    pub(super) abort: Pinned<u64>,
+    /// World rank of each index in the team.
+    pub(super) ranks: Vec<u32>,
+    pub(super) turn: Turn,
+}
+
+/// Whose the board is: it has room for one wait. Who waits there goes first; who only looks on steps
+/// back meanwhile, because the wait of the host sees everything that goes wrong.
+#[derive(Debug, Default)]
+pub(super) struct Turn(Mutex<bool>);
+
+impl Turn {
+    /// Takes the board until the result is dropped. One thread at a time.
+    fn wait(&self) -> HostWaits<'_> {
+        self.set(true);
+        HostWaits(self)
+    }
+
+    fn set(&self, host_waits: bool) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = host_waits;
+    }
+
+    /// Runs `look` on the board, unless somebody waits there.
+    fn look<T>(&self, look: impl FnOnce() -> T) -> Option<T> {
+        let host_waits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (!*host_waits).then(look)
+    }
+}
+
+/// The host waits on the board.
+struct HostWaits<'a>(&'a Turn);
+
+impl Drop for HostWaits<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+/// A wait that nobody is in, as it was last looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// What it is for, and since when.
+    what: Option<(WaitFor, u64)>,
+}
+
+/// Whether it is for the same rank to do the same. What the kernel says of the signal may be torn.
+fn is_same(a: &WaitFor, b: &WaitFor) -> bool {
+    (a.operation, a.phase, a.peer) == (b.operation, b.phase, b.peer)
+}
+
+impl Waits {
+    /// Ends every wait of this rank's kernels, now and later.
+    pub(super) fn end_all(&self) {
+        // SAFETY: pinned memory that lives as long as `self`; an aligned word.
+        unsafe { self.abort.at(0).write_volatile(1) }
+    }
+
+    /// What kernels say now. They write it at any time, and each field is read whole.
+    fn report(&self) -> Report {
+        // SAFETY: pinned memory that lives as long as `self`; aligned words.
+        unsafe { self.report.at(0).read_volatile() }
+    }
+
+    fn what(&self, wait: Wait, report: &Report) -> WaitFor {
+        let (phase, peer) = (report.waiting >> 32, report.waiting as u32);
+        if peer == 0 {
+            let Wait { operation, phase, level, rank } = wait;
+            return WaitFor { phase, peer: rank, signal: 0, expected: 1, operation, level };
+        }
+        WaitFor {
+            phase,
+            peer: self.rank(peer - 1),
+            signal: report.wait_signal as u32,
+            expected: report.wait_expected,
+            operation: wait.operation,
+            level: wait.level,
+        }
+    }
+
+    fn rank(&self, peer: u32) -> u32 {
+        self.ranks.get(peer as usize).copied().unwrap_or(peer)
+    }
+
+    /// Returns once `done` says so. `is_over` says whether the kernel has ended, and how.
+    pub(super) fn until(
+        &self,
+        wait: Wait,
+        done: &dyn Fn() -> bool,
+        is_over: &dyn Fn() -> Result<bool>,
+    ) -> Result<()> {
+        let waited = {
+            let _turn = self.turn.wait();
+            self.look_on(wait, done, is_over)
+        };
+        waited.map_err(|error| self.wind_up(error, wait, is_over))
+    }
+
+    /// Ends kernels after a wait that failed, and says why it did.
+    pub(super) fn wind_up(
+        &self,
+        error: Error,
+        wait: Wait,
+        is_over: &dyn Fn() -> Result<bool>,
+    ) -> Error {
+        self.end_all();
+        // Who is told that the operation failed may free its tensors.
+        let start = Instant::now();
+        while matches!(is_over(), Ok(false)) {
+            if start.elapsed() > LAST_MOMENT {
+                return error.with_context("a kernel", "still runs, or waits behind another").with_fix(
+                    "keep the tensors of this operation until the device is idle, or end the process",
+                );
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.ended(wait).err().unwrap_or(error)
+    }
+
+    /// Looks at a wait that nobody is in.
+    ///
+    /// # Errors
+    /// That it must end.
+    pub(super) fn look_at(&self, wait: Wait, seen: &mut Seen) -> Result<()> {
+        let report = self.report();
+        let what = self.what(wait, &report);
+        let look = || {
+            let since = match seen.what {
+                Some((same, since)) if is_same(&same, &what) => since,
+                before => {
+                    if before.is_some() {
+                        self.waiter.look_away();
+                    }
+                    monotonic_ns()
+                }
+            };
+            seen.what = Some((what, since));
+            // Not there yet, whatever an old word looks like.
+            let found = report.wait_found.min(what.expected.saturating_sub(1));
+            self.waiter.look_at(&what, since, found)
+        };
+        self.turn.look(look).unwrap_or(Ok(()))
+    }
+
+    /// Takes such a wait from the board.
+    pub(super) fn look_away(&self) {
+        self.turn.look(|| self.waiter.look_away());
+    }
+
+    fn look_on(
+        &self,
+        wait: Wait,
+        done: &dyn Fn() -> bool,
+        is_over: &dyn Fn() -> Result<bool>,
+    ) -> Result<()> {
+        loop {
+            let seen = self.report();
+            let what = self.what(wait, &seen);
+            let read = || {
+                let now = self.report();
+                if done() || now.ended == 2 || now.waiting != seen.waiting {
+                    what.expected
+                } else {
+                    // Not there yet, whatever an old word looks like.
+                    let short = what.expected.wrapping_sub(1);
+                    let is_short = (now.wait_found.wrapping_sub(what.expected) as i64) < 0;
+                    if is_short { now.wait_found } else { short }
+                }
+            };
+            // Errors of the kernel end the wait; so does its end without an answer.
+            self.waiter.until(&what, read, || is_over().map(|_| ()))?;
+            if done() {
+                return Ok(());
+            }
+            self.ended(wait)?;
+            if is_over()? && !done() {
+                let message = "a kernel ended without an answer";
+                return Err(Error::new(ErrorKind::Internal, "run kernel", message));
+            }
+        }
+    }
+
+    /// Whether a kernel has given up a wait, and which.
+    pub(super) fn ended(&self, wait: Wait) -> Result<()> {
+        let report = self.report();
+        // 1: a kernel is about to say which wait it gave up.
+        if report.ended != 2 {
+            return Ok(());
+        }
+        let what = WaitFor {
+            phase: report.phase,
+            peer: self.rank(report.peer as u32),
+            signal: report.signal as u32,
+            expected: report.expected,
+            operation: wait.operation,
+            level: wait.level,
+        };
+        Err(expired(&what, report.found, Duration::ZERO))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_on_leaves_the_board_to_who_waits() {
+        let turn = Turn::default();
+        assert_eq!(turn.look(|| 1), Some(1));
+        let waits = turn.wait();
+        assert_eq!(turn.look(|| 2), None);
+        drop(waits);
+        assert_eq!(turn.look(|| 3), Some(3));
+    }
+}

@@ -1,0 +1,19 @@
+//! The backend for NVIDIA GPUs: the `nvlink` transport between the GPUs of one machine, and the
+//! `cuda` kernel set.
+//!
+//! Nothing of CUDA is linked: driver and compiler are loaded at run time, and `probe` says where
+//! they are missing. Kernels are templates over a transport's device face
+//! (`backends/device/transport.cuh`) and compiled for the device that is there. One process drives
+//! one device. `docs.md` in this folder is the page for operators.
+
+mod built_in;
+pub mod compile;
+mod config;
+mod driver;
+pub mod kernels;
+mod transport;
+
+pub use built_in::link;
+pub use config::{CudaConfig, NvlinkConfig, RowCopy, Sms};
+pub use kernels::CudaKernels;
+pub use transport::Nvlink;

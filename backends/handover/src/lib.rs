@@ -1,0 +1,16 @@
+//! How ranks of one machine hand each other the descriptors of their memory while they connect.
+//!
+//! Who the other is comes from the bootstrap: an [`Endpoint`] names a socket and a token. The
+//! descriptors then cross an abstract Unix socket (`SCM_RIGHTS`), with a record that says what they
+//! are; both sides compare what core promised to be equal. What a descriptor is, and how it is
+//! mapped, is the business of a transport: it implements [`Memory`].
+
+mod links;
+mod offer;
+mod socket;
+mod wire;
+
+pub use links::Links;
+pub use offer::{Handed, Memory, Offer};
+pub use socket::{DESCRIPTOR_FIX, probe};
+pub use wire::{Endpoint, Extent, MAX_WINDOWS};

@@ -1,0 +1,98 @@
+//! What ranks compare when they enter an operation.
+
+use crate::abi;
+
+/// What must be equal on all ranks for one operation, packed into a word that can be told apart
+/// and read again for messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Signature(pub u64);
+
+const DISPATCH: u64 = 1;
+const REPLAY: u64 = 2;
+const COMBINE: u64 = 3;
+
+impl Signature {
+    /// That of a dispatch or a replay.
+    pub fn dispatch(call: &abi::TyDispatch) -> Self {
+        let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
+        let scale_cols = if call.scales.data.is_null() { 0 } else { call.scales.shape[1] };
+        Self(
+            if replay { REPLAY } else { DISPATCH }
+                | u64::from(call.layout) << 4
+                | u64::from(call.x.dtype) << 8
+                | u64::from(call.cast) << 12
+                | u64::from(!call.topk_weights.data.is_null()) << 16
+                | u64::from(call.flags & abi::TY_DISPATCH_WORST_CASE != 0) << 17
+                | u64::from(call.alignment & 0xffff) << 20
+                | (scale_cols & 0xfff_ffff) << 36,
+        )
+    }
+
+    /// That of a combine.
+    pub fn combine(call: &abi::TyCombine) -> Self {
+        Self(
+            COMBINE
+                | u64::from(call.x.dtype) << 8
+                | u64::from(!call.weights.data.is_null()) << 16
+                | u64::from(call.flags & abi::TY_COMBINE_WEIGHTED) << 17,
+        )
+    }
+
+    /// What sort of operation it is: kind and layout. They decide how ranks go through it, so they
+    /// must be equal even where a rank refuses, and so has no rows to describe.
+    pub fn sort(self) -> u64 {
+        self.0 & 0xff
+    }
+
+    /// Arrays that each row of a dispatch is spread over; the row signal counts each. Taken from
+    /// the sender's signature, because a rank that refuses has no format of its own.
+    pub fn arrays(self) -> u64 {
+        let scales = self.field(12, 4) != u64::from(abi::TY_CAST_NONE) || self.field(36, 28) > 0;
+        // x, ids or slots, source; then what is optional.
+        3 + u64::from(scales) + self.field(16, 1)
+    }
+
+    fn field(self, shift: u32, bits: u32) -> u64 {
+        (self.0 >> shift) & ((1 << bits) - 1)
+    }
+
+    /// Whether it is a dispatch that brings its own routing.
+    pub fn is_fresh(self) -> bool {
+        self.0 & 0xf == DISPATCH
+    }
+
+    /// Whether its entries carry counts: the packed layout needs none.
+    pub fn carries_counts(self) -> bool {
+        self.is_fresh() && self.field(4, 4) != u64::from(abi::TY_LAYOUT_PACKED)
+    }
+
+    /// For messages: what a rank called.
+    pub fn describe(self) -> String {
+        let field = |shift, bits| self.field(shift, bits);
+        let dtype = crate::moe::DType::from_code(field(8, 4) as u32)
+            .map_or("no rows", crate::moe::DType::name);
+        let weights = if field(16, 1) == 1 { "with weights" } else { "without weights" };
+        match field(0, 4) {
+            COMBINE => {
+                let weighted = if field(17, 1) == 1 { "weighted" } else { "unweighted" };
+                format!("combine of {dtype} rows, {weighted}, {weights}")
+            }
+            DISPATCH | REPLAY => {
+                let call = if field(0, 4) == REPLAY { "replayed dispatch" } else { "dispatch" };
+                let layout = match field(4, 4) as u32 {
+                    abi::TY_LAYOUT_FLAT => "flat".to_owned(),
+                    abi::TY_LAYOUT_EXPERT_MAJOR => format!("expert-major by {}", field(20, 16)),
+                    abi::TY_LAYOUT_PACKED => "packed".to_owned(),
+                    other => format!("layout {other}"),
+                };
+                let sizes = if field(17, 1) == 1 { "worst-case sizes" } else { "exact sizes" };
+                format!(
+                    "{layout} {call} of {dtype} rows, cast {}, {} scale columns, {sizes}, {weights}",
+                    field(12, 4),
+                    field(36, 28)
+                )
+            }
+            other => format!("unknown call {other}"),
+        }
+    }
+}
