@@ -262,9 +262,16 @@ impl Engine {
             }
             let record = self.record_from(Signal::Entry, slot, source);
             let header = checked(record, source, operation)?;
-            if domain != self.domains.mine && header.verdict() == Some(Verdict::Gone) {
+            let may_be_gone = domain != self.domains.mine && self.losses.are_masked();
+            if may_be_gone && header.verdict() == Some(Verdict::Gone) {
                 self.note_gone(source, &header);
                 continue;
+            }
+            if !self.losses.is_handed_on(source, operation) {
+                return Err(bad_record(
+                    source,
+                    "an entry, after its agent had said that it is lost".into(),
+                ));
             }
             let theirs = Signature(header.0[2]);
             let verdict = verdict_of(&header, source)?;
