@@ -5,10 +5,10 @@ use anyhow::{Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};
 use serde::{Deserialize, Serialize};
 use tokenyard_conformance::exchange::{Aligned, Brought};
-use tokenyard_conformance::oracle::{Case, Inputs};
+use tokenyard_conformance::oracle::{Case, Inputs, Layout};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{Combine, Handle, Replay, TensorMut, TensorRef, Yard};
+use tokenyard_core::yard::{Combine, CombineInput, Handle, Replay, TensorMut, TensorRef, Yard};
 
 use crate::order::{Order, Path, Phase, Worst};
 
@@ -25,13 +25,20 @@ impl Spread {
         Self { domains, size, victims: victims.to_vec() }
     }
 
-    /// Whether some rank may hear from nobody that another one refuses: among two domains, with losses that
-    /// share neither domain nor rail.
+    /// Whether any two domains have a rail on which both ranks live, if anybody of them does.
+    fn has_rails(&self) -> bool {
+        let lives =
+            |domain: usize, rail: usize| !self.victims.contains(&(domain * self.size + rail));
+        let rails = || 0..self.size;
+        let is_there = |domain: &usize| rails().any(|rail| lives(*domain, rail));
+        let domains = || (0..self.domains).filter(is_there);
+        domains().all(|a| domains().all(|b| rails().any(|rail| lives(a, rail) && lives(b, rail))))
+    }
+
+    /// Whether some rank may hear from nobody that another one refuses. What entries say comes to a third
+    /// domain by way of another one.
     fn may_part(&self) -> bool {
-        let share =
-            |a: usize, b: usize| a / self.size == b / self.size || a % self.size == b % self.size;
-        let all = || self.victims.iter();
-        self.domains == 2 && all().any(|a| all().any(|b| !share(*a, *b)))
+        self.domains == 2 && !self.has_rails()
     }
 
     pub(crate) fn ranks(&self) -> usize {
@@ -152,7 +159,7 @@ fn trial(spread: Spread, loss: crate::Loss) -> Trial {
     Trial::test(name, run)
 }
 
-/// One survivor after the other refuses a dispatch, a replay and a combine: all hear so, also where the
+/// One survivor after the other refuses a dispatch, a replay and a combine, and has no room for a dispatch: all hear so, also where the
 /// way of its rows is cut, and go on.
 pub(crate) fn refuse_in_turn(
     order: &Order,
@@ -160,9 +167,9 @@ pub(crate) fn refuse_in_turn(
     (brought, handle): (&Brought, &Handle),
 ) -> Result<()> {
     let case = order.case(0);
-    if order.spread.as_ref().is_none_or(Spread::may_part) {
+    let Some(spread) = order.spread.as_ref().filter(|spread| !spread.may_part()) else {
         return Ok(());
-    }
+    };
     for refuser in order.survivors() {
         let bad = refuser == order.rank;
         let expected = if bad { ErrorKind::InvalidInput } else { ErrorKind::Refused };
@@ -172,6 +179,10 @@ pub(crate) fn refuse_in_turn(
             refuse_combine(&case, yard, (brought, handle), bad)?,
         ];
         ensure!(said == [expected; 3], "rank {refuser} refused: found {said:?}");
+        if spread.has_rails() {
+            let said = lack_room(order, yard, bad)?;
+            ensure!(said == ErrorKind::Full, "rank {refuser} had no room: found {said:?}");
+        }
     }
     Ok(())
 }
@@ -186,6 +197,37 @@ fn refuse_dispatch(order: &Order, yard: &mut Yard, bad: bool) -> Result<ErrorKin
     match yard.dispatch(&brought.dispatch()?) {
         Err(error) => Ok(error.kind()),
         Ok(_) => bail!("found an output of a refused dispatch"),
+    }
+}
+
+/// All of this rank's arena, but for less than the rows of a handle take.
+fn take_room(yard: &mut Yard, handle: &Handle) -> Result<Vec<CombineInput>> {
+    let mut taken = Vec::new();
+    loop {
+        match yard.combine_input(handle, DType::Bf16) {
+            Ok(input) => taken.push(input),
+            Err(error) if error.kind() == ErrorKind::Full => return Ok(taken),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A dispatch with counting, whose output is larger than the room that is left.
+fn lack_room(order: &Order, yard: &mut Yard, full: bool) -> Result<ErrorKind> {
+    let flat = Case { layout: Layout::Flat, ..order.case(6000) };
+    let brought = Brought::new(&flat, order.rank, Inputs::for_rank(&flat, order.rank));
+    let (_, handle) = yard.dispatch(&brought.dispatch()?)?;
+    // Until the dispatch is over.
+    let _taken = if full { take_room(yard, &handle)? } else { Vec::new() };
+    let layout = match order.layout {
+        1 => order.case(0).layout,
+        _ => Layout::Flat,
+    };
+    let case = Case { layout, worst_case: true, ..flat };
+    let brought = Brought::new(&case, order.rank, Inputs::for_rank(&case, order.rank));
+    match yard.dispatch(&brought.dispatch()?) {
+        Err(error) => Ok(error.kind()),
+        Ok(_) => bail!("found an output where a rank had no room"),
     }
 }
 

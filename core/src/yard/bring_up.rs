@@ -10,7 +10,7 @@ use super::claims::Claims;
 use super::levels::{LevelReport, Levels, Transports};
 use super::places::{discover_all, domains, scattered};
 use super::progress::Progress;
-use super::watchdog::{Bounds, Watchdog};
+use super::watchdog::{Bounds, Links, Watchdog};
 use super::{Parts, Yard};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, Next, World};
@@ -167,7 +167,8 @@ fn bring_up(
     let mut transports = levels.open(config, &needs)?;
     let windows = transports.make_windows(&mut kernels, &needs)?;
     levels.connect(members, &mut transports)?;
-    watchdog.name_links(levels.link_names(&transports));
+    let names = levels.link_names(&transports);
+    watchdog.name_links(Links { names, domains: levels.domains });
 
     let cap = bounds.cap(world.on_failure());
     plan(&mut kernels, &transports, &windows, &watchdog, cap)?;

@@ -35,20 +35,23 @@ pub(super) fn scattered(places: &[Option<Place>]) -> u32 {
 }
 
 /// The number of domains: what the config says, or machines. Ranks are domain-major, domains equal,
-/// and no domain spans machines. Of ranks that are not there the machine is not known: they are taken
-/// to have been where that makes domains equal.
+/// and no domain spans machines. Of ranks that are not there the machine is not known. So where ranks
+/// are absent it is the most domains that keep the known machines whole: a rank that is not there is then
+/// needed by as few as can be to reach others. Where only one machine is known it is one domain, as that
+/// machine's ranks need no way between domains.
 pub(super) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u32> {
     let machines = machines(places)?;
     let ranks = places.len() as u32;
-    let fewest = |machines| {
-        let fits = |domains: &u32| ranks.is_multiple_of(*domains) && are_whole(places, *domains);
-        (machines..=ranks).find(fits).unwrap_or(machines)
+    let is_equal = |domains: &u32| ranks.is_multiple_of(*domains);
+    let Some(domains) = wanted else {
+        let most = if machines == 1 { 1 } else { ranks };
+        let fits = |domains: &u32| is_equal(domains) && are_whole(places, *domains);
+        return Ok((machines..=most).rev().find(fits).unwrap_or(machines));
     };
-    let Some(domains) = wanted else { return Ok(fewest(machines)) };
-    let expected = if !ranks.is_multiple_of(domains) {
+    let expected = if !is_equal(&domains) {
         format!("a divisor of {ranks} ranks")
-    } else if !domains.is_multiple_of(machines) {
-        format!("a multiple of {machines}, because a domain cannot span machines")
+    } else if span_machines(places, domains) {
+        format!("more, because a domain cannot span machines, of which {machines} are known")
     } else {
         return Ok(domains);
     };
@@ -56,16 +59,26 @@ pub(super) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u
         ErrorKind::Config,
         "split domains",
         format!("found topology.domains = {domains}; expected {expected}"),
-    ))
+    )
+    .with_fix("leave topology.domains out: there is a domain for each machine then"))
+}
+
+/// The known machines of each of so many domains.
+fn hosts_of(places: &[Option<Place>], domains: u32) -> impl Iterator<Item = BTreeSet<&str>> {
+    let domains = places.chunks(places.len() / domains as usize);
+    domains.map(|domain| domain.iter().flatten().map(|p| p.host.as_str()).collect())
+}
+
+/// Whether one of so many domains spans machines, as far as is known.
+fn span_machines(places: &[Option<Place>], domains: u32) -> bool {
+    hosts_of(places, domains).any(|hosts| hosts.len() > 1)
 }
 
 /// Whether no domain of so many spans machines, and no machine is in two, as far as is known.
 fn are_whole(places: &[Option<Place>], domains: u32) -> bool {
-    let mut hosts = BTreeSet::new();
-    places.chunks(places.len() / domains as usize).all(|domain| {
-        let here: BTreeSet<&str> = domain.iter().flatten().map(|p| p.host.as_str()).collect();
-        here.len() <= 1 && here.iter().all(|host| hosts.insert(*host))
-    })
+    let mut known = BTreeSet::new();
+    let is_new = |hosts: BTreeSet<_>| hosts.into_iter().all(|host| known.insert(host));
+    !span_machines(places, domains) && hosts_of(places, domains).all(is_new)
 }
 
 /// Counts the machines: runs of ranks on one.
@@ -136,9 +149,35 @@ mod tests {
     fn no_domain_spans_two_machines_where_a_third_is_not_there() {
         let third = places(&["a", "a", "b", "b", "", ""]);
         assert_eq!(domains(&third, None).expect("three"), 3);
-        // Domains of three do as well for those that are there.
         let second = places(&["a", "a", "", "", "b", "b"]);
-        assert_eq!(domains(&second, None).expect("two"), 2);
+        assert_eq!(domains(&second, None).expect("three"), 3);
+        assert_eq!(domains(&second, Some(3)).expect("as the config says"), 3);
+    }
+
+    #[test]
+    fn who_is_there_reaches_all_others_where_machines_between_are_not_there() {
+        let reaches_all = |places: &[Option<Place>]| {
+            let domains = domains(places, None).expect("a number of domains") as usize;
+            let size = places.len() / domains;
+            let is_there = |rank: usize| places[rank].is_some();
+            let there = || (0..places.len()).filter(|rank| is_there(*rank));
+            // Through the rank of the other's domain that is on one's rail.
+            let agent = |from: usize, to: usize| to / size * size + from % size;
+            let reach = |a: usize, b: usize| a / size == b / size || is_there(agent(a, b));
+            there().all(|a| there().all(|b| reach(a, b)))
+        };
+        assert!(reaches_all(&places(&["a", "a", "", "", "b", "b"])));
+        assert!(reaches_all(&places(&["a", "a", "", "", "", "", "b", "b"])));
+        let node = |host| vec![host; 8];
+        assert!(reaches_all(&places(&[node("a"), node(""), node("b")].concat())));
+        // One of each of two machines.
+        assert!(reaches_all(&places(&["a", "", "", "b"])));
+    }
+
+    #[test]
+    fn where_one_machine_is_known_there_is_one_domain() {
+        assert_eq!(domains(&places(&["a", "a", "", ""]), None).expect("one"), 1);
+        assert_eq!(domains(&places(&["a", ""]), None).expect("one"), 1);
     }
 
     #[test]
@@ -147,10 +186,7 @@ mod tests {
         assert_eq!(domains(&four, Some(2)).expect("as found"), 2);
         assert_eq!(domains(&four, Some(4)).expect("split"), 4);
         let joined = domains(&four, Some(1)).expect_err("joined").to_string();
-        assert!(
-            joined.contains("found topology.domains = 1; expected a multiple of 2"),
-            "{joined}"
-        );
+        assert!(joined.contains("found topology.domains = 1; expected more, because"), "{joined}");
         let uneven = domains(&four, Some(3)).expect_err("uneven").to_string();
         assert!(uneven.contains("expected a divisor of 4 ranks"), "{uneven}");
     }

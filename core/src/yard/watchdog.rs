@@ -76,8 +76,16 @@ struct Shared {
     resumed: Mutex<Option<Instant>>,
     verdict: Mutex<Option<Verdict>>,
     stop: AtomicBool,
-    /// What connects this rank to others, by level and world rank; set once the links are up.
-    links: OnceLock<[Vec<(u32, String)>; 2]>,
+    /// Set once the links are up.
+    links: OnceLock<Links>,
+}
+
+/// What connects this rank to others.
+pub(super) struct Links {
+    /// By level and world rank.
+    pub(super) names: [Vec<(u32, String)>; 2],
+    /// Domains that rows are handed on among; 1 where one link reaches every rank.
+    pub(super) domains: u32,
 }
 
 /// Why waits were ended. Kept as data: every call after it makes a fresh error of it.
@@ -126,7 +134,7 @@ impl Watchdog {
     }
 
     /// Tells the watchdog what connects this rank to others, for diagnoses. Once.
-    pub(super) fn name_links(&mut self, links: [Vec<(u32, String)>; 2]) {
+    pub(super) fn name_links(&mut self, links: Links) {
         // A second call would change nothing, and there is none.
         let _ = self.shared.links.set(links);
     }
@@ -251,7 +259,7 @@ impl Shared {
     fn link_of(&self, rank: u32) -> String {
         let Some(links) = self.links.get() else { return String::new() };
         let mut text = String::new();
-        let levels = ["scale-up", "scale-out"].iter().zip(links);
+        let levels = ["scale-up", "scale-out"].iter().zip(&links.names);
         for (level, links) in levels {
             if let Some((_, name)) = links.iter().find(|(linked, _)| *linked == rank) {
                 text.push_str(&format!("; the {level} link to rank {rank} is {name}"));
@@ -340,8 +348,8 @@ impl Shared {
     /// A peer of this domain may wait for rows of another domain before it can hand them on. It then
     /// says first who keeps it waiting.
     fn patience(&self, waiting: &Waiting) -> Duration {
-        let among_domains =
-            self.links.get().is_some_and(|levels| levels.iter().all(|links| !links.is_empty()));
+        // Also of a rank without a link on the rail: its peers hand rows on to it.
+        let among_domains = self.links.get().is_some_and(|links| links.domains > 1);
         if among_domains && waiting.what.level == abi::TY_LEVEL_SCALE_UP {
             PATIENCE.min(self.bounds.deadline / 8)
         } else {

@@ -1,10 +1,8 @@
 //! How ranks enter an operation together, and leave it together when one of them refuses.
-
 //!
 //! A source enters with a record to each peer of its domain and one over the rail to each other
 //! domain; the agent there hands it on. So every rank hears all R entries, and all draw the same
-//! conclusion from them. Where losses are masked, an agent may be lost, and its domain hears nothing of
-//! its rail: so the ranks of a rail also tell each other what they heard.
+//! conclusion from them. Where losses are masked they do not all hear the same: see `verdicts`.
 
 use tokenyard_core::abi;
 use tokenyard_core::moe::Shape;
@@ -125,13 +123,19 @@ pub(super) struct Agreed(pub(super) Option<Refusal>);
 pub(super) struct Refusal {
     pub(super) rank: u32,
     pub(super) verdict: Verdict,
-    pub(super) record: Record,
+    /// It says why; none where this rank only hears that there is one.
+    pub(super) record: Option<Record>,
 }
 
 impl Refusal {
     /// The first refusal, in order of ranks, is everybody's answer.
     pub(super) fn first(known: Option<Self>, other: Self) -> Option<Self> {
         known.filter(|known| known.rank <= other.rank).or(Some(other))
+    }
+
+    /// Why, as it said it.
+    pub(super) fn text(&self) -> &[u8] {
+        self.record.as_ref().map_or(&[], Record::text)
     }
 
     #[cold]
@@ -142,7 +146,10 @@ impl Refusal {
                 (ErrorKind::Refused, "refused its input")
             }
         };
-        let text = String::from_utf8_lossy(self.record.text());
+        let text = match self.record {
+            Some(_) => String::from_utf8_lossy(self.text()),
+            None => "the ranks that know why are cut off from this one by a loss".into(),
+        };
         let message = format!("rank {} {word}: {text}", self.rank);
         Error::new(kind, "enter operation", message).with_rank(self.rank)
     }
@@ -230,23 +237,7 @@ impl Engine {
     /// Hears every source's entry, and agrees with the others on whether somebody refuses.
     pub(super) fn gather_entries(&mut self, slot: usize, enter: &Enter<'_>) -> Result<()> {
         let refused = self.hear_entries(slot, enter)?;
-        self.conclude(slot, enter.operation, refused)
-    }
-
-    /// The first refusal, in order of ranks, is everybody's answer. Not everybody may have heard it
-    /// where losses are masked among domains.
-    pub(super) fn conclude(
-        &mut self,
-        slot: usize,
-        operation: u64,
-        refused: Option<Refusal>,
-    ) -> Result<()> {
-        let refused = if self.masks_domains() {
-            self.exchange_verdicts(slot, operation, refused)?
-        } else {
-            refused
-        };
-        refused.map_or(Ok(()), |refusal| Err(refusal.error()))
+        self.conclude(slot, enter, refused)
     }
 
     /// Hears every source's entry, or reads it again, and returns the first refusal. All are heard,
@@ -272,9 +263,16 @@ impl Engine {
             }
             let record = self.record_from(Signal::Entry, slot, source);
             let header = checked(record, source, operation)?;
-            if domain != self.domains.mine && header.verdict() == Some(Verdict::Gone) {
+            let may_be_gone = domain != self.domains.mine && self.losses.are_masked();
+            if may_be_gone && header.verdict() == Some(Verdict::Gone) {
                 self.note_gone(source, &header);
                 continue;
+            }
+            if !self.losses.is_handed_on(source, operation) {
+                return Err(bad_record(
+                    source,
+                    "an entry, after its agent had said that it is lost".into(),
+                ));
             }
             let theirs = Signature(header.0[2]);
             let verdict = verdict_of(&header, source)?;
@@ -290,37 +288,11 @@ impl Engine {
                 self.accept_entry(source, &header, record)?;
             } else {
                 self.forget_entry(source);
+                let record = Some(record);
                 refused = Refusal::first(refused, Refusal { rank: source, verdict, record });
             }
         }
         Ok(refused)
-    }
-
-    /// Hears every peer's grants, for the rows of every domain; then, over the rail, whether the
-    /// other domains granted theirs.
-    pub(super) fn gather_grants(
-        &mut self,
-        slot: usize,
-        operation: u64,
-        handle: usize,
-    ) -> Result<()> {
-        let mut refused = None;
-        for (domain, peer) in self.domains.pairs() {
-            let rank = self.domains.place(self.domains.mine, peer);
-            let place = self.domains.place(domain, peer);
-            let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT, rank };
-            if !self.wait(Signal::Grant, slot, place, wait)? {
-                continue;
-            }
-            let record = self.record_from(Signal::Grant, slot, place);
-            let header = checked(record, rank, operation)?;
-            match verdict_of(&header, rank)? {
-                Verdict::Go => self.accept_grant((domain, peer), &header, record, handle),
-                verdict => refused = Refusal::first(refused, Refusal { rank, verdict, record }),
-            }
-        }
-        let refused = self.exchange_verdicts(slot, operation, refused)?;
-        refused.map_or(Ok(()), |refusal| Err(refusal.error()))
     }
 
     /// A source that brings nothing: it refuses, or was lost.
@@ -361,13 +333,13 @@ impl Engine {
     }
 
     /// Keeps where the rows of a domain's source go at a peer. Checked when they are sent there.
-    fn accept_grant(
+    pub(super) fn accept_grant(
         &mut self,
         (domain, peer): (u32, u32),
-        header: &Header,
         record: Record,
         handle: usize,
     ) {
+        let header = record.header();
         let place = Place { tokens: header.0[3], rows: header.0[4], first: header.0[5] };
         let local = self.shape.local_experts() as usize;
         let leg = &mut self.handles[handle].legs[domain as usize];

@@ -4,7 +4,8 @@ use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 
 /// The signals of one operation slot and place. In a domain there are R places: that of `(domain,
 /// peer)` is raised by `peer`, on its lane 0, for what concerns the source of `domain` on a rail. On
-/// a rail there are D: that of `domain` is raised by the rail's rank there.
+/// a rail there are D: that of `domain` is raised by the rail's rank there. Where losses are masked among
+/// domains, peers say by one more raise what they heard of refusals: see `verdicts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
     /// A source entered the operation; its entry record is here.
@@ -57,7 +58,8 @@ pub(super) enum Verdict {
 /// dispatch that made the handle; then u32 `[El]`, rows per expert. On a rail the rows are those that
 /// go to the domain, and u32 `[S]`, rows per rank, and u32 `[S * El]` follow.
 /// Grant: operation, verdict, region offset, N, X, first flat row, text bytes, zero; then u32 `[El]`,
-/// the first row of each expert. On a rail only the verdict counts, and word 5 is the rank whose it is.
+/// the first row of each expert. Where it is a refusal, and on a rail, only the verdict counts, and word 5 is
+/// the rank whose it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Header(pub(super) [u64; 8]);

@@ -17,6 +17,7 @@ use super::handle::{Arrangement, WireFormat};
 use super::output::Output;
 use super::rows::{Move, Via};
 use super::slots::{End, Exposed};
+use super::verdicts::refusal_record;
 use super::writer::RowSource;
 
 /// A dispatch between send and receive.
@@ -170,7 +171,7 @@ impl Engine {
         })?;
         let refused = self.hear_entries(slot, enter)?;
         if refused.is_some() {
-            self.conclude(slot, op.operation, refused)?;
+            self.conclude(slot, enter, refused)?;
         }
         let state = &mut self.handles[op.handle];
         let alignment = state.arrangement.layout.alignment();
@@ -179,7 +180,7 @@ impl Engine {
         state.rows = state.recv.num_expert_rows().into();
         let output = built.and_then(|()| self.allocate_output(op));
         self.send_grants(slot, op, &output)?;
-        let heard = self.gather_grants(slot, op.operation, op.handle);
+        let heard = self.gather_grants(slot, (op.operation, op.signature), op.handle);
         let output = match (heard, output) {
             (Ok(()), Ok(output)) => output,
             (Err(error), Ok(output)) => {
@@ -235,10 +236,10 @@ impl Engine {
                     ]),
                     Body::Counts([recv.expert_bases(source), &[]]),
                 ),
-                (Err(_), text) => (
-                    Header([op.operation, Verdict::Full as u64, 0, 0, 0, 0, 0, 0]),
-                    Body::Text(text.as_deref().unwrap_or("").as_bytes()),
-                ),
+                (Err(_), text) => {
+                    let text = text.as_deref().unwrap_or("").as_bytes();
+                    refusal_record(op.operation, (Verdict::Full, self.rank), text)
+                }
             };
             self.send_record(Signal::Grant, slot, (domain, peer), record)?;
         }

@@ -98,7 +98,7 @@ impl Engine {
             // Here, and not in the receive: a rank that refuses receives while others still have an
             // earlier operation to receive, in which they wait for it.
             let refused = self.hear_entries(slot, &self.packed_enter(op))?;
-            let refused = self.exchange_verdicts(slot, op.operation, refused)?;
+            let refused = self.settle_verdict(slot, (op.operation, op.signature), refused)?;
             self.agreed[slot] = Some(Agreed(refused));
         }
         Ok(())

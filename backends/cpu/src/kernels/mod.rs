@@ -38,6 +38,7 @@ mod rows;
 mod slots;
 mod source;
 mod sums;
+mod verdicts;
 mod void;
 mod windows;
 mod writer;

@@ -9,10 +9,9 @@ use tokenyard_core::moe::{Shape, TopkScratch, validate_topk};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::agree::{Refusal, bad_record, checked, verdict_of};
+use super::agree::{bad_record, checked, verdict_of};
 use super::channel::{Channel, Team};
-use super::commands::Body;
-use super::control::{Header, Ids, Signal, Verdict};
+use super::control::{Ids, Signal, Verdict};
 use super::domains::Domains;
 use super::engine::{Engine, Wait};
 use super::handle::Leg;
@@ -195,49 +194,5 @@ impl Engine {
             record.copy_counts(ranks, &mut rail.experts[domain as usize * experts..][..experts]);
         }
         Ok(())
-    }
-
-    /// Tells the other domains whether this rank heard a refusal, or whether all its peers granted
-    /// places, and hears the same of them. Returns the first refusal of all.
-    pub(super) fn exchange_verdicts(
-        &mut self,
-        slot: usize,
-        operation: u64,
-        mut refused: Option<Refusal>,
-    ) -> Result<Option<Refusal>> {
-        for domain in self.domains.others() {
-            let (verdict, rank, body) = match &refused {
-                Some(refusal) => (refusal.verdict, refusal.rank, Body::Text(refusal.record.text())),
-                None => (Verdict::Go, 0, Body::Nothing),
-            };
-            let header = Header([operation, verdict as u64, 0, 0, 0, rank.into(), 0, 0]);
-            self.send_rail_record(Signal::Grant, slot, domain, (header, body))?;
-        }
-        // Where not everybody hears everybody, a rank may have to wait for one that waits for a late one.
-        let phase = if self.masks_domains() { abi::TY_PHASE_ENTRY } else { abi::TY_PHASE_GRANT };
-        for domain in self.domains.others() {
-            let agent = self.domains.place(domain, self.domains.index);
-            let wait = Wait { operation, add: 1, phase, rank: agent };
-            if !self.wait_rail(Signal::Grant, slot, domain, wait)? {
-                continue;
-            }
-            let record = self.rail_record_from(Signal::Grant, slot, domain);
-            let header = checked(record, agent, operation)?;
-            let verdict = verdict_of(&header, agent)?;
-            if verdict == Verdict::Go {
-                continue;
-            }
-            let rank = u32::try_from(header.0[5]).unwrap_or(u32::MAX);
-            // Of its own domain, unless it has heard of more than this rank.
-            let is_known = match self.masks_domains() {
-                true => rank < self.shape.ranks,
-                false => rank / self.domains.size == domain,
-            };
-            if !is_known {
-                return Err(bad_record(agent, format!("a refusal of rank {rank}")));
-            }
-            refused = Refusal::first(refused, Refusal { rank, verdict, record });
-        }
-        Ok(refused)
     }
 }

@@ -16,6 +16,8 @@ use super::windows::{ARENA, CONTROL};
 
 /// Bytes of what a row is called.
 const NAME: u64 = 4;
+/// What a row is called that comes from nowhere: all its bits are set.
+const VOID: i32 = -1;
 
 impl Engine {
     /// Tells the peers that the rows of a domain's source will not come, where they were announced.
@@ -32,9 +34,10 @@ impl Engine {
         Ok(())
     }
 
-    /// The routing of a fresh dispatch came with its rows, or not at all.
+    /// The routing of a fresh dispatch came with its rows, or not at all. One that this rank refused has no
+    /// handle.
     pub(super) fn forget_leg(&mut self, op: &DispatchOp, domain: u32) {
-        if op.signature.is_fresh() {
+        if op.signature.is_fresh() && op.output.is_some() {
             self.handles[op.handle].legs[domain as usize].route(&[]);
         }
     }
@@ -86,7 +89,7 @@ impl Engine {
         let names = self.array(output, output.layout.source).cast::<i32>();
         // SAFETY: the rows of a source lie inside the arrays of this rank's region, and are complete.
         let name = unsafe { names.add(recv.row_base(source) as usize).read() };
-        if name < 0 {
+        if name == VOID {
             self.losses.note_gone(source, op.operation + 1);
         }
     }
