@@ -56,6 +56,7 @@ struct Trace {
 struct State {
   u32 arrived;      // blocks that have counted
   u32 reserved;
+  u64 dealt;        // pieces of rows that warps have taken on
   u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
@@ -139,6 +140,7 @@ struct DispatchArgs {
   u32 side_bytes;       // shared memory of them, for each warp that gathers
   u32 side_scales;      // whether scales are gathered too
   u32 side_at;          // where that memory starts
+  u32 notes_at;         // shared memory of what stages hold: 2 + K words each
   // Rows that are cast first: `x` and `scales` are then room for what comes out.
   const u8* raw;        // [T, hidden] of the type `dtype`
   u32 cast;             // TY_CAST_*

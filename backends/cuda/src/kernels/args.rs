@@ -93,6 +93,7 @@ pub(crate) struct Trace {
 pub(crate) struct State {
     pub(crate) arrived: u32,
     pub(crate) reserved: u32,
+    pub(crate) dealt: u64,
     pub(crate) problem: u64,
     pub(crate) rows: u64,
     pub(crate) done: u64,
@@ -170,6 +171,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) side_bytes: u32,
     pub(crate) side_scales: u32,
     pub(crate) side_at: u32,
+    pub(crate) notes_at: u32,
     pub(crate) raw: u64,
     pub(crate) cast: u32,
     pub(crate) dtype: u32,

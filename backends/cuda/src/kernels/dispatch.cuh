@@ -203,6 +203,7 @@ __device__ void enter_last(const DispatchArgs& a, const Up& up) {
   if (!last_to_come(a.c)) return;
   u64 now = now_ns(), given_up = threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   bool counted = !a.replay && a.c.verdict == kEnter;
+  if (threadIdx.x == 0) a.c.state->dealt = 0;
   if (counted) scan(a);
   if (!__syncthreads_or(given_up != 0)) enter_dispatch(a, up, counted);
   __syncthreads();
@@ -236,7 +237,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   }
   if (d.code != kGo) return;
   move_sides(a, t, shared + a.side_at);
-  move_rows(a, {t.row_base, t.expert_base, t.x}, shared + a.table_bytes);
+  move_rows(a, {t.row_base, t.expert_base, t.x}, shared);
   raise_all(a.c, up, a.c.rows_signal(), guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.c.trace->begun = begun;

@@ -160,6 +160,7 @@ fn arguments(
         side_bytes: moves.side_bytes,
         side_scales: moves.side_scales.into(),
         side_at: moves.side_at,
+        notes_at: moves.notes_at,
         raw: 0,
         cast: 0,
         dtype: 0,

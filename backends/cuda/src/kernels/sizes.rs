@@ -99,6 +99,8 @@ pub(super) struct Moves {
     /// Whether scales are gathered: they are not where they are wide.
     pub(super) side_scales: bool,
     pub(super) side_at: u32,
+    /// What the stages hold: see `Stages` of the kernels.
+    pub(super) notes_at: u32,
     pub(super) shared: u32,
     pub(super) pitch: u32,
 }
@@ -132,7 +134,7 @@ impl Tables {
 impl Moves {
     /// For rows on a device that gives a block `most_shared` bytes.
     pub(super) fn new(shape: &Shape, row: &RowFormat, most_shared: u32) -> Self {
-        let topk = shape.topk;
+        let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
         let Tables { table_bytes, counts } = Tables::new(shape);
         let side_scales = row.scale_bytes <= WIDEST_SCALES;
         let each = 8 * topk + if side_scales { row.scale_bytes } else { 0 };
@@ -144,10 +146,13 @@ impl Moves {
         let side_bytes = (side_tokens * each + 2 * 16 + 128).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row.x_bytes.into());
         let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
-        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes) / pitch;
+        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes)
+            / (pitch + note);
         let movers = MOVERS.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
+        let notes_at = table_bytes + stages_bytes + SIDE_WARPS * side_bytes;
+        let used = stages_bytes + SIDE_WARPS * side_bytes + movers * stages * note;
         Self {
             piece_bytes,
             pieces,
@@ -158,7 +163,8 @@ impl Moves {
             side_bytes,
             side_scales,
             side_at: table_bytes + stages_bytes,
-            shared: table_bytes + counts.max(stages_bytes + SIDE_WARPS * side_bytes),
+            notes_at,
+            shared: table_bytes + counts.max(used),
             pitch,
         }
     }
@@ -196,7 +202,8 @@ pub(super) fn check_shared(shape: &Shape, most_shared: u32) -> Result<()> {
     let Tables { table_bytes, counts } = Tables::new(shape);
     // One stage, as fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
-    let moves = table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES);
+    let moves =
+        table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
     let pulls = Pulls::new(shape.ranks, widest, most_shared).shared;
     let needed = moves.max(pulls).saturating_add(KEPT);
     if needed <= most_shared {
