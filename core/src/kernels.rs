@@ -147,6 +147,15 @@ pub trait KernelSet: Sized + Send + 'static {
         let _ = (to, from, bytes);
         Err(no_device_memory(Self::NAME))
     }
+
+    /// Where its kernels post through the host: the ring, once it is planned. See
+    /// [`device_proxy`](crate::device_proxy).
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
+        Ok(None)
+    }
 }
 
 fn no_device_memory(name: &str) -> Error {

@@ -34,6 +34,7 @@ impl<K: KernelSet> KernelsPart<K> {
         tensor_alloc: Some(Self::tensor_alloc),
         tensor_free: Some(Self::tensor_free),
         copy: Some(Self::copy),
+        proxy_ring: Some(Self::proxy_ring),
     };
 
     unsafe extern "C" fn probe(
@@ -253,5 +254,20 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`; the host names valid memory.
         unsafe { guarded_mut("copy", instance, error, |part: &mut K| part.copy(to, from, bytes)) }
+    }
+
+    unsafe extern "C" fn proxy_ring(
+        instance: *mut c_void,
+        ring: *mut abi::TyProxyRing,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("proxy_ring", instance, error, |part: &mut K| {
+                check_size("proxy_ring", (*ring).size, size_of::<abi::TyProxyRing>())?;
+                part.proxy_ring()?.into_iter().for_each(|given| *ring = given);
+                Ok(())
+            })
+        }
     }
 }
