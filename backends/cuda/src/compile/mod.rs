@@ -6,7 +6,7 @@ mod cache;
 mod program;
 
 pub(crate) use cache::Cache;
-pub use program::{Architecture, Compiled, Rows, compile};
+pub use program::{Architecture, Compiled, Rows, Up, compile};
 pub(crate) use program::{FaceSource, Program};
 
 use tokenyard_core::{Error, ErrorKind, Result};

@@ -17,7 +17,7 @@ struct Targets {
 
 // What lane k needs to know of a token before it can tell where the row goes. It is loaded early.
 __device__ inline u32 aim(const DispatchArgs& a, u32 token) {
-  if (a.is_flat()) return packed_row(a.c, a.r, token);
+  if (a.by_token()) return packed_row(a.c, a.r, token);
   u32 lane = threadIdx.x % 32;
   return lane < a.c.topk ? (u32)a.r.topk[(u64)token * a.c.topk + lane] : kNoRow;
 }
@@ -36,8 +36,8 @@ __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to,
 __device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
                              u32 aimed) {
   u32 rank = 0;
-  i64 row = a.is_flat() ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
-                        : first_expert_row(a, to, token, (i32)aimed, &rank);
+  i64 row = a.by_token() ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
+                         : first_expert_row(a, to, token, (i32)aimed, &rank);
   if (row < 0) return nullptr;
   return reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
 }

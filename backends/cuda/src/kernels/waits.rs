@@ -6,6 +6,7 @@ use tokenyard_core::wait::{WaitFor, Waiter, expired};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::Report;
+use super::proxy::Ring;
 use crate::driver::Pinned;
 
 /// A kernel that waits sees a raised abort word within microseconds; one that copies ends by itself.
@@ -32,6 +33,8 @@ pub(super) struct Waits {
     pub(super) abort: Pinned<u64>,
     /// World rank of each index in the team.
     pub(super) ranks: Vec<u32>,
+    /// Where kernels post through the host.
+    pub(super) ring: Option<Ring>,
 }
 
 impl Waits {
@@ -86,7 +89,17 @@ impl Waits {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Err(self.ended(wait).err().unwrap_or(error))
+        let told = self.ended(wait).err().unwrap_or(error);
+        // What broke is the cause; what it broke says where the ranks are.
+        Err(match self.posts() {
+            Err(cause) => cause.with_context("meanwhile", told.message()),
+            Ok(()) => told,
+        })
+    }
+
+    /// Whether what kernels post still goes out (INV-7).
+    fn posts(&self) -> Result<()> {
+        self.ring.as_ref().map_or(Ok(()), Ring::check)
     }
 
     fn look_on(
@@ -110,7 +123,7 @@ impl Waits {
                 }
             };
             // Errors of the kernel end the wait; so does its end without an answer.
-            self.waiter.until(&what, read, || is_over().map(|_| ()))?;
+            self.waiter.until(&what, read, || self.posts().and_then(|()| is_over().map(|_| ())))?;
             if done() {
                 return Ok(());
             }
