@@ -28,6 +28,8 @@ mod check;
 mod ring;
 mod thread;
 
+#[cfg(all(test, tokenyard_loom))]
+mod model;
 #[cfg(test)]
 mod tests;
 

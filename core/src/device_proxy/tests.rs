@@ -16,7 +16,7 @@ const CAPACITY: u32 = 16;
 const SIGNALS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const BLANK: abi::TyProxyCommand = abi::TyProxyCommand {
+pub(super) const BLANK: abi::TyProxyCommand = abi::TyProxyCommand {
     op: abi::TY_OP_SIGNAL as u32,
     peer: 0,
     signal: 0,

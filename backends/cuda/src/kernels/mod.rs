@@ -303,3 +303,29 @@ impl KernelSet for CudaKernels {
         driver::copy(&self.context, to as u64, from as u64, bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokenyard_core::transport::NO_CAPABILITIES;
+
+    use super::*;
+
+    #[test]
+    fn kernels_put_where_a_transport_has_host_memory_and_no_face() {
+        const FACE: u64 = abi::TY_CAP_DEVICE_FACE;
+        const STORES: u64 = abi::TY_CAP_LOAD_STORE;
+        let of = |flags, memory_kinds, largest_put| {
+            longest_put(&Capabilities { flags, memory_kinds, largest_put, ..NO_CAPABILITIES })
+        };
+        let (host, cuda) = (abi::TY_MEMORY_HOST, abi::TY_MEMORY_CUDA);
+        assert_eq!(of(FACE | STORES, cuda, 1 << 40).unwrap(), None);
+        // What the host can load and store does not help kernels.
+        assert_eq!(of(STORES, host, 1 << 40).unwrap(), Some(LONGEST_PUT));
+        assert_eq!(of(0, host | cuda, 100).unwrap(), Some(96));
+        for (flags, kinds, largest) in [(0, cuda, 1 << 40), (0, host, 15), (FACE, host, 1 << 40)] {
+            let error = of(flags, kinds, largest).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.fix().is_some_and(|fix| fix.contains("nvlink")), "{error}");
+        }
+    }
+}

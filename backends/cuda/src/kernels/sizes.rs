@@ -24,6 +24,8 @@ const LONGEST_PIECE: u64 = 16_384;
 const KEPT: u32 = 3072;
 /// Most bytes that an arena takes for two outputs of any layout, unless the config says otherwise.
 const ARENA_LIMIT: u64 = 16 << 30;
+/// The same in host memory, which all ranks of a machine share, and which is pinned at once.
+const HOST_ARENA_LIMIT: u64 = 4 << 30;
 /// Most bytes of an arena: a combine names places in units of 16 bytes, in 32 bits.
 pub(crate) const MOST_ARENA: u64 = 64 << 30;
 
@@ -69,11 +71,12 @@ impl Sizes {
                 let major = Layout::ExpertMajor { alignment: 128, zero_padding: false };
                 let others = [major, Layout::Packed].map(|layout| worst(layout).unwrap_or(0));
                 let two = 2 * others.into_iter().fold(flat, u64::max);
-                let staged = match longest_put {
-                    Some(_) => u64::from(in_flight) * staged_bytes(shape, &row, shape.max_tokens),
-                    None => 0,
+                let (limit, staged) = match longest_put {
+                    Some(_) => (HOST_ARENA_LIMIT, staged_bytes(shape, &row, shape.max_tokens)),
+                    None => (ARENA_LIMIT, 0),
                 };
-                (two.min(ARENA_LIMIT).max(4 * flat) + staged).min(MOST_ARENA)
+                let moving = u64::from(in_flight) * staged;
+                (two.min(limit).max(4 * flat) + moving).min(MOST_ARENA)
             }
         };
         Ok(Self {
@@ -300,6 +303,21 @@ mod tests {
         let error = arena(1 << 20).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("an arena has at most 68719476736"), "{error}");
+    }
+
+    #[test]
+    fn where_kernels_put_there_is_room_for_staged_records_rows_and_signals_of_records() {
+        let shape = Shape { ranks: 2, experts: 8, topk: 4, hidden: 64, max_tokens: 16 };
+        let sizes =
+            |longest_put| Sizes::new(&shape, 2, &CudaConfig::default(), longest_put).unwrap();
+        let (stores, puts) = (sizes(None), sizes(Some(1024)));
+        assert_eq!(puts.control_bytes(), 2 * stores.control_bytes());
+        assert_eq!([stores.signals(), puts.signals()], [8, 12]);
+        let row = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
+        // One row per token and rank: 2 ranks, though a token selects 4 experts.
+        assert_eq!(staged_bytes(&shape, &row, 3), 6 * (128 + 4 + 16 + 16 + 4) + 10 * 128);
+        assert!(puts.arena_bytes > stores.arena_bytes);
+        assert_eq!(landing_bytes(&shape, [128, 16], 3), [768, 128]);
     }
 
     #[test]

@@ -363,6 +363,32 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
     }
 }
 
+// A second dispatch is sent before the first is received: it has a slot, a region and staging of its own.
+void two_at_once(std::vector<Rank*>& ranks) {
+  std::vector<DispatchArgs> first, second;
+  for (Rank* r : ranks) {
+    memset(r->arena, 0xee, kArenaBytes);
+    first.push_back(dispatch_args(*r, kFlat, false));
+    second.push_back(dispatch_args(*r, kFlat, true));
+    second.back().region = 2 << 20, second.back().staging = kStagingAt + (1 << 20);
+    first.back().capacity = second.back().capacity = 2 << 20;
+  }
+  std::vector<Outcome> told(ranks.size());
+  std::vector<std::thread> running;
+  for (u32 i = 0; i < ranks.size(); i++)
+    running.emplace_back([&, i] {
+      Rank& r = *ranks[i];
+      for (DispatchArgs a : {first[i], second[i]})
+        model::launch(kBlocks, kWarps * 32, [=, &r] { ty_dispatch(a, r.params()); });
+      told[i] = *r.outcome;
+      r.arrive(first[i].c, true);
+      r.arrive(second[i].c, true);
+    });
+  for (auto& t : running) t.join();
+  for (u32 d = 0; d < ranks.size(); d++)
+    for (const auto* args : {&first, &second}) check_received(ranks, d, (*args)[d], told[d]);
+}
+
 void refusals(std::vector<Rank*>& ranks) {
   std::vector<DispatchArgs> args;
   for (Rank* r : ranks) args.push_back(dispatch_args(*r, kFlat, false));
@@ -412,6 +438,7 @@ void run(const Shape& shape, std::vector<u32> tokens) {
       combine(ranks, told, replay);
     }
     if (layout == kFlat && ranks.size() > 1) refusals(ranks);
+    if (layout == kFlat) two_at_once(ranks);
   }
 }
 
