@@ -9,8 +9,6 @@ use super::ring::{Slots, Taker};
 use super::tests::BLANK;
 use crate::abi;
 
-const CAPACITY: u64 = 2;
-
 /// A ring, and the word by which kernels number commands.
 struct Ring {
     sequences: Vec<AtomicU64>,
@@ -20,10 +18,10 @@ struct Ring {
 }
 
 impl Ring {
-    fn new() -> Arc<Self> {
+    fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Self {
-            sequences: (0..CAPACITY).map(|_| AtomicU64::new(0)).collect(),
-            commands: (0..CAPACITY).map(|_| UnsafeCell::new(BLANK)).collect(),
+            sequences: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
+            commands: (0..capacity).map(|_| UnsafeCell::new(BLANK)).collect(),
             done: AtomicU64::new(0),
             head: AtomicU64::new(0),
         })
@@ -31,11 +29,12 @@ impl Ring {
 
     /// As `Face::post` of the kernels.
     fn post(&self, value: u64) {
-        let number = self.head.fetch_add(1, Ordering::Relaxed);
-        while self.done.load(Ordering::Acquire) + CAPACITY <= number {
+        let (number, capacity) =
+            (self.head.fetch_add(1, Ordering::Relaxed), self.sequences.len() as u64);
+        while self.done.load(Ordering::Acquire) + capacity <= number {
             thread::yield_now();
         }
-        let slot = (number % CAPACITY) as usize;
+        let slot = (number % capacity) as usize;
         let command = abi::TyProxyCommand { value, ..BLANK };
         // SAFETY: the slot is free, and the number is this thread's alone; loom checks both.
         self.commands[slot].with_mut(|at| unsafe { at.write(command) });
@@ -58,34 +57,46 @@ impl Slots for Arc<Ring> {
     }
 }
 
-#[test]
-fn commands_of_two_kernels_cross_a_full_ring_whole_and_each_once() {
-    let mut model = loom::model::Builder::new();
-    // Without a limit it takes too long.
-    model.preemption_bound = Some(2);
-    model.check(|| {
-        let ring = Ring::new();
-        let kernels = [vec![1], vec![2, 3]].map(|values| {
-            let ring = Arc::clone(&ring);
-            thread::spawn(move || values.into_iter().for_each(|value| ring.post(value)))
-        });
-        let mut taker = Taker::new(Arc::clone(&ring), CAPACITY as usize);
-        let mut seen = Vec::new();
-        while seen.len() < 3 {
-            // As many as there are, and the last of them is done first.
-            let mut taken = Vec::new();
-            while let Some((number, command)) = taker.take() {
-                seen.push(command.value);
-                taken.push(number);
-            }
-            taken.iter().rev().for_each(|number| assert!(taker.end(*number)));
+/// Kernels post the values of theirs into a ring of `capacity`; returns what comes out.
+fn cross(capacity: usize, kernels: &[&'static [u64]]) -> Vec<u64> {
+    let ring = Ring::new(capacity);
+    let mut threads = Vec::new();
+    for values in kernels.iter().copied() {
+        let ring = Arc::clone(&ring);
+        threads.push(thread::spawn(move || values.iter().for_each(|value| ring.post(*value))));
+    }
+    let mut taker = Taker::new(Arc::clone(&ring), capacity);
+    let (mut seen, all) = (Vec::new(), kernels.iter().map(|values| values.len()).sum());
+    while seen.len() < all {
+        if let Some((number, command)) = taker.take() {
+            seen.push(command.value);
+            assert!(taker.end(number));
             taker.publish();
+        } else {
             thread::yield_now();
         }
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    seen
+}
+
+/// Checks every interleaving with few preemptions; without a limit it takes too long.
+fn check(f: impl Fn() + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(f);
+}
+
+#[test]
+fn commands_that_two_kernels_write_at_once_come_out_whole_and_each_once() {
+    check(|| {
+        let mut seen = cross(2, &[&[1], &[2]]);
         seen.sort_unstable();
-        assert_eq!(seen, [1, 2, 3]);
-        for kernel in kernels {
-            kernel.join().unwrap();
-        }
+        assert_eq!(seen, [1, 2]);
     });
+}
+
+#[test]
+fn a_kernel_writes_into_a_slot_only_when_its_last_command_is_done() {
+    check(|| assert_eq!(cross(1, &[&[1, 2, 3]]), [1, 2, 3]));
 }
