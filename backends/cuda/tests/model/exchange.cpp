@@ -1,5 +1,6 @@
-// Dispatches and combines of several ranks over the proxy face, on the model of a GPU. A thread per
-// rank stands in for core's proxy and a transport: it executes commands in any order (INV-2).
+// Dispatches and combines of several ranks on the model of a GPU: over the face of NVLink, or over the
+// proxy's (TY_PUTS). There a thread per rank stands in for core's proxy and a transport: it executes
+// commands in any order (INV-2).
 #include "cuda.h"
 #include "exchange.cu"
 
@@ -41,8 +42,16 @@ struct Rank {
   Shape s;
   u32 me, tokens = 0;
   u8 *control = room<u8>(kControlBytes), *arena = room<u8>(kArenaBytes);
-  Up::Face::Command* commands = nullptr;
-  u64 *head = room<u64>(1), *done = room<u64>(1), *totals = room<u64>(1024), *abort = room<u64>(1);
+  // Signals are a word apart.
+  u64 *totals = room<u64>(1024), *abort = room<u64>(1);
+#if TY_PUTS
+  Up::Command* commands = room<Up::Command>(kCapacity);
+  u64 *head = room<u64>(1), *done = room<u64>(1);
+  Up::Params params() const { return {head, commands, done, totals, kCapacity - 1, me}; }
+#else
+  u64* everybody[2];  // windows, then totals, of all ranks
+  Up::Params params() const { return {everybody[0], everybody[1], s.ranks, me, 8, 0}; }
+#endif
   Report* report = room<Report>(1);
   State* state = room<State>(1);
   Outcome* outcome = room<Outcome>(1);
@@ -58,7 +67,6 @@ struct Rank {
   u32 layout = kFlat;
 
   Rank(const Shape& shape, u32 rank) : s(shape), me(rank) {
-    commands = room<Up::Face::Command>(kCapacity);
     u32 words = (kHead + s.ranks + s.experts + kTextWords + 15) / 16 * 16;
     u64 entries = 8ull * kSlots * s.ranks * words;
     if (2 * entries > kControlBytes) fail("the control window is too small");
@@ -71,8 +79,6 @@ struct Rank {
                 room<u32>(kBlocks * s.experts), room<u32>(s.ranks), room<u32>(s.experts),
                 room<u32>(s.ranks), 32, kBlocks};
   }
-  Up::Params params() const { return {head, commands, done, totals, kCapacity - 1, me}; }
-
   Common common(u64 signature) {
     Common c{};
     u32 slot = operations % kSlots;
@@ -95,6 +101,8 @@ struct Rank {
   }
 };
 
+#if TY_PUTS
+
 // Executes commands of all ranks until it is told to stop, each rank's in an order of its own.
 struct Fabric {
   std::vector<Rank*> ranks;
@@ -108,12 +116,13 @@ struct Fabric {
     stop = true;
     for (auto& t : threads) t.join();
   }
-  void execute(Rank& from, const Up::Face::Command& c) {
+  void execute(Rank& from, const Up::Command& c) {
     Rank& to = *ranks[c.peer];
     u8* source = (c.src_window == kArena ? from.arena : from.control) + c.src_offset;
     u8* target = (c.dst_window == kArena ? to.arena : to.control) + c.dst_offset;
     same("op", c.op, 2u);
-    same("length", c.bytes > 0 && c.bytes <= from.s.longest_put || c.dst_window == kControl, true);
+    bool fits = c.bytes > 0 && c.bytes <= from.s.longest_put;
+    same("length", fits || c.dst_window == kControl, true);
     same("multiples of 4", (c.src_offset | c.dst_offset | c.bytes) % 4, 0u);
     if (c.dst_offset + c.bytes > (c.dst_window == kArena ? kArenaBytes : kControlBytes))
       fail("a put leaves its window");
@@ -143,6 +152,25 @@ struct Fabric {
   }
 };
 
+#else
+
+// Everybody's memory is everybody's.
+struct Fabric {
+  explicit Fabric(std::vector<Rank*> ranks) {
+    for (Rank* r : ranks) {
+      r->everybody[0] = room<u64>(2 * ranks.size());
+      r->everybody[1] = room<u64>(ranks.size());
+      for (u32 i = 0; i < ranks.size(); i++) {
+        r->everybody[0][i] = (u64)ranks[i]->control;
+        r->everybody[0][ranks.size() + i] = (u64)ranks[i]->arena;
+        r->everybody[1][i] = (u64)ranks[i]->totals;
+      }
+    }
+  }
+};
+
+#endif
+
 u64 signature(u32 kind, u32 layout) { return kind | layout << 4; }
 
 DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
@@ -158,7 +186,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.scale_stride[0] = r.s.scale_words, a.scale_stride[1] = 1;
   a.region = 0, a.capacity = kStagingAt, a.row_bytes = r.s.row_bytes;
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
-  a.staged = 1, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1, a.movers = 14;
+  a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1, a.movers = 14;
   a.table_bytes = 16 << 10, a.side_tokens = 32, a.side_bytes = 16 << 10, a.side_scales = 1;
   a.side_at = 64 << 10, a.staging = kStagingAt;
   return a;
@@ -321,10 +349,17 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
       a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
       a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = weights;
       a.landing = kLandingAt, a.landing_weights = kLandingAt + (1 << 20);
+      auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
+#if TY_PUTS
       model::launch(1, kWarps * 32, [=, &r] { ty_give_back(a, r.params()); });
       same("combine", r.outcome->code, kGo);
       r.arrive(a.c, false);
-      model::launch(kBlocks, kSummingWarps * 32, [=, &r] { ty_combine_f32(a, r.params()); });
+      model::launch(kBlocks, kSummingWarps * 32, sum);
+#else
+      model::launch(kBlocks, kSummingWarps * 32, sum);
+      same("combine", r.outcome->code, kGo);
+      r.arrive(a.c, false);
+#endif
     });
   for (auto& t : running) t.join();
   // The row of each token at each rank.
@@ -447,5 +482,7 @@ int main() {
   // Puts that are shorter than a row, scales, a rank without tokens.
   run({3, 12, 4, 272, 3, 40, 112}, {0, 40, 7});
   run({1, 4, 2, 48, 1, 8, 1 << 20}, {8});
+  // Tokens that several blocks count.
+  run({2, 4, 2, 16, 1, 600, 64}, {600, 555});
   puts("all is well");
 }

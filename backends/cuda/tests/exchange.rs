@@ -1,10 +1,12 @@
-//! The kernels over the proxy face, run without a GPU: their source is compiled for the host, with a
-//! stand-in for a GPU under it (`model/cuda.h`) and one for the proxy and a transport beside it
-//! (`model/puts.cpp`). It shows where every byte goes and that every wait ends; it shows nothing of what
-//! a GPU does to memory that it shares with a host.
+//! The kernels, run without a GPU: their source is compiled for the host, with a stand-in for a GPU under
+//! it (`model/cuda.h`) and one for the proxy and a transport beside it (`model/exchange.cpp`). It shows
+//! where every byte goes and that every wait ends; it shows nothing of bulk copies, nor of what a GPU
+//! does to memory that it shares with others.
 
 use std::path::Path;
 use std::process::Command;
+
+use tokenyard_core::abi;
 
 /// Puts `with` in the place of what is between two texts of a file, the first one included.
 fn replace(text: &str, [from, to]: [&str; 2], with: &str) -> String {
@@ -51,20 +53,22 @@ fn write_all(from: &Path, to: &Path) {
     }
 }
 
-#[test]
-fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
+/// Compiles and runs the model over a face.
+fn run(face: &Path, puts: bool, param_bytes: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     write_all(&crate_folder.join("src/kernels"), folder.path());
     write_all(&crate_folder.join("../device"), folder.path());
-    std::fs::rename(folder.path().join("proxy.cuh"), folder.path().join("up_face.cuh"))
-        .expect("the face");
-    let program = folder.path().join("puts");
+    std::fs::copy(crate_folder.join(face), folder.path().join("up_face.cuh")).expect("the face");
+    let program = folder.path().join("exchange");
     let compiled = Command::new("g++")
-        .args(["-std=c++20", "-O1", "-g", "-pthread", "-DTY_ROWS_TMA=0", "-DTY_PUTS=1"])
-        .args(["-DTY_HOST_FACE_VERSION=1", "-DTY_UP_PARAM_BYTES=40", "-I"])
+        .args(["-std=c++20", "-O1", "-g", "-pthread", "-DTY_ROWS_TMA=0"])
+        .arg(format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION))
+        .arg(format!("-DTY_PUTS={}", u32::from(puts)))
+        .arg(format!("-DTY_UP_PARAM_BYTES={param_bytes}"))
+        .arg("-I")
         .arg(folder.path())
-        .arg(crate_folder.join("tests/model/puts.cpp"))
+        .arg(crate_folder.join("tests/model/exchange.cpp"))
         .arg("-o")
         .arg(&program)
         .output()
@@ -72,4 +76,14 @@ fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let run = Command::new(&program).output().expect("it runs");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+}
+
+#[test]
+fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
+    run(Path::new("../device/proxy.cuh"), true, 40);
+}
+
+#[test]
+fn rows_reach_their_places_and_come_back_over_loads_and_stores() {
+    run(Path::new("src/transport/nvlink.cuh"), false, 32);
 }
