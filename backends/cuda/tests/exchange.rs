@@ -3,6 +3,9 @@
 //! where every byte goes and that every wait ends; it shows nothing of bulk copies, nor of what a GPU
 //! does to memory that it shares with others.
 
+// Helpers of a test may panic as a test may.
+#![allow(clippy::expect_used, clippy::panic)]
+
 use std::path::Path;
 use std::process::Command;
 
