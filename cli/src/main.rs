@@ -9,6 +9,7 @@ mod parts;
 mod plugins;
 mod run;
 mod shape;
+mod warm;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Prints the memory that a shape costs, per buffer.
     Shape(shape::Args),
+    /// Compiles a config's kernels before the first yard needs them.
+    Warm(warm::Args),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Plugins(args) => plugins::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Shape(args) => shape::main(&args),
+        Command::Warm(args) => warm::main(&args),
     };
     result.unwrap_or_else(|error| {
         let error = error_text(&error);

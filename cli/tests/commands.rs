@@ -102,8 +102,22 @@ fn shape_adds_up_what_a_rank_and_the_world_need() {
 }
 
 #[test]
+fn warm_says_where_there_is_nothing_to_compile_and_what_it_cannot_know() {
+    let config = Config::new();
+    let output = call(&["warm", config.path().to_str().unwrap(), "--json"]);
+    expect_code(&output, 0);
+    assert!(stderr(&output).contains("kernel set cpu compiles nothing"), "{}", stderr(&output));
+    assert_eq!(json(&output)["kernels"], "cpu");
+    let text = std::fs::read_to_string(config.path()).unwrap();
+    std::fs::write(config.path(), text.replace("\"cpu\"", "\"cuda\"")).unwrap();
+    let output = call(&["warm", config.path().to_str().unwrap()]);
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("found shm; expected nvlink"), "{}", stderr(&output));
+}
+
+#[test]
 fn the_help_of_each_command_has_an_example() {
-    for command in ["run", "plugins", "doctor", "shape"] {
+    for command in ["run", "plugins", "doctor", "shape", "warm"] {
         let output = call(&[command, "--help"]);
         expect_code(&output, 0);
         let text = stdout(&output);

@@ -100,9 +100,15 @@ impl Suite {
             for input in inputs {
                 let case = Case { layout, input, ..usual() };
                 self.add("types", about, Way::Outside, case.clone());
+                let local = case.experts / case.ranks;
+                if self.domains == 2 {
+                    // More ranks in a domain than domains, so a rail is not a domain turned round.
+                    let wide = Case { ranks: 4, experts: 4 * local, ..case.clone() };
+                    self.add("types", about, Way::Outside, wide);
+                }
                 if self.domains > 1 {
                     // A domain of one rank has no scale-up link.
-                    let alone = Case { ranks: 1, experts: case.experts / case.ranks, ..case };
+                    let alone = Case { ranks: 1, experts: local, ..case };
                     self.add("types", about, Way::Outside, alone);
                 }
             }

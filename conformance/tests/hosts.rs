@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tokenyard_conformance::faults::{self, Fault};
+use tokenyard_conformance::pace::Pace;
 
 fn main() -> ExitCode {
     let plugin = plugin();
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
         let config = if fault.domains > 1 { domains.as_str() } else { direct.as_str() };
         (fault, config)
     };
-    players::main(faults::on_hosts().into_iter().map(with_config).collect())
+    players::main(Pace::USUAL, faults::on_hosts().into_iter().map(with_config).collect())
 }
 
 fn config(scale_up: &str, plugin: &Path) -> String {

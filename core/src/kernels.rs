@@ -14,6 +14,8 @@
 //! wait without an end (it watches the abort word of the [`WaitBoard`](crate::wait::WaitBoard) and
 //! its own cap), no memory touched outside windows, tensors and its own state.
 
+use std::ffi::c_void;
+
 use crate::abi;
 use crate::transport::{MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
@@ -40,7 +42,7 @@ pub trait KernelSet: Sized + Send + 'static {
     /// Whether the part can run here; returns the memory kinds it works on (`TY_MEMORY_*`).
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) with the fix.
+    /// [`ErrorKind::Unavailable`] with the fix.
     fn probe(config: &Self::Config) -> Result<u32>;
 
     /// Makes an instance.
@@ -79,7 +81,8 @@ pub trait KernelSet: Sized + Send + 'static {
     /// ranks. Anything else closes the yard.
     ///
     /// # Safety
-    /// Tensors stay valid and unchanged until `dispatch_recv` of the operation returns.
+    /// Tensors stay valid and unchanged until `dispatch_recv` of the operation returns; where the call
+    /// names a stream, until that has passed what `dispatch_recv` left there.
     unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()>;
 
     /// Ends the dispatch with this operation number.
@@ -100,10 +103,12 @@ pub trait KernelSet: Sized + Send + 'static {
     /// As `dispatch_send`.
     ///
     /// # Safety
-    /// Tensors stay valid, and inputs unchanged, until `combine_recv` of the operation returns.
+    /// Tensors stay valid, and inputs unchanged, until `combine_recv` of the operation returns; where
+    /// the call names a stream, until that has passed what `combine_recv` left there.
     unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()>;
 
-    /// Ends the combine with this operation number; the outputs are written.
+    /// Ends the combine with this operation number; the outputs are written, in the order of the
+    /// stream where the call named one.
     ///
     /// # Errors
     /// As `dispatch_send`.
@@ -148,6 +153,40 @@ pub trait KernelSet: Sized + Send + 'static {
         Err(no_device_memory(Self::NAME))
     }
 
+    /// A stream for tools that have none of their own; to be implemented, as the next two, with
+    /// [`TY_NEEDS_STREAMS`](abi::TY_NEEDS_STREAMS). It waits for no other stream.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn stream_create(&mut self) -> Result<*mut c_void> {
+        Err(no_streams(Self::NAME))
+    }
+
+    /// Takes back what [`stream_create`](Self::stream_create) gave, after everything in it. Another
+    /// address is ignored.
+    fn stream_destroy(&mut self, stream: *mut c_void) {
+        let _ = stream;
+    }
+
+    /// Queues a copy between two places of the device's memory on a stream of
+    /// [`stream_create`](Self::stream_create).
+    ///
+    /// # Errors
+    /// A stream that is none of those; what the device refuses.
+    ///
+    /// # Safety
+    /// Both ranges stay valid until the stream has passed the copy.
+    unsafe fn copy_on(
+        &mut self,
+        stream: *mut c_void,
+        to: *mut u8,
+        from: *const u8,
+        bytes: u64,
+    ) -> Result<()> {
+        let _ = (stream, to, from, bytes);
+        Err(no_streams(Self::NAME))
+    }
+
     /// Where its kernels post through the host: the ring, once it is planned. See
     /// [`device_proxy`](crate::device_proxy).
     ///
@@ -156,6 +195,10 @@ pub trait KernelSet: Sized + Send + 'static {
     fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
         Ok(None)
     }
+}
+
+fn no_streams(name: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, "use stream", format!("{name} has no streams"))
 }
 
 fn no_device_memory(name: &str) -> Error {

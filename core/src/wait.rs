@@ -177,6 +177,27 @@ impl<'a> Waiter<'a> {
         self.slow(what, &mut read, &mut progress)
     }
 
+    /// For a wait that nobody stays in: publishes it, and says whether it must end. It began at
+    /// `since_ns`. [`look_away`](Self::look_away) takes it from the board again. One thread at a time
+    /// uses the board.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Deadline`], as [`until`](Self::until).
+    pub fn look_at(&self, what: &WaitFor, since_ns: u64, found: u64) -> Result<()> {
+        self.board.found.store(found, Ordering::Relaxed);
+        self.board.begin(what, since_ns);
+        let lasted = Duration::from_nanos(monotonic_ns().saturating_sub(since_ns));
+        if self.board.is_aborted() || lasted > self.cap {
+            return Err(expired(what, found, lasted));
+        }
+        Ok(())
+    }
+
+    /// Ends what [`look_at`](Self::look_at) has published.
+    pub fn look_away(&self) {
+        self.board.end();
+    }
+
     #[cold]
     fn slow(
         &self,
@@ -303,6 +324,22 @@ mod tests {
         });
         assert_eq!(seen.expect("seen").what, WHAT);
         assert!(board.waiting().is_none());
+    }
+
+    #[test]
+    fn a_wait_that_is_only_looked_at_is_seen_and_ends_like_any_other() {
+        let board = WaitBoard::default();
+        let waiter = Waiter::new(&board, Duration::from_secs(60));
+        assert!(waiter.look_at(&WHAT, monotonic_ns() - 1_000_000, 1).is_ok());
+        let seen = board.waiting().expect("published");
+        assert_eq!((seen.what, seen.found), (WHAT, 1));
+        assert!(seen.lasted >= Duration::from_millis(1));
+        waiter.look_away();
+        assert!(board.waiting().is_none());
+        let long_ago = monotonic_ns().saturating_sub(61_000_000_000);
+        assert_eq!(waiter.look_at(&WHAT, long_ago, 1).unwrap_err().kind(), ErrorKind::Deadline);
+        board.raise_abort();
+        assert!(waiter.look_at(&WHAT, monotonic_ns(), 1).is_err());
     }
 
     #[test]

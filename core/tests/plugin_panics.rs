@@ -2,6 +2,8 @@
 //! again. Built-in tables are judged and called as loaded ones are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
 
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
 use std::time::Duration;
 
 use tokenyard_core::config::PartTable;
@@ -287,7 +289,11 @@ impl KernelSet for PanickyKernels {
 
     fn needs(&mut self, _: &Limits) -> Result<KernelNeeds> {
         self.0.enter("needs");
-        let flags = if self.0.panic_in == UNKNOWN_NEEDS { abi::TY_NEEDS_MASKING | 2 } else { 0 };
+        let flags = match self.0.panic_in.as_str() {
+            UNKNOWN_NEEDS => abi::TY_NEEDS_MASKING | 4,
+            WITH_STREAMS => abi::TY_NEEDS_STREAMS,
+            _ => 0,
+        };
         Ok(KernelNeeds { flags, ..sized() })
     }
 
@@ -334,11 +340,32 @@ impl KernelSet for PanickyKernels {
     fn release(&mut self, _: u64) {
         self.0.enter("release");
     }
+
+    fn stream_create(&mut self) -> Result<*mut c_void> {
+        self.0.enter("stream_create");
+        Ok(null_mut())
+    }
+
+    fn stream_destroy(&mut self, _: *mut c_void) {
+        self.0.enter("stream_destroy");
+    }
+
+    unsafe fn copy_on(&mut self, _: *mut c_void, _: *mut u8, _: *const u8, _: u64) -> Result<()> {
+        self.0.enter("copy_on");
+        Ok(())
+    }
 }
+
+/// The same with an optional slot left out.
+const NO_COPY_ON: &abi::TyKernelsTable = &abi::TyKernelsTable {
+    name: abi::TyStr { data: "no_copy_on".as_ptr(), bytes: 10 },
+    copy_on: None,
+    ..*KernelsPart::<PanickyKernels>::TABLE
+};
 
 static KERNELS: Exported<abi::TyKernelsExport> = {
     const TABLES: &[*const abi::TyKernelsTable] =
-        &[&raw const *KernelsPart::<PanickyKernels>::TABLE];
+        &[&raw const *KernelsPart::<PanickyKernels>::TABLE, &raw const *NO_COPY_ON];
     Exported(abi::TyKernelsExport {
         header: export::KERNELS_HEADER,
         parts: TABLES.as_ptr(),
@@ -368,7 +395,21 @@ const UNKNOWN_NEEDS: &str = "unknown_needs";
 fn needs_that_this_core_does_not_know_are_refused() {
     let error = open_kernels(UNKNOWN_NEEDS).unwrap().needs(&sized()).unwrap_err();
     assert_eq!(error.kind(), tokenyard_core::ErrorKind::Plugin);
-    assert!(error.to_string().contains("the flags 0x2"), "{error}");
+    assert!(error.to_string().contains("the flags 0x4"), "{error}");
+}
+
+const WITH_STREAMS: &str = "with_streams";
+
+#[test]
+fn a_kernel_set_with_streams_has_the_slots_for_them() {
+    let needs = |name: &str, what: &str| {
+        let part = Registry::built_in()?.kernels(name)?;
+        part.open(&config(what), &sized::<KernelShape>())?.needs(&sized())
+    };
+    assert_eq!(needs("panicky", WITH_STREAMS).unwrap().flags, abi::TY_NEEDS_STREAMS);
+    assert!(needs("no_copy_on", "").is_ok());
+    let error = needs("no_copy_on", WITH_STREAMS).unwrap_err();
+    assert!(error.to_string().contains("copy_on"), "{error}");
 }
 
 fn open_kernels(panic_in: &str) -> Result<OpenKernels> {
@@ -387,7 +428,7 @@ fn a_panic_in_probe_or_open_of_a_kernel_set_is_an_error() {
 #[test]
 fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
     type Call = fn(&mut OpenKernels) -> Result<()>;
-    let calls: [(&str, Call); 9] = [
+    let calls: [(&str, Call); 11] = [
         ("needs", |k| k.needs(&sized()).map(|_| ())),
         ("allocate", |k| k.allocate(0, 8, &sized()).map(|_| ())),
         // SAFETY: the part looks at no pointer of these structures.
@@ -400,6 +441,9 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
         ("combine_send", |k| unsafe { k.combine_send(&sized()) }),
         ("combine_recv", |k| k.combine_recv(0)),
         ("flush", OpenKernels::flush),
+        ("stream_create", |k| k.stream_create().map(|_| ())),
+        // SAFETY: the part looks at no pointer.
+        ("copy_on", |k| unsafe { k.copy_on(null_mut(), null_mut(), null(), 0) }),
     ];
     for (name, call) in calls {
         let mut good = open_kernels("").unwrap();
@@ -413,4 +457,8 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
     let mut bad = open_kernels("release").unwrap();
     bad.release(1);
     poisoned(&bad.combine_recv(0).unwrap_err(), "panicky");
+    let mut bad = open_kernels("stream_destroy").unwrap();
+    // SAFETY: as above.
+    unsafe { bad.stream_destroy(null_mut()) };
+    poisoned(&bad.flush().unwrap_err(), "panicky");
 }

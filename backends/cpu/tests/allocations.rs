@@ -2,33 +2,10 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use common::{Rank, command, needs};
 use tokenyard_core::abi;
 use tokenyard_core::transport::NO_EVENT;
-
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: by the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tokenyard_testkit::{Counting, of_this_thread};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -53,15 +30,15 @@ fn post_poll_and_read_signal_do_not_allocate_even_when_a_command_fails() {
     });
     let mut events = [NO_EVENT; 8];
 
-    let before = COUNT.get();
+    let before = of_this_thread();
     for step in 1..=1000 {
         assert_eq!(rank.post(0, &commands), commands.len());
         assert_eq!(rank.transport.poll(0, &mut events).unwrap(), commands.len());
         assert_eq!(rank.signal(0), 2 * step);
     }
-    assert_eq!(COUNT.get() - before, 0);
+    assert_eq!(of_this_thread() - before, 0);
 
     let probe = std::hint::black_box(Box::new(1));
-    assert_eq!(COUNT.get() - before, 1, "the counter counts");
+    assert_eq!(of_this_thread() - before, 1, "the counter counts");
     drop(probe);
 }

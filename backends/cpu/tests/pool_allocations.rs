@@ -1,27 +1,9 @@
 //! A run of the pool allocates nothing, on any thread.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokenyard_cpu::pool::Pool;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is handed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds the contract of `dealloc`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tokenyard_testkit::{Counting, of_all_threads};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -41,10 +23,10 @@ fn a_run_allocates_nothing() {
         run();
     }
     std::thread::sleep(std::time::Duration::from_millis(10));
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = of_all_threads();
     for _ in 0..1000 {
         run();
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(of_all_threads() - before, 0);
     assert_eq!(sum.into_inner(), 1100 * 28);
 }

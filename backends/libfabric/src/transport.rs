@@ -5,6 +5,7 @@
 //! other. So there is one uncontended lock per batch, and none per command. With proxy threads, each
 //! of these has rails and lanes of its own.
 
+mod backlog;
 mod commands;
 mod datum;
 mod engine;
@@ -145,9 +146,7 @@ where
         // Proxy threads drive it themselves.
         let manual = if settings.proxy_threads == 0 { abi::TY_CAP_MANUAL_PROGRESS } else { 0 };
         let provider = rails.first().map(info::Info::provider).unwrap_or_default();
-        // With proxies it was not tried, and the health of a proxy is its first failure alone.
-        let masks = manual != 0 && MASKING.contains(&provider.as_str());
-        let masking = if masks { abi::TY_CAP_MASKING } else { 0 };
+        let masking = if MASKING.contains(&provider.as_str()) { abi::TY_CAP_MASKING } else { 0 };
         Ok(Capabilities {
             flags: abi::TY_CAP_IMMEDIATE | masking | manual | get,
             memory_kinds: memory_kinds(&rails),
@@ -233,9 +232,9 @@ where
     }
 
     fn health(&self) -> Result<()> {
-        // The engine first: it knows the peer and the fabric's own words.
-        self.engine.shared.health()?;
-        self.proxy.as_ref().map_or(Ok(()), Proxy::health)
+        // A thread that ended is about no peer, so no peer's failure hides it.
+        self.proxy.as_ref().map_or(Ok(()), Proxy::health)?;
+        self.engine.shared.health()
     }
 
     fn progress(&self) -> std::result::Result<bool, i32> {

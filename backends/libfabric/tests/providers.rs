@@ -291,3 +291,12 @@ fn get_is_offered_only_where_the_config_says_so() {
     assert_eq!(get(""), 0);
     assert_ne!(get("get = true"), 0);
 }
+
+#[test]
+fn a_lost_peer_holds_up_nobody_over_tcp_and_that_is_not_said_of_other_providers() {
+    let masking = |text: &str| Libfabric::probe(&config(text)).unwrap().flags & abi::TY_CAP_MASKING;
+    assert_ne!(masking(""), 0);
+    assert_ne!(masking("proxy_threads = 2"), 0);
+    assert_eq!(masking("provider = \"shm\""), 0);
+    assert_eq!(masking("provider = \"shm\"\nproxy_threads = 1"), 0);
+}

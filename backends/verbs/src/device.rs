@@ -195,7 +195,11 @@ impl Adapter {
             .min(count(self.attr.max_cqe) / COMPLETIONS)
             .min(config.queue_depth);
         Capabilities {
-            flags: abi::TY_CAP_ORDERED | abi::TY_CAP_GET | abi::TY_CAP_BOUNDED_PUT | signals,
+            flags: abi::TY_CAP_ORDERED
+                | abi::TY_CAP_GET
+                | abi::TY_CAP_BOUNDED_PUT
+                | abi::TY_CAP_MASKING
+                | signals,
             memory_kinds: self.memory_kinds(),
             max_peers: MAX_PEERS,
             max_lanes: MAX_LANES,

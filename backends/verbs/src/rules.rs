@@ -225,11 +225,14 @@ pub fn signals(choice: SignalChoice, receives: u32, atomics: bool) -> Result<Sig
     }
 }
 
-/// The longest that a device repeats a request to a peer that does not answer: the specification
-/// lets an interval be four times the nominal one.
+/// The shortest that a device repeats a request to a peer that does not answer.
+pub fn shortest_silence(timeout: u8, retries: u8) -> Duration {
+    Duration::from_nanos(4096) * (1 << timeout) * (u32::from(retries) + 1)
+}
+
+/// The longest that it does: the specification lets an interval be four times the nominal one.
 pub fn longest_silence(timeout: u8, retries: u8) -> Duration {
-    let interval = Duration::from_nanos(4096) * (1 << timeout);
-    interval * 4 * (u32::from(retries) + 1)
+    4 * shortest_silence(timeout, retries)
 }
 
 #[cfg(test)]

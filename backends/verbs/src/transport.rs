@@ -7,14 +7,16 @@ mod batch;
 mod commands;
 mod connect;
 mod failure;
+mod failures;
 mod flight;
 mod lane;
 mod memory;
 mod peer;
 mod read_back;
+mod shared;
 mod signals;
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
@@ -32,10 +34,12 @@ use crate::device::{Adapter, COMPLETIONS, REQUESTS, adapters};
 use crate::endpoint::{Endpoint, Key, Queue as RemoteQueue, RemoteWindow};
 use crate::rules::{self, SignalMode};
 use connect::{Expected, Setup, unreachable};
-use lane::{LONGEST_FLUSH, Lane, Queue, Shared, WATCH_EVERY};
+use failures::Failures;
+use lane::{LONGEST_FLUSH, Lane, Queue, WATCH_EVERY};
 use memory::Memory;
 use peer::{Peer, Remote, Route, Stage};
 use read_back::{ReadBack, ReadBackMemory};
+use shared::{Port, Shared};
 use signals::{Receiver, Signals};
 
 /// Payloads of up to so many bytes are copied while they are posted.
@@ -104,7 +108,15 @@ impl Transport for Verbs {
             memory: Memory::new(&pd)?,
             context: Arc::clone(&adapter.context),
             deadline: needs.deadline,
-            failure: OnceLock::new(),
+            failures: Failures::new(team.world_ranks.len()),
+            me: team.me,
+            port: Port {
+                number: adapter.port,
+                patience: rules::shortest_silence(config.timeout, config.retry_count)
+                    .min(needs.deadline),
+                down_since: Mutex::new(None),
+            },
+            numbers: Vec::new(),
         };
         let mut verbs = Self {
             lanes: Vec::with_capacity(needs.lanes as usize),
@@ -119,8 +131,11 @@ impl Transport for Verbs {
         };
         for lane in 0..needs.lanes {
             let queue = verbs.new_queue(lane, needs.queue_depth)?;
+            let numbers = queue.peers.iter().zip(0..).map(|(peer, at)| (peer.number, lane, at));
+            verbs.shared.numbers.extend(numbers);
             verbs.lanes.push(Lane::new(queue));
         }
+        verbs.shared.numbers.sort_unstable();
         Ok(verbs)
     }
 
@@ -204,8 +219,9 @@ impl Transport for Verbs {
     }
 
     fn health(&self) -> Result<()> {
-        let Some(failure) = self.shared.failure.get() else { return Ok(()) };
-        let link = failure.place.map(|place| self.link_name(place.peer));
+        let Some(failure) = self.shared.failures.next() else { return Ok(()) };
+        let to_peer = failure.place.map(|place| self.link_name(place.peer));
+        let link = to_peer.unwrap_or_else(|| self.setup().here());
         Err(failure.to_error(self.shared.context.library(), &self.team, link))
     }
 

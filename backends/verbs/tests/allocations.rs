@@ -2,33 +2,10 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use common::{command, needs, ranks};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_EVENT, Transport as _};
-
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: by the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use tokenyard_testkit::{Counting, of_this_thread};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -55,7 +32,7 @@ fn post_poll_progress_and_read_signal_do_not_allocate_even_when_a_command_fails(
         let quiet = commands.map(|command| Command { flags: 0, ..command });
         let mut events = [NO_EVENT; 8];
 
-        let before = COUNT.get();
+        let before = of_this_thread();
         for step in 1..=1000 {
             let (batch, reported) = if step % 2 == 0 { (&commands, 6) } else { (&quiet, 1) };
             assert_eq!(ranks[0].post(batch), batch.len());
@@ -65,10 +42,10 @@ fn post_poll_progress_and_read_signal_do_not_allocate_even_when_a_command_fails(
                 rank.progress().unwrap();
             }
         }
-        assert_eq!(COUNT.get() - before, 0, "{name}");
+        assert_eq!(of_this_thread() - before, 0, "{name}");
 
         let probe = std::hint::black_box(Box::new(1));
-        assert_eq!(COUNT.get() - before, 1, "the counter counts");
+        assert_eq!(of_this_thread() - before, 1, "the counter counts");
         drop(probe);
     }
 }

@@ -9,16 +9,10 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{DEPTH, PATIENCE, Rank, WORDS, command, ends, needs, ranks};
+use common::{DEADLINE, DEPTH, PATIENCE, Rank, WORDS, command, ends, impatient, needs, ranks};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_EVENT, Transport as _, TransportNeeds};
 use tokenyard_sys_verbs::ffi::{self, Wc};
-
-const DEADLINE: Duration = Duration::from_millis(300);
-
-fn impatient() -> TransportNeeds {
-    TransportNeeds { deadline: DEADLINE, ..needs() }
-}
 
 /// Drives a rank as the host does while nobody polls, until something fails.
 fn drive_until_failure(rank: &Rank) {

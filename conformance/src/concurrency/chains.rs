@@ -40,7 +40,7 @@ const ROUTINGS: [Routing; 6] = [
 ];
 
 /// The case of round number `n`: other data, tokens and routing than the rounds beside it.
-fn nth(base: &Case, n: u64) -> Case {
+pub(super) fn nth(base: &Case, n: u64) -> Case {
     let routing = ROUTINGS[n as usize % ROUTINGS.len()];
     let tokens = if n % 5 == 3 { Tokens::OddRanksEmpty } else { Tokens::Ragged };
     Case { seed: n, routing, tokens, worst_case: n % 4 == 2, ..base.clone() }

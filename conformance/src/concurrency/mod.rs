@@ -2,13 +2,14 @@
 //!
 //! `chains`: rounds, several handles, several yards · `halves`: send and receive apart · `replay`:
 //! replays and backward passes · `limits`: what is full is an error and no more · `bad_input`: what
-//! one rank gets wrong is refused on all.
+//! one rank gets wrong is refused on all · `streams`: calls in the order of a stream.
 
 mod bad_input;
 mod chains;
 mod halves;
 mod limits;
 mod replay;
+mod streams;
 
 use anyhow::{Context, Result, bail};
 use tokenyard_core::yard::{Yard, YardOptions};
@@ -29,6 +30,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     tests.extend(replay::tests());
     tests.extend(limits::tests());
     tests.extend(bad_input::tests());
+    tests.extend(streams::tests());
     for test in &mut tests {
         test.ranks *= domains;
     }

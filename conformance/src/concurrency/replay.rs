@@ -70,7 +70,7 @@ fn again(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
 
 /// What every rank gives back: values that depend on nothing but the case, so that each rank knows
 /// those of all.
-fn gradients(round: &Round, seed: u64) -> Vec<ExpertOutput> {
+pub(super) fn gradients(round: &Round, seed: u64) -> Vec<ExpertOutput> {
     let Round { case, inputs, .. } = round;
     (0..case.ranks)
         .map(|rank| {

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use super::{Fault, Kind, Phase};
 
+/// How the device of a rank says that it is this rank's own link.
+const LINK_IS_DOWN: &str = "the port of this rank is down";
+
 /// What the launcher saw of one rank.
 #[derive(Clone, Debug)]
 pub struct Seen {
@@ -27,7 +30,8 @@ pub fn judge(fault: &Fault, seen: &[Seen]) -> Vec<String> {
 fn wrong(fault: &Fault, seen: &Seen, all: &[Seen]) -> Option<String> {
     let Seen { rank, error, .. } = seen;
     let victim = fault.victims().contains(rank);
-    if victim && !matches!(fault.kind, Kind::Lies(_) | Kind::Cut | Kind::DataCut) {
+    let lives = matches!(fault.kind, Kind::Lies(_) | Kind::Cut | Kind::DataCut | Kind::LinkDown);
+    if victim && !lives {
         return None;
     }
     let Some(error) = error else {
@@ -79,6 +83,14 @@ fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<
     if let Some(lie) = lie.filter(|lie| is_victim || !lie.never_joins()) {
         return lie.says().iter().find(|word| !error.contains(**word)).map(|w| format!("`{w}`"));
     }
+    let in_operation = !matches!(fault.phase, Phase::Bootstrap | Phase::Connect);
+    // Ranks of one machine look for a device whose link is down in vain, or each is told by its own
+    // device. Then nobody is gone.
+    let own_link = fault.kind == Kind::LinkDown && error.contains(LINK_IS_DOWN);
+    if own_link && is_victim || fault.kind == Kind::LinkDown && !in_operation {
+        let device = format!("rxe{}", fault.victim);
+        return (!error.contains(&device)).then(|| format!("`{device}`"));
+    }
     // Nobody can meet without rank 0, so its absence is known as that of the meeting place.
     // To a host that is cut off, it is the others that are gone.
     let gone = |rank: &u32| fault.victims().contains(rank) != is_victim;
@@ -91,7 +103,6 @@ fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<
     if !named(error, seen.about) && !names_through(seen, all, &named) {
         return Some(format!("which rank is gone (it is about {:?})", seen.about));
     }
-    let in_operation = !matches!(fault.phase, Phase::Bootstrap | Phase::Connect);
     // A rank that is not waiting when another is lost has no wait to tell of.
     let tells_wait = error.contains("phase `") && error.contains("expected");
     let no_wait = error.contains("no wait was in progress");
@@ -102,14 +113,15 @@ fn missing(fault: &Fault, (seen, error): (&Seen, &str), all: &[Seen]) -> Option<
         return Some("the phase, found and expected, or the command".to_owned());
     }
     // Between hosts the reader wants to know which cable.
-    let tells_link = error.contains(" link to rank ");
-    (in_operation && fault.hosts.is_some() && !tells_link).then(|| "the link".to_owned())
+    let tells_link = error.contains(" link to rank ") || error.contains("link: ");
+    let has_link = fault.hosts.is_some() || fault.kind == Kind::LinkDown;
+    (in_operation && has_link && !tells_link).then(|| "the link".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::faults::{list, on_hosts};
+    use crate::faults::{list, on_hosts, on_links};
 
     #[test]
     fn ranks_are_found_alone_and_in_lists() {
@@ -141,6 +153,24 @@ mod tests {
         assert!(cut(1, "rank 0 was silent").is_empty());
         assert!(cut(2, "rank 0 was silent")[0].contains("does not say which rank is gone"));
         assert!(cut(1, "rank 1 was silent")[0].contains("does not say which rank is gone"));
+    }
+
+    #[test]
+    fn a_link_that_is_down_is_named_by_its_device_or_as_that_of_its_rank() {
+        let all = on_links();
+        let fault = all.iter().find(|fault| fault.name == "l3/link_down/combine_send").unwrap();
+        let judged = |rank, says: &str, about| {
+            let (error, took) = (Some(says.to_owned()), Some(Duration::from_secs(1)));
+            judge(fault, &[Seen { rank, error, about, took, ending: String::new() }])
+        };
+        let own = "the port of this rank is down: no answer [link: rxe1 port 1]";
+        assert_eq!(judged(1, own, None), [""; 0]);
+        assert!(judged(1, "the port of this rank is down", None)[0].contains("`rxe1`"));
+        assert!(judged(0, own, None)[0].contains("which rank is gone"), "it is not rank 0's");
+        let other = "a command to rank 1 failed: no answer [link: rxe0 port 1]";
+        assert_eq!(judged(0, other, Some(1)), [""; 0]);
+        assert!(judged(0, "a command to rank 1 failed", Some(1))[0].contains("the link"));
+        assert!(judged(1, "no error of its own", None)[0].contains("which rank is gone"));
     }
 
     #[test]

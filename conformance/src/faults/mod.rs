@@ -8,6 +8,7 @@
 mod hosts;
 mod judge;
 mod lies;
+mod links;
 mod script;
 
 use std::ops::Range;
@@ -17,6 +18,7 @@ pub use hosts::on_hosts;
 pub use judge::{Seen, judge};
 use lies::LIES;
 pub use lies::Lie;
+pub use links::{CutLink, on_links};
 
 use crate::pace::Pace;
 
@@ -86,6 +88,8 @@ pub enum Kind {
     Cut,
     /// The network that carries rows loses all from and to its host; the one where ranks meet lives.
     DataCut,
+    /// The link of its RDMA device is down; the network where ranks meet lives.
+    LinkDown,
 }
 
 /// One fault.
@@ -125,13 +129,7 @@ impl Fault {
 
     /// What an error may take beyond the deadline.
     pub fn grace(&self) -> Duration {
-        let grace = match self.kind {
-            _ if self.hosts.is_some() => hosts::GRACE,
-            // Who leaves may be waited for twice in a row, each time for a second.
-            Kind::Leaves => 2 * GRACE,
-            _ => GRACE,
-        };
-        self.pace.stretch(grace)
+        self.pace.stretch(if self.hosts.is_some() { hosts::GRACE } else { GRACE })
     }
 
     /// The host of the victim.
@@ -154,10 +152,14 @@ impl Fault {
         self.ranks / self.hosts.unwrap_or(1)
     }
 
-    /// The fault of this name, here, among domains or on hosts.
+    /// The fault of this name, here, among domains, on hosts or on links.
     pub fn find(name: &str) -> Option<Self> {
         let domains = name.rsplit_once("/d").and_then(|(_, domains)| domains.parse().ok());
-        list(domains.unwrap_or(1)).into_iter().chain(on_hosts()).find(|fault| fault.name == name)
+        list(domains.unwrap_or(1))
+            .into_iter()
+            .chain(on_hosts())
+            .chain(on_links())
+            .find(|fault| fault.name == name)
     }
 }
 

@@ -177,8 +177,10 @@ impl Player<'_> {
             Kind::Lies(_) if phase == Phase::Bootstrap => return Ok(()),
             Kind::Lies(_) => return (self.announce)(),
             Kind::Killed => Signal::KILL,
-            // The launcher does the rest, and lets a rank whose host it has cut off go on.
-            Kind::Stopped | Kind::Frozen | Kind::Cut | Kind::DataCut => Signal::STOP,
+            // The launcher does the rest, and lets a rank that it has cut off go on.
+            Kind::Stopped | Kind::Frozen | Kind::Cut | Kind::DataCut | Kind::LinkDown => {
+                Signal::STOP
+            }
             Kind::Leaves => {
                 (self.announce)()?;
                 return Err(Left.into());

@@ -11,7 +11,7 @@ use tokenyard_launch::{Event, Exit, Hosts, Job, Launcher, Net, Running, Stderr};
 
 use super::Program;
 use super::order::{Answer, Order, Told, Work};
-use crate::faults::{self, Fault, Kind};
+use crate::faults::{self, CutLink, Fault, Kind};
 use crate::pace::Pace;
 use crate::suite::Test;
 
@@ -275,6 +275,7 @@ struct Play<'a> {
     fault: &'a Fault,
     world: Watched,
     hosts: Option<Hosts>,
+    link: Option<CutLink>,
     began: Option<Instant>,
     /// Per rank: error, the rank it is about, and when.
     ended: BTreeMap<u32, (Option<String>, Option<u32>, Instant)>,
@@ -284,7 +285,7 @@ struct Play<'a> {
 impl<'a> Play<'a> {
     fn new(fault: &'a Fault, world: Watched, hosts: Option<Hosts>) -> Self {
         let (ended, meeting) = (BTreeMap::new(), BTreeSet::new());
-        Self { fault, world, hosts, began: None, ended, meeting }
+        Self { fault, world, hosts, link: None, began: None, ended, meeting }
     }
 
     /// Watches until every rank but the victim has exited, and the victim as well where it can.
@@ -300,7 +301,7 @@ impl<'a> Play<'a> {
                 }
                 Event::Line { rank, line } => match Answer::read(&line) {
                     Some(Answer::Faulty) => {
-                        self.befall_host()?;
+                        self.befall()?;
                         self.began = self.began.or(Some(Instant::now()));
                     }
                     Some(Answer::Ended { error, rank: about }) => {
@@ -316,23 +317,28 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// What happens to the victim's host, if that is the fault. The victim stops itself first, so
-    /// that it goes no further until it has happened.
-    fn befall_host(&self) -> Result<()> {
-        let (Some(hosts), host) = (&self.hosts, self.fault.host() as usize) else { return Ok(()) };
-        match self.fault.kind {
-            Kind::Frozen => hosts.freeze(host),
-            Kind::Cut | Kind::DataCut => {
-                let limit = self.fault.pace.stretch(FAULT_LIMIT);
-                self.world.running.await_stop(self.fault.victim, limit)?;
-                match self.fault.kind {
-                    Kind::Cut => hosts.cut(host, &Net::BOTH)?,
-                    _ => hosts.swallow(host, &[Net::Data])?,
-                }
-                self.world.running.resume(self.fault.victim)
+    /// What happens to the victim's host or link, if that is the fault. The victim stops itself first,
+    /// so that it goes no further until it has happened.
+    fn befall(&mut self) -> Result<()> {
+        let (hosts, host) = (self.hosts.as_ref(), self.fault.host() as usize);
+        let (victim, limit) = (self.fault.victim, self.fault.pace.stretch(FAULT_LIMIT));
+        match (self.fault.kind, hosts) {
+            (Kind::Frozen, Some(hosts)) => return hosts.freeze(host),
+            (Kind::Cut, Some(hosts)) => {
+                self.world.running.await_stop(victim, limit)?;
+                hosts.cut(host, &Net::BOTH)?;
             }
-            _ => Ok(()),
+            (Kind::DataCut, Some(hosts)) => {
+                self.world.running.await_stop(victim, limit)?;
+                hosts.swallow(host, &[Net::Data])?;
+            }
+            (Kind::LinkDown, _) => {
+                self.world.running.await_stop(victim, limit)?;
+                self.link = Some(CutLink::of(victim)?);
+            }
+            _ => return Ok(()),
         }
+        self.world.running.resume(victim)
     }
 
     fn is_over(&self) -> bool {
@@ -368,7 +374,8 @@ impl<'a> Play<'a> {
 
     /// Ends what still runs and says what is left behind then.
     fn clean_up(self, shared_before: &BTreeSet<String>) -> Vec<String> {
-        let Self { world, hosts, meeting, .. } = self;
+        let Self { world, hosts, meeting, link, .. } = self;
+        drop(link);
         let Watched { running, ranks, pace, _order: folder, .. } = world;
         let pids: Vec<u32> = (0..ranks).filter_map(|rank| running.pid(rank)).collect();
         drop(running);

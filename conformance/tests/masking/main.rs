@@ -12,6 +12,7 @@ mod parts;
 mod rank;
 mod refused;
 mod two_minds;
+mod verbs;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -57,14 +58,21 @@ fn main() -> ExitCode {
 }
 
 fn launch() -> ExitCode {
-    let mut arguments = Arguments::from_args();
+    let over_verbs = std::env::args().any(|arg| arg == verbs::ARGUMENT);
+    let words = std::env::args().filter(|arg| arg != verbs::ARGUMENT);
+    let mut arguments = Arguments::from_iter(words);
+    if over_verbs {
+        // One after the other: they share links, and the machine is slow.
+        arguments.test_threads = Some(1);
+        return libtest_mimic::run(&arguments, verbs::trials()).exit_code();
+    }
     // Each has three ranks, which mostly wait.
     arguments.test_threads = arguments.test_threads.or(Some(8));
     let killed = Phase::ALL.into_iter().chain([100, 600, 1700].map(Phase::Anytime));
     let stopped = Phase::ALL.into_iter().chain([Phase::Anytime(600)]);
     let mut trials = Vec::new();
     for (number, phase) in (0u8..).zip(killed) {
-        for path in Path::ALL {
+        for path in Path::ALL.into_iter().filter(|path| path.has(phase)) {
             // Each phase in each layout where that costs little.
             let all = path.is_own() && !matches!(phase, Phase::Anytime(_));
             for layout in (0..3).filter(|layout| all || *layout == number % 3) {
@@ -74,7 +82,8 @@ fn launch() -> ExitCode {
     }
     for (number, phase) in (0u8..).zip(stopped) {
         // Each takes two deadlines.
-        for path in Path::ALL.into_iter().filter(|path| path.is_own() || number % 2 == 1) {
+        let has = |path: &Path| path.has(phase) && (path.is_own() || number % 2 == 1);
+        for path in Path::ALL.into_iter().filter(has) {
             let all = phase == Phase::Entered && path != Path::Puts;
             for layout in (0..3).filter(|layout| all || *layout == number % 3) {
                 trials.push(trial((Worst::Stopped, phase, layout, path)));
@@ -83,7 +92,9 @@ fn launch() -> ExitCode {
     }
     for (layout, phase) in (0u8..).zip(Phase::ALL) {
         trials.push(trial((Worst::BothKilled, phase, layout % 3, Path::Stores)));
-        trials.push(trial((Worst::BothKilled, phase, (layout + 1) % 3, Path::Tcp)));
+        for path in [Path::Tcp, Path::TcpProxied].into_iter().filter(|path| path.has(phase)) {
+            trials.push(trial((Worst::BothKilled, phase, (layout + 1) % 3, path)));
+        }
     }
     trials.extend(two_minds::trials());
     trials.extend(opening::trials());
@@ -131,6 +142,10 @@ impl Process {
             .stderr(std::fs::File::create(&stderr)?)
             .spawn()?;
         Ok(Self { child, stderr })
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     pub(crate) fn said(&self) -> String {
@@ -181,8 +196,7 @@ fn watch(order: &Order) -> Result<()> {
             back.push(Process::start(order, *victim, true)?);
         }
     } else {
-        let pid = Pid::from_child(&ranks[VICTIM].child);
-        kill_process(pid, Signal::CONT)?;
+        kill_process(ranks[VICTIM].pid(), Signal::CONT)?;
         ensure!(!ranks[VICTIM].wait()?, "the victim did not notice");
         let said = ranks[VICTIM].said();
         ensure!(said.contains("the others go on without it"), "the victim said: {said}");
@@ -202,7 +216,7 @@ fn watch(order: &Order) -> Result<()> {
     Ok(())
 }
 
-fn hang(ranks: &[Process]) -> String {
+pub(crate) fn hang(ranks: &[Process]) -> String {
     let said = ranks.iter().enumerate().map(|(rank, p)| format!("rank {rank} said: {}", p.said()));
     format!("the others did not go on; {}", said.collect::<Vec<_>>().join("; "))
 }

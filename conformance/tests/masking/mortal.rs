@@ -4,7 +4,6 @@ use std::sync::OnceLock;
 
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
-use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::config::PartTable;
 use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart, find_transport};
@@ -12,6 +11,7 @@ use tokenyard_core::host::{BuiltIn, OpenTransport};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
 };
+use tokenyard_core::{Error, ErrorKind, Result};
 
 /// What is wrapped.
 const INNER: &str = "shm";
@@ -33,6 +33,10 @@ pub(crate) enum Step {
     Connected,
     /// It does not die, but brings other options than the others.
     Differs,
+    /// Nor here, but its transport does not run where it came back.
+    NoProbe,
+    /// Nor here, but it opens its yard only when the others have given it up.
+    Late,
 }
 
 impl Step {
@@ -50,6 +54,19 @@ impl Step {
         Self::Connect,
         Self::Connected,
     ];
+
+    /// Those at which it lives, and no yard can be opened with it.
+    pub(crate) const FAILS: [Self; 3] = [Self::Differs, Self::NoProbe, Self::Late];
+
+    /// What its process says at its end.
+    pub(crate) fn says(self) -> &'static str {
+        match self {
+            Self::Differs => "max_tokens",
+            Self::NoProbe => "no such device here",
+            Self::Late => "came back, and no yard could be opened with it",
+            _ => "",
+        }
+    }
 
     /// From here on, this process dies at this step.
     pub(crate) fn arm(self) {
@@ -90,6 +107,9 @@ impl Transport for Mortal {
 
     fn probe(Below { table }: &Below) -> Result<Capabilities> {
         Step::Probe.reached();
+        if STEP.get() == Some(&Step::NoProbe) {
+            return Err(Error::new(ErrorKind::Unavailable, "probe", "no such device here"));
+        }
         find_transport(INNER)?.probe(table)
     }
 

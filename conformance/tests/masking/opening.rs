@@ -23,7 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let open = |step| trial("open", step, vec![Some(step), None]);
     let renew = |step| trial("renew", step, vec![Some(Step::Joined), Some(step), None]);
     let trials = Step::ALL.into_iter().flat_map(|step| [open(step), renew(step)]);
-    trials.chain([renew(Step::Differs)]).collect()
+    trials.chain(Step::FAILS.map(renew)).collect()
 }
 
 /// Plays one rank.
@@ -33,11 +33,14 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     let is_victim = order.rank == VICTIM;
     if is_victim && let Some(step) = order.lives[order.life] {
         step.arm();
+        if step == Step::Late {
+            hear_of_others(order)?;
+        }
         let mut options = exchange::options(&order.case(0));
         options.max_tokens += u32::from(step == Step::Differs);
         let opened = Yard::open(&world, &config, options);
         match opened {
-            Err(error) if step == Step::Differs => return Err(error.into()),
+            Err(error) if Step::FAILS.contains(&step) => return Err(error.into()),
             _ => bail!("the victim outlived its bring-up: {:?}", opened.map(drop)),
         }
     }
@@ -55,6 +58,16 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     let lost = exchange_once(order, &mut yard, (100, false))?;
     ensure!(lost.is_empty(), "found {lost:?} lost; expected all back");
     Ok(yard.close()?)
+}
+
+/// Waits until the others have gone on without this process, which they let in.
+fn hear_of_others(order: &Order) -> Result<()> {
+    let start = Instant::now();
+    while !order.survivors().all(|rank| order.marker(&without(order.life), rank).exists()) {
+        ensure!(start.elapsed() < LIMIT, "the others do not go on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 fn without(life: usize) -> String {
@@ -77,7 +90,10 @@ fn run(lives: Vec<Option<Step>>) -> Result<()> {
             std::thread::sleep(Duration::from_millis(20));
         }
         ensure!(!ranks[VICTIM].wait()?, "the victim outlived its bring-up");
-        ensure!(!ranks[VICTIM].said().contains("outlived"), "{}", ranks[VICTIM].said());
+        let said = ranks[VICTIM].said();
+        ensure!(!said.contains("outlived"), "{said}");
+        let says = order.lives[life - 1].map_or("", Step::says);
+        ensure!(said.contains(says), "expected {says:?}; found {said:?}");
         ranks[VICTIM] = Process::start(&Order { life, ..order.clone() }, VICTIM, true)?;
     }
     for (rank, process) in ranks.iter_mut().enumerate() {

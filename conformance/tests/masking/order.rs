@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 use tokenyard_conformance::oracle::{Case, Input, Layout, RowType, Scales, Tokens};
+use tokenyard_conformance::pace::Pace;
 use tokenyard_core::config::Config;
 
 use crate::losing;
@@ -106,25 +108,45 @@ pub(crate) enum Path {
     Puts,
     /// `libfabric` over a network interface.
     Tcp,
+    /// The same, posted by a thread of its own.
+    TcpProxied,
     /// `shm` in which a rank dies at a step of a bring-up.
     Mortal,
+    /// `verbs`, in the test machine.
+    Verbs,
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 3] = [Self::Stores, Self::Puts, Self::Tcp];
+    pub(crate) const ALL: [Self; 4] = [Self::Stores, Self::Puts, Self::Tcp, Self::TcpProxied];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Stores => "stores",
             Self::Puts => "puts",
             Self::Tcp => "libfabric_tcp",
+            Self::TcpProxied => "libfabric_tcp_proxied",
             Self::Mortal => "mortal",
+            Self::Verbs => "verbs",
         }
+    }
+
+    /// The test machine is emulated.
+    fn pace(self) -> Pace {
+        let slow = if self == Self::Verbs { 2 } else { 1 };
+        Pace::new(slow).expect("a factor in the range")
     }
 
     /// Whether it is a part of this project's that runs everywhere.
     pub(crate) fn is_own(self) -> bool {
         matches!(self, Self::Stores | Self::Puts)
+    }
+
+    /// Whether a phase is played over it: a few where commands are under way, over what differs from
+    /// another in who posts them.
+    pub(crate) fn has(self, phase: Phase) -> bool {
+        use Phase::{Anytime, CombineReceive, DispatchSend, Entered, LateReceive};
+        let few = [DispatchSend, Entered, CombineReceive, LateReceive, Anytime(600)];
+        self != Self::TcpProxied || few.contains(&phase)
     }
 
     /// The transport sections of a config.
@@ -139,9 +161,14 @@ impl Path {
             Self::Stores => shm(true),
             Self::Puts => shm(false),
             Self::Mortal => "[transport.scale_up]\nuse = \"mortal\"\n".to_owned(),
-            Self::Tcp => "[transport.scale_up]\nuse = \"none\"\n\
+            Self::Tcp | Self::TcpProxied => format!(
+                "[transport.scale_up]\nuse = \"none\"\n\
                  [transport.scale_out]\nuse = \"libfabric\"\n\
-                 [transport.scale_out.libfabric]\nprovider = \"tcp\"\n"
+                 [transport.scale_out.libfabric]\nprovider = \"tcp\"\nproxy_threads = {}\n",
+                u8::from(self == Self::TcpProxied)
+            ),
+            Self::Verbs => "[transport.scale_up]\nuse = \"none\"\n\
+                 [transport.scale_out]\nuse = \"verbs\"\n"
                 .to_owned(),
         }
     }
@@ -181,17 +208,23 @@ impl Order {
     }
 
     pub(crate) fn config(&self) -> Config {
-        // A killed rank is found by its connection, which takes no time on any machine. One that is
-        // stopped is found by the deadline alone.
-        let deadline_ms = if self.worst.kills() { 20_000 } else { 4000 };
-        let bootstrap = match self.worst {
-            Worst::Cut => "env".to_owned(),
+        // A killed rank is found by its connection, which takes no time on any machine, and a link that
+        // is down by its device. One that is stopped, or cut off by a switch, is found by the deadline
+        // alone.
+        let tells = self.worst.kills() || (self.worst, self.path) == (Worst::Cut, Path::Verbs);
+        let deadline_ms = if tells { 20_000 } else { 4000 };
+        let deadline = self.path.pace().stretch(Duration::from_millis(deadline_ms));
+        let deadline_ms = deadline.as_millis();
+        let bootstrap = match (self.worst, self.path) {
+            (Worst::Cut, Path::Tcp) => "env".to_owned(),
             _ => format!("file://{}", self.folder.join("job").display()),
         };
         let inside = matches!(self.phase, Phase::Planning | Phase::Entered | Phase::Refusing);
         let kernels = if inside { losing::NAME } else { "cpu" };
+        // So long do the others wait for one that comes late.
+        let late_ms = if self.lives.contains(&Some(Step::Late)) { 20_000 } else { 60_000 };
         let text = format!(
-            "[world]\nbootstrap = \"{bootstrap}\"\ndeadline_ms = {deadline_ms}\nlate_ms = 60000\n\
+            "[world]\nbootstrap = \"{bootstrap}\"\ndeadline_ms = {deadline_ms}\nlate_ms = {late_ms}\n\
              on_failure = \"mask\"\n[kernels]\nuse = \"{kernels}\"\n{}",
             self.path.transport(),
         );

@@ -1,11 +1,13 @@
-//! The parts of the libfabric backend, built in, so that no plugin has to be built first.
+//! The transports of the backends libfabric and verbs, built in, so that no plugin has to be built first.
 
 use tokenyard_core::abi;
 use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart};
 use tokenyard_core::host::BuiltIn;
 use tokenyard_libfabric::Libfabric;
+use tokenyard_verbs::Verbs;
 
-const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<Libfabric>::TABLE];
+const TABLES: &[*const abi::TyTransportTable] =
+    &[&raw const *TransportPart::<Libfabric>::TABLE, &raw const *TransportPart::<Verbs>::TABLE];
 static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
     header: TRANSPORT_HEADER,
     parts: TABLES.as_ptr(),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokenyard_conformance::faults::Fault;
+use tokenyard_conformance::pace::Pace;
 use tokenyard_conformance::runner::{Program, Verdict, rank_main, run_fault};
 
 /// Stands before the order of a rank.
@@ -15,8 +16,9 @@ const RANK: &str = "--as-rank";
 /// Faults that are played beside each other.
 const AT_ONCE: usize = 4;
 
-/// Is a rank where the arguments say so, and else plays these faults, each with the text of its config.
-pub(crate) fn main(plays: Vec<(Fault, &str)>) -> ExitCode {
+/// Is a rank where the arguments say so, and else plays these faults, each with the text of its config, on
+/// a machine of this pace. On a slow one they take turns.
+pub(crate) fn main(pace: Pace, plays: Vec<(Fault, &str)>) -> ExitCode {
     tokenyard_cpu::link();
     let args: Vec<_> = std::env::args_os().collect();
     if let [_, mode, order] = &args[..]
@@ -30,16 +32,17 @@ pub(crate) fn main(plays: Vec<(Fault, &str)>) -> ExitCode {
             }
         };
     }
-    launch(plays)
+    launch(pace, plays)
 }
 
-fn launch(plays: Vec<(Fault, &str)>) -> ExitCode {
+fn launch(pace: Pace, plays: Vec<(Fault, &str)>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Ranks mostly wait, so more jobs than cores run beside each other.
-    arguments.test_threads = arguments.test_threads.or(Some(AT_ONCE));
+    let at_once = if pace == Pace::USUAL { AT_ONCE } else { 1 };
+    arguments.test_threads = arguments.test_threads.or(Some(at_once));
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = std::env::current_exe().expect("this program");
-    let program = Arc::new(Program::new(path, vec![RANK.into()]));
+    let program = Arc::new(Program { pace, ..Program::new(path, vec![RANK.into()]) });
     let trials = plays
         .into_iter()
         .enumerate()

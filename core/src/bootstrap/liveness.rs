@@ -111,9 +111,15 @@ impl Liveness {
         }
     }
 
-    /// Whether some rank said goodbye.
-    pub fn somebody_left(&self) -> bool {
-        (0..self.peers.len() as u32).any(|rank| matches!(self.state(rank), PeerState::Left))
+    /// How long ago this rank heard the goodbye of `rank`, if it did.
+    pub(crate) fn since_goodbye(&self, rank: u32) -> Option<Duration> {
+        let end = self.peers.get(rank as usize)?.current().end.get()?;
+        (end.state == PeerState::Left).then(|| end.when.elapsed())
+    }
+
+    /// How long ago this rank heard a goodbye, the last that it heard.
+    pub(crate) fn since_last_goodbye(&self) -> Option<Duration> {
+        (0..self.peers.len() as u32).filter_map(|rank| self.since_goodbye(rank)).min()
     }
 
     /// The living rank that has been silent for longest, and for how long; never this one.

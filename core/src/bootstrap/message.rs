@@ -3,11 +3,12 @@
 //! A payload comes from a peer: every length is checked against the bytes that are there, and text
 //! is cleaned before anybody prints it.
 
+mod joining;
+
 use super::fields::{Fields, malformed, put_text};
 use super::headway::Begun;
-use super::seal::{JOB_BYTES, NONCE_BYTES};
-use crate::config::OnFailure;
 use crate::{ErrorKind, Result};
+pub(super) use joining::{Hello, Proof, Refusal};
 
 /// The most bytes of a reason that crosses the wire.
 pub const MAX_REASON: usize = 512;
@@ -48,107 +49,6 @@ impl Op {
             .into_iter()
             .find(|op| *op as u8 == code)
             .ok_or_else(|| malformed(format!("found collective {code}, expected 1 to 5")))
-    }
-}
-
-/// First frame of a joiner.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Hello {
-    pub(super) job: [u8; JOB_BYTES],
-    pub(super) nonce: [u8; NONCE_BYTES],
-    pub(super) rank: u32,
-    pub(super) ranks: u32,
-}
-
-impl Hello {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let Self { job, nonce, rank, ranks } = self;
-        [&job[..], nonce, &rank.to_le_bytes(), &ranks.to_le_bytes()].concat()
-    }
-
-    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
-        let mut fields = Fields(payload);
-        let hello = Self {
-            job: fields.array()?,
-            nonce: fields.array()?,
-            rank: fields.u32()?,
-            ranks: fields.u32()?,
-        };
-        fields.end().map(|()| hello)
-    }
-}
-
-/// What a joiner says of itself once the connection has a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Proof {
-    pub(super) deadline_ms: u64,
-    pub(super) late_ms: u64,
-    pub(super) on_failure: OnFailure,
-    pub(super) pid: u32,
-    pub(super) host: String,
-}
-
-impl Proof {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = self.deadline_ms.to_le_bytes().to_vec();
-        out.extend(self.late_ms.to_le_bytes());
-        out.push(u8::from(self.on_failure == OnFailure::Mask));
-        out.extend(self.pid.to_le_bytes());
-        put_text(&mut out, &self.host, 255);
-        out
-    }
-
-    pub(super) fn decode(payload: &[u8]) -> Result<Self> {
-        let mut fields = Fields(payload);
-        let proof = Self {
-            deadline_ms: fields.u64()?,
-            late_ms: fields.u64()?,
-            on_failure: match fields.array::<1>()?[0] {
-                0 => OnFailure::Stop,
-                1 => OnFailure::Mask,
-                code => return Err(malformed(format!("found on_failure {code}, expected 0 or 1"))),
-            },
-            pid: fields.u32()?,
-            host: fields.text(255)?,
-        };
-        fields.end().map(|()| proof)
-    }
-}
-
-/// Why a joiner is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Refusal {
-    /// The joiner looks for another job. Its address may be out of date.
-    Job = 1,
-    /// The secrets differ.
-    Secret = 2,
-    /// Rank, size or timing cannot be.
-    Claim = 3,
-    /// Not all ranks came in time.
-    Late = 4,
-    /// A rank expects another world than rank 0. Told to all.
-    Differ = 5,
-    /// The rank is alive, as far as rank 0 knows, or another process waits to come back as it.
-    Busy = 6,
-}
-
-impl Refusal {
-    pub(super) fn encode(self, why: &str) -> Vec<u8> {
-        let mut out = vec![self as u8];
-        put_text(&mut out, why, MAX_REASON);
-        out
-    }
-
-    pub(super) fn decode(payload: &[u8]) -> Result<(Self, String)> {
-        let mut fields = Fields(payload);
-        let code = fields.array::<1>()?[0];
-        let refusal = [Self::Job, Self::Secret, Self::Claim, Self::Late, Self::Differ, Self::Busy]
-            .into_iter()
-            .find(|refusal| *refusal as u8 == code)
-            .ok_or_else(|| malformed(format!("found refusal {code}, expected 1 to 6")))?;
-        let why = fields.text(MAX_REASON)?;
-        fields.end().map(|()| (refusal, why))
     }
 }
 
@@ -431,6 +331,7 @@ mod tests {
     use super::super::fields::List;
     use super::super::identity::MAX_RANKS;
     use super::*;
+    use crate::config::OnFailure;
 
     #[test]
     fn every_payload_survives_the_round_trip() {

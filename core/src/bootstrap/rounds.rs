@@ -7,16 +7,17 @@
 //! Where losses are masked, rounds go on without ranks that ended, and an *admit* round lets those
 //! in that wait to come back: they begin with the round after it.
 
+mod round;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::agreement::Agreement;
-use super::fields::{List, name_ranks, put_item};
-use super::frame::{Kind, MAX_PAYLOAD};
-use super::message::{Admitted, Ask, Contribution, Op, Start, Verdict};
-use super::seal::topic_hash;
-use crate::{Error, ErrorKind, Result};
+use super::fields::{name_ranks, put_item};
+use super::frame::Kind;
+use super::message::{Admitted, Contribution, Op, Start};
+use crate::{ErrorKind, Result};
+use round::{Parts, Round, refuse};
 
 /// What one rank gets back. The payload is shared by all ranks that get the same.
 pub(super) struct Delivery {
@@ -47,28 +48,6 @@ struct Progress {
     on_trial: bool,
     /// It came back since the bring-up began, and ended: it may come back with the next one.
     barred: bool,
-}
-
-struct Round {
-    op: Op,
-    topic: String,
-    /// The first rank that arrived: its topic is the round's.
-    opened_by: u32,
-    started: Instant,
-    arrived: Vec<bool>,
-    parts: Parts,
-    verdict: Option<Arc<Vec<u8>>>,
-}
-
-enum Parts {
-    None,
-    Items(Vec<Vec<u8>>),
-    Columns(Vec<Option<List>>),
-    Values(Agreement),
-    /// Whether for all ranks the bring-up begins.
-    Asks {
-        first: bool,
-    },
 }
 
 impl Rounds {
@@ -236,146 +215,10 @@ impl Rounds {
     }
 }
 
-impl Round {
-    fn new(rank: u32, part: &Contribution, ranks: usize, now: Instant) -> Self {
-        let parts = match part.op {
-            Op::Barrier => Parts::None,
-            Op::Admit => Parts::Asks { first: true },
-            Op::AllGather => Parts::Items(vec![Vec::new(); ranks]),
-            Op::Exchange => Parts::Columns((0..ranks).map(|_| None).collect()),
-            Op::Agree => Parts::Values(Agreement::default()),
-        };
-        Self {
-            op: part.op,
-            topic: part.topic.clone(),
-            opened_by: rank,
-            started: now,
-            arrived: vec![false; ranks],
-            parts,
-            verdict: None,
-        }
-    }
-
-    fn add(&mut self, rank: u32, data: Vec<u8>, ranks: usize) -> Result<()> {
-        let at = rank as usize;
-        match &mut self.parts {
-            Parts::None if data.is_empty() => {}
-            Parts::None => {
-                let (op, bytes) = (self.op.name(), data.len());
-                return Err(refuse(format!("found {op} with {bytes} bytes, expected 0")));
-            }
-            Parts::Items(items) => {
-                if let Some(item) = items.get_mut(at) {
-                    *item = data;
-                }
-            }
-            Parts::Columns(columns) => {
-                let list = List::parse(data, ranks)?;
-                if let Some(column) = columns.get_mut(at) {
-                    *column = Some(list);
-                }
-            }
-            Parts::Values(agreement) => agreement.add(rank, data)?,
-            Parts::Asks { first } => *first &= Ask::decode(&data)? == Ask::First,
-        }
-        Ok(())
-    }
-
-    /// The results, once all have arrived.
-    fn finish(&mut self, number: u64) -> Vec<Delivery> {
-        let to_all = |payload: Vec<u8>| {
-            let shared = Arc::new(payload);
-            vec![shared; self.arrived.len()]
-        };
-        let payloads = match &self.parts {
-            Parts::None | Parts::Asks { .. } => to_all(number.to_le_bytes().to_vec()),
-            Parts::Items(items) => match joined(number, items.iter().map(Vec::as_slice)) {
-                Ok(payload) => to_all(payload),
-                Err(bytes) => return self.too_large(number, bytes),
-            },
-            Parts::Columns(columns) => {
-                let row = |to| {
-                    columns.iter().map(move |list| list.as_ref().map_or(&[][..], |l| l.get(to)))
-                };
-                let rows = (0..columns.len()).map(|to| joined(number, row(to)).map(Arc::new));
-                match rows.collect() {
-                    Ok(payloads) => payloads,
-                    Err(bytes) => return self.too_large(number, bytes),
-                }
-            }
-            Parts::Values(agreement) => match agreement.difference() {
-                None => to_all(number.to_le_bytes().to_vec()),
-                Some(difference) => {
-                    let text = format!("{:?}: ranks disagree: {difference}", self.topic);
-                    return self.fail(number, ErrorKind::Mismatch, text);
-                }
-            },
-        };
-        let ranks = 0u32..;
-        ranks.zip(&payloads).map(|(rank, p)| self.delivery(rank, Kind::Outcome, p)).collect()
-    }
-
-    fn too_large(&mut self, number: u64, bytes: usize) -> Vec<Delivery> {
-        let text = format!(
-            "{:?}: one rank would receive {bytes} bytes, expected at most {MAX_PAYLOAD}",
-            self.topic
-        );
-        self.fail(number, ErrorKind::InvalidInput, text)
-    }
-
-    /// Settles the round: a verdict for all who arrived, kept for those who come later.
-    fn fail(&mut self, number: u64, kind: ErrorKind, text: String) -> Vec<Delivery> {
-        let payload = Arc::new(Verdict { kind, text }.encode(number));
-        self.parts = Parts::None;
-        self.verdict = Some(Arc::clone(&payload));
-        let arrived = self.ranks_that(|arrived| arrived);
-        arrived.into_iter().map(|rank| self.delivery(rank, Kind::Verdict, &payload)).collect()
-    }
-
-    fn other_topic(&self, rank: u32, op: Op, topic: &str) -> String {
-        format!(
-            "ranks are in different collectives: rank {} called {}({:?}), rank {rank} called {}({:?}); \
-             expected the same order of collectives on all ranks",
-            self.opened_by,
-            self.op.name(),
-            self.topic,
-            op.name(),
-            topic
-        )
-    }
-
-    fn ranks_that(&self, test: impl Fn(bool) -> bool) -> Vec<u32> {
-        (0u32..).zip(&self.arrived).filter(|(_, arrived)| test(**arrived)).map(|(r, _)| r).collect()
-    }
-
-    fn delivery(&self, rank: u32, kind: Kind, payload: &Arc<Vec<u8>>) -> Delivery {
-        let topic = topic_hash(self.op as u8, &self.topic);
-        Delivery { rank, kind, topic, payload: Arc::clone(payload) }
-    }
-}
-
-/// An outcome of `items`, or its size when that is beyond the limit.
-fn joined<'a>(
-    number: u64,
-    items: impl Iterator<Item = &'a [u8]> + Clone,
-) -> std::result::Result<Vec<u8>, usize> {
-    let bytes = 8 + items.clone().map(|item| 4 + item.len()).sum::<usize>();
-    if bytes > MAX_PAYLOAD {
-        return Err(bytes);
-    }
-    let mut out = Vec::with_capacity(bytes);
-    out.extend(number.to_le_bytes());
-    items.for_each(|item| put_item(&mut out, item));
-    Ok(out)
-}
-
-fn refuse(message: String) -> Error {
-    Error::new(ErrorKind::Protocol, "take part in collective", message)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::message::decode_outcome;
+    use super::super::frame::MAX_PAYLOAD;
+    use super::super::message::{Ask, Verdict, decode_outcome};
     use super::*;
 
     fn part(round: u64, op: Op, topic: &str, data: &[u8]) -> Contribution {

@@ -34,6 +34,9 @@ impl<K: KernelSet> KernelsPart<K> {
         tensor_alloc: Some(Self::tensor_alloc),
         tensor_free: Some(Self::tensor_free),
         copy: Some(Self::copy),
+        stream_create: Some(Self::stream_create),
+        stream_destroy: Some(Self::stream_destroy),
+        copy_on: Some(Self::copy_on),
         proxy_ring: Some(Self::proxy_ring),
     };
 
@@ -254,6 +257,46 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`; the host names valid memory.
         unsafe { guarded_mut("copy", instance, error, |part: &mut K| part.copy(to, from, bytes)) }
+    }
+
+    unsafe extern "C" fn stream_create(
+        instance: *mut c_void,
+        stream: *mut *mut c_void,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("stream_create", instance, error, |part: &mut K| {
+                *stream = part.stream_create()?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn stream_destroy(instance: *mut c_void, stream: *mut c_void) {
+        // SAFETY: as in `release`.
+        unsafe {
+            guarded_mut("stream_destroy", instance, std::ptr::null_mut(), |part: &mut K| {
+                part.stream_destroy(stream);
+                Ok(())
+            })
+        };
+    }
+
+    unsafe extern "C" fn copy_on(
+        instance: *mut c_void,
+        stream: *mut c_void,
+        to: *mut u8,
+        from: *const u8,
+        bytes: u64,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`; the host names memory that stays valid until the stream has passed.
+        unsafe {
+            guarded_mut("copy_on", instance, error, |part: &mut K| {
+                part.copy_on(stream, to, from, bytes)
+            })
+        }
     }
 
     unsafe extern "C" fn proxy_ring(

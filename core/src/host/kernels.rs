@@ -92,7 +92,7 @@ impl OpenKernels {
         ] {
             self.check_needs(level, limits, (needs.windows, link))?;
         }
-        let unknown = needs.flags & !abi::TY_NEEDS_MASKING;
+        let unknown = needs.flags & !(abi::TY_NEEDS_MASKING | abi::TY_NEEDS_STREAMS);
         if unknown != 0 {
             let text =
                 format!("found needs with the flags {unknown:#x}, which this core does not know");
@@ -100,7 +100,24 @@ impl OpenKernels {
                 .with_context("part", self.name())
                 .with_fix("use a kernel set that was made for this version"));
         }
+        if needs.flags & abi::TY_NEEDS_STREAMS != 0 {
+            self.check_stream_slots()?;
+        }
         Ok(needs)
+    }
+
+    fn check_stream_slots(&self) -> Result<()> {
+        let table = self.part.table;
+        for (slot, is_missing) in [
+            ("stream_create", table.stream_create.is_none()),
+            ("stream_destroy", table.stream_destroy.is_none()),
+            ("copy_on", table.copy_on.is_none()),
+        ] {
+            if is_missing {
+                return Err(missing_slot(self.name(), slot));
+            }
+        }
+        Ok(())
     }
 
     fn check_needs(
@@ -165,7 +182,8 @@ impl OpenKernels {
     /// What the part says.
     ///
     /// # Safety
-    /// Tensors stay valid and unchanged until the operation was received.
+    /// Tensors stay valid and unchanged until the operation was received, and a stream that is named
+    /// has passed it.
     pub unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
         // SAFETY: as in `needs`, and by this function's contract.
         self.call("dispatch_send", |t, i, e| unsafe { t.dispatch_send.map(|f| f(i, dispatch, e)) })
@@ -220,7 +238,7 @@ impl OpenKernels {
     /// What the part says.
     ///
     /// # Safety
-    /// Tensors stay valid until the operation was received.
+    /// Tensors stay valid until the operation was received, and a stream that is named has passed it.
     pub unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
         // SAFETY: as in `needs`, and by this function's contract.
         self.call("combine_send", |t, i, e| unsafe { t.combine_send.map(|f| f(i, combine, e)) })
@@ -288,6 +306,51 @@ impl OpenKernels {
     pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
         // SAFETY: as in `needs`, and by this function's contract.
         self.call("copy", |t, i, e| unsafe { t.copy.map(|f| f(i, to, from, bytes, e)) })
+    }
+
+    /// A stream for tools.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn stream_create(&mut self) -> Result<*mut c_void> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: as in `needs`.
+        self.call("stream_create", |t, i, e| unsafe {
+            t.stream_create.map(|f| f(i, &mut stream, e))
+        })?;
+        Ok(stream)
+    }
+
+    /// Takes such a stream back, after everything in it.
+    ///
+    /// # Safety
+    /// `stream` is of [`stream_create`](Self::stream_create), and no call names it any more.
+    pub unsafe fn stream_destroy(&mut self, stream: *mut c_void) {
+        if let Some(destroy) = self.part.table.stream_destroy {
+            // SAFETY: as in `needs`, and by this function's contract.
+            unsafe { destroy(self.instance, stream) }
+        }
+    }
+
+    /// Queues a copy between two places of the device's memory.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// `stream` is of [`stream_create`](Self::stream_create); both ranges stay valid until it has
+    /// passed the copy.
+    pub unsafe fn copy_on(
+        &mut self,
+        stream: *mut c_void,
+        to: *mut u8,
+        from: *const u8,
+        bytes: u64,
+    ) -> Result<()> {
+        // SAFETY: as in `needs`, and by this function's contract.
+        self.call("copy_on", |t, i, e| unsafe {
+            t.copy_on.map(|f| f(i, stream, to, from, bytes, e))
+        })
     }
 
     /// The ring of kernels that post through the host; nothing where they do not.

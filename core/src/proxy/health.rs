@@ -1,9 +1,8 @@
-//! What went wrong first, for all threads of a proxy.
+//! Which engine failed first, for all threads of a proxy.
 
 use std::sync::OnceLock;
 
 use crate::export::kind_of;
-use crate::transport::Event;
 use crate::{Error, ErrorKind, Result};
 
 /// The first failure; it stays (INV-7).
@@ -13,8 +12,6 @@ pub(super) struct Health(OnceLock<Failure>);
 /// Kept as data: every call makes a fresh error of it.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// One command ended with an error; the engine goes on.
-    Command(Event),
     /// A call of an engine failed as a whole.
     Call { thread: u32, call: &'static str, status: i32 },
     /// An engine panicked.
@@ -40,7 +37,6 @@ impl Failure {
     /// The status of the commands that end with it.
     pub(super) fn status(&self) -> i32 {
         match self {
-            Self::Command(event) => event.status,
             Self::Call { status, .. } => *status,
             Self::Panic { .. } => crate::abi::TY_PANIC,
             Self::Rules { .. } => crate::abi::TY_INTERNAL,
@@ -54,14 +50,6 @@ impl Failure {
                 .with_fix("report this: it is a bug of the transport")
         };
         match self {
-            Self::Command(event) => {
-                let kind = kind_of(event.status);
-                let text = format!("a command failed: {} (status {})", kind.name(), event.status);
-                Error::new(ErrorKind::Transport, "execute command", text)
-                    .with_context("lane", event.lane)
-                    .with_context("peer", event.peer)
-                    .with_context("tag", event.tag)
-            }
             Self::Call { thread, call, status } => {
                 let text = format!("{call} failed: {} (status {status})", kind_of(*status).name());
                 Error::new(ErrorKind::Transport, "drive engine", text)

@@ -108,12 +108,14 @@ impl Server {
         self.in_flight.len() == 0 && !self.has_waiting()
     }
 
-    /// The command of `ticket` ended, well or with a status; returns it. Nothing if it is not in
-    /// flight. The poster sees it from `publish` on.
-    pub(super) fn end(&mut self, ticket: u64, result: Result<(), i32>) -> Option<Posted> {
-        let posted = self.in_flight.remove(ticket)?;
-        self.report(posted, result);
-        Some(posted)
+    /// The command of `ticket` ended, well or with a status; `false`: it is not in flight. The poster
+    /// sees it from `publish` on.
+    pub(super) fn end(&mut self, ticket: u64, result: Result<(), i32>) -> bool {
+        let posted = self.in_flight.remove(ticket);
+        if let Some(posted) = posted {
+            self.report(posted, result);
+        }
+        posted.is_some()
     }
 
     fn report(&mut self, posted: Posted, result: Result<(), i32>) {

@@ -14,7 +14,8 @@
 //!   one, was read. A full lane accepts less.
 //! - **Every accepted command ends once** (INV-7): as done, or as an error event. When an engine
 //!   fails, panics or breaks its rules, it is dropped, then everything that it had not ended, and
-//!   everything posted later, ends as an error. [`Proxy::health`] keeps the first failure.
+//!   everything posted later, ends as an error. [`Proxy::health`] keeps the first
+//!   failure of an engine.
 //! - **Sleep.** A thread without work spins, then yields, then naps. [`Proxy::post`] wakes it at once
 //!   through a futex: it looks at one flag, behind a fence that keeps a post and a falling asleep from
 //!   missing each other. A [`Proxy::poll`] that finds nothing wakes it, too, for who polls may be
@@ -68,7 +69,8 @@ pub trait Engine: Send + 'static {
     /// commands are in flight, so this is also where signals of peers are fetched.
     ///
     /// # Errors
-    /// As [`post`](Self::post). A single command that fails is an event, not an error of this call.
+    /// As [`post`](Self::post). A single command that fails is an event, not an error of this call; the
+    /// transport keeps it for its health (INV-7).
     fn poll(&mut self, events: &mut [Event]) -> Result<usize, i32>;
 
     /// Processors that the thread is kept on, for example those of the NIC's NUMA node; any if empty.

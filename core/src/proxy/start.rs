@@ -155,11 +155,13 @@ impl Proxy {
         Ok(self.lane(lane)?.poll(events))
     }
 
-    /// The first failure of any engine or command, if there was one. It stays.
+    /// The first failure of an engine, if there was one; it is about no peer. It stays. A command that
+    /// fails alone is an event; a transport's health tells of it too, by what its engine knows of the
+    /// peer.
     ///
     /// # Errors
-    /// That failure: [`ErrorKind::Transport`] if a command or the fabric failed,
-    /// [`ErrorKind::Internal`] if an engine panicked or broke its rules.
+    /// That failure: [`ErrorKind::Transport`] if a call of the engine failed, [`ErrorKind::Internal`]
+    /// if it panicked or broke its rules.
     pub fn health(&self) -> Result<()> {
         self.shared.health.get()
     }

@@ -136,16 +136,12 @@ impl Worker {
         };
         let mine = event.lane % self.threads == self.thread;
         let lane = self.lanes.get_mut((event.lane / self.threads) as usize).filter(|_| mine);
-        let Some(posted) = lane.and_then(|lane| lane.end(event.tag, result)) else {
-            let Event { lane, tag, .. } = event;
-            let text = format!("poll ended tag {tag:#x} of lane {lane}, which is not in flight");
-            return Err(Failure::Rules { thread: self.thread, text });
-        };
-        if let Err(status) = result {
-            let failed = Event { status, tag: posted.tag, peer: posted.peer, ..*event };
-            self.shared.health.fail(Failure::Command(failed));
+        if lane.is_some_and(|lane| lane.end(event.tag, result)) {
+            return Ok(());
         }
-        Ok(())
+        let Event { lane, tag, .. } = event;
+        let text = format!("poll ended tag {tag:#x} of lane {lane}, which is not in flight");
+        Err(Failure::Rules { thread: self.thread, text })
     }
 
     #[cold]

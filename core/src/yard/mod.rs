@@ -11,11 +11,12 @@
 //! an error for that operation, nothing is moved, and the yard stays usable. After an error of another
 //! kind the yard is closed, and every later call says why.
 //!
-//! **Order on a device.** The yard knows nothing of the caller's streams yet. Whatever the caller has
+//! **Order on a device.** A plain call knows nothing of the caller's streams. Whatever the caller has
 //! queued on a tensor must have ended before the call that takes it, and whatever it has queued on an
 //! output or a [`CombineInput`] before that is dropped: the next operation may reuse the place, and
 //! other ranks write there. So synchronise the stream first. The other way round nothing is needed:
-//! when a call that receives returns, the operation has ended on the device.
+//! when a call that receives returns, the operation has ended on the device. A call through
+//! [`Yard::on`] is in the order of a [`Stream`] instead, and needs none of this.
 
 mod arguments;
 mod bring_up;
@@ -27,6 +28,8 @@ mod operations;
 mod output;
 mod places;
 mod progress;
+mod refusal;
+mod stream;
 mod tensor;
 mod watchdog;
 
@@ -36,6 +39,7 @@ pub use buffer::Buffer;
 pub use levels::LevelReport;
 pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
 pub use output::{CombineInput, Handle, Received};
+pub use stream::{OnStream, Stream, ToolStream};
 pub use tensor::{Element, TensorMut, TensorRef};
 
 use std::sync::{Arc, Mutex};
@@ -64,6 +68,8 @@ struct Parts {
     claims: claims::Claims,
     /// The device that the kernel set works on the memory of; none where it works on the host's.
     device: Option<i32>,
+    /// Whether the kernel set takes calls in the order of a stream.
+    streams: bool,
 }
 
 impl Parts {
@@ -128,7 +134,8 @@ impl Yard {
     /// slower rank. Outputs and handles stay usable; they keep the windows.
     ///
     /// # Errors
-    /// An operation that was sent and not received; whatever closed the yard before; a lost rank.
+    /// An operation that was sent and not received; whatever closed the yard before, or ended an
+    /// operation after it was received in the order of a stream; a lost rank.
     pub fn close(mut self) -> Result<()> {
         self.check_open()?;
         if self.open_slots != 0 {
@@ -142,11 +149,8 @@ impl Yard {
                 .with_fix("receive every operation before the yard is closed"),
             ));
         }
-        let flushed = self.parts.kernels().flush();
-        if let Err(error) = flushed {
-            // The others are in the barrier, or will be: they must learn why it never ends.
-            return Err(self.end(self.parts.watchdog.verdict().unwrap_or(error)));
-        }
+        // Where this fails, the others are in the barrier, or will be: it tells them why that never ends.
+        self.flush()?;
         self.world.barrier("close yard")
     }
 
@@ -183,7 +187,11 @@ impl Yard {
     fn end(&mut self, error: Error) -> Error {
         if self.closed.is_none() {
             self.closed = Some((error.kind(), error.rank(), error.detail()));
-            if !matches!(error.kind(), ErrorKind::PeerLost) {
+            // A loss is known to all. Who waited in vain for a rank that left is not, and must not be
+            // taken for one that leaves in peace, on which others wait in turn.
+            let is_known =
+                error.kind() == ErrorKind::PeerLost && self.world.liveness().first_loss().is_some();
+            if !is_known {
                 self.world.report_failure(&error.to_string());
             }
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim};
+use super::stream::{Stream, raw_stream};
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use super::{Parts, Yard};
 use crate::abi;
@@ -71,7 +72,7 @@ pub struct PendingCombine<'a> {
     arguments: PhantomData<(&'a Handle, Combine<'a>)>,
 }
 
-fn text(refusal: &str) -> abi::TyStr {
+pub(super) fn text(refusal: &str) -> abi::TyStr {
     abi::TyStr { data: refusal.as_ptr(), bytes: refusal.len() }
 }
 
@@ -87,7 +88,7 @@ fn layout_code(layout: Layout) -> (u32, u32, u32) {
 }
 
 /// Without tensors: what a refused dispatch, and the start of every other, looks like.
-fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi::TyDispatch {
+pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi::TyDispatch {
     let (layout, alignment, flags) = layout_code(layout);
     abi::TyDispatch {
         size: size_of::<abi::TyDispatch>(),
@@ -103,6 +104,7 @@ fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi::TyDispatc
         topk_idx: NO_TENSOR,
         topk_weights: NO_TENSOR,
         refusal: text(""),
+        stream: std::ptr::null_mut(),
     }
 }
 
@@ -122,8 +124,18 @@ impl Yard {
     /// # Errors
     /// As `dispatch`.
     pub fn dispatch_send<'a>(&mut self, dispatch: &Dispatch<'a>) -> Result<PendingDispatch<'a>> {
+        self.send_dispatch(dispatch, None)
+    }
+
+    pub(super) fn send_dispatch<'a>(
+        &mut self,
+        dispatch: &Dispatch<'a>,
+        stream: Option<Stream>,
+    ) -> Result<PendingDispatch<'a>> {
         let operation = self.begin()?;
-        let checked = check_memory(&dispatch.arguments(), self.parts.device)
+        let checked = self
+            .check_stream(stream)
+            .and_then(|()| check_memory(&dispatch.arguments(), self.parts.device))
             .and_then(|()| dispatch.check(&self.shape, &mut self.scratch));
         let slot = checked.and_then(|()| self.take_handle());
         let slot = match slot {
@@ -138,7 +150,10 @@ impl Yard {
         call.scales = raw_or_none(dispatch.scales.as_ref());
         call.topk_idx = dispatch.topk_idx.raw();
         call.topk_weights = raw_or_none(dispatch.topk_weights.as_ref());
-        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed.
+        call.flags |= stream.map_or(0, |_| abi::TY_DISPATCH_ON_STREAM);
+        call.stream = raw_stream(stream);
+        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed; beyond that the
+        // contract of `Stream::new` does.
         if let Err(error) = unsafe { self.parts.kernels().dispatch_send(&call) } {
             self.parts.claims.give_handle(slot);
             return Err(self.end_failed(operation, error));
@@ -174,11 +189,22 @@ impl Yard {
         handle: &'a Handle,
         replay: &Replay<'a>,
     ) -> Result<PendingReplay<'a>> {
+        self.send_replay(handle, replay, None)
+    }
+
+    pub(super) fn send_replay<'a>(
+        &mut self,
+        handle: &'a Handle,
+        replay: &Replay<'a>,
+        stream: Option<Stream>,
+    ) -> Result<PendingReplay<'a>> {
         let operation = self.begin()?;
         let mut call = blank_dispatch(operation, handle.slot, handle.layout);
         call.flags |= abi::TY_DISPATCH_REPLAY;
         call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
-        let checked = check_memory(&replay.arguments(), self.parts.device)
+        let checked = self
+            .check_stream(stream)
+            .and_then(|()| check_memory(&replay.arguments(), self.parts.device))
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| replay.check(&self.shape, handle));
         if let Err(error) = checked {
@@ -188,7 +214,9 @@ impl Yard {
         call.x = replay.x.raw();
         call.scales = raw_or_none(replay.scales.as_ref());
         call.topk_weights = raw_or_none(replay.topk_weights.as_ref());
-        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed.
+        call.flags |= stream.map_or(0, |_| abi::TY_DISPATCH_ON_STREAM);
+        call.stream = raw_stream(stream);
+        // SAFETY: as in `send_dispatch`.
         if let Err(error) = unsafe { self.parts.kernels().dispatch_send(&call) } {
             return Err(self.end_failed(operation, error));
         }
@@ -229,7 +257,8 @@ impl Yard {
         Ok((received, handle))
     }
 
-    /// Arena memory for the expert outputs of `handle`, so that combine need not copy them.
+    /// Arena memory for the expert outputs of `handle`, so that combine need not copy them. Where the
+    /// handle's dispatch was in the order of a stream, the memory may be written on that stream only.
     ///
     /// # Errors
     /// `Full`, or a type that combine cannot sum. Local: no other rank takes part.
@@ -266,6 +295,15 @@ impl Yard {
         handle: &'a Handle,
         combine: Combine<'a>,
     ) -> Result<PendingCombine<'a>> {
+        self.send_combine(handle, combine, None)
+    }
+
+    pub(super) fn send_combine<'a>(
+        &mut self,
+        handle: &'a Handle,
+        combine: Combine<'a>,
+        stream: Option<Stream>,
+    ) -> Result<PendingCombine<'a>> {
         let operation = self.begin()?;
         let mut call = abi::TyCombine {
             size: size_of::<abi::TyCombine>(),
@@ -280,14 +318,19 @@ impl Yard {
             out_weights: NO_TENSOR,
             missing: NO_TENSOR,
             refusal: text(""),
+            stream: std::ptr::null_mut(),
         };
-        let checked = check_memory(&combine.arguments(), self.parts.device)
+        let checked = self
+            .check_stream(stream)
+            .and_then(|()| check_memory(&combine.arguments(), self.parts.device))
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| combine.check(&self.shape, handle));
         if let Err(error) = checked {
             return Err(self.refuse_combine(call, error));
         }
         call.flags = if combine.weighted { abi::TY_COMBINE_WEIGHTED } else { 0 };
+        call.flags |= stream.map_or(0, |_| abi::TY_COMBINE_ON_STREAM);
+        call.stream = raw_stream(stream);
         call.x = combine.x.raw();
         call.weights = raw_or_none(combine.weights.as_ref());
         call.bias0 = raw_or_none(combine.bias[0].as_ref());
@@ -296,7 +339,7 @@ impl Yard {
         let raw = |out: &Option<TensorMut<'_>>| out.as_ref().map_or(NO_TENSOR, TensorMut::raw);
         (call.out_weights, call.missing) = (raw(&combine.out_weights), raw(&combine.missing));
         // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed until it is
-        // received. A leaked pending is never received: then nothing of the host is written, and the
+        // received, the contract of `Stream::new` until the stream has passed it. A leaked pending is never received: then nothing of the host is written, and the
         // kernel set of a device waits for its kernels before it copies or frees a `Buffer`.
         let result = unsafe { self.parts.kernels().combine_send(&call) };
         match result {
@@ -346,7 +389,7 @@ impl Yard {
         Ok(operation)
     }
 
-    fn slot_bit(&self, operation: u64) -> u32 {
+    pub(super) fn slot_bit(&self, operation: u64) -> u32 {
         1 << (operation % u64::from(self.options.in_flight))
     }
 
@@ -368,7 +411,7 @@ impl Yard {
         Ok(sent.operation)
     }
 
-    fn take_back_regions(&self) {
+    pub(super) fn take_back_regions(&self) {
         while let Some(region) = self.parts.claims.next_returned() {
             self.parts.kernels().release(region);
         }
@@ -408,80 +451,6 @@ impl Yard {
                 Ok((Received { raw, layout, _claim: claim }, second))
             }
             Err(error) => Err(self.end_failed(operation, error)),
-        }
-    }
-
-    /// Tells the other ranks that this one refuses its input, and returns why.
-    #[cold]
-    fn refuse_dispatch(&mut self, operation: u64, layout: Layout, why: Error) -> Error {
-        self.refuse_with(blank_dispatch(operation, 0, layout), why)
-    }
-
-    #[cold]
-    fn refuse_with(&mut self, mut call: abi::TyDispatch, why: Error) -> Error {
-        let detail = why.detail();
-        call.refusal = text(&detail);
-        // SAFETY: a refused call carries no tensors.
-        let sent = unsafe { self.parts.kernels().dispatch_send(&call) };
-        let end = sent.and_then(|()| {
-            let received = self.parts.kernels().dispatch_recv(call.operation)?;
-            self.parts.kernels().release(received.region);
-            Ok(())
-        });
-        self.end_refused(call.operation, end, why)
-    }
-
-    #[cold]
-    fn refuse_combine(&mut self, mut call: abi::TyCombine, why: Error) -> Error {
-        let detail = why.detail();
-        call.refusal = text(&detail);
-        // SAFETY: a refused call carries no tensors.
-        let sent = unsafe { self.parts.kernels().combine_send(&call) };
-        let end = sent.and_then(|()| self.parts.kernels().combine_recv(call.operation));
-        self.end_refused(call.operation, end, why)
-    }
-
-    /// The kernel set must answer a refusal with `Refused`, or with `Full` where another rank says
-    /// that first; anything else is fatal.
-    fn end_refused(&mut self, operation: u64, end: Result<()>, why: Error) -> Error {
-        match end {
-            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) => {
-                self.open_slots &= !self.slot_bit(operation);
-                why
-            }
-            Err(error) => self.end_failed(operation, error),
-            Ok(()) => self.end(Error::new(
-                ErrorKind::Internal,
-                "refuse operation",
-                "the kernel set did not refuse a call that was refused",
-            )),
-        }
-    }
-
-    /// Decides whether the yard survives a failed operation.
-    #[cold]
-    fn end_failed(&mut self, operation: u64, error: Error) -> Error {
-        match error.kind() {
-            // What only the device could check of this rank's own arguments.
-            ErrorKind::Refused if error.rank() == Some(self.rank()) => {
-                self.open_slots &= !self.slot_bit(operation);
-                Error::new(ErrorKind::InvalidInput, "check arguments", error.message())
-                    .with_rank(self.rank())
-            }
-            ErrorKind::Refused | ErrorKind::Full => {
-                self.open_slots &= !self.slot_bit(operation);
-                error
-            }
-            // Who ended the wait knows why: a lost rank is the cause, the wait only its victim.
-            ErrorKind::Deadline => {
-                let verdict = self.parts.watchdog.verdict();
-                self.end(verdict.unwrap_or(error))
-            }
-            ErrorKind::Transport => {
-                let error = self.parts.watchdog.tell_link(error);
-                self.end(error)
-            }
-            _ => self.end(error),
         }
     }
 }

@@ -15,8 +15,13 @@ use crate::{Error, ErrorKind, Result};
 /// How often the watchdog looks.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How long a wait on a rank that left may last.
+/// How long what a rank had sent may be on its way, once its goodbye was heard.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// How long one waits at least for what a rank had sent that left longer ago. It is here, or in the
+/// kernels' buffers behind a window that this rank opens by fetching; longer than the 200 ms after
+/// which Linux repeats a segment that was lost.
+const LAST_FETCH: Duration = Duration::from_millis(250);
 
 /// How long a live rank may be silent: several heartbeats of at most 100 ms.
 const SILENT: Duration = Duration::from_millis(500);
@@ -273,23 +278,30 @@ impl Shared {
         })
     }
 
+    /// How long after a goodbye nothing is on its way any more.
+    fn grace(&self) -> Duration {
+        GRACE.min(self.bounds.deadline)
+    }
+
     /// A rank that said goodbye raises no signal any more. What it raised before may still be on
     /// its way for a moment.
     fn left(&self, waiting: &Waiting) -> Option<Verdict> {
         let rank = waiting.what.peer;
-        if waiting.lasted < GRACE.min(self.bounds.deadline) {
-            return None;
-        }
-        let has_left = |rank| matches!(self.liveness.state(rank), PeerState::Left);
+        let has_left = |rank, wait: Duration| {
+            let since = self.liveness.since_goodbye(rank);
+            waiting.lasted >= wait.min(self.bounds.deadline)
+                && since.is_some_and(|since| since >= self.grace())
+        };
         let lost = |rank: u32, what: &str| {
             let text = format!("rank {rank} left the world{what}; {}", self.describe_wait());
             Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
         };
-        if has_left(rank) {
+        if has_left(rank, LAST_FETCH) {
             return lost(rank, "");
         }
-        // All news came from rank 0. Who waits for a rank that ended after it would never hear so.
-        if has_left(0) && self.liveness.silence(0) > GRACE.min(self.bounds.deadline) / 2 {
+        // All news came from rank 0. Who waits for a rank that ended after it would never hear so; one
+        // that lives gets some time for each wait.
+        if has_left(0, GRACE / 2) {
             return lost(0, ", and with it all news of the other ranks");
         }
         None
@@ -297,13 +309,13 @@ impl Shared {
 
     /// Whether the rank that is waited for may itself wait for another that has fallen silent, or
     /// left. A silence is resolved first, one way or the other: that takes `deadline` at most. Who
-    /// waits for a rank that left says so after [`GRACE`].
+    /// waits for a rank that left says so [`GRACE`] after the goodbye, and then is heard.
     fn may_be_innocent(&self, waiting: &Waiting, over: Duration) -> bool {
         let silent = self.liveness.most_silent();
         let silent =
             silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > SILENT);
         (silent && over < self.bounds.deadline)
-            || (self.liveness.somebody_left() && over < GRACE.min(self.bounds.deadline) / 2)
+            || self.liveness.since_last_goodbye().is_some_and(|since| since < self.grace() * 3 / 2)
     }
 
     /// What bounds a wait, and how much of it is used up. A peer that has not arrived may be late;

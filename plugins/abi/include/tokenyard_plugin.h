@@ -190,6 +190,12 @@ struct TyTransportTable;
 #define TY_NEEDS_MASKING 1
 
 /**
+ * In [`TyKernelNeeds`]: it takes calls in the order of a stream (`TY_DISPATCH_ON_STREAM`,
+ * `TY_COMBINE_ON_STREAM`), and has the slots from `stream_create` on.
+ */
+#define TY_NEEDS_STREAMS 2
+
+/**
  * In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -280,9 +286,21 @@ struct TyTransportTable;
 #define TY_DISPATCH_ZERO_PADDING 4
 
 /**
+ * In the order of `stream`: tensors are read behind what was queued there before `dispatch_send`,
+ * and what is queued there after `dispatch_recv` runs behind the operation. Neither waits for rows.
+ * Ranks need not agree on it.
+ */
+#define TY_DISPATCH_ON_STREAM 8
+
+/**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
  */
 #define TY_COMBINE_WEIGHTED 1
+
+/**
+ * As `TY_DISPATCH_ON_STREAM`.
+ */
+#define TY_COMBINE_ON_STREAM 2
 
 /**
  * Layout hash of the transport ABI on 64-bit targets.
@@ -297,7 +315,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 3064443177716462655
+#define TY_KERNELS_LAYOUT 9040752053414233383
 
 /**
  * Major version of the topology ABI.
@@ -550,7 +568,8 @@ typedef struct TyStr {
 } TyStr;
 
 /**
- * One combine. Tensors are valid until `combine_recv` returns.
+ * One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
+ * stream has passed what `combine_recv` left there.
  */
 typedef struct TyCombine {
   /**
@@ -602,6 +621,10 @@ typedef struct TyCombine {
    * As in [`TyDispatch`].
    */
   struct TyStr refusal;
+  /**
+   * As in [`TyDispatch`].
+   */
+  void *stream;
 } TyCombine;
 
 /**
@@ -773,7 +796,8 @@ typedef struct TyDiscover {
 } TyDiscover;
 
 /**
- * One dispatch. Tensors are valid until `dispatch_recv` returns.
+ * One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
+ * the stream has passed what `dispatch_recv` left there.
  */
 typedef struct TyDispatch {
   /**
@@ -828,6 +852,11 @@ typedef struct TyDispatch {
    * Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
    */
   struct TyStr refusal;
+  /**
+   * With `TY_DISPATCH_ON_STREAM`: a stream of the device. Null there is CUDA's legacy default
+   * stream. It lives until the region of the output was released and `flush` or `close` called.
+   */
+  void *stream;
 } TyDispatch;
 
 /**
@@ -1709,7 +1738,8 @@ typedef struct TyKernelsTable {
                            struct TyError *error);
   /**
    * Required. Gives an arena region for expert outputs of a handle, so that combine need not
-   * copy them: `[rows, H]` of `dtype`.
+   * copy them: `[rows, H]` of `dtype`. Where the handle's dispatch was in the order of a stream, so
+   * is the region: written there only.
    */
   int32_t (*combine_input)(void *instance,
                            uint32_t handle,
@@ -1727,11 +1757,13 @@ typedef struct TyKernelsTable {
   int32_t (*combine_recv)(void *instance, uint64_t operation, struct TyError *error);
   /**
    * Required. Waits until everything it posted is done (INV-4), so that the transports may be
-   * closed once all ranks have said so. No operation is open.
+   * closed once all ranks have said so; also what was received in the order of a stream and has
+   * not ended, whose errors it tells. No operation is open.
    */
   int32_t (*flush)(void *instance, struct TyError *error);
   /**
-   * Required. Takes back an arena region.
+   * Required. Takes back an arena region. One that was given out in the order of a stream is free
+   * once the stream has passed what is queued there now.
    */
   void (*release)(void *instance, uint64_t region);
   /**
@@ -1745,13 +1777,32 @@ typedef struct TyKernelsTable {
    */
   void (*tensor_free)(void *instance, uint8_t *pointer);
   /**
-   * Copies between host memory and memory of the kind it works on, and waits for it.
+   * Copies between host memory and memory of the kind it works on, and waits for it. Runs behind
+   * everything in streams of `stream_create`.
    */
   int32_t (*copy)(void *instance,
                   uint8_t *to,
                   const uint8_t *from,
                   uint64_t bytes,
                   struct TyError *error);
+  /**
+   * Optional; required with `TY_NEEDS_STREAMS`, as are the next two. Makes a stream for tools that
+   * have none of their own. It waits for no other stream.
+   */
+  int32_t (*stream_create)(void *instance, void **stream, struct TyError *error);
+  /**
+   * Takes such a stream back, after everything in it.
+   */
+  void (*stream_destroy)(void *instance, void *stream);
+  /**
+   * Queues a copy between two places of the device's memory on such a stream.
+   */
+  int32_t (*copy_on)(void *instance,
+                     void *stream,
+                     uint8_t *to,
+                     const uint8_t *from,
+                     uint64_t bytes,
+                     struct TyError *error);
   /**
    * Optional, after `plan`. Where kernels post through the host: the ring, valid until `close`.
    * Else `commands` stays null. The host stops looking at it before transports are closed.

@@ -98,6 +98,9 @@ pub struct TyLinkNeeds {
 
 /// In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
 pub const TY_NEEDS_MASKING: u32 = 1;
+/// In [`TyKernelNeeds`]: it takes calls in the order of a stream (`TY_DISPATCH_ON_STREAM`,
+/// `TY_COMBINE_ON_STREAM`), and has the slots from `stream_create` on.
+pub const TY_NEEDS_STREAMS: u32 = 2;
 
 /// In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
 pub const TY_RANK_LOST: u8 = 1;
@@ -225,8 +228,13 @@ pub const TY_DISPATCH_REPLAY: u32 = 1;
 pub const TY_DISPATCH_WORST_CASE: u32 = 2;
 /// Zero the padding rows of the expert-major layout.
 pub const TY_DISPATCH_ZERO_PADDING: u32 = 4;
+/// In the order of `stream`: tensors are read behind what was queued there before `dispatch_send`,
+/// and what is queued there after `dispatch_recv` runs behind the operation. Neither waits for rows.
+/// Ranks need not agree on it.
+pub const TY_DISPATCH_ON_STREAM: u32 = 8;
 
-/// One dispatch. Tensors are valid until `dispatch_recv` returns.
+/// One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
+/// the stream has passed what `dispatch_recv` left there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyDispatch {
@@ -256,6 +264,9 @@ pub struct TyDispatch {
     pub topk_weights: TyTensor,
     /// Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
     pub refusal: TyStr,
+    /// With `TY_DISPATCH_ON_STREAM`: a stream of the device. Null there is CUDA's legacy default
+    /// stream. It lives until the region of the output was released and `flush` or `close` called.
+    pub stream: *mut c_void,
 }
 
 /// What a dispatch leaves in the arena. Absent tensors have null data.
@@ -299,8 +310,11 @@ pub struct TyReceived {
 
 /// Multiply each expert's row by its weight before summing (expert-major and packed).
 pub const TY_COMBINE_WEIGHTED: u32 = 1;
+/// As `TY_DISPATCH_ON_STREAM`.
+pub const TY_COMBINE_ON_STREAM: u32 = 2;
 
-/// One combine. Tensors are valid until `combine_recv` returns.
+/// One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
+/// stream has passed what `combine_recv` left there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyCombine {
@@ -329,6 +343,8 @@ pub struct TyCombine {
     pub missing: TyTensor,
     /// As in [`TyDispatch`].
     pub refusal: TyStr,
+    /// As in [`TyDispatch`].
+    pub stream: *mut c_void,
 }
 
 /// One command of a device, written by a kernel into a [`TyProxyRing`]: the fields of
@@ -486,7 +502,8 @@ pub struct TyKernelsTable {
         ) -> i32,
     >,
     /// Required. Gives an arena region for expert outputs of a handle, so that combine need not
-    /// copy them: `[rows, H]` of `dtype`.
+    /// copy them: `[rows, H]` of `dtype`. Where the handle's dispatch was in the order of a stream, so
+    /// is the region: written there only.
     pub combine_input: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -510,9 +527,11 @@ pub struct TyKernelsTable {
         unsafe extern "C" fn(instance: *mut c_void, operation: u64, error: *mut TyError) -> i32,
     >,
     /// Required. Waits until everything it posted is done (INV-4), so that the transports may be
-    /// closed once all ranks have said so. No operation is open.
+    /// closed once all ranks have said so; also what was received in the order of a stream and has
+    /// not ended, whose errors it tells. No operation is open.
     pub flush: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
-    /// Required. Takes back an arena region.
+    /// Required. Takes back an arena region. One that was given out in the order of a stream is free
+    /// once the stream has passed what is queued there now.
     pub release: Option<unsafe extern "C" fn(instance: *mut c_void, region: u64)>,
     /// Optional; required where the set does not work on host memory, as are the next two. Gives
     /// memory of the kind it works on, for tensors of tools that have none of their own.
@@ -527,10 +546,33 @@ pub struct TyKernelsTable {
     /// Takes such memory back. An operation that was sent and never received may still use it: the
     /// set waits for its kernels first, as it does in `copy`.
     pub tensor_free: Option<unsafe extern "C" fn(instance: *mut c_void, pointer: *mut u8)>,
-    /// Copies between host memory and memory of the kind it works on, and waits for it.
+    /// Copies between host memory and memory of the kind it works on, and waits for it. Runs behind
+    /// everything in streams of `stream_create`.
     pub copy: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
+            to: *mut u8,
+            from: *const u8,
+            bytes: u64,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Optional; required with `TY_NEEDS_STREAMS`, as are the next two. Makes a stream for tools that
+    /// have none of their own. It waits for no other stream.
+    pub stream_create: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            stream: *mut *mut c_void,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Takes such a stream back, after everything in it.
+    pub stream_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, stream: *mut c_void)>,
+    /// Queues a copy between two places of the device's memory on such a stream.
+    pub copy_on: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            stream: *mut c_void,
             to: *mut u8,
             from: *const u8,
             bytes: u64,

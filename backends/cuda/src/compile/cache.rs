@@ -51,6 +51,11 @@ impl Cache {
         Ok(Self { folder })
     }
 
+    /// Where the files are.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The image called `key`; made by `compile` if nobody has made it yet.
     pub(crate) fn get(
         &self,

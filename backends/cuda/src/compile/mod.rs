@@ -5,11 +5,18 @@
 mod cache;
 mod program;
 
-pub(crate) use cache::Cache;
+pub(crate) use program::FaceSource;
 pub use program::{Architecture, Compiled, Rows, Up, compile};
-pub(crate) use program::{FaceSource, Program};
+
+use std::path::PathBuf;
 
 use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::config::{CudaConfig, RowCopy};
+use crate::driver::Device;
+use crate::transport::nvlink_face;
+use cache::Cache;
+use program::Program;
 
 /// Loads the compiler.
 ///
@@ -25,4 +32,101 @@ pub(crate) fn load() -> Result<()> {
         "install it (`pip install nvidia-cuda-nvrtc==13.*`, or the package cuda-nvrtc-13-0) and put \
          its folder into LD_LIBRARY_PATH",
     ))
+}
+
+/// The oldest architecture that the kernels are written for.
+const OLDEST: u32 = 80;
+
+/// How rows move on an architecture.
+fn rows_of(config: &CudaConfig, architecture: Architecture, puts: bool) -> Result<Rows> {
+    let has_bulk_copies = architecture.capability >= 90;
+    let refuse = |message: String, fix: &'static str| {
+        Err(Error::new(ErrorKind::Unsupported, "load kernels", message).with_fix(fix))
+    };
+    let name = architecture.name();
+    if architecture.capability < OLDEST {
+        return refuse(format!("found {name}; expected sm_{OLDEST} or later"), "use another GPU");
+    }
+    match config.rows {
+        RowCopy::Tma if !has_bulk_copies => refuse(
+            format!("rows = \"tma\": found {name}; expected sm_90 or later"),
+            "set rows = \"auto\" in [kernels.cuda]",
+        ),
+        RowCopy::Vector => Ok(Rows::Vector),
+        // Where kernels put, windows are host memory, and speed is no matter.
+        RowCopy::Auto if !has_bulk_copies || puts => Ok(Rows::Vector),
+        RowCopy::Tma | RowCopy::Auto => Ok(Rows::Tma),
+    }
+}
+
+/// The machine code of the kernels over a face: from the cache, or compiled into it. Says whether it
+/// was compiled now.
+pub(crate) fn kernels(
+    config: &CudaConfig,
+    architecture: Architecture,
+    face: FaceSource<'_>,
+) -> Result<(Vec<u8>, bool)> {
+    let program = Program::new(architecture, rows_of(config, architecture, face.puts)?, face);
+    let cache = Cache::open(config.cache.as_deref())?;
+    let mut compiled = false;
+    let image = cache.get(&program.key()?, || {
+        compiled = true;
+        program.compile().map(|made| made.image)
+    })?;
+    Ok((image, compiled))
+}
+
+/// Kernels that a later start finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warmed {
+    /// As the compiler calls it, such as `sm_90a`.
+    pub architecture: String,
+    /// How rows move.
+    pub rows: Rows,
+    /// They were not there yet.
+    pub compiled: bool,
+    /// Where they are.
+    pub folder: PathBuf,
+}
+
+/// Compiles the kernels over the NVLink face into the cache, unless they are there: for the GPU that
+/// this process would drive, or for a compute capability (major * 10 + minor), which needs no GPU.
+///
+/// # Errors
+/// No compiler, no GPU, what the compiler says, a cache that cannot be used.
+pub fn warm(config: &CudaConfig, capability: Option<u32>) -> Result<Warmed> {
+    config.check()?;
+    let capability = match capability {
+        Some(capability) => capability,
+        None => Device::choose(config.device)?.capability()?,
+    };
+    let architecture = Architecture { capability };
+    let (_, compiled) = kernels(config, architecture, nvlink_face())?;
+    Ok(Warmed {
+        architecture: architecture.name(),
+        rows: rows_of(config, architecture, false)?,
+        compiled,
+        folder: Cache::open(config.cache.as_deref())?.folder().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_move_by_bulk_copies_where_there_are_any_and_nothing_else_is_asked_for() {
+        let rows = |rows, capability| {
+            let config = CudaConfig { rows, ..CudaConfig::default() };
+            rows_of(&config, Architecture { capability }, false)
+        };
+        assert_eq!(rows(RowCopy::Auto, 80).unwrap(), Rows::Vector);
+        assert_eq!(rows(RowCopy::Auto, 90).unwrap(), Rows::Tma);
+        assert_eq!(rows(RowCopy::Vector, 100).unwrap(), Rows::Vector);
+        assert_eq!(rows(RowCopy::Tma, 90).unwrap(), Rows::Tma);
+        let text = rows(RowCopy::Tma, 89).unwrap_err().to_string();
+        assert!(text.contains("found sm_89; expected sm_90"), "{text}");
+        let text = rows(RowCopy::Auto, 75).unwrap_err().to_string();
+        assert!(text.contains("found sm_75; expected sm_80"), "{text}");
+    }
 }

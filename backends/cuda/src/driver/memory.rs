@@ -248,6 +248,8 @@ pub(crate) struct Pinned<T> {
 
 // SAFETY: an address; every access is unsafe and its caller's affair.
 unsafe impl<T> Send for Pinned<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Pinned<T> {}
 
 impl<T: Copy> Pinned<T> {
     /// Room for `count` values.

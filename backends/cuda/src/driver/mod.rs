@@ -13,7 +13,7 @@ pub(crate) use device::{Context, Device, Reach, Uuid};
 pub(crate) use host::HostWindow;
 pub(crate) use memory::{Buffer, Pinned, Reserved, Vmm, copy, granularity};
 pub(crate) use module::{Function, Launch, Module};
-pub(crate) use stream::{Event, Stream};
+pub(crate) use stream::{Event, RawStream, Stream, relax_capture};
 
 use std::sync::OnceLock;
 

@@ -1,5 +1,6 @@
 //! Streams and events.
 
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokenyard_core::Result;
@@ -7,17 +8,40 @@ use tokenyard_core::Result;
 use super::{Context, check, sys};
 
 /// Every stream of this process, with its device.
-static LIVE: Mutex<Vec<(i32, Raw)>> = Mutex::new(Vec::new());
+static LIVE: Mutex<Vec<(i32, RawStream)>> = Mutex::new(Vec::new());
 
-fn live() -> MutexGuard<'static, Vec<(i32, Raw)>> {
+fn live() -> MutexGuard<'static, Vec<(i32, RawStream)>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Raw(sys::CUstream);
+/// The name of a stream, which may be a caller's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RawStream(sys::CUstream);
 
 // SAFETY: a stream may be used from any thread; the driver locks for itself.
-unsafe impl Send for Raw {}
+unsafe impl Send for RawStream {}
+
+impl RawStream {
+    /// As the ABI passes it. Null is the legacy default stream.
+    pub(crate) fn of(pointer: *mut c_void) -> Self {
+        Self(pointer.cast())
+    }
+
+    /// Whether what is queued on it is recorded into a graph and does not run.
+    pub(crate) fn is_captured(self, context: &Context) -> Result<bool> {
+        use sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE as NONE;
+        let _entered = context.enter()?;
+        let mut status = NONE;
+        // SAFETY: a stream of this crate, or one whose owner promised that it lives.
+        let asked = unsafe { sys::cuStreamIsCapturing(self.0, &mut status) };
+        check("ask for capture", asked).map(|()| status != NONE)
+    }
+
+    /// As the ABI passes it.
+    pub(crate) fn pointer(self) -> *mut c_void {
+        self.0.cast()
+    }
+}
 
 /// A stream that does not wait for the default stream.
 #[derive(Debug)]
@@ -28,6 +52,8 @@ pub(crate) struct Stream {
 
 // SAFETY: a stream may be used from any thread; the driver locks for itself.
 unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
@@ -36,12 +62,28 @@ impl Stream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: destroyed on drop.
         check("make stream", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        live().push((context.device.ordinal, Raw(raw)));
+        live().push((context.device.ordinal, RawStream(raw)));
         Ok(Self { context: Arc::clone(context), raw })
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
         self.raw
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Names it while it lives.
+    pub(crate) fn name(&self) -> RawStream {
+        RawStream(self.raw)
+    }
+
+    /// Whether everything in the stream has ended. Errors of kernels show here.
+    pub(crate) fn is_idle(&self) -> Result<bool> {
+        let _entered = self.context.enter()?;
+        // SAFETY: a stream that lives.
+        is_done(unsafe { sys::cuStreamQuery(self.raw) })
     }
 
     /// Waits for everything in the stream. Kernels of this crate end by themselves (INV-6).
@@ -92,7 +134,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        live().retain(|(_, stream)| *stream != Raw(self.raw));
+        live().retain(|(_, stream)| *stream != self.name());
         let _entered = self.context.enter();
         // SAFETY: made by `new`; the driver lets what is queued finish.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
@@ -119,21 +161,33 @@ impl Event {
         Ok(Self { context: Arc::clone(context), raw })
     }
 
-    /// Marks what is in the stream by now.
-    pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
+    /// Marks what is in the stream by now. May be done again at once: whoever waits for the event
+    /// already waits for the mark of that time.
+    pub(crate) fn record(&self, stream: RawStream) -> Result<()> {
         let _entered = self.context.enter()?;
-        // SAFETY: both live.
-        check("record event", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
+        // SAFETY: an event that lives, and a stream of this crate or one whose owner promised so.
+        check("record event", unsafe { sys::cuEventRecord(self.raw, stream.0) })
+    }
+
+    /// What is queued in the stream from now on runs behind the mark.
+    pub(crate) fn hold(&self, stream: RawStream) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: as in `record`.
+        check("wait for event", unsafe { sys::cuStreamWaitEvent(stream.0, self.raw, 0) })
     }
 
     /// Whether everything before the mark has ended. Errors of kernels show here.
     pub(crate) fn is_done(&self) -> Result<bool> {
         let _entered = self.context.enter()?;
         // SAFETY: an event that lives.
-        match unsafe { sys::cuEventQuery(self.raw) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            status => check("run kernel", status).map(|()| true),
-        }
+        is_done(unsafe { sys::cuEventQuery(self.raw) })
+    }
+}
+
+fn is_done(status: sys::CUresult) -> Result<bool> {
+    match status {
+        sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        status => check("run kernel", status).map(|()| true),
     }
 }
 
@@ -143,4 +197,12 @@ impl Drop for Event {
         // SAFETY: made by `new`.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
+}
+
+/// Lets this thread ask how streams are while another captures a graph. It touches no stream that is
+/// captured, so it disturbs nobody.
+pub(crate) fn relax_capture() -> Result<()> {
+    let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: the driver writes the mode of before.
+    check("relax capture", unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) })
 }

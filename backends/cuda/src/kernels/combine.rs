@@ -11,8 +11,10 @@ use super::args::{
 };
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
+use super::order::{CAPTURED, stream_of};
 use super::outcome::Called;
 use super::sizes::{Pulls, landing_bytes};
+use crate::driver::RawStream;
 
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +23,8 @@ pub(super) struct CombineOp {
     /// Copies of what the caller brought from outside the arena, and where kernels put, room for the
     /// rows that come back.
     staging: Option<Region>,
+    /// Whose order it is in; without one, the host's.
+    stream: Option<RawStream>,
 }
 
 /// Arena offsets of rows and of their weights, for peers to read.
@@ -61,11 +65,18 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
+        self.observer.check()?;
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
         if !text.is_empty() {
             return self.refuse_combine(call, (REFUSE_TEXT, text));
         }
+        let stream = stream_of(call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+        if self.is_captured(stream)? {
+            return self.refuse_combine(call, (REFUSE_TEXT, CAPTURED.as_bytes()));
+        }
+        let entered = self.enter(call.operation, stream);
+        self.give_up(entered)?;
         let staged = match self.stage(call) {
             Ok(staged) => staged,
             Err(error) if error.kind() == ErrorKind::Full => {
@@ -82,8 +93,11 @@ impl Engine {
             return Err(error);
         }
         let slot = self.slot(call.operation);
-        self.operations[slot] =
-            Operation::Combine(CombineOp { operation: call.operation, staging: staged.region });
+        self.operations[slot] = Operation::Combine(CombineOp {
+            operation: call.operation,
+            staging: staged.region,
+            stream,
+        });
         Ok(())
     }
 
@@ -270,6 +284,7 @@ impl Engine {
     }
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        self.observer.check()?;
         let slot = self.slot(operation);
         let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
             Operation::Combine(op) if op.operation == operation => op,
@@ -284,11 +299,11 @@ impl Engine {
         };
         // The caller may change its rows after this, so nobody may still be reading them. Where kernels
         // put, what waited for the rows to come back has also waited until these have left.
-        let (read, phase) = match self.sizes.longest_put {
-            Some(_) => (Ok(()), abi::TY_PHASE_COMBINE_ROWS),
-            None => (self.arrive(operation, abi::TY_PHASE_DONE), abi::TY_PHASE_DONE),
+        let read = match self.sizes.longest_put {
+            Some(_) => Ok(()),
+            None => self.arrive(operation, abi::TY_PHASE_DONE),
         };
-        let done = read.and_then(|()| self.finish(operation, phase));
+        let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, op.stream));
         op.staging.iter().for_each(|r| self.arena.release(r.id));
         self.give_up(done)
     }

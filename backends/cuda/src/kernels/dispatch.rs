@@ -13,8 +13,10 @@ use super::args::{
 };
 use super::engine::{Engine, Operation};
 use super::handle::Output;
+use super::order::{CAPTURED, stream_of};
 use super::outcome::Called;
 use super::sizes::{Moves, staged_bytes};
+use crate::driver::RawStream;
 
 /// A dispatch between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +25,8 @@ pub(super) struct DispatchOp {
     format: Format,
     output: Output,
     arrangement: Layout,
+    /// Whose order it is in; without one, the host's.
+    stream: Option<RawStream>,
     worst: bool,
     /// True N.
     received: u64,
@@ -107,6 +111,7 @@ struct Wanted {
     room: RegionLayout,
     worst: bool,
     replay: bool,
+    stream: Option<RawStream>,
 }
 
 impl Wanted {
@@ -120,6 +125,7 @@ impl Wanted {
             room: RegionLayout::worst(&spec)?,
             worst: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
             replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
+            stream: stream_of(call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream),
         })
     }
 }
@@ -171,12 +177,16 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+        self.observer.check()?;
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
         if !text.is_empty() {
             return self.refuse_dispatch(call, (REFUSE_TEXT, text));
         }
         match Wanted::of(call, &self.shape) {
+            Ok(wanted) if self.is_captured(wanted.stream)? => {
+                self.refuse_dispatch(call, (REFUSE_TEXT, CAPTURED.as_bytes()))
+            }
             // SAFETY: by this function's contract.
             Ok(wanted) => unsafe { self.send_rows(call, &wanted) },
             Err(why) => self.refuse_dispatch(call, (REFUSE_TEXT, why.detail().as_bytes())),
@@ -207,6 +217,8 @@ impl Engine {
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn send_rows(&mut self, call: &abi::TyDispatch, wanted: &Wanted) -> Result<()> {
+        let entered = self.enter(call.operation, wanted.stream);
+        self.give_up(entered)?;
         let staging = match self.stage_dispatch(call, wanted) {
             Ok(staging) => staging,
             Err(error) => {
@@ -241,8 +253,11 @@ impl Engine {
         let output =
             Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
         let received = outcome.tokens;
+        self.order.give(region.id, wanted.stream);
         if !wanted.replay {
-            self.handles[call.handle as usize].note_output(&output, received, &wanted.spec);
+            let state = &mut self.handles[call.handle as usize];
+            state.note_output(&output, received, &wanted.spec);
+            state.stream = wanted.stream;
         }
         let slot = self.slot(call.operation);
         self.operations[slot] = Operation::Dispatch(DispatchOp {
@@ -250,6 +265,7 @@ impl Engine {
             format: wanted.format,
             output,
             arrangement,
+            stream: wanted.stream,
             worst: wanted.worst,
             received,
             staging,
@@ -353,6 +369,7 @@ impl Engine {
     }
 
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        self.observer.check()?;
         let slot = self.slot(operation);
         let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
             Operation::Dispatch(op) if op.operation == operation => op,
@@ -368,7 +385,7 @@ impl Engine {
         let arrived = self
             .arrive(operation, abi::TY_PHASE_ROWS)
             .and_then(|()| self.spread(slot, &op))
-            .and_then(|()| self.finish(operation, abi::TY_PHASE_ROWS));
+            .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, op.stream));
         op.staging.iter().for_each(|r| self.arena.release(r.id));
         self.give_up(arrived)?;
         Ok(self.describe(&op))

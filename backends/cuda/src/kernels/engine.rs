@@ -16,13 +16,17 @@ use super::combine::CombineOp;
 use super::dispatch::DispatchOp;
 use super::face::Face;
 use super::handle::HandleState;
+use super::observer::Observer;
+use super::order::Order;
 use super::outcome::{Called, judge};
 use super::proxy::Ring;
 use super::sizes::{Sizes, moe_shape};
-use super::waits::{Wait, Waits};
-use crate::compile::{Architecture, Cache, Program, Rows};
-use crate::config::{CudaConfig, RowCopy};
-use crate::driver::{Buffer, Context, Event, Function, Launch, Module, Pinned, Stream, sys};
+use super::waits::{Turn, Wait, Waits};
+use crate::compile::{self, Architecture};
+use crate::config::CudaConfig;
+use crate::driver::{
+    Buffer, Context, Event, Function, Launch, Module, Pinned, RawStream, Stream, sys,
+};
 
 /// An operation between its send and its receive.
 #[derive(Clone, Copy, Debug)]
@@ -59,13 +63,16 @@ pub(super) fn summable(dtype: u32) -> (usize, u64) {
 /// The planned kernel set. Fields drop in order: streams end before the memory that they use.
 #[derive(Debug)]
 pub(super) struct Engine {
-    pub(super) stream: Stream,
+    /// Dropped first: it looks at the stream.
+    pub(super) observer: Observer,
+    pub(super) stream: Arc<Stream>,
+    pub(super) order: Order,
     pub(super) kernels: Kernels,
     /// Per slot: behind the last kernel of the operation.
     events: Vec<Event>,
     outcomes: Pinned<Outcome>,
     traces: Pinned<Trace>,
-    pub(super) waits: Waits,
+    pub(super) waits: Arc<Waits>,
     state: Buffer,
     /// Totals of row signals that are waited for, and of done signals: `[slots, R]` each.
     pub(super) expected: [Buffer; 2],
@@ -84,6 +91,8 @@ pub(super) struct Engine {
     pub(super) shape: Shape,
     pub(super) sizes: Sizes,
     pub(super) rank: u32,
+    /// The last operation that was sent.
+    latest: u64,
     level: u64,
     cap_ns: u64,
     pub(super) blocks: u32,
@@ -145,19 +154,24 @@ impl Engine {
         let blocks = config.sms.blocks(processors);
         let slots = sizes.slots as usize;
         let groups = u64::from(moe.hidden.div_ceil(128));
+        let stream = Arc::new(Stream::new(context)?);
+        let waits = Arc::new(Waits {
+            waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
+            report: Pinned::new(context, 1)?,
+            abort: Pinned::new(context, 1)?,
+            ranks: (0..moe.ranks).collect(),
+            ring,
+            turn: Turn::default(),
+        });
         let engine = Self {
-            stream: Stream::new(context)?,
+            observer: Observer::new(context, &stream, &waits)?,
+            order: Order::new(context, Duration::from_nanos(plan.cap_ns))?,
+            stream,
             kernels,
             events: (0..slots).map(|_| Event::new(context)).collect::<Result<_>>()?,
             outcomes: Pinned::new(context, slots)?,
             traces: Pinned::new(context, slots)?,
-            waits: Waits {
-                waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
-                report: Pinned::new(context, 1)?,
-                abort: Pinned::new(context, 1)?,
-                ranks: (0..moe.ranks).collect(),
-                ring,
-            },
+            waits,
             state: Buffer::of(context, &[state])?,
             expected,
             _entered: entered,
@@ -176,6 +190,7 @@ impl Engine {
             shape: moe,
             sizes,
             rank: shape.rank,
+            latest: 0,
             level,
             cap_ns: plan.cap_ns,
             blocks,
@@ -243,7 +258,66 @@ impl Engine {
         let launch = Launch { blocks, threads: 32 * warps, shared };
         // SAFETY: by this function's contract; the second parameter is the face's.
         unsafe { kernel.launch(&self.stream, launch, &mut pointers)? };
-        self.events[slot].record(&self.stream)
+        self.events[slot].record(self.stream.name())
+    }
+
+    /// Whether a stream is captured into a graph, which has no host that could hear of sizes.
+    pub(super) fn is_captured(&self, stream: Option<RawStream>) -> Result<bool> {
+        let asked = stream.map_or(Ok(false), |stream| stream.is_captured(self.stream.context()));
+        self.give_up(asked)
+    }
+
+    /// Starts an operation that may move rows: behind what its stream has got by now, and behind the
+    /// last use of every region that was taken back.
+    pub(super) fn enter(&mut self, operation: u64, stream: Option<RawStream>) -> Result<()> {
+        self.latest = operation;
+        self.order.enter(&self.stream, stream)
+    }
+
+    /// Ends an operation whose kernels are launched: its stream goes on behind them, and somebody
+    /// watches that they end; without a stream the host waits.
+    pub(super) fn leave(
+        &mut self,
+        operation: u64,
+        phase: u64,
+        stream: Option<RawStream>,
+    ) -> Result<()> {
+        let Some(stream) = stream else { return self.finish(operation, phase) };
+        let slot = self.slot(operation);
+        self.events[slot].hold(stream)?;
+        if phase == abi::TY_PHASE_DONE || self.sizes.longest_put.is_some() {
+            // A combine reads regions that its caller may drop now, and its own is given back; where
+            // kernels put, so is what a dispatch has staged.
+            self.order.free_behind(&self.events[slot])?;
+        }
+        let wait = self.wait(operation, phase);
+        self.observer.watch(wait)
+    }
+
+    /// Waits until everything has ended that was launched, and streams have passed the regions that
+    /// were taken back.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        self.observer.check()?;
+        let wait = self.wait(self.latest, abi::TY_PHASE_DONE);
+        let is_over = || self.stream.is_idle();
+        self.waits.until(wait, &|| matches!(is_over(), Ok(true)), &is_over)?;
+        self.waits.ended(wait)?;
+        self.order.settle()
+    }
+
+    /// A stream has ended, and nobody may name it any more.
+    pub(super) fn forget(&mut self, stream: RawStream) {
+        self.order.forget(stream);
+        self.handles.iter_mut().for_each(|h| h.stream = h.stream.filter(|s| *s != stream));
+    }
+
+    /// Takes a region back.
+    pub(super) fn release(&mut self, region: u64) {
+        if let Err(error) = self.order.take_back(region) {
+            // The stream may still read it, and others would write it: nothing may run after this.
+            self.observer.fail(error);
+        }
+        self.arena.release(region);
     }
 
     /// Waits until the kernel of an operation has told what it came to.
@@ -329,7 +403,7 @@ impl Engine {
             operation: 0,
             level: self.level,
         };
-        self.waits.waiter.until(&what, || ring.done(), || ring.check())
+        self.waits.waiter.until(&what, || ring.done(), || ring.explain())
     }
 
     /// Ends every wait of this rank's kernels after an error that closes the yard: nobody else does,
@@ -348,13 +422,18 @@ impl Engine {
         handle: u32,
         dtype: u32,
     ) -> Result<(u64, abi::TyTensor)> {
+        self.observer.check()?;
         let Some(state) = self.handles.get(handle as usize) else {
             return Err(Error::new(ErrorKind::Internal, "combine input", "no such handle"));
         };
-        let rows = state.rows;
+        let (rows, stream) = (state.rows, state.stream);
         let element = DType::from_code(dtype).map_or(4, DType::bytes) as u64;
         let columns = u64::from(self.shape.hidden);
         let region = self.arena.allocate(rows * columns * element, Holder::CombineInput(handle))?;
+        if let Err(error) = self.order.lend(region.id, stream) {
+            self.arena.release(region.id);
+            return Err(error);
+        }
         let tensor = abi::TyTensor {
             data: (self.arena_at + region.offset) as *mut u8,
             dtype,
@@ -368,9 +447,11 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        self.observer.stop();
         self.waits.end_all();
-        if let Err(error) = self.stream.synchronize() {
-            tracing::warn!("the stream of the cuda kernel set did not end well: {error}");
+        let ended = self.stream.synchronize().and_then(|()| self.order.take_back_all());
+        if let Err(error) = ended {
+            tracing::warn!("the streams of the cuda kernel set did not end well: {error}");
         }
     }
 }
@@ -382,23 +463,7 @@ fn load(
     most_shared: u32,
 ) -> Result<Kernels> {
     let architecture = Architecture { capability: context.device.capability()? };
-    let rows = match config.rows {
-        RowCopy::Tma => Rows::Tma,
-        RowCopy::Vector => Rows::Vector,
-        // Windows are host memory then, and speed is no matter.
-        RowCopy::Auto if face.source().puts => Rows::Vector,
-        RowCopy::Auto if architecture.capability >= 90 => Rows::Tma,
-        RowCopy::Auto => Rows::Vector,
-    };
-    if rows == Rows::Tma && architecture.capability < 90 {
-        let message =
-            format!("rows = \"tma\": found {}; expected sm_90 or later", architecture.name());
-        return Err(Error::new(ErrorKind::Unsupported, "load kernels", message)
-            .with_fix("set rows = \"auto\" in [kernels.cuda]"));
-    }
-    let program = Program::new(architecture, rows, face.source());
-    let cache = Cache::open(config.cache.as_deref())?;
-    let image = cache.get(&program.key()?, || program.compile().map(|made| made.image))?;
+    let (image, _) = compile::kernels(config, architecture, face.source())?;
     let module = Module::load(context, &image)?;
     let dispatch = module.cooperative("ty_dispatch")?;
     let combine = [

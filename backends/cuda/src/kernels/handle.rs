@@ -6,7 +6,7 @@ use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec, Shape, Span};
 
 use super::args::{Routing, WARPS};
-use crate::driver::{Buffer, Context};
+use crate::driver::{Buffer, Context, RawStream};
 
 /// One handle slot. Its memory is allocated when the yard is planned.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ pub(super) struct HandleState {
     /// Expert-major and packed: where the slots and the weights of the first output lie; 0 where it has none.
     pub(super) slots: u64,
     pub(super) weights: u64,
+    /// The stream of the dispatch that made it.
+    pub(super) stream: Option<RawStream>,
     _memory: Buffer,
 }
 
@@ -98,6 +100,7 @@ impl HandleState {
             layout: Layout::Flat,
             slots: 0,
             weights: 0,
+            stream: None,
             _memory: memory,
         })
     }

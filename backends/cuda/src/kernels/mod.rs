@@ -17,12 +17,15 @@ mod dispatch;
 mod engine;
 mod face;
 mod handle;
+mod observer;
+mod order;
 mod outcome;
 mod proxy;
 mod sizes;
 mod waits;
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
@@ -35,7 +38,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::CudaConfig;
-use crate::driver::{self, Buffer, Context, Device, HostWindow, Vmm};
+use crate::driver::{self, Buffer, Context, Device, HostWindow, Stream, Vmm};
 use engine::Engine;
 use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
 
@@ -58,6 +61,8 @@ pub struct CudaKernels {
     memory: Vec<Memory>,
     /// Tensors of tools, by address.
     tensors: HashMap<u64, Buffer>,
+    /// Streams of tools.
+    streams: Vec<Stream>,
 }
 
 /// The memory of a window.
@@ -99,9 +104,18 @@ impl Memory {
 
 impl CudaKernels {
     /// Waits for the kernels of operations that were sent, received or not. All ranks have entered
-    /// those, so they end without anybody else.
+    /// those, so they end without anybody else. And for what tools have queued.
     fn settle(&self) -> Result<()> {
-        self.engine.as_ref().map_or(Ok(()), |engine| engine.stream.synchronize())
+        self.engine.as_ref().map_or(Ok(()), |engine| engine.stream.synchronize())?;
+        self.streams.iter().try_for_each(Stream::synchronize)
+    }
+
+    fn stream(&self, pointer: *mut c_void) -> Result<&Stream> {
+        self.streams.iter().find(|stream| stream.name().pointer() == pointer).ok_or_else(|| {
+            let text =
+                format!("found {pointer:p}; expected a stream that this kernel set has made");
+            Error::new(ErrorKind::InvalidInput, "use stream", text)
+        })
     }
 
     fn engine(&mut self) -> Result<&mut Engine> {
@@ -162,6 +176,7 @@ impl KernelSet for CudaKernels {
             engine: None,
             memory: Vec::new(),
             tensors: HashMap::new(),
+            streams: Vec::new(),
         })
     }
 
@@ -195,7 +210,7 @@ impl KernelSet for CudaKernels {
         Ok(KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 2,
-            flags: 0,
+            flags: abi::TY_NEEDS_STREAMS,
             scale_up: up,
             scale_out: out,
             window_bytes,
@@ -270,8 +285,9 @@ impl KernelSet for CudaKernels {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.settle()?;
-        self.engine.as_ref().map_or(Ok(()), Engine::flush_puts)
+        let engine = self.engine()?;
+        engine.flush()?;
+        engine.flush_puts()
     }
 
     fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
@@ -280,7 +296,7 @@ impl KernelSet for CudaKernels {
 
     fn release(&mut self, region: u64) {
         if let Some(engine) = &mut self.engine {
-            engine.arena.release(region);
+            engine.release(region);
         }
     }
 
@@ -301,6 +317,36 @@ impl KernelSet for CudaKernels {
     unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
         self.settle()?;
         driver::copy(&self.context, to as u64, from as u64, bytes)
+    }
+
+    fn stream_create(&mut self) -> Result<*mut c_void> {
+        let stream = Stream::new(&self.context)?;
+        let pointer = stream.name().pointer();
+        self.streams.push(stream);
+        Ok(pointer)
+    }
+
+    fn stream_destroy(&mut self, stream: *mut c_void) {
+        let Some(index) = self.streams.iter().position(|s| s.name().pointer() == stream) else {
+            return;
+        };
+        let stream = self.streams.swap_remove(index);
+        if let Err(error) = stream.synchronize() {
+            tracing::warn!("a tool's stream did not end well: {error}");
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.forget(stream.name());
+        }
+    }
+
+    unsafe fn copy_on(
+        &mut self,
+        stream: *mut c_void,
+        to: *mut u8,
+        from: *const u8,
+        bytes: u64,
+    ) -> Result<()> {
+        self.stream(stream)?.copy(to as u64, from as u64, bytes)
     }
 }
 

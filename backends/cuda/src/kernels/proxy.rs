@@ -87,10 +87,19 @@ impl Ring {
         }
     }
 
-    /// Whether the ring is alive (INV-7). Only while an operation is open: it asks the transport.
+    /// Why the ring is dead, if it is, in the transport's own words. Only while an operation is open, for
+    /// it asks the transport.
     ///
     /// # Errors
-    /// What the transport says of the command that failed.
+    /// As [`check`](Self::check).
+    pub(super) fn explain(&self) -> Result<()> {
+        self.check().map_err(|error| self.link.health().err().unwrap_or(error))
+    }
+
+    /// Whether the ring is alive (INV-7).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Transport`] with the command that failed.
     pub(super) fn check(&self) -> Result<()> {
         let status = self.status.at(0);
         // SAFETY: pinned memory that lives as long as `self`; aligned words that the host stores.
@@ -103,7 +112,6 @@ impl Ring {
         if failed == 0 {
             return Ok(());
         }
-        self.link.health()?;
         let which = match failed {
             u64::MAX => "the transport".to_owned(),
             number => format!("command {} of the kernels", number - 1),

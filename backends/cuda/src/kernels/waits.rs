@@ -1,8 +1,9 @@
 //! How the host waits for kernels, and says what they wait for (INV-6).
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokenyard_core::wait::{WaitFor, Waiter, expired};
+use tokenyard_core::wait::{WaitFor, Waiter, expired, monotonic_ns};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::Report;
@@ -35,6 +36,51 @@ pub(super) struct Waits {
     pub(super) ranks: Vec<u32>,
     /// Where kernels post through the host.
     pub(super) ring: Option<Ring>,
+    pub(super) turn: Turn,
+}
+
+/// Whose the board is: it has room for one wait. Who waits there goes first; who only looks on steps
+/// back meanwhile, because the wait of the host sees everything that goes wrong.
+#[derive(Debug, Default)]
+pub(super) struct Turn(Mutex<bool>);
+
+impl Turn {
+    /// Takes the board until the result is dropped. One thread at a time.
+    fn wait(&self) -> HostWaits<'_> {
+        self.set(true);
+        HostWaits(self)
+    }
+
+    fn set(&self, host_waits: bool) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = host_waits;
+    }
+
+    /// Runs `look` on the board, unless somebody waits there.
+    fn look<T>(&self, look: impl FnOnce() -> T) -> Option<T> {
+        let host_waits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (!*host_waits).then(look)
+    }
+}
+
+/// The host waits on the board.
+struct HostWaits<'a>(&'a Turn);
+
+impl Drop for HostWaits<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+/// A wait that nobody is in, as it was last looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// What it is for, and since when.
+    what: Option<(WaitFor, u64)>,
+}
+
+/// Whether it is for the same rank to do the same. What the kernel says of the signal may be torn.
+fn is_same(a: &WaitFor, b: &WaitFor) -> bool {
+    (a.operation, a.phase, a.peer) == (b.operation, b.phase, b.peer)
 }
 
 impl Waits {
@@ -77,29 +123,78 @@ impl Waits {
         done: &dyn Fn() -> bool,
         is_over: &dyn Fn() -> Result<bool>,
     ) -> Result<()> {
-        let Err(error) = self.look_on(wait, done, is_over) else { return Ok(()) };
+        let waited = {
+            let _turn = self.turn.wait();
+            self.look_on(wait, done, is_over)
+        };
+        waited.map_err(|error| {
+            let told = self.wind_up(error, wait, is_over);
+            // What broke is the cause; what it broke says where the ranks are.
+            match self.ring.as_ref().map_or(Ok(()), Ring::explain) {
+                Err(cause) => cause.with_context("meanwhile", told.message()),
+                Ok(()) => told,
+            }
+        })
+    }
+
+    /// Ends kernels after a wait that failed, and says why it did.
+    pub(super) fn wind_up(
+        &self,
+        error: Error,
+        wait: Wait,
+        is_over: &dyn Fn() -> Result<bool>,
+    ) -> Error {
         self.end_all();
         // Who is told that the operation failed may free its tensors.
         let start = Instant::now();
         while matches!(is_over(), Ok(false)) {
             if start.elapsed() > LAST_MOMENT {
-                return Err(error.with_context("a kernel", "still runs, or waits behind another").with_fix(
+                return error.with_context("a kernel", "still runs, or waits behind another").with_fix(
                     "keep the tensors of this operation until the device is idle, or end the process",
-                ));
+                );
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        let told = self.ended(wait).err().unwrap_or(error);
-        // What broke is the cause; what it broke says where the ranks are.
-        Err(match self.posts() {
-            Err(cause) => cause.with_context("meanwhile", told.message()),
-            Ok(()) => told,
-        })
+        if self.posts().is_err() {
+            return error;
+        }
+        self.ended(wait).err().unwrap_or(error)
     }
 
     /// Whether what kernels post still goes out (INV-7).
     fn posts(&self) -> Result<()> {
         self.ring.as_ref().map_or(Ok(()), Ring::check)
+    }
+
+    /// Looks at a wait that nobody is in.
+    ///
+    /// # Errors
+    /// That it must end.
+    pub(super) fn look_at(&self, wait: Wait, seen: &mut Seen) -> Result<()> {
+        let report = self.report();
+        let what = self.what(wait, &report);
+        let look = || {
+            let since = match seen.what {
+                Some((same, since)) if is_same(&same, &what) => since,
+                before => {
+                    if before.is_some() {
+                        self.waiter.look_away();
+                    }
+                    monotonic_ns()
+                }
+            };
+            seen.what = Some((what, since));
+            // Not there yet, whatever an old word looks like.
+            let found = report.wait_found.min(what.expected.saturating_sub(1));
+            self.posts()?;
+            self.waiter.look_at(&what, since, found)
+        };
+        self.turn.look(look).unwrap_or(Ok(()))
+    }
+
+    /// Takes such a wait from the board.
+    pub(super) fn look_away(&self) {
+        self.turn.look(|| self.waiter.look_away());
     }
 
     fn look_on(
@@ -151,5 +246,20 @@ impl Waits {
             level: wait.level,
         };
         Err(expired(&what, report.found, Duration::ZERO))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_on_leaves_the_board_to_who_waits() {
+        let turn = Turn::default();
+        assert_eq!(turn.look(|| 1), Some(1));
+        let waits = turn.wait();
+        assert_eq!(turn.look(|| 2), None);
+        drop(waits);
+        assert_eq!(turn.look(|| 3), Some(3));
     }
 }

@@ -81,7 +81,7 @@ impl Lane {
     pub(super) fn note(&mut self, command: &Command, failed: bool) {
         debug_assert!(!self.marks.is_empty(), "the lane is full");
         let Some(mark) = self.marks.pop() else { return };
-        let failed = mark.record(&self.stream).is_err() || failed;
+        let failed = mark.record(self.stream.name()).is_err() || failed;
         let (kind, status) =
             if failed { (abi::TY_EVENT_ERROR, abi::TY_TRANSPORT) } else { (abi::TY_EVENT_DONE, 0) };
         let event =

@@ -55,24 +55,58 @@ impl Engine {
     ) -> usize {
         for (index, command) in batch.iter().enumerate() {
             let Some(slot) = own.take(&self.shared.slots, command) else { return index };
+            let next = batch.get(index + 1).filter(|next| !own.waits_for(next.peer));
             let more = own.has_room()
                 && state.may_hold_back()
-                && batch.get(index + 1).is_some_and(|next| self.follows(next, command));
+                && next.is_some_and(|next| self.follows(next, command));
+            let job = Job { command, slot, more };
             // SAFETY: by this function's contract.
-            match unsafe { self.execute(state, &Job { command, slot, more }) } {
-                Ok(Outcome::UnderWay) => self.shared.slots.start(slot),
-                Ok(Outcome::Done) => own.end(slot, abi::TY_OK),
-                Ok(Outcome::Full) => {
-                    own.give_back(slot);
-                    return index;
-                }
-                Err(fault) => {
-                    self.fail(state, fault, command);
-                    own.end(slot, abi::TY_TRANSPORT);
-                }
+            let taken = !own.waits_for(command.peer) && unsafe { self.start(own, state, &job) };
+            if !taken && !own.defer(slot, command) {
+                own.give_back(slot);
+                return index;
             }
         }
         batch.len()
+    }
+
+    /// Tries so many commands again that wait for their peers: for each peer until it refuses one.
+    pub(super) fn retry(&self, own: &mut Own, state: &mut State, most: usize) {
+        let mut refusals = 0;
+        for _ in 0..most {
+            let Some(backlog) = own.backlog().filter(|backlog| refusals < backlog.peers()) else {
+                return;
+            };
+            let Some((place, command)) = backlog.first() else { return };
+            let job = Job { command: &command, slot: own.slot(place), more: false };
+            // SAFETY: `post` has accepted the command, and its contract holds until the command ends.
+            let taken = unsafe { self.start(own, state, &job) };
+            let Some(backlog) = own.backlog() else { return };
+            if taken {
+                backlog.pop();
+            } else {
+                backlog.pass();
+                refusals += 1;
+            }
+        }
+    }
+
+    /// Hands a command to the provider, or ends it; `false`: its peer takes nothing now.
+    ///
+    /// # Safety
+    /// As [`Engine::post_batch`].
+    unsafe fn start(&self, own: &mut Own, state: &mut State, job: &Job<'_>) -> bool {
+        // SAFETY: by this function's contract.
+        match unsafe { self.execute(state, job) } {
+            Ok(Outcome::UnderWay) => self.shared.slots.start(job.slot),
+            Ok(Outcome::Done) => own.end(job.slot, abi::TY_OK),
+            Ok(Outcome::Full) => return false,
+            Err(fault) => {
+                self.fail(state, fault, job.command);
+                own.end(job.slot, abi::TY_TRANSPORT);
+            }
+        }
+        true
     }
 
     /// Whether a command will be a write that has a completion: only these end a batch.

@@ -10,6 +10,7 @@ use tokenyard_sys_fabric::Library;
 use tokenyard_sys_fabric::consts::*;
 
 use super::Settings;
+use super::backlog::Backlog;
 use super::datum::Datum;
 use super::info::Info;
 use super::lane::{Lane, Own, Slots};
@@ -97,7 +98,10 @@ impl Engine {
                 Ok(Rail::new(index, objects, options))
             })
             .collect::<Result<_>>()?;
-        let lanes = (0..needs.lanes).map(|id| Lane::new(id, needs.queue_depth)).collect();
+        let backlog =
+            || (settings.proxy_threads > 0).then(|| Backlog::new(needs.queue_depth, peers));
+        let lane = |id| Lane::new(id, needs.queue_depth, backlog());
+        let lanes = (0..needs.lanes).map(lane).collect();
         let links = vec![format!("{provider}, not connected"); peers as usize];
         Ok(Self {
             library,
@@ -359,6 +363,19 @@ impl Engine {
             }
         }
         Ok(accepted)
+    }
+
+    /// Posts what waits for its peers, if they take it now; a batch at most.
+    pub(super) fn post_backlog(&self, lane: u32, rails: &[usize]) -> Result<(), i32> {
+        let mut own = self.lane(lane)?;
+        if own.backlog().is_none() {
+            return Ok(());
+        }
+        own.turn += 1;
+        if let Some(mut state) = self.rails[rails[own.turn % rails.len()]].enter() {
+            self.retry(&mut own, &mut state, BATCH);
+        }
+        Ok(())
     }
 
     /// The events of a lane whose completions have been read.

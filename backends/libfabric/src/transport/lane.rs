@@ -14,6 +14,8 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event};
 use tokenyard_sys_fabric::types::fi_context2;
 
+use super::backlog::Backlog;
+
 const NONE: u32 = u32::MAX;
 
 /// A place for one command that is under way.
@@ -132,12 +134,14 @@ pub(super) struct Own {
     held: Box<[Held]>,
     /// Slots whose event waits for `poll`.
     ready: VecDeque<u32>,
+    /// Slots whose command waits for its peer, where a proxy thread posts.
+    backlog: Option<Backlog>,
     /// Counts batches, so that the rails take turns.
     pub(super) turn: usize,
 }
 
 impl Lane {
-    pub(super) fn new(id: u32, depth: u32) -> Self {
+    pub(super) fn new(id: u32, depth: u32, backlog: Option<Backlog>) -> Self {
         let first = id * depth;
         Self(Mutex::new(Own {
             id,
@@ -145,6 +149,7 @@ impl Lane {
             free: (first..first + depth).rev().collect(),
             held: vec![Held::default(); depth as usize].into_boxed_slice(),
             ready: VecDeque::with_capacity(depth as usize),
+            backlog,
             turn: id as usize,
         }))
     }
@@ -188,6 +193,33 @@ impl Own {
         }
     }
 
+    /// Whether commands of this lane wait for a peer.
+    #[inline]
+    pub(super) fn waits_for(&self, peer: u32) -> bool {
+        self.backlog.as_ref().is_some_and(|backlog| backlog.waits_for(peer))
+    }
+
+    /// Lets a command wait for its peer; `false`: commands of this lane never do.
+    pub(super) fn defer(&mut self, slot: u32, command: &Command) -> bool {
+        match &mut self.backlog {
+            Some(backlog) => {
+                backlog.push(slot - self.first, command);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The commands that wait, unless there are none.
+    pub(super) fn backlog(&mut self) -> Option<&mut Backlog> {
+        self.backlog.as_mut().filter(|backlog| backlog.len() > 0)
+    }
+
+    /// The slot of a place of the backlog.
+    pub(super) fn slot(&self, place: u32) -> u32 {
+        self.first + place
+    }
+
     /// Whether a slot is free.
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
@@ -225,9 +257,10 @@ impl Own {
         count
     }
 
-    /// Whether no command is under way.
+    /// Whether no command is under way. One that waits for its peer is not: no provider has it.
     pub(super) fn is_idle(&self) -> bool {
-        self.free.len() + self.ready.len() == self.held.len()
+        let waiting = self.backlog.as_ref().map_or(0, Backlog::len);
+        self.free.len() + self.ready.len() + waiting == self.held.len()
     }
 }
 
@@ -242,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_free_when_its_event_was_taken() {
-        let (slots, lane) = (Slots::new(2, 2), Lane::new(1, 2));
+        let (slots, lane) = (Slots::new(2, 2), Lane::new(1, 2, None));
         let mut own = lane.enter().unwrap();
         let one = own.take(&slots, &command(7, abi::TY_FLAG_NOTIFY)).unwrap();
         let two = own.take(&slots, &command(8, 0)).unwrap();
@@ -262,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_failed_command_has_an_event_although_nobody_asked_for_one() {
-        let (slots, lane) = (Slots::new(1, 4), Lane::new(0, 4));
+        let (slots, lane) = (Slots::new(1, 4), Lane::new(0, 4, None));
         let mut own = lane.enter().unwrap();
         let slot = own.take(&slots, &command(3, 0)).unwrap();
         slots.start(slot);
@@ -275,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_completion_that_is_reported_twice_ends_its_command_once() {
-        let (slots, lane) = (Slots::new(1, 4), Lane::new(0, 4));
+        let (slots, lane) = (Slots::new(1, 4), Lane::new(0, 4, None));
         let mut own = lane.enter().unwrap();
         let [one, two] = [1, 2].map(|tag| own.take(&slots, &command(tag, 0)).unwrap());
         [one, two].iter().for_each(|slot| slots.start(*slot));
@@ -303,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_lane_lets_one_in_at_a_time() {
-        let lane = Lane::new(0, 1);
+        let lane = Lane::new(0, 1, None);
         let inside = lane.enter().unwrap();
         assert!(lane.enter().is_none());
         drop(inside);
@@ -312,7 +345,7 @@ mod tests {
 
     #[test]
     fn completions_of_several_threads_are_all_collected() {
-        let (slots, lane) = (Slots::new(1, 512), Lane::new(0, 512));
+        let (slots, lane) = (Slots::new(1, 512), Lane::new(0, 512, None));
         let mut own = lane.enter().unwrap();
         let taken: Vec<_> = (0..512)
             .map(|tag| own.take(&slots, &command(tag, abi::TY_FLAG_NOTIFY)).unwrap())

@@ -48,6 +48,7 @@ impl Driven for Share {
         let mut count = 0;
         for index in 0..self.lanes.len() {
             let lane = self.lanes[(self.turn + index) % self.lanes.len()];
+            self.engine.post_backlog(lane, &self.rails)?;
             count += self.engine.take_events(lane, &mut events[count..])?;
         }
         self.sound = true;
@@ -81,9 +82,15 @@ pub(super) fn start(engine: &Arc<Engine>, threads: u32) -> Result<Proxy> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::connected;
+    use std::marker::PhantomData;
+    use std::time::Duration;
+
+    use super::super::shared::Failure;
+    use super::super::tests::{connected_for, signal, until};
+    use super::super::{AnyProvider, Part};
     use super::*;
-    use tokenyard_core::transport::NO_EVENT;
+    use tokenyard_core::abi;
+    use tokenyard_core::transport::{NO_EVENT, Transport};
 
     fn share(engine: &Arc<Engine>) -> Share {
         let (engine, rails, lanes) = (Arc::clone(engine), vec![0], vec![0, 1]);
@@ -92,9 +99,9 @@ mod tests {
 
     #[test]
     fn an_engine_that_fails_closes_its_endpoint_and_one_that_ends_leaves_that_to_the_flush() {
-        let mut ranks = connected(2);
+        let mut ranks = connected_for(2, 1);
         let (mut first, _peer) = (ranks.remove(0), ranks.remove(0));
-        first.engine.farewell = std::time::Duration::ZERO;
+        first.engine.farewell = Duration::ZERO;
         let engine = Arc::new(first.engine);
         let mut sound = share(&engine);
         sound.poll(&mut [NO_EVENT; 4]).unwrap();
@@ -108,5 +115,94 @@ mod tests {
         assert!(engine.rail(0).objects.ep().is_none(), "nobody writes through it any more");
         drop(engine);
         drop(first.memory);
+    }
+
+    /// Offers one command as the proxy does; whether it was accepted.
+    fn offer(share: &mut Share, lane: u32, command: Command) -> bool {
+        let command = Command { lane, flags: abi::TY_FLAG_NOTIFY, ..command };
+        // SAFETY: the tests' commands are in range and read no memory.
+        unsafe { share.post(lane, &[command]).unwrap() == 1 }
+    }
+
+    #[test]
+    fn what_a_peer_does_not_take_holds_up_no_command_behind_it_and_ends_with_that_peer() {
+        const EACH: u64 = 20;
+        let mut ranks = connected_for(3, 1);
+        let [alive, dead, sender] = [2, 1, 0].map(|rank| ranks.remove(rank));
+        dead.die();
+        let engine = Arc::new(sender.engine);
+        let mut share = share(&engine);
+        let mut events = [NO_EVENT; 16];
+        let (mut posted, mut ended) = (0, 0);
+        until("a command waits for the dead peer", || {
+            posted += u64::from(offer(&mut share, 0, signal(1)));
+            ended += share.poll(&mut events).unwrap() as u64;
+            engine.lane(0).unwrap().backlog().is_some()
+        });
+        // Nobody's patience ends here: the deadline is the tests' own.
+        for lane in [0, 1] {
+            for _ in 0..EACH {
+                assert!(offer(&mut share, lane, signal(1)) && offer(&mut share, lane, signal(2)));
+            }
+        }
+        posted += 4 * EACH;
+        until("all that is for the live peer arrives", || {
+            ended += share.poll(&mut events).unwrap() as u64;
+            alive.drive();
+            alive.engine.shared.total(1) == 2 * EACH
+        });
+        let waiting =
+            [0, 1].map(|lane| engine.lane(lane).unwrap().backlog().map_or(0, |b| b.len()));
+        assert!(waiting.iter().all(|count| *count as u64 >= EACH), "{waiting:?} commands wait");
+        engine.rail(0).patience = Duration::ZERO;
+        let mut failed = 0;
+        until("what is for the dead peer ends", || {
+            let count = share.poll(&mut events).unwrap();
+            let errors = events[..count].iter().filter(|event| event.kind == abi::TY_EVENT_ERROR);
+            failed += errors.inspect(|event| assert_eq!(event.peer, 1)).count() as u64;
+            ended += count as u64;
+            ended == posted
+        });
+        assert!(failed >= 2 * EACH, "{failed} failed");
+        for lane in [0, 1] {
+            let own = engine.lane(lane).unwrap();
+            assert!(own.is_idle() && own.has_room(), "lane {lane} has its places back");
+        }
+        assert_eq!(engine.shared.health().unwrap_err().rank(), Some(1));
+        drop((share, engine, sender.memory));
+    }
+
+    #[test]
+    fn health_tells_of_all_peers_in_turn_unless_a_thread_has_ended() {
+        let mut ranks = connected_for(3, 1);
+        let rank = ranks.remove(0);
+        let engine = Arc::new(rank.engine);
+        for peer in [2, 1] {
+            let (message, interface) = ("a link".to_owned(), "eth0".to_owned());
+            engine.shared.fail(Failure { peer: Some(peer), message, interface });
+        }
+        let part = Part::<AnyProvider> {
+            proxy: Some(start(&engine, 1).unwrap()),
+            engine: Arc::clone(&engine),
+            proxy_threads: 1,
+            missing: 0,
+            kinds: abi::TY_MEMORY_HOST,
+            preset: PhantomData,
+        };
+        let told = [(); 4].map(|()| part.health().unwrap_err().rank());
+        assert_eq!(told, [1, 2, 1, 2].map(Some));
+        // The thread finds another in its lane, which is a breach of the rules.
+        let inside = loop {
+            if let Ok(inside) = engine.lane(0) {
+                break inside;
+            }
+        };
+        until("the thread ends", || part.health().unwrap_err().rank().is_none());
+        drop(inside);
+        for _ in 0..3 {
+            let error = part.health().unwrap_err();
+            assert!(error.rank().is_none() && error.message().contains("poll failed"), "{error}");
+        }
+        drop((part, engine, rank.memory));
     }
 }

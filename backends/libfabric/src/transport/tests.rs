@@ -24,11 +24,11 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    fn open(me: u32, ranks: u32) -> Self {
+    fn open(me: u32, ranks: u32, proxy_threads: u32) -> Self {
         let settings = Settings {
             provider: "tcp".into(),
             rails: Rails::Auto,
-            proxy_threads: 0,
+            proxy_threads,
             queue_depth: 64,
             get: false,
             flush: Flush::Auto,
@@ -91,9 +91,14 @@ pub(super) fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Connected ranks.
+/// Connected ranks, driven by their caller.
 pub(super) fn connected(ranks: u32) -> Vec<Rank> {
-    let mut all: Vec<_> = (0..ranks).map(|me| Rank::open(me, ranks)).collect();
+    connected_for(ranks, 0)
+}
+
+/// Connected ranks for so many proxy threads, which are not started.
+pub(super) fn connected_for(ranks: u32, proxy_threads: u32) -> Vec<Rank> {
+    let mut all: Vec<_> = (0..ranks).map(|me| Rank::open(me, ranks, proxy_threads)).collect();
     let endpoints: Vec<_> = all.iter_mut().map(|rank| rank.engine.endpoint().unwrap()).collect();
     std::thread::scope(|scope| {
         for rank in &mut all {

@@ -84,6 +84,8 @@ unsafe impl Sync for Context {}
 pub struct Async {
     /// One of `EVENT_*`, or another one.
     pub event: c_int,
+    /// Number of the queue pair that it is about, where one is broken.
+    pub queue_pair: Option<u32>,
 }
 
 impl Async {
@@ -191,15 +193,31 @@ impl Context {
     pub fn next_event(&self) -> Option<Async> {
         let mut event = AsyncEvent { element: std::ptr::null_mut(), event_type: -1 };
         // SAFETY: an open device, and room for the event; every event that is taken is
-        // acknowledged, or destroying what it names would wait for ever.
+        // acknowledged, or destroying what it names would wait for ever. Until then what it names
+        // is there.
         unsafe {
             if (self.library.get_async_event)(self.raw(), &mut event) != 0 {
                 return None;
             }
+            let queue_pair = queue_pair(&event);
             (self.library.ack_async_event)(&mut event);
+            Some(Async { event: event.event_type, queue_pair })
         }
-        Some(Async { event: event.event_type })
     }
+}
+
+/// # Safety
+/// The event was taken, and is not acknowledged.
+unsafe fn queue_pair(event: &AsyncEvent) -> Option<u32> {
+    let is_its = matches!(
+        event.event_type,
+        ffi::EVENT_QP_FATAL | ffi::EVENT_QP_REQ_ERR | ffi::EVENT_QP_ACCESS_ERR
+    );
+    if !is_its || event.element.is_null() {
+        return None;
+    }
+    // SAFETY: the element of these events is a queue pair, which is there by this function's contract.
+    Some(unsafe { (*event.element.cast::<ffi::RawQp>()).qp_num })
 }
 
 impl Drop for Context {

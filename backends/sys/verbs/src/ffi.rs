@@ -162,6 +162,10 @@ pub const EVENT_QP_ACCESS_ERR: c_int = 3;
 pub const EVENT_DEVICE_FATAL: c_int = 8;
 /// See [`EVENT_CQ_ERR`].
 pub const EVENT_SRQ_ERR: c_int = 14;
+/// See [`EVENT_CQ_ERR`]: a queue pair that is broken takes no more shared receives.
+pub const EVENT_QP_LAST_WQE_REACHED: c_int = 16;
+/// See [`EVENT_CQ_ERR`]: a port has gone down. It may come back.
+pub const EVENT_PORT_ERR: c_int = 10;
 
 /// Sixteen bytes that name a port.
 #[repr(C, align(8))]
@@ -584,7 +588,7 @@ pub struct SrqInitAttr {
 #[repr(C)]
 #[derive(Debug)]
 pub struct AsyncEvent {
-    /// What it is about; a port's number where the type says so.
+    /// What it is about: a queue pair, a queue, or a port's number, as the type says.
     pub element: *mut c_void,
     /// One of `EVENT_*`, or another one.
     pub event_type: c_int,

@@ -28,6 +28,8 @@ pub(super) enum Fault {
     UnknownSignal { id: u32 },
     /// The device reports something broken.
     Event(i32),
+    /// This rank's port is down for longer than connections bear.
+    Cut,
     /// An error completion of the read-back.
     ReadBack { status: i32, vendor: u32 },
 }
@@ -41,23 +43,49 @@ pub(super) struct Place {
     pub(super) command: Option<Pending>,
 }
 
-/// The first failure of a transport; it stays (INV-7).
+/// Whose failure it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// Of the connection to this peer, or of the peer.
+    Peer(u32),
+    /// Of the device, or of this rank.
+    Here,
+    /// This rank's port is down: it reaches no peer.
+    Port,
+}
+
+/// Something that went wrong.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failure {
     pub(super) fault: Fault,
     pub(super) place: Option<Place>,
+    pub(super) blame: Blame,
 }
 
 impl Failure {
-    /// In words; `link` describes the connection to the peer.
-    pub(super) fn to_error(self, library: &Library, team: &Team, link: Option<String>) -> Error {
-        let (message, fix) = self.fault.words(library);
+    /// The peer that it is about.
+    pub(super) fn about(&self) -> Option<u32> {
+        match self.blame {
+            Blame::Peer(peer) => Some(peer),
+            Blame::Here | Blame::Port => None,
+        }
+    }
+
+    /// In words; `link` describes the connection to the peer, or this rank's port.
+    pub(super) fn to_error(self, library: &Library, team: &Team, link: String) -> Error {
+        let world_rank = |peer: u32| team.world_ranks.get(peer as usize).copied();
+        let (mut message, mut fix) = self.fault.words(library);
+        if let (Blame::Port, Some(rank)) = (self.blame, self.place.and_then(|p| world_rank(p.peer)))
+        {
+            message = format!("{DOWN}: a command to rank {rank} failed: {message}");
+            fix = PORT_FIX.to_owned();
+        }
         let mut error = Error::new(ErrorKind::Transport, "execute command", message).with_fix(fix);
+        if let Some(rank) = self.about().and_then(world_rank) {
+            error = error.with_rank(rank);
+        }
         if let Some(place) = self.place {
             error = error.with_context("lane", place.lane).with_context("peer", place.peer);
-            if let Some(rank) = team.world_ranks.get(place.peer as usize) {
-                error = error.with_rank(*rank);
-            }
             if let Some(command) = place.command {
                 error = error
                     .with_context("op", command.op)
@@ -67,16 +95,20 @@ impl Failure {
                     .with_context("tag", command.tag);
             }
         }
-        match link {
-            Some(link) => error.with_context("link", link),
-            None => error,
-        }
+        error.with_context("link", link)
     }
 }
 
+const DOWN: &str = "the port of this rank is down";
+const PORT_FIX: &str = "see `rdma link` and the kernel's log, then the cable and the switch";
 const CONTRACT: &str = "report this: whoever posted the command broke the transport contract";
 
 impl Fault {
+    /// Whether a port that is down explains it.
+    pub(super) fn is_silence(self) -> bool {
+        matches!(self, Self::Completion { .. } | Self::Stalled)
+    }
+
     /// The message and the fix.
     fn words(self, library: &Library) -> (String, String) {
         let completion = |what: &str, status: i32, vendor: u32| {
@@ -113,6 +145,10 @@ impl Fault {
             Self::UnknownSignal { id } => (
                 format!("a peer raised signal {id}, which this rank does not have"),
                 CONTRACT.into(),
+            ),
+            Self::Cut => (
+                format!("{DOWN}, for longer than connections repeat what is not answered"),
+                PORT_FIX.into(),
             ),
             Self::Event(event) => (
                 format!("the device reports \"{}\" (event {event})", library.event_words(event)),

@@ -1,21 +1,21 @@
 //! One lane: its connections, the commands under way on them, and its events.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event};
 use tokenyard_sys_verbs::ffi::{WC_SUCCESS, Wc};
-use tokenyard_sys_verbs::{CallError, Context, Cq};
+use tokenyard_sys_verbs::{CallError, Cq};
 
 use super::batch::Batch;
 use super::commands::Way;
-use super::failure::{Failure, Fault, Place};
+use super::failure::{Fault, Place};
 use super::flight::{Pending, of_request, request_id};
-use super::memory::Memory;
 use super::peer::{Peer, Stage};
-use super::signals::{Signals, queue_fault};
+use super::shared::Shared;
+use super::signals::queue_fault;
 use crate::device::REQUESTS;
 
 /// Most commands that are made into lists before the doorbells ring.
@@ -29,52 +29,6 @@ const POLLS_PER_LOOK: u32 = 64;
 pub(super) const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// The longest that a device may take to give back what was posted on a connection that broke.
 pub(super) const LONGEST_FLUSH: Duration = Duration::from_secs(1);
-
-/// What the lanes of a transport share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    /// Field order is drop order: peers' access to memory ends, then the device.
-    pub(super) signals: Signals,
-    pub(super) memory: Memory,
-    pub(super) context: Arc<Context>,
-    /// How long a connection may stand still (INV-6).
-    pub(super) deadline: Duration,
-    /// The first failure; it stays (INV-7).
-    pub(super) failure: OnceLock<Failure>,
-}
-
-impl Shared {
-    #[cold]
-    pub(super) fn fail(&self, fault: Fault, place: Option<Place>) -> i32 {
-        // Only the first failure is kept.
-        let _ = self.failure.set(Failure { fault, place });
-        abi::TY_TRANSPORT
-    }
-
-    /// Takes what the device reports beside completions.
-    fn take_events(&self) {
-        while let Some(event) = self.context.next_event() {
-            if event.is_fatal() {
-                self.fail(Fault::Event(event.event), None);
-            } else {
-                let words = self.context.library().event_words(event.event);
-                tracing::warn!("{} reports \"{words}\"", self.context.name());
-            }
-        }
-    }
-
-    /// Counts the signals that have arrived; whether there was one.
-    #[inline]
-    pub(super) fn drive_signals(&self) -> bool {
-        match self.signals.drive() {
-            Ok(moved) => moved,
-            Err(fault) => {
-                self.fail(fault, None);
-                false
-            }
-        }
-    }
-}
 
 /// A lane. On cache lines of its own, so that lanes of several threads do not slow each other.
 #[derive(Debug)]
@@ -344,7 +298,8 @@ impl Queue {
             return;
         }
         self.next_watch = now + WATCH_EVERY;
-        shared.take_events();
+        shared.take_events(now);
+        shared.look_at_port(now);
         for index in 0..self.peers.len() {
             let peer = &mut self.peers[index];
             match peer.stage {

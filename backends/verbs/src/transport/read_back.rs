@@ -65,11 +65,7 @@ impl ReadBack {
     }
 
     /// Gives `count` the data whose payloads are visible, and reads for the others.
-    pub(super) fn drive(
-        &mut self,
-        mut count: impl FnMut(Datum) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
-        let mut counted = Ok(());
+    pub(super) fn drive(&mut self, count: impl FnMut(Datum)) -> Result<(), Fault> {
         if self.covered > 0 {
             let mut completion = [Wc::default()];
             if self.cq.poll(&mut completion).map_err(|e| queue_fault(&e))? == 0 {
@@ -80,13 +76,9 @@ impl ReadBack {
                 return Err(Fault::ReadBack { status, vendor });
             }
             let covered = std::mem::take(&mut self.covered);
-            // One that is bad does not take the others along.
-            for datum in self.waiting.drain(..covered) {
-                counted = counted.and(count(datum));
-            }
+            self.waiting.drain(..covered).for_each(count);
         }
-        let read = if self.waiting.is_empty() { Ok(()) } else { self.read() };
-        counted.and(read)
+        if self.waiting.is_empty() { Ok(()) } else { self.read() }
     }
 
     fn read(&mut self) -> Result<(), Fault> {

@@ -83,14 +83,22 @@ impl Signals {
     /// Counts what has arrived; whether there was something. Where another thread is at it, that one
     /// does.
     #[inline]
-    pub(super) fn drive(&self) -> Result<bool, Fault> {
-        match &self.receiver {
-            None => Ok(false),
-            Some(receiver) => match receiver.enter() {
-                None => Ok(false),
-                Some(mut inbox) => inbox.take(receiver, &self.totals),
-            },
-        }
+    pub(super) fn drive(&self, tell: &mut dyn FnMut(Bad)) -> bool {
+        let Some(receiver) = &self.receiver else { return false };
+        receiver.enter().is_some_and(|mut inbox| inbox.take(receiver, &self.totals, tell))
+    }
+}
+
+/// Something that is wrong with what arrived, and the number of the queue pair that it came by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bad {
+    pub(super) fault: Fault,
+    pub(super) number: Option<u32>,
+}
+
+impl Bad {
+    fn here(fault: Fault) -> Self {
+        Self { fault, number: None }
     }
 }
 
@@ -149,22 +157,31 @@ impl Receiver {
 type CallResult<T> = std::result::Result<T, tokenyard_sys_verbs::CallError>;
 
 impl Inbox {
-    fn take(&mut self, receiver: &Receiver, totals: &[AtomicU64]) -> Result<bool, Fault> {
+    /// What is good counts, whatever fails beside it. Whether something has come.
+    fn take(
+        &mut self,
+        receiver: &Receiver,
+        totals: &[AtomicU64],
+        tell: &mut dyn FnMut(Bad),
+    ) -> bool {
         let mut moved = false;
-        // What is good counts, whatever fails beside it; of what fails the first is told.
-        let mut bad = Ok(());
         for _ in 0..ROUNDS {
             let room = self.read_back.as_ref().map_or(AGAIN, |it| it.room().min(AGAIN));
             let found = match receiver.cq.poll(&mut self.completions[..room]) {
                 Ok(found) => found,
-                Err(error) => return bad.and(Err(queue_fault(&error))),
+                Err(error) => {
+                    tell(Bad::here(queue_fault(&error)));
+                    return moved;
+                }
             };
-            bad = bad.and(self.settle(found, totals));
+            self.settle(found, totals, tell);
             moved |= found > 0;
+            // One that failed has used its receive up too.
             self.owed += found;
             while self.owed >= self.again {
                 if let Err(error) = receiver.srq.post(self.again) {
-                    return bad.and(Err(queue_fault(&error)));
+                    tell(Bad::here(queue_fault(&error)));
+                    return moved;
                 }
                 self.owed -= self.again;
             }
@@ -174,41 +191,43 @@ impl Inbox {
         }
         if let Some(read_back) = &mut self.read_back {
             moved |= read_back.is_waiting();
-            bad = bad.and(read_back.drive(|datum| add(totals, datum)));
+            if let Err(fault) = read_back.drive(|datum| add(totals, datum)) {
+                tell(Bad::here(fault));
+            }
         }
-        bad.map(|()| moved)
+        moved
     }
 
     /// Counts the first so many completions, or lets them wait for a read-back.
-    fn settle(&mut self, found: usize, totals: &[AtomicU64]) -> Result<(), Fault> {
-        let mut bad = Ok(());
+    fn settle(&mut self, found: usize, totals: &[AtomicU64], tell: &mut dyn FnMut(Bad)) {
         for completion in &self.completions[..found] {
-            bad = bad.and(datum(completion).and_then(|datum| match &mut self.read_back {
-                None => add(totals, datum),
-                Some(read_back) => {
-                    read_back.push(datum);
-                    Ok(())
-                }
-            }));
+            match (datum(completion, totals.len()), &mut self.read_back) {
+                (Ok(datum), None) => add(totals, datum),
+                (Ok(datum), Some(read_back)) => read_back.push(datum),
+                (Err(fault), _) => tell(Bad { fault, number: Some(completion.qp_num) }),
+            }
         }
-        bad
     }
 }
 
-fn datum(completion: &Wc) -> Result<Datum, Fault> {
+/// What a completion says that is one of ours, and about one of so many signals.
+fn datum(completion: &Wc, signals: usize) -> Result<Datum, Fault> {
     let (status, vendor) = (completion.status, completion.vendor_err);
     if status != WC_SUCCESS || completion.opcode != WC_RECV_RDMA_WITH_IMM {
         return Err(Fault::Receive { status, vendor });
     }
-    Ok(Datum::from_word(u32::from_be(completion.imm_data)))
+    let datum = Datum::from_word(u32::from_be(completion.imm_data));
+    if datum.id as usize >= signals {
+        return Err(Fault::UnknownSignal { id: datum.id });
+    }
+    Ok(datum)
 }
 
 /// Only who holds the inbox adds, so a load and a store are enough.
-fn add(totals: &[AtomicU64], datum: Datum) -> Result<(), Fault> {
-    let total = totals.get(datum.id as usize).ok_or(Fault::UnknownSignal { id: datum.id })?;
+fn add(totals: &[AtomicU64], datum: Datum) {
+    let Some(total) = totals.get(datum.id as usize) else { return };
     let sum = total.load(Ordering::Relaxed).wrapping_add(u64::from(datum.add));
     total.store(sum, Ordering::Release);
-    Ok(())
 }
 
 pub(super) fn queue_fault(error: &tokenyard_sys_verbs::CallError) -> Fault {
@@ -223,19 +242,19 @@ mod tests {
     fn data_add_to_their_totals_and_nothing_else() {
         let totals = zeroed(3);
         for _ in 0..3 {
-            add(&totals, Datum { id: 2, add: 65_535 }).unwrap();
+            add(&totals, Datum { id: 2, add: 65_535 });
         }
         let found: Vec<_> = totals.iter().map(|t| t.load(Ordering::Relaxed)).collect();
         assert_eq!(found, [0, 0, 196_605]);
-        assert_eq!(add(&totals, Datum { id: 3, add: 1 }), Err(Fault::UnknownSignal { id: 3 }));
     }
 
     #[test]
     fn a_receive_that_failed_or_is_none_of_ours_is_a_fault() {
         let word = Datum { id: 7, add: 9 }.to_word().to_be();
         let good = Wc { opcode: WC_RECV_RDMA_WITH_IMM, imm_data: word, ..Wc::default() };
-        assert_eq!(datum(&good).unwrap(), Datum { id: 7, add: 9 });
-        assert!(datum(&Wc { status: 5, ..good }).is_err());
-        assert!(datum(&Wc { opcode: 128, ..good }).is_err(), "a send, not a write");
+        assert_eq!(datum(&good, 8).unwrap(), Datum { id: 7, add: 9 });
+        assert_eq!(datum(&good, 7), Err(Fault::UnknownSignal { id: 7 }));
+        assert!(datum(&Wc { status: 5, ..good }, 8).is_err());
+        assert!(datum(&Wc { opcode: 128, ..good }, 8).is_err(), "a send, not a write");
     }
 }

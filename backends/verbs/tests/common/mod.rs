@@ -30,6 +30,14 @@ pub(crate) fn needs() -> TransportNeeds {
     }
 }
 
+/// The deadline of [`impatient`].
+pub(crate) const DEADLINE: Duration = Duration::from_millis(300);
+
+/// Connections that stand still are given up soon.
+pub(crate) fn impatient() -> TransportNeeds {
+    TransportNeeds { deadline: DEADLINE, ..needs() }
+}
+
 /// A rank. Its memory outlives its transport, which is dropped first.
 pub(crate) struct Rank {
     pub(crate) transport: Verbs,

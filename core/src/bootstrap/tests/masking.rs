@@ -10,7 +10,7 @@ use super::loss::Puppet;
 use super::*;
 
 /// Ranks 0 and 2 of three, and a rank 1 that dies once all have joined; then `body` on both.
-fn without_rank_1<T: Send>(body: impl Fn(&Meeting, &World) -> T + Sync) -> Vec<T> {
+pub(super) fn without_rank_1<T: Send>(body: impl Fn(&Meeting, &World) -> T + Sync) -> Vec<T> {
     let meeting = Meeting::masking();
     let results = on_threads(3, |rank| {
         if rank == 1 {

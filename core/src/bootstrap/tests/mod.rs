@@ -4,6 +4,7 @@ mod collectives;
 mod joining;
 mod loss;
 mod masking;
+mod proofs;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

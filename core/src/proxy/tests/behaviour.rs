@@ -142,15 +142,10 @@ fn a_failed_command_is_an_event_and_the_others_go_on() {
     assert_eq!(post(&proxy, &commands(0, 0, 10..13)), 3);
     let failed = (abi::TY_EVENT_ERROR, 0, 5, abi::TY_DEADLINE, 11);
     assert_eq!(form(&events(&proxy, 0, 1)[0]), failed);
-    let error = proxy.health().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Transport);
-    assert_eq!(
-        error.to_string(),
-        "execute command: a command failed: deadline (status -7) [lane: 0, peer: 5, tag: 11]"
-    );
     assert_eq!(post(&proxy, &commands(0, abi::TY_FLAG_NOTIFY, 13..14)), 1);
     assert_eq!(events(&proxy, 0, 1)[0].kind, abi::TY_EVENT_DONE);
-    assert!(proxy.health().is_err() && !remote.seen().dropped);
+    assert!(!remote.seen().dropped);
+    proxy.health().expect("only the transport can tell whom a failed command is about");
 }
 
 /// Three commands in flight; at the fourth the engine fails for good.

@@ -163,7 +163,6 @@ fn check(plan: &Plan) {
     for poster in &posters {
         let engine = poster.lane as usize % plan.engines.len();
         poster.check(&plan.engines[engine], &remotes[engine].seen());
-        well &= poster.commands.iter().all(|(_, kinds)| !kinds.contains(&abi::TY_EVENT_ERROR));
     }
     for (first, remote) in remotes.iter().enumerate() {
         let lanes = (first..plan.lanes as usize).step_by(plan.engines.len()).count();

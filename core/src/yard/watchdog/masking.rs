@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{GRACE, LOOK, SILENT, Shared, Verdict};
+use super::{LOOK, SILENT, Shared, Verdict};
 use crate::abi;
 use crate::bootstrap::{Ended, PeerState};
 use crate::{Error, ErrorKind, Result};
@@ -47,7 +47,7 @@ impl Shared {
     fn mask(&self, rank: u32, ended: &Ended) {
         // What a rank raised before its goodbye may still be on its way for a moment.
         let left = ended.state == PeerState::Left;
-        if left && ended.when.elapsed() < GRACE.min(self.bounds.deadline) {
+        if left && ended.when.elapsed() < self.grace() {
             return;
         }
         let Some(lost) = self.lost.get(rank as usize) else { return };

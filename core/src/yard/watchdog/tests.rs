@@ -42,14 +42,7 @@ fn in_world(ranks: u32, on_failure: OnFailure, body: impl Fn(World, Watchdog) + 
 
 /// Waits for the entry of `peer`, which does not come; returns the watchdog's words.
 fn wait_for_entry(watchdog: &Watchdog, peer: u32) -> Error {
-    let what = WaitFor {
-        phase: abi::TY_PHASE_ENTRY,
-        peer,
-        signal: 0,
-        expected: 1,
-        operation: 0,
-        level: abi::TY_LEVEL_SCALE_UP,
-    };
+    let what = waiting(peer, Duration::ZERO).what;
     let waiter = Waiter::new(watchdog.board(), LATE);
     assert!(waiter.until(&what, || 0, || Ok(())).is_err());
     watchdog.verdict().expect("the watchdog ended the wait")
@@ -92,6 +85,52 @@ fn a_wait_ends_when_rank_0_has_left_and_no_news_can_come_any_more() {
             // It lives, and does not arrive.
             _ => assert!(world.barrier("never").is_err()),
         }
+    });
+}
+
+/// A wait for an entry of `peer` that has lasted so long.
+fn waiting(peer: u32, lasted: Duration) -> Waiting {
+    let what = WaitFor {
+        phase: abi::TY_PHASE_ENTRY,
+        peer,
+        signal: 0,
+        expected: 1,
+        operation: 0,
+        level: abi::TY_LEVEL_SCALE_UP,
+    };
+    Waiting { what, found: 0, lasted }
+}
+
+#[test]
+fn waits_for_a_rank_that_left_end_some_time_after_its_goodbye_and_not_each_after_that_time() {
+    in_world(2, OnFailure::Stop, |world, watchdog| {
+        world.barrier("start").expect("both are there");
+        if world.rank() == 1 {
+            return drop(world);
+        }
+        let shared = &watchdog.shared;
+        let start = Instant::now();
+        let since = || shared.liveness.since_goodbye(1);
+        while since().is_none() {
+            assert!(start.elapsed() < LATE, "rank 1 did not leave");
+            std::thread::sleep(LOOK);
+        }
+        // However long it has lasted: what the rank had sent may be on its way.
+        let old = waiting(1, LATE);
+        let (left, innocent) = (shared.left(&old), shared.may_be_innocent(&old, LATE));
+        if since() < Some(GRACE) {
+            assert!(left.is_none() && innocent, "{left:?}, {innocent}");
+        }
+        while since() < Some(GRACE * 3 / 2) {
+            std::thread::sleep(LOOK);
+        }
+        assert!(shared.left(&old).is_some() && !shared.may_be_innocent(&old, LATE));
+        // A wait that begins now looks for what came meanwhile.
+        assert!(shared.left(&waiting(1, LAST_FETCH - LOOK)).is_none());
+        let verdict = shared.left(&waiting(1, LAST_FETCH)).expect("a second wait is short");
+        assert_eq!((verdict.kind, verdict.rank), (ErrorKind::PeerLost, 1));
+        // Nothing that this rank did not wait for is taken from it.
+        assert!(watchdog.verdict().is_none());
     });
 }
 

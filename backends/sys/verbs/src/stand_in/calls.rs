@@ -12,6 +12,9 @@ use crate::ffi::{
 };
 use crate::library::Library;
 
+/// `IBV_PORT_DOWN`.
+const PORT_DOWN: c_int = 1;
+
 pub(super) const LIBRARY: Library = Library {
     get_device_list,
     free_device_list,
@@ -130,9 +133,12 @@ unsafe extern "C" fn query_device(_: *mut RawContext, attr: *mut DeviceAttr) -> 
     0
 }
 
-unsafe extern "C" fn query_port(_: *mut RawContext, _: u8, attr: *mut PortAttr) -> c_int {
+unsafe extern "C" fn query_port(context: *mut RawContext, _: u8, attr: *mut PortAttr) -> c_int {
+    // SAFETY: an open device.
+    let is_cut = World::enter().nics[unsafe { place(context) }].is_cut;
     let mut found: PortAttr = zeroed();
-    (found.state, found.active_mtu, found.link_layer) = (ffi::PORT_ACTIVE, 5, 2);
+    let state = if is_cut { PORT_DOWN } else { ffi::PORT_ACTIVE };
+    (found.state, found.active_mtu, found.link_layer) = (state, 5, 2);
     found.max_msg_sz = 1 << 30;
     // SAFETY: the caller's room.
     unsafe { *attr = found };
@@ -158,9 +164,14 @@ unsafe extern "C" fn query_gid_table(
 unsafe extern "C" fn get_async_event(context: *mut RawContext, event: *mut AsyncEvent) -> c_int {
     // SAFETY: an open device.
     let nic = unsafe { place(context) };
-    let Some(found) = World::enter().nics[nic].events.pop_front() else { return -1 };
+    let mut world = World::enter();
+    let Some((found, about)) = world.nics[nic].events.pop_front() else { return -1 };
+    let about = about.and_then(|number| world.qps.get(number.wrapping_sub(1) as usize));
     // SAFETY: the caller's room.
-    unsafe { (*event).event_type = found };
+    unsafe {
+        (*event).event_type = found;
+        (*event).element = about.map_or(std::ptr::null_mut(), |qp| qp.raw as *mut c_void);
+    }
     0
 }
 
@@ -285,6 +296,7 @@ unsafe extern "C" fn create_qp(pd: *mut RawPd, attr: *mut QpInitAttr) -> *mut Ra
         let depth = cap.max_send_wr as usize;
         world.qps.push(Qp {
             nic: place(pd),
+            raw: 0,
             state: ffi::QPS_RESET,
             send_cq: place(*send_cq),
             recv_cq: place(*recv_cq),
@@ -304,7 +316,10 @@ unsafe extern "C" fn create_qp(pd: *mut RawPd, attr: *mut QpInitAttr) -> *mut Ra
             handle: 0,
             qp_num,
         };
-        give(raw, qp_num as usize - 1)
+        let at = qp_num as usize - 1;
+        let raw = give(raw, at);
+        world.qps[at].raw = raw as usize;
+        raw
     }
 }
 

@@ -10,7 +10,7 @@ mod world;
 
 use std::ffi::CString;
 
-use crate::ffi::Wc;
+use crate::ffi::{self, Wc};
 use crate::library::install;
 use world::{Device, Nic as State, World};
 
@@ -67,9 +67,40 @@ impl Nic {
         }
     }
 
-    /// Lets a queue pair report an asynchronous event.
+    /// Lets the device report an asynchronous event.
     pub fn report(self, event: i32) {
-        World::enter().nics[self.index].events.push_back(event);
+        World::enter().nics[self.index].events.push_back((event, None));
+    }
+
+    /// Lets the queue pair of this number report an asynchronous event.
+    pub fn report_of(self, event: i32, number: u32) {
+        World::enter().nics[self.index].events.push_back((event, Some(number)));
+    }
+
+    /// The number of this NIC's first queue pair that is connected to `other`.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn number_to(self, other: Self) -> u32 {
+        let world = World::enter();
+        let leads = |qp: &world::Qp| {
+            let peer = world.qps.get(qp.peer.wrapping_sub(1) as usize);
+            qp.nic == self.index && peer.is_some_and(|peer| peer.nic == other.index)
+        };
+        let at = world.qps.iter().position(leads);
+        assert!(at.is_some(), "no queue pair is connected to that NIC");
+        at.unwrap_or_default() as u32 + 1
+    }
+
+    /// Takes the port down, and tells: requests to other NICs end unanswered.
+    pub fn cut(self) {
+        World::enter().nics[self.index].is_cut = true;
+        self.report(ffi::EVENT_PORT_ERR);
+    }
+
+    /// Brings the port up again.
+    pub fn mend(self) {
+        World::enter().nics[self.index].is_cut = false;
     }
 
     /// Receives that are posted.

@@ -20,7 +20,9 @@ pub(super) struct Nic {
     pub(super) held: bool,
     pub(super) refuse_after: Option<usize>,
     pub(super) unbreakable: bool,
-    pub(super) events: VecDeque<c_int>,
+    pub(super) is_cut: bool,
+    /// Types, and the numbers of the queue pairs that they are about.
+    pub(super) events: VecDeque<(c_int, Option<u32>)>,
     pub(super) journal: Vec<&'static str>,
 }
 
@@ -31,6 +33,7 @@ impl Nic {
             held: false,
             refuse_after: None,
             unbreakable: false,
+            is_cut: false,
             events: VecDeque::new(),
             journal: Vec::new(),
         }
@@ -63,6 +66,8 @@ pub(super) struct Region {
 #[derive(Debug)]
 pub(super) struct Qp {
     pub(super) nic: usize,
+    /// Where what the caller holds is; a number, so that threads may share it.
+    pub(super) raw: usize,
     pub(super) state: c_int,
     pub(super) send_cq: usize,
     pub(super) recv_cq: usize,
@@ -136,6 +141,7 @@ impl World {
             let status = match qp.state {
                 ffi::QPS_ERR => ffi::WC_WR_FLUSH_ERR,
                 _ if self.nics[qp.nic].held => return,
+                _ if self.is_cut_off(qp) => ffi::WC_RETRY_EXC_ERR,
                 _ => match self.perform(qp.peer, &sent) {
                     Some(status) => status,
                     None => return,
@@ -155,8 +161,8 @@ impl World {
 
     /// Does what a work request says, and returns the status of its completion; nothing if it waits
     /// for a receive of the peer.
-    fn perform(&mut self, peer: u32, sent: &Sent) -> Option<c_int> {
-        let Some(peer) = self.qps.get(peer.wrapping_sub(1) as usize) else {
+    fn perform(&mut self, number: u32, sent: &Sent) -> Option<c_int> {
+        let Some(peer) = self.qps.get(number.wrapping_sub(1) as usize) else {
             return Some(ffi::WC_RETRY_EXC_ERR);
         };
         if !matches!(peer.state, ffi::QPS_RTR | ffi::QPS_RTS) {
@@ -180,9 +186,17 @@ impl World {
         unsafe { transfer(sent, source) };
         if sent.opcode == ffi::WR_RDMA_WRITE_WITH_IMM {
             let opcode = ffi::WC_RECV_RDMA_WITH_IMM;
-            self.complete(recv_cq, Wc { opcode, imm_data: sent.imm, ..Wc::default() });
+            let qp_num = number;
+            self.complete(recv_cq, Wc { opcode, imm_data: sent.imm, qp_num, ..Wc::default() });
         }
         Some(ffi::WC_SUCCESS)
+    }
+
+    /// Whether one of both ends is cut off from the other, which is another NIC.
+    fn is_cut_off(&self, qp: &Qp) -> bool {
+        let peer = self.qps.get(qp.peer.wrapping_sub(1) as usize);
+        let cut = |nic: usize| self.nics[nic].is_cut;
+        peer.is_some_and(|peer| peer.nic != qp.nic && (cut(peer.nic) || cut(qp.nic)))
     }
 
     fn is_inside(&self, key: u32, address: u64, bytes: u64) -> bool {

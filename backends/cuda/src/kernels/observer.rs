@@ -1,0 +1,440 @@
+//! Who watches operations that nobody waits for (INV-6): received in the order of a stream, they go on
+//! while the host does something else. The observer does for them what a host's wait does: it
+//! publishes what they wait for, passes the host's abort word on to the kernels, and keeps the error.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::waits::{Seen, Wait, Waits};
+use crate::driver::{self, Context, Pinned, Stream};
+
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Looks without work before it sleeps until it is woken, which costs the caller a system call.
+const IDLE_LOOKS: u32 = 100;
+
+/// Room for operations: those that may be outstanding, one per slot, and such as ended since it looked.
+const MOST: usize = 64;
+
+/// An operation that was received and may not have ended.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    wait: Wait,
+    /// Number that the device writes when it has ended.
+    mark: u64,
+}
+
+/// What the observer looks at.
+trait Sight: Send + Sync + 'static {
+    /// What the thread does first.
+    fn begin(&self);
+    /// The last number that the device has written.
+    fn mark(&self) -> u64;
+    /// Looks at an operation that has not ended; an error ends it.
+    fn look(&self, wait: Wait, seen: &mut Seen) -> Result<()>;
+    /// Whether an operation that is over failed.
+    fn judge(&self, wait: Wait) -> Result<()>;
+    /// Ends all operations, and says why.
+    fn wind_up(&self, one: &Outstanding, error: Error) -> Error;
+}
+
+/// The GPU.
+#[derive(Debug)]
+struct Device {
+    stream: Arc<Stream>,
+    waits: Arc<Waits>,
+    marks: Pinned<u64>,
+}
+
+impl Sight for Device {
+    fn begin(&self) {
+        if let Err(error) = driver::relax_capture() {
+            tracing::warn!("while a graph is captured, the observer may disturb that: {error}");
+        }
+    }
+
+    fn mark(&self) -> u64 {
+        // SAFETY: pinned memory that lives as long as `self`; an aligned word. What kernels said before
+        // it is read after it.
+        unsafe { AtomicU64::from_ptr(self.marks.at(0)).load(Ordering::Acquire) }
+    }
+
+    fn look(&self, wait: Wait, seen: &mut Seen) -> Result<()> {
+        self.waits.look_at(wait, seen)?;
+        self.stream.is_idle().map(|_| ())
+    }
+
+    fn judge(&self, wait: Wait) -> Result<()> {
+        self.waits.look_away();
+        self.waits.ended(wait)
+    }
+
+    fn wind_up(&self, one: &Outstanding, error: Error) -> Error {
+        self.waits.look_away();
+        let is_over = || self.stream.is_idle().map(|_| self.mark() >= one.mark);
+        self.waits.wind_up(error, one.wait, &is_over)
+    }
+}
+
+/// The observer of one yard. Its thread starts with the first operation that it watches.
+#[derive(Debug)]
+pub(super) struct Observer {
+    device: Arc<Device>,
+    watching: Watching<Device>,
+    marks: u64,
+}
+
+impl Observer {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        stream: &Arc<Stream>,
+        waits: &Arc<Waits>,
+    ) -> Result<Self> {
+        let device = Arc::new(Device {
+            stream: Arc::clone(stream),
+            waits: Arc::clone(waits),
+            marks: Pinned::new(context, 1)?,
+        });
+        Ok(Self { watching: Watching::new(&device), device, marks: 0 })
+    }
+
+    /// Watches the operation whose kernels were launched last.
+    pub(super) fn watch(&mut self, wait: Wait) -> Result<()> {
+        self.marks += 1;
+        self.device.stream.write(self.device.marks.at(0) as u64, self.marks)?;
+        self.watching.add(Outstanding { wait, mark: self.marks })
+    }
+
+    /// Keeps an error for the next call.
+    pub(super) fn fail(&self, error: Error) {
+        self.watching.shared.fail(&error);
+    }
+
+    /// The error of an operation that was watched, as long as this lives.
+    pub(super) fn check(&self) -> Result<()> {
+        self.watching.shared.check()
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&mut self) {
+        self.watching.stop();
+    }
+}
+
+/// The thread, and what it shares with who calls.
+#[derive(Debug)]
+struct Watching<S> {
+    shared: Arc<Shared<S>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared<S> {
+    sight: Arc<S>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// In the order of the device's stream.
+    outstanding: VecDeque<Outstanding>,
+    /// Kept as data: every call after it makes a fresh error of it.
+    failure: Option<(ErrorKind, Option<u32>, String)>,
+    sleeps: bool,
+    stop: bool,
+}
+
+impl<S: Sight> Watching<S> {
+    fn new(sight: &Arc<S>) -> Self {
+        let state = State {
+            outstanding: VecDeque::with_capacity(MOST),
+            failure: None,
+            sleeps: false,
+            stop: false,
+        };
+        let (sight, changed) = (Arc::clone(sight), Condvar::new());
+        Self { shared: Arc::new(Shared { sight, state: Mutex::new(state), changed }), thread: None }
+    }
+
+    fn add(&mut self, one: Outstanding) -> Result<()> {
+        if self.thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new()
+                .name("tokenyard-cuda".into())
+                .spawn(move || shared.run())
+                .map_err(|e| Error::system("start observer", "a thread cannot be made", e))?;
+            self.thread = Some(thread);
+        }
+        let ended = self.shared.sight.mark();
+        let mut state = self.shared.state();
+        if state.outstanding.len() == MOST {
+            // A failure shows at those that follow.
+            state.outstanding.retain(|other| other.mark > ended);
+        }
+        state.outstanding.push_back(one);
+        if state.sleeps {
+            self.shared.changed.notify_one();
+        }
+        Ok(())
+    }
+}
+
+impl<S> Watching<S> {
+    fn stop(&mut self) {
+        self.shared.state().stop = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the observer of the cuda kernel set panicked");
+        }
+    }
+}
+
+impl<S> Drop for Watching<S> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl<S> Shared<S> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, error: &Error) {
+        let failure = (error.kind(), error.rank(), error.detail());
+        self.state().failure.get_or_insert(failure);
+    }
+
+    fn check(&self) -> Result<()> {
+        match &self.state().failure {
+            None => Ok(()),
+            Some((kind, rank, text)) => {
+                let error = Error::new(*kind, "watch operation", text.clone());
+                Err(match rank {
+                    Some(rank) => error.with_rank(*rank),
+                    None => error,
+                })
+            }
+        }
+    }
+
+    /// Waits for a moment, or until there is news.
+    fn pause<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        sleeps: bool,
+    ) -> MutexGuard<'a, State> {
+        if sleeps {
+            state.sleeps = true;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.sleeps = false;
+            return state;
+        }
+        let waited = self.changed.wait_timeout(state, LOOK);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl<S: Sight> Shared<S> {
+    fn run(&self) {
+        self.sight.begin();
+        while let Some(one) = self.next() {
+            let seen = self.see_through(&one);
+            let Err(error) = seen else {
+                self.state().outstanding.retain(|other| other.mark > one.mark);
+                continue;
+            };
+            self.fail(&error);
+            // The kernels of all others end by the same word.
+            self.state().outstanding.clear();
+        }
+    }
+
+    /// The operation that ends next; none once nobody watches any more.
+    fn next(&self) -> Option<Outstanding> {
+        let mut looks = 0;
+        let mut state = self.state();
+        loop {
+            if state.stop {
+                return None;
+            }
+            if let Some(one) = state.outstanding.front() {
+                return Some(*one);
+            }
+            state = self.pause(state, looks == IDLE_LOOKS);
+            looks = (looks + 1).min(IDLE_LOOKS);
+        }
+    }
+
+    /// Looks at an operation until it is over.
+    fn see_through(&self, one: &Outstanding) -> Result<()> {
+        let mut seen = Seen::default();
+        loop {
+            if self.sight.mark() >= one.mark {
+                return self.sight.judge(one.wait);
+            }
+            if let Err(error) = self.sight.look(one.wait, &mut seen) {
+                return Err(self.sight.wind_up(one, error));
+            }
+            let state = self.pause(self.state(), false);
+            if state.stop {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A device of numbers.
+    #[derive(Default)]
+    struct Numbers {
+        mark: AtomicU64,
+        looks: AtomicU64,
+        /// Not 0: the mark of the operation that has failed.
+        failed: AtomicU64,
+        /// Looks are errors.
+        lost: AtomicBool,
+        ended: AtomicBool,
+    }
+
+    fn wrong(operation: u64) -> Error {
+        Error::new(ErrorKind::Deadline, "wait", format!("operation {operation}")).with_rank(3)
+    }
+
+    impl Sight for Numbers {
+        fn begin(&self) {}
+
+        fn mark(&self) -> u64 {
+            self.mark.load(Ordering::Acquire)
+        }
+
+        fn look(&self, wait: Wait, _: &mut Seen) -> Result<()> {
+            self.looks.fetch_add(1, Ordering::AcqRel);
+            if self.lost.load(Ordering::Acquire) { Err(wrong(wait.operation)) } else { Ok(()) }
+        }
+
+        fn judge(&self, wait: Wait) -> Result<()> {
+            let failed = self.failed.load(Ordering::Acquire);
+            if wait.operation == failed { Err(wrong(failed)) } else { Ok(()) }
+        }
+
+        fn wind_up(&self, _: &Outstanding, error: Error) -> Error {
+            self.ended.store(true, Ordering::Release);
+            error
+        }
+    }
+
+    fn outstanding(number: u64) -> Outstanding {
+        let wait = Wait { operation: number, phase: 3, level: 0, rank: 1 };
+        Outstanding { wait, mark: number }
+    }
+
+    /// Returns once `ready`; the test fails if that does not come.
+    fn until(ready: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !ready() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it never came");
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    #[test]
+    fn operations_are_watched_until_they_end_in_their_order() {
+        let device = Arc::new(Numbers::default());
+        let mut watching = Watching::new(&device);
+        assert!(watching.thread.is_none(), "without work there is no thread");
+        for number in [1, 2] {
+            watching.add(outstanding(number)).unwrap();
+        }
+        until(|| device.looks.load(Ordering::Acquire) > 0);
+        device.mark.store(1, Ordering::Release);
+        until(|| watching.shared.state().outstanding.len() == 1);
+        device.mark.store(2, Ordering::Release);
+        until(|| watching.shared.state().outstanding.is_empty());
+        assert!(watching.shared.check().is_ok());
+    }
+
+    #[test]
+    fn an_observer_without_work_sleeps_and_wakes_for_the_next_operation() {
+        let device = Arc::new(Numbers::default());
+        let mut watching = Watching::new(&device);
+        device.mark.store(1, Ordering::Release);
+        watching.add(outstanding(1)).unwrap();
+        until(|| watching.shared.state().sleeps);
+        watching.add(outstanding(2)).unwrap();
+        until(|| device.looks.load(Ordering::Acquire) > 0);
+        device.mark.store(2, Ordering::Release);
+        until(|| watching.shared.state().outstanding.is_empty());
+        watching.stop();
+    }
+
+    #[test]
+    fn an_operation_that_failed_is_told_on_every_call_after_it() {
+        let device = Arc::new(Numbers::default());
+        device.failed.store(2, Ordering::Release);
+        let mut watching = Watching::new(&device);
+        device.mark.store(2, Ordering::Release);
+        for number in [1, 2] {
+            watching.add(outstanding(number)).unwrap();
+        }
+        until(|| watching.shared.check().is_err());
+        for _ in 0..2 {
+            let error = watching.shared.check().unwrap_err();
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(3)));
+            assert!(error.to_string().contains("operation 2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_wait_that_must_end_ends_all_and_the_first_reason_stays() {
+        let device = Arc::new(Numbers::default());
+        let mut watching = Watching::new(&device);
+        for number in [5, 6] {
+            watching.add(outstanding(number)).unwrap();
+        }
+        device.lost.store(true, Ordering::Release);
+        until(|| watching.shared.check().is_err());
+        assert!(device.ended.load(Ordering::Acquire));
+        until(|| watching.shared.state().outstanding.is_empty());
+        watching.shared.fail(&wrong(9));
+        let error = watching.shared.check().unwrap_err();
+        assert!(error.to_string().contains("operation 5"), "{error}");
+    }
+
+    #[test]
+    fn many_short_operations_need_no_more_room_than_there_is() {
+        let device = Arc::new(Numbers::default());
+        let mut watching = Watching::new(&device);
+        let room = watching.shared.state().outstanding.capacity();
+        for number in 1..1000 {
+            watching.add(outstanding(number)).unwrap();
+            device.mark.store(number, Ordering::Release);
+        }
+        until(|| watching.shared.state().outstanding.is_empty());
+        assert_eq!(watching.shared.state().outstanding.capacity(), room);
+    }
+
+    #[test]
+    fn it_stops_while_an_operation_is_outstanding() {
+        let device = Arc::new(Numbers::default());
+        let mut watching = Watching::new(&device);
+        watching.add(outstanding(1)).unwrap();
+        watching.stop();
+        assert!(watching.thread.is_none());
+    }
+}

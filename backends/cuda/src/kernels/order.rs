@@ -1,0 +1,193 @@
+//! Order between the kernel set's stream and those of callers. It is made of events alone: the host
+//! waits for nothing, and nothing is allocated.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::driver::{Context, Event, RawStream, Stream};
+
+/// How often the host looks at a caller's stream that it waits for.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// Room for regions that are given out in the order of a stream: as many as an arena can hold.
+const MOST_REGIONS: usize = 4096;
+
+/// The stream that a call names, where its flag is set.
+pub(super) fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
+    (flag != 0).then(|| RawStream::of(pointer))
+}
+
+/// Why calls on a stream that is captured are refused.
+pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs: \
+                                   operations cannot be captured yet";
+
+/// Which stream each region was given out on; those of the host's order are not in it.
+#[derive(Debug)]
+struct Owners<S> {
+    held: Vec<(u64, S)>,
+}
+
+impl<S: Copy> Owners<S> {
+    fn new() -> Self {
+        Self { held: Vec::with_capacity(MOST_REGIONS) }
+    }
+
+    fn give(&mut self, region: u64, stream: Option<S>) {
+        self.held.extend(stream.map(|stream| (region, stream)));
+    }
+
+    fn take(&mut self, region: u64) -> Option<S> {
+        let index = self.held.iter().position(|(id, _)| *id == region)?;
+        Some(self.held.swap_remove(index).1)
+    }
+}
+
+impl<S: PartialEq> Owners<S> {
+    fn forget(&mut self, stream: S) {
+        self.held.retain(|(_, owner)| *owner != stream);
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Order {
+    owners: Owners<RawStream>,
+    /// Carries waits only: behind all of them, every region that was taken back is free.
+    freed: Stream,
+    /// Whether `freed` has got a wait since operations last waited for it.
+    is_ahead: bool,
+    /// Whether `freed` ever got one.
+    is_used: bool,
+    /// For one stream to wait for another; free again at once.
+    mark: Event,
+    /// The longest that the host waits for a caller's stream.
+    cap: Duration,
+}
+
+impl Order {
+    pub(super) fn new(context: &Arc<Context>, cap: Duration) -> Result<Self> {
+        Ok(Self {
+            owners: Owners::new(),
+            freed: Stream::new(context)?,
+            is_ahead: false,
+            is_used: false,
+            mark: Event::new(context)?,
+            cap,
+        })
+    }
+
+    /// What is queued on `then` from now on runs behind what `first` has by now.
+    fn chain(&self, first: RawStream, then: RawStream) -> Result<()> {
+        self.mark.record(first)?;
+        self.mark.hold(then)
+    }
+
+    /// The next operation runs on `work` behind what its caller's stream has by now, and in regions
+    /// that nobody uses any more.
+    pub(super) fn enter(&mut self, work: &Stream, stream: Option<RawStream>) -> Result<()> {
+        if self.is_ahead {
+            self.chain(self.freed.name(), work.name())?;
+            self.is_ahead = false;
+        }
+        stream.map_or(Ok(()), |stream| self.chain(stream, work.name()))
+    }
+
+    /// What was taken back, and what is taken back from now on, is free behind `event`.
+    pub(super) fn free_behind(&mut self, event: &Event) -> Result<()> {
+        event.hold(self.freed.name())?;
+        (self.is_ahead, self.is_used) = (true, true);
+        Ok(())
+    }
+
+    /// A region is used on `stream` until it is taken back, and was filled in its order.
+    pub(super) fn give(&mut self, region: u64, stream: Option<RawStream>) {
+        self.owners.give(region, stream);
+    }
+
+    /// A region is written on `stream`, or by whoever the host lets, until it is taken back.
+    pub(super) fn lend(&mut self, region: u64, stream: Option<RawStream>) -> Result<()> {
+        match stream {
+            Some(stream) => self.chain(self.freed.name(), stream)?,
+            None => self.settle()?,
+        }
+        self.give(region, stream);
+        Ok(())
+    }
+
+    /// Nobody uses a region any more, but for what its stream has by now.
+    pub(super) fn take_back(&mut self, region: u64) -> Result<()> {
+        let Some(stream) = self.owners.take(region) else { return Ok(()) };
+        if stream.is_captured(self.freed.context())? {
+            // What the graph does to it, and when, is not known; and a mark there would be in the graph.
+            let text = "an output was dropped while its stream captures a graph";
+            return Err(Error::new(ErrorKind::InvalidInput, "take back output", text)
+                .with_fix("drop outputs before the capture begins, or after it has ended"));
+        }
+        self.chain(stream, self.freed.name())?;
+        (self.is_ahead, self.is_used) = (true, true);
+        Ok(())
+    }
+
+    /// A stream has ended: its regions are the host's from now on.
+    pub(super) fn forget(&mut self, stream: RawStream) {
+        self.owners.forget(stream);
+    }
+
+    /// Takes every region back, and waits until it is free.
+    pub(super) fn take_back_all(&mut self) -> Result<()> {
+        while let Some((region, _)) = self.owners.held.last() {
+            self.take_back(*region)?;
+        }
+        self.settle()
+    }
+
+    /// Waits until callers' streams have passed every region that was taken back.
+    pub(super) fn settle(&self) -> Result<()> {
+        if !self.is_used {
+            return Ok(());
+        }
+        let start = Instant::now();
+        while !self.freed.is_idle()? {
+            if start.elapsed() > self.cap {
+                let text = format!(
+                    "a stream of the caller has not passed the outputs that were dropped, after {:.1} s",
+                    start.elapsed().as_secs_f64()
+                );
+                return Err(Error::new(ErrorKind::Deadline, "wait for stream", text)
+                    .with_fix("see what is queued on the streams that calls were given"));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_knows_its_stream_until_it_is_taken_back_once() {
+        let mut owners = Owners::new();
+        owners.give(7, Some('a'));
+        owners.give(8, None);
+        owners.give(9, Some('b'));
+        assert_eq!((owners.take(7), owners.take(7)), (Some('a'), None));
+        assert_eq!((owners.take(8), owners.take(9)), (None, Some('b')));
+        assert!(owners.held.is_empty() && owners.held.capacity() >= MOST_REGIONS);
+        owners.give(10, Some('a'));
+        owners.give(11, Some('b'));
+        owners.forget('a');
+        assert_eq!((owners.take(10), owners.take(11)), (None, Some('b')));
+    }
+
+    #[test]
+    fn a_null_stream_counts_where_the_flag_is_set() {
+        let null = std::ptr::null_mut();
+        assert_eq!(stream_of(8, null), Some(RawStream::of(null)));
+        assert_eq!(stream_of(0, null), None);
+    }
+}

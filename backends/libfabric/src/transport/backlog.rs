@@ -1,0 +1,152 @@
+//! Commands of a lane that wait for a peer that takes nothing.
+//!
+//! Where the caller posts, a refused command is its own again. Behind a proxy thread it is in a queue
+//! already, and what is behind it may be for others, whom a lost peer must not hold up. So it waits
+//! here, in its slot, and the queue goes on.
+
+use std::collections::VecDeque;
+
+use tokenyard_core::transport::{Command, NO_COMMAND};
+
+/// The commands of one lane that wait, by peer. Sizes are fixed: nothing allocates after `new`.
+#[derive(Debug)]
+pub(super) struct Backlog {
+    /// By place in the lane.
+    waiting: Box<[Waiting]>,
+    /// By peer: the first and the last place of its queue.
+    queues: Box<[Option<(u32, u32)>]>,
+    /// Peers with a queue, whose turn it is first.
+    turns: VecDeque<u32>,
+    count: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    command: Command,
+    /// The place behind this one in its queue; none behind the last.
+    next: u32,
+}
+
+impl Backlog {
+    pub(super) fn new(depth: u32, peers: u32) -> Self {
+        Self {
+            waiting: (0..depth).map(|_| Waiting { command: NO_COMMAND, next: 0 }).collect(),
+            queues: (0..peers).map(|_| None).collect(),
+            turns: VecDeque::with_capacity(peers as usize),
+            count: 0,
+        }
+    }
+
+    /// Commands that wait.
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Peers for which commands wait.
+    pub(super) fn peers(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// Whether commands wait for a peer. Later ones go behind them.
+    #[inline]
+    pub(super) fn waits_for(&self, peer: u32) -> bool {
+        self.count > 0 && self.queues.get(peer as usize).is_some_and(Option::is_some)
+    }
+
+    /// Puts the command of a place behind those for the same peer, which is one of the team.
+    pub(super) fn push(&mut self, place: u32, command: &Command) {
+        self.waiting[place as usize].command = *command;
+        let queue = &mut self.queues[command.peer as usize];
+        match queue {
+            Some((_, last)) => {
+                self.waiting[*last as usize].next = place;
+                *last = place;
+            }
+            None => {
+                *queue = Some((place, place));
+                self.turns.push_back(command.peer);
+            }
+        }
+        self.count += 1;
+    }
+
+    /// The first command for the peer whose turn it is, and its place.
+    pub(super) fn first(&self) -> Option<(u32, Command)> {
+        let (first, _) = self.queues[*self.turns.front()? as usize]?;
+        Some((first, self.waiting[first as usize].command))
+    }
+
+    /// Removes the first.
+    pub(super) fn pop(&mut self) {
+        let Some(peer) = self.turns.front() else { return };
+        let queue = &mut self.queues[*peer as usize];
+        let Some((first, last)) = *queue else { return };
+        *queue = (first != last).then(|| (self.waiting[first as usize].next, last));
+        if queue.is_none() {
+            self.turns.pop_front();
+        }
+        self.count -= 1;
+    }
+
+    /// It is the next peer's turn.
+    pub(super) fn pass(&mut self) {
+        if let Some(peer) = self.turns.pop_front() {
+            self.turns.push_back(peer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(peer: u32, tag: u64) -> Command {
+        Command { peer, tag, ..NO_COMMAND }
+    }
+
+    fn tags(backlog: &mut Backlog) -> Vec<u64> {
+        let mut tags = Vec::new();
+        while let Some((place, command)) = backlog.first() {
+            assert_eq!(u64::from(place), command.tag, "a command keeps its place");
+            tags.push(command.tag);
+            backlog.pop();
+        }
+        tags
+    }
+
+    #[test]
+    fn each_peers_commands_come_in_the_order_in_which_they_were_posted() {
+        let mut backlog = Backlog::new(8, 3);
+        for (place, peer) in [(5, 1), (0, 2), (3, 1), (7, 2), (1, 1)] {
+            backlog.push(place, &command(peer, u64::from(place)));
+        }
+        assert_eq!((backlog.len(), backlog.peers()), (5, 2));
+        assert!(backlog.waits_for(1) && backlog.waits_for(2) && !backlog.waits_for(0));
+        assert_eq!(tags(&mut backlog), [5, 3, 1, 0, 7]);
+        assert_eq!((backlog.len(), backlog.peers()), (0, 0));
+        assert!(!backlog.waits_for(1) && !backlog.waits_for(2));
+    }
+
+    #[test]
+    fn a_peer_that_passes_lets_the_others_go_first() {
+        let mut backlog = Backlog::new(4, 3);
+        for (place, peer) in [(0, 0), (1, 1), (2, 2), (3, 0)] {
+            backlog.push(place, &command(peer, u64::from(place)));
+        }
+        backlog.pass();
+        assert_eq!(tags(&mut backlog), [1, 2, 0, 3]);
+    }
+
+    #[test]
+    fn places_are_used_again() {
+        let mut backlog = Backlog::new(2, 2);
+        for round in 0..10 {
+            let peer = round % 2;
+            backlog.push(0, &command(peer, 0));
+            backlog.push(1, &command(peer, 1));
+            assert_eq!(tags(&mut backlog), [0, 1]);
+        }
+        assert_eq!(backlog.first().map(|(place, _)| place), None);
+        assert!(!backlog.waits_for(7), "nobody waits for a peer that is not in the team");
+    }
+}

@@ -1,0 +1,63 @@
+//! What went wrong first, per peer.
+//!
+//! Ranks may go on without a lost peer, so its failure hides none of another (INV-7).
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::failure::Failure;
+
+/// The first failure about each peer, and the first that is about none. They stay.
+#[derive(Debug)]
+pub(super) struct Failures {
+    /// The last place is for what is about no peer.
+    first: Box<[OnceLock<Failure>]>,
+    is_well: AtomicBool,
+    /// Where `next` looks first.
+    turn: AtomicUsize,
+}
+
+impl Failures {
+    pub(super) fn new(peers: usize) -> Self {
+        Self {
+            first: (0..=peers).map(|_| OnceLock::new()).collect(),
+            is_well: AtomicBool::new(true),
+            turn: AtomicUsize::new(0),
+        }
+    }
+
+    /// Notes a failure, unless one about the same peer is known, or one that is about none.
+    #[cold]
+    pub(super) fn add(&self, failure: Failure) {
+        let peers = self.first.len() - 1;
+        let place = failure.about().map_or(peers, |peer| peers.min(peer as usize));
+        if self.first[place].set(failure).is_ok() {
+            self.is_well.store(false, Ordering::Release);
+        }
+    }
+
+    /// Whether one more failure of this peer would be told never.
+    pub(super) fn hide(&self, peer: u32) -> bool {
+        let is_known = |first: Option<&OnceLock<Failure>>| first.and_then(OnceLock::get).is_some();
+        is_known(self.first.get(peer as usize)) || is_known(self.first.last())
+    }
+
+    /// What is about no peer; else the failures of the peers, from call to call that of another.
+    #[inline]
+    pub(super) fn next(&self) -> Option<&Failure> {
+        if self.is_well.load(Ordering::Acquire) {
+            return None;
+        }
+        self.first.last().and_then(OnceLock::get).or_else(|| self.next_of_peers())
+    }
+
+    #[cold]
+    fn next_of_peers(&self) -> Option<&Failure> {
+        let peers = self.first.len() - 1;
+        let turn = self.turn.load(Ordering::Relaxed);
+        let mut places = (turn..turn + peers).map(|place| place % peers);
+        let (place, failure) = places.find_map(|place| Some((place, self.first[place].get()?)))?;
+        self.turn.store(place + 1, Ordering::Relaxed);
+        Some(failure)
+    }
+}

@@ -1,0 +1,118 @@
+//! What the lanes of a transport share, and whose failure a fault is.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokenyard_core::abi;
+use tokenyard_sys_verbs::Context;
+use tokenyard_sys_verbs::ffi::{EVENT_PORT_ERR, EVENT_QP_LAST_WQE_REACHED, PORT_ACTIVE};
+
+use super::failure::{Blame, Failure, Fault, Place};
+use super::failures::Failures;
+use super::memory::Memory;
+use super::signals::{Bad, Signals};
+
+/// This rank's port.
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) number: u8,
+    /// How long a link may be down and connections bear it.
+    pub(super) patience: Duration,
+    /// When it was found down, and not up since.
+    pub(super) down_since: Mutex<Option<Instant>>,
+}
+
+/// What the lanes of a transport share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// Field order is drop order: peers' access to memory ends, then the device.
+    pub(super) signals: Signals,
+    pub(super) memory: Memory,
+    pub(super) context: Arc<Context>,
+    /// How long a connection may stand still (INV-6).
+    pub(super) deadline: Duration,
+    pub(super) failures: Failures,
+    /// This rank's index in the team.
+    pub(super) me: u32,
+    pub(super) port: Port,
+    /// Number, lane and peer of every queue pair that leads to a peer, in ascending order.
+    pub(super) numbers: Vec<(u32, u32, u32)>,
+}
+
+impl Shared {
+    #[cold]
+    pub(super) fn fail(&self, fault: Fault, place: Option<Place>) -> i32 {
+        // What follows from a failure is not worth a look at the port.
+        if !place.is_some_and(|place| self.failures.hide(place.peer)) {
+            self.failures.add(Failure { fault, place, blame: self.blame(fault, place) });
+        }
+        abi::TY_TRANSPORT
+    }
+
+    /// Nobody can go on without this rank's own device, so its failures are not those of a peer.
+    fn blame(&self, fault: Fault, place: Option<Place>) -> Blame {
+        match place {
+            None => Blame::Here,
+            Some(_) if fault.is_silence() && self.port_is_down() => Blame::Port,
+            Some(place) if place.peer == self.me => Blame::Here,
+            Some(place) => Blame::Peer(place.peer),
+        }
+    }
+
+    /// Asked, not remembered: a port may have come back since the device told of it.
+    fn port_is_down(&self) -> bool {
+        self.context.port(self.port.number).is_ok_and(|attr| attr.state != PORT_ACTIVE)
+    }
+
+    /// Peers give their connections to a rank up whose port is down for long. It may have none of its own
+    /// commands under way that would show it.
+    pub(super) fn look_at_port(&self, now: Instant) {
+        let Ok(mut down_since) = self.port.down_since.try_lock() else { return };
+        let Some(since) = *down_since else { return };
+        if !self.port_is_down() {
+            *down_since = None;
+        } else if now.saturating_duration_since(since) >= self.port.patience {
+            self.failures.add(Failure { fault: Fault::Cut, place: None, blame: Blame::Port });
+        }
+    }
+
+    /// Where a queue pair leads to. Nowhere, if it is that of the read-back.
+    fn place_of(&self, number: u32) -> Option<Place> {
+        let at = self.numbers.binary_search_by_key(&number, |(number, ..)| *number).ok()?;
+        let (_, lane, peer) = self.numbers[at];
+        Some(Place { lane, peer, command: None })
+    }
+
+    /// Takes what the device reports beside completions.
+    pub(super) fn take_events(&self, now: Instant) {
+        while let Some(event) = self.context.next_event() {
+            if event.is_fatal() {
+                let place = event.queue_pair.and_then(|number| self.place_of(number));
+                self.fail(Fault::Event(event.event), place);
+                continue;
+            }
+            if event.event == EVENT_PORT_ERR
+                && let Ok(mut down_since) = self.port.down_since.lock()
+            {
+                down_since.get_or_insert(now);
+            }
+            if event.event == EVENT_QP_LAST_WQE_REACHED {
+                tracing::debug!(
+                    "{}: a connection that broke takes no more receives",
+                    self.context.name()
+                );
+            } else {
+                let words = self.context.library().event_words(event.event);
+                tracing::warn!("{} reports \"{words}\"", self.context.name());
+            }
+        }
+    }
+
+    /// Counts the signals that have arrived; whether there was one.
+    #[inline]
+    pub(super) fn drive_signals(&self) -> bool {
+        self.signals.drive(&mut |Bad { fault, number }| {
+            self.fail(fault, number.and_then(|number| self.place_of(number)));
+        })
+    }
+}

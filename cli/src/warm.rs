@@ -1,0 +1,100 @@
+//! `tokenyard warm`: compiles a config's kernels before the first yard needs them.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use tokenyard_core::config::Config;
+use tokenyard_cuda::compile::{Rows, Warmed, warm};
+
+use crate::output::{People, SCHEMA_VERSION, print_json};
+
+const EXAMPLES: &str = "\
+Examples:
+  tokenyard warm configs/nvlink.toml
+  tokenyard warm configs/nvlink.toml --capability 90   # while an image is built, without a GPU
+
+Exit codes: 0 the kernels are there, 2 they cannot be compiled, or the config is wrong.";
+
+/// Arguments of `tokenyard warm`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Whose kernels to compile.
+    config: PathBuf,
+    /// For this compute capability, written without its dot: 90 for 9.0. Without it, for the GPU that
+    /// is here.
+    #[arg(long)]
+    capability: Option<u32>,
+    /// Print one JSON document as the last line of standard output; the rest goes to standard error.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Document {
+    schema_version: u32,
+    command: &'static str,
+    kernels: String,
+    /// Absent where the kernel set compiles nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compiled: Option<Compiled>,
+}
+
+#[derive(Serialize)]
+struct Compiled {
+    architecture: String,
+    rows: &'static str,
+    /// They were not in the folder yet.
+    now: bool,
+    folder: PathBuf,
+}
+
+impl From<Warmed> for Compiled {
+    fn from(warmed: Warmed) -> Self {
+        let rows = match warmed.rows {
+            Rows::Tma => "tma",
+            Rows::Vector => "vector",
+        };
+        let Warmed { architecture, compiled: now, folder, .. } = warmed;
+        Self { architecture, rows, now, folder }
+    }
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let config = Config::load(&args.config)?;
+    let compiled = match config.kernels.name.as_str() {
+        "cuda" => Some(compile(&config, args.capability)?),
+        _ => None,
+    };
+    let people = People::new(args.json);
+    match &compiled {
+        None => people.say(format_args!("kernel set {} compiles nothing", config.kernels.name)),
+        Some(Compiled { architecture, rows, now, folder }) => people.say(format_args!(
+            "kernels for {architecture}, rows by {rows}: {} {}",
+            if *now { "compiled into" } else { "were in" },
+            folder.display()
+        )),
+    }
+    if args.json {
+        print_json(&Document {
+            schema_version: SCHEMA_VERSION,
+            command: "warm",
+            kernels: config.kernels.name,
+            compiled,
+        })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn compile(config: &Config, capability: Option<u32>) -> Result<Compiled> {
+    let transport = config.scale_up.as_ref().map_or("none", |choice| choice.name.as_str());
+    if transport != "nvlink" {
+        bail!(
+            "transport.scale_up: found {transport}; expected nvlink: the kernels include what their \
+             transport brings, which other transports know once they are connected"
+        );
+    }
+    Ok(warm(&config.kernels.table.parse("cuda")?, capability)?.into())
+}

@@ -1,0 +1,174 @@
+//! One round: what has come of a collective so far, and what comes of it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::super::agreement::Agreement;
+use super::super::fields::{List, put_item};
+use super::super::frame::{Kind, MAX_PAYLOAD};
+use super::super::message::{Ask, Contribution, Op, Verdict};
+use super::super::seal::topic_hash;
+use super::Delivery;
+use crate::{Error, ErrorKind, Result};
+
+/// A collective that is under way, or that failed before all came.
+pub(super) struct Round {
+    pub(super) op: Op,
+    pub(super) topic: String,
+    /// The first rank that arrived: its topic is the round's.
+    opened_by: u32,
+    pub(super) started: Instant,
+    pub(super) arrived: Vec<bool>,
+    pub(super) parts: Parts,
+    pub(super) verdict: Option<Arc<Vec<u8>>>,
+}
+
+/// What the ranks gave so far.
+pub(super) enum Parts {
+    None,
+    Items(Vec<Vec<u8>>),
+    Columns(Vec<Option<List>>),
+    Values(Agreement),
+    /// Whether for all ranks the bring-up begins.
+    Asks {
+        first: bool,
+    },
+}
+
+impl Round {
+    pub(super) fn new(rank: u32, part: &Contribution, ranks: usize, now: Instant) -> Self {
+        let parts = match part.op {
+            Op::Barrier => Parts::None,
+            Op::Admit => Parts::Asks { first: true },
+            Op::AllGather => Parts::Items(vec![Vec::new(); ranks]),
+            Op::Exchange => Parts::Columns((0..ranks).map(|_| None).collect()),
+            Op::Agree => Parts::Values(Agreement::default()),
+        };
+        Self {
+            op: part.op,
+            topic: part.topic.clone(),
+            opened_by: rank,
+            started: now,
+            arrived: vec![false; ranks],
+            parts,
+            verdict: None,
+        }
+    }
+
+    pub(super) fn add(&mut self, rank: u32, data: Vec<u8>, ranks: usize) -> Result<()> {
+        let at = rank as usize;
+        match &mut self.parts {
+            Parts::None if data.is_empty() => {}
+            Parts::None => {
+                let (op, bytes) = (self.op.name(), data.len());
+                return Err(refuse(format!("found {op} with {bytes} bytes, expected 0")));
+            }
+            Parts::Items(items) => {
+                if let Some(item) = items.get_mut(at) {
+                    *item = data;
+                }
+            }
+            Parts::Columns(columns) => {
+                let list = List::parse(data, ranks)?;
+                if let Some(column) = columns.get_mut(at) {
+                    *column = Some(list);
+                }
+            }
+            Parts::Values(agreement) => agreement.add(rank, data)?,
+            Parts::Asks { first } => *first &= Ask::decode(&data)? == Ask::First,
+        }
+        Ok(())
+    }
+
+    /// The results, once all have arrived.
+    pub(super) fn finish(&mut self, number: u64) -> Vec<Delivery> {
+        let to_all = |payload: Vec<u8>| {
+            let shared = Arc::new(payload);
+            vec![shared; self.arrived.len()]
+        };
+        let payloads = match &self.parts {
+            Parts::None | Parts::Asks { .. } => to_all(number.to_le_bytes().to_vec()),
+            Parts::Items(items) => match joined(number, items.iter().map(Vec::as_slice)) {
+                Ok(payload) => to_all(payload),
+                Err(bytes) => return self.too_large(number, bytes),
+            },
+            Parts::Columns(columns) => {
+                let row = |to| {
+                    columns.iter().map(move |list| list.as_ref().map_or(&[][..], |l| l.get(to)))
+                };
+                let rows = (0..columns.len()).map(|to| joined(number, row(to)).map(Arc::new));
+                match rows.collect() {
+                    Ok(payloads) => payloads,
+                    Err(bytes) => return self.too_large(number, bytes),
+                }
+            }
+            Parts::Values(agreement) => match agreement.difference() {
+                None => to_all(number.to_le_bytes().to_vec()),
+                Some(difference) => {
+                    let text = format!("{:?}: ranks disagree: {difference}", self.topic);
+                    return self.fail(number, ErrorKind::Mismatch, text);
+                }
+            },
+        };
+        let ranks = 0u32..;
+        ranks.zip(&payloads).map(|(rank, p)| self.delivery(rank, Kind::Outcome, p)).collect()
+    }
+
+    fn too_large(&mut self, number: u64, bytes: usize) -> Vec<Delivery> {
+        let text = format!(
+            "{:?}: one rank would receive {bytes} bytes, expected at most {MAX_PAYLOAD}",
+            self.topic
+        );
+        self.fail(number, ErrorKind::InvalidInput, text)
+    }
+
+    /// Settles the round: a verdict for all who arrived, kept for those who come later.
+    pub(super) fn fail(&mut self, number: u64, kind: ErrorKind, text: String) -> Vec<Delivery> {
+        let payload = Arc::new(Verdict { kind, text }.encode(number));
+        self.parts = Parts::None;
+        self.verdict = Some(Arc::clone(&payload));
+        let arrived = self.ranks_that(|arrived| arrived);
+        arrived.into_iter().map(|rank| self.delivery(rank, Kind::Verdict, &payload)).collect()
+    }
+
+    pub(super) fn other_topic(&self, rank: u32, op: Op, topic: &str) -> String {
+        format!(
+            "ranks are in different collectives: rank {} called {}({:?}), rank {rank} called {}({:?}); \
+             expected the same order of collectives on all ranks",
+            self.opened_by,
+            self.op.name(),
+            self.topic,
+            op.name(),
+            topic
+        )
+    }
+
+    pub(super) fn ranks_that(&self, test: impl Fn(bool) -> bool) -> Vec<u32> {
+        (0u32..).zip(&self.arrived).filter(|(_, arrived)| test(**arrived)).map(|(r, _)| r).collect()
+    }
+
+    pub(super) fn delivery(&self, rank: u32, kind: Kind, payload: &Arc<Vec<u8>>) -> Delivery {
+        let topic = topic_hash(self.op as u8, &self.topic);
+        Delivery { rank, kind, topic, payload: Arc::clone(payload) }
+    }
+}
+
+/// An outcome of `items`, or its size when that is beyond the limit.
+fn joined<'a>(
+    number: u64,
+    items: impl Iterator<Item = &'a [u8]> + Clone,
+) -> std::result::Result<Vec<u8>, usize> {
+    let bytes = 8 + items.clone().map(|item| 4 + item.len()).sum::<usize>();
+    if bytes > MAX_PAYLOAD {
+        return Err(bytes);
+    }
+    let mut out = Vec::with_capacity(bytes);
+    out.extend(number.to_le_bytes());
+    items.for_each(|item| put_item(&mut out, item));
+    Ok(out)
+}
+
+/// A working rank could not have sent this.
+pub(super) fn refuse(message: String) -> Error {
+    Error::new(ErrorKind::Protocol, "take part in collective", message)
+}

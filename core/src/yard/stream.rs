@@ -1,0 +1,256 @@
+//! Calls in the order of a device's stream.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::arguments::{Combine, Dispatch, Replay};
+use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
+use super::output::{Handle, Received};
+use super::tensor::{TensorMut, TensorRef};
+use super::{Parts, Yard};
+use crate::{Error, ErrorKind, Result};
+
+/// A stream of the yard's device that belongs to the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    raw: *mut c_void,
+}
+
+// SAFETY: a name for a stream; `Stream::new` says until when it is one, on any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// Names a stream: on CUDA a `CUstream`, which is a `cudaStream_t`; null is the legacy default
+    /// stream.
+    ///
+    /// # Safety
+    /// The caller upholds, for this value and every call that it is given to:
+    /// - `raw` is a stream of the device that the yard works on; on CUDA, of its primary context, which
+    ///   is the one that frameworks use, and not the per-thread default stream.
+    /// - It lives until every [`Received`], [`Handle`] and [`CombineInput`](super::CombineInput) of
+    ///   those calls was dropped, and then the yard was flushed or closed without an error. Without
+    ///   that, until the yard and all that it gave was dropped.
+    /// - The memory of a call's tensors stays allocated until the stream has passed the call's
+    ///   receive. From the send on nobody else writes them, and nobody else touches what the call
+    ///   writes, but what is queued on the stream after the receive.
+    /// - What a call gave back is used on that stream, or on one that waits for it; and before it is
+    ///   dropped, that stream waits for every other on which it is still used.
+    pub unsafe fn new(raw: *mut c_void) -> Self {
+        Self { raw }
+    }
+}
+
+/// The pointer that crosses the ABI.
+pub(super) fn raw_stream(stream: Option<Stream>) -> *mut c_void {
+    stream.map_or(std::ptr::null_mut(), |stream| stream.raw)
+}
+
+/// A yard whose calls are in the order of a stream. See [`Yard::on`].
+#[derive(Debug)]
+pub struct OnStream<'y> {
+    yard: &'y mut Yard,
+    stream: Stream,
+}
+
+impl Yard {
+    /// This yard, with calls that are in the order of `stream`:
+    ///
+    /// - Inputs are read behind everything that was queued on the stream before the call that sends.
+    ///   That call returns when the sizes are known, while rows still move; so it waits until the
+    ///   stream has come that far.
+    /// - The call that receives ([`dispatch_recv`](Self::dispatch_recv) and its like) returns without
+    ///   waiting for rows. What is queued on the stream after it runs behind the operation.
+    /// - Outputs and handles may be dropped while the stream still uses them: their place is used
+    ///   again once the stream has passed what was queued there by the yard's next call.
+    ///
+    /// An operation that fails after the call that receives has returned closes the yard. The next
+    /// call on it says why, and so do [`flush`](Self::flush) and [`close`](Self::close); until then the
+    /// stream goes on over outputs that are not whole.
+    ///
+    /// The bounds of waits (`deadline_ms`, `late_ms`) hold as ever, and count from the call that sends:
+    /// work that is queued before it, and takes longer than that, ends the yard.
+    ///
+    /// A kernel set without streams refuses the call on all ranks. Plain calls and calls on several
+    /// streams may be mixed.
+    ///
+    /// ```no_run
+    /// # use tokenyard_core::{Result, yard::{Dispatch, Stream, Yard}};
+    /// # fn layer(yard: &mut Yard, dispatch: &Dispatch<'_>, raw: *mut std::ffi::c_void) -> Result<()> {
+    /// // SAFETY: a stream of the framework's pool, which lives as long as the process; the tensors of
+    /// // `dispatch` are used on this stream only.
+    /// let stream = unsafe { Stream::new(raw) };
+    /// let (received, handle) = yard.on(stream).dispatch(dispatch)?;
+    /// // Experts that are queued on the stream now run behind the rows.
+    /// # drop((received, handle));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on(&mut self, stream: Stream) -> OnStream<'_> {
+        OnStream { yard: self, stream }
+    }
+
+    /// Whether the kernel set takes calls in the order of a stream.
+    pub fn has_streams(&self) -> bool {
+        self.parts.streams
+    }
+
+    /// Waits until everything that was received in the order of a stream has ended, and the streams
+    /// have passed all outputs that were dropped. Local: no other rank takes part.
+    ///
+    /// # Errors
+    /// What ended an operation after it was received, or closed the yard before; an operation that was
+    /// sent and not received.
+    pub fn flush(&mut self) -> Result<()> {
+        self.check_open()?;
+        if self.open_slots != 0 {
+            let text = "an operation was sent and not received; expected none";
+            return Err(Error::new(ErrorKind::InvalidInput, "flush yard", text)
+                .with_fix("receive every operation first"));
+        }
+        self.take_back_regions();
+        let flushed = self.parts.kernels().flush();
+        flushed.map_err(|error| self.end_failed(self.next_operation, error))
+    }
+
+    pub(super) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {
+        if stream.is_none() || self.parts.streams {
+            return Ok(());
+        }
+        let text = format!(
+            "stream: found one; expected none, because kernel set `{}` has no streams",
+            self.report.kernels
+        );
+        Err(Error::new(ErrorKind::InvalidInput, "check arguments", text)
+            .with_fix("call the yard itself, or use a kernel set of a device"))
+    }
+}
+
+impl OnStream<'_> {
+    /// As [`Yard::dispatch`], in the order of the stream.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn dispatch(&mut self, dispatch: &Dispatch<'_>) -> Result<(Received, Handle)> {
+        let pending = self.dispatch_send(dispatch)?;
+        self.yard.dispatch_recv(pending)
+    }
+
+    /// As [`Yard::dispatch_send`]; finish it with [`Yard::dispatch_recv`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn dispatch_send<'a>(&mut self, dispatch: &Dispatch<'a>) -> Result<PendingDispatch<'a>> {
+        self.yard.send_dispatch(dispatch, Some(self.stream))
+    }
+
+    /// As [`Yard::replay`], in the order of the stream.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn replay(&mut self, handle: &Handle, replay: &Replay<'_>) -> Result<Received> {
+        let pending = self.replay_send(handle, replay)?;
+        self.yard.replay_recv(pending)
+    }
+
+    /// As [`Yard::replay_send`]; finish it with [`Yard::replay_recv`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn replay_send<'a>(
+        &mut self,
+        handle: &'a Handle,
+        replay: &Replay<'a>,
+    ) -> Result<PendingReplay<'a>> {
+        self.yard.send_replay(handle, replay, Some(self.stream))
+    }
+
+    /// As [`Yard::combine`], in the order of the stream.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn combine(&mut self, handle: &Handle, combine: Combine<'_>) -> Result<()> {
+        let pending = self.combine_send(handle, combine)?;
+        self.yard.combine_recv(pending)
+    }
+
+    /// As [`Yard::combine_send`]; finish it with [`Yard::combine_recv`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn combine_send<'a>(
+        &mut self,
+        handle: &'a Handle,
+        combine: Combine<'a>,
+    ) -> Result<PendingCombine<'a>> {
+        self.yard.send_combine(handle, combine, Some(self.stream))
+    }
+}
+
+/// A stream for callers that have none of their own: tools and tests. It waits for no other stream;
+/// [`TensorRef::to_vec`] and [`Yard::buffer`] wait for it. It keeps the yard's parts alive, and is
+/// destroyed after everything in it.
+#[derive(Debug)]
+pub struct ToolStream {
+    parts: Arc<Parts>,
+    stream: Stream,
+}
+
+impl Yard {
+    /// A stream of the yard's device.
+    ///
+    /// # Errors
+    /// `Unsupported` where the kernel set has no streams; what the device refuses.
+    pub fn tool_stream(&self) -> Result<ToolStream> {
+        let raw = self.parts.kernels().stream_create()?;
+        Ok(ToolStream { parts: Arc::clone(&self.parts), stream: Stream { raw } })
+    }
+}
+
+impl ToolStream {
+    /// Its name.
+    ///
+    /// # Safety
+    /// As [`Stream::new`]; `self` outlives the calls that the name is given to, and what they give.
+    pub unsafe fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    /// Queues a copy of a contiguous tensor over the front of another, both on the device.
+    ///
+    /// # Errors
+    /// Host memory, gaps, or more bytes than there is room for; what the device refuses.
+    ///
+    /// # Safety
+    /// The memory of both stays allocated until the stream has passed the copy; what else uses it is
+    /// in the order of this stream.
+    pub unsafe fn copy(&self, to: &TensorMut<'_>, from: &TensorRef<'_>) -> Result<()> {
+        let bytes = |tensor: &TensorRef<'_>| {
+            let whole = tensor.is_on_device() && tensor.is_contiguous();
+            whole
+                .then_some(tensor.rows() * tensor.cols())
+                .zip(tensor.dtype())
+                .map(|(n, d)| n * d.bytes())
+        };
+        let (room, wanted) = (bytes(&to.as_ref()), bytes(from));
+        let (Some(bytes), true) = (wanted, wanted.is_some() && wanted <= room) else {
+            let text = format!(
+                "found {wanted:?} contiguous bytes on the device for room of {room:?}; expected no more \
+                 than fit"
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, "queue copy", text));
+        };
+        let (to, from) = (to.raw().data, from.raw().data);
+        // SAFETY: a stream of this kernel set, and ranges of this length; the rest by this function's
+        // contract.
+        unsafe { self.parts.kernels().copy_on(self.stream.raw, to, from, bytes as u64) }
+    }
+}
+
+impl Drop for ToolStream {
+    fn drop(&mut self) {
+        // SAFETY: made by `tool_stream`; who took its name promised that no call has it any more.
+        unsafe { self.parts.kernels().stream_destroy(self.stream.raw) }
+    }
+}
