@@ -97,6 +97,11 @@ pub(crate) struct State {
     pub(crate) problem: u64,
     pub(crate) rows: u64,
     pub(crate) done: u64,
+    pub(crate) entered: u64,
+    pub(crate) outbox: u64,
+    pub(crate) longest_put: u64,
+    pub(crate) entry_signals: u64,
+    pub(crate) windows: [u64; 2],
 }
 
 #[repr(C)]
@@ -161,7 +166,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) layout: u32,
     pub(crate) worst_experts: u64,
     pub(crate) alignment: u32,
-    pub(crate) reserved0: u32,
+    pub(crate) staged: u32,
     pub(crate) piece_bytes: u32,
     pub(crate) pieces: u32,
     pub(crate) stages: u32,
@@ -177,6 +182,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) dtype: u32,
     pub(crate) hidden: u32,
     pub(crate) reserved: u32,
+    pub(crate) staging: u64,
 }
 
 #[repr(C)]
@@ -197,7 +203,9 @@ pub(crate) struct CombineArgs {
     pub(crate) stages: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) table_bytes: u32,
-    pub(crate) reserved: u32,
+    pub(crate) returns_weights: u32,
+    pub(crate) landing: u64,
+    pub(crate) landing_weights: u64,
 }
 
 #[repr(C)]

@@ -17,7 +17,7 @@ struct Targets {
 
 // What lanes must know of a token before they can tell where its row goes: a word for each k.
 __device__ inline const u32* aims_of(const DispatchArgs& a, u64 token) {
-  const u32* all = a.is_flat() ? a.r.rows : reinterpret_cast<const u32*>(a.r.topk);
+  const u32* all = a.by_token() ? a.r.rows : reinterpret_cast<const u32*>(a.r.topk);
   return all + token * a.c.topk;
 }
 
@@ -35,8 +35,8 @@ __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to,
 __device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
                              u32 aimed) {
   u32 rank = 0;
-  i64 row = a.is_flat() ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
-                        : first_expert_row(a, to, token, (i32)aimed, &rank);
+  i64 row = a.by_token() ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
+                         : first_expert_row(a, to, token, (i32)aimed, &rank);
   if (row < 0) return nullptr;
   return reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
 }
