@@ -17,7 +17,7 @@
 //     u8* peer_ptr(u32 window, u32 peer, u64 offset) const;
 //
 //     // Copies `bytes` from a window of this rank to one of `peer`. Addresses and lengths are
-//     // multiples of 16. Called by every thread of `coop`, with equal arguments.
+//     // multiples of 16 where kLoadStore, else of 4. Called by every thread of `coop`, with equal arguments.
 //     template <class Coop>
 //     bool put(Coop, u32 lane, u32 peer, At dst, At src, u64 bytes, Guard&) const;
 //     // The same, then adds to a signal of `peer`: payload before signal (INV-1).

@@ -186,6 +186,15 @@ pub trait KernelSet: Sized + Send + 'static {
         let _ = (stream, to, from, bytes);
         Err(no_streams(Self::NAME))
     }
+
+    /// Where its kernels post through the host: the ring, once it is planned. See
+    /// [`device_proxy`](crate::device_proxy).
+    ///
+    /// # Errors
+    /// What the device refuses.
+    fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
+        Ok(None)
+    }
 }
 
 fn no_streams(name: &str) -> Error {

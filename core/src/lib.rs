@@ -13,6 +13,7 @@ pub mod bootstrap;
 pub mod capabilities;
 pub mod conditions;
 pub mod config;
+pub mod device_proxy;
 pub mod error;
 pub mod export;
 pub mod host;

@@ -2,13 +2,13 @@
 //! a kernel spills registers.
 
 use tokenyard_core::Result;
-use tokenyard_cuda::compile::{Architecture, Rows, compile};
+use tokenyard_cuda::compile::{Architecture, Rows, Up, compile};
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
 
-/// Kernels of `exchange.cu`.
-const KERNELS: usize = 9;
+/// Kernels of `exchange.cu`: over puts, a combine has one more.
+const FACES: [(Up, usize); 2] = [(Up::Nvlink, 9), (Up::Proxy, 10)];
 
 /// What the assembler says about one kernel.
 #[derive(Default)]
@@ -45,17 +45,24 @@ fn usages(log: &str) -> Vec<Usage> {
 }
 
 fn main() -> Result<()> {
-    println!("{:<9} {:<7} {:<16} registers  stack  spilled", "target", "rows", "kernel");
+    println!(
+        "{:<9} {:<7} {:<7} {:<16} registers  stack  spilled",
+        "target", "rows", "up", "kernel"
+    );
     let mut spilled = 0;
-    for (capability, rows) in WANTED {
+    let all = FACES.iter().flat_map(|face| WANTED.map(|target| (*face, target)));
+    for ((up, kernels), (capability, rows)) in all {
         let architecture = Architecture { capability };
-        let compiled = compile(architecture, rows)?;
+        let compiled = compile(architecture, rows, up)?;
         let usages = usages(&compiled.log);
         let found = usages.len();
-        assert_eq!(found, KERNELS, "found {found} kernels; expected {KERNELS}: {}", compiled.log);
+        assert_eq!(found, kernels, "found {found} kernels; expected {kernels}: {}", compiled.log);
         for Usage { kernel, registers, stack, spills } in usages {
-            let (target, rows) = (architecture.name(), format!("{rows:?}").to_lowercase());
-            println!("{target:<9} {rows:<7} {kernel:<16} {registers:>9} {stack:>6} {spills:>8}");
+            let target = architecture.name();
+            let [rows, up] = [format!("{rows:?}"), format!("{up:?}")].map(|t| t.to_lowercase());
+            println!(
+                "{target:<9} {rows:<7} {up:<7} {kernel:<16} {registers:>9} {stack:>6} {spills:>8}"
+            );
             spilled += usize::from(spills != "0");
         }
     }

@@ -32,7 +32,7 @@ const FACE: &str = include_str!("transport/nvlink.cuh");
 
 /// The device face, for who compiles it without a transport.
 pub(crate) fn nvlink_face() -> FaceSource<'static> {
-    FaceSource { text: FACE, defines: &[], param_bytes: size_of::<Params>() }
+    FaceSource { text: FACE, defines: &[], param_bytes: size_of::<Params>(), puts: false }
 }
 
 /// Bytes between two signals: no two writers share a line.

@@ -37,6 +37,7 @@ impl<K: KernelSet> KernelsPart<K> {
         stream_create: Some(Self::stream_create),
         stream_destroy: Some(Self::stream_destroy),
         copy_on: Some(Self::copy_on),
+        proxy_ring: Some(Self::proxy_ring),
     };
 
     unsafe extern "C" fn probe(
@@ -294,6 +295,21 @@ impl<K: KernelSet> KernelsPart<K> {
         unsafe {
             guarded_mut("copy_on", instance, error, |part: &mut K| {
                 part.copy_on(stream, to, from, bytes)
+            })
+        }
+    }
+
+    unsafe extern "C" fn proxy_ring(
+        instance: *mut c_void,
+        ring: *mut abi::TyProxyRing,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("proxy_ring", instance, error, |part: &mut K| {
+                check_size("proxy_ring", (*ring).size, size_of::<abi::TyProxyRing>())?;
+                part.proxy_ring()?.into_iter().for_each(|given| *ring = given);
+                Ok(())
             })
         }
     }

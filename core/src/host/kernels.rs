@@ -352,6 +352,44 @@ impl OpenKernels {
             t.copy_on.map(|f| f(i, stream, to, from, bytes, e))
         })
     }
+
+    /// The ring of kernels that post through the host; nothing where they do not.
+    ///
+    /// # Errors
+    /// What the part says; a ring that cannot be one.
+    pub fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
+        if self.part.table.proxy_ring.is_none() {
+            return Ok(None);
+        }
+        let mut ring = abi::TyProxyRing {
+            size: size_of::<abi::TyProxyRing>(),
+            level: 0,
+            lane: 0,
+            capacity: 0,
+            commands: std::ptr::null_mut(),
+            status: std::ptr::null_mut(),
+            totals: std::ptr::null_mut(),
+            signals: 0,
+            reserved: 0,
+        };
+        // SAFETY: as in `needs`.
+        self.call("proxy_ring", |t, i, e| unsafe { t.proxy_ring.map(|f| f(i, &mut ring, e)) })?;
+        if ring.commands.is_null() {
+            return Ok(None);
+        }
+        let there = !ring.status.is_null() && (ring.signals == 0 || !ring.totals.is_null());
+        if there && ring.capacity.is_power_of_two() && ring.level <= abi::TY_LEVEL_SCALE_OUT {
+            return Ok(Some(ring));
+        }
+        let message = format!(
+            "found a ring of {} slots on level {}, status at {:p}, {} totals at {:p}; expected a power \
+             of two, level 0 or 1, and nothing at null",
+            ring.capacity, ring.level, ring.status, ring.signals, ring.totals
+        );
+        Err(Error::new(ErrorKind::Plugin, "proxy_ring", message)
+            .with_context("part", self.name())
+            .with_fix("use a kernel set that was made for this version"))
+    }
 }
 
 impl Drop for OpenKernels {

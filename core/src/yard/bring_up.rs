@@ -15,6 +15,7 @@ use super::{Parts, Yard};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, Next, World};
 use crate::config::{Config, OnFailure};
+use crate::device_proxy::DeviceProxy;
 use crate::host::{OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape};
 use crate::link::Link;
@@ -172,7 +173,10 @@ fn bring_up(
 
     let cap = bounds.cap(world.on_failure());
     plan(&mut kernels, &transports, &windows, &watchdog, cap)?;
-    // SAFETY: `Parts` stops the thread before it drops the transports, and so does an error here.
+    // SAFETY: `Parts` stops the thread before it drops transports and kernel set, and so does an error
+    // here.
+    let proxy = unsafe { start_proxy(&mut kernels, &transports, &windows, &levels)? };
+    // SAFETY: as above.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten())? };
     members.barrier("yard ready")?;
 
@@ -190,6 +194,7 @@ fn bring_up(
     Ok(Yard {
         parts: Arc::new(Parts {
             _progress: progress,
+            _proxy: proxy,
             _transports: transports,
             kernels: Mutex::new(kernels),
             watchdog,
@@ -326,6 +331,29 @@ fn plan(
     // SAFETY: the transports and the watchdog live in `Parts` beside the kernel set; windows live
     // as long as their owner; the list itself is only read during the call.
     unsafe { kernels.plan(&plan) }
+}
+
+/// Serves the command ring of kernels that post through the host, where there is one.
+///
+/// # Safety
+/// The value is dropped before the transports and the kernel set.
+unsafe fn start_proxy(
+    kernels: &mut OpenKernels,
+    transports: &Transports,
+    windows: &[Window],
+    levels: &Levels<'_>,
+) -> Result<Option<DeviceProxy>> {
+    let Some(ring) = kernels.proxy_ring()? else { return Ok(None) };
+    // SAFETY: by this function's contract.
+    let [up, out] = unsafe { transports.links() };
+    let link = if ring.level == abi::TY_LEVEL_SCALE_UP { up } else { out };
+    let Some(link) = link else {
+        let message = format!("the kernels post on level {}, which has no transport", ring.level);
+        return Err(Error::new(ErrorKind::Plugin, "proxy_ring", message));
+    };
+    // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed.
+    let proxy = unsafe { DeviceProxy::start(&ring, link, windows, levels.peers(ring.level))? };
+    Ok(Some(proxy))
 }
 
 const NO_LINK: abi::TyLink = abi::TyLink {

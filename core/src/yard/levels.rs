@@ -127,6 +127,12 @@ impl<'a> Levels<'a> {
         up.chain(self.scale_out.iter().map(|level| ("scale-out", level)))
     }
 
+    /// Ranks of a level's team.
+    pub(super) fn peers(&self, level: u64) -> u32 {
+        let level = if level == abi::TY_LEVEL_SCALE_UP { &self.scale_up } else { &self.scale_out };
+        level.as_ref().map_or(0, |level| level.team.world_ranks.len() as u32)
+    }
+
     /// The name of a transport that does not declare a capability.
     pub(super) fn without(&self, capability: u64) -> Option<&str> {
         let lacks = |level: &Level<'_>| level.capabilities.flags & capability == 0;

@@ -46,6 +46,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::bootstrap::World;
 use crate::config::Config;
+use crate::device_proxy::DeviceProxy;
 use crate::host::OpenKernels;
 use crate::moe::{Shape, TopkScratch};
 use crate::{Error, ErrorKind, Result};
@@ -54,6 +55,8 @@ use crate::{Error, ErrorKind, Result};
 struct Parts {
     /// Dropped first: it uses the transports.
     _progress: Option<progress::Progress>,
+    /// The same, and the kernel set's ring.
+    _proxy: Option<DeviceProxy>,
     /// Dropped second: no access to windows after it.
     _transports: levels::Transports,
     /// Dropped third: frees the windows. Behind a lock so that outputs may hold the parts from

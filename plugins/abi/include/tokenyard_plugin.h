@@ -315,7 +315,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 6634308113551494819
+#define TY_KERNELS_LAYOUT 9040752053414233383
 
 /**
  * Major version of the topology ABI.
@@ -1545,6 +1545,125 @@ typedef struct TyReceived {
 } TyReceived;
 
 /**
+ * One command of a device, written by a kernel into a [`TyProxyRing`]: the fields of
+ * [`TyCommand`](crate::TyCommand) that a kernel fills, then `sequence`.
+ */
+typedef struct TyProxyCommand {
+  /**
+   * One of `TY_OP_*`, but not `TY_OP_GET`.
+   */
+  uint32_t op;
+  /**
+   * Index into the team of the level.
+   */
+  uint32_t peer;
+  /**
+   * Signal id on the peer.
+   */
+  uint32_t signal;
+  /**
+   * What to add to the signal: 1 to 65,535.
+   */
+  uint32_t add;
+  /**
+   * Window id on this rank.
+   */
+  uint32_t src_window;
+  /**
+   * Window id on the peer.
+   */
+  uint32_t dst_window;
+  /**
+   * Offset in the source window.
+   */
+  uint64_t src_offset;
+  /**
+   * Offset in the destination window.
+   */
+  uint64_t dst_offset;
+  /**
+   * Bytes to move.
+   */
+  uint64_t bytes;
+  /**
+   * The value of `TY_OP_PUT_VALUE`.
+   */
+  uint64_t value;
+  /**
+   * Number of the command + 1, stored last, with release order at system scope: the slot then
+   * belongs to the host until the command is done.
+   */
+  uint64_t sequence;
+} TyProxyCommand;
+
+/**
+ * What the host tells kernels about a ring. Every field is stored with release order.
+ */
+typedef struct TyProxyStatus {
+  /**
+   * Commands that are done (INV-4, INV-5), all before it included: only grows.
+   */
+  uint64_t done;
+  /**
+   * Not 0: the ring is dead, and no command ends any more; 1 + the number of the command that
+   * failed, or all ones where none is to blame. The transport's `health` says more (INV-7).
+   */
+  uint64_t failed;
+  /**
+   * Status below zero of the failure.
+   */
+  int64_t status;
+} TyProxyStatus;
+
+/**
+ * Memory that a kernel set gives the host, so that its kernels may use a transport that has no device
+ * face: they write commands, and a thread of the host posts them and tells what came of it.
+ *
+ * Command number n is in slot n mod `capacity`. A kernel may write it once `done` + `capacity` > n.
+ * Everything starts as zeros and is written by both sides, so it is accessed by atomic loads and
+ * stores, but for a command whose `sequence` was seen.
+ */
+typedef struct TyProxyRing {
+  /**
+   * `sizeof(TyProxyRing)`.
+   */
+  size_t size;
+  /**
+   * The level whose transport is used: one of `TY_LEVEL_*`.
+   */
+  uint64_t level;
+  /**
+   * The lane that commands are posted on, which nobody else uses.
+   */
+  uint32_t lane;
+  /**
+   * Number of slots, a power of two.
+   */
+  uint32_t capacity;
+  /**
+   * `capacity` slots.
+   */
+  struct TyProxyCommand *commands;
+  /**
+   * One.
+   */
+  struct TyProxyStatus *status;
+  /**
+   * `signals` words: the totals of the signals on this rank, stored after what came with them is
+   * visible to the device (INV-1).
+   */
+  uint64_t *totals;
+  /**
+   * Signals that are told, from 0 on.
+   */
+  uint32_t signals;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyProxyRing;
+
+/**
  * A kernel set. All slots of one instance are called by one thread at a time.
  *
  * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
@@ -1684,6 +1803,11 @@ typedef struct TyKernelsTable {
                      const uint8_t *from,
                      uint64_t bytes,
                      struct TyError *error);
+  /**
+   * Optional, after `plan`. Where kernels post through the host: the ring, valid until `close`.
+   * Else `commands` stays null. The host stops looking at it before transports are closed.
+   */
+  int32_t (*proxy_ring)(void *instance, struct TyProxyRing *ring, struct TyError *error);
 } TyKernelsTable;
 
 /**

@@ -6,7 +6,7 @@ mod cache;
 mod program;
 
 pub(crate) use program::FaceSource;
-pub use program::{Architecture, Compiled, Rows, compile};
+pub use program::{Architecture, Compiled, Rows, Up, compile};
 
 use std::path::PathBuf;
 
@@ -38,7 +38,7 @@ pub(crate) fn load() -> Result<()> {
 const OLDEST: u32 = 80;
 
 /// How rows move on an architecture.
-fn rows_of(config: &CudaConfig, architecture: Architecture) -> Result<Rows> {
+fn rows_of(config: &CudaConfig, architecture: Architecture, puts: bool) -> Result<Rows> {
     let has_bulk_copies = architecture.capability >= 90;
     let refuse = |message: String, fix: &'static str| {
         Err(Error::new(ErrorKind::Unsupported, "load kernels", message).with_fix(fix))
@@ -53,7 +53,8 @@ fn rows_of(config: &CudaConfig, architecture: Architecture) -> Result<Rows> {
             "set rows = \"auto\" in [kernels.cuda]",
         ),
         RowCopy::Vector => Ok(Rows::Vector),
-        RowCopy::Auto if !has_bulk_copies => Ok(Rows::Vector),
+        // Where kernels put, windows are host memory, and speed is no matter.
+        RowCopy::Auto if !has_bulk_copies || puts => Ok(Rows::Vector),
         RowCopy::Tma | RowCopy::Auto => Ok(Rows::Tma),
     }
 }
@@ -65,7 +66,7 @@ pub(crate) fn kernels(
     architecture: Architecture,
     face: FaceSource<'_>,
 ) -> Result<(Vec<u8>, bool)> {
-    let program = Program::new(architecture, rows_of(config, architecture)?, face);
+    let program = Program::new(architecture, rows_of(config, architecture, face.puts)?, face);
     let cache = Cache::open(config.cache.as_deref())?;
     let mut compiled = false;
     let image = cache.get(&program.key()?, || {
@@ -103,7 +104,7 @@ pub fn warm(config: &CudaConfig, capability: Option<u32>) -> Result<Warmed> {
     let (_, compiled) = kernels(config, architecture, nvlink_face())?;
     Ok(Warmed {
         architecture: architecture.name(),
-        rows: rows_of(config, architecture)?,
+        rows: rows_of(config, architecture, false)?,
         compiled,
         folder: Cache::open(config.cache.as_deref())?.folder().to_owned(),
     })
@@ -117,7 +118,7 @@ mod tests {
     fn rows_move_by_bulk_copies_where_there_are_any_and_nothing_else_is_asked_for() {
         let rows = |rows, capability| {
             let config = CudaConfig { rows, ..CudaConfig::default() };
-            rows_of(&config, Architecture { capability })
+            rows_of(&config, Architecture { capability }, false)
         };
         assert_eq!(rows(RowCopy::Auto, 80).unwrap(), Rows::Vector);
         assert_eq!(rows(RowCopy::Auto, 90).unwrap(), Rows::Tma);

@@ -10,12 +10,13 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::load;
 use crate::kernels::args;
+use crate::kernels::proxy_face;
 use crate::transport::nvlink_face;
 
 /// The name under which the kernels include the face of the level inside a domain.
 const UP_FACE: &str = "up_face.cuh";
 const MAIN: &str = include_str!("../kernels/exchange.cu");
-const HEADERS: [(&str, &str); 15] = [
+const HEADERS: [(&str, &str); 18] = [
     ("transport.cuh", include_str!("../../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
     ("region.cuh", include_str!("../kernels/region.cuh")),
@@ -31,6 +32,9 @@ const HEADERS: [(&str, &str); 15] = [
     ("dispatch.cuh", include_str!("../kernels/dispatch.cuh")),
     ("experts.cuh", include_str!("../kernels/experts.cuh")),
     ("combine.cuh", include_str!("../kernels/combine.cuh")),
+    ("puts.cuh", include_str!("../kernels/puts.cuh")),
+    ("put_rows.cuh", include_str!("../kernels/put_rows.cuh")),
+    ("put_combine.cuh", include_str!("../kernels/put_combine.cuh")),
 ];
 
 /// A GPU architecture that kernels are compiled for.
@@ -73,6 +77,17 @@ pub(crate) struct FaceSource<'a> {
     pub(crate) defines: &'a [String],
     /// The size of the parameters that the transport passes.
     pub(crate) param_bytes: usize,
+    /// It puts; else it loads and stores.
+    pub(crate) puts: bool,
+}
+
+/// A face that this crate has the source of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Up {
+    /// Over NVLink, by loads and stores.
+    Nvlink,
+    /// Through the host, by puts.
+    Proxy,
 }
 
 /// Everything that decides what comes out.
@@ -94,6 +109,7 @@ impl Program {
             format!("-DTY_ARGS_BYTES={}", args::bytes()),
             format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION),
             format!("-DTY_UP_PARAM_BYTES={}", face.param_bytes),
+            format!("-DTY_PUTS={}", u32::from(face.puts)),
         ];
         options.extend(face.defines.iter().map(|define| format!("-D{define}")));
         let headers = headers.chain([(UP_FACE.to_owned(), face.text.to_owned())]).collect();
@@ -189,13 +205,17 @@ fn library_in(maps: &str) -> Option<&str> {
         .find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("libnvrtc.so")))
 }
 
-/// Compiles the kernels over the NVLink face, without a GPU and without the cache: for tests and
-/// for who wants to know registers and spills.
+/// Compiles the kernels over a face, without a GPU and without the cache: for tests and for who wants
+/// to know registers and spills.
 ///
 /// # Errors
 /// No compiler, or what it says.
-pub fn compile(architecture: Architecture, rows: Rows) -> Result<Compiled> {
-    Program::new(architecture, rows, nvlink_face()).compile()
+pub fn compile(architecture: Architecture, rows: Rows, up: Up) -> Result<Compiled> {
+    let face = match up {
+        Up::Nvlink => nvlink_face(),
+        Up::Proxy => proxy_face(),
+    };
+    Program::new(architecture, rows, face).compile()
 }
 
 /// A program of the compiler.

@@ -56,9 +56,16 @@ struct Trace {
 struct State {
   u32 arrived;      // blocks that have counted
   u32 reserved;
+  u64 dealt;        // pieces of rows that warps have taken on
   u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
+  // Where the face only puts:
+  u64* entered;     // [slots]: operations that this rank has entered, so entry signals of each rank
+  u64 outbox;       // offset of slot 0's staged records in the control window, behind all records
+  u64 longest_put;  // bytes
+  u64 entry_signals;  // the first of [slots, R]
+  u8* windows[2];   // this rank's own
 };
 
 // What every operation brings.
@@ -87,6 +94,10 @@ struct Common {
   // The signals that this rank raises at others: its rows are there, it has read theirs.
   __device__ u32 rows_signal() const { return 2 * ranks * slot + rank; }
   __device__ u32 done_signal() const { return rows_signal() + ranks; }
+  // The one that says, where the face only puts, that the record of `source` is there.
+  __device__ u32 entry_signal(u32 source) const {
+    return (u32)state->entry_signals + ranks * slot + source;
+  }
   // What this rank waits for in the slot.
   __device__ u64* rows_totals() const { return state->rows + (u64)slot * ranks; }
   __device__ u64* done_totals() const { return state->done + (u64)slot * ranks; }
@@ -129,7 +140,7 @@ struct DispatchArgs {
   u32 layout;           // kFlat, kExpertMajor or kPacked
   u64 worst_experts;    // expert-major: the most expert rows
   u32 alignment;        // expert-major: of expert starts, in rows
-  u32 reserved0;
+  u32 staged;           // the face only puts: rows are staged by token first, in every layout
   u32 piece_bytes;      // a row moves in pieces of so many bytes
   u32 pieces;
   u32 stages;           // pieces in flight of one warp
@@ -139,14 +150,20 @@ struct DispatchArgs {
   u32 side_bytes;       // shared memory of them, for each warp that gathers
   u32 side_scales;      // whether scales are gathered too
   u32 side_at;          // where that memory starts
+  u32 notes_at;         // shared memory of what stages hold: 2 + K words each
   // Rows that are cast first: `x` and `scales` are then room for what comes out.
   const u8* raw;        // [T, hidden] of the type `dtype`
   u32 cast;             // TY_CAST_*
   u32 dtype;            // 1 bf16, 2 fp16, 3 fp32
   u32 hidden;
   u32 reserved;
+  u64 staging;          // arena offset of what is staged, where the face only puts
 
   __device__ bool is_flat() const { return layout == kFlat; }
+  // Rows are stored in the order of tokens, at their rank or where they are staged for it.
+  __device__ bool by_token() const { return is_flat() || staged; }
+  // Weights, scales and sources lie beside rows in the order of tokens, too.
+  __device__ bool beside() const { return layout != kPacked || staged; }
   __device__ RegionShape region_shape() const {
     return {layout, c.ranks, c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }
@@ -207,10 +224,14 @@ struct CombineArgs {
   u32 stages;          // pieces in flight of a block
   u32 stage_bytes;
   u32 table_bytes;     // shared memory before the stages
-  u32 reserved;
+  u32 returns_weights; // weights travel back too
+  // Where the face only puts: arena offsets of the rows that come back, those of rank 0 first, and
+  // of their weights.
+  u64 landing;
+  u64 landing_weights;
 };
 
-// Waits for one signal of every rank.
+// Waits for one signal of every rank, and until what this rank has put may be overwritten.
 struct ArriveArgs {
   const u64* abort;
   Report* report;

@@ -93,9 +93,15 @@ pub(crate) struct Trace {
 pub(crate) struct State {
     pub(crate) arrived: u32,
     pub(crate) reserved: u32,
+    pub(crate) dealt: u64,
     pub(crate) problem: u64,
     pub(crate) rows: u64,
     pub(crate) done: u64,
+    pub(crate) entered: u64,
+    pub(crate) outbox: u64,
+    pub(crate) longest_put: u64,
+    pub(crate) entry_signals: u64,
+    pub(crate) windows: [u64; 2],
 }
 
 #[repr(C)]
@@ -160,7 +166,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) layout: u32,
     pub(crate) worst_experts: u64,
     pub(crate) alignment: u32,
-    pub(crate) reserved0: u32,
+    pub(crate) staged: u32,
     pub(crate) piece_bytes: u32,
     pub(crate) pieces: u32,
     pub(crate) stages: u32,
@@ -170,11 +176,13 @@ pub(crate) struct DispatchArgs {
     pub(crate) side_bytes: u32,
     pub(crate) side_scales: u32,
     pub(crate) side_at: u32,
+    pub(crate) notes_at: u32,
     pub(crate) raw: u64,
     pub(crate) cast: u32,
     pub(crate) dtype: u32,
     pub(crate) hidden: u32,
     pub(crate) reserved: u32,
+    pub(crate) staging: u64,
 }
 
 #[repr(C)]
@@ -195,7 +203,9 @@ pub(crate) struct CombineArgs {
     pub(crate) stages: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) table_bytes: u32,
-    pub(crate) reserved: u32,
+    pub(crate) returns_weights: u32,
+    pub(crate) landing: u64,
+    pub(crate) landing_weights: u64,
 }
 
 #[repr(C)]

@@ -38,8 +38,8 @@ struct Partials {
 };
 
 // The weight that came back for lane k's selection, from the owner's row of this token.
-template <class Up>
-__device__ void fetch_weight(const CombineArgs& a, const Up& up, const u32* heard, u32 token) {
+// `weights`: [R], where the weights of the owners' first rows are.
+__device__ inline void fetch_weight(const CombineArgs& a, const u64* weights, u32 token) {
   u32 lane = threadIdx.x % 32, owner = 0;
   i64 row = row_at(a.c, a.r, a.r.row_base, token, packed_row(a.c, a.r, token), &owner);
   i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
@@ -52,19 +52,25 @@ __device__ void fetch_weight(const CombineArgs& a, const Up& up, const u32* hear
   }
   if (lane >= a.c.topk) return;
   float weight = 0.0f;
-  if (expert >= 0) {
-    u64 at = (u64)heard[rank * kHead + 4] * 16 + 4 * ((u64)owners * a.c.topk + lane);
-    weight = *reinterpret_cast<const float*>(up.peer_ptr(kArena, rank, at));
-  }
+  if (expert >= 0)
+    weight = reinterpret_cast<const float*>(weights[rank])[(u64)owners * a.c.topk + lane];
   a.out_weights[(u64)token * a.c.topk + lane] = weight;
 }
 
-template <class Up>
-__device__ void fetch_weights(const CombineArgs& a, const Up& up, const u32* heard) {
+__device__ inline void fetch_weights(const CombineArgs& a, const u64* weights) {
   u32 warps = blockDim.x / 32;
   for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < a.c.tokens;
        token += gridDim.x * warps)
-    fetch_weight(a, up, heard, token);
+    fetch_weight(a, weights, token);
+}
+
+// Sums this rank's tokens from the rows whose places are in the tables. All blocks.
+template <class Type>
+__device__ void sum_partials(const CombineArgs& a, const u64* first, const u64* weights, u8* stages) {
+  __syncthreads();
+  if (a.out_weights) fetch_weights(a, weights);
+  Summing summing{{a.piece_bytes, a.pieces}, a.c.tokens, a.row_bytes, a.stages, a.stage_bytes};
+  sum_rows<Type>(Partials{a, first, a.out}, summing, stages);
 }
 
 template <class Type, class Up>
@@ -82,7 +88,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     // Who hears this record may read the rows that earlier kernels wrote here.
     __threadfence_system();
     // As many words as a dispatch, so that ranks that do one find out and do not wait.
-    enter(a.c, up, kHead + a.c.ranks, a.c.verdict, nullptr,
+    enter(a.c, up, kHead + a.c.ranks, a.c.verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   }
   if (!hear(a.c, up, kHead, heard, guard)) return;
@@ -106,13 +112,14 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   }
   if (d.code != kGo) return;
   u64* first = reinterpret_cast<u64*>(heard + a.c.ranks * kHead);
-  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x)
-    first[d] = reinterpret_cast<u64>(up.peer_ptr(
-        kArena, d, (u64)heard[d * kHead + 3] * 16 + (u64)a.r.row_base[d] * a.row_bytes));
-  __syncthreads();
-  if (a.out_weights) fetch_weights(a, up, heard);
-  Summing summing{{a.piece_bytes, a.pieces}, a.c.tokens, a.row_bytes, a.stages, a.stage_bytes};
-  sum_rows<Type>(Partials{a, first, a.out}, summing, shared + a.table_bytes);
+  u64* weights = first + a.c.ranks;
+  auto at = [&](u32 d, u64 offset) { return reinterpret_cast<u64>(up.peer_ptr(kArena, d, offset)); };
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
+    u64 rows = (u64)a.r.row_base[d] * a.row_bytes;
+    first[d] = at(d, (u64)heard[d * kHead + 3] * 16 + rows);
+    weights[d] = at(d, (u64)heard[d * kHead + 4] * 16);
+  }
+  sum_partials<Type>(a, first, weights, shared + a.table_bytes);
   raise_all(a.c, up, a.c.done_signal(), guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.c.trace->begun = a.c.trace->counted = begun;

@@ -7,20 +7,21 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{
     CombineArgs, Common, ENTER, MergeArgs, Outcome, REFUSE_FULL, REFUSE_TEXT, Routing,
-    SUMMING_WARPS,
+    SUMMING_WARPS, WARPS,
 };
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
 use super::order::{CAPTURED, stream_of};
 use super::outcome::Called;
-use super::sizes::Pulls;
+use super::sizes::{Pulls, landing_bytes};
 use crate::driver::RawStream;
 
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CombineOp {
     operation: u64,
-    /// Copies of what the caller brought from outside the arena.
+    /// Copies of what the caller brought from outside the arena, and where kernels put, room for the
+    /// rows that come back.
     staging: Option<Region>,
     /// Whose order it is in; without one, the host's.
     stream: Option<RawStream>,
@@ -32,6 +33,8 @@ struct Staged {
     region: Option<Region>,
     x: u64,
     weights: u64,
+    /// Where kernels put: where rows and weights come back.
+    landing: [u64; 2],
 }
 
 /// The arguments of a combine without rows.
@@ -52,7 +55,9 @@ fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls
         stages: pulls.stages,
         stage_bytes: pulls.stage_bytes,
         table_bytes: pulls.table_bytes,
-        reserved: 0,
+        returns_weights: 0,
+        landing: 0,
+        landing_weights: 0,
     }
 }
 
@@ -130,14 +135,20 @@ impl Engine {
             None => (rows * widths[i]).next_multiple_of(REGION_ALIGN),
             Some(_) => 0,
         });
-        let region = match room[0] + room[1] {
+        let landing = match self.sizes.longest_put {
+            Some(_) => landing_bytes(&self.shape, widths, state.tokens),
+            None => [0; 2],
+        };
+        let region = match room[0] + room[1] + landing[0] + landing[1] {
             0 => None,
             bytes => Some(self.arena.allocate(bytes, Holder::Combine(call.operation))?),
         };
         let base = region.map_or(0, |r| r.offset);
         let starts = [base, base + room[0]];
         let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
-        let staged = Staged { region, x, weights };
+        let landing_at = base + room[0] + room[1];
+        let landing = [landing_at, landing_at + landing[0]];
+        let staged = Staged { region, x, weights, landing };
         let copied = match flat {
             false => self.merge(call, &staged),
             true => [0, 1].into_iter().filter(|i| room[*i] > 0).try_for_each(|i| {
@@ -212,11 +223,37 @@ impl Engine {
             x: staged.x,
             weights: staged.weights,
             rows: state.received,
+            returns_weights: (!call.weights.data.is_null()).into(),
+            landing: staged.landing[0],
+            landing_weights: staged.landing[1],
             ..arguments((common, state.routing), row_bytes, &pulls)
         };
         // SAFETY: the tensors are valid by this function's contract.
         unsafe { self.launch_combine(call, &arguments, &pulls)? };
-        self.hear_outcome(call.operation, &called)
+        let outcome = self.hear_outcome(call.operation, &called)?;
+        if self.sizes.longest_put.is_some() {
+            // SAFETY: as above.
+            unsafe { self.sum_returned(call, &arguments, &pulls)? };
+        }
+        Ok(outcome)
+    }
+
+    /// Where kernels put: sums the rows once they have come back.
+    ///
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    unsafe fn sum_returned(
+        &self,
+        call: &abi::TyCombine,
+        arguments: &CombineArgs,
+        pulls: &Pulls,
+    ) -> Result<()> {
+        self.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
+        let (kernel, _) = summable(call.x.dtype);
+        let size = (self.blocks, SUMMING_WARPS, pulls.shared);
+        let slot = arguments.common.slot as usize;
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(&self.kernels.combine[kernel], size, arguments, slot) }
     }
 
     /// Writes into `common` what ranks compare.
@@ -234,11 +271,16 @@ impl Engine {
         arguments: &CombineArgs,
         pulls: &Pulls,
     ) -> Result<()> {
-        let (kernel, _) = summable(call.x.dtype);
-        let size = (self.blocks, SUMMING_WARPS, pulls.shared);
         let slot = arguments.common.slot as usize;
+        let (kernel, size) = match &self.kernels.give_back {
+            Some(give_back) => (give_back, (1, WARPS, pulls.table_bytes)),
+            None => {
+                let (kernel, _) = summable(call.x.dtype);
+                (&self.kernels.combine[kernel], (self.blocks, SUMMING_WARPS, pulls.shared))
+            }
+        };
         // SAFETY: the kernel's type; the rest by this function's contract.
-        unsafe { self.launch(&self.kernels.combine[kernel], size, arguments, slot) }
+        unsafe { self.launch(kernel, size, arguments, slot) }
     }
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
@@ -255,10 +297,13 @@ impl Engine {
                 ));
             }
         };
-        // The caller may change its rows after this, so nobody may still be reading them.
-        let done = self
-            .arrive(operation, abi::TY_PHASE_DONE)
-            .and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, op.stream));
+        // The caller may change its rows after this, so nobody may still be reading them. Where kernels
+        // put, what waited for the rows to come back has also waited until these have left.
+        let read = match self.sizes.longest_put {
+            Some(_) => Ok(()),
+            None => self.arrive(operation, abi::TY_PHASE_DONE),
+        };
+        let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, op.stream));
         op.staging.iter().for_each(|r| self.arena.release(r.id));
         self.give_up(done)
     }

@@ -6,7 +6,7 @@
 #pragma once
 #include "cast.cuh"
 #include "entry.cuh"
-#include "rows.cuh"
+#include "put_rows.cuh"
 #include "sides.cuh"
 
 namespace ty {
@@ -26,14 +26,14 @@ struct Counted {
 
 // `counted`: the routing is new, so it may be bad.
 template <class Up>
-__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted) {
+__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted, Guard& guard) {
   u32 verdict = a.c.verdict;
   if (counted && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
   u32 head[kHead] = {verdict | gridDim.x << 8,  (u32)a.c.signature, a.c.origin,
                      (u32)(a.region / 128),     (u32)(a.capacity / 128), 0,
                      (u32)(a.c.signature >> 32), a.c.text_bytes};
   u32 words = words_of(a) + Counted(a, 0).count;
-  enter(a.c, up, words, verdict, a.topk_idx, [&](u32 peer, u32 w) -> u32 {
+  enter(a.c, up, words, verdict, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
     if (a.c.verdict != kEnter) return 0;
     w -= kHead;
@@ -101,18 +101,62 @@ __device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTab
     const u32* head = &t.heard[d * words_of(a)];
     Region region = region_of(a, t, d);
     if (region.bytes > (u64)head[4] * 128) atomicMin(&full, d);
-    u64 base = reinterpret_cast<u64>(up.peer_ptr(kArena, d, (u64)head[3] * 128));
+    t.row_base[d] = (u32)rows_at(a, t.heard, d, a.c.rank);
+    if (a.staged) {
+      aim_at_staging(a, t, d);
+      continue;
+    }
+    u64 base = reinterpret_cast<u64>(reach(a.c, up, kArena, d, (u64)head[3] * 128));
     bool major = a.layout == kExpertMajor;
     t.x[d] = base;
     t.scales[d] = base + (major ? region.landed_scales : region.scales);
     t.weights[d] = base + (major ? region.landed_weights : region.weights);
     t.ids[d] = base + (a.is_flat() ? region.ids : region.slots);
     t.source[d] = base + region.source;
-    t.row_base[d] = (u32)rows_at(a, t.heard, d, a.c.rank);
   }
   __syncthreads();
   if (full < a.c.ranks) return {kFull, full};
   return {kGo, a.c.rank};
+}
+
+// Where the face only puts: counts the signals that will come with the rows of a rank. Packed, each
+// copy brings what goes beside it.
+template <class Up>
+__device__ bool expect_puts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u32 source,
+                            Guard& guard) {
+  u32 local = a.c.local_experts(), copies = 0, n = words_of(a);
+  bool ok = true;
+  for (u32 e = 0; e < local && ok && a.layout == kPacked; e++) {
+    u32 rows;
+    ok = hear_word(a.c, up, source, n + a.c.rank * local + e, guard, &rows);
+    copies += rows;
+  }
+  a.c.rows_totals()[source] += puts_of_rows(a, t.heard[source * n + kHead + a.c.rank], copies);
+  return ok;
+}
+
+__device__ inline Landing landing_at(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
+  return {rank, (u64)t.heard[rank * words_of(a) + 3] * 128, region_of(a, t, rank)};
+}
+
+// The last block to come puts what all have staged. Where a wait is ended, so are those behind it.
+template <class Up>
+__device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                           Guard& guard) {
+  __threadfence_system();
+  if (!last_to_come(a.c)) return;
+  __threadfence_system();
+  for (u32 i = threadIdx.x; i < a.c.ranks * kStagedArrays; i += blockDim.x) {
+    u32 d = (a.c.rank + i / kStagedArrays) % a.c.ranks;
+    put_array(a, up, t, landing_at(a, t, d), i % kStagedArrays, guard);
+  }
+  if (a.is_flat()) return;
+  u32 warps = blockDim.x / 32;
+  for (u32 token = threadIdx.x / 32; token < a.c.tokens; token += warps) {
+    Selection s(a, t, token);
+    if (s.copy >= 0) put_selection(a, up, t, landing_at(a, t, s.rank), s, guard);
+    __syncwarp();
+  }
 }
 
 // Rows of this rank's local experts, and where they start. One warp.
@@ -132,6 +176,8 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
     starts[local] = start;
   }
   bool ok = true;
+  if (a.staged)
+    for (u32 s = lane; s < a.c.ranks && ok; s += 32) ok = expect_puts(a, up, t, s, guard);
   for (u32 e = lane; e < local && ok; e += 32) {
     u32 sum = 0, word = words_of(a) + (a.is_flat() ? e : first + e);
     ok = hear_word_of_all(a.c, up, word, guard, [&](u32 source, u32 rows) {
@@ -158,10 +204,10 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
   u32 lane = threadIdx.x % 32, me = a.c.rank, n = words_of(a);
   u64 tokens = rows_at(a, t.heard, me, a.c.ranks);
   Region region = region_of(a, t, me);
-  u8* base = reinterpret_cast<u8*>(t.x[me]);
+  u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * n + 3] * 128);
   for (u32 s = lane; s < a.c.ranks; s += 32) {
     reinterpret_cast<u32*>(base + region.rank_counts)[s] = t.heard[s * n + kHead + me];
-    a.c.rows_totals()[s] += t.heard[s * n] >> 8;
+    if (!a.staged) a.c.rows_totals()[s] += t.heard[s * n] >> 8;
     a.r.row_base[s] = t.row_base[s];
   }
   bool ok = note_experts(a, up, t, base, region, guard);
@@ -199,12 +245,13 @@ __device__ inline void prepare(const DispatchArgs& a, u8* shared) {
 // waited behind another. Only this block asks: a look at host memory takes a microsecond, and looks
 // of all blocks follow each other.
 template <class Up>
-__device__ void enter_last(const DispatchArgs& a, const Up& up) {
+__device__ void enter_last(const DispatchArgs& a, const Up& up, Guard& guard) {
   if (!last_to_come(a.c)) return;
   u64 now = now_ns(), given_up = threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   bool counted = !a.replay && a.c.verdict == kEnter;
+  if (threadIdx.x == 0) a.c.state->dealt = 0;
   if (counted) scan(a);
-  if (!__syncthreads_or(given_up != 0)) enter_dispatch(a, up, counted);
+  if (!__syncthreads_or(given_up != 0)) enter_dispatch(a, up, counted, guard);
   __syncthreads();
   if (threadIdx.x == 0) {
     a.c.state->problem = ~0ull;
@@ -220,7 +267,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
   prepare(a, shared + a.table_bytes);
-  enter_last(a, up);
+  enter_last(a, up, guard);
   if (!hear(a.c, up, words_of(a), t.heard, guard)) return;
   if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
   __syncthreads();
@@ -236,8 +283,11 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   }
   if (d.code != kGo) return;
   move_sides(a, t, shared + a.side_at);
-  move_rows(a, {t.row_base, t.expert_base, t.x}, shared + a.table_bytes);
-  raise_all(a.c, up, a.c.rows_signal(), guard);
+  move_rows(a, {t.row_base, t.expert_base, t.x}, shared);
+  if constexpr (Up::kLoadStore)
+    raise_all(a.c, up, a.c.rows_signal(), guard);
+  else
+    put_staged(a, up, t, guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.c.trace->begun = begun;
     a.c.trace->moved = now_ns();

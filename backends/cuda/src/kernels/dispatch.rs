@@ -3,17 +3,19 @@
 use tokenyard_core::abi;
 use tokenyard_core::host::NO_TENSOR;
 use tokenyard_core::moe::{
-    DType, Holder, Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape, Span,
+    DType, Holder, Layout, Region, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape, Span,
 };
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{Common, DispatchArgs, ENTER, Outcome, REFUSE_TEXT, Routing, SpreadArgs, WARPS};
+use super::args::{
+    Common, DispatchArgs, ENTER, Outcome, REFUSE_FULL, REFUSE_TEXT, Routing, SpreadArgs, WARPS,
+};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
 use super::order::{CAPTURED, stream_of};
 use super::outcome::Called;
-use super::sizes::Moves;
+use super::sizes::{Moves, staged_bytes};
 use crate::driver::RawStream;
 
 /// A dispatch between send and receive.
@@ -28,6 +30,8 @@ pub(super) struct DispatchOp {
     worst: bool,
     /// True N.
     received: u64,
+    /// Where kernels put: what they put from.
+    staging: Option<Region>,
 }
 
 /// How rows look when they arrive.
@@ -150,7 +154,7 @@ fn arguments(
         layout: call.layout,
         worst_experts: 0,
         alignment: 1,
-        reserved0: 0,
+        staged: 0,
         piece_bytes: moves.piece_bytes,
         pieces: moves.pieces,
         stages: moves.stages,
@@ -160,11 +164,13 @@ fn arguments(
         side_bytes: moves.side_bytes,
         side_scales: moves.side_scales.into(),
         side_at: moves.side_at,
+        notes_at: moves.notes_at,
         raw: 0,
         cast: 0,
         dtype: 0,
         hidden: 0,
         reserved: 0,
+        staging: 0,
     }
 }
 
@@ -176,21 +182,25 @@ impl Engine {
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
         if !text.is_empty() {
-            return self.refuse_dispatch(call, text);
+            return self.refuse_dispatch(call, (REFUSE_TEXT, text));
         }
         match Wanted::of(call, &self.shape) {
             Ok(wanted) if self.is_captured(wanted.stream)? => {
-                self.refuse_dispatch(call, CAPTURED.as_bytes())
+                self.refuse_dispatch(call, (REFUSE_TEXT, CAPTURED.as_bytes()))
             }
             // SAFETY: by this function's contract.
             Ok(wanted) => unsafe { self.send_rows(call, &wanted) },
-            Err(why) => self.refuse_dispatch(call, why.detail().as_bytes()),
+            Err(why) => self.refuse_dispatch(call, (REFUSE_TEXT, why.detail().as_bytes())),
         }
     }
 
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
-    fn refuse_dispatch(&mut self, call: &abi::TyDispatch, why: &[u8]) -> Result<()> {
-        let mut common = self.common(call.operation, REFUSE_TEXT, why);
+    fn refuse_dispatch(
+        &mut self,
+        call: &abi::TyDispatch,
+        (verdict, why): (u32, &[u8]),
+    ) -> Result<()> {
+        let mut common = self.common(call.operation, verdict, why);
         // The handle may be another yard's.
         let (routing, origin) = (Routing::default(), 0);
         let called = self.sign(call, &mut common, origin);
@@ -210,18 +220,25 @@ impl Engine {
     unsafe fn send_rows(&mut self, call: &abi::TyDispatch, wanted: &Wanted) -> Result<()> {
         let entered = self.enter(call.operation, wanted.stream);
         self.give_up(entered)?;
+        let staging = match self.stage_dispatch(call, wanted) {
+            Ok(staging) => staging,
+            Err(error) => {
+                let told = self.refuse_dispatch(call, (REFUSE_FULL, error.detail().as_bytes()));
+                // Its own reason says more than what the others are told.
+                return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
+            }
+        };
         // A full arena is found out by the kernel, which knows what is needed.
         let region = self.arena.reserve(wanted.room.bytes, Holder::Dispatch(call.operation)).ok();
-        let place = region.map_or((0, 0), |r| (r.offset, r.bytes));
         // SAFETY: by this function's contract.
-        let outcome = unsafe { self.enter_with_rows(call, wanted, place) };
+        let outcome = unsafe { self.enter_with_rows(call, wanted, [region, staging]) };
         let (outcome, region) = match (self.give_up(outcome), region) {
             (Ok(outcome), Some(region)) => (outcome, region),
             (Ok(_), None) => {
                 return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
             }
             (Err(error), region) => {
-                region.iter().for_each(|r| self.arena.release(r.id));
+                region.iter().chain(&staging).for_each(|r| self.arena.release(r.id));
                 return Err(error);
             }
         };
@@ -252,8 +269,26 @@ impl Engine {
             stream: wanted.stream,
             worst: wanted.worst,
             received,
+            staging,
         });
         Ok(())
+    }
+
+    /// Where kernels put: room for what they put from.
+    fn stage_dispatch(
+        &mut self,
+        call: &abi::TyDispatch,
+        wanted: &Wanted,
+    ) -> Result<Option<Region>> {
+        if self.sizes.longest_put.is_none() {
+            return Ok(None);
+        }
+        let tokens = match wanted.replay {
+            true => self.handles[call.handle as usize].tokens,
+            false => call.topk_idx.shape[0] as u32,
+        };
+        let bytes = staged_bytes(&self.shape, &wanted.format.row, tokens);
+        self.arena.allocate(bytes, Holder::Dispatch(call.operation)).map(Some)
     }
 
     /// Launches the kernel, and waits until it says how the operation goes on.
@@ -264,8 +299,9 @@ impl Engine {
         &mut self,
         call: &abi::TyDispatch,
         wanted: &Wanted,
-        (region, capacity): (u64, u64),
+        [region, staging]: [Option<Region>; 2],
     ) -> Result<Outcome> {
+        let (region, capacity) = region.map_or((0, 0), |r| (r.offset, r.bytes));
         // Who holds the arena, should it turn out to be too full.
         let scarce = capacity < wanted.room.bytes;
         let holders = if scarce { self.arena.holders() } else { String::new() };
@@ -302,6 +338,8 @@ impl Engine {
             scale_words: format.scale_columns as u32,
             replay: wanted.replay.into(),
             worst: worst.into(),
+            staged: staging.is_some().into(),
+            staging: staging.map_or(0, |r| r.offset),
             worst_experts: wanted.most.experts,
             alignment: wanted.spec.layout.alignment(),
             raw: call.x.data as u64,
@@ -349,6 +387,7 @@ impl Engine {
             .arrive(operation, abi::TY_PHASE_ROWS)
             .and_then(|()| self.spread(slot, &op))
             .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, op.stream));
+        op.staging.iter().for_each(|r| self.arena.release(r.id));
         self.give_up(arrived)?;
         Ok(self.describe(&op))
     }

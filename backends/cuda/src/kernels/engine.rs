@@ -8,7 +8,7 @@ use tokenyard_core::abi;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::link::Link;
 use tokenyard_core::moe::{Arena, DType, Holder, Shape};
-use tokenyard_core::wait::{WaitBoard, Waiter};
+use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{ArriveArgs, Common, Outcome, State, TEXT, Trace, WARPS};
@@ -19,7 +19,8 @@ use super::handle::HandleState;
 use super::observer::Observer;
 use super::order::Order;
 use super::outcome::{Called, judge};
-use super::sizes::{ARENA, Sizes, moe_shape};
+use super::proxy::Ring;
+use super::sizes::{Sizes, moe_shape};
 use super::waits::{Turn, Wait, Waits};
 use crate::compile::{self, Architecture};
 use crate::config::CudaConfig;
@@ -40,8 +41,10 @@ pub(super) enum Operation {
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) dispatch: Function,
-    /// By type: bf16, fp16, fp32.
+    /// By type: bf16, fp16, fp32. Where kernels put, what sums the rows that came back.
     pub(super) combine: [Function; 3],
+    /// Where kernels put: enters a combine, and puts rows back.
+    pub(super) give_back: Option<Function>,
     pub(super) arrive: Function,
     pub(super) spread: Function,
     /// By type, as `combine`.
@@ -73,6 +76,8 @@ pub(super) struct Engine {
     state: Buffer,
     /// Totals of row signals that are waited for, and of done signals: `[slots, R]` each.
     pub(super) expected: [Buffer; 2],
+    /// `[slots]`: operations that this rank has entered.
+    _entered: Buffer,
     /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
     pub(super) cast: [Buffer; 2],
     /// `[R]` zeros: which ranks an output leaves out.
@@ -101,7 +106,7 @@ impl Engine {
         context: &Arc<Context>,
         (shape, sizes): (&KernelShape, Sizes),
         plan: &abi::TyPlan,
-        config: &CudaConfig,
+        (config, windows): (&CudaConfig, [u64; 2]),
     ) -> Result<Self> {
         let (raw, level) = if plan.scale_up.table.is_null() {
             (&plan.scale_out, abi::TY_LEVEL_SCALE_OUT)
@@ -109,22 +114,22 @@ impl Engine {
             (&plan.scale_up, abi::TY_LEVEL_SCALE_UP)
         };
         // SAFETY: by this function's contract; the host passes judged tables.
-        let (link, board, windows) = unsafe {
-            (
-                Link::from_abi(raw)?,
-                WaitBoard::from_abi(plan.board),
-                std::slice::from_raw_parts(plan.windows, plan.window_count),
-            )
-        };
+        let (link, board) = unsafe { (Link::from_abi(raw)?, WaitBoard::from_abi(plan.board)) };
         if !plan.lost.is_null() {
             let message = "a lost rank cannot be left out on CUDA yet";
             return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
                 .with_fix("let a lost rank end the yard, or use kernels = \"cpu\""));
         }
-        let arena_at = windows.get(ARENA).map_or(0, |w| w.pointer as u64);
         let moe = moe_shape(shape);
-        // SAFETY: the link lives, and with it what its face points to.
-        let face = unsafe { Face::read(&link.device_face()?)? };
+        let ring = match sizes.longest_put {
+            Some(_) => Some(Ring::new(context, (link, level), sizes.signals())?),
+            None => None,
+        };
+        let face = match &ring {
+            Some(ring) => ring.face(shape.rank),
+            // SAFETY: the link lives, and with it what its face points to.
+            None => unsafe { Face::read(&link.device_face()?)? },
+        };
         let most_shared = context.device.most_shared()?;
         let processors = context
             .device
@@ -133,10 +138,17 @@ impl Engine {
         let kernels = load(context, config, &face, most_shared)?;
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
+        let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
         let state = State {
             problem: u64::MAX,
             rows: expected[0].address(),
             done: expected[1].address(),
+            entered: entered.address(),
+            outbox: sizes.entries(sizes.slots),
+            longest_put: sizes.longest_put.unwrap_or(0),
+            // Behind those of `Common`.
+            entry_signals: 2 * u64::from(moe.ranks) * u64::from(sizes.slots),
+            windows,
             ..State::default()
         };
         let blocks = config.sms.blocks(processors);
@@ -148,6 +160,7 @@ impl Engine {
             report: Pinned::new(context, 1)?,
             abort: Pinned::new(context, 1)?,
             ranks: (0..moe.ranks).collect(),
+            ring,
             turn: Turn::default(),
         });
         let engine = Self {
@@ -161,6 +174,7 @@ impl Engine {
             waits,
             state: Buffer::of(context, &[state])?,
             expected,
+            _entered: entered,
             cast: [
                 Buffer::new(context, u64::from(moe.max_tokens) * u64::from(moe.hidden))?,
                 Buffer::new(context, 4 * u64::from(moe.max_tokens) * groups)?,
@@ -172,7 +186,7 @@ impl Engine {
                 .collect::<Result<_>>()?,
             operations: vec![Operation::None; slots],
             arena: Arena::new(sizes.arena_bytes, "[kernels.cuda] arena_mib"),
-            arena_at,
+            arena_at: windows[1],
             shape: moe,
             sizes,
             rank: shape.rank,
@@ -271,8 +285,9 @@ impl Engine {
         let Some(stream) = stream else { return self.finish(operation, phase) };
         let slot = self.slot(operation);
         self.events[slot].hold(stream)?;
-        if phase == abi::TY_PHASE_DONE {
-            // A combine reads regions that its caller may drop now, and its own is given back.
+        if phase == abi::TY_PHASE_DONE || self.sizes.longest_put.is_some() {
+            // A combine reads regions that its caller may drop now, and its own is given back; where
+            // kernels put, so is what a dispatch has staged.
             self.order.free_behind(&self.events[slot])?;
         }
         let wait = self.wait(operation, phase);
@@ -372,6 +387,25 @@ impl Engine {
         unsafe { self.launch(&self.kernels.arrive, (1, WARPS, 0), &arguments, slot) }
     }
 
+    /// What the host serves, where kernels post through it.
+    pub(super) fn proxy_ring(&self) -> Option<abi::TyProxyRing> {
+        self.waits.ring.as_ref().map(Ring::as_abi)
+    }
+
+    /// Waits until everything that kernels have put is done (INV-4). No kernel runs.
+    pub(super) fn flush_puts(&self) -> Result<()> {
+        let Some(ring) = &self.waits.ring else { return Ok(()) };
+        let what = WaitFor {
+            phase: abi::TY_PHASE_QUEUE,
+            peer: self.rank,
+            signal: 0,
+            expected: ring.numbered()?,
+            operation: 0,
+            level: self.level,
+        };
+        self.waits.waiter.until(&what, || ring.done(), || ring.explain())
+    }
+
     /// Ends every wait of this rank's kernels after an error that closes the yard: nobody else does,
     /// and memory must not go while a kernel runs.
     pub(super) fn give_up<T>(&self, result: Result<T>) -> Result<T> {
@@ -437,14 +471,17 @@ fn load(
         module.cooperative("ty_combine_f16")?,
         module.cooperative("ty_combine_f32")?,
     ];
+    let puts = face.source().puts;
+    let give_back = if puts { Some(module.function("ty_give_back")?) } else { None };
     let spread = module.function("ty_spread")?;
     let merge = [
         module.function("ty_merge_bf16")?,
         module.function("ty_merge_f16")?,
         module.function("ty_merge_f32")?,
     ];
-    for kernel in combine.iter().chain(&merge).chain([&dispatch, &spread]) {
+    for kernel in combine.iter().chain(&merge).chain(&give_back).chain([&dispatch, &spread]) {
         kernel.allow_shared(most_shared.saturating_sub(2048))?;
     }
-    Ok(Kernels { dispatch, combine, arrive: module.function("ty_arrive")?, spread, merge })
+    let arrive = module.function("ty_arrive")?;
+    Ok(Kernels { dispatch, combine, give_back, arrive, spread, merge })
 }

@@ -3,8 +3,10 @@
 // A word says by itself whether it is of this operation, so no fence and no signal is needed. A
 // slot's records are written again two operations later at the earliest; by then every rank has
 // entered the operation between, so has read them.
+//
+// Where the face only puts, records are staged and put whole, and each comes with a signal.
 #pragma once
-#include "args.cuh"
+#include "puts.cuh"
 
 namespace ty {
 
@@ -22,11 +24,14 @@ __device__ inline bool last_to_come(const Common& c) {
   return last;
 }
 
-// Word `word` of the record that `source` writes at `peer`.
+// Word `word` of the record that `source` writes at `peer`, which is one of the two where the face
+// only puts.
 template <class Up>
 __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, u32 word) {
   u64 offset = c.entries + 8 * ((u64)source * c.entry_words + word);
-  return reinterpret_cast<u64*>(up.peer_ptr(kControl, peer, offset));
+  if constexpr (!Up::kLoadStore)
+    if (peer != c.rank) offset = outbox(c, peer) + 8 * (u64)word;
+  return reinterpret_cast<u64*>(reach(c, up, kControl, peer, offset));
 }
 
 // Word `word` of the text that goes with a refusal.
@@ -47,7 +52,9 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const i6
 // all. One block.
 template <class Up, class Word>
 __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict, const i64* topk_idx,
-                      Word word) {
+                      Guard& guard, Word word) {
+  if constexpr (!Up::kLoadStore)
+    if (!begin_records(c, up, guard)) return;
   u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
   // Who hears this rank sees what its blocks stored before.
   __threadfence_system();
@@ -57,6 +64,7 @@ __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict, con
     u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
     store_relaxed(entry_word(c, up, peer, c.rank, at), (u64)c.epoch << 32 | value);
   }
+  if constexpr (!Up::kLoadStore) put_records(c, up, guard);
 }
 
 // One word of another rank's record, once it is there.
@@ -99,6 +107,7 @@ __device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard&
 template <class Up>
 __device__ bool hear(const Common& c, const Up& up, u32 words, u32* table, Guard& guard) {
   bool ok = true;
+  if constexpr (!Up::kLoadStore) ok = records_come(c, up, guard);
   for (u32 i = threadIdx.x; i < c.ranks * words && ok; i += blockDim.x)
     ok = hear_word(c, up, i / words, i % words, guard, &table[i]);
   ok = __syncthreads_and(ok);

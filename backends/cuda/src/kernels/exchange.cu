@@ -1,5 +1,5 @@
 // The kernels, over the face of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES,
-// TY_HOST_FACE_VERSION, TY_UP_PARAM_BYTES.
+// TY_HOST_FACE_VERSION, TY_UP_PARAM_BYTES, TY_PUTS (the face only puts).
 #include "args.cuh"
 
 namespace up {
@@ -9,9 +9,10 @@ namespace up {
 #include "combine.cuh"
 #include "dispatch.cuh"
 #include "experts.cuh"
+#include "put_combine.cuh"
 
 using Up = up::Face;
-static_assert(Up::kLoadStore, "the kernels load from peers and store to them");
+static_assert(Up::kLoadStore == !TY_PUTS, "the face loads and stores, or it puts, as the host was told");
 static_assert(Up::kSharedLanes, "every block raises signals on lane 0");
 static_assert(TY_FACE_VERSION == TY_HOST_FACE_VERSION, "the face's contract is of another version");
 static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
@@ -22,6 +23,27 @@ extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
     ty_dispatch(const __grid_constant__ ty::DispatchArgs a, const __grid_constant__ Up::Params p) {
   ty::dispatch(a, Up(p), shared);
 }
+
+#if TY_PUTS
+
+extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
+    ty_give_back(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
+  ty::give_back(a, Up(p), shared);
+}
+extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
+    ty_combine_bf16(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params) {
+  ty::sum_returned<ty::Bf16>(a, shared);
+}
+extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
+    ty_combine_f16(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params) {
+  ty::sum_returned<ty::F16>(a, shared);
+}
+extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
+    ty_combine_f32(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params) {
+  ty::sum_returned<ty::F32>(a, shared);
+}
+
+#else
 
 extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
     ty_combine_bf16(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
@@ -35,6 +57,8 @@ extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
     ty_combine_f32(const __grid_constant__ ty::CombineArgs a, const __grid_constant__ Up::Params p) {
   ty::combine<ty::F32>(a, Up(p), shared);
 }
+
+#endif
 
 extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
     ty_spread(const __grid_constant__ ty::SpreadArgs a, const __grid_constant__ Up::Params) {
@@ -59,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
   Up face(p);
   for (ty::u32 s = threadIdx.x; s < a.ranks; s += blockDim.x)
     ty::wait_signal(face, 0, {a.phase, s, a.first_signal + s, a.expected[s]}, guard);
+  face.flush(ty::Block(), 0, guard);
   __syncthreads();
   if (threadIdx.x == 0) a.trace->arrived = ty::now_ns();
 }

@@ -14,6 +14,7 @@ pub(super) struct Face {
     /// `Face::Params`, in words of 8 bytes for its alignment.
     pub(super) params: Vec<u64>,
     param_bytes: usize,
+    puts: bool,
 }
 
 fn refuse<T>(message: String) -> Result<T> {
@@ -90,12 +91,24 @@ impl Face {
             defines,
             params: bytes.chunks(8).map(word).collect(),
             param_bytes: face.param_bytes,
+            puts: false,
         })
+    }
+
+    /// The face that posts through the host.
+    pub(super) fn of_proxy(source: &str, params: Vec<u64>) -> Self {
+        let param_bytes = 8 * params.len();
+        Self { source: source.to_owned(), defines: Vec::new(), params, param_bytes, puts: true }
     }
 
     /// What the compiler is given.
     pub(super) fn source(&self) -> FaceSource<'_> {
-        FaceSource { text: &self.source, defines: &self.defines, param_bytes: self.param_bytes }
+        FaceSource {
+            text: &self.source,
+            defines: &self.defines,
+            param_bytes: self.param_bytes,
+            puts: self.puts,
+        }
     }
 }
 

@@ -1,10 +1,13 @@
-//! The `cuda` kernel set: the direct algorithm over a transport's device face.
+//! The `cuda` kernel set: the direct algorithm over a transport's device face, or through the host.
 //!
 //! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
 //! (outputs; a receiver chooses the place and says so when it enters). A dispatch is one persistent
 //! kernel that counts, enters and moves rows, and a small one that waits for the rows of others; a
 //! combine is one that enters, reads its partial rows at their owners and sums them, and a small one
 //! that waits until all have read. The host learns sizes through pinned memory while rows move.
+//!
+//! Over a transport without a device face, kernels stage what they send in these windows, which lie in
+//! host memory then, and put it through a proxy: see `puts.cuh` and `proxy.rs`.
 //!
 //! See `args.cuh` for what the kernels are passed, `entry.cuh` for how ranks enter.
 
@@ -17,11 +20,13 @@ mod handle;
 mod observer;
 mod order;
 mod outcome;
+mod proxy;
 mod sizes;
 mod waits;
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
 use tokenyard_core::abi;
@@ -33,10 +38,11 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::CudaConfig;
-use crate::driver::{self, Context, Device, Pooled, Stream, Vmm};
+use crate::driver::{self, Context, Device, HostWindow, Pooled, Stream, Vmm};
 use engine::Engine;
 use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
 
+pub(crate) use proxy::proxy_face;
 pub(crate) use sizes::MOST_ARENA;
 
 /// Ranks that all hear each other's counts; more need counting in two half rounds.
@@ -55,11 +61,48 @@ pub struct CudaKernels {
     sizes: Option<Sizes>,
     /// Set by `plan`. Dropped before the memory it points to.
     engine: Option<Engine>,
-    memory: Vec<Vmm>,
+    memory: Vec<Memory>,
     /// Tensors of tools, by address.
     tensors: HashMap<u64, Pooled>,
     /// Streams of tools.
     streams: Vec<Stream>,
+}
+
+/// The memory of a window.
+#[derive(Debug)]
+enum Memory {
+    /// The device's, which other devices map.
+    Device(Vmm),
+    /// The host's, which the device reads and writes.
+    Host(HostWindow),
+}
+
+impl Memory {
+    fn new(context: &Arc<Context>, bytes: u64, puts: bool) -> Result<Self> {
+        Ok(match puts {
+            true => Self::Host(HostWindow::new(context, bytes)?),
+            false => Self::Device(Vmm::new(context, bytes)?),
+        })
+    }
+
+    /// First byte, for kernels.
+    fn address(&self) -> u64 {
+        match self {
+            Self::Device(memory) => memory.address(),
+            Self::Host(memory) => memory.address(),
+        }
+    }
+
+    fn window(&self, id: u32, device: i32) -> Window {
+        let (kind, pointer, bytes, fd) = match self {
+            Self::Device(m) => {
+                (abi::TY_MEMORY_CUDA, m.address() as *mut u8, m.bytes(), m.fd().as_raw_fd())
+            }
+            Self::Host(m) => (abi::TY_MEMORY_HOST, m.pointer(), m.bytes(), m.fd().as_raw_fd()),
+        };
+        // Of host memory too: it is the device that works on it.
+        Window { size: size_of::<Window>(), id, kind, pointer, bytes, fd, device, fd_offset: 0 }
+    }
 }
 
 impl CudaKernels {
@@ -89,13 +132,28 @@ fn unsupported<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::Unsupported, "plan needs", message))
 }
 
-fn check_face(limits: &Capabilities) -> Result<()> {
+/// Commands of the proxy that the transport has not ended.
+const QUEUE_DEPTH: u32 = 256;
+const LONGEST_PUT: u64 = 1 << 30;
+
+/// The longest put, where kernels put: through the host, over a transport that has no face of its own.
+/// Nothing where they load and store.
+fn longest_put(limits: &Capabilities) -> Result<Option<u64>> {
     let wanted = abi::TY_CAP_DEVICE_FACE | abi::TY_CAP_LOAD_STORE;
-    if limits.flags & wanted == wanted {
-        return Ok(());
+    let found = limits.flags & wanted;
+    // Kernels put multiples of 4 bytes.
+    let longest = limits.largest_put.min(LONGEST_PUT) / 16 * 16;
+    let host = limits.memory_kinds & abi::TY_MEMORY_HOST != 0 && longest > 0;
+    match found {
+        _ if found == wanted => Ok(None),
+        _ if found & abi::TY_CAP_DEVICE_FACE == 0 && host => Ok(Some(longest)),
+        _ => unsupported(
+            "the transport has neither a device face with loads and stores, nor host memory for \
+             kernels that post through the host"
+                .to_owned(),
+        )
+        .map_err(|e| e.with_fix("use nvlink or shm, or kernels = \"cpu\"")),
     }
-    unsupported("the transport has no device face with loads and stores".to_owned())
-        .map_err(|e| e.with_fix("use nvlink, or kernels = \"cpu\""))
 }
 
 impl KernelSet for CudaKernels {
@@ -140,17 +198,23 @@ impl KernelSet for CudaKernels {
             ));
         }
         let scale_up = limits.scale_up.max_lanes > 0;
-        check_face(if scale_up { &limits.scale_up } else { &limits.scale_out })?;
+        let limits = if scale_up { &limits.scale_up } else { &limits.scale_out };
+        let longest_put = longest_put(limits)?;
         let shape = moe_shape(&self.shape);
         check_shared(&shape, self.context.device.most_shared()?)?;
-        let sizes = Sizes::new(&shape, in_flight, &self.config)?;
+        let sizes = Sizes::new(&shape, in_flight, &self.config, longest_put)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
         window_bytes[CONTROL] = sizes.control_bytes();
         window_bytes[ARENA] = sizes.arena_bytes;
-        // Of each slot: the rows' arrival and the end of reading, each raised by one rank.
-        let signals = 2 * ranks * sizes.slots;
-        let link = LinkNeeds { lanes: 1, signals, queue_depth: 1, ..NO_LINK_NEEDS };
+        let puts = longest_put.is_some();
+        let link = LinkNeeds {
+            lanes: 1,
+            signals: sizes.signals(),
+            queue_depth: if puts { QUEUE_DEPTH.min(limits.max_queue_depth) } else { 1 },
+            largest_put: longest_put.unwrap_or(0),
+            ..NO_LINK_NEEDS
+        };
         let (up, out) = if scale_up { (link, NO_LINK_NEEDS) } else { (NO_LINK_NEEDS, link) };
         Ok(KernelNeeds {
             size: size_of::<KernelNeeds>(),
@@ -163,23 +227,26 @@ impl KernelSet for CudaKernels {
     }
 
     fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
-        if needs.kinds & abi::TY_MEMORY_CUDA == 0 {
+        let puts = self.sizes.is_some_and(|sizes| sizes.longest_put.is_some());
+        let (kind, name) = match puts {
+            true => (abi::TY_MEMORY_HOST, "host memory"),
+            false => (abi::TY_MEMORY_CUDA, "CUDA memory"),
+        };
+        if needs.kinds & kind == 0 {
             return unsupported(format!(
-                "the transport wants memory kinds {:#x}; expected CUDA memory",
+                "the transport wants memory kinds {:#x}; expected {name}",
                 needs.kinds
             ));
         }
-        let memory = Vmm::new(&self.context, bytes)?;
-        let window = Window {
-            size: size_of::<Window>(),
-            id,
-            kind: abi::TY_MEMORY_CUDA,
-            pointer: memory.address() as *mut u8,
-            bytes: memory.bytes(),
-            fd: std::os::fd::AsRawFd::as_raw_fd(memory.fd()),
-            device: self.context.device.ordinal,
-            fd_offset: 0,
-        };
+        let page = rustix::param::page_size() as u64;
+        if puts && needs.alignment > page {
+            return unsupported(format!(
+                "the transport wants alignment {}; expected at most a page, {page}",
+                needs.alignment
+            ));
+        }
+        let memory = Memory::new(&self.context, bytes, puts)?;
+        let window = memory.window(id, self.context.device.ordinal);
         self.memory.push(memory);
         Ok(window)
     }
@@ -188,10 +255,18 @@ impl KernelSet for CudaKernels {
         let sizes = self.sizes.ok_or_else(|| {
             Error::new(ErrorKind::Internal, "plan kernels", "`plan` came before `needs`")
         })?;
+        let [Some(control), Some(arena)] =
+            [CONTROL, ARENA].map(|id| self.memory.get(id).map(Memory::address))
+        else {
+            let message = "windows of another owner than this kernel set";
+            return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message));
+        };
+        let (shape, config) = (&self.shape, &self.config);
         // SAFETY: links stay valid while there are operations, windows and the board until the
         // engine is dropped, by this function's contract.
-        let engine =
-            unsafe { Engine::new(&self.context, (&self.shape, sizes), plan, &self.config)? };
+        let engine = unsafe {
+            Engine::new(&self.context, (shape, sizes), plan, (config, [control, arena]))?
+        };
         self.engine = Some(engine);
         Ok(())
     }
@@ -219,7 +294,13 @@ impl KernelSet for CudaKernels {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.engine()?.flush()
+        let engine = self.engine()?;
+        engine.flush()?;
+        engine.flush_puts()
+    }
+
+    fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
+        Ok(self.engine.as_ref().and_then(Engine::proxy_ring))
     }
 
     fn release(&mut self, region: u64) {
@@ -275,5 +356,31 @@ impl KernelSet for CudaKernels {
         bytes: u64,
     ) -> Result<()> {
         self.stream(stream)?.copy(to as u64, from as u64, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenyard_core::transport::NO_CAPABILITIES;
+
+    use super::*;
+
+    #[test]
+    fn kernels_put_where_a_transport_has_host_memory_and_no_face() {
+        const FACE: u64 = abi::TY_CAP_DEVICE_FACE;
+        const STORES: u64 = abi::TY_CAP_LOAD_STORE;
+        let of = |flags, memory_kinds, largest_put| {
+            longest_put(&Capabilities { flags, memory_kinds, largest_put, ..NO_CAPABILITIES })
+        };
+        let (host, cuda) = (abi::TY_MEMORY_HOST, abi::TY_MEMORY_CUDA);
+        assert_eq!(of(FACE | STORES, cuda, 1 << 40).unwrap(), None);
+        // What the host can load and store does not help kernels.
+        assert_eq!(of(STORES, host, 1 << 40).unwrap(), Some(LONGEST_PUT));
+        assert_eq!(of(0, host | cuda, 100).unwrap(), Some(96));
+        for (flags, kinds, largest) in [(0, cuda, 1 << 40), (0, host, 15), (FACE, host, 1 << 40)] {
+            let error = of(flags, kinds, largest).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.fix().is_some_and(|fix| fix.contains("nvlink")), "{error}");
+        }
     }
 }

@@ -15,11 +15,10 @@ struct Targets {
   const u64* x;            // [R]: address of the first received row
 };
 
-// What lane k needs to know of a token before it can tell where the row goes. It is loaded early.
-__device__ inline u32 aim(const DispatchArgs& a, u32 token) {
-  if (a.is_flat()) return packed_row(a.c, a.r, token);
-  u32 lane = threadIdx.x % 32;
-  return lane < a.c.topk ? (u32)a.r.topk[(u64)token * a.c.topk + lane] : kNoRow;
+// What lanes must know of a token before they can tell where its row goes: a word for each k.
+__device__ inline const u32* aims_of(const DispatchArgs& a, u64 token) {
+  const u32* all = a.by_token() ? a.r.rows : reinterpret_cast<const u32*>(a.r.topk);
+  return all + token * a.c.topk;
 }
 
 // Expert-major and packed: a row goes to the place of its first expert at each rank. All lanes of a warp.
@@ -36,8 +35,8 @@ __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to,
 __device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
                              u32 aimed) {
   u32 rank = 0;
-  i64 row = a.is_flat() ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
-                        : first_expert_row(a, to, token, (i32)aimed, &rank);
+  i64 row = a.by_token() ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
+                         : first_expert_row(a, to, token, (i32)aimed, &rank);
   if (row < 0) return nullptr;
   return reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
 }
@@ -49,55 +48,89 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
 
 #if TY_ROWS_TMA
 
-// The stages of one warp: `load` runs ahead of `store` by stages - 1, so that one group of stores
-// is still reading shared memory while the next row arrives.
-__device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* shared) {
-  __shared__ u64 barriers[64];
-  u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (warp >= a.movers) return;
-  u32 pitch = (a.piece_bytes + 127) / 128 * 128;
-  u32 stage = shared_address(shared) + warp * a.stages * pitch;
-  u32 barrier = shared_address(barriers) + warp * a.stages * 8;
-  if (lane == 0) {
-    for (u32 s = 0; s < a.stages; s++) init_barrier(barrier + 8 * s, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    // The places were said to be free by loads; the stores below are of another proxy.
+// One warp's stages, each with a piece of a row, what the piece is, and the words that tell its way.
+class Stages {
+ public:
+  __device__ Stages(const DispatchArgs& a, u8* shared) : a_(a) {
+    __shared__ u64 barriers[64];
+    u32 first = threadIdx.x / 32 * a.stages;
+    pitch_ = (a.piece_bytes + 127) / 128 * 128;
+    rows_ = shared_address(shared + a.table_bytes) + first * pitch_;
+    barriers_ = shared_address(barriers) + first * 8;
+    notes_ = reinterpret_cast<u32*>(shared + a.notes_at) + first * words();
+    if (lane() == 0) {
+      for (u32 s = 0; s < a.stages; s++) init_barrier(barriers_ + 8 * s, 1);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    publish_places();
+    __syncwarp();
+    deal();
   }
-  asm volatile("fence.proxy.async;" ::: "memory");
-  __syncwarp();
-  u64 units = (u64)a.c.tokens * a.pieces, step = (u64)gridDim.x * a.movers;
-  u64 next = (u64)blockIdx.x * a.movers + warp, loaded = next;
-  u32 slot = 0, fill = 0, parity = 0;
-  auto load = [&] {
-    if (lane == 0) {
-      u32 token = (u32)(loaded / a.pieces), piece = (u32)(loaded % a.pieces);
-      bulk_load(stage + fill * pitch,
-                a.x + token * a.row_bytes + (u64)piece * a.piece_bytes, piece_length(a, piece),
-                barrier + 8 * fill);
+
+  // Loads the next piece that is dealt to this warp, if there is one. Pieces are dealt as warps come
+  // free, so that no block waits for the slowest at the end.
+  __device__ bool load() {
+    u64 unit = __shfl_sync(~0u, dealt_, 0);
+    if (unit >= (u64)a_.c.tokens * a_.pieces) return false;
+    u64 token = unit / a_.pieces;
+    u32 piece = (u32)(unit - token * a_.pieces);
+    u32* note = notes_ + fill_ * words();
+    if (lane() < a_.c.topk) copy_async(note + 2 + lane(), aims_of(a_, token) + lane(), 4);
+    if (lane() == 0) {
+      note[0] = (u32)token, note[1] = piece;
+      bulk_load(rows_ + fill_ * pitch_,
+                a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes, piece_length(a_, piece),
+                barriers_ + 8 * fill_);
     }
-    loaded += step;
-    fill = fill + 1 == a.stages ? 0 : fill + 1;
-  };
-  u32 ahead = a.stages > 1 ? a.stages - 1 : 1;
-  for (u32 i = 0; i < ahead && loaded < units; i++) load();
-  u32 aimed = next < units ? aim(a, (u32)(next / a.pieces)) : kNoRow;
-  for (u64 unit = next; unit < units; unit += step) {
-    u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
-    u8* there = target(a, to, token, piece, aimed);
-    if (unit + step < units) aimed = aim(a, (u32)((unit + step) / a.pieces));
-    wait_barrier(barrier + 8 * slot, parity >> slot & 1);
-    parity ^= 1u << slot;
-    if (there) bulk_store(there, stage + slot * pitch, piece_length(a, piece));
+    deal();
+    fill_ = fill_ + 1 == a_.stages ? 0 : fill_ + 1;
+    return true;
+  }
+
+  // Stores the oldest piece to every rank that wants it.
+  __device__ void store(const Targets& to) {
+    copies_done();
+    __syncwarp();
+    const u32* note = notes_ + slot_ * words();
+    u32 token = note[0], piece = note[1];
+    u8* there = target(a_, to, token, piece, lane() < a_.c.topk ? note[2 + lane()] : kNoRow);
+    wait_barrier(barriers_ + 8 * slot_, parity_ >> slot_ & 1);
+    parity_ ^= 1u << slot_;
+    if (there) bulk_store(there, rows_ + slot_ * pitch_, piece_length(a_, piece));
     close_stores();
-    slot = slot + 1 == a.stages ? 0 : slot + 1;
-    if (loaded < units) {
-      if (a.stages > 1)
-        stores_read_but_one();
-      else
-        stores_read();
-      __syncwarp();
-      load();
-    }
+    slot_ = slot_ + 1 == a_.stages ? 0 : slot_ + 1;
+  }
+
+ private:
+  __device__ static u32 lane() { return threadIdx.x % 32; }
+  // Of a note: token, piece, and a word for each k.
+  __device__ u32 words() const { return 2 + a_.c.topk; }
+  __device__ void deal() { dealt_ = lane() == 0 ? atomicAdd(&a_.c.state->dealt, 1ull) : 0; }
+
+  const DispatchArgs& a_;
+  u32 pitch_, rows_, barriers_, slot_ = 0, fill_ = 0, parity_ = 0;
+  u32* notes_;
+  u64 dealt_ = 0;
+};
+
+// Loads run ahead of stores by stages - 1, so that one group of stores is still reading shared
+// memory while the next row arrives.
+__device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* shared) {
+  if (threadIdx.x / 32 >= a.movers) return;
+  Stages stages(a, shared);
+  u32 ahead = a.stages > 1 ? a.stages - 1 : 1, loaded = 0;
+  bool more = true;
+  while (loaded < ahead && (more = stages.load())) loaded++;
+  for (; loaded > 0; loaded--) {
+    stages.store(to);
+    if (!more) continue;
+    if (a.stages > 1)
+      stores_read_but_one();
+    else
+      stores_read();
+    __syncwarp();
+    more = stages.load();
+    loaded += more;
   }
   stores_done();
 }
@@ -110,7 +143,8 @@ __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8*) 
   u64 units = (u64)a.c.tokens * a.pieces, step = (u64)gridDim.x * a.movers;
   for (u64 unit = (u64)blockIdx.x * a.movers + warp; unit < units; unit += step) {
     u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
-    u64 mine = reinterpret_cast<u64>(target(a, to, token, piece, aim(a, token)));
+    u32 aimed = lane < a.c.topk ? aims_of(a, token)[lane] : kNoRow;
+    u64 mine = reinterpret_cast<u64>(target(a, to, token, piece, aimed));
     u32 wanted = __ballot_sync(~0u, mine != 0), bytes = piece_length(a, piece);
     const u8* from = a.x + token * a.row_bytes + (u64)piece * a.piece_bytes;
     // Whole turns of the warp, so that every lane takes part in every shuffle.

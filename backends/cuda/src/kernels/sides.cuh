@@ -60,8 +60,8 @@ __device__ inline void gather_ids(const DispatchArgs& a, const DispatchTables& t
       id = a.is_flat() ? expert - (i32)(rank * local)
                        : (i32)expert_row(a.c, a.r, t.expert_base, token, k, expert);
     room.ids[place * topk + k] = id;
-    if (a.layout == kPacked && here) move_copy(a, t, rank, token, k, id);
-    if (a.layout != kPacked && a.weights)
+    if (!a.beside() && here) move_copy(a, t, rank, token, k, id);
+    if (a.beside() && a.weights)
       room.weights[place * topk + k] = here ? a.weights[(u64)token * topk + k] : 0.0f;
   }
 }
@@ -118,7 +118,7 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
   }
   row = __shfl_sync(~0u, row, __ffs(goes) - 1);
   __syncwarp();
-  bool beside = a.layout != kPacked, gathered = beside && a.scale_words > 0 && a.side_scales;
+  bool beside = a.beside(), gathered = beside && a.scale_words > 0 && a.side_scales;
   if (gathered) gather_scales(a, first, count, room);
   publish_shared();
   __syncwarp();

@@ -24,6 +24,8 @@ const LONGEST_PIECE: u64 = 16_384;
 const KEPT: u32 = 3072;
 /// Most bytes that an arena takes for two outputs of any layout, unless the config says otherwise.
 const ARENA_LIMIT: u64 = 16 << 30;
+/// The same in host memory, which all ranks of a machine share, and which is pinned at once.
+const HOST_ARENA_LIMIT: u64 = 4 << 30;
 /// Most bytes of an arena: a combine names places in units of 16 bytes, in 32 bits.
 pub(crate) const MOST_ARENA: u64 = 64 << 30;
 
@@ -37,10 +39,17 @@ pub(super) struct Sizes {
     pub(super) slots: u32,
     ranks: u32,
     pub(super) arena_bytes: u64,
+    /// The longest put, where kernels put; else they load and store.
+    pub(super) longest_put: Option<u64>,
 }
 
 impl Sizes {
-    pub(super) fn new(shape: &Shape, in_flight: u32, config: &CudaConfig) -> Result<Self> {
+    pub(super) fn new(
+        shape: &Shape,
+        in_flight: u32,
+        config: &CudaConfig,
+        longest_put: Option<u64>,
+    ) -> Result<Self> {
         let words = HEAD + shape.ranks + shape.experts + TEXT_WORDS;
         // fp32 with as many scale bytes as channels: the widest row that any call may bring.
         let row = RowFormat {
@@ -62,7 +71,12 @@ impl Sizes {
                 let major = Layout::ExpertMajor { alignment: 128, zero_padding: false };
                 let others = [major, Layout::Packed].map(|layout| worst(layout).unwrap_or(0));
                 let two = 2 * others.into_iter().fold(flat, u64::max);
-                two.min(ARENA_LIMIT).max(4 * flat).min(MOST_ARENA)
+                let (limit, staged) = match longest_put {
+                    Some(_) => (HOST_ARENA_LIMIT, staged_bytes(shape, &row, shape.max_tokens)),
+                    None => (ARENA_LIMIT, 0),
+                };
+                let moving = u64::from(in_flight) * staged;
+                (two.min(limit).max(4 * flat) + moving).min(MOST_ARENA)
             }
         };
         Ok(Self {
@@ -70,6 +84,7 @@ impl Sizes {
             slots: in_flight.max(2),
             ranks: shape.ranks,
             arena_bytes,
+            longest_put,
         })
     }
 
@@ -78,9 +93,37 @@ impl Sizes {
         8 * u64::from(slot) * u64::from(self.ranks) * u64::from(self.entry_words)
     }
 
+    /// Records that came, then, where kernels put, those that are staged: as many.
     pub(super) fn control_bytes(&self) -> u64 {
-        self.entries(self.slots)
+        self.entries(self.slots) * if self.longest_put.is_some() { 2 } else { 1 }
     }
+
+    /// Of each slot: the rows' arrival and the end of reading, each raised by one rank; where kernels
+    /// put, the arrival of records too.
+    pub(super) fn signals(&self) -> u32 {
+        let kinds = if self.longest_put.is_some() { 3 } else { 2 };
+        kinds * self.ranks * self.slots
+    }
+}
+
+/// The most rows that this rank's tokens make: one per token and rank that it selects.
+fn most_rows(shape: &Shape, tokens: u32) -> u64 {
+    u64::from(tokens) * u64::from(shape.topk.min(shape.ranks))
+}
+
+/// Bytes that a dispatch of so many tokens stages, where kernels put: `Staged` of the kernels, for all
+/// ranks.
+pub(super) fn staged_bytes(shape: &Shape, row: &RowFormat, tokens: u32) -> u64 {
+    let by_k = 4 * u64::from(shape.topk);
+    let weights = if row.weights { by_k } else { 0 };
+    let each = u64::from(row.x_bytes) + u64::from(row.scale_bytes) + weights + by_k + 4;
+    let arrays = 5 * u64::from(shape.ranks);
+    most_rows(shape, tokens) * each + arrays * REGION_ALIGN
+}
+
+/// Bytes that the rows of a combine take where they come back, if kernels put them: rows, weights.
+pub(super) fn landing_bytes(shape: &Shape, widths: [u64; 2], tokens: u32) -> [u64; 2] {
+    widths.map(|width| (most_rows(shape, tokens) * width).next_multiple_of(REGION_ALIGN))
 }
 
 /// How a dispatch moves rows.
@@ -99,6 +142,8 @@ pub(super) struct Moves {
     /// Whether scales are gathered: they are not where they are wide.
     pub(super) side_scales: bool,
     pub(super) side_at: u32,
+    /// What the stages hold: see `Stages` of the kernels.
+    pub(super) notes_at: u32,
     pub(super) shared: u32,
     pub(super) pitch: u32,
 }
@@ -132,7 +177,7 @@ impl Tables {
 impl Moves {
     /// For rows on a device that gives a block `most_shared` bytes.
     pub(super) fn new(shape: &Shape, row: &RowFormat, most_shared: u32) -> Self {
-        let topk = shape.topk;
+        let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
         let Tables { table_bytes, counts } = Tables::new(shape);
         let side_scales = row.scale_bytes <= WIDEST_SCALES;
         let each = 8 * topk + if side_scales { row.scale_bytes } else { 0 };
@@ -144,10 +189,13 @@ impl Moves {
         let side_bytes = (side_tokens * each + 2 * 16 + 128).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row.x_bytes.into());
         let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
-        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes) / pitch;
+        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes)
+            / (pitch + note);
         let movers = MOVERS.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
+        let notes_at = table_bytes + stages_bytes + SIDE_WARPS * side_bytes;
+        let used = stages_bytes + SIDE_WARPS * side_bytes + movers * stages * note;
         Self {
             piece_bytes,
             pieces,
@@ -158,7 +206,8 @@ impl Moves {
             side_bytes,
             side_scales,
             side_at: table_bytes + stages_bytes,
-            shared: table_bytes + counts.max(stages_bytes + SIDE_WARPS * side_bytes),
+            notes_at,
+            shared: table_bytes + counts.max(used),
             pitch,
         }
     }
@@ -171,7 +220,7 @@ pub(super) struct Pulls {
     pub(super) pieces: u32,
     pub(super) stages: u32,
     pub(super) stage_bytes: u32,
-    /// Shared memory before the stages: the heads of all ranks, and where their rows are.
+    /// Shared memory before the stages: the heads of all ranks, and where their rows and weights are.
     pub(super) table_bytes: u32,
     pub(super) shared: u32,
 }
@@ -179,7 +228,7 @@ pub(super) struct Pulls {
 impl Pulls {
     /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
     pub(super) fn new(ranks: u32, row_bytes: u64, most_shared: u32) -> Self {
-        let table_bytes = (ranks * (HEAD * 4 + 8)).next_multiple_of(128);
+        let table_bytes = (ranks * (HEAD * 4 + 2 * 8)).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row_bytes);
         let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
         let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
@@ -196,7 +245,8 @@ pub(super) fn check_shared(shape: &Shape, most_shared: u32) -> Result<()> {
     let Tables { table_bytes, counts } = Tables::new(shape);
     // One stage, as fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
-    let moves = table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES);
+    let moves =
+        table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
     let pulls = Pulls::new(shape.ranks, widest, most_shared).shared;
     let needed = moves.max(pulls).saturating_add(KEPT);
     if needed <= most_shared {
@@ -273,13 +323,28 @@ mod tests {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let arena = |max_tokens| {
             let shape = Shape { max_tokens, ..shape };
-            Sizes::new(&shape, 1, &config).map(|sizes| sizes.arena_bytes)
+            Sizes::new(&shape, 1, &config, None).map(|sizes| sizes.arena_bytes)
         };
         assert_eq!(arena(4096).unwrap(), ARENA_LIMIT);
         assert_eq!(arena(65_536).unwrap(), MOST_ARENA);
         let error = arena(1 << 20).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("an arena has at most 68719476736"), "{error}");
+    }
+
+    #[test]
+    fn where_kernels_put_there_is_room_for_staged_records_rows_and_signals_of_records() {
+        let shape = Shape { ranks: 2, experts: 8, topk: 4, hidden: 64, max_tokens: 16 };
+        let sizes =
+            |longest_put| Sizes::new(&shape, 2, &CudaConfig::default(), longest_put).unwrap();
+        let (stores, puts) = (sizes(None), sizes(Some(1024)));
+        assert_eq!(puts.control_bytes(), 2 * stores.control_bytes());
+        assert_eq!([stores.signals(), puts.signals()], [8, 12]);
+        let row = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
+        // One row per token and rank: 2 ranks, though a token selects 4 experts.
+        assert_eq!(staged_bytes(&shape, &row, 3), 6 * (128 + 4 + 16 + 16 + 4) + 10 * 128);
+        assert!(puts.arena_bytes > stores.arena_bytes);
+        assert_eq!(landing_bytes(&shape, [128, 16], 3), [768, 128]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use tokenyard_core::wait::{WaitFor, Waiter, expired, monotonic_ns};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::Report;
+use super::proxy::Ring;
 use crate::driver::Pinned;
 
 /// A kernel that waits sees a raised abort word within microseconds; one that copies ends by itself.
@@ -33,6 +34,8 @@ pub(super) struct Waits {
     pub(super) abort: Pinned<u64>,
     /// World rank of each index in the team.
     pub(super) ranks: Vec<u32>,
+    /// Where kernels post through the host.
+    pub(super) ring: Option<Ring>,
     pub(super) turn: Turn,
 }
 
@@ -124,7 +127,14 @@ impl Waits {
             let _turn = self.turn.wait();
             self.look_on(wait, done, is_over)
         };
-        waited.map_err(|error| self.wind_up(error, wait, is_over))
+        waited.map_err(|error| {
+            let told = self.wind_up(error, wait, is_over);
+            // What broke is the cause; what it broke says where the ranks are.
+            match self.ring.as_ref().map_or(Ok(()), Ring::explain) {
+                Err(cause) => cause.with_context("meanwhile", told.message()),
+                Ok(()) => told,
+            }
+        })
     }
 
     /// Ends kernels after a wait that failed, and says why it did.
@@ -145,7 +155,15 @@ impl Waits {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+        if self.posts().is_err() {
+            return error;
+        }
         self.ended(wait).err().unwrap_or(error)
+    }
+
+    /// Whether what kernels post still goes out (INV-7).
+    fn posts(&self) -> Result<()> {
+        self.ring.as_ref().map_or(Ok(()), Ring::check)
     }
 
     /// Looks at a wait that nobody is in.
@@ -168,6 +186,7 @@ impl Waits {
             seen.what = Some((what, since));
             // Not there yet, whatever an old word looks like.
             let found = report.wait_found.min(what.expected.saturating_sub(1));
+            self.posts()?;
             self.waiter.look_at(&what, since, found)
         };
         self.turn.look(look).unwrap_or(Ok(()))
@@ -199,7 +218,7 @@ impl Waits {
                 }
             };
             // Errors of the kernel end the wait; so does its end without an answer.
-            self.waiter.until(&what, read, || is_over().map(|_| ()))?;
+            self.waiter.until(&what, read, || self.posts().and_then(|()| is_over().map(|_| ())))?;
             if done() {
                 return Ok(());
             }

@@ -1,0 +1,110 @@
+// Combine over a face that only puts: owners put their rows back, and sources sum what has come.
+//
+// The rows that an owner has of one source lie behind each other, so they go in one run to where the
+// source wants them. Two kernels, with a wait for the rows between them.
+#pragma once
+#include "combine.cuh"
+
+namespace ty {
+
+// Words of a record: the head, the first of the owner's rows where they land, and how many there are.
+constexpr u32 kReturnWords = kHead + 2;
+
+// This rank's rows at the owners before `d`: the first of those at `d` where they land.
+__device__ inline u32 rows_before(const CombineArgs& a, u32 d) {
+  u32 rows = 0;
+  for (u32 s = 0; s < d; s++) rows += a.r.counts[s];
+  return rows;
+}
+
+// Rows that this owner has of the sources before `s`.
+__device__ inline u64 owned_before(const u32* heard, u32 s) {
+  u64 rows = 0;
+  for (u32 i = 0; i < s; i++) rows += heard[i * kReturnWords + kHead + 1];
+  return rows;
+}
+
+// Whether every owner has the rows that routings name.
+__device__ inline Decision check_returned(const CombineArgs& a, const u32* heard) {
+  for (u32 d = 0; d < a.c.ranks; d++) {
+    bool there = a.r.row_base[d] + a.r.counts[d] <= heard[d * kReturnWords + 5];
+    bool here = owned_before(heard, d + 1) <= a.rows;
+    if (!there || !here) return {kBadRows, d};
+  }
+  return {kGo, a.c.rank};
+}
+
+__device__ inline u64 weight_bytes(const CombineArgs& a) {
+  return a.returns_weights ? 4 * (u64)a.c.topk : 0;
+}
+
+template <class Up>
+__device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard) {
+  u32 head[kHead] = {a.c.verdict,       (u32)a.c.signature,
+                     a.c.origin,        (u32)(a.landing / 16),
+                     (u32)(a.landing_weights / 16), (u32)a.rows,
+                     (u32)(a.c.signature >> 32),    0};
+  // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
+  enter(a.c, up, kHead + max(a.c.ranks, 2u), a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
+    if (w < kHead) return head[w];
+    if (a.c.verdict != kEnter || w >= kReturnWords) return 0;
+    return w == kHead ? rows_before(a, peer) : a.r.counts[peer];
+  });
+}
+
+// Rows (0) or weights (1) of one source. One thread.
+template <class Up>
+__device__ bool put_back(const CombineArgs& a, const Up& up, const u32* heard, u32 source, u32 array,
+                         Guard& guard) {
+  const u32* head = heard + source * kReturnWords;
+  u64 width = array == 0 ? a.row_bytes : weight_bytes(a), from = array == 0 ? a.x : a.weights;
+  Run run{source, (u64)head[3 + array] * 16 + head[kHead] * width,
+          from + owned_before(heard, source) * width, head[kHead + 1] * width};
+  return put_run(a.c, up, run, a.c.done_signal(), guard);
+}
+
+// Enters, and puts every source's rows back. One block.
+template <class Up>
+__device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
+  __shared__ Decision decision;
+  if (threadIdx.x == 0) a.c.trace->begun = now_ns();
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  u32* heard = reinterpret_cast<u32*>(shared);
+  enter_returning(a, up, guard);
+  if (!hear(a.c, up, kReturnWords, heard, guard)) return;
+  if (threadIdx.x == 0) {
+    decision = decide(a.c, heard, kReturnWords);
+    if (decision.code == kGo) decision = check_returned(a, heard);
+  }
+  __syncthreads();
+  Decision d = decision;
+  for (u32 s = threadIdx.x; s < a.c.ranks && d.code == kGo; s += blockDim.x)
+    a.c.done_totals()[s] += puts_of(a.c, a.r.counts[s] * a.row_bytes) +
+                            puts_of(a.c, a.r.counts[s] * weight_bytes(a));
+  if (threadIdx.x == 0) {
+    a.c.trace->heard = now_ns();
+    tell(a.c, up, d, &heard[d.rank * kReturnWords], guard);
+  }
+  if (d.code != kGo) return;
+  for (u32 i = threadIdx.x; i < 2 * a.c.ranks; i += blockDim.x)
+    put_back(a, up, heard, (a.c.rank + i / 2) % a.c.ranks, i % 2, guard);
+  __syncthreads();
+  if (threadIdx.x == 0) a.c.trace->moved = now_ns();
+}
+
+// Sums the rows that have come. All blocks.
+template <class Type>
+__device__ void sum_returned(const CombineArgs& a, u8* shared) {
+  u64* first = reinterpret_cast<u64*>(shared);
+  u64* weights = first + a.c.ranks;
+  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
+    u64 rows = rows_before(a, d);
+    first[d] = arena + a.landing + rows * a.row_bytes;
+    // Weights are named by the owner's own rows.
+    weights[d] = arena + a.landing_weights + (rows - a.r.row_base[d]) * weight_bytes(a);
+  }
+  sum_partials<Type>(a, first, weights, shared + a.table_bytes);
+}
+
+}  // namespace ty

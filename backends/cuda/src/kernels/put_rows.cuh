@@ -1,0 +1,141 @@
+// Dispatch over a face that only puts: the rows of each rank are staged in the order of tokens, with
+// what goes beside them, and put to their places.
+//
+// In the flat layout the rows that one rank gets of another lie behind each other at both ends, so an
+// array takes one put per rank, or a few if it is longer than a put may be. In the others each row is
+// put to the place of its first expert; packed, each copy's weight, source and scales too.
+#pragma once
+#include "rows.cuh"
+#include "tables.cuh"
+
+namespace ty {
+
+constexpr u32 kStagedArrays = 5;
+
+// What is staged for one rank: arena offsets of x, scales, weights, ids (or slots) and source, and the
+// bytes that a row has in each.
+struct Staged {
+  u64 at[kStagedArrays], width[kStagedArrays], end;
+
+  __device__ Staged(const DispatchArgs& a, u64 base, u64 rows) : end(base) {
+    u64 by_k = 4 * (u64)a.c.topk;
+    width[0] = a.row_bytes, width[1] = 4 * (u64)a.scale_words, width[2] = a.weights ? by_k : 0;
+    width[3] = by_k, width[4] = 4;
+    for (u32 i = 0; i < kStagedArrays; i++) {
+      at[i] = end;
+      end += align_128(rows * width[i]);
+    }
+  }
+};
+
+// Rows that this rank has for `d`.
+__device__ inline u32 rows_for(const DispatchArgs& a, const DispatchTables& t, u32 d) {
+  return t.heard[a.c.rank * (kHead + a.c.ranks) + kHead + d];
+}
+
+// Behind what is staged for the ranks before.
+__device__ inline Staged staged_for(const DispatchArgs& a, const DispatchTables& t, u32 d) {
+  u64 base = a.staging;
+  for (u32 s = 0; s < d; s++) base = Staged(a, base, rows_for(a, t, s)).end;
+  return Staged(a, base, rows_for(a, t, d));
+}
+
+// Points the tables of rank `d` to where its rows are staged, such that rows at `d` name them.
+__device__ inline void aim_at_staging(const DispatchArgs& a, const DispatchTables& t, u32 d) {
+  Staged staged = staged_for(a, t, d);
+  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]), first = t.row_base[d];
+  u64* tables[kStagedArrays] = {t.x, t.scales, t.weights, t.ids, t.source};
+  for (u32 i = 0; i < kStagedArrays; i++)
+    tables[i][d] = arena + staged.at[i] - first * staged.width[i];
+}
+
+// Whether an array goes with one run per rank; else it goes by rows.
+__device__ inline bool goes_whole(const DispatchArgs& a, u32 array) {
+  if (a.is_flat()) return true;
+  return a.layout == kExpertMajor ? array != 0 : array == 3;
+}
+
+// Signals that come with so many rows of a rank, of so many copies.
+__device__ inline u32 puts_of_rows(const DispatchArgs& a, u64 rows, u64 copies) {
+  Staged widths(a, 0, 0);
+  u32 puts = 0;
+  for (u32 i = 0; i < kStagedArrays; i++)
+    if (goes_whole(a, i)) puts += puts_of(a.c, rows * widths.width[i]);
+  if (a.is_flat()) return puts;
+  puts += rows * puts_of(a.c, a.row_bytes);
+  if (a.layout == kExpertMajor) return puts;
+  return puts + copies * (1 + (a.weights != nullptr) + puts_of(a.c, widths.width[1]));
+}
+
+// A rank's region, where rows and what goes beside them land.
+struct Landing {
+  u32 rank;
+  u64 base;  // arena offset
+  Region region;
+
+  // Of an array of `Staged`.
+  __device__ u64 at(const DispatchArgs& a, u32 array) const {
+    bool major = a.layout == kExpertMajor;
+    switch (array) {
+      case 0: return base;
+      case 1: return base + (major ? region.landed_scales : region.scales);
+      case 2: return base + (major ? region.landed_weights : region.weights);
+      case 3: return base + (a.is_flat() ? region.ids : region.slots);
+      default: return base + region.source;
+    }
+  }
+};
+
+// One array of one rank, if it goes whole. One thread.
+template <class Up>
+__device__ bool put_array(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                          const Landing& to, u32 array, Guard& guard) {
+  if (!goes_whole(a, array)) return true;
+  Staged staged = staged_for(a, t, to.rank);
+  u64 width = staged.width[array];
+  Run run{to.rank, to.at(a, array) + t.row_base[to.rank] * width, staged.at[array],
+          rows_for(a, t, to.rank) * width};
+  return put_run(a.c, up, run, a.c.rows_signal(), guard);
+}
+
+// Where lane k's selection of a token goes, in the layouts by experts. All lanes of a warp.
+struct Selection {
+  u32 rank;   // its owner
+  i64 first;  // the row there, if lane k is the token's first for that rank; else -1
+  i64 copy;   // the row of this expert's copy there; -1 if lane k selects nothing
+  i64 from;   // the token's row among those that the rank gets, in the order of tokens
+
+  __device__ Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
+    u32 lane = threadIdx.x % 32, packed = packed_row(a.c, a.r, token);
+    i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
+    first = first_expert_row(a, {t.row_base, t.expert_base, t.x}, token, expert, &rank);
+    copy = expert < 0 ? -1 : (i64)expert_row(a.c, a.r, t.expert_base, token, lane, expert);
+    for (u32 k = 0; k < a.c.topk; k++) {
+      u32 other = __shfl_sync(~0u, packed, k);
+      if (other != kNoRow && other >> kPlaceBits == rank)
+        from = (i64)t.row_base[rank] + row_of(a.c, a.r, token, other, rank);
+    }
+  }
+};
+
+// A selection's row, if it is the first, and packed what goes beside the copy. One thread each.
+template <class Up>
+__device__ bool put_selection(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                              const Landing& to, const Selection& s, Guard& guard) {
+  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]), topk = a.c.topk;
+  u32 signal = a.c.rows_signal(), lane = threadIdx.x % 32;
+  auto put = [&](u32 array, u64 table, u64 place, u64 bytes) {
+    return put_run(a.c, up, Run{s.rank, to.at(a, array) + place, table - arena, bytes}, signal, guard);
+  };
+  bool ok = true;
+  if (s.first >= 0)
+    ok = put(0, t.x[s.rank] + s.from * a.row_bytes, s.first * a.row_bytes, a.row_bytes);
+  if (a.layout != kPacked) return ok;
+  u64 width = 4 * (u64)a.scale_words;
+  ok = ok && put(1, t.scales[s.rank] + s.from * width, s.copy * width, width);
+  if (a.weights)
+    ok = ok && put(2, t.weights[s.rank] + 4 * (s.from * topk + lane), 4 * s.copy, 4);
+  return ok && put(4, t.source[s.rank] + 4 * s.from, 4 * s.copy, 4);
+}
+
+}  // namespace ty
