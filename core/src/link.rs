@@ -66,6 +66,12 @@ impl Link {
         self.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0
     }
 
+    /// This link, without capabilities that shall not be used.
+    pub(crate) fn without(mut self, capabilities: u64) -> Self {
+        self.capabilities.flags &= !capabilities;
+        self
+    }
+
     /// As it crosses the ABI.
     pub fn as_abi(&self) -> abi::TyLink {
         abi::TyLink { table: self.table, instance: self.instance, capabilities: self.capabilities }

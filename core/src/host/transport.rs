@@ -125,7 +125,13 @@ impl OpenTransport {
         self.link
     }
 
-    /// What the transport declared.
+    /// Withholds capabilities from whoever uses the link.
+    pub(crate) fn without(mut self, capabilities: u64) -> Self {
+        self.link = self.link.without(capabilities);
+        self
+    }
+
+    /// What the transport declared, and is not withheld.
     pub fn capabilities(&self) -> &Capabilities {
         self.link.capabilities()
     }

@@ -153,7 +153,10 @@ fn bring_up(
         (None, None) => scattered(&places),
         (_, wanted) => domains(&places, wanted)?,
     };
-    let levels = Levels::choose(members, config, &registry, domains)?;
+    let mut levels = Levels::choose(members, config, &registry, domains)?;
+    if world.on_failure() == OnFailure::Mask && levels.domains > 1 {
+        levels.put_only();
+    }
     let kinds = kernels_part.probe(&config.kernels.table)?;
 
     // Declared first, so that it is dropped last: the kernel set points to its board.

@@ -69,7 +69,9 @@ impl Level<'_> {
             largest_put: link.largest_put,
             deadline: config.world.deadline,
         };
-        self.part.open(&self.choice.table, &self.team, &needs)
+        let opened = self.part.open(&self.choice.table, &self.team, &needs)?;
+        let withheld = opened.capabilities().flags & !self.capabilities.flags;
+        Ok(opened.without(withheld))
     }
 }
 
@@ -131,6 +133,14 @@ impl<'a> Levels<'a> {
     pub(super) fn peers(&self, level: u64) -> u32 {
         let level = if level == abi::TY_LEVEL_SCALE_UP { &self.scale_up } else { &self.scale_out };
         level.as_ref().map_or(0, |level| level.team.world_ranks.len() as u32)
+    }
+
+    /// Lets rows be put where they could be read and stored: a rank that was given up may then read what
+    /// its owner has changed since, and hand it on (INV-8).
+    pub(super) fn put_only(&mut self) {
+        for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
+            level.capabilities.flags &= !abi::TY_CAP_LOAD_STORE;
+        }
     }
 
     /// The name of a transport that does not declare a capability.
