@@ -68,10 +68,10 @@ fn ends(links: &Links<Local>, command: &Command) -> Result<(*mut u8, *mut u8), F
 /// As [`execute`].
 unsafe fn put(links: &Links<Local>, command: &Command) -> Result<(), Fault> {
     let (local, remote) = ends(links, command)?;
+    // Other processes may touch the memory: no reference to it exists here, and a receiver reads it
+    // after the acquire load of a signal that this thread raises after the copy.
     // SAFETY: both ranges are inside mapped windows, by this function's contract. They may overlap
-    // (a put to this rank itself), which `copy` allows. Other processes may touch the memory: no
-    // reference to it exists here, only raw pointers, and a receiver reads it after the acquire
-    // load of a signal that this thread raises after the copy.
+    // (a put to this rank itself), which `copy` allows.
     unsafe { std::ptr::copy(local, remote, command.bytes as usize) };
     Ok(())
 }
