@@ -49,6 +49,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     let domains = domains as usize;
     let mut suite = Suite { domains, tests: Vec::new(), names: BTreeSet::new() };
     suite.types();
+    suite.odd_values();
     suite.combines();
     suite.tokens();
     suite.routings();
@@ -112,6 +113,24 @@ impl Suite {
                     self.add("types", about, Way::Outside, alone);
                 }
             }
+        }
+    }
+
+    /// Values that a cast and a sum meet seldom.
+    fn odd_values(&mut self) {
+        let about = "NaN, infinities, the smallest and the largest values are values like others";
+        for input in [
+            Input::Plain(RowType::Bf16),
+            Input::Plain(RowType::F16),
+            Input::Plain(RowType::F32),
+            Input::Cast(RowType::Bf16, Scales::F32),
+            Input::Cast(RowType::Bf16, Scales::RoundedF32),
+            Input::Cast(RowType::F16, Scales::Ue8m0),
+            Input::Cast(RowType::F32, Scales::F32),
+            Input::Cast(RowType::F32, Scales::Ue8m0),
+        ] {
+            let case = Case { input, odd_values: true, hidden: 528, ..usual() };
+            self.add("types", about, Way::Outside, case);
         }
     }
 
