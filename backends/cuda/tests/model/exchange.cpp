@@ -56,9 +56,10 @@ struct Rank {
   State* state = room<State>(1);
   Outcome* outcome = room<Outcome>(1);
   Trace* trace = room<Trace>(1);
+  // One per operation that may be open, with room for all ranks' totals.
+  Cell* cells[kSlots] = {(Cell*)room<u64>(64), (Cell*)room<u64>(64)};
   Routing r{};
   u64 operations = 0;
-  u32 origin = 0;
   // What the rank brings.
   std::vector<i64> topk;
   std::vector<float> weights;
@@ -70,32 +71,30 @@ struct Rank {
     u32 words = (kHead + s.ranks + s.experts + kTextWords + 15) / 16 * 16;
     u64 entries = 8ull * kSlots * s.ranks * words;
     if (2 * entries > kControlBytes) fail("the control window is too small");
-    *state = State{0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
+    *state = State{0, kSlots, 1, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
                    {control, arena}};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
                 room<u32>(kBlocks * s.experts), room<u32>(s.ranks), room<u32>(s.experts),
-                room<u32>(s.ranks), 32, kBlocks};
+                room<u32>(s.ranks), room<Note>(1), 32, kBlocks};
   }
   Common common(u64 signature) {
     Common c{};
-    u32 slot = operations % kSlots;
     c.entry_words = (kHead + s.ranks + s.experts + kTextWords + 15) / 16 * 16;
-    c.entries = 8ull * slot * s.ranks * c.entry_words;
+    c.cell = cells[operations % kSlots];
     c.abort = abort, c.report = report, c.state = state, c.outcome = outcome, c.trace = trace;
     c.cap_ns = 300'000'000'000ull;
     c.signature = signature;
     c.rank = me, c.ranks = s.ranks, c.experts = s.experts, c.topk = s.topk;
-    c.max_tokens = s.max_tokens, c.tokens = tokens, c.epoch = (u32)operations + 1, c.slot = slot;
-    operations++;
+    c.max_tokens = s.max_tokens, c.brought = tokens;
+    // The host's own numbers, which are none of the device's.
+    c.ticket = (u32)operations++ + 77;
     return c;
   }
   void arrive(const Common& c, bool rows) {
-    u32 first = 2 * s.ranks * c.slot + (rows ? 0 : s.ranks);
-    ArriveArgs a{abort, report, c.cap_ns, rows ? c.rows_totals() : c.done_totals(), s.ranks, first,
-                 rows ? kPhaseRows : 4, 0, trace};
+    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, 0, trace};
     model::launch(1, kWarps * 32, [=, this] { ty_arrive(a, params()); });
     same("an ended wait of rank " + std::to_string(me), report->ended, 0u);
   }
@@ -177,10 +176,8 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   DispatchArgs a{};
   if (!replay) {
     r.r.span = ((r.tokens + kBlocks * kWarps - 1) / (kBlocks * kWarps) + 31) / 32 * 32;
-    r.origin = (u32)r.operations + 1;
   }
   a.c = r.common(signature(replay ? 2 : 1, layout));
-  a.c.origin = r.origin;
   a.r = r.r, a.topk_idx = r.topk.data(), a.x = r.x, a.weights = r.weights.data();
   a.scales = r.s.scale_words ? r.scales.data() : nullptr;
   a.scale_stride[0] = r.s.scale_words, a.scale_stride[1] = 1;
@@ -201,7 +198,7 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
       DispatchArgs a = args[i];
       model::launch(kBlocks, kWarps * 32, [=, &r] { ty_dispatch(a, r.params()); });
       same("an ended wait", r.report->ended, 0u);
-      same("epoch of the outcome", r.outcome->epoch, a.c.epoch);
+      same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
       if (r.outcome->code != kGo) return;
       r.arrive(a.c, true);
       if (a.layout == kFlat) return;
@@ -212,7 +209,7 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
       SpreadArgs s{at(0), (u32*)at(region.scales), major ? (float*)at(region.weights) : nullptr,
                    (i32*)at(region.slots), (u32*)at(region.landed_scales),
                    (float*)at(region.landed_weights), (u32*)at(region.expert_counts),
-                   (u32*)at(region.expert_starts), r.outcome->tokens, r.outcome->rows, a.row_bytes,
+                   (u32*)at(region.expert_starts), nullptr, nullptr, r.outcome->tokens, r.outcome->rows, a.row_bytes,
                    major ? a.scale_words : 0, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14};
       model::launch(kBlocks, kWarps * 32, [=, &r] { ty_spread(s, r.params()); });
     });
@@ -343,8 +340,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
       Rank& r = *ranks[i];
       CombineArgs a{};
       a.c = r.common(signature(3, 0));
-      a.c.origin = r.origin;
-      a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10), a.rows = told[i].tokens;
+      a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10);
       a.out = (u8*)outs[i].data(), a.out_weights = weights ? out_weights[i].data() : nullptr;
       a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
       a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = weights;
