@@ -67,7 +67,9 @@ impl Mode<'_> {
     pub(super) fn mark_dispatch(&self, call: &mut abi::TyDispatch, sizes: Sizes) -> Result<()> {
         self.mark(call);
         if self.no_sync && sizes == Sizes::Exact {
-            return refuse("sizes: found exact; expected worst-case, because nobody waits for counts");
+            return refuse(
+                "sizes: found exact; expected worst-case, because nobody waits for counts",
+            );
         }
         call.tokens = self.tokens.map_or(std::ptr::null(), |t| t.raw().data.cast_const().cast());
         Ok(())

@@ -76,7 +76,7 @@ struct State {
 
 // What an operation finds in device memory when its first kernel starts. Nothing of it is an argument,
 // because a graph launches the same kernels with the same arguments again and again.
-struct Turn {
+struct Operation {
   u32 epoch;   // of the operation; never 0 but where all have stopped
   u32 slot;    // it has records, signals and totals of its own
   u32 tokens;  // T
@@ -85,9 +85,9 @@ struct Turn {
 };
 
 // That of this block's kernel: one thread writes it, and a barrier follows.
-__device__ inline Turn& turn() {
-  __shared__ Turn turn;
-  return turn;
+__device__ inline Operation& operation() {
+  __shared__ Operation operation;
+  return operation;
 }
 
 // What the first kernel of an operation leaves for those behind it. One per operation that may be open.
@@ -127,10 +127,10 @@ struct Common {
   __device__ u32 local_experts() const { return experts / ranks; }
   __device__ u32 rank_of(u32 expert) const { return expert / local_experts(); }
 
-  __device__ u32 epoch() const { return turn().epoch; }
-  __device__ u32 slot() const { return turn().slot; }
-  __device__ u32 tokens() const { return turn().tokens; }
-  __device__ u32 origin() const { return turn().origin; }
+  __device__ u32 epoch() const { return operation().epoch; }
+  __device__ u32 slot() const { return operation().slot; }
+  __device__ u32 tokens() const { return operation().tokens; }
+  __device__ u32 origin() const { return operation().origin; }
   // Offset of the slot's entry records in the control window.
   __device__ u64 entries() const { return 8 * (u64)slot() * ranks * entry_words; }
 

@@ -97,7 +97,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   if (blockIdx.x == 0 && !gives_up) {
     if (threadIdx.x == 0) begin(a);
     u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
-                       (u32)(a.x / 16),              (u32)(a.weights / 16), (u32)turn().rows,
+                       (u32)(a.x / 16),              (u32)(a.weights / 16), (u32)operation().rows,
                        (u32)(a.c.signature >> 32),   0};
     // Who hears this record may read the rows that earlier kernels wrote here.
     __threadfence_system();

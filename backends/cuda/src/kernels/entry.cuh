@@ -26,7 +26,7 @@ struct Found {
   __device__ void publish(bool makes, u32 tokens) const {
     if (threadIdx.x != 0) return;
     u32 epoch = stopped ? 0 : (u32)turn;
-    ty::turn() = {epoch, (u32)(turn >> 32), tokens, makes ? epoch : (u32)made, rows};
+    operation() = {epoch, (u32)(turn >> 32), tokens, makes ? epoch : (u32)made, rows};
   }
   __device__ void publish() const { publish(false, (u32)(made >> 32)); }
 };

@@ -5,7 +5,8 @@ use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{
-    BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_FULL, REFUSE_ROUTE, REFUSED, TEXT, TOO_MANY,
+    BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_FULL, REFUSE_ROUTE, REFUSED, TEXT,
+    TOO_MANY,
 };
 
 /// Which call it was.
@@ -43,7 +44,11 @@ pub(super) fn judge(outcome: &Outcome, ours: &Called, shape: &Shape) -> Result<(
         ),
         MISMATCH => {
             let call = |signature: Signature| format!("called a {}", signature.describe());
-            mismatch(ours, rank, [outcome.signature, outcome.own_signature].map(Signature).map(call))
+            mismatch(
+                ours,
+                rank,
+                [outcome.signature, outcome.own_signature].map(Signature).map(call),
+            )
         }
         ORIGIN => {
             let handle =

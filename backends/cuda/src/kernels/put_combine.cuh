@@ -28,7 +28,7 @@ __device__ inline u64 owned_before(const u32* heard, u32 s) {
 __device__ inline Decision check_returned(const CombineArgs& a, const u32* heard) {
   for (u32 d = 0; d < a.c.ranks; d++) {
     bool there = a.r.row_base[d] + a.r.counts[d] <= heard[d * kReturnWords + 5];
-    bool here = owned_before(heard, d + 1) <= turn().rows;
+    bool here = owned_before(heard, d + 1) <= operation().rows;
     if (!there || !here) return {kBadRows, d};
   }
   return {kGo, a.c.rank};
@@ -42,7 +42,7 @@ template <class Up>
 __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard) {
   u32 head[kHead] = {a.c.verdict,       (u32)a.c.signature,
                      a.c.origin(),      (u32)(a.landing / 16),
-                     (u32)(a.landing_weights / 16), (u32)turn().rows,
+                     (u32)(a.landing_weights / 16), (u32)operation().rows,
                      (u32)(a.c.signature >> 32),    0};
   // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
   enter(a.c, up, kHead + max(a.c.ranks, 2u), a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
