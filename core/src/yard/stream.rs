@@ -147,6 +147,12 @@ impl Yard {
         self.parts.streams
     }
 
+    /// Whether the kernel set takes calls [without synchronisation](OnStream::without_sync), which graphs
+    /// can capture.
+    pub fn has_graphs(&self) -> bool {
+        self.parts.no_sync
+    }
+
     /// Waits until everything that was received in the order of a stream has ended, and the streams
     /// have passed all outputs that were dropped. Local: no other rank takes part.
     ///

@@ -65,6 +65,7 @@ impl Engine {
         self.check()?;
         let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
         let mode = self.mode(stream, call.flags & abi::TY_COMBINE_NO_SYNC)?;
+        let _relaxed = mode.relax()?;
         if mode.unheard {
             self.go_unheard()?;
         }

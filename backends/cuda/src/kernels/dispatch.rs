@@ -190,6 +190,7 @@ impl Engine {
         self.check()?;
         let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
         let mode = self.mode(stream, call.flags & abi::TY_DISPATCH_NO_SYNC)?;
+        let _relaxed = mode.relax()?;
         if mode.unheard {
             self.go_unheard()?;
         }

@@ -43,6 +43,11 @@ impl Mode {
         Ok(Self { stream, unheard: no_sync_flag != 0 && stream.is_some(), captured })
     }
 
+    /// While the result lives, the driver may be asked how streams are that capture nothing.
+    pub(super) fn relax(&self) -> Result<Option<RelaxedCapture>> {
+        self.captured.then(RelaxedCapture::enter).transpose()
+    }
+
     /// Whether it is recorded, and does not run.
     pub(super) fn is_recorded(&self) -> bool {
         self.captured && self.unheard
