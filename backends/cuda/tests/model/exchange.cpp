@@ -54,7 +54,8 @@ struct Rank {
 #endif
   Report* report = room<Report>(1);
   State* state = room<State>(1);
-  Outcome* outcome = room<Outcome>(1);
+  Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
+  u32* tokens_word = room<u32>(1);
   Trace* trace = room<Trace>(1);
   // One per operation that may be open, with room for all ranks' totals.
   Cell* cells[kSlots] = {(Cell*)room<u64>(64), (Cell*)room<u64>(64)};
@@ -189,6 +190,24 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   return a;
 }
 
+Region region_of(const DispatchArgs& a, const Outcome& told) {
+  u64 tokens = told.tokens, rows = told.rows, places = a.c.local_experts() * a.most_tokens();
+  if (a.layout == kPacked || a.worst) tokens = a.most_tokens();
+  if (a.layout == kPacked) rows = places;
+  if (a.layout == kExpertMajor && a.worst) rows = a.worst_experts;
+  return Region(a.region_shape(), tokens, a.layout == kFlat ? 0 : rows);
+}
+
+// What a rank was told, or what its region says where nobody waits.
+Outcome told_to(Rank& r, const DispatchArgs& a) {
+  if (!a.c.unheard) return *r.outcome;
+  Outcome told{};
+  const u64* totals = (u64*)(r.arena + a.region + region_of(a, told).totals);
+  told.code = a.c.cell->code, told.tokens = totals[0];
+  told.rows = a.layout == kPacked ? a.c.local_experts() * a.most_tokens() : totals[1];
+  return told;
+}
+
 // On all ranks at once; returns what each was told.
 std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArgs> args) {
   std::vector<std::thread> running;
@@ -198,24 +217,26 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
       DispatchArgs a = args[i];
       model::launch(kBlocks, kWarps * 32, [=, &r] { ty_dispatch(a, r.params()); });
       same("an ended wait", r.report->ended, 0u);
-      same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
-      if (r.outcome->code != kGo) return;
+      if (!a.c.unheard) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
+      if (!a.c.unheard && r.outcome->code != kGo) return;
       r.arrive(a.c, true);
       if (a.layout == kFlat) return;
-      Region region(a.region_shape(), a.layout == kPacked ? a.most_tokens() : r.outcome->tokens,
-                    r.outcome->rows);
+      Region region = region_of(a, *r.outcome);
+      u64 rows = r.outcome->rows;
       bool major = a.layout == kExpertMajor;
+      if (a.c.unheard) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens();
       auto at = [&](u64 offset) { return r.arena + a.region + offset; };
       SpreadArgs s{at(0), (u32*)at(region.scales), major ? (float*)at(region.weights) : nullptr,
                    (i32*)at(region.slots), (u32*)at(region.landed_scales),
                    (float*)at(region.landed_weights), (u32*)at(region.expert_counts),
-                   (u32*)at(region.expert_starts), nullptr, nullptr, r.outcome->tokens, r.outcome->rows, a.row_bytes,
+                   (u32*)at(region.expert_starts), a.c.cell,
+                   a.c.unheard ? (u64*)at(region.totals) : nullptr, r.outcome->tokens, rows, a.row_bytes,
                    major ? a.scale_words : 0, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14};
       model::launch(kBlocks, kWarps * 32, [=, &r] { ty_spread(s, r.params()); });
     });
   for (auto& t : running) t.join();
   std::vector<Outcome> told;
-  for (Rank* r : ranks) told.push_back(*r->outcome);
+  for (u32 i = 0; i < ranks.size(); i++) told.push_back(told_to(*ranks[i], args[i]));
   return told;
 }
 
@@ -274,8 +295,7 @@ void check_received(std::vector<Rank*>& ranks, u32 d, const DispatchArgs& a, con
     starts[e + 1] = starts[e] + place;
     next[e] = starts[e];
   }
-  Region region(a.region_shape(), a.layout == kPacked ? a.most_tokens() : told.tokens,
-                a.layout == kFlat ? 0 : starts[local]);
+  Region region = region_of(a, told);
   if (a.layout != kFlat) same("rows", told.rows, starts[local]);
   u8* base = r.arena + a.region;
   u64 n = 0, scale_bytes = 4ull * s.scale_words;
@@ -322,7 +342,8 @@ void check_received(std::vector<Rank*>& ranks, u32 d, const DispatchArgs& a, con
 }
 
 // Every owner returns rows of its own making; sources sum them. f32.
-void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool weights) {
+void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool weights,
+             bool unheard = false) {
   std::vector<std::thread> running;
   std::vector<std::vector<float>> outs(ranks.size()), out_weights(ranks.size());
   for (u32 d = 0; d < ranks.size(); d++) {
@@ -341,6 +362,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
       CombineArgs a{};
       a.c = r.common(signature(3, 0));
       a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10);
+      a.c.unheard = unheard, a.c.outcome = unheard ? r.late : r.outcome;
       a.out = (u8*)outs[i].data(), a.out_weights = weights ? out_weights[i].data() : nullptr;
       a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
       a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = weights;
@@ -348,12 +370,12 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
       auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
 #if TY_PUTS
       model::launch(1, kWarps * 32, [=, &r] { ty_give_back(a, r.params()); });
-      same("combine", r.outcome->code, kGo);
+      same("combine", a.c.cell->code, kGo);
       r.arrive(a.c, false);
       model::launch(kBlocks, kSummingWarps * 32, sum);
 #else
       model::launch(kBlocks, kSummingWarps * 32, sum);
-      same("combine", r.outcome->code, kGo);
+      same("combine", a.c.cell->code, kGo);
       r.arrive(a.c, false);
 #endif
     });
@@ -448,6 +470,60 @@ void refusals(std::vector<Rank*>& ranks) {
   ranks[0]->topk[1] = good;
 }
 
+// The same arguments again and again, as a graph launches them: T and all that is brought change, and so
+// do the records, signals and totals that are used.
+void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
+  std::vector<DispatchArgs> args;
+  for (Rank* r : ranks) {
+    r->tokens = r->s.max_tokens;
+    DispatchArgs a = dispatch_args(*r, layout, false);
+    a.worst = 1, a.worst_experts = a.most_tokens() * std::min(r->s.topk, r->s.local()) + 64;
+    a.tokens = r->tokens_word, a.c.unheard = 1, a.c.outcome = r->late;
+    args.push_back(a);
+  }
+  auto launch = [&](std::vector<DispatchArgs> those) {
+    for (Rank* r : ranks) memset(r->arena, 0xee, kArenaBytes);
+    return dispatch(ranks, those);
+  };
+  for (u32 turn = 0; turn < 4; turn++) {
+    for (Rank* r : ranks) {
+      u32 tokens = random() % (r->s.max_tokens + 1);
+      bring(*r, turn == 2 ? 0 : tokens, random), *r->tokens_word = r->tokens;
+    }
+    auto told = launch(args);
+    for (u32 d = 0; d < ranks.size(); d++) check_received(ranks, d, args[d], told[d]);
+    combine(ranks, told, turn % 2, turn % 3 != 0);
+    // A replay has the T of its handle, whatever the word says by now.
+    std::vector<DispatchArgs> again;
+    for (u32 d = 0; d < ranks.size(); d++) {
+      *ranks[d]->tokens_word = 1;
+      again.push_back(args[d]);
+      again[d].c = ranks[d]->common(signature(2, layout)), again[d].replay = 1;
+    }
+    told = launch(again);
+    for (u32 d = 0; d < ranks.size(); d++) check_received(ranks, d, again[d], told[d]);
+  }
+  // One that fails is told by itself, and nothing behind it is entered: nobody's memory is touched.
+  for (u32 problem : {kNoExpert, kTooMany}) {
+    for (Rank* r : ranks) bring(*r, r->s.max_tokens, random), *r->tokens_word = r->tokens;
+    if (problem == kTooMany) *ranks[0]->tokens_word = ranks[0]->s.max_tokens + 1;
+    if (problem == kNoExpert) ranks[0]->topk[1] = ranks[0]->s.experts;
+    launch(args);
+    *ranks[0]->tokens_word = ranks[0]->tokens, ranks[0]->topk[1] = -1;
+    launch(args);
+    for (Rank* r : ranks) {
+      same("a failure", r->late->code, kRefused);
+      same("of rank", r->late->rank, 0u);
+      same("for its routing", r->late->verdict, kRefuseRoute);
+      same("the problem", ((u32*)r->late->text)[1] & 0xff, problem);
+      same("all stop", r->state->stopped, 1u);
+      bool kept = std::all_of(r->arena, r->arena + kStagingAt, [](u8 byte) { return byte == 0xee; });
+      same("no byte is written", kept, true);
+      *r->late = {}, r->state->stopped = 0;
+    }
+  }
+}
+
 void run(const Shape& shape, std::vector<u32> tokens) {
   std::vector<Rank*> ranks;
   for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
@@ -470,6 +546,7 @@ void run(const Shape& shape, std::vector<u32> tokens) {
     }
     if (layout == kFlat && ranks.size() > 1) refusals(ranks);
     if (layout == kFlat) two_at_once(ranks);
+    launches(ranks, layout, random);
   }
 }
 
