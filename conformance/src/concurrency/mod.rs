@@ -3,7 +3,7 @@
 //! `chains`: rounds, several handles, several yards · `halves`: send and receive apart · `replay`:
 //! replays and backward passes · `limits`: what is full is an error and no more · `bad_input`: what
 //! one rank gets wrong is refused on all · `streams`: calls in the order of a stream · `graphs`: calls
-//! that nobody waits for, captured and not.
+//! that nobody waits for, captured and not · `soak`: all of it for long.
 
 mod bad_input;
 mod chains;
@@ -11,6 +11,7 @@ mod graphs;
 mod halves;
 mod limits;
 mod replay;
+mod soak;
 mod streams;
 
 use anyhow::{Context, Result, bail};
@@ -34,6 +35,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     tests.extend(bad_input::tests());
     tests.extend(streams::tests());
     tests.extend(graphs::tests());
+    tests.extend(soak::tests());
     for test in &mut tests {
         test.ranks *= domains;
     }

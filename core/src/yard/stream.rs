@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind, Result, abi};
 /// A stream of the yard's device that belongs to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
-    pub(super) raw: *mut c_void,
+    raw: *mut c_void,
 }
 
 // SAFETY: a name for a stream; `Stream::new` says until when it is one, on any thread.
@@ -44,6 +44,13 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// The pointer that crosses the ABI.
+    pub(super) fn pointer(self) -> *mut c_void {
+        self.raw
+    }
+}
+
 /// In whose order a call is, and who waits for it. The default is that of plain calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mode<'a> {
@@ -56,7 +63,7 @@ impl Mode<'_> {
     /// The flags, and the pointer that crosses the ABI.
     fn flags(&self, [on_stream, no_sync]: [u32; 2]) -> (u32, *mut c_void) {
         let Some(stream) = self.stream else { return (0, std::ptr::null_mut()) };
-        (on_stream | if self.no_sync { no_sync } else { 0 }, stream.raw)
+        (on_stream | if self.no_sync { no_sync } else { 0 }, stream.pointer())
     }
 
     fn mark(&self, call: &mut abi::TyDispatch) {
@@ -172,8 +179,12 @@ impl Yard {
     }
 
     pub(super) fn check_mode(&self, mode: &Mode<'_>) -> Result<()> {
-        if mode.stream.is_none() || self.parts.streams {
-            return self.check_no_sync(mode);
+        self.check_stream(mode.stream).and_then(|()| self.check_no_sync(mode))
+    }
+
+    pub(super) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {
+        if stream.is_none() || self.parts.streams {
+            return Ok(());
         }
         let text = format!(
             "stream: found one; expected none, because kernel set `{}` has no streams",
@@ -245,6 +256,10 @@ impl<'y> OnStream<'y> {
 }
 
 impl OnStream<'_> {
+    pub(super) fn parts(&mut self) -> (&mut Yard, Option<Stream>) {
+        (self.yard, self.mode.stream)
+    }
+
     /// As [`Yard::dispatch`], in the order of the stream.
     ///
     /// # Errors
@@ -361,13 +376,13 @@ impl ToolStream {
         let (to, from) = (to.raw().data, from.raw().data);
         // SAFETY: a stream of this kernel set, and ranges of this length; the rest by this function's
         // contract.
-        unsafe { self.parts.kernels().copy_on(self.stream.raw, to, from, bytes as u64) }
+        unsafe { self.parts.kernels().copy_on(self.stream.pointer(), to, from, bytes as u64) }
     }
 }
 
 impl Drop for ToolStream {
     fn drop(&mut self) {
         // SAFETY: made by `tool_stream`; who took its name promised that no call has it any more.
-        unsafe { self.parts.kernels().stream_destroy(self.stream.raw) }
+        unsafe { self.parts.kernels().stream_destroy(self.stream.pointer()) }
     }
 }

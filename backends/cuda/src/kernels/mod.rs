@@ -38,7 +38,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::CudaConfig;
-use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, Stream, Vmm};
+use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream, Stream, Vmm};
 use engine::Engine;
 use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
 
@@ -358,7 +358,7 @@ impl KernelSet for CudaKernels {
         from: *const u8,
         bytes: u64,
     ) -> Result<()> {
-        self.stream(stream)?.copy(to as u64, from as u64, bytes)
+        RawStream::of(stream).copy(&self.context, to as u64, from as u64, bytes)
     }
 
     fn graph_begin(&mut self, stream: *mut c_void) -> Result<()> {
