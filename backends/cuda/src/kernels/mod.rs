@@ -21,7 +21,9 @@ mod observer;
 mod order;
 mod outcome;
 mod proxy;
+mod received;
 mod sizes;
+mod unheard;
 mod waits;
 
 use std::collections::HashMap;
