@@ -130,11 +130,13 @@ __device__ inline void zero_rows(const SpreadArgs& a, u64 begin, u64 end) {
 }
 
 __device__ inline void spread(const SpreadArgs& a, u8* shared) {
+  if (a.cell && a.cell->code != kGo) return;
+  u64 tokens = a.totals ? a.totals[0] : a.tokens;
   u32 warp = threadIdx.x / 32, step = gridDim.x * a.movers;
   u64 first = blockIdx.x * a.movers + warp;
-  if (warp < a.movers && first < a.tokens) {
+  if (warp < a.movers && first < tokens) {
     Copier rows(shared, a.stage_bytes, a.stages);
-    spread_tokens(a, rows, first, (u32)((a.tokens - first + step - 1) / step), step);
+    spread_tokens(a, rows, first, (u32)((tokens - first + step - 1) / step), step);
     rows.finish();
   }
   for (u32 e = blockIdx.x; e < a.local_experts && a.zero_padding; e += gridDim.x)
@@ -157,8 +159,8 @@ struct Copies {
 };
 
 // The weights that travel back.
-__device__ inline void merge_weights(const MergeArgs& a) {
-  u64 places = a.tokens * a.topk;
+__device__ inline void merge_weights(const MergeArgs& a, u64 tokens) {
+  u64 places = tokens * a.topk;
   for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < places; i += gridDim.x * blockDim.x) {
     i32 slot = a.slots[i];
     a.out_weights[i] = slot >= 0 && (u64)slot < a.rows ? a.weights[slot] : 0.0f;
@@ -168,8 +170,9 @@ __device__ inline void merge_weights(const MergeArgs& a) {
 // One partial row per received token: its copies in k order.
 template <class Type>
 __device__ void merge(const MergeArgs& a, u8* shared) {
-  if (a.weights) merge_weights(a);
-  Summing s{{a.piece_bytes, a.pieces}, (u32)a.tokens, a.row_bytes, a.stages, a.stage_bytes};
+  u64 tokens = a.received ? *a.received : a.tokens;
+  if (a.weights) merge_weights(a, tokens);
+  Summing s{{a.piece_bytes, a.pieces}, (u32)tokens, a.row_bytes, a.stages, a.stage_bytes};
   if (a.dispatch_weights)
     sum_rows<Type>(Copies<true>{a, a.out}, s, shared);
   else

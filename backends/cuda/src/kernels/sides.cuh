@@ -105,7 +105,7 @@ __device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables
                                      u32 rank, const SideRoom& room) {
   u32 lane = threadIdx.x % 32, first = unit * a.side_tokens, token = first + lane;
   u32 topk = a.c.topk, packed = kNoRow;
-  if (lane < a.side_tokens && token < a.c.tokens) {
+  if (lane < a.side_tokens && token < a.c.tokens()) {
 #pragma unroll 8
     for (u32 k = 0; k < topk; k++) {
       u32 found = a.r.rows[(u64)token * topk + k];
@@ -148,7 +148,7 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
   if (warp < kWarps - kSideWarps) return;
   u32 turn = warp - (kWarps - kSideWarps);
   SideRoom room(a, shared + turn * a.side_bytes);
-  u32 units = (a.c.tokens + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
+  u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
   // The places were said to be free by loads; bulk stores are of another proxy.
   publish_places();
   for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += a.mover_blocks * kSideWarps) {

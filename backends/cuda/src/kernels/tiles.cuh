@@ -141,7 +141,10 @@ __device__ void spread_tiles(const DispatchArgs& a, const Up& up, const Dispatch
     if (unit >= parts) break;
     TilePart p(a, t, unit);
     if (p.rows == 0) continue;
-    if (!hear_tile(a, up, p, guard)) return;
+    if (!hear_tile(a, up, p, guard)) {
+      if (threadIdx.x % 32 == 0) a.c.state->stopped = 1;
+      return;
+    }
     spread_tokens(s, rows, rows_at(a, t.heard, me, p.source) + p.first, p.rows, 1);
     leave_tile(a, up, p);
   }
