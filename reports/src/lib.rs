@@ -9,6 +9,7 @@ pub mod explain;
 mod format;
 mod read;
 mod text;
+mod time;
 
 pub use format::{
     Activity, Call, Collective, ConfigName, Counts, Health, Lane, Parts, Peer, Reason, Report,
@@ -16,3 +17,4 @@ pub use format::{
 };
 pub use read::{MAX_BYTES, NotAReport, read};
 pub use text::text;
+pub use time::utc;

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tokenyard_reports::Collective;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::agreement;
@@ -102,9 +103,45 @@ pub struct World {
     start: Start,
     /// Held for the time of a collective.
     turn: Mutex<()>,
+    under_way: Arc<CallUnderWay>,
     requests: UnboundedSender<Request>,
     farewells: UnboundedSender<Farewell>,
     control: Mutex<Option<Control>>,
+}
+
+/// The collective that a rank is in.
+#[derive(Debug, Default)]
+pub(crate) struct CallUnderWay(Mutex<Option<(Op, String, Instant)>>);
+
+/// It has not returned.
+struct Inside<'a>(&'a CallUnderWay);
+
+impl CallUnderWay {
+    fn enter(&self, op: Op, topic: &str) -> Inside<'_> {
+        *self.lock() = Some((op, topic.to_owned(), Instant::now()));
+        Inside(self)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Op, String, Instant)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which, and for how long.
+    pub(crate) fn read(&self) -> Option<Collective> {
+        let call = self.lock();
+        let (op, topic, since) = call.as_ref()?;
+        Some(Collective {
+            name: op.name().to_owned(),
+            topic: topic.clone(),
+            since_ms: since.elapsed().as_millis() as u64,
+        })
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+    }
 }
 
 struct Control {
@@ -161,6 +198,7 @@ impl World {
             is_fresh: AtomicBool::new(true),
             start: Start::default(),
             turn: Mutex::new(()),
+            under_way: Arc::default(),
             requests,
             farewells,
             control: Mutex::new(Some(Control { thread, ended })),
@@ -269,6 +307,11 @@ impl World {
         drop(self);
     }
 
+    /// The collective that this rank is in, for reports.
+    pub(crate) fn call_under_way(&self) -> Arc<CallUnderWay> {
+        Arc::clone(&self.under_way)
+    }
+
     /// What a loss leads to here.
     pub fn on_failure(&self) -> OnFailure {
         self.on_failure
@@ -288,6 +331,7 @@ impl World {
         }
         check_size(op, topic, data.len())?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _under_way = self.under_way.enter(op, topic);
         let call = Call { op, topic: topic.to_owned(), data };
         let (reply, result) = sync_channel(1);
         if self.requests.send(Request { call, reply }).is_err() {
