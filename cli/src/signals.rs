@@ -2,7 +2,7 @@
 //!
 //! The signal is blocked on every thread, and one waits for it: so nothing runs inside a signal handler.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -13,6 +13,8 @@ use crate::output::People;
 
 /// How often this process was asked.
 static ASKED: AtomicU64 = AtomicU64::new(0);
+/// Whether a process that started this one reads its standard output, and shows what is no message.
+static LAUNCHED: AtomicBool = AtomicBool::new(false);
 /// Signals that come faster are answered once.
 const REST: Duration = Duration::from_millis(100);
 
@@ -41,11 +43,21 @@ pub(crate) fn asked() -> u64 {
     ASKED.load(Ordering::Relaxed)
 }
 
+/// Whether to say on standard output where reports are, for the process that started this one.
+pub(crate) fn tell_launcher(launched: bool) {
+    LAUNCHED.store(launched, Ordering::Relaxed);
+}
+
 fn tell(reports: &[tokenyard_core::Result<std::path::PathBuf>]) {
     for report in reports {
-        match report {
-            Ok(path) => People::errors().say(format_args!("tokenyard: report: {}", path.display())),
-            Err(error) => People::errors().say(format_args!("tokenyard: no report: {error}")),
+        let line = match report {
+            Ok(path) => format!("report: {}", path.display()),
+            Err(error) => format!("no report: {error}"),
+        };
+        if LAUNCHED.load(Ordering::Relaxed) {
+            People::new(false).say(format_args!("{line}"));
+        } else {
+            People::errors().say(format_args!("tokenyard: {line}"));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -110,8 +110,18 @@ pub struct World {
 }
 
 /// The collective that a rank is in.
-#[derive(Debug, Default)]
-pub(crate) struct CallUnderWay(Mutex<Option<(Op, String, Instant)>>);
+#[derive(Default)]
+pub(crate) struct CallUnderWay {
+    call: Mutex<Option<(Op, String, Instant)>>,
+    /// Told of one that failed, before it returns.
+    witnesses: Mutex<Vec<Weak<dyn Witness>>>,
+}
+
+/// Who wants to know of collectives that fail.
+pub(crate) trait Witness: Send + Sync {
+    /// One failed; the witness may add to its error.
+    fn failed(&self, error: Error) -> Error;
+}
 
 /// It has not returned.
 struct Inside<'a>(&'a CallUnderWay);
@@ -123,7 +133,14 @@ impl CallUnderWay {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Op, String, Instant)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.call.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells `witness` of every collective that fails from here on, while it lives.
+    pub(crate) fn tell(&self, witness: Weak<dyn Witness>) {
+        let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
+        witnesses.retain(|known| known.strong_count() > 0);
+        witnesses.push(witness);
     }
 
     /// Which, and for how long.
@@ -135,6 +152,14 @@ impl CallUnderWay {
             topic: topic.clone(),
             since_ms: since.elapsed().as_millis() as u64,
         })
+    }
+}
+
+impl Inside<'_> {
+    #[cold]
+    fn failed(&self, error: Error) -> Error {
+        let witnesses = self.0.witnesses.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        witnesses.iter().filter_map(Weak::upgrade).fold(error, |error, w| w.failed(error))
     }
 }
 
@@ -331,7 +356,11 @@ impl World {
         }
         check_size(op, topic, data.len())?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let _under_way = self.under_way.enter(op, topic);
+        let under_way = self.under_way.enter(op, topic);
+        self.collect(op, topic, data).map_err(|error| under_way.failed(error))
+    }
+
+    fn collect(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Outcome> {
         let call = Call { op, topic: topic.to_owned(), data };
         let (reply, result) = sync_channel(1);
         if self.requests.send(Request { call, reply }).is_err() {

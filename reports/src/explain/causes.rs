@@ -45,6 +45,11 @@ fn ended(set: &Set) -> Option<Verdict> {
     }
     let Loss { rank, why, witnesses, .. } = &loss;
     let stopped = why.contains("silent");
+    let mut evidence =
+        vec![format!("{} {} it lost", ranks(witnesses), verb(witnesses, "says", "say"))];
+    if set.all().any(|report| report.peer(*rank).is_some_and(|peer| peer.masked)) {
+        evidence.push(format!("the others go on without rank {rank}: losses are masked"));
+    }
     let report = match set.get(*rank) {
         Some(_) => "its own report was written before, or after it ran again",
         None => "it wrote no report",
@@ -58,7 +63,7 @@ fn ended(set: &Set) -> Option<Verdict> {
         kind,
         ranks: vec![*rank],
         sentence: format!("Rank {rank}{} {word}: it {why}, and {report}.", process(set, *rank)),
-        evidence: vec![format!("{} {} it lost", ranks(witnesses), verb(witnesses, "says", "say"))],
+        evidence,
         fix: fix.to_owned(),
     })
 }

@@ -23,8 +23,8 @@ pub use folder::REPORTS_VARIABLE;
 pub(super) use track::Sort;
 use track::Track;
 
-use crate::bootstrap::{CallUnderWay, Liveness, World};
-use crate::config::Config;
+use crate::bootstrap::{CallUnderWay, Liveness, Witness, World};
+use crate::config::{Config, OnFailure};
 use crate::{Error, ErrorKind, Result};
 
 /// How long an error waits for its report to be written.
@@ -88,9 +88,11 @@ enum Told {
 
 /// What writes the reports of one yard.
 pub(super) struct Desk {
+    this: Weak<Self>,
     rank: u32,
     ranks: u32,
     config: ConfigName,
+    on_failure: OnFailure,
     topology: String,
     kernels: String,
     folder: Option<Folder>,
@@ -115,7 +117,9 @@ impl Desk {
     /// What the environment says of reports is wrong.
     pub(super) fn new(world: &World, config: &Config, in_flight: u32) -> Result<Arc<Self>> {
         let variable = std::env::var(REPORTS_VARIABLE).ok();
-        let desk = Arc::new(Self {
+        let folder = Folder::resolve(&config.world.reports, variable.as_deref())?;
+        let desk = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             rank: world.rank(),
             ranks: world.ranks(),
             config: ConfigName {
@@ -125,9 +129,10 @@ impl Desk {
                 late_ms: config.world.late.as_millis() as u64,
                 on_failure: config.world.on_failure.name().to_owned(),
             },
+            on_failure: config.world.on_failure,
             topology: config.topology.name.clone(),
             kernels: config.kernels.name.clone(),
-            folder: Folder::resolve(&config.world.reports, variable.as_deref())?,
+            folder,
             liveness: world.liveness(),
             collective: world.call_under_way(),
             track: Track::new(in_flight),
@@ -138,6 +143,8 @@ impl Desk {
             told: Mutex::default(),
             written: Condvar::new(),
         });
+        let witness: Arc<dyn Witness> = Arc::clone(&desk) as _;
+        desk.collective.tell(Arc::downgrade(&witness));
         let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
         desks.retain(|desk| desk.strong_count() > 0);
         desks.push(Arc::downgrade(&desk));
@@ -173,7 +180,7 @@ impl Desk {
 
     /// An error closes the yard: the first one is reported. Returns at once.
     #[cold]
-    pub(super) fn report_error(self: &Arc<Self>, error: &Error) {
+    pub(super) fn report_error(&self, error: &Error) {
         if self.folder.is_none() || self.is_retired() {
             return;
         }
@@ -186,7 +193,7 @@ impl Desk {
             rank: error.rank(),
         });
         *self.told() = Told::Soon;
-        let desk = Arc::clone(self);
+        let Some(desk) = self.this.upgrade() else { return };
         let write = move || desk.keep(&report);
         let thread = std::thread::Builder::new().name("tokenyard-report".into()).spawn(write);
         if let Err(error) = thread {
@@ -233,6 +240,21 @@ impl Desk {
             None => fix,
         };
         error.with_fix(fix)
+    }
+}
+
+/// A collective that fails is the end of the yards of its world, whoever called it. While a yard is
+/// brought up around losses that are masked, it may be the reason to begin anew.
+impl Witness for Desk {
+    fn failed(&self, error: Error) -> Error {
+        let ends = [ErrorKind::Deadline, ErrorKind::PeerLost];
+        let is_opening = self.meeting.get().is_none() || self.live().is_none();
+        let begins_anew = is_opening && self.on_failure == OnFailure::Mask;
+        if !ends.contains(&error.kind()) || begins_anew {
+            return error;
+        }
+        self.report_error(&error);
+        self.point_to_report(error)
     }
 }
 
