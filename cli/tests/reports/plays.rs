@@ -30,14 +30,16 @@ pub(crate) enum Asked {
     Once,
 }
 
-/// One job of three ranks.
+/// One job of three ranks; or of four, in two domains.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Play {
     pub(crate) name: &'static str,
     pub(crate) act: Act,
     pub(crate) asked: Asked,
-    /// More lines of the config's scale-up transport; none: `shm`.
+    /// The fault of the transport that goes wrong: the only one, or that between domains; none: `shm`.
     pub(crate) faulty: Option<&'static str>,
+    /// Whether the ranks are in two domains.
+    pub(crate) among_domains: bool,
     /// Whether losses are masked.
     pub(crate) masks: bool,
     /// Ranks whose reports are there.
@@ -51,17 +53,16 @@ const PLAY: Play = Play {
     act: Act::Nothing,
     asked: Asked::Never,
     faulty: None,
+    among_domains: false,
     masks: false,
     reports: &[0, 1, 2],
     verdict: ("", &[], ""),
 };
 
-const SILENT_LINK: &str = "[transport.scale_up.faulty.fault]\nkind = \"link_silent\"\nrank = 1\n\
-                           peer = 0\nat = 60\n";
-const LINK_ERROR: &str = "[transport.scale_up.faulty.fault]\nkind = \"link_error\"\nrank = 1\n\
-                          peer = 0\nat = 60\n";
-const NOTHING_MOVES: &str =
-    "[transport.scale_up.faulty.fault]\nkind = \"stop\"\nrank = 1\nat = 60\n";
+const SILENT_LINK: &str = "kind = \"link_silent\"\nrank = 1\npeer = 0\nat = 60\n";
+const SILENT_RAIL: &str = "kind = \"link_silent\"\nrank = 1\npeer = 3\nat = 20\n";
+const LINK_ERROR: &str = "kind = \"link_error\"\nrank = 1\npeer = 0\nat = 60\n";
+const NOTHING_MOVES: &str = "kind = \"stop\"\nrank = 1\nat = 60\n";
 
 pub(crate) fn all() -> Vec<Play> {
     let once = Play { asked: Asked::Once, ..PLAY };
@@ -124,6 +125,22 @@ pub(crate) fn all() -> Vec<Play> {
             ..PLAY
         },
         Play {
+            name: "a_link_between_domains_that_carries_nothing_is_named",
+            faulty: Some(SILENT_RAIL),
+            among_domains: true,
+            reports: &[0, 1, 2, 3],
+            verdict: ("broken_link", &[1, 3], "(scale-out, faulty: over shm)"),
+            ..PLAY
+        },
+        Play {
+            name: "a_rank_that_sleeps_is_named_among_domains",
+            act: Act::Sleeps,
+            among_domains: true,
+            reports: &[0, 1, 2, 3],
+            verdict: ("late", &[1], "in the caller's code"),
+            ..PLAY
+        },
+        Play {
             name: "an_error_of_a_transport_is_named_with_both_ends",
             faulty: Some(LINK_ERROR),
             verdict: ("transport_error", &[1, 0], "link is down on purpose"),
@@ -144,6 +161,7 @@ pub(crate) fn all() -> Vec<Play> {
         Play {
             name: "a_rank_that_failed_by_itself_is_named_with_its_words",
             act: Act::Fails,
+            // Rank 1 may end before it has written its own.
             reports: &[0, 2],
             verdict: ("failed", &[1], "out of memory"),
             ..PLAY

@@ -228,7 +228,10 @@ fn different_calls(set: &Set) -> Option<Verdict> {
     };
     let groups = kinds.iter().map(|(kind, list)| format!("{} called {kind}", ranks(list)));
     let groups = groups.collect::<Vec<_>>().join(", and ");
-    let few = kinds.values().min_by_key(|list| list.len()).cloned().unwrap_or_default();
+    // Where as many called the one as the other, nobody can say who is right.
+    let least = kinds.values().map(Vec::len).min().unwrap_or(0);
+    let few = kinds.values().filter(|list| list.len() == least).flatten().copied();
+    let few = sorted(&few.collect::<Vec<_>>());
     Some(Verdict {
         kind: Kind::DifferentCalls,
         ranks: few,
@@ -240,8 +243,12 @@ fn different_calls(set: &Set) -> Option<Verdict> {
 
 /// A rank that ended with an error of its own, as it said itself or to the others.
 fn failed(set: &Set) -> Option<Verdict> {
-    let consequences = ["asked", "deadline", "peer_lost"];
-    let own = set.all().filter(|report| !consequences.contains(&report.reason.kind.as_str()));
+    let own = set.all().filter(|report| match report.reason.kind.as_str() {
+        "asked" | "deadline" => false,
+        // The program has ended its own part in the world.
+        "peer_lost" => report.reason.rank == Some(report.rank),
+        _ => true,
+    });
     let verdict = |rank: u32, text: &str, witness: String| Verdict {
         kind: Kind::Failed,
         ranks: vec![rank],
@@ -255,9 +262,10 @@ fn failed(set: &Set) -> Option<Verdict> {
     }
     // A rank that has a report says more by that than by its last words.
     let losses = set.losses();
-    let loss = losses.iter().find(|loss| set.get(loss.rank).is_none())?;
+    let mut unheard = losses.iter().filter(|loss| set.get(loss.rank).is_none());
+    let (loss, words) = unheard.find_map(|loss| Some((loss, loss.last_words()?)))?;
     let witness = format!("{} heard its last words; it wrote no report", ranks(&loss.witnesses));
-    Some(verdict(loss.rank, loss.last_words().unwrap_or(&loss.why), witness))
+    Some(verdict(loss.rank, words, witness))
 }
 
 /// Where the waits lead to.

@@ -63,7 +63,7 @@ impl Folder {
     pub(super) fn write(&self, report: &Report) -> Result<PathBuf> {
         self.make()?;
         let stem = stem(report);
-        let json = serde_json::to_vec_pretty(report).map_err(|error| {
+        let json = serde_json::to_vec(report).map_err(|error| {
             Error::new(ErrorKind::Internal, WRITE, "a report is no JSON").with_source(error)
         })?;
         self.put(&format!("{stem}.txt"), text(report).as_bytes())?;
