@@ -131,6 +131,12 @@ fn print(explanation: &Explanation, refused: &[String], people: People) {
         people.say(format_args!("Fix: {}", verdict.fix));
     }
     people.say(format_args!("\n{}", table(explanation).render(people)));
+    let slowest = explanation.slowest.iter();
+    let slowest = slowest.map(|s| format!("rank {} {}", s.rank, words::seconds(s.waited_ms)));
+    let slowest = slowest.collect::<Vec<_>>().join(", ");
+    if !slowest.is_empty() {
+        people.say(format_args!("\nall ranks together have waited longest for: {slowest}"));
+    }
     if !explanation.missing.is_empty() {
         let missing = ranks(&explanation.missing);
         people.say(format_args!("\nno report of: {missing}"));

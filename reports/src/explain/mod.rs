@@ -12,9 +12,11 @@ mod set;
 mod tests;
 pub mod words;
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use crate::format::Report;
+use crate::format::{Report, Slow};
 use set::Set;
 
 /// What is wrong.
@@ -111,6 +113,9 @@ pub struct Explanation {
     pub notes: Vec<String>,
     /// Ranks of the world.
     pub ranks: u32,
+    /// The ranks that all others together have waited for longest since the yard was opened, the worst
+    /// first: in a job that is well, the ones to look at.
+    pub slowest: Vec<Slow>,
     /// The report of each rank that the verdict rests on, in order.
     #[serde(skip)]
     pub reports: Vec<Report>,
@@ -128,6 +133,23 @@ pub fn explain(reports: Vec<Report>) -> Option<Explanation> {
         missing: set.missing(),
         notes: set.notes(),
         ranks: set.ranks,
+        slowest: slowest(&set),
         reports: set.into_reports(),
     })
+}
+
+/// Ranks that are named as the slowest, at most.
+const SLOWEST: usize = 5;
+
+fn slowest(set: &Set) -> Vec<Slow> {
+    let mut waited: BTreeMap<u32, u64> = BTreeMap::new();
+    for peer in set.all().flat_map(|report| &report.peers).filter(|peer| peer.waited_ms > 0) {
+        let total = waited.entry(peer.rank).or_default();
+        *total = total.saturating_add(peer.waited_ms);
+    }
+    let mut slow: Vec<Slow> =
+        waited.into_iter().map(|(rank, waited_ms)| Slow { rank, waited_ms }).collect();
+    slow.sort_by_key(|slow| std::cmp::Reverse(slow.waited_ms));
+    slow.truncate(SLOWEST);
+    slow
 }

@@ -217,6 +217,18 @@ fn the_report_of_an_error_counts_for_more_than_a_later_answer() {
 }
 
 #[test]
+fn the_ranks_that_all_have_waited_for_longest_are_named() {
+    let mut reports = vec![idle(0), idle(1), idle(2)];
+    for (at, peer, ms) in [(0, 1, 40), (0, 2, 70), (1, 2, 5), (2, 1, 90)] {
+        let peers = reports[at].peers.iter_mut();
+        peers.filter(|p| p.rank == peer).for_each(|p| p.waited_ms = ms);
+    }
+    let slowest = explain(reports).expect("reports").slowest;
+    let slowest: Vec<(u32, u64)> = slowest.iter().map(|s| (s.rank, s.waited_ms)).collect();
+    assert_eq!(slowest, [(1, 130), (2, 75)]);
+}
+
+#[test]
 fn other_moments_and_other_configs_are_mentioned() {
     let (first, mut second) = (idle(0), idle(1));
     second.unix_ms += 12_300;
