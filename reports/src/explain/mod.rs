@@ -121,13 +121,26 @@ pub struct Explanation {
     pub reports: Vec<Report>,
 }
 
-/// Explains the reports of a job. Of several jobs the latest counts, and of several reports of one rank
-/// the one that an error made it write, else the latest. Nothing without a report.
+/// Explains the reports of a job. Of several jobs the latest counts; a process with several yards reports
+/// of all of them at once, and then the first counts that is not well. Of several reports of one rank
+/// the one counts that an error made it write, else the latest. Nothing without a report.
 pub fn explain(reports: Vec<Report>) -> Option<Explanation> {
-    let set = Set::choose(reports)?;
+    let mut first = None;
+    for job in set::jobs(&reports) {
+        let found = explain_job(&reports, &job);
+        if found.verdict.kind != Kind::Healthy {
+            return Some(found);
+        }
+        first = first.or(Some(found));
+    }
+    first
+}
+
+fn explain_job(reports: &[Report], job: &str) -> Explanation {
+    let set = Set::choose(reports, job);
     let graph = graph::edges(&set);
     let verdict = causes::verdict(&set, &graph);
-    Some(Explanation {
+    Explanation {
         verdict,
         graph,
         missing: set.missing(),
@@ -135,7 +148,7 @@ pub fn explain(reports: Vec<Report>) -> Option<Explanation> {
         ranks: set.ranks,
         slowest: slowest(&set),
         reports: set.into_reports(),
-    })
+    }
 }
 
 /// Ranks that are named as the slowest, at most.

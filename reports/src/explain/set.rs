@@ -15,18 +15,32 @@ pub(super) struct Set {
     notes: Vec<String>,
 }
 
+/// The most jobs that are looked at.
+const MOST_JOBS: usize = 16;
+
+/// The jobs that reported last, at about the same moment, the latest first; one at least if there is a
+/// report.
+pub(super) fn jobs(reports: &[Report]) -> Vec<String> {
+    let mut latest: BTreeMap<&str, u64> = BTreeMap::new();
+    for report in reports {
+        let known = latest.entry(&report.job).or_default();
+        *known = report.unix_ms.max(*known);
+    }
+    if latest.len() > 1 {
+        latest.remove("");
+    }
+    let mut jobs: Vec<(u64, &str)> = latest.into_iter().map(|(job, at)| (at, job)).collect();
+    jobs.sort_unstable_by(|a, b| b.cmp(a));
+    let last = jobs.first().map_or(0, |(at, _)| *at);
+    let at_once = |(at, _): &&(u64, &str)| last - at <= APART_MS;
+    jobs.iter().filter(at_once).take(MOST_JOBS).map(|(_, job)| (*job).to_owned()).collect()
+}
+
 impl Set {
-    /// The reports of the latest job; nothing without a report.
-    pub(super) fn choose(reports: Vec<Report>) -> Option<Self> {
-        let latest = reports.iter().max_by_key(|report| report.unix_ms)?;
-        // Before the ranks have met, nobody knows the name of the job.
-        let job = if latest.job.is_empty() {
-            reports.iter().map(|r| &r.job).find(|job| !job.is_empty()).cloned().unwrap_or_default()
-        } else {
-            latest.job.clone()
-        };
+    /// The reports of a job. Before the ranks have met, nobody knows its name: those count for any.
+    pub(super) fn choose(reports: &[Report], job: &str) -> Self {
         let mut notes = Vec::new();
-        let mut kept: BTreeMap<u32, Report> = BTreeMap::new();
+        let mut kept: BTreeMap<u32, &Report> = BTreeMap::new();
         let (mut others, mut ranks) = (0, 0);
         for report in reports {
             if !report.job.is_empty() && report.job != job {
@@ -36,19 +50,20 @@ impl Set {
             ranks = ranks.max(report.ranks);
             let weight = |r: &Report| (r.is_error(), r.unix_ms);
             match kept.get(&report.rank) {
-                Some(known) if weight(known) >= weight(&report) => {}
+                Some(known) if weight(known) >= weight(report) => {}
                 _ => drop(kept.insert(report.rank, report)),
             }
         }
         if others > 0 {
             notes.push(format!(
-                "{others} reports of other jobs were left out; this is about job {job}"
+                "{others} reports of other jobs, or other yards, were left out; this is about job {job}"
             ));
         }
-        let mut set = Self { ranks, reports: kept, notes };
+        let reports = kept.into_iter().map(|(rank, report)| (rank, report.clone())).collect();
+        let mut set = Self { ranks, reports, notes };
         set.note_moments();
         set.note_configs();
-        Some(set)
+        set
     }
 
     pub(super) fn get(&self, rank: u32) -> Option<&Report> {

@@ -206,6 +206,18 @@ fn of_several_jobs_the_latest_counts_and_the_others_are_mentioned() {
 }
 
 #[test]
+fn of_several_yards_that_report_at_once_the_one_counts_that_is_not_well() {
+    let other = |mut report: Report| {
+        (report.job, report.unix_ms) = ("other".into(), report.unix_ms - 3);
+        report
+    };
+    let well = [idle(0), idle(1), idle(2)];
+    let hangs = [idle(0), waiting(1, 0, 9000), waiting(2, 0, 9000)].map(other);
+    let (kind, ranks, _) = verdict(well.into_iter().chain(hangs).collect());
+    assert_eq!((kind, ranks), (Kind::Late, vec![0]));
+}
+
+#[test]
 fn the_report_of_an_error_counts_for_more_than_a_later_answer() {
     let mut error = waiting(0, 1, 9000);
     error.reason = Reason { kind: "deadline".into(), text: "late".into(), rank: Some(1) };
