@@ -3,12 +3,14 @@
 mod bench;
 mod conformance;
 mod doctor;
+mod explain;
 mod memory;
 mod output;
 mod parts;
 mod plugins;
 mod run;
 mod shape;
+mod signals;
 mod warm;
 
 use std::process::ExitCode;
@@ -37,6 +39,8 @@ enum Command {
     Plugins(plugins::Args),
     /// Says what each part needs on this node, has and lacks.
     Doctor(doctor::Args),
+    /// Says who waits for whom in a job, and who is the culprit, from its ranks' reports.
+    Explain(explain::Args),
     /// Prints the memory that a shape costs, per buffer.
     Shape(shape::Args),
     /// Compiles a config's kernels before the first yard needs them.
@@ -48,15 +52,17 @@ fn main() -> ExitCode {
     tokenyard_cuda::link();
     tokenyard_faulty::link();
     output::init_log();
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    let result = signals::answer().and_then(|()| match command {
         Command::Run(args) => run::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Conformance(args) => conformance::main(&args),
         Command::Plugins(args) => plugins::main(&args),
         Command::Doctor(args) => doctor::main(&args),
+        Command::Explain(args) => explain::main(&args),
         Command::Shape(args) => shape::main(&args),
         Command::Warm(args) => warm::main(&args),
-    };
+    });
     result.unwrap_or_else(|error| {
         let error = error_text(&error);
         People::errors().say(format_args!("tokenyard: {error}"));

@@ -231,6 +231,12 @@ pub trait KernelSet: Sized + Send + 'static {
     fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
         Ok(None)
     }
+
+    /// What it counts for reports, once it is planned; nothing where it does not count. The memory
+    /// stays valid until the instance is dropped.
+    fn counters(&mut self) -> Option<abi::TyCounters> {
+        None
+    }
 }
 
 fn no_streams(name: &str) -> Error {

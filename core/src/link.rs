@@ -207,7 +207,8 @@ impl Link {
         format!("{name}: {text}")
     }
 
-    fn name(&self) -> &'static str {
+    /// The transport's name.
+    pub(crate) fn name(&self) -> &'static str {
         crate::host::TransportRef { table: self.table }.name()
     }
 }

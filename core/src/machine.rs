@@ -11,6 +11,15 @@ pub fn kernel_release() -> Option<String> {
     Some(text.trim().to_owned())
 }
 
+/// This host's name, as people know it: `unknown` where it cannot be read.
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "unknown".to_owned(),
+        name => name.chars().filter(|c| !c.is_control()).take(255).collect(),
+    }
+}
+
 fn model_name(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())

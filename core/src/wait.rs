@@ -1,7 +1,7 @@
 //! Waiting with an end (INV-6): the board that a waiter and the host's watchdog share, and the loop
 //! that CPU code waits with.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::abi;
@@ -23,6 +23,10 @@ pub struct WaitBoard {
     since_ns: AtomicU64,
     operation: AtomicU64,
     level: AtomicU64,
+    gave_up: AtomicU64,
+    /// Set when the board is made, and never again.
+    waited_ns: AtomicPtr<AtomicU64>,
+    ranks: AtomicU64,
 }
 
 const _: () = assert!(size_of::<WaitBoard>() == size_of::<abi::TyWaitBoard>());
@@ -52,7 +56,7 @@ pub struct Waiting {
     pub what: WaitFor,
     /// The total last seen.
     pub found: u64,
-    /// How long it has lasted.
+    /// How long it has lasted; where it was given up, how long ago it began.
     pub lasted: Duration,
 }
 
@@ -85,6 +89,16 @@ impl WaitBoard {
         unsafe { &*board.cast::<Self>() }
     }
 
+    /// A board whose waiters add up what their waits took, per world rank.
+    ///
+    /// # Safety
+    /// `waited_ns` outlives the board, and every view of it.
+    pub(crate) unsafe fn counting(waited_ns: &[AtomicU64]) -> Self {
+        let totals = waited_ns.as_ptr().cast_mut();
+        let ranks = AtomicU64::new(waited_ns.len() as u64);
+        Self { waited_ns: AtomicPtr::new(totals), ranks, ..Self::default() }
+    }
+
     /// The pointer that crosses the ABI.
     pub fn as_abi(&self) -> *mut abi::TyWaitBoard {
         std::ptr::from_ref(self).cast_mut().cast()
@@ -102,7 +116,15 @@ impl WaitBoard {
 
     /// The wait in progress, if there is one.
     pub fn waiting(&self) -> Option<Waiting> {
-        let phase = self.phase.load(Ordering::Acquire);
+        self.read(self.phase.load(Ordering::Acquire))
+    }
+
+    /// The last wait that ended without its signal, while nobody waits.
+    pub fn given_up(&self) -> Option<Waiting> {
+        self.read(self.gave_up.load(Ordering::Acquire))
+    }
+
+    fn read(&self, phase: u64) -> Option<Waiting> {
         if phase == 0 {
             return None;
         }
@@ -122,6 +144,7 @@ impl WaitBoard {
     }
 
     fn begin(&self, what: &WaitFor, since_ns: u64) {
+        self.gave_up.store(0, Ordering::Relaxed);
         self.peer.store(u64::from(what.peer), Ordering::Relaxed);
         self.signal.store(u64::from(what.signal), Ordering::Relaxed);
         self.expected.store(what.expected, Ordering::Relaxed);
@@ -133,6 +156,24 @@ impl WaitBoard {
 
     fn end(&self) {
         self.phase.store(0, Ordering::Release);
+    }
+
+    /// Leaves behind what was waited for in vain.
+    #[cold]
+    fn give_up(&self, what: &WaitFor) {
+        self.gave_up.store(what.phase, Ordering::Release);
+        self.end();
+    }
+
+    /// Notes how long a wait on a rank took.
+    fn add(&self, rank: u32, took_ns: u64) {
+        let totals = self.waited_ns.load(Ordering::Relaxed);
+        if totals.is_null() || u64::from(rank) >= self.ranks.load(Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: so many totals, which outlive the board (contract of `waited_ns` in the ABI).
+        let total = unsafe { &*totals.add(rank as usize) };
+        total.fetch_add(took_ns, Ordering::Relaxed);
     }
 }
 
@@ -188,6 +229,7 @@ impl<'a> Waiter<'a> {
         self.board.begin(what, since_ns);
         let lasted = Duration::from_nanos(monotonic_ns().saturating_sub(since_ns));
         if self.board.is_aborted() || lasted > self.cap {
+            self.board.give_up(what);
             return Err(expired(what, found, lasted));
         }
         Ok(())
@@ -229,7 +271,11 @@ impl<'a> Waiter<'a> {
                 std::thread::sleep(NAP);
             }
         };
-        self.board.end();
+        self.board.add(what.peer, monotonic_ns().saturating_sub(since));
+        match result {
+            Ok(()) => self.board.end(),
+            Err(_) => self.board.give_up(what),
+        }
         result
     }
 }

@@ -73,6 +73,14 @@ impl Running {
         self.signal(rank, Signal::STOP)
     }
 
+    /// Asks a rank what it does, with SIGUSR1. A program that does not answer it is ended by it.
+    ///
+    /// # Errors
+    /// As [`kill`](Self::kill).
+    pub fn ask(&self, rank: u32) -> Result<()> {
+        self.signal(rank, Signal::USR1)
+    }
+
     /// Waits until a rank that stops itself has done so, for `limit` at most.
     ///
     /// # Errors

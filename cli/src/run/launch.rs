@@ -17,6 +17,7 @@ use super::plan::Plan;
 use super::summary::Summary;
 use super::{Args, Verdict, results};
 use crate::output::{LOG_VARIABLE, People};
+use crate::signals;
 
 /// A file may ask for any number of ranks; a machine is not brought down by a wrong one.
 const MAX_PROCESSES: usize = 1024;
@@ -145,7 +146,12 @@ impl Heard {
     fn listen(&mut self, mut running: Running) {
         let start = Instant::now();
         let mut bar = None;
+        let mut asked = signals::asked();
         while !running.all_exited() && self.give_up.is_none_or(|limit| Instant::now() < limit) {
+            if asked != signals::asked() {
+                asked = signals::asked();
+                self.hand_on(&running);
+            }
             let Some(event) = running.next_event(TICK) else { continue };
             if let (Some(done), true) = (self.take(event), start.elapsed() > SHOW_AFTER) {
                 bar.get_or_insert_with(|| progress(self.steps)).set_position(u64::from(done));
@@ -165,6 +171,17 @@ impl Heard {
             end.timed_out = outcome.timed_out;
             end.tail = outcome.stderr_tail;
             end.waited_for = absent.filter(|_| outcome.timed_out);
+        }
+    }
+
+    /// Asks the ranks what this process was asked: what the job does. One that has not joined may not have
+    /// come far enough to answer.
+    fn hand_on(&self, running: &Running) {
+        for (rank, _) in (0..).zip(&self.stages).filter(|(_, stage)| **stage != Stage::Starting) {
+            if let Err(error) = running.ask(rank) {
+                People::errors()
+                    .say(format_args!("tokenyard: rank {rank} gives no report: {error}"));
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use super::results::Part;
 use super::summary::Summary;
 use super::{Args, Verdict, results};
 use crate::output::{People, print_json};
+use crate::signals;
 
 /// A rank that has joined the others.
 struct Rank<'a> {
@@ -31,6 +32,7 @@ struct Rank<'a> {
 
 pub(crate) fn main(args: &Args) -> Result<Verdict> {
     let launched = tokenyard_launch::adopt()?;
+    signals::tell_launcher(launched);
     let mut name = "rank".to_owned();
     let end = Rank::join(args, launched).map_err(Failure::from).and_then(|rank| {
         name = format!("rank {}", rank.world.rank());

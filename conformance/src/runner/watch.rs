@@ -403,7 +403,8 @@ impl<'a> Play<'a> {
         left.extend(
             file_names(folder.path())
                 .into_iter()
-                .filter(|name| name != "order.json")
+                // Reports are there to be read afterwards.
+                .filter(|name| name != "order.json" && !name.starts_with("tokenyard-reports-"))
                 .map(|name| format!("the temporary file {name} is left behind")),
         );
         left.extend(left_in_shared_memory(shared_before, pace.stretch(CLEAN_UP)));

@@ -6,8 +6,9 @@ use super::fields::clean;
 use super::handshake::Credentials;
 use super::identity::{ExchangeFn, Place};
 use super::interface::Local;
-use super::rendezvous::{Address, Entry, OPERATION, Target, host_name, listen_anywhere};
+use super::rendezvous::{Address, Entry, OPERATION, Target, listen_anywhere};
 use super::secret::Secret;
+use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result};
 
 /// Every rank gives its host name; rank 0 adds its address and the secret, or why it has none.

@@ -38,6 +38,11 @@ impl Headway {
             .then(|| self.epoch.elapsed().saturating_sub(since))
     }
 
+    /// What all ranks have begun, as far as this one knows.
+    pub(crate) fn begun_by_all(&self) -> u64 {
+        self.all.load(Ordering::Relaxed)
+    }
+
     fn note_all(&self, all: u64) {
         if all > self.all.load(Ordering::Relaxed) {
             self.changed.store(self.epoch.elapsed().as_nanos() as u64, Ordering::Relaxed);

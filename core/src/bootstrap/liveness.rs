@@ -122,6 +122,11 @@ impl Liveness {
         (0..self.peers.len() as u32).filter_map(|rank| self.since_goodbye(rank)).min()
     }
 
+    /// How long ago this rank learned of the end of `rank`, if it has ended.
+    pub(crate) fn since_end(&self, rank: u32) -> Option<Duration> {
+        Some(self.peers.get(rank as usize)?.current().end.get()?.when.elapsed())
+    }
+
     /// The living rank that has been silent for longest, and for how long; never this one.
     pub fn most_silent(&self) -> Option<(u32, Duration)> {
         let ranks = 0..self.peers.len() as u32;

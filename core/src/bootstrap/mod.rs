@@ -67,4 +67,5 @@ pub(crate) use members::{Members, Membership, Next};
 pub(crate) use message::Ask;
 pub use message::{MAX_REASON, MAX_TOPIC};
 pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
+pub(crate) use world::{CallUnderWay, Witness};
 pub use world::{MAX_WAIT, MIN_DEADLINE, World, WorldOptions};

@@ -14,6 +14,7 @@ use super::identity::{Place, Rendezvous};
 use super::interface::Local;
 use super::seal::{JOB_BYTES, random};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, check_private};
+use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result};
 
 pub(super) const OPERATION: &str = "meet the other ranks";
@@ -166,15 +167,6 @@ pub(super) fn listen_anywhere(ip: IpAddr, secret: &Secret) -> Result<(TcpListene
         .map_err(|error| Error::system(OPERATION, "cannot read the listener's address", error))?;
     let host = if ip.is_unspecified() { host_name() } else { ip.to_string() };
     Ok((listener, Address { host, port: bound.port(), job: random()? }))
-}
-
-/// This host's name, as people know it.
-pub(super) fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match name.trim() {
-        "" => "unknown".to_owned(),
-        name => clean(name, 255),
-    }
 }
 
 impl Address {

@@ -22,9 +22,10 @@ use super::message::{
     Admitted, Beat, Contribution, End, Op, Proof, Start, decode_reason, decode_returning,
     encode_reason,
 };
-use super::rendezvous::{Address, Target, check_secret, host_name, read_notice};
+use super::rendezvous::{Address, Target, check_secret, read_notice};
 use super::seal::topic_hash;
 use crate::config::OnFailure;
+use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result};
 
 /// How often a wait for others is mentioned in the log.

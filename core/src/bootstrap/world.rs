@@ -4,10 +4,11 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tokenyard_reports::Collective;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::agreement;
@@ -102,9 +103,70 @@ pub struct World {
     start: Start,
     /// Held for the time of a collective.
     turn: Mutex<()>,
+    under_way: Arc<CallUnderWay>,
     requests: UnboundedSender<Request>,
     farewells: UnboundedSender<Farewell>,
     control: Mutex<Option<Control>>,
+}
+
+/// The collective that a rank is in.
+#[derive(Default)]
+pub(crate) struct CallUnderWay {
+    call: Mutex<Option<(Op, String, Instant)>>,
+    /// Told of one that failed, before it returns.
+    witnesses: Mutex<Vec<Weak<dyn Witness>>>,
+}
+
+/// Who wants to know of collectives that fail.
+pub(crate) trait Witness: Send + Sync {
+    /// One failed; the witness may add to its error.
+    fn failed(&self, error: Error) -> Error;
+}
+
+/// It has not returned.
+struct Inside<'a>(&'a CallUnderWay);
+
+impl CallUnderWay {
+    fn enter(&self, op: Op, topic: &str) -> Inside<'_> {
+        *self.lock() = Some((op, topic.to_owned(), Instant::now()));
+        Inside(self)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Op, String, Instant)>> {
+        self.call.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells `witness` of every collective that fails from here on, while it lives.
+    pub(crate) fn tell(&self, witness: Weak<dyn Witness>) {
+        let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
+        witnesses.retain(|known| known.strong_count() > 0);
+        witnesses.push(witness);
+    }
+
+    /// Which, and for how long.
+    pub(crate) fn read(&self) -> Option<Collective> {
+        let call = self.lock();
+        let (op, topic, since) = call.as_ref()?;
+        Some(Collective {
+            name: op.name().to_owned(),
+            topic: topic.clone(),
+            since_ms: since.elapsed().as_millis() as u64,
+        })
+    }
+}
+
+impl Inside<'_> {
+    #[cold]
+    fn failed(&self, error: Error) -> Error {
+        let witnesses = self.0.witnesses.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        witnesses.iter().filter_map(Weak::upgrade).fold(error, |error, w| w.failed(error))
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+    }
 }
 
 struct Control {
@@ -161,6 +223,7 @@ impl World {
             is_fresh: AtomicBool::new(true),
             start: Start::default(),
             turn: Mutex::new(()),
+            under_way: Arc::default(),
             requests,
             farewells,
             control: Mutex::new(Some(Control { thread, ended })),
@@ -269,6 +332,11 @@ impl World {
         drop(self);
     }
 
+    /// The collective that this rank is in, for reports.
+    pub(crate) fn call_under_way(&self) -> Arc<CallUnderWay> {
+        Arc::clone(&self.under_way)
+    }
+
     /// What a loss leads to here.
     pub fn on_failure(&self) -> OnFailure {
         self.on_failure
@@ -288,6 +356,11 @@ impl World {
         }
         check_size(op, topic, data.len())?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let under_way = self.under_way.enter(op, topic);
+        self.collect(op, topic, data).map_err(|error| under_way.failed(error))
+    }
+
+    fn collect(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Outcome> {
         let call = Call { op, topic: topic.to_owned(), data };
         let (reply, result) = sync_channel(1);
         if self.requests.send(Request { call, reply }).is_err() {

@@ -42,6 +42,8 @@ pub const MAX_CHOICES: usize = 16;
 pub struct Config {
     /// The file, as it is named in messages.
     pub name: String,
+    /// The first 16 digits of the SHA-256 of its text.
+    pub digest: String,
     /// Who takes part, and how long to wait for them.
     pub world: WorldConfig,
     /// The kernel set.
@@ -80,6 +82,20 @@ pub struct WorldConfig {
     pub late: Duration,
     /// What the others do when a rank is lost.
     pub on_failure: OnFailure,
+    /// Where ranks report to.
+    pub reports: Reports,
+}
+
+/// Where ranks report to, when they are asked or an error closes their yard.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Reports {
+    /// A private folder in the system's temporary one.
+    #[default]
+    Temporary,
+    /// This folder, an absolute path. It is made if it is not there.
+    Folder(PathBuf),
+    /// Nowhere.
+    Nowhere,
 }
 
 /// What the others do when a rank is lost.

@@ -6,7 +6,9 @@ use std::slice::from_ref;
 use std::time::Duration;
 
 use super::source::{Item, Section, Source};
-use super::{Config, MAX_CHOICES, OnFailure, PartChoice, PartTable, UnusedTable, WorldConfig};
+use super::{
+    Config, MAX_CHOICES, OnFailure, PartChoice, PartTable, Reports, UnusedTable, WorldConfig,
+};
 use crate::Result;
 
 const DEFAULT_DEADLINE_MS: u64 = 30_000;
@@ -42,6 +44,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config> {
     let name = source.name().to_owned();
     Ok(Config {
         name,
+        digest: source.digest(),
         world,
         kernels,
         scale_up,
@@ -60,9 +63,17 @@ fn read_world(section: Option<Section<'_>>) -> Result<WorldConfig> {
         deadline: Duration::from_millis(DEFAULT_DEADLINE_MS),
         late: Duration::from_millis(DEFAULT_LATE_MS),
         on_failure: OnFailure::Stop,
+        reports: Reports::default(),
     };
     let Some(section) = section else { return Ok(world) };
-    section.allow_only(&["bootstrap", "interface", "deadline_ms", "late_ms", "on_failure"])?;
+    section.allow_only(&[
+        "bootstrap",
+        "interface",
+        "deadline_ms",
+        "late_ms",
+        "on_failure",
+        "reports",
+    ])?;
     if let Some(item) = section.get("bootstrap") {
         world.bootstrap = bootstrap(&item)?.to_owned();
     }
@@ -71,6 +82,9 @@ fn read_world(section: Option<Section<'_>>) -> Result<WorldConfig> {
     }
     if let Some(item) = section.get("on_failure") {
         world.on_failure = on_failure(&item)?;
+    }
+    if let Some(item) = section.get("reports") {
+        world.reports = reports(&item)?;
     }
     if let Some(item) = section.get("deadline_ms") {
         let ms = item.integer(MIN_DEADLINE_MS..=MAX_DEADLINE_MS, "milliseconds")?;
@@ -100,6 +114,15 @@ fn on_failure(item: &Item<'_>) -> Result<OnFailure> {
         .into_iter()
         .find(|known| known.name() == found)
         .ok_or_else(|| item.error("is not known", expected))
+}
+
+fn reports(item: &Item<'_>) -> Result<Reports> {
+    let expected = "an absolute path to a folder, or \"none\"";
+    match item.string(expected)? {
+        NONE => Ok(Reports::Nowhere),
+        path if path.starts_with('/') && !path.contains('\0') => Ok(Reports::Folder(path.into())),
+        _ => Err(item.error("is not the path of a folder", expected)),
+    }
 }
 
 fn bootstrap<'a>(item: &Item<'a>) -> Result<&'a str> {

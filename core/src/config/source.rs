@@ -22,6 +22,13 @@ impl<'a> Source<'a> {
         Self { text, name, line_starts: std::iter::once(0).chain(after_breaks).collect() }
     }
 
+    /// The first 16 digits of the SHA-256 of the text.
+    pub(super) fn digest(&self) -> String {
+        use sha2::Digest;
+        let digest = sha2::Sha256::digest(self.text.as_bytes());
+        digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    }
+
     pub(super) fn name(&self) -> &'a str {
         self.name
     }

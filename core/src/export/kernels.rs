@@ -42,6 +42,7 @@ impl<K: KernelSet> KernelsPart<K> {
         graph_end: Some(Self::graph_end),
         graph_launch: Some(Self::graph_launch),
         graph_destroy: Some(Self::graph_destroy),
+        counters: Some(Self::counters),
     };
 
     unsafe extern "C" fn probe(
@@ -363,6 +364,21 @@ impl<K: KernelSet> KernelsPart<K> {
             guarded_mut("proxy_ring", instance, error, |part: &mut K| {
                 check_size("proxy_ring", (*ring).size, size_of::<abi::TyProxyRing>())?;
                 part.proxy_ring()?.into_iter().for_each(|given| *ring = given);
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn counters(
+        instance: *mut c_void,
+        counters: *mut abi::TyCounters,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("counters", instance, error, |part: &mut K| {
+                check_size("counters", (*counters).size, size_of::<abi::TyCounters>())?;
+                part.counters().into_iter().for_each(|given| *counters = given);
                 Ok(())
             })
         }

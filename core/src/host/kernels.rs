@@ -471,6 +471,41 @@ impl OpenKernels {
     }
 }
 
+impl OpenKernels {
+    /// What it counts for reports; nothing where it does not.
+    ///
+    /// # Errors
+    /// What the part says; counters that cannot be of a world of `ranks`.
+    pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
+        if self.part.table.counters.is_none() {
+            return Ok(None);
+        }
+        let mut counters = abi::TyCounters {
+            size: size_of::<abi::TyCounters>(),
+            ranks: 0,
+            signals: 0,
+            queue_depth: [0; 2],
+            peers: std::ptr::null(),
+            raised: std::ptr::null(),
+        };
+        // SAFETY: as in `needs`.
+        self.call("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
+        if counters.peers.is_null() {
+            return Ok(None);
+        }
+        if counters.ranks == ranks && (counters.signals == 0 || !counters.raised.is_null()) {
+            return Ok(Some(counters));
+        }
+        let message = format!(
+            "found counters of {} ranks, {} signals of each at {:p}; expected {ranks} ranks, and              nothing at null",
+            counters.ranks, counters.signals, counters.raised
+        );
+        Err(Error::new(ErrorKind::Plugin, "counters", message)
+            .with_context("part", self.name())
+            .with_fix("use a kernel set that was made for this version"))
+    }
+}
+
 impl Drop for OpenKernels {
     fn drop(&mut self) {
         // SAFETY: the instance is open and nobody can use it after this.

@@ -10,6 +10,7 @@ use super::claims::Claims;
 use super::levels::{LevelReport, Levels, Transports};
 use super::places::{discover_all, domains, scattered};
 use super::progress::Progress;
+use super::reporter::{Counters, Desk, Live, Looking, Meeting, OpenDesk};
 use super::watchdog::{Bounds, Links, Watchdog};
 use super::{Parts, Yard};
 use crate::abi;
@@ -144,9 +145,11 @@ fn bring_up(
 ) -> Result<Yard> {
     check_mode(world, config)?;
     let shape = options.shape(world.ranks())?;
+    let desk = OpenDesk(Desk::new(world, config, options.in_flight)?);
     let registry = Registry::load(&config.plugins)?;
     let kernels_part = registry.kernels(&config.kernels.name)?;
     let number = agree(members, config, &options)?;
+    meet(members, &desk.0)?;
     let places = discover_all(members, config, &registry)?;
     let domains = match (&config.scale_up, config.domains) {
         // No row goes by the domains.
@@ -181,7 +184,13 @@ fn bring_up(
     let proxy = unsafe { start_proxy(&mut kernels, &transports, &windows, &levels)? };
     // SAFETY: as above.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten())? };
+    watchdog.report_to(&desk.0);
+    let counters = kernels.counters(shape.ranks)?;
+    // SAFETY: reports stop looking before `Parts` drops transports and kernel set, and so does an error
+    // here.
+    let looking = unsafe { look_at(&desk.0, &watchdog, (&transports, counters)) };
     members.barrier("yard ready")?;
+    desk.0.track.opened();
 
     let (scale_up, scale_out) = levels.reports();
     let report = Report {
@@ -195,7 +204,9 @@ fn bring_up(
         window_bytes: windows.iter().map(|w| w.bytes).collect(),
     };
     Ok(Yard {
+        desk,
         parts: Arc::new(Parts {
+            _looking: looking,
             _progress: progress,
             _proxy: proxy,
             _transports: transports,
@@ -293,6 +304,60 @@ fn agree(members: &Members<'_>, config: &Config, options: &YardOptions) -> Resul
     items.extend(options.agreement());
     items.extend(config.agreement());
     members.agree("yard", &items)
+}
+
+/// Lets reports look at the parts.
+///
+/// # Safety
+/// The value is dropped before the transports and the kernel set.
+unsafe fn look_at(
+    desk: &Arc<Desk>,
+    watchdog: &Watchdog,
+    (transports, counters): (&Transports, Option<abi::TyCounters>),
+) -> Looking {
+    // SAFETY: by this function's contract.
+    let links = unsafe { transports.links() };
+    // SAFETY: as above.
+    let counters = counters.map(|counters| unsafe { Counters::new(counters) });
+    desk.look_at(Live { watched: watchdog.watched(), links, counters })
+}
+
+/// Tells the ranks where each other is, and a name for the job, which is rank 0's, or that of the first
+/// rank that is there. Collective.
+fn meet(members: &Members<'_>, desk: &Desk) -> Result<()> {
+    let mine = serde_json::json!({
+        "host": crate::machine::host_name(),
+        "pid": std::process::id(),
+        "job": job_name()?,
+    });
+    let all = members.all_gather("reports", mine.to_string().as_bytes())?;
+    let told: Vec<Option<serde_json::Value>> =
+        all.iter().map(|bytes| serde_json::from_slice(bytes).ok()).collect();
+    let text = |value: &serde_json::Value, key: &str, allowed: fn(char) -> bool| -> String {
+        let text = value[key].as_str().unwrap_or_default();
+        text.chars().filter(|c| allowed(*c)).take(255).collect()
+    };
+    let place = |value: &serde_json::Value| {
+        (text(value, "host", |c| !c.is_control()), value["pid"].as_u64().unwrap_or(0) as u32)
+    };
+    let job = told.iter().flatten().next();
+    let job = job.map(|value| text(value, "job", |c| c.is_ascii_alphanumeric() || c == '-'));
+    let ranks = told.iter().map(|value| value.as_ref().map(place)).collect();
+    // The first meeting of a desk, and the last.
+    let _ = desk.meeting.set(Meeting { job: job.unwrap_or_default(), ranks });
+    Ok(())
+}
+
+/// What the scheduler calls the job, where there is one, and eight digits that no other yard has.
+fn job_name() -> Result<String> {
+    let names = ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE"];
+    let name = names.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
+    let name: String =
+        name.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
+    let digits = getrandom::u32().map_err(|error| {
+        Error::new(ErrorKind::System, "name job", format!("no random bytes: {error}"))
+    })?;
+    Ok(if name.is_empty() { format!("{digits:08x}") } else { format!("{name}-{digits:08x}") })
 }
 
 fn kernel_shape(world: &World, shape: &Shape, options: &YardOptions, domains: u32) -> KernelShape {

@@ -31,6 +31,7 @@ mod output;
 mod places;
 mod progress;
 mod refusal;
+mod reporter;
 mod stream;
 mod tensor;
 mod watchdog;
@@ -43,6 +44,7 @@ pub use graph::ToolGraph;
 pub use levels::LevelReport;
 pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
 pub use output::{CombineInput, Handle, Received};
+pub use reporter::{REPORTS_VARIABLE, Reporter, write_reports};
 pub use stream::{OnStream, Stream, ToolStream};
 pub use tensor::{Element, TensorMut, TensorRef};
 
@@ -57,13 +59,15 @@ use crate::{Error, ErrorKind, Result};
 
 /// The parts of a yard. Outputs and handles keep them alive, because they point into windows.
 struct Parts {
-    /// Dropped first: it uses the transports.
+    /// Dropped before everything else: reports look at all of it.
+    _looking: reporter::Looking,
+    /// Uses the transports, so it goes before them.
     _progress: Option<progress::Progress>,
     /// The same, and the kernel set's ring.
     _proxy: Option<DeviceProxy>,
-    /// Dropped second: no access to windows after it.
+    /// No access to windows after it.
     _transports: levels::Transports,
-    /// Dropped third: frees the windows. Behind a lock so that outputs may hold the parts from
+    /// Its drop frees the windows. Behind a lock so that outputs may hold the parts from
     /// any thread. The yard takes it, and whoever copies from or frees a device's memory: that
     /// waits for an operation that runs.
     kernels: Mutex<OpenKernels>,
@@ -88,6 +92,8 @@ impl Parts {
 
 /// A communicator. See the [module](self) for its rules.
 pub struct Yard {
+    /// What reports on it.
+    desk: reporter::OpenDesk,
     parts: Arc<Parts>,
     world: Arc<World>,
     /// For the yard that comes after it.
@@ -133,6 +139,12 @@ impl Yard {
     /// What was chosen and why, for people and for JSON.
     pub fn report(&self) -> &Report {
         &self.report
+    }
+
+    /// Asks this yard what it does, from any thread, also while it waits: for a framework that has a
+    /// signal handler, or a watchdog, of its own. See `docs/reports.md`.
+    pub fn reporter(&self) -> Reporter {
+        Reporter::new(&self.desk.0)
     }
 
     /// Closes the yard on all ranks together. Collective. No transport goes before every rank has
@@ -193,6 +205,8 @@ impl Yard {
     fn end(&mut self, error: Error) -> Error {
         if self.closed.is_none() {
             self.closed = Some((error.kind(), error.rank(), error.detail()));
+            self.desk.0.report_error(&error);
+            self.desk.0.track.close();
             // A loss is known to all. Who waited in vain for a rank that left is not, and must not be
             // taken for one that leaves in peace, on which others wait in turn.
             let is_known =
@@ -200,6 +214,7 @@ impl Yard {
             if !is_known {
                 self.world.report_failure(&error.to_string());
             }
+            return self.desk.0.point_to_report(error);
         }
         error
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim};
+use super::reporter::{Inside, Sort};
 use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use super::{Parts, Yard};
@@ -133,7 +134,7 @@ impl Yard {
         dispatch: &Dispatch<'a>,
         mode: Mode<'_>,
     ) -> Result<PendingDispatch<'a>> {
-        let operation = self.begin()?;
+        let (operation, _inside) = self.begin(Sort::Dispatch)?;
         let mut call = blank_dispatch(operation, 0, dispatch.layout);
         let checked = self
             .check_mode(&mode)
@@ -199,7 +200,7 @@ impl Yard {
         replay: &Replay<'a>,
         mode: Mode<'_>,
     ) -> Result<PendingReplay<'a>> {
-        let operation = self.begin()?;
+        let (operation, _inside) = self.begin(Sort::Replay)?;
         let mut call = blank_dispatch(operation, handle.slot, handle.layout);
         call.flags |= abi::TY_DISPATCH_REPLAY;
         call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
@@ -304,7 +305,7 @@ impl Yard {
         combine: Combine<'a>,
         mode: Mode<'_>,
     ) -> Result<PendingCombine<'a>> {
-        let operation = self.begin()?;
+        let (operation, _inside) = self.begin(Sort::Combine)?;
         let mut call = abi::TyCombine {
             size: size_of::<abi::TyCombine>(),
             operation,
@@ -352,7 +353,7 @@ impl Yard {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn combine_recv(&mut self, pending: PendingCombine<'_>) -> Result<()> {
-        let operation = self.begin_receive(&pending.sent)?;
+        let (operation, _inside) = self.begin_receive(&pending.sent)?;
         let result = self.parts.kernels().combine_recv(operation);
         let result = result.and_then(|()| self.parts.watchdog.confirm());
         match result {
@@ -365,7 +366,7 @@ impl Yard {
     }
 
     /// Starts an operation: the yard is open, its slot is free, and regions come back.
-    fn begin(&mut self) -> Result<u64> {
+    fn begin(&mut self, sort: Sort) -> Result<(u64, Inside)> {
         self.check_open()?;
         let operation = self.next_operation;
         if self.open_slots & self.slot_bit(operation) != 0 {
@@ -385,7 +386,8 @@ impl Yard {
         self.next_operation += 1;
         self.parts.watchdog.begin(self.next_operation);
         self.open_slots |= self.slot_bit(operation);
-        Ok(operation)
+        self.desk.0.track.send(operation, sort);
+        Ok((operation, Inside::new(&self.desk)))
     }
 
     pub(super) fn slot_bit(&self, operation: u64) -> u32 {
@@ -397,7 +399,7 @@ impl Yard {
     }
 
     /// The number of an operation that may be received here.
-    fn begin_receive(&mut self, sent: &Sent) -> Result<u64> {
+    fn begin_receive(&mut self, sent: &Sent) -> Result<(u64, Inside)> {
         if !Arc::ptr_eq(&sent.parts, &self.parts) {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
@@ -407,7 +409,8 @@ impl Yard {
             .with_fix("receive it on the yard that sent it"));
         }
         self.check_open()?;
-        Ok(sent.operation)
+        self.desk.0.track.receive(sent.operation);
+        Ok((sent.operation, Inside::new(&self.desk)))
     }
 
     pub(super) fn take_back_regions(&self) {
@@ -439,7 +442,7 @@ impl Yard {
     }
 
     fn receive(&mut self, sent: &Sent, layout: Layout) -> Result<(Received, RegionClaim)> {
-        let operation = self.begin_receive(sent)?;
+        let (operation, _inside) = self.begin_receive(sent)?;
         let result = self.parts.kernels().dispatch_recv(operation);
         let result = result.and_then(|raw| self.parts.watchdog.confirm().map(|()| raw));
         match result {

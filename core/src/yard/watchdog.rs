@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::unrest::Unrest;
+use super::reporter::Desk;
 use crate::abi;
 use crate::bootstrap::{Headway, Liveness, Membership, PeerState, World};
 use crate::config::OnFailure;
@@ -62,6 +63,8 @@ pub(super) struct Watchdog {
 
 struct Shared {
     board: WaitBoard,
+    /// By rank, what waits on it took; the board points there.
+    waited_ns: Box<[AtomicU64]>,
     liveness: Arc<Liveness>,
     headway: Arc<Headway>,
     bounds: Bounds,
@@ -78,6 +81,8 @@ struct Shared {
     stop: AtomicBool,
     /// Set once the links are up.
     links: OnceLock<Links>,
+    /// Who reports that waits were ended.
+    desk: OnceLock<Arc<Desk>>,
 }
 
 /// What connects this rank to others.
@@ -96,6 +101,51 @@ struct Verdict {
     text: String,
 }
 
+impl Verdict {
+    fn error(&self) -> Error {
+        Error::new(self.kind, "watch ranks", self.text.clone()).with_rank(self.rank)
+    }
+}
+
+/// What the watchdog sees, for reports. Any thread; no call waits.
+pub(super) struct Watched(Arc<Shared>);
+
+impl Watched {
+    /// The wait in progress, or the last one that was given up; and which of the two.
+    pub(super) fn wait(&self) -> Option<(Waiting, bool)> {
+        let board = &self.0.board;
+        let now = board.waiting().map(|wait| (wait, false));
+        now.or_else(|| board.given_up().map(|wait| (wait, true)))
+    }
+
+    /// Operations that all ranks have begun.
+    pub(super) fn begun_by_all(&self) -> u64 {
+        self.0.headway.begun_by_all()
+    }
+
+    /// Whether the yard goes on without a rank.
+    pub(super) fn is_masked(&self, rank: u32) -> bool {
+        self.0.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire) != 0)
+    }
+
+    /// How long a rank was waited for, all in all, with the wait in progress.
+    pub(super) fn waited(&self, rank: u32) -> Duration {
+        let past = self.0.waited_ns.get(rank as usize).map_or(0, |ns| ns.load(Ordering::Relaxed));
+        let now = self.0.board.waiting().filter(|wait| wait.what.peer == rank);
+        Duration::from_nanos(past) + now.map_or(Duration::ZERO, |wait| wait.lasted)
+    }
+
+    /// The links to a rank: their level and name.
+    pub(super) fn link_names(&self, rank: u32) -> Vec<(usize, String)> {
+        let Some(links) = self.0.links.get() else { return Vec::new() };
+        let named = links.names.iter().enumerate().filter_map(|(level, names)| {
+            let at = names.binary_search_by_key(&rank, |(linked, _)| *linked).ok()?;
+            Some((level, names[at].1.clone()))
+        });
+        named.collect()
+    }
+}
+
 impl Watchdog {
     pub(super) fn start(
         world: &World,
@@ -111,8 +161,11 @@ impl Watchdog {
                 .map(|life| AtomicU8::new(if life.is_none() { abi::TY_RANK_ABSENT } else { 0 }))
                 .collect(),
         };
+        let waited_ns: Box<[AtomicU64]> = (0..world.ranks()).map(|_| AtomicU64::new(0)).collect();
         let shared = Arc::new(Shared {
-            board: WaitBoard::default(),
+            // SAFETY: the totals live beside the board, and are never replaced.
+            board: unsafe { WaitBoard::counting(&waited_ns) },
+            waited_ns,
             headway,
             liveness: world.liveness(),
             bounds,
@@ -123,6 +176,7 @@ impl Watchdog {
             verdict: Mutex::new(None),
             stop: AtomicBool::new(false),
             links: OnceLock::new(),
+            desk: OnceLock::new(),
             membership,
         });
         let watched = Arc::clone(&shared);
@@ -137,6 +191,17 @@ impl Watchdog {
     pub(super) fn name_links(&mut self, links: Links) {
         // A second call would change nothing, and there is none.
         let _ = self.shared.links.set(links);
+    }
+
+    /// Lets a report tell why waits were ended. Once.
+    pub(super) fn report_to(&self, desk: &Arc<Desk>) {
+        // As in `name_links`.
+        let _ = self.shared.desk.set(Arc::clone(desk));
+    }
+
+    /// What reports look at.
+    pub(super) fn watched(&self) -> Watched {
+        Watched(Arc::clone(&self.shared))
     }
 
     /// Notes that this rank has begun so many operations.
@@ -218,9 +283,7 @@ impl Shared {
 
     fn ended(&self) -> Option<Error> {
         self.look();
-        let verdict = self.verdict();
-        let error = |v: &Verdict| Error::new(v.kind, "watch ranks", v.text.clone());
-        verdict.as_ref().map(|v| error(v).with_rank(v.rank))
+        self.verdict().as_ref().map(Verdict::error)
     }
 
     fn look(&self) {
@@ -233,6 +296,10 @@ impl Shared {
         };
         let found = lost.or_else(|| self.overdue());
         if let Some(found) = found {
+            // Before the wait ends, so that the report shows it.
+            if let Some(desk) = self.desk.get() {
+                desk.report_error(&found.error());
+            }
             let mut verdict = self.verdict();
             if verdict.is_none() {
                 *verdict = Some(found);

@@ -345,7 +345,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 2864493145306864452
+#define TY_KERNELS_LAYOUT 17318289017620835059ull
 
 /**
  * Major version of the topology ABI.
@@ -736,6 +736,77 @@ typedef struct TyConfig {
    */
   struct TyStr file;
 } TyConfig;
+
+/**
+ * What passed between this rank and another one over one level, since `plan`. Every field only grows,
+ * and is read by the host at any time: one thread stores it, atomically.
+ */
+typedef struct TyPeerCounters {
+  /**
+   * Commands to the peer that the transport has accepted.
+   */
+  uint64_t posted;
+  /**
+   * Those of them that have ended (INV-4), also with an error.
+   */
+  uint64_t done;
+  /**
+   * How far this rank has raised the peer's signals, all in all: the sum of `add`.
+   */
+  uint64_t raised;
+  /**
+   * How far it has waited, or waits, for the peer to raise its own.
+   */
+  uint64_t expected;
+  /**
+   * How far it has seen those rise: up to the end of its last wait on the peer that succeeded.
+   */
+  uint64_t received;
+} TyPeerCounters;
+
+/**
+ * How far this rank has raised one signal of a peer. As in [`TyPeerCounters`].
+ */
+typedef struct TyRaised {
+  /**
+   * Signal id on the peer, plus one; 0 where it was never raised.
+   */
+  uint64_t signal;
+  /**
+   * The sum of `add`; equals the peer's total once all of it has arrived.
+   */
+  uint64_t total;
+} TyRaised;
+
+/**
+ * What a kernel set counts for reports, in memory of its own that stays valid until `close`.
+ */
+typedef struct TyCounters {
+  /**
+   * `sizeof(TyCounters)`.
+   */
+  size_t size;
+  /**
+   * R.
+   */
+  uint32_t ranks;
+  /**
+   * Entries of `raised` per level and rank.
+   */
+  uint32_t signals;
+  /**
+   * Most commands of a lane that are not done, per level.
+   */
+  uint32_t queue_depth[2];
+  /**
+   * `2 * R`: by level, then world rank.
+   */
+  const struct TyPeerCounters *peers;
+  /**
+   * `2 * R * signals`: by level, then world rank.
+   */
+  const struct TyRaised *raised;
+} TyCounters;
 
 /**
  * What a kernel set compiles into its kernels to use a transport.
@@ -1461,6 +1532,21 @@ typedef struct TyWaitBoard {
    * The level whose transport raises the signal: one of `TY_LEVEL_*`.
    */
   uint64_t level;
+  /**
+   * The phase of a wait that ended without its signal, the last such one; else 0. A waiter writes it
+   * before `phase` becomes 0, and leaves the fields above as they were: so the host can still tell
+   * what the wait was for.
+   */
+  uint64_t gave_up;
+  /**
+   * Null, or `ranks` totals, one per world rank: nanoseconds that waits on it took. A waiter adds
+   * what a wait took when it ends. Set by the host.
+   */
+  uint64_t *waited_ns;
+  /**
+   * Length of `waited_ns`. Set by the host.
+   */
+  uint64_t ranks;
 } TyWaitBoard;
 
 /**
@@ -1862,6 +1948,10 @@ typedef struct TyKernelsTable {
    * Takes a graph back, after every launch of it.
    */
   void (*graph_destroy)(void *instance, void *graph);
+  /**
+   * Optional, after `plan`. What it counts for reports; without it they say that it is unknown.
+   */
+  int32_t (*counters)(void *instance, struct TyCounters *counters, struct TyError *error);
 } TyKernelsTable;
 
 /**

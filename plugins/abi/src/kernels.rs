@@ -167,6 +167,15 @@ pub struct TyWaitBoard {
     pub operation: u64,
     /// The level whose transport raises the signal: one of `TY_LEVEL_*`.
     pub level: u64,
+    /// The phase of a wait that ended without its signal, the last such one; else 0. A waiter writes it
+    /// before `phase` becomes 0, and leaves the fields above as they were: so the host can still tell
+    /// what the wait was for.
+    pub gave_up: u64,
+    /// Null, or `ranks` totals, one per world rank: nanoseconds that waits on it took. A waiter adds
+    /// what a wait took when it ends. Set by the host.
+    pub waited_ns: *mut u64,
+    /// Length of `waited_ns`. Set by the host.
+    pub ranks: u64,
 }
 
 /// In [`TyWaitBoard`]: an operation without a number, as a graph launched it, so that no host knows whether
@@ -445,6 +454,51 @@ pub struct TyProxyRing {
     pub reserved: u32,
 }
 
+/// What passed between this rank and another one over one level, since `plan`. Every field only grows,
+/// and is read by the host at any time: one thread stores it, atomically.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TyPeerCounters {
+    /// Commands to the peer that the transport has accepted.
+    pub posted: u64,
+    /// Those of them that have ended (INV-4), also with an error.
+    pub done: u64,
+    /// How far this rank has raised the peer's signals, all in all: the sum of `add`.
+    pub raised: u64,
+    /// How far it has waited, or waits, for the peer to raise its own.
+    pub expected: u64,
+    /// How far it has seen those rise: up to the end of its last wait on the peer that succeeded.
+    pub received: u64,
+}
+
+/// How far this rank has raised one signal of a peer. As in [`TyPeerCounters`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TyRaised {
+    /// Signal id on the peer, plus one; 0 where it was never raised.
+    pub signal: u64,
+    /// The sum of `add`; equals the peer's total once all of it has arrived.
+    pub total: u64,
+}
+
+/// What a kernel set counts for reports, in memory of its own that stays valid until `close`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyCounters {
+    /// `sizeof(TyCounters)`.
+    pub size: usize,
+    /// R.
+    pub ranks: u32,
+    /// Entries of `raised` per level and rank.
+    pub signals: u32,
+    /// Most commands of a lane that are not done, per level.
+    pub queue_depth: [u32; 2],
+    /// `2 * R`: by level, then world rank.
+    pub peers: *const TyPeerCounters,
+    /// `2 * R * signals`: by level, then world rank.
+    pub raised: *const TyRaised,
+}
+
 /// A kernel set. All slots of one instance are called by one thread at a time.
 ///
 /// Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
@@ -643,6 +697,14 @@ pub struct TyKernelsTable {
     >,
     /// Takes a graph back, after every launch of it.
     pub graph_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, graph: *mut c_void)>,
+    /// Optional, after `plan`. What it counts for reports; without it they say that it is unknown.
+    pub counters: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            counters: *mut TyCounters,
+            error: *mut TyError,
+        ) -> i32,
+    >,
 }
 
 /// The symbol `tokenyard_kernels_v0`.

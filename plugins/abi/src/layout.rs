@@ -75,7 +75,8 @@ const fn kernels_layout() -> u64 {
         TyLinkNeeds { lanes, signals, queue_depth, reserved, largest_put }
         TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes }
         TyLink { table, instance, capabilities }
-        TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level }
+        TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level,
+            gave_up, waited_ns, ranks }
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, reserved, x, scales,
             topk_idx, topk_weights, refusal, stream, tokens }
@@ -86,7 +87,10 @@ const fn kernels_layout() -> u64 {
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
             tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring,
-            graph_begin, graph_end, graph_launch, graph_destroy }
+            graph_begin, graph_end, graph_launch, graph_destroy, counters }
+        TyPeerCounters { posted, done, raised, expected, received }
+        TyRaised { signal, total }
+        TyCounters { size, ranks, signals, queue_depth, peers, raised }
         TyProxyCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
             value, sequence }
         TyProxyStatus { done, failed, status }
@@ -100,7 +104,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x27c0_b956_c38e_9b44;
+pub const TY_KERNELS_LAYOUT: u64 = 0xf056_ec1a_f4d6_aaf3;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

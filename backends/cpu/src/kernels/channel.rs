@@ -87,6 +87,13 @@ impl Channel {
         self.rank_of(peer.map_or(number, |peer| peer as u32))
     }
 
+    /// The number of a signal among those that this rank raises on one peer.
+    pub(super) fn index_of(&self, signal: u32) -> usize {
+        let Ids { places, .. } = self.ids;
+        let peers = self.numbers.len() as u32;
+        ((signal / places) * (places / peers) + (signal % places) / peers) as usize
+    }
+
     /// What the link says of a rank: it tells of several in turn. Else what it says of another.
     #[cold]
     pub(super) fn health_of(&self, rank: u32) -> Option<Error> {

@@ -81,7 +81,7 @@ impl Engine {
         };
         match try_post() {
             Ok(1) => {
-                self.outstanding.posted(tag);
+                self.note_posted(channel, rank, &command);
                 return Ok(());
             }
             Ok(_) => {}
@@ -108,11 +108,16 @@ impl Engine {
         let waited = self.waiter.until(&what, turn, || self.progress());
         waited.map_err(|error| self.losses.explain(error))?;
         match end.get() {
-            Some(Ok(true)) => self.outstanding.posted(tag),
+            Some(Ok(true)) => self.note_posted(channel, rank, &command),
             Some(Err(status)) => return self.losses.suspect(rank, broken(channel, status)),
             _ => {}
         }
         Ok(())
+    }
+
+    fn note_posted(&self, channel: &Channel, rank: u32, command: &Command) {
+        self.outstanding.posted(command.tag);
+        self.counters.posted(channel, rank, command);
     }
 
     /// Raises a signal of `peer` by `raise.add`, in as many steps as its width demands.

@@ -19,7 +19,7 @@ pub(super) enum Signal {
     Done = 3,
 }
 
-const KINDS: u32 = 4;
+pub(super) const KINDS: u32 = 4;
 
 /// Signal ids of one link, equal on all ranks.
 #[derive(Clone, Copy, Debug)]

@@ -12,6 +12,7 @@ use super::agree::{Agreed, Gathered};
 use super::channel::{Channel, Team};
 use super::combine::CombineOp;
 use super::control::{Ids, Signal};
+use super::counters::{Counters, Way};
 use super::dispatch::DispatchOp;
 use super::domains::Domains;
 use super::handle::HandleState;
@@ -81,6 +82,7 @@ pub(super) struct Engine {
     pub(super) peers: Vec<[Area; 2]>,
     pub(super) losses: Losses,
     pub(super) outstanding: Outstanding,
+    pub(super) counters: Counters,
     /// By slot, how this rank left its last operation; none once all others are known to have left.
     pub(super) ends: Vec<Option<End>>,
     /// By slot, the first refusal that all have agreed on, where that was found out before the operation
@@ -150,6 +152,11 @@ impl Engine {
             arena_area,
             losses,
             outstanding: Outstanding::new(in_flight, shape.ranks as usize),
+            counters: Counters::new(
+                shape.ranks,
+                (shape.in_flight, domains.count),
+                [&plan.scale_up, &plan.scale_out].map(|l| super::queue_depth(&l.capabilities)),
+            ),
             ends: vec![None; in_flight],
             agreed: vec![None; in_flight],
             exposed: None,
@@ -218,7 +225,7 @@ impl Engine {
         let (id, expected) = self.channel.expect(signal, slot, place, wait.add);
         let rank = if self.losses.is_lost(wait.rank) { writer } else { wait.rank };
         let what = Wait { rank, ..wait }.what(id, expected, self.channel.level);
-        self.until(&self.channel, what, writer)
+        self.until(&self.channel, what, (writer, wait.add))
     }
 
     /// The same for the rail's rank in `domain`, which is `wait.rank`.
@@ -236,13 +243,18 @@ impl Engine {
         let (id, expected) = rail.channel.expect(signal, slot, domain, wait.add);
         let level = rail.channel.level;
         match &self.rail {
-            Some(rail) => self.until(&rail.channel, wait.what(id, expected, level), wait.rank),
+            Some(rail) => {
+                let what = wait.what(id, expected, level);
+                self.until(&rail.channel, what, (wait.rank, wait.add))
+            }
             None => Err(no_rail()),
         }
     }
 
-    /// Whether the signal came; else its writer is lost, and given up.
-    fn until(&self, channel: &Channel, what: WaitFor, writer: u32) -> Result<bool> {
+    /// Whether the signal rose so far; else its writer is lost, and given up.
+    fn until(&self, channel: &Channel, what: WaitFor, (writer, add): (u32, u64)) -> Result<bool> {
+        let way = Way { level: channel.level, rank: writer };
+        self.counters.expects(way, add);
         let gone = Cell::new(false);
         let read = || {
             // In this order: what a rank had raised before its loss was known counts.
@@ -255,6 +267,8 @@ impl Engine {
         waited.map_err(|error| self.losses.explain(error))?;
         if gone.get() {
             self.losses.give_up(writer);
+        } else {
+            self.counters.received(way, add);
         }
         Ok(!gone.get())
     }
@@ -276,6 +290,9 @@ impl Engine {
         };
         for event in &events[..count] {
             self.outstanding.done(event.tag);
+            if let Some(rank) = self.outstanding.rank_of(event.tag) {
+                self.counters.done(Way { level: channel.level, rank });
+            }
             if event.kind != abi::TY_EVENT_DONE {
                 self.blame(failed_command(channel, event))?;
             }

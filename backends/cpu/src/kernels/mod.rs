@@ -17,6 +17,7 @@ mod combine;
 mod commands;
 mod config;
 mod control;
+mod counters;
 mod dispatch;
 mod domain_rows;
 mod domains;
@@ -190,6 +191,10 @@ impl KernelSet for CpuKernels {
 
     fn flush(&mut self) -> Result<()> {
         self.engine()?.flush()
+    }
+
+    fn counters(&mut self) -> Option<abi::TyCounters> {
+        self.engine.as_ref().map(|engine| engine.counters.as_abi())
     }
 
     fn release(&mut self, region: u64) {

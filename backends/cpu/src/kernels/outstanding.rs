@@ -26,6 +26,12 @@ impl Outstanding {
         (slot * self.ranks + rank as usize) as u64
     }
 
+    /// The world rank that a command went to; none for a tag that was never given.
+    pub(super) fn rank_of(&self, tag: u64) -> Option<u32> {
+        let tag = tag as usize;
+        (tag < self.counts.len()).then(|| (tag % self.ranks) as u32)
+    }
+
     pub(super) fn posted(&self, tag: u64) {
         self.count(tag, u32::saturating_add);
     }

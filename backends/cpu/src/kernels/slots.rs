@@ -9,6 +9,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::channel::Channel;
 use super::commands::Raise;
 use super::control::Signal;
+use super::counters::Way;
 use super::engine::{Engine, LANE, Wait};
 
 impl Engine {
@@ -51,6 +52,7 @@ impl Engine {
             let wait = Wait { operation, add: 1, phase, rank };
             if self.wait(Signal::Done, slot, rank, wait)? {
                 check_end(&mut self.channel, (slot, rank), rank, end)?;
+                self.counters.add_seen(Way { level: self.channel.level, rank }, end as u64 - 1);
             }
         }
         for domain in self.domains.others() {
@@ -60,6 +62,7 @@ impl Engine {
                 && let Some(rail) = &mut self.rail
             {
                 check_end(&mut rail.channel, (slot, domain), rank, end)?;
+                self.counters.add_seen(Way { level: rail.channel.level, rank }, end as u64 - 1);
             }
         }
         self.ends[slot] = None;

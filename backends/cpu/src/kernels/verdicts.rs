@@ -12,6 +12,7 @@ use tokenyard_core::signature::Signature;
 use super::agree::{Enter, Refusal, bad_record, checked, verdict_of};
 use super::commands::{Body, Raise, Record};
 use super::control::{Header, Signal, Verdict};
+use super::counters::Way;
 use super::engine::{Engine, LANE, Wait};
 
 /// The record that a rank refuses, or has no room.
@@ -171,6 +172,7 @@ impl Engine {
             // One command raised it, and nothing raises it again before this rank has left the operation.
             let code = self.channel.link.read_signal(LANE, id).wrapping_sub(expected);
             self.channel.expect(signal, slot, rank, code);
+            self.counters.add_seen(Way { level: self.channel.level, rank }, code);
             if code > 2 * u64::from(self.shape.ranks) {
                 return Err(bad_record(rank, format!("verdict {code}")));
             }

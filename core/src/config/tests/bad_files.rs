@@ -26,7 +26,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[world]\ndeadine_ms = 1",
-        ":6: unknown key `deadine_ms` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms, on_failure; did you mean deadline_ms?",
+        ":6: unknown key `deadine_ms` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms, on_failure, reports; did you mean deadline_ms?",
     ),
     (
         "",
@@ -111,7 +111,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[world.more]\na = 1",
-        ":5: unknown key `more` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms, on_failure",
+        ":5: unknown key `more` in [world]; expected one of bootstrap, interface, deadline_ms, late_ms, on_failure, reports",
     ),
     (
         "kernels",

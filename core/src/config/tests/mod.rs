@@ -67,6 +67,7 @@ fn a_full_file_is_read() {
         deadline: Duration::from_secs(5),
         late: Duration::from_secs(60),
         on_failure: OnFailure::Mask,
+        reports: Reports::Temporary,
     };
     assert_eq!(config.world, world);
     assert_eq!((config.kernels.name.as_str(), config.kernels.line), ("cuda", 9));
@@ -91,6 +92,35 @@ fn an_interface_is_read_and_is_not_compared_among_ranks() {
         let without = Config::parse(&minimal("", ""), "a.toml").unwrap();
         assert_eq!(config.agreement(), without.agreement());
     }
+}
+
+#[test]
+fn reports_go_to_a_folder_or_nowhere_and_ranks_need_not_agree() {
+    let with = |value: &str| minimal("", &format!("[world]\nreports = {value}"));
+    let reports = |value: &str| Config::parse(&with(value), "a.toml").unwrap().world.reports;
+    assert_eq!(reports("\"/var/reports\""), Reports::Folder("/var/reports".into()));
+    assert_eq!(reports("\"none\""), Reports::Nowhere);
+    for bad in ["\"reports\"", "\"\"", "7"] {
+        let message = message_of(&with(bad));
+        assert!(
+            message.contains("expected an absolute path to a folder, or \"none\""),
+            "{message}"
+        );
+    }
+    let elsewhere = Config::parse(&with("\"/a\""), "a.toml").unwrap();
+    assert_eq!(
+        elsewhere.agreement(),
+        Config::parse(&with("\"/b\""), "b.toml").unwrap().agreement()
+    );
+}
+
+#[test]
+fn files_with_another_text_have_another_digest() {
+    let digest = |text: &str| Config::parse(text, "a.toml").unwrap().digest;
+    let text = minimal("", "");
+    assert_eq!(digest(&text).len(), 16);
+    assert_eq!(digest(&text), digest(&text.clone()));
+    assert_ne!(digest(&text), digest(&format!("{text}# a comment\n")));
 }
 
 #[test]

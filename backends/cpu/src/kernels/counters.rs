@@ -1,0 +1,143 @@
+//! What passed between this rank and each other one: counted for reports, which read it from another
+//! thread at any time. One thread stores, so a count costs a load and a store and no lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokenyard_core::abi;
+use tokenyard_core::transport::Command;
+
+use super::channel::Channel;
+use super::control::KINDS;
+
+/// As [`abi::TyPeerCounters`].
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Peer {
+    posted: AtomicU64,
+    done: AtomicU64,
+    raised: AtomicU64,
+    expected: AtomicU64,
+    received: AtomicU64,
+}
+
+/// As [`abi::TyRaised`].
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Raised {
+    signal: AtomicU64,
+    total: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Peer>() == size_of::<abi::TyPeerCounters>());
+const _: () = assert!(size_of::<Raised>() == size_of::<abi::TyRaised>());
+
+/// Where a count belongs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    /// One of `TY_LEVEL_*`.
+    pub(super) level: u64,
+    /// World rank.
+    pub(super) rank: u32,
+}
+
+/// The counters of both levels.
+#[derive(Debug)]
+pub(super) struct Counters {
+    ranks: usize,
+    /// Signals of one peer that this rank may raise over a level.
+    signals: usize,
+    queue_depth: [u32; 2],
+    peers: Box<[Peer]>,
+    raised: Box<[Raised]>,
+}
+
+fn add(count: &AtomicU64, by: u64) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+}
+
+fn zeros<T: Default>(count: usize) -> Box<[T]> {
+    (0..count).map(|_| T::default()).collect()
+}
+
+impl Counters {
+    pub(super) fn new(ranks: u32, (in_flight, domains): (u32, u32), queue_depth: [u32; 2]) -> Self {
+        let (ranks, signals) = (ranks as usize, (KINDS * in_flight * domains) as usize);
+        Self {
+            ranks,
+            signals,
+            queue_depth,
+            peers: zeros(2 * ranks),
+            raised: zeros(2 * ranks * signals),
+        }
+    }
+
+    fn peer(&self, way: Way) -> &Peer {
+        &self.peers[way.level as usize * self.ranks + way.rank as usize]
+    }
+
+    /// A command was accepted.
+    pub(super) fn posted(&self, channel: &Channel, rank: u32, command: &Command) {
+        let way = Way { level: channel.level, rank };
+        let (peer, by) = (self.peer(way), u64::from(command.add));
+        add(&peer.posted, 1);
+        add(&peer.raised, by);
+        let first = (way.level as usize * self.ranks + rank as usize) * self.signals;
+        if let Some(raised) = self.raised.get(first + channel.index_of(command.signal)) {
+            raised.signal.store(u64::from(command.signal) + 1, Ordering::Relaxed);
+            add(&raised.total, by);
+        }
+    }
+
+    /// A command has ended.
+    pub(super) fn done(&self, way: Way) {
+        add(&self.peer(way).done, 1);
+    }
+
+    /// A wait for so much more has begun.
+    pub(super) fn expects(&self, way: Way, by: u64) {
+        add(&self.peer(way).expected, by);
+    }
+
+    /// So much more was seen.
+    pub(super) fn received(&self, way: Way, by: u64) {
+        add(&self.peer(way).received, by);
+    }
+
+    /// A signal rose by so much more than was waited for, as its writer chose.
+    pub(super) fn add_seen(&self, way: Way, by: u64) {
+        self.expects(way, by);
+        self.received(way, by);
+    }
+
+    /// As it crosses the ABI.
+    pub(super) fn as_abi(&self) -> abi::TyCounters {
+        abi::TyCounters {
+            size: size_of::<abi::TyCounters>(),
+            ranks: self.ranks as u32,
+            signals: self.signals as u32,
+            queue_depth: self.queue_depth,
+            peers: self.peers.as_ptr().cast(),
+            raised: self.raised.as_ptr().cast(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_levels_and_ranks_are_apart() {
+        let counters = Counters::new(3, (2, 1), [8, 0]);
+        let way = |level, rank| Way { level, rank };
+        counters.expects(way(0, 2), 5);
+        counters.received(way(1, 2), 3);
+        counters.done(way(1, 0));
+        let read = |level: usize, rank: usize| {
+            let peer = &counters.peers[level * 3 + rank];
+            [&peer.done, &peer.expected, &peer.received].map(|c| c.load(Ordering::Relaxed))
+        };
+        assert_eq!((read(0, 2), read(1, 2)), ([0, 5, 0], [0, 0, 3]));
+        assert_eq!((read(1, 0), read(0, 0)), ([1, 0, 0], [0, 0, 0]));
+    }
+}

@@ -1,0 +1,170 @@
+//! `tokenyard explain`: what the reports of a job's ranks come to.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use tokenyard_reports::explain::{Explanation, Kind, explain, words};
+use tokenyard_reports::{MAX_BYTES, Report, read};
+
+use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json, ranks};
+
+const EXAMPLES: &str = "\
+A rank writes a report when its process gets SIGUSR1, and when an error closes its yard. Copy the
+reports of all ranks to one place, and name them, or their folder:
+
+  $ tokenyard explain /tmp/tokenyard-reports-0/tokenyard-1f2e3d4c-*.json
+  late: Rank 1 is late: it is in the caller's code, after a call of combine 41, 12.3 s, and ranks
+  0, 2-3 wait for it.
+    rank 1 has begun 42 operations, combine 41 last; the next is number 43
+    rank 0 waits for rank 1: entry of operation 42, for 12.2 s
+    ...
+  Fix: look at what the program does on that rank between its calls ...
+
+Exit codes: 0 nothing is wrong, 1 a culprit is named, 3 the reports do not say who it is, 2 there is
+no report.
+What the words mean: docs/reports.md";
+
+/// The most files that one call reads.
+const MOST_FILES: usize = 1 << 20;
+
+/// Arguments of `tokenyard explain`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Reports, or folders of reports. Of several jobs the latest is explained.
+    #[arg(required = true, value_name = "FILES")]
+    files: Vec<PathBuf>,
+    /// Print one JSON document as the last line of standard output; the rest goes to standard error.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema_version: u32,
+    command: &'static str,
+    #[serde(flatten)]
+    explanation: &'a Explanation,
+    /// Files that are no reports, and why.
+    refused: &'a [String],
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let (reports, refused) = read_all(&args.files)?;
+    let Some(explanation) = explain(reports) else {
+        bail!("found no report: {}", refused.join("; "));
+    };
+    print(&explanation, &refused, People::new(args.json));
+    if args.json {
+        print_json(&Document {
+            schema_version: SCHEMA_VERSION,
+            command: "explain",
+            explanation: &explanation,
+            refused: &refused,
+        })?;
+    }
+    Ok(ExitCode::from(match explanation.verdict.kind {
+        Kind::Healthy => 0,
+        Kind::NoReport | Kind::Unclear => 3,
+        _ => 1,
+    }))
+}
+
+/// The reports, and why files are none.
+fn read_all(names: &[PathBuf]) -> Result<(Vec<Report>, Vec<String>)> {
+    let mut files = Vec::new();
+    for name in names {
+        if name.is_dir() {
+            files.extend(reports_in(name)?);
+        } else {
+            files.push(name.clone());
+        }
+        ensure!(files.len() <= MOST_FILES, "found more than {MOST_FILES} files");
+    }
+    ensure!(!files.is_empty(), "found no file called tokenyard-*.json in the folders named");
+    let (mut reports, mut refused) = (Vec::new(), Vec::new());
+    for file in &files {
+        match read_one(file) {
+            Ok(report) => reports.push(report),
+            Err(error) => refused.push(format!("{}: {error:#}", file.display())),
+        }
+    }
+    Ok((reports, refused))
+}
+
+fn reports_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder);
+    let entries = entries.with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("tokenyard-") && name.ends_with(".json")
+    });
+    files.sort();
+    Ok(files)
+}
+
+fn read_one(path: &Path) -> Result<Report> {
+    // Asked before opening: to open a pipe could block for ever.
+    ensure!(std::fs::metadata(path)?.is_file(), "it is not a regular file");
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(read(&bytes)?)
+}
+
+fn print(explanation: &Explanation, refused: &[String], people: People) {
+    let verdict = &explanation.verdict;
+    let style = match verdict.kind {
+        Kind::Healthy => Style::Good,
+        Kind::NoReport | Kind::Unclear => Style::Warn,
+        _ => Style::Bad,
+    };
+    people.say(format_args!("{}: {}", people.paint(style, verdict.kind.name()), verdict.sentence));
+    for line in &verdict.evidence {
+        people.say(format_args!("  {line}"));
+    }
+    if !verdict.fix.is_empty() {
+        people.say(format_args!("Fix: {}", verdict.fix));
+    }
+    people.say(format_args!("\n{}", table(explanation).render(people)));
+    let slowest = explanation.slowest.iter();
+    let slowest = slowest.map(|s| format!("rank {} {}", s.rank, words::seconds(s.waited_ms)));
+    let slowest = slowest.collect::<Vec<_>>().join(", ");
+    if !slowest.is_empty() {
+        people.say(format_args!("\nall ranks together have waited longest for: {slowest}"));
+    }
+    if !explanation.missing.is_empty() {
+        let missing = ranks(&explanation.missing);
+        people.say(format_args!("\nno report of: {missing}"));
+    }
+    for note in explanation.notes.iter().chain(refused) {
+        people.say(format_args!("note: {note}"));
+    }
+}
+
+fn table(explanation: &Explanation) -> Table {
+    let mut table = Table::new(&["rank", "host", "at (UTC)", "why", "begun", "waits for", "now"]);
+    for report in &explanation.reports {
+        let waits = explanation.graph.iter().filter(|e| e.counts && e.from == report.rank);
+        let mut waits: Vec<u32> = waits.map(|edge| edge.to).collect();
+        waits.sort_unstable();
+        let why = Cell::styled(
+            if report.is_error() { Style::Bad } else { Style::Plain },
+            &report.reason.kind,
+        );
+        table.row([
+            report.rank.into(),
+            (&report.host).into(),
+            report.time.split_once('T').map_or(report.time.as_str(), |(_, time)| time).into(),
+            why,
+            report.activity.begun.into(),
+            ranks(&waits).into(),
+            words::activity(report).into(),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,63 @@
+//! SIGUSR1 asks a running process what it does: each of its yards writes a report.
+//!
+//! The signal is blocked on every thread, and one waits for it: so nothing runs inside a signal handler.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{SigSet, Signal};
+use tokenyard_core::yard::write_reports;
+
+use crate::output::People;
+
+/// How often this process was asked.
+static ASKED: AtomicU64 = AtomicU64::new(0);
+/// Whether a process that started this one reads its standard output, and shows what is no message.
+static LAUNCHED: AtomicBool = AtomicBool::new(false);
+/// Signals that come faster are answered once.
+const REST: Duration = Duration::from_millis(100);
+
+/// Answers SIGUSR1 from here on. To be called before the process has other threads, which would otherwise
+/// end it at the signal.
+pub(crate) fn answer() -> Result<()> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGUSR1);
+    signals.thread_block().context("block SIGUSR1")?;
+    let listen = move || {
+        while signals.wait().is_ok() {
+            ASKED.fetch_add(1, Ordering::Relaxed);
+            tell(&write_reports("SIGUSR1"));
+            std::thread::sleep(REST);
+        }
+    };
+    std::thread::Builder::new()
+        .name("tokenyard-asked".into())
+        .spawn(listen)
+        .context("start the thread that answers SIGUSR1")?;
+    Ok(())
+}
+
+/// How often this process was asked so far. A process that started ranks hands it on.
+pub(crate) fn asked() -> u64 {
+    ASKED.load(Ordering::Relaxed)
+}
+
+/// Whether to say on standard output where reports are, for the process that started this one.
+pub(crate) fn tell_launcher(launched: bool) {
+    LAUNCHED.store(launched, Ordering::Relaxed);
+}
+
+fn tell(reports: &[tokenyard_core::Result<std::path::PathBuf>]) {
+    for report in reports {
+        let line = match report {
+            Ok(path) => format!("report: {}", path.display()),
+            Err(error) => format!("no report: {error}"),
+        };
+        if LAUNCHED.load(Ordering::Relaxed) {
+            People::new(false).say(format_args!("{line}"));
+        } else {
+            People::errors().say(format_args!("tokenyard: {line}"));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! `tokenyard explain`, and SIGUSR1 to a running `tokenyard run`. What jobs that go wrong report is in
+//! `reports/`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Config, expect_code, json, repository, stderr, stdout, tokenyard};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn explain(files: &[&Path]) -> Output {
+    tokenyard().arg("explain").args(files).output().unwrap()
+}
+
+fn recorded(set: &str) -> PathBuf {
+    repository("reports/tests/recorded").join(set)
+}
+
+#[test]
+fn a_job_that_is_asked_in_the_middle_of_its_steps_goes_on_and_is_healthy() {
+    let config = Config::new();
+    let reports = config.file("reports");
+    let mut command = tokenyard();
+    command.arg("run").arg(config.path()).env("TOKENYARD_REPORTS", &reports);
+    command.args("--ranks 2 --tokens 12 --hidden 128 --experts 8 --topk 3 --steps 1500".split(' '));
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    // The first answers may come while the yard is still being opened.
+    while !has_reports_of_steps(&reports) {
+        assert!(start.elapsed() < Duration::from_secs(60), "no reports");
+        std::thread::sleep(Duration::from_millis(300));
+        kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    expect_code(&output, 0);
+    assert!(stdout(&output).contains("check: passed"), "{}", stdout(&output));
+    assert!(stderr(&output).contains("[rank 1] report: "), "{}", stderr(&output));
+    let output = explain(&[&reports]);
+    expect_code(&output, 0);
+    assert!(stdout(&output).starts_with("healthy: The job goes on"), "{}", stdout(&output));
+}
+
+fn has_reports_of_steps(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let texts = entries.filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
+    let texts: Vec<String> = texts.filter(|text| text.contains("\"tokenyard_report\"")).collect();
+    let is_there = |rank: u32| {
+        let words = [format!("\"rank\":{rank},\"ranks\":2"), "\"operation\":".to_owned()];
+        texts.iter().any(|text| words.iter().all(|word| text.contains(word)))
+    };
+    is_there(0) && is_there(1)
+}
+
+#[test]
+fn the_sentence_comes_first_then_evidence_fix_and_a_table_of_ranks() {
+    let set = recorded("a_link_that_carries_nothing_is_named_with_both_ends");
+    let output = explain(&[&set]);
+    expect_code(&output, 1);
+    let text = stdout(&output);
+    assert!(text.starts_with("broken_link: The link from rank 1 to rank 0"), "{text}");
+    let place = |words: &str| text.find(words).unwrap_or_else(|| panic!("no {words} in {text}"));
+    assert!(place("rank 1 says that it raised") < place("Fix: look at the NIC"), "{text}");
+    assert!(place("Fix:") < place("rank  host"), "{text}");
+    let document = json(&tokenyard().args(["explain", "--json"]).arg(&set).output().unwrap());
+    assert_eq!(document["schema_version"], 1);
+    assert_eq!(document["command"], "explain");
+    assert_eq!(document["verdict"]["ranks"], serde_json::json!([1, 0]));
+    assert_eq!(document["missing"], serde_json::json!([]));
+    assert_eq!(document["graph"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn a_file_that_is_no_report_is_refused_by_name_and_the_others_are_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.json");
+    std::fs::write(&other, "{\"weather\": 1}").unwrap();
+    let missing = folder.path().join("missing.json");
+    let output = explain(&[&other, &missing]);
+    expect_code(&output, 2);
+    let text = stderr(&output);
+    assert!(text.contains("other.json: found no `tokenyard_report`"), "{text}");
+    assert!(text.contains("missing.json: "), "{text}");
+    let set = recorded("a_rank_that_was_killed_is_named");
+    let output = explain(&[&other, &set]);
+    expect_code(&output, 1);
+    let text = stdout(&output);
+    assert!(text.contains("no report of: 1"), "{text}");
+    assert!(text.contains("note: ") && text.contains("other.json"), "{text}");
+    expect_code(&explain(&[folder.path()]), 2);
+}
+
+#[test]
+fn a_rank_without_a_report_leaves_it_open() {
+    let set = recorded("a_rank_that_sleeps_in_its_own_code_is_named_before_the_deadline");
+    let entries = std::fs::read_dir(&set).unwrap().flatten().map(|entry| entry.path());
+    let others: Vec<PathBuf> =
+        entries.filter(|path| !path.to_string_lossy().contains("-rank00001-")).collect();
+    let output = explain(&others.iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    expect_code(&output, 3);
+    let text = stdout(&output);
+    assert!(text.contains("whose report is not among these"), "{text}");
+    assert!(text.contains("kill -USR1"), "{text}");
+}
+
+#[test]
+fn help_has_an_example_and_the_exit_codes() {
+    let output = tokenyard().args(["explain", "--help"]).output().unwrap();
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    for part in ["$ tokenyard explain", "SIGUSR1", "Exit codes: 0", "docs/reports.md"] {
+        assert!(text.contains(part), "{part} is missing in {text}");
+    }
+}

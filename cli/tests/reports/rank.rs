@@ -1,0 +1,121 @@
+//! What one rank of a play does.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use nix::sys::signal::{SigSet, Signal, raise};
+use tokenyard_conformance::exchange::{domains, options};
+use tokenyard_conformance::oracle::{Case, Tokens};
+use tokenyard_conformance::round::{Live, Round};
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::config::Config;
+use tokenyard_core::yard::{Yard, write_reports};
+
+use crate::plays::{Act, Play, all};
+
+/// Exchanges that go well before rank 1 does its worst.
+const WELL: u32 = 3;
+/// Longer than any play.
+const LONG: Duration = Duration::from_secs(300);
+
+pub(crate) fn main(name: &str, config: &str) -> ExitCode {
+    let answered = answer();
+    let play = all().into_iter().find(|play| play.name == name).expect("a play of this name");
+    match answered.and_then(|()| run(&play, Path::new(config))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As a framework would with a handler of its own.
+fn answer() -> Result<()> {
+    tokenyard_launch::adopt()?;
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGUSR1);
+    signals.thread_block()?;
+    std::thread::spawn(move || {
+        while signals.wait().is_ok() {
+            write_reports("SIGUSR1").into_iter().for_each(|report| drop(report.unwrap()));
+        }
+    });
+    Ok(())
+}
+
+fn run(play: &Play, config: &Path) -> Result<()> {
+    let config = Config::load(config)?;
+    let world = Arc::new(World::from_config(&config.world)?);
+    let ranks = world.ranks() as usize;
+    let mut case = Case {
+        ranks,
+        experts: 4 * ranks,
+        topk: 3,
+        hidden: 64,
+        max_tokens: 12,
+        tokens: Tokens::Exactly(vec![4; ranks]),
+        ..Case::default()
+    };
+    let mut yard = Yard::open(&world, &config, options(&case))?;
+    case.domains = domains(&yard);
+    let first = Round::new(&case, yard.rank());
+    let live = first.dispatch(&mut yard)?;
+    first.finish(&mut yard, &live)?;
+    for number in 1_u32.. {
+        case.seed = number.into();
+        if number == WELL && yard.rank() == 1 {
+            act(play.act, (&world, &mut yard), (&case, &first, &live))?;
+        }
+        let round = Round::new(&case, yard.rank());
+        if play.masks {
+            masked_exchange(&mut yard, &round)?;
+        } else {
+            let live = round.dispatch(&mut yard)?;
+            round.finish(&mut yard, &live)?;
+        }
+        println!("step {number}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Without the oracle, which knows of no losses.
+fn masked_exchange(yard: &mut Yard, round: &Round) -> Result<()> {
+    let (received, handle) = yard.dispatch(&round.brought.dispatch_on(yard)?)?;
+    let mut buffers = round.experts(&received)?;
+    Ok(yard.combine(&handle, buffers.arguments(&round.brought, &handle)?)?)
+}
+
+fn act(
+    act: Act,
+    (world, yard): (&World, &mut Yard),
+    (case, first, live): (&Case, &Round, &Live),
+) -> Result<()> {
+    if act != Act::Nothing {
+        println!("now");
+    }
+    match act {
+        Act::Nothing => {}
+        Act::Killed => raise(Signal::SIGKILL)?,
+        Act::Stopped => raise(Signal::SIGSTOP)?,
+        Act::Sleeps => std::thread::sleep(LONG),
+        Act::SleepsInside => {
+            let round = Round::new(case, yard.rank());
+            let dispatch = round.brought.dispatch_on(yard)?;
+            let sent = yard.dispatch_send(&dispatch)?;
+            std::thread::sleep(LONG);
+            yard.dispatch_recv(sent)?;
+        }
+        Act::Fails => {
+            world.report_failure("out of memory");
+            bail!("out of memory");
+        }
+        Act::Replays => drop(yard.replay(&live.handle, &first.brought.replay_on(yard)?)?),
+        Act::Meets => world.barrier("end of an epoch")?,
+    }
+    Ok(())
+}

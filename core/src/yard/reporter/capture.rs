@@ -1,0 +1,228 @@
+//! From atomics to a report.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokenyard_reports::{
+    Counts, Health, Lane, Parts, Peer, Reason, Report, SCHEMA_VERSION, Slow, Traffic, Wait, utc,
+};
+
+use super::Desk;
+use crate::abi;
+use crate::bootstrap::PeerState;
+use crate::link::Link;
+use crate::wait::phase_name;
+use crate::yard::watchdog::Watched;
+
+/// Ranks that are named as the slowest, at most.
+const SLOWEST: usize = 5;
+
+const LEVELS: [&str; 2] = ["scale-up", "scale-out"];
+
+/// What the ranks told each other at the start.
+#[derive(Debug)]
+pub(in super::super) struct Meeting {
+    /// Names the job and this opening of a yard.
+    pub(in super::super) job: String,
+    /// Host and process of each rank; nothing for one that is not there.
+    pub(in super::super) ranks: Vec<Option<(String, u32)>>,
+}
+
+/// What a report looks at while the yard's parts live.
+pub(in super::super) struct Live {
+    pub(in super::super) watched: Watched,
+    /// Scale-up, scale-out.
+    pub(in super::super) links: [Option<Link>; 2],
+    pub(in super::super) counters: Option<Counters>,
+}
+
+/// The counters of a kernel set.
+pub(in super::super) struct Counters(abi::TyCounters);
+
+// SAFETY: what it points to is accessed atomically by both sides, from any thread.
+unsafe impl Send for Counters {}
+
+impl Counters {
+    /// # Safety
+    /// The kernel set that gave them is not closed while the value lives.
+    pub(in super::super) unsafe fn new(counters: abi::TyCounters) -> Self {
+        Self(counters)
+    }
+
+    fn index(&self, level: usize, rank: u32) -> usize {
+        level * self.0.ranks as usize + rank as usize
+    }
+
+    /// Counts of a rank; nothing for one beyond the world.
+    fn counts(&self, level: usize, rank: u32) -> Option<Counts> {
+        if rank >= self.0.ranks {
+            return None;
+        }
+        let index = self.index(level, rank);
+        // SAFETY: 2 * R structures of words that live and are accessed atomically (contract of `new`,
+        // and of the ABI).
+        let words = unsafe { &*self.0.peers.add(index).cast::<[AtomicU64; 5]>() };
+        let [posted, done, sent, expected, received] =
+            words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        Some(Counts { sent, received, expected, posted, done })
+    }
+
+    fn raised(&self, level: usize, rank: u32) -> Vec<(u32, u64)> {
+        let signals = self.0.signals as usize;
+        if rank >= self.0.ranks {
+            return Vec::new();
+        }
+        let first = self.index(level, rank) * signals;
+        let entry = |at: usize| {
+            // SAFETY: as in `counts`: 2 * R * signals entries.
+            let words = unsafe { &*self.0.raised.add(first + at).cast::<[AtomicU64; 2]>() };
+            let [signal, total] = words.each_ref().map(|word| word.load(Ordering::Relaxed));
+            Some((u32::try_from(signal.checked_sub(1)?).ok()?, total))
+        };
+        (0..signals).filter_map(entry).collect()
+    }
+
+    /// The only lane of each level, with what is under way to all ranks together.
+    fn lane(&self, level: usize) -> Lane {
+        let counts = (0..self.0.ranks).filter_map(|rank| self.counts(level, rank));
+        let (posted, done) = counts.fold((0, 0), |(p, d), c| (p + c.posted, d + c.done));
+        Lane {
+            level: LEVELS[level].to_owned(),
+            lane: 0,
+            posted,
+            done,
+            in_flight: posted.saturating_sub(done),
+            depth: self.0.queue_depth[level],
+        }
+    }
+}
+
+fn ms(time: Duration) -> u64 {
+    time.as_millis().min(u128::from(u64::MAX)) as u64
+}
+
+impl Desk {
+    /// What the yard does now.
+    pub(super) fn capture(self: &Desk, reason: Reason) -> Report {
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let meeting = self.meeting.get();
+        let mut report = Report {
+            tokenyard_report: SCHEMA_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            job: meeting.map_or_else(String::new, |meeting| meeting.job.clone()),
+            rank: self.rank,
+            ranks: self.ranks,
+            host: crate::machine::host_name(),
+            pid: std::process::id(),
+            unix_ms: ms(clock),
+            time: utc(ms(clock)),
+            reason,
+            config: self.config.clone(),
+            parts: Parts {
+                kernels: self.kernels.clone(),
+                topology: self.topology.clone(),
+                ..Parts::default()
+            },
+            activity: self.track.read(),
+            peers: self.peers(),
+            ..Report::default()
+        };
+        report.activity.collective = self.collective.read();
+        if let Some(live) = &*self.live() {
+            live.add_to(&mut report);
+        }
+        report
+    }
+
+    /// What the world knows of the other ranks.
+    fn peers(&self) -> Vec<Peer> {
+        let others = (0..self.ranks).filter(|rank| *rank != self.rank);
+        let peer = |rank: u32| {
+            let (state, why) = match self.liveness.state(rank) {
+                PeerState::Alive => ("alive", ""),
+                PeerState::Left => ("left", ""),
+                PeerState::Lost { why } => ("lost", why.as_str()),
+            };
+            let told = self.meeting.get().and_then(|m| m.ranks.get(rank as usize)?.clone());
+            let (host, pid) = told.unwrap_or_default();
+            Peer {
+                rank,
+                host,
+                pid,
+                state: state.to_owned(),
+                why: why.to_owned(),
+                ended_ms: self.liveness.since_end(rank).map(ms),
+                heard_ms: ms(self.liveness.silence(rank)),
+                ..Peer::default()
+            }
+        };
+        others.map(peer).collect()
+    }
+}
+
+impl Live {
+    /// Adds what only the parts know.
+    fn add_to(&self, report: &mut Report) {
+        report.activity.begun_by_all = self.watched.begun_by_all();
+        report.wait = self.watched.wait().map(|(wait, given_up)| Wait {
+            phase: phase_name(wait.what.phase).to_owned(),
+            level: LEVELS[usize::from(wait.what.level != abi::TY_LEVEL_SCALE_UP)].to_owned(),
+            peer: wait.what.peer,
+            signal: wait.what.signal,
+            expected: wait.what.expected,
+            found: wait.found,
+            operation: wait.what.operation,
+            age_ms: ms(wait.lasted),
+            given_up,
+        });
+        for (level, link) in self.links.iter().enumerate() {
+            let Some(link) = link else { continue };
+            let name = Some(link.name().to_owned());
+            let part =
+                if level == 0 { &mut report.parts.scale_up } else { &mut report.parts.scale_out };
+            *part = name;
+            report.transports.push(health(level, link));
+            report.lanes.extend(self.counters.as_ref().map(|counters| counters.lane(level)));
+        }
+        for peer in &mut report.peers {
+            peer.masked = self.watched.is_masked(peer.rank);
+            peer.waited_ms = ms(self.watched.waited(peer.rank));
+            peer.links = self.links_to(peer.rank);
+        }
+        report.slowest = slowest(&report.peers);
+    }
+
+    fn links_to(&self, rank: u32) -> Vec<Traffic> {
+        let link = |(level, name): (usize, String)| Traffic {
+            level: LEVELS[level].to_owned(),
+            name,
+            counts: self.counters.as_ref().and_then(|counters| counters.counts(level, rank)),
+            raised: self
+                .counters
+                .as_ref()
+                .map_or_else(Vec::new, |counters| counters.raised(level, rank)),
+        };
+        self.watched.link_names(rank).into_iter().map(link).collect()
+    }
+}
+
+fn health(level: usize, link: &Link) -> Health {
+    let error = link.health().err();
+    Health {
+        level: LEVELS[level].to_owned(),
+        transport: link.name().to_owned(),
+        rank: error.as_ref().and_then(crate::Error::rank),
+        error: error.map(|error| error.to_string()),
+    }
+}
+
+fn slowest(peers: &[Peer]) -> Vec<Slow> {
+    let mut slow: Vec<Slow> = peers
+        .iter()
+        .filter(|peer| peer.waited_ms > 0)
+        .map(|peer| Slow { rank: peer.rank, waited_ms: peer.waited_ms })
+        .collect();
+    slow.sort_by_key(|slow| std::cmp::Reverse(slow.waited_ms));
+    slow.truncate(SLOWEST);
+    slow
+}

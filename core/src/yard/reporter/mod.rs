@@ -1,0 +1,294 @@
+//! A running yard answers: what it does and waits for, read from another thread while it works or
+//! waits.
+//!
+//! Nobody stops for a report. The thread of the yard stores atomics (`track`), so do its waits (the wait
+//! board) and the kernel set's counters; `capture` reads them. `folder` keeps the files. A report is
+//! written when somebody asks ([`Reporter::write`], [`write_reports`]), and once when an error closes the
+//! yard, by a thread of its own: the file system may be slow, and the error is not to wait for it.
+
+mod capture;
+mod folder;
+mod track;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use tokenyard_reports::{ConfigName, Reason, Report};
+
+pub(super) use capture::{Counters, Live, Meeting};
+use folder::Folder;
+pub use folder::REPORTS_VARIABLE;
+pub(super) use track::Sort;
+use track::Track;
+
+use crate::bootstrap::{CallUnderWay, Liveness, Witness, World};
+use crate::config::{Config, OnFailure};
+use crate::{Error, ErrorKind, Result};
+
+/// How long an error waits for its report to be written.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Every yard of this process that is open, or being opened.
+static DESKS: Mutex<Vec<Weak<Desk>>> = Mutex::new(Vec::new());
+
+/// Asks a yard what it does. Any thread may use it, for as long as it likes; it keeps no part of the yard
+/// alive.
+#[derive(Clone)]
+pub struct Reporter(Arc<Desk>);
+
+impl Reporter {
+    pub(super) fn new(desk: &Arc<Desk>) -> Self {
+        Self(Arc::clone(desk))
+    }
+
+    /// What the yard does now. `why` is told in the report, for example the name of a signal.
+    pub fn capture(&self, why: &str) -> Report {
+        self.0.capture(asked(why))
+    }
+
+    /// Writes that to a file, and returns its path. At most 8 reports of a rank are kept.
+    ///
+    /// # Errors
+    /// No reports are wanted; what the file system refuses.
+    pub fn write(&self, why: &str) -> Result<PathBuf> {
+        self.0.write(asked(why))
+    }
+}
+
+impl std::fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reporter").field("rank", &self.0.rank).finish_non_exhaustive()
+    }
+}
+
+/// As [`Reporter::write`], for each yard of this process that is open or being opened.
+pub fn write_reports(why: &str) -> Vec<Result<PathBuf>> {
+    let desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let desks = desks.iter().filter_map(Weak::upgrade).filter(|desk| !desk.is_retired());
+    desks.map(|desk| desk.write(asked(why))).collect()
+}
+
+fn asked(why: &str) -> Reason {
+    Reason { kind: "asked".to_owned(), text: why.to_owned(), rank: None }
+}
+
+/// Where the report of an error is.
+#[derive(Debug, Default)]
+enum Told {
+    /// No error has closed the yard.
+    #[default]
+    Nothing,
+    /// A thread writes it.
+    Soon,
+    Here,
+    Failed(String),
+}
+
+/// What writes the reports of one yard.
+pub(super) struct Desk {
+    this: Weak<Self>,
+    rank: u32,
+    ranks: u32,
+    config: ConfigName,
+    on_failure: OnFailure,
+    topology: String,
+    kernels: String,
+    folder: Option<Folder>,
+    liveness: Arc<Liveness>,
+    collective: Arc<CallUnderWay>,
+    pub(super) track: Track,
+    /// Set once the ranks have met.
+    pub(super) meeting: OnceLock<Meeting>,
+    /// The parts of the yard, while they may be looked at.
+    live: Mutex<Option<Live>>,
+    is_retired: AtomicBool,
+    /// Whether an error has been told; the first one counts.
+    is_claimed: AtomicBool,
+    told: Mutex<Told>,
+    written: Condvar,
+}
+
+impl Desk {
+    /// For a yard that is about to be opened.
+    ///
+    /// # Errors
+    /// What the environment says of reports is wrong.
+    pub(super) fn new(world: &World, config: &Config, in_flight: u32) -> Result<Arc<Self>> {
+        let variable = std::env::var(REPORTS_VARIABLE).ok();
+        let folder = Folder::resolve(&config.world.reports, variable.as_deref())?;
+        let desk = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            rank: world.rank(),
+            ranks: world.ranks(),
+            config: ConfigName {
+                file: config.name.clone(),
+                digest: config.digest.clone(),
+                deadline_ms: config.world.deadline.as_millis() as u64,
+                late_ms: config.world.late.as_millis() as u64,
+                on_failure: config.world.on_failure.name().to_owned(),
+            },
+            on_failure: config.world.on_failure,
+            topology: config.topology.name.clone(),
+            kernels: config.kernels.name.clone(),
+            folder,
+            liveness: world.liveness(),
+            collective: world.call_under_way(),
+            track: Track::new(in_flight),
+            meeting: OnceLock::new(),
+            live: Mutex::new(None),
+            is_retired: AtomicBool::new(false),
+            is_claimed: AtomicBool::new(false),
+            told: Mutex::default(),
+            written: Condvar::new(),
+        });
+        let witness: Arc<dyn Witness> = Arc::clone(&desk) as _;
+        desk.collective.tell(Arc::downgrade(&witness));
+        let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
+        desks.retain(|desk| desk.strong_count() > 0);
+        desks.push(Arc::downgrade(&desk));
+        Ok(desk)
+    }
+
+    /// Lets reports look at the parts of a yard until the result is dropped.
+    pub(super) fn look_at(self: &Arc<Self>, live: Live) -> Looking {
+        *self.live() = Some(live);
+        Looking(Arc::clone(self))
+    }
+
+    fn live(&self) -> std::sync::MutexGuard<'_, Option<Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn told(&self) -> std::sync::MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::Acquire)
+    }
+
+    fn write(&self, reason: Reason) -> Result<PathBuf> {
+        let Some(folder) = &self.folder else {
+            let text = "no reports are wanted: world.reports, or the environment, says none";
+            return Err(Error::new(ErrorKind::Unavailable, "write report", text)
+                .with_fix(format!("name a folder in {REPORTS_VARIABLE}")));
+        };
+        folder.write(&self.capture(reason))
+    }
+
+    /// An error closes the yard: the first one is reported. Returns at once.
+    #[cold]
+    pub(super) fn report_error(&self, error: &Error) {
+        if self.folder.is_none() || self.is_retired() {
+            return;
+        }
+        if self.is_claimed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let report = self.capture(Reason {
+            kind: error.kind().name().to_owned(),
+            text: error.to_string(),
+            rank: error.rank(),
+        });
+        *self.told() = Told::Soon;
+        let Some(desk) = self.this.upgrade() else { return };
+        let write = move || desk.keep(&report);
+        let thread = std::thread::Builder::new().name("tokenyard-report".into()).spawn(write);
+        if let Err(error) = thread {
+            *self.told() = Told::Failed(format!("a thread cannot be made: {error}"));
+        }
+    }
+
+    fn keep(&self, report: &Report) {
+        let Some(folder) = &self.folder else { return };
+        let told = match folder.write(report) {
+            Ok(path) => {
+                tracing::warn!(rank = self.rank, "report: {}", path.display());
+                Told::Here
+            }
+            Err(error) => {
+                tracing::error!(rank = self.rank, "no report: {error}");
+                Told::Failed(error.to_string())
+            }
+        };
+        *self.told() = told;
+        self.written.notify_all();
+    }
+
+    /// Adds to an error that closed the yard where its report is, and how to read it. The words are the
+    /// same on all ranks that write to the same folder.
+    #[cold]
+    pub(super) fn point_to_report(&self, error: Error) -> Error {
+        let Some(folder) = &self.folder else { return error };
+        let writes = |told: &mut Told| matches!(told, Told::Soon);
+        let told = self.written.wait_timeout_while(self.told(), PATIENCE, writes);
+        let (told, _) = told.unwrap_or_else(PoisonError::into_inner);
+        if let Told::Failed(why) = &*told {
+            return error.with_context("report", format!("none, {why}"));
+        }
+        if matches!(&*told, Told::Nothing) {
+            return error;
+        }
+        let job = self.meeting.get().map_or("opening", |meeting| &meeting.job);
+        let path = folder.path().display();
+        let fix =
+            format!("read the ranks' reports: tokenyard explain {path}/tokenyard-{job}-*.json");
+        let fix = match error.fix() {
+            Some(first) => format!("{first}; {fix}"),
+            None => fix,
+        };
+        error.with_fix(fix)
+    }
+}
+
+/// A collective that fails is the end of the yards of its world, whoever called it. While a yard is
+/// brought up around losses that are masked, it may be the reason to begin anew.
+impl Witness for Desk {
+    fn failed(&self, error: Error) -> Error {
+        let ends = [ErrorKind::Deadline, ErrorKind::PeerLost];
+        let is_opening = self.meeting.get().is_none() || self.live().is_none();
+        let begins_anew = is_opening && self.on_failure == OnFailure::Mask;
+        if !ends.contains(&error.kind()) || begins_anew {
+            return error;
+        }
+        self.report_error(&error);
+        self.point_to_report(error)
+    }
+}
+
+/// While it lives, reports may look at the parts of a yard; dropped before they are.
+pub(super) struct Looking(Arc<Desk>);
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        // Waits for a report that is being captured.
+        *self.0.live() = None;
+    }
+}
+
+/// While it lives, the yard's thread is inside a call of an operation.
+pub(super) struct Inside(Arc<Desk>);
+
+impl Inside {
+    /// After [`Track::send`] or [`Track::receive`].
+    pub(super) fn new(desk: &OpenDesk) -> Self {
+        Self(Arc::clone(&desk.0))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.track.leave();
+    }
+}
+
+/// The desk of a yard; nothing is reported once it is dropped.
+pub(super) struct OpenDesk(pub(super) Arc<Desk>);
+
+impl Drop for OpenDesk {
+    fn drop(&mut self) {
+        self.0.is_retired.store(true, Ordering::Release);
+    }
+}

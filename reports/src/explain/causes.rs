@@ -1,0 +1,401 @@
+//! One cause after the other. The first that fits is the root: whoever is dead makes others wait, and
+//! whoever waits makes others wait.
+
+use std::collections::BTreeMap;
+
+use super::evidence::{Loss, SILENT_MS};
+use super::graph::Graph;
+use super::set::Set;
+use super::words::{activity, call, capital, ranks, seconds, verb};
+use super::{Edge, Kind, Verdict};
+use crate::format::{Report, State};
+
+/// An error that came so much earlier than a loss is not its consequence.
+const BEFORE_MS: u64 = 500;
+
+/// The verdict on a set of reports, with what follows from its waits.
+pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
+    let mut verdict = None
+        .or_else(|| ended(set))
+        .or_else(|| silent(set))
+        .or_else(|| broken_link(set))
+        .or_else(|| transport(set))
+        .or_else(|| different_calls(set))
+        .or_else(|| failed(set))
+        .or_else(|| waits(set, edges))
+        .unwrap_or_else(|| nothing(set));
+    let waiting = edges.iter().filter(|edge| edge.counts).take(8).map(|edge| {
+        let Edge { from, to, what, age_ms, .. } = edge;
+        format!("rank {from} waits for rank {to}: {what}, for {}", seconds(*age_ms))
+    });
+    verdict.evidence.extend(waiting);
+    verdict
+}
+
+/// A rank that ended without a word.
+fn ended(set: &Set) -> Option<Verdict> {
+    let loss = set.losses().into_iter().find(|loss| loss.last_words().is_none())?;
+    let earlier = |report: &Report| {
+        let about_it = report.reason.rank == Some(loss.rank);
+        let is_own = report.is_error() && report.reason.kind != "peer_lost";
+        is_own && !about_it && report.unix_ms.saturating_add(BEFORE_MS) < loss.when_ms
+    };
+    if set.all().any(earlier) {
+        return None;
+    }
+    let Loss { rank, why, witnesses, .. } = &loss;
+    let stopped = why.contains("silent");
+    let mut evidence =
+        vec![format!("{} {} it lost", ranks(witnesses), verb(witnesses, "says", "say"))];
+    if set.all().any(|report| report.peer(*rank).is_some_and(|peer| peer.masked)) {
+        evidence.push(format!("the others go on without rank {rank}: losses are masked"));
+    }
+    let report = match set.get(*rank) {
+        Some(_) => "its own report was written before, or after it ran again",
+        None => "it wrote no report",
+    };
+    let (kind, word, fix) = if stopped {
+        (Kind::Stopped, "was stopped, starved or cut off", STOPPED_FIX)
+    } else {
+        (Kind::Dead, "ended without a word", DEAD_FIX)
+    };
+    Some(Verdict {
+        kind,
+        ranks: vec![*rank],
+        sentence: format!("Rank {rank}{} {word}: it {why}, and {report}.", process(set, *rank)),
+        evidence,
+        fix: fix.to_owned(),
+    })
+}
+
+const DEAD_FIX: &str = "read the end of its log and its host's kernel log (out of memory, a signal), \
+                        then restart the job";
+const STOPPED_FIX: &str = "look at its process (state T: stopped by a debugger or a signal; D: in the \
+                           kernel) and at its host and network, then restart the job";
+
+/// ` on host (process 7)`, as far as it is known.
+fn process(set: &Set, rank: u32) -> String {
+    let own = set.get(rank).map(|own| (own.host.clone(), own.pid));
+    let told = || {
+        let peer = set.all().find_map(|report| report.peer(rank))?;
+        Some((peer.host.clone(), peer.pid))
+    };
+    match own.or_else(told) {
+        Some((host, pid)) if pid != 0 => format!(" on {host} (process {pid})"),
+        _ => String::new(),
+    }
+}
+
+/// A rank that is not heard, though it was not given up so far.
+fn silent(set: &Set) -> Option<Verdict> {
+    let silence = set.silent()?;
+    let rank = silence.rank;
+    Some(Verdict {
+        kind: Kind::Stopped,
+        ranks: vec![rank],
+        sentence: format!(
+            "Rank {rank}{} was not heard for {}, and has not reported since: it is stopped, starved or \
+             cut off.",
+            process(set, rank),
+            seconds(silence.ms)
+        ),
+        evidence: vec![format!(
+            "{} {} not hear it; a live rank is heard every 0.1 s, and {} is long",
+            ranks(&silence.witnesses),
+            verb(&silence.witnesses, "does", "do"),
+            seconds(SILENT_MS)
+        )],
+        fix: STOPPED_FIX.to_owned(),
+    })
+}
+
+/// What one rank has sent, and another that lives has not got.
+fn broken_link(set: &Set) -> Option<Verdict> {
+    let mut broken: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let mut evidence = Vec::new();
+    for report in set.all() {
+        let Some(wait) = &report.wait else { continue };
+        let Some((writer, total)) = set.sent_in_vain(report, wait) else { continue };
+        broken.entry(writer).or_default().push(report.rank);
+        evidence.push(format!(
+            "rank {writer} says that it raised {} signal {} of rank {} to {total}; rank {} waits for {} \
+             and sees {}, for {}",
+            wait.level,
+            wait.signal,
+            report.rank,
+            report.rank,
+            wait.expected,
+            wait.found,
+            seconds(wait.age_ms)
+        ));
+        evidence.extend(on_the_way(set, writer, report.rank));
+    }
+    let (from, to) = broken.iter().max_by_key(|(_, to)| to.len())?;
+    let name = link_name(set, *from, to[0]);
+    Some(Verdict {
+        kind: Kind::BrokenLink,
+        ranks: [&[*from], &to[..]].concat(),
+        sentence: format!(
+            "The link from rank {from} to {}{name} carries nothing: what rank {from} has sent does not \
+             arrive, and both ends live.",
+            ranks(to)
+        ),
+        evidence,
+        fix: format!(
+            "look at the NIC, port and cable of rank {from} and of {}, and at the switch between them \
+             (`tokenyard doctor` on both hosts)",
+            ranks(to)
+        ),
+    })
+}
+
+/// Commands on a link that have not ended.
+fn on_the_way(set: &Set, from: u32, to: u32) -> Option<String> {
+    let links = &set.get(from)?.peer(to)?.links;
+    let counts = links.iter().filter_map(|link| link.counts.as_ref());
+    let open = counts.map(|c| c.posted.saturating_sub(c.done)).fold(0, u64::saturating_add);
+    (open > 0).then(|| format!("{open} commands of rank {from} to rank {to} have not ended"))
+}
+
+fn link_name(set: &Set, from: u32, to: u32) -> String {
+    let link = set.get(from).and_then(|report| report.peer(to)?.links.first());
+    link.map_or_else(String::new, |link| format!(" ({}, {})", link.level, link.name))
+}
+
+/// What a transport says itself.
+fn transport(set: &Set) -> Option<Verdict> {
+    let said = set.all().filter(|report| report.reason.kind == "transport");
+    let unwell = set.all().filter(|r| r.transports.iter().any(|t| t.error.is_some()));
+    let report = said.min_by_key(|r| r.unix_ms).or_else(|| unwell.min_by_key(|r| r.unix_ms))?;
+    let health = report.transports.iter().find(|health| health.error.is_some());
+    let about = report.reason.rank.or_else(|| health.and_then(|health| health.rank));
+    let about = about.filter(|rank| *rank != report.rank);
+    let text = if report.is_error() {
+        report.reason.text.clone()
+    } else {
+        health.and_then(|health| health.error.clone()).unwrap_or_default()
+    };
+    let to = about.map_or_else(String::new, |rank| format!(" to rank {rank}"));
+    let mut evidence = Vec::new();
+    for health in &report.transports {
+        let error = health.error.as_deref().unwrap_or("healthy");
+        evidence.push(format!("{} transport {}: {error}", health.level, health.transport));
+    }
+    if let Some(rank) = about.filter(|rank| set.get(*rank).is_none()) {
+        evidence.push(format!("rank {rank} wrote no report: its process or host may have ended"));
+    }
+    let rank = report.rank;
+    Some(Verdict {
+        kind: Kind::TransportError,
+        ranks: std::iter::once(rank).chain(about).collect(),
+        sentence: format!("The transport of rank {rank} reports an error{to}: {text}."),
+        evidence,
+        fix:
+            "look at the device that it names, and at its counterpart (`tokenyard doctor` on both \
+              hosts); the page of the transport lists its errors"
+                .to_owned(),
+    })
+}
+
+/// One operation that ranks called by different names, or that they say does not fit.
+fn different_calls(set: &Set) -> Option<Verdict> {
+    let mut kinds: BTreeMap<u64, BTreeMap<&str, Vec<u32>>> = BTreeMap::new();
+    for report in set.all() {
+        for call in &report.activity.recent {
+            let same = kinds.entry(call.operation).or_default();
+            same.entry(call.kind.as_str()).or_default().push(report.rank);
+        }
+    }
+    let differs = kinds.into_iter().find(|(_, kinds)| kinds.len() > 1);
+    let complaint = set.all().find(|report| report.reason.kind == "mismatch");
+    if differs.is_none() && complaint.is_none() {
+        return None;
+    }
+    let complaints: Vec<String> = complaint
+        .map(|report| format!("rank {} says: {}", report.rank, report.reason.text))
+        .into_iter()
+        .collect();
+    let fix = "let all ranks call the same operations in the same order, with the same layout, types and \
+               handles"
+        .to_owned();
+    let Some((operation, kinds)) = differs else {
+        let report = complaint?;
+        let who = report.reason.rank.map_or_else(|| vec![report.rank], |rank| vec![rank]);
+        let text = &report.reason.text;
+        let sentence = format!("{} called something else: {text}.", capital(&ranks(&who)));
+        let kind = Kind::DifferentCalls;
+        return Some(Verdict { kind, ranks: who, sentence, evidence: complaints, fix });
+    };
+    let groups = kinds.iter().map(|(kind, list)| format!("{} called {kind}", ranks(list)));
+    let groups = groups.collect::<Vec<_>>().join(", and ");
+    // Where as many called the one as the other, nobody can say who is right.
+    let least = kinds.values().map(Vec::len).min().unwrap_or(0);
+    let few = kinds.values().filter(|list| list.len() == least).flatten().copied();
+    let few = sorted(&few.collect::<Vec<_>>());
+    Some(Verdict {
+        kind: Kind::DifferentCalls,
+        ranks: few,
+        sentence: format!("Ranks called different things as operation {operation}: {groups}."),
+        evidence: complaints,
+        fix,
+    })
+}
+
+/// A rank that ended with an error of its own, as it said itself or to the others.
+fn failed(set: &Set) -> Option<Verdict> {
+    let own = set.all().filter(|report| match report.reason.kind.as_str() {
+        "asked" | "deadline" => false,
+        // The program has ended its own part in the world.
+        "peer_lost" => report.reason.rank == Some(report.rank),
+        _ => true,
+    });
+    let verdict = |rank: u32, text: &str, witness: String| Verdict {
+        kind: Kind::Failed,
+        ranks: vec![rank],
+        sentence: format!("Rank {rank}{} ended with an error: {text}.", process(set, rank)),
+        evidence: vec![witness],
+        fix: format!("mend what rank {rank} says, then restart the job"),
+    };
+    if let Some(report) = own.min_by_key(|report| report.unix_ms) {
+        let witness = format!("rank {} reports `{}`", report.rank, report.reason.kind);
+        return Some(verdict(report.rank, &report.reason.text, witness));
+    }
+    // A rank that has a report says more by that than by its last words.
+    let losses = set.losses();
+    let mut unheard = losses.iter().filter(|loss| set.get(loss.rank).is_none());
+    let (loss, words) = unheard.find_map(|loss| Some((loss, loss.last_words()?)))?;
+    let witness = format!("{} heard its last words; it wrote no report", ranks(&loss.witnesses));
+    Some(verdict(loss.rank, words, witness))
+}
+
+/// Where the waits lead to.
+fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
+    if !edges.iter().any(|edge| edge.counts) {
+        return None;
+    }
+    let graph = Graph::new(edges);
+    if let Some((end, waiting)) = graph.end() {
+        return Some(match set.get(end) {
+            Some(report) => holds_up(report, &waiting),
+            None => unknown(set, end, &waiting),
+        });
+    }
+    let circle = graph.circle()?;
+    let steps = circle.iter().zip(circle.iter().cycle().skip(1));
+    let steps = steps.map(|(from, to)| format!("rank {from} for rank {to}"));
+    let calls = circle.iter().filter_map(|rank| set.get(*rank));
+    Some(Verdict {
+        kind: Kind::Cycle,
+        sentence: format!(
+            "{} wait for each other: {}.",
+            capital(&ranks(&sorted(&circle))),
+            steps.collect::<Vec<_>>().join(", ")
+        ),
+        evidence: calls.map(|report| format!("rank {} {}", report.rank, activity(report))).collect(),
+        ranks: circle,
+        fix: "let all ranks send and receive in the same order: where one sends 0, sends 1 and receives 0, \
+              all do; a collective of the world stands between the same operations on all ranks"
+            .to_owned(),
+    })
+}
+
+fn sorted(list: &[u32]) -> Vec<u32> {
+    let mut list = list.to_vec();
+    list.sort_unstable();
+    list.dedup();
+    list
+}
+
+/// A rank that others wait for, and that waits for nobody.
+fn holds_up(report: &Report, waiting: &[u32]) -> Verdict {
+    let now = &report.activity;
+    let rank = report.rank;
+    let (kind, word, fix) = match now.state {
+        State::Send | State::Receive => (
+            Kind::Busy,
+            "is busy",
+            "look at where it is (a debugger, a profiler): it works, or is stuck, inside the library",
+        ),
+        _ => (
+            Kind::Late,
+            "is late",
+            "look at what the program does on that rank between its calls (a debugger, `py-spy dump`); if \
+             it may take so long, raise `world.late_ms` or `world.deadline_ms`",
+        ),
+    };
+    let behind = now.begun_by_all.max(now.begun);
+    Verdict {
+        kind,
+        ranks: vec![rank],
+        sentence: format!(
+            "Rank {rank} {word}: it is {}, and {} {} for it.",
+            activity(report),
+            ranks(waiting),
+            verb(waiting, "waits", "wait")
+        ),
+        evidence: vec![format!(
+            "rank {rank} has begun {} operations{}; the next is number {behind}",
+            now.begun,
+            now.call.as_ref().map_or_else(String::new, |last| format!(", {} last", call(last))),
+        )],
+        fix: fix.to_owned(),
+    }
+}
+
+/// A rank that others wait for, and that says nothing.
+fn unknown(set: &Set, rank: u32, waiting: &[u32]) -> Verdict {
+    let heard = set.all().filter_map(|report| Some(report.peer(rank)?.heard_ms)).min();
+    let heard = heard.map_or_else(String::new, |ms| format!(", was heard {} ago", seconds(ms)));
+    Verdict {
+        kind: Kind::NoReport,
+        ranks: vec![rank],
+        sentence: format!(
+            "{} {} for rank {rank}{}, which lives{heard}, and whose report is not among these.",
+            capital(&ranks(waiting)),
+            verb(waiting, "waits", "wait"),
+            process(set, rank)
+        ),
+        evidence: Vec::new(),
+        fix: format!(
+            "fetch the report of rank {rank} from its host, or ask it: kill -USR1 on its process"
+        ),
+    }
+}
+
+/// No cause was found.
+fn nothing(set: &Set) -> Verdict {
+    let errors: Vec<&Report> = set.all().filter(|report| report.is_error()).collect();
+    let Some(first) = errors.iter().min_by_key(|report| report.unix_ms) else {
+        let begun = set.all().map(|report| report.activity.begun);
+        let (least, most) = (begun.clone().min().unwrap_or(0), begun.max().unwrap_or(0));
+        let masked: Vec<u32> = sorted(
+            &set.all()
+                .flat_map(|report| report.peers.iter().filter(|p| p.masked).map(|p| p.rank))
+                .collect::<Vec<_>>(),
+        );
+        let without = match masked.as_slice() {
+            [] => String::new(),
+            lost => format!(", without {}", ranks(lost)),
+        };
+        return Verdict {
+            kind: Kind::Healthy,
+            ranks: Vec::new(),
+            sentence: format!(
+                "The job goes on{without}: nobody waits for long, and the ranks have begun {least} to \
+                 {most} operations."
+            ),
+            evidence: Vec::new(),
+            fix: String::new(),
+        };
+    };
+    Verdict {
+        kind: Kind::Unclear,
+        ranks: first.reason.rank.into_iter().collect(),
+        sentence: format!(
+            "The reports do not say who is to blame; the first is that of rank {}: {}.",
+            first.rank, first.reason.text
+        ),
+        evidence: Vec::new(),
+        fix: "add the reports of the missing ranks".to_owned(),
+    }
+}

@@ -1,0 +1,113 @@
+//! Who waits for whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Edge;
+use super::evidence::{is_long, stuck_commands};
+use super::set::Set;
+use crate::format::{Collective, Report, State, Wait};
+
+/// The most ranks that one collective is said to wait for.
+const MOST: usize = 256;
+
+/// Every wait that the reports tell of.
+pub(super) fn edges(set: &Set) -> Vec<Edge> {
+    let mut edges = Vec::new();
+    for report in set.all() {
+        if let Some(wait) = &report.wait {
+            edges.push(of_wait(set, report, wait));
+        } else if let Some(collective) = &report.activity.collective {
+            edges.extend(of_collective(set, report, collective));
+        }
+    }
+    edges
+}
+
+fn of_wait(set: &Set, report: &Report, wait: &Wait) -> Edge {
+    let mut what = format!("{} of operation {}", wait.phase, wait.operation);
+    let mut to = set.writer(report, wait).map_or(wait.peer, |(writer, _)| writer);
+    if wait.phase == "queue room"
+        && let Some((rank, count)) = stuck_commands(report)
+    {
+        (to, what) = (rank, format!("{what}: {count} commands to rank {rank} do not end"));
+    }
+    Edge { from: report.rank, to, what, age_ms: wait.age_ms, counts: is_long(report, wait.age_ms) }
+}
+
+/// Who is in a collective waits for all that are not.
+fn of_collective<'a>(
+    set: &'a Set,
+    report: &'a Report,
+    collective: &'a Collective,
+) -> impl Iterator<Item = Edge> + 'a {
+    let is_there = move |other: &Report| {
+        let theirs = other.activity.collective.as_ref();
+        theirs.is_some_and(|c| (&c.name, &c.topic) == (&collective.name, &collective.topic))
+            || other.activity.state == State::Closed
+    };
+    let somebody = set.all().any(|other| !is_there(other));
+    let absent = (0..set.ranks).filter(move |rank| match set.get(*rank) {
+        Some(other) => !is_there(other),
+        // A rank without a report may well be there; it is blamed if nobody else can be.
+        None => !somebody,
+    });
+    absent.take(MOST).map(move |to| Edge {
+        from: report.rank,
+        to,
+        what: format!("{} \"{}\" of the world", collective.name, collective.topic),
+        age_ms: collective.since_ms,
+        counts: is_long(report, collective.since_ms),
+    })
+}
+
+/// The edges by who waits.
+pub(super) struct Graph<'a>(BTreeMap<u32, Vec<&'a Edge>>);
+
+impl<'a> Graph<'a> {
+    pub(super) fn new(edges: &'a [Edge]) -> Self {
+        let mut from: BTreeMap<u32, Vec<&Edge>> = BTreeMap::new();
+        edges.iter().for_each(|edge| from.entry(edge.from).or_default().push(edge));
+        Self(from)
+    }
+
+    fn next(&self, rank: u32) -> impl Iterator<Item = u32> + '_ {
+        self.0.get(&rank).into_iter().flatten().map(|edge| edge.to)
+    }
+
+    /// The ranks that wait for nobody and that most others wait for, in the end; with those others.
+    pub(super) fn end(&self) -> Option<(u32, Vec<u32>)> {
+        let mut waiting: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for from in self.0.keys() {
+            for end in self.reach(*from).into_iter().filter(|rank| !self.0.contains_key(rank)) {
+                waiting.entry(end).or_default().push(*from);
+            }
+        }
+        // Of several, the first one by number.
+        waiting.into_iter().rev().max_by_key(|(_, ranks)| ranks.len())
+    }
+
+    fn reach(&self, from: u32) -> BTreeSet<u32> {
+        let mut seen = BTreeSet::new();
+        let mut todo: Vec<u32> = self.next(from).collect();
+        while let Some(rank) = todo.pop() {
+            if seen.insert(rank) {
+                todo.extend(self.next(rank));
+            }
+        }
+        seen
+    }
+
+    /// A circle of ranks that wait for each other, each for the next one.
+    pub(super) fn circle(&self) -> Option<Vec<u32>> {
+        self.0.keys().find_map(|start| {
+            let mut path = vec![*start];
+            loop {
+                let next = self.next(*path.last()?).next()?;
+                if let Some(first) = path.iter().position(|rank| *rank == next) {
+                    return Some(path.split_off(first));
+                }
+                path.push(next);
+            }
+        })
+    }
+}

@@ -1,0 +1,254 @@
+use super::*;
+use crate::format::{Activity, Call, Collective, Peer, Reason, State, Traffic, Wait};
+
+/// A report of a rank that is asked while it does nothing, in a world of 3.
+fn idle(rank: u32) -> Report {
+    let peer = |rank| Peer { rank, state: "alive".into(), heard_ms: 50, ..Peer::default() };
+    let call = Call { operation: 7, kind: "dispatch".into(), slot: 1 };
+    Report {
+        tokenyard_report: 1,
+        job: "job".into(),
+        rank,
+        ranks: 3,
+        host: format!("host{rank}"),
+        unix_ms: 100_000,
+        reason: Reason { kind: "asked".into(), ..Reason::default() },
+        activity: Activity {
+            state: State::Caller,
+            since_ms: 20,
+            begun: 8,
+            call: Some(call.clone()),
+            recent: vec![call],
+            ..Activity::default()
+        },
+        peers: (0..3).filter(|other| *other != rank).map(peer).collect(),
+        ..Report::default()
+    }
+}
+
+/// The same, of one that waits for the entry of another.
+fn waiting(rank: u32, peer: u32, age_ms: u64) -> Report {
+    let mut report = idle(rank);
+    report.activity.state = State::Receive;
+    report.activity.since_ms = age_ms;
+    report.wait = Some(Wait {
+        phase: "entry".into(),
+        level: "scale-up".into(),
+        peer,
+        signal: 4 + peer,
+        expected: 5,
+        found: 4,
+        operation: 7,
+        age_ms,
+        given_up: false,
+    });
+    report
+}
+
+fn verdict(reports: Vec<Report>) -> (Kind, Vec<u32>, String) {
+    let explanation = explain(reports).expect("there are reports");
+    let Verdict { kind, ranks, sentence, .. } = explanation.verdict;
+    (kind, ranks, sentence)
+}
+
+#[test]
+fn nothing_comes_of_no_report() {
+    assert!(explain(Vec::new()).is_none());
+}
+
+#[test]
+fn short_waits_are_healthy_and_long_ones_lead_to_the_end_of_the_chain() {
+    let (kind, ranks, _) = verdict(vec![idle(0), waiting(1, 0, 30), waiting(2, 1, 30)]);
+    assert_eq!((kind, ranks), (Kind::Healthy, vec![]));
+    let (kind, ranks, sentence) = verdict(vec![idle(0), waiting(1, 0, 9000), waiting(2, 1, 9000)]);
+    assert_eq!((kind, ranks), (Kind::Late, vec![0]), "{sentence}");
+    assert!(sentence.contains("ranks 1-2 wait for it"), "{sentence}");
+}
+
+#[test]
+fn a_rank_that_works_inside_a_call_is_busy_and_not_late() {
+    let mut busy = idle(0);
+    busy.activity.state = State::Send;
+    let (kind, ranks, sentence) = verdict(vec![busy, waiting(1, 0, 9000)]);
+    assert_eq!((kind, ranks), (Kind::Busy, vec![0]), "{sentence}");
+    assert!(sentence.contains("sends dispatch 7"), "{sentence}");
+}
+
+#[test]
+fn a_live_rank_without_a_report_is_asked_for() {
+    let (kind, ranks, sentence) = verdict(vec![waiting(0, 1, 9000), waiting(2, 1, 9000)]);
+    assert_eq!((kind, ranks), (Kind::NoReport, vec![1]));
+    assert!(sentence.contains("which lives, was heard 0.0 s ago"), "{sentence}");
+}
+
+#[test]
+fn a_circle_is_named_in_its_order() {
+    let (kind, ranks, sentence) =
+        verdict(vec![waiting(0, 1, 9000), waiting(1, 2, 9000), waiting(2, 0, 9000)]);
+    assert_eq!((kind, ranks), (Kind::Cycle, vec![0, 1, 2]));
+    assert!(sentence.contains("rank 2 for rank 0"), "{sentence}");
+}
+
+/// `rank` has raised what the two others wait for.
+fn has_sent(mut report: Report, to: u32, total: u64) -> Report {
+    let rank = report.rank;
+    for peer in report.peers.iter_mut().filter(|peer| peer.rank == to) {
+        let raised = vec![(9, 70), (4 + rank, total)];
+        peer.links = vec![Traffic { level: "scale-up".into(), raised, ..Traffic::default() }];
+    }
+    report
+}
+
+#[test]
+fn what_was_sent_and_has_not_come_breaks_a_circle_at_the_link() {
+    let sent = has_sent(waiting(0, 1, 9000), 1, 5);
+    let (kind, ranks, sentence) = verdict(vec![sent, waiting(1, 0, 9000)]);
+    assert_eq!((kind, ranks), (Kind::BrokenLink, vec![0, 1]), "{sentence}");
+    // It has not sent the last one.
+    let sent = has_sent(waiting(0, 1, 9000), 1, 4);
+    assert_eq!(verdict(vec![sent, waiting(1, 0, 9000)]).0, Kind::Cycle);
+}
+
+#[test]
+fn what_may_have_been_sent_after_the_other_rank_reported_breaks_no_link() {
+    let mut late = has_sent(waiting(0, 1, 100), 1, 5);
+    late.unix_ms += 3000;
+    let (kind, ..) = verdict(vec![late, waiting(1, 0, 9000)]);
+    assert_ne!(kind, Kind::BrokenLink);
+}
+
+#[test]
+fn totals_compare_rolling() {
+    let mut sent = has_sent(waiting(0, 1, 9000), 1, 3);
+    let mut waits = waiting(1, 0, 9000);
+    if let Some(wait) = &mut waits.wait {
+        (wait.expected, wait.found) = (u64::MAX, u64::MAX - 1);
+    }
+    assert_eq!(verdict(vec![sent.clone(), waits.clone()]).0, Kind::BrokenLink);
+    sent = has_sent(sent, 1, u64::MAX - 1);
+    assert_eq!(verdict(vec![sent, waits]).0, Kind::Cycle);
+}
+
+#[test]
+fn the_writer_of_a_signal_counts_for_more_than_the_rank_that_is_named() {
+    // Rank 2 hands on for rank 0: it raises signal 4, which rank 1 takes for rank 0's.
+    let mut agent = idle(2);
+    for peer in agent.peers.iter_mut().filter(|peer| peer.rank == 1) {
+        let raised = vec![(4, 4)];
+        peer.links = vec![Traffic { level: "scale-up".into(), raised, ..Traffic::default() }];
+    }
+    let (kind, ranks, sentence) = verdict(vec![idle(0), waiting(1, 0, 9000), agent]);
+    assert_eq!((kind, ranks), (Kind::Late, vec![2]), "{sentence}");
+}
+
+#[test]
+fn who_is_not_in_the_collective_that_the_others_are_in_is_late() {
+    let in_barrier = |rank| {
+        let mut report = idle(rank);
+        let collective = Collective { name: "barrier".into(), topic: "x".into(), since_ms: 5000 };
+        report.activity.collective = Some(collective);
+        report
+    };
+    let (kind, ranks, sentence) = verdict(vec![in_barrier(0), idle(1), in_barrier(2)]);
+    assert_eq!((kind, ranks), (Kind::Late, vec![1]), "{sentence}");
+    let (kind, ranks, _) = verdict(vec![in_barrier(0), in_barrier(2)]);
+    assert_eq!((kind, ranks), (Kind::NoReport, vec![1]));
+}
+
+fn loses(mut report: Report, rank: u32, why: &str, ended_ms: u64) -> Report {
+    for peer in report.peers.iter_mut().filter(|peer| peer.rank == rank) {
+        (peer.state, peer.why, peer.ended_ms) = ("lost".into(), why.into(), Some(ended_ms));
+    }
+    report.reason = Reason { kind: "peer_lost".into(), text: why.into(), rank: Some(rank) };
+    report
+}
+
+#[test]
+fn of_several_lost_ranks_the_first_is_the_cause() {
+    let mut report = loses(idle(0), 2, "closed its connection", 10);
+    report = loses(report, 1, "was silent for 3 s", 900);
+    let (kind, ranks, _) = verdict(vec![report]);
+    assert_eq!((kind, ranks), (Kind::Stopped, vec![1]));
+}
+
+#[test]
+fn a_rank_that_ended_after_an_error_of_another_is_not_its_cause() {
+    let mut first = waiting(0, 2, 9000);
+    first.reason = Reason { kind: "deadline".into(), text: "too late".into(), rank: Some(2) };
+    let mut second = loses(idle(2), 1, "closed its connection", 0);
+    second.unix_ms += 5000;
+    let (kind, ranks, sentence) = verdict(vec![first, second]);
+    assert_eq!((kind, ranks), (Kind::Late, vec![2]), "{sentence}");
+}
+
+#[test]
+fn silence_of_rank_0_explains_the_silence_of_all() {
+    let deaf = |rank| {
+        let mut report = idle(rank);
+        report.peers.iter_mut().for_each(|peer| peer.heard_ms = 4000 + u64::from(peer.rank));
+        report
+    };
+    let (kind, ranks, _) = verdict(vec![deaf(1), deaf(2)]);
+    assert_eq!((kind, ranks), (Kind::Stopped, vec![0]));
+    // Who has reported since was not stopped for good.
+    let mut later = idle(0);
+    later.unix_ms += 100;
+    assert_eq!(verdict(vec![later, idle(1), idle(2)]).0, Kind::Healthy);
+}
+
+#[test]
+fn of_several_jobs_the_latest_counts_and_the_others_are_mentioned() {
+    let mut old = waiting(0, 1, 9000);
+    (old.job, old.unix_ms) = ("old".into(), 5);
+    let explanation = explain(vec![old, idle(0), idle(1), idle(2)]).expect("reports");
+    assert_eq!(explanation.verdict.kind, Kind::Healthy);
+    assert!(explanation.notes[0].contains("1 reports of other jobs"), "{:?}", explanation.notes);
+}
+
+#[test]
+fn of_several_yards_that_report_at_once_the_one_counts_that_is_not_well() {
+    let other = |mut report: Report| {
+        (report.job, report.unix_ms) = ("other".into(), report.unix_ms - 3);
+        report
+    };
+    let well = [idle(0), idle(1), idle(2)];
+    let hangs = [idle(0), waiting(1, 0, 9000), waiting(2, 0, 9000)].map(other);
+    let (kind, ranks, _) = verdict(well.into_iter().chain(hangs).collect());
+    assert_eq!((kind, ranks), (Kind::Late, vec![0]));
+}
+
+#[test]
+fn the_report_of_an_error_counts_for_more_than_a_later_answer() {
+    let mut error = waiting(0, 1, 9000);
+    error.reason = Reason { kind: "deadline".into(), text: "late".into(), rank: Some(1) };
+    let mut answer = idle(0);
+    answer.unix_ms += 9000;
+    let explanation = explain(vec![error, answer, idle(1)]).expect("reports");
+    assert_eq!(explanation.reports.len(), 2);
+    assert_eq!(explanation.verdict.kind, Kind::Late);
+}
+
+#[test]
+fn the_ranks_that_all_have_waited_for_longest_are_named() {
+    let mut reports = vec![idle(0), idle(1), idle(2)];
+    for (at, peer, ms) in [(0, 1, 40), (0, 2, 70), (1, 2, 5), (2, 1, 90)] {
+        let peers = reports[at].peers.iter_mut();
+        peers.filter(|p| p.rank == peer).for_each(|p| p.waited_ms = ms);
+    }
+    let slowest = explain(reports).expect("reports").slowest;
+    let slowest: Vec<(u32, u64)> = slowest.iter().map(|s| (s.rank, s.waited_ms)).collect();
+    assert_eq!(slowest, [(1, 130), (2, 75)]);
+}
+
+#[test]
+fn other_moments_and_other_configs_are_mentioned() {
+    let (first, mut second) = (idle(0), idle(1));
+    second.unix_ms += 12_300;
+    second.config.digest = "beef".into();
+    let explanation = explain(vec![first, second]).expect("reports");
+    let notes = explanation.notes.join("\n");
+    assert!(notes.contains("that of rank 1 was written 12.3 s after that of rank 0"), "{notes}");
+    assert!(notes.contains("or their hosts' clocks differ"), "{notes}");
+    assert!(notes.contains("rank 1 read beef"), "{notes}");
+    assert_eq!(explanation.missing, [2]);
+}

@@ -1,0 +1,66 @@
+//! Words that reports and explanations share.
+
+use crate::format::{Call, Report, State};
+
+/// Milliseconds as seconds: `12.3 s`.
+pub fn seconds(ms: u64) -> String {
+    format!("{}.{} s", ms / 1000, ms % 1000 / 100)
+}
+
+/// A list of ranks as people write it: `rank 3`, `ranks 0-2, 5`.
+pub fn ranks(list: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for rank in list {
+        match runs.last_mut() {
+            Some((_, end)) if end.checked_add(1) == Some(*rank) => *end = *rank,
+            _ => runs.push((*rank, *rank)),
+        }
+    }
+    let one = |(start, end): &(u32, u32)| match start == end {
+        true => start.to_string(),
+        false => format!("{start}-{end}"),
+    };
+    let text = runs.iter().map(one).collect::<Vec<_>>().join(", ");
+    if list.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
+}
+
+/// The verb of so many ranks.
+pub(crate) fn verb<'a>(list: &[u32], one: &'a str, more: &'a str) -> &'a str {
+    if list.len() == 1 { one } else { more }
+}
+
+/// A text as the start of a sentence.
+pub(crate) fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}
+
+/// An operation: `dispatch 7`.
+pub fn call(call: &Call) -> String {
+    format!("{} {}", call.kind, call.operation)
+}
+
+/// Where a rank is, in a few words.
+pub fn activity(report: &Report) -> String {
+    let now = &report.activity;
+    let last = now.call.as_ref().map(call);
+    let place = match (now.state, &last) {
+        (State::Opening, _) => "opens the yard".to_owned(),
+        (State::Caller, None) => "in the caller's code, before operation 0".to_owned(),
+        (State::Caller, Some(call)) => format!("in the caller's code, after a call of {call}"),
+        (State::Send, Some(call)) => format!("sends {call}"),
+        (State::Receive, Some(call)) => format!("receives {call}"),
+        (State::Closed, _) => "closed the yard".to_owned(),
+        _ => "unknown".to_owned(),
+    };
+    let since = seconds(now.since_ms);
+    match &now.collective {
+        Some(c) => format!(
+            "{place}, {since}; in {} \"{}\" of the world, {}",
+            c.name,
+            c.topic,
+            seconds(c.since_ms)
+        ),
+        None => format!("{place}, {since}"),
+    }
+}

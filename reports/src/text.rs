@@ -1,0 +1,93 @@
+//! A report as people read it.
+
+use std::fmt::Write;
+
+use crate::explain::words::{activity, seconds};
+use crate::format::{Peer, Report, Traffic};
+
+/// The report in lines, for a terminal or a file.
+pub fn text(report: &Report) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = write(&mut out, report);
+    out
+}
+
+fn write(out: &mut String, r: &Report) -> std::fmt::Result {
+    writeln!(
+        out,
+        "tokenyard {}: report of rank {} of {} at {}",
+        r.version, r.rank, r.ranks, r.time
+    )?;
+    writeln!(out, "  job {}, host {}, process {}", r.job, r.host, r.pid)?;
+    writeln!(out, "  why: {} ({})", r.reason.kind, r.reason.text)?;
+    writeln!(
+        out,
+        "  config {} ({}): deadline_ms = {}, late_ms = {}, on_failure = \"{}\"",
+        r.config.file, r.config.digest, r.config.deadline_ms, r.config.late_ms, r.config.on_failure
+    )?;
+    let name = |part: &Option<String>| part.clone().unwrap_or_else(|| "none".into());
+    let (up, down) = (name(&r.parts.scale_up), name(&r.parts.scale_out));
+    writeln!(out, "  kernels {}, scale-up {up}, scale-out {down}", r.parts.kernels)?;
+    writeln!(out, "  now: {}", activity(r))?;
+    if let Some(wait) = &r.wait {
+        let word = if wait.given_up { "gave up waiting" } else { "waits" };
+        writeln!(
+            out,
+            "  {word} for rank {}: phase {}, operation {}, {} signal {} at {} of {}, since {}",
+            wait.peer,
+            wait.phase,
+            wait.operation,
+            wait.level,
+            wait.signal,
+            wait.found,
+            wait.expected,
+            seconds(wait.age_ms)
+        )?;
+    }
+    for health in &r.transports {
+        let error = health.error.as_deref().unwrap_or("healthy");
+        writeln!(out, "  {} transport {}: {error}", health.level, health.transport)?;
+    }
+    for lane in &r.lanes {
+        writeln!(
+            out,
+            "  {} lane {}: {} posted, {} done, {} of {} in flight",
+            lane.level, lane.lane, lane.posted, lane.done, lane.in_flight, lane.depth
+        )?;
+    }
+    r.peers.iter().try_for_each(|peer| write_peer(out, peer))?;
+    let slowest = r.slowest.iter().map(|s| format!("rank {} {}", s.rank, seconds(s.waited_ms)));
+    let slowest: Vec<_> = slowest.collect();
+    if !slowest.is_empty() {
+        writeln!(out, "  waited longest for: {}", slowest.join(", "))?;
+    }
+    Ok(())
+}
+
+fn write_peer(out: &mut String, peer: &Peer) -> std::fmt::Result {
+    let masked = if peer.masked { ", masked" } else { "" };
+    let why = if peer.why.is_empty() { String::new() } else { format!(" ({})", peer.why) };
+    writeln!(
+        out,
+        "  rank {} on {} (process {}): {}{why}{masked}, heard {} ago, waited for {}",
+        peer.rank,
+        peer.host,
+        peer.pid,
+        peer.state,
+        seconds(peer.heard_ms),
+        seconds(peer.waited_ms)
+    )?;
+    peer.links.iter().try_for_each(|link| write_link(out, link))
+}
+
+fn write_link(out: &mut String, link: &Traffic) -> std::fmt::Result {
+    let Some(c) = &link.counts else {
+        return writeln!(out, "    {} {}: not counted", link.level, link.name);
+    };
+    writeln!(
+        out,
+        "    {} {}: signals {} sent, {} received of {} expected; commands {} posted, {} done",
+        link.level, link.name, c.sent, c.received, c.expected, c.posted, c.done
+    )
+}

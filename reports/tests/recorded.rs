@@ -1,0 +1,107 @@
+//! Reports of jobs that went wrong, as real processes wrote them (`cli/tests/reports` plays them), and what
+//! is to be said of them.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panic")]
+
+use std::path::{Path, PathBuf};
+
+use tokenyard_reports::explain::{Explanation, explain};
+use tokenyard_reports::{Report, read, text};
+
+/// The folder of a set, the kind of the verdict, and the ranks that it names.
+const SETS: [(&str, &str, &[u32]); 17] = [
+    ("a_job_that_goes_on_is_healthy", "healthy", &[]),
+    ("a_link_between_domains_that_carries_nothing_is_named", "broken_link", &[1, 3]),
+    ("a_link_that_carries_nothing_is_named_before_the_deadline", "broken_link", &[1, 0]),
+    ("a_link_that_carries_nothing_is_named_with_both_ends", "broken_link", &[1, 0]),
+    ("a_rank_that_failed_by_itself_is_named_with_its_words", "failed", &[1]),
+    ("a_rank_that_is_stopped_is_named_before_the_deadline", "stopped", &[1]),
+    ("a_rank_that_others_go_on_without_is_named", "dead", &[1]),
+    ("a_rank_that_sleeps_between_send_and_receive_is_named", "late", &[1]),
+    ("a_rank_that_sleeps_in_its_own_code_is_named", "late", &[1]),
+    ("a_rank_that_sleeps_in_its_own_code_is_named_before_the_deadline", "late", &[1]),
+    ("a_rank_that_sleeps_is_named_among_domains", "late", &[1]),
+    ("a_rank_that_was_killed_is_named", "dead", &[1]),
+    ("a_rank_that_was_stopped_is_named", "stopped", &[1]),
+    ("a_rank_whose_commands_stop_is_named_with_those_that_miss_them", "broken_link", &[1, 0, 2]),
+    ("an_error_of_a_transport_is_named_with_both_ends", "transport_error", &[1, 0]),
+    ("ranks_that_call_different_operations_are_named", "different_calls", &[1]),
+    ("ranks_that_wait_for_each_other_are_named", "cycle", &[0, 1]),
+];
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().flatten();
+    let mut files: Vec<_> = entries.map(|entry| entry.path()).collect();
+    files.sort();
+    files
+}
+
+fn recorded() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded")
+}
+
+fn reports_of(set: &str) -> Vec<Report> {
+    let files = files(&recorded().join(set));
+    assert!(!files.is_empty(), "{set} is empty");
+    files.iter().map(|file| read(&std::fs::read(file).unwrap()).unwrap()).collect()
+}
+
+fn explained(reports: Vec<Report>) -> Explanation {
+    explain(reports).unwrap()
+}
+
+#[test]
+fn every_recorded_job_is_explained_as_what_it_was() {
+    for (set, kind, ranks) in SETS {
+        let explanation = explained(reports_of(set));
+        let verdict = &explanation.verdict;
+        assert_eq!((verdict.kind.name(), &verdict.ranks[..]), (kind, ranks), "{set}: {verdict:#?}");
+    }
+}
+
+#[test]
+fn every_recorded_set_has_its_verdict_here() {
+    let names = files(&recorded());
+    let names: Vec<_> =
+        names.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+    let mut known = SETS.map(|(set, ..)| set);
+    known.sort_unstable();
+    assert_eq!(names, known);
+}
+
+#[test]
+fn the_order_of_files_does_not_matter() {
+    for (set, ..) in SETS {
+        let mut reversed = reports_of(set);
+        reversed.reverse();
+        assert_eq!(explained(reversed), explained(reports_of(set)), "{set}");
+    }
+}
+
+/// Another rank may be named then, whose last words the others heard. But nobody is called dead or stopped
+/// for want of a report.
+#[test]
+fn a_report_that_is_missing_makes_nobody_dead() {
+    for (set, kind, _) in SETS {
+        let all = reports_of(set);
+        for without in 0..all.len() {
+            let mut some = all.clone();
+            let left_out = some.remove(without).rank;
+            let verdict = explained(some).verdict;
+            let found = verdict.kind.name();
+            assert!(!["dead", "stopped"].contains(&found) || found == kind, "{set}: {verdict:#?}");
+            let is_new = found == "failed" && found != kind;
+            assert!(!is_new || verdict.ranks == [left_out], "{set}: {verdict:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_recorded_report_reads_as_text() {
+    let reports = reports_of("a_link_that_carries_nothing_is_named_with_both_ends");
+    let text = text(&reports[1]);
+    for part in
+        ["report of rank 1 of 3", "waits for rank 0: phase dispatch rows", "waited longest for"]
+    {
+        assert!(text.contains(part), "{part} is missing in:\n{text}");
+    }
+}
