@@ -48,14 +48,21 @@ impl<T> Fact<T> {
         }
     }
 
+    /// Unknown for the same reason, of another type; missing if this one is known.
+    pub(crate) fn unknown<U>(&self) -> Fact<U> {
+        match self {
+            Self::Known(_) | Self::Missing => Fact::Missing,
+            Self::Denied => Fact::Denied,
+            Self::Garbled => Fact::Garbled,
+            Self::Late => Fact::Late,
+        }
+    }
+
     /// Another value made of this one; `None` from `make` makes it [`Fact::Garbled`].
     pub fn and_then<U>(self, make: impl FnOnce(T) -> Option<U>) -> Fact<U> {
         match self {
             Self::Known(value) => make(value).map_or(Fact::Garbled, Fact::Known),
-            Self::Missing => Fact::Missing,
-            Self::Denied => Fact::Denied,
-            Self::Garbled => Fact::Garbled,
-            Self::Late => Fact::Late,
+            other => other.unknown(),
         }
     }
 }

@@ -4,12 +4,13 @@
 //! Linux tells in `sys`, `proc`, `dev` and a few folders of libraries. The doctor judges what it
 //! finds; the topology chooses NICs by it. Nothing here judges.
 //!
-//! Nothing fails: what is missing, refused or nonsense is a [`Fact`] that says so. No call opens a
-//! device, writes, or waits.
+//! Nothing fails: what is missing, refused or nonsense is a [`Fact`] that says so. No reading opens
+//! a device, writes, or waits.
 //!
-//! One module per subject holds its types and how they are read: [`fact`], [`pci`], [`nic`],
-//! [`net`], [`gpu`], [`numa`], [`limits`], [`modules`], [`container`], [`libraries`],
-//! [`commands`].
+//! [`tree`] reads below a root, and holds the recorded trees. [`fact`] says what is unknown and
+//! why. Then one module per subject holds its types and how they are read: [`pci`], [`nic`],
+//! [`net`], [`gpu`], [`numa`], [`limits`], [`modules`], [`container`], [`libraries`], and
+//! [`commands`] for what no file tells.
 
 pub mod commands;
 pub mod container;
@@ -22,12 +23,13 @@ pub mod net;
 pub mod nic;
 pub mod numa;
 pub mod pci;
+pub mod tree;
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-pub use commands::FabricDomain;
+pub use commands::{FabricDomain, Outputs};
 pub use container::{Access, Capabilities, Cgroup, Container, Devices, Seccomp};
 pub use fact::Fact;
 pub use gpu::{Gpu, GpuFabric, GpuVendor, KfdLink, KfdLinkKind, NvLink, NvidiaDriver};
@@ -38,6 +40,7 @@ pub use net::{Bond, Interface};
 pub use nic::{Gid, GidKind, LinkLayer, LinkRate, Nic, NicFamily, Port, PortState};
 pub use numa::NumaNode;
 pub use pci::{Acs, Distance, Iommu, PciAddress, PciFunction, PcieControl, PcieLink};
+pub use tree::Tree;
 
 /// What a node has. Lists are in order of name, number or PCI address.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -70,4 +73,47 @@ pub struct Machine {
     pub libraries: Libraries,
     /// What libfabric offers; missing where `fi_info` was not run.
     pub fabrics: Fact<Vec<FabricDomain>>,
+}
+
+impl Machine {
+    /// Reads the node below `tree`'s root. Of what only commands tell there is what the tree
+    /// recorded, and nothing of the running system: no command is run.
+    pub fn read(tree: &Tree) -> Self {
+        Self::read_with(tree, &Outputs::recorded(tree))
+    }
+
+    /// Reads the node below `tree`'s root, with the outputs of [`commands::capture`].
+    pub fn read_with(tree: &Tree, outputs: &Outputs) -> Self {
+        let pci = pci::read(tree);
+        let container = container::read(tree);
+        let search_path = container.environment.get("LD_LIBRARY_PATH").map_or("", String::as_str);
+        Self {
+            kernel: modules::read_kernel(tree),
+            numa: numa::read(tree),
+            gpus: gpu::read(tree, &pci, &gpu::told(outputs)),
+            pci,
+            iommu: pci::read_iommu(tree),
+            nics: nics(tree, outputs),
+            interfaces: net::read(tree),
+            nvidia: gpu::read_driver(tree),
+            modules: modules::read(tree),
+            limits: limits::read(tree),
+            devices: container::read_devices(tree),
+            libraries: libraries::read(tree, search_path),
+            container,
+            fabrics: outputs.fi_info.clone().and_then(|text| Some(commands::fabrics(&text))),
+        }
+    }
+}
+
+fn nics(tree: &Tree, outputs: &Outputs) -> Vec<Nic> {
+    let mut nics = nic::read(tree);
+    if let Fact::Known(text) = &outputs.ibv_devinfo {
+        for ((device, port), mtu) in commands::active_mtus(text) {
+            if let Some(nic) = nics.iter_mut().find(|nic| nic.name == device) {
+                nic.active_mtu.insert(port, mtu);
+            }
+        }
+    }
+    nics
 }

@@ -5,7 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde::Serialize;
 
-use crate::{Fact, PciAddress};
+use crate::tree::{Tree, natural};
+use crate::{Fact, PciAddress, pci};
 
 /// An RDMA device: an entry of `sys/class/infiniband`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -158,3 +159,198 @@ pub enum GidKind {
     /// RoCE v2: over UDP, so routable.
     RoceV2,
 }
+
+const DEVICES: &str = "sys/class/infiniband";
+const VERBS: &str = "sys/class/infiniband_verbs";
+/// Most entries of a GID table that are read; ConnectX has 255 of RoCE.
+const MOST_GIDS: usize = 256;
+/// Counters that tell of trouble. Those of traffic are left out.
+const COUNTERS: [&str; 6] = [
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "excessive_buffer_overrun_errors",
+];
+const HARDWARE_COUNTERS: [&str; 14] = [
+    "out_of_sequence",
+    "packet_seq_err",
+    "rnr_nak_retry_err",
+    "local_ack_timeout_err",
+    "implied_nak_seq_err",
+    "out_of_buffer",
+    "req_cqe_error",
+    "resp_cqe_error",
+    "roce_adp_retrans_to",
+    "np_cnp_sent",
+    "rp_cnp_handled",
+    "rx_drops",
+    "retrans_timeout_events",
+    "unresponsive_remote_events",
+];
+
+impl Nic {
+    /// The port of that number.
+    pub fn port(&self, number: u32) -> Option<&Port> {
+        self.ports.iter().find(|port| port.number == number)
+    }
+}
+
+impl Port {
+    /// The port's state is known to be one that carries traffic.
+    pub fn is_active(&self) -> bool {
+        matches!(self.state, Fact::Known(PortState::Active | PortState::Deferred))
+    }
+}
+
+pub(crate) fn read(tree: &Tree) -> Vec<Nic> {
+    let verbs: Vec<(String, String)> = tree
+        .list(VERBS)
+        .into_iter()
+        .filter_map(|node| Some((tree.text(&format!("{VERBS}/{node}/ibdev")).get()?, node)))
+        .collect();
+    let mut nics: Vec<Nic> = tree.list(DEVICES).into_iter().map(|name| nic(tree, name)).collect();
+    for nic in &mut nics {
+        if let Some((_, node)) = verbs.iter().find(|(name, _)| *name == nic.name) {
+            nic.uverbs = Fact::Known(node.clone());
+        }
+    }
+    nics.sort_by(|a, b| natural(&a.name, &b.name));
+    nics
+}
+
+fn nic(tree: &Tree, name: String) -> Nic {
+    let path = format!("{DEVICES}/{name}");
+    let file = |rest: &str| format!("{path}/{rest}");
+    let text = |rest: &str| tree.word(&file(rest), |text| Some(text.to_owned()));
+    let device = tree.target_name(&file("device"));
+    let driver = tree.target_name(&file("device/driver"));
+    let interfaces = match text("parent") {
+        Fact::Known(parent) => vec![parent],
+        _ => tree.list(&file("device/net")),
+    };
+    Nic {
+        family: family(driver.known().map_or("", String::as_str), &name),
+        driver,
+        pci: match device {
+            Fact::Known(device) => device.parse().map_or(Fact::Missing, Fact::Known),
+            _ => Fact::Missing,
+        },
+        numa_node: pci::numa_node(tree, &file("device")),
+        hca_type: text("hca_type"),
+        board_id: text("board_id"),
+        firmware: text("fw_ver"),
+        node_guid: text("node_guid"),
+        uverbs: Fact::Missing,
+        interfaces,
+        ports: tree
+            .list(&file("ports"))
+            .iter()
+            .filter_map(|number| Some(port(tree, number.parse().ok()?, &file("ports"))))
+            .collect(),
+        active_mtu: BTreeMap::new(),
+        name,
+    }
+}
+
+fn family(driver: &str, name: &str) -> NicFamily {
+    match driver {
+        "mlx5_core" => NicFamily::Mlx5,
+        "efa" => NicFamily::Efa,
+        "ionic" => NicFamily::Ionic,
+        "bnxt_en" => NicFamily::Broadcom,
+        "irdma" | "ice" | "i40e" => NicFamily::Intel,
+        "erdma" => NicFamily::Erdma,
+        _ if name.starts_with("rxe") => NicFamily::Rxe,
+        _ if name.starts_with("siw") => NicFamily::Siw,
+        _ => NicFamily::Other,
+    }
+}
+
+fn port(tree: &Tree, number: u32, ports: &str) -> Port {
+    let path = format!("{ports}/{number}");
+    let file = |rest: &str| format!("{path}/{rest}");
+    let gids = tree.list(&file("gids"));
+    let mut counters = BTreeMap::new();
+    let kinds = [("counters", &COUNTERS[..]), ("hw_counters", &HARDWARE_COUNTERS[..])];
+    for (folder, names) in kinds {
+        for name in names {
+            if let Fact::Known(value) = tree.value(&file(&format!("{folder}/{name}"))) {
+                counters.insert((*name).to_owned(), value);
+            }
+        }
+    }
+    Port {
+        number,
+        state: tree.word(&file("state"), port_state),
+        physical: tree.word(&file("phys_state"), |text| {
+            Some(text.split_once(':').map_or(text, |(_, name)| name).trim().to_owned())
+        }),
+        rate: tree.word(&file("rate"), link_rate),
+        link_layer: tree.word(&file("link_layer"), link_layer),
+        lid: tree.word(&file("lid"), |text| u32::try_from(pci::hex(text)?).ok()),
+        gids: gids.iter().take(MOST_GIDS).filter_map(|index| gid(tree, index, &path)).collect(),
+        counters,
+    }
+}
+
+fn gid(tree: &Tree, index: &str, port: &str) -> Option<Gid> {
+    let number = index.parse().ok()?;
+    let address: Ipv6Addr = tree.value(&format!("{port}/gids/{index}")).get()?;
+    if address.is_unspecified() {
+        return None;
+    }
+    Some(Gid {
+        index: number,
+        address,
+        kind: tree.word(&format!("{port}/gid_attrs/types/{index}"), |text| match text {
+            "RoCE v2" => Some(GidKind::RoceV2),
+            "IB/RoCE v1" => Some(GidKind::IbOrRoceV1),
+            _ => None,
+        }),
+        interface: tree
+            .word(&format!("{port}/gid_attrs/ndevs/{index}"), |text| Some(text.to_owned())),
+    })
+}
+
+/// `4: ACTIVE`.
+fn port_state(text: &str) -> Option<PortState> {
+    match text.split(':').next()?.trim() {
+        "1" => Some(PortState::Down),
+        "2" => Some(PortState::Init),
+        "3" => Some(PortState::Armed),
+        "4" => Some(PortState::Active),
+        "5" => Some(PortState::Deferred),
+        _ => None,
+    }
+}
+
+fn link_layer(text: &str) -> Option<LinkLayer> {
+    match text {
+        "InfiniBand" => Some(LinkLayer::InfiniBand),
+        "Ethernet" => Some(LinkLayer::Ethernet),
+        "Unspecified" | "Unknown" => Some(LinkLayer::Unspecified),
+        _ => None,
+    }
+}
+
+/// `400 Gb/sec (4X NDR)`, `2.5 Gb/sec (1X SDR)`, `100 Gb/sec`.
+fn link_rate(text: &str) -> Option<LinkRate> {
+    let (number, rest) = text.split_once(" Gb/sec")?;
+    let gigabits: f64 = number.trim().parse().ok()?;
+    let inside = rest.trim().trim_start_matches('(').trim_end_matches(')');
+    let (lanes, generation) = match inside.split_once("X ") {
+        Some((lanes, generation)) => (lanes.parse().ok(), Some(generation.trim().to_owned())),
+        None => (inside.strip_suffix('X').and_then(|lanes| lanes.parse().ok()), None),
+    };
+    (0.0..1e6).contains(&gigabits).then(|| LinkRate {
+        megabits: (gigabits * 1000.0).round() as u64,
+        lanes,
+        generation,
+    })
+}
+
+#[cfg(test)]
+#[path = "nic_tests.rs"]
+mod tests;

@@ -2,7 +2,8 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::Fact;
+use crate::tree::Tree;
+use crate::{Fact, Machine};
 
 /// Address of a PCI function: domain, bus, device, function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -127,3 +128,260 @@ pub struct Iommu {
     /// Names of the units: `dmar0` (Intel), `ivhd0` (AMD), `smmu3.0x...` (Arm). None: it is off.
     pub units: Vec<String>,
 }
+
+const FUNCTIONS: &str = "sys/bus/pci/devices";
+/// Most functions that are read; a node with virtual functions may have thousands.
+const MOST_FUNCTIONS: usize = 4096;
+
+impl std::str::FromStr for PciAddress {
+    type Err = ();
+
+    /// Reads `0000:18:00.0`, and the form with eight digits of domain that `nvidia-smi` writes.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let parse = || {
+            let (domain, rest) = text.split_once(':')?;
+            let (bus, rest) = rest.split_once(':')?;
+            let (device, function) = rest.split_once('.')?;
+            Some(Self {
+                domain: u32::from_str_radix(domain, 16).ok()?,
+                bus: u8::from_str_radix(bus, 16).ok()?,
+                device: u8::from_str_radix(device, 16).ok().filter(|d| *d < 32)?,
+                function: function.parse().ok().filter(|f| *f < 8)?,
+            })
+        };
+        parse().ok_or(())
+    }
+}
+
+impl Machine {
+    /// The PCI function at an address, if it was read.
+    pub fn pci_at(&self, address: PciAddress) -> Option<&PciFunction> {
+        let at = self.pci.binary_search_by_key(&address, |function| function.address).ok()?;
+        self.pci.get(at)
+    }
+
+    /// How far two PCI functions are apart.
+    pub fn distance(&self, a: PciAddress, b: PciAddress) -> Distance {
+        match (self.pci_at(a), self.pci_at(b)) {
+            (Some(a), Some(b)) => a.distance(b),
+            _ => Distance::Unknown,
+        }
+    }
+}
+
+impl PciFunction {
+    /// How far another function is.
+    pub fn distance(&self, other: &Self) -> Distance {
+        let common = self
+            .bridges
+            .iter()
+            .zip(&other.bridges)
+            .take_while(|(ours, theirs)| ours == theirs)
+            .count();
+        if common > 0 {
+            // Below the last common bridge there is at most the switch's own port to each.
+            let below = self.bridges.len().max(other.bridges.len()) - common;
+            return if below <= 1 { Distance::SameSwitch } else { Distance::SameRootPort };
+        }
+        if let (Fact::Known(ours), Fact::Known(theirs)) = (&self.host_bridge, &other.host_bridge)
+            && ours == theirs
+        {
+            return Distance::SameHostBridge;
+        }
+        match (self.numa_node, other.numa_node) {
+            (Fact::Known(ours), Fact::Known(theirs)) if ours == theirs => Distance::SameNumaNode,
+            (Fact::Known(_), Fact::Known(_)) => Distance::Across,
+            _ => Distance::Unknown,
+        }
+    }
+
+    /// It is a bridge.
+    pub fn is_bridge(&self) -> bool {
+        self.class.known().is_some_and(|class| class >> 16 == 0x06)
+    }
+}
+
+pub(crate) fn read(tree: &Tree) -> Vec<PciFunction> {
+    let mut functions: Vec<_> = tree
+        .list(FUNCTIONS)
+        .iter()
+        .take(MOST_FUNCTIONS)
+        .filter_map(|name| function(tree, name.parse().ok()?, &format!("{FUNCTIONS}/{name}")))
+        .collect();
+    functions.sort_by_key(|function| function.address);
+    functions
+}
+
+pub(crate) fn read_iommu(tree: &Tree) -> Iommu {
+    Iommu { units: tree.list("sys/class/iommu") }
+}
+
+/// NUMA node that a device's file names; the kernel writes -1 for none.
+pub(crate) fn numa_node(tree: &Tree, device: &str) -> Fact<u32> {
+    match tree.value::<i64>(&format!("{device}/numa_node")) {
+        Fact::Known(node) if node < 0 => Fact::Missing,
+        fact => fact.and_then(|node| u32::try_from(node).ok()),
+    }
+}
+
+fn function(tree: &Tree, address: PciAddress, path: &str) -> Option<PciFunction> {
+    let file = |name: &str| format!("{path}/{name}");
+    let class = tree.word(&file("class"), |text| Some(hex(text)? as u32));
+    if !class.known().is_none_or(|class| matters(*class)) {
+        return None;
+    }
+    let (host_bridge, bridges) = match tree.resolve(path) {
+        Fact::Known(resolved) => above(&resolved),
+        _ => (None, Vec::new()),
+    };
+    let config = tree.bytes(&file("config"));
+    let group = tree.target_name(&file("iommu_group")).and_then(|name| name.parse().ok());
+    Some(PciFunction {
+        address,
+        vendor: tree.word(&file("vendor"), |text| Some(hex(text)? as u16)),
+        device: tree.word(&file("device"), |text| Some(hex(text)? as u16)),
+        class,
+        driver: tree.target_name(&file("driver")),
+        numa_node: numa_node(tree, path),
+        link: PcieLink {
+            speed: link_speed(tree.text(&file("current_link_speed"))),
+            width: link_width(tree.value(&file("current_link_width"))),
+            max_speed: link_speed(tree.text(&file("max_link_speed"))),
+            max_width: link_width(tree.value(&file("max_link_width"))),
+        },
+        host_bridge: host_bridge.map_or(Fact::Missing, Fact::Known),
+        bridges,
+        iommu_group: group,
+        iommu_domain: tree.word(&file("iommu_group/type"), |text| Some(text.to_owned())),
+        acs: extended(&config, acs),
+        control: match extended(&config, |bytes| Some(control(bytes))) {
+            Fact::Known(None) => Fact::Missing,
+            fact => fact.and_then(|found| found),
+        },
+        bars: tree.word(&file("resource"), bars),
+        is_virtual_function: tree.has(&file("physfn")),
+    })
+}
+
+/// Networks, displays, bridges, other accelerators, and InfiniBand of the old class.
+fn matters(class: u32) -> bool {
+    matches!(class >> 16, 0x02 | 0x03 | 0x06 | 0x12) || class >> 8 == 0x0c06
+}
+
+/// Host bridge and bridges above a function, from its path below `sys/devices`.
+fn above(path: &str) -> (Option<String>, Vec<PciAddress>) {
+    let mut host = None;
+    let mut bridges = Vec::new();
+    for step in path.split('/') {
+        if step.starts_with("pci") && step.contains(':') {
+            host = Some(step.to_owned());
+            bridges.clear();
+        } else if let Ok(address) = step.parse() {
+            bridges.push(address);
+        }
+    }
+    // The last one is the function itself.
+    bridges.pop();
+    (host, bridges)
+}
+
+/// `0x15b3`, with or without the prefix.
+pub(crate) fn hex(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+}
+
+/// `32.0 GT/s PCIe` in megatransfers a second. `Unknown` is no value.
+fn link_speed(text: Fact<String>) -> Fact<u32> {
+    match text {
+        Fact::Known(text) if matches!(text.as_str(), "" | "Unknown") => Fact::Missing,
+        fact => fact.and_then(|text| {
+            let number: f64 = text.split_whitespace().next()?.parse().ok()?;
+            (0.0..1e6).contains(&number).then(|| (number * 1000.0).round() as u32)
+        }),
+    }
+}
+
+/// The kernel writes 0 for no link and 255 for an unknown one.
+fn link_width(width: Fact<u32>) -> Fact<u32> {
+    match width {
+        Fact::Known(0 | 255) => Fact::Missing,
+        fact => fact,
+    }
+}
+
+/// Sizes of the first six lines of `resource`: start, end and flags in hexadecimal.
+fn bars(text: &str) -> Option<[u64; 6]> {
+    let mut sizes = [0; 6];
+    for (size, line) in sizes.iter_mut().zip(text.lines()) {
+        let mut words = line.split_whitespace();
+        let (start, end) = (hex(words.next()?)?, hex(words.next()?)?);
+        *size = if end == 0 { 0 } else { end.checked_sub(start)?.saturating_add(1) };
+    }
+    Some(sizes)
+}
+
+/// What `find` finds in a configuration space that is there as a whole. The kernel gives the first
+/// 64 bytes to everybody and the rest to `CAP_SYS_ADMIN`.
+fn extended<T>(config: &Fact<Vec<u8>>, find: impl FnOnce(&[u8]) -> Option<T>) -> Fact<T> {
+    match config {
+        Fact::Known(bytes) if bytes.len() == 64 => Fact::Denied,
+        Fact::Known(bytes) => find(bytes).map_or(Fact::Garbled, Fact::Known),
+        Fact::Denied => Fact::Denied,
+        _ => Fact::Missing,
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// Access control of the extended capability 0x000d; `Some(None)` where there is none.
+fn acs(config: &[u8]) -> Option<Option<Acs>> {
+    const ACS: u16 = 0x000d;
+    let mut at = 0x100;
+    // 0x100 to 0xfff has room for 960 capabilities; a list that is longer runs in a circle.
+    for _ in 0..960 {
+        let Some(id) = u16_at(config, at).filter(|id| !matches!(id, 0 | 0xffff)) else {
+            return Some(None);
+        };
+        if id == ACS {
+            let bits = u16_at(config, at + 6)?;
+            return Some(Some(Acs {
+                source_validation: bits & 1 != 0,
+                request_redirect: bits & 4 != 0,
+                completion_redirect: bits & 8 != 0,
+                upstream_forwarding: bits & 16 != 0,
+            }));
+        }
+        at = usize::from(u16_at(config, at + 2)? >> 4);
+        if at < 0x100 {
+            return Some(None);
+        }
+    }
+    None
+}
+
+/// Device control of the PCI Express capability; `None` where there is none.
+fn control(config: &[u8]) -> Option<PcieControl> {
+    const PCI_EXPRESS: u8 = 0x10;
+    let mut at = usize::from(*config.get(0x34)?);
+    for _ in 0..48 {
+        if at < 0x40 {
+            return None;
+        }
+        if *config.get(at)? == PCI_EXPRESS {
+            let bits = u16_at(config, at + 8)?;
+            return Some(PcieControl {
+                max_payload: 128 << ((bits >> 5) & 7),
+                max_read_request: 128 << ((bits >> 12) & 7),
+                relaxed_ordering: bits & 0x10 != 0,
+            });
+        }
+        at = usize::from(*config.get(at + 1)?);
+    }
+    None
+}
+
+#[cfg(test)]
+#[path = "pci_tests.rs"]
+mod tests;
