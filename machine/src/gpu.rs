@@ -11,8 +11,8 @@ use crate::{Fact, PciAddress, PciFunction};
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
-    /// Place in the order of PCI addresses among the GPUs of its vendor, as drivers count with
-    /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+    /// Place among the GPUs of its vendor, as its programs count: in the order of PCI addresses
+    /// (NVIDIA, with `CUDA_DEVICE_ORDER=PCI_BUS_ID`), or of the kernel's nodes (AMD).
     pub index: u32,
     /// Who made it.
     pub vendor: GpuVendor,
@@ -130,11 +130,16 @@ pub(crate) fn read(tree: &Tree, functions: &[PciFunction], told: &Told) -> Vec<G
     let nodes = kfd_nodes(tree);
     let mut gpus: Vec<Gpu> =
         nvidia.zip(0..).map(|(function, index)| nvidia_gpu(tree, function, index, told)).collect();
-    let amd = amd.filter_map(|function| {
-        Some((function, nodes.iter().find(|node| node.pci == Some(function.address))?))
-    });
+    // HIP counts in the order of the kernel's nodes, which is not that of the addresses.
+    let mut amd: Vec<_> = amd
+        .filter_map(|function| {
+            Some((function, nodes.iter().find(|node| node.pci == Some(function.address))?))
+        })
+        .collect();
+    amd.sort_by_key(|(_, node)| node.number);
     gpus.extend(
-        amd.zip(0..)
+        amd.into_iter()
+            .zip(0..)
             .map(|((function, node), index)| amd_gpu(tree, function, index, (node, &nodes))),
     );
     gpus
