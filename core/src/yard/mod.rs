@@ -25,6 +25,7 @@ mod claims;
 mod copy_out;
 mod levels;
 mod memory;
+mod nics;
 mod operations;
 mod output;
 mod places;
