@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{Distance, Fact, LinkLayer, Machine, Nic, PciAddress};
+use crate::{Distance, Fact, LinkLayer, Machine, Nic, NicFamily, PciAddress};
 
 /// Where a process works, for the distance to NICs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Machine {
         let mut nics: Vec<&Nic> = self
             .nics
             .iter()
-            .filter(|nic| nic.pci.known().is_some() && self.unusable(nic).is_none())
+            .filter(|nic| nic.is_hardware() && self.unusable(nic).is_none())
             .collect();
         prefer(&mut nics, |nic| !self.is_virtual_function(nic));
         prefer(&mut nics, |nic| {
@@ -88,6 +88,12 @@ impl Machine {
 }
 
 impl Nic {
+    /// It has a PCI function of its own. Soft-RoCE may show that of the interface below it.
+    pub fn is_hardware(&self) -> bool {
+        let is_software = matches!(self.family, NicFamily::Rxe | NicFamily::Siw);
+        self.pci.known().is_some() && !is_software
+    }
+
     /// Rate of the fastest active port in megabits a second; 0 where none says it.
     pub fn megabits(&self) -> u64 {
         let active = self.ports.iter().filter(|port| port.is_active());

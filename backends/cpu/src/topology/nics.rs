@@ -104,7 +104,7 @@ fn in_words(why: Unusable) -> &'static str {
 fn warn_of_nearer(machine: &Machine, seat: Seat) {
     let distance = |nic: &Nic| machine.nic_distance(seat, nic);
     let chosen = machine.serving_nics().iter().map(|nic| distance(nic)).min();
-    for nic in machine.nics.iter().filter(|nic| nic.pci.known().is_some()) {
+    for nic in machine.nics.iter().filter(|nic| nic.is_hardware()) {
         if let (Some(why), Some(chosen)) = (machine.unusable(nic), chosen)
             && distance(nic) < chosen
         {

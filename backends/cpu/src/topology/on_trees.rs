@@ -153,6 +153,16 @@ fn a_storage_nic_farther_away_or_slower_is_not_chosen() {
 }
 
 #[test]
+fn soft_roce_is_left_to_the_transport_even_where_it_shows_the_card_below_it() {
+    let soft = "sys/class/infiniband/soft/parent = ibp24s0\n\
+        sys/class/infiniband/soft/device -> ../../../bus/pci/devices/0000:18:00.0\n\
+        sys/class/infiniband/soft/ports/1/state = 4: ACTIVE\n\
+        sys/class/infiniband/soft/ports/1/rate = 800 Gb/sec (4X XDR)\n";
+    let node = Tree::recorded(&(text("hgx-cx7.tree") + soft)).unwrap();
+    assert_eq!(table(&Machine::read_places(&node), 1, None), ["0 0 mlx5_0"]);
+}
+
+#[test]
 fn a_list_in_the_config_is_what_ranks_choose_from_and_a_table_is_taken_as_it_is() {
     let node = machine("hgx-cx7.tree");
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
