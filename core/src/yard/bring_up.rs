@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::claims::Claims;
 use super::levels::{LevelReport, Levels, Transports};
+use super::nics;
 use super::places::{discover_all, domains, scattered};
 use super::progress::Progress;
 use super::reporter::{Counters, Desk, Live, Looking, Meeting, OpenDesk};
@@ -21,7 +22,7 @@ use crate::host::{OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape};
 use crate::link::Link;
 use crate::moe::{Shape, TopkScratch};
-use crate::topology::Place;
+use crate::topology::{Place, share_nics};
 use crate::transport::{NO_CAPABILITIES, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -150,13 +151,19 @@ fn bring_up(
     let kernels_part = registry.kernels(&config.kernels.name)?;
     let number = agree(members, config, &options)?;
     meet(members, &desk.0)?;
-    let places = discover_all(members, config, &registry)?;
+    let mut places = discover_all(members, config, &registry)?;
+    share_nics(&mut places);
     let domains = match (&config.scale_up, config.domains) {
         // No row goes by the domains.
         (None, None) => scattered(&places),
         (_, wanted) => domains(&places, wanted)?,
     };
+    let mut warnings = unknown_tables(config, &registry);
+    warnings.extend(nics::even_out(&mut places, domains)?);
     let mut levels = Levels::choose(members, config, &registry, domains)?;
+    if let Some(Some(mine)) = places.get(world.rank() as usize) {
+        levels.use_nics(&mine.nics);
+    }
     if world.on_failure() == OnFailure::Mask && levels.domains > 1 {
         levels.put_only();
     }
@@ -197,7 +204,7 @@ fn bring_up(
         kernels: kernels.name().to_owned(),
         scale_up,
         scale_out,
-        warnings: unknown_tables(config, &registry),
+        warnings,
         domains,
         algorithm: if levels.domains == 1 { "direct" } else { "hierarchical" },
         places,

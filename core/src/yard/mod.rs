@@ -26,6 +26,7 @@ mod copy_out;
 mod graph;
 mod levels;
 mod memory;
+mod nics;
 mod operations;
 mod output;
 mod places;

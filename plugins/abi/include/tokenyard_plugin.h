@@ -335,17 +335,17 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 6977574042058598274
+#define TY_TRANSPORT_LAYOUT 14435844322290853498ull
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
  */
-#define TY_TOPOLOGY_LAYOUT 7007998519643460663
+#define TY_TOPOLOGY_LAYOUT 17388987297704802897ull
 
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 17318289017620835059ull
+#define TY_KERNELS_LAYOUT 11196573915428035387ull
 
 /**
  * Major version of the topology ABI.
@@ -355,12 +355,27 @@ struct TyTransportTable;
 /**
  * Minor version of the topology ABI.
  */
-#define TY_TOPOLOGY_MINOR 0
+#define TY_TOPOLOGY_MINOR 1
 
 /**
  * Bytes that fit a host's identity.
  */
 #define TY_HOST_BYTES 64
+
+/**
+ * Most NICs of a place.
+ */
+#define TY_PLACE_NICS 8
+
+/**
+ * Bytes that fit the name of a NIC.
+ */
+#define TY_NIC_BYTES 64
+
+/**
+ * The operator named the NICs: they are used as they are, and not shared out among ranks.
+ */
+#define TY_PLACE_NICS_GIVEN 1
 
 /**
  * Major version of the transport ABI.
@@ -370,7 +385,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 3
+#define TY_TRANSPORT_MINOR 4
 
 /**
  * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -1120,6 +1135,15 @@ typedef struct TyTransportOpen {
    * What will be used.
    */
   struct TyTransportNeeds needs;
+  /**
+   * `nic_count` names of NICs that the topology chose for this rank. None: it chose none. A
+   * transport whose table names NICs uses those.
+   */
+  const struct TyStr *nics;
+  /**
+   * Number of `nics`.
+   */
+  size_t nic_count;
 } TyTransportOpen;
 
 /**
@@ -1998,9 +2022,22 @@ typedef struct TyPlace {
    */
   uint32_t processors;
   /**
+   * Bits `TY_PLACE_*`.
+   */
+  uint32_t flags;
+  /**
+   * How many of `nics` are set.
+   */
+  uint32_t nic_count;
+  /**
    * Zero.
    */
   uint32_t reserved;
+  /**
+   * NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name
+   * the same ones share them out. UTF-8, ended by a zero byte or the array's end.
+   */
+  uint8_t nics[TY_PLACE_NICS][TY_NIC_BYTES];
 } TyPlace;
 
 /**

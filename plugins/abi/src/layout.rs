@@ -47,7 +47,7 @@ const fn transport_layout() -> u64 {
         TyCommand { op, reserved, flags, lane, peer, signal, add, src_window, dst_window,
             src_offset, dst_offset, bytes, value, tag }
         TyEvent { kind, lane, peer, status, tag }
-        TyTransportOpen { size, config, team, needs }
+        TyTransportOpen { size, config, team, needs, nics, nic_count }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
             link_name, device_face }
@@ -59,7 +59,7 @@ const fn transport_layout() -> u64 {
 
 const fn topology_layout() -> u64 {
     hash_layout! { common_layout();
-        TyPlace { size, host, device, numa_node, processors, reserved }
+        TyPlace { size, host, device, numa_node, processors, flags, nic_count, reserved, nics }
         TyDiscover { size, config, rank, ranks, local_rank, reserved }
         TyTopologyTable { size, name, version, about, discover }
         TyTopologyExport { header, parts, count }
@@ -100,11 +100,11 @@ const fn kernels_layout() -> u64 {
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0xc856_6bed_3efc_667a;
 /// Layout hash of the topology ABI on 64-bit targets.
-pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
+pub const TY_TOPOLOGY_LAYOUT: u64 = 0xf152_17d1_0379_7a51;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xf056_ec1a_f4d6_aaf3;
+pub const TY_KERNELS_LAYOUT: u64 = 0x9b62_38a7_727e_1b3b;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -1,0 +1,265 @@
+//! Recorded trees: a node's files as one text.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Found, follow};
+use crate::Fact;
+
+/// Most files and links of a tree, and most bytes of them together: a repetition cannot fill the
+/// memory.
+const MOST_NODES: usize = 1 << 16;
+const MOST_TOTAL: usize = 1 << 24;
+/// Deepest nesting of repetitions.
+const MOST_NESTING: usize = 4;
+
+/// A parsed tree.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    nodes: BTreeMap<String, Node>,
+    folders: BTreeMap<String, BTreeSet<String>>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Node {
+    File(Vec<u8>),
+    Link(String),
+    Denied,
+}
+
+/// Variables of a repetition: names and what they stand for.
+type Row<'a> = Vec<(&'a str, String)>;
+
+impl Recorded {
+    /// Reads the format that `machine/trees/README.md` describes.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let lines: Vec<(usize, &str)> =
+            text.lines().enumerate().map(|(n, line)| (n + 1, line)).collect();
+        let mut tree = Self::default();
+        tree.block(&lines, &Vec::new(), 0)?;
+        Ok(tree)
+    }
+
+    fn block(
+        &mut self,
+        lines: &[(usize, &str)],
+        row: &Row<'_>,
+        depth: usize,
+    ) -> Result<(), String> {
+        let mut at = 0;
+        while let Some(&(number, line)) = lines.get(at) {
+            at += 1;
+            let trimmed = line.trim();
+            if trimmed.is_empty() || trimmed.starts_with('#') {
+                continue;
+            }
+            if let Some(header) = trimmed.strip_prefix("@each ") {
+                let end = end_of_block(&lines[at..])
+                    .ok_or(format!("line {number}: `@each` without `@end`"))?;
+                if depth == MOST_NESTING {
+                    return Err(format!("line {number}: `@each` nested too deeply"));
+                }
+                let body = &lines[at..at + end];
+                for own in
+                    rows(&fill(header, row)).map_err(|why| format!("line {number}: {why}"))?
+                {
+                    let row = row
+                        .iter()
+                        .cloned()
+                        .chain(own.iter().map(|(k, v)| (k.as_str(), v.clone())))
+                        .collect();
+                    self.block(body, &row, depth + 1)?;
+                }
+                at += end + 1;
+            } else if let Some((path, mark)) = trimmed.split_once(" << ") {
+                let rest = &lines[at..];
+                let end = rest
+                    .iter()
+                    .position(|(_, line)| line.trim() == mark)
+                    .ok_or(format!("line {number}: no line `{mark}`"))?;
+                let text: Vec<&str> = rest[..end].iter().map(|(_, line)| *line).collect();
+                let bytes = fill(&text.join("\n"), row).into_bytes();
+                self.add(&fill(path, row), Node::File(bytes)).map_err(|e| told(number, &e))?;
+                at += end + 1;
+            } else {
+                self.line(&fill(trimmed, row)).map_err(|why| told(number, &why))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, line: &str) -> Result<(), String> {
+        if let Some(path) = line.strip_suffix(" !denied") {
+            return self.add(path, Node::Denied);
+        }
+        if let Some(path) = line.strip_suffix(" =") {
+            return self.add(path, Node::File(Vec::new()));
+        }
+        if let Some((path, target)) = line.split_once(" -> ") {
+            return self.add(path, Node::Link(target.trim().to_owned()));
+        }
+        if let Some((path, bytes)) = line.split_once(" x= ") {
+            return self.add(path, Node::File(sparse(bytes)?));
+        }
+        match line.split_once(" = ") {
+            Some((path, text)) => self.add(path, Node::File(unescaped(text).into_bytes())),
+            None => Err("expected `path = text`, `path -> target`, `path << MARK`, \
+                         `path x= length offset:hex ...`, `path !denied` or `@each`"
+                .into()),
+        }
+    }
+
+    fn add(&mut self, path: &str, node: Node) -> Result<(), String> {
+        let said = path.trim();
+        if said.len() > 1024 || said.split('/').any(|step| matches!(step, "" | "." | "..")) {
+            return Err(format!("`{said}` is no path from the root"));
+        }
+        let path = self.through_links(said)?;
+        let steps: Vec<&str> = path.split('/').collect();
+        self.bytes += path.len()
+            + match &node {
+                Node::File(bytes) => bytes.len(),
+                Node::Link(target) => target.len(),
+                Node::Denied => 0,
+            };
+        if self.nodes.len() >= MOST_NODES || self.bytes > MOST_TOTAL {
+            return Err("the tree is too large".into());
+        }
+        for (depth, step) in steps.iter().enumerate() {
+            let folder = steps[..depth].join("/");
+            self.folders.entry(folder).or_default().insert((*step).to_owned());
+        }
+        match self.nodes.insert(path, node) {
+            Some(_) => Err(format!("`{said}` is said twice")),
+            None => Ok(()),
+        }
+    }
+
+    /// Where a path leads that goes through links which were said before it.
+    fn through_links(&self, path: &str) -> Result<String, String> {
+        let Some((folder, name)) = path.rsplit_once('/') else { return Ok(path.to_owned()) };
+        let real = follow(folder, |path| match self.look(path) {
+            Found::Missing => Found::Other,
+            found => found,
+        });
+        match real.get() {
+            Some(folder) if folder.is_empty() => Ok(name.to_owned()),
+            Some(folder) => Ok(format!("{folder}/{name}")),
+            None => Err(format!("the links of `{path}` run in a circle")),
+        }
+    }
+
+    pub(super) fn look(&self, path: &str) -> Found {
+        match self.nodes.get(path) {
+            Some(Node::Link(target)) => Found::Link(target.clone()),
+            Some(_) => Found::Other,
+            None if self.folders.contains_key(path) => Found::Other,
+            None => Found::Missing,
+        }
+    }
+
+    pub(super) fn bytes(&self, path: &str) -> Fact<Vec<u8>> {
+        match self.nodes.get(path) {
+            Some(Node::File(bytes)) => Fact::Known(bytes.clone()),
+            Some(Node::Denied) => Fact::Denied,
+            _ => Fact::Missing,
+        }
+    }
+
+    pub(super) fn names(&self, path: &str) -> Vec<String> {
+        self.folders.get(path).map_or(Vec::new(), |names| names.iter().cloned().collect())
+    }
+}
+
+fn told(number: usize, why: &str) -> String {
+    format!("line {number}: {why}")
+}
+
+/// Lines until the `@end` of this block.
+fn end_of_block(lines: &[(usize, &str)]) -> Option<usize> {
+    let mut depth = 0_usize;
+    for (at, (_, line)) in lines.iter().enumerate() {
+        let line = line.trim();
+        if line.starts_with("@each ") {
+            depth += 1;
+        } else if line == "@end" {
+            if depth == 0 {
+                return Some(at);
+            }
+            depth -= 1;
+        }
+    }
+    None
+}
+
+/// Puts the row's values for `{name}`.
+fn fill(text: &str, row: &Row<'_>) -> String {
+    row.iter()
+        .fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
+}
+
+/// Rows of a header: `i = 0..7`, or `i bus = 0 18 | 1 2a`.
+fn rows(header: &str) -> Result<Vec<Vec<(String, String)>>, String> {
+    let (names, values) = header.split_once(" = ").ok_or("expected `@each names = rows`")?;
+    let names: Vec<&str> = names.split_whitespace().collect();
+    if let [name] = names[..]
+        && let Some((first, last)) = values.trim().split_once("..")
+    {
+        let number = |text: &str| text.parse::<u16>().map_err(|_| format!("`{text}` is no number"));
+        let (first, last) = (number(first)?, number(last)?);
+        return Ok((first..=last).map(|n| vec![(name.to_owned(), n.to_string())]).collect());
+    }
+    values
+        .split('|')
+        .map(|row| {
+            let row: Vec<&str> = row.split_whitespace().collect();
+            if row.len() != names.len() {
+                return Err(format!("{} names and the row `{}`", names.len(), row.join(" ")));
+            }
+            Ok(names.iter().zip(row).map(|(k, v)| ((*k).to_owned(), v.to_owned())).collect())
+        })
+        .collect()
+}
+
+/// `length offset:hex ...`, all in hexadecimal: bytes between the given ones are zero.
+fn sparse(text: &str) -> Result<Vec<u8>, String> {
+    let number = |text: &str| {
+        usize::from_str_radix(text, 16).map_err(|_| format!("`{text}` is no hexadecimal number"))
+    };
+    let mut words = text.split_whitespace();
+    let length = number(words.next().unwrap_or_default())?;
+    if length > 4096 {
+        return Err("more than 1000 (hexadecimal) bytes".into());
+    }
+    let mut bytes = vec![0; length];
+    for word in words {
+        let (offset, digits) = word.split_once(':').ok_or(format!("`{word}` is no offset:hex"))?;
+        let offset = number(offset)?;
+        for (at, pair) in digits.as_bytes().chunks(2).enumerate() {
+            let pair = std::str::from_utf8(pair).unwrap_or_default();
+            let value = u8::from_str_radix(pair, 16).map_err(|_| format!("`{pair}` is no byte"))?;
+            *bytes.get_mut(offset + at).ok_or(format!("`{word}` is beyond the end"))? = value;
+        }
+    }
+    Ok(bytes)
+}
+
+/// `\n`, `\t`, `\0` and `\\` as in Rust.
+fn unescaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('n') => out.push('\n'),
+            Some('t') => out.push('\t'),
+            Some('0') => out.push('\0'),
+            Some(other) => out.push(other),
+            None => out.push('\\'),
+        }
+    }
+    out
+}
