@@ -38,6 +38,7 @@ impl<K: KernelSet> KernelsPart<K> {
         stream_destroy: Some(Self::stream_destroy),
         copy_on: Some(Self::copy_on),
         proxy_ring: Some(Self::proxy_ring),
+        trace: Some(Self::trace),
     };
 
     unsafe extern "C" fn probe(
@@ -309,6 +310,22 @@ impl<K: KernelSet> KernelsPart<K> {
             guarded_mut("proxy_ring", instance, error, |part: &mut K| {
                 check_size("proxy_ring", (*ring).size, size_of::<abi::TyProxyRing>())?;
                 part.proxy_ring()?.into_iter().for_each(|given| *ring = given);
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn trace(
+        instance: *mut c_void,
+        operation: u64,
+        trace: *mut abi::TyTrace,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("trace", instance, error, |part: &mut K| {
+                check_size("trace", (*trace).size, size_of::<abi::TyTrace>())?;
+                *trace = part.trace(operation)?;
                 Ok(())
             })
         }

@@ -8,6 +8,7 @@ use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
 use super::output::{Handle, Received};
 use super::tensor::{TensorMut, TensorRef};
 use super::{Parts, Yard};
+use crate::kernels::Trace;
 use crate::{Error, ErrorKind, Result};
 
 /// A stream of the yard's device that belongs to the caller.
@@ -39,6 +40,11 @@ impl Stream {
     ///   dropped, that stream waits for every other on which it is still used.
     pub unsafe fn new(raw: *mut c_void) -> Self {
         Self { raw }
+    }
+
+    /// The stream, as [`new`](Self::new) was given it.
+    pub fn raw(self) -> *mut c_void {
+        self.raw
     }
 }
 
@@ -112,6 +118,26 @@ impl Yard {
         self.take_back_regions();
         let flushed = self.parts.kernels().flush();
         flushed.map_err(|error| self.end_failed(self.next_operation, error))
+    }
+
+    /// Waits as [`flush`](Self::flush) does, and says when things happened on this rank in the last
+    /// operation (`back` = 0), or in one before it: at most `in_flight` of them are remembered. For tools.
+    ///
+    /// # Errors
+    /// As `flush`; `Unsupported` where the kernel set notes no times; an operation of too long ago.
+    pub fn trace(&mut self, back: u64) -> Result<Trace> {
+        self.flush()?;
+        let in_flight = u64::from(self.options.in_flight);
+        match self.next_operation.checked_sub(1 + back) {
+            Some(operation) if back < in_flight => self.parts.kernels().trace(operation),
+            _ => {
+                let text = format!(
+                    "found {} operations back of {}; expected one of the last {in_flight}",
+                    back, self.next_operation
+                );
+                Err(Error::new(ErrorKind::InvalidInput, "trace operation", text))
+            }
+        }
     }
 
     pub(super) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {

@@ -85,11 +85,13 @@ const fn kernels_layout() -> u64 {
             missing, refusal, stream }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
-            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring }
+            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring,
+            trace }
         TyProxyCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
             value, sequence }
         TyProxyStatus { done, failed, status }
         TyProxyRing { size, level, lane, capacity, commands, status, totals, signals, reserved }
+        TyTrace { size, begun, counted, heard, moved, arrived }
         TyKernelsExport { header, parts, count }
     }
 }
@@ -99,7 +101,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x7d77_3417_b623_8527;
+pub const TY_KERNELS_LAYOUT: u64 = 0x6ddc_917e_0c02_9b7f;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -303,6 +303,10 @@ impl KernelSet for CudaKernels {
         Ok(self.engine.as_ref().and_then(Engine::proxy_ring))
     }
 
+    fn trace(&mut self, operation: u64) -> Result<abi::TyTrace> {
+        self.engine()?.trace(operation)
+    }
+
     fn release(&mut self, region: u64) {
         if let Some(engine) = &mut self.engine {
             engine.release(region);
