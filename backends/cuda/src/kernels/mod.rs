@@ -42,6 +42,7 @@ use crate::driver::{self, Context, Device, HostWindow, Pooled, Stream, Vmm};
 use engine::Engine;
 use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
 
+pub(crate) use face::Face;
 pub(crate) use proxy::proxy_face;
 pub(crate) use sizes::MOST_ARENA;
 
