@@ -167,9 +167,10 @@ fn chart(title: &str, values: &str, mut curves: Vec<Curve>) -> Chart {
     sms.sort_unstable();
     sms.dedup();
     let most = points().map(|point| point.1).fold(1.0, f64::max);
+    let headroom = 1.08 + 0.09 * curves.len() as f64;
     let (title, values) = (title.to_owned(), values.to_owned());
-    // Room above the curves for the legend's first line.
-    Chart { title, values, sms, curves, most: 1.12 * most }
+    // Room above the curves for the legend: beside them it would cover one sooner or later.
+    Chart { title, values, sms, most: headroom * most, curves }
 }
 
 /// Draws the charts of some reports into an SVG file.
@@ -221,6 +222,7 @@ fn draw_chart(chart: &Chart, area: &Area<'_>) -> Result<()> {
     context
         .configure_mesh()
         .disable_x_mesh()
+        .max_light_lines(1)
         .x_desc("SMs (streaming multiprocessors of each GPU)")
         .y_desc(&chart.values)
         .axis_desc_style((FONT, 14))
@@ -246,7 +248,7 @@ fn draw_chart(chart: &Chart, area: &Area<'_>) -> Result<()> {
     }
     context
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
+        .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.85))
         .border_style(RULE)
         .label_font((FONT, 13))
@@ -256,10 +258,26 @@ fn draw_chart(chart: &Chart, area: &Area<'_>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case::Rows;
+    use super::super::case::{Fixed, Rows};
     use super::super::figures::tests::{case, link_of};
     use super::super::machine::Machine;
     use super::*;
+
+    #[test]
+    fn a_report_that_was_written_can_be_read_and_drawn() {
+        let rows = vec![row(Rows::Bf16, 16, 310.0), row(Rows::Fp8, 16, 200.0)];
+        let report = report(rows);
+        let document =
+            serde_json::json!({ "schema_version": crate::SCHEMA_VERSION, "gpu": &report });
+        let read = Report::parse(&document.to_string()).unwrap();
+        let of = |report: &Report| -> Vec<_> {
+            report.rows.iter().map(|row| (row.case, row.sms, row.us.round())).collect()
+        };
+        assert_eq!((of(&read), &read.machine), (of(&report), &report.machine));
+        assert!(crate::gpu::tables(&read).contains("dispatch fp8 flat"));
+        // One SM count is an axis, too.
+        assert!(svg(&[read]).unwrap().contains("\n16\n"));
+    }
 
     fn row(rows: Rows, sms: u32, us: f64) -> Row {
         Row {
@@ -279,9 +297,12 @@ mod tests {
         }
     }
 
+    const FIXED: Fixed = Fixed { hidden: 7168, topk: 8, experts: 256 };
+
     fn report(rows: Vec<Row>) -> Report {
         let machine = Machine { gpu: "NVIDIA H200".to_owned(), ..Machine::default() };
-        Report { machine, ranks: 8, link: link_of(8), sizes: None, rows }
+        let sizes = (!rows.is_empty()).then_some(FIXED);
+        Report { machine, ranks: 8, link: link_of(8), sizes, rows }
     }
 
     #[test]
