@@ -4,9 +4,8 @@
 pub(super) const HEAD_BYTES: u64 = 1 << 20;
 /// Counts that a rank can tell in one exchange.
 pub(super) const MOST_WORDS: u32 = 1024;
-/// Rows in flight of a warp, and warps of a block, that copy in bulk.
-pub(super) const MOST_STAGES: u32 = 4;
-pub(super) const BULK_WARPS: u32 = 15;
+/// Most warps of a block that copy in bulk, and warps of one that copies vectors.
+const BULK_WARPS: u32 = 15;
 pub(super) const VECTOR_WARPS: u32 = 32;
 
 /// As in `probe.cu`.
@@ -25,7 +24,6 @@ pub(crate) struct ProbeArgs {
     pub(super) rows: u32,
     pub(super) row_bytes: u32,
     pub(super) pitch: u32,
-    pub(super) stages: u32,
     pub(super) pull: u32,
     pub(super) rank: u32,
     pub(super) ranks: u32,
@@ -33,15 +31,11 @@ pub(crate) struct ProbeArgs {
     pub(super) rounds: u32,
     pub(super) words: u32,
     pub(super) seed: u32,
-    pub(super) reserved: u32,
 }
 
-/// How many warps of a block copy rows of `row_bytes` in bulk, and how many rows each has in flight:
-/// many shallow queues, for few deep ones reach little more than half.
-pub(super) fn queues(row_bytes: u32, shared: u32) -> (u32, u32) {
-    let pitch = row_bytes.next_multiple_of(128);
-    let warps = (shared / pitch).clamp(1, BULK_WARPS);
-    (warps, (shared / (warps * pitch)).clamp(1, MOST_STAGES))
+/// How many warps of a block have room for a row of `row_bytes` each.
+pub(super) fn bulk_warps(row_bytes: u32, shared: u32) -> u32 {
+    (shared / row_bytes.next_multiple_of(128)).min(BULK_WARPS)
 }
 
 #[cfg(test)]
@@ -49,15 +43,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warps_come_before_depth_and_both_fit_shared_memory() {
-        let shared = 226 << 10;
-        assert_eq!(queues(14336, shared), (15, 1));
-        assert_eq!(queues(7168, shared), (15, 2));
-        assert_eq!(queues(16384, shared), (14, 1));
-        assert_eq!(queues(256, shared), (15, MOST_STAGES));
-        for row in [128, 5000, 32768, 100_000] {
-            let (warps, stages) = queues(row, shared);
-            assert!(warps * stages * row.next_multiple_of(128) <= shared, "{row}");
-        }
+    fn as_many_warps_copy_as_have_room_for_a_row() {
+        let warps = |row| bulk_warps(row, 226 << 10);
+        assert_eq!([256, 14336, 16384, 100_000, 1 << 20].map(warps), [15, 15, 14, 2, 0]);
     }
 }

@@ -23,7 +23,7 @@ use crate::driver::{
     Buffer, Context, Device, Event, Function, Launch, Module, Pinned, Stream, version_text,
 };
 use crate::kernels::args::Report;
-use args::{HEAD_BYTES, MOST_STAGES, MOST_WORDS, VECTOR_WARPS, queues};
+use args::{HEAD_BYTES, MOST_WORDS, VECTOR_WARPS, bulk_warps};
 use world::Links;
 
 /// Longest wait of a kernel for other ranks.
@@ -211,11 +211,6 @@ impl Probe {
         self.kernels.bulk.is_some()
     }
 
-    /// The multiprocessors that an operation takes where a config does not say.
-    pub fn auto_blocks(&self) -> u32 {
-        crate::config::Sms::Auto.blocks(self.about.processors)
-    }
-
     /// Copies from every rank to every other, peers in turn, and checks what came. Returns microseconds
     /// of each launch on this rank: from the moment when all ranks have begun until all copies to and
     /// from this rank are done. Collective.
@@ -243,12 +238,10 @@ impl Probe {
     }
 
     fn arguments(&self, copies: &Copies) -> ProbeArgs {
-        let (_, stages) = queues(copies.row_bytes, self.shared);
         ProbeArgs {
             rows: (self.room_bytes / u64::from(copies.row_bytes)) as u32,
             row_bytes: copies.row_bytes,
             pitch: copies.row_bytes.next_multiple_of(128),
-            stages,
             pull: copies.way.pulls().into(),
             ..self.blank()
         }
@@ -267,7 +260,6 @@ impl Probe {
             rank: self.links.rank,
             ranks: self.links.ranks,
             seed: self.seed,
-            stages: MOST_STAGES,
             ..ProbeArgs::default()
         }
     }
@@ -293,7 +285,7 @@ impl Probe {
         launches: u32,
     ) -> Result<Vec<f64>> {
         let bulk = matches!(copies.way, Way::PushBulk | Way::PullBulk);
-        let (warps, stages) = queues(copies.row_bytes, self.shared);
+        let warps = bulk_warps(copies.row_bytes, self.shared);
         for index in 0..launches {
             self.epoch += 1;
             self.left += u64::from(copies.blocks);
@@ -304,8 +296,8 @@ impl Probe {
                 ..arguments
             };
             let (kernel, warps, shared) = match (&self.kernels.bulk, bulk) {
-                (Some(kernel), true) => (kernel, warps, warps * stages * arguments.pitch),
-                (None, true) => return Err(no_bulk_copies(&self.about)),
+                (Some(kernel), true) if warps > 0 => (kernel, warps, warps * arguments.pitch),
+                (_, true) => return Err(no_bulk_copies(&self.about, copies.row_bytes)),
                 (_, false) => (&self.kernels.vectors, VECTOR_WARPS, 0),
             };
             self.launch(kernel, (copies.blocks, warps, shared), &arguments)?;
@@ -458,7 +450,8 @@ impl Drop for Probe {
 }
 
 #[cold]
-fn no_bulk_copies(about: &About) -> Error {
-    let text = format!("{} ({}) has no bulk copies", about.name, about.architecture);
+fn no_bulk_copies(about: &About, row_bytes: u32) -> Error {
+    let text =
+        format!("{} ({}) has no bulk copies of {row_bytes} bytes", about.name, about.architecture);
     Error::new(ErrorKind::Unsupported, "copy in bulk", text)
 }

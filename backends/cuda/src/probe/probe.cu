@@ -22,14 +22,12 @@ struct ProbeArgs {
   u32 rows;        // for each peer
   u32 row_bytes;
   u32 pitch;       // shared memory of a row
-  u32 stages;      // rows in flight of a warp
   u32 pull;        // rows are loaded from peers; else they are stored there
   u32 rank, ranks;
   u32 epoch;       // of the first barrier
   u32 rounds;      // of barriers or counts
   u32 words;       // counts of a rank
   u32 seed;        // what the rows hold
-  u32 reserved;
 };
 #ifdef TY_PROBE_BYTES
 static_assert(sizeof(ProbeArgs) == TY_PROBE_BYTES, "args.rs and probe.cu differ");
@@ -112,41 +110,27 @@ __device__ inline void copy_vectors(const ProbeArgs& a, const Up& up) {
 }
 
 #if TY_ROWS_TMA
-constexpr u32 kMostStages = 4, kMostWarps = 16;
+constexpr u32 kMostWarps = 16;
 
-// One thread of each warp: loads into shared memory and stores from there, `stages` rows in flight.
+// One thread of each warp: loads a row into shared memory and stores it from there. Many warps with a
+// row each are faster than few with several.
 __device__ inline void copy_bulk(const ProbeArgs& a, const Up& up, u8* shared) {
-  __shared__ u64 barriers[kMostWarps * kMostStages];
+  __shared__ u64 barriers[kMostWarps];
   if (threadIdx.x % 32 != 0) return;
-  u32 warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  u32 room = shared_address(shared) + warp * a.stages * a.pitch;
-  u32 barrier = shared_address(barriers) + warp * a.stages * 8;
-  for (u32 s = 0; s < a.stages; s++) init_barrier(barrier + 8 * s, 1);
+  u32 warp = threadIdx.x / 32, warps = blockDim.x / 32, parity = 0;
+  u32 room = shared_address(shared) + warp * a.pitch, loaded = shared_address(barriers + warp);
+  init_barrier(loaded, 1);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   // That peers are ready was learned by loads; bulk copies are of another proxy.
   publish_places();
-  u32 step = gridDim.x * warps, first = blockIdx.x * warps + warp, next = first;
-  u32 fill = 0, slot = 0, parity = 0, ahead = a.stages > 1 ? a.stages - 1 : 1;
-  auto load = [&] {
-    Row row = row_of(a, up, next);
-    bulk_load(room + fill * a.pitch, a.pull ? row.there : row.here, a.row_bytes, barrier + 8 * fill);
-    fill = fill + 1 == a.stages ? 0 : fill + 1;
-    next += step;
-  };
-  for (u32 i = 0; i < ahead && next < items(a); i++) load();
-  for (u32 item = first; item < items(a); item += step) {
+  for (u32 item = blockIdx.x * warps + warp; item < items(a); item += gridDim.x * warps) {
     Row row = row_of(a, up, item);
-    wait_barrier(barrier + 8 * slot, parity >> slot & 1);
-    parity ^= 1u << slot;
-    bulk_store(a.pull ? row.here : row.there, room + slot * a.pitch, a.row_bytes);
+    bulk_load(room, a.pull ? row.there : row.here, a.row_bytes, loaded);
+    wait_barrier(loaded, parity);
+    parity ^= 1;
+    bulk_store(a.pull ? row.here : row.there, room, a.row_bytes);
     close_stores();
-    slot = slot + 1 == a.stages ? 0 : slot + 1;
-    if (next >= items(a)) continue;
-    if (a.stages > 1)
-      stores_read_but_one();
-    else
-      stores_read();
-    load();
+    stores_read();
   }
   stores_done();
 }
