@@ -170,14 +170,13 @@ pub trait KernelSet: Sized + Send + 'static {
         let _ = stream;
     }
 
-    /// Queues a copy between two places of the device's memory on a stream of
-    /// [`stream_create`](Self::stream_create).
+    /// Queues a copy between two places of the device's memory on a stream of the caller.
     ///
     /// # Errors
-    /// A stream that is none of those; what the device refuses.
+    /// What the device refuses.
     ///
     /// # Safety
-    /// Both ranges stay valid until the stream has passed the copy.
+    /// The stream lives, and both ranges stay valid, until it has passed the copy.
     unsafe fn copy_on(
         &mut self,
         stream: *mut c_void,

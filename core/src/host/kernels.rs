@@ -338,8 +338,8 @@ impl OpenKernels {
     /// What the part says.
     ///
     /// # Safety
-    /// `stream` is of [`stream_create`](Self::stream_create); both ranges stay valid until it has
-    /// passed the copy.
+    /// `stream` is one of the device's; it lives, and both ranges stay valid, until it has passed the
+    /// copy.
     pub unsafe fn copy_on(
         &mut self,
         stream: *mut c_void,

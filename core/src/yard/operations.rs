@@ -252,7 +252,7 @@ impl Yard {
             layout: pending.layout,
             worst_case: pending.worst_case,
             has_weights: pending.has_weights,
-            _claim: claim,
+            _claim: (pending.layout != Layout::Flat).then_some(claim),
         };
         Ok((received, handle))
     }

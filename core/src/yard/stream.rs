@@ -48,9 +48,16 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// The pointer that crosses the ABI.
+    pub(super) fn pointer(self) -> *mut c_void {
+        self.raw
+    }
+}
+
 /// The pointer that crosses the ABI.
 pub(super) fn raw_stream(stream: Option<Stream>) -> *mut c_void {
-    stream.map_or(std::ptr::null_mut(), |stream| stream.raw)
+    stream.map_or(std::ptr::null_mut(), Stream::pointer)
 }
 
 /// A yard whose calls are in the order of a stream. See [`Yard::on`].
@@ -154,6 +161,10 @@ impl Yard {
 }
 
 impl OnStream<'_> {
+    pub(super) fn parts(&mut self) -> (&mut Yard, Stream) {
+        (self.yard, self.stream)
+    }
+
     /// As [`Yard::dispatch`], in the order of the stream.
     ///
     /// # Errors

@@ -1482,7 +1482,8 @@ typedef struct TyReceived {
    */
   size_t size;
   /**
-   * The arena region that holds all of it; goes back with `release`.
+   * The arena region that holds all of it; goes back with `release`. That may come before the end
+   * of the handle where rows are flat: then nothing of it may be read for a combine or a replay.
    */
   uint64_t region;
   /**
@@ -1826,7 +1827,8 @@ typedef struct TyKernelsTable {
    */
   void (*stream_destroy)(void *instance, void *stream);
   /**
-   * Queues a copy between two places of the device's memory on such a stream.
+   * Queues a copy between two places of the device's memory on a stream of the caller, which lives
+   * until it has passed the copy.
    */
   int32_t (*copy_on)(void *instance,
                      void *stream,

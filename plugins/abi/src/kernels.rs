@@ -275,7 +275,8 @@ pub struct TyDispatch {
 pub struct TyReceived {
     /// `sizeof(TyReceived)`.
     pub size: usize,
-    /// The arena region that holds all of it; goes back with `release`.
+    /// The arena region that holds all of it; goes back with `release`. That may come before the end
+    /// of the handle where rows are flat: then nothing of it may be read for a combine or a replay.
     pub region: u64,
     /// Tokens received, N; the worst case where the host learns no count.
     pub tokens: u64,
@@ -587,7 +588,8 @@ pub struct TyKernelsTable {
     >,
     /// Takes such a stream back, after everything in it.
     pub stream_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, stream: *mut c_void)>,
-    /// Queues a copy between two places of the device's memory on such a stream.
+    /// Queues a copy between two places of the device's memory on a stream of the caller, which lives
+    /// until it has passed the copy.
     pub copy_on: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,

@@ -37,6 +37,16 @@ impl RawStream {
         check("ask for capture", asked).map(|()| status != NONE)
     }
 
+    /// Copies in stream order.
+    pub(crate) fn copy(self, context: &Context, to: u64, from: u64, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _entered = context.enter()?;
+        // SAFETY: the caller names memory and a stream that are valid until it has passed the copy.
+        check("copy memory", unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.0) })
+    }
+
     /// As the ABI passes it.
     pub(crate) fn pointer(self) -> *mut c_void {
         self.0.cast()
@@ -106,12 +116,7 @@ impl Stream {
 
     /// Copies in stream order between places of device memory.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let _entered = self.context.enter()?;
-        // SAFETY: the caller names memory that stays valid until the stream has passed the copy.
-        check("copy memory", unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.raw) })
+        self.name().copy(&self.context, to, from, bytes)
     }
 
     /// Stores 8 bytes, whole, after everything before it in the stream.

@@ -38,7 +38,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::CudaConfig;
-use crate::driver::{self, Context, Device, HostWindow, Pooled, Stream, Vmm};
+use crate::driver::{self, Context, Device, HostWindow, Pooled, RawStream, Stream, Vmm};
 use engine::Engine;
 use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
 
@@ -112,14 +112,6 @@ impl CudaKernels {
     fn settle(&self) -> Result<()> {
         self.engine.as_ref().map_or(Ok(()), |engine| engine.stream.synchronize())?;
         self.streams.iter().try_for_each(Stream::synchronize)
-    }
-
-    fn stream(&self, pointer: *mut c_void) -> Result<&Stream> {
-        self.streams.iter().find(|stream| stream.name().pointer() == pointer).ok_or_else(|| {
-            let text =
-                format!("found {pointer:p}; expected a stream that this kernel set has made");
-            Error::new(ErrorKind::InvalidInput, "use stream", text)
-        })
     }
 
     fn engine(&mut self) -> Result<&mut Engine> {
@@ -360,7 +352,7 @@ impl KernelSet for CudaKernels {
         from: *const u8,
         bytes: u64,
     ) -> Result<()> {
-        self.stream(stream)?.copy(to as u64, from as u64, bytes)
+        RawStream::of(stream).copy(&self.context, to as u64, from as u64, bytes)
     }
 }
 
