@@ -60,6 +60,8 @@ pub enum Manner {
     Plain,
     /// Dispatch: with the routing of a handle, nothing is counted.
     Replay,
+    /// Dispatch: rows, scales, ids and weights are copied to memory of the caller.
+    Copied,
     /// Combine: rows are in memory of the caller, outside the arena.
     Outside,
 }
@@ -135,6 +137,7 @@ impl fmt::Display for Case {
         match self.manner {
             Manner::Plain => write!(f, "{phase} {rows} {layout}"),
             Manner::Replay => write!(f, "replayed {phase} {rows} {layout}"),
+            Manner::Copied => write!(f, "{phase} {rows} {layout}, copied out"),
             Manner::Outside => write!(f, "{phase} {rows} {layout}, rows outside"),
         }
     }

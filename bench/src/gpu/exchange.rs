@@ -20,7 +20,7 @@ use tokenyard_cuda::probe::{About, Timer};
 
 use super::Parts;
 use super::case::{Case, Fixed, Layout, Manner, Phase, Routing, Rows};
-use super::workload::{Brought, Routed};
+use super::workload::{Brought, Rooms, Routed};
 use crate::ranks::Speaker;
 
 /// Operations before the first that counts.
@@ -55,7 +55,7 @@ pub struct Task {
 /// Where the time of one operation went, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spent {
-    /// From the end of the operation before to the start of its kernel; copies to other experts too.
+    /// From the end of the operation before to the start of its kernel; copies of rows too.
     pub launch: f64,
     /// Counting, and a cast.
     pub count: f64,
@@ -160,6 +160,15 @@ impl Bench {
                     yard.on(stream).replay(&handle, &call).map(drop).map_err(Into::into)
                 })?
             }
+            (Phase::Dispatch, Manner::Copied) => {
+                let call = brought.dispatch(case.layout)?;
+                let mut rooms = Rooms::new(&self.yard, &received)?;
+                drop((received, handle));
+                self.time(&mut |yard, stream| {
+                    let (received, _handle) = yard.on(stream).dispatch(&call)?;
+                    Ok(yard.on(stream).copy_out(&received, &mut rooms.outputs()?)?)
+                })?
+            }
             (Phase::Dispatch, _) => {
                 let call = brought.dispatch(case.layout)?;
                 drop((received, handle));
@@ -183,7 +192,7 @@ impl Bench {
         let mut out = self.yard.buffer(&vec![0; 2 * shape[0] * hidden])?;
         let outside = match manner {
             Manner::Outside => Some(self.yard.buffer(&vec![0; 2 * received.rows() * hidden])?),
-            Manner::Plain | Manner::Replay => None,
+            Manner::Plain | Manner::Replay | Manner::Copied => None,
         };
         let x = match &outside {
             Some(buffer) => buffer.tensor(DType::Bf16, [received.rows(), hidden], [hidden, 1])?,

@@ -48,7 +48,7 @@ pub struct Link {
 /// Where the time of an operation goes, in microseconds: medians of the slowest rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Breakdown {
-    /// From the end of the operation before to the start of its kernel; copies to other experts too.
+    /// From the end of the operation before to the start of its kernel; copies of rows too.
     pub launch: f64,
     /// Counting, and a cast.
     pub count: f64,

@@ -3,7 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use tokenyard_conformance::input::InputFile;
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
-use tokenyard_core::yard::{Buffer, Cast, Dispatch, Replay, Sizes, TensorRef, Yard};
+use tokenyard_core::yard::{
+    Buffer, Cast, Dispatch, Outputs, Received, Replay, Sizes, TensorMut, TensorRef, Yard,
+};
 
 use super::case::{Fixed, Layout, Routing, Rows};
 use crate::job;
@@ -151,6 +153,56 @@ impl Brought {
             scales: self.scales()?,
             topk_weights: self.weights()?,
             cast: self.cast(),
+        })
+    }
+}
+
+/// Memory of the caller for what arrives: rows, scales, ids and weights.
+#[derive(Debug)]
+pub(super) struct Rooms([Option<Room>; 4]);
+
+#[derive(Debug)]
+struct Room {
+    buffer: Buffer,
+    dtype: DType,
+    shape: [usize; 2],
+}
+
+impl Room {
+    fn new(yard: &Yard, tensor: &TensorRef<'_>) -> Result<Self> {
+        let dtype = tensor.dtype().context("found an output of no known type")?;
+        let shape = [tensor.rows(), tensor.cols()];
+        let buffer = yard.buffer(&vec![0; shape[0] * shape[1] * dtype.bytes()])?;
+        Ok(Self { buffer, dtype, shape })
+    }
+
+    fn tensor(&mut self) -> Result<TensorMut<'_>> {
+        Ok(self.buffer.tensor_mut(self.dtype, self.shape)?)
+    }
+}
+
+impl Rooms {
+    /// For outputs of the same sizes as `received`.
+    pub(super) fn new(yard: &Yard, received: &Received) -> Result<Self> {
+        let of = |tensor: Option<TensorRef<'_>>| {
+            tensor.map(|tensor| Room::new(yard, &tensor)).transpose()
+        };
+        Ok(Self([
+            of(Some(received.x()))?,
+            of(received.scales())?,
+            of(received.ids())?,
+            of(received.weights())?,
+        ]))
+    }
+
+    pub(super) fn outputs(&mut self) -> Result<Outputs<'_>> {
+        let [x, scales, ids, weights] = &mut self.0;
+        Ok(Outputs {
+            x: x.as_mut().map(Room::tensor).transpose()?,
+            scales: scales.as_mut().map(Room::tensor).transpose()?,
+            ids: ids.as_mut().map(Room::tensor).transpose()?,
+            weights: weights.as_mut().map(Room::tensor).transpose()?,
+            ..Outputs::default()
         })
     }
 }

@@ -62,6 +62,9 @@ pub(super) struct OperationArgs {
     /// Dispatch with the routing of a handle: nothing is counted
     #[arg(long)]
     replay: bool,
+    /// Dispatch, and copy rows, scales, ids and weights out of the arena
+    #[arg(long, conflicts_with = "replay")]
+    copy: bool,
     /// Combine rows that are in memory of the caller, outside the arena
     #[arg(long)]
     outside: bool,
@@ -195,11 +198,14 @@ fn check(task: &exchange::Task, ranks: u32) -> Result<()> {
 
 fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::Task> {
     let is_combine = phase == case::Phase::Combine;
-    ensure!(!(is_combine && args.replay), "found --replay; only a dispatch can be replayed");
+    for (name, given) in [("--replay", args.replay), ("--copy", args.copy)] {
+        ensure!(!(is_combine && given), "found {name}; it is about the rows of a dispatch");
+    }
     ensure!(is_combine || !args.outside, "found --outside; it is about the rows of a combine");
-    let manner = match (args.replay, args.outside) {
-        (true, _) => case::Manner::Replay,
-        (_, true) => case::Manner::Outside,
+    let manner = match (args.replay, args.copy, args.outside) {
+        (true, ..) => case::Manner::Replay,
+        (_, true, _) => case::Manner::Copied,
+        (.., true) => case::Manner::Outside,
         _ => case::Manner::Plain,
     };
     let routing = match (&args.input, args.routing) {
@@ -285,7 +291,11 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         let refused = |phase, more: &str| format!("{:#}", task(phase, more).unwrap_err());
         let (dispatch, combine) = (case::Phase::Dispatch, case::Phase::Combine);
-        assert!(refused(combine, "--replay").contains("only a dispatch can be replayed"));
+        assert!(
+            refused(combine, "--replay").contains("--replay; it is about the rows of a dispatch")
+        );
+        assert!(refused(combine, "--copy").contains("--copy; it is about"));
+        assert!(refused(dispatch, "--copy --replay").contains("cannot be used with"));
         assert!(refused(dispatch, "--outside").contains("rows of a combine"));
         assert!(refused(dispatch, "--input a --tokens 3").contains("cannot be used with"));
         assert!(refused(dispatch, "--sms 0").contains("not in 1..=1024"));

@@ -48,16 +48,9 @@ impl Stream {
     }
 }
 
-impl Stream {
-    /// The pointer that crosses the ABI.
-    pub(super) fn pointer(self) -> *mut c_void {
-        self.raw
-    }
-}
-
 /// The pointer that crosses the ABI.
 pub(super) fn raw_stream(stream: Option<Stream>) -> *mut c_void {
-    stream.map_or(std::ptr::null_mut(), Stream::pointer)
+    stream.map_or(std::ptr::null_mut(), Stream::raw)
 }
 
 /// A yard whose calls are in the order of a stream. See [`Yard::on`].
