@@ -50,7 +50,7 @@ impl Routed {
         let case = file.case(ranks as usize, Some(fixed.experts as usize))?;
         ensure!(
             case.topk == fixed.topk as usize,
-            "found topk = {} in the file; expected {}",
+            "found topk = {0} in the file; expected {1}. Fix: give --topk {0}",
             case.topk,
             fixed.topk
         );
