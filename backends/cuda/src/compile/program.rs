@@ -19,7 +19,7 @@ const UP_FACE: &str = "up_face.cuh";
 /// The kernels of an exchange, and those that measure a link: name and text.
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
 const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
-const HEADERS: [(&str, &str); 18] = [
+const HEADERS: [(&str, &str); 19] = [
     ("transport.cuh", include_str!("../../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
     ("region.cuh", include_str!("../kernels/region.cuh")),
@@ -29,6 +29,7 @@ const HEADERS: [(&str, &str); 18] = [
     ("route.cuh", include_str!("../kernels/route.cuh")),
     ("tables.cuh", include_str!("../kernels/tables.cuh")),
     ("sides.cuh", include_str!("../kernels/sides.cuh")),
+    ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("bulk.cuh", include_str!("../kernels/bulk.cuh")),
     ("pull.cuh", include_str!("../kernels/pull.cuh")),
     ("rows.cuh", include_str!("../kernels/rows.cuh")),
