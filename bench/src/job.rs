@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{exchange, link, proxy, scaling, steady};
+use crate::{exchange, gpu, link, proxy, scaling, steady};
 
 /// A scenario that `tokenyard bench` knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,8 @@ pub enum Job {
     Scaling(scaling::Task),
     /// See [`mod@link`].
     Link(link::Task),
+    /// See [`gpu`].
+    Gpu(gpu::Task),
     /// See [`proxy`]; one task per line.
     Proxy(Vec<proxy::Task>),
 }
@@ -88,6 +90,8 @@ pub enum Output {
     Scaling(Vec<scaling::Figures>),
     /// See [`mod@link`].
     Link(link::Figures),
+    /// See [`gpu`].
+    Gpu(gpu::Figures),
     /// See [`proxy`].
     Proxy(Vec<proxy::Row>),
 }

@@ -9,6 +9,7 @@
 //! - [`steady`]: allocations and memory of steady steps;
 //! - [`scaling`]: commands and bytes of a step, counted by a transport that counts;
 //! - [`mod@link`]: one link between two ranks, bare and with tokenyard on top;
+//! - [`gpu`]: dispatch and combine on GPUs, against what the link between them carries;
 //! - [`proxy`]: commands through proxy threads into an engine that moves nothing;
 //! - crossing the plugin ABI is measured by `cargo bench -p tokenyard-bench --bench abi`.
 
@@ -16,6 +17,7 @@ pub mod allocations;
 pub mod ceiling;
 pub mod counting;
 pub mod exchange;
+pub mod gpu;
 pub mod job;
 pub mod link;
 pub mod proxy;
@@ -27,11 +29,12 @@ mod table;
 pub mod workload;
 
 pub use job::{Job, Output, Plan, Scenario, Sizes};
-pub use ranks::{Progress, measure_link, run, run_rank};
+pub use ranks::{Progress, measure_gpu, measure_link, run, run_gpu, run_rank};
 pub use report::{Report, SCHEMA_VERSION};
 
 /// Keeps this crate's part, the counting transport, in the calling program.
 pub fn link() {
     tokenyard_cpu::link();
+    tokenyard_cuda::link();
     counting::link();
 }

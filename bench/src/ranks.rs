@@ -13,7 +13,7 @@ use tokenyard_launch::{Event, Exit, Hosts, Launcher, Stderr};
 
 use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::Report;
-use crate::{exchange, link, proxy, scaling, steady};
+use crate::{exchange, gpu, link, proxy, scaling, steady};
 
 /// A rank that says nothing for so long is given up. Longer than any deadline inside a rank, for
 /// those have better messages.
@@ -100,6 +100,48 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
     Ok(report)
 }
 
+/// Measures GPUs, one rank on each of `ranks`. Blocks until everything is done.
+///
+/// # Errors
+/// A rank that failed, with what it said.
+pub fn run_gpu(
+    task: &gpu::Task,
+    ranks: u32,
+    start: &Start,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report> {
+    let config = Config::load(&start.config)?;
+    let what = format!("GPUs, {ranks} ranks");
+    let mut tell = |done, all| progress(Progress { what: what.clone(), done, all });
+    let outputs = group(start, ranks, &Job::Gpu(task.clone()), &mut tell)
+        .with_context(|| format!("measure {what}"))?;
+    let mut all = Vec::new();
+    for output in outputs {
+        let Output::Gpu(figures) = output else { bail!("found {output:?}; expected figures") };
+        all.push(figures);
+    }
+    Ok(Report { gpu: Some(gpu::report(task, &all)?), ..Report::new(&config) })
+}
+
+/// Measures GPUs as one rank of those that somebody else started. Rank 0 gets the report.
+///
+/// # Errors
+/// As [`run_gpu`].
+pub fn measure_gpu(config: &Path, task: &gpu::Task) -> Result<Option<Report>> {
+    let config = Config::load(config)?;
+    let world = Arc::new(World::from_config(&config.world)?);
+    world.agree("bench", &[("task".to_owned(), serde_json::to_string(task)?)])?;
+    let figures = gpu::measure(&world, &config, task, &Speaker { speaks: false })?;
+    let all = world.all_gather("gpu figures", &serde_json::to_vec(&figures)?)?;
+    world.barrier("bench done")?;
+    if world.rank() > 0 {
+        return Ok(None);
+    }
+    let all: Vec<gpu::Figures> =
+        all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
+    Ok(Some(Report { gpu: Some(gpu::report(task, &all)?), ..Report::new(&config) }))
+}
+
 /// Runs one job on `ranks` processes; returns what each found, by rank.
 fn group(
     start: &Start,
@@ -169,6 +211,7 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
         Job::Steady(task) => Output::Steady(steady::measure(&world, &config, &task, &say)?),
         Job::Scaling(task) => Output::Scaling(scaling::measure(&world, &config, &task)?),
         Job::Link(task) => Output::Link(link::measure(&world, &config, &task, &say)?),
+        Job::Gpu(task) => Output::Gpu(gpu::measure(&world, &config, &task, &say)?),
         Job::Proxy(tasks) => {
             Output::Proxy(tasks.iter().map(proxy::measure).collect::<Result<_>>()?)
         }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::job::Sizes;
 use crate::table::table;
-use crate::{exchange, link, proxy, scaling, steady};
+use crate::{exchange, gpu, link, proxy, scaling, steady};
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 
@@ -35,6 +35,8 @@ pub struct Report {
     pub link: Vec<link::Row>,
     /// Commands through proxy threads.
     pub proxy: Vec<proxy::Row>,
+    /// Dispatch, combine and the link on GPUs.
+    pub gpu: Option<gpu::Report>,
 }
 
 impl Report {
@@ -49,6 +51,7 @@ impl Report {
             scaling: Vec::new(),
             link: Vec::new(),
             proxy: Vec::new(),
+            gpu: None,
         }
     }
 
@@ -113,6 +116,7 @@ impl Report {
                 ));
             }
         }
+        missed.extend(self.gpu.iter().flat_map(gpu::Report::missed));
         missed
     }
 
@@ -220,7 +224,7 @@ impl Report {
     }
 }
 
-fn heading(words: &str) -> Vec<String> {
+pub(crate) fn heading(words: &str) -> Vec<String> {
     words.split_whitespace().map(|word| word.replace('_', " ")).collect()
 }
 
@@ -238,7 +242,7 @@ impl fmt::Display for Report {
         for (_, table) in tables.iter().filter(|(empty, _)| !empty) {
             write!(f, "\n{table}")?;
         }
-        Ok(())
+        self.gpu.as_ref().map_or(Ok(()), |gpu| write!(f, "\n{}", gpu::tables(gpu)))
     }
 }
 
@@ -277,6 +281,7 @@ mod tests {
             scaling: Vec::new(),
             link: Vec::new(),
             proxy: Vec::new(),
+            gpu: None,
         }
     }
 

@@ -11,10 +11,14 @@ use crate::job::Sizes;
 
 /// A small generator (splitmix64): every rank can compute every other rank's routing.
 #[derive(Clone, Debug)]
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,13 +26,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 }
 
 /// `[T, K]` distinct experts per token, uniform.
-fn routing(sizes: &Sizes, rank: u32) -> Vec<i64> {
+pub(crate) fn routing(sizes: &Sizes, rank: u32) -> Vec<i64> {
     let mut random = Random(0x7061_6972 + u64::from(rank));
     let mut experts: Vec<i64> = (0..i64::from(sizes.experts)).collect();
     let mut all = Vec::with_capacity(sizes.tokens as usize * sizes.topk as usize);

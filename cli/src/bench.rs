@@ -1,16 +1,20 @@
 //! `tokenyard bench`.
 
+mod gpu;
+
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokenyard_bench::allocations::Counting;
+use tokenyard_bench::gpu::case::Phase;
 use tokenyard_bench::ranks::{Place, Start};
 use tokenyard_bench::report::NAMED_SIZES;
 use tokenyard_bench::{Plan, Progress, Report, Scenario, Sizes};
+use tokenyard_core::config::Config;
 
 /// Counts, so that the ranks of `steady`, which are this program, can say what a step allocates.
 #[global_allocator]
@@ -21,10 +25,12 @@ Example:
   tokenyard bench configs/cpu.toml
   tokenyard bench configs/cpu.toml --scenario exchange --ranks 2,4 --out figures.json
   tokenyard bench link configs/libfabric.toml
+  tokenyard bench dispatch configs/nvlink.toml
 
 Ranks are processes of this machine. `exchange` shows dispatch and combine as a part of what a plain
 copy of the same bytes between the same processes reaches in the same run; `steady` shows what steps
-allocate; `scaling` counts commands and bytes; `proxy` shows what a proxy thread costs. Exit code 0: all that is required was reached;
+allocate; `scaling` counts commands and bytes; `proxy` shows what a proxy thread costs.
+`dispatch` and `combine` are for GPUs. Exit code 0: all that is required was reached;
 1: something was missed; 2: nothing could be measured. Repeating the figures: docs/performance.md.";
 
 /// Arguments of `tokenyard bench`.
@@ -54,32 +60,42 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Which {
     /// One link between two ranks: bare (libfabric or libibverbs by straight calls), through the
-    /// transport, and under a dispatch
+    /// transport, and under a dispatch. On GPUs: what NVLink carries
     Link(LinkArgs),
+    /// Dispatch on GPUs, by SM count, against what the link carries
+    Dispatch(gpu::OperationArgs),
+    /// Combine on GPUs, by SM count, against what the link carries
+    Combine(gpu::OperationArgs),
+    /// Draws reports of GPUs: time and bandwidth over SM count
+    Plot(gpu::PlotArgs),
 }
 
 const LINK_EXAMPLE: &str = "\
 Examples:
   tokenyard bench link configs/libfabric.toml
   tokenyard bench link configs/libfabric.toml --namespaces
+  tokenyard bench link configs/nvlink.toml --plot link.svg
   RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 \\
     tokenyard bench link fabric.toml --as-rank      (and RANK=1 on the other host)
 
 Latency is half of a put and its answer, 8 bytes each; bandwidth is of 1 MiB puts with both ranks
-sending at once. Everything is measured turn by turn in one run. Exit code as for `bench`.";
+sending at once. Everything is measured turn by turn in one run. On GPUs (kernels `cuda` over
+`nvlink`): copies between all GPUs by SM count, barriers, exchanges of counts; sizes are fixed, and of
+the options only --ranks, --as-rank, --json, --out and --plot count. Exit code as for `bench`.";
 
 /// Arguments of `tokenyard bench link`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = LINK_EXAMPLE)]
 struct LinkArgs {
-    /// The config: its scale-out transport (`libfabric`, `efa` or `verbs`) is measured
+    /// The config: its scale-out transport (`libfabric`, `efa` or `verbs`) is measured, or `nvlink`
     config: PathBuf,
     #[command(flatten)]
     common: Common,
-    /// Be one of two ranks that somebody else starts, with the variables of a launcher; rank 0
-    /// prints the report
-    #[arg(long)]
-    as_rank: bool,
+    #[command(flatten)]
+    ranks: gpu::RankArgs,
+    /// Draw what NVLink carries over SM count
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Give each rank a host of its own. The hosts are stand-ins, network namespaces of this machine:
     /// processors and memory stay shared (root; docs/testing-hosts.md)
     #[arg(long, conflicts_with = "as_rank")]
@@ -104,6 +120,13 @@ struct Common {
     /// Samples per line
     #[arg(long, default_value_t = 30)]
     samples: u32,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// How a report is shown.
+#[derive(Debug, clap::Args)]
+struct Output {
     /// Print the report as one line of JSON on standard output, and the tables on standard error
     #[arg(long)]
     json: bool,
@@ -145,8 +168,12 @@ impl Choice {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     tokenyard_bench::link();
-    if let Some(Which::Link(args)) = &args.which {
-        return link(args);
+    match &args.which {
+        Some(Which::Link(args)) => return link(args),
+        Some(Which::Dispatch(args)) => return gpu::operation(Phase::Dispatch, args),
+        Some(Which::Combine(args)) => return gpu::operation(Phase::Combine, args),
+        Some(Which::Plot(args)) => return gpu::plot(args),
+        None => {}
     }
     let config = args.config.as_deref().context("found no config; expected one")?;
     if let Some(job) = &args.rank_job {
@@ -154,17 +181,25 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let plan = plan(&args.common, args.scenario.scenarios(), args.ranks.clone());
-    judge(&args.common, &measure(&plan, &start(config, Place::Machine)?)?)
+    judge(&args.common.output, &measure(&plan, &start(config, Place::Machine)?)?)
 }
 
 fn link(args: &LinkArgs) -> Result<ExitCode> {
+    let output = &args.common.output;
+    if tokenyard_bench::gpu::is_gpu(&Config::load(&args.config)?) {
+        ensure!(!args.namespaces, "found --namespaces; NVLink is inside one host");
+        return gpu::link(&args.config, &args.ranks, (output, args.plot.as_deref()));
+    }
+    ensure!(args.plot.is_none(), "found --plot; expected a config of GPUs, whose link is drawn");
+    let ranks = args.ranks.count().unwrap_or(2);
+    ensure!(ranks == 2, "found --ranks {ranks}; expected 2: this link has two ends");
     let plan = plan(&args.common, vec![Scenario::Link], vec![2]);
-    if !args.as_rank {
+    if !args.ranks.are_started() {
         let place = if args.namespaces { Place::Hosts } else { Place::Machine };
-        return judge(&args.common, &measure(&plan, &start(&args.config, place)?)?);
+        return judge(output, &measure(&plan, &start(&args.config, place)?)?);
     }
     match tokenyard_bench::measure_link(&args.config, &plan)? {
-        Some(report) => judge(&args.common, &report),
+        Some(report) => judge(output, &report),
         None => Ok(ExitCode::SUCCESS),
     }
 }
@@ -175,8 +210,13 @@ fn plan(args: &Common, scenarios: Vec<Scenario>, ranks: Vec<u32>) -> Plan {
 }
 
 fn measure(plan: &Plan, start: &Start) -> Result<Report> {
+    measuring(|progress| tokenyard_bench::run(plan, start, progress))
+}
+
+/// Shows how far a measurement is.
+fn measuring(run: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Report>) -> Result<Report> {
     let bar = progress_bar();
-    let report = tokenyard_bench::run(plan, start, &mut |progress| {
+    let report = run(&mut |progress| {
         let Progress { what, done, all } = progress;
         bar.set_length(all);
         bar.set_position(done);
@@ -187,7 +227,7 @@ fn measure(plan: &Plan, start: &Start) -> Result<Report> {
 }
 
 /// Shows the report; the exit code says whether all that is required was reached.
-fn judge(args: &Common, report: &Report) -> Result<ExitCode> {
+fn judge(args: &Output, report: &Report) -> Result<ExitCode> {
     show(args, report)?;
     let missed = report.missed();
     for missed in &missed {
@@ -217,7 +257,7 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
-fn show(args: &Common, report: &Report) -> Result<()> {
+fn show(args: &Output, report: &Report) -> Result<()> {
     if let Some(file) = &args.out {
         let text = serde_json::to_string_pretty(report)? + "\n";
         std::fs::write(file, text).with_context(|| format!("write {}", file.display()))?;

@@ -117,12 +117,33 @@ fn warm_says_where_there_is_nothing_to_compile_and_what_it_cannot_know() {
 
 #[test]
 fn the_help_of_each_command_has_an_example() {
-    for command in ["run", "plugins", "doctor", "shape", "warm"] {
-        let output = call(&[command, "--help"]);
+    for command in ["run", "plugins", "doctor", "shape", "warm", "bench", "bench dispatch"] {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let output = call(&words);
         expect_code(&output, 0);
         let text = stdout(&output);
         assert!(text.contains(&format!("\n  tokenyard {command}")), "{command}: {text}");
     }
+}
+
+#[test]
+fn figures_of_gpus_need_a_config_of_gpus_and_plots_a_report_of_them() {
+    let config = Config::with("");
+    let path = config.path();
+    let path = path.to_str().unwrap();
+    for command in ["dispatch", "combine"] {
+        let output = call(&["bench", command, path]);
+        expect_code(&output, 2);
+        let text = stderr(&output);
+        assert!(text.contains("found kernels.use = \"cpu\"; expected \"cuda\""), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+    let output = call(&["bench", "plot", path, "--out", "/no/such/folder/a.svg"]);
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("config.toml"), "{}", stderr(&output));
+    let output = call(&["bench", "link", path, "--plot", "a.svg"]);
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("expected a config of GPUs"), "{}", stderr(&output));
 }
 
 #[test]

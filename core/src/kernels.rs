@@ -28,6 +28,8 @@ pub type Limits = abi::TyLimits;
 pub type LinkNeeds = abi::TyLinkNeeds;
 /// What it needs. See [`abi::TyKernelNeeds`].
 pub type KernelNeeds = abi::TyKernelNeeds;
+/// When things happened in an operation. See [`abi::TyTrace`].
+pub type Trace = abi::TyTrace;
 
 /// A kernel set. All calls of one instance come from one thread at a time, in the order of
 /// [`abi::TyKernelsTable`].
@@ -236,6 +238,16 @@ pub trait KernelSet: Sized + Send + 'static {
     /// stays valid until the instance is dropped.
     fn counters(&mut self) -> Option<abi::TyCounters> {
         None
+    }
+
+    /// When things happened in one of the last `in_flight` operations, which has ended; for tools.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where nobody notes it; another operation.
+    fn trace(&mut self, operation: u64) -> Result<Trace> {
+        let _ = operation;
+        let text = format!("{} notes no times", Self::NAME);
+        Err(Error::new(ErrorKind::Unsupported, "trace operation", text))
     }
 }
 

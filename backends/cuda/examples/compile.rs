@@ -2,13 +2,16 @@
 //! a kernel spills registers.
 
 use tokenyard_core::Result;
-use tokenyard_cuda::compile::{Architecture, Rows, Up, compile};
+use tokenyard_cuda::compile::{Architecture, Compiled, Rows, Up, compile, compile_probe};
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
 
 /// Kernels of `exchange.cu`: over puts, a combine has one more.
 const FACES: [(Up, usize); 2] = [(Up::Nvlink, 9), (Up::Proxy, 10)];
+
+/// Kernels of `probe.cu` with bulk copies.
+const PROBE: usize = 7;
 
 /// What the assembler says about one kernel.
 #[derive(Default)]
@@ -44,27 +47,40 @@ fn usages(log: &str) -> Vec<Usage> {
     all
 }
 
+/// Prints what each kernel takes; returns how many spill.
+fn show(
+    (capability, rows): (u32, Rows),
+    up: &str,
+    (compiled, kernels): (&Compiled, usize),
+) -> usize {
+    let usages = usages(&compiled.log);
+    let found = usages.len();
+    assert_eq!(found, kernels, "found {found} kernels; expected {kernels}: {}", compiled.log);
+    let target = Architecture { capability }.name();
+    let rows = format!("{rows:?}").to_lowercase();
+    for Usage { kernel, registers, stack, spills } in &usages {
+        println!(
+            "{target:<9} {rows:<7} {up:<7} {kernel:<18} {registers:>9} {stack:>6} {spills:>8}"
+        );
+    }
+    usages.iter().filter(|usage| usage.spills != "0").count()
+}
+
 fn main() -> Result<()> {
     println!(
-        "{:<9} {:<7} {:<7} {:<16} registers  stack  spilled",
+        "{:<9} {:<7} {:<7} {:<18} registers  stack  spilled",
         "target", "rows", "up", "kernel"
     );
     let mut spilled = 0;
-    let all = FACES.iter().flat_map(|face| WANTED.map(|target| (*face, target)));
-    for ((up, kernels), (capability, rows)) in all {
+    for target in WANTED {
+        let (capability, rows) = target;
         let architecture = Architecture { capability };
-        let compiled = compile(architecture, rows, up)?;
-        let usages = usages(&compiled.log);
-        let found = usages.len();
-        assert_eq!(found, kernels, "found {found} kernels; expected {kernels}: {}", compiled.log);
-        for Usage { kernel, registers, stack, spills } in usages {
-            let target = architecture.name();
-            let [rows, up] = [format!("{rows:?}"), format!("{up:?}")].map(|t| t.to_lowercase());
-            println!(
-                "{target:<9} {rows:<7} {up:<7} {kernel:<16} {registers:>9} {stack:>6} {spills:>8}"
-            );
-            spilled += usize::from(spills != "0");
+        for (up, kernels) in FACES {
+            let name = format!("{up:?}").to_lowercase();
+            spilled += show(target, &name, (&compile(architecture, rows, up)?, kernels));
         }
+        let kernels = if rows == Rows::Tma { PROBE } else { PROBE - 1 };
+        spilled += show(target, "probe", (&compile_probe(architecture, rows)?, kernels));
     }
     assert!(spilled == 0, "{spilled} kernels spill registers; expected none");
     Ok(())

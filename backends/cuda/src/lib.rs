@@ -11,6 +11,7 @@ pub mod compile;
 mod config;
 mod driver;
 pub mod kernels;
+pub mod probe;
 mod transport;
 
 pub use built_in::link;

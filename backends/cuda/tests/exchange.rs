@@ -36,7 +36,7 @@ fn for_the_host(name: &str, text: &str) -> String {
         ]
         .iter()
         .fold(text.to_owned(), |text, (from, with)| replace(&text, [from, "\n"], with)),
-        "exchange.cu" => {
+        "exchange.cu" | "probe.cu" => {
             let shared = "static thread_local ty::u8 shared[1 << 17];";
             replace(text, ["extern __shared__", "\n"], shared)
         }
@@ -56,11 +56,12 @@ fn write_all(from: &Path, to: &Path) {
     }
 }
 
-/// Compiles and runs the model over a face.
-fn run(face: &Path, puts: bool, param_bytes: usize) {
+/// Compiles and runs a model over a face.
+fn run(model: &str, face: &Path, puts: bool, param_bytes: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     write_all(&crate_folder.join("src/kernels"), folder.path());
+    write_all(&crate_folder.join("src/probe"), folder.path());
     write_all(&crate_folder.join("../device"), folder.path());
     std::fs::copy(crate_folder.join(face), folder.path().join("up_face.cuh")).expect("the face");
     let program = folder.path().join("exchange");
@@ -71,7 +72,7 @@ fn run(face: &Path, puts: bool, param_bytes: usize) {
         .arg(format!("-DTY_UP_PARAM_BYTES={param_bytes}"))
         .arg("-I")
         .arg(folder.path())
-        .arg(crate_folder.join("tests/model/exchange.cpp"))
+        .arg(crate_folder.join("tests/model").join(model))
         .arg("-o")
         .arg(&program)
         .output()
@@ -83,10 +84,15 @@ fn run(face: &Path, puts: bool, param_bytes: usize) {
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
-    run(Path::new("../device/proxy.cuh"), true, 40);
+    run("exchange.cpp", Path::new("../device/proxy.cuh"), true, 40);
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_loads_and_stores() {
-    run(Path::new("src/transport/nvlink.cuh"), false, 32);
+    run("exchange.cpp", Path::new("src/transport/nvlink.cuh"), false, 32);
+}
+
+#[test]
+fn copies_barriers_and_counts_of_the_probe_reach_every_rank() {
+    run("probe.cpp", Path::new("src/transport/nvlink.cuh"), false, 32);
 }

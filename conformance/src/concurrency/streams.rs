@@ -480,5 +480,10 @@ fn none_to_have(rank: &Rank<'_>) -> Result<Outcome> {
     drop(yard.dispatch_recv(sent)?);
     yard.flush().context("flush")?;
     drop(live);
+    // Of operations that are not remembered nothing is told, whether times are noted or not.
+    expect_error(yard.trace(2), &[ErrorKind::InvalidInput], &["one of the last 2"])?;
+    if let Err(error) = yard.trace(0) {
+        anyhow::ensure!(error.kind() == ErrorKind::Unsupported, "{error}");
+    }
     close(vec![yard])
 }

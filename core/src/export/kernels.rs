@@ -43,6 +43,7 @@ impl<K: KernelSet> KernelsPart<K> {
         graph_launch: Some(Self::graph_launch),
         graph_destroy: Some(Self::graph_destroy),
         counters: Some(Self::counters),
+        trace: Some(Self::trace),
     };
 
     unsafe extern "C" fn probe(
@@ -379,6 +380,22 @@ impl<K: KernelSet> KernelsPart<K> {
             guarded_mut("counters", instance, error, |part: &mut K| {
                 check_size("counters", (*counters).size, size_of::<abi::TyCounters>())?;
                 part.counters().into_iter().for_each(|given| *counters = given);
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn trace(
+        instance: *mut c_void,
+        operation: u64,
+        trace: *mut abi::TyTrace,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("trace", instance, error, |part: &mut K| {
+                check_size("trace", (*trace).size, size_of::<abi::TyTrace>())?;
+                *trace = part.trace(operation)?;
                 Ok(())
             })
         }

@@ -5,7 +5,7 @@ use super::transport::{blank_window, check_window, missing_slot};
 use super::{blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::PartTable;
-use crate::kernels::{KernelNeeds, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS};
+use crate::kernels::{KernelNeeds, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS, Trace};
 use crate::transport::{Capabilities, MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -503,6 +503,17 @@ impl OpenKernels {
         Err(Error::new(ErrorKind::Plugin, "counters", message)
             .with_context("part", self.name())
             .with_fix("use a kernel set that was made for this version"))
+    }
+
+    /// When things happened in an operation that has ended.
+    ///
+    /// # Errors
+    /// A part without the slot; what the part says.
+    pub fn trace(&mut self, operation: u64) -> Result<Trace> {
+        let mut trace = Trace { size: size_of::<Trace>(), ..Trace::default() };
+        // SAFETY: as in `needs`.
+        self.call("trace", |t, i, e| unsafe { t.trace.map(|f| f(i, operation, &mut trace, e)) })?;
+        Ok(trace)
     }
 }
 

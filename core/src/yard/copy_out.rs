@@ -135,7 +135,7 @@ impl Yard {
             (Some(_), None) => unsafe { self.parts.kernels().copy(to, from, length)? },
             // SAFETY: by this function's contract; the stream lives by that of `Stream::new`.
             (Some(_), Some(stream)) => unsafe {
-                self.parts.kernels().copy_on(stream.pointer(), to, from, length)?;
+                self.parts.kernels().copy_on(stream.raw(), to, from, length)?;
             },
         }
         Ok(())

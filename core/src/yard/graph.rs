@@ -26,7 +26,7 @@ impl ToolStream {
     /// `Unsupported` where the kernel set has no graphs; what the device refuses.
     pub fn begin_capture(&self) -> Result<()> {
         // SAFETY: a stream of this kernel set.
-        unsafe { self.parts.kernels().graph_begin(self.stream.pointer()) }
+        unsafe { self.parts.kernels().graph_begin(self.stream.raw()) }
     }
 
     /// Ends the recording.
@@ -35,7 +35,7 @@ impl ToolStream {
     /// Nothing was begun; what the device refuses of the graph.
     pub fn end_capture(&self) -> Result<ToolGraph> {
         // SAFETY: a stream of this kernel set.
-        let raw = unsafe { self.parts.kernels().graph_end(self.stream.pointer())? };
+        let raw = unsafe { self.parts.kernels().graph_end(self.stream.raw())? };
         Ok(ToolGraph { parts: Arc::clone(&self.parts), raw })
     }
 
@@ -53,7 +53,7 @@ impl ToolStream {
             return Err(Error::new(ErrorKind::InvalidInput, "launch graph", text));
         }
         // SAFETY: stream and graph of this kernel set; the rest by this function's contract.
-        unsafe { self.parts.kernels().graph_launch(self.stream.pointer(), graph.raw) }
+        unsafe { self.parts.kernels().graph_launch(self.stream.raw(), graph.raw) }
     }
 }
 

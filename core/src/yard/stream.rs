@@ -9,6 +9,7 @@ use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
 use super::output::{Handle, Received};
 use super::tensor::{TensorMut, TensorRef};
 use super::{Parts, Yard};
+use crate::kernels::Trace;
 use crate::moe::DType;
 use crate::{Error, ErrorKind, Result, abi};
 
@@ -42,11 +43,9 @@ impl Stream {
     pub unsafe fn new(raw: *mut c_void) -> Self {
         Self { raw }
     }
-}
 
-impl Stream {
-    /// The pointer that crosses the ABI.
-    pub(super) fn pointer(self) -> *mut c_void {
+    /// The stream, as [`new`](Self::new) was given it.
+    pub fn raw(self) -> *mut c_void {
         self.raw
     }
 }
@@ -63,7 +62,7 @@ impl Mode<'_> {
     /// The flags, and the pointer that crosses the ABI.
     fn flags(&self, [on_stream, no_sync]: [u32; 2]) -> (u32, *mut c_void) {
         let Some(stream) = self.stream else { return (0, std::ptr::null_mut()) };
-        (on_stream | if self.no_sync { no_sync } else { 0 }, stream.pointer())
+        (on_stream | if self.no_sync { no_sync } else { 0 }, stream.raw())
     }
 
     fn mark(&self, call: &mut abi::TyDispatch) {
@@ -176,6 +175,26 @@ impl Yard {
         self.take_back_regions();
         let flushed = self.parts.kernels().flush();
         flushed.map_err(|error| self.end_failed(self.next_operation, error))
+    }
+
+    /// Waits as [`flush`](Self::flush) does, and says when things happened on this rank in the last
+    /// operation (`back` = 0), or in one before it: at most `in_flight` of them are remembered. For tools.
+    ///
+    /// # Errors
+    /// As `flush`; `Unsupported` where the kernel set notes no times; an operation of too long ago.
+    pub fn trace(&mut self, back: u64) -> Result<Trace> {
+        self.flush()?;
+        let in_flight = u64::from(self.options.in_flight);
+        match self.next_operation.checked_sub(1 + back) {
+            Some(operation) if back < in_flight => self.parts.kernels().trace(operation),
+            _ => {
+                let text = format!(
+                    "found {} operations back of {}; expected one of the last {in_flight}",
+                    back, self.next_operation
+                );
+                Err(Error::new(ErrorKind::InvalidInput, "trace operation", text))
+            }
+        }
     }
 
     pub(super) fn check_mode(&self, mode: &Mode<'_>) -> Result<()> {
@@ -376,13 +395,13 @@ impl ToolStream {
         let (to, from) = (to.raw().data, from.raw().data);
         // SAFETY: a stream of this kernel set, and ranges of this length; the rest by this function's
         // contract.
-        unsafe { self.parts.kernels().copy_on(self.stream.pointer(), to, from, bytes as u64) }
+        unsafe { self.parts.kernels().copy_on(self.stream.raw(), to, from, bytes as u64) }
     }
 }
 
 impl Drop for ToolStream {
     fn drop(&mut self) {
         // SAFETY: made by `tool_stream`; who took its name promised that no call has it any more.
-        unsafe { self.parts.kernels().stream_destroy(self.stream.pointer()) }
+        unsafe { self.parts.kernels().stream_destroy(self.stream.raw()) }
     }
 }

@@ -167,7 +167,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 5
+#define TY_KERNELS_MINOR 6
 
 /**
  * Most windows a kernel set may ask for.
@@ -345,7 +345,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 11196573915428035387ull
+#define TY_KERNELS_LAYOUT 16544202236292726096ull
 
 /**
  * Major version of the topology ABI.
@@ -1810,6 +1810,37 @@ typedef struct TyProxyRing {
 } TyProxyRing;
 
 /**
+ * When things happened in an operation on this rank, for tools: nanoseconds of the device's clock,
+ * which starts anywhere and is not that of another device.
+ */
+typedef struct TyTrace {
+  /**
+   * `sizeof(TyTrace)`.
+   */
+  size_t size;
+  /**
+   * Its first kernel began.
+   */
+  uint64_t begun;
+  /**
+   * This rank's routing was counted, and its records were sent; where nothing is counted, as `begun`.
+   */
+  uint64_t counted;
+  /**
+   * The records of all ranks were there.
+   */
+  uint64_t heard;
+  /**
+   * Rows had left; of a combine: sums were made.
+   */
+  uint64_t moved;
+  /**
+   * The rows of all ranks had arrived; of a combine: all had read this rank's.
+   */
+  uint64_t arrived;
+} TyTrace;
+
+/**
  * A kernel set. All slots of one instance are called by one thread at a time.
  *
  * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
@@ -1976,6 +2007,11 @@ typedef struct TyKernelsTable {
    * Optional, after `plan`. What it counts for reports; without it they say that it is unknown.
    */
   int32_t (*counters)(void *instance, struct TyCounters *counters, struct TyError *error);
+  /**
+   * Optional, for tools. When things happened in one of the last `in_flight` operations, which has
+   * ended: call `flush` before.
+   */
+  int32_t (*trace)(void *instance, uint64_t operation, struct TyTrace *trace, struct TyError *error);
 } TyKernelsTable;
 
 /**

@@ -10,7 +10,7 @@ use crate::{
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 5;
+pub const TY_KERNELS_MINOR: u32 = 6;
 
 /// A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
 /// without elements has some address.
@@ -499,6 +499,25 @@ pub struct TyCounters {
     pub raised: *const TyRaised,
 }
 
+/// When things happened in an operation on this rank, for tools: nanoseconds of the device's clock,
+/// which starts anywhere and is not that of another device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TyTrace {
+    /// `sizeof(TyTrace)`.
+    pub size: usize,
+    /// Its first kernel began.
+    pub begun: u64,
+    /// This rank's routing was counted, and its records were sent; where nothing is counted, as `begun`.
+    pub counted: u64,
+    /// The records of all ranks were there.
+    pub heard: u64,
+    /// Rows had left; of a combine: sums were made.
+    pub moved: u64,
+    /// The rows of all ranks had arrived; of a combine: all had read this rank's.
+    pub arrived: u64,
+}
+
 /// A kernel set. All slots of one instance are called by one thread at a time.
 ///
 /// Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
@@ -702,6 +721,16 @@ pub struct TyKernelsTable {
         unsafe extern "C" fn(
             instance: *mut c_void,
             counters: *mut TyCounters,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Optional, for tools. When things happened in one of the last `in_flight` operations, which has
+    /// ended: call `flush` before.
+    pub trace: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            operation: u64,
+            trace: *mut TyTrace,
             error: *mut TyError,
         ) -> i32,
     >,

@@ -87,7 +87,7 @@ const fn kernels_layout() -> u64 {
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
             tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring,
-            graph_begin, graph_end, graph_launch, graph_destroy, counters }
+            graph_begin, graph_end, graph_launch, graph_destroy, counters, trace }
         TyPeerCounters { posted, done, raised, expected, received }
         TyRaised { signal, total }
         TyCounters { size, ranks, signals, queue_depth, peers, raised }
@@ -95,6 +95,7 @@ const fn kernels_layout() -> u64 {
             value, sequence }
         TyProxyStatus { done, failed, status }
         TyProxyRing { size, level, lane, capacity, commands, status, totals, signals, reserved }
+        TyTrace { size, begun, counted, heard, moved, arrived }
         TyKernelsExport { header, parts, count }
     }
 }
@@ -104,7 +105,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0xc856_6bed_3efc_667a;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0xf152_17d1_0379_7a51;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x9b62_38a7_727e_1b3b;
+pub const TY_KERNELS_LAYOUT: u64 = 0xe598_d047_6a73_7d50;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

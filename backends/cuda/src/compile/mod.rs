@@ -6,7 +6,7 @@ mod cache;
 mod program;
 
 pub(crate) use program::FaceSource;
-pub use program::{Architecture, Compiled, Rows, Up, compile};
+pub use program::{Architecture, Compiled, Rows, Up, compile, compile_probe};
 
 use std::path::PathBuf;
 
@@ -67,6 +67,22 @@ pub(crate) fn kernels(
     face: FaceSource<'_>,
 ) -> Result<(Vec<u8>, bool)> {
     let program = Program::new(architecture, rows_of(config, architecture, face.puts)?, face);
+    image_of(config, &program)
+}
+
+/// The same of the kernels that measure a link, and how the best of them move rows.
+pub(crate) fn probe(
+    config: &CudaConfig,
+    architecture: Architecture,
+    face: FaceSource<'_>,
+) -> Result<(Vec<u8>, Rows)> {
+    // Not as the config says it: what the link can carry does not depend on it.
+    let rows = rows_of(&CudaConfig::default(), architecture, false)?;
+    let (image, _) = image_of(config, &Program::probe(architecture, rows, face))?;
+    Ok((image, rows))
+}
+
+fn image_of(config: &CudaConfig, program: &Program) -> Result<(Vec<u8>, bool)> {
     let cache = Cache::open(config.cache.as_deref())?;
     let mut compiled = false;
     let image = cache.get(&program.key()?, || {

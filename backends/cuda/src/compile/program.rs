@@ -11,11 +11,14 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::load;
 use crate::kernels::args;
 use crate::kernels::proxy_face;
+use crate::probe::ProbeArgs;
 use crate::transport::nvlink_face;
 
 /// The name under which the kernels include the face of the level inside a domain.
 const UP_FACE: &str = "up_face.cuh";
-const MAIN: &str = include_str!("../kernels/exchange.cu");
+/// The kernels of an exchange, and those that measure a link: name and text.
+const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
+const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
 const HEADERS: [(&str, &str); 19] = [
     ("transport.cuh", include_str!("../../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
@@ -94,27 +97,46 @@ pub enum Up {
 /// Everything that decides what comes out.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
+    main: (&'static str, &'static str),
     headers: Vec<(String, String)>,
     options: Vec<String>,
 }
 
 impl Program {
-    /// The kernels over a face.
+    /// The kernels of an exchange over a face.
     pub(crate) fn new(architecture: Architecture, rows: Rows, face: FaceSource<'_>) -> Self {
+        let own = [
+            format!("-DTY_ARGS_BYTES={}", args::bytes()),
+            format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION),
+            format!("-DTY_PUTS={}", u32::from(face.puts)),
+        ];
+        Self::of(EXCHANGE, (architecture, rows), face, &own)
+    }
+
+    /// The kernels that measure a link, over a face that loads and stores.
+    pub(crate) fn probe(architecture: Architecture, rows: Rows, face: FaceSource<'_>) -> Self {
+        let own = [format!("-DTY_PROBE_BYTES={}", size_of::<ProbeArgs>())];
+        Self::of(PROBE, (architecture, rows), face, &own)
+    }
+
+    fn of(
+        main: (&'static str, &'static str),
+        (architecture, rows): (Architecture, Rows),
+        face: FaceSource<'_>,
+        own: &[String],
+    ) -> Self {
         let headers = HEADERS.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
         let mut options = vec![
             format!("-arch={}", architecture.name()),
             "-std=c++20".to_owned(),
             "--ptxas-options=-v".to_owned(),
             format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma)),
-            format!("-DTY_ARGS_BYTES={}", args::bytes()),
-            format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION),
             format!("-DTY_UP_PARAM_BYTES={}", face.param_bytes),
-            format!("-DTY_PUTS={}", u32::from(face.puts)),
         ];
+        options.extend_from_slice(own);
         options.extend(face.defines.iter().map(|define| format!("-D{define}")));
         let headers = headers.chain([(UP_FACE.to_owned(), face.text.to_owned())]).collect();
-        Self { headers, options }
+        Self { main, headers, options }
     }
 
     /// Names what comes out: a hash of every byte that goes in and of what tells the compiler from
@@ -127,7 +149,7 @@ impl Program {
             hash.update(text);
         };
         add(&compiler);
-        add(MAIN);
+        add(self.main.1);
         self.headers.iter().for_each(|(name, text)| {
             add(name);
             add(text);
@@ -154,7 +176,7 @@ impl Program {
         let names = texts(&mut self.headers.iter().map(|(name, _)| name.as_str()))?;
         let contents = texts(&mut self.headers.iter().map(|(_, text)| text.as_str()))?;
         let options = texts(&mut self.options.iter().map(String::as_str))?;
-        let main = texts(&mut [MAIN, "exchange.cu"].into_iter())?;
+        let main = texts(&mut [self.main.1, self.main.0].into_iter())?;
         let pointers = |all: &[CString]| all.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
         let (names_at, contents_at) = (pointers(&names), pointers(&contents));
         let mut raw = std::ptr::null_mut();
@@ -217,6 +239,14 @@ pub fn compile(architecture: Architecture, rows: Rows, up: Up) -> Result<Compile
         Up::Proxy => proxy_face(),
     };
     Program::new(architecture, rows, face).compile()
+}
+
+/// Compiles the kernels that measure a link over NVLink, as [`compile`] does.
+///
+/// # Errors
+/// No compiler, or what it says.
+pub fn compile_probe(architecture: Architecture, rows: Rows) -> Result<Compiled> {
+    Program::probe(architecture, rows, nvlink_face()).compile()
 }
 
 /// A program of the compiler.

@@ -54,7 +54,8 @@ impl Device {
         Self::get(ordinal)
     }
 
-    fn count() -> Result<i32> {
+    /// Devices that this process sees; at least one.
+    pub(crate) fn count() -> Result<i32> {
         let mut count = 0;
         // SAFETY: the driver is loaded.
         check("count devices", unsafe { sys::cuDeviceGetCount(&mut count) })?;
@@ -94,6 +95,23 @@ impl Device {
         use sys::CUdevice_attribute as A;
         let bytes = self.attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         Ok(bytes as u32)
+    }
+
+    /// As its maker calls it.
+    pub(crate) fn name(&self) -> Result<String> {
+        let mut text = [0 as std::ffi::c_char; 256];
+        // SAFETY: a device of this driver; room of this length, which the driver ends with a zero.
+        let status =
+            unsafe { sys::cuDeviceGetName(text.as_mut_ptr(), text.len() as i32, self.raw) };
+        check("ask device", status)?;
+        let bytes: Vec<u8> = text.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Multiprocessors.
+    pub(crate) fn processors(&self) -> Result<u32> {
+        use sys::CUdevice_attribute as A;
+        Ok(self.attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32)
     }
 
     /// Names the device wherever it is seen from.

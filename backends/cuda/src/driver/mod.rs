@@ -62,6 +62,15 @@ pub(crate) fn load() -> Result<()> {
     })
 }
 
+/// The version of CUDA that the driver speaks.
+pub(crate) fn version() -> Result<i32> {
+    load()?;
+    let mut version = 0;
+    // SAFETY: the driver is loaded.
+    check("ask driver", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    Ok(version)
+}
+
 /// The version in words, as CUDA numbers it.
 pub(crate) fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)

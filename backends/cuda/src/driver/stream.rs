@@ -158,12 +158,29 @@ unsafe impl Send for Event {}
 
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
+        Self::make(context, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// One that also says when. Recording it costs more.
+    pub(crate) fn timed(context: &Arc<Context>) -> Result<Self> {
+        Self::make(context, sys::CUevent_flags_enum::CU_EVENT_DEFAULT)
+    }
+
+    fn make(context: &Arc<Context>, flags: sys::CUevent_flags_enum) -> Result<Self> {
         let _entered = context.enter()?;
         let mut raw = std::ptr::null_mut();
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: destroyed on drop.
-        check("make event", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
+        check("make event", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
         Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    /// Microseconds from another mark to this one; both are timed and have been passed.
+    pub(crate) fn us_since(&self, earlier: &Self) -> Result<f64> {
+        let _entered = self.context.enter()?;
+        let mut ms = 0.0;
+        // SAFETY: two events that live.
+        check("ask event", unsafe { sys::cuEventElapsedTime_v2(&mut ms, earlier.raw, self.raw) })?;
+        Ok(f64::from(ms) * 1e3)
     }
 
     /// Marks what is in the stream by now. May be done again at once: whoever waits for the event

@@ -396,6 +396,28 @@ impl Engine {
         Ok(())
     }
 
+    /// When things happened in an operation whose kernels have ended.
+    pub(super) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
+        let slots = self.operations.len() as u64;
+        if operation > self.latest || operation + slots <= self.latest {
+            let text = format!(
+                "found operation {operation}; expected one of the {slots} up to {}",
+                self.latest
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, "trace operation", text));
+        }
+        // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
+        let t = unsafe { self.traces.at(self.slot(operation)).read_volatile() };
+        Ok(abi::TyTrace {
+            size: size_of::<abi::TyTrace>(),
+            begun: t.begun,
+            counted: t.counted,
+            heard: t.heard,
+            moved: t.moved,
+            arrived: t.arrived,
+        })
+    }
+
     fn wait(&self, operation: u64, phase: u64) -> Wait {
         let rank = (self.rank + 1) % self.shape.ranks;
         Wait { operation, phase, level: self.level, rank }

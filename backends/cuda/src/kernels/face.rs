@@ -7,12 +7,12 @@ use crate::compile::FaceSource;
 
 /// A face that the kernels can be compiled over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Face {
+pub(crate) struct Face {
     source: String,
     /// Of the form `NAME=VALUE`.
     defines: Vec<String>,
     /// `Face::Params`, in words of 8 bytes for its alignment.
-    pub(super) params: Vec<u64>,
+    pub(crate) params: Vec<u64>,
     param_bytes: usize,
     puts: bool,
 }
@@ -51,7 +51,7 @@ impl Face {
     ///
     /// # Safety
     /// Each pointer is null, or valid for as many elements as the face says.
-    pub(super) unsafe fn read(face: &abi::TyDeviceFace) -> Result<Self> {
+    pub(crate) unsafe fn read(face: &abi::TyDeviceFace) -> Result<Self> {
         let wanted = (abi::TY_FACE_VERSION, abi::TY_DIALECT_CUDA, abi::TY_COMPILER_NVRTC);
         let found = (face.version, face.dialect, face.compiler);
         if found != wanted {
@@ -96,13 +96,13 @@ impl Face {
     }
 
     /// The face that posts through the host.
-    pub(super) fn of_proxy(source: &str, params: Vec<u64>) -> Self {
+    pub(crate) fn of_proxy(source: &str, params: Vec<u64>) -> Self {
         let param_bytes = 8 * params.len();
         Self { source: source.to_owned(), defines: Vec::new(), params, param_bytes, puts: true }
     }
 
     /// What the compiler is given.
-    pub(super) fn source(&self) -> FaceSource<'_> {
+    pub(crate) fn source(&self) -> FaceSource<'_> {
         FaceSource {
             text: &self.source,
             defines: &self.defines,

@@ -44,6 +44,7 @@ use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream,
 use engine::Engine;
 use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
 
+pub(crate) use face::Face;
 pub(crate) use proxy::proxy_face;
 pub(crate) use sizes::MOST_ARENA;
 
@@ -306,6 +307,10 @@ impl KernelSet for CudaKernels {
 
     fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
         Ok(self.engine.as_ref().and_then(Engine::proxy_ring))
+    }
+
+    fn trace(&mut self, operation: u64) -> Result<abi::TyTrace> {
+        self.engine()?.trace(operation)
     }
 
     fn release(&mut self, region: u64) {

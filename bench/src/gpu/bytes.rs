@@ -1,0 +1,123 @@
+//! Bytes that must cross a link, and the times that follow from them.
+
+use super::case::{Fixed, Phase, Rows};
+
+/// Bytes of one (token, rank) pair on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairBytes {
+    /// The row.
+    pub row: u64,
+    /// Its scales.
+    pub scales: u64,
+    /// Ids and weights, one of each per selection, and the source.
+    pub beside: u64,
+}
+
+impl PairBytes {
+    /// Of an operation. A combine moves bf16 rows only.
+    pub fn new(phase: Phase, rows: Rows, fixed: &Fixed) -> Self {
+        let (hidden, topk) = (u64::from(fixed.hidden), u64::from(fixed.topk));
+        match (phase, rows) {
+            (Phase::Combine, _) => Self { row: 2 * hidden, scales: 0, beside: 0 },
+            (Phase::Dispatch, Rows::Bf16) => {
+                Self { row: 2 * hidden, scales: 0, beside: 8 * topk + 4 }
+            }
+            (Phase::Dispatch, Rows::Fp8 | Rows::Cast) => {
+                Self { row: hidden, scales: 4 * hidden.div_ceil(128), beside: 8 * topk + 4 }
+            }
+        }
+    }
+
+    /// All of it: what must cross the link.
+    pub fn all(&self) -> u64 {
+        self.row + self.scales + self.beside
+    }
+
+    /// What the benchmarks of other systems count: rows and scales.
+    pub fn counted(&self) -> u64 {
+        self.row + self.scales
+    }
+}
+
+/// (token, rank) pairs of one exchange. A combine sends the same ones back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Traffic {
+    /// Pairs that cross the busiest port of any rank, in its busier direction; a rank's own do not.
+    pub busiest: u64,
+    /// Pairs that a rank receives, its own included: the mean over ranks.
+    pub received: f64,
+}
+
+impl Traffic {
+    /// Of what each rank sends to each.
+    pub fn new(sends: &[Vec<u64>]) -> Self {
+        let ranks = sends.len();
+        let at = |from: usize, to: usize| sends[from].get(to).copied().unwrap_or(0);
+        let others = |rank: usize| (0..ranks).filter(move |other| *other != rank);
+        let busiest = (0..ranks)
+            .map(|rank| {
+                let out: u64 = others(rank).map(|peer| at(rank, peer)).sum();
+                let back: u64 = others(rank).map(|peer| at(peer, rank)).sum();
+                out.max(back)
+            })
+            .max()
+            .unwrap_or(0);
+        let all: u64 = sends.iter().flatten().sum();
+        Self { busiest, received: all as f64 / ranks.max(1) as f64 }
+    }
+}
+
+/// The time in microseconds that `bytes` take at `gb_s` GB/s.
+pub fn us_of(bytes: f64, gb_s: f64) -> f64 {
+    bytes / gb_s / 1e3
+}
+
+/// GB/s of `bytes` in `us` microseconds.
+pub fn gb_s(bytes: f64, us: f64) -> f64 {
+    bytes / us / 1e3
+}
+
+/// The longest time that an operation may take by the rule, for a floor: both in microseconds.
+pub fn rule_us(floor_us: f64) -> f64 {
+    1.05 * floor_us + 20.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIXED: Fixed = Fixed { hidden: 7168, topk: 8, experts: 256 };
+
+    #[test]
+    fn a_pair_brings_its_row_scales_ids_weights_and_source() {
+        let fp8 = PairBytes::new(Phase::Dispatch, Rows::Fp8, &FIXED);
+        assert_eq!(fp8, PairBytes { row: 7168, scales: 224, beside: 68 });
+        assert_eq!(PairBytes::new(Phase::Dispatch, Rows::Cast, &FIXED), fp8);
+        assert_eq!((fp8.all(), fp8.counted()), (7460, 7392));
+        let bf16 = PairBytes::new(Phase::Dispatch, Rows::Bf16, &FIXED);
+        assert_eq!((bf16.all(), bf16.counted()), (14404, 14336));
+        let combine = PairBytes::new(Phase::Combine, Rows::Bf16, &FIXED);
+        assert_eq!((combine.all(), combine.counted()), (14336, 14336));
+        let odd = Fixed { hidden: 2880, ..FIXED };
+        assert_eq!(PairBytes::new(Phase::Dispatch, Rows::Fp8, &odd).scales, 4 * 23);
+    }
+
+    #[test]
+    fn the_busiest_direction_of_the_busiest_rank_counts_without_its_own_rows() {
+        // Everybody sends to rank 0.
+        let skewed = vec![vec![50, 1, 1], vec![40, 9, 0], vec![30, 0, 9]];
+        assert_eq!(Traffic::new(&skewed), Traffic { busiest: 70, received: 140.0 / 3.0 });
+        let out = vec![vec![5, 7, 8], vec![1, 0, 0], vec![1, 0, 0]];
+        assert_eq!(Traffic::new(&out).busiest, 15);
+        assert_eq!(Traffic::new(&[vec![9]]), Traffic { busiest: 0, received: 9.0 });
+    }
+
+    #[test]
+    fn floors_and_the_rule_are_those_of_the_named_case() {
+        // 18,982 remote rows of FP8 with all beside them at 342 GB/s.
+        let floor = us_of(18_982.0 * 7460.0, 342.0);
+        assert!((floor - 414.0).abs() < 0.1, "{floor}");
+        assert!((rule_us(floor) - (1.05 * floor + 20.0)).abs() < 1e-9);
+        assert!((gb_s(18_982.0 * 7460.0, floor) - 342.0).abs() < 1e-9);
+    }
+}

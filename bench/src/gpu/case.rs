@@ -1,0 +1,144 @@
+//! What is exchanged, in the words of the command line and of reports.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Which operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Rows to the ranks of their experts.
+    Dispatch,
+    /// Rows back, and their sums.
+    Combine,
+}
+
+/// What rows are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rows {
+    /// FP8 e4m3, quantised already, with one 4-byte scale per 128 channels.
+    Fp8,
+    /// bf16.
+    Bf16,
+    /// bf16, cast to FP8 by the dispatch.
+    Cast,
+}
+
+/// How received rows are arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layout {
+    /// One per token and rank.
+    Flat,
+    /// One per token and expert, groups at multiples of 128 rows.
+    ExpertMajor,
+    /// One per token and expert, in a block per expert.
+    Packed,
+}
+
+/// Which experts tokens select.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Routing {
+    /// K at random.
+    Uniform,
+    /// The same, but every token selects one and the same expert too.
+    Skewed,
+    /// As a framework has recorded it: `topk_idx` of the file. Rows are generated.
+    Recorded(PathBuf),
+}
+
+/// Where a combine finds the expert outputs, and what else is done differently.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Manner {
+    /// A dispatch that counts; a combine of rows where the dispatch left them.
+    #[default]
+    Plain,
+    /// Dispatch: with the routing of a handle, nothing is counted.
+    Replay,
+    /// Dispatch: rows, scales, ids and weights are copied to memory of the caller.
+    Copied,
+    /// Combine: rows are in memory of the caller, outside the arena.
+    Outside,
+}
+
+/// Sizes that are the same for every operation of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fixed {
+    /// H.
+    pub hidden: u32,
+    /// K.
+    pub topk: u32,
+    /// E.
+    pub experts: u32,
+}
+
+/// One operation, but for its sizes and its SM count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// Which operation.
+    pub phase: Phase,
+    /// What rows are made of.
+    pub rows: Rows,
+    /// How they arrive.
+    pub layout: Layout,
+    /// What is done differently.
+    pub manner: Manner,
+    /// T of the rank that brings the most.
+    pub tokens: u32,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Dispatch => "dispatch",
+            Self::Combine => "combine",
+        })
+    }
+}
+
+impl fmt::Display for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fp8 => "fp8",
+            Self::Bf16 => "bf16",
+            Self::Cast => "bf16 cast to fp8",
+        })
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flat => "flat",
+            Self::ExpertMajor => "expert-major",
+            Self::Packed => "packed",
+        })
+    }
+}
+
+impl fmt::Display for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uniform => f.write_str("uniform"),
+            Self::Skewed => f.write_str("skewed"),
+            Self::Recorded(file) => write!(f, "{}", file.display()),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { phase, rows, layout, .. } = self;
+        match self.manner {
+            Manner::Plain => write!(f, "{phase} {rows} {layout}"),
+            Manner::Replay => write!(f, "replayed {phase} {rows} {layout}"),
+            Manner::Copied => write!(f, "{phase} {rows} {layout}, copied out"),
+            Manner::Outside => write!(f, "{phase} {rows} {layout}, rows outside"),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The ceiling: what the link between GPUs carries.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::bootstrap::World;
+use tokenyard_cuda::probe::{About, Copies, Probe, Way};
+
+use super::Parts;
+use crate::ranks::Speaker;
+
+/// Bytes of a row: those of 7,168 bf16 channels. Rows of 3,584 bytes and more are as good.
+pub const ROW_BYTES: u32 = 14_336;
+/// Bytes that each rank sends, about: launches and barriers must not count.
+const BYTES: u64 = 256 << 20;
+/// Launches of a measurement, and those of them that do not count.
+const LAUNCHES: u32 = 13;
+const WARM_UP: usize = 3;
+/// Rounds of barriers and of counts.
+const ROUNDS: u32 = 500;
+/// Counts that a rank tells every other: of 256 experts and 8 ranks.
+pub const COUNTS: u32 = 264;
+
+/// How a copy is made, in the words of reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Copy {
+    /// Bulk copies (TMA) to peers.
+    PushBulk,
+    /// Bulk copies from peers.
+    PullBulk,
+    /// Vectors of 16 bytes to peers.
+    PushVectors,
+    /// Vectors of 16 bytes from peers.
+    PullVectors,
+    /// Copy engines, one stream per peer.
+    PushEngines,
+}
+
+impl Copy {
+    /// For tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PushBulk => "push, bulk copies (TMA)",
+            Self::PullBulk => "pull, bulk copies (TMA)",
+            Self::PushVectors => "push, vectors of 16 bytes",
+            Self::PullVectors => "pull, vectors of 16 bytes",
+            Self::PushEngines => "push, copy engines",
+        }
+    }
+
+    fn way(self) -> Way {
+        match self {
+            Self::PushBulk => Way::PushBulk,
+            Self::PullBulk => Way::PullBulk,
+            Self::PushVectors => Way::PushVectors,
+            Self::PullVectors => Way::PullVectors,
+            Self::PushEngines => Way::PushEngines,
+        }
+    }
+}
+
+/// Launches of one kind, on one rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Launches {
+    /// How.
+    pub copy: Copy,
+    /// With so many multiprocessors; 0 for copy engines.
+    pub sms: u32,
+    /// Of each launch.
+    pub us: Vec<f64>,
+}
+
+/// What one rank found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// Bytes that each launch moves from this rank to all others.
+    pub bytes: u64,
+    /// In the order in which they were measured.
+    pub launches: Vec<Launches>,
+    /// A barrier of all ranks.
+    pub barrier_us: f64,
+    /// An exchange of [`COUNTS`] counts.
+    pub counts_us: f64,
+    /// An empty kernel, back to back.
+    pub launch_us: f64,
+}
+
+/// The SM counts that a device of so many has, and all of them.
+fn counts(wanted: &[u32], processors: u32) -> Vec<u32> {
+    let fewer = wanted.iter().copied().filter(|count| (1..processors).contains(count));
+    fewer.chain([processors]).collect()
+}
+
+/// What a rank does.
+pub(crate) fn measure(
+    world: &World,
+    parts: &Parts,
+    sms: &[u32],
+    say: &Speaker,
+) -> Result<(About, Figures)> {
+    let peers = u64::from(world.ranks().saturating_sub(1).max(1));
+    let room = (BYTES / peers).next_multiple_of(u64::from(ROW_BYTES));
+    let mut probe = Probe::open(world, (&parts.kernels, &parts.link), room)?;
+    let about = probe.about().clone();
+    let sms = counts(sms, fewest(world, about.processors)?);
+    let mut plan = vec![(Copy::PushEngines, 0)];
+    for copy in [Copy::PushBulk, Copy::PullBulk, Copy::PushVectors, Copy::PullVectors] {
+        let bulk = matches!(copy, Copy::PushBulk | Copy::PullBulk);
+        if !bulk || probe.has_bulk_copies() {
+            plan.extend(sms.iter().map(|count| (copy, *count)));
+        }
+    }
+    let mut launches = Vec::new();
+    for (done, (copy, sms)) in plan.iter().copied().enumerate() {
+        say.progress(done as u64, plan.len() as u64)?;
+        let copies =
+            Copies { way: copy.way(), blocks: sms, row_bytes: ROW_BYTES, launches: LAUNCHES };
+        let us = probe.copies(world, &copies).with_context(|| copy.name())?;
+        launches.push(Launches { copy, sms, us: us.into_iter().skip(WARM_UP).collect() });
+    }
+    let figures = Figures {
+        bytes: peers * probe.bytes_per_peer(ROW_BYTES),
+        launches,
+        barrier_us: probe.barrier_us(ROUNDS)?,
+        counts_us: probe.counts_us(COUNTS, ROUNDS)?,
+        launch_us: probe.launch_us(ROUNDS)?,
+    };
+    // Nobody unmaps what others still use.
+    world.barrier("link measured")?;
+    Ok((about, figures))
+}
+
+/// All ranks copy with as many multiprocessors as the smallest GPU has.
+fn fewest(world: &World, processors: u32) -> Result<u32> {
+    let all = world.all_gather("probe processors", &processors.to_le_bytes())?;
+    let counts = all.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
+    Ok(counts.map(u32::from_le_bytes).min().unwrap_or(processors))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_beyond_the_device_are_left_out_and_all_of_it_is_added() {
+        assert_eq!(counts(&[4, 8, 132, 200, 0], 132), [4, 8, 132]);
+        assert_eq!(counts(&[], 16), [16]);
+    }
+}

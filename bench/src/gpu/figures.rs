@@ -1,0 +1,369 @@
+//! From what ranks saw to the lines of a report. Pure.
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::bytes::{PairBytes, Traffic, gb_s, rule_us, us_of};
+use super::case::Case;
+use super::ceiling::{self, Copy};
+use super::exchange::{Samples, Spent, Task};
+
+/// Multiprocessors within which an operation must keep the rule.
+pub const MOST_SMS: u32 = 16;
+
+/// Copies between all GPUs, one way and SM count.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CopyRow {
+    /// How.
+    pub copy: Copy,
+    /// Multiprocessors; 0 for copy engines.
+    pub sms: u32,
+    /// Of a launch on the slowest rank: the median.
+    pub us: f64,
+    /// Bytes that left each rank for others in that time.
+    pub gb_s: f64,
+}
+
+/// What the link carries.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Link {
+    /// Bytes of each row that was copied.
+    pub row_bytes: u32,
+    /// Bytes that left each rank in a launch.
+    pub bytes: u64,
+    /// One for each way and SM count.
+    pub copies: Vec<CopyRow>,
+    /// The best that multiprocessors reached, in either direction.
+    pub ceiling_gb_s: f64,
+    /// A barrier of all ranks, on the slowest one.
+    pub barrier_us: f64,
+    /// Counts that each rank tells every other, and an exchange of them.
+    pub counts: u32,
+    /// See `counts`.
+    pub counts_us: f64,
+    /// An empty kernel, back to back.
+    pub launch_us: f64,
+}
+
+/// Where the time of an operation goes, in microseconds: medians of the slowest rank.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Breakdown {
+    /// From the end of the operation before to the start of its kernel; copies of rows too.
+    pub launch: f64,
+    /// Counting, and a cast.
+    pub count: f64,
+    /// Until the counts of all ranks were there, on the rank that waited least: the last one to come.
+    pub exchange: f64,
+    /// Until rows had left, or sums were made.
+    pub rows: f64,
+    /// Until the rows of all ranks had arrived, or all had read.
+    pub drain: f64,
+    /// How much longer the rank waited for counts that waited most: the ranks' distance.
+    pub skew: f64,
+}
+
+/// One operation with one SM count.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Which operation.
+    pub case: Case,
+    /// Which experts tokens selected.
+    pub routing: String,
+    /// Multiprocessors.
+    pub sms: u32,
+    /// Routed input to usable rows: the slowest rank's median.
+    pub us: f64,
+    /// Where it goes; none where kernels do not tell.
+    pub breakdown: Option<Breakdown>,
+    /// Bytes through the busiest port of any rank, in its busier direction.
+    pub link_bytes: u64,
+    /// The same per second.
+    pub link_gb_s: f64,
+    /// Part of the ceiling.
+    pub ratio: f64,
+    /// Rows and scales that a rank receives, its own included, per second: as other systems count.
+    pub counted_gb_s: f64,
+    /// `link_bytes` at the ceiling.
+    pub floor_us: f64,
+    /// 1.05 times the floor, and 20 us.
+    pub rule_us: f64,
+    /// Whether it takes no longer than that.
+    pub holds: bool,
+    /// Operations measured.
+    pub samples: usize,
+}
+
+/// The lines of the link, of what all ranks found.
+pub(super) fn link(all: &[&ceiling::Figures]) -> Result<Link> {
+    let first = all.first().context("found no rank's figures of the link")?;
+    let mut copies = Vec::new();
+    for (index, of_first) in first.launches.iter().enumerate() {
+        let mut by_rank = Vec::new();
+        for figures in all {
+            let launches = figures.launches.get(index);
+            let same = launches.filter(|l| (l.copy, l.sms) == (of_first.copy, of_first.sms));
+            by_rank.push(same.context("ranks measured different copies")?.us.as_slice());
+        }
+        let us = median(&slowest(&by_rank)).context("found no launch of a copy")?;
+        let (copy, sms) = (of_first.copy, of_first.sms);
+        copies.push(CopyRow { copy, sms, us, gb_s: gb_s(first.bytes as f64, us) });
+    }
+    let by_sms = copies.iter().filter(|row| row.sms > 0).map(|row| row.gb_s);
+    let most = |of: fn(&ceiling::Figures) -> f64| all.iter().map(|f| of(f)).fold(0.0, f64::max);
+    Ok(Link {
+        row_bytes: ceiling::ROW_BYTES,
+        bytes: first.bytes,
+        ceiling_gb_s: by_sms.fold(0.0, f64::max),
+        copies,
+        barrier_us: most(|f| f.barrier_us),
+        counts: ceiling::COUNTS,
+        counts_us: most(|f| f.counts_us),
+        launch_us: most(|f| f.launch_us),
+    })
+}
+
+/// The lines of operations, of what all ranks saw.
+pub(super) fn rows(task: &Task, all: &[&[Samples]], ceiling: f64) -> Result<Vec<Row>> {
+    let count = all.first().map_or(0, |samples| samples.len());
+    ensure!(
+        all.iter().all(|samples| samples.len() == count),
+        "ranks measured different operations"
+    );
+    (0..count)
+        .map(|index| {
+            let of_all: Vec<&Samples> = all.iter().map(|samples| &samples[index]).collect();
+            row(task, &of_all, ceiling)
+        })
+        .collect()
+}
+
+fn row(task: &Task, all: &[&Samples], ceiling: f64) -> Result<Row> {
+    let (case, sms) = (all[0].case, all[0].sms);
+    ensure!(
+        all.iter().all(|samples| (samples.case, samples.sms) == (case, sms)),
+        "ranks measured different operations at {case}"
+    );
+    let medians = all.iter().filter_map(|samples| median(&samples.us));
+    let us = medians.max_by(f64::total_cmp).context("found no operation")?;
+    let sends: Vec<Vec<u64>> = all.iter().map(|samples| samples.sends.clone()).collect();
+    let traffic = Traffic::new(&sends);
+    let pair = PairBytes::new(case.phase, case.rows, &task.fixed);
+    let link_bytes = traffic.busiest * pair.all();
+    let floor_us = us_of(link_bytes as f64, ceiling);
+    let link_gb_s = gb_s(link_bytes as f64, us);
+    Ok(Row {
+        case,
+        routing: task.routing.to_string(),
+        sms,
+        us,
+        breakdown: breakdown(&all.iter().map(|s| s.parts.as_slice()).collect::<Vec<_>>()),
+        link_bytes,
+        link_gb_s,
+        ratio: link_gb_s / ceiling,
+        counted_gb_s: gb_s(traffic.received * pair.counted() as f64, us),
+        floor_us,
+        rule_us: rule_us(floor_us),
+        holds: us <= rule_us(floor_us),
+        samples: all[0].us.len(),
+    })
+}
+
+fn breakdown(by_rank: &[&[Spent]]) -> Option<Breakdown> {
+    let part = |of: fn(&Spent) -> f64| {
+        let medians =
+            by_rank.iter().filter_map(|all| median(&all.iter().map(of).collect::<Vec<_>>()));
+        medians.max_by(f64::total_cmp)
+    };
+    let waits: Vec<Vec<f64>> =
+        by_rank.iter().map(|all| all.iter().map(|spent| spent.exchange).collect()).collect();
+    let waits: Vec<&[f64]> = waits.iter().map(Vec::as_slice).collect();
+    let (longest, shortest) = (slowest(&waits), fastest(&waits));
+    let skews: Vec<f64> = longest.iter().zip(&shortest).map(|(most, least)| most - least).collect();
+    Some(Breakdown {
+        launch: part(|spent| spent.launch)?,
+        count: part(|spent| spent.count)?,
+        exchange: median(&shortest)?,
+        rows: part(|spent| spent.rows)?,
+        drain: part(|spent| spent.drain)?,
+        skew: median(&skews)?,
+    })
+}
+
+/// Operations that keep the rule with none of their SM counts up to [`MOST_SMS`].
+pub(super) fn missed(rows: &[Row]) -> Vec<String> {
+    let mut missed = Vec::new();
+    let mut cases: Vec<Case> = Vec::new();
+    for row in rows {
+        if cases.contains(&row.case) {
+            continue;
+        }
+        cases.push(row.case);
+        let of_case = || rows.iter().filter(|r| r.case == row.case && r.sms <= MOST_SMS);
+        let best = of_case().min_by(|a, b| a.us.total_cmp(&b.us));
+        if let Some(best) = best.filter(|_| !of_case().any(|r| r.holds)) {
+            missed.push(format!(
+                "{}, {} tokens: found {:.1} us with {} SMs; required at most {:.1} with {MOST_SMS} or \
+                 fewer (1.05 of the floor of {:.1}, and 20)",
+                row.case, row.case.tokens, best.us, best.sms, best.rule_us, best.floor_us
+            ));
+        }
+    }
+    missed
+}
+
+/// Of each measurement the most that a rank saw.
+fn slowest(by_rank: &[&[f64]]) -> Vec<f64> {
+    across(by_rank, f64::max)
+}
+
+fn fastest(by_rank: &[&[f64]]) -> Vec<f64> {
+    across(by_rank, f64::min)
+}
+
+fn across(by_rank: &[&[f64]], choose: fn(f64, f64) -> f64) -> Vec<f64> {
+    let count = by_rank.iter().map(|values| values.len()).min().unwrap_or(0);
+    let at = |index: usize| by_rank.iter().map(|values| values[index]).reduce(choose);
+    (0..count).filter_map(at).collect()
+}
+
+/// The middle of the values; of two middles their mean. None without any.
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(sorted[middle]),
+        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::case::{Fixed, Layout, Manner, Phase, Routing, Rows};
+    use super::super::ceiling::Launches;
+    use super::*;
+
+    /// A case of a test.
+    pub(in super::super) fn case(rows: Rows) -> Case {
+        Case {
+            phase: Phase::Dispatch,
+            rows,
+            layout: Layout::Flat,
+            manner: Manner::Plain,
+            tokens: 4096,
+        }
+    }
+
+    fn task() -> Task {
+        Task {
+            phase: Phase::Dispatch,
+            fixed: Fixed { hidden: 7168, topk: 8, experts: 256 },
+            tokens: vec![4096],
+            rows: vec![Rows::Bf16],
+            layouts: vec![Layout::Flat],
+            routing: Routing::Uniform,
+            manner: Manner::Plain,
+            sms: vec![16],
+            samples: 3,
+        }
+    }
+
+    fn samples(us: [f64; 3], exchange: [f64; 2]) -> Samples {
+        let spent = |exchange| Spent { launch: 3.0, count: 5.0, exchange, rows: 100.0, drain: 2.0 };
+        Samples {
+            case: case(Rows::Bf16),
+            sms: 16,
+            sends: vec![4000, 4000],
+            us: us.to_vec(),
+            parts: exchange.map(spent).to_vec(),
+        }
+    }
+
+    /// Figures of a link whose copies reach 340 GB/s at 16 SMs and less with fewer.
+    pub(in super::super) fn link_of(ranks: usize) -> Link {
+        let launches = |copy, sms, us| Launches { copy, sms, us: vec![us, us + 1.0, us] };
+        let figures = ceiling::Figures {
+            bytes: 340_000_000,
+            launches: vec![
+                launches(Copy::PushEngines, 0, 900.0),
+                launches(Copy::PushBulk, 8, 1100.0),
+                launches(Copy::PushBulk, 16, 1000.0),
+                launches(Copy::PullBulk, 16, 1020.0),
+            ],
+            barrier_us: 1.5,
+            counts_us: 2.6,
+            launch_us: 3.4,
+        };
+        link(&vec![&figures; ranks]).unwrap()
+    }
+
+    #[test]
+    fn the_ceiling_is_the_best_of_multiprocessors_and_not_of_copy_engines() {
+        let link = link_of(2);
+        assert!((link.ceiling_gb_s - 340.0).abs() < 1e-9, "{link:?}");
+        assert!(link.copies[0].gb_s > link.ceiling_gb_s);
+        assert_eq!((link.barrier_us, link.counts_us, link.launch_us), (1.5, 2.6, 3.4));
+    }
+
+    #[test]
+    fn of_copies_the_slowest_rank_of_each_launch_counts() {
+        let figures = |us: [f64; 3]| ceiling::Figures {
+            bytes: 1_000_000,
+            launches: vec![Launches { copy: Copy::PushBulk, sms: 4, us: us.to_vec() }],
+            barrier_us: us[0],
+            counts_us: 1.0,
+            launch_us: 1.0,
+        };
+        let (a, b) = (figures([10.0, 20.0, 10.0]), figures([12.0, 11.0, 14.0]));
+        let link = link(&[&a, &b]).unwrap();
+        assert_eq!((link.copies[0].us, link.barrier_us), (14.0, 12.0));
+        assert!(super::link(&[]).is_err());
+    }
+
+    #[test]
+    fn the_slowest_median_counts_and_is_held_against_floor_and_rule() {
+        let all = [samples([195.0, 190.0, 900.0], [2.0, 9.0]), samples([180.0; 3], [6.0, 3.0])];
+        let all: Vec<&[Samples]> = all.iter().map(std::slice::from_ref).collect();
+        let row = &rows(&task(), &all, 340.0).unwrap()[0];
+        assert_eq!((row.us, row.samples), (195.0, 3));
+        assert_eq!(row.link_bytes, 4000 * 14_404);
+        assert!((row.floor_us - 4000.0 * 14_404.0 / 340e3).abs() < 1e-6);
+        assert!((row.ratio - row.floor_us / row.us).abs() < 1e-12);
+        // 8,000 rows received per rank, own ones included.
+        assert!((row.counted_gb_s - 8000.0 * 14_336.0 / 195e3).abs() < 1e-9);
+        assert!(row.holds && row.rule_us > 197.0, "{row:?}");
+        let parts = row.breakdown.unwrap();
+        // The last to come waits least; the other one waits longer by 4 and by 6.
+        assert_eq!((parts.exchange, parts.skew), (2.5, 5.0));
+        assert_eq!((parts.launch, parts.count, parts.rows, parts.drain), (3.0, 5.0, 100.0, 2.0));
+    }
+
+    #[test]
+    fn a_case_is_missed_if_no_count_up_to_16_keeps_the_rule() {
+        let all = [samples([300.0; 3], [1.0; 2]), samples([300.0; 3], [1.0; 2])];
+        let all: Vec<&[Samples]> = all.iter().map(std::slice::from_ref).collect();
+        let slow = rows(&task(), &all, 340.0).unwrap();
+        let fast = Row { sms: 8, us: 150.0, holds: true, ..slow[0].clone() };
+        let wide = Row { sms: 24, ..fast.clone() };
+        assert!(missed(&[slow[0].clone(), fast]).is_empty());
+        let missed = missed(&[slow[0].clone(), wide]);
+        assert_eq!(missed.len(), 1, "{missed:?}");
+        assert!(missed[0].contains("4096 tokens: found 300.0 us with 16 SMs"), "{missed:?}");
+    }
+
+    #[test]
+    fn ranks_that_measured_different_things_are_refused() {
+        let one = samples([1.0; 3], [1.0; 2]);
+        let other = Samples { sms: 8, ..one.clone() };
+        let all = [std::slice::from_ref(&one), std::slice::from_ref(&other)];
+        assert!(rows(&task(), &all, 340.0).is_err());
+        assert!(rows(&task(), &[std::slice::from_ref(&one), &[]], 340.0).is_err());
+    }
+
+    #[test]
+    fn kernels_that_tell_nothing_have_no_breakdown() {
+        assert_eq!(breakdown(&[&[], &[]]), None);
+        assert_eq!(median(&[4.0, 1.0]), Some(2.5));
+    }
+}

@@ -1,0 +1,144 @@
+//! The GPU and its driver, for the conditions of a report.
+
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tokenyard_cuda::probe::About;
+
+/// How long `nvidia-smi` may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+const QUERY: &str = "--query-gpu=name,clocks.sm,clocks.max.sm,clocks.mem,power.limit";
+
+/// The GPU of rank 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// As its maker calls it.
+    pub gpu: String,
+    /// Multiprocessors.
+    pub sms: u32,
+    /// As the compiler calls it.
+    pub architecture: String,
+    /// Version of the driver, if it says.
+    pub driver: Option<String>,
+    /// Version of CUDA that the driver speaks.
+    pub cuda: String,
+    /// Clocks right after the measurements, if `nvidia-smi` says: in MHz, and the power limit in W.
+    pub clocks: Option<Clocks>,
+}
+
+/// Of a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clocks {
+    /// Of the multiprocessors.
+    pub sm: String,
+    /// The highest that those may have.
+    pub most_sm: String,
+    /// Of the memory.
+    pub memory: String,
+    /// Power limit.
+    pub power: String,
+}
+
+impl Machine {
+    pub(super) fn new(about: &About, asks_clocks: bool) -> Self {
+        let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+        let text = if asks_clocks { nvidia_smi() } else { None };
+        Self {
+            gpu: about.name.clone(),
+            sms: about.processors,
+            architecture: about.architecture.clone(),
+            driver: driver.as_deref().and_then(driver_version),
+            cuda: about.cuda.clone(),
+            clocks: text.and_then(|text| clocks(&text, &about.name)),
+        }
+    }
+
+    /// In one line, for people.
+    pub fn line(&self, ranks: u32) -> String {
+        let driver = self.driver.as_deref().unwrap_or("unknown");
+        let clocks = self.clocks.as_ref().map(|clocks| {
+            let Clocks { sm, most_sm, memory, power } = clocks;
+            format!(" · SM clock {sm} of {most_sm}, memory {memory}, power limit {power}")
+        });
+        format!(
+            "{ranks} x {} ({} SMs, {}) · driver {driver}, CUDA {} · link nvlink{}",
+            self.gpu,
+            self.sms,
+            self.architecture,
+            self.cuda,
+            clocks.unwrap_or_default()
+        )
+    }
+}
+
+/// The version in what the driver says of itself: `NVRM version: NVIDIA UNIX ... Module  580.95  ...`.
+fn driver_version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
+    let number = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
+    line.split_whitespace().find(number).map(str::to_owned)
+}
+
+/// The clocks of the first GPU of this name.
+fn clocks(text: &str, name: &str) -> Option<Clocks> {
+    let line = text.lines().find(|line| line.split(',').next().map(str::trim) == Some(name))?;
+    let mut fields = line.split(',').skip(1).map(|field| field.trim().to_owned());
+    let mut next = || fields.next();
+    Some(Clocks { sm: next()?, most_sm: next()?, memory: next()?, power: next()? })
+}
+
+/// What `nvidia-smi` says, if it is there and answers.
+fn nvidia_smi() -> Option<String> {
+    let mut child = Command::new("nvidia-smi")
+        .args([QUERY, "--format=csv,noheader"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let start = Instant::now();
+    // It says less than a pipe holds, so it ends without being read.
+    while child.try_wait().ok()?.is_none() {
+        if start.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut text = String::new();
+    child.stdout?.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_says_its_version_among_other_words() {
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n\
+                    GCC version:  gcc version 12.3.0\n";
+        assert_eq!(driver_version(open).as_deref(), Some("580.95.05"));
+        assert_eq!(driver_version("GCC version:  gcc 12.3.0\n"), None);
+    }
+
+    #[test]
+    fn clocks_are_those_of_the_first_gpu_of_the_name() {
+        let text = "NVIDIA A2, 1, 2, 3, 4\nNVIDIA H200, 1980 MHz, 1980 MHz, 3201 MHz, 700.00 W\n";
+        let found = clocks(text, "NVIDIA H200").unwrap();
+        assert_eq!((found.sm.as_str(), found.power.as_str()), ("1980 MHz", "700.00 W"));
+        assert_eq!(clocks(text, "NVIDIA H100"), None);
+        assert_eq!(clocks("NVIDIA H200, 1980 MHz\n", "NVIDIA H200"), None);
+    }
+
+    #[test]
+    fn what_is_unknown_is_said_or_left_out() {
+        let machine =
+            Machine { gpu: "G".into(), sms: 132, cuda: "13.0".into(), ..Machine::default() };
+        let line = machine.line(2);
+        assert!(line.contains("2 x G (132 SMs") && line.contains("driver unknown"), "{line}");
+        assert!(!line.contains("clock"), "{line}");
+    }
+}

@@ -1,0 +1,232 @@
+//! Dispatch and combine on GPUs, against what the link between them carries in the same run.
+//!
+//! [`ceiling`] measures the link: copies by SM count, barriers, exchanges of counts. [`exchange`] times
+//! operations by events around calls that follow each other on a stream, everything included: counting,
+//! exchange, rows, scales, ids, weights, drain. [`figures`] turns both into lines: bytes and floors come
+//! from [`bytes`]. [`mod@plot`] draws them. Only the first two need a GPU.
+
+pub mod bytes;
+pub mod case;
+pub mod ceiling;
+pub mod exchange;
+pub mod figures;
+pub mod machine;
+pub mod plot;
+mod show;
+mod workload;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::config::{Config, PartTable};
+use tokenyard_core::host::Registry;
+use tokenyard_cuda::{CudaConfig, NvlinkConfig};
+
+use crate::ranks::Speaker;
+use machine::Machine;
+
+pub use show::tables;
+
+/// What a run measures.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// SM counts of the link's copies; those that the GPU does not have are left out, and all of its own
+    /// are added.
+    pub link_sms: Vec<u32>,
+    /// What is exchanged; without it, only the link is measured.
+    pub exchange: Option<exchange::Task>,
+}
+
+/// What one rank found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// Its GPU; of rank 0 with clocks.
+    pub machine: Machine,
+    /// Of the link.
+    pub ceiling: ceiling::Figures,
+    /// Of operations.
+    pub exchange: Vec<exchange::Samples>,
+}
+
+/// All figures of a run on GPUs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Of rank 0.
+    pub machine: Machine,
+    /// R.
+    pub ranks: u32,
+    /// The link's figures.
+    pub link: figures::Link,
+    /// Sizes of the operations; none where only the link was measured.
+    pub sizes: Option<case::Fixed>,
+    /// One for each operation and SM count.
+    pub rows: Vec<figures::Row>,
+}
+
+/// The parts that a config must name for this measurement.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    pub(crate) kernels: CudaConfig,
+    pub(crate) link: NvlinkConfig,
+}
+
+/// Whether a config names GPUs for its kernels.
+pub fn is_gpu(config: &Config) -> bool {
+    config.kernels.name == "cuda"
+}
+
+impl Parts {
+    pub(crate) fn of(config: &Config) -> Result<Self> {
+        let kernels = &config.kernels.name;
+        ensure!(
+            is_gpu(config),
+            "found kernels.use = {kernels:?}; expected \"cuda\". For CPUs: `tokenyard bench CONFIG \
+             --scenario exchange`"
+        );
+        let Some(link) = config.scale_up.as_ref().filter(|choice| choice.name == "nvlink") else {
+            let found = config.scale_up.as_ref().map(|choice| &choice.name);
+            bail!("found transport.scale_up.use = {found:?}; expected \"nvlink\"");
+        };
+        Ok(Self { kernels: config.kernels.table.parse("cuda")?, link: link.table.parse("nvlink")? })
+    }
+}
+
+/// The ranks that a config's machine has GPUs for.
+///
+/// # Errors
+/// What the parts say that cannot run here: no driver, no GPU, no compiler, no way between GPUs.
+pub fn ranks_here(config: &Config) -> Result<u32> {
+    Parts::of(config)?;
+    let registry = Registry::load(&config.plugins)?;
+    registry.kernels("cuda")?.probe(&config.kernels.table)?;
+    if let Some(link) = &config.scale_up {
+        registry.transport(&link.name)?.probe(&link.table)?;
+    }
+    Ok(tokenyard_cuda::probe::devices()?)
+}
+
+/// The config with another number of multiprocessors.
+fn with_sms(config: &Config, sms: u32) -> Result<Config> {
+    let mut config = config.clone();
+    let mut table: toml::Table =
+        toml::from_str(config.kernels.table.text()).context("read [kernels.cuda]")?;
+    table.insert("sms".to_owned(), toml::Value::Integer(sms.into()));
+    let text = toml::to_string(&table).context("write [kernels.cuda]")?;
+    config.kernels.table = PartTable::from_text(&text, &config.name);
+    Ok(config)
+}
+
+/// What a rank does.
+pub(crate) fn measure(
+    world: &Arc<World>,
+    config: &Config,
+    task: &Task,
+    say: &Speaker,
+) -> Result<Figures> {
+    let parts = Parts::of(config)?;
+    say.progress(0, 1)?;
+    let (about, ceiling) =
+        ceiling::measure(world, &parts, &task.link_sms, say).context("measure the link")?;
+    let exchange = match &task.exchange {
+        Some(exchange) => exchange::measure(world, config, (&parts, exchange), (&about, say))?,
+        None => Vec::new(),
+    };
+    let machine = Machine::new(&about, world.rank() == 0);
+    Ok(Figures { machine, ceiling, exchange })
+}
+
+/// The report of what all ranks found.
+pub(crate) fn report(task: &Task, all: &[Figures]) -> Result<Report> {
+    let first = all.first().context("found figures of no rank; expected those of all")?;
+    let ceilings: Vec<_> = all.iter().map(|figures| &figures.ceiling).collect();
+    let link = figures::link(&ceilings)?;
+    let samples: Vec<_> = all.iter().map(|figures| figures.exchange.as_slice()).collect();
+    let rows = match &task.exchange {
+        Some(exchange) => figures::rows(exchange, &samples, link.ceiling_gb_s)?,
+        None => Vec::new(),
+    };
+    Ok(Report {
+        machine: first.machine.clone(),
+        ranks: all.len() as u32,
+        link,
+        sizes: task.exchange.as_ref().map(|exchange| exchange.fixed),
+        rows,
+    })
+}
+
+impl Report {
+    /// Reads the figures of GPUs out of a report's file.
+    ///
+    /// # Errors
+    /// Another schema, or a report without such figures.
+    pub fn read(file: &Path) -> Result<Self> {
+        let named = || format!("read {}", file.display());
+        let text = std::fs::read_to_string(file).with_context(named)?;
+        Self::parse(&text).with_context(named)
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut document: serde_json::Value = serde_json::from_str(text)?;
+        let version = document["schema_version"].as_u64();
+        ensure!(
+            version == Some(crate::SCHEMA_VERSION.into()),
+            "found schema_version {version:?}; expected {}",
+            crate::SCHEMA_VERSION
+        );
+        let gpu = document["gpu"].take();
+        ensure!(
+            !gpu.is_null(),
+            "found no figures of GPUs; expected a report of `bench dispatch`, \
+             `bench combine` or `bench link` on GPUs"
+        );
+        Ok(serde_json::from_value(gpu)?)
+    }
+
+    /// Every operation that keeps the rule with none of its SM counts, in words.
+    pub fn missed(&self) -> Vec<String> {
+        figures::missed(&self.rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        Config::parse(text, "a.toml").unwrap()
+    }
+
+    const GPU: &str = "[kernels]\nuse = \"cuda\"\n[kernels.cuda]\nsms = 16\narena_mib = 64\n\
+                       [transport.scale_up]\nuse = \"nvlink\"\n";
+
+    #[test]
+    fn the_number_of_multiprocessors_is_changed_and_nothing_else() {
+        let changed = with_sms(&config(GPU), 24).unwrap();
+        let parts = Parts::of(&changed).unwrap();
+        assert_eq!(parts.kernels.sms, tokenyard_cuda::Sms::Count(24));
+        assert_eq!(parts.kernels.arena_mib, Some(64));
+        let bare = "[kernels]\nuse = \"cuda\"\n[transport.scale_up]\nuse = \"nvlink\"\n";
+        let changed = with_sms(&config(bare), 4).unwrap();
+        assert_eq!(Parts::of(&changed).unwrap().kernels.sms, tokenyard_cuda::Sms::Count(4));
+    }
+
+    #[test]
+    fn configs_without_gpus_or_nvlink_are_refused_with_what_was_found() {
+        let cpu = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
+        let text = Parts::of(&config(cpu)).unwrap_err().to_string();
+        assert!(text.contains("found kernels.use = \"cpu\"; expected \"cuda\""), "{text}");
+        let text = Parts::of(&config(&GPU.replace("nvlink", "shm"))).unwrap_err().to_string();
+        assert!(text.contains("Some(\"shm\"); expected \"nvlink\""), "{text}");
+    }
+
+    #[test]
+    fn reports_of_another_schema_or_without_gpus_are_refused() {
+        let text = Report::parse("{\"schema_version\": 99}").unwrap_err().to_string();
+        assert!(text.contains("found schema_version Some(99); expected 1"), "{text}");
+        let text = Report::parse("{\"schema_version\": 1, \"gpu\": null}").unwrap_err().to_string();
+        assert!(text.contains("found no figures of GPUs"), "{text}");
+    }
+}

@@ -1,0 +1,359 @@
+//! Time and bandwidth over SM count: ours, the ceiling and the floor.
+//!
+//! One picture with two charts for each operation, and one chart of the link. Which curves there are is
+//! decided by [`charts`], apart from how they are drawn.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow, ensure};
+use plotters::coord::ranged1d::IntoSegmentedCoord as _;
+use plotters::prelude::*;
+
+use super::Report;
+use super::ceiling::Copy;
+use super::figures::{CopyRow, Row};
+
+/// Most operations of a picture.
+const MOST: usize = 16;
+const WIDTH: u32 = 1200;
+const HEIGHT: u32 = 420;
+const FONT: &str = "sans-serif";
+/// Distinct also for people who see few colours: ours, push, pull, ceiling or floor, rule.
+const OURS: RGBColor = RGBColor(0, 90, 181);
+const PUSH: RGBColor = RGBColor(26, 133, 60);
+const PULL: RGBColor = RGBColor(170, 110, 10);
+const BOUND: RGBColor = RGBColor(190, 30, 45);
+const RULE: RGBColor = RGBColor(120, 120, 120);
+
+/// A curve, or a bound that is drawn from edge to edge.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    /// For the legend.
+    pub name: String,
+    /// SM count and value, in order.
+    pub points: Vec<(u32, f64)>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Ours,
+    Push,
+    Pull,
+    Bound,
+    Rule,
+}
+
+impl Kind {
+    fn colour(self) -> RGBColor {
+        match self {
+            Self::Ours => OURS,
+            Self::Push => PUSH,
+            Self::Pull => PULL,
+            Self::Bound => BOUND,
+            Self::Rule => RULE,
+        }
+    }
+}
+
+/// One chart: values over SM counts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chart {
+    /// Above it.
+    pub title: String,
+    /// At its left, with the unit.
+    pub values: String,
+    /// SM counts, each one once, in order.
+    pub sms: Vec<u32>,
+    /// Curves.
+    pub curves: Vec<Curve>,
+    /// The highest value that is shown.
+    pub most: f64,
+}
+
+/// The charts of some reports, in pairs: time and bandwidth of each operation; of a report without
+/// operations, the link's bandwidth by bulk copies and by vectors.
+///
+/// # Errors
+/// Nothing to draw, or more than fits.
+pub fn charts(reports: &[Report]) -> Result<Vec<[Chart; 2]>> {
+    let mut all = Vec::new();
+    for report in reports {
+        if report.rows.is_empty() {
+            all.push(link_charts(report));
+        }
+        let mut cases = Vec::new();
+        for row in &report.rows {
+            if !cases.contains(&row.case) {
+                cases.push(row.case);
+                let rows: Vec<_> = report.rows.iter().filter(|r| r.case == row.case).collect();
+                all.push(operation_charts(report, &rows));
+            }
+        }
+    }
+    ensure!(
+        (1..=MOST).contains(&all.len()),
+        "found {} operations to draw; expected 1 to {MOST}",
+        all.len()
+    );
+    Ok(all)
+}
+
+fn operation_charts(report: &Report, rows: &[&Row]) -> [Chart; 2] {
+    let first = rows[0];
+    let title = format!(
+        "{}, {} tokens, {} routing, {} x {}",
+        first.case, first.case.tokens, first.routing, report.ranks, report.machine.gpu
+    );
+    let of = |value: fn(&Row) -> f64| rows.iter().map(|row| (row.sms, value(row))).collect();
+    let flat = |value: f64| rows.iter().map(|row| (row.sms, value)).collect();
+    let curve = |name: &str, kind, points| Curve { name: name.to_owned(), points, kind };
+    let link = |copy, kind| {
+        let wanted = |row: &&CopyRow| row.copy == copy && rows.iter().any(|r| r.sms == row.sms);
+        let points = report.link.copies.iter().filter(wanted).map(|row| (row.sms, row.gb_s));
+        curve(copy.name(), kind, points.collect())
+    };
+    let ceiling = report.link.ceiling_gb_s;
+    let time = vec![
+        curve("ours", Kind::Ours, of(|row| row.us)),
+        curve("1.05 x floor + 20 us", Kind::Rule, of(|row| row.rule_us)),
+        curve("floor: bytes at the ceiling", Kind::Bound, of(|row| row.floor_us)),
+    ];
+    let bandwidth = vec![
+        curve("ours, own rows excluded", Kind::Ours, of(|row| row.link_gb_s)),
+        link(Copy::PushBulk, Kind::Push),
+        link(Copy::PullBulk, Kind::Pull),
+        curve("ceiling: best of any SM count", Kind::Bound, flat(ceiling)),
+    ];
+    [chart(&title, "time in us", time), chart("the same on the link", "GB/s per GPU", bandwidth)]
+}
+
+fn link_charts(report: &Report) -> [Chart; 2] {
+    let title = format!("all to all, {} x {}", report.ranks, report.machine.gpu);
+    let curves = |ways: [(Copy, Kind); 2]| {
+        let mut curves: Vec<Curve> = ways
+            .iter()
+            .map(|(copy, kind)| {
+                let copies = report.link.copies.iter().filter(|row| row.copy == *copy);
+                let points = copies.map(|row| (row.sms, row.gb_s)).collect();
+                Curve { name: copy.name().to_owned(), points, kind: *kind }
+            })
+            .collect();
+        let sms: Vec<u32> = curves.iter().flat_map(|c| c.points.iter().map(|p| p.0)).collect();
+        let engines = report.link.copies.iter().find(|row| row.copy == Copy::PushEngines);
+        curves.extend(engines.map(|engines| Curve {
+            name: "copy engines, no SM".to_owned(),
+            points: sms.iter().map(|sms| (*sms, engines.gb_s)).collect(),
+            kind: Kind::Bound,
+        }));
+        curves
+    };
+    let bulk = curves([(Copy::PushBulk, Kind::Push), (Copy::PullBulk, Kind::Pull)]);
+    let vectors = curves([(Copy::PushVectors, Kind::Push), (Copy::PullVectors, Kind::Pull)]);
+    [
+        chart(&format!("{title}: bulk copies"), "GB/s per GPU", bulk),
+        chart("vectors of 16 bytes", "GB/s per GPU", vectors),
+    ]
+}
+
+fn chart(title: &str, values: &str, mut curves: Vec<Curve>) -> Chart {
+    curves.retain(|curve| !curve.points.is_empty());
+    for curve in &mut curves {
+        curve.points.sort_by_key(|point| point.0);
+        curve.points.dedup_by_key(|point| point.0);
+    }
+    let points = || curves.iter().flat_map(|curve| &curve.points);
+    let mut sms: Vec<u32> = points().map(|point| point.0).collect();
+    sms.sort_unstable();
+    sms.dedup();
+    let most = points().map(|point| point.1).fold(1.0, f64::max);
+    let headroom = 1.08 + 0.09 * curves.len() as f64;
+    let (title, values) = (title.to_owned(), values.to_owned());
+    // Room above the curves for the legend: beside them it would cover one sooner or later.
+    Chart { title, values, sms, most: headroom * most, curves }
+}
+
+/// Draws the charts of some reports into an SVG file.
+///
+/// # Errors
+/// As [`charts`]; a file that cannot be written.
+pub fn draw(reports: &[Report], file: &Path) -> Result<()> {
+    let text = svg(reports)?;
+    std::fs::write(file, text).map_err(|e| anyhow!("write {}: {e}", file.display()))
+}
+
+fn svg(reports: &[Report]) -> Result<String> {
+    let pairs = charts(reports)?;
+    let mut text = String::new();
+    {
+        let size = (WIDTH, HEIGHT * pairs.len() as u32);
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        let broken = |e: &dyn std::fmt::Display| anyhow!("draw: {e}");
+        area.fill(&WHITE).map_err(|e| broken(&e))?;
+        for (chart, area) in pairs.iter().flatten().zip(area.split_evenly((pairs.len(), 2))) {
+            draw_chart(chart, &area)?;
+        }
+        area.present().map_err(|e| broken(&e))?;
+    }
+    Ok(text)
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+/// SM counts stand side by side at equal distances, which is nearly a logarithmic axis and leaves room
+/// for each one's number; values start at 0.
+fn draw_chart(chart: &Chart, area: &Area<'_>) -> Result<()> {
+    let broken = |e: &dyn std::fmt::Display| anyhow!("draw {}: {e}", chart.title);
+    let last = chart.sms.len().saturating_sub(1);
+    let at = |sms: u32| SegmentValue::CenterOf(chart.sms.binary_search(&sms).unwrap_or(last));
+    let label = |value: &SegmentValue<usize>| match value {
+        SegmentValue::Exact(index) | SegmentValue::CenterOf(index) => {
+            chart.sms.get(*index).map_or(String::new(), u32::to_string)
+        }
+        SegmentValue::Last => String::new(),
+    };
+    let mut context = ChartBuilder::on(area)
+        .caption(&chart.title, (FONT, 15))
+        .margin(12)
+        .x_label_area_size(42)
+        .y_label_area_size(62)
+        .build_cartesian_2d((0..last).into_segmented(), 0.0..chart.most)
+        .map_err(|e| broken(&e))?;
+    context
+        .configure_mesh()
+        .disable_x_mesh()
+        .max_light_lines(1)
+        .x_desc("SMs (streaming multiprocessors of each GPU)")
+        .y_desc(&chart.values)
+        .axis_desc_style((FONT, 14))
+        .label_style((FONT, 13))
+        .x_labels(chart.sms.len())
+        .x_label_formatter(&label)
+        .y_label_formatter(&|value| format!("{value:.0}"))
+        .draw()
+        .map_err(|e| broken(&e))?;
+    for curve in &chart.curves {
+        let (colour, ours) = (curve.kind.colour(), curve.kind == Kind::Ours);
+        let points = curve.points.iter().map(|(sms, value)| (at(*sms), *value));
+        let style = colour.stroke_width(if ours { 3 } else { 2 });
+        context
+            .draw_series(LineSeries::new(points.clone(), style))
+            .map_err(|e| broken(&e))?
+            .label(&curve.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+        if !matches!(curve.kind, Kind::Bound | Kind::Rule) {
+            let dots = points.map(|point| Circle::new(point, 3, colour.filled()));
+            context.draw_series(dots).map_err(|e| broken(&e))?;
+        }
+    }
+    context
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.85))
+        .border_style(RULE)
+        .label_font((FONT, 13))
+        .draw()
+        .map_err(|e| broken(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::{Fixed, Rows};
+    use super::super::figures::tests::{case, link_of};
+    use super::super::machine::Machine;
+    use super::*;
+
+    #[test]
+    fn a_report_that_was_written_can_be_read_and_drawn() {
+        let rows = vec![row(Rows::Bf16, 16, 310.0), row(Rows::Fp8, 16, 200.0)];
+        let report = report(rows);
+        let document =
+            serde_json::json!({ "schema_version": crate::SCHEMA_VERSION, "gpu": &report });
+        let read = Report::parse(&document.to_string()).unwrap();
+        let of = |report: &Report| -> Vec<_> {
+            report.rows.iter().map(|row| (row.case, row.sms, row.us.round())).collect()
+        };
+        assert_eq!((of(&read), &read.machine), (of(&report), &report.machine));
+        assert!(crate::gpu::tables(&read).contains("dispatch fp8 flat"));
+        // One SM count is an axis, too.
+        assert!(svg(&[read]).unwrap().contains("\n16\n"));
+    }
+
+    fn row(rows: Rows, sms: u32, us: f64) -> Row {
+        Row {
+            case: case(rows),
+            routing: "uniform".to_owned(),
+            sms,
+            us,
+            breakdown: None,
+            link_bytes: 100_000_000,
+            link_gb_s: 1e5 / us,
+            ratio: 1e5 / us / 340.0,
+            counted_gb_s: 1.2e5 / us,
+            floor_us: 294.1,
+            rule_us: 328.8,
+            holds: us <= 328.8,
+            samples: 50,
+        }
+    }
+
+    const FIXED: Fixed = Fixed { hidden: 7168, topk: 8, experts: 256 };
+
+    fn report(rows: Vec<Row>) -> Report {
+        let machine = Machine { gpu: "NVIDIA H200".to_owned(), ..Machine::default() };
+        let sizes = (!rows.is_empty()).then_some(FIXED);
+        Report { machine, ranks: 8, link: link_of(8), sizes, rows }
+    }
+
+    #[test]
+    fn each_operation_has_a_chart_of_time_and_one_of_bandwidth() {
+        let rows =
+            vec![row(Rows::Bf16, 16, 310.0), row(Rows::Bf16, 8, 330.0), row(Rows::Fp8, 16, 200.0)];
+        let charts = charts(&[report(rows)]).unwrap();
+        assert_eq!(charts.len(), 2);
+        let [time, bandwidth] = &charts[0];
+        assert_eq!(time.sms, [8, 16]);
+        assert_eq!(time.curves[0].points, [(8, 330.0), (16, 310.0)]);
+        let names: Vec<_> = bandwidth.curves.iter().map(|curve| curve.name.as_str()).collect();
+        assert_eq!(names.len(), 4, "{names:?}");
+        assert!(names[0].starts_with("ours") && names[3].starts_with("ceiling"), "{names:?}");
+        // Pull was measured with 16 SMs only.
+        assert_eq!(bandwidth.curves[2].points.len(), 1);
+        assert!(time.most > 330.0 && bandwidth.most > 340.0);
+    }
+
+    #[test]
+    fn a_report_of_the_link_alone_is_drawn_too() {
+        let charts = charts(&[report(Vec::new())]).unwrap();
+        let [bulk, vectors] = &charts[0];
+        assert_eq!(bulk.sms, [8, 16]);
+        assert!(bulk.curves.iter().any(|curve| curve.name.contains("copy engines")));
+        assert!(
+            vectors.curves.iter().all(|curve| curve.kind == Kind::Bound || curve.points.is_empty())
+        );
+        assert!(charts_of_nothing().contains("found 0 operations"));
+    }
+
+    fn charts_of_nothing() -> String {
+        charts(&[]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_picture_says_what_is_drawn_and_in_which_unit() {
+        let rows =
+            [4, 8, 12, 16, 24, 32].map(|sms| row(Rows::Bf16, sms, 300.0 + 100.0 / sms as f64));
+        let text = svg(&[report(rows.to_vec())]).unwrap();
+        if let Some(file) = std::env::var_os("TOKENYARD_PLOT") {
+            std::fs::write(file, &text).unwrap();
+        }
+        assert!(text.starts_with("<svg"));
+        for words in
+            ["time in us", "GB/s per GPU", "SMs (streaming", "ours", "floor", "NVIDIA H200"]
+        {
+            assert!(text.contains(words), "{words}");
+        }
+        for sms in ["\n4\n", "\n12\n", "\n32\n"] {
+            assert!(text.contains(sms), "no label {sms:?}");
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! `tokenyard bench dispatch`, `combine` and `plot`, and `link` on GPUs.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use tokenyard_bench::Report;
+use tokenyard_bench::gpu::{self, Task, case, exchange};
+use tokenyard_bench::ranks::Place;
+use tokenyard_core::config::Config;
+
+use super::{Output, judge, measuring, start};
+
+/// SM counts where nothing else is asked for.
+const SMS: [u32; 6] = [4, 8, 12, 16, 24, 32];
+
+const EXAMPLES: &str = "\
+Examples:
+  tokenyard bench dispatch configs/nvlink.toml
+  tokenyard bench dispatch configs/nvlink.toml --type fp8 --replay --plot replay.svg
+  tokenyard bench combine configs/nvlink.toml --tokens 128,1024,4096 --sms 8,16 --out combine.json
+  torchrun --nproc-per-node 8 --no-python tokenyard bench dispatch configs/nvlink.toml --as-rank
+
+Needs GPUs: one rank per GPU of this machine. The link is measured in the same run; an operation must
+take at most 1.05 x (bytes through the busiest port / what the link carries) + 20 us, with 16 SMs or
+fewer. Exit code 0: all did; 1: one did not (--no-check: 0 all the same); 2: nothing could be measured.
+What is measured, and what the columns mean: docs/performance.md.";
+
+/// Arguments of `tokenyard bench dispatch` and `combine`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct OperationArgs {
+    /// The config: kernels `cuda` over `nvlink`
+    config: PathBuf,
+    /// T: tokens per rank, one or several
+    #[arg(long, value_delimiter = ',', default_values_t = [4096], conflicts_with = "input",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: Vec<u32>,
+    /// H: hidden size
+    #[arg(long, default_value_t = 7168)]
+    hidden: u32,
+    /// K: experts per token
+    #[arg(long, default_value_t = 8)]
+    topk: u32,
+    /// E: experts in all
+    #[arg(long, default_value_t = 256)]
+    experts: u32,
+    /// What dispatched rows are made of, one or several; a combine is of bf16
+    #[arg(long = "type", value_name = "TYPE", value_enum, value_delimiter = ',',
+          default_values_t = [RowsName::Fp8, RowsName::Bf16])]
+    rows: Vec<RowsName>,
+    /// How received rows are arranged, one or several
+    #[arg(long = "layout", value_name = "LAYOUT", value_enum, value_delimiter = ',',
+          default_values_t = [LayoutName::Flat])]
+    layouts: Vec<LayoutName>,
+    /// Which experts the tokens select
+    #[arg(long, value_enum, default_value_t = RoutingName::Uniform, conflicts_with = "input")]
+    routing: RoutingName,
+    /// The routing of a recorded batch (docs/input-files.md); rows are generated
+    #[arg(long, value_name = "FILE.safetensors")]
+    input: Option<PathBuf>,
+    /// Dispatch with the routing of a handle: nothing is counted
+    #[arg(long)]
+    replay: bool,
+    /// Dispatch, and copy rows, scales, ids and weights out of the arena
+    #[arg(long, conflicts_with = "replay")]
+    copy: bool,
+    /// Combine rows that are in memory of the caller, outside the arena
+    #[arg(long)]
+    outside: bool,
+    /// SM counts; a yard is opened for each
+    #[arg(long, value_delimiter = ',', default_values_t = SMS,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    sms: Vec<u32>,
+    /// Operations that count, after a warm-up
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    samples: u32,
+    #[command(flatten)]
+    ranks: RankArgs,
+    #[command(flatten)]
+    output: Output,
+    /// Draw time and bandwidth over SM count
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// Who the ranks are.
+#[derive(Debug, clap::Args)]
+pub(super) struct RankArgs {
+    /// Ranks, one per GPU [default: as many as there are GPUs]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: Option<u32>,
+    /// Be one rank of those that somebody else starts, with the variables of a launcher; rank 0
+    /// prints the report
+    #[arg(long, conflicts_with = "ranks")]
+    as_rank: bool,
+}
+
+impl RankArgs {
+    /// How many were asked for.
+    pub(super) fn count(&self) -> Option<u32> {
+        self.ranks
+    }
+
+    /// Whether somebody else starts them.
+    pub(super) fn are_started(&self) -> bool {
+        self.as_rank
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum RowsName {
+    /// FP8 e4m3, quantised already, one scale per 128 channels
+    Fp8,
+    /// bf16
+    Bf16,
+    /// bf16, cast to FP8 by the dispatch
+    Cast,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LayoutName {
+    Flat,
+    ExpertMajor,
+    Packed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum RoutingName {
+    /// K experts at random
+    Uniform,
+    /// Every token selects one and the same expert too
+    Skewed,
+}
+
+/// Arguments of `tokenyard bench plot`.
+#[derive(Debug, clap::Args)]
+pub(super) struct PlotArgs {
+    /// Reports that `--out` has written
+    #[arg(required = true, value_name = "REPORT.json")]
+    reports: Vec<PathBuf>,
+    /// The picture
+    #[arg(long, value_name = "FILE.svg")]
+    out: PathBuf,
+}
+
+pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
+    let reports =
+        args.reports.iter().map(|file| gpu::Report::read(file)).collect::<Result<Vec<_>>>()?;
+    gpu::plot::draw(&reports, &args.out)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<ExitCode> {
+    let task = Task { link_sms: SMS.to_vec(), exchange: Some(exchange_task(phase, args)?) };
+    let report = measure(&args.config, &task, &args.ranks)?;
+    show(report, &args.output, args.plot.as_deref())
+}
+
+/// The link alone.
+pub(super) fn link(
+    config: &Path,
+    ranks: &RankArgs,
+    shown: (&Output, Option<&Path>),
+) -> Result<ExitCode> {
+    let task = Task { link_sms: SMS.to_vec(), exchange: None };
+    let report = measure(config, &task, ranks)?;
+    show(report, shown.0, shown.1)
+}
+
+/// The report; none on a rank that does not print it.
+fn measure(config: &Path, task: &Task, ranks: &RankArgs) -> Result<Option<Report>> {
+    if ranks.as_rank {
+        return tokenyard_bench::measure_gpu(config, task);
+    }
+    let gpus = gpu::ranks_here(&Config::load(config)?)?;
+    let ranks = ranks.ranks.unwrap_or(gpus);
+    ensure!(
+        (2..=gpus).contains(&ranks),
+        "found {gpus} GPUs for {ranks} ranks; expected at least 2 ranks, and a GPU for each"
+    );
+    if let Some(exchange) = &task.exchange {
+        check(exchange, ranks)?;
+    }
+    let start = start(config, Place::Machine)?;
+    measuring(|progress| tokenyard_bench::run_gpu(task, ranks, &start, progress)).map(Some)
+}
+
+/// Refuses before a rank starts what every yard would refuse.
+fn check(task: &exchange::Task, ranks: u32) -> Result<()> {
+    let case::Fixed { hidden, topk, experts } = task.fixed;
+    for max_tokens in task.tokens.iter().copied() {
+        tokenyard_core::moe::Shape { ranks, experts, topk, hidden, max_tokens }.new()?;
+    }
+    ensure!(hidden.is_multiple_of(16), "found --hidden {hidden}; expected a multiple of 16");
+    Ok(())
+}
+
+fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::Task> {
+    let is_combine = phase == case::Phase::Combine;
+    for (name, given) in [("--replay", args.replay), ("--copy", args.copy)] {
+        ensure!(!(is_combine && given), "found {name}; it is about the rows of a dispatch");
+    }
+    ensure!(is_combine || !args.outside, "found --outside; it is about the rows of a combine");
+    let manner = match (args.replay, args.copy, args.outside) {
+        (true, ..) => case::Manner::Replay,
+        (_, true, _) => case::Manner::Copied,
+        (.., true) => case::Manner::Outside,
+        _ => case::Manner::Plain,
+    };
+    let routing = match (&args.input, args.routing) {
+        (Some(file), _) => case::Routing::Recorded(
+            std::path::absolute(file).with_context(|| format!("find {}", file.display()))?,
+        ),
+        (None, RoutingName::Uniform) => case::Routing::Uniform,
+        (None, RoutingName::Skewed) => case::Routing::Skewed,
+    };
+    let rows = |name: &RowsName| match name {
+        RowsName::Fp8 => case::Rows::Fp8,
+        RowsName::Bf16 => case::Rows::Bf16,
+        RowsName::Cast => case::Rows::Cast,
+    };
+    let layout = |name: &LayoutName| match name {
+        LayoutName::Flat => case::Layout::Flat,
+        LayoutName::ExpertMajor => case::Layout::ExpertMajor,
+        LayoutName::Packed => case::Layout::Packed,
+    };
+    Ok(exchange::Task {
+        phase,
+        fixed: case::Fixed { hidden: args.hidden, topk: args.topk, experts: args.experts },
+        tokens: args.tokens.clone(),
+        rows: match is_combine {
+            true => vec![case::Rows::Bf16],
+            false => args.rows.iter().map(rows).collect(),
+        },
+        layouts: args.layouts.iter().map(layout).collect(),
+        routing,
+        manner,
+        sms: args.sms.clone(),
+        samples: args.samples,
+    })
+}
+
+fn show(report: Option<Report>, output: &Output, plot: Option<&Path>) -> Result<ExitCode> {
+    let Some(report) = report else { return Ok(ExitCode::SUCCESS) };
+    let code = judge(output, &report)?;
+    if let (Some(file), Some(gpu)) = (plot, &report.gpu) {
+        gpu::plot::draw(std::slice::from_ref(gpu), file)?;
+    }
+    Ok(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: OperationArgs,
+    }
+
+    fn task(phase: case::Phase, more: &str) -> Result<exchange::Task> {
+        let words = ["bench", "a.toml"].into_iter().chain(more.split_whitespace());
+        exchange_task(phase, &Cli::try_parse_from(words)?.args)
+    }
+
+    #[test]
+    fn what_is_not_asked_for_is_the_named_case() {
+        let task = task(case::Phase::Dispatch, "").unwrap();
+        assert_eq!(task.fixed, case::Fixed { hidden: 7168, topk: 8, experts: 256 });
+        assert_eq!((task.tokens, task.sms, task.samples), (vec![4096], SMS.to_vec(), 50));
+        assert_eq!(task.rows, [case::Rows::Fp8, case::Rows::Bf16]);
+        assert_eq!((task.routing, task.manner), (case::Routing::Uniform, case::Manner::Plain));
+    }
+
+    #[test]
+    fn lists_and_manners_are_read_and_a_combine_is_of_bf16() {
+        let combine = task(case::Phase::Combine, "--outside --tokens 128,8192 --sms 8").unwrap();
+        assert_eq!((combine.tokens, combine.sms), (vec![128, 8192], vec![8]));
+        assert_eq!((combine.rows, combine.manner), (vec![case::Rows::Bf16], case::Manner::Outside));
+        let cast = task(case::Phase::Dispatch, "--type cast --layout packed,expert-major --replay");
+        let cast = cast.unwrap();
+        assert_eq!((cast.rows, cast.manner), (vec![case::Rows::Cast], case::Manner::Replay));
+        assert_eq!(cast.layouts, [case::Layout::Packed, case::Layout::ExpertMajor]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let refused = |phase, more: &str| format!("{:#}", task(phase, more).unwrap_err());
+        let (dispatch, combine) = (case::Phase::Dispatch, case::Phase::Combine);
+        assert!(
+            refused(combine, "--replay").contains("--replay; it is about the rows of a dispatch")
+        );
+        assert!(refused(combine, "--copy").contains("--copy; it is about"));
+        assert!(refused(dispatch, "--copy --replay").contains("cannot be used with"));
+        assert!(refused(dispatch, "--outside").contains("rows of a combine"));
+        assert!(refused(dispatch, "--input a --tokens 3").contains("cannot be used with"));
+        assert!(refused(dispatch, "--sms 0").contains("not in 1..=1024"));
+        let odd = task(dispatch, "--hidden 100").unwrap();
+        assert!(check(&odd, 2).unwrap_err().to_string().contains("multiple of 16"));
+        let uneven = task(dispatch, "--experts 255").unwrap();
+        assert!(check(&uneven, 2).is_err());
+    }
+}
