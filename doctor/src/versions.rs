@@ -121,14 +121,17 @@ fn nvidia(report: &mut Report<'_>) {
     report.note((&NVIDIA, Facility::Cuda), "NVIDIA driver", (verdict, found));
     let nvrtc = library(report, "libnvrtc.so");
     let major = nvrtc.and_then(|library| library.version.as_deref()).map(numbers);
+    let asked = report.job.asks(Facility::Cuda);
     let (verdict, found) = match (nvrtc, major.as_deref()) {
         // It may lie where only the program's own environment looks.
-        (None, _) => (Verdict::Unknown, "not in the usual folders".to_owned()),
+        (None, _) if asked => (Verdict::Unknown, "not in the usual folders".to_owned()),
+        (None, _) => (Verdict::Ok, "not in the usual folders".to_owned()),
         (Some(_), Some([13, ..])) => (Verdict::Ok, shown(nvrtc)),
         (Some(_), Some([_, ..])) => (Verdict::Unknown, shown(nvrtc)),
         (Some(_), _) => (Verdict::Ok, shown(nvrtc)),
     };
-    report.note((&NVRTC, Facility::Cuda), "NVRTC", (verdict, found));
+    report.note((&NVRTC, Facility::Cuda), "NVRTC", (verdict, found)).needed =
+        asked || nvrtc.is_some();
 }
 
 fn shown(library: Option<&Library>) -> String {

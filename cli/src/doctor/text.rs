@@ -49,7 +49,7 @@ fn explain(group: &[&Finding], people: People) {
     line("page", &first.page);
 }
 
-/// Findings that say the same of several things, in order of the first.
+/// Findings that say the same of several things, in order of their rules.
 fn alike(findings: &[Finding]) -> Vec<Vec<&Finding>> {
     let mut groups: Vec<Vec<&Finding>> = Vec::new();
     let key = |finding: &Finding| {
@@ -62,6 +62,8 @@ fn alike(findings: &[Finding]) -> Vec<Vec<&Finding>> {
             None => groups.push(vec![finding]),
         }
     }
+    // What one rule says stands together.
+    groups.sort_by_key(|group| findings.iter().position(|finding| finding.id == group[0].id));
     groups
 }
 

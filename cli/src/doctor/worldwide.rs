@@ -1,5 +1,6 @@
 //! `tokenyard doctor --world`: every rank examines its node, and all compare.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -72,7 +73,7 @@ fn join(config: Option<&Config>) -> Result<World> {
 
 fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<Vec<Summary>> {
     let Examined { machine, findings, .. } = examine_node(args, config)?;
-    let host = machine_name(args);
+    let host = node_name(args, world.rank());
     let mut mine = Summary::of(&machine, &host, env!("CARGO_PKG_VERSION"));
     mine.faults = findings.iter().filter_map(fault).collect();
     mine.clock = clock(world)?;
@@ -86,13 +87,11 @@ fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<Vec<Sum
     all.into_iter().enumerate().map(read).collect()
 }
 
-fn machine_name(args: &Args) -> String {
+/// The host's name. A recorded node is a node of its own for each rank that reads it.
+fn node_name(args: &Args, rank: u32) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    match &args.root {
-        Some(root) => {
-            let name = root.file_stem().map_or(String::new(), |name| name.to_string_lossy().into());
-            format!("{name} at {host}")
-        }
+    match args.root.as_deref().and_then(Path::file_stem) {
+        Some(name) => format!("{host}/{rank}/{}", name.to_string_lossy()),
         None => host,
     }
 }
