@@ -130,8 +130,8 @@ fn nvidia(report: &mut Report<'_>) {
         (Some(_), Some([_, ..])) => (Verdict::Unknown, shown(nvrtc)),
         (Some(_), _) => (Verdict::Ok, shown(nvrtc)),
     };
-    report.note((&NVRTC, Facility::Cuda), "NVRTC", (verdict, found)).needed =
-        asked || nvrtc.is_some();
+    let finding = report.note((&NVRTC, Facility::Cuda), "NVRTC", (verdict, found));
+    finding.needed &= asked || nvrtc.is_some();
 }
 
 fn shown(library: Option<&Library>) -> String {

@@ -48,3 +48,34 @@ pub fn choose(layer: LinkLayer, gids: &[Gid]) -> Option<&Gid> {
         .filter(|gid| gid.index <= u32::from(u8::MAX))
         .min_by_key(|gid| (Preference::of(&gid.address), gid.index))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Fact;
+
+    fn entry(index: u32, address: &str, kind: GidKind) -> Gid {
+        let address = address.parse().unwrap();
+        Gid { index, address, kind: Fact::Known(kind), interface: Fact::Missing }
+    }
+
+    #[test]
+    fn the_first_of_the_best_kind_is_taken() {
+        let table = [
+            entry(0, "fe80::1", GidKind::IbOrRoceV1),
+            entry(1, "fe80::1", GidKind::RoceV2),
+            entry(2, "::ffff:10.0.0.1", GidKind::IbOrRoceV1),
+            entry(3, "::ffff:169.254.3.4", GidKind::RoceV2),
+            entry(4, "2001:db8::1", GidKind::RoceV2),
+            entry(5, "::ffff:10.0.0.1", GidKind::RoceV2),
+            entry(256, "::ffff:10.0.0.2", GidKind::RoceV2),
+        ];
+        let chosen = |gids: &[Gid]| choose(LinkLayer::Ethernet, gids).map(|gid| gid.index);
+        assert_eq!(chosen(&table), Some(5));
+        assert_eq!(chosen(&table[..5]), Some(3));
+        assert_eq!(chosen(&table[..2]), Some(1));
+        assert_eq!(chosen(&table[..1]), None);
+        assert_eq!(chosen(&table[6..]), None);
+        assert_eq!(choose(LinkLayer::InfiniBand, &table).map(|gid| gid.index), Some(0));
+    }
+}
