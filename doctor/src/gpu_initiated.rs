@@ -5,7 +5,7 @@ use tokenyard_machine::{NicFamily, NvidiaDriver};
 use crate::nics::hardware;
 use crate::{Facility, Report, Rule, Verdict};
 
-pub(crate) const RULES: &[&Rule] = &[&OPTIONS, &DOORBELL];
+pub(crate) const RULES: &[&Rule] = &[&OPTIONS, &DOORBELL, &COMBINING];
 
 static OPTIONS: Rule = Rule {
     id: "driver-options",
@@ -33,7 +33,20 @@ static DOORBELL: Rule = Rule {
     source: "NVSHMEM Installation Guide, Hardware Requirements",
 };
 
+static COMBINING: Rule = Rule {
+    id: "write-combining",
+    title: "Write-combining memory",
+    wanted: "not switched off",
+    why: "Doorbells with the request in them (mlx5's BlueFlame) and GDRCopy's mappings are written through \
+          write-combining memory, which needs the processor's page attribute table.",
+    cost: "each work request is fetched by the NIC over PCI Express, and GDRCopy writes word by word: some \
+           microseconds more per batch",
+    fix: "take `nopat` from the kernel's command line, and restart the node",
+    source: "Linux kernel, Documentation/arch/x86/pat.rst (nopat)",
+};
+
 pub(crate) fn judge(report: &mut Report<'_>) {
+    combining(report);
     let Some(driver) = report.machine.nvidia.as_ref() else { return };
     let families: Vec<NicFamily> = hardware(report).iter().map(|nic| nic.family).collect();
     if families.is_empty() {
@@ -47,6 +60,16 @@ pub(crate) fn judge(report: &mut Report<'_>) {
         _ => (Verdict::Ok, "mlx5"),
     };
     report.note((&DOORBELL, Facility::GpuInitiated), "NICs", (verdict, found));
+}
+
+fn combining(report: &mut Report<'_>) {
+    let Some(words) = report.machine.kernel.command_line.known() else { return };
+    let Some(facility) = hardware(report).first().map(|nic| Facility::of(nic)) else { return };
+    let (verdict, found) = match words.iter().any(|word| word == "nopat") {
+        true => (Verdict::Slow, "switched off at boot (nopat)"),
+        false => (Verdict::Ok, "not switched off"),
+    };
+    report.note((&COMBINING, facility), "kernel", (verdict, found));
 }
 
 fn options(report: &mut Report<'_>, driver: &NvidiaDriver) {

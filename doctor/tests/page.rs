@@ -47,6 +47,24 @@ fn the_page_of_findings_is_that_of_the_catalogue() {
 }
 
 #[test]
+fn links_of_other_pages_lead_to_findings_that_there_are() {
+    let ids: BTreeSet<&str> =
+        catalogue().iter().flat_map(|(_, r)| r.iter()).map(|r| r.id).collect();
+    let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let mut count = 0;
+    for entry in std::fs::read_dir(docs).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        for link in text.split("findings.md#").skip(1) {
+            let id = link.split([')', '`', ' ']).next().unwrap();
+            assert!(ids.contains(id), "{}: no finding {id}", path.display());
+            count += 1;
+        }
+    }
+    assert!(count > 20, "{count}");
+}
+
+#[test]
 fn every_rule_has_an_anchor_of_its_own_and_words_in_every_place() {
     let mut ids = BTreeSet::new();
     for rule in catalogue().iter().flat_map(|(_, rules)| rules.iter()) {
@@ -55,8 +73,6 @@ fn every_rule_has_an_anchor_of_its_own_and_words_in_every_place() {
         for text in [rule.title, rule.wanted, rule.why, rule.cost, rule.fix, rule.source] {
             assert!(!text.is_empty() && !text.contains("  "), "{}: {text:?}", rule.id);
         }
-        let page = std::fs::read_to_string(page()).unwrap();
-        assert!(page.contains(&format!("<a id=\"{}\"></a>", rule.id)), "{}", rule.id);
     }
     assert!(ids.len() > 40, "{}", ids.len());
 }
