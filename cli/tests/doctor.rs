@@ -124,7 +124,7 @@ fn this_machine_is_read_for_real_and_says_how_long_it_took() {
 }
 
 /// A rank of a world that meets at a file, on a node of its own.
-fn rank(rank: usize, roots: &[&str], folder: &Path) -> Child {
+fn rank_command(rank: usize, roots: &[&str], folder: &Path) -> Command {
     let mut command: Command = tokenyard();
     command
         .args(["doctor", "--world", "--json", "--root"])
@@ -136,12 +136,14 @@ fn rank(rank: usize, roots: &[&str], folder: &Path) -> Child {
         .env("TOKENYARD_SECRET", "ab".repeat(32))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    command.spawn().unwrap()
+    command
 }
 
 fn world(roots: &[&str]) -> Vec<Output> {
     let folder = tempfile::tempdir().unwrap();
-    let ranks: Vec<Child> = (0..roots.len()).map(|r| rank(r, roots, folder.path())).collect();
+    let ranks: Vec<Child> = (0..roots.len())
+        .map(|rank| rank_command(rank, roots, folder.path()).spawn().unwrap())
+        .collect();
     ranks.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
 }
 
@@ -184,6 +186,19 @@ fn nodes_that_are_alike_give_no_alarm() {
     for output in world(&["hgx-cx7.tree", "hgx-cx7.tree"]) {
         expect_code(&output, 0);
     }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    let text = "[world]\ndeadline_ms = 2000\nlate_ms = 3000\n[kernels]\nuse = \"cpu\"\n\
+                [transport.scale_up]\nuse = \"shm\"\n";
+    std::fs::write(&config, text).unwrap();
+    let mut alone = rank_command(0, &["hgx-cx7.tree", "hgx-cx7.tree"], folder.path());
+    let output = alone.arg(&config).output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("rank 1"), "{}", stderr(&output));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&DRIVER, &PROVIDER, &INSTALLER];
 
-/// The first driver with dmabuf in EFA's list of changes is 2.1; 3.3 has the GPU's doorbells.
+/// The first driver with the GPU's doorbells.
 const DOORBELL_DRIVER: [u32; 2] = [3, 3];
 
 static DRIVER: Rule = Rule {

@@ -138,7 +138,7 @@ fn at<'a>(report: &Report<'a>, address: PciAddress) -> Option<&'a PciFunction> {
 }
 
 /// Megabits a second that a link carries in one direction.
-fn capacity(speed: u32, width: u32) -> u64 {
+pub(crate) fn capacity(speed: u32, width: u32) -> u64 {
     let lane = match speed {
         // 8b/10b.
         ..8000 => u64::from(speed) * 8 / 10,

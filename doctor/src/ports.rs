@@ -2,10 +2,11 @@
 
 use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, PortState};
 
-use crate::nics::{hardware, has_link, is_active, majority, model, port_name, rate};
+use crate::nics::{function, hardware, has_link, is_active, majority, model, port_name, rate};
+use crate::pci::capacity;
 use crate::{Facility, Report, Rule, Verdict};
 
-pub(crate) const RULES: &[&Rule] = &[&NO_NIC, &STATE, &RATE, &MTU, &ERRORS];
+pub(crate) const RULES: &[&Rule] = &[&NO_NIC, &NAMED, &STATE, &RATE, &MTU, &ERRORS];
 
 static NO_NIC: Rule = Rule {
     id: "nic-present",
@@ -18,6 +19,18 @@ static NO_NIC: Rule = Rule {
     fix: "load the NIC's driver (modprobe mlx5_ib, efa, ionic_rdma) on the host; lspci says which \
           cards there are",
     source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband",
+};
+
+static NAMED: Rule = Rule {
+    id: "nic-named",
+    title: "A NIC that the config names",
+    wanted: "there",
+    why: "`device` and `rails` of a transport's table name NICs. Names change with kernels and slots \
+          (mlx5_0, rocep9s0, rdmap85s0), and nodes may differ in them.",
+    cost: "the ranks that it is for do not start",
+    fix: "correct the name in the config, or write \"auto\"",
+    source: "backends/verbs/docs.md (device); backends/libfabric/docs.md (rails); linux-rdma/rdma-core, \
+             rdma_rename",
 };
 
 static STATE: Rule = Rule {
@@ -39,7 +52,8 @@ static RATE: Rule = Rule {
     title: "Speed of a port",
     wanted: "what most NICs of its model have",
     why: "A bad cable, a wrong transceiver or a switch port set by hand trains a link slower or \
-          narrower than its neighbours. Every exchange waits for the slowest rail, so one slow port \
+          narrower than its neighbours. Where all ports of a model have a quarter of what their slots carry \
+          or less, nobody can say here whether the network has no more. Every exchange waits for the slowest rail, so one slow port \
           slows all ranks.",
     cost: "all ranks run at the speed of this port",
     fix: "replace the cable or transceiver; `mlxlink -d DEVICE -m` (NVIDIA) or `ethtool IFACE` says what \
@@ -96,6 +110,7 @@ const ROCE_HEADERS: u32 = 96;
 
 pub(crate) fn judge(report: &mut Report<'_>) {
     presence(report);
+    named(report);
     for nic in hardware(report) {
         for port in &nic.ports {
             state(report, nic, port);
@@ -120,6 +135,24 @@ fn presence(report: &mut Report<'_>) {
             count => (Verdict::Ok, count.to_string()),
         };
         report.note((&NO_NIC, facility), format!("NICs for {name}"), (verdict, found));
+    }
+}
+
+/// libfabric's providers for sockets take network interfaces.
+fn named(report: &mut Report<'_>) {
+    let machine = report.machine;
+    let there = |name: &String| {
+        machine.nics.iter().any(|nic| nic.name == *name)
+            || machine.interfaces.iter().any(|interface| interface.name == *name)
+    };
+    let known: Vec<&str> = machine.nics.iter().take(8).map(|nic| nic.name.as_str()).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    for name in &report.job.nics {
+        let told = match there(name) {
+            true => (Verdict::Ok, "there".to_owned()),
+            false => (Verdict::Broken, format!("not there; there are: {known}")),
+        };
+        report.note((&NAMED, Facility::Node), name, told);
     }
 }
 
@@ -188,32 +221,30 @@ fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         _ => majority(&rates),
     };
     let usual = usual.unwrap_or(found.megabits);
-    let floor = slowest_sold(nic);
     let lanes = found.lanes.map_or(String::new(), |lanes| format!(", {lanes} lanes"));
     let text = format!("{}{lanes}", rate(found.megabits));
-    let slow = found.megabits < usual || floor.is_some_and(|floor| found.megabits < floor);
-    let verdict = if slow { Verdict::Slow } else { Verdict::Ok };
-    let wanted = match floor {
-        Some(floor) if floor > usual => format!("{} or more, as the card can", rate(floor)),
-        _ => format!("{}, as the others of its model", rate(usual)),
+    let far_below = slot(report, nic).filter(|slot| 4 * found.megabits <= *slot);
+    let (verdict, wanted) = match far_below {
+        _ if found.megabits < usual => {
+            (Verdict::Slow, format!("{}, as the others of its model", rate(usual)))
+        }
+        // All may have the same fault, or the switch has no more.
+        Some(slot) => {
+            (Verdict::Unknown, format!("more: its slot carries {}", rate(slot / 1000 * 1000)))
+        }
+        None if rates.len() > 1 => {
+            (Verdict::Ok, format!("{}, as the others of its model", rate(usual)))
+        }
+        None => (Verdict::Ok, "the only one of its model: nothing to compare with".to_owned()),
     };
-    let finding = report.note((&RATE, Facility::of(nic)), port_name(nic, port), (verdict, text));
-    if rates.len() > 1 || floor.is_some() {
-        finding.wanted(wanted);
-    } else {
-        finding.wanted("the only one of its model: nothing to compare with");
-    }
+    report.note((&RATE, Facility::of(nic)), port_name(nic, port), (verdict, text)).wanted(wanted);
 }
 
-/// The slowest port that is sold with the card, in megabits a second, where every board of the model
-/// has at least that.
-fn slowest_sold(nic: &Nic) -> Option<u64> {
-    match (nic.family, nic.hca_type.known()?.as_str()) {
-        // ConnectX-7 boards are sold from 100 Gb/s on, ConnectX-8 from 200.
-        (NicFamily::Mlx5, "MT4129") => Some(100_000),
-        (NicFamily::Mlx5, "MT4131") => Some(200_000),
-        _ => None,
-    }
+/// Megabits a second that PCI Express could carry for each of the card's working ports.
+fn slot(report: &Report<'_>, nic: &Nic) -> Option<u64> {
+    let link = function(report, nic)?.link;
+    let ports = nic.ports.iter().filter(|port| is_active(port)).count().max(1) as u64;
+    Some(capacity(link.max_speed.get()?, link.max_width.get()?) / ports)
 }
 
 fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {

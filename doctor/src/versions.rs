@@ -5,7 +5,7 @@ use tokenyard_machine::{GpuVendor, Library, Nic};
 use crate::nics::{hardware, majority, model};
 use crate::{Facility, Report, Rule, Verdict};
 
-pub(crate) const RULES: &[&Rule] = &[&NVIDIA, &NVRTC, &LIBFABRIC, &RDMA_CORE, &FIRMWARE];
+pub(crate) const RULES: &[&Rule] = &[&NVIDIA, &NVRTC, &LIBFABRIC, &RDMA_CORE, &MLX5, &FIRMWARE];
 
 /// CUDA 13.0, which the bindings of the cuda backend are made for.
 const NVIDIA_DRIVER: [u32; 1] = [580];
@@ -15,6 +15,8 @@ const LIBFABRIC_FLOOR: [u32; 2] = [1, 17];
 const LIBFABRIC_EFA: [u32; 2] = [1, 18];
 /// rdma-core with what the verbs backend calls.
 const RDMA_CORE_FLOOR: u32 = 32;
+/// libmlx5 with what NCCL's GIN calls.
+const MLX5_GIN: [u32; 2] = [1, 25];
 
 static NVIDIA: Rule = Rule {
     id: "nvidia-driver",
@@ -60,6 +62,17 @@ static RDMA_CORE: Rule = Rule {
     source: "backends/verbs/docs.md; linux-rdma/rdma-core, README",
 };
 
+static MLX5: Rule = Rule {
+    id: "mlx5-provider",
+    title: "libmlx5 for GIN",
+    wanted: "1.25 or later",
+    why: "NCCL's GPU-initiated networking calls functions of libmlx5 that carry the version MLX5_1.25. \
+          MLNX_OFED 24.10 has an older one: NCCL then finds no GIN, and says no reason.",
+    cost: "the transport gin does not open",
+    fix: "install an rdma-core or DOCA-OFED that brings libmlx5.so.1.25 or later",
+    source: "DeepEP issue 628: https://github.com/deepseek-ai/DeepEP/issues/628",
+};
+
 static FIRMWARE: Rule = Rule {
     id: "nic-firmware",
     title: "Firmware of NICs",
@@ -94,6 +107,9 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     nvidia(report);
     libfabric(report);
     rdma_core(report);
+    if report.job.asks(Facility::Gin) {
+        mlx5(report);
+    }
     firmware(report);
 }
 
@@ -198,6 +214,18 @@ fn rdma_core(report: &mut Report<'_>) {
         (Some(_), Some(version)) => (Verdict::Ok, format!("rdma-core {version}")),
     };
     report.note((&RDMA_CORE, Facility::Verbs), "libibverbs", (verdict, found));
+}
+
+fn mlx5(report: &mut Report<'_>) {
+    let library = library(report, "libmlx5.so");
+    let version = library.and_then(|library| library.version.as_deref()).map(numbers);
+    let verdict = match (library, version) {
+        (None, _) => Verdict::Broken,
+        (Some(_), Some(version)) if at_least(&version, &MLX5_GIN) => Verdict::Ok,
+        (Some(_), Some(version)) if version.len() > 1 => Verdict::Broken,
+        (Some(_), _) => Verdict::Unknown,
+    };
+    report.note((&MLX5, Facility::Gin), "libmlx5", (verdict, shown(library)));
 }
 
 fn firmware(report: &mut Report<'_>) {

@@ -102,7 +102,7 @@ fn what_a_config_does_not_use_is_no_fault_of_its_node() {
 }
 
 #[test]
-fn a_nic_that_the_config_names_must_have_its_link() {
+fn a_nic_that_the_config_names_must_be_there_and_have_its_link() {
     let machine = Machine::read(&Tree::open(&trees().join("roce-port-down.tree")).unwrap());
     let mut job = job(&machine, &["kernel set cpu, transport verbs"]);
     let verdict = |job: &Job| {
@@ -114,4 +114,9 @@ fn a_nic_that_the_config_names_must_have_its_link() {
     let named = verdict(&job);
     assert_eq!((named.verdict, named.subject.as_str()), (Verdict::Broken, "mlx5_1"));
     assert!(named.cost.unwrap().contains("names this NIC"));
+    job.nics = vec!["mlx5_7".to_owned()];
+    let found = examine(&machine, &job, None, None);
+    let absent = found.iter().find(|finding| finding.id == "nic-named").unwrap();
+    assert_eq!((absent.verdict, absent.subject.as_str()), (Verdict::Broken, "mlx5_7"));
+    assert_eq!(absent.found, "not there; there are: mlx5_0, mlx5_1");
 }

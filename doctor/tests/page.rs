@@ -69,7 +69,11 @@ fn every_rule_has_an_anchor_of_its_own_and_words_in_every_place() {
     let mut ids = BTreeSet::new();
     for rule in catalogue().iter().flat_map(|(_, rules)| rules.iter()) {
         assert!(ids.insert(rule.id), "{} twice", rule.id);
-        assert!(rule.id.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'), "{}", rule.id);
+        assert!(
+            rule.id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'),
+            "{}",
+            rule.id
+        );
         for text in [rule.title, rule.wanted, rule.why, rule.cost, rule.fix, rule.source] {
             assert!(!text.is_empty() && !text.contains("  "), "{}: {text:?}", rule.id);
         }
