@@ -45,12 +45,15 @@ pub struct Team {
     pub me: u32,
     /// The members.
     pub world_ranks: Vec<u32>,
+    /// NICs that the topology chose for this rank, by name; empty where it chose none. A transport
+    /// whose table names NICs uses those.
+    pub nics: Vec<String>,
 }
 
 impl Team {
     /// The team of all `ranks`, seen from world rank `me`.
     pub fn world(me: u32, ranks: u32) -> Self {
-        Self { me, world_ranks: (0..ranks).collect() }
+        Self { me, world_ranks: (0..ranks).collect(), nics: Vec::new() }
     }
 }
 

@@ -10,7 +10,7 @@
 //! [`tree`] reads below a root, and holds the recorded trees. [`fact`] says what is unknown and
 //! why. Then one module per subject holds its types and how they are read: [`pci`], [`nic`],
 //! [`net`], [`gpu`], [`numa`], [`limits`], [`modules`], [`container`], [`libraries`], and
-//! [`commands`] for what no file tells.
+//! [`commands`] for what no file tells. [`near`] says which NICs are nearest to a GPU.
 
 pub mod commands;
 pub mod container;
@@ -20,6 +20,7 @@ pub mod gpu;
 pub mod libraries;
 pub mod limits;
 pub mod modules;
+pub mod near;
 pub mod net;
 pub mod nic;
 pub mod numa;
@@ -37,6 +38,7 @@ pub use gpu::{Gpu, GpuFabric, GpuVendor, KfdLink, KfdLinkKind, NvLink, NvidiaDri
 pub use libraries::{Libraries, Library};
 pub use limits::{Bound, HugePages, Limit, Limits};
 pub use modules::{Kernel, Module};
+pub use near::{Seat, Unusable};
 pub use net::{Bond, Interface};
 pub use nic::{Gid, GidKind, LinkLayer, LinkRate, Nic, NicFamily, Port, PortState};
 pub use numa::NumaNode;
@@ -81,6 +83,21 @@ impl Machine {
     /// recorded, and nothing of the running system: no command is run.
     pub fn read(tree: &Tree) -> Self {
         Self::read_with(tree, &Outputs::recorded(tree))
+    }
+
+    /// Reads only what the choice of NICs needs: NUMA nodes, PCI, NICs, GPUs, device nodes and the
+    /// process' rights. Everything else is empty.
+    pub fn read_places(tree: &Tree) -> Self {
+        let pci = pci::read(tree);
+        Self {
+            numa: numa::read(tree),
+            gpus: gpu::read(tree, &pci, &gpu::told(&Outputs::default())),
+            pci,
+            nics: nic::read(tree),
+            container: container::read(tree),
+            devices: container::read_devices(tree),
+            ..Self::default()
+        }
     }
 
     /// Reads the node below `tree`'s root, with the outputs of [`commands::capture`].

@@ -226,12 +226,16 @@ fn nic(tree: &Tree, name: String) -> Nic {
     let text = |rest: &str| tree.word(&file(rest), |text| Some(text.to_owned()));
     let device = tree.target_name(&file("device"));
     let driver = tree.target_name(&file("device/driver"));
-    let interfaces = match text("parent") {
-        Fact::Known(parent) => vec![parent],
-        _ => tree.list(&file("device/net")),
+    // Only Soft-RoCE names the interface that it was made on.
+    let (family, interfaces) = match text("parent") {
+        Fact::Known(parent) => (NicFamily::Rxe, vec![parent]),
+        _ => {
+            let driver = driver.known().map_or("", String::as_str);
+            (family(driver, &name), tree.list(&file("device/net")))
+        }
     };
     Nic {
-        family: family(driver.known().map_or("", String::as_str), &name),
+        family,
         driver,
         pci: match device {
             Fact::Known(device) => device.parse().map_or(Fact::Missing, Fact::Known),

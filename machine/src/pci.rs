@@ -234,7 +234,9 @@ fn function(tree: &Tree, address: PciAddress, path: &str) -> Option<PciFunction>
         Fact::Known(resolved) => above(&resolved),
         _ => (None, Vec::new()),
     };
-    let config = tree.bytes(&file("config"));
+    let config = file("config");
+    let part = |offset| tree.part(&config, offset, 4);
+    let registers = Registers(&part);
     let group = tree.target_name(&file("iommu_group")).and_then(|name| name.parse().ok());
     Some(PciFunction {
         address,
@@ -253,11 +255,8 @@ fn function(tree: &Tree, address: PciAddress, path: &str) -> Option<PciFunction>
         bridges,
         iommu_group: group,
         iommu_domain: tree.word(&file("iommu_group/type"), |text| Some(text.to_owned())),
-        acs: extended(&config, acs),
-        control: match extended(&config, |bytes| Some(control(bytes))) {
-            Fact::Known(None) => Fact::Missing,
-            fact => fact.and_then(|found| found),
-        },
+        acs: registers.acs(),
+        control: registers.control(),
         bars: tree.word(&file("resource"), bars),
         is_virtual_function: tree.has(&file("physfn")),
     })
@@ -320,66 +319,81 @@ fn bars(text: &str) -> Option<[u64; 6]> {
     Some(sizes)
 }
 
-/// What `find` finds in a configuration space that is there as a whole. The kernel gives the first
-/// 64 bytes to everybody and the rest to `CAP_SYS_ADMIN`.
-fn extended<T>(config: &Fact<Vec<u8>>, find: impl FnOnce(&[u8]) -> Option<T>) -> Fact<T> {
-    match config {
-        Fact::Known(bytes) if bytes.len() == 64 => Fact::Denied,
-        Fact::Known(bytes) => find(bytes).map_or(Fact::Garbled, Fact::Known),
-        Fact::Denied => Fact::Denied,
-        _ => Fact::Missing,
-    }
-}
+/// The configuration space, four bytes at a time: each read of a register goes to the device, and in a
+/// virtual machine through its host, so that reading all of it takes milliseconds.
+struct Registers<'a>(&'a dyn Fn(u64) -> Fact<Vec<u8>>);
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-/// Access control of the extended capability 0x000d; `Some(None)` where there is none.
-fn acs(config: &[u8]) -> Option<Option<Acs>> {
-    const ACS: u16 = 0x000d;
-    let mut at = 0x100;
-    // 0x100 to 0xfff has room for 960 capabilities; a list that is longer runs in a circle.
-    for _ in 0..960 {
-        let Some(id) = u16_at(config, at).filter(|id| !matches!(id, 0 | 0xffff)) else {
-            return Some(None);
-        };
-        if id == ACS {
-            let bits = u16_at(config, at + 6)?;
-            return Some(Some(Acs {
-                source_validation: bits & 1 != 0,
-                request_redirect: bits & 4 != 0,
-                completion_redirect: bits & 8 != 0,
-                upstream_forwarding: bits & 16 != 0,
-            }));
-        }
-        at = usize::from(u16_at(config, at + 2)? >> 4);
-        if at < 0x100 {
-            return Some(None);
+impl Registers<'_> {
+    /// The register at an offset that is a multiple of 4. The kernel gives the first 64 bytes to
+    /// everybody and the rest to `CAP_SYS_ADMIN`: for others the file ends there.
+    fn at(&self, offset: u64) -> Fact<u32> {
+        match (self.0)(offset) {
+            Fact::Known(bytes) => match <[u8; 4]>::try_from(bytes.as_slice()) {
+                Ok(bytes) => Fact::Known(u32::from_le_bytes(bytes)),
+                Err(_) if offset == 0x40 => Fact::Denied,
+                Err(_) => Fact::Missing,
+            },
+            other => other.unknown(),
         }
     }
-    None
-}
 
-/// Device control of the PCI Express capability; `None` where there is none.
-fn control(config: &[u8]) -> Option<PcieControl> {
-    const PCI_EXPRESS: u8 = 0x10;
-    let mut at = usize::from(*config.get(0x34)?);
-    for _ in 0..48 {
-        if at < 0x40 {
-            return None;
+    /// Access control of the extended capability 0x000d; known and `None` where there is none.
+    fn acs(&self) -> Fact<Option<Acs>> {
+        const ACS: u32 = 0x000d;
+        if let unknown @ (Fact::Missing | Fact::Denied) = self.at(0x40) {
+            return unknown.unknown();
         }
-        if *config.get(at)? == PCI_EXPRESS {
-            let bits = u16_at(config, at + 8)?;
-            return Some(PcieControl {
-                max_payload: 128 << ((bits >> 5) & 7),
-                max_read_request: 128 << ((bits >> 12) & 7),
-                relaxed_ordering: bits & 0x10 != 0,
-            });
+        let mut at = 0x100;
+        // There is room for 960 capabilities; a list that is longer runs in a circle.
+        for _ in 0..960 {
+            let Fact::Known(head) = self.at(at) else { return Fact::Known(None) };
+            match head & 0xffff {
+                0 | 0xffff => return Fact::Known(None),
+                ACS => {
+                    return self.at(at + 4).and_then(|register| {
+                        let bits = register >> 16;
+                        Some(Some(Acs {
+                            source_validation: bits & 1 != 0,
+                            request_redirect: bits & 4 != 0,
+                            completion_redirect: bits & 8 != 0,
+                            upstream_forwarding: bits & 16 != 0,
+                        }))
+                    });
+                }
+                _ => at = u64::from(head >> 20) & !3,
+            }
+            if at < 0x100 {
+                return Fact::Known(None);
+            }
         }
-        at = usize::from(*config.get(at + 1)?);
+        Fact::Garbled
     }
-    None
+
+    /// Device control of the PCI Express capability; missing where there is none.
+    fn control(&self) -> Fact<PcieControl> {
+        const PCI_EXPRESS: u32 = 0x10;
+        if let unknown @ (Fact::Missing | Fact::Denied) = self.at(0x40) {
+            return unknown.unknown();
+        }
+        let mut at = self.at(0x34).get().unwrap_or(0) & 0xfc;
+        for _ in 0..48 {
+            if at < 0x40 {
+                return Fact::Missing;
+            }
+            let Fact::Known(head) = self.at(u64::from(at)) else { return Fact::Garbled };
+            if head & 0xff == PCI_EXPRESS {
+                return self.at(u64::from(at) + 8).and_then(|register| {
+                    Some(PcieControl {
+                        max_payload: 128 << ((register >> 5) & 7),
+                        max_read_request: 128 << ((register >> 12) & 7),
+                        relaxed_ordering: register & 0x10 != 0,
+                    })
+                });
+            }
+            at = (head >> 8) & 0xfc;
+        }
+        Fact::Garbled
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use proptest::prelude::*;
 use tokenyard_machine::{Distance, Fact, GpuVendor, LinkLayer, Machine, NicFamily, Tree};
 
 fn machine(name: &str) -> Machine {
@@ -182,4 +183,34 @@ fn this_machine_is_read_for_real() {
     assert!(machine.limits.locked_memory.known().is_some());
     assert!(machine.container.capabilities.known().is_some());
     assert!(machine.interfaces.iter().any(|interface| interface.name == "lo"));
+}
+
+/// A tree of which some values are nonsense: what a node of a later kernel, or a broken one, may show.
+fn garbled(text: &str, edits: &[(usize, String)]) -> String {
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    for (at, nonsense) in edits {
+        let at = at % lines.len();
+        if let Some((path, _)) = lines[at].clone().split_once(" = ")
+            && !path.starts_with('@')
+        {
+            lines[at] = format!("{path} = {nonsense}");
+        }
+    }
+    lines.join("\n")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn no_nonsense_in_files_panics_or_keeps_the_rest_from_being_read(
+        edits in proptest::collection::vec((any::<usize>(), "\\PC{0,24}|[-0-9.,: x]{0,24}"), 1..40),
+    ) {
+        for name in ["hgx-cx7.tree", "mi300x-pollara.tree", "roce-bond.tree"] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("trees").join(name);
+            let text = garbled(&std::fs::read_to_string(path).unwrap(), &edits);
+            let machine = Machine::read(&Tree::recorded(&text).unwrap());
+            prop_assert!(!machine.nics.is_empty() && !machine.pci.is_empty());
+        }
+    }
 }

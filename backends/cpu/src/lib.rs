@@ -20,7 +20,7 @@ mod transport;
 mod samples;
 
 pub use built_in::link;
-pub use config::{ShmConfig, TopologyConfig};
+pub use config::{NicChoice, ShmConfig, TopologyConfig};
 pub use kernels::CpuKernels;
 pub use topology::HostTopology;
 pub use transport::Shm;

@@ -85,8 +85,9 @@ pub enum Flush {
 /// The key `rails`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rails {
-    /// All NICs on the NUMA nodes that this process may run on; of a provider that drives no NIC
-    /// (sockets, shared memory), the first interface.
+    /// The NICs that the topology chose for the rank; where it chose none, all NICs on the NUMA nodes
+    /// that this process may run on; of a provider that drives no NIC (sockets, shared memory), the
+    /// first interface.
     Auto,
     /// The first so many that the provider lists.
     Count(NonZeroU32),

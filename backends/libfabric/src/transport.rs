@@ -75,6 +75,8 @@ pub struct Settings {
     flush: Flush,
     /// Device memory is asked for.
     hmem: bool,
+    /// NICs that the topology chose for this rank.
+    nics: Vec<String>,
 }
 
 /// The preset of [`Libfabric`].
@@ -88,7 +90,16 @@ impl Preset for AnyProvider {
 
     fn settings(config: LibfabricConfig) -> Settings {
         let LibfabricConfig { provider, rails, proxy_threads, queue_depth, get, flush } = config;
-        Settings { provider, rails, proxy_threads, queue_depth, get, flush, hmem: false }
+        Settings {
+            provider,
+            rails,
+            proxy_threads,
+            queue_depth,
+            get,
+            flush,
+            hmem: false,
+            nics: Vec::new(),
+        }
     }
 }
 
@@ -104,7 +115,16 @@ impl Preset for EfaProvider {
     fn settings(config: EfaConfig) -> Settings {
         let EfaConfig { rails, proxy_threads, queue_depth, get, flush } = config;
         let provider = "efa".into();
-        Settings { provider, rails, proxy_threads, queue_depth, get, flush, hmem: true }
+        Settings {
+            provider,
+            rails,
+            proxy_threads,
+            queue_depth,
+            get,
+            flush,
+            hmem: true,
+            nics: Vec::new(),
+        }
     }
 }
 
@@ -161,7 +181,7 @@ where
     }
 
     fn open(config: P::Config, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let settings = P::settings(config);
+        let settings = Settings { nics: team.nics.clone(), ..P::settings(config) };
         let rails = info::choose(&settings)?;
         let kinds = memory_kinds(&rails);
         Ok(Self {

@@ -5,12 +5,13 @@ use std::cmp::Ordering;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
+use tokenyard_core::transport::Team;
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_machine::gid::choose;
 use tokenyard_machine::{Fact, Gid, GidKind, LinkLayer};
 use tokenyard_sys_verbs::ffi;
 
-use crate::config::{Mtu, SignalChoice};
+use crate::config::{DeviceChoice, Mtu, SignalChoice};
 
 /// What is known of a port before it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +68,25 @@ pub fn automatic(ports: &[PortFacts]) -> Vec<&PortFacts> {
     chosen.sort_by(|a, b| natural(&a.device, &b.device).then(a.port.cmp(&b.port)));
     chosen.dedup_by(|a, b| a.device == b.device);
     chosen
+}
+
+/// Which of the devices a rank takes: of those that `"auto"` found the one that the topology chose for
+/// it, else number i for rank i, round and round.
+pub fn device(names: &[&str], choice: &DeviceChoice, team: &Team) -> usize {
+    let turn = team.me as usize % names.len().max(1);
+    if *choice != DeviceChoice::Auto || team.nics.is_empty() {
+        return turn;
+    }
+    let chosen = team.nics.iter().find_map(|nic| names.iter().position(|name| name == nic));
+    chosen.unwrap_or_else(|| {
+        tracing::warn!(
+            "the topology chose {}, and device = \"auto\" found {}: taking {}",
+            team.nics.join(", "),
+            names.join(", "),
+            names.get(turn).unwrap_or(&"none")
+        );
+        turn
+    })
 }
 
 /// The port of a named device: the wished one, or the first that is active.

@@ -88,7 +88,9 @@ impl Transport for Verbs {
 
     fn open(config: VerbsConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
         let mut all = adapters(&config)?;
-        let adapter = all.swap_remove(team.me as usize % all.len());
+        let names: Vec<&str> = all.iter().map(|adapter| adapter.context.name()).collect();
+        let index = rules::device(&names, &config.device, team);
+        let adapter = all.swap_remove(index);
         check_queue_pairs(&adapter, team, needs)?;
         check_flush(&adapter, &config)?;
         warn_of_silence(&config, needs.deadline);

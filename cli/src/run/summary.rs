@@ -103,6 +103,9 @@ impl<'a> Summary<'a> {
         people.say(self.headline());
         if let Some(opened) = &self.opened {
             people.say(parts_line(opened));
+            if let Some(line) = nics_line(&opened.report) {
+                people.say(line);
+            }
         }
         if self.ranks.is_empty() {
             return;
@@ -275,7 +278,47 @@ fn parts_line(opened: &Opened) -> String {
     )
 }
 
+/// Which NICs serve which rank, where there are any; of many ranks the first.
+fn nics_line(report: &serde_json::Value) -> Option<String> {
+    const MOST: usize = 16;
+    let of_place = |place: &serde_json::Value| -> Option<String> {
+        let nics = place.get("nics")?.as_array()?.iter();
+        let names: Vec<&str> = nics.filter_map(serde_json::Value::as_str).collect();
+        (!names.is_empty()).then(|| names.join(" + "))
+    };
+    let places = report.get("places")?.as_array()?.iter().enumerate();
+    let ranks: Vec<String> =
+        places.filter_map(|(rank, place)| Some(format!("{rank}: {}", of_place(place)?))).collect();
+    let more = match ranks.len().saturating_sub(MOST) {
+        0 => String::new(),
+        more => format!("; and {more} ranks more, see --json"),
+    };
+    let shown = ranks.iter().take(MOST).cloned().collect::<Vec<_>>().join(", ");
+    (!ranks.is_empty()).then(|| format!("NICs by rank {shown}{more}"))
+}
+
 /// 10^9 bytes per second; 0 where no time was measured.
 fn gb_per_s(bytes: u64, us: f64) -> f64 {
     if us > 0.0 { bytes as f64 / us / 1e3 } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nics_are_told_by_rank_and_cut_short() {
+        let place = |nics: &[&str]| serde_json::json!({ "host": "a", "nics": nics });
+        let report = |places: Vec<serde_json::Value>| serde_json::json!({ "places": places });
+        let two = report(vec![
+            place(&["mlx5_0", "mlx5_1"]),
+            serde_json::Value::Null,
+            place(&[]),
+            place(&["mlx5_2"]),
+        ]);
+        assert_eq!(nics_line(&two).unwrap(), "NICs by rank 0: mlx5_0 + mlx5_1, 3: mlx5_2");
+        let many = nics_line(&report(vec![place(&["n"]); 20])).unwrap();
+        assert!(many.ends_with("15: n; and 4 ranks more, see --json"), "{many}");
+        assert_eq!(nics_line(&report(vec![place(&[])])), None);
+    }
 }

@@ -5,7 +5,7 @@ use super::transport::read_table;
 use super::{host, static_str};
 use crate::abi;
 use crate::topology::{Discover, Topology};
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, Result};
 
 /// The C table of a [`Topology`].
 #[derive(Debug)]
@@ -55,7 +55,30 @@ impl<T: Topology> TopologyPart<T> {
             out.device = found.device.map_or(-1, |d| d as i32);
             out.numa_node = found.numa_node.map_or(-1, |n| n as i32);
             out.processors = found.processors;
+            out.flags = if found.nics_given { abi::TY_PLACE_NICS_GIVEN } else { 0 };
+            out.nic_count = found.nics.len() as u32;
+            out.nics = nics(&found.nics)?;
             Ok(())
         })
     }
+}
+
+fn nics(names: &[String]) -> Result<[[u8; abi::TY_NIC_BYTES]; abi::TY_PLACE_NICS]> {
+    let mut out = [[0; abi::TY_NIC_BYTES]; abi::TY_PLACE_NICS];
+    let fits = |name: &String| !name.is_empty() && name.len() < abi::TY_NIC_BYTES;
+    if names.len() > out.len() || !names.iter().all(fits) {
+        return Err(Error::new(
+            ErrorKind::Internal,
+            "discover",
+            format!(
+                "found the NICs {names:?}; expected at most {} names of 1 to {} bytes",
+                abi::TY_PLACE_NICS,
+                abi::TY_NIC_BYTES - 1
+            ),
+        ));
+    }
+    for (slot, name) in out.iter_mut().zip(names) {
+        slot[..name.len()].copy_from_slice(name.as_bytes());
+    }
+    Ok(out)
 }

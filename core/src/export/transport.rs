@@ -77,7 +77,9 @@ impl<T: Transport> TransportPart<T> {
                     std::slice::from_raw_parts(open.team.world_ranks, open.team.count as usize),
                 )
             };
-            let team = Team { me: open.team.me, world_ranks: world_ranks.to_vec() };
+            // SAFETY: the host's list has so many entries, valid for the call.
+            let nics = unsafe { names(open.nics, open.nic_count)? };
+            let team = Team { me: open.team.me, world_ranks: world_ranks.to_vec(), nics };
             let needs = TransportNeeds {
                 windows: open.needs.windows,
                 lanes: open.needs.lanes,
@@ -323,4 +325,18 @@ pub(super) unsafe fn read_table(config: &abi::TyConfig) -> Result<PartTable> {
     let (table, file) =
         unsafe { (text("read config", config.text)?, text("read config", config.file)?) };
     Ok(PartTable::from_text(table, file))
+}
+
+/// A list of names of the other side.
+///
+/// # Safety
+/// `list` has `count` valid strings.
+unsafe fn names(list: *const abi::TyStr, count: usize) -> Result<Vec<String>> {
+    if list.is_null() || count == 0 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: by this function's contract.
+    let list = unsafe { std::slice::from_raw_parts(list, count) };
+    // SAFETY: by this function's contract.
+    list.iter().map(|name| unsafe { Ok(text("open", *name)?.to_owned()) }).collect()
 }

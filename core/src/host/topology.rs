@@ -26,17 +26,28 @@ pub fn discover(part: &TopologyRef, config: &PartTable, ask: &Discover) -> Resul
         device: -1,
         numa_node: -1,
         processors: 0,
+        flags: 0,
+        nic_count: 0,
         reserved: 0,
+        nics: [[0; abi::TY_NIC_BYTES]; abi::TY_PLACE_NICS],
     };
     let mut error = blank_error();
     // SAFETY: a judged table; every structure is ours and valid for the call.
     let status = unsafe { discover(services(), &request, &mut place, &mut error) };
     check("discover", status, &error).map_err(|e| e.with_context("part", part.name()))?;
-    let end = place.host.iter().position(|b| *b == 0).unwrap_or(place.host.len());
+    let nics = place.nics.iter().take(place.nic_count as usize);
     Ok(Place {
-        host: String::from_utf8_lossy(&place.host[..end]).into_owned(),
+        host: text(&place.host),
         device: u32::try_from(place.device).ok(),
         numa_node: u32::try_from(place.numa_node).ok(),
         processors: place.processors,
+        nics: nics.map(|name| text(name)).filter(|name| !name.is_empty()).collect(),
+        nics_given: place.flags & abi::TY_PLACE_NICS_GIVEN != 0,
     })
+}
+
+/// Text that ends with a zero byte or with its array.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
 }

@@ -1,7 +1,7 @@
 use std::ffi::c_void;
 
 use super::registry::TransportRef;
-use super::{blank_error, check, config_as_ty, services};
+use super::{as_ty, blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::PartTable;
 use crate::link::Link;
@@ -65,6 +65,7 @@ impl TransportRef {
         let (Some(open), Some(close)) = (table.open, table.close) else {
             return Err(missing_slot(self.name(), "open"));
         };
+        let nics: Vec<_> = team.nics.iter().map(|name| as_ty(name)).collect();
         let request = abi::TyTransportOpen {
             size: size_of::<abi::TyTransportOpen>(),
             config: config_as_ty(config),
@@ -83,6 +84,8 @@ impl TransportRef {
                 largest_put: needs.largest_put,
                 deadline_ns: needs.deadline.as_nanos().min(u128::from(u64::MAX)) as u64,
             },
+            nics: nics.as_ptr(),
+            nic_count: nics.len(),
         };
         let mut instance = std::ptr::null_mut();
         let mut error = blank_error();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::claims::Claims;
 use super::levels::{LevelReport, Levels, Transports};
+use super::nics;
 use super::places::{discover_all, domains, scattered};
 use super::progress::Progress;
 use super::watchdog::{Bounds, Links, Watchdog};
@@ -20,7 +21,7 @@ use crate::host::{OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape};
 use crate::link::Link;
 use crate::moe::{Shape, TopkScratch};
-use crate::topology::Place;
+use crate::topology::{Place, share_nics};
 use crate::transport::{NO_CAPABILITIES, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -147,13 +148,19 @@ fn bring_up(
     let registry = Registry::load(&config.plugins)?;
     let kernels_part = registry.kernels(&config.kernels.name)?;
     let number = agree(members, config, &options)?;
-    let places = discover_all(members, config, &registry)?;
+    let mut places = discover_all(members, config, &registry)?;
+    share_nics(&mut places);
     let domains = match (&config.scale_up, config.domains) {
         // No row goes by the domains.
         (None, None) => scattered(&places),
         (_, wanted) => domains(&places, wanted)?,
     };
+    let mut warnings = unknown_tables(config, &registry);
+    warnings.extend(nics::even_out(&mut places, domains)?);
     let mut levels = Levels::choose(members, config, &registry, domains)?;
+    if let Some(Some(mine)) = places.get(world.rank() as usize) {
+        levels.use_nics(&mine.nics);
+    }
     if world.on_failure() == OnFailure::Mask && levels.domains > 1 {
         levels.put_only();
     }
@@ -188,7 +195,7 @@ fn bring_up(
         kernels: kernels.name().to_owned(),
         scale_up,
         scale_out,
-        warnings: unknown_tables(config, &registry),
+        warnings,
         domains,
         algorithm: if levels.domains == 1 { "direct" } else { "hierarchical" },
         places,
@@ -205,6 +212,7 @@ fn bring_up(
             device: (kinds & abi::TY_MEMORY_HOST == 0)
                 .then(|| windows.first().map_or(0, |window| window.device)),
             streams: needs.flags & abi::TY_NEEDS_STREAMS != 0,
+            no_sync: needs.flags & abi::TY_NEEDS_NO_SYNC != 0,
         }),
         world: Arc::clone(world),
         config: config.clone(),

@@ -143,6 +143,13 @@ impl<'a> Levels<'a> {
         }
     }
 
+    /// Lets the transports know the NICs that the topology chose for this rank.
+    pub(super) fn use_nics(&mut self, nics: &[String]) {
+        for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
+            level.team.nics = nics.to_vec();
+        }
+    }
+
     /// The name of a transport that does not declare a capability.
     pub(super) fn without(&self, capability: u64) -> Option<&str> {
         let lacks = |level: &Level<'_>| level.capabilities.flags & capability == 0;
@@ -323,7 +330,7 @@ fn owns_memory(transport: &OpenTransport) -> bool {
 fn team_of(members: &Members<'_>, ranks: impl Iterator<Item = u32>) -> Team {
     let world_ranks: Vec<u32> = ranks.filter(|rank| members.has(*rank)).collect();
     let me = world_ranks.iter().position(|rank| *rank == members.rank());
-    Team { me: me.map_or(0, |me| me as u32), world_ranks }
+    Team { me: me.map_or(0, |me| me as u32), world_ranks, nics: Vec::new() }
 }
 
 fn connect_team(

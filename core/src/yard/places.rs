@@ -127,6 +127,8 @@ mod tests {
                     device: None,
                     numa_node: None,
                     processors: 1,
+                    nics: Vec::new(),
+                    nics_given: false,
                 })
             })
             .collect()

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -126,9 +126,14 @@ impl Tree {
         }
     }
 
-    /// The file's bytes, at most [`MOST_BYTES`]. Only regular files are read: opening another
-    /// could wait.
+    /// The file's bytes, at most [`MOST_BYTES`].
     pub(crate) fn bytes(&self, path: &str) -> Fact<Vec<u8>> {
+        self.part(path, 0, MOST_BYTES)
+    }
+
+    /// At most `most` bytes of the file from `offset` on; fewer where it ends. Only regular files are
+    /// read: opening another could wait.
+    pub(crate) fn part(&self, path: &str, offset: u64, most: u64) -> Fact<Vec<u8>> {
         let full = match &self.source {
             Source::System => Path::new("/").join(path),
             Source::Folder(root) => match self.resolve(path) {
@@ -137,10 +142,12 @@ impl Tree {
                 _ => return Fact::Missing,
             },
             Source::Recorded(recorded) => {
-                return self
-                    .resolve(path)
-                    .get()
-                    .map_or(Fact::Missing, |path| recorded.bytes(&path));
+                let bytes =
+                    self.resolve(path).get().map_or(Fact::Missing, |path| recorded.bytes(&path));
+                return bytes.and_then(|bytes| {
+                    let behind = bytes.get(offset as usize..).unwrap_or_default();
+                    Some(behind.iter().take(most as usize).copied().collect())
+                });
             }
         };
         let mut bytes = Vec::new();
@@ -148,7 +155,9 @@ impl Tree {
             if !about.is_file() {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            fs::File::open(&full)?.take(MOST_BYTES).read_to_end(&mut bytes)
+            let mut file = fs::File::open(&full)?;
+            file.seek(SeekFrom::Start(offset))?;
+            file.take(most).read_to_end(&mut bytes)
         });
         // Other errors are the kernel's way to say that there is no value, such as EINVAL for the
         // speed of a link that is down.

@@ -167,7 +167,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 4
+#define TY_KERNELS_MINOR 5
 
 /**
  * Most windows a kernel set may ask for.
@@ -196,6 +196,13 @@ struct TyTransportTable;
 #define TY_NEEDS_STREAMS 2
 
 /**
+ * In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
+ * `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph, and has the slots from `graph_begin`
+ * on. With `TY_NEEDS_STREAMS` only.
+ */
+#define TY_NEEDS_NO_SYNC 4
+
+/**
  * In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -204,6 +211,12 @@ struct TyTransportTable;
  * In `lost` of [`TyPlan`]: the rank is in no team.
  */
 #define TY_RANK_ABSENT 2
+
+/**
+ * In [`TyWaitBoard`]: an operation without a number, as a graph launched it, so that no host knows whether
+ * all ranks have begun it.
+ */
+#define TY_OPERATION_OF_GRAPH UINT64_MAX
 
 /**
  * Waiting for a peer to enter the operation at all: bounded by `late_ms`.
@@ -293,6 +306,18 @@ struct TyTransportTable;
 #define TY_DISPATCH_ON_STREAM 8
 
 /**
+ * With `TY_DISPATCH_ON_STREAM`: the host waits for nothing, `dispatch_send` not even for what the ranks
+ * agree on. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. What goes wrong on the device closes the
+ * yard: a later call, or `flush`, tells it. Ranks need not agree on it.
+ *
+ * The stream may capture a graph: then nothing runs, and what this rank refuses is told to it alone.
+ * Both halves come within one capture, and the graph may be launched any number of times while no
+ * operation is open, in the same order with other operations on all ranks. What the call gave, its
+ * handle and its tensors stay until the graph is launched no more.
+ */
+#define TY_DISPATCH_NO_SYNC 16
+
+/**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
  */
 #define TY_COMBINE_WEIGHTED 1
@@ -303,19 +328,24 @@ struct TyTransportTable;
 #define TY_COMBINE_ON_STREAM 2
 
 /**
+ * As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` behind it are left as they are.
+ */
+#define TY_COMBINE_NO_SYNC 4
+
+/**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 6977574042058598274
+#define TY_TRANSPORT_LAYOUT 14435844322290853498ull
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
  */
-#define TY_TOPOLOGY_LAYOUT 7007998519643460663
+#define TY_TOPOLOGY_LAYOUT 17388987297704802897ull
 
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 9040752053414233383
+#define TY_KERNELS_LAYOUT 16138329963832709980ull
 
 /**
  * Major version of the topology ABI.
@@ -325,12 +355,27 @@ struct TyTransportTable;
 /**
  * Minor version of the topology ABI.
  */
-#define TY_TOPOLOGY_MINOR 0
+#define TY_TOPOLOGY_MINOR 1
 
 /**
  * Bytes that fit a host's identity.
  */
 #define TY_HOST_BYTES 64
+
+/**
+ * Most NICs of a place.
+ */
+#define TY_PLACE_NICS 8
+
+/**
+ * Bytes that fit the name of a NIC.
+ */
+#define TY_NIC_BYTES 64
+
+/**
+ * The operator named the NICs: they are used as they are, and not shared out among ranks.
+ */
+#define TY_PLACE_NICS_GIVEN 1
 
 /**
  * Major version of the transport ABI.
@@ -340,7 +385,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 3
+#define TY_TRANSPORT_MINOR 4
 
 /**
  * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -857,6 +902,11 @@ typedef struct TyDispatch {
    * stream. It lives until the region of the output was released and `flush` or `close` called.
    */
   void *stream;
+  /**
+   * With `TY_DISPATCH_NO_SYNC` and without `TY_DISPATCH_REPLAY`: T, in device memory, at most the rows
+   * of `topk_idx`; read as the other tensors are. Null: as many as those rows.
+   */
+  const uint32_t *tokens;
 } TyDispatch;
 
 /**
@@ -1014,6 +1064,15 @@ typedef struct TyTransportOpen {
    * What will be used.
    */
   struct TyTransportNeeds needs;
+  /**
+   * `nic_count` names of NICs that the topology chose for this rank. None: it chose none. A
+   * transport whose table names NICs uses those.
+   */
+  const struct TyStr *nics;
+  /**
+   * Number of `nics`.
+   */
+  size_t nic_count;
 } TyTransportOpen;
 
 /**
@@ -1419,7 +1478,7 @@ typedef struct TyWaitBoard {
    */
   uint64_t since_ns;
   /**
-   * Operation number.
+   * Operation number, or `TY_OPERATION_OF_GRAPH`.
    */
   uint64_t operation;
   /**
@@ -1810,6 +1869,23 @@ typedef struct TyKernelsTable {
    * Else `commands` stays null. The host stops looking at it before transports are closed.
    */
   int32_t (*proxy_ring)(void *instance, struct TyProxyRing *ring, struct TyError *error);
+  /**
+   * Optional; required with `TY_NEEDS_NO_SYNC`, as are the next three. For tools: what is queued on
+   * such a stream from now on is recorded into a graph, and does not run.
+   */
+  int32_t (*graph_begin)(void *instance, void *stream, struct TyError *error);
+  /**
+   * Ends the recording and gives the graph.
+   */
+  int32_t (*graph_end)(void *instance, void *stream, void **graph, struct TyError *error);
+  /**
+   * Queues a graph on such a stream.
+   */
+  int32_t (*graph_launch)(void *instance, void *stream, void *graph, struct TyError *error);
+  /**
+   * Takes a graph back, after every launch of it.
+   */
+  void (*graph_destroy)(void *instance, void *graph);
 } TyKernelsTable;
 
 /**
@@ -1856,9 +1932,22 @@ typedef struct TyPlace {
    */
   uint32_t processors;
   /**
+   * Bits `TY_PLACE_*`.
+   */
+  uint32_t flags;
+  /**
+   * How many of `nics` are set.
+   */
+  uint32_t nic_count;
+  /**
    * Zero.
    */
   uint32_t reserved;
+  /**
+   * NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name
+   * the same ones share them out. UTF-8, ended by a zero byte or the array's end.
+   */
+  uint8_t nics[TY_PLACE_NICS][TY_NIC_BYTES];
 } TyPlace;
 
 /**

@@ -47,7 +47,7 @@ const fn transport_layout() -> u64 {
         TyCommand { op, reserved, flags, lane, peer, signal, add, src_window, dst_window,
             src_offset, dst_offset, bytes, value, tag }
         TyEvent { kind, lane, peer, status, tag }
-        TyTransportOpen { size, config, team, needs }
+        TyTransportOpen { size, config, team, needs, nics, nic_count }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
             link_name, device_face }
@@ -59,7 +59,7 @@ const fn transport_layout() -> u64 {
 
 const fn topology_layout() -> u64 {
     hash_layout! { common_layout();
-        TyPlace { size, host, device, numa_node, processors, reserved }
+        TyPlace { size, host, device, numa_node, processors, flags, nic_count, reserved, nics }
         TyDiscover { size, config, rank, ranks, local_rank, reserved }
         TyTopologyTable { size, name, version, about, discover }
         TyTopologyExport { header, parts, count }
@@ -78,14 +78,15 @@ const fn kernels_layout() -> u64 {
         TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level }
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, reserved, x, scales,
-            topk_idx, topk_weights, refusal, stream }
+            topk_idx, topk_weights, refusal, stream, tokens }
         TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
             expert_counts, expert_starts, source_counts, ranges, totals, lost }
         TyCombine { size, operation, handle, flags, x, weights, bias0, bias1, out, out_weights,
             missing, refusal, stream }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
-            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring }
+            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring,
+            graph_begin, graph_end, graph_launch, graph_destroy }
         TyProxyCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
             value, sequence }
         TyProxyStatus { done, failed, status }
@@ -95,11 +96,11 @@ const fn kernels_layout() -> u64 {
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0xc856_6bed_3efc_667a;
 /// Layout hash of the topology ABI on 64-bit targets.
-pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
+pub const TY_TOPOLOGY_LAYOUT: u64 = 0xf152_17d1_0379_7a51;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x7d77_3417_b623_8527;
+pub const TY_KERNELS_LAYOUT: u64 = 0xdff6_dd98_fa4a_935c;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -5,10 +5,17 @@ use crate::{TyConfig, TyError, TyExportHeader, TyHost, TyStr};
 /// Major version of the topology ABI.
 pub const TY_TOPOLOGY_MAJOR: u32 = 1;
 /// Minor version of the topology ABI.
-pub const TY_TOPOLOGY_MINOR: u32 = 0;
+pub const TY_TOPOLOGY_MINOR: u32 = 1;
 
 /// Bytes that fit a host's identity.
 pub const TY_HOST_BYTES: usize = 64;
+/// Most NICs of a place.
+pub const TY_PLACE_NICS: usize = 8;
+/// Bytes that fit the name of a NIC.
+pub const TY_NIC_BYTES: usize = 64;
+
+/// The operator named the NICs: they are used as they are, and not shared out among ranks.
+pub const TY_PLACE_NICS_GIVEN: u32 = 1;
 
 /// Where one rank is.
 #[repr(C)]
@@ -25,8 +32,15 @@ pub struct TyPlace {
     pub numa_node: i32,
     /// Logical processors this process may run on; 0 if unknown.
     pub processors: u32,
+    /// Bits `TY_PLACE_*`.
+    pub flags: u32,
+    /// How many of `nics` are set.
+    pub nic_count: u32,
     /// Zero.
     pub reserved: u32,
+    /// NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name
+    /// the same ones share them out. UTF-8, ended by a zero byte or the array's end.
+    pub nics: [[u8; TY_NIC_BYTES]; TY_PLACE_NICS],
 }
 
 /// Arguments of `discover`.

@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 3;
+pub const TY_TRANSPORT_MINOR: u32 = 4;
 
 /// Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -397,6 +397,11 @@ pub struct TyTransportOpen {
     pub team: TyTeam,
     /// What will be used.
     pub needs: TyTransportNeeds,
+    /// `nic_count` names of NICs that the topology chose for this rank. None: it chose none. A
+    /// transport whose table names NICs uses those.
+    pub nics: *const TyStr,
+    /// Number of `nics`.
+    pub nic_count: usize,
 }
 
 /// The symbol `tokenyard_transport_v1`.

@@ -174,6 +174,13 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
     if settings.rails == Rails::Auto && !has_nic(&found) {
         found = past_loopback(library, settings, found)?;
     }
+    if settings.rails == Rails::Auto && has_nic(&found) {
+        let names: Vec<String> = found.iter().map(Info::domain).collect();
+        let chosen = of_nics(&names, &settings.nics);
+        if !chosen.is_empty() {
+            return Ok(pick(found, chosen));
+        }
+    }
     if settings.rails == Rails::Auto && found.iter().any(Info::is_near) {
         found.retain(Info::is_near);
     }
@@ -182,8 +189,23 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
         Error::new(ErrorKind::Unavailable, "choose rails", message)
             .with_context("provider", &settings.provider)
     })?;
+    Ok(pick(found, chosen))
+}
+
+/// Those of `found` that have these indices, in this order.
+fn pick(found: Vec<Info>, indices: Vec<usize>) -> Vec<Info> {
     let mut found: Vec<_> = found.into_iter().map(Some).collect();
-    Ok(chosen.into_iter().filter_map(|index| found[index].take()).collect())
+    indices.into_iter().filter_map(|index| found[index].take()).collect()
+}
+
+/// Indices of the domains of `nics`, in their order. A domain is named as its NIC is, with or without
+/// an ending: `mlx5_0`, `rdmap85s0-rdm`.
+fn of_nics(domains: &[String], nics: &[String]) -> Vec<usize> {
+    let is_of = |domain: &str, nic: &str| {
+        domain.strip_prefix(nic).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    let of = |nic: &String| domains.iter().position(|domain| is_of(domain, nic));
+    nics.iter().filter_map(of).take(MAX_RAILS).collect()
 }
 
 /// Waits a moment where only the loopback interface can be used although another one is up: that one
@@ -379,6 +401,17 @@ mod tests {
 
     fn names() -> Vec<String> {
         ["eth0", "eth1", "lo"].map(String::from).to_vec()
+    }
+
+    #[test]
+    fn domains_of_chosen_nics_are_found_by_name_in_the_order_of_the_choice() {
+        let domains = ["rdmap8s0-rdm", "rdmap85s0-rdm", "mlx5_1", "mlx5_10"].map(str::to_owned);
+        let of = |nics: &[&str]| {
+            of_nics(&domains, &nics.iter().map(|nic| (*nic).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&["rdmap85s0", "rdmap8s0"]), [1, 0]);
+        assert_eq!(of(&["mlx5_10", "mlx5_2"]), [3]);
+        assert!(of(&[]).is_empty());
     }
 
     #[test]

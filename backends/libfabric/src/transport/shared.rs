@@ -255,7 +255,12 @@ mod tests {
     use super::*;
 
     fn shared() -> Shared {
-        Shared::new(&Team { me: 0, world_ranks: vec![4, 5, 6] }, Slots::new(1, 1), 1, 1)
+        Shared::new(
+            &Team { me: 0, world_ranks: vec![4, 5, 6], nics: Vec::new() },
+            Slots::new(1, 1),
+            1,
+            1,
+        )
     }
 
     fn fail(shared: &Shared, peer: Option<u32>, message: &str) {

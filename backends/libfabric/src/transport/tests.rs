@@ -33,6 +33,7 @@ impl Rank {
             get: false,
             flush: Flush::Auto,
             hmem: false,
+            nics: Vec::new(),
         };
         let needs = TransportNeeds {
             windows: 1,

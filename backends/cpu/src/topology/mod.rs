@@ -1,20 +1,25 @@
 //! The `auto` topology: where this process is, as the operating system tells.
 
+mod gpus;
+mod nics;
+#[cfg(test)]
+mod on_trees;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
 use tokenyard_core::topology::{Discover, Place, Topology};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_machine::numa::cpu_list;
+use tokenyard_machine::{Machine, NumaNode, Seat, Tree};
 
 use crate::config::TopologyConfig;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NETWORK: &str = "/proc/self/ns/net";
 const STATUS: &str = "/proc/self/status";
-const NODES: &str = "/sys/devices/system/node";
 
-/// Finds the machine, the NUMA node and the number of processors of a rank without a device.
+/// Finds the machine, the GPU, the NUMA node, the NICs and the number of processors of a rank.
 ///
 /// Two ranks are on one machine if they run under the same boot of the same kernel and in the same
 /// network namespace: the `shm` transport finds its peers by socket names of that namespace.
@@ -23,22 +28,45 @@ pub struct HostTopology;
 
 impl Topology for HostTopology {
     const NAME: &'static str = "auto";
-    const ABOUT: &'static str = "places from the operating system; ranks without a device";
+    const ABOUT: &'static str = "places from the operating system: GPU, NUMA node, nearest NICs";
     type Config = TopologyConfig;
 
-    fn discover(config: &TopologyConfig, _: &Discover) -> Result<Place> {
+    fn discover(config: &TopologyConfig, ask: &Discover) -> Result<Place> {
         let host = match &config.host {
             Some(name) => named_host(name)?,
             None => found_host()?,
         };
-        let allowed = allowed_processors();
-        Ok(Place {
-            host,
-            device: None,
-            numa_node: allowed.as_ref().and_then(|cpus| single_node(cpus, Path::new(NODES))),
-            processors: allowed.map_or(0, |cpus| cpus.len() as u32),
-        })
+        let machine = Machine::read_places(&Tree::system());
+        place(&machine, config, (host, ask.local_rank, allowed_processors()))
     }
+}
+
+/// The place of a rank on `machine`: on a host of that name, with that index, on those processors.
+///
+/// # Errors
+/// A NIC that the config names and that is not there, or cannot be used.
+pub(crate) fn place(
+    machine: &Machine,
+    config: &TopologyConfig,
+    (host, local_rank, allowed): (String, u32, Option<BTreeSet<u32>>),
+) -> Result<Place> {
+    let driven = gpus::of_rank(machine, local_rank).unwrap_or_else(|why| {
+        tracing::warn!("the GPU of local rank {local_rank} is unknown: {why}");
+        None
+    });
+    let bound = allowed.as_ref().and_then(|cpus| single_node(cpus, &machine.numa));
+    let numa_node = driven.and_then(|(_, gpu)| gpu.numa_node.get()).or(bound);
+    let seat = Seat { gpu: driven.map(|(_, gpu)| gpu.pci), numa_node };
+    let chosen = nics::choose(machine, config.nics.as_ref(), (seat, local_rank))?;
+    tracing::debug!("local rank {local_rank}: {seat:?} is nearest to {}", chosen.names.join(", "));
+    Ok(Place {
+        host,
+        device: driven.map(|(ordinal, _)| ordinal),
+        numa_node: bound.or(numa_node),
+        processors: allowed.map_or(0, |cpus| cpus.len() as u32),
+        nics: chosen.names,
+        nics_given: chosen.given,
+    })
 }
 
 fn named_host(name: &str) -> Result<String> {
@@ -69,42 +97,25 @@ fn found_host() -> Result<String> {
 fn allowed_processors() -> Option<BTreeSet<u32>> {
     let status = fs::read_to_string(STATUS).ok()?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    parse_cpu_list(list)
+    cpu_list(list)
 }
 
 /// The NUMA node that has all of `cpus`, if there is one.
-fn single_node(cpus: &BTreeSet<u32>, nodes: &Path) -> Option<u32> {
-    fs::read_dir(nodes).ok()?.flatten().find_map(|entry| {
-        let node = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
-        let list = fs::read_to_string(entry.path().join("cpulist")).ok()?;
-        cpus.is_subset(&parse_cpu_list(&list)?).then_some(node)
-    })
-}
-
-/// Reads the kernel's list format: `0-3,8`. Nothing for an empty or a malformed list.
-fn parse_cpu_list(list: &str) -> Option<BTreeSet<u32>> {
-    /// More processors than any machine has: the file is not what it should be.
-    const MOST: u32 = 1 << 20;
-    let mut cpus = BTreeSet::new();
-    for part in list.trim().split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        if first > last || last >= MOST {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus)
+fn single_node(cpus: &BTreeSet<u32>, nodes: &[NumaNode]) -> Option<u32> {
+    let has_all = |node: &&NumaNode| node.processors.known().is_some_and(|of| cpus.is_subset(of));
+    nodes.iter().find(has_all).map(|node| node.node)
 }
 
 #[cfg(test)]
 mod tests {
+    use tokenyard_machine::Fact;
+
     use super::*;
 
     const ASK: Discover = Discover { rank: 0, ranks: 1, local_rank: 0 };
 
     fn with_host(host: &str) -> TopologyConfig {
-        TopologyConfig { host: Some(host.into()) }
+        TopologyConfig { host: Some(host.into()), nics: None }
     }
 
     #[test]
@@ -135,25 +146,18 @@ mod tests {
     }
 
     #[test]
-    fn cpu_lists_are_read_and_nonsense_is_not() {
-        assert_eq!(parse_cpu_list(" 0-2,8\n"), Some(BTreeSet::from([0, 1, 2, 8])));
-        for bad in ["", "3-1", "a", "1,", "0-4294967295"] {
-            assert_eq!(parse_cpu_list(bad), None, "{bad:?}");
-        }
-    }
-
-    #[test]
     fn a_numa_node_is_named_only_if_it_holds_every_processor() {
-        let nodes = std::env::temp_dir().join(format!("tokenyard-nodes-{}", std::process::id()));
-        for (node, cpus) in [("node0", "0-3\n"), ("node1", "4-7\n")] {
-            fs::create_dir_all(nodes.join(node)).unwrap();
-            fs::write(nodes.join(node).join("cpulist"), cpus).unwrap();
-        }
+        let node = |node: u32, first: u32| NumaNode {
+            node,
+            processors: Fact::Known((first..first + 4).collect()),
+            memory: Fact::Missing,
+            distances: Fact::Missing,
+        };
+        let nodes = [node(0, 0), node(1, 4)];
         let found = [
             single_node(&BTreeSet::from([5, 6]), &nodes),
             single_node(&BTreeSet::from([3, 4]), &nodes),
         ];
-        fs::remove_dir_all(&nodes).unwrap();
         assert_eq!(found, [Some(1), None]);
     }
 }

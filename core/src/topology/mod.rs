@@ -1,6 +1,9 @@
 //! The topology contract: where this rank is, and what core makes of all places together.
 
+mod share;
+
 use crate::Result;
+pub use share::share_nics;
 
 /// What a topology is asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +27,14 @@ pub struct Place {
     pub numa_node: Option<u32>,
     /// Logical processors this process may run on; 0 if unknown.
     pub processors: u32,
+    /// Names of NICs that are nearest to the rank and equally near, in order; at most
+    /// [`TY_PLACE_NICS`](crate::abi::TY_PLACE_NICS) of at most 63 bytes. Core shares them out: in the places of a yard's
+    /// report they are the rank's own.
+    #[serde(default)]
+    pub nics: Vec<String>,
+    /// The operator named the NICs: they are used as they are.
+    #[serde(default)]
+    pub nics_given: bool,
 }
 
 /// A topology. It has no instance: `discover` is called once per rank at bring-up.

@@ -1,0 +1,114 @@
+//! Which NICs are near to a rank, or named for it.
+
+use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_machine::{Machine, Nic, Seat, Unusable};
+
+use crate::config::NicChoice;
+
+/// NICs of a rank.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub(super) names: Vec<String>,
+    /// They are the rank's own by the config's word.
+    pub(super) given: bool,
+}
+
+/// Chooses the NICs of a rank that works at `seat`.
+///
+/// # Errors
+/// [`ErrorKind::Config`] and [`ErrorKind::Unavailable`] with the name of the NIC that is not there, is
+/// down, or is missing for this rank.
+pub(super) fn choose(
+    machine: &Machine,
+    choice: Option<&NicChoice>,
+    (seat, local_rank): (Seat, u32),
+) -> Result<Chosen> {
+    match choice {
+        None => {
+            warn_of_nearer(machine, seat);
+            Ok(nearest(machine, &machine.serving_nics(), (seat, local_rank)))
+        }
+        Some(NicChoice::Among(names)) => {
+            let among =
+                names.iter().map(|name| usable(machine, name)).collect::<Result<Vec<_>>>()?;
+            Ok(nearest(machine, &among, (seat, local_rank)))
+        }
+        Some(NicChoice::ByLocalRank(ranks)) => {
+            let names = ranks.get(&local_rank).ok_or_else(|| {
+                let said: Vec<_> = ranks.keys().map(u32::to_string).collect();
+                Error::new(
+                    ErrorKind::Config,
+                    "choose NICs",
+                    format!(
+                        "`nics` says nothing of local rank {local_rank}; found local ranks {}",
+                        said.join(", ")
+                    ),
+                )
+                .with_fix("name its NICs in [topology.auto.nics]")
+            })?;
+            for name in names {
+                usable(machine, name)?;
+            }
+            let names = names.iter().take(abi::TY_PLACE_NICS).cloned().collect();
+            Ok(Chosen { names, given: true })
+        }
+    }
+}
+
+fn nearest(machine: &Machine, nics: &[&Nic], (seat, local_rank): (Seat, u32)) -> Chosen {
+    let near = machine.nearest(nics, seat);
+    let mut names: Vec<String> = near.iter().map(|nic| nic.name.clone()).collect();
+    // A place has room for so many; ranks that see more begin at different ones.
+    if names.len() > abi::TY_PLACE_NICS {
+        let start = local_rank as usize * abi::TY_PLACE_NICS % names.len();
+        names.rotate_left(start);
+        names.truncate(abi::TY_PLACE_NICS);
+    }
+    Chosen { names, given: false }
+}
+
+/// A named NIC that can be used.
+fn usable<'a>(machine: &'a Machine, name: &str) -> Result<&'a Nic> {
+    let Some(nic) = machine.nics.iter().find(|nic| nic.name == name) else {
+        let known: Vec<_> = machine.nics.iter().map(|nic| nic.name.as_str()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        return Err(Error::new(
+            ErrorKind::Unavailable,
+            "choose NICs",
+            format!("found no NIC `{name}`; available: {known}"),
+        )
+        .with_fix("correct `nics` in [topology.auto]"));
+    };
+    match machine.unusable(nic) {
+        None => Ok(nic),
+        Some(why) => Err(Error::new(
+            ErrorKind::Unavailable,
+            "choose NICs",
+            format!("NIC `{name}` cannot be used: {}", in_words(why)),
+        )
+        .with_fix(match why {
+            Unusable::PortDown => "bring its link up, or name another in `nics` of [topology.auto]",
+            Unusable::NoDevice => "pass its /dev/infiniband/uverbs* into the container",
+        })),
+    }
+}
+
+fn in_words(why: Unusable) -> &'static str {
+    match why {
+        Unusable::PortDown => "no port is active",
+        Unusable::NoDevice => "its device node is not there",
+    }
+}
+
+/// Says which NIC would be nearer, if it could be used.
+fn warn_of_nearer(machine: &Machine, seat: Seat) {
+    let distance = |nic: &Nic| machine.nic_distance(seat, nic);
+    let chosen = machine.serving_nics().iter().map(|nic| distance(nic)).min();
+    for nic in machine.nics.iter().filter(|nic| nic.is_hardware()) {
+        if let (Some(why), Some(chosen)) = (machine.unusable(nic), chosen)
+            && distance(nic) < chosen
+        {
+            tracing::warn!("NIC {} is nearest to this rank; {}", nic.name, in_words(why));
+        }
+    }
+}

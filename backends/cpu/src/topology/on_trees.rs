@@ -1,0 +1,214 @@
+//! Who gets which NIC on the recorded nodes.
+
+use std::path::Path;
+
+use tokenyard_core::Result;
+use tokenyard_core::topology::{Place, share_nics};
+use tokenyard_machine::{Machine, Tree};
+
+use super::place;
+use crate::config::{NicChoice, TopologyConfig};
+
+fn text(name: &str) -> String {
+    let trees = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machine/trees");
+    std::fs::read_to_string(trees.join(name)).unwrap()
+}
+
+fn machine(name: &str) -> Machine {
+    Machine::read_places(&Tree::recorded(&text(name)).unwrap())
+}
+
+fn found(machine: &Machine, nics: Option<NicChoice>, local_rank: u32) -> Result<Place> {
+    let config = TopologyConfig { host: None, nics };
+    place(machine, &config, ("node".into(), local_rank, None))
+}
+
+/// One line a rank: device, NUMA node, NICs.
+fn table(machine: &Machine, ranks: u32, nics: Option<NicChoice>) -> Vec<String> {
+    let mut places: Vec<_> =
+        (0..ranks).map(|rank| Some(found(machine, nics.clone(), rank).unwrap())).collect();
+    share_nics(&mut places);
+    let number = |number: Option<u32>| number.map_or("-".to_owned(), |number| number.to_string());
+    let line = |place: Place| {
+        format!("{} {} {}", number(place.device), number(place.numa_node), place.nics.join(","))
+    };
+    places.into_iter().flatten().map(line).collect()
+}
+
+#[test]
+fn on_an_hgx_node_each_rank_has_the_nic_below_its_own_switch() {
+    let node = machine("hgx-cx7.tree");
+    let expected: Vec<_> = (0..8).map(|i| format!("{i} {} mlx5_{i}", i / 4)).collect();
+    assert_eq!(table(&node, 8, None), expected);
+    assert_eq!(table(&node, 2, None), ["0 0 mlx5_0", "1 0 mlx5_1"]);
+}
+
+#[test]
+fn on_a_p5en_two_ranks_of_a_bridge_have_two_nics_each() {
+    let expected = [
+        "0 0 rdmap85s0,rdmap86s0",
+        "1 0 rdmap87s0,rdmap88s0",
+        "2 0 rdmap110s0,rdmap111s0",
+        "3 0 rdmap112s0,rdmap113s0",
+        "4 1 rdmap135s0,rdmap136s0",
+        "5 1 rdmap137s0,rdmap138s0",
+        "6 1 rdmap160s0,rdmap161s0",
+        "7 1 rdmap162s0,rdmap163s0",
+    ];
+    assert_eq!(table(&machine("p5en-efa.tree"), 8, None), expected);
+}
+
+#[test]
+fn on_an_mi300x_node_ranks_follow_the_kernels_order_of_gpus() {
+    let expected = [
+        "0 0 rocep121s0",
+        "1 0 rocep9s0",
+        "2 0 rocep105s0",
+        "3 0 rocep25s0",
+        "4 1 rocep249s0",
+        "5 1 rocep137s0",
+        "6 1 rocep233s0",
+        "7 1 rocep153s0",
+    ];
+    assert_eq!(table(&machine("mi300x-pollara.tree"), 8, None), expected);
+}
+
+#[test]
+fn on_a_gb200_tray_ranks_have_a_connectx_of_their_numa_node_and_no_bluefield() {
+    let expected = ["0 0 mlx5_0", "1 0 mlx5_1", "2 1 mlx5_4", "3 1 mlx5_5"];
+    assert_eq!(table(&machine("gb200-nvl72.tree"), 4, None), expected);
+}
+
+#[test]
+fn without_gpus_ranks_share_what_has_a_link() {
+    assert_eq!(table(&machine("roce-port-down.tree"), 2, None), ["- - mlx5_0", "- - mlx5_0"]);
+    assert_eq!(table(&machine("roce-bond.tree"), 1, None), ["- - mlx5_bond_0"]);
+}
+
+#[test]
+fn nics_that_a_container_was_not_given_are_not_chosen() {
+    assert_eq!(table(&machine("container-no-rights.tree"), 2, None), ["0 0 ", "1 0 "]);
+}
+
+#[test]
+fn ranks_without_a_gpu_use_the_nics_of_the_numa_node_that_they_are_bound_to() {
+    let mut node = machine("hgx-cx7.tree");
+    node.gpus.clear();
+    let bound = |rank: u32, first: u32| {
+        let cpus = Some((first..first + 8).collect());
+        place(&node, &TopologyConfig::default(), ("node".into(), rank, cpus)).unwrap()
+    };
+    // Interleaved, as a launcher may bind: rank 0 and 2 on node 0, 1 and 3 on node 1.
+    let mut places: Vec<_> = (0..4).map(|rank| Some(bound(rank, (rank % 2) * 56))).collect();
+    share_nics(&mut places);
+    let nics: Vec<_> = places.into_iter().flatten().map(|place| place.nics.join(",")).collect();
+    assert_eq!(nics, ["mlx5_0,mlx5_1", "mlx5_4,mlx5_5", "mlx5_2,mlx5_3", "mlx5_6,mlx5_7"]);
+}
+
+#[test]
+fn ranks_that_see_more_nics_than_a_place_has_room_for_begin_at_different_ones() {
+    let mut node = machine("p5en-efa.tree");
+    node.gpus.clear();
+    let table = table(&node, 2, None);
+    assert!(
+        table[0].starts_with("- - rdmap85s0,") && table[0].ends_with(",rdmap113s0"),
+        "{table:?}"
+    );
+    assert!(table[1].starts_with("- - rdmap135s0,"), "{table:?}");
+}
+
+#[test]
+fn visible_devices_say_which_gpu_a_rank_drives() {
+    let mut node = machine("hgx-cx7.tree");
+    let mut with = |list: &str| {
+        let environment = &mut node.container.environment;
+        environment.insert("CUDA_VISIBLE_DEVICES".into(), list.into());
+        table(&node, 2, None)
+    };
+    assert_eq!(with("6,2"), ["0 1 mlx5_6", "1 0 mlx5_2"]);
+    // One for each rank, set by its launcher; here both ranks are given the same one.
+    assert_eq!(with("5"), ["0 1 mlx5_5", "0 1 mlx5_5"]);
+    let uuid = "GPU-5c1f0a70-0000-4000-8000-0000000000df";
+    assert_eq!(with(uuid)[0], "0 1 mlx5_7");
+    // Unknown: no device, and the nearest of all.
+    assert_eq!(with("MIG-1")[0], "- - mlx5_0,mlx5_1,mlx5_2,mlx5_3");
+}
+
+#[test]
+fn a_storage_nic_farther_away_or_slower_is_not_chosen() {
+    // The two dual-port storage cards of a DGX, at half the rate, on the host bridge of the first GPU.
+    let storage = "sys/bus/pci/devices/0000:29:00.0 -> ../../../devices/pci0000:15/0000:15:02.0/0000:29:00.0\n\
+        sys/bus/pci/devices/0000:29:00.0/class = 0x020000\n\
+        sys/bus/pci/devices/0000:29:00.0/numa_node = 0\n\
+        sys/class/infiniband/mlx5_8 -> ../../devices/pci0000:15/0000:15:02.0/0000:29:00.0/infiniband/mlx5_8\n\
+        sys/class/infiniband/mlx5_8/device -> ../../../0000:29:00.0\n\
+        sys/class/infiniband/mlx5_8/ports/1/state = 4: ACTIVE\n\
+        sys/class/infiniband/mlx5_8/ports/1/rate = 200 Gb/sec (4X HDR)\n";
+    let node = Tree::recorded(&(text("hgx-cx7.tree") + storage)).unwrap();
+    let mut node = Machine::read_places(&node);
+    assert_eq!(node.nics.len(), 9);
+    assert_eq!(table(&node, 1, None), ["0 0 mlx5_0"]);
+    node.gpus.clear();
+    assert!(!table(&node, 1, None)[0].contains("mlx5_8"));
+}
+
+#[test]
+fn soft_roce_is_left_to_the_transport_even_where_it_shows_the_card_below_it() {
+    let soft = "sys/class/infiniband/soft/parent = ibp24s0\n\
+        sys/class/infiniband/soft/device -> ../../../bus/pci/devices/0000:18:00.0\n\
+        sys/class/infiniband/soft/ports/1/state = 4: ACTIVE\n\
+        sys/class/infiniband/soft/ports/1/rate = 800 Gb/sec (4X XDR)\n";
+    let node = Tree::recorded(&(text("hgx-cx7.tree") + soft)).unwrap();
+    assert_eq!(table(&Machine::read_places(&node), 1, None), ["0 0 mlx5_0"]);
+}
+
+#[test]
+fn a_list_in_the_config_is_what_ranks_choose_from_and_a_table_is_taken_as_it_is() {
+    let node = machine("hgx-cx7.tree");
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let among = |list: &[&str]| Some(NicChoice::Among(names(list)));
+    assert_eq!(table(&node, 2, among(&["mlx5_3"])), ["0 0 mlx5_3", "1 0 mlx5_3"]);
+    assert_eq!(table(&node, 2, among(&["mlx5_1", "mlx5_0"])), ["0 0 mlx5_0", "1 0 mlx5_1"]);
+    let by_rank = NicChoice::ByLocalRank([(0, names(&["mlx5_7"])), (1, names(&["mlx5_7"]))].into());
+    assert_eq!(table(&node, 2, Some(by_rank.clone())), ["0 0 mlx5_7", "1 0 mlx5_7"]);
+    let text = found(&node, Some(by_rank), 2).unwrap_err().to_string();
+    assert!(text.contains("local rank 2; found local ranks 0, 1"), "{text}");
+}
+
+#[test]
+fn a_named_nic_that_is_missing_or_down_is_an_error_that_names_it() {
+    let node = machine("roce-port-down.tree");
+    let error = |name: &str| {
+        let among = NicChoice::Among(vec![name.to_owned()]);
+        found(&node, Some(among), 0).unwrap_err().to_string()
+    };
+    let text = error("mlx5_3");
+    assert!(text.contains("found no NIC `mlx5_3`; available: mlx5_0, mlx5_1"), "{text}");
+    let text = error("mlx5_1");
+    assert!(text.contains("NIC `mlx5_1` cannot be used: no port is active"), "{text}");
+    assert!(text.contains("bring its link up"), "{text}");
+}
+
+#[test]
+fn the_config_takes_a_list_or_a_table_and_refuses_the_rest_with_its_line() {
+    use tokenyard_core::config::PartTable;
+    let read = |text: &str| {
+        PartTable::from_text(text, "a.toml")
+            .parse::<TopologyConfig>("auto")
+            .map_err(|e| e.to_string())
+    };
+    let list = read("nics = [\"mlx5_3\"]").unwrap().nics;
+    assert_eq!(list, Some(NicChoice::Among(vec!["mlx5_3".into()])));
+    let table = read("nics = { 0 = [\"a\"], 10 = [\"b\", \"c\"] }").unwrap().nics;
+    let expected = [(0, vec!["a".into()]), (10, vec!["b".into(), "c".into()])];
+    assert_eq!(table, Some(NicChoice::ByLocalRank(expected.into())));
+    for (line, expected) in [
+        ("nics = \"mlx5_0\"", "a list of names of NICs"),
+        ("nics = []", "at least one name"),
+        ("nics = { first = [\"a\"] }", "a local rank"),
+        ("nics = { 0 = [] }", "1 to 8 names"),
+    ] {
+        let text = read(&format!("\n{line}")).unwrap_err();
+        assert!(text.contains(expected) && text.contains("a.toml:2"), "{line}: {text}");
+    }
+}

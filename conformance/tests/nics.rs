@@ -1,0 +1,174 @@
+//! What a topology says of NICs reaches the transports of a yard, shared out, and its report.
+#![allow(clippy::unwrap_used, reason = "tests fail by panic")]
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use tokenyard_conformance::ranks::in_threads;
+use tokenyard_core::config::{Config, PartTable};
+use tokenyard_core::export::{
+    Exported, TOPOLOGY_HEADER, TRANSPORT_HEADER, TopologyPart, TransportPart, find_transport,
+};
+use tokenyard_core::host::{BuiltIn, OpenTransport, Registry, discover};
+use tokenyard_core::topology::{Discover, Place, Topology};
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+};
+use tokenyard_core::yard::{Yard, YardOptions};
+use tokenyard_core::{Result, abi};
+
+/// NICs that the transport `told` was opened with, by world rank.
+static TOLD: Mutex<BTreeMap<u32, Vec<String>>> = Mutex::new(BTreeMap::new());
+
+/// `shm`, which remembers what it was told.
+struct Told {
+    inner: OpenTransport,
+    memory: MemoryNeeds,
+}
+
+impl Transport for Told {
+    const NAME: &'static str = "told";
+    const ABOUT: &'static str = "remembers the NICs that it was opened with";
+    type Config = TwoNodes;
+
+    fn probe(_: &TwoNodes) -> Result<Capabilities> {
+        find_transport("shm")?.probe(&PartTable::empty())
+    }
+
+    fn open(_: TwoNodes, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        TOLD.lock().unwrap().insert(team.world_ranks[team.me as usize], team.nics.clone());
+        let mut inner = find_transport("shm")?.open(&PartTable::empty(), team, needs)?;
+        Ok(Self { memory: inner.memory_needs()?, inner })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        self.memory
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.register(window) }
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        self.inner.endpoint(peer)
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        self.inner.connect(peer, data)
+    }
+
+    fn peer_address(&self, peer: u32, window: u32) -> Result<*mut u8> {
+        self.inner.peer_address(peer, window)
+    }
+
+    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        // SAFETY: by this function's contract.
+        unsafe { self.inner.post(lane, commands) }
+    }
+
+    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        self.inner.poll(lane, events)
+    }
+
+    fn read_signal(&self, lane: u32, id: u32) -> u64 {
+        self.inner.read_signal(lane, id)
+    }
+
+    fn health(&self) -> Result<()> {
+        self.inner.health()
+    }
+}
+
+/// Two ranks on each of two nodes; the second node has another number of NICs, as its table says.
+struct TwoNodesTopology;
+
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct TwoNodes {
+    second: usize,
+}
+
+impl Topology for TwoNodesTopology {
+    const NAME: &'static str = "two_nodes";
+    const ABOUT: &'static str = "nodes that are not there";
+    type Config = TwoNodes;
+
+    fn discover(config: &TwoNodes, ask: &Discover) -> Result<Place> {
+        let node = ask.rank / 2;
+        let nics = if node == 0 { 4 } else { config.second };
+        Ok(Place {
+            host: format!("node{node}"),
+            device: None,
+            numa_node: None,
+            processors: 1,
+            nics: (0..nics).map(|nic| format!("nic{nic}")).collect(),
+            nics_given: config.second == 8,
+        })
+    }
+}
+
+const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<Told>::TABLE];
+static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
+    header: TRANSPORT_HEADER,
+    parts: TABLES.as_ptr(),
+    count: TABLES.len(),
+});
+const PLACES: &[*const abi::TyTopologyTable] =
+    &[&raw const *TopologyPart::<TwoNodesTopology>::TABLE];
+static TOPOLOGIES: Exported<abi::TyTopologyExport> = Exported(abi::TyTopologyExport {
+    header: TOPOLOGY_HEADER,
+    parts: PLACES.as_ptr(),
+    count: PLACES.len(),
+});
+inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
+inventory::submit! { BuiltIn::Topology(&TOPOLOGIES) }
+
+#[test]
+fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
+    tokenyard_cpu::link();
+    let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
+                [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"told\"\n\
+                [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 2\n";
+    let config = Config::parse(text, "nics").unwrap();
+    let reports = in_threads(4, &config, |world| {
+        let yard = Yard::open(world, &config, YardOptions::new(8, 2, 64, 8)).unwrap();
+        let report = serde_json::to_value(yard.report()).unwrap();
+        yard.close().unwrap();
+        report
+    })
+    .unwrap();
+    // Two and two on the first node, one each on the second: so each rank uses one.
+    let expected = ["nic0", "nic2", "nic0", "nic1"];
+    for report in &reports {
+        for (rank, nic) in expected.iter().enumerate() {
+            assert_eq!(report["places"][rank]["nics"], serde_json::json!([nic]));
+        }
+        let warnings = report["warnings"].to_string();
+        assert!(
+            warnings.contains("every rank uses 1 of its NICs, because rank 2 on node1"),
+            "{warnings}"
+        );
+        assert!(warnings.contains("rail 1 crosses: rank 1 on node0 uses nic2"), "{warnings}");
+    }
+    let told: Vec<_> = TOLD.lock().unwrap().values().map(|nics| nics.join(",")).collect();
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn as_many_nics_as_a_place_has_room_for_cross_the_abi_and_more_are_refused() {
+    tokenyard_cpu::link();
+    let registry = Registry::built_in().unwrap();
+    let part = registry.topology("two_nodes").unwrap();
+    let ask = Discover { rank: 2, ranks: 4, local_rank: 0 };
+    let found = |second: usize| {
+        discover(&part, &PartTable::from_text(&format!("second = {second}"), "a.toml"), &ask)
+    };
+    let place = found(8).unwrap();
+    assert_eq!((place.nics.len(), place.nics_given), (8, true));
+    assert_eq!((place.nics[7].as_str(), place.host.as_str()), ("nic7", "node1"));
+    assert!(!found(1).unwrap().nics_given);
+    assert!(found(0).unwrap().nics.is_empty());
+    let text = found(9).unwrap_err().to_string();
+    assert!(text.contains("expected at most 8 names of 1 to 63 bytes"), "{text}");
+}

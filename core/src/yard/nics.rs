@@ -1,0 +1,128 @@
+//! NICs of ranks that talk to each other: as many on every rank, and the same ones on a rail.
+
+use crate::topology::Place;
+use crate::{Error, ErrorKind, Result};
+
+/// Makes all ranks have equally many NICs, for ranks that talk to each other pair up their rails. Says what it
+/// took away, and which ranks of a rail have different ones.
+///
+/// # Errors
+/// [`ErrorKind::Config`] where the operator named unequally many; the text names rank and NICs.
+pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec<String>> {
+    let with_nics = || {
+        (0_u32..).zip(places.iter()).filter_map(|(rank, place)| {
+            place.as_ref().filter(|place| !place.nics.is_empty()).map(|place| (rank, place))
+        })
+    };
+    let Some((poor, least)) = with_nics().min_by_key(|(_, place)| place.nics.len()) else {
+        return Ok(Vec::new());
+    };
+    let most = with_nics().max_by_key(|(rank, place)| (place.nics.len(), u32::MAX - rank));
+    let (count, few) = (least.nics.len(), least.nics.join(", "));
+    let mut warnings = Vec::new();
+    if let Some((rich, most)) = most.filter(|(_, place)| place.nics.len() > count) {
+        let found = format!(
+            "rank {poor} on {} has {count} ({few}) and rank {rich} on {} has {} ({})",
+            least.host,
+            most.host,
+            most.nics.len(),
+            most.nics.join(", ")
+        );
+        if places.iter().flatten().any(|place| place.nics_given) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "choose NICs",
+                format!("ranks have unequally many NICs: {found}; expected equally many"),
+            )
+            .with_fix("name equally many in `nics` of [topology.auto] on every node"));
+        }
+        warnings.push(format!("every rank uses {count} of its NICs, because {found}"));
+    }
+    for place in places.iter_mut().flatten() {
+        place.nics.truncate(count);
+    }
+    warnings.extend(crossed_rail(places, domains));
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(warnings)
+}
+
+/// The first rail whose ranks have different NICs: where each NIC is on a network of its own, they do not
+/// reach each other.
+fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
+    let size = places.len() / domains.max(1) as usize;
+    (0..size).find_map(|index| {
+        let mut rail = (index..places.len())
+            .step_by(size)
+            .filter_map(|rank| Some((rank, places[rank].as_ref()?)))
+            .filter(|(_, place)| !place.nics.is_empty());
+        let (first, one) = rail.next()?;
+        let (second, other) = rail.find(|(_, place)| place.nics != one.nics)?;
+        Some(format!(
+            "rail {index} crosses: rank {first} on {} uses {} and rank {second} on {} uses {}; on a \
+             fabric without ways between rails they do not reach each other",
+            one.host,
+            one.nics.join(", "),
+            other.host,
+            other.nics.join(", ")
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(ranks: &[(&str, &[&str])]) -> Vec<Option<Place>> {
+        ranks
+            .iter()
+            .map(|(host, nics)| {
+                Some(Place {
+                    host: (*host).to_owned(),
+                    device: None,
+                    numa_node: None,
+                    processors: 1,
+                    nics: nics.iter().map(|nic| (*nic).to_owned()).collect(),
+                    nics_given: false,
+                })
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_node_with_fewer_nics_bounds_all_and_is_named() {
+        let mut places = places(&[("a", &["n0", "n1"]), ("b", &["n1"])]);
+        let warnings = even_out(&mut places, 2).unwrap();
+        assert_eq!(
+            warnings[0],
+            "every rank uses 1 of its NICs, because rank 1 on b has 1 (n1) and rank 0 on a has 2 (n0, n1)"
+        );
+        assert!(
+            warnings[1].starts_with("rail 0 crosses: rank 0 on a uses n0 and rank 1 on b uses n1")
+        );
+        assert_eq!(places[0].as_ref().unwrap().nics, ["n0"]);
+    }
+
+    #[test]
+    fn unequally_many_named_nics_are_refused_with_rank_and_names() {
+        let mut places = places(&[("a", &["n0", "n1"]), ("b", &["n1"])]);
+        places[1].as_mut().unwrap().nics_given = true;
+        let error = even_out(&mut places, 2).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        let text = error.to_string();
+        assert!(text.contains("rank 1 on b has 1 (n1)") && text.contains("(n0, n1)"), "{text}");
+    }
+
+    #[test]
+    fn equal_nodes_have_nothing_to_say() {
+        let two: &[&str] = &["n0", "n1"];
+        let mut nodes = places(&[("a", two), ("b", two)]);
+        assert_eq!(even_out(&mut nodes, 2).unwrap(), Vec::<String>::new());
+        assert_eq!(
+            even_out(&mut places(&[("a", &[]), ("b", &[])]), 2).unwrap(),
+            Vec::<String>::new()
+        );
+        assert_eq!(even_out(&mut [None, None], 2).unwrap(), Vec::<String>::new());
+    }
+}

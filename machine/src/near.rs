@@ -1,0 +1,109 @@
+//! Which NICs are nearest to a GPU, or to a NUMA node.
+
+use serde::Serialize;
+
+use crate::{Distance, Fact, LinkLayer, Machine, Nic, NicFamily, PciAddress};
+
+/// Where a process works, for the distance to NICs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seat {
+    /// The GPU that it drives.
+    pub gpu: Option<PciAddress>,
+    /// The NUMA node that it runs on; asked where there is no GPU, or where no path between GPU and
+    /// NIC is known.
+    pub numa_node: Option<u32>,
+}
+
+/// Why a NIC cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unusable {
+    /// No port is active.
+    PortDown,
+    /// Its character device is not there: a container was not given it.
+    NoDevice,
+}
+
+/// Models of BlueField cards, which serve storage and tenants where other NICs are there too.
+const BLUEFIELD: [&str; 3] = ["MT41682", "MT41686", "MT41692"];
+
+impl Machine {
+    /// Why a NIC cannot be used; nothing for one that can, as far as files tell.
+    pub fn unusable(&self, nic: &Nic) -> Option<Unusable> {
+        if !nic.ports.iter().any(|port| port.is_active()) {
+            return Some(Unusable::PortDown);
+        }
+        let node = nic.uverbs.known().map(|uverbs| format!("infiniband/{uverbs}"));
+        let is_there = node.is_none_or(|node| self.devices.nodes.contains_key(&node));
+        (!is_there).then_some(Unusable::NoDevice)
+    }
+
+    /// How far a NIC is from a seat.
+    pub fn nic_distance(&self, seat: Seat, nic: &Nic) -> Distance {
+        if let (Some(gpu), Fact::Known(nic)) = (seat.gpu, nic.pci) {
+            let distance = self.distance(gpu, nic);
+            if distance != Distance::Unknown {
+                return distance;
+            }
+        }
+        match (seat.numa_node, nic.numa_node) {
+            (Some(seat), Fact::Known(nic)) if seat == nic => Distance::SameNumaNode,
+            (Some(_), Fact::Known(_)) => Distance::Across,
+            _ => Distance::Unknown,
+        }
+    }
+
+    /// The NICs that serve ranks: hardware that can be used, at the rate of the fastest port. Of
+    /// BlueField cards and virtual functions beside others none.
+    pub fn serving_nics(&self) -> Vec<&Nic> {
+        let mut nics: Vec<&Nic> = self
+            .nics
+            .iter()
+            .filter(|nic| nic.is_hardware() && self.unusable(nic).is_none())
+            .collect();
+        prefer(&mut nics, |nic| !self.is_virtual_function(nic));
+        prefer(&mut nics, |nic| {
+            !nic.hca_type.known().is_some_and(|model| BLUEFIELD.contains(&model.as_str()))
+        });
+        let fastest = nics.iter().map(|nic| nic.megabits()).max();
+        nics.retain(|nic| Some(nic.megabits()) == fastest);
+        nics
+    }
+
+    /// Of `nics` those that are nearest to `seat`, all equally near; of these InfiniBand before
+    /// others. In the order of `nics`.
+    pub fn nearest<'a>(&self, nics: &[&'a Nic], seat: Seat) -> Vec<&'a Nic> {
+        let least = nics.iter().map(|nic| self.nic_distance(seat, nic)).min();
+        let near = nics.iter().filter(|nic| Some(self.nic_distance(seat, nic)) == least);
+        let mut near: Vec<&Nic> = near.copied().collect();
+        prefer(&mut near, |nic| {
+            nic.ports.iter().any(|port| port.link_layer == Fact::Known(LinkLayer::InfiniBand))
+        });
+        near
+    }
+
+    fn is_virtual_function(&self, nic: &Nic) -> bool {
+        nic.pci.get().and_then(|at| self.pci_at(at)).is_some_and(|f| f.is_virtual_function)
+    }
+}
+
+impl Nic {
+    /// It has a PCI function of its own. Soft-RoCE may show that of the interface below it.
+    pub fn is_hardware(&self) -> bool {
+        let is_software = matches!(self.family, NicFamily::Rxe | NicFamily::Siw);
+        self.pci.known().is_some() && !is_software
+    }
+
+    /// Rate of the fastest active port in megabits a second; 0 where none says it.
+    pub fn megabits(&self) -> u64 {
+        let active = self.ports.iter().filter(|port| port.is_active());
+        active.filter_map(|port| Some(port.rate.known()?.megabits)).max().unwrap_or(0)
+    }
+}
+
+/// Drops what `is_better` is not true of, if it is true of any.
+fn prefer(nics: &mut Vec<&Nic>, is_better: impl Fn(&Nic) -> bool) {
+    if nics.iter().any(|nic| is_better(nic)) {
+        nics.retain(|nic| is_better(nic));
+    }
+}
