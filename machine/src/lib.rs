@@ -15,6 +15,7 @@
 pub mod commands;
 pub mod container;
 pub mod fact;
+pub mod gid;
 pub mod gpu;
 pub mod libraries;
 pub mod limits;

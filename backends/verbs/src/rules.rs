@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tokenyard_core::transport::Team;
 use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_machine::gid::choose;
+use tokenyard_machine::{Fact, Gid, GidKind, LinkLayer};
 use tokenyard_sys_verbs::ffi;
 
 use crate::config::{DeviceChoice, Mtu, SignalChoice};
@@ -130,9 +132,9 @@ fn natural(a: &str, b: &str) -> Ordering {
 
 /// The GID that a port is addressed by.
 ///
-/// InfiniBand: entry 0. RoCE: of the entries of version 2, the first with an IPv4 address; without
-/// one, the first with a routable IPv6 address, then the first with a link-local one. `wish` takes
-/// an entry as it is, also of version 1.
+/// By [`tokenyard_machine::gid::choose`]. InfiniBand: entry 0. RoCE: of the entries of version 2, the
+/// first with an IPv4 address; without one, the first with a routable IPv6 address, then the first
+/// with a link-local one. `wish` takes an entry as it is, also of version 1.
 ///
 /// # Errors
 /// [`ErrorKind::Unavailable`], naming what the table has.
@@ -143,11 +145,11 @@ pub fn gid(entries: &[ffi::GidEntry], port: &PortFacts, wish: Option<u8>) -> Res
     let found = match (wish, infiniband) {
         (Some(wish), _) => by_index(wish),
         (None, true) => by_index(0),
-        (None, false) => of_port()
-            .filter(|e| e.gid_type == ffi::GID_TYPE_ROCE_V2)
-            // The route names the entry by 8 bits.
-            .filter(|e| e.gid_index <= u32::from(u8::MAX))
-            .min_by_key(|e| (preference(&e.gid), e.gid_index)),
+        (None, false) => {
+            let table: Vec<Gid> = of_port().map(as_told).collect();
+            let chosen = choose(LinkLayer::Ethernet, &table).map(|gid| gid.index);
+            of_port().find(|e| Some(e.gid_index) == chosen)
+        }
     };
     found.copied().ok_or_else(|| {
         let expected = match (wish, infiniband) {
@@ -168,14 +170,17 @@ pub fn gid(entries: &[ffi::GidEntry], port: &PortFacts, wish: Option<u8>) -> Res
     })
 }
 
-/// Less is better.
-fn preference(gid: &ffi::Gid) -> u8 {
-    let address = Ipv6Addr::from(gid.raw);
-    match address.to_ipv4_mapped() {
-        Some(v4) if v4.is_link_local() => 1,
-        Some(_) => 0,
-        None if address.is_unicast_link_local() => 3,
-        None => 2,
+/// The entry as the rule sees it, which `tokenyard doctor` follows too.
+fn as_told(entry: &ffi::GidEntry) -> Gid {
+    let kind = match entry.gid_type {
+        ffi::GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+        _ => GidKind::IbOrRoceV1,
+    };
+    Gid {
+        index: entry.gid_index,
+        address: Ipv6Addr::from(entry.gid.raw),
+        kind: Fact::Known(kind),
+        interface: Fact::Missing,
     }
 }
 

@@ -1,42 +1,58 @@
-//! `tokenyard doctor`: what each part needs on this node, has and lacks, and what to do.
+//! `tokenyard doctor`: what is slow or broken on this node for a job, what it costs, and the fix.
 //!
-//! `facts` looks at the node and tries what can be tried; `rules` judges, as pure functions.
+//! `tokenyard-machine` reads, `tokenyard-doctor` judges; here are the arguments, what only a running
+//! process can try (`tried`), what a config asks for (`asked`), the text (`text`), and the comparison of all ranks
+//! (`worldwide`).
 
-mod facts;
-mod rules;
+mod asked;
+mod text;
+mod tried;
+mod worldwide;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Shape;
-use tokenyard_cpu::kernels::CpuConfig;
+use tokenyard_doctor::{Finding, Tried, Verdict, examine};
+use tokenyard_machine::{Machine, Tree, commands};
 
-use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
-use crate::parts::{Part, Parts};
-use facts::Facts;
-use rules::{Finding, Verdict, Wanted};
+use crate::output::{People, SCHEMA_VERSION, print_json};
+use crate::parts::Parts;
+
+/// How long nvidia-smi and the like may take: the whole answer is to come within a second.
+const COMMANDS: Duration = Duration::from_millis(400);
 
 const EXAMPLES: &str = "\
 Examples:
   tokenyard doctor
-  tokenyard doctor configs/cpu.toml --ranks 8
+  tokenyard doctor configs/verbs.toml --ranks 8
   tokenyard doctor configs/cpu.toml --json
+  tokenyard doctor --root machine/trees/hgx-cx7.tree
+  srun tokenyard doctor --world configs/verbs.toml
 
-Exit codes: 0 all is well, 1 something will be slow or may fail, 2 something cannot work.";
+Exit codes: 0 all is well (or unknown), 1 something is slow, 2 something is broken.
+Every finding has its place in docs/findings.md.";
 
 /// Arguments of `tokenyard doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Judge this config; without one, the parts of this program.
+    /// Judge for this config; without one, all that is there counts.
     config: Option<PathBuf>,
-    /// Ranks that this node is to run.
-    #[arg(long, default_value_t = 4)]
-    ranks: u32,
+    /// Read the node below this folder, or from this recorded tree, in place of the running system.
+    #[arg(long, value_name = "FOLDER")]
+    root: Option<PathBuf>,
+    /// Be one rank of the launcher's world, and compare all nodes; rank 0 prints.
+    #[arg(long)]
+    world: bool,
+    /// Ranks that this node is to run; by default one for each GPU, or for each of up to 4 processors.
+    #[arg(long)]
+    ranks: Option<u32>,
     /// Experts on all ranks together.
     #[arg(long, default_value_t = 32)]
     experts: u32,
@@ -60,78 +76,85 @@ struct Document<'a> {
     command: &'static str,
     verdict: Verdict,
     findings: &'a [Finding],
-    facts: &'a Facts,
+    /// What the node has; what it was judged by.
+    machine: &'a Machine,
+    tried: Option<&'a Tried>,
+    /// How long reading and judging took.
+    elapsed_ms: f64,
     conditions: Conditions,
 }
 
+/// A node that was examined.
+struct Examined {
+    machine: Machine,
+    tried: Option<Tried>,
+    findings: Vec<Finding>,
+}
+
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let config = args.config.as_deref().map(Config::load).transpose()?;
-    let shape = Shape {
-        ranks: args.ranks,
-        experts: args.experts,
-        topk: args.topk,
-        hidden: args.hidden,
-        max_tokens: args.max_tokens,
+    if args.world {
+        return worldwide::main(args);
     }
-    .new()?;
-    let parts = Parts::find(config.as_ref())?;
-    let facts = Facts::gather(config.as_ref());
-    let mut findings = rules::parts(&parts, config.as_ref());
-    findings.extend(rules::node(&facts, &wanted(&shape, &parts, config.as_ref())?));
-    let verdict = findings.iter().map(|f| f.verdict).max().unwrap_or(Verdict::Ok);
-    print(&findings, verdict, People::new(args.json));
+    let start = Instant::now();
+    let config = args.config.as_deref().map(Config::load).transpose()?;
+    let Examined { machine, tried, findings } = examine_node(args, config.as_ref())?;
+    let elapsed_ms = start.elapsed().as_secs_f64() * 1e3;
+    let verdict = worst(&findings);
+    text::print(&findings, verdict, People::new(args.json));
     if args.json {
         print_json(&Document {
             schema_version: SCHEMA_VERSION,
             command: "doctor",
             verdict,
             findings: &findings,
-            facts: &facts,
+            machine: &machine,
+            tried: tried.as_ref(),
+            elapsed_ms,
             conditions: Conditions::find(),
         })?;
     }
-    Ok(ExitCode::from(verdict as u8))
+    Ok(ExitCode::from(verdict.exit_code()))
 }
 
-/// What the shape and the config ask of this node.
-fn wanted(shape: &Shape, parts: &Parts, config: Option<&Config>) -> Result<Wanted> {
-    let table = config.map(|c| &c.kernels).filter(|k| k.name == "cpu").map(|k| &k.table);
-    // A table that is wrong is a finding of its own: the part's probe names it.
-    let kernels = table.map_or_else(|| Ok(CpuConfig::default()), |t| t.parse("cpu"));
-    let kernels = kernels.unwrap_or_default();
-    let from_plugin = |p: &Part| p.chosen && p.kind == "transport" && p.file.is_some();
-    // A split that the ranks do not allow is found when they open the yard.
-    let domains = config.and_then(|c| c.domains).filter(|d| shape.ranks.is_multiple_of(*d));
-    let from_plugin = parts.parts.iter().any(from_plugin);
-    Wanted::new(shape, domains.unwrap_or(1), &kernels, from_plugin)
+fn worst(findings: &[Finding]) -> Verdict {
+    findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Ok)
 }
 
-fn print(findings: &[Finding], verdict: Verdict, people: People) {
-    let mut table = Table::new(&["verdict", "what", "found", "wanted"]);
-    for finding in findings {
-        let verdict = Cell::styled(style(finding.verdict), finding.verdict.name());
-        let texts = [&finding.what, &finding.found, &finding.wanted].map(|t| t.as_str().into());
-        table.row(std::iter::once(verdict).chain(texts));
-    }
-    people.say(table.render(people));
-    for finding in findings {
-        if let Some(fix) = &finding.fix {
-            let what = people.paint(style(finding.verdict), &finding.what);
-            people.say(format_args!("\n{what}: {fix}"));
-        }
-    }
-    let words = match verdict {
-        Verdict::Ok => "all is well",
-        Verdict::Warn => "it works, but look at the warnings",
-        Verdict::Broken => "it cannot work like this",
+/// Reads and judges the running system, or what `--root` names. Of that nothing can be tried, and this
+/// program's parts say nothing about it.
+fn examine_node(args: &Args, config: Option<&Config>) -> Result<Examined> {
+    let Some(root) = &args.root else {
+        let parts = Parts::find(config)?;
+        let machine = Machine::read_with(&Tree::system(), &commands::capture(COMMANDS));
+        let mut job = asked::job(&shape(args, &machine)?, config)?;
+        job.plugin_transport =
+            parts.parts.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some());
+        let tried = tried::gather(config);
+        let findings = examine(&machine, &job, Some(&asked::parts(&parts, config)), Some(&tried));
+        return Ok(Examined { machine, tried: Some(tried), findings });
     };
-    people.say(format_args!("\n{}", people.paint(style(verdict), words)));
+    let tree = Tree::open(root).with_context(|| format!("--root: {}", root.display()))?;
+    let machine = Machine::read(&tree);
+    let job = asked::job(&shape(args, &machine)?, config)?;
+    let findings = examine(&machine, &job, None, None);
+    Ok(Examined { machine, tried: None, findings })
 }
 
-fn style(verdict: Verdict) -> Style {
-    match verdict {
-        Verdict::Ok => Style::Good,
-        Verdict::Warn => Style::Warn,
-        Verdict::Broken => Style::Bad,
+fn shape(args: &Args, machine: &Machine) -> tokenyard_core::Result<Shape> {
+    let processors = machine.numa.iter().filter_map(|node| Some(node.processors.known()?.len()));
+    let processors: usize = processors.sum();
+    let some = match machine.gpus.len() {
+        0 => processors.clamp(1, 4),
+        gpus => gpus,
+    };
+    // Ranks that the experts can be divided among.
+    let some = (1..=some as u32).rev().find(|ranks| args.experts.is_multiple_of(*ranks));
+    Shape {
+        ranks: args.ranks.or(some).unwrap_or(1),
+        experts: args.experts,
+        topk: args.topk,
+        hidden: args.hidden,
+        max_tokens: args.max_tokens,
     }
+    .new()
 }

@@ -64,7 +64,27 @@ impl Tree {
         if root.is_dir() {
             return Ok(Self::of(Source::Folder(root)));
         }
-        Self::recorded(&fs::read_to_string(&root)?)
+        let text = fs::read_to_string(&root)?;
+        match Recorded::base(&text) {
+            Some(base) => {
+                let base = root.parent().unwrap_or(Path::new("/")).join(base);
+                Self::changed(&fs::read_to_string(base)?, &text)
+            }
+            None => Self::recorded(&text),
+        }
+    }
+
+    /// A recorded tree from its text, with changes on top in the same format: what they say again is
+    /// replaced, and `path !gone` takes a file, a link or a whole folder away. A line `@base FILE`
+    /// says in a file what [`Tree::open`] puts it on top of, from the folder of that file.
+    ///
+    /// # Errors
+    /// One of the texts is no recorded tree, or what is to be gone is not there.
+    pub fn changed(base: &str, changes: &str) -> io::Result<Self> {
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let mut recorded = Recorded::parse(base).map_err(invalid)?;
+        recorded.change(changes).map_err(invalid)?;
+        Ok(Self::of(Source::Recorded(recorded)))
     }
 
     /// A recorded tree from its text.

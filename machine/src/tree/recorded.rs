@@ -18,6 +18,8 @@ pub(super) struct Recorded {
     nodes: BTreeMap<String, Node>,
     folders: BTreeMap<String, BTreeSet<String>>,
     bytes: usize,
+    /// What is said now replaces what was said before.
+    changes: bool,
 }
 
 #[derive(Debug)]
@@ -40,6 +42,20 @@ impl Recorded {
         Ok(tree)
     }
 
+    /// Reads a text of the same format on top: what it says again is replaced, and `path !gone`
+    /// takes a file, a link or a whole folder away.
+    pub(super) fn change(&mut self, text: &str) -> Result<(), String> {
+        let lines: Vec<(usize, &str)> =
+            text.lines().enumerate().map(|(n, line)| (n + 1, line)).collect();
+        self.changes = true;
+        self.block(&lines, &Vec::new(), 0)
+    }
+
+    /// The tree that a text is written on top of: its line `@base FILE`.
+    pub(super) fn base(text: &str) -> Option<&str> {
+        text.lines().find_map(|line| line.trim().strip_prefix("@base ")).map(str::trim)
+    }
+
     fn block(
         &mut self,
         lines: &[(usize, &str)],
@@ -51,6 +67,9 @@ impl Recorded {
             at += 1;
             let trimmed = line.trim();
             if trimmed.is_empty() || trimmed.starts_with('#') {
+                continue;
+            }
+            if self.changes && depth == 0 && trimmed.starts_with("@base ") {
                 continue;
             }
             if let Some(header) = trimmed.strip_prefix("@each ") {
@@ -89,6 +108,9 @@ impl Recorded {
     }
 
     fn line(&mut self, line: &str) -> Result<(), String> {
+        if let (Some(path), true) = (line.strip_suffix(" !gone"), self.changes) {
+            return self.remove(path.trim());
+        }
         if let Some(path) = line.strip_suffix(" !denied") {
             return self.add(path, Node::Denied);
         }
@@ -130,9 +152,28 @@ impl Recorded {
             self.folders.entry(folder).or_default().insert((*step).to_owned());
         }
         match self.nodes.insert(path, node) {
-            Some(_) => Err(format!("`{said}` is said twice")),
-            None => Ok(()),
+            Some(_) if !self.changes => Err(format!("`{said}` is said twice")),
+            _ => Ok(()),
         }
+    }
+
+    fn remove(&mut self, said: &str) -> Result<(), String> {
+        let path = self.through_links(said)?;
+        let below = format!("{path}/");
+        let before = self.nodes.len();
+        self.nodes.retain(|node, _| *node != path && !node.starts_with(&below));
+        if self.nodes.len() == before {
+            return Err(format!("`{said}` is not there, so it cannot be gone"));
+        }
+        self.folders.clear();
+        for node in self.nodes.keys() {
+            let steps: Vec<&str> = node.split('/').collect();
+            for (depth, step) in steps.iter().enumerate() {
+                let folder = steps[..depth].join("/");
+                self.folders.entry(folder).or_default().insert((*step).to_owned());
+            }
+        }
+        Ok(())
     }
 
     /// Where a path leads that goes through links which were said before it.

@@ -34,6 +34,18 @@ fn recorded_files_links_and_repetitions_are_read() {
 }
 
 #[test]
+fn changes_replace_and_take_away() {
+    let base = "a/x = 1\na/y = 2\nlink -> a\nb/z = 3";
+    let tree = Tree::changed(base, "@base base.tree\nlink/x = 7\nb !gone\nnew = 4").unwrap();
+    let texts = ["a/x", "a/y", "b/z", "new"].map(|path| tree.text(path).get());
+    assert_eq!(texts, [Some("7".into()), Some("2".into()), None, Some("4".into())]);
+    assert!(tree.list("b").is_empty() && !tree.has("b"));
+    let error = Tree::changed(base, "a/w !gone").unwrap_err().to_string();
+    assert!(error.contains("line 1") && error.contains("`a/w`"), "{error}");
+    assert!(Tree::recorded("a/x !gone").is_err(), "only changes take away");
+}
+
+#[test]
 fn an_error_in_a_recorded_tree_names_its_line() {
     for (text, why) in [
         ("a = 1\nb c", "line 2: expected"),

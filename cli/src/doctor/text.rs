@@ -1,0 +1,96 @@
+//! Findings for people.
+
+use tokenyard_doctor::{Finding, Verdict};
+
+use crate::output::{Cell, People, Style, Table};
+
+/// Words that a line of the table has room for.
+const WIDEST: usize = 64;
+
+/// Prints a table of all findings, then what to do about those that are not well.
+pub(super) fn print(findings: &[Finding], verdict: Verdict, people: People) {
+    let mut table = Table::new(&["verdict", "finding", "of", "found", "wanted"]);
+    for group in alike(findings) {
+        let first = group[0];
+        let word = if first.needed { first.verdict.name() } else { "not needed" };
+        let style = if first.needed { style(first.verdict) } else { Style::Plain };
+        let texts = [first.id, &subjects(&group), &short(&first.found), &short(&first.wanted)]
+            .map(|text| text.into());
+        table.row(std::iter::once(Cell::styled(style, word)).chain(texts));
+    }
+    people.say(table.render(people));
+    for group in alike(findings).into_iter().filter(|group| group[0].verdict != Verdict::Ok) {
+        explain(&group, people);
+    }
+    let words = match verdict {
+        Verdict::Ok => "all is well",
+        Verdict::Unknown => "nothing is wrong that this node can tell; see what is unknown",
+        Verdict::Slow => "it works, slower than it could",
+        Verdict::Broken => "it cannot work like this",
+    };
+    people.say(format_args!("\n{}", people.paint(style(verdict), words)));
+}
+
+fn explain(group: &[&Finding], people: People) {
+    let first = group[0];
+    let head = format!("{} {}: {}", first.verdict.name(), first.id, subjects(group));
+    people.say(format_args!("\n{}", people.paint(style(first.verdict), head)));
+    let line = |name: &str, text: &str| people.say(format_args!("  {name:7} {text}"));
+    line("found", &first.found);
+    line("wanted", &first.wanted);
+    for (name, text) in [("cost", &first.cost), ("fix", &first.fix)] {
+        if let Some(text) = text {
+            line(name, text);
+        }
+    }
+    if let Some(source) = first.source {
+        line("source", source);
+    }
+    line("page", &first.page);
+}
+
+/// Findings that say the same of several things, in order of their rules.
+fn alike(findings: &[Finding]) -> Vec<Vec<&Finding>> {
+    let mut groups: Vec<Vec<&Finding>> = Vec::new();
+    let key = |finding: &Finding| {
+        let Finding { id, verdict, needed, found, wanted, fix, .. } = finding;
+        (*id, *verdict, *needed, found.clone(), wanted.clone(), fix.clone())
+    };
+    for finding in findings {
+        match groups.iter_mut().find(|group| key(group[0]) == key(finding)) {
+            Some(group) => group.push(finding),
+            None => groups.push(vec![finding]),
+        }
+    }
+    // What one rule says stands together.
+    groups.sort_by_key(|group| findings.iter().position(|finding| finding.id == group[0].id));
+    groups
+}
+
+/// `mlx5_0`, or `mlx5_0 to mlx5_7 (8)`.
+fn subjects(group: &[&Finding]) -> String {
+    match group {
+        [] => String::new(),
+        [one] => one.subject.clone(),
+        [one, two] => format!("{}, {}", one.subject, two.subject),
+        [first, .., last] => format!("{} … {} ({})", first.subject, last.subject, group.len()),
+    }
+}
+
+/// The table has one line for each; what is longer is said below it, or in the document.
+fn short(text: &str) -> String {
+    if text.chars().count() <= WIDEST {
+        return text.to_owned();
+    }
+    let cut: String = text.chars().take(WIDEST - 1).collect();
+    format!("{}…", cut.trim_end())
+}
+
+fn style(verdict: Verdict) -> Style {
+    match verdict {
+        Verdict::Ok => Style::Good,
+        Verdict::Unknown => Style::Plain,
+        Verdict::Slow => Style::Warn,
+        Verdict::Broken => Style::Bad,
+    }
+}

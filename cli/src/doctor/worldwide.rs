@@ -1,0 +1,133 @@
+//! `tokenyard doctor --world`: every rank examines its node, and all compare.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
+use tokenyard_core::config::Config;
+use tokenyard_doctor::world::{Fault, Skew, Summary, compare};
+use tokenyard_doctor::{Finding, Verdict};
+
+use super::{Args, Examined, examine_node, text, worst};
+use crate::output::{People, SCHEMA_VERSION, print_json};
+
+/// A preflight waits for nobody's checkpoints: a rank that does not come within this is named.
+const LATEST: Duration = Duration::from_secs(60);
+/// Looks at rank 0's clock; the one with the narrowest bound counts.
+const LOOKS: u32 = 8;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema_version: u32,
+    command: &'static str,
+    verdict: Verdict,
+    findings: &'a [Finding],
+    /// What each rank told, in order of rank.
+    ranks: &'a [Summary],
+    elapsed_ms: f64,
+}
+
+pub(super) fn main(args: &Args) -> Result<ExitCode> {
+    tokenyard_launch::adopt()?;
+    let start = Instant::now();
+    let config = args.config.as_deref().map(Config::load).transpose()?;
+    let world = join(config.as_ref())?;
+    // A rank that cannot go on tells the others why; they do not wait for it.
+    let summaries = gather(args, config.as_ref(), &world)
+        .inspect_err(|error| world.report_failure(&format!("{error:#}")))?;
+    let findings = compare(&summaries);
+    let verdict = worst(&findings);
+    if world.rank() == 0 {
+        text::print(&findings, verdict, People::new(args.json));
+        if args.json {
+            print_json(&Document {
+                schema_version: SCHEMA_VERSION,
+                command: "doctor --world",
+                verdict,
+                findings: &findings,
+                ranks: &summaries,
+                elapsed_ms: start.elapsed().as_secs_f64() * 1e3,
+            })?;
+        }
+    }
+    // Nobody leaves while others still read.
+    world.barrier("doctor: end")?;
+    Ok(ExitCode::from(verdict.exit_code()))
+}
+
+fn join(config: Option<&Config>) -> Result<World> {
+    let env = |name: &str| std::env::var(name).ok();
+    let identity = Identity::resolve(config.map_or("env", |c| &c.world.bootstrap), &env)
+        .context("--world wants to be one rank of a launcher's world (torchrun, srun, mpirun)")?;
+    let mut options = match config {
+        Some(config) => WorldOptions::configured(&config.world, identity),
+        None => WorldOptions::new(identity),
+    };
+    options.secret = Secret::from_env(&env)?;
+    options.late = options.late.min(LATEST.max(options.deadline));
+    Ok(World::join(options)?)
+}
+
+fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<Vec<Summary>> {
+    let Examined { machine, findings, .. } = examine_node(args, config)?;
+    let host = node_name(args, world.rank());
+    let mut mine = Summary::of(&machine, &host, env!("CARGO_PKG_VERSION"));
+    mine.faults = findings.iter().filter_map(fault).collect();
+    mine.clock = clock(world)?;
+    let bytes = serde_json::to_vec(&mine)?;
+    let all = world.all_gather("doctor: summaries", &bytes)?;
+    let read = |(rank, bytes): (usize, Vec<u8>)| {
+        serde_json::from_slice(&bytes).with_context(|| {
+            format!("rank {rank} told what this version of tokenyard does not read")
+        })
+    };
+    all.into_iter().enumerate().map(read).collect()
+}
+
+/// The host's name. A recorded node is a node of its own for each rank that reads it.
+fn node_name(args: &Args, rank: u32) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    match args.root.as_deref().and_then(Path::file_stem) {
+        Some(name) => format!("{host}/{rank}/{}", name.to_string_lossy()),
+        None => host,
+    }
+}
+
+/// What is worth telling the others. Whether ranks can meet shows by itself: they have met.
+fn fault(finding: &Finding) -> Option<(Fault, String, String)> {
+    let met = matches!(finding.id, "rendezvous" | "job-secret" | "processors");
+    let fault = match finding.verdict {
+        Verdict::Slow => Fault::Slow,
+        Verdict::Broken => Fault::Broken,
+        Verdict::Ok | Verdict::Unknown => return None,
+    };
+    (!met).then(|| (fault, finding.id.to_owned(), finding.subject.clone()))
+}
+
+/// This rank's clock against rank 0's. Rank 0 takes a stamp between two collectives that all ranks
+/// are in, so the moment lies between this rank's entry to the first and its return from the second.
+fn clock(world: &World) -> Result<Option<Skew>> {
+    let mut best: Option<Skew> = None;
+    for look in 0..LOOKS {
+        let before = now();
+        world.barrier(&format!("doctor: clock {look}"))?;
+        let stamps = world.all_gather("doctor: stamp", &now().to_le_bytes())?;
+        let after = now();
+        let stamp = stamps.first().and_then(|bytes| bytes.as_slice().try_into().ok());
+        let Some(stamp) = stamp.map(i64::from_le_bytes) else { continue };
+        let skew = Skew::of(stamp, (before, after));
+        if best.is_none_or(|best| skew.error < best.error) {
+            best = Some(skew);
+        }
+    }
+    Ok(best.filter(|_| world.rank() > 0))
+}
+
+/// Microseconds since 1970.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}

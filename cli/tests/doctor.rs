@@ -1,0 +1,209 @@
+//! `tokenyard doctor` on recorded nodes, and across the ranks of a world.
+//!
+//! `TOKENYARD_GOLDENS=write cargo test -p tokenyard-cli --test doctor` makes the golden files anew.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use common::{expect_code, json, repository, stderr, stdout, tokenyard};
+use serde_json::Value;
+
+/// Exit code of each recorded node: what of it is not well is part of the record.
+const TREES: [(&str, i32); 7] = [
+    ("container-no-rights", 2),
+    ("gb200-nvl72", 0),
+    ("hgx-cx7", 0),
+    ("mi300x-pollara", 0),
+    ("p5en-efa", 0),
+    ("roce-bond", 0),
+    ("roce-port-down", 1),
+];
+
+fn goldens() -> PathBuf {
+    repository("cli/tests/goldens/doctor")
+}
+
+fn names(folder: &Path, extension: &str) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = entries.filter(|path| path.extension().is_some_and(|e| e == extension));
+    files.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned()).collect()
+}
+
+fn compare(name: &str, found: &str) {
+    let path = goldens().join(name);
+    if std::env::var("TOKENYARD_GOLDENS").is_ok_and(|value| value == "write") {
+        std::fs::create_dir_all(goldens()).unwrap();
+        std::fs::write(&path, found).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == expected, "{}: expected\n{expected}\nfound\n{found}", path.display());
+}
+
+/// `verdict finding subject` for each finding, in order.
+fn verdicts(document: &Value) -> String {
+    let findings = document["findings"].as_array().unwrap();
+    let line = |finding: &Value| {
+        let text = |key: &str| finding[key].as_str().unwrap().to_owned();
+        let verdict = match finding["needed"].as_bool().unwrap() {
+            true => text("verdict"),
+            false => "not-needed".to_owned(),
+        };
+        serde_json::json!([verdict, text("id"), text("subject")])
+    };
+    let lines: Vec<String> = findings.iter().map(|f| format!("  {}", line(f))).collect();
+    format!("[\n{}\n]\n", lines.join(",\n"))
+}
+
+#[test]
+fn recorded_nodes_are_judged_as_their_golden_files_say() {
+    let folder = repository("machine/trees");
+    let known: BTreeSet<String> = TREES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(names(&folder, "tree"), known, "every tree has its golden files");
+    for (name, code) in TREES {
+        let tree = folder.join(name).with_extension("tree");
+        let call = |arguments: &[&str]| {
+            tokenyard().arg("doctor").arg("--root").arg(&tree).args(arguments).output().unwrap()
+        };
+        let people = call(&[]);
+        expect_code(&people, code);
+        compare(&format!("{name}.txt"), &stdout(&people));
+        let program = call(&["--json"]);
+        expect_code(&program, code);
+        compare(&format!("{name}.json"), &verdicts(&json(&program)));
+    }
+    assert_eq!(names(&goldens(), "txt"), known);
+    assert_eq!(names(&goldens(), "json"), known);
+}
+
+#[test]
+fn a_config_says_what_counts() {
+    let tree = repository("machine/trees/container-no-rights.tree");
+    let call = |config: &str| {
+        let mut command = tokenyard();
+        command.arg("doctor").arg("--root").arg(&tree).arg(repository(config));
+        command.output().unwrap()
+    };
+    let cpu = call("configs/cpu.toml");
+    expect_code(&cpu, 0);
+    assert!(stdout(&cpu).contains("not needed  uverbs-nodes"), "{}", stdout(&cpu));
+    let verbs = call("configs/verbs.toml");
+    expect_code(&verbs, 2);
+    let text = stdout(&verbs);
+    assert!(text.contains("broken uverbs-nodes") && text.contains("#uverbs-nodes"), "{text}");
+}
+
+#[test]
+fn a_root_that_is_not_there_or_no_tree_is_an_error_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let bad = folder.path().join("bad.tree");
+    std::fs::write(&bad, "sys/x = 1\nnonsense\n").unwrap();
+    for (root, wanted) in [(&bad, "line 2"), (&folder.path().join("none"), "none")] {
+        let output = tokenyard().arg("doctor").arg("--root").arg(root).output().unwrap();
+        expect_code(&output, 2);
+        assert!(stderr(&output).contains(wanted), "{}", stderr(&output));
+    }
+    // An empty folder is a node that tells nothing: no panic, nothing broken.
+    let empty = tempfile::tempdir().unwrap();
+    let output = tokenyard().arg("doctor").arg("--root").arg(empty.path()).output().unwrap();
+    expect_code(&output, 0);
+}
+
+#[test]
+fn this_machine_is_read_for_real_and_says_how_long_it_took() {
+    let output = tokenyard().args(["doctor", "--ranks", "1", "--json"]).output().unwrap();
+    let document = json(&output);
+    let findings = document["findings"].as_array().unwrap();
+    let broken: Vec<&Value> = findings.iter().filter(|f| f["verdict"] == "broken").collect();
+    assert!(broken.is_empty(), "{broken:?}");
+    assert!(document["elapsed_ms"].as_f64().unwrap() > 0.0);
+    assert!(document["machine"]["kernel"]["release"].is_string(), "{}", document["machine"]);
+}
+
+/// A rank of a world that meets at a file, on a node of its own.
+fn rank_command(rank: usize, roots: &[&str], folder: &Path) -> Command {
+    let mut command: Command = tokenyard();
+    command
+        .args(["doctor", "--world", "--json", "--root"])
+        .arg(repository("machine/trees").join(roots[rank]))
+        .env("TOKENYARD_BOOTSTRAP", format!("file://{}", folder.join("meet").display()))
+        .env("TOKENYARD_RANK", rank.to_string())
+        .env("TOKENYARD_RANKS", roots.len().to_string())
+        .env("TOKENYARD_LOCAL_RANK", rank.to_string())
+        .env("TOKENYARD_SECRET", "ab".repeat(32))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn world(roots: &[&str]) -> Vec<Output> {
+    let folder = tempfile::tempdir().unwrap();
+    let ranks: Vec<Child> = (0..roots.len())
+        .map(|rank| rank_command(rank, roots, folder.path()).spawn().unwrap())
+        .collect();
+    ranks.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
+}
+
+/// What of a world's document is not well.
+fn named(document: &Value) -> Vec<String> {
+    let findings = document["findings"].as_array().unwrap().iter();
+    let bad = findings.filter(|finding| finding["verdict"] != "ok");
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap().to_owned();
+    bad.map(|f| format!("{}: {}", text(f, "subject"), text(f, "found"))).collect()
+}
+
+#[test]
+fn of_four_nodes_the_odd_one_is_named_with_what_it_has() {
+    let healthy = "hgx-cx7.tree";
+    let outputs = world(&[healthy, healthy, "faults/port-half-rate.tree", healthy]);
+    for output in &outputs {
+        // All ranks come to the same verdict.
+        expect_code(output, 1);
+    }
+    assert!(outputs[1..].iter().all(|output| stdout(output).is_empty()), "rank 0 alone prints");
+    let document = json(&outputs[0]);
+    let named = named(&document);
+    assert!(named.iter().all(|line| line.contains("rank 2")), "{named:?}");
+    assert!(
+        named.iter().any(|l| l.contains("port rates") && l.contains("1 x 200 Gb/s")),
+        "{named:?}"
+    );
+    assert!(named.iter().any(|l| l.ends_with(": port-rate mlx5_3")), "{named:?}");
+    let ranks = document["ranks"].as_array().unwrap();
+    assert_eq!(ranks.len(), 4);
+    // One machine has one clock; the bound is what the loaded machine makes of it.
+    for rank in &ranks[1..] {
+        let (ahead, error) = (&rank["clock"]["ahead"], &rank["clock"]["error"]);
+        assert!(ahead.as_i64().unwrap().abs() <= error.as_i64().unwrap(), "{rank}");
+    }
+}
+
+#[test]
+fn nodes_that_are_alike_give_no_alarm() {
+    for output in world(&["hgx-cx7.tree", "hgx-cx7.tree"]) {
+        expect_code(&output, 0);
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    let text = "[world]\ndeadline_ms = 2000\nlate_ms = 3000\n[kernels]\nuse = \"cpu\"\n\
+                [transport.scale_up]\nuse = \"shm\"\n";
+    std::fs::write(&config, text).unwrap();
+    let mut alone = rank_command(0, &["hgx-cx7.tree", "hgx-cx7.tree"], folder.path());
+    let output = alone.arg(&config).output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("rank 1"), "{}", stderr(&output));
+}
+
+#[test]
+fn without_a_launcher_a_world_is_an_error_that_says_so() {
+    let output = tokenyard().args(["doctor", "--world"]).output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("torchrun"), "{}", stderr(&output));
+}

@@ -1,0 +1,136 @@
+//! AMD GPUs and Pollara NICs.
+
+use tokenyard_machine::{Access, Gpu, GpuVendor, KfdLinkKind, NicFamily};
+
+use crate::nics::{hardware, majority};
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&DRIVER, &KFD, &XGMI, &IONIC];
+
+static DRIVER: Rule = Rule {
+    id: "amdgpu-driver",
+    title: "Driver of AMD GPUs",
+    wanted: "amdgpu",
+    why: "ROCm drives GPUs through the kernel module amdgpu.",
+    cost: "no GPU can be used",
+    fix: "install amdgpu-dkms of AMD's repository, and `modprobe amdgpu`",
+    source: "AMD ROCm installation for Linux, Driver installation",
+};
+
+static KFD: Rule = Rule {
+    id: "kfd",
+    title: "Device nodes of AMD GPUs",
+    wanted: "/dev/kfd and /dev/dri/renderD*, readable and writable",
+    why: "Processes reach AMD GPUs through /dev/kfd and one render node per GPU. Both belong to the group \
+          render; containers see them only where they are given.",
+    cost: "ROCm finds no GPU",
+    fix: "add the user to the group render; docker run --device /dev/kfd --device /dev/dri --group-add \
+          render",
+    source: "AMD ROCm, Running ROCm Docker containers",
+};
+
+static XGMI: Rule = Rule {
+    id: "xgmi-links",
+    title: "xGMI links of a GPU",
+    wanted: "one to every other GPU",
+    why: "AMD Instinct GPUs of a node are connected all to all. Where a link is missing, traffic to that \
+          GPU takes PCI Express.",
+    cost: "traffic between these two GPUs at the speed of PCI Express, and all ranks wait for it",
+    fix: "rocm-smi --showtopo; look at dmesg for xgmi and RAS errors, restart the node",
+    source: "Linux kernel, amdkfd topology (io_links in /sys/class/kfd); AMD Instinct MI300X platform \
+             data sheet",
+};
+
+static IONIC: Rule = Rule {
+    id: "ionic-driver",
+    title: "RDMA driver of Pollara NICs",
+    wanted: "ionic_rdma beside ionic",
+    why: "The module ionic drives the Ethernet side of the card, ionic_rdma adds RDMA to it. With the \
+          first alone there are interfaces and no RDMA device.",
+    cost: "no RDMA over these NICs",
+    fix: "modprobe ionic_rdma; install AMD's ionic driver package where the kernel is older than 6.18",
+    source: "Linux kernel, Documentation/networking/device_drivers/ethernet/pensando/ionic_rdma.rst",
+};
+
+const PENSANDO: u16 = 0x1dd8;
+const NETWORK: u32 = 0x02;
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    let gpus: Vec<&Gpu> =
+        report.machine.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Amd).collect();
+    if !gpus.is_empty() {
+        drivers(report, gpus.len());
+        xgmi(report, &gpus);
+    }
+    ionic(report);
+}
+
+fn drivers(report: &mut Report<'_>, gpus: usize) {
+    let machine = report.machine;
+    let (verdict, found) = match machine.modules.get("amdgpu") {
+        Some(module) => {
+            let version = module.version.known().map_or("of the kernel", String::as_str);
+            (Verdict::Ok, format!("amdgpu {version}"))
+        }
+        None => (Verdict::Broken, "not loaded".to_owned()),
+    };
+    report.note((&DRIVER, Facility::Hip), "AMD GPUs", (verdict, found));
+    let nodes = &machine.devices.nodes;
+    let renders = nodes.iter().filter(|(name, _)| name.starts_with("dri/renderD"));
+    let granted = renders.filter(|(_, access)| **access == Access::Granted).count();
+    let (verdict, found) = match nodes.get("kfd") {
+        None => (Verdict::Broken, "no /dev/kfd".to_owned()),
+        Some(Access::Refused) => (Verdict::Broken, "/dev/kfd is refused".to_owned()),
+        Some(Access::Granted) if granted == 0 => {
+            (Verdict::Broken, "/dev/kfd, and no render node".to_owned())
+        }
+        Some(Access::Granted) if granted < gpus => {
+            (Verdict::Slow, format!("/dev/kfd, and {granted} render nodes for {gpus} GPUs"))
+        }
+        Some(Access::Granted) => (Verdict::Ok, format!("/dev/kfd, {granted} render nodes")),
+    };
+    report.note((&KFD, Facility::Hip), "AMD GPUs", (verdict, found));
+}
+
+fn xgmi(report: &mut Report<'_>, gpus: &[&Gpu]) {
+    let count = |gpu: &Gpu| {
+        gpu.kfd_links.iter().filter(|l| l.kind == KfdLinkKind::Xgmi && l.to.is_some()).count()
+    };
+    let counts: Vec<usize> = gpus.iter().map(|gpu| count(gpu)).collect();
+    let most = counts.iter().max().copied().unwrap_or(0);
+    // Cards without xGMI, or a kernel that tells no topology.
+    if most == 0 || gpus.len() < 2 {
+        return;
+    }
+    let usual = majority(&counts).unwrap_or(most);
+    for (gpu, count) in gpus.iter().zip(counts) {
+        let verdict = if count < usual { Verdict::Slow } else { Verdict::Ok };
+        let finding = report.note(
+            (&XGMI, Facility::Hip),
+            format!("GPU {}", gpu.index),
+            (verdict, format!("links to {count} GPUs")),
+        );
+        finding.wanted(format!("links to {usual} GPUs"));
+    }
+}
+
+fn ionic(report: &mut Report<'_>) {
+    let machine = report.machine;
+    let cards = machine.pci.iter().filter(|function| {
+        function.vendor.get() == Some(PENSANDO)
+            && function.class.get().is_some_and(|class| class >> 16 == NETWORK)
+    });
+    if cards.count() == 0 {
+        return;
+    }
+    let nics = hardware(report).iter().filter(|nic| nic.family == NicFamily::Ionic).count();
+    let loaded = machine.modules.contains_key("ionic_rdma");
+    let (verdict, found) = match (nics, loaded) {
+        (0, false) => (Verdict::Broken, "ionic_rdma is not loaded".to_owned()),
+        (0, true) => {
+            (Verdict::Broken, "ionic_rdma is loaded, and there is no RDMA device".to_owned())
+        }
+        (nics, _) => (Verdict::Ok, format!("{nics} RDMA devices")),
+    };
+    report.note((&IONIC, Facility::Verbs), "Pollara NICs", (verdict, found));
+}

@@ -1,0 +1,112 @@
+//! Elastic Fabric Adapters.
+
+use tokenyard_machine::{Nic, NicFamily};
+
+use crate::nics::hardware;
+use crate::versions::{at_least, numbers};
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&DRIVER, &PROVIDER, &INSTALLER];
+
+/// The first driver with the GPU's doorbells.
+const DOORBELL_DRIVER: [u32; 2] = [3, 3];
+
+static DRIVER: Rule = Rule {
+    id: "efa-driver",
+    title: "EFA's kernel driver",
+    wanted: "efa loaded",
+    why: "The module efa makes adapters RDMA devices. For GPU-initiated RDMA (aws-ofi-nccl's GDA mode) it \
+          must be 3.3 or later.",
+    cost: "no EFA; with an old driver no GPU-initiated RDMA",
+    fix: "install the EFA installer of AWS: efa_installer.sh -y",
+    source: "AWS EC2 User Guide, Get started with EFA; aws-ofi-nccl 1.21 release notes (GDA mode)",
+};
+
+static PROVIDER: Rule = Rule {
+    id: "efa-provider",
+    title: "libfabric's efa provider",
+    wanted: "one domain for each adapter",
+    why: "The transport efa opens libfabric's provider of that name. A libfabric of the distribution may be \
+          built without it, or be found before that of the EFA installer.",
+    cost: "the transport does not open, or opens fewer rails",
+    fix: "put /opt/amazon/efa/lib first in LD_LIBRARY_PATH; `fi_info -p efa` lists what is there",
+    source: "fi_efa(7), libfabric; AWS EC2 User Guide, Get started with EFA",
+};
+
+static INSTALLER: Rule = Rule {
+    id: "efa-installer",
+    title: "AWS' EFA installer",
+    wanted: "1.18 of libfabric or later",
+    why: "The installer brings driver, libfabric and rdma-core that fit each other.",
+    cost: "versions that do not fit: device memory is not registered, or adapters are missing",
+    fix: "run the newest efa_installer.sh on all nodes",
+    source: "AWS EC2 User Guide, Get started with EFA; backends/libfabric/docs.md (libfabric 1.18 for EFA)",
+};
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    let adapters: Vec<&Nic> =
+        hardware(report).into_iter().filter(|nic| nic.family == NicFamily::Efa).collect();
+    if adapters.is_empty() && !report.job.asks(Facility::Efa) {
+        return;
+    }
+    driver(report);
+    provider(report, adapters.len());
+    installer(report);
+}
+
+fn driver(report: &mut Report<'_>) {
+    let module = report.machine.modules.get("efa");
+    let version = module.and_then(|module| module.version.known());
+    let (verdict, found) = match (module, version) {
+        (None, _) => (Verdict::Broken, "not loaded".to_owned()),
+        (Some(_), None) => (Verdict::Ok, "the kernel's own".to_owned()),
+        (Some(_), Some(version)) => (Verdict::Ok, version.clone()),
+    };
+    report.note((&DRIVER, Facility::Efa), "efa", (verdict, found));
+    if let (Some(version), true) = (version, report.job.asks(Facility::GpuInitiated)) {
+        let new = at_least(&numbers(version), &DOORBELL_DRIVER);
+        let verdict = if new { Verdict::Ok } else { Verdict::Broken };
+        let finding = report.note(
+            (&DRIVER, Facility::GpuInitiated),
+            "efa, for the GPU's doorbells",
+            (verdict, version.as_str()),
+        );
+        finding.wanted("3.3 or later");
+    }
+}
+
+fn provider(report: &mut Report<'_>, adapters: usize) {
+    let Some(fabrics) = report.machine.fabrics.known() else {
+        let found = "fi_info told nothing";
+        report.note((&PROVIDER, Facility::Efa), "libfabric", (Verdict::Unknown, found));
+        return;
+    };
+    // Each adapter is offered as -rdm and -dgrm.
+    let domains = fabrics
+        .iter()
+        .filter(|fabric| fabric.provider == "efa" && fabric.domain.ends_with("-rdm"))
+        .map(|fabric| &fabric.domain)
+        .collect::<std::collections::BTreeSet<_>>()
+        .len();
+    let verdict = match domains {
+        0 => Verdict::Broken,
+        found if found < adapters => Verdict::Slow,
+        _ => Verdict::Ok,
+    };
+    let finding = report.note(
+        (&PROVIDER, Facility::Efa),
+        "libfabric",
+        (verdict, format!("{domains} domains")),
+    );
+    finding.wanted(format!("{adapters} domains, one for each adapter"));
+}
+
+fn installer(report: &mut Report<'_>) {
+    let libraries = &report.machine.libraries;
+    let (verdict, found) = match libraries.efa_installer.known() {
+        Some(version) => (Verdict::Ok, version.clone()),
+        None => (Verdict::Unknown, "no list of installed packages".to_owned()),
+    };
+    let finding = report.note((&INSTALLER, Facility::Efa), "EFA installer", (verdict, found));
+    finding.wanted("there; the same on all nodes");
+}

@@ -1,0 +1,160 @@
+//! Rules, findings, and the report that collects them.
+
+use serde::Serialize;
+use tokenyard_machine::Machine;
+
+use crate::job::{Facility, Job};
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As wanted, or not needed.
+    Ok,
+    /// The node does not tell, or it depends on what other nodes do.
+    Unknown,
+    /// It works, at less than the hardware could.
+    Slow,
+    /// It cannot work.
+    Broken,
+}
+
+impl Verdict {
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Unknown => "unknown",
+            Self::Slow => "slow",
+            Self::Broken => "broken",
+        }
+    }
+
+    /// The exit code: 0, 1 for slow, 2 for broken. What is unknown is shown and no fault.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Ok | Self::Unknown => 0,
+            Self::Slow => 1,
+            Self::Broken => 2,
+        }
+    }
+}
+
+/// One check, as the findings' page has it.
+#[derive(Debug)]
+pub struct Rule {
+    /// Stable; the anchor of its place in `docs/findings.md`.
+    pub id: &'static str,
+    /// What is looked at.
+    pub title: &'static str,
+    /// What is wanted, where the finding does not say it in numbers.
+    pub wanted: &'static str,
+    /// Why it matters.
+    pub why: &'static str,
+    /// What it costs if left.
+    pub cost: &'static str,
+    /// A command or a setting.
+    pub fix: &'static str,
+    /// Where the rule comes from.
+    pub source: &'static str,
+}
+
+/// What one check found on one device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The rule's.
+    pub id: &'static str,
+    /// The device or thing, `mlx5_3 port 1`.
+    pub subject: String,
+    /// How bad it is.
+    pub verdict: Verdict,
+    /// The job uses it, or there is no config and all that is there counts.
+    pub needed: bool,
+    /// What is there.
+    pub found: String,
+    /// What should be.
+    pub wanted: String,
+    /// What it costs if left, where something is wrong.
+    pub cost: Option<String>,
+    /// What to do, where something is wrong.
+    pub fix: Option<String>,
+    /// Where the rule comes from, where something is wrong.
+    pub source: Option<&'static str>,
+    /// Where all about it can be read.
+    pub page: String,
+}
+
+impl Finding {
+    /// Replaces the rule's words on what is wanted.
+    pub(crate) fn wanted(&mut self, wanted: impl Into<String>) -> &mut Self {
+        self.wanted = wanted.into();
+        self
+    }
+
+    /// Replaces the rule's cost.
+    pub(crate) fn cost(&mut self, cost: impl Into<String>) -> &mut Self {
+        self.cost = Some(cost.into());
+        self
+    }
+
+    /// Replaces the rule's fix.
+    pub(crate) fn fix(&mut self, fix: impl Into<String>) -> &mut Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+/// Collects the findings of one node.
+#[derive(Debug)]
+pub struct Report<'a> {
+    /// What the node has.
+    pub machine: &'a Machine,
+    /// What is to run.
+    pub job: &'a Job,
+    findings: Vec<Finding>,
+}
+
+impl<'a> Report<'a> {
+    /// With nothing found yet.
+    pub fn new(machine: &'a Machine, job: &'a Job) -> Self {
+        Self { machine, job, findings: Vec::new() }
+    }
+
+    /// Notes what `rule` says of what it `found`: of a thing that only who uses the `facility` needs.
+    pub(crate) fn note(
+        &mut self,
+        (rule, facility): (&'static Rule, Facility),
+        subject: impl Into<String>,
+        (verdict, found): (Verdict, impl Into<String>),
+    ) -> &mut Finding {
+        let finding = Finding {
+            id: rule.id,
+            subject: subject.into(),
+            verdict,
+            needed: self.job.needs(facility),
+            found: found.into(),
+            wanted: rule.wanted.to_owned(),
+            cost: Some(rule.cost.to_owned()),
+            fix: Some(rule.fix.to_owned()),
+            source: Some(rule.source),
+            page: format!("docs/findings.md#{}", rule.id),
+        };
+        let place = self.findings.len();
+        self.findings.push(finding);
+        &mut self.findings[place]
+    }
+
+    /// The findings. What is not needed is no fault, and what is no fault needs no fix.
+    pub fn finish(self) -> Vec<Finding> {
+        let mut findings = self.findings;
+        for finding in &mut findings {
+            if !finding.needed {
+                finding.verdict = Verdict::Ok;
+            }
+            if finding.verdict == Verdict::Ok {
+                (finding.cost, finding.fix, finding.source) = (None, None, None);
+            }
+        }
+        findings
+    }
+}

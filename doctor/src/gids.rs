@@ -1,0 +1,68 @@
+//! GIDs: which one would be used, and whether it reaches the others.
+
+use tokenyard_machine::gid::{Preference, choose};
+use tokenyard_machine::{Gid, GidKind, LinkLayer, Nic, Port};
+
+use crate::nics::{hardware, is_active, port_name};
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&GID];
+
+static GID: Rule = Rule {
+    id: "gid",
+    title: "The address of a RoCE port",
+    wanted: "an entry of RoCE v2 with an IPv4 address",
+    why: "A RoCE port is addressed by an entry of its GID table. tokenyard takes, of the entries of \
+          RoCE v2, the first with an IPv4 address, then one with a routable IPv6 address, then a \
+          link-local one. Version 1 has no IP header and crosses no router; link-local addresses cross \
+          none either.",
+    cost: "queue pairs do not connect, or connect and every packet is lost: operations end with \
+           «retry exceeded» after 17 s",
+    fix: "give the port's network interface an IPv4 address (ip addr add ADDRESS/LENGTH dev IFACE), or \
+          set `gid_index`",
+    source: "backends/verbs/docs.md (the rule of this project); NVIDIA, RoCE: GID table; Linux kernel, \
+             Documentation/ABI/stable/sysfs-class-infiniband (gids, gid_attrs)",
+};
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    for nic in hardware(report) {
+        for port in nic.ports.iter().filter(|port| is_active(port)) {
+            if port.link_layer.get() == Some(LinkLayer::Ethernet) {
+                address(report, nic, port);
+            }
+        }
+    }
+}
+
+fn address(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+    let told = choose(LinkLayer::Ethernet, &port.gids);
+    let (verdict, found) = match told {
+        Some(gid) => match Preference::of(&gid.address) {
+            // Within one segment they do, and which nodes are in it this one does not know.
+            preference if preference.is_link_local() => {
+                (Verdict::Unknown, format!("{}: reaches its own segment only", shown(gid)))
+            }
+            _ => (Verdict::Ok, shown(gid)),
+        },
+        None if port.gids.is_empty() => (Verdict::Broken, "no entry in the table".to_owned()),
+        None if port.gids.iter().any(|gid| gid.kind.known().is_none()) => {
+            (Verdict::Unknown, "entries whose version the kernel does not tell".to_owned())
+        }
+        None => {
+            let v1 = port.gids.iter().map(shown).collect::<Vec<_>>().join(", ");
+            (Verdict::Broken, format!("version 1 only: {v1}"))
+        }
+    };
+    report.note((&GID, Facility::of(nic)), port_name(nic, port), (verdict, found));
+}
+
+/// `3: 10.0.0.1 (RoCE v2)`.
+fn shown(gid: &Gid) -> String {
+    let version = match gid.kind.known() {
+        Some(GidKind::RoceV2) => "RoCE v2",
+        Some(GidKind::IbOrRoceV1) => "RoCE v1",
+        None => "version unknown",
+    };
+    let address = gid.ipv4().map_or_else(|| gid.address.to_string(), |v4| v4.to_string());
+    format!("{}: {address} ({version})", gid.index)
+}

@@ -1,0 +1,96 @@
+//! What the driver must allow for a GPU to ring a NIC's doorbell.
+
+use tokenyard_machine::{NicFamily, NvidiaDriver};
+
+use crate::nics::hardware;
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&OPTIONS, &DOORBELL, &COMBINING];
+
+static OPTIONS: Rule = Rule {
+    id: "driver-options",
+    title: "Driver options for GPU-initiated RDMA",
+    wanted: "PeerMappingOverride=1 and EnableStreamMemOPs=1",
+    why: "A GPU that rings the NIC's doorbell needs the NIC's registers mapped on the GPU, which NVIDIA's \
+          driver refuses to all but root unless PeerMappingOverride is 1. Without it the processor rings \
+          the doorbell for the GPU (CPU-assisted mode), which needs no option.",
+    cost: "GPU-initiated RDMA falls back to CPU-assisted mode: a thread of the processor per GPU, and some \
+           microseconds more per batch",
+    fix: "write to /etc/modprobe.d/nvidia.conf: options nvidia NVreg_EnableStreamMemOPs=1 \
+          NVreg_RegistryDwords=\"PeerMappingOverride=1;\" — then update-initramfs -u, and restart the node",
+    source: "NVSHMEM Installation Guide, GPU-initiated RDMA; NVSHMEM 3.4.5 Release Notes (CPU-assisted \
+             IBGDA): https://docs.nvidia.com/nvshmem/release-notes-install-guide/release-notes/release-3405.html; \
+             libgdsync README (PeerMappingOverride)",
+};
+
+static DOORBELL: Rule = Rule {
+    id: "gpu-doorbell",
+    title: "NICs whose doorbell a GPU can ring",
+    wanted: "ConnectX-4 or later",
+    why: "The kernels write work requests of mlx5 themselves. Other NICs have other formats.",
+    cost: "the part does not open",
+    fix: "choose `verbs` or `libfabric` as transport: the processor then posts for the GPU",
+    source: "NVSHMEM Installation Guide, Hardware Requirements",
+};
+
+static COMBINING: Rule = Rule {
+    id: "write-combining",
+    title: "Write-combining memory",
+    wanted: "not switched off",
+    why: "Doorbells with the request in them (mlx5's BlueFlame) and GDRCopy's mappings are written through \
+          write-combining memory, which needs the processor's page attribute table.",
+    cost: "each work request is fetched by the NIC over PCI Express, and GDRCopy writes word by word: some \
+           microseconds more per batch",
+    fix: "take `nopat` from the kernel's command line, and restart the node",
+    source: "Linux kernel, Documentation/arch/x86/pat.rst (nopat)",
+};
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    combining(report);
+    let Some(driver) = report.machine.nvidia.as_ref() else { return };
+    let families: Vec<NicFamily> = hardware(report).iter().map(|nic| nic.family).collect();
+    if families.is_empty() {
+        return;
+    }
+    options(report, driver);
+    let (verdict, found) = match families.iter().filter(|f| **f == NicFamily::Mlx5).count() {
+        // Nobody has asked for it.
+        0 if report.job.uses.is_none() => return,
+        0 => (Verdict::Broken, "none"),
+        _ => (Verdict::Ok, "mlx5"),
+    };
+    report.note((&DOORBELL, Facility::GpuInitiated), "NICs", (verdict, found));
+}
+
+fn combining(report: &mut Report<'_>) {
+    let Some(words) = report.machine.kernel.command_line.known() else { return };
+    let Some(facility) = hardware(report).first().map(|nic| Facility::of(nic)) else { return };
+    let (verdict, found) = match words.iter().any(|word| word == "nopat") {
+        true => (Verdict::Slow, "switched off at boot (nopat)"),
+        false => (Verdict::Ok, "not switched off"),
+    };
+    report.note((&COMBINING, facility), "kernel", (verdict, found));
+}
+
+fn options(report: &mut Report<'_>, driver: &NvidiaDriver) {
+    let (Some(registry), Some(params)) = (driver.registry.known(), driver.params.known()) else {
+        let found = "the driver does not tell its options";
+        report.note((&OPTIONS, Facility::GpuInitiated), "NVIDIA driver", (Verdict::Unknown, found));
+        return;
+    };
+    let mapping = registry.get("PeerMappingOverride").copied().unwrap_or(0);
+    let streams = params.get("EnableStreamMemOPs").map_or("0", String::as_str);
+    let found = format!("PeerMappingOverride={mapping}, EnableStreamMemOPs={streams}");
+    let asked = report.job.asks(Facility::GpuInitiated);
+    let verdict = match (mapping, streams, asked) {
+        (1, "1", _) => Verdict::Ok,
+        (.., true) => Verdict::Slow,
+        // Without a config nobody has asked for it.
+        (.., false) => Verdict::Ok,
+    };
+    let finding =
+        report.note((&OPTIONS, Facility::GpuInitiated), "NVIDIA driver", (verdict, found));
+    if !asked {
+        finding.wanted("both 1, where a GPU is to ring doorbells itself");
+    }
+}

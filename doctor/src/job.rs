@@ -1,0 +1,87 @@
+//! What is to run on a node.
+
+use std::collections::BTreeSet;
+
+use tokenyard_machine::{Nic, NicFamily};
+
+/// What a part needs of a node. A rule is about one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Facility {
+    /// Every job.
+    Node,
+    /// RDMA NICs through libibverbs (`verbs`, the provider `verbs` of libfabric, `ibgda`, `gin`).
+    Verbs,
+    /// EFA adapters.
+    Efa,
+    /// libfabric.
+    Libfabric,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// NVIDIA GPUs that reach each other's memory.
+    NvLink,
+    /// AMD GPUs.
+    Hip,
+    /// A NIC reads and writes GPU memory.
+    GpuMemory,
+    /// A GPU rings the NIC's doorbell.
+    GpuInitiated,
+    /// NCCL's device interface.
+    Gin,
+}
+
+impl Facility {
+    /// What a NIC of this family is used through.
+    pub(crate) fn of(nic: &Nic) -> Self {
+        if nic.family == NicFamily::Efa { Self::Efa } else { Self::Verbs }
+    }
+}
+
+/// What the config and the shape ask of the node.
+#[derive(Clone, Debug, Default)]
+pub struct Job {
+    /// What the chosen parts need; `None` without a config: then all that is there counts.
+    pub uses: Option<BTreeSet<Facility>>,
+    /// NICs that the config names, if it does.
+    pub nics: Vec<String>,
+    /// Ranks that the node is to run.
+    pub ranks: u64,
+    /// Processor threads of a rank.
+    pub threads: u64,
+    /// Bytes of one rank's windows, if all of them is touched.
+    pub window_bytes: u64,
+    /// A chosen transport is a plugin, which may use `/dev/shm`.
+    pub plugin_transport: bool,
+}
+
+impl Job {
+    /// Whether the job uses it.
+    pub fn needs(&self, facility: Facility) -> bool {
+        facility == Facility::Node || self.uses.as_ref().is_none_or(|uses| uses.contains(&facility))
+    }
+
+    /// Whether a config says that it is used.
+    pub(crate) fn asks(&self, facility: Facility) -> bool {
+        self.uses.as_ref().is_some_and(|uses| uses.contains(&facility))
+    }
+
+    /// Adds what a part of this kind and name needs. `provider` is libfabric's, where it has one.
+    pub fn add_part(&mut self, kind: &str, name: &str, provider: Option<&str>) {
+        use Facility::{Cuda, Efa, Gin, GpuInitiated, GpuMemory, Hip, Libfabric, NvLink, Verbs};
+        let facilities: &[Facility] = match (kind, name) {
+            ("kernel set", "cuda") => &[Cuda],
+            ("kernel set", "rocm") => &[Hip],
+            ("transport", "nvlink") => &[Cuda, NvLink],
+            ("transport", "verbs") => &[Verbs],
+            ("transport", "ibgda") => &[Cuda, Verbs, GpuMemory, GpuInitiated],
+            ("transport", "gin") => &[Cuda, Verbs, GpuMemory, GpuInitiated, Gin],
+            ("transport", "efa") => &[Efa, Libfabric],
+            ("transport", "libfabric") => match provider {
+                Some("efa") => &[Efa, Libfabric],
+                Some(name) if name.starts_with("verbs") => &[Verbs, Libfabric],
+                _ => &[Libfabric],
+            },
+            _ => &[],
+        };
+        self.uses.get_or_insert_default().extend(facilities);
+    }
+}

@@ -1,0 +1,93 @@
+//! Judges what a node has.
+//!
+//! [`examine`] takes the facts that `tokenyard-machine` read and a [`Job`], and returns findings:
+//! what was found, what was wanted, what it costs if left, and the fix. [`world::compare`] does the
+//! same for the ranks of a world, and names the odd one out. All of it is pure: nothing is read,
+//! opened or tried here, and the same facts give the same findings.
+//!
+//! Every check is a [`Rule`] with a page anchor in `docs/findings.md`, which is made of
+//! [`catalogue`] by a test.
+//!
+//! What does not matter to the job is never slow or broken: it is shown as not needed.
+
+mod amd;
+mod bonds;
+mod container;
+mod efa;
+mod finding;
+mod gids;
+mod gpu_initiated;
+mod job;
+mod libraries;
+mod memory;
+mod nics;
+mod node;
+mod nvlink;
+mod parts;
+mod pci;
+mod peer_memory;
+mod ports;
+mod rails;
+mod versions;
+pub mod world;
+
+use tokenyard_machine::Machine;
+
+pub use finding::{Finding, Report, Rule, Verdict};
+pub use job::{Facility, Job};
+pub use node::{Meeting, Place, Secret, Tried};
+pub use parts::{Part, Parts};
+
+/// Judges a node for a job.
+///
+/// `tried` is what only a running process can find out, and `None` for a recorded node. `parts` are
+/// the parts of the program on this node, likewise.
+pub fn examine(
+    machine: &Machine,
+    job: &Job,
+    parts: Option<&Parts>,
+    tried: Option<&Tried>,
+) -> Vec<Finding> {
+    let mut report = Report::new(machine, job);
+    if let Some(parts) = parts {
+        parts::judge(&mut report, parts);
+    }
+    node::judge(&mut report, tried);
+    memory::judge(&mut report);
+    container::judge(&mut report);
+    ports::judge(&mut report);
+    gids::judge(&mut report);
+    bonds::judge(&mut report);
+    pci::judge(&mut report);
+    rails::judge(&mut report);
+    peer_memory::judge(&mut report);
+    gpu_initiated::judge(&mut report);
+    nvlink::judge(&mut report);
+    amd::judge(&mut report);
+    efa::judge(&mut report);
+    versions::judge(&mut report);
+    libraries::judge(&mut report);
+    report.finish()
+}
+
+/// Every rule, by subject, in the order of the page.
+pub fn catalogue() -> Vec<(&'static str, &'static [&'static Rule])> {
+    vec![
+        ("Parts and the node", node::RULES),
+        ("Memory", memory::RULES),
+        ("Containers and rights", container::RULES),
+        ("Ports", ports::RULES),
+        ("GIDs", gids::RULES),
+        ("Bonds", bonds::RULES),
+        ("PCI Express", pci::RULES),
+        ("Rails", rails::RULES),
+        ("Peer memory", peer_memory::RULES),
+        ("GPU-initiated RDMA", gpu_initiated::RULES),
+        ("NVLink", nvlink::RULES),
+        ("AMD", amd::RULES),
+        ("EFA", efa::RULES),
+        ("Versions", versions::RULES),
+        ("Libraries", libraries::RULES),
+        ("Across nodes", world::RULES),
+    ]
+}

@@ -1,0 +1,98 @@
+//! Other communication libraries on the node, and which part each serves.
+
+use tokenyard_machine::GpuVendor;
+
+use crate::versions::{at_least, library, numbers};
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&NCCL, &NVSHMEM, &RCCL];
+
+/// The first NCCL with the device interface that GIN is part of.
+const NCCL_GIN: [u32; 2] = [2, 28];
+
+static NCCL: Rule = Rule {
+    id: "nccl",
+    title: "NCCL",
+    wanted: "2.28 or later, for the part gin",
+    why: "The part gin calls NCCL's device interface, which 2.28 brought. No other part uses NCCL.",
+    cost: "the transport gin does not open",
+    fix: "pip install nvidia-nccl-cu13, and put its lib folder into LD_LIBRARY_PATH",
+    source: "NVIDIA NCCL Release Notes 2.28 (device API, GIN)",
+};
+
+static NVSHMEM: Rule = Rule {
+    id: "nvshmem",
+    title: "NVSHMEM",
+    wanted: "nothing",
+    why: "Other systems (DeepEP's first version) need it. The part ibgda writes the NIC's work requests \
+          itself, and needs the same driver options.",
+    cost: "none",
+    fix: "nothing",
+    source: "docs/architecture.md",
+};
+
+static RCCL: Rule = Rule {
+    id: "rccl",
+    title: "ROCm's libraries",
+    wanted: "libamdhip64 for the part rocm; RCCL serves no part",
+    why: "The rocm kernels open libamdhip64 at run time. RCCL is what frameworks use beside.",
+    cost: "the rocm kernels do not open",
+    fix: "install ROCm's runtime (hip-runtime-amd), and put /opt/rocm/lib into LD_LIBRARY_PATH",
+    source: "AMD ROCm installation for Linux",
+};
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    let has = |vendor| report.machine.gpus.iter().any(|gpu| gpu.vendor == vendor);
+    if has(GpuVendor::Nvidia) || report.job.asks(Facility::Gin) {
+        nccl(report);
+        let found = library(report, "libnvshmem_host.so").or(library(report, "libnvshmem.so"));
+        if let Some(library) = found {
+            let version = library.version.as_deref().unwrap_or("version unknown");
+            let found = format!("{version}, serves no part");
+            report.note((&NVSHMEM, Facility::Node), "NVSHMEM", (Verdict::Ok, found)).needed = false;
+        }
+    }
+    if has(GpuVendor::Amd) || report.job.asks(Facility::Hip) {
+        rocm(report);
+    }
+}
+
+fn nccl(report: &mut Report<'_>) {
+    let asked = report.job.asks(Facility::Gin);
+    let found = library(report, "libnccl.so");
+    let version = found.and_then(|library| library.version.as_deref());
+    let (verdict, text) = match (found, version.map(numbers)) {
+        // Without a config nobody has asked for it.
+        (None, _) if !asked => return,
+        (None, _) => (Verdict::Broken, "not in the usual folders".to_owned()),
+        (Some(_), Some(version)) if version.len() < 2 => {
+            (Verdict::Unknown, "its file tells no version".to_owned())
+        }
+        (Some(_), Some(numbers)) if at_least(&numbers, &NCCL_GIN) => {
+            (Verdict::Ok, format!("{}, serves gin", version.unwrap_or_default()))
+        }
+        (Some(_), Some(_)) => {
+            let verdict = if asked { Verdict::Broken } else { Verdict::Ok };
+            (verdict, format!("{}, too old for gin; serves no part", version.unwrap_or_default()))
+        }
+        (Some(_), None) => (Verdict::Unknown, "its file tells no version".to_owned()),
+    };
+    report.note((&NCCL, Facility::Gin), "NCCL", (verdict, text));
+}
+
+fn rocm(report: &mut Report<'_>) {
+    let text = |name: &str| {
+        library(report, name)
+            .map(|library| library.version.clone().unwrap_or_else(|| "version unknown".to_owned()))
+    };
+    let (hip, rccl) = (text("libamdhip64.so"), text("librccl.so"));
+    let (verdict, found) = match hip {
+        Some(version) => (Verdict::Ok, format!("libamdhip64 {version}")),
+        None => (Verdict::Unknown, "libamdhip64 is not in the usual folders".to_owned()),
+    };
+    report.note((&RCCL, Facility::Hip), "ROCm", (verdict, found));
+    if let Some(version) = rccl {
+        let found = format!("{version}, serves no part");
+        report.note((&RCCL, Facility::Hip), "RCCL", (Verdict::Ok, found)).wanted("nothing");
+    }
+}

@@ -1,0 +1,91 @@
+//! Locked memory, huge pages, memory that windows take.
+
+use tokenyard_machine::{Bound, Fact, NicFamily};
+
+use crate::nics::hardware;
+use crate::node::bytes;
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&LOCKED, &HUGE];
+
+const HUGE_PAGE: u64 = 2 << 20;
+
+static LOCKED: Rule = Rule {
+    id: "locked-memory",
+    title: "The limit on locked memory",
+    wanted: "unlimited",
+    why: "What a NIC reads and writes is pinned, and counts against `ulimit -l` unless the process has \
+          CAP_IPC_LOCK. Windows, queues and the libraries' own buffers all count.",
+    cost: "registration of memory fails at start with ENOMEM",
+    fix: "ulimit -l unlimited; lasting: `* - memlock unlimited` in /etc/security/limits.conf, \
+          LimitMEMLOCK=infinity for a service (slurmd, containerd), docker run --ulimit memlock=-1",
+    source: "linux-rdma/rdma-core, ibv_reg_mr(3); Linux, getrlimit(2) (RLIMIT_MEMLOCK); NVIDIA NCCL User \
+             Guide, Troubleshooting",
+};
+
+static HUGE: Rule = Rule {
+    id: "huge-pages",
+    title: "Huge pages for EFA",
+    wanted: "free pages of 2 MiB",
+    why: "libfabric's efa provider takes its buffers from huge pages. An adapter has room for a limited \
+          number of pages, so small pages also limit how much can be registered at all.",
+    cost: "the provider falls back to pages of 4 KiB: slower registration, and less that can be registered",
+    fix: "sysctl vm.nr_hugepages=5128 (the EFA installer sets it); Kubernetes: request hugepages-2Mi",
+    source: "libfabric, fi_efa(7) (FI_EFA_USE_HUGE_PAGE); ofiwg/libfabric issue 9739; AWS EC2 User Guide, \
+             Get started with EFA",
+};
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    locked(report);
+    if hardware(report).iter().any(|nic| nic.family == NicFamily::Efa)
+        || report.job.asks(Facility::Efa)
+    {
+        huge(report);
+    }
+}
+
+fn locked(report: &mut Report<'_>) {
+    let efa = report.job.asks(Facility::Efa)
+        || hardware(report).iter().any(|nic| nic.family == NicFamily::Efa);
+    let facility = if efa { Facility::Efa } else { Facility::Verbs };
+    let has_nic = !hardware(report).is_empty();
+    let exempt = crate::container::has_ipc_lock(report);
+    let need = report.job.window_bytes;
+    let (verdict, found) = match report.machine.limits.locked_memory {
+        Fact::Known(limit) => match limit.soft {
+            Bound::Unlimited => (Verdict::Ok, "no limit".to_owned()),
+            Bound::At(limit) if exempt => {
+                (Verdict::Ok, format!("{}, and CAP_IPC_LOCK lifts it", bytes(limit)))
+            }
+            Bound::At(limit) if limit >= need.max(1 << 30) => (Verdict::Ok, bytes(limit)),
+            Bound::At(soft) => {
+                let hard = match limit.hard {
+                    Bound::Unlimited => "; may be raised without limit",
+                    Bound::At(hard) if hard > soft => "; may be raised",
+                    Bound::At(_) => "",
+                };
+                (Verdict::Broken, format!("{}{hard}", bytes(soft)))
+            }
+        },
+        _ => (Verdict::Unknown, "the kernel tells no limit".to_owned()),
+    };
+    // Without a NIC nothing is pinned by one.
+    let verdict = if has_nic || report.job.uses.is_some() { verdict } else { Verdict::Ok };
+    let finding = report.note((&LOCKED, facility), "locked memory", (verdict, found));
+    if !has_nic && finding.verdict == Verdict::Ok {
+        finding.wanted("nothing: no NIC here");
+    } else {
+        finding.wanted(format!("unlimited, or at least {}", bytes(need.max(1 << 30))));
+    }
+}
+
+fn huge(report: &mut Report<'_>) {
+    let pool = report.machine.limits.huge_pages.iter().find(|pool| pool.page == HUGE_PAGE);
+    let (verdict, found) = match pool.map(|pool| (pool.free.get(), pool.total.get())) {
+        Some((Some(0), Some(0))) | None => (Verdict::Slow, "no pool".to_owned()),
+        Some((Some(0), _)) => (Verdict::Slow, "none free".to_owned()),
+        Some((Some(free), Some(total))) => (Verdict::Ok, format!("{free} of {total} free")),
+        Some(_) => (Verdict::Unknown, "the kernel does not tell".to_owned()),
+    };
+    report.note((&HUGE, Facility::Efa), "pages of 2 MiB", (verdict, found));
+}

@@ -1,0 +1,57 @@
+//! What several rules ask about NICs.
+
+use tokenyard_machine::{Fact, Nic, NicFamily, PciFunction, Port, PortState};
+
+use crate::Report;
+
+/// NICs whose hardware is here: soft-RoCE and soft-iWARP are nobody's fault.
+pub(crate) fn hardware<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
+    let is_software = |nic: &Nic| matches!(nic.family, NicFamily::Rxe | NicFamily::Siw);
+    report.machine.nics.iter().filter(|nic| !is_software(nic)).collect()
+}
+
+/// `mlx5_3`, or `mlx5_bond_0 port 2` where a NIC has several ports.
+pub(crate) fn port_name(nic: &Nic, port: &Port) -> String {
+    match nic.ports.len() {
+        1 => nic.name.clone(),
+        _ => format!("{} port {}", nic.name, port.number),
+    }
+}
+
+pub(crate) fn is_active(port: &Port) -> bool {
+    matches!(port.state, Fact::Known(PortState::Active | PortState::Deferred))
+}
+
+/// Some port of it carries traffic.
+pub(crate) fn has_link(nic: &Nic) -> bool {
+    nic.ports.iter().any(is_active)
+}
+
+/// Two NICs of one model can be compared.
+pub(crate) fn model(report: &Report<'_>, nic: &Nic) -> Option<(NicFamily, String)> {
+    let pci = function(report, nic).and_then(|f| f.device.get()).map(|id| format!("{id:04x}"));
+    let model = nic.hca_type.known().cloned().or(pci)?;
+    Some((nic.family, model))
+}
+
+/// The PCI function of a NIC.
+pub(crate) fn function<'a>(report: &Report<'a>, nic: &Nic) -> Option<&'a PciFunction> {
+    report.machine.pci_at(nic.pci.get()?)
+}
+
+/// The value that most of `values` have; `None` where no value is more frequent than every other.
+pub(crate) fn majority<T: Clone + Eq>(values: &[T]) -> Option<T> {
+    let count = |value: &T| values.iter().filter(|other| *other == value).count();
+    let best = values.iter().max_by_key(|value| count(value))?;
+    let tie = values.iter().any(|other| other != best && count(other) == count(best));
+    (!tie).then(|| best.clone())
+}
+
+/// Megabits a second in words: `400 Gb/s`.
+pub(crate) fn rate(megabits: u64) -> String {
+    match megabits {
+        0..1000 => format!("{megabits} Mb/s"),
+        _ if megabits.is_multiple_of(1000) => format!("{} Gb/s", megabits / 1000),
+        _ => format!("{:.1} Gb/s", megabits as f64 / 1000.0),
+    }
+}

@@ -1,0 +1,405 @@
+//! The node as such: kernel, limits, processors, where ranks meet.
+
+use serde::Serialize;
+use tokenyard_machine::Bound;
+
+use crate::versions::{at_least, kernel};
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[
+    &PART,
+    &PLUGIN,
+    &KERNEL,
+    &MEMFD,
+    &SOCKETS,
+    &FILES,
+    &PROCESSORS,
+    &MEMORY,
+    &SHM,
+    &CLOCK,
+    &RENDEZVOUS,
+    &SECRET,
+];
+
+/// The launcher needs pidfd_open.
+const OLDEST_KERNEL: [u32; 2] = [5, 3];
+/// Windows of the cpu kernel set.
+const WINDOWS: u64 = 2;
+/// Descriptors that a process has open for itself.
+const OWN_FILES: u64 = 32;
+/// Clocks whose reading is a system call or a slow device.
+const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
+
+pub(crate) static PART: Rule = Rule {
+    id: "part",
+    title: "A part of the program",
+    wanted: "chosen",
+    why: "Every part is probed: whether its libraries and devices are here. Only what the config chooses \
+          must work.",
+    cost: "no rank starts",
+    fix: "mend what the part names, or choose another part in the config",
+    source: "docs/plugin-guide.md (probe)",
+};
+
+pub(crate) static PLUGIN: Rule = Rule {
+    id: "plugin-file",
+    title: "A plugin file",
+    wanted: "a plugin",
+    why: "Files under [plugins] paths are judged before anything of them runs: symbol, version, tables.",
+    cost: "no rank starts",
+    fix: "remove it from [plugins] paths, or build it again for this version",
+    source: "docs/plugin-guide.md (the handshake)",
+};
+
+static KERNEL: Rule = Rule {
+    id: "kernel",
+    title: "The kernel",
+    wanted: "Linux 5.3 or later",
+    why: "`tokenyard run` watches its ranks by pidfd_open, which Linux 5.3 brought.",
+    cost: "ranks do not start",
+    fix: "run on a newer kernel",
+    source: "Linux, pidfd_open(2)",
+};
+
+static MEMFD: Rule = Rule {
+    id: "shared-memory",
+    title: "Shared memory (memfd)",
+    wanted: "works: needed by shm",
+    why: "The transport shm shares sealed memory by descriptor. Some container profiles refuse it.",
+    cost: "the transport shm does not open",
+    fix: "allow memfd_create and sealing in the container's seccomp profile",
+    source: "Linux, memfd_create(2); tried on this node",
+};
+
+static SOCKETS: Rule = Rule {
+    id: "unix-sockets",
+    title: "Abstract Unix sockets",
+    wanted: "work: needed by shm and nvlink",
+    why: "Ranks of one host hand each other descriptors at abstract Unix sockets.",
+    cost: "ranks of this host do not meet",
+    fix: "allow Unix sockets in the container's profile (Docker's and Podman's defaults do), and run the \
+          ranks of a host in one network namespace",
+    source: "Linux, unix(7); tried on this node",
+};
+
+static FILES: Rule = Rule {
+    id: "open-files",
+    title: "The limit on open files",
+    wanted: "enough for the ranks",
+    why: "Each peer's windows and signals are a descriptor on their way, and rank 0 has a connection to \
+          every rank.",
+    cost: "bring-up fails with «too many open files»",
+    fix: "ulimit -n 65536; lasting: `* - nofile 65536` in /etc/security/limits.conf",
+    source: "Linux, getrlimit(2) (RLIMIT_NOFILE)",
+};
+
+static PROCESSORS: Rule = Rule {
+    id: "processors",
+    title: "Processors for the ranks",
+    wanted: "one for each thread of each rank",
+    why: "A waiting rank spins. Where ranks take turns on a processor, each waits for the scheduler.",
+    cost: "operations take milliseconds more, and times say little",
+    fix: "run fewer ranks or threads, or give the container more processors",
+    source: "docs/performance.md (measured)",
+};
+
+static MEMORY: Rule = Rule {
+    id: "memory",
+    title: "Memory for windows",
+    wanted: "room for the windows of all ranks",
+    why: "Windows take memory only where they are touched, so less may do. A process that touches memory \
+          that is not there is killed.",
+    cost: "in the worst case the kernel kills a rank",
+    fix: "choose a smaller max_tokens, or set arena_mib in the kernel set's table",
+    source: "`tokenyard shape` (the formulas); Linux kernel, Documentation/admin-guide/cgroup-v2.rst",
+};
+
+static SHM: Rule = Rule {
+    id: "dev-shm",
+    title: "Room in /dev/shm",
+    wanted: "not needed by shm",
+    why: "Plugins may share memory by files there (libfabric's shm provider does); containers get 64 MiB. \
+          The transport shm does not use it.",
+    cost: "a plugin that uses it fails, or its process is killed by SIGBUS",
+    fix: "docker run --shm-size 8g, or mount a larger tmpfs",
+    source: "Linux, shm_overview(7); Docker, docker run (--shm-size)",
+};
+
+static CLOCK: Rule = Rule {
+    id: "clock-source",
+    title: "The clock",
+    wanted: "one that is read fast",
+    why: "Waits read the clock often. hpet and acpi_pm are read from a slow device by a system call.",
+    cost: "every wait costs a microsecond or more for each look",
+    fix: "boot with clocksource=tsc where the machine allows it",
+    source: "Linux kernel, Documentation/timers/timekeeping.rst",
+};
+
+static RENDEZVOUS: Rule = Rule {
+    id: "rendezvous",
+    title: "Where ranks meet",
+    wanted: "a place to meet; `tokenyard run` makes its own",
+    why: "Rank 0 listens at an address that all ranks are told: by the launcher's variables, or by \
+          [world] bootstrap.",
+    cost: "ranks wait for each other in vain",
+    fix: "correct [world] bootstrap or the launcher's variables",
+    source: "docs/config.md (world)",
+};
+
+static SECRET: Rule = Rule {
+    id: "job-secret",
+    title: "The job's secret",
+    wanted: "none on one host; `tokenyard run` makes one",
+    why: "Ranks that meet off the loopback interface prove to each other that they belong to the job.",
+    cost: "the ranks refuse to meet",
+    fix: "set TOKENYARD_SECRET to the same random text on all ranks (openssl rand -hex 32), or \
+          TOKENYARD_SECRET_FILE to a file of mode 0600",
+    source: "docs/security.md",
+};
+
+/// What only a process on the node can find out, most of it by trying.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tried {
+    /// Logical processors that this process may run on.
+    pub processors: usize,
+    /// Processors' worth of time that the container may use.
+    pub processor_quota: Option<f64>,
+    /// Bytes that the container may still use.
+    pub container_available: Option<u64>,
+    /// Free bytes of /dev/shm.
+    pub posix_shm_free: Option<u64>,
+    /// Why memory cannot be shared by descriptor and sealed.
+    pub memfd_error: Option<String>,
+    /// Why processes cannot meet at an abstract Unix socket.
+    pub socket_error: Option<String>,
+    /// The clock that the kernel reads.
+    pub clock_source: Option<String>,
+    /// How ranks will find each other.
+    pub meeting: Meeting,
+    /// Whether there is a job secret.
+    pub secret: Secret,
+}
+
+/// How ranks will find each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Meeting {
+    /// No launcher's variables are set here.
+    NoLauncher,
+    /// The variables or the config cannot be used.
+    Wrong(String),
+    /// At a TCP port.
+    Tcp {
+        /// Host and port.
+        address: String,
+        /// Only processes of this host reach it.
+        loopback: bool,
+        /// Whether rank 0 could listen there.
+        port: Place,
+    },
+    /// Through a file.
+    File {
+        /// The file.
+        path: String,
+        /// What is wrong with its folder.
+        folder_error: Option<String>,
+    },
+}
+
+/// Whether rank 0 could listen at its port here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// It could.
+    Free,
+    /// The address belongs to another node.
+    Elsewhere,
+    /// It could not, and why.
+    Refused(String),
+}
+
+/// Whether there is a job secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Secret {
+    /// There is none.
+    None,
+    /// There is one.
+    Set,
+    /// There is one that cannot be used, and why.
+    Unusable(String),
+}
+
+/// Bytes in the unit that suits them: `1536` is `1.5 KiB`.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+pub(crate) fn judge(report: &mut Report<'_>, tried: Option<&Tried>) {
+    release(report);
+    if let Some(tried) = tried {
+        attempt(report, &MEMFD, &tried.memfd_error);
+        attempt(report, &SOCKETS, &tried.socket_error);
+    }
+    open_files(report);
+    processors(report, tried);
+    memory(report, tried);
+    if let Some(tried) = tried {
+        posix_shm(report, tried);
+        clock(report, tried);
+        rendezvous(report, tried);
+        secret(report, tried);
+    }
+}
+
+fn release(report: &mut Report<'_>) {
+    let (verdict, found) = match report.machine.kernel.release.known() {
+        None => (Verdict::Unknown, "an unknown release".to_owned()),
+        Some(release) if at_least(&kernel(release), &OLDEST_KERNEL) => {
+            (Verdict::Ok, format!("Linux {release}"))
+        }
+        Some(release) => (Verdict::Broken, format!("Linux {release}")),
+    };
+    report.note((&KERNEL, Facility::Node), "kernel", (verdict, found));
+}
+
+fn attempt(report: &mut Report<'_>, rule: &'static Rule, error: &Option<String>) {
+    let (verdict, found) = match error {
+        None => (Verdict::Ok, "tried, it works"),
+        Some(error) => (Verdict::Broken, error.as_str()),
+    };
+    let subject = if rule.id == MEMFD.id { "memfd" } else { "abstract sockets" };
+    report.note((rule, Facility::Node), subject, (verdict, found));
+}
+
+fn open_files(report: &mut Report<'_>) {
+    // Peers' windows and signals on their way, and the bootstrap's connections at rank 0.
+    let need = report.job.ranks * (WINDOWS + 2) + OWN_FILES;
+    let (verdict, found) = match report.machine.limits.open_files.get().map(|limit| limit.soft) {
+        None => (Verdict::Unknown, "the kernel tells no limit".to_owned()),
+        Some(Bound::Unlimited) => (Verdict::Ok, "no limit".to_owned()),
+        Some(Bound::At(limit)) if limit < need => (Verdict::Broken, format!("at most {limit}")),
+        Some(Bound::At(limit)) => (Verdict::Ok, format!("at most {limit}")),
+    };
+    let ranks = report.job.ranks;
+    let finding = report.note((&FILES, Facility::Node), "open files", (verdict, found));
+    finding
+        .wanted(format!("{need} for {ranks} ranks"))
+        .fix(format!("ulimit -n {}", need.max(65_536)));
+}
+
+fn processors(report: &mut Report<'_>, tried: Option<&Tried>) {
+    let machine = report.machine;
+    let of_nodes: usize =
+        machine.numa.iter().filter_map(|node| Some(node.processors.known()?.len())).sum();
+    let count = tried.map_or(of_nodes, |tried| tried.processors);
+    let of_group = match machine.container.cgroup.millicpus.get() {
+        Some(Bound::At(thousandths)) => Some(thousandths as f64 / 1000.0),
+        _ => None,
+    };
+    let quota = tried.and_then(|tried| tried.processor_quota).or(of_group);
+    if count == 0 {
+        return;
+    }
+    let usable = (count as f64).min(quota.unwrap_or(f64::INFINITY));
+    let (ranks, threads) = (report.job.ranks, report.job.threads);
+    let verdict = if (ranks * threads) as f64 > usable { Verdict::Slow } else { Verdict::Ok };
+    let found = match quota {
+        Some(quota) => format!("{count} processors, {quota:.1} allowed"),
+        None => format!("{count} processors"),
+    };
+    let finding = report.note((&PROCESSORS, Facility::Node), "processors", (verdict, found));
+    finding.wanted(format!("{ranks} ranks * {threads} threads"));
+}
+
+fn memory(report: &mut Report<'_>, tried: Option<&Tried>) {
+    let need = report.job.window_bytes.saturating_mul(report.job.ranks);
+    let of_group = match report.machine.container.cgroup.memory.get() {
+        Some(Bound::At(limit)) => Some(limit),
+        _ => None,
+    };
+    let container = tried.map_or(of_group, |tried| tried.container_available);
+    let free = report.machine.limits.memory_available.get();
+    let available = [free, container].into_iter().flatten().min();
+    let found = match available {
+        None => "unknown".to_owned(),
+        Some(free) if container == Some(free) => format!("{} left to the container", bytes(free)),
+        Some(free) => format!("{} available", bytes(free)),
+    };
+    let verdict = match available {
+        Some(free) if need <= free => Verdict::Ok,
+        _ => Verdict::Unknown,
+    };
+    let finding = report.note((&MEMORY, Facility::Node), "memory", (verdict, found));
+    finding.wanted(format!("{} in the worst case", bytes(need)));
+}
+
+fn posix_shm(report: &mut Report<'_>, tried: &Tried) {
+    let need = report.job.window_bytes.saturating_mul(report.job.ranks);
+    let found = tried.posix_shm_free.map_or("none".to_owned(), |free| bytes(free) + " free");
+    let enough = tried.posix_shm_free.is_some_and(|free| free >= need);
+    let plugin = report.job.plugin_transport;
+    let verdict = if plugin && !enough { Verdict::Unknown } else { Verdict::Ok };
+    let finding = report.note((&SHM, Facility::Node), "/dev/shm", (verdict, found));
+    finding.needed = plugin;
+    if plugin {
+        finding.wanted(format!("{} in the worst case, if the plugin uses it", bytes(need)));
+    }
+}
+
+fn clock(report: &mut Report<'_>, tried: &Tried) {
+    let (verdict, found) = match tried.clock_source.as_deref() {
+        None => (Verdict::Ok, "not told"),
+        Some(name) if SLOW_CLOCKS.contains(&name) => (Verdict::Slow, name),
+        Some(name) => (Verdict::Ok, name),
+    };
+    report.note((&CLOCK, Facility::Node), "clock source", (verdict, found));
+}
+
+fn rendezvous(report: &mut Report<'_>, tried: &Tried) {
+    let mut fix = None;
+    let (verdict, found) = match &tried.meeting {
+        Meeting::NoLauncher => (Verdict::Ok, "no launcher's variables here".to_owned()),
+        Meeting::Wrong(error) => (Verdict::Broken, error.clone()),
+        Meeting::File { path, folder_error: None } => (Verdict::Ok, path.clone()),
+        Meeting::File { path, folder_error: Some(error) } => {
+            fix = Some("make the folder on all nodes");
+            (Verdict::Broken, format!("{path}: {error}"))
+        }
+        Meeting::Tcp { address, port: Place::Free, .. } => {
+            (Verdict::Ok, format!("{address}, free"))
+        }
+        Meeting::Tcp { address, port: Place::Elsewhere, .. } => {
+            (Verdict::Ok, format!("{address}, on another node"))
+        }
+        Meeting::Tcp { address, port: Place::Refused(error), .. } => {
+            fix = Some("choose another port (TOKENYARD_PORT under torchrun), or end what holds it");
+            (Verdict::Broken, format!("{address}: {error}"))
+        }
+    };
+    let finding = report.note((&RENDEZVOUS, Facility::Node), "rendezvous", (verdict, found));
+    if let Some(fix) = fix {
+        finding.fix(fix);
+    }
+}
+
+fn secret(report: &mut Report<'_>, tried: &Tried) {
+    let off_loopback = matches!(tried.meeting, Meeting::Tcp { loopback: false, .. });
+    let (verdict, found) = match &tried.secret {
+        Secret::Set => (Verdict::Ok, "set"),
+        Secret::None if off_loopback => (Verdict::Broken, "none"),
+        Secret::None => (Verdict::Ok, "none"),
+        Secret::Unusable(error) => (Verdict::Broken, error.as_str()),
+    };
+    let finding = report.note((&SECRET, Facility::Node), "job secret", (verdict, found));
+    if off_loopback {
+        finding.wanted("one, because ranks meet off the loopback interface");
+    }
+}

@@ -1,0 +1,185 @@
+//! NVLink: links, the fabric beyond the node, and what keeps GPUs apart.
+
+use std::collections::BTreeSet;
+
+use tokenyard_machine::{Gpu, GpuVendor};
+
+use crate::nics::majority;
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&LINKS, &FABRIC, &CLIQUE, &IMEX, &MIG];
+
+static LINKS: Rule = Rule {
+    id: "nvlink-links",
+    title: "NVLinks of a GPU",
+    wanted: "all active, as many as its neighbours have",
+    why: "A GPU reaches its peers over several links at once. A link that is inactive takes its share of \
+          the bandwidth away, and in an exchange all ranks wait for the slowest GPU.",
+    cost: "this GPU's share of the bandwidth; with no link at all, ranks cannot reach its memory",
+    fix: "nvidia-smi nvlink -s -i GPU shows the links, dmesg the driver's messages (Xid 74); restart \
+          the fabric manager, else the node, else have the board looked at",
+    source: "NVIDIA, nvidia-smi(1), nvlink; NVIDIA, XID Errors (Xid 74, NVLink error)",
+};
+
+static FABRIC: Rule = Rule {
+    id: "nvlink-fabric",
+    title: "Registration with the NVLink fabric",
+    wanted: "state Completed, status Success",
+    why: "Behind NVSwitch a GPU must be registered by the fabric manager before it may be used.",
+    cost: "CUDA does not initialise (error 802, system not yet initialized): no rank starts",
+    fix: "systemctl restart nvidia-fabricmanager; its version must be the driver's",
+    source: "NVIDIA Fabric Manager User Guide; NVML API Reference, nvmlGpuFabricInfo_t (state, status)",
+};
+
+static CLIQUE: Rule = Rule {
+    id: "nvlink-clique",
+    title: "Cluster and clique of the GPUs",
+    wanted: "one for all GPUs",
+    why: "GPUs reach each other's memory over NVLink inside one cluster and one clique only.",
+    cost: "ranks of different cliques cannot form one scale-up domain: mapping a window fails",
+    fix: "look at the partitions of the NVLink switches (fabric manager or NMX); nvidia-smi -q shows \
+          ClusterUUID and CliqueId",
+    source: "NVML API Reference, nvmlGpuFabricInfo_t (clusterUuid, cliqueId); NVIDIA GB200 NVL \
+             Multi-Node NVLink documentation",
+};
+
+static IMEX: Rule = Rule {
+    id: "imex-channel",
+    title: "An IMEX channel, for NVLink between nodes",
+    wanted: "/dev/nvidia-caps-imex-channels/channel0",
+    why: "Memory is shared with GPUs of other nodes through an IMEX channel, which the administrator \
+          creates; it does not outlive a restart of the node. The service nvidia-imex must run on all nodes.",
+    cost: "memory cannot be shared between trays: traffic between them takes the NICs, a tenth of NVLink",
+    fix: "modprobe nvidia NVreg_CreateImexChannel0=1, or mknod /dev/nvidia-caps-imex-channels/channel0 c \
+          MAJOR 0 (MAJOR of nvidia-caps-imex-channels in /proc/devices); give the container that device",
+    source: "NVIDIA IMEX Service for NVLink Networks, IMEX Channels: \
+             https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/imexchannels.html",
+};
+
+static MIG: Rule = Rule {
+    id: "mig",
+    title: "Partitioned GPUs (MIG)",
+    wanted: "off",
+    why: "Instances of a partitioned GPU do not reach other GPUs' memory, neither over NVLink nor over \
+          PCI Express.",
+    cost: "the transport nvlink does not open",
+    fix: "nvidia-smi -i GPU -mig 0, with nothing running there",
+    source: "NVIDIA Multi-Instance GPU User Guide, Application Considerations (no GPU to GPU P2P)",
+};
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    let gpus: Vec<&Gpu> =
+        report.machine.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
+    links(report, &gpus);
+    fabric(report, &gpus);
+    clique(report, &gpus);
+    imex(report, &gpus);
+    for gpu in &gpus {
+        if let Some(mig) = gpu.mig.get() {
+            let (verdict, found) = if mig { (Verdict::Broken, "on") } else { (Verdict::Ok, "off") };
+            report.note((&MIG, Facility::Cuda), name(gpu), (verdict, found));
+        }
+    }
+}
+
+fn name(gpu: &Gpu) -> String {
+    format!("GPU {}", gpu.index)
+}
+
+fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
+    let counts: Vec<usize> =
+        gpus.iter().filter_map(|gpu| Some(gpu.nvlinks.known()?.len())).collect();
+    let usual = majority(&counts).or(counts.iter().max().copied()).unwrap_or(0);
+    for gpu in gpus {
+        let Some(links) = gpu.nvlinks.known() else {
+            // One GPU has nobody to reach, and cards without NVLink tell no links.
+            if gpus.len() > 1 && report.job.asks(Facility::NvLink) {
+                let found = "nvidia-smi told nothing";
+                report.note((&LINKS, Facility::NvLink), name(gpu), (Verdict::Unknown, found));
+            }
+            continue;
+        };
+        if usual == 0 {
+            continue;
+        }
+        let down: Vec<String> = links
+            .iter()
+            .filter(|link| link.megabytes.is_none_or(|rate| rate == 0))
+            .map(|link| link.link.to_string())
+            .collect();
+        let active = links.len() - down.len();
+        let verdict = match active {
+            0 => Verdict::Broken,
+            active if active < usual => Verdict::Slow,
+            _ => Verdict::Ok,
+        };
+        let found = match down.is_empty() {
+            true => format!("{active} active"),
+            false => format!("{active} active, down: {}", down.join(", ")),
+        };
+        let finding = report.note((&LINKS, Facility::NvLink), name(gpu), (verdict, found));
+        finding.wanted(format!("{usual} active"));
+        if let (Verdict::Slow, share) = (verdict, 100 * (usual - active) / usual) {
+            finding.cost(format!("{share} % of this GPU's bandwidth, and all ranks wait for it"));
+        }
+    }
+}
+
+fn fabric(report: &mut Report<'_>, gpus: &[&Gpu]) {
+    for gpu in gpus {
+        let Some(fabric) = gpu.fabric.known() else { continue };
+        let Some(state) = fabric.state.known().filter(|state| *state != "N/A") else { continue };
+        let status = fabric.status.known().filter(|status| *status != "N/A");
+        let completed = state == "Completed";
+        let succeeded = status.is_none_or(|status| status == "Success");
+        let verdict = if completed && succeeded { Verdict::Ok } else { Verdict::Broken };
+        let status = status.map_or(String::new(), |status| format!(", {status}"));
+        report.note((&FABRIC, Facility::Cuda), name(gpu), (verdict, format!("{state}{status}")));
+    }
+}
+
+/// Cluster and clique, where the fabric is more than a node.
+fn place(gpu: &Gpu) -> Option<(String, u32)> {
+    let fabric = gpu.fabric.known()?;
+    let cluster = fabric.cluster.known()?;
+    let spans_nodes = cluster.chars().any(|c| !matches!(c, '0' | '-')) && cluster != "N/A";
+    spans_nodes.then_some((cluster.clone(), fabric.clique.get()?))
+}
+
+fn clique(report: &mut Report<'_>, gpus: &[&Gpu]) {
+    let places: Vec<(String, u32)> = gpus.iter().filter_map(|gpu| place(gpu)).collect();
+    let Some(first) = places.first() else { return };
+    let usual = majority(&places).unwrap_or_else(|| first.clone());
+    let odd: BTreeSet<String> = gpus
+        .iter()
+        .filter_map(|gpu| Some((gpu, place(gpu)?)))
+        .filter(|(_, place)| *place != usual)
+        .map(|(gpu, (_, clique))| format!("GPU {} in clique {clique}", gpu.index))
+        .collect();
+    let (verdict, found) = match odd.is_empty() {
+        true => (Verdict::Ok, format!("clique {} of cluster {}", usual.1, usual.0)),
+        false => (
+            Verdict::Broken,
+            format!(
+                "{}; the others in {}",
+                odd.into_iter().collect::<Vec<_>>().join(", "),
+                usual.1
+            ),
+        ),
+    };
+    report.note((&CLIQUE, Facility::NvLink), "GPUs", (verdict, found));
+}
+
+fn imex(report: &mut Report<'_>, gpus: &[&Gpu]) {
+    if gpus.iter().all(|gpu| place(gpu).is_none()) {
+        return;
+    }
+    let nodes = &report.machine.devices.nodes;
+    let channels: Vec<&String> =
+        nodes.keys().filter(|node| node.starts_with("nvidia-caps-imex-channels/")).collect();
+    let (verdict, found) = match channels.as_slice() {
+        [] => (Verdict::Slow, "no channel".to_owned()),
+        [first, ..] => (Verdict::Ok, format!("/dev/{first}")),
+    };
+    report.note((&IMEX, Facility::NvLink), "IMEX", (verdict, found));
+}

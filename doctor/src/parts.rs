@@ -1,0 +1,56 @@
+//! The parts of the program on this node.
+
+use serde::Serialize;
+
+use crate::node::{PART, PLUGIN};
+use crate::{Facility, Report, Verdict};
+
+/// What the program has, and whether it works here.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Parts {
+    /// The parts, those of plugins too.
+    pub parts: Vec<Part>,
+    /// What the config names and no part has: kind and name.
+    pub missing: Vec<(String, String)>,
+    /// Plugin files that failed the handshake: path and error.
+    pub broken_files: Vec<(String, String)>,
+}
+
+/// A part.
+#[derive(Clone, Debug, Serialize)]
+pub struct Part {
+    /// `transport`, `kernel set` or `topology`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// The config names it.
+    pub chosen: bool,
+    /// What keeps it from running here, in the probe's words.
+    pub why_not: Option<String>,
+}
+
+pub(crate) fn judge(report: &mut Report<'_>, parts: &Parts) {
+    for part in &parts.parts {
+        let (verdict, found) = match &part.why_not {
+            None => (Verdict::Ok, "it works here"),
+            // Nothing is lost where nobody has chosen it.
+            Some(why) if part.chosen => (Verdict::Broken, why.as_str()),
+            Some(why) => (Verdict::Ok, why.as_str()),
+        };
+        let subject = format!("{} {}", part.kind, part.name);
+        let finding = report.note((&PART, Facility::Node), subject, (verdict, found));
+        finding.wanted(if part.chosen { "chosen" } else { "not chosen" });
+        finding.needed = part.chosen || part.why_not.is_none();
+    }
+    for (kind, name) in &parts.missing {
+        let found = (Verdict::Broken, "no part of this name");
+        report
+            .note((&PART, Facility::Node), format!("{kind} {name}"), found)
+            .wanted("chosen")
+            .fix("correct `use`, or add the plugin that provides it to [plugins] paths");
+    }
+    for (path, error) in &parts.broken_files {
+        let found = (Verdict::Broken, error.as_str());
+        report.note((&PLUGIN, Facility::Node), format!("plugin {path}"), found);
+    }
+}

@@ -1,0 +1,294 @@
+//! PCI Express: speed, width, what stands between NIC and GPU.
+
+use std::collections::BTreeSet;
+
+use tokenyard_machine::{Fact, PciAddress, PciFunction};
+
+use crate::nics::{function, hardware, is_active, rate};
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&SPEED, &WIDTH, &ROOM, &ACS, &IOMMU, &BAR];
+
+static SPEED: Rule = Rule {
+    id: "pcie-speed",
+    title: "PCI Express generation",
+    wanted: "the highest that the card can",
+    why: "A link trains at the highest rate that card, slot and everything between can. A riser, a \
+          firmware setting or a bad contact lowers it.",
+    cost: "half of the bandwidth for each generation that is missing",
+    fix: "reseat the card; look for the slot's generation in the firmware's settings; lspci -vv shows \
+          LnkCap and LnkSta",
+    source: "Linux kernel, Documentation/ABI/testing/sysfs-bus-pci (current_link_speed, max_link_speed)",
+};
+
+static WIDTH: Rule = Rule {
+    id: "pcie-width",
+    title: "PCI Express lanes",
+    wanted: "as many as the card has",
+    why: "A card of 16 lanes in a slot of 8, or with a bad contact, works at the lanes that are left.",
+    cost: "half of the bandwidth with half of the lanes",
+    fix: "reseat the card, or move it to a slot of its width; lspci -vv shows LnkCap and LnkSta",
+    source: "Linux kernel, Documentation/ABI/testing/sysfs-bus-pci (current_link_width, max_link_width)",
+};
+
+static ROOM: Rule = Rule {
+    id: "pcie-room",
+    title: "PCI Express against the port",
+    wanted: "at least the rate of the ports",
+    why: "A port of 400 Gb/s needs 16 lanes of generation 5. On 16 lanes of generation 4 the card sends \
+          at most 252 Gb/s.",
+    cost: "the port sends at the rate of the slot",
+    fix: "move the card to a slot of a higher generation or of more lanes",
+    source: "PCI Express Base Specification 5.0 (rates and 128b/130b coding)",
+};
+
+static ACS: Rule = Rule {
+    id: "acs",
+    title: "Access control between NIC and GPU",
+    wanted: "no redirection on the bridges between them",
+    why: "Access Control Services make PCI switches send peer-to-peer packets up to the root complex in \
+          place of straight from NIC to GPU. On bare metal that only costs; in a virtual machine it is \
+          needed, and then the NIC must use address translation (ATS).",
+    cost: "traffic between NIC and GPU crosses the root complex: half of the bandwidth or less, on some \
+           machines a hang",
+    fix: "switch ACS off in the firmware's settings, or at each start on every bridge that has it: \
+          setpci -s BRIDGE ECAP_ACS+0x6.w=0000",
+    source: "NVIDIA NCCL User Guide, Troubleshooting, PCI Access Control Services (ACS): \
+             https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+};
+
+static IOMMU: Rule = Rule {
+    id: "iommu",
+    title: "The IOMMU",
+    wanted: "off, or passing through",
+    why: "With an IOMMU that translates, every address of a NIC is looked up, and peer-to-peer packets \
+          must go through the root complex.",
+    cost: "less bandwidth, and on some machines GPU memory that a NIC cannot reach",
+    fix: "boot with iommu=pt (Intel: intel_iommu=on iommu=pt), or switch the IOMMU off in the firmware",
+    source: "Linux kernel, Documentation/admin-guide/kernel-parameters.txt (iommu=pt); NVIDIA NCCL User \
+             Guide, Troubleshooting, PCI Access Control Services (ACS)",
+};
+
+static BAR: Rule = Rule {
+    id: "gpu-bar",
+    title: "What peers can reach of a GPU's memory",
+    wanted: "a BAR of at least 1 GiB",
+    why: "A NIC reaches GPU memory through a BAR of the GPU. Where the firmware gave it 256 MiB only, \
+          windows do not fit.",
+    cost: "registration of GPU windows fails at start",
+    fix: "switch on «above 4G decoding» and «resizable BAR» in the firmware's settings",
+    source: "NVIDIA, GPUDirect RDMA documentation, PCI BAR sizes",
+};
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    for nic in hardware(report) {
+        if let Some(function) = function(report, nic).filter(|f| !f.is_virtual_function) {
+            link(report, (Facility::of(nic), &nic.name), function);
+            let sum: u64 = nic
+                .ports
+                .iter()
+                .filter(|port| is_active(port))
+                .filter_map(|port| Some(port.rate.known()?.megabits))
+                .sum();
+            room(report, (Facility::of(nic), &nic.name), (function, sum));
+        }
+    }
+    gpus(report);
+    access_control(report);
+    translation(report);
+}
+
+/// Megatransfers a second in words: `generation 5`.
+fn generation(speed: u32) -> String {
+    match speed {
+        2500 => "generation 1".into(),
+        5000 => "generation 2".into(),
+        8000 => "generation 3".into(),
+        16000 => "generation 4".into(),
+        32000 => "generation 5".into(),
+        64000 => "generation 6".into(),
+        other => format!("{other} MT/s"),
+    }
+}
+
+fn link(report: &mut Report<'_>, (facility, name): (Facility, &str), function: &PciFunction) {
+    let link = function.link;
+    if let (Fact::Known(found), Fact::Known(most)) = (link.speed, link.max_speed) {
+        let verdict = if found < most { Verdict::Slow } else { Verdict::Ok };
+        let finding = report.note((&SPEED, facility), name, (verdict, generation(found)));
+        finding.wanted(format!("{}, as the card can", generation(most)));
+    }
+    if let (Fact::Known(found), Fact::Known(most)) = (link.width, link.max_width) {
+        let verdict = if found < most { Verdict::Slow } else { Verdict::Ok };
+        let slot = function
+            .bridges
+            .last()
+            .and_then(|bridge| at(report, *bridge))
+            .and_then(|bridge| bridge.link.max_width.get());
+        let finding = report.note((&WIDTH, facility), name, (verdict, format!("{found} lanes")));
+        finding.wanted(format!("{most} lanes, as the card has"));
+        if let Some(slot) = slot.filter(|slot| *slot < most) {
+            finding.fix(format!("move the card: its slot has {slot} lanes"));
+        }
+    }
+}
+
+fn at<'a>(report: &Report<'a>, address: PciAddress) -> Option<&'a PciFunction> {
+    report.machine.pci_at(address)
+}
+
+/// Megabits a second that a link carries in one direction.
+pub(crate) fn capacity(speed: u32, width: u32) -> u64 {
+    let lane = match speed {
+        // 8b/10b.
+        ..8000 => u64::from(speed) * 8 / 10,
+        // 128b/130b, and the same order for the flits of generation 6.
+        _ => u64::from(speed) * 128 / 130,
+    };
+    lane * u64::from(width)
+}
+
+fn room(
+    report: &mut Report<'_>,
+    (facility, name): (Facility, &str),
+    (function, ports): (&PciFunction, u64),
+) {
+    let (Fact::Known(speed), Fact::Known(width)) = (function.link.speed, function.link.width)
+    else {
+        return;
+    };
+    if ports == 0 {
+        return;
+    }
+    let capacity = capacity(speed, width);
+    // A slot that did not train as it could is named once, by its own rule.
+    let trained = function.link.max_speed.get().is_none_or(|most| speed >= most)
+        && function.link.max_width.get().is_none_or(|most| width >= most);
+    // 400 Gb/s on 504, 200 on 252: what is left for headers is enough. 100 on 126 too.
+    let verdict = if capacity < ports && trained { Verdict::Slow } else { Verdict::Ok };
+    let finding = report.note((&ROOM, facility), name, (verdict, rate(capacity / 1000 * 1000)));
+    finding.wanted(format!("{} of its ports", rate(ports)));
+}
+
+fn gpus(report: &mut Report<'_>) {
+    for gpu in &report.machine.gpus {
+        let facility = match gpu.vendor {
+            tokenyard_machine::GpuVendor::Nvidia => Facility::Cuda,
+            tokenyard_machine::GpuVendor::Amd => Facility::Hip,
+        };
+        let name = format!("GPU {}", gpu.index);
+        if let Some(function) = at(report, gpu.pci) {
+            let PciFunction { link, .. } = function;
+            if let (Fact::Known(found), Fact::Known(most)) = (link.width, link.max_width) {
+                let verdict = if found < most { Verdict::Slow } else { Verdict::Ok };
+                let finding =
+                    report.note((&WIDTH, facility), &name, (verdict, format!("{found} lanes")));
+                finding.wanted(format!("{most} lanes, as the card has"));
+            }
+            if let (Fact::Known(found), Fact::Known(most)) = (link.speed, link.max_speed) {
+                // Some GPUs lower their link while they are idle.
+                let verdict = if found < most { Verdict::Unknown } else { Verdict::Ok };
+                let finding = report.note((&SPEED, facility), &name, (verdict, generation(found)));
+                finding.wanted(format!("{}, as the card can", generation(most)));
+                finding.fix("look again while the GPU works: some lower their link while idle");
+            }
+        }
+        if let Some(bar) = gpu.largest_bar.get().filter(|bar| *bar > 0) {
+            let verdict = if bar < 1 << 30 { Verdict::Broken } else { Verdict::Ok };
+            let found = format!("{} MiB", bar >> 20);
+            report.note((&BAR, Facility::GpuMemory), &name, (verdict, found));
+        }
+    }
+}
+
+/// Bridges below the root that lie between some NIC and some GPU of one switch.
+fn between(report: &Report<'_>) -> BTreeSet<PciAddress> {
+    let paths = |addresses: Vec<PciAddress>| -> Vec<Vec<PciAddress>> {
+        addresses.into_iter().filter_map(|a| Some(at(report, a)?.bridges.clone())).collect()
+    };
+    let nics = paths(hardware(report).iter().filter_map(|nic| nic.pci.get()).collect());
+    let gpus = paths(report.machine.gpus.iter().map(|gpu| gpu.pci).collect());
+    let mut bridges = BTreeSet::new();
+    for nic in &nics {
+        for gpu in &gpus {
+            let shared = nic.iter().zip(gpu).take_while(|(a, b)| a == b).count();
+            // The root port alone in common is no switch: then packets cross the root anyway.
+            if shared > 0 {
+                bridges.extend(nic.iter().skip(shared).chain(gpu.iter().skip(shared)));
+            }
+        }
+    }
+    bridges
+}
+
+fn access_control(report: &mut Report<'_>) {
+    let bridges = between(report);
+    if bridges.is_empty() {
+        return;
+    }
+    let mut redirecting = Vec::new();
+    let mut untold = 0;
+    for address in &bridges {
+        match at(report, *address).map(|bridge| &bridge.acs) {
+            Some(Fact::Known(Some(acs))) if acs.request_redirect || acs.completion_redirect => {
+                redirecting.push(address.to_string());
+            }
+            Some(Fact::Known(_)) => {}
+            _ => untold += 1,
+        }
+    }
+    let is_virtual = report.machine.kernel.is_virtual.get() == Some(true);
+    let all = bridges.len();
+    let (verdict, found) = match (redirecting.len(), untold) {
+        (0, 0) => (Verdict::Ok, format!("none of {all} bridges redirects")),
+        (0, untold) => (Verdict::Unknown, format!("{untold} of {all} bridges do not tell")),
+        (some, _) => {
+            let first = redirecting.iter().take(4).cloned().collect::<Vec<_>>().join(", ");
+            let more = if some > 4 { ", ..." } else { "" };
+            let verdict = if is_virtual { Verdict::Unknown } else { Verdict::Slow };
+            (verdict, format!("{some} of {all} bridges redirect: {first}{more}"))
+        }
+    };
+    let finding = report.note((&ACS, Facility::GpuMemory), "PCI bridges", (verdict, found));
+    if untold > 0 && redirecting.is_empty() {
+        finding.fix("run this as root, which may read the extended configuration space");
+    }
+}
+
+fn translation(report: &mut Report<'_>) {
+    let units = report.machine.iommu.units.len();
+    let translated: Vec<&str> = hardware(report)
+        .iter()
+        .filter(|nic| {
+            let domain = function(report, nic).and_then(|f| f.iommu_domain.known());
+            domain.is_some_and(|domain| domain.starts_with("DMA"))
+        })
+        .map(|nic| nic.name.as_str())
+        .collect();
+    if hardware(report).is_empty() {
+        return;
+    }
+    // Arm's translate by design, and peer-to-peer traffic does not cross them less well.
+    let smmu = report.machine.iommu.units.iter().any(|unit| unit.starts_with("smmu"));
+    let (verdict, found) = match (units, translated.len()) {
+        (0, _) => (Verdict::Ok, "off".to_owned()),
+        (_, 0) => (Verdict::Ok, "passes through".to_owned()),
+        (_, _) if smmu => (Verdict::Ok, "translates (Arm SMMU)".to_owned()),
+        (_, count) => {
+            (Verdict::Slow, format!("translates for {count} NICs ({}, ...)", translated[0]))
+        }
+    };
+    report.note((&IOMMU, Facility::GpuMemory), "IOMMU", (verdict, found));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_carry_what_their_coding_leaves() {
+        assert_eq!(capacity(32_000, 16) / 1000, 504);
+        assert_eq!(capacity(16_000, 16) / 1000, 252);
+        assert_eq!(capacity(2_500, 1), 2_000);
+    }
+}

@@ -1,0 +1,325 @@
+//! Ports: state, speed, packet size, errors.
+
+use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, PortState};
+
+use crate::nics::{function, hardware, has_link, is_active, majority, model, port_name, rate};
+use crate::pci::capacity;
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&NO_NIC, &NAMED, &STATE, &RATE, &MTU, &ERRORS];
+
+static NO_NIC: Rule = Rule {
+    id: "nic-present",
+    title: "RDMA devices",
+    wanted: "at least one",
+    why: "A transport that speaks verbs or libfabric's efa provider drives a device of \
+          /sys/class/infiniband. Where none is there, the NIC's driver is not loaded, or the container \
+          sees no device.",
+    cost: "the transport does not open: no rank starts",
+    fix: "load the NIC's driver (modprobe mlx5_ib, efa, ionic_rdma) on the host; lspci says which \
+          cards there are",
+    source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband",
+};
+
+static NAMED: Rule = Rule {
+    id: "nic-named",
+    title: "A NIC that the config names",
+    wanted: "there",
+    why: "`device` and `rails` of a transport's table name NICs. Names change with kernels and slots \
+          (mlx5_0, rocep9s0, rdmap85s0), and nodes may differ in them.",
+    cost: "the ranks that it is for do not start",
+    fix: "correct the name in the config, or write \"auto\"",
+    source: "backends/verbs/docs.md (device); backends/libfabric/docs.md (rails); linux-rdma/rdma-core, \
+             rdma_rename",
+};
+
+static STATE: Rule = Rule {
+    id: "port-state",
+    title: "State of a port",
+    wanted: "active, LinkUp",
+    why: "A port carries traffic only while its logical state is active and its physical state is \
+          LinkUp. Down and Polling mean no link; Init means a link that no subnet manager has set up; \
+          Disabled means switched off by software.",
+    cost: "its rail is missing: ranks that would use it share others, so they get half of the \
+           bandwidth or less",
+    fix: "look at cable and switch port; then `ip link set IFACE up` (Ethernet) or `ibportstate` \
+          (InfiniBand)",
+    source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (state, phys_state)",
+};
+
+static RATE: Rule = Rule {
+    id: "port-rate",
+    title: "Speed of a port",
+    wanted: "what most NICs of its model have",
+    why: "A bad cable, a wrong transceiver or a switch port set by hand trains a link slower or \
+          narrower than its neighbours. Where all ports of a model have a quarter of what their slots carry \
+          or less, nobody can say here whether the network has no more. Every exchange waits for the slowest rail, so one slow port \
+          slows all ranks.",
+    cost: "all ranks run at the speed of this port",
+    fix: "replace the cable or transceiver; `mlxlink -d DEVICE -m` (NVIDIA) or `ethtool IFACE` says what \
+          both ends offer",
+    source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (rate); NVIDIA MFT, mlxlink",
+};
+
+static MTU: Rule = Rule {
+    id: "mtu",
+    title: "Packet size",
+    wanted: "4096 bytes (RoCE: an interface mtu of 4200)",
+    why: "RDMA packets carry 256, 512, 1024, 2048 or 4096 bytes. On RoCE the largest that fits into the \
+          mtu of the network interface is taken, so the usual mtu of 1500 gives packets of 1024 bytes. \
+          Both ends use the smaller of their sizes.",
+    cost: "four times the packets: more load on NIC and switch, and some tenths of the bandwidth",
+    fix: "ip link set IFACE mtu 9000, on all nodes and switches of the fabric",
+    source: "Linux kernel, include/rdma/ib_addr.h, iboe_get_mtu (RoCE); ibv_devinfo shows active_mtu",
+};
+
+static ERRORS: Rule = Rule {
+    id: "port-errors",
+    title: "Errors that a port counted",
+    wanted: "few since the driver was loaded",
+    why: "Symbol errors and links that went down point at a cable or transceiver. Packets out of \
+          sequence and timeouts point at losses in the network, which RoCE repairs by sending again: \
+          a lossless class that is not lossless.",
+    cost: "retransmissions: bandwidth falls and single operations take milliseconds",
+    fix: "read the counters twice, a minute apart; where they grow, replace the cable, or check PFC, ECN \
+          and the traffic class on NIC and switch",
+    source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (counters); NVIDIA, \
+             Understanding mlx5 Linux Counters and Status Parameters",
+};
+
+/// Counters of the physical link, and from where on they are a fault by themselves.
+const LINK_ERRORS: [(&str, u64); 4] = [
+    ("symbol_error", 10_000),
+    ("link_downed", 100),
+    ("link_error_recovery", 100),
+    ("port_rcv_errors", 10_000),
+];
+/// Counters of lost packets, likewise.
+const LOSSES: [(&str, u64); 5] = [
+    ("out_of_sequence", 10_000),
+    ("packet_seq_err", 10_000),
+    ("local_ack_timeout_err", 1_000),
+    ("rnr_nak_retry_err", 100),
+    ("retrans_bytes", 1 << 30),
+];
+/// Below a hundredth of that nothing is said: links flap when switches are restarted.
+const QUIET: u64 = 100;
+
+/// Bytes of headers and checks that the kernel keeps room for around the payload of a RoCE packet.
+const ROCE_HEADERS: u32 = 96;
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    presence(report);
+    named(report);
+    for nic in hardware(report) {
+        for port in &nic.ports {
+            state(report, nic, port);
+            if is_active(port) {
+                speed(report, nic, port);
+                packet(report, nic, port);
+                errors(report, nic, port);
+            }
+        }
+    }
+}
+
+/// Only where a config asks for NICs: a node without any is a node too.
+fn presence(report: &mut Report<'_>) {
+    for (facility, name) in [(Facility::Verbs, "verbs"), (Facility::Efa, "efa")] {
+        if !report.job.asks(facility) {
+            continue;
+        }
+        let count = report.machine.nics.iter().filter(|nic| Facility::of(nic) == facility).count();
+        let (verdict, found) = match count {
+            0 => (Verdict::Broken, "none".to_owned()),
+            count => (Verdict::Ok, count.to_string()),
+        };
+        report.note((&NO_NIC, facility), format!("NICs for {name}"), (verdict, found));
+    }
+}
+
+/// libfabric's providers for sockets take network interfaces.
+fn named(report: &mut Report<'_>) {
+    let machine = report.machine;
+    let there = |name: &String| {
+        machine.nics.iter().any(|nic| nic.name == *name)
+            || machine.interfaces.iter().any(|interface| interface.name == *name)
+    };
+    let known: Vec<&str> = machine.nics.iter().take(8).map(|nic| nic.name.as_str()).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    for name in &report.job.nics {
+        let told = match there(name) {
+            true => (Verdict::Ok, "there".to_owned()),
+            false => (Verdict::Broken, format!("not there; there are: {known}")),
+        };
+        report.note((&NAMED, Facility::Node), name, told);
+    }
+}
+
+fn state(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+    let physical = port.physical.known().map_or("physical state unknown", String::as_str);
+    let Some(state) = port.state.get() else {
+        let found = format!("state unknown, {physical}");
+        report.note((&STATE, Facility::of(nic)), port_name(nic, port), (Verdict::Unknown, found));
+        return;
+    };
+    let word = match state {
+        PortState::Down => "down",
+        PortState::Init => "init",
+        PortState::Armed => "armed",
+        PortState::Active => "active",
+        PortState::Deferred => "active, deferred",
+    };
+    let named = report.job.nics.contains(&nic.name);
+    let others = hardware(report)
+        .iter()
+        .any(|other| Facility::of(other) == Facility::of(nic) && has_link(other));
+    let verdict = match (is_active(port), named, others) {
+        (true, ..) => Verdict::Ok,
+        // The rest of its NIC or of the node goes on.
+        (false, false, true) => Verdict::Slow,
+        (false, ..) => Verdict::Broken,
+    };
+    let found = format!("{word}, {physical}");
+    let interface = nic.interfaces.first().map_or("IFACE", String::as_str);
+    let fix = match (state, port.link_layer.get()) {
+        (PortState::Init | PortState::Armed, _) => {
+            "start the subnet manager (opensm, or the switch's own): nobody has set the port up"
+                .to_owned()
+        }
+        (_, Some(LinkLayer::Ethernet)) => {
+            format!("ip link set {interface} up; then look at cable, transceiver and switch port")
+        }
+        _ => format!(
+            "look at cable, transceiver and switch port; `ibstat {}` shows changes",
+            nic.name
+        ),
+    };
+    let finding = report.note((&STATE, Facility::of(nic)), port_name(nic, port), (verdict, found));
+    finding.fix(fix);
+    if named {
+        finding.cost("the config names this NIC: its ranks do not start");
+    }
+}
+
+fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+    let Some(found) = port.rate.known() else {
+        let found = "the kernel tells no rate";
+        report.note((&RATE, Facility::of(nic)), port_name(nic, port), (Verdict::Unknown, found));
+        return;
+    };
+    let same = model(report, nic);
+    let rates: Vec<u64> = hardware(report)
+        .iter()
+        .filter(|other| same.is_some() && model(report, other) == same)
+        .flat_map(|other| other.ports.iter().filter(|port| is_active(port)))
+        .filter_map(|port| Some(port.rate.known()?.megabits))
+        .collect();
+    // Two that differ: the faster shows what the model can.
+    let usual = match rates.len() {
+        2 => rates.iter().max().copied(),
+        _ => majority(&rates),
+    };
+    let usual = usual.unwrap_or(found.megabits);
+    let lanes = found.lanes.map_or(String::new(), |lanes| format!(", {lanes} lanes"));
+    let text = format!("{}{lanes}", rate(found.megabits));
+    let far_below = slot(report, nic).filter(|slot| 4 * found.megabits <= *slot);
+    let (verdict, wanted) = match far_below {
+        _ if found.megabits < usual => {
+            (Verdict::Slow, format!("{}, as the others of its model", rate(usual)))
+        }
+        // All may have the same fault, or the switch has no more.
+        Some(slot) => {
+            (Verdict::Unknown, format!("more: its slot carries {}", rate(slot / 1000 * 1000)))
+        }
+        None if rates.len() > 1 => {
+            (Verdict::Ok, format!("{}, as the others of its model", rate(usual)))
+        }
+        None => (Verdict::Ok, "the only one of its model: nothing to compare with".to_owned()),
+    };
+    report.note((&RATE, Facility::of(nic)), port_name(nic, port), (verdict, text)).wanted(wanted);
+}
+
+/// Megabits a second that PCI Express could carry for each of the card's working ports.
+fn slot(report: &Report<'_>, nic: &Nic) -> Option<u64> {
+    let link = function(report, nic)?.link;
+    let ports = nic.ports.iter().filter(|port| is_active(port)).count().max(1) as u64;
+    Some(capacity(link.max_speed.get()?, link.max_width.get()?) / ports)
+}
+
+fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+    if nic.family == NicFamily::Efa {
+        // SRD's packets are the adapter's own business.
+        return;
+    }
+    let roce = port.link_layer == Fact::Known(LinkLayer::Ethernet);
+    let interface = interface_of(nic, port);
+    let mtu = interface
+        .and_then(|name| report.machine.interfaces.iter().find(|i| i.name == name))
+        .and_then(|interface| interface.mtu.get());
+    let active = nic.active_mtu.get(&port.number).copied();
+    let (bytes, text) = match (active, mtu) {
+        (Some(bytes), _) => (bytes, format!("{bytes} bytes")),
+        (None, Some(mtu)) if roce => {
+            let bytes = roce_payload(mtu);
+            (bytes, format!("{bytes} bytes (interface mtu {mtu})"))
+        }
+        // InfiniBand: no file tells it, and the subnet manager decides for all.
+        _ => return,
+    };
+    let verdict = if bytes < 4096 { Verdict::Slow } else { Verdict::Ok };
+    let finding = report.note((&MTU, Facility::of(nic)), port_name(nic, port), (verdict, text));
+    if let (true, Some(name)) = (roce, interface) {
+        finding
+            .fix(format!("ip link set {name} mtu 9000, on all nodes and switches of the fabric"));
+    } else if !roce {
+        finding.fix("set mtu=5 in the partition of the subnet manager (opensm: partitions.conf)");
+    }
+}
+
+/// The interface that carries the port's packets: the one that its GIDs name, else the NIC's own.
+fn interface_of<'a>(nic: &'a Nic, port: &'a Port) -> Option<&'a str> {
+    let by_gid = port.gids.iter().find_map(|gid| gid.interface.known());
+    by_gid.or_else(|| nic.interfaces.first()).map(String::as_str)
+}
+
+/// The largest payload that the kernel lets a RoCE packet have in an interface's packets.
+fn roce_payload(mtu: u32) -> u32 {
+    let room = mtu.saturating_sub(ROCE_HEADERS);
+    [4096, 2048, 1024, 512].into_iter().find(|size| room >= *size).unwrap_or(256)
+}
+
+fn errors(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+    if port.counters.is_empty() {
+        return;
+    }
+    let counted = |list: &[(&str, u64)], share: u64| -> Vec<String> {
+        let over = |(name, limit): &(&str, u64)| {
+            let count = *port.counters.get(*name)?;
+            (count > 0 && count >= limit / share).then(|| format!("{name} {count}"))
+        };
+        list.iter().filter_map(over).collect()
+    };
+    let all: Vec<(&str, u64)> = LINK_ERRORS.into_iter().chain(LOSSES).collect();
+    let (bad, some) = (counted(&all, 1), counted(&all, QUIET));
+    let (verdict, found) = match (bad.is_empty(), some.is_empty()) {
+        (false, _) => (Verdict::Slow, bad.join(", ")),
+        (true, false) => {
+            (Verdict::Unknown, format!("{}; how old they are nobody tells", some.join(", ")))
+        }
+        (true, true) => (Verdict::Ok, "few or none".to_owned()),
+    };
+    report.note((&ERRORS, Facility::of(nic)), port_name(nic, port), (verdict, found));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_s_mtu_decides_the_payload_of_roce() {
+        for (mtu, payload) in [(600, 256), (1500, 1024), (4191, 2048), (4192, 4096), (9000, 4096)] {
+            assert_eq!(roce_payload(mtu), payload, "{mtu}");
+        }
+    }
+}

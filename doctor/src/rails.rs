@@ -1,0 +1,198 @@
+//! Rails: which NIC each GPU has near, and whether all have the same.
+
+use tokenyard_machine::{Distance, Gpu, GpuVendor, LinkLayer, Nic};
+
+use crate::nics::{hardware, has_link, is_active, majority, model};
+use crate::{Facility, Finding, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&NEAR, &EQUAL, &LAYER];
+
+static NEAR: Rule = Rule {
+    id: "rail-distance",
+    title: "How far a GPU's NIC is",
+    wanted: "as near as that of the other GPUs",
+    why: "Rows go from GPU memory to the NIC over PCI Express. Under one switch they cross nothing else; \
+          through the root complex, or from socket to socket, they share the way with everything.",
+    cost: "this GPU's rail is slower than the others, and all ranks wait for it",
+    fix: "use a NIC of the GPU's own switch: bring its port up, or give the container that device",
+    source: "NVIDIA, GPUDirect RDMA documentation, Supported Systems (distance between devices)",
+};
+
+static EQUAL: Rule = Rule {
+    id: "rail-count",
+    title: "NICs of each GPU",
+    wanted: "equally many for all GPUs",
+    why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
+          their own share one with a neighbour.",
+    cost: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
+    fix: "bring up the port of the missing NIC, or give the container that device",
+    source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \
+             for each GPU)",
+};
+
+static LAYER: Rule = Rule {
+    id: "rail-layer",
+    title: "What the rails speak",
+    wanted: "InfiniBand on all, or Ethernet on all",
+    why: "A ConnectX port can be set to either. A queue pair connects ports of one kind only.",
+    cost: "ranks of that rail do not connect to ranks of the others: the job does not start",
+    fix: "mlxconfig -d DEVICE set LINK_TYPE_P1=1 (InfiniBand) or =2 (Ethernet), then restart the node",
+    source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
+};
+
+/// The nearest NICs of a GPU.
+struct Nearest<'a> {
+    gpu: &'a Gpu,
+    distance: Distance,
+    nics: Vec<&'a Nic>,
+}
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    let machine = report.machine;
+    let all = rail_nics(report);
+    // Those without a link too: that is said of their ports, and is no matter of distance.
+    let nearest: Vec<Nearest<'_>> =
+        machine.gpus.iter().filter_map(|gpu| nearest(report, gpu, &all)).collect();
+    // One GPU has nothing to be compared with.
+    if nearest.len() < 2 {
+        return;
+    }
+    distances(report, &nearest);
+    counts(report, &nearest);
+    layers(report, &nearest);
+}
+
+/// Of a node's NICs those of the model that has the fastest port: others are for storage and the like,
+/// and `auto` does not take them. A port that is slower than its model's others still counts.
+fn rail_nics<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
+    let rate = |nic: &Nic| {
+        let active = nic.ports.iter().filter(|port| is_active(port));
+        active.filter_map(|port| Some(port.rate.known()?.megabits)).max()
+    };
+    let all = hardware(report);
+    let fastest = all.iter().filter_map(|nic| rate(nic)).max();
+    let models: Vec<_> =
+        all.iter().filter(|nic| rate(nic) == fastest).map(|nic| model(report, nic)).collect();
+    all.into_iter().filter(|nic| models.contains(&model(report, nic))).collect()
+}
+
+fn nearest<'a>(report: &Report<'a>, gpu: &'a Gpu, nics: &[&'a Nic]) -> Option<Nearest<'a>> {
+    let far = |nic: &Nic| nic.pci.get().map(|at| report.machine.distance(gpu.pci, at));
+    let distance = nics.iter().filter_map(|nic| far(nic)).min()?;
+    let nics = nics.iter().copied().filter(|nic| far(nic) == Some(distance)).collect();
+    Some(Nearest { gpu, distance, nics })
+}
+
+fn words(distance: Distance) -> &'static str {
+    match distance {
+        Distance::SameSwitch => "under one switch",
+        Distance::SameRootPort => "under one root port",
+        Distance::SameHostBridge => "under one host bridge",
+        Distance::SameNumaNode => "on its NUMA node",
+        Distance::Across => "on another NUMA node",
+        Distance::Unknown => "at an unknown distance",
+    }
+}
+
+fn names(nics: &[&Nic]) -> String {
+    let names: Vec<&str> = nics.iter().take(4).map(|nic| nic.name.as_str()).collect();
+    let more = if nics.len() > 4 { ", ..." } else { "" };
+    format!("{}{more}", names.join(", "))
+}
+
+/// Notes what it found of a rail, which matters to jobs that use both GPUs and NICs of these kinds.
+fn note<'r>(
+    report: &'r mut Report<'_>,
+    (rule, one): (&'static Rule, &Nearest<'_>),
+    subject: String,
+    told: (Verdict, String),
+) -> &'r mut Finding {
+    let gpus = match one.gpu.vendor {
+        GpuVendor::Nvidia => Facility::Cuda,
+        GpuVendor::Amd => Facility::Hip,
+    };
+    let uses_gpus = report.job.needs(gpus);
+    let nics = one.nics.first().map_or(Facility::Verbs, |nic| Facility::of(nic));
+    let finding = report.note((rule, nics), subject, told);
+    finding.needed &= uses_gpus;
+    finding
+}
+
+fn distances(report: &mut Report<'_>, all: &[Nearest<'_>]) {
+    let best = all.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
+    for one in all {
+        let verdict = match one.distance {
+            Distance::Unknown => Verdict::Unknown,
+            distance if distance > best => Verdict::Slow,
+            _ => Verdict::Ok,
+        };
+        let down = if one.nics.iter().any(|nic| has_link(nic)) { "" } else { ", without a link" };
+        let found = format!("{} {}{down}", names(&one.nics), words(one.distance));
+        let subject = format!("GPU {}", one.gpu.index);
+        note(report, (&NEAR, one), subject, (verdict, found))
+            .wanted(format!("a NIC {}, as other GPUs have", words(best)));
+    }
+}
+
+/// GPUs that are farther from any NIC than others are named by their distance, and do not count here.
+fn counts(report: &mut Report<'_>, all: &[Nearest<'_>]) {
+    let best = all.iter().map(|one| one.distance).min();
+    let all: Vec<&Nearest<'_>> = all.iter().filter(|one| Some(one.distance) == best).collect();
+    let sharers = |nic: &Nic| {
+        all.iter().filter(|other| other.nics.iter().any(|own| own.name == nic.name)).count()
+    };
+    // In thousandths: where NICs are shared, each counts for a part.
+    let share = |one: &Nearest<'_>| -> u64 {
+        one.nics.iter().map(|nic| 1000 / sharers(nic).max(1) as u64).sum()
+    };
+    let shares: Vec<u64> = all.iter().map(|one| share(one)).collect();
+    let usual = majority(&shares).or(shares.iter().max().copied()).unwrap_or(0);
+    let less: Vec<String> = all
+        .iter()
+        .zip(&shares)
+        .filter(|(_, share)| **share < usual)
+        .map(|(one, _)| one.gpu.index.to_string())
+        .collect();
+    let text = |share: u64| match share {
+        // A third of three NICs is 999.
+        995..=1000 => "one NIC for each".to_owned(),
+        share if share > 1000 => format!("{:.0} NICs for each", share as f64 / 1000.0),
+        share => format!("one NIC for {:.0}", 1000.0 / share.max(1) as f64),
+    };
+    let (verdict, found) = match less.is_empty() {
+        true => (Verdict::Ok, text(usual)),
+        false => (Verdict::Slow, format!("fewer for GPU {}", less.join(", "))),
+    };
+    if let Some(first) = all.first() {
+        note(report, (&EQUAL, first), "GPUs".to_owned(), (verdict, found)).wanted(text(usual));
+    }
+}
+
+fn layers(report: &mut Report<'_>, all: &[Nearest<'_>]) {
+    let mut nics: Vec<&Nic> = all.iter().flat_map(|one| one.nics.iter().copied()).collect();
+    nics.sort_by(|a, b| a.name.cmp(&b.name));
+    nics.dedup_by(|a, b| a.name == b.name);
+    let layer = |nic: &Nic| {
+        nic.ports.iter().filter(|port| is_active(port)).find_map(|port| port.link_layer.get())
+    };
+    let known: Vec<LinkLayer> = nics.iter().filter_map(|nic| layer(nic)).collect();
+    let Some(any) = known.first() else { return };
+    let usual = majority(&known);
+    let odd: Vec<&str> = nics
+        .iter()
+        .filter(|nic| layer(nic).is_some_and(|layer| layer != usual.unwrap_or(*any)))
+        .map(|nic| nic.name.as_str())
+        .collect();
+    let word = |layer: LinkLayer| match layer {
+        LinkLayer::InfiniBand => "InfiniBand",
+        LinkLayer::Ethernet => "Ethernet",
+        LinkLayer::Unspecified => "the adapters' own",
+    };
+    let (verdict, found) = match odd.is_empty() {
+        true => (Verdict::Ok, format!("{} on all", word(*any))),
+        false => (Verdict::Broken, format!("another than the rest: {}", odd.join(", "))),
+    };
+    if let Some(first) = all.first() {
+        note(report, (&LAYER, first), "rails".to_owned(), (verdict, found));
+    }
+}

@@ -1,0 +1,432 @@
+//! Compares the nodes of a world and names the odd one out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use tokenyard_machine::gid::{Preference, choose};
+use tokenyard_machine::{Bound, LinkLayer, Machine, Nic, NicFamily};
+
+use crate::nics::{has_link, is_active, majority, rate};
+use crate::versions::numbers;
+use crate::{Finding, Job, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] =
+    &[&PROGRAM, &SOFTWARE, &NICS, &FABRIC, &SETTINGS, &CLOCK, &LOCAL];
+
+static PROGRAM: Rule = Rule {
+    id: "world-program",
+    title: "The program on all nodes",
+    wanted: "one version",
+    why: "Ranks compare versions and shapes before anything else.",
+    cost: "the ranks refuse each other at start",
+    fix: "install the same version of tokenyard on all nodes",
+    source: "docs/config.md (what ranks compare)",
+};
+
+static SOFTWARE: Rule = Rule {
+    id: "world-software",
+    title: "Kernels, drivers, firmware and libraries on all nodes",
+    wanted: "one version",
+    why: "A node that an update missed behaves differently from the rest, and is the first suspect when \
+          a job fails there.",
+    cost: "nothing by itself; faults and speed that only one node has",
+    fix: "bring the node to the version of the others",
+    source: "measured: gathered from all ranks",
+};
+
+static NICS: Rule = Rule {
+    id: "world-nics",
+    title: "NICs and GPUs of all nodes",
+    wanted: "equally many, equally fast",
+    why: "A rail connects the ranks with the same index in their domains. Every exchange waits for its \
+          slowest rail.",
+    cost: "all nodes run at the speed of this one, or its rails are missing and the job does not start",
+    fix: "run `tokenyard doctor` on that node: it names the port",
+    source: "docs/topology.md (rails); measured: gathered from all ranks",
+};
+
+static FABRIC: Rule = Rule {
+    id: "world-fabric",
+    title: "What the nodes speak",
+    wanted: "one link layer, one kind of address, one packet size",
+    why: "Queue pairs connect ports of one kind, whose addresses reach each other; both ends use the \
+          smaller packet.",
+    cost: "ranks of that node do not connect, or all use its smaller packets",
+    fix: "give that node's interfaces the mtu and the kind of address of the others",
+    source: "docs/findings.md (gid, mtu, rail-layer); measured: gathered from all ranks",
+};
+
+static SETTINGS: Rule = Rule {
+    id: "world-settings",
+    title: "Limits and boot parameters of all nodes",
+    wanted: "the same",
+    why: "A limit or a boot parameter that one node lacks shows up as a fault of that node alone.",
+    cost: "nothing by itself; see the node's own findings",
+    fix: "bring the node's settings to those of the others",
+    source: "measured: gathered from all ranks",
+};
+
+static CLOCK: Rule = Rule {
+    id: "world-clock",
+    title: "Clocks of all nodes",
+    wanted: "within 100 ms of rank 0",
+    why: "Waits use each node's own steady clock, so a skew breaks nothing. Logs and reports of different \
+          nodes are put in order by their times.",
+    cost: "reports of several nodes are read in the wrong order",
+    fix: "run chrony or ntpd on that node; chronyc tracking shows its offset",
+    source: "measured: stamps of rank 0 between two collectives, with the bound that they give",
+};
+
+static LOCAL: Rule = Rule {
+    id: "world-node",
+    title: "What each node's own examination found",
+    wanted: "nothing slow, nothing broken",
+    why: "Every rank examines its node, as `tokenyard doctor` does without `--world`.",
+    cost: "see the finding",
+    fix: "run `tokenyard doctor` on that node",
+    source: "docs/findings.md",
+};
+
+/// Skews smaller than this are everyday, in microseconds.
+const SKEW: i64 = 100_000;
+/// Words of the kernel's command line that change how NICs and GPUs reach memory.
+const BOOT: [&str; 9] = [
+    "iommu",
+    "intel_iommu",
+    "amd_iommu",
+    "pci",
+    "hugepages",
+    "hugepagesz",
+    "default_hugepagesz",
+    "numa_balancing",
+    "mitigations",
+];
+
+/// What a rank tells the others of its node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// The node's name.
+    pub host: String,
+    /// Versions, counts and settings, by name.
+    pub items: BTreeMap<String, String>,
+    /// The rank's clock against rank 0's.
+    pub clock: Option<Skew>,
+    /// What is slow or broken there: verdict, finding, subject.
+    pub faults: Vec<(Fault, String, String)>,
+}
+
+/// A verdict that travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fault {
+    /// [`Verdict::Slow`].
+    Slow,
+    /// [`Verdict::Broken`].
+    Broken,
+}
+
+/// A clock against another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skew {
+    /// Microseconds by which this one is ahead.
+    pub ahead: i64,
+    /// The true value differs by no more than this.
+    pub error: i64,
+}
+
+impl Skew {
+    /// From a stamp of the other clock, taken at a moment that lies `between` two of this one's.
+    /// All in microseconds.
+    pub fn of(stamp: i64, (before, after): (i64, i64)) -> Self {
+        let half = after.saturating_sub(before) / 2;
+        // One more for what the division cut off.
+        Self { ahead: before.saturating_add(half).saturating_sub(stamp), error: half + 1 }
+    }
+
+    /// Surely more than everyday.
+    fn is_large(self) -> bool {
+        self.ahead.saturating_abs().saturating_sub(self.error) > SKEW
+    }
+}
+
+impl Summary {
+    /// What a node tells: `program` is the version of this program.
+    pub fn of(machine: &Machine, host: &str, program: &str) -> Self {
+        let mut items = BTreeMap::new();
+        let mut put = |name: &str, value: String| items.insert(name.to_owned(), value);
+        put("tokenyard", program.to_owned());
+        let unknown = || "unknown".to_owned();
+        put("kernel", machine.kernel.release.known().cloned().unwrap_or_else(unknown));
+        let driver = machine.nvidia.as_ref();
+        if let Some(driver) = driver {
+            put("NVIDIA driver", driver.version.known().cloned().unwrap_or_else(unknown));
+        }
+        for name in ["efa", "mlx5_core", "ionic", "amdgpu", "gdrdrv", "nvidia_peermem"] {
+            if let Some(module) = machine.modules.get(name) {
+                let version = module.version.known().cloned().unwrap_or_else(|| "loaded".into());
+                put(&format!("module {name}"), version);
+            }
+        }
+        for name in ["libfabric.so", "libibverbs.so", "libnccl.so", "librccl.so"] {
+            let found = machine.libraries.found.iter().filter(|library| library.name == name);
+            let newest = found.max_by_key(|library| library.version.as_deref().map(numbers));
+            if let Some(library) = newest {
+                let short = name.trim_end_matches(".so");
+                put(short, library.version.clone().unwrap_or_else(unknown));
+            }
+        }
+        put("GPUs", machine.gpus.len().to_string());
+        Self { host: host.to_owned(), items, ..Self::default() }
+            .with_nics(machine)
+            .with_settings(machine)
+    }
+
+    fn put(&mut self, name: &str, value: String) {
+        self.items.insert(name.to_owned(), value);
+    }
+
+    fn with_nics(mut self, machine: &Machine) -> Self {
+        let nics: Vec<&Nic> = machine
+            .nics
+            .iter()
+            .filter(|nic| !matches!(nic.family, NicFamily::Rxe | NicFamily::Siw))
+            .collect();
+        let working = nics.iter().filter(|nic| has_link(nic)).count();
+        self.put("NICs with a link", working.to_string());
+        let ports = || nics.iter().flat_map(|nic| nic.ports.iter().map(move |port| (*nic, port)));
+        let active = || ports().filter(|(_, port)| is_active(port));
+        let rates = active().filter_map(|(_, port)| Some(rate(port.rate.known()?.megabits)));
+        self.put("port rates", counted(rates));
+        let layers = active().filter_map(|(_, port)| {
+            Some(match port.link_layer.get()? {
+                LinkLayer::InfiniBand => "InfiniBand".to_owned(),
+                LinkLayer::Ethernet => "Ethernet".to_owned(),
+                LinkLayer::Unspecified => "unspecified".to_owned(),
+            })
+        });
+        self.put("link layers", counted(layers));
+        let kinds = active()
+            .filter(|(_, port)| port.link_layer.get() == Some(LinkLayer::Ethernet))
+            .map(|(_, port)| match choose(LinkLayer::Ethernet, &port.gids) {
+                None => "none".to_owned(),
+                Some(gid) => format!("{:?}", Preference::of(&gid.address)),
+            });
+        self.put("RoCE addresses", distinct(kinds));
+        let mtus = nics
+            .iter()
+            .flat_map(|nic| &nic.interfaces)
+            .filter_map(|name| machine.interfaces.iter().find(|i| i.name == *name)?.mtu.get())
+            .map(|mtu| mtu.to_string());
+        self.put("interface mtu", distinct(mtus));
+        self.put(
+            "NIC firmware",
+            distinct(nics.iter().filter_map(|nic| nic.firmware.known().cloned())),
+        );
+        self
+    }
+
+    fn with_settings(mut self, machine: &Machine) -> Self {
+        let locked = match machine.limits.locked_memory.get().map(|limit| limit.soft) {
+            Some(Bound::Unlimited) => "no limit".to_owned(),
+            Some(Bound::At(bytes)) => bytes.to_string(),
+            None => "unknown".to_owned(),
+        };
+        self.put("locked memory", locked);
+        let words = machine.kernel.command_line.known().map_or(&[][..], Vec::as_slice);
+        let matters = |word: &&String| BOOT.contains(&word.split('=').next().unwrap_or_default());
+        self.put("boot parameters", distinct(words.iter().filter(matters).cloned()));
+        self
+    }
+}
+
+/// `8 x 400 Gb/s`, or `7 x 400 Gb/s, 1 x 200 Gb/s`.
+fn counted(values: impl Iterator<Item = String>) -> String {
+    let mut counts = BTreeMap::<String, usize>::new();
+    values.for_each(|value| *counts.entry(value).or_default() += 1);
+    let list: Vec<String> = counts.into_iter().map(|(v, count)| format!("{count} x {v}")).collect();
+    if list.is_empty() { "none".to_owned() } else { list.join(", ") }
+}
+
+fn distinct(values: impl Iterator<Item = String>) -> String {
+    let list: Vec<String> = values.collect::<BTreeSet<_>>().into_iter().collect();
+    if list.is_empty() { "none".to_owned() } else { list.join(" ") }
+}
+
+/// The rule that an item falls under, and how bad it is where nodes differ in it.
+fn rule(item: &str) -> (&'static Rule, Verdict) {
+    match item {
+        "tokenyard" => (&PROGRAM, Verdict::Broken),
+        "GPUs" | "NICs with a link" | "port rates" => (&NICS, Verdict::Slow),
+        "link layers" => (&FABRIC, Verdict::Broken),
+        "interface mtu" => (&FABRIC, Verdict::Slow),
+        // Whether they reach each other depends on the network.
+        "RoCE addresses" => (&FABRIC, Verdict::Unknown),
+        "locked memory" | "boot parameters" => (&SETTINGS, Verdict::Unknown),
+        _ => (&SOFTWARE, Verdict::Unknown),
+    }
+}
+
+/// Compares what all ranks told, in order of rank. An item is decided by the majority of the ranks;
+/// where none has one, or there are two hosts only, all who differ are named.
+pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
+    let (machine, job) = (Machine::default(), Job::default());
+    let mut report = Report::new(&machine, &job);
+    let names: BTreeSet<&String> = summaries.iter().flat_map(|one| one.items.keys()).collect();
+    for name in names {
+        item(&mut report, summaries, name);
+    }
+    for (rank, summary) in summaries.iter().enumerate() {
+        clock(&mut report, (rank, summary));
+    }
+    for (verdict, places) in faults(summaries) {
+        let (fault, id, subject) = verdict;
+        let verdict = if fault == Fault::Broken { Verdict::Broken } else { Verdict::Slow };
+        let found = format!("{id} {subject}");
+        report
+            .note((&LOCAL, crate::Facility::Node), places, (verdict, found))
+            .fix(format!("docs/findings.md#{id}"));
+    }
+    report.finish()
+}
+
+fn item(report: &mut Report<'_>, summaries: &[Summary], name: &str) {
+    let values: Vec<Option<&String>> = summaries.iter().map(|one| one.items.get(name)).collect();
+    let (rule, bad) = rule(name);
+    let shown = |value: Option<&String>| value.map_or("none".to_owned(), Clone::clone);
+    let facility = crate::Facility::Node;
+    if values.iter().all(|value| *value == values[0]) {
+        report.note((rule, facility), name, (Verdict::Ok, shown(values[0])));
+        return;
+    }
+    let hosts: BTreeSet<&String> = summaries.iter().map(|one| &one.host).collect();
+    let usual = if hosts.len() == 2 { None } else { majority(&values) };
+    let mut told = BTreeMap::<String, Vec<usize>>::new();
+    for (rank, value) in values.iter().enumerate().filter(|(_, value)| usual != Some(**value)) {
+        told.entry(shown(*value)).or_default().push(rank);
+    }
+    let wanted =
+        usual.map_or("the same on all".to_owned(), |value| format!("{}, as on most", shown(value)));
+    for (value, ranks) in told {
+        let subject = format!("{name} of {}", places(summaries, &ranks));
+        report.note((rule, facility), subject, (bad, value)).wanted(wanted.clone());
+    }
+}
+
+/// `node-3 (ranks 24-31)`.
+fn places(summaries: &[Summary], ranks: &[usize]) -> String {
+    let mut hosts = BTreeMap::<&str, Vec<usize>>::new();
+    for rank in ranks {
+        hosts.entry(&summaries[*rank].host).or_default().push(*rank);
+    }
+    let list: Vec<String> = hosts
+        .into_iter()
+        .map(|(host, ranks)| match ranks.as_slice() {
+            [rank] => format!("{host} (rank {rank})"),
+            ranks => {
+                let ranks: Vec<String> = runs(ranks);
+                format!("{host} (ranks {})", ranks.join(", "))
+            }
+        })
+        .collect();
+    list.join(", ")
+}
+
+/// Ascending numbers as people write them: `0-2`, `5`.
+fn runs(ranks: &[usize]) -> Vec<String> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for rank in ranks {
+        match runs.last_mut() {
+            Some((_, end)) if *end + 1 == *rank => *end = *rank,
+            _ => runs.push((*rank, *rank)),
+        }
+    }
+    runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect()
+}
+
+fn clock(report: &mut Report<'_>, (rank, summary): (usize, &Summary)) {
+    let Some(skew) = summary.clock else { return };
+    let verdict = if skew.is_large() { Verdict::Unknown } else { Verdict::Ok };
+    let found =
+        format!("{:+.1} ms, within {:.1} ms", skew.ahead as f64 / 1e3, skew.error as f64 / 1e3);
+    let subject = format!("clock of {} (rank {rank})", summary.host);
+    report.note((&CLOCK, crate::Facility::Node), subject, (verdict, found));
+}
+
+type Told = (Fault, String, String);
+
+/// Each fault once, with all who have it.
+fn faults(summaries: &[Summary]) -> Vec<(Told, String)> {
+    let mut told: Vec<(Told, Vec<usize>)> = Vec::new();
+    for (rank, summary) in summaries.iter().enumerate() {
+        for fault in &summary.faults {
+            match told.iter_mut().find(|(other, _)| other == fault) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => told.push((fault.clone(), vec![rank])),
+            }
+        }
+    }
+    told.into_iter().map(|(fault, ranks)| (fault, places(summaries, &ranks))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn world(versions: &[&str], hosts: &[&str]) -> Vec<Summary> {
+        let rank = |(version, host): (&&str, &&str)| {
+            let items = [("tokenyard".to_owned(), (*version).to_owned())].into();
+            Summary { host: (*host).to_owned(), items, ..Summary::default() }
+        };
+        versions.iter().zip(hosts).map(rank).collect()
+    }
+
+    fn bad(findings: &[Finding]) -> Vec<(&str, &str)> {
+        let bad = findings.iter().filter(|finding| finding.verdict != Verdict::Ok);
+        bad.map(|finding| (finding.subject.as_str(), finding.found.as_str())).collect()
+    }
+
+    #[test]
+    fn the_one_that_differs_from_most_is_named() {
+        let found = compare(&world(&["1", "1", "2", "1"], &["a", "b", "c", "d"]));
+        assert_eq!(bad(&found), [("tokenyard of c (rank 2)", "2")]);
+        assert_eq!(found[0].verdict, Verdict::Broken);
+        assert_eq!(found[0].wanted, "1, as on most");
+    }
+
+    #[test]
+    fn of_two_hosts_both_are_named() {
+        let found = compare(&world(&["1", "1", "2"], &["a", "a", "b"]));
+        let expected = [("tokenyard of a (ranks 0-1)", "1"), ("tokenyard of b (rank 2)", "2")];
+        assert_eq!(bad(&found), expected);
+        assert!(bad(&compare(&world(&["1", "1"], &["a", "b"]))).is_empty());
+    }
+
+    #[test]
+    fn what_one_node_lacks_is_named_too() {
+        let mut all = world(&["1", "1", "1"], &["a", "b", "c"]);
+        all[0].items.insert("module efa".into(), "2.1".into());
+        all[1].items.insert("module efa".into(), "2.1".into());
+        assert_eq!(bad(&compare(&all)), [("module efa of c (rank 2)", "none")]);
+    }
+
+    #[test]
+    fn a_skew_counts_only_beyond_what_the_measurement_leaves_open() {
+        assert_eq!(Skew::of(1000, (1000, 1200)), Skew { ahead: 100, error: 101 });
+        assert!(!Skew { ahead: 150_000, error: 60_000 }.is_large());
+        assert!(Skew { ahead: -200_000, error: 60_000 }.is_large());
+        let mut all = world(&["1", "1"], &["a", "b"]);
+        all[1].clock = Some(Skew { ahead: -2_000_000, error: 500 });
+        let found = compare(&all);
+        assert_eq!(bad(&found), [("clock of b (rank 1)", "-2000.0 ms, within 0.5 ms")]);
+    }
+
+    #[test]
+    fn a_fault_that_several_nodes_have_is_said_once() {
+        let mut all = world(&["1", "1", "1"], &["a", "b", "b"]);
+        let fault = (Fault::Slow, "mtu".to_owned(), "mlx5_0".to_owned());
+        all[1].faults.push(fault.clone());
+        all[2].faults.push(fault);
+        let found = compare(&all);
+        assert_eq!(bad(&found), [("b (ranks 1-2)", "mtu mlx5_0")]);
+    }
+}

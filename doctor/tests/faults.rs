@@ -1,0 +1,122 @@
+//! Recorded faults: each is named, and nothing else turns red. And no alarm on healthy nodes.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
+
+use std::path::{Path, PathBuf};
+
+use tokenyard_doctor::{Finding, Job, Verdict, examine};
+use tokenyard_machine::{Machine, Tree};
+
+fn trees() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../machine/trees")
+}
+
+/// The lines `# KEY = VALUE` at the head of a tree.
+fn head<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
+    let line = |line: &'a str| line.strip_prefix("# ")?.strip_prefix(key)?.strip_prefix(" = ");
+    text.lines().filter_map(line).collect()
+}
+
+/// A rank for each GPU, with windows of some size, and the parts that the head names.
+fn job(machine: &Machine, uses: &[&str]) -> Job {
+    let mut job = Job {
+        ranks: machine.gpus.len().max(2) as u64,
+        threads: 1,
+        window_bytes: 64 << 20,
+        ..Job::default()
+    };
+    for part in uses.iter().flat_map(|line| line.split(", ")) {
+        let (kind, name) = part.rsplit_once(' ').unwrap();
+        job.add_part(kind, name, None);
+    }
+    job
+}
+
+fn findings(path: &Path, uses: &[&str]) -> Vec<Finding> {
+    let machine = Machine::read(&Tree::open(path).unwrap());
+    examine(&machine, &job(&machine, uses), None, None)
+}
+
+/// What is not well, as heads write it.
+fn faults(findings: &[Finding]) -> Vec<String> {
+    let faults = findings.iter().filter(|finding| finding.verdict != Verdict::Ok);
+    faults.map(|f| format!("{} {} {}", f.verdict.name(), f.id, f.subject)).collect()
+}
+
+#[test]
+fn every_recorded_fault_is_named_and_nothing_else_turns_red() {
+    let folder = trees().join("faults");
+    let (mut count, mut wrong) = (0, Vec::new());
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let uses = head(&text, "uses");
+        let base = text.lines().find_map(|line| line.strip_prefix("@base ")).unwrap();
+        // What the healthy node does not tell is not told here either.
+        let before = faults(&findings(&folder.join(base), &uses));
+        let found = faults(&findings(&path, &uses));
+        let new: Vec<&String> = found.iter().filter(|fault| !before.contains(fault)).collect();
+        if new != head(&text, "expect") {
+            wrong.push(format!("{name}: found {new:?}"));
+        }
+        let all_are_explained = findings(&path, &uses).iter().all(|finding| {
+            finding.verdict == Verdict::Ok
+                || (finding.cost.is_some() && finding.fix.is_some() && finding.source.is_some())
+        });
+        assert!(all_are_explained, "{name}");
+        count += 1;
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(count >= 30, "{count}");
+}
+
+#[test]
+fn healthy_nodes_give_no_alarm_whatever_is_used() {
+    let nvidia =
+        ["kernel set cuda, transport nvlink, transport verbs", "kernel set cuda, transport ibgda"];
+    for (name, uses) in [
+        ("hgx-cx7", &nvidia[..]),
+        ("gb200-nvl72", &nvidia[..]),
+        ("p5en-efa", &["kernel set cuda, transport nvlink, transport efa"]),
+        ("mi300x-pollara", &["kernel set rocm, transport verbs"]),
+        ("roce-bond", &["kernel set cpu, transport verbs"]),
+    ] {
+        let path = trees().join(name).with_extension("tree");
+        for uses in uses.iter().map(|uses| vec![*uses]).chain([Vec::new()]) {
+            let found = findings(&path, &uses);
+            let red: Vec<&Finding> =
+                found.iter().filter(|finding| finding.verdict > Verdict::Unknown).collect();
+            assert!(red.is_empty(), "{name} {uses:?}: {red:#?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_config_does_not_use_is_no_fault_of_its_node() {
+    let path = trees().join("container-no-rights.tree");
+    assert!(findings(&path, &[]).iter().any(|finding| finding.verdict == Verdict::Broken));
+    let found = findings(&path, &["kernel set cpu, transport shm"]);
+    assert!(faults(&found).iter().all(|fault| fault.starts_with("unknown")), "{found:#?}");
+    let uverbs = found.iter().find(|finding| finding.id == "uverbs-nodes").unwrap();
+    assert!(!uverbs.needed && uverbs.fix.is_none());
+}
+
+#[test]
+fn a_nic_that_the_config_names_must_be_there_and_have_its_link() {
+    let machine = Machine::read(&Tree::open(&trees().join("roce-port-down.tree")).unwrap());
+    let mut job = job(&machine, &["kernel set cpu, transport verbs"]);
+    let verdict = |job: &Job| {
+        let found = examine(&machine, job, None, None);
+        found.into_iter().find(|f| f.id == "port-state" && f.verdict != Verdict::Ok).unwrap()
+    };
+    assert_eq!(verdict(&job).verdict, Verdict::Slow);
+    job.nics = vec!["mlx5_1".to_owned()];
+    let named = verdict(&job);
+    assert_eq!((named.verdict, named.subject.as_str()), (Verdict::Broken, "mlx5_1"));
+    assert!(named.cost.unwrap().contains("names this NIC"));
+    job.nics = vec!["mlx5_7".to_owned()];
+    let found = examine(&machine, &job, None, None);
+    let absent = found.iter().find(|finding| finding.id == "nic-named").unwrap();
+    assert_eq!((absent.verdict, absent.subject.as_str()), (Verdict::Broken, "mlx5_7"));
+    assert_eq!(absent.found, "not there; there are: mlx5_0, mlx5_1");
+}
