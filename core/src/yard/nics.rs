@@ -48,7 +48,7 @@ pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec
     Ok(warnings)
 }
 
-/// The first rail whose ranks have different NICs: where each NIC is on a network of its own, they do not
+/// The first rail whose ranks on different machines have different NICs: where each NIC is on a network of its own, they do not
 /// reach each other.
 fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
     let size = places.len() / domains.max(1) as usize;
@@ -58,7 +58,8 @@ fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
             .filter_map(|rank| Some((rank, places[rank].as_ref()?)))
             .filter(|(_, place)| !place.nics.is_empty());
         let (first, one) = rail.next()?;
-        let (second, other) = rail.find(|(_, place)| place.nics != one.nics)?;
+        let crosses = |place: &Place| place.host != one.host && place.nics != one.nics;
+        let (second, other) = rail.find(|(_, place)| crosses(place))?;
         Some(format!(
             "rail {index} crosses: rank {first} on {} uses {} and rank {second} on {} uses {}; on a \
              fabric without ways between rails they do not reach each other",
@@ -124,5 +125,8 @@ mod tests {
             Vec::<String>::new()
         );
         assert_eq!(even_out(&mut [None, None], 2).unwrap(), Vec::<String>::new());
+        // One machine, taken as two domains.
+        let mut split = places(&[("a", &["n0"]), ("a", &["n1"])]);
+        assert_eq!(even_out(&mut split, 2).unwrap(), Vec::<String>::new());
     }
 }
