@@ -26,6 +26,7 @@ Examples:
   tokenyard conformance my-fabric.toml --level L0,L1 --junit results.xml
   tokenyard conformance my-fabric.toml --filter 'l1/hidden/*' --list
   tokenyard conformance my-fabric.toml --level L3 --slow 5
+  TOKENYARD_SOAK_ROUNDS=10000 tokenyard conformance my-fabric.toml --filter l2/soak --slow 5
 
 Exit code: 0 all as expected, 1 a test failed (or passed unexpectedly), 2 it could not run.";
 

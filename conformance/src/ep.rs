@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use tokenyard_core::moe::DType;
 use tokenyard_core::yard::{TensorRef, Yard};
 
+use crate::copied_out;
 use crate::device::Copies;
 use crate::exchange::{self, Placed};
 use crate::oracle::{Case, Combine, Input, Layout, Routing, RowType, Scales, Tokens};
@@ -30,6 +31,8 @@ enum Way {
     /// Opaque scales whose rows do not follow each other: column by column, as some libraries
     /// keep them.
     StridedScales,
+    /// Received rows are copied to memory of the caller before anybody looks at them.
+    CopiedOut,
 }
 
 impl Way {
@@ -39,6 +42,7 @@ impl Way {
             Self::CombineInput => ".combine-input",
             Self::InPlace => ".in-place",
             Self::StridedScales => ".strided-scales",
+            Self::CopiedOut => ".copied-out",
         }
     }
 }
@@ -49,6 +53,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     let domains = domains as usize;
     let mut suite = Suite { domains, tests: Vec::new(), names: BTreeSet::new() };
     suite.types();
+    suite.odd_values();
     suite.combines();
     suite.tokens();
     suite.routings();
@@ -57,6 +62,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     suite.alignments();
     suite.worlds();
     suite.scales();
+    suite.copies();
     suite.tests
 }
 
@@ -112,6 +118,24 @@ impl Suite {
                     self.add("types", about, Way::Outside, alone);
                 }
             }
+        }
+    }
+
+    /// Values that a cast and a sum meet seldom.
+    fn odd_values(&mut self) {
+        let about = "NaN, infinities, the smallest and the largest values are values like others";
+        for input in [
+            Input::Plain(RowType::Bf16),
+            Input::Plain(RowType::F16),
+            Input::Plain(RowType::F32),
+            Input::Cast(RowType::Bf16, Scales::F32),
+            Input::Cast(RowType::Bf16, Scales::RoundedF32),
+            Input::Cast(RowType::F16, Scales::Ue8m0),
+            Input::Cast(RowType::F32, Scales::F32),
+            Input::Cast(RowType::F32, Scales::Ue8m0),
+        ] {
+            let case = Case { input, odd_values: true, hidden: 528, ..usual() };
+            self.add("types", about, Way::Outside, case);
         }
     }
 
@@ -238,6 +262,18 @@ impl Suite {
         }
     }
 
+    fn copies(&mut self) {
+        for layout in LAYOUTS {
+            for input in [Input::Plain(RowType::Bf16), Input::Opaque(2)] {
+                let about =
+                    "an output may be copied out of the arena, which has its place back then";
+                let case = Case { layout, input, ..usual() };
+                self.add("copy", about, Way::CopiedOut, case.clone());
+                self.add("copy", about, Way::CopiedOut, Case { weights: false, ..case });
+            }
+        }
+    }
+
     fn scales(&mut self) {
         for layout in LAYOUTS {
             for count in [1, 3, 7] {
@@ -291,6 +327,11 @@ fn exchange_once(yard: &mut Yard, round: &Round, way: Way) -> Result<()> {
             round.check_combined(&got)
         }
         Way::StridedScales => strided_scales(yard, round),
+        Way::CopiedOut => {
+            let between =
+                Round::new(&Case { seed: case.seed + ROUNDS, ..case.clone() }, yard.rank());
+            copied_out::check(yard, round, &between)
+        }
     }
 }
 

@@ -219,11 +219,11 @@ impl Brought {
 }
 
 /// The arrays of an output, as the oracle calls them.
-const ARRAYS: [&str; 9] =
+pub(crate) const ARRAYS: [&str; 9] =
     ["x", "scales", "ids", "weights", "source", "slots", "counts", "rank_rows", "ranges"];
 
 /// The array of an output that the oracle calls `name`.
-fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<'a>> {
+pub(crate) fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<'a>> {
     match name {
         "x" => Some(received.x()),
         "scales" => received.scales(),

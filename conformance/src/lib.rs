@@ -5,6 +5,7 @@
 //! transport alone.
 
 pub mod concurrency;
+mod copied_out;
 pub mod device;
 pub mod ep;
 pub mod exchange;

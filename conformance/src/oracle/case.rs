@@ -41,6 +41,8 @@ pub struct Case {
     pub combine: Combine,
     /// Which experts the tokens select.
     pub routing: Routing,
+    /// Some values of generated rows are NaN, infinite, subnormal, the largest or -0.
+    pub odd_values: bool,
     /// Decides every generated value.
     pub seed: u64,
 }
@@ -164,6 +166,7 @@ impl Default for Case {
             weights: true,
             combine: Combine { row: RowType::Bf16, biases: 0, weighted: false },
             routing: Routing::Uniform,
+            odd_values: false,
             seed: 0,
         }
     }
@@ -296,6 +299,7 @@ impl fmt::Display for Case {
             write!(f, "-bias{}", self.combine.biases)?;
         }
         f.write_str(if self.worst_case { ".worst" } else { "" })?;
+        f.write_str(if self.odd_values { ".odd-values" } else { "" })?;
         write!(f, ".s{}", self.seed)
     }
 }

@@ -40,8 +40,12 @@ pub fn cast(row: &[f32], scales: Scales) -> ReceivedRow {
     let mut inverses = Vec::new();
     for group in row.chunks(GROUP) {
         let (scale, inverse) = group_scale(group, scales);
-        // A product with NaN need not keep the sign of the NaN.
-        let scaled = group.iter().map(|v| if v.is_nan() { *v } else { v * scale });
+        // A product that is NaN has the sign of what came: of NaN, and of infinity times 0, each
+        // machine makes its own.
+        let scaled = group.iter().map(|v| match v * scale {
+            product if product.is_nan() => f32::NAN.copysign(*v),
+            product => product,
+        });
         x.extend(scaled.map(e4m3_code));
         inverses.push(inverse);
     }

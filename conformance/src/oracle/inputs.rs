@@ -81,7 +81,12 @@ impl RankInputs {
         let stream = |stream| Rng::new(case.seed, stream, rank);
         let x = match case.input {
             Input::Plain(row) | Input::Cast(row, _) => {
-                values(&mut stream(Stream::Rows), tokens, case.hidden, row)
+                let mut rng = stream(Stream::Rows);
+                let mut x = values(&mut rng, tokens, case.hidden, row);
+                if case.odd_values {
+                    put_odd_values(&mut rng, &mut x, row);
+                }
+                x
             }
             Input::Opaque(_) => e4m3_codes(&mut stream(Stream::Rows), tokens * case.hidden),
         };
@@ -229,6 +234,17 @@ fn value(rng: &mut Rng, exponent: i32) -> f32 {
     }
     let biased = (127 + exponent) as u32 - step;
     f32::from_bits(sign | biased << 23 | mantissa)
+}
+
+/// Replaces about one element in 100, so that there are groups with several of them and groups with none.
+fn put_odd_values(rng: &mut Rng, x: &mut [u8], row_type: RowType) {
+    const ODD: [f32; 7] =
+        [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-40, f32::MAX, -0.0];
+    for element in x.chunks_mut(row_type.bytes()) {
+        if rng.below(100) == 0 {
+            element.copy_from_slice(&row_type.encode(&[ODD[rng.below(ODD.len())]]));
+        }
+    }
 }
 
 /// A random weight in (0, 1].

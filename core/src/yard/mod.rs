@@ -22,6 +22,8 @@ mod arguments;
 mod bring_up;
 mod buffer;
 mod claims;
+mod copy_out;
+mod graph;
 mod levels;
 mod memory;
 mod operations;
@@ -37,6 +39,8 @@ mod watchdog;
 pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
 pub use bring_up::{Report, YardOptions};
 pub use buffer::Buffer;
+pub use copy_out::Outputs;
+pub use graph::ToolGraph;
 pub use levels::LevelReport;
 pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
 pub use output::{CombineInput, Handle, Received};
@@ -74,6 +78,8 @@ struct Parts {
     device: Option<i32>,
     /// Whether the kernel set takes calls in the order of a stream.
     streams: bool,
+    /// Whether it takes calls that nobody waits for.
+    no_sync: bool,
 }
 
 impl Parts {

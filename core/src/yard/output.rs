@@ -52,6 +52,11 @@ macro_rules! optional {
 }
 
 impl Received {
+    /// Whether it lies in the arena of a yard.
+    pub(super) fn is_of(&self, parts: &Arc<Parts>) -> bool {
+        Arc::ptr_eq(&self._claim.parts, parts)
+    }
+
     /// How the rows are arranged.
     pub fn layout(&self) -> Layout {
         self.layout
@@ -127,8 +132,8 @@ pub struct Handle {
     pub(super) layout: Layout,
     pub(super) worst_case: bool,
     pub(super) has_weights: bool,
-    /// Combine reads slots and weights there.
-    pub(super) _claim: RegionClaim,
+    /// Combine reads slots and weights there; of a flat output it reads nothing.
+    pub(super) _claim: Option<RegionClaim>,
 }
 
 impl Handle {

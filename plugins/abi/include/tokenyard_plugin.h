@@ -167,7 +167,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 5
+#define TY_KERNELS_MINOR 6
 
 /**
  * Most windows a kernel set may ask for.
@@ -196,6 +196,13 @@ struct TyTransportTable;
 #define TY_NEEDS_STREAMS 2
 
 /**
+ * In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
+ * `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph, and has the slots from `graph_begin`
+ * on. With `TY_NEEDS_STREAMS` only.
+ */
+#define TY_NEEDS_NO_SYNC 4
+
+/**
  * In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -204,6 +211,12 @@ struct TyTransportTable;
  * In `lost` of [`TyPlan`]: the rank is in no team.
  */
 #define TY_RANK_ABSENT 2
+
+/**
+ * In [`TyWaitBoard`]: an operation without a number, as a graph launched it, so that no host knows whether
+ * all ranks have begun it.
+ */
+#define TY_OPERATION_OF_GRAPH UINT64_MAX
 
 /**
  * Waiting for a peer to enter the operation at all: bounded by `late_ms`.
@@ -293,6 +306,18 @@ struct TyTransportTable;
 #define TY_DISPATCH_ON_STREAM 8
 
 /**
+ * With `TY_DISPATCH_ON_STREAM`: the host waits for nothing, `dispatch_send` not even for what the ranks
+ * agree on. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. What goes wrong on the device closes the
+ * yard: a later call, or `flush`, tells it. Ranks need not agree on it.
+ *
+ * The stream may capture a graph: then nothing runs, and what this rank refuses is told to it alone.
+ * Both halves come within one capture, and the graph may be launched any number of times while no
+ * operation is open, in the same order with other operations on all ranks. What the call gave, its
+ * handle and its tensors stay until the graph is launched no more.
+ */
+#define TY_DISPATCH_NO_SYNC 16
+
+/**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
  */
 #define TY_COMBINE_WEIGHTED 1
@@ -301,6 +326,11 @@ struct TyTransportTable;
  * As `TY_DISPATCH_ON_STREAM`.
  */
 #define TY_COMBINE_ON_STREAM 2
+
+/**
+ * As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` behind it are left as they are.
+ */
+#define TY_COMBINE_NO_SYNC 4
 
 /**
  * Layout hash of the transport ABI on 64-bit targets.
@@ -315,7 +345,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 1420936427702897803
+#define TY_KERNELS_LAYOUT 17318289017620835059ull
 
 /**
  * Major version of the topology ABI.
@@ -928,6 +958,11 @@ typedef struct TyDispatch {
    * stream. It lives until the region of the output was released and `flush` or `close` called.
    */
   void *stream;
+  /**
+   * With `TY_DISPATCH_NO_SYNC` and without `TY_DISPATCH_REPLAY`: T, in device memory, at most the rows
+   * of `topk_idx`; read as the other tensors are. Null: as many as those rows.
+   */
+  const uint32_t *tokens;
 } TyDispatch;
 
 /**
@@ -1490,7 +1525,7 @@ typedef struct TyWaitBoard {
    */
   uint64_t since_ns;
   /**
-   * Operation number.
+   * Operation number, or `TY_OPERATION_OF_GRAPH`.
    */
   uint64_t operation;
   /**
@@ -1568,7 +1603,8 @@ typedef struct TyReceived {
    */
   size_t size;
   /**
-   * The arena region that holds all of it; goes back with `release`.
+   * The arena region that holds all of it; goes back with `release`. That may come before the end
+   * of the handle where rows are flat: then nothing of it may be read for a combine or a replay.
    */
   uint64_t region;
   /**
@@ -1881,7 +1917,8 @@ typedef struct TyKernelsTable {
    */
   void (*stream_destroy)(void *instance, void *stream);
   /**
-   * Queues a copy between two places of the device's memory on such a stream.
+   * Queues a copy between two places of the device's memory on a stream of the caller, which lives
+   * until it has passed the copy.
    */
   int32_t (*copy_on)(void *instance,
                      void *stream,
@@ -1894,6 +1931,23 @@ typedef struct TyKernelsTable {
    * Else `commands` stays null. The host stops looking at it before transports are closed.
    */
   int32_t (*proxy_ring)(void *instance, struct TyProxyRing *ring, struct TyError *error);
+  /**
+   * Optional; required with `TY_NEEDS_NO_SYNC`, as are the next three. For tools: what is queued on
+   * such a stream from now on is recorded into a graph, and does not run.
+   */
+  int32_t (*graph_begin)(void *instance, void *stream, struct TyError *error);
+  /**
+   * Ends the recording and gives the graph.
+   */
+  int32_t (*graph_end)(void *instance, void *stream, void **graph, struct TyError *error);
+  /**
+   * Queues a graph on such a stream.
+   */
+  int32_t (*graph_launch)(void *instance, void *stream, void *graph, struct TyError *error);
+  /**
+   * Takes a graph back, after every launch of it.
+   */
+  void (*graph_destroy)(void *instance, void *graph);
   /**
    * Optional, after `plan`. What it counts for reports; without it they say that it is unknown.
    */

@@ -79,7 +79,7 @@ const fn kernels_layout() -> u64 {
             gave_up, waited_ns, ranks }
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, reserved, x, scales,
-            topk_idx, topk_weights, refusal, stream }
+            topk_idx, topk_weights, refusal, stream, tokens }
         TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
             expert_counts, expert_starts, source_counts, ranges, totals, lost }
         TyCombine { size, operation, handle, flags, x, weights, bias0, bias1, out, out_weights,
@@ -87,6 +87,7 @@ const fn kernels_layout() -> u64 {
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
             tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring,
+            graph_begin, graph_end, graph_launch, graph_destroy,
             counters }
         TyPeerCounters { posted, done, raised, expected, received }
         TyRaised { signal, total }
@@ -104,7 +105,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x13b8_2e27_0da4_cc8b;
+pub const TY_KERNELS_LAYOUT: u64 = 0xf056_ec1a_f4d6_aaf3;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

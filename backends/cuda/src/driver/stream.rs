@@ -37,6 +37,16 @@ impl RawStream {
         check("ask for capture", asked).map(|()| status != NONE)
     }
 
+    /// Copies in stream order.
+    pub(crate) fn copy(self, context: &Context, to: u64, from: u64, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _entered = context.enter()?;
+        // SAFETY: the caller names memory and a stream that are valid until it has passed the copy.
+        check("copy memory", unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.0) })
+    }
+
     /// As the ABI passes it.
     pub(crate) fn pointer(self) -> *mut c_void {
         self.0.cast()
@@ -70,7 +80,7 @@ impl Stream {
         self.raw
     }
 
-    pub(crate) fn context(&self) -> &Context {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
@@ -106,12 +116,7 @@ impl Stream {
 
     /// Copies in stream order between places of device memory.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let _entered = self.context.enter()?;
-        // SAFETY: the caller names memory that stays valid until the stream has passed the copy.
-        check("copy memory", unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.raw) })
+        self.name().copy(&self.context, to, from, bytes)
     }
 
     /// Stores 8 bytes, whole, after everything before it in the stream.
@@ -199,10 +204,25 @@ impl Drop for Event {
     }
 }
 
-/// Lets this thread ask how streams are while another captures a graph. It touches no stream that is
-/// captured, so it disturbs nobody.
-pub(crate) fn relax_capture() -> Result<()> {
-    let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: the driver writes the mode of before.
-    check("relax capture", unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) })
+/// While it lives, this thread may ask how streams are while another stream captures a graph, be it this
+/// thread's. Who touches no stream that is captured disturbs nobody.
+#[derive(Debug)]
+pub(crate) struct RelaxedCapture {
+    before: sys::CUstreamCaptureMode,
+}
+
+impl RelaxedCapture {
+    pub(crate) fn enter() -> Result<Self> {
+        let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver writes the mode of before.
+        let status = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        check("relax capture", status).map(|()| Self { before: mode })
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+    }
 }

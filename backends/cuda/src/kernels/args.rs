@@ -20,6 +20,9 @@ pub(crate) const REFUSE_TEXT: u32 = 1;
 pub(crate) const REFUSE_ROUTE: u32 = 2;
 pub(crate) const REFUSE_FULL: u32 = 3;
 
+/// What is wrong with a routing: more tokens than the call has rows.
+pub(crate) const TOO_MANY: u32 = 3;
+
 /// How an operation goes on.
 pub(crate) const GO: u32 = 1;
 pub(crate) const REFUSED: u32 = 2;
@@ -73,8 +76,9 @@ pub(crate) struct Outcome {
     pub(crate) verdict: u32,
     pub(crate) text_bytes: u32,
     pub(crate) signature: u64,
+    pub(crate) own_signature: u64,
     pub(crate) origin: u32,
-    pub(crate) reserved: u32,
+    pub(crate) own_origin: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -92,8 +96,11 @@ pub(crate) struct Trace {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct State {
     pub(crate) arrived: u32,
-    pub(crate) reserved: u32,
+    pub(crate) slots: u32,
+    pub(crate) turn: u64,
+    pub(crate) stopped: u64,
     pub(crate) dealt: u64,
+    pub(crate) taken: u64,
     pub(crate) problem: u64,
     pub(crate) rows: u64,
     pub(crate) done: u64,
@@ -107,12 +114,12 @@ pub(crate) struct State {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Common {
-    pub(crate) entries: u64,
     pub(crate) abort: u64,
     pub(crate) report: u64,
     pub(crate) state: u64,
     pub(crate) outcome: u64,
     pub(crate) trace: u64,
+    pub(crate) cell: u64,
     pub(crate) cap_ns: u64,
     pub(crate) signature: u64,
     pub(crate) rank: u32,
@@ -120,13 +127,13 @@ pub(crate) struct Common {
     pub(crate) experts: u32,
     pub(crate) topk: u32,
     pub(crate) max_tokens: u32,
-    pub(crate) tokens: u32,
-    pub(crate) epoch: u32,
-    pub(crate) slot: u32,
-    pub(crate) origin: u32,
+    pub(crate) brought: u32,
+    pub(crate) ticket: u32,
+    pub(crate) unheard: u32,
     pub(crate) verdict: u32,
     pub(crate) entry_words: u32,
     pub(crate) text_bytes: u32,
+    pub(crate) reserved: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -143,6 +150,7 @@ pub(crate) struct Routing {
     pub(crate) counts: u64,
     pub(crate) expert_counts: u64,
     pub(crate) row_base: u64,
+    pub(crate) note: u64,
     pub(crate) span: u32,
     pub(crate) blocks: u32,
 }
@@ -153,6 +161,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) common: Common,
     pub(crate) routing: Routing,
     pub(crate) topk_idx: u64,
+    pub(crate) tokens: u64,
     pub(crate) x: u64,
     pub(crate) scales: u64,
     pub(crate) weights: u64,
@@ -183,6 +192,11 @@ pub(crate) struct DispatchArgs {
     pub(crate) hidden: u32,
     pub(crate) reserved: u32,
     pub(crate) staging: u64,
+    pub(crate) tiles: u64,
+    pub(crate) tile_rows: u32,
+    pub(crate) mover_blocks: u32,
+    pub(crate) zero_padding: u32,
+    pub(crate) tile_reserved: u32,
 }
 
 #[repr(C)]
@@ -196,7 +210,6 @@ pub(crate) struct CombineArgs {
     pub(crate) out_weights: u64,
     pub(crate) x: u64,
     pub(crate) weights: u64,
-    pub(crate) rows: u64,
     pub(crate) row_bytes: u64,
     pub(crate) piece_bytes: u32,
     pub(crate) pieces: u32,
@@ -214,9 +227,9 @@ pub(crate) struct ArriveArgs {
     pub(crate) abort: u64,
     pub(crate) report: u64,
     pub(crate) cap_ns: u64,
-    pub(crate) expected: u64,
+    pub(crate) cell: u64,
     pub(crate) ranks: u32,
-    pub(crate) first_signal: u32,
+    pub(crate) done: u32,
     pub(crate) phase: u32,
     pub(crate) reserved: u32,
     pub(crate) trace: u64,
@@ -233,6 +246,8 @@ pub(crate) struct SpreadArgs {
     pub(crate) landed_weights: u64,
     pub(crate) counts: u64,
     pub(crate) starts: u64,
+    pub(crate) cell: u64,
+    pub(crate) totals: u64,
     pub(crate) tokens: u64,
     pub(crate) rows: u64,
     pub(crate) row_bytes: u64,
@@ -242,6 +257,8 @@ pub(crate) struct SpreadArgs {
     pub(crate) zero_padding: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) movers: u32,
+    pub(crate) stages: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]
@@ -253,6 +270,7 @@ pub(crate) struct MergeArgs {
     pub(crate) slots: u64,
     pub(crate) out: u64,
     pub(crate) out_weights: u64,
+    pub(crate) received: u64,
     pub(crate) tokens: u64,
     pub(crate) rows: u64,
     pub(crate) row_bytes: u64,

@@ -11,8 +11,6 @@
 
 namespace ty {
 
-__device__ inline u32 words_of(const DispatchArgs& a) { return kHead + a.c.ranks; }
-
 // The experts that a record for `peer` counts: all where every rank must know every start.
 struct Counted {
   u32 first, count;
@@ -29,7 +27,7 @@ template <class Up>
 __device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted, Guard& guard) {
   u32 verdict = a.c.verdict;
   if (counted && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
-  u32 head[kHead] = {verdict | gridDim.x << 8,  (u32)a.c.signature, a.c.origin,
+  u32 head[kHead] = {verdict | a.mover_blocks << 8,  (u32)a.c.signature, a.c.origin(),
                      (u32)(a.region / 128),     (u32)(a.capacity / 128), 0,
                      (u32)(a.c.signature >> 32), a.c.text_bytes};
   u32 words = words_of(a) + Counted(a, 0).count;
@@ -40,19 +38,6 @@ __device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted
     if (w < a.c.ranks) return a.r.counts[w];
     return a.r.expert_counts[Counted(a, peer).first + w - a.c.ranks];
   });
-}
-
-// Rows that `rank` gets of the ranks before `sources`.
-__device__ inline u64 rows_at(const DispatchArgs& a, const u32* heard, u32 rank, u32 sources) {
-  u64 rows = 0;
-  for (u32 s = 0; s < sources; s++) rows += heard[s * words_of(a) + kHead + rank];
-  return rows;
-}
-
-// Rows from one expert's start to the next.
-__device__ inline u32 room_of(const DispatchArgs& a, u32 rows) {
-  if (a.layout == kPacked) return (u32)a.most_tokens();
-  return (rows + a.alignment - 1) / a.alignment * a.alignment;
 }
 
 // Expert-major and packed: hears all counts of experts and places them. The whole block.
@@ -81,14 +66,6 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
   }
   __syncthreads();
   return true;
-}
-
-__device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
-  RegionShape shape = a.region_shape();
-  if (a.layout == kPacked) return Region(shape, a.most_tokens(), t.expert_rows[rank]);
-  if (a.worst) return Region(shape, a.most_tokens(), a.worst_experts);
-  u64 tokens = rows_at(a, t.heard, rank, a.c.ranks);
-  return Region(shape, tokens, a.is_flat() ? 0 : t.expert_rows[rank]);
 }
 
 // Fills the tables; the decision of the first rank whose region is too small, if there is one.
@@ -131,7 +108,8 @@ __device__ bool expect_puts(const DispatchArgs& a, const Up& up, const DispatchT
     ok = hear_word(a.c, up, source, n + a.c.rank * local + e, guard, &rows);
     copies += rows;
   }
-  a.c.rows_totals()[source] += puts_of_rows(a, t.heard[source * n + kHead + a.c.rank], copies);
+  u32 puts = puts_of_rows(a, t.heard[source * n + kHead + a.c.rank], copies);
+  a.c.expect(a.c.rows_totals(), source, puts);
   return ok;
 }
 
@@ -151,8 +129,8 @@ __device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTa
     put_array(a, up, t, landing_at(a, t, d), i % kStagedArrays, guard);
   }
   if (a.is_flat()) return;
-  u32 warps = blockDim.x / 32;
-  for (u32 token = threadIdx.x / 32; token < a.c.tokens; token += warps) {
+  u32 warps = blockDim.x / 32, tokens = a.c.tokens();
+  for (u32 token = threadIdx.x / 32; token < tokens; token += warps) {
     Selection s(a, t, token);
     if (s.copy >= 0) put_selection(a, up, t, landing_at(a, t, s.rank), s, guard);
     __syncwarp();
@@ -207,7 +185,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
   u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * n + 3] * 128);
   for (u32 s = lane; s < a.c.ranks; s += 32) {
     reinterpret_cast<u32*>(base + region.rank_counts)[s] = t.heard[s * n + kHead + me];
-    if (!a.staged) a.c.rows_totals()[s] += t.heard[s * n] >> 8;
+    if (!a.staged) a.c.expect(a.c.rows_totals(), s, t.heard[s * n] >> 8);
     a.r.row_base[s] = t.row_base[s];
   }
   bool ok = note_experts(a, up, t, base, region, guard);
@@ -216,6 +194,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
     totals[0] = tokens;
     totals[1] = a.layout == kExpertMajor ? t.expert_rows[me] : tokens;
     if (a.layout == kPacked) totals[1] = copies_at(a, t);
+    a.r.note->rows = tokens;
   }
   return __all_sync(~0u, ok);
 }
@@ -234,11 +213,28 @@ __device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTa
   tell(a.c, up, d, head, guard);
 }
 
+// T. A replay has that of its handle.
+__device__ inline u32 tokens_of(const DispatchArgs& a) {
+  if (a.replay) return (u32)(__ldcg(&a.r.note->made) >> 32);
+  return a.tokens ? min(__ldcg(a.tokens), a.c.brought) : a.c.brought;
+}
+
 // Counts what this block has to, and casts its rows.
-__device__ inline void prepare(const DispatchArgs& a, u8* shared) {
+__device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
   if (a.c.verdict != kEnter) return;
-  if (!a.replay) count(a, shared);
-  if (a.cast != 0) cast_rows(a);
+  if (!a.replay) count(a, tokens, shared);
+  if (a.cast != 0) cast_rows(a, tokens);
+  u32 found = a.tokens && blockIdx.x + threadIdx.x == 0 ? *a.tokens : 0;
+  if (found > a.c.brought) note_problem(a, found, 0, kTooMany);
+}
+
+// What those behind find, until it is known how the operation goes on. One thread.
+__device__ inline void begin(const DispatchArgs& a, bool counted) {
+  a.c.state->dealt = a.c.state->taken = 0;
+  pass_turn(a.c);
+  a.c.cell->slot = a.c.slot();
+  a.c.cell->code = 0;
+  if (counted) *a.r.note = {a.c.epoch() | (u64)a.c.tokens() << 32, 0};
 }
 
 // The last block to have prepared enters for all; not where the host has given up while the kernel
@@ -246,10 +242,10 @@ __device__ inline void prepare(const DispatchArgs& a, u8* shared) {
 // of all blocks follow each other.
 template <class Up>
 __device__ void enter_last(const DispatchArgs& a, const Up& up, Guard& guard) {
-  if (!last_to_come(a.c)) return;
+  if (!last_to_come(a.c) || a.c.epoch() == 0) return;
   u64 now = now_ns(), given_up = threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   bool counted = !a.replay && a.c.verdict == kEnter;
-  if (threadIdx.x == 0) a.c.state->dealt = 0;
+  if (threadIdx.x == 0) begin(a, counted);
   if (counted) scan(a);
   if (!__syncthreads_or(given_up != 0)) enter_dispatch(a, up, counted, guard);
   __syncthreads();
@@ -266,9 +262,13 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
-  prepare(a, shared + a.table_bytes);
+  Found found(a.c, a.replay ? a.r.note : nullptr);
+  u32 tokens = tokens_of(a);
+  prepare(a, tokens, shared + a.table_bytes);
+  found.publish(!a.replay, tokens);
   enter_last(a, up, guard);
-  if (!hear(a.c, up, words_of(a), t.heard, guard)) return;
+  if (a.c.epoch() == 0) return;
+  if (!hear(a.c, up, words_of(a), t.heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
   __syncthreads();
   Decision d = decision;
@@ -282,12 +282,15 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
     __syncwarp();
   }
   if (d.code != kGo) return;
-  move_sides(a, t, shared + a.side_at);
-  move_rows(a, {t.row_base, t.expert_base, t.x}, shared);
-  if constexpr (Up::kLoadStore)
-    raise_all(a.c, up, a.c.rows_signal(), guard);
-  else
-    put_staged(a, up, t, guard);
+  if (blockIdx.x < a.mover_blocks) {
+    move_sides(a, up, t, shared + a.side_at);
+    move_rows(a, up, {t.row_base, t.expert_base, t.x}, shared);
+    if constexpr (Up::kLoadStore)
+      raise_all(a.c, up, a.c.rows_signal(), guard);
+    else
+      put_staged(a, up, t, guard);
+  }
+  if (a.tile_rows > 0) spread_tiles(a, up, t, shared + a.table_bytes, guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.c.trace->begun = begun;
     a.c.trace->moved = now_ns();

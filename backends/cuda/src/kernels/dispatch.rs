@@ -1,7 +1,6 @@
 //! Dispatch and its replay.
 
 use tokenyard_core::abi;
-use tokenyard_core::host::NO_TENSOR;
 use tokenyard_core::moe::{
     DType, Holder, Layout, Region, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape, Span,
 };
@@ -13,34 +12,35 @@ use super::args::{
 };
 use super::engine::{Engine, Operation};
 use super::handle::Output;
-use super::order::{CAPTURED, stream_of};
+use super::order::{CAPTURED, Mode};
 use super::outcome::Called;
-use super::sizes::{Moves, staged_bytes};
-use crate::driver::RawStream;
+use super::sizes::{Moves, Sizes, staged_bytes};
 
 /// A dispatch between send and receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DispatchOp {
     operation: u64,
-    format: Format,
-    output: Output,
-    arrangement: Layout,
-    /// Whose order it is in; without one, the host's.
-    stream: Option<RawStream>,
-    worst: bool,
-    /// True N.
-    received: u64,
+    pub(super) format: Format,
+    pub(super) output: Output,
+    pub(super) arrangement: Layout,
+    mode: Mode,
+    handle: u32,
+    pub(super) worst: bool,
+    /// True N, or the most that it may be.
+    pub(super) received: u64,
+    /// Whether only the device knows N and X.
+    is_open: bool,
     /// Where kernels put: what they put from.
     staging: Option<Region>,
 }
 
 /// How rows look when they arrive.
 #[derive(Clone, Copy, Debug)]
-struct Format {
-    row: RowFormat,
-    dtype: u32,
-    scale_dtype: u32,
-    scale_columns: u64,
+pub(super) struct Format {
+    pub(super) row: RowFormat,
+    pub(super) dtype: u32,
+    pub(super) scale_dtype: u32,
+    pub(super) scale_columns: u64,
 }
 
 impl Format {
@@ -111,11 +111,23 @@ struct Wanted {
     room: RegionLayout,
     worst: bool,
     replay: bool,
-    stream: Option<RawStream>,
+    mode: Mode,
 }
 
 impl Wanted {
-    fn of(call: &abi::TyDispatch, shape: &Shape) -> Result<Self> {
+    /// Whether rows are spread over the experts of their tokens while others arrive.
+    fn in_tiles(&self, sizes: &Sizes) -> bool {
+        matches!(self.spec.layout, Layout::ExpertMajor { .. }) && sizes.longest_put.is_none()
+    }
+
+    /// What a region is laid out for, if so many rows arrive.
+    fn rows(&self, counted: RegionRows) -> RegionRows {
+        // Packed regions have room for all.
+        let most = self.worst || self.spec.layout == Layout::Packed;
+        if most { self.most } else { counted }
+    }
+
+    fn of(call: &abi::TyDispatch, shape: &Shape, mode: Mode) -> Result<Self> {
         let format = Format::of(call, shape.hidden);
         let spec = RegionSpec { shape: *shape, layout: layout_of(call)?, row: format.row };
         Ok(Self {
@@ -125,7 +137,7 @@ impl Wanted {
             room: RegionLayout::worst(&spec)?,
             worst: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
             replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
-            stream: stream_of(call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream),
+            mode,
         })
     }
 }
@@ -140,6 +152,7 @@ fn arguments(
         common,
         routing,
         topk_idx: 0,
+        tokens: 0,
         x: 0,
         scales: 0,
         weights: 0,
@@ -171,6 +184,11 @@ fn arguments(
         hidden: 0,
         reserved: 0,
         staging: 0,
+        tiles: 0,
+        tile_rows: 0,
+        mover_blocks: 0,
+        zero_padding: 0,
+        tile_reserved: 0,
     }
 }
 
@@ -178,19 +196,25 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
-        self.observer.check()?;
+        self.check()?;
+        let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
+        let mode = self.mode(stream, call.flags & abi::TY_DISPATCH_NO_SYNC)?;
+        let _relaxed = mode.relax()?;
+        if mode.unheard {
+            self.go_unheard()?;
+        }
         // SAFETY: the host's string is valid for the call.
         let text = unsafe { refusal(call.refusal) };
         if !text.is_empty() {
-            return self.refuse_dispatch(call, (REFUSE_TEXT, text));
+            return self.refuse_dispatch(call, &mode, (REFUSE_TEXT, text));
         }
-        match Wanted::of(call, &self.shape) {
-            Ok(wanted) if self.is_captured(wanted.stream)? => {
-                self.refuse_dispatch(call, (REFUSE_TEXT, CAPTURED.as_bytes()))
-            }
+        if mode.captured && !mode.unheard {
+            return self.refuse_dispatch(call, &mode, (REFUSE_TEXT, CAPTURED.as_bytes()));
+        }
+        match Wanted::of(call, &self.shape, mode) {
             // SAFETY: by this function's contract.
             Ok(wanted) => unsafe { self.send_rows(call, &wanted) },
-            Err(why) => self.refuse_dispatch(call, (REFUSE_TEXT, why.detail().as_bytes())),
+            Err(why) => self.refuse_dispatch(call, &mode, (REFUSE_TEXT, why.detail().as_bytes())),
         }
     }
 
@@ -198,19 +222,24 @@ impl Engine {
     fn refuse_dispatch(
         &mut self,
         call: &abi::TyDispatch,
-        (verdict, why): (u32, &[u8]),
+        mode: &Mode,
+        refused: (u32, &[u8]),
     ) -> Result<()> {
-        let mut common = self.common(call.operation, verdict, why);
+        if mode.is_recorded() {
+            return Err(self.refuse_recorded(refused));
+        }
+        self.is_recording = false;
+        let mut common = self.common(call.operation, refused, mode.unheard);
         // The handle may be another yard's.
-        let (routing, origin) = (Routing::default(), 0);
-        let called = self.sign(call, &mut common, origin);
+        let routing = Routing::default();
+        let called = self.sign(call, &mut common);
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
         let moves = Moves::new(&self.shape, &row, self.most_shared);
         let arguments = arguments(call, (common, routing), &moves);
         // SAFETY: the arguments name no tensors.
-        let sent = unsafe { self.launch_dispatch(&arguments, &moves) };
+        let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &moves) };
         let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
-        self.give_up(outcome)?;
+        self.give_up(self.tell_unheard(mode, outcome))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "dispatch", message))
     }
@@ -218,22 +247,27 @@ impl Engine {
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn send_rows(&mut self, call: &abi::TyDispatch, wanted: &Wanted) -> Result<()> {
-        let entered = self.enter(call.operation, wanted.stream);
+        let entered = self.enter(call.operation, &wanted.mode);
         self.give_up(entered)?;
-        let staging = match self.stage_dispatch(call, wanted) {
-            Ok(staging) => staging,
+        if !wanted.replay {
+            self.renew(call.handle);
+        }
+        let room = self
+            .stage_dispatch(call, wanted)
+            .and_then(|staging| self.make_room(call, wanted, staging).map(|r| [r, staging]));
+        let [region, staging] = match room {
+            Ok(room) => room,
             Err(error) => {
-                let told = self.refuse_dispatch(call, (REFUSE_FULL, error.detail().as_bytes()));
+                let why = (REFUSE_FULL, error.detail());
+                let told = self.refuse_dispatch(call, &wanted.mode, (why.0, why.1.as_bytes()));
                 // Its own reason says more than what the others are told.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
         };
-        // A full arena is found out by the kernel, which knows what is needed.
-        let region = self.arena.reserve(wanted.room.bytes, Holder::Dispatch(call.operation)).ok();
         // SAFETY: by this function's contract.
-        let outcome = unsafe { self.enter_with_rows(call, wanted, [region, staging]) };
-        let (outcome, region) = match (self.give_up(outcome), region) {
-            (Ok(outcome), Some(region)) => (outcome, region),
+        let counted = unsafe { self.enter_with_rows(call, wanted, [region, staging]) };
+        let (counted, region) = match (self.give_up(counted), region) {
+            (Ok(counted), Some(region)) => (counted, region),
             (Ok(_), None) => {
                 return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
             }
@@ -243,32 +277,31 @@ impl Engine {
             }
         };
         let arrangement = wanted.spec.layout;
-        // Packed regions have room for all.
-        let rows = if wanted.worst || arrangement == Layout::Packed {
-            wanted.most
-        } else {
-            RegionRows { tokens: outcome.tokens, experts: outcome.rows }
-        };
+        let rows = wanted.rows(counted);
         let layout = RegionLayout::new(&wanted.spec, rows)?;
         self.arena.shrink(region.id, layout.bytes);
         let output =
             Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
-        let received = outcome.tokens;
-        self.order.give(region.id, wanted.stream);
+        let received = counted.tokens;
+        self.order.give(region.id, wanted.mode.stream);
+        let state = &mut self.handles[call.handle as usize];
         if !wanted.replay {
-            let state = &mut self.handles[call.handle as usize];
             state.note_output(&output, received, &wanted.spec);
-            state.stream = wanted.stream;
+            state.is_open = wanted.mode.unheard;
+            state.stream = wanted.mode.stream;
         }
+        let is_open = state.is_open;
         let slot = self.slot(call.operation);
         self.operations[slot] = Operation::Dispatch(DispatchOp {
             operation: call.operation,
             format: wanted.format,
             output,
             arrangement,
-            stream: wanted.stream,
+            mode: wanted.mode,
+            handle: call.handle,
             worst: wanted.worst,
             received,
+            is_open,
             staging,
         });
         Ok(())
@@ -291,7 +324,29 @@ impl Engine {
         self.arena.allocate(bytes, Holder::Dispatch(call.operation)).map(Some)
     }
 
-    /// Launches the kernel, and waits until it says how the operation goes on.
+    /// Room for what arrives. A full arena is found out by the kernel, which knows what is needed; where
+    /// nobody waits for it, before.
+    fn make_room(
+        &mut self,
+        call: &abi::TyDispatch,
+        wanted: &Wanted,
+        staging: Option<Region>,
+    ) -> Result<Option<Region>> {
+        let holder = Holder::Dispatch(call.operation);
+        if !wanted.mode.unheard {
+            return Ok(self.arena.reserve(wanted.room.bytes, holder).ok());
+        }
+        let rows = wanted.rows(self.handles[call.handle as usize].exact);
+        let bytes = RegionLayout::new(&wanted.spec, rows)?.bytes;
+        let region = self.arena.allocate(bytes, holder);
+        if region.is_err() {
+            staging.iter().for_each(|r| self.arena.release(r.id));
+        }
+        region.map(Some)
+    }
+
+    /// Launches the kernel, and waits until it says how the operation goes on; then tells N and X. Where
+    /// nobody waits, tells what is known of them.
     ///
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
@@ -300,23 +355,26 @@ impl Engine {
         call: &abi::TyDispatch,
         wanted: &Wanted,
         [region, staging]: [Option<Region>; 2],
-    ) -> Result<Outcome> {
+    ) -> Result<RegionRows> {
         let (region, capacity) = region.map_or((0, 0), |r| (r.offset, r.bytes));
         // Who holds the arena, should it turn out to be too full.
         let scarce = capacity < wanted.room.bytes;
         let holders = if scarce { self.arena.holders() } else { String::new() };
-        let mut common = self.common(call.operation, ENTER, holders.as_bytes());
+        let unheard = wanted.mode.unheard;
+        let mut common = self.common(call.operation, (ENTER, holders.as_bytes()), unheard);
         let state = &mut self.handles[call.handle as usize];
         if !wanted.replay {
-            state.origin = common.epoch;
             state.count(call.topk_idx.shape[0] as u32);
             state.worst = wanted.worst;
             state.layout = wanted.spec.layout;
         }
-        common.tokens = state.tokens;
-        // All ranks count the same dispatch, so its epoch is no news; a replay names an older one.
-        let (origin, routing, worst) = (state.origin, state.routing, state.worst);
-        let called = self.sign(call, &mut common, origin);
+        common.brought = state.tokens;
+        let (routing, worst) = (state.routing, state.worst);
+        let known = match wanted.replay && !state.is_open {
+            true => RegionRows { tokens: state.received, ..state.exact },
+            false => wanted.most,
+        };
+        let called = self.sign(call, &mut common);
         let format = &wanted.format;
         let moves = Moves::new(&self.shape, &format.row, self.most_shared);
         let (x, scales, scale_stride) = match call.cast {
@@ -328,6 +386,7 @@ impl Engine {
         };
         let arguments = DispatchArgs {
             topk_idx: call.topk_idx.data as u64,
+            tokens: call.tokens as u64,
             x,
             scales,
             weights: call.topk_weights.data as u64,
@@ -346,31 +405,49 @@ impl Engine {
             cast: call.cast,
             dtype: call.x.dtype,
             hidden: self.shape.hidden,
+            tiles: self.sizes.tiles(),
+            tile_rows: if wanted.in_tiles(&self.sizes) { self.sizes.tile_rows } else { 0 },
+            zero_padding: matches!(
+                wanted.spec.layout,
+                Layout::ExpertMajor { zero_padding: true, .. }
+            )
+            .into(),
             ..arguments(call, (common, routing), &moves)
         };
         // SAFETY: the tensors are valid by this function's contract.
-        unsafe { self.launch_dispatch(&arguments, &moves)? };
-        self.hear_outcome(call.operation, &called)
+        unsafe { self.launch_dispatch(call.operation, &arguments, &moves)? };
+        if unheard {
+            return Ok(known);
+        }
+        let Outcome { tokens, rows, .. } = self.hear_outcome(call.operation, &called)?;
+        Ok(RegionRows { tokens, experts: rows })
     }
 
     /// Writes into `common` what ranks compare.
-    fn sign(&self, call: &abi::TyDispatch, common: &mut Common, origin: u32) -> Called {
-        let signature = Signature::dispatch(call);
-        (common.signature, common.origin) = (signature.0, origin);
-        Called { rank: self.rank, operation: call.operation, signature, origin }
+    fn sign(&self, call: &abi::TyDispatch, common: &mut Common) -> Called {
+        common.signature = Signature::dispatch(call).0;
+        Called { rank: self.rank, operation: call.operation }
     }
 
     /// # Safety
     /// What the arguments name beyond the engine's own is valid until the operation is received.
-    unsafe fn launch_dispatch(&self, arguments: &DispatchArgs, moves: &Moves) -> Result<()> {
+    unsafe fn launch_dispatch(
+        &self,
+        operation: u64,
+        arguments: &DispatchArgs,
+        moves: &Moves,
+    ) -> Result<()> {
+        // Half of the blocks keep a link busy, and the others the memory.
+        let spreading = if arguments.tile_rows > 0 { self.blocks / 2 } else { 0 };
+        let arguments = &DispatchArgs { mover_blocks: self.blocks - spreading, ..*arguments };
         let size = (self.blocks, WARPS, moves.shared);
-        let slot = arguments.common.slot as usize;
+        let slot = self.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.kernels.dispatch, size, arguments, slot) }
     }
 
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        self.observer.check()?;
+        self.check()?;
         let slot = self.slot(operation);
         let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
             Operation::Dispatch(op) if op.operation == operation => op,
@@ -383,19 +460,22 @@ impl Engine {
                 ));
             }
         };
+        self.go_on(&op.mode)?;
         let arrived = self
             .arrive(operation, abi::TY_PHASE_ROWS)
             .and_then(|()| self.spread(slot, &op))
-            .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, op.stream));
-        op.staging.iter().for_each(|r| self.arena.release(r.id));
+            .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
+        self.unstage(op.staging, op.handle, &op.mode);
         self.give_up(arrived)?;
         Ok(self.describe(&op))
     }
 
-    /// Expert-major and packed: copies rows to the other experts of their tokens.
+    /// Packed, and expert-major where kernels put: copies rows to the other experts of their tokens. Else
+    /// a dispatch has done that.
     fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
         let (major, zero_padding) = match op.arrangement {
             Layout::Flat => return Ok(()),
+            Layout::ExpertMajor { .. } if self.sizes.longest_put.is_none() => return Ok(()),
             Layout::ExpertMajor { zero_padding, .. } => (true, zero_padding),
             Layout::Packed => (false, false),
         };
@@ -415,6 +495,8 @@ impl Engine {
             landed_weights: weights(layout.landed_weights),
             counts: at(layout.expert_counts),
             starts: at(layout.expert_starts),
+            cell: if op.mode.unheard { self.cell(slot) } else { 0 },
+            totals: if op.is_open { at(layout.totals) } else { 0 },
             tokens: op.received,
             rows: op.output.rows_of(op.arrangement, &self.shape),
             row_bytes: row.x_bytes.into(),
@@ -424,80 +506,11 @@ impl Engine {
             zero_padding: zero_padding.into(),
             stage_bytes: moves.pitch,
             movers,
+            stages: 1,
+            reserved: 0,
         };
         let size = (self.blocks, WARPS, movers * moves.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.launch(&self.kernels.spread, size, &arguments, slot) }
-    }
-
-    fn describe(&self, op: &DispatchOp) -> abi::TyReceived {
-        let (shape, layout) = (&self.shape, &op.output.layout);
-        let rows = op.output.rows_of(op.arrangement, shape);
-        let (flat, packed) = (op.arrangement == Layout::Flat, op.arrangement == Layout::Packed);
-        let exact = packed && !op.worst;
-        let tokens = if exact { op.received } else { op.output.rows.tokens };
-        let (local, ranks, topk) =
-            (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
-        let tensor = |span: Span, dtype: DType, shape: [u64; 2]| {
-            self.tensor(&op.output, (span, dtype.code()), shape)
-        };
-        let of = |there: bool, (span, dtype): (Span, DType), shape: [u64; 2]| {
-            if there { tensor(span, dtype, shape) } else { NO_TENSOR }
-        };
-        let format = &op.format;
-        debug_assert!(op.received <= tokens);
-        abi::TyReceived {
-            size: size_of::<abi::TyReceived>(),
-            region: op.output.region,
-            tokens,
-            rows,
-            x: self.tensor(&op.output, (layout.x, format.dtype), [rows, shape.hidden.into()]),
-            scales: if format.scale_columns > 0 {
-                let columns = [rows, format.scale_columns];
-                self.tensor(&op.output, (layout.scales, format.scale_dtype), columns)
-            } else {
-                NO_TENSOR
-            },
-            ids: of(flat, (layout.ids, DType::I32), [tokens, topk]),
-            weights: of(
-                format.row.weights,
-                (layout.weights, DType::F32),
-                if flat { [tokens, topk] } else { [rows, 1] },
-            ),
-            source: tensor(layout.source, DType::I32, [if packed { rows } else { tokens }, 1]),
-            slots: of(!flat, (layout.slots, DType::I32), [tokens, topk]),
-            expert_counts: tensor(layout.expert_counts, DType::I32, [local, 1]),
-            expert_starts: of(!flat && !packed, (layout.expert_starts, DType::I32), [local, 1]),
-            source_counts: tensor(layout.rank_counts, DType::I32, [ranks, 1]),
-            ranges: of(packed, (layout.ranges, DType::I64), [local, ranks]),
-            totals: tensor(layout.totals, DType::I64, [2, 1]),
-            lost: self.nobody_lost(),
-        }
-    }
-
-    /// A lost rank ends a yard on CUDA, so nobody is left out.
-    fn nobody_lost(&self) -> abi::TyTensor {
-        abi::TyTensor {
-            data: self.lost.address() as *mut u8,
-            dtype: DType::U8.code(),
-            reserved: 0,
-            shape: [self.shape.ranks.into(), 1],
-            stride: [1, 1],
-        }
-    }
-
-    fn tensor(
-        &self,
-        output: &Output,
-        (span, dtype): (Span, u32),
-        shape: [u64; 2],
-    ) -> abi::TyTensor {
-        abi::TyTensor {
-            data: (output.address + span.offset) as *mut u8,
-            dtype,
-            reserved: 0,
-            shape,
-            stride: [shape[1] as i64, 1],
-        }
     }
 }

@@ -21,7 +21,9 @@ mod observer;
 mod order;
 mod outcome;
 mod proxy;
+mod received;
 mod sizes;
+mod unheard;
 mod waits;
 
 use std::collections::HashMap;
@@ -38,7 +40,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::CudaConfig;
-use crate::driver::{self, Context, Device, HostWindow, Pooled, Stream, Vmm};
+use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream, Stream, Vmm};
 use engine::Engine;
 use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
 
@@ -66,6 +68,8 @@ pub struct CudaKernels {
     tensors: HashMap<u64, Pooled>,
     /// Streams of tools.
     streams: Vec<Stream>,
+    /// Graphs of tools.
+    graphs: Vec<Graph>,
 }
 
 /// The memory of a window.
@@ -180,6 +184,7 @@ impl KernelSet for CudaKernels {
             memory: Vec::new(),
             tensors: HashMap::new(),
             streams: Vec::new(),
+            graphs: Vec::new(),
         })
     }
 
@@ -219,7 +224,7 @@ impl KernelSet for CudaKernels {
         Ok(KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 2,
-            flags: abi::TY_NEEDS_STREAMS,
+            flags: abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC,
             scale_up: up,
             scale_out: out,
             window_bytes,
@@ -355,7 +360,34 @@ impl KernelSet for CudaKernels {
         from: *const u8,
         bytes: u64,
     ) -> Result<()> {
-        self.stream(stream)?.copy(to as u64, from as u64, bytes)
+        RawStream::of(stream).copy(&self.context, to as u64, from as u64, bytes)
+    }
+
+    fn graph_begin(&mut self, stream: *mut c_void) -> Result<()> {
+        Graph::begin(self.stream(stream)?)
+    }
+
+    fn graph_end(&mut self, stream: *mut c_void) -> Result<*mut c_void> {
+        let graph = Graph::end(self.stream(stream)?)?;
+        let pointer = graph.pointer();
+        self.graphs.push(graph);
+        Ok(pointer)
+    }
+
+    unsafe fn graph_launch(&mut self, stream: *mut c_void, graph: *mut c_void) -> Result<()> {
+        let Some(graph) = self.graphs.iter().find(|g| g.pointer() == graph) else {
+            let text = format!("found {graph:p}; expected a graph that this kernel set has made");
+            return Err(Error::new(ErrorKind::InvalidInput, "launch graph", text));
+        };
+        // SAFETY: by this function's contract.
+        unsafe { graph.launch(self.stream(stream)?) }
+    }
+
+    fn graph_destroy(&mut self, graph: *mut c_void) {
+        if let Err(error) = self.settle() {
+            tracing::warn!("a graph is destroyed after kernels that did not end well: {error}");
+        }
+        self.graphs.retain(|g| g.pointer() != graph);
     }
 }
 

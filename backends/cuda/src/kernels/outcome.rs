@@ -6,16 +6,14 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{
     BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_FULL, REFUSE_ROUTE, REFUSED, TEXT,
+    TOO_MANY,
 };
 
-/// What this rank called.
+/// Which call it was.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Called {
     pub(super) rank: u32,
     pub(super) operation: u64,
-    pub(super) signature: Signature,
-    /// Epoch of the dispatch that made the handle.
-    pub(super) origin: u32,
 }
 
 /// The error that an outcome stands for. One domain: an index in the team is a world rank.
@@ -46,18 +44,38 @@ pub(super) fn judge(outcome: &Outcome, ours: &Called, shape: &Shape) -> Result<(
         ),
         MISMATCH => {
             let call = |signature: Signature| format!("called a {}", signature.describe());
-            mismatch(ours, rank, [call(Signature(outcome.signature)), call(ours.signature)])
+            mismatch(
+                ours,
+                rank,
+                [outcome.signature, outcome.own_signature].map(Signature).map(call),
+            )
         }
         ORIGIN => {
             let handle =
                 |epoch: u32| format!("used the handle of dispatch {}", epoch.wrapping_sub(1));
-            mismatch(ours, rank, [handle(outcome.origin), handle(ours.origin)])
+            mismatch(ours, rank, [outcome.origin, outcome.own_origin].map(handle))
         }
         BAD_ROWS => error(
             ErrorKind::Protocol,
             format!("rank {rank} has fewer rows than the routing of this rank names"),
         ),
         other => error(ErrorKind::Internal, format!("found outcome {other}; expected 1 to 6")),
+    }
+}
+
+/// The error of an operation that nobody waited for. Ranks may be several operations further, so the yard
+/// cannot go on, whatever it was.
+pub(super) fn told_late(error: &Error) -> Error {
+    let kind = match error.kind() {
+        ErrorKind::Refused | ErrorKind::Full => ErrorKind::Protocol,
+        other => other,
+    };
+    let message = format!("an operation that nobody waited for failed: {}", error.message());
+    let told = Error::new(kind, "enter operation", message)
+        .with_fix("call it with synchronisation, which tells at once and leaves the yard usable");
+    match error.rank() {
+        Some(rank) => told.with_rank(rank),
+        None => told,
     }
 }
 
@@ -81,6 +99,10 @@ fn route_problem(outcome: &Outcome, shape: &Shape) -> String {
         bytes.copy_from_slice(&outcome.text[4 * i..][..4]);
         u32::from_le_bytes(bytes)
     };
+    if word(1) & 0xff == TOO_MANY {
+        let (found, most) = (word(0), word(2));
+        return format!("tokens: found {found} in device memory; expected at most {most}");
+    }
     let expert = i64::from(word(2)) | i64::from(word(3)) << 32;
     let place = format!("found expert {expert} in row {}, column {}", word(0), word(1) >> 8 & 0xff);
     match word(1) & 0xff {
@@ -105,11 +127,12 @@ mod tests {
         verdict: 0,
         text_bytes: 0,
         signature: 0,
+        own_signature: 3,
         origin: 0,
-        reserved: 0,
+        own_origin: 2,
         text: [0; TEXT],
     };
-    const OURS: Called = Called { rank: 0, operation: 4, signature: Signature(3), origin: 2 };
+    const OURS: Called = Called { rank: 0, operation: 4 };
 
     #[test]
     fn a_bad_routing_is_told_with_row_column_and_value() {
@@ -121,6 +144,11 @@ mod tests {
         assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(3)));
         let text = error.to_string();
         assert!(text.contains("found expert 9 in row 7, column 2; expected less than"), "{text}");
+        for (i, word) in [70_u32, TOO_MANY, 64, 0].into_iter().enumerate() {
+            bad.text[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
+        }
+        let text = judge(&bad, &OURS, &SHAPE).unwrap_err().to_string();
+        assert!(text.contains("tokens: found 70 in device memory; expected at most 64"), "{text}");
     }
 
     #[test]
@@ -136,6 +164,14 @@ mod tests {
         assert!(judge(&OUTCOME, &OURS, &SHAPE).is_ok());
         let unknown = Outcome { code: 99, ..OUTCOME };
         assert_eq!(judge(&unknown, &OURS, &SHAPE).unwrap_err().kind(), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn a_refusal_that_is_told_late_closes_the_yard_and_names_the_rank() {
+        let refused = Error::new(ErrorKind::Refused, "enter", "rank 2 refused").with_rank(2);
+        let late = told_late(&refused);
+        assert_eq!((late.kind(), late.rank()), (ErrorKind::Protocol, Some(2)));
+        assert!(late.to_string().contains("nobody waited for failed: rank 2 refused"), "{late}");
     }
 
     #[test]

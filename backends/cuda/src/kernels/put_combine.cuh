@@ -28,7 +28,7 @@ __device__ inline u64 owned_before(const u32* heard, u32 s) {
 __device__ inline Decision check_returned(const CombineArgs& a, const u32* heard) {
   for (u32 d = 0; d < a.c.ranks; d++) {
     bool there = a.r.row_base[d] + a.r.counts[d] <= heard[d * kReturnWords + 5];
-    bool here = owned_before(heard, d + 1) <= a.rows;
+    bool here = owned_before(heard, d + 1) <= operation().rows;
     if (!there || !here) return {kBadRows, d};
   }
   return {kGo, a.c.rank};
@@ -41,8 +41,8 @@ __device__ inline u64 weight_bytes(const CombineArgs& a) {
 template <class Up>
 __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard) {
   u32 head[kHead] = {a.c.verdict,       (u32)a.c.signature,
-                     a.c.origin,        (u32)(a.landing / 16),
-                     (u32)(a.landing_weights / 16), (u32)a.rows,
+                     a.c.origin(),      (u32)(a.landing / 16),
+                     (u32)(a.landing_weights / 16), (u32)operation().rows,
                      (u32)(a.c.signature >> 32),    0};
   // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
   enter(a.c, up, kHead + max(a.c.ranks, 2u), a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
@@ -70,8 +70,15 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   if (threadIdx.x == 0) a.c.trace->begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
+  Found(a.c, a.r.note).publish();
+  __syncthreads();
+  if (a.c.epoch() == 0) return;
+  if (threadIdx.x == 0) {
+    pass_turn(a.c);
+    begin(a);
+  }
   enter_returning(a, up, guard);
-  if (!hear(a.c, up, kReturnWords, heard, guard)) return;
+  if (!hear(a.c, up, kReturnWords, heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) {
     decision = decide(a.c, heard, kReturnWords);
     if (decision.code == kGo) decision = check_returned(a, heard);
@@ -79,8 +86,9 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   __syncthreads();
   Decision d = decision;
   for (u32 s = threadIdx.x; s < a.c.ranks && d.code == kGo; s += blockDim.x)
-    a.c.done_totals()[s] += puts_of(a.c, a.r.counts[s] * a.row_bytes) +
-                            puts_of(a.c, a.r.counts[s] * weight_bytes(a));
+    a.c.expect(a.c.done_totals(), s,
+               puts_of(a.c, a.r.counts[s] * a.row_bytes) +
+                   puts_of(a.c, a.r.counts[s] * weight_bytes(a)));
   if (threadIdx.x == 0) {
     a.c.trace->heard = now_ns();
     tell(a.c, up, d, &heard[d.rank * kReturnWords], guard);
@@ -95,6 +103,8 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
 // Sums the rows that have come. All blocks.
 template <class Type>
 __device__ void sum_returned(const CombineArgs& a, u8* shared) {
+  u64 made = __ldcg(&a.r.note->made);
+  if (a.c.cell->code != kGo) return;
   u64* first = reinterpret_cast<u64*>(shared);
   u64* weights = first + a.c.ranks;
   u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
@@ -104,7 +114,7 @@ __device__ void sum_returned(const CombineArgs& a, u8* shared) {
     // Weights are named by the owner's own rows.
     weights[d] = arena + a.landing_weights + (rows - a.r.row_base[d]) * weight_bytes(a);
   }
-  sum_partials<Type>(a, first, weights, shared + a.table_bytes);
+  sum_partials<Type>(a, (u32)(made >> 32), first, weights, shared + a.table_bytes);
 }
 
 }  // namespace ty

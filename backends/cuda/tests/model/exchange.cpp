@@ -54,11 +54,13 @@ struct Rank {
 #endif
   Report* report = room<Report>(1);
   State* state = room<State>(1);
-  Outcome* outcome = room<Outcome>(1);
+  Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
+  u32* tokens_word = room<u32>(1);
   Trace* trace = room<Trace>(1);
+  // One per operation that may be open, with room for all ranks' totals.
+  Cell* cells[kSlots] = {(Cell*)room<u64>(64), (Cell*)room<u64>(64)};
   Routing r{};
   u64 operations = 0;
-  u32 origin = 0;
   // What the rank brings.
   std::vector<i64> topk;
   std::vector<float> weights;
@@ -70,32 +72,30 @@ struct Rank {
     u32 words = (kHead + s.ranks + s.experts + kTextWords + 15) / 16 * 16;
     u64 entries = 8ull * kSlots * s.ranks * words;
     if (2 * entries > kControlBytes) fail("the control window is too small");
-    *state = State{0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
+    *state = State{0, kSlots, 1, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
                    {control, arena}};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
                 room<u32>(kBlocks * s.experts), room<u32>(s.ranks), room<u32>(s.experts),
-                room<u32>(s.ranks), 32, kBlocks};
+                room<u32>(s.ranks), room<Note>(1), 32, kBlocks};
   }
   Common common(u64 signature) {
     Common c{};
-    u32 slot = operations % kSlots;
     c.entry_words = (kHead + s.ranks + s.experts + kTextWords + 15) / 16 * 16;
-    c.entries = 8ull * slot * s.ranks * c.entry_words;
+    c.cell = cells[operations % kSlots];
     c.abort = abort, c.report = report, c.state = state, c.outcome = outcome, c.trace = trace;
     c.cap_ns = 300'000'000'000ull;
     c.signature = signature;
     c.rank = me, c.ranks = s.ranks, c.experts = s.experts, c.topk = s.topk;
-    c.max_tokens = s.max_tokens, c.tokens = tokens, c.epoch = (u32)operations + 1, c.slot = slot;
-    operations++;
+    c.max_tokens = s.max_tokens, c.brought = tokens;
+    // The host's own numbers, which are none of the device's.
+    c.ticket = (u32)operations++ + 77;
     return c;
   }
   void arrive(const Common& c, bool rows) {
-    u32 first = 2 * s.ranks * c.slot + (rows ? 0 : s.ranks);
-    ArriveArgs a{abort, report, c.cap_ns, rows ? c.rows_totals() : c.done_totals(), s.ranks, first,
-                 rows ? kPhaseRows : 4, 0, trace};
+    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, 0, trace};
     model::launch(1, kWarps * 32, [=, this] { ty_arrive(a, params()); });
     same("an ended wait of rank " + std::to_string(me), report->ended, 0u);
   }
@@ -177,10 +177,8 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   DispatchArgs a{};
   if (!replay) {
     r.r.span = ((r.tokens + kBlocks * kWarps - 1) / (kBlocks * kWarps) + 31) / 32 * 32;
-    r.origin = (u32)r.operations + 1;
   }
   a.c = r.common(signature(replay ? 2 : 1, layout));
-  a.c.origin = r.origin;
   a.r = r.r, a.topk_idx = r.topk.data(), a.x = r.x, a.weights = r.weights.data();
   a.scales = r.s.scale_words ? r.scales.data() : nullptr;
   a.scale_stride[0] = r.s.scale_words, a.scale_stride[1] = 1;
@@ -188,8 +186,30 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1, a.movers = 14;
   a.table_bytes = 16 << 10, a.side_tokens = 32, a.side_bytes = 16 << 10, a.side_scales = 1;
-  a.side_at = 64 << 10, a.staging = kStagingAt;
+  a.side_at = 64 << 10, a.staging = kStagingAt, a.mover_blocks = kBlocks;
+  if (layout == kExpertMajor && !TY_PUTS) {
+    // Small tiles, so that there are several.
+    a.tiles = r.state->outbox, a.tile_rows = 32, a.mover_blocks = kBlocks / 2, a.zero_padding = 1;
+  }
   return a;
+}
+
+Region region_of(const DispatchArgs& a, const Outcome& told) {
+  u64 tokens = told.tokens, rows = told.rows, places = a.c.local_experts() * a.most_tokens();
+  if (a.layout == kPacked || a.worst) tokens = a.most_tokens();
+  if (a.layout == kPacked) rows = places;
+  if (a.layout == kExpertMajor && a.worst) rows = a.worst_experts;
+  return Region(a.region_shape(), tokens, a.layout == kFlat ? 0 : rows);
+}
+
+// What a rank was told, or what its region says where nobody waits.
+Outcome told_to(Rank& r, const DispatchArgs& a) {
+  if (!a.c.unheard) return *r.outcome;
+  Outcome told{};
+  const u64* totals = (u64*)(r.arena + a.region + region_of(a, told).totals);
+  told.code = a.c.cell->code, told.tokens = totals[0];
+  told.rows = a.layout == kPacked ? a.c.local_experts() * a.most_tokens() : totals[1];
+  return told;
 }
 
 // On all ranks at once; returns what each was told.
@@ -201,24 +221,26 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
       DispatchArgs a = args[i];
       model::launch(kBlocks, kWarps * 32, [=, &r] { ty_dispatch(a, r.params()); });
       same("an ended wait", r.report->ended, 0u);
-      same("epoch of the outcome", r.outcome->epoch, a.c.epoch);
-      if (r.outcome->code != kGo) return;
+      if (!a.c.unheard) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
+      if (!a.c.unheard && r.outcome->code != kGo) return;
       r.arrive(a.c, true);
-      if (a.layout == kFlat) return;
-      Region region(a.region_shape(), a.layout == kPacked ? a.most_tokens() : r.outcome->tokens,
-                    r.outcome->rows);
+      if (a.layout == kFlat || a.tile_rows > 0) return;
+      Region region = region_of(a, *r.outcome);
+      u64 rows = r.outcome->rows;
       bool major = a.layout == kExpertMajor;
+      if (a.c.unheard) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens();
       auto at = [&](u64 offset) { return r.arena + a.region + offset; };
       SpreadArgs s{at(0), (u32*)at(region.scales), major ? (float*)at(region.weights) : nullptr,
                    (i32*)at(region.slots), (u32*)at(region.landed_scales),
                    (float*)at(region.landed_weights), (u32*)at(region.expert_counts),
-                   (u32*)at(region.expert_starts), r.outcome->tokens, r.outcome->rows, a.row_bytes,
-                   major ? a.scale_words : 0, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14};
+                   (u32*)at(region.expert_starts), a.c.cell,
+                   a.c.unheard ? (u64*)at(region.totals) : nullptr, r.outcome->tokens, rows, a.row_bytes,
+                   major ? a.scale_words : 0, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14, 1, 0};
       model::launch(kBlocks, kWarps * 32, [=, &r] { ty_spread(s, r.params()); });
     });
   for (auto& t : running) t.join();
   std::vector<Outcome> told;
-  for (Rank* r : ranks) told.push_back(*r->outcome);
+  for (u32 i = 0; i < ranks.size(); i++) told.push_back(told_to(*ranks[i], args[i]));
   return told;
 }
 
@@ -277,8 +299,7 @@ void check_received(std::vector<Rank*>& ranks, u32 d, const DispatchArgs& a, con
     starts[e + 1] = starts[e] + place;
     next[e] = starts[e];
   }
-  Region region(a.region_shape(), a.layout == kPacked ? a.most_tokens() : told.tokens,
-                a.layout == kFlat ? 0 : starts[local]);
+  Region region = region_of(a, told);
   if (a.layout != kFlat) same("rows", told.rows, starts[local]);
   u8* base = r.arena + a.region;
   u64 n = 0, scale_bytes = 4ull * s.scale_words;
@@ -320,12 +341,19 @@ void check_received(std::vector<Rank*>& ranks, u32 d, const DispatchArgs& a, con
     same("rows of a source", ((u32*)(base + region.rank_counts))[source->me], n - before);
   }
   same("tokens", told.tokens, n);
+  std::vector<u8> zeros(s.row_bytes);
+  for (u32 e = 0; e < local && a.zero_padding; e++)
+    for (u64 row = starts[e] + counts[e]; row < starts[e + 1]; row++)
+      same_bytes("padding", base + row * s.row_bytes, zeros.data(), s.row_bytes);
+  for (u32 i = 0; i < s.ranks * (a.tile_rows ? a.tiles_of_source() : 0); i++)
+    same("count of a tile", ((u64*)(r.control + a.tiles))[i], 0u);
   for (u32 e = 0; e < local; e++)
     same("rows of an expert", ((u32*)(base + region.expert_counts))[e], counts[e]);
 }
 
 // Every owner returns rows of its own making; sources sum them. f32.
-void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool weights) {
+void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool weights,
+             bool unheard = false) {
   std::vector<std::thread> running;
   std::vector<std::vector<float>> outs(ranks.size()), out_weights(ranks.size());
   for (u32 d = 0; d < ranks.size(); d++) {
@@ -343,8 +371,8 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
       Rank& r = *ranks[i];
       CombineArgs a{};
       a.c = r.common(signature(3, 0));
-      a.c.origin = r.origin;
-      a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10), a.rows = told[i].tokens;
+      a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10);
+      a.c.unheard = unheard, a.c.outcome = unheard ? r.late : r.outcome;
       a.out = (u8*)outs[i].data(), a.out_weights = weights ? out_weights[i].data() : nullptr;
       a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
       a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = weights;
@@ -352,12 +380,12 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
       auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
 #if TY_PUTS
       model::launch(1, kWarps * 32, [=, &r] { ty_give_back(a, r.params()); });
-      same("combine", r.outcome->code, kGo);
+      same("combine", a.c.cell->code, kGo);
       r.arrive(a.c, false);
       model::launch(kBlocks, kSummingWarps * 32, sum);
 #else
       model::launch(kBlocks, kSummingWarps * 32, sum);
-      same("combine", r.outcome->code, kGo);
+      same("combine", a.c.cell->code, kGo);
       r.arrive(a.c, false);
 #endif
     });
@@ -452,6 +480,8 @@ void refusals(std::vector<Rank*>& ranks) {
   ranks[0]->topk[1] = good;
 }
 
+#include "launches.h"
+
 void run(const Shape& shape, std::vector<u32> tokens) {
   std::vector<Rank*> ranks;
   for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
@@ -474,6 +504,7 @@ void run(const Shape& shape, std::vector<u32> tokens) {
     }
     if (layout == kFlat && ranks.size() > 1) refusals(ranks);
     if (layout == kFlat) two_at_once(ranks);
+    launches(ranks, layout, random);
   }
 }
 

@@ -120,3 +120,11 @@ fn plain_and_opaque_rows_travel_untouched() {
     let row = received_row(&case, &inputs, 1);
     assert_eq!((row.x, row.scales), (vec![0xa5, 0x7f], vec![]));
 }
+
+#[test]
+fn what_is_not_a_number_after_the_cast_keeps_the_sign_that_it_came_with() {
+    // An infinite group has scale 0 on the way out.
+    let row = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, 1.0, -1.0];
+    let codes = cast(&row, Scales::F32).x;
+    assert_eq!(codes, [0x7f, 0xff, 0x7f, 0xff, 0x00, 0x80]);
+}

@@ -159,3 +159,24 @@ fn given_inputs_that_do_not_fit_are_refused_by_rank() {
     let message = refused(|ranks| ranks[1].topk_idx[1] = 3);
     assert_eq!(message, "rank 1, token 0: found expert 3 twice; expected once");
 }
+
+#[test]
+fn odd_values_are_there_and_the_rest_is_not_changed() {
+    let case = Case { max_tokens: 64, input: Input::Plain(RowType::F32), ..Case::default() };
+    let even = f32s(&Inputs::for_rank(&case, 0).x);
+    let odd = f32s(&Inputs::for_rank(&Case { odd_values: true, ..case }, 0).x);
+    assert!(even.iter().all(|v| v.is_finite()));
+    let count = |is: fn(&f32) -> bool| odd.iter().filter(|v| is(v)).count();
+    for found in [
+        count(|v| v.is_nan() && v.is_sign_negative()),
+        count(|v| v.is_nan() && v.is_sign_positive()),
+        count(|v| *v == f32::INFINITY),
+        count(|v| *v == f32::NEG_INFINITY),
+        count(|v| v.is_subnormal()),
+        count(|v| *v == f32::MAX),
+    ] {
+        assert!(found > 0);
+    }
+    let changed = even.iter().zip(&odd).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+    assert!((odd.len() / 200..odd.len() / 50).contains(&changed), "{changed} of {}", odd.len());
+}

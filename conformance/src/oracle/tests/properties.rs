@@ -55,6 +55,7 @@ fn random_case(seed: u64) -> Case {
         weights,
         combine: Combine { row: pick(rng, &RowType::ALL), biases: rng.below(3), weighted },
         routing: pick(rng, &routings),
+        odd_values: false,
         seed,
     };
     case.validate().unwrap();

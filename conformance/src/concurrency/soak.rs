@@ -1,0 +1,75 @@
+//! Many exchanges in one yard, with everything that may go wrong between them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokenyard_core::yard::Yard;
+
+use super::{LAYOUTS, chains, close, open, small};
+use crate::oracle::rng::{Rng, Stream};
+use crate::oracle::{Case, Layout};
+use crate::round::Round;
+use crate::suite::{Level, Outcome, Rank, Test};
+
+/// How many rounds, where the suite's own number is not enough.
+const ROUNDS: &str = "TOKENYARD_SOAK_ROUNDS";
+
+/// The suite's own number.
+const USUAL: u64 = 100;
+
+/// The longest pause of a rank.
+const PAUSE_US: usize = 5000;
+
+pub(super) fn tests() -> Vec<Test> {
+    vec![Test {
+        name: "l2/soak".to_owned(),
+        level: Level::L2,
+        ranks: 2,
+        about: format!("{USUAL} rounds, or {ROUNDS}: late ranks, poisoned outputs, every layout"),
+        body: Box::new(soak),
+    }]
+}
+
+fn rounds() -> Result<u64> {
+    let Ok(text) = std::env::var(ROUNDS) else { return Ok(USUAL) };
+    text.parse().with_context(|| format!("{ROUNDS}: found {text}; expected a number"))
+}
+
+fn soak(rank: &Rank<'_>) -> Result<Outcome> {
+    let base = small(rank, Layout::Flat);
+    let mut yard = open(rank, &base)?;
+    for n in 0..rounds()? {
+        round(&mut yard, &base, n).with_context(|| format!("round {n}"))?;
+    }
+    close(vec![yard])
+}
+
+/// One round. All ranks draw the same numbers, so that they agree who is late.
+fn round(yard: &mut Yard, base: &Case, n: u64) -> Result<()> {
+    let mut shared = Rng::new(n, Stream::Shared, 0);
+    let (_, layout) = LAYOUTS[shared.below(LAYOUTS.len())];
+    let round = Round::new(&Case { layout, ..chains::nth(base, n) }, yard.rank());
+    pause(yard, base, &mut shared);
+    let mut live = round.dispatch(yard)?;
+    pause(yard, base, &mut shared);
+    // What is combined comes from copies, so nothing below reads the rows that are poisoned here; a
+    // row that the next dispatch does not write shows.
+    let mut buffers = round.experts(&live.received)?;
+    let rows = live.received.x().to_vec()?.len();
+    live.received.x_mut().write(&vec![0xff; rows])?;
+    let got = {
+        let arguments = buffers.arguments(&round.brought, &live.handle)?;
+        yard.combine(&live.handle, arguments).context("combine")?;
+        buffers.into_got()?
+    };
+    round.check_combined(&got)
+}
+
+/// One rank in four rounds comes late.
+fn pause(yard: &Yard, base: &Case, shared: &mut Rng) {
+    let (late, turn) = (shared.below(base.ranks), shared.below(4));
+    let time = Duration::from_micros(shared.below(PAUSE_US) as u64);
+    if turn == 0 && late == yard.rank() as usize {
+        std::thread::sleep(time);
+    }
+}

@@ -1,0 +1,128 @@
+//! An exchange whose received rows are copied to memory of the caller, and leave the arena.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use tokenyard_core::moe::DType;
+use tokenyard_core::yard::{Buffer, Handle, Outputs, Received, TensorMut, TensorRef, Yard};
+
+use crate::exchange::{self, Aligned, Placed, array};
+use crate::oracle::{self, Arrived};
+use crate::round::Round;
+
+/// What room holds before a copy.
+const POISON: u8 = 0xa5;
+
+/// Room for an array, with one row more than it has.
+struct Room {
+    host: Aligned,
+    /// The same, where the yard works on a device.
+    device: Option<Buffer>,
+    dtype: DType,
+    shape: [usize; 2],
+}
+
+impl Room {
+    fn new(yard: &Yard, tensor: &TensorRef<'_>) -> Result<Self> {
+        let dtype = tensor.dtype().context("an array has no type")?;
+        let shape = [tensor.rows() + 1, tensor.cols()];
+        let host = Aligned::filled(shape[0] * shape[1] * dtype.bytes(), POISON);
+        let on_device = yard.works_on_device();
+        let device = on_device.then(|| yard.buffer(host.bytes())).transpose()?;
+        Ok(Self { host, device, dtype, shape })
+    }
+
+    fn tensor_mut(&mut self) -> Result<TensorMut<'_>> {
+        let [rows, columns] = self.shape;
+        Ok(match &mut self.device {
+            Some(buffer) => buffer.tensor_mut(self.dtype, self.shape)?,
+            None => TensorMut::from_bytes(self.host.bytes_mut(), self.dtype, rows, columns)?,
+        })
+    }
+
+    /// The array, once it was copied. What lies behind it is as before.
+    fn fetch(&self) -> Result<Vec<u8>> {
+        let mut bytes = match &self.device {
+            Some(buffer) => buffer.tensor(self.dtype, self.shape, [self.shape[1], 1])?.to_vec()?,
+            None => self.host.bytes().to_vec(),
+        };
+        let behind = bytes.split_off(bytes.len() - self.shape[1] * self.dtype.bytes());
+        ensure!(behind.iter().all(|b| *b == POISON), "a copy wrote behind its array");
+        Ok(bytes)
+    }
+}
+
+/// Room for every array of an output, by the oracle's names.
+fn rooms(yard: &Yard, received: &Received) -> Result<BTreeMap<&'static str, Room>> {
+    let there =
+        exchange::ARRAYS.into_iter().filter_map(|name| Some((name, array(received, name)?)));
+    there.map(|(name, tensor)| Ok((name, Room::new(yard, &tensor)?))).collect()
+}
+
+fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a>> {
+    let mut outputs = Outputs::default();
+    for (name, room) in rooms {
+        let place = match *name {
+            "x" => &mut outputs.x,
+            "scales" => &mut outputs.scales,
+            "ids" => &mut outputs.ids,
+            "weights" => &mut outputs.weights,
+            "source" => &mut outputs.source,
+            "slots" => &mut outputs.slots,
+            "counts" => &mut outputs.expert_counts,
+            "rank_rows" => &mut outputs.source_counts,
+            "ranges" => &mut outputs.ranges,
+            other => return Err(anyhow!("no room for {other}")),
+        };
+        *place = Some(room.tensor_mut()?);
+    }
+    Ok(outputs)
+}
+
+/// Dispatches, copies what arrived, and lets the arena have its place back; on a stream, where the
+/// kernel set has streams, without waiting in between.
+fn dispatch(yard: &mut Yard, round: &Round) -> Result<(BTreeMap<&'static str, Room>, Handle)> {
+    let arguments = round.brought.dispatch_on(yard)?;
+    if !yard.has_streams() {
+        let (received, handle) = yard.dispatch(&arguments).context("dispatch")?;
+        let mut rooms = rooms(yard, &received)?;
+        yard.copy_out(&received, &mut outputs(&mut rooms)?).context("copy out")?;
+        return Ok((rooms, handle));
+    }
+    let tool = yard.tool_stream()?;
+    // SAFETY: the stream outlives the calls below and what they give but for the handle, which is of
+    // a stream that has ended by then.
+    let stream = unsafe { tool.stream() };
+    let (received, handle) = yard.on(stream).dispatch(&arguments).context("dispatch")?;
+    let mut rooms = rooms(yard, &received)?;
+    yard.on(stream).copy_out(&received, &mut outputs(&mut rooms)?).context("copy out")?;
+    drop(received);
+    yard.flush()?;
+    Ok((rooms, handle))
+}
+
+/// One exchange, every element checked; another one runs between the copy and the look at it.
+///
+/// # Errors
+/// What the yard says, or the first difference from the oracle.
+pub(crate) fn check(yard: &mut Yard, round: &Round, between: &Round) -> Result<()> {
+    let (case, rank) = (&round.case, yard.rank() as usize);
+    let (rooms, handle) = dispatch(yard, round)?;
+    drop(between.dispatch(yard)?);
+    let arrays: BTreeMap<_, _> =
+        rooms.iter().map(|(name, room)| Ok((*name, room.fetch()?))).collect::<Result<_>>()?;
+    let find = |name: &str| arrays.get(name).map(Vec::as_slice);
+    let expected = oracle::expected_dispatch(case, &round.inputs, rank);
+    expected.compare(find).map_err(|e| anyhow!("after the copy: {e}"))?;
+    let arrived = Arrived {
+        rows: expected.rows,
+        x: find("x").unwrap_or_default(),
+        scales: find("scales"),
+        ids: find("ids"),
+        weights: find("weights"),
+        counts: find("counts").unwrap_or_default(),
+    };
+    let output = oracle::experts::run(case, rank, &arrived).map_err(|e| anyhow!("{e}"))?;
+    let got = exchange::combine(yard, &round.brought, &handle, &output, Placed::Outside)?;
+    round.check_combined(&got)
+}
