@@ -117,7 +117,7 @@ fn warm_says_where_there_is_nothing_to_compile_and_what_it_cannot_know() {
 
 #[test]
 fn the_help_of_each_command_has_an_example() {
-    for command in ["run", "plugins", "doctor", "shape", "warm"] {
+    for command in ["run", "plugins", "doctor", "explain", "shape", "warm"] {
         let output = call(&[command, "--help"]);
         expect_code(&output, 0);
         let text = stdout(&output);
