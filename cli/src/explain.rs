@@ -14,9 +14,13 @@ use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json, rank
 
 const EXAMPLES: &str = "\
 A rank writes a report when its process gets SIGUSR1, and when an error closes its yard. Copy the
-reports of all ranks to one place, and name them, or their folder:
+reports of all ranks to one place, and name them, or their folder.
 
-  $ tokenyard explain /tmp/tokenyard-reports-0/tokenyard-1f2e3d4c-*.json
+Examples:
+  tokenyard explain /tmp/tokenyard-reports-0/tokenyard-1f2e3d4c-*.json
+  tokenyard explain /tmp/tokenyard-reports-0 --json
+
+What comes out:
   late: Rank 1 is late: it is in the caller's code, after a call of combine 41, 12.3 s, and ranks
   0, 2-3 wait for it.
     rank 1 has begun 42 operations, combine 41 last; the next is number 43

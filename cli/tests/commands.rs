@@ -124,7 +124,9 @@ fn warm_says_where_there_is_nothing_to_compile_and_what_it_cannot_know() {
 
 #[test]
 fn the_help_of_each_command_has_an_example() {
-    for command in ["run", "plugins", "doctor", "shape", "warm", "bench", "bench dispatch"] {
+    for command in
+        ["run", "plugins", "doctor", "explain", "shape", "warm", "bench", "bench dispatch"]
+    {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let output = call(&words);
         expect_code(&output, 0);

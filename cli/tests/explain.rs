@@ -30,7 +30,7 @@ fn a_job_that_is_asked_in_the_middle_of_its_steps_goes_on_and_is_healthy() {
     let start = Instant::now();
     // The first answers may come while the yard is still being opened.
     while !has_reports_of_steps(&reports) {
-        assert!(start.elapsed() < Duration::from_secs(60), "no reports");
+        assert!(start.elapsed() < Duration::from_secs(120), "no reports");
         std::thread::sleep(Duration::from_millis(300));
         kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
     }
@@ -110,7 +110,7 @@ fn help_has_an_example_and_the_exit_codes() {
     let output = tokenyard().args(["explain", "--help"]).output().unwrap();
     expect_code(&output, 0);
     let text = stdout(&output);
-    for part in ["$ tokenyard explain", "SIGUSR1", "Exit codes: 0", "docs/reports.md"] {
+    for part in ["\n  tokenyard explain ", "SIGUSR1", "Exit codes: 0", "docs/reports.md"] {
         assert!(text.contains(part), "{part} is missing in {text}");
     }
 }

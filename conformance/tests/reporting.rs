@@ -116,7 +116,7 @@ fn a_thread_beside_a_wait_sees_what_is_waited_for_and_the_wait_goes_on() {
         beside.join().expect("no panic");
         let report = seen.recv()?;
         let wait = report.wait.expect("it waited");
-        assert_eq!((wait.phase.as_str(), wait.peer, wait.operation), ("entry", 0, 0));
+        assert_eq!((wait.phase.as_str(), wait.peer, wait.operation), ("entry", 0, Some(0)));
         assert_eq!((report.activity.state, report.activity.begun), (State::Send, 1));
         assert!(report.peers[0].waited_ms >= wait.age_ms, "{:?}", report.peers[0]);
         let later = yard.reporter().capture("a test");

@@ -171,8 +171,8 @@ pub struct Wait {
     pub expected: u64,
     /// Its total now.
     pub found: u64,
-    /// The operation.
-    pub operation: u64,
+    /// The operation; nothing where it has no number, as a graph of the device launched it.
+    pub operation: Option<u64>,
     /// How long ago it began.
     pub age_ms: u64,
     /// Whether it ended without the signal.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::explain::words::{activity, seconds};
+use crate::explain::words::{activity, awaited, seconds};
 use crate::format::{Peer, Report, Traffic};
 
 /// The report in lines, for a terminal or a file.
@@ -34,10 +34,9 @@ fn write(out: &mut String, r: &Report) -> std::fmt::Result {
         let word = if wait.given_up { "gave up waiting" } else { "waits" };
         writeln!(
             out,
-            "  {word} for rank {}: phase {}, operation {}, {} signal {} at {} of {}, since {}",
+            "  {word} for rank {}: {}, {} signal {} at {} of {}, since {}",
             wait.peer,
-            wait.phase,
-            wait.operation,
+            awaited(wait),
             wait.level,
             wait.signal,
             wait.found,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Edge;
 use super::evidence::{is_long, stuck_commands};
 use super::set::Set;
+use super::words::awaited;
 use crate::format::{Collective, Report, State, Wait};
 
 /// The most ranks that one collective is said to wait for.
@@ -24,7 +25,7 @@ pub(super) fn edges(set: &Set) -> Vec<Edge> {
 }
 
 fn of_wait(set: &Set, report: &Report, wait: &Wait) -> Edge {
-    let mut what = format!("{} of operation {}", wait.phase, wait.operation);
+    let mut what = awaited(wait);
     let mut to = set.writer(report, wait).map_or(wait.peer, |(writer, _)| writer);
     if wait.phase == "queue room"
         && let Some((rank, count)) = stuck_commands(report)

@@ -38,7 +38,7 @@ fn waiting(rank: u32, peer: u32, age_ms: u64) -> Report {
         signal: 4 + peer,
         expected: 5,
         found: 4,
-        operation: 7,
+        operation: Some(7),
         age_ms,
         given_up: false,
     });

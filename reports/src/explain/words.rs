@@ -1,6 +1,6 @@
 //! Words that reports and explanations share.
 
-use crate::format::{Call, Report, State};
+use crate::format::{Call, Report, State, Wait};
 
 /// Milliseconds as seconds: `12.3 s`.
 pub fn seconds(ms: u64) -> String {
@@ -38,6 +38,14 @@ pub(crate) fn capital(text: &str) -> String {
 /// An operation: `dispatch 7`.
 pub fn call(call: &Call) -> String {
     format!("{} {}", call.kind, call.operation)
+}
+
+/// What a wait is for: `entry of operation 7`.
+pub fn awaited(wait: &Wait) -> String {
+    match wait.operation {
+        Some(number) => format!("{} of operation {number}", wait.phase),
+        None => format!("{} of an operation of a graph", wait.phase),
+    }
 }
 
 /// Where a rank is, in a few words.

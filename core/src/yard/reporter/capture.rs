@@ -171,7 +171,8 @@ impl Live {
             signal: wait.what.signal,
             expected: wait.what.expected,
             found: wait.found,
-            operation: wait.what.operation,
+            operation: (wait.what.operation != abi::TY_OPERATION_OF_GRAPH)
+                .then_some(wait.what.operation),
             age_ms: ms(wait.lasted),
             given_up,
         });

@@ -184,20 +184,22 @@ impl Desk {
         if self.folder.is_none() || self.is_retired() {
             return;
         }
+        let Some(desk) = self.this.upgrade() else { return };
         if self.is_claimed.swap(true, Ordering::AcqRel) {
             return;
         }
+        // Before anything else: another thread may end the same yard, and wait for the report.
+        *self.told() = Told::Soon;
         let report = self.capture(Reason {
             kind: error.kind().name().to_owned(),
             text: error.to_string(),
             rank: error.rank(),
         });
-        *self.told() = Told::Soon;
-        let Some(desk) = self.this.upgrade() else { return };
         let write = move || desk.keep(&report);
         let thread = std::thread::Builder::new().name("tokenyard-report".into()).spawn(write);
         if let Err(error) = thread {
             *self.told() = Told::Failed(format!("a thread cannot be made: {error}"));
+            self.written.notify_all();
         }
     }
 
