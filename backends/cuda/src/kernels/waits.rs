@@ -78,9 +78,17 @@ pub(super) struct Seen {
     what: Option<(WaitFor, u64)>,
 }
 
-/// Whether it is for the same rank to do the same. What the kernel says of the signal may be torn.
+/// Whether it is for the same rank to do the same. What the kernel says of the signal may be torn, so it
+/// counts only where nothing else tells one operation from the next: launches of a graph have no numbers.
+/// Then what is expected is the epoch of an entry, or a total of a signal of its slot.
 fn is_same(a: &WaitFor, b: &WaitFor) -> bool {
-    (a.operation, a.phase, a.peer) == (b.operation, b.phase, b.peer)
+    let same = (a.operation, a.phase, a.peer) == (b.operation, b.phase, b.peer);
+    if a.operation != abi::TY_OPERATION_OF_GRAPH {
+        return same;
+    }
+    // Threads of one kernel wait for several words of an entry.
+    let signal = a.signal == b.signal || a.phase == abi::TY_PHASE_ENTRY;
+    same && signal && a.expected == b.expected
 }
 
 impl Waits {
@@ -273,6 +281,28 @@ impl Waits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_of_one_launch_of_a_graph_are_told_from_those_of_the_next() {
+        let rows = WaitFor {
+            phase: abi::TY_PHASE_ROWS,
+            peer: 1,
+            signal: 4,
+            expected: 32,
+            operation: abi::TY_OPERATION_OF_GRAPH,
+            level: 0,
+        };
+        assert!(is_same(&rows, &WaitFor { level: 1, ..rows }));
+        // Another slot has signals of its own, and totals of a slot grow.
+        assert!(!is_same(&rows, &WaitFor { signal: 8, ..rows }));
+        assert!(!is_same(&rows, &WaitFor { expected: 64, ..rows }));
+        let entry = WaitFor { phase: abi::TY_PHASE_ENTRY, ..rows };
+        assert!(is_same(&entry, &WaitFor { signal: 8, ..entry }));
+        assert!(!is_same(&entry, &WaitFor { expected: 33, ..entry }));
+        // Where operations have numbers, a signal may be torn.
+        let numbered = WaitFor { operation: 7, ..rows };
+        assert!(is_same(&numbered, &WaitFor { signal: 8, expected: 1, ..numbered }));
+    }
 
     #[test]
     fn who_looks_on_leaves_the_board_to_who_waits() {
