@@ -76,7 +76,7 @@ pub(super) struct Engine {
     pub(super) observer: Observer,
     pub(super) stream: Arc<Stream>,
     /// Joins the captures of callers' streams. Nothing runs on it.
-    recorded: Arc<Stream>,
+    pub(super) recorded: Arc<Stream>,
     /// Whether the operation at hand is recorded.
     pub(super) is_recording: bool,
     pub(super) order: Order,
