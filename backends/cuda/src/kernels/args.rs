@@ -100,6 +100,7 @@ pub(crate) struct State {
     pub(crate) turn: u64,
     pub(crate) stopped: u64,
     pub(crate) dealt: u64,
+    pub(crate) taken: u64,
     pub(crate) problem: u64,
     pub(crate) rows: u64,
     pub(crate) done: u64,
@@ -191,6 +192,11 @@ pub(crate) struct DispatchArgs {
     pub(crate) hidden: u32,
     pub(crate) reserved: u32,
     pub(crate) staging: u64,
+    pub(crate) tiles: u64,
+    pub(crate) tile_rows: u32,
+    pub(crate) mover_blocks: u32,
+    pub(crate) zero_padding: u32,
+    pub(crate) tile_reserved: u32,
 }
 
 #[repr(C)]
@@ -251,6 +257,8 @@ pub(crate) struct SpreadArgs {
     pub(crate) zero_padding: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) movers: u32,
+    pub(crate) stages: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]

@@ -14,7 +14,7 @@ use super::engine::{Engine, Operation};
 use super::handle::Output;
 use super::order::{CAPTURED, Mode};
 use super::outcome::Called;
-use super::sizes::{Moves, staged_bytes};
+use super::sizes::{Moves, Sizes, staged_bytes};
 
 /// A dispatch between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +115,11 @@ struct Wanted {
 }
 
 impl Wanted {
+    /// Whether rows are spread over the experts of their tokens while others arrive.
+    fn in_tiles(&self, sizes: &Sizes) -> bool {
+        matches!(self.spec.layout, Layout::ExpertMajor { .. }) && sizes.longest_put.is_none()
+    }
+
     /// What a region is laid out for, if so many rows arrive.
     fn rows(&self, counted: RegionRows) -> RegionRows {
         // Packed regions have room for all.
@@ -179,6 +184,11 @@ fn arguments(
         hidden: 0,
         reserved: 0,
         staging: 0,
+        tiles: 0,
+        tile_rows: 0,
+        mover_blocks: 0,
+        zero_padding: 0,
+        tile_reserved: 0,
     }
 }
 
@@ -395,6 +405,13 @@ impl Engine {
             cast: call.cast,
             dtype: call.x.dtype,
             hidden: self.shape.hidden,
+            tiles: self.sizes.tiles(),
+            tile_rows: if wanted.in_tiles(&self.sizes) { self.sizes.tile_rows } else { 0 },
+            zero_padding: matches!(
+                wanted.spec.layout,
+                Layout::ExpertMajor { zero_padding: true, .. }
+            )
+            .into(),
             ..arguments(call, (common, routing), &moves)
         };
         // SAFETY: the tensors are valid by this function's contract.
@@ -420,6 +437,9 @@ impl Engine {
         arguments: &DispatchArgs,
         moves: &Moves,
     ) -> Result<()> {
+        // Half of the blocks keep a link busy, and the others the memory.
+        let spreading = if arguments.tile_rows > 0 { self.blocks / 2 } else { 0 };
+        let arguments = &DispatchArgs { mover_blocks: self.blocks - spreading, ..*arguments };
         let size = (self.blocks, WARPS, moves.shared);
         let slot = self.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
@@ -450,10 +470,12 @@ impl Engine {
         Ok(self.describe(&op))
     }
 
-    /// Expert-major and packed: copies rows to the other experts of their tokens.
+    /// Packed, and expert-major where kernels put: copies rows to the other experts of their tokens. Else
+    /// a dispatch has done that.
     fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
         let (major, zero_padding) = match op.arrangement {
             Layout::Flat => return Ok(()),
+            Layout::ExpertMajor { .. } if self.sizes.longest_put.is_none() => return Ok(()),
             Layout::ExpertMajor { zero_padding, .. } => (true, zero_padding),
             Layout::Packed => (false, false),
         };
@@ -484,6 +506,8 @@ impl Engine {
             zero_padding: zero_padding.into(),
             stage_bytes: moves.pitch,
             movers,
+            stages: 1,
+            reserved: 0,
         };
         let size = (self.blocks, WARPS, movers * moves.pitch);
         // SAFETY: the kernel's type; it names a region that is held.

@@ -2,8 +2,7 @@
 // tokens that follow each other lie together there, so what belongs to them is gathered in shared
 // memory and stored at once.
 #pragma once
-#include "bulk.cuh"
-#include "tables.cuh"
+#include "tiles.cuh"
 
 namespace ty {
 
@@ -96,9 +95,14 @@ __device__ inline void move_scales(const DispatchArgs& a, u64 to, u32 first, u32
   }
 }
 
-// One unit for one rank. One warp.
-__device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t, u32 unit, u32 rank,
-                                 const SideRoom& room) {
+// Rows of one rank that follow each other there.
+struct SideRows {
+  u32 first, count;
+};
+
+// One unit for one rank; returns the rows that it was for. One warp.
+__device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables& t, u32 unit,
+                                     u32 rank, const SideRoom& room) {
   u32 lane = threadIdx.x % 32, first = unit * a.side_tokens, token = first + lane;
   u32 topk = a.c.topk, packed = kNoRow;
   if (lane < a.side_tokens && token < a.c.tokens()) {
@@ -109,7 +113,7 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
     }
   }
   u32 goes = __ballot_sync(~0u, packed != kNoRow), count = __popc(goes);
-  if (count == 0) return;
+  if (count == 0) return {0, 0};
   u32 place = __popc(goes & ((1u << lane) - 1)), row = 0;
   if (packed != kNoRow) {
     row = t.row_base[rank] + row_of(a.c, a.r, token, packed, rank);
@@ -123,7 +127,7 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
   publish_shared();
   __syncwarp();
   store_gathered(t.ids[rank] + (u64)row * topk * 4, room.ids, count * topk * 4);
-  if (!beside) return;
+  if (!beside) return {row, count};
   if (a.weights)
     store_gathered(t.weights[rank] + (u64)row * topk * 4, room.weights, count * topk * 4);
   u64 scales = t.scales[rank] + (u64)row * a.scale_words * 4;
@@ -134,10 +138,12 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
   if (lane < count)
     reinterpret_cast<u32*>(t.source[rank])[row + lane] =
         a.c.rank * a.c.max_tokens + first + room.tokens[lane];
+  return {row, count};
 }
 
 // Units of all tokens and ranks. The last warps of a block do this, each with room for one unit.
-__device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t, u8* shared) {
+template <class Up>
+__device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
   u32 warp = threadIdx.x / 32;
   if (warp < kWarps - kSideWarps) return;
   u32 turn = warp - (kWarps - kSideWarps);
@@ -145,10 +151,16 @@ __device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t
   u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
   // The places were said to be free by loads; bulk stores are of another proxy.
   publish_places();
-  for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += gridDim.x * kSideWarps) {
-    move_side(a, t, i / a.c.ranks, (a.c.rank + i) % a.c.ranks, room);
+  for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += a.mover_blocks * kSideWarps) {
+    u32 rank = (a.c.rank + i) % a.c.ranks;
+    SideRows rows = move_side(a, t, i / a.c.ranks, rank, room);
     close_stores();
-    stores_read();
+    if (a.tile_rows > 0) {
+      stores_done();
+      count_sides(a, up, rank, rows.first - t.row_base[rank], rows.count);
+    } else {
+      stores_read();
+    }
     __syncwarp();
   }
   stores_done();

@@ -18,6 +18,10 @@ const MOVERS: u32 = 14;
 const MOST_STAGES: u32 = 4;
 /// Rows that a block reads at once; `Ring::kMost` of the kernels.
 const RING_STAGES: u32 = 16;
+/// Rows of a tile, which expert-major rows are spread by: see `tiles.cuh`. A source never has more
+/// than `MOST_TILES`.
+const TILE_ROWS: u32 = 64;
+const MOST_TILES: u32 = 1024;
 /// A longer row moves in pieces.
 const LONGEST_PIECE: u64 = 16_384;
 /// Shared memory that is not for stages: what kernels declare, and what the driver keeps.
@@ -38,6 +42,10 @@ pub(super) struct Sizes {
     /// the next operation while others still read its record of the last.
     pub(super) slots: u32,
     ranks: u32,
+    /// Rows of a tile.
+    pub(super) tile_rows: u32,
+    /// Tiles of the rows that one rank has for another, at most.
+    tiles: u32,
     pub(super) arena_bytes: u64,
     /// The longest put, where kernels put; else they load and store.
     pub(super) longest_put: Option<u64>,
@@ -79,7 +87,10 @@ impl Sizes {
                 (two.min(limit).max(4 * flat) + moving).min(MOST_ARENA)
             }
         };
+        let tile_rows = shape.max_tokens.div_ceil(MOST_TILES).next_multiple_of(TILE_ROWS);
         Ok(Self {
+            tile_rows,
+            tiles: shape.max_tokens.div_ceil(tile_rows),
             entry_words: words.next_multiple_of(16),
             slots: in_flight.max(2),
             ranks: shape.ranks,
@@ -93,9 +104,18 @@ impl Sizes {
         8 * u64::from(slot) * u64::from(self.ranks) * u64::from(self.entry_words)
     }
 
-    /// Records that came, then, where kernels put, those that are staged: as many.
+    /// Where the counts of tiles start in the control window: behind the records. Kernels that put have
+    /// none.
+    pub(super) fn tiles(&self) -> u64 {
+        self.entries(self.slots)
+    }
+
+    /// Records that came, then, where kernels put, those that are staged: as many; else the counts of
+    /// tiles.
     pub(super) fn control_bytes(&self) -> u64 {
-        self.entries(self.slots) * if self.longest_put.is_some() { 2 } else { 1 }
+        let records = self.entries(self.slots);
+        let tiles = 8 * u64::from(self.ranks) * u64::from(self.tiles);
+        records + if self.longest_put.is_some() { records } else { tiles }
     }
 
     /// Of each slot: the rows' arrival and the end of reading, each raised by one rank; where kernels
@@ -338,13 +358,28 @@ mod tests {
         let sizes =
             |longest_put| Sizes::new(&shape, 2, &CudaConfig::default(), longest_put).unwrap();
         let (stores, puts) = (sizes(None), sizes(Some(1024)));
-        assert_eq!(puts.control_bytes(), 2 * stores.control_bytes());
+        let records = puts.entries(puts.slots);
+        assert_eq!(puts.control_bytes(), 2 * records);
+        // A tile from each rank.
+        assert_eq!((stores.tiles(), stores.control_bytes()), (records, records + 2 * 8));
         assert_eq!([stores.signals(), puts.signals()], [8, 12]);
         let row = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
         // One row per token and rank: 2 ranks, though a token selects 4 experts.
         assert_eq!(staged_bytes(&shape, &row, 3), 6 * (128 + 4 + 16 + 16 + 4) + 10 * 128);
         assert!(puts.arena_bytes > stores.arena_bytes);
         assert_eq!(landing_bytes(&shape, [128, 16], 3), [768, 128]);
+    }
+
+    #[test]
+    fn tiles_grow_where_there_would_be_too_many() {
+        let tiles = |max_tokens| {
+            let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens };
+            let config = CudaConfig { arena_mib: Some(1024), ..CudaConfig::default() };
+            Sizes::new(&shape, 1, &config, None).map(|s| (s.tile_rows, s.tiles)).unwrap()
+        };
+        assert_eq!(tiles(1), (64, 1));
+        assert_eq!(tiles(4096), (64, 64));
+        assert_eq!(tiles(1 << 20), (1024, 1024));
     }
 
     #[test]
