@@ -61,6 +61,7 @@ pub(crate) struct Report {
     pub(crate) wait_signal: u64,
     pub(crate) wait_expected: u64,
     pub(crate) wait_found: u64,
+    pub(crate) begun: u64,
 }
 
 #[repr(C)]

@@ -199,6 +199,7 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
                      Guard& guard) {
   Outcome& o = *c.outcome;
   c.cell->code = d.code;
+  store_relaxed(&c.report->begun, c.epoch());
   if (c.unheard && d.code == kGo) return;
   o.code = d.code;
   o.rank = d.rank;
