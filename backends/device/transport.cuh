@@ -131,6 +131,7 @@ struct Report {
   u64 wait_signal;    // what it is for: not torn enough to matter, for people
   u64 wait_expected;
   u64 wait_found;
+  u64 begun;          // number of the last operation that all ranks have entered; kernels store it
 };
 
 // What a wait is for.

@@ -22,7 +22,7 @@ use crate::suite::{Level, Outcome, Rank, Test};
 type OnYard = fn(&Case, &mut Yard) -> Result<bool>;
 
 pub(super) fn tests() -> Vec<Test> {
-    let every: [(&str, &str, OnYard); 6] = [
+    let every: [(&str, &str, OnYard); 7] = [
         ("without_sync", "eager calls that nobody waits for, on a stream that is behind", eager),
         (
             "thousand",
@@ -36,6 +36,11 @@ pub(super) fn tests() -> Vec<Test> {
             replays,
         ),
         ("refused", "a bad routing inside a graph is told by a later call, and named", refused),
+        (
+            "full",
+            "an arena that is full in a capture is an error there, and the graph is whole",
+            full,
+        ),
         ("with_sync", "a capture of a call that waits is refused, and no other is", with_sync),
     ];
     every
@@ -290,6 +295,27 @@ fn refused(case: &Case, yard: &mut Yard) -> Result<bool> {
     let call = round.brought.dispatch_on(yard)?;
     expect_error(yard.dispatch(&call), &kinds, &["was closed", "rank 0 refused its input"])?;
     Ok(false)
+}
+
+fn full(case: &Case, yard: &mut Yard) -> Result<bool> {
+    let place = Place::new(yard, case)?;
+    let track = Track::new(yard)?;
+    let mut given = Vec::new();
+    track.stream.begin_capture()?;
+    let refused = loop {
+        let mut calls = yard.on(track.name).without_sync();
+        match calls.dispatch(&place.call()?) {
+            Ok(one) => given.push(one),
+            Err(error) => break error,
+        }
+    };
+    let graph = track.stream.end_capture();
+    expect_error::<()>(Err(refused), &[ErrorKind::Full], &[])?;
+    drop(graph.context("what was captured before")?);
+    anyhow::ensure!(!given.is_empty(), "found no room at all");
+    drop(given);
+    yard.flush()?;
+    Ok(true)
 }
 
 fn with_sync(case: &Case, yard: &mut Yard) -> Result<bool> {

@@ -59,7 +59,7 @@ struct Trace {
 // What lives as long as the yard, in device memory, zero at first.
 struct State {
   u32 arrived;      // blocks that have counted, or read their turn
-  u32 slots;
+  u32 reserved;
   u64 turn;         // the next operation: epoch | slot << 32
   u64 stopped;      // not 0: one failed that nobody waited for, so no more are entered
   u64 dealt;        // pieces of rows that warps have taken on
@@ -122,7 +122,7 @@ struct Common {
   u32 verdict;
   u32 entry_words;      // 64-bit words of a record
   u32 text_bytes;       // why it refuses; else who holds its arena, where that may be too full
-  u32 reserved;
+  u32 slots;
   u8 text[kTextBytes];
 
   __device__ u32 local_experts() const { return experts / ranks; }

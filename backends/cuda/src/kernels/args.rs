@@ -61,6 +61,7 @@ pub(crate) struct Report {
     pub(crate) wait_signal: u64,
     pub(crate) wait_expected: u64,
     pub(crate) wait_found: u64,
+    pub(crate) begun: u64,
 }
 
 #[repr(C)]
@@ -96,7 +97,7 @@ pub(crate) struct Trace {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct State {
     pub(crate) arrived: u32,
-    pub(crate) slots: u32,
+    pub(crate) reserved: u32,
     pub(crate) turn: u64,
     pub(crate) stopped: u64,
     pub(crate) dealt: u64,
@@ -133,7 +134,7 @@ pub(crate) struct Common {
     pub(crate) verdict: u32,
     pub(crate) entry_words: u32,
     pub(crate) text_bytes: u32,
-    pub(crate) reserved: u32,
+    pub(crate) slots: u32,
     pub(crate) text: [u8; TEXT],
 }
 

@@ -113,7 +113,7 @@ impl Engine {
         refused: (u32, &[u8]),
     ) -> Result<()> {
         if mode.is_recorded() {
-            return Err(self.refuse_recorded(refused));
+            return Err(self.refuse_recorded(mode, refused));
         }
         self.is_recording = false;
         // The handle may be another yard's, so its routing is not named.

@@ -226,7 +226,7 @@ impl Engine {
         refused: (u32, &[u8]),
     ) -> Result<()> {
         if mode.is_recorded() {
-            return Err(self.refuse_recorded(refused));
+            return Err(self.refuse_recorded(mode, refused));
         }
         self.is_recording = false;
         let mut common = self.common(call.operation, refused, mode.unheard);

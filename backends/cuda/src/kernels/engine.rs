@@ -76,7 +76,7 @@ pub(super) struct Engine {
     pub(super) observer: Observer,
     pub(super) stream: Arc<Stream>,
     /// Joins the captures of callers' streams. Nothing runs on it.
-    recorded: Arc<Stream>,
+    pub(super) recorded: Arc<Stream>,
     /// Whether the operation at hand is recorded.
     pub(super) is_recording: bool,
     pub(super) order: Order,
@@ -157,7 +157,6 @@ impl Engine {
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
         let state = State {
-            slots: sizes.slots,
             turn: FIRST_TURN,
             problem: u64::MAX,
             rows: expected[0].address(),
@@ -274,7 +273,7 @@ impl Engine {
             verdict,
             entry_words: self.sizes.entry_words,
             text_bytes: bytes as u32,
-            reserved: 0,
+            slots: self.sizes.slots,
             text: room,
         }
     }

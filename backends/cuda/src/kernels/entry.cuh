@@ -34,7 +34,7 @@ struct Found {
 // The next operation's turn, once all blocks have read this one's. One thread.
 __device__ inline void pass_turn(const Common& c) {
   u32 epoch = c.epoch() + 1, slot = c.slot() + 1;
-  c.state->turn = (epoch == 0 ? 1 : epoch) | (u64)(slot == c.state->slots ? 0 : slot) << 32;
+  c.state->turn = (epoch == 0 ? 1 : epoch) | (u64)(slot == c.slots ? 0 : slot) << 32;
 }
 
 // The same for blocks that do not meet: the last of them passes it. One thread of each block.
@@ -124,16 +124,18 @@ __device__ bool hear_word(const Common& c, const Up& up, u32 source, u32 word, G
 template <class Up, class Each>
 __device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard& guard, Each each) {
   constexpr u32 kAtOnce = 8;
+  const u64* at = entry_word(c, up, c.rank, 0, word);
+  u32 epoch = c.epoch();
   for (u32 first = 0; first < c.ranks; first += kAtOnce) {
     u64 seen[kAtOnce];
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++)
-      seen[i] = first + i < c.ranks ? load_relaxed(entry_word(c, up, c.rank, first + i, word)) : 0;
+      seen[i] = first + i < c.ranks ? load_relaxed(at + (u64)(first + i) * c.entry_words) : 0;
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
       if (first + i >= c.ranks) continue;
       u32 value = (u32)seen[i];
-      if (seen[i] >> 32 != c.epoch() && !hear_word(c, up, first + i, word, guard, &value))
+      if (seen[i] >> 32 != epoch && !hear_word(c, up, first + i, word, guard, &value))
         return false;
       each(first + i, value);
     }
@@ -197,6 +199,7 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
                      Guard& guard) {
   Outcome& o = *c.outcome;
   c.cell->code = d.code;
+  store_relaxed(&c.report->begun, c.epoch());
   if (c.unheard && d.code == kGo) return;
   o.code = d.code;
   o.rank = d.rank;

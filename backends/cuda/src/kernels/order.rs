@@ -139,6 +139,14 @@ impl Order {
         mode.stream.map_or(Ok(()), |stream| self.chain(stream, work.name()))
     }
 
+    /// Ends what `work` has in the capture of a stream, if it has something there.
+    pub(super) fn join(&self, work: &Stream, stream: RawStream) -> Result<()> {
+        if !work.name().is_captured(self.freed.context())? {
+            return Ok(());
+        }
+        self.chain(work.name(), stream)
+    }
+
     /// What was taken back, and what is taken back from now on, is free behind `event`.
     pub(super) fn free_behind(&mut self, event: &Event) -> Result<()> {
         event.hold(self.freed.name())?;

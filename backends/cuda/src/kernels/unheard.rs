@@ -18,8 +18,13 @@ impl Engine {
         self.give_up(Mode::of(stream, no_sync, self.stream.context()))
     }
 
-    /// Why this rank alone is told what is wrong with its call: nothing runs in a capture.
-    pub(super) fn refuse_recorded(&self, (verdict, why): (u32, &[u8])) -> Error {
+    /// Why this rank alone is told what is wrong with its call: nothing runs in a capture. What the call
+    /// has recorded so far joins the rest, so that the graph is whole without it.
+    pub(super) fn refuse_recorded(&self, mode: &Mode, (verdict, why): (u32, &[u8])) -> Error {
+        let joined = mode.stream.map_or(Ok(()), |stream| self.order.join(&self.recorded, stream));
+        if let Err(error) = self.give_up(joined) {
+            return error;
+        }
         let kind = if verdict == REFUSE_FULL { ErrorKind::Full } else { ErrorKind::Refused };
         Error::new(kind, "capture operation", String::from_utf8_lossy(why)).with_rank(self.rank)
     }

@@ -75,12 +75,33 @@ impl Drop for HostWaits<'_> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     /// What it is for, and since when.
-    what: Option<(WaitFor, u64)>,
+    what: Option<(Look, u64)>,
 }
 
 /// Whether it is for the same rank to do the same. What the kernel says of the signal may be torn.
-fn is_same(a: &WaitFor, b: &WaitFor) -> bool {
-    (a.operation, a.phase, a.peer) == (b.operation, b.phase, b.peer)
+fn is_same(a: &Look, b: &Look) -> bool {
+    let of = |look: &Look| (look.what.operation, look.what.phase, look.what.peer, look.launch());
+    of(a) == of(b)
+}
+
+/// A wait, and what tells the operations of graphs from each other.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    what: WaitFor,
+    /// Number of the last operation that all ranks have entered, as the device counts.
+    begun: u64,
+}
+
+impl Look {
+    /// Of an operation without a number: the number that the device knows it by. It is what is expected
+    /// of an entry.
+    fn launch(&self) -> u64 {
+        match (self.what.operation, self.what.phase) {
+            (abi::TY_OPERATION_OF_GRAPH, abi::TY_PHASE_ENTRY) => self.what.expected,
+            (abi::TY_OPERATION_OF_GRAPH, _) => self.begun,
+            _ => 0,
+        }
+    }
 }
 
 impl Waits {
@@ -173,9 +194,10 @@ impl Waits {
     pub(super) fn look_at(&self, wait: Wait, seen: &mut Seen) -> Result<()> {
         let report = self.report();
         let what = self.what(wait, &report);
+        let now = Look { what, begun: report.begun };
         let look = || {
             let since = match seen.what {
-                Some((same, since)) if is_same(&same, &what) => since,
+                Some((same, since)) if is_same(&same, &now) => since,
                 before => {
                     if before.is_some() {
                         self.waiter.look_away();
@@ -183,7 +205,7 @@ impl Waits {
                     monotonic_ns()
                 }
             };
-            seen.what = Some((what, since));
+            seen.what = Some((now, since));
             // Not there yet, whatever an old word looks like.
             let found = report.wait_found.min(what.expected.saturating_sub(1));
             self.posts()?;
@@ -273,6 +295,27 @@ impl Waits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_of_one_launch_of_a_graph_are_told_from_those_of_the_next() {
+        let rows = WaitFor {
+            phase: abi::TY_PHASE_ROWS,
+            peer: 1,
+            signal: 4,
+            expected: 32,
+            operation: abi::TY_OPERATION_OF_GRAPH,
+            level: 0,
+        };
+        let look = |what, begun| Look { what, begun };
+        assert!(is_same(&look(rows, 5), &look(WaitFor { signal: 8, ..rows }, 5)));
+        assert!(!is_same(&look(rows, 5), &look(rows, 6)));
+        // While an entry is waited for, others may end.
+        let entry = WaitFor { phase: abi::TY_PHASE_ENTRY, ..rows };
+        assert!(is_same(&look(entry, 5), &look(WaitFor { signal: 8, ..entry }, 6)));
+        assert!(!is_same(&look(entry, 5), &look(WaitFor { expected: 33, ..entry }, 5)));
+        let numbered = WaitFor { operation: 7, ..rows };
+        assert!(is_same(&look(numbered, 5), &look(WaitFor { expected: 1, ..numbered }, 6)));
+    }
 
     #[test]
     fn who_looks_on_leaves_the_board_to_who_waits() {

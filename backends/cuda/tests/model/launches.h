@@ -16,7 +16,7 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
     for (Rank* r : ranks) memset(r->arena, 0xee, kArenaBytes);
     return dispatch(ranks, those);
   };
-  for (u32 turn = 0; turn < 4; turn++) {
+  for (u32 turn = 0; turn < 3; turn++) {
     for (Rank* r : ranks) {
       u32 tokens = random() % (r->s.max_tokens + 1);
       bring(*r, turn == 2 ? 0 : tokens, random), *r->tokens_word = r->tokens;

@@ -71,6 +71,24 @@ fn a_wait_for_an_entry_ends_a_deadline_after_the_last_rank_has_begun() {
     });
 }
 
+/// Whether a rank may be late does not depend on what hosts have begun, where a graph launched it.
+#[test]
+fn an_entry_that_a_graph_waits_for_may_come_late() {
+    in_world(2, OnFailure::Stop, |world, watchdog| {
+        // None has begun more than the other.
+        watchdog.begin(0);
+        world.barrier("start").expect("both are there");
+        let numbered = waiting(1 - world.rank(), Duration::ZERO);
+        assert_eq!(watchdog.shared.limit(&numbered).key, "deadline_ms");
+        let what = WaitFor { operation: abi::TY_OPERATION_OF_GRAPH, ..numbered.what };
+        assert_eq!(watchdog.shared.limit(&Waiting { what, ..numbered }).key, "late_ms");
+        let rows = WaitFor { phase: abi::TY_PHASE_ROWS, ..what };
+        let limit = watchdog.shared.limit(&Waiting { what: rows, ..numbered });
+        assert_eq!((limit.key, limit.bound), ("deadline_ms", DEADLINE));
+        world.barrier("end").expect("both are there");
+    });
+}
+
 #[test]
 fn a_wait_ends_when_rank_0_has_left_and_no_news_can_come_any_more() {
     in_world(3, OnFailure::Stop, |world, watchdog| {
