@@ -18,7 +18,7 @@ static SPEED: Rule = Rule {
     cost: "half of the bandwidth for each generation that is missing",
     fix: "reseat the card; look for the slot's generation in the firmware's settings; lspci -vv shows \
           LnkCap and LnkSta",
-    source: "Linux kernel, Documentation/ABI/testing/sysfs-bus-pci (current_link_speed, max_link_speed)",
+    source: "Linux kernel, drivers/pci/pci-sysfs.c (current_link_speed, max_link_speed)",
 };
 
 static WIDTH: Rule = Rule {
@@ -28,7 +28,7 @@ static WIDTH: Rule = Rule {
     why: "A card of 16 lanes in a slot of 8, or with a bad contact, works at the lanes that are left.",
     cost: "half of the bandwidth with half of the lanes",
     fix: "reseat the card, or move it to a slot of its width; lspci -vv shows LnkCap and LnkSta",
-    source: "Linux kernel, Documentation/ABI/testing/sysfs-bus-pci (current_link_width, max_link_width)",
+    source: "Linux kernel, drivers/pci/pci-sysfs.c (current_link_width, max_link_width)",
 };
 
 static ROOM: Rule = Rule {

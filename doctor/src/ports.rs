@@ -25,7 +25,7 @@ static NAMED: Rule = Rule {
     id: "nic-named",
     title: "A NIC that the config names",
     wanted: "there",
-    why: "`device` and `rails` of a transport's table name NICs. Names change with kernels and slots \
+    why: "`device` and `rails` of a transport's table and `nics` of the topology's name NICs. Names change with kernels and slots \
           (mlx5_0, rocep9s0, rdmap85s0), and nodes may differ in them.",
     cost: "the ranks that it is for do not start",
     fix: "correct the name in the config, or write \"auto\"",
@@ -68,7 +68,7 @@ static MTU: Rule = Rule {
     why: "RDMA packets carry 256, 512, 1024, 2048 or 4096 bytes. On RoCE the largest that fits into the \
           mtu of the network interface is taken, so the usual mtu of 1500 gives packets of 1024 bytes. \
           Both ends use the smaller of their sizes.",
-    cost: "four times the packets: more load on NIC and switch, and some tenths of the bandwidth",
+    cost: "four times the packets: more load on NIC and switch, and less bandwidth",
     fix: "ip link set IFACE mtu 9000, on all nodes and switches of the fabric",
     source: "Linux kernel, include/rdma/ib_addr.h, iboe_get_mtu (RoCE); ibv_devinfo shows active_mtu",
 };

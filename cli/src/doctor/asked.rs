@@ -1,5 +1,7 @@
 //! What a config and a shape ask of the node.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use serde::Deserialize;
 use tokenyard_core::abi;
@@ -11,12 +13,13 @@ use tokenyard_doctor::{Job, Part, Parts as PartFacts};
 
 use crate::parts::Parts;
 
-/// Keys of transports' tables that say which NICs they take. The rest of a table is its part's.
+/// Keys of parts' tables that say which NICs they take. The rest of a table is its part's.
 #[derive(Deserialize)]
 struct NicKeys {
     provider: Option<String>,
     device: Option<Names>,
     rails: Option<Names>,
+    nics: Option<Names>,
 }
 
 #[derive(Deserialize)]
@@ -24,6 +27,8 @@ struct NicKeys {
 enum Names {
     One(String),
     Many(Vec<String>),
+    /// By local rank.
+    ByRank(BTreeMap<String, Vec<String>>),
     /// A count of rails, or what its part will refuse.
     Other(serde::de::IgnoredAny),
 }
@@ -33,6 +38,7 @@ impl Names {
         match self {
             Self::One(name) if name != "auto" => vec![name],
             Self::Many(names) => names,
+            Self::ByRank(names) => names.into_values().flatten().collect(),
             Self::One(_) | Self::Other(_) => Vec::new(),
         }
     }
@@ -60,23 +66,24 @@ pub(super) fn job(shape: &Shape, config: Option<&Config>) -> Result<Job> {
     if let Some(config) = config {
         job.add_part("kernel set", &config.kernels.name, None);
         for choice in config.scale_up.iter().chain(&config.scale_out) {
-            add_transport(&mut job, choice);
+            let provider = add_nics(&mut job, choice);
+            job.add_part("transport", &choice.name, provider.as_deref());
         }
+        add_nics(&mut job, &config.topology);
+        job.nics.sort();
+        job.nics.dedup();
     }
     Ok(job)
 }
 
-fn add_transport(job: &mut Job, choice: &PartChoice) {
+/// Adds the NICs that a part's table names; returns libfabric's provider, where it names one.
+fn add_nics(job: &mut Job, choice: &PartChoice) -> Option<String> {
     // A table that is wrong is a finding of its own, as above.
-    let keys: Option<NicKeys> = choice.table.parse(&choice.name).ok();
-    let (provider, named) = keys.map_or((None, Vec::new()), |keys| {
-        let named = [keys.device, keys.rails].into_iter().flatten().flat_map(Names::named);
-        // libfabric's domains are the NICs' names with what kind of endpoint they are for.
-        let named = named.map(|name| name.trim_end_matches("-rdm").to_owned());
-        (keys.provider, named.collect())
-    });
-    job.add_part("transport", &choice.name, provider.as_deref());
-    job.nics.extend(named);
+    let keys: NicKeys = choice.table.parse(&choice.name).ok()?;
+    let named = [keys.device, keys.rails, keys.nics].into_iter().flatten().flat_map(Names::named);
+    // libfabric's domains are the NICs' names with what kind of endpoint they are for.
+    job.nics.extend(named.map(|name| name.trim_end_matches("-rdm").to_owned()));
+    keys.provider
 }
 
 /// The program's parts, as the rules see them.
@@ -96,5 +103,24 @@ pub(super) fn parts(parts: &Parts, config: Option<&Config>) -> PartFacts {
         parts: parts.parts.iter().map(part).collect(),
         missing: missing.into_iter().map(|(kind, name)| (own(kind), name)).collect(),
         broken_files: parts.broken.iter().map(|f| (path(&f.path), f.error.clone())).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nics_are_found_wherever_a_config_names_them() {
+        let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_out]\nuse = \"libfabric\"\n\
+                    [transport.scale_out.libfabric]\nprovider = \"efa\"\n\
+                    rails = [\"rdmap85s0-rdm\"]\n[topology]\nuse = \"auto\"\n\
+                    [topology.auto]\nnics = { 0 = [\"mlx5_1\"], 1 = [\"mlx5_0\", \"mlx5_1\"] }\n";
+        let config = Config::parse(text, "config.toml").unwrap();
+        let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 256, max_tokens: 16 };
+        let job = job(&shape.new().unwrap(), Some(&config)).unwrap();
+        assert_eq!(job.nics, ["mlx5_0", "mlx5_1", "rdmap85s0"]);
+        assert!(job.needs(tokenyard_doctor::Facility::Efa));
+        assert!(!job.needs(tokenyard_doctor::Facility::Verbs));
     }
 }

@@ -25,7 +25,7 @@ use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::parts::Parts;
 
 /// How long nvidia-smi and the like may take: the whole answer is to come within a second.
-const COMMANDS: Duration = Duration::from_millis(400);
+const COMMANDS: Duration = Duration::from_millis(700);
 
 const EXAMPLES: &str = "\
 Examples:
