@@ -2,13 +2,19 @@
 //! a kernel spills registers.
 
 use tokenyard_core::Result;
-use tokenyard_cuda::compile::{Architecture, Rows, Up, compile};
+use tokenyard_cuda::compile::{Architecture, Role, Rows, Up, compile};
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
 
-/// Kernels of `exchange.cu`: over puts, a combine has one more.
-const FACES: [(Up, usize); 2] = [(Up::Nvlink, 9), (Up::Proxy, 10)];
+/// Kernels of `exchange.cu`: over puts, a combine has one more; inside one of several domains, a
+/// dispatch.
+const PROGRAMS: [(Up, Role, usize); 4] = [
+    (Up::Nvlink, Role::Direct, 10),
+    (Up::Proxy, Role::Direct, 11),
+    (Up::Nvlink, Role::Inside, 11),
+    (Up::Proxy, Role::Inside, 12),
+];
 
 /// What the assembler says about one kernel.
 #[derive(Default)]
@@ -46,22 +52,24 @@ fn usages(log: &str) -> Vec<Usage> {
 
 fn main() -> Result<()> {
     println!(
-        "{:<9} {:<7} {:<7} {:<16} registers  stack  spilled",
-        "target", "rows", "up", "kernel"
+        "{:<9} {:<7} {:<7} {:<7} {:<16} registers  stack  spilled",
+        "target", "rows", "face", "role", "kernel"
     );
     let mut spilled = 0;
-    let all = FACES.iter().flat_map(|face| WANTED.map(|target| (*face, target)));
-    for ((up, kernels), (capability, rows)) in all {
+    let all = PROGRAMS.iter().flat_map(|program| WANTED.map(|target| (*program, target)));
+    for ((up, role, kernels), (capability, rows)) in all {
         let architecture = Architecture { capability };
-        let compiled = compile(architecture, rows, up)?;
+        let compiled = compile(architecture, rows, up, role)?;
         let usages = usages(&compiled.log);
         let found = usages.len();
         assert_eq!(found, kernels, "found {found} kernels; expected {kernels}: {}", compiled.log);
         for Usage { kernel, registers, stack, spills } in usages {
             let target = architecture.name();
-            let [rows, up] = [format!("{rows:?}"), format!("{up:?}")].map(|t| t.to_lowercase());
+            let words = [format!("{rows:?}"), format!("{up:?}"), format!("{role:?}")];
+            let [rows, up, role] = words.map(|t| t.to_lowercase());
             println!(
-                "{target:<9} {rows:<7} {up:<7} {kernel:<16} {registers:>9} {stack:>6} {spills:>8}"
+                "{target:<9} {rows:<7} {up:<7} {role:<7} {kernel:<16} {registers:>9} {stack:>6} \
+                 {spills:>8}"
             );
             spilled += usize::from(spills != "0");
         }

@@ -68,6 +68,7 @@ fn run(face: &Path, puts: bool, param_bytes: usize) {
         .args(["-std=c++20", "-O1", "-g", "-pthread", "-DTY_ROWS_TMA=0"])
         .arg(format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION))
         .arg(format!("-DTY_PUTS={}", u32::from(puts)))
+        .arg("-DTY_GROUPED=0")
         .arg(format!("-DTY_UP_PARAM_BYTES={param_bytes}"))
         .arg("-I")
         .arg(folder.path())

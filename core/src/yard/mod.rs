@@ -57,8 +57,8 @@ use crate::{Error, ErrorKind, Result};
 struct Parts {
     /// Dropped first: it uses the transports.
     _progress: Option<progress::Progress>,
-    /// The same, and the kernel set's ring.
-    _proxy: Option<DeviceProxy>,
+    /// The same, and the rings of the kernel set.
+    _proxies: Vec<DeviceProxy>,
     /// Dropped second: no access to windows after it.
     _transports: levels::Transports,
     /// Dropped third: frees the windows. Behind a lock so that outputs may hold the parts from

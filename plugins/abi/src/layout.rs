@@ -73,7 +73,8 @@ const fn kernels_layout() -> u64 {
             reserved }
         TyLimits { size, scale_up, scale_out }
         TyLinkNeeds { lanes, signals, queue_depth, reserved, largest_put }
-        TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes }
+        TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes,
+            window_levels }
         TyLink { table, instance, capabilities }
         TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level }
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
@@ -99,7 +100,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x7d77_3417_b623_8527;
+pub const TY_KERNELS_LAYOUT: u64 = 0x5dd2_584d_53b7_1247;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -90,6 +90,24 @@ pub enum Up {
     Proxy,
 }
 
+impl Up {
+    pub(crate) fn source(self) -> FaceSource<'static> {
+        match self {
+            Self::Nvlink => nvlink_face(),
+            Self::Proxy => proxy_face(),
+        }
+    }
+}
+
+/// Whose rows the kernels move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Those of this rank, straight to their owners; or, of several domains, to their domains.
+    Direct,
+    /// Inside one of several domains: those that came for it, grouped by where they came from.
+    Inside,
+}
+
 /// Everything that decides what comes out.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -99,7 +117,12 @@ pub(crate) struct Program {
 
 impl Program {
     /// The kernels over a face.
-    pub(crate) fn new(architecture: Architecture, rows: Rows, face: FaceSource<'_>) -> Self {
+    pub(crate) fn new(
+        architecture: Architecture,
+        rows: Rows,
+        face: FaceSource<'_>,
+        role: Role,
+    ) -> Self {
         let headers = HEADERS.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
         let mut options = vec![
             format!("-arch={}", architecture.name()),
@@ -110,6 +133,7 @@ impl Program {
             format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION),
             format!("-DTY_UP_PARAM_BYTES={}", face.param_bytes),
             format!("-DTY_PUTS={}", u32::from(face.puts)),
+            format!("-DTY_GROUPED={}", u32::from(role == Role::Inside)),
         ];
         options.extend(face.defines.iter().map(|define| format!("-D{define}")));
         let headers = headers.chain([(UP_FACE.to_owned(), face.text.to_owned())]).collect();
@@ -210,12 +234,8 @@ fn library_in(maps: &str) -> Option<&str> {
 ///
 /// # Errors
 /// No compiler, or what it says.
-pub fn compile(architecture: Architecture, rows: Rows, up: Up) -> Result<Compiled> {
-    let face = match up {
-        Up::Nvlink => nvlink_face(),
-        Up::Proxy => proxy_face(),
-    };
-    Program::new(architecture, rows, face).compile()
+pub fn compile(architecture: Architecture, rows: Rows, up: Up, role: Role) -> Result<Compiled> {
+    Program::new(architecture, rows, up.source(), role).compile()
 }
 
 /// A program of the compiler.

@@ -19,6 +19,7 @@ pub(crate) const ENTER: u32 = 0;
 pub(crate) const REFUSE_TEXT: u32 = 1;
 pub(crate) const REFUSE_ROUTE: u32 = 2;
 pub(crate) const REFUSE_FULL: u32 = 3;
+pub(crate) const REFUSE_BROKEN: u32 = 4;
 
 /// How an operation goes on.
 pub(crate) const GO: u32 = 1;
@@ -40,6 +41,8 @@ pub(crate) fn bytes() -> String {
         size_of::<SpreadArgs>(),
         size_of::<MergeArgs>(),
         size_of::<Trace>(),
+        size_of::<GroupArgs>(),
+        size_of::<Common>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
@@ -74,7 +77,7 @@ pub(crate) struct Outcome {
     pub(crate) text_bytes: u32,
     pub(crate) signature: u64,
     pub(crate) origin: u32,
-    pub(crate) reserved: u32,
+    pub(crate) objector: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -127,6 +130,8 @@ pub(crate) struct Common {
     pub(crate) verdict: u32,
     pub(crate) entry_words: u32,
     pub(crate) text_bytes: u32,
+    pub(crate) objector: u32,
+    pub(crate) group_count: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -143,6 +148,8 @@ pub(crate) struct Routing {
     pub(crate) counts: u64,
     pub(crate) expert_counts: u64,
     pub(crate) row_base: u64,
+    pub(crate) group_starts: u64,
+    pub(crate) group_counts: u64,
     pub(crate) span: u32,
     pub(crate) blocks: u32,
 }
@@ -181,7 +188,8 @@ pub(crate) struct DispatchArgs {
     pub(crate) cast: u32,
     pub(crate) dtype: u32,
     pub(crate) hidden: u32,
-    pub(crate) reserved: u32,
+    pub(crate) source_first: u32,
+    pub(crate) sources: u64,
     pub(crate) staging: u64,
 }
 
@@ -206,6 +214,16 @@ pub(crate) struct CombineArgs {
     pub(crate) returns_weights: u32,
     pub(crate) landing: u64,
     pub(crate) landing_weights: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupArgs {
+    pub(crate) counts: u64,
+    pub(crate) starts: u64,
+    pub(crate) zeros: u64,
+    pub(crate) groups: u32,
+    pub(crate) words: u32,
 }
 
 #[repr(C)]

@@ -8,13 +8,11 @@ use tokenyard_core::moe::{
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{
-    Common, DispatchArgs, ENTER, Outcome, REFUSE_FULL, REFUSE_TEXT, Routing, SpreadArgs, WARPS,
-};
+use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, WARPS};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
 use super::order::{CAPTURED, stream_of};
-use super::outcome::Called;
+use super::outcome::Refusal;
 use super::sizes::{Moves, staged_bytes};
 use crate::driver::RawStream;
 
@@ -69,16 +67,35 @@ impl Format {
     }
 }
 
-/// The text of a refusal, empty if there is none.
+/// The text of a refusal.
 ///
 /// # Safety
-/// `text` is valid memory for `'a`, or empty.
-pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> &'a [u8] {
+/// `text` is valid memory, or empty.
+pub(super) unsafe fn refusal(text: abi::TyStr) -> Option<String> {
     if text.bytes == 0 {
-        return &[];
+        return None;
     }
     // SAFETY: by this function's contract.
-    unsafe { std::slice::from_raw_parts(text.data, text.bytes) }
+    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
+    Some(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// What is told on inside a domain: device addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grouped {
+    /// i32 `source rank * M + source token` of each token.
+    pub(super) sources: u64,
+    /// i32, tokens of each group.
+    pub(super) counts: u64,
+}
+
+/// What an exchange must know of a dispatch beyond the call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    /// Of the caller's own call.
+    pub(super) signature: Signature,
+    /// Inside one of several domains.
+    pub(super) grouped: Option<Grouped>,
 }
 
 /// How received rows are arranged.
@@ -169,7 +186,8 @@ fn arguments(
         cast: 0,
         dtype: 0,
         hidden: 0,
-        reserved: 0,
+        source_first: 0,
+        sources: 0,
         staging: 0,
     }
 }
@@ -177,35 +195,34 @@ fn arguments(
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch, ask: Ask) -> Result<()> {
         self.observer.check()?;
         // SAFETY: the host's string is valid for the call.
-        let text = unsafe { refusal(call.refusal) };
-        if !text.is_empty() {
-            return self.refuse_dispatch(call, (REFUSE_TEXT, text));
-        }
-        match Wanted::of(call, &self.shape) {
-            Ok(wanted) if self.is_captured(wanted.stream)? => {
-                self.refuse_dispatch(call, (REFUSE_TEXT, CAPTURED.as_bytes()))
-            }
-            // SAFETY: by this function's contract.
-            Ok(wanted) => unsafe { self.send_rows(call, &wanted) },
-            Err(why) => self.refuse_dispatch(call, (REFUSE_TEXT, why.detail().as_bytes())),
-        }
+        let why = match unsafe { refusal(call.refusal) } {
+            Some(text) => text,
+            None => match Wanted::of(call, &self.exchange.regions) {
+                Ok(wanted) if self.is_captured(wanted.stream)? => CAPTURED.to_owned(),
+                // SAFETY: by this function's contract.
+                Ok(wanted) => return unsafe { self.send_rows((call, ask), &wanted) },
+                Err(why) => why.detail(),
+            },
+        };
+        let refusal = self.objection(ErrorKind::Refused, why);
+        self.refuse_dispatch((call, ask), &refusal)
     }
 
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
-    fn refuse_dispatch(
+    pub(super) fn refuse_dispatch(
         &mut self,
-        call: &abi::TyDispatch,
-        (verdict, why): (u32, &[u8]),
+        (call, ask): (&abi::TyDispatch, Ask),
+        refusal: &Refusal,
     ) -> Result<()> {
-        let mut common = self.common(call.operation, verdict, why);
+        let mut common = self.refused(call.operation, refusal);
         // The handle may be another yard's.
         let (routing, origin) = (Routing::default(), 0);
-        let called = self.sign(call, &mut common, origin);
+        let called = self.sign(call.operation, &mut common, (ask.signature, origin));
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
-        let moves = Moves::new(&self.shape, &row, self.most_shared);
+        let moves = self.moves(&row);
         let arguments = arguments(call, (common, routing), &moves);
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_dispatch(&arguments, &moves) };
@@ -217,13 +234,18 @@ impl Engine {
 
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
-    unsafe fn send_rows(&mut self, call: &abi::TyDispatch, wanted: &Wanted) -> Result<()> {
+    unsafe fn send_rows(
+        &mut self,
+        (call, ask): (&abi::TyDispatch, Ask),
+        wanted: &Wanted,
+    ) -> Result<()> {
         let entered = self.enter(call.operation, wanted.stream);
         self.give_up(entered)?;
         let staging = match self.stage_dispatch(call, wanted) {
             Ok(staging) => staging,
             Err(error) => {
-                let told = self.refuse_dispatch(call, (REFUSE_FULL, error.detail().as_bytes()));
+                let refusal = self.objection(ErrorKind::Full, error.detail());
+                let told = self.refuse_dispatch((call, ask), &refusal);
                 // Its own reason says more than what the others are told.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
@@ -231,7 +253,7 @@ impl Engine {
         // A full arena is found out by the kernel, which knows what is needed.
         let region = self.arena.reserve(wanted.room.bytes, Holder::Dispatch(call.operation)).ok();
         // SAFETY: by this function's contract.
-        let outcome = unsafe { self.enter_with_rows(call, wanted, [region, staging]) };
+        let outcome = unsafe { self.enter_with_rows((call, ask), wanted, [region, staging]) };
         let (outcome, region) = match (self.give_up(outcome), region) {
             (Ok(outcome), Some(region)) => (outcome, region),
             (Ok(_), None) => {
@@ -297,7 +319,7 @@ impl Engine {
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn enter_with_rows(
         &mut self,
-        call: &abi::TyDispatch,
+        (call, ask): (&abi::TyDispatch, Ask),
         wanted: &Wanted,
         [region, staging]: [Option<Region>; 2],
     ) -> Result<Outcome> {
@@ -316,9 +338,12 @@ impl Engine {
         common.tokens = state.tokens;
         // All ranks count the same dispatch, so its epoch is no news; a replay names an older one.
         let (origin, routing, worst) = (state.origin, state.routing, state.worst);
-        let called = self.sign(call, &mut common, origin);
+        let called = self.sign(call.operation, &mut common, (ask.signature, origin));
+        if let Some(grouped) = ask.grouped.filter(|_| !wanted.replay) {
+            self.group(common.slot, &routing, grouped.counts)?;
+        }
         let format = &wanted.format;
-        let moves = Moves::new(&self.shape, &format.row, self.most_shared);
+        let moves = self.moves(&format.row);
         let (x, scales, scale_stride) = match call.cast {
             abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
             _ => {
@@ -346,6 +371,8 @@ impl Engine {
             cast: call.cast,
             dtype: call.x.dtype,
             hidden: self.shape.hidden,
+            source_first: self.exchange.world_rank() * self.shape.max_tokens,
+            sources: ask.grouped.map_or(0, |grouped| grouped.sources),
             ..arguments(call, (common, routing), &moves)
         };
         // SAFETY: the tensors are valid by this function's contract.
@@ -353,11 +380,21 @@ impl Engine {
         self.hear_outcome(call.operation, &called)
     }
 
-    /// Writes into `common` what ranks compare.
-    fn sign(&self, call: &abi::TyDispatch, common: &mut Common, origin: u32) -> Called {
-        let signature = Signature::dispatch(call);
-        (common.signature, common.origin) = (signature.0, origin);
-        Called { rank: self.rank, operation: call.operation, signature, origin }
+    /// Inside one of several domains: learns which tokens are of which group, before they are counted.
+    fn group(&self, slot: u32, routing: &Routing, counts: u64) -> Result<()> {
+        let Some(group) = &self.kernels.group else {
+            return Err(Error::new(ErrorKind::Internal, "dispatch", "there are no groups"));
+        };
+        let (shape, groups) = (&self.shape, self.exchange.groups);
+        let arguments = GroupArgs {
+            counts,
+            starts: routing.group_starts,
+            zeros: routing.group_counts,
+            groups,
+            words: (shape.ranks + shape.experts) * groups,
+        };
+        // SAFETY: the kernel's type; counts lie in a region that is held, the rest in the handle.
+        unsafe { self.launch(group, (1, WARPS, 0), &arguments, slot as usize) }
     }
 
     /// # Safety
@@ -404,7 +441,7 @@ impl Engine {
         // Packed: each copy brought its own.
         let weights = |span: Span| if row.weights && major { at(span) } else { 0 };
         // As many warps as have room for a stage.
-        let moves = Moves::new(&self.shape, row, self.most_shared);
+        let moves = self.moves(row);
         let movers = WARPS.min(moves.movers * moves.stages);
         let arguments = SpreadArgs {
             x: at(layout.x),
@@ -416,7 +453,7 @@ impl Engine {
             counts: at(layout.expert_counts),
             starts: at(layout.expert_starts),
             tokens: op.received,
-            rows: op.output.rows_of(op.arrangement, &self.shape),
+            rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
             row_bytes: row.x_bytes.into(),
             scale_words: if major { op.format.scale_columns as u32 } else { 0 },
             topk: self.shape.topk,
@@ -431,7 +468,7 @@ impl Engine {
     }
 
     fn describe(&self, op: &DispatchOp) -> abi::TyReceived {
-        let (shape, layout) = (&self.shape, &op.output.layout);
+        let (shape, layout) = (&self.exchange.regions, &op.output.layout);
         let rows = op.output.rows_of(op.arrangement, shape);
         let (flat, packed) = (op.arrangement == Layout::Flat, op.arrangement == Layout::Packed);
         let exact = packed && !op.worst;
@@ -481,7 +518,7 @@ impl Engine {
             data: self.lost.address() as *mut u8,
             dtype: DType::U8.code(),
             reserved: 0,
-            shape: [self.shape.ranks.into(), 1],
+            shape: [self.exchange.regions.ranks.into(), 1],
             stride: [1, 1],
         }
     }

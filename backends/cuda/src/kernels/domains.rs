@@ -1,0 +1,359 @@
+//! Operations over one level, or over both: several domains are a composition of two exchanges.
+//!
+//! A dispatch goes *between* domains first: every row crosses to its agent in each domain that wants
+//! it, the rank there on its source's rail. What has come is then dispatched *inside* the domain, with
+//! the source domains as groups, so that the order of received rows is that of one domain. A combine
+//! goes the other way: inside, each agent sums what became of the rows that it had handed on, and
+//! rounds; between domains, sources sum one row per domain.
+//!
+//! All ranks agree. What a rail has refused its ranks refuse inside their domains, and what a domain has
+//! refused its ranks refuse on their rails. In a dispatch that takes one more round without rows.
+//!
+//! The host waits for the first of both exchanges, and for the second when it is received.
+
+use tokenyard_core::abi;
+use tokenyard_core::host::NO_TENSOR;
+use tokenyard_core::moe::{DType, Holder, REGION_ALIGN};
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::dispatch::{Ask, Grouped};
+use super::engine::{Engine, summable};
+use super::outcome::Refusal;
+
+/// What the yard's operations run on.
+#[derive(Debug)]
+pub(super) struct Exchanges {
+    /// To the owners of experts: of all ranks, or of those of this domain.
+    pub(super) owners: Engine,
+    /// Of several domains.
+    pub(super) rail: Option<Rail>,
+}
+
+/// The exchange between domains.
+#[derive(Debug)]
+pub(super) struct Rail {
+    pub(super) between: Engine,
+    /// By slot of the caller's operations: the region that one holds until it is received.
+    held: Vec<Option<u64>>,
+}
+
+impl Rail {
+    pub(super) fn new(between: Engine) -> Self {
+        let slots = between.exchange.in_flight.max(2) as usize;
+        Self { between, held: vec![None; slots] }
+    }
+
+    fn slot(&mut self, operation: u64) -> &mut Option<u64> {
+        let slots = self.held.len() as u64;
+        &mut self.held[(operation % slots) as usize]
+    }
+
+    fn release(&mut self, operation: u64) {
+        if let Some(region) = self.slot(operation).take() {
+            self.between.release(region);
+        }
+    }
+
+    /// Its own number of an operation; the next one is for what came of it inside the domains.
+    fn number(operation: u64) -> u64 {
+        2 * operation
+    }
+}
+
+/// What a rank objects to: as others are told, and, if it is its own, as it says it itself.
+struct Objection {
+    refusal: Refusal,
+    own: Option<Error>,
+}
+
+impl Objection {
+    /// Of an exchange that ended with an error.
+    ///
+    /// # Errors
+    /// One that others cannot be told.
+    fn of(engine: &mut Engine, error: Error) -> Result<Self> {
+        match engine.take_refusal(&error) {
+            Some(refusal) => {
+                let is_own = refusal.rank() == engine.exchange.world_rank();
+                Ok(Self { refusal, own: is_own.then_some(error) })
+            }
+            None => Err(error),
+        }
+    }
+
+    /// After an error the exchange is at its end, on all ranks of its team.
+    fn is_broken(&self) -> bool {
+        !matches!(self.refusal.kind, ErrorKind::Refused | ErrorKind::Full)
+    }
+}
+
+/// The error that all have agreed on; a rank's own objection in its own words.
+fn agreed(error: Error, own: Option<Error>) -> Error {
+    match own {
+        Some(own) if own.kind() == error.kind() && own.rank().or(error.rank()) == error.rank() => {
+            own
+        }
+        _ => error,
+    }
+}
+
+fn internal<T>(message: &str) -> Result<T> {
+    Err(Error::new(ErrorKind::Internal, "agree among domains", message))
+}
+
+/// Rows that are on their way back, in the arena of the rail.
+struct Partials {
+    region: u64,
+    x: abi::TyTensor,
+    weights: abi::TyTensor,
+}
+
+impl Exchanges {
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+        let signature = Signature::dispatch(call);
+        // SAFETY: by this function's contract.
+        unsafe {
+            match &mut self.rail {
+                None => self.owners.dispatch_send(call, Ask { signature, grouped: None }),
+                Some(rail) => {
+                    let sent = dispatch_both(&mut self.owners, rail, call, signature);
+                    self.give_up(sent)
+                }
+            }
+        }
+    }
+
+    pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        let received = self.owners.dispatch_recv(operation);
+        if let Some(rail) = &mut self.rail {
+            // Nobody reads the rows that came over it any more.
+            rail.release(operation);
+        }
+        self.give_up(received)
+    }
+
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
+        let signature = Signature::combine(call);
+        // SAFETY: by this function's contract.
+        unsafe {
+            match &mut self.rail {
+                None => self.owners.combine_send(call, signature),
+                Some(rail) => {
+                    let sent = combine_both(&mut self.owners, rail, call, signature);
+                    self.give_up(sent)
+                }
+            }
+        }
+    }
+
+    pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        let Some(rail) = &mut self.rail else { return self.owners.combine_recv(operation) };
+        let received = rail.between.combine_recv(Rail::number(operation));
+        rail.release(operation);
+        self.give_up(received)
+    }
+
+    pub(super) fn each(&mut self) -> impl Iterator<Item = &mut Engine> {
+        let between = self.rail.as_mut().map(|rail| &mut rail.between);
+        [&mut self.owners].into_iter().chain(between)
+    }
+
+    pub(super) fn flush(&mut self) -> Result<()> {
+        self.each().try_for_each(|engine| engine.flush().and_then(|()| engine.flush_puts()))
+    }
+
+    pub(super) fn synchronize(&self) -> Result<()> {
+        self.owners.stream.synchronize()?;
+        self.rail.as_ref().map_or(Ok(()), |rail| rail.between.stream.synchronize())
+    }
+
+    pub(super) fn proxy_ring(&mut self, level: u64) -> Option<abi::TyProxyRing> {
+        self.each().find(|engine| engine.exchange.level == level)?.proxy_ring()
+    }
+
+    /// Ends the kernels of both after an error that closes the yard.
+    fn give_up<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.each().fold(result, |result, engine| engine.give_up(result))
+    }
+}
+
+/// # Safety
+/// As [`Exchanges::dispatch_send`].
+unsafe fn dispatch_both(
+    inside: &mut Engine,
+    rail: &mut Rail,
+    call: &abi::TyDispatch,
+    signature: Signature,
+) -> Result<()> {
+    // SAFETY: by this function's contract.
+    let came = unsafe { cross(rail, call, signature) };
+    let (sent, mut first) = match came {
+        Ok(received) => {
+            *rail.slot(call.operation) = Some(received.region);
+            let grouped = Grouped {
+                sources: received.source.data as u64,
+                counts: received.source_counts.data as u64,
+            };
+            let ask = Ask { signature, grouped: Some(grouped) };
+            // SAFETY: what has come is held until the operation is received.
+            (unsafe { inside.dispatch_send(&hand_on(call, &received), ask) }, None)
+        }
+        Err(error) => {
+            let objection = Objection::of(&mut rail.between, error)?;
+            let ask = Ask { signature, grouped: None };
+            (inside.refuse_dispatch((call, ask), &objection.refusal), Some(objection))
+        }
+    };
+    let mut told = None;
+    if let Err(error) = sent {
+        if first.as_ref().is_some_and(Objection::is_broken) {
+            return Err(error);
+        }
+        let objection = match Objection::of(inside, error) {
+            Ok(objection) => objection,
+            Err(error) => {
+                rail.release(call.operation);
+                return Err(error);
+            }
+        };
+        told = Some(objection);
+    }
+    let refusal = told.as_ref().map(|objection| &objection.refusal);
+    let number = Rail::number(call.operation) + 1;
+    let Err(error) = rail.between.agree(number, signature, refusal) else {
+        return if told.is_none() { Ok(()) } else { internal("ranks went on after a refusal") };
+    };
+    if told.is_none() && rail.between.take_refusal(&error).is_some() {
+        // Inside this domain rows are on their way. They arrive, and nobody gets them.
+        let received = inside.dispatch_recv(call.operation)?;
+        inside.release(received.region);
+    }
+    rail.release(call.operation);
+    let own = first.take().and_then(|o| o.own).or(told.and_then(|o| o.own));
+    Err(agreed(error, own))
+}
+
+/// Between domains: rows go to their agents, in the order of tokens whatever the caller's layout.
+///
+/// # Safety
+/// As [`Exchanges::dispatch_send`].
+unsafe fn cross(
+    rail: &mut Rail,
+    call: &abi::TyDispatch,
+    signature: Signature,
+) -> Result<abi::TyReceived> {
+    let operation = Rail::number(call.operation);
+    let crossing = abi::TyDispatch {
+        operation,
+        flags: call.flags & (abi::TY_DISPATCH_REPLAY | abi::TY_DISPATCH_ON_STREAM),
+        layout: abi::TY_LAYOUT_FLAT,
+        alignment: 1,
+        ..*call
+    };
+    // SAFETY: by this function's contract.
+    unsafe { rail.between.dispatch_send(&crossing, Ask { signature, grouped: None })? };
+    rail.between.dispatch_recv(operation)
+}
+
+/// The dispatch of what has come over the rail.
+fn hand_on(call: &abi::TyDispatch, received: &abi::TyReceived) -> abi::TyDispatch {
+    abi::TyDispatch {
+        cast: abi::TY_CAST_NONE,
+        x: received.x,
+        scales: received.scales,
+        topk_idx: received.ids,
+        topk_weights: received.weights,
+        ..*call
+    }
+}
+
+/// # Safety
+/// As [`Exchanges::combine_send`].
+unsafe fn combine_both(
+    inside: &mut Engine,
+    rail: &mut Rail,
+    call: &abi::TyCombine,
+    signature: Signature,
+) -> Result<()> {
+    let is_refused = call.refusal.bytes != 0;
+    let room = if is_refused { None } else { Some(make_room(rail, call)) };
+    let (summed, partials) = match room {
+        Some(Ok(partials)) => {
+            *rail.slot(call.operation) = Some(partials.region);
+            let inner = abi::TyCombine {
+                bias0: NO_TENSOR,
+                bias1: NO_TENSOR,
+                out: partials.x,
+                out_weights: partials.weights,
+                missing: NO_TENSOR,
+                ..*call
+            };
+            // SAFETY: by this function's contract; partial rows are held until the operation is received.
+            let sent = unsafe { inside.combine_send(&inner, signature) };
+            (sent.and_then(|()| inside.combine_recv(call.operation)), Some(partials))
+        }
+        Some(Err(error)) => {
+            let refusal = inside.objection(ErrorKind::Full, error.detail());
+            let told = inside.refuse_combine((call, signature), &refusal);
+            (told.map_err(|e| agreed(e, Some(error))), None)
+        }
+        // SAFETY: a call that is refused has no tensors.
+        None => (unsafe { inside.combine_send(call, signature) }, None),
+    };
+    let outer = abi::TyCombine {
+        operation: Rail::number(call.operation),
+        flags: call.flags & abi::TY_COMBINE_ON_STREAM,
+        x: partials.as_ref().map_or(NO_TENSOR, |partials| partials.x),
+        weights: partials.as_ref().map_or(NO_TENSOR, |partials| partials.weights),
+        ..*call
+    };
+    let (sent, own) = match summed {
+        // SAFETY: as above.
+        Ok(()) => (unsafe { rail.between.combine_send(&outer, signature) }, None),
+        Err(error) => {
+            let objection = Objection::of(inside, error)?;
+            (rail.between.refuse_combine((&outer, signature), &objection.refusal), objection.own)
+        }
+    };
+    sent.map_err(|error| {
+        rail.release(call.operation);
+        agreed(error, own)
+    })
+}
+
+/// Room for the sums of the rows that this agent had handed on. Also for those that come back to this
+/// rank: others learn of a rank without room from the exchange inside, which is the first.
+fn make_room(rail: &mut Rail, call: &abi::TyCombine) -> Result<Partials> {
+    let between = &mut rail.between;
+    let holder = Holder::Combine(call.operation);
+    let rows = between.handles[call.handle as usize].received;
+    let widths = between.combine_widths(call);
+    let bytes = widths.map(|width| (rows * width).next_multiple_of(REGION_ALIGN));
+    let region = between.arena.allocate(bytes[0] + bytes[1], holder)?;
+    match between.arena.allocate(between.landing(call).iter().sum(), holder) {
+        Ok(landing) => between.arena.release(landing.id),
+        Err(error) => {
+            between.arena.release(region.id);
+            return Err(error);
+        }
+    }
+    let (_, element) = summable(call.x.dtype);
+    let tensor = |at: u64, dtype: u32, columns: u64| abi::TyTensor {
+        data: (between.arena_at + region.offset + at) as *mut u8,
+        dtype,
+        reserved: 0,
+        shape: [rows, columns],
+        stride: [columns as i64, 1],
+    };
+    let weights = match widths[1] {
+        0 => NO_TENSOR,
+        width => tensor(bytes[0], DType::F32.code(), width / 4),
+    };
+    let x = tensor(0, call.x.dtype, widths[0] / element);
+    Ok(Partials { region: region.id, x, weights })
+}
