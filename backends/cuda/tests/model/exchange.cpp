@@ -36,52 +36,20 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
   }
   for (u32 i = 0; i < ranks.size(); i++)
     running.emplace_back([&, i] {
-      Rank& r = *ranks[i];
-      CombineArgs a{};
-      a.c = r.common(signature(3, 0));
-      a.c.origin = r.origin;
-      a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10), a.rows = told[i].tokens;
-      a.out = (u8*)outs[i].data(), a.out_weights = weights ? out_weights[i].data() : nullptr;
-      a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
-      a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = weights;
-      a.landing = kLandingAt, a.landing_weights = kLandingAt + (1 << 20);
-      auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
-#if TY_PUTS
-      model::launch(1, kWarps * 32, [=, &r] { ty_give_back(a, r.params()); });
-      same("combine", r.outcome->code, kGo);
-      r.arrive(a.c, false);
-      model::launch(kBlocks, kSummingWarps * 32, sum);
-#else
-      model::launch(kBlocks, kSummingWarps * 32, sum);
-      same("combine", r.outcome->code, kGo);
-      r.arrive(a.c, false);
-#endif
+      float* back = weights ? out_weights[i].data() : nullptr;
+      combine_on(*ranks[i], told[i].tokens, outs[i].data(), back);
     });
   for (auto& t : running) t.join();
-  // The row of each token at each rank.
-  std::vector<std::vector<std::vector<i64>>> row(ranks.size());
-  for (u32 d = 0; d < ranks.size(); d++) {
-    i64 n = 0;
-    for (Rank* source : ranks)
-      for (u32 t = 0; t < source->tokens; t++) {
-        auto& rows = row[source->me];
-        rows.resize(source->tokens, std::vector<i64>(ranks.size(), -1));
-        if (goes(local_ids(*source, t, d))) rows[t][d] = n++;
-      }
-  }
+  Rows row = received_rows(brought(ranks));
   for (Rank* s : ranks)
     for (u32 t = 0; t < s->tokens; t++) {
-      // Ranks in the order of their highest selecting k.
-      std::vector<u32> order;
-      for (u32 k = s->s.topk; k-- > 0;) {
-        i64 e = s->topk[t * s->s.topk + k];
-        u32 owner = e < 0 ? 0 : (u32)(e / s->s.local());
-        i64 at = e < 0 ? -1 : row[s->me][t][owner];
-        if (e >= 0 && std::find(order.begin(), order.end(), owner) == order.end())
-          order.insert(order.begin(), owner);
-        float back = at < 0 ? 0 : ((float*)(ranks[owner]->arena + kYAt + (512 << 10)))[at * s->s.topk + k];
-        if (weights) same("returned weight", out_weights[s->me][t * s->s.topk + k], back);
+      for (u32 k = 0; k < s->s.topk && weights; k++) {
+        i64 e = s->topk[t * s->s.topk + k], owner = e < 0 ? 0 : e / s->s.local();
+        float* back = (float*)(ranks[owner]->arena + kYAt + (512 << 10));
+        float expected = e < 0 ? 0 : back[row[s->me][t][owner] * s->s.topk + k];
+        same("returned weight", out_weights[s->me][t * s->s.topk + k], expected);
       }
+      std::vector<u32> order = owners_of(*s, t);
       for (u32 i = 0; i < s->s.row_bytes / 4; i++) {
         float sum = 0;
         for (u32 o = 0; o < order.size(); o++) {

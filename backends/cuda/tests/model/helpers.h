@@ -78,3 +78,31 @@ bool goes(const std::vector<int>& ids) {
 void same_bytes(const std::string& what, const void* found, const void* expected, unsigned long long bytes) {
   if (memcmp(found, expected, bytes) != 0) fail(what + " differs");
 }
+
+// The row of each of a source's tokens at each rank, where rows are in order of source ranks, then of
+// tokens: [source][token][rank], -1 where it does not go.
+using Rows = std::vector<std::vector<std::vector<long long>>>;
+Rows received_rows(const std::vector<Brought*>& ranks) {
+  Rows row(ranks.size());
+  for (Brought* source : ranks)
+    row[source->me].assign(source->tokens, std::vector<long long>(ranks.size(), -1));
+  for (unsigned d = 0; d < ranks.size(); d++) {
+    long long n = 0;
+    for (Brought* source : ranks)
+      for (unsigned t = 0; t < source->tokens; t++)
+        if (goes(local_ids(*source, t, d))) row[source->me][t][d] = n++;
+  }
+  return row;
+}
+
+// The ranks that a token goes to, in the order of their highest selecting k.
+std::vector<unsigned> owners_of(const Brought& source, unsigned token) {
+  std::vector<unsigned> order;
+  for (unsigned k = source.s.topk; k-- > 0;) {
+    long long e = source.topk[token * source.s.topk + k];
+    unsigned owner = e < 0 ? 0 : (unsigned)(e / source.s.local());
+    if (e >= 0 && std::find(order.begin(), order.end(), owner) == order.end())
+      order.insert(order.begin(), owner);
+  }
+  return order;
+}

@@ -177,6 +177,20 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
   model::launch(kBlocks, kWarps * 32, [=, &r] { ty_spread(s, r.params()); });
 }
 
+// Whether a packed output says where the rows of each source are.
+void check_ranges(const std::vector<Brought*>& ranks, u32 d, const u64* ranges) {
+  for (u32 e = 0; e < ranks[d]->s.local(); e++) {
+    u64 begin = 0;
+    for (const Brought* source : ranks) {
+      u64 count = 0;
+      for (u32 t = 0; t < source->tokens; t++)
+        for (int id : local_ids(*source, t, d)) count += id == (int)e;
+      same("a range", ranges[e * ranks.size() + source->me], count | begin << 32);
+      begin += count;
+    }
+  }
+}
+
 // Compares what a rank got with what all brought.
 void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArgs& a, u8* base,
                     const Outcome& told) {
@@ -237,4 +251,29 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
   same("tokens", told.tokens, n);
   for (u32 e = 0; e < local; e++)
     same("rows of an expert", ((u32*)(base + region.expert_counts))[e], counts[e]);
+  if (a.layout == kPacked) check_ranges(ranks, d, (u64*)(base + region.ranges));
+}
+
+// One rank of a combine of f32, until its sums are there. Its rows lie at kYAt, their weights 512 KiB
+// behind.
+void combine_on(Rank& r, u64 rows, float* out, float* out_weights) {
+  CombineArgs a{};
+  a.c = r.common(signature(3, 0));
+  a.c.origin = r.origin;
+  a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10), a.rows = rows;
+  a.out = (u8*)out, a.out_weights = out_weights;
+  a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
+  a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = out_weights != nullptr;
+  a.landing = kLandingAt, a.landing_weights = kLandingAt + (1 << 20);
+  auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
+#if TY_PUTS
+  model::launch(1, kWarps * 32, [=, &r] { ty_give_back(a, r.params()); });
+  same("combine", r.outcome->code, kGo);
+  r.arrive(a.c, false);
+  model::launch(kBlocks, kSummingWarps * 32, sum);
+#else
+  model::launch(kBlocks, kSummingWarps * 32, sum);
+  same("combine", r.outcome->code, kGo);
+  r.arrive(a.c, false);
+#endif
 }
