@@ -414,3 +414,27 @@ fn first_that_probes<'a>(
         "mend what the probe names (tokenyard doctor says more), or choose another transport",
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::NO_LINK_NEEDS;
+
+    #[test]
+    fn a_transport_numbers_the_windows_of_its_level_and_those_of_both() {
+        let mut needs = KernelNeeds {
+            size: size_of::<KernelNeeds>(),
+            windows: 5,
+            flags: 0,
+            scale_up: NO_LINK_NEEDS,
+            scale_out: NO_LINK_NEEDS,
+            window_bytes: [1; abi::TY_MAX_WINDOWS],
+            window_levels: [0; abi::TY_MAX_WINDOWS],
+        };
+        let of = |needs: &KernelNeeds, level| windows_of(needs, level).collect::<Vec<_>>();
+        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_OUT), [0, 1, 2, 3, 4]);
+        needs.window_levels[..5].copy_from_slice(&[1, 1, 2, 2, 3]);
+        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_UP), [0, 1, 4]);
+        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_OUT), [2, 3, 4]);
+    }
+}
