@@ -391,4 +391,23 @@ mod tests {
         let moves = Moves::new(&exchange, &row, HOPPER);
         assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 2));
     }
+
+    #[test]
+    fn of_several_domains_records_count_every_group_and_the_rail_has_room_for_rows_on_their_way() {
+        use super::super::exchange::tests::SHAPE;
+        // 3 domains of 2 ranks and 8 experts.
+        let [inside, between] = Exchange::levels(&SHAPE, [None, Some(1024)]);
+        let config = CudaConfig { arena_mib: Some(7), ..CudaConfig::default() };
+        let [inner, outer] = [&inside, &between].map(|e| Sizes::new(e, &config).unwrap());
+        let words = |counts: u32| (HEAD + counts + TEXT_WORDS).next_multiple_of(16);
+        assert_eq!(inner.entry_words, words((2 + 8) * 3));
+        assert_eq!(outer.entry_words, words(3 + 24));
+        assert_eq!([inner.signals(), outer.signals()], [2 * 2 * 2, 3 * 3 * 4]);
+        assert_eq!(inner.arena_bytes, 7 << 20);
+        // Three times: 24 rows that come, and 16 that this rank stages, two domains per token.
+        let row = u64::from(4 * SHAPE.hidden + SHAPE.hidden + 8 * SHAPE.topk + 4);
+        assert!((3 * 40 * row..3 * 40 * row + 3 * 32 * 128).contains(&outer.arena_bytes));
+        // Heads of two ranks, and where their rows and weights are.
+        assert_eq!(Pulls::new(&inside, 128, HOPPER).table_bytes, 128);
+    }
 }
