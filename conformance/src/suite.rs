@@ -29,6 +29,8 @@ pub enum Level {
 pub enum Outcome {
     /// Everything held.
     Pass,
+    /// Everything held, and the test has ended its world on purpose: others need a new one.
+    PassAndOver,
     /// A capability that the part did not declare is missing; names it.
     NotSupported(String),
 }

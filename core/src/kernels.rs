@@ -186,6 +186,43 @@ pub trait KernelSet: Sized + Send + 'static {
         Err(no_streams(Self::NAME))
     }
 
+    /// For tools: what is queued on a stream of [`stream_create`](Self::stream_create) from now on is
+    /// recorded into a graph; to be implemented, as the next three, with
+    /// [`TY_NEEDS_NO_SYNC`](abi::TY_NEEDS_NO_SYNC).
+    ///
+    /// # Errors
+    /// A stream that is none of those; what the device refuses.
+    fn graph_begin(&mut self, stream: *mut c_void) -> Result<()> {
+        let _ = stream;
+        Err(no_graphs(Self::NAME))
+    }
+
+    /// Ends the recording and gives the graph.
+    ///
+    /// # Errors
+    /// As [`graph_begin`](Self::graph_begin).
+    fn graph_end(&mut self, stream: *mut c_void) -> Result<*mut c_void> {
+        let _ = stream;
+        Err(no_graphs(Self::NAME))
+    }
+
+    /// Queues a graph on such a stream.
+    ///
+    /// # Errors
+    /// As [`graph_begin`](Self::graph_begin); a graph that is none.
+    ///
+    /// # Safety
+    /// What was recorded may run again: its memory is valid until the stream has passed it.
+    unsafe fn graph_launch(&mut self, stream: *mut c_void, graph: *mut c_void) -> Result<()> {
+        let _ = (stream, graph);
+        Err(no_graphs(Self::NAME))
+    }
+
+    /// Takes a graph back, after every launch of it. Another address is ignored.
+    fn graph_destroy(&mut self, graph: *mut c_void) {
+        let _ = graph;
+    }
+
     /// Where its kernels post through the host on a level (`TY_LEVEL_*`): the ring, once it is planned.
     /// See [`device_proxy`](crate::device_proxy).
     ///
@@ -199,6 +236,10 @@ pub trait KernelSet: Sized + Send + 'static {
 
 fn no_streams(name: &str) -> Error {
     Error::new(ErrorKind::Unsupported, "use stream", format!("{name} has no streams"))
+}
+
+fn no_graphs(name: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, "use graph", format!("{name} has no graphs"))
 }
 
 fn no_device_memory(name: &str) -> Error {

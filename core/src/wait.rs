@@ -241,15 +241,18 @@ pub fn reached(found: u64, expected: u64) -> bool {
 
 /// The error of a wait that ended without its signal.
 pub fn expired(what: &WaitFor, found: u64, lasted: Duration) -> Error {
+    let operation = match what.operation {
+        abi::TY_OPERATION_OF_GRAPH => "an operation that nobody waits for".to_owned(),
+        number => format!("operation {number}"),
+    };
     Error::new(
         ErrorKind::Deadline,
         "wait",
         format!(
-            "rank {} did not finish phase `{}` of operation {} in {:.3} s: signal {} is at {found}, \
+            "rank {} did not finish phase `{}` of {operation} in {:.3} s: signal {} is at {found}, \
              expected {}",
             what.peer,
             phase_name(what.phase),
-            what.operation,
             lasted.as_secs_f64(),
             what.signal,
             what.expected

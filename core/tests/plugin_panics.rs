@@ -290,7 +290,7 @@ impl KernelSet for PanickyKernels {
     fn needs(&mut self, _: &Limits) -> Result<KernelNeeds> {
         self.0.enter("needs");
         let flags = match self.0.panic_in.as_str() {
-            UNKNOWN_NEEDS => abi::TY_NEEDS_MASKING | 4,
+            UNKNOWN_NEEDS => abi::TY_NEEDS_MASKING | 8,
             WITH_STREAMS => abi::TY_NEEDS_STREAMS,
             _ => 0,
         };
@@ -395,7 +395,7 @@ const UNKNOWN_NEEDS: &str = "unknown_needs";
 fn needs_that_this_core_does_not_know_are_refused() {
     let error = open_kernels(UNKNOWN_NEEDS).unwrap().needs(&sized()).unwrap_err();
     assert_eq!(error.kind(), tokenyard_core::ErrorKind::Plugin);
-    assert!(error.to_string().contains("the flags 0x4"), "{error}");
+    assert!(error.to_string().contains("the flags 0x8"), "{error}");
 }
 
 const WITH_STREAMS: &str = "with_streams";

@@ -2,11 +2,12 @@
 //!
 //! `chains`: rounds, several handles, several yards · `halves`: send and receive apart · `replay`:
 //! replays and backward passes · `limits`: what is full is an error and no more · `bad_input`: what
-//! one rank gets wrong is refused on all · `streams`: calls in the order of a stream · `soak`: all of
-//! it for long.
+//! one rank gets wrong is refused on all · `streams`: calls in the order of a stream · `graphs`: calls
+//! that nobody waits for, captured and not · `soak`: all of it for long.
 
 mod bad_input;
 mod chains;
+mod graphs;
 mod halves;
 mod limits;
 mod replay;
@@ -33,6 +34,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     tests.extend(limits::tests());
     tests.extend(bad_input::tests());
     tests.extend(streams::tests());
+    tests.extend(graphs::tests());
     tests.extend(soak::tests());
     for test in &mut tests {
         test.ranks *= domains;

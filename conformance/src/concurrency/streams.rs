@@ -69,14 +69,14 @@ fn with_streams(name: &str, about: &str, layout: Layout, body: OnYard) -> Test {
 }
 
 /// Rows that travel and come back as they are.
-fn plain(rank: &Rank<'_>, layout: Layout) -> Case {
+pub(super) fn plain(rank: &Rank<'_>, layout: Layout) -> Case {
     let input = Input::Plain(RowType::Bf16);
     let combine = oracle::Combine { row: RowType::Bf16, biases: 0, weighted: false };
     Case { input, combine, weights: false, ..small(rank, layout) }
 }
 
 /// Bytes that no test expects; as a routing they are refused.
-const WRONG: u8 = 0x7f;
+pub(super) const WRONG: u8 = 0x7f;
 
 /// Memory of an operation that is right for a moment.
 struct Live {
@@ -116,7 +116,7 @@ impl Live {
 }
 
 /// Queues a copy over the front of a buffer.
-fn copy(
+pub(super) fn copy(
     stream: &ToolStream,
     (to, dtype, shape): (&mut Buffer, DType, [usize; 2]),
     from: &TensorRef<'_>,
@@ -128,7 +128,7 @@ fn copy(
 }
 
 /// Keeps a stream busy for milliseconds.
-struct Delay {
+pub(super) struct Delay {
     to: Buffer,
     from: Buffer,
 }
@@ -136,30 +136,65 @@ struct Delay {
 const DELAY_SHAPE: [usize; 2] = [1 << 15, 1 << 10];
 
 impl Delay {
-    fn new(yard: &Yard) -> Result<Self> {
+    pub(super) fn new(yard: &Yard) -> Result<Self> {
         let bytes = vec![0; DELAY_SHAPE[0] * DELAY_SHAPE[1]];
         Ok(Self { to: yard.buffer(&bytes)?, from: yard.buffer(&bytes)? })
     }
 
-    fn pass(&mut self, stream: &ToolStream) -> Result<()> {
+    pub(super) fn pass(&mut self, stream: &ToolStream) -> Result<()> {
         let from = self.from.tensor(DType::U8, DELAY_SHAPE, [DELAY_SHAPE[1], 1])?;
         (0..64).try_for_each(|_| copy(stream, (&mut self.to, DType::U8, DELAY_SHAPE), &from))
     }
 }
 
 /// A stream and its name.
-struct Track {
-    stream: ToolStream,
-    name: Stream,
+pub(super) struct Track {
+    pub(super) stream: ToolStream,
+    pub(super) name: Stream,
 }
 
 impl Track {
-    fn new(yard: &Yard) -> Result<Self> {
+    pub(super) fn new(yard: &Yard) -> Result<Self> {
         let stream = yard.tool_stream()?;
         // SAFETY: tests drop their outputs before their tracks, use them on the same track only, and
         // their buffers are freed behind it.
         let name = unsafe { stream.stream() };
         Ok(Self { stream, name })
+    }
+}
+
+/// One dispatch and its combine: what a rank brings, and what it expects. Expert outputs do not depend
+/// on what arrives, so that no host need look at it.
+pub(super) struct Plan {
+    pub(super) case: Case,
+    pub(super) x: Vec<u8>,
+    pub(super) topk_idx: Vec<u8>,
+    /// What this rank's experts give.
+    pub(super) rows: Vec<u8>,
+    pub(super) arrived: oracle::Received,
+    pub(super) combined: Combined,
+}
+
+impl Plan {
+    pub(super) fn new(yard: &Yard, case: &Case) -> Result<Self> {
+        let me = yard.rank() as usize;
+        Self::of(&Round::new(case, yard.rank()), me)
+    }
+
+    pub(super) fn of(round: &Round, me: usize) -> Result<Self> {
+        let Round { case, inputs, .. } = round;
+        let outputs: Vec<ExpertOutput> = gradients(round, case.seed)
+            .into_iter()
+            .map(|output| ExpertOutput { weights: None, ..output })
+            .collect();
+        Ok(Self {
+            x: inputs.ranks[me].x.clone(),
+            topk_idx: inputs.ranks[me].topk_idx.iter().flat_map(|e| e.to_le_bytes()).collect(),
+            rows: outputs[me].rows.clone(),
+            arrived: oracle::expected_dispatch(case, inputs, me),
+            combined: expected_combine(case, inputs, &outputs, me)?,
+            case: case.clone(),
+        })
     }
 }
 
@@ -178,27 +213,16 @@ struct Journey {
 
 impl Journey {
     fn new(yard: &Yard, case: &Case) -> Result<Self> {
-        let case = Case { worst_case: false, ..case.clone() };
-        let me = yard.rank() as usize;
-        let round = Round::new(&case, yard.rank());
-        // Expert outputs that do not depend on what arrives, so that no host need look at it.
-        let outputs: Vec<ExpertOutput> = gradients(&round, case.seed)
-            .into_iter()
-            .map(|output| ExpertOutput { weights: None, ..output })
-            .collect();
-        let (inputs, tokens) = (&round.inputs.ranks[me], case.tokens_of(me));
-        let arrived = oracle::expected_dispatch(&case, &round.inputs, me);
-        let combined = expected_combine(&case, &round.inputs, &outputs, me)?;
-        let indices: Vec<u8> = inputs.topk_idx.iter().flat_map(|e| e.to_le_bytes()).collect();
-        let row = row_dtype(case.combine.row);
-        let rows = &outputs[me].rows;
-        let row_count = rows.len() / (case.hidden * row.bytes());
+        let plan = Plan::new(yard, &Case { worst_case: false, ..case.clone() })?;
+        let Plan { case, x, topk_idx, rows, arrived, combined } = plan;
+        let (tokens, row) = (case.tokens_of(yard.rank() as usize), row_dtype(case.combine.row));
+        let row_count = rows.len() / (case.hidden * case.combine.row.bytes());
         let nothing = |array: &oracle::Array| vec![WRONG; array.rows * array.row_bytes()];
         let (here, back) = (nothing(&arrived.x), nothing(&combined.x));
         Ok(Self {
-            x: Live::new(yard, &inputs.x, dtype(case.sent_elem()), [tokens, case.hidden])?,
-            topk_idx: Live::new(yard, &indices, DType::I64, [tokens, case.topk])?,
-            rows: Live::new(yard, rows, row, [row_count, case.hidden])?,
+            x: Live::new(yard, &x, dtype(case.sent_elem()), [tokens, case.hidden])?,
+            topk_idx: Live::new(yard, &topk_idx, DType::I64, [tokens, case.topk])?,
+            rows: Live::new(yard, &rows, row, [row_count, case.hidden])?,
             out: Live::new(yard, &back, row, [tokens, case.hidden])?,
             kept: [yard.buffer(&here)?, yard.buffer(&back)?],
             arrived,

@@ -61,14 +61,23 @@ pub(super) enum Answer {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Told {
     Pass,
+    PassAndOver,
     NotSupported(String),
     Fail(String),
+}
+
+impl Told {
+    /// Whether the world ended with the test, on purpose.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self, Self::PassAndOver)
+    }
 }
 
 impl From<Result<Outcome>> for Told {
     fn from(result: Result<Outcome>) -> Self {
         match result {
             Ok(Outcome::Pass) => Self::Pass,
+            Ok(Outcome::PassAndOver) => Self::PassAndOver,
             Ok(Outcome::NotSupported(why)) => Self::NotSupported(why),
             Err(error) => Self::Fail(format!("{error:#}")),
         }

@@ -127,14 +127,15 @@ impl Watched {
         })
     }
 
-    /// Watches the tests of the order up to the first failure; returns how many ended.
+    /// Watches the tests of the order up to the first that fails, or ends its world; returns how many
+    /// ended.
     fn watch_tests(&mut self, names: &[String], each: &mut dyn FnMut(Finished)) -> usize {
         for (done, name) in names.iter().enumerate() {
             let start = Instant::now();
             let verdict = self.watch_test(name, start);
-            let failed = matches!(verdict, Verdict::Fail(_));
+            let over = matches!(verdict, Verdict::Fail(_)) || self.told.values().any(Told::is_over);
             each(Finished { name: name.clone(), verdict, took: start.elapsed() });
-            if failed {
+            if over {
                 return done + 1;
             }
         }
@@ -194,7 +195,7 @@ impl Watched {
         let mut not_supported = None;
         for rank in 0..self.ranks {
             match self.told.get(&rank) {
-                Some(Told::Pass) => {}
+                Some(Told::Pass | Told::PassAndOver) => {}
                 Some(Told::NotSupported(why)) => not_supported = Some(why.clone()),
                 Some(Told::Fail(why)) => failures.push(format!("rank {rank}: {why}")),
                 None => failures.push(format!("rank {rank}: {}", self.silence(rank))),

@@ -38,6 +38,10 @@ impl<K: KernelSet> KernelsPart<K> {
         stream_destroy: Some(Self::stream_destroy),
         copy_on: Some(Self::copy_on),
         proxy_ring: Some(Self::proxy_ring),
+        graph_begin: Some(Self::graph_begin),
+        graph_end: Some(Self::graph_end),
+        graph_launch: Some(Self::graph_launch),
+        graph_destroy: Some(Self::graph_destroy),
     };
 
     unsafe extern "C" fn probe(
@@ -297,6 +301,56 @@ impl<K: KernelSet> KernelsPart<K> {
                 part.copy_on(stream, to, from, bytes)
             })
         }
+    }
+
+    unsafe extern "C" fn graph_begin(
+        instance: *mut c_void,
+        stream: *mut c_void,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("graph_begin", instance, error, |part: &mut K| part.graph_begin(stream))
+        }
+    }
+
+    unsafe extern "C" fn graph_end(
+        instance: *mut c_void,
+        stream: *mut c_void,
+        graph: *mut *mut c_void,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`.
+        unsafe {
+            guarded_mut("graph_end", instance, error, |part: &mut K| {
+                *graph = part.graph_end(stream)?;
+                Ok(())
+            })
+        }
+    }
+
+    unsafe extern "C" fn graph_launch(
+        instance: *mut c_void,
+        stream: *mut c_void,
+        graph: *mut c_void,
+        error: *mut abi::TyError,
+    ) -> i32 {
+        // SAFETY: as in `needs`; the host says that what was recorded may run again.
+        unsafe {
+            guarded_mut("graph_launch", instance, error, |part: &mut K| {
+                part.graph_launch(stream, graph)
+            })
+        }
+    }
+
+    unsafe extern "C" fn graph_destroy(instance: *mut c_void, graph: *mut c_void) {
+        // SAFETY: as in `release`.
+        unsafe {
+            guarded_mut("graph_destroy", instance, std::ptr::null_mut(), |part: &mut K| {
+                part.graph_destroy(graph);
+                Ok(())
+            })
+        };
     }
 
     unsafe extern "C" fn proxy_ring(

@@ -96,7 +96,8 @@ impl OpenKernels {
                 .filter(|window| is_for_level(&needs, *window, level));
             self.check_needs(name, limits, (windows.count() as u32, link))?;
         }
-        let unknown = needs.flags & !(abi::TY_NEEDS_MASKING | abi::TY_NEEDS_STREAMS);
+        let known = abi::TY_NEEDS_MASKING | abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC;
+        let unknown = needs.flags & !known;
         if unknown != 0 {
             let text =
                 format!("found needs with the flags {unknown:#x}, which this core does not know");
@@ -104,8 +105,11 @@ impl OpenKernels {
                 .with_context("part", self.name())
                 .with_fix("use a kernel set that was made for this version"));
         }
-        if needs.flags & abi::TY_NEEDS_STREAMS != 0 {
+        if needs.flags & (abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC) != 0 {
             self.check_stream_slots()?;
+        }
+        if needs.flags & abi::TY_NEEDS_NO_SYNC != 0 {
+            self.check_graph_slots(needs.flags)?;
         }
         Ok(needs)
     }
@@ -124,6 +128,27 @@ impl OpenKernels {
             abi::TY_MAX_WINDOWS
         );
         Err(Error::new(ErrorKind::Plugin, "needs", text).with_context("part", self.name()))
+    }
+
+    fn check_graph_slots(&self, flags: u32) -> Result<()> {
+        if flags & abi::TY_NEEDS_STREAMS == 0 {
+            let text = "found TY_NEEDS_NO_SYNC alone; expected TY_NEEDS_STREAMS with it";
+            return Err(Error::new(ErrorKind::Plugin, "needs", text)
+                .with_context("part", self.name())
+                .with_fix("report it to the author of the kernel set"));
+        }
+        let table = self.part.table;
+        for (slot, is_missing) in [
+            ("graph_begin", table.graph_begin.is_none()),
+            ("graph_end", table.graph_end.is_none()),
+            ("graph_launch", table.graph_launch.is_none()),
+            ("graph_destroy", table.graph_destroy.is_none()),
+        ] {
+            if is_missing {
+                return Err(missing_slot(self.name(), slot));
+            }
+        }
+        Ok(())
     }
 
     fn check_stream_slots(&self) -> Result<()> {
@@ -371,6 +396,60 @@ impl OpenKernels {
         self.call("copy_on", |t, i, e| unsafe {
             t.copy_on.map(|f| f(i, stream, to, from, bytes, e))
         })
+    }
+
+    /// What is queued on a tool's stream from now on is recorded.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// `stream` is of [`stream_create`](Self::stream_create).
+    pub unsafe fn graph_begin(&mut self, stream: *mut c_void) -> Result<()> {
+        // SAFETY: as in `needs`, and by this function's contract.
+        self.call("graph_begin", |t, i, e| unsafe { t.graph_begin.map(|f| f(i, stream, e)) })
+    }
+
+    /// Ends a recording.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// As [`graph_begin`](Self::graph_begin).
+    pub unsafe fn graph_end(&mut self, stream: *mut c_void) -> Result<*mut c_void> {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: as in `needs`, and by this function's contract.
+        self.call("graph_end", |t, i, e| unsafe {
+            t.graph_end.map(|f| f(i, stream, &mut graph, e))
+        })?;
+        Ok(graph)
+    }
+
+    /// Queues a graph.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// `stream` is of [`stream_create`](Self::stream_create), `graph` of [`graph_end`](Self::graph_end),
+    /// and what was recorded may run again.
+    pub unsafe fn graph_launch(&mut self, stream: *mut c_void, graph: *mut c_void) -> Result<()> {
+        // SAFETY: as in `needs`, and by this function's contract.
+        self.call("graph_launch", |t, i, e| unsafe {
+            t.graph_launch.map(|f| f(i, stream, graph, e))
+        })
+    }
+
+    /// Takes a graph back, after every launch of it.
+    ///
+    /// # Safety
+    /// `graph` is of [`graph_end`](Self::graph_end), and nobody launches it any more.
+    pub unsafe fn graph_destroy(&mut self, graph: *mut c_void) {
+        if let Some(destroy) = self.part.table.graph_destroy {
+            // SAFETY: as in `needs`, and by this function's contract.
+            unsafe { destroy(self.instance, graph) }
+        }
     }
 
     /// The ring of kernels that post through the host on a level; nothing where they do not.

@@ -205,6 +205,7 @@ fn bring_up(
             device: (kinds & abi::TY_MEMORY_HOST == 0)
                 .then(|| windows.first().map_or(0, |window| window.device)),
             streams: needs.flags & abi::TY_NEEDS_STREAMS != 0,
+            no_sync: needs.flags & abi::TY_NEEDS_NO_SYNC != 0,
         }),
         world: Arc::clone(world),
         config: config.clone(),

@@ -150,7 +150,7 @@ impl OnStream<'_> {
     /// As there.
     pub fn copy_out(&mut self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
         let (yard, stream) = self.parts();
-        yard.copy_arrays(received, outputs, Some(stream))
+        yard.copy_arrays(received, outputs, stream)
     }
 }
 

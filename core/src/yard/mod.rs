@@ -23,6 +23,7 @@ mod bring_up;
 mod buffer;
 mod claims;
 mod copy_out;
+mod graph;
 mod levels;
 mod memory;
 mod operations;
@@ -38,6 +39,7 @@ pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
 pub use bring_up::{Report, YardOptions};
 pub use buffer::Buffer;
 pub use copy_out::Outputs;
+pub use graph::ToolGraph;
 pub use levels::LevelReport;
 pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
 pub use output::{CombineInput, Handle, Received};
@@ -72,6 +74,8 @@ struct Parts {
     device: Option<i32>,
     /// Whether the kernel set takes calls in the order of a stream.
     streams: bool,
+    /// Whether it takes calls that nobody waits for.
+    no_sync: bool,
 }
 
 impl Parts {

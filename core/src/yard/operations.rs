@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim};
-use super::stream::{Stream, raw_stream};
+use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use super::{Parts, Yard};
 use crate::abi;
@@ -105,6 +105,7 @@ pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi
         topk_weights: NO_TENSOR,
         refusal: text(""),
         stream: std::ptr::null_mut(),
+        tokens: std::ptr::null(),
     }
 }
 
@@ -124,34 +125,34 @@ impl Yard {
     /// # Errors
     /// As `dispatch`.
     pub fn dispatch_send<'a>(&mut self, dispatch: &Dispatch<'a>) -> Result<PendingDispatch<'a>> {
-        self.send_dispatch(dispatch, None)
+        self.send_dispatch(dispatch, Mode::default())
     }
 
     pub(super) fn send_dispatch<'a>(
         &mut self,
         dispatch: &Dispatch<'a>,
-        stream: Option<Stream>,
+        mode: Mode<'_>,
     ) -> Result<PendingDispatch<'a>> {
         let operation = self.begin()?;
+        let mut call = blank_dispatch(operation, 0, dispatch.layout);
         let checked = self
-            .check_stream(stream)
+            .check_mode(&mode)
+            .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
             .and_then(|()| check_memory(&dispatch.arguments(), self.parts.device))
             .and_then(|()| dispatch.check(&self.shape, &mut self.scratch));
         let slot = checked.and_then(|()| self.take_handle());
         let slot = match slot {
             Ok(slot) => slot,
-            Err(error) => return Err(self.refuse_dispatch(operation, dispatch.layout, error)),
+            Err(error) => return Err(self.refuse_with(call, error)),
         };
         let worst_case = dispatch.sizes == Sizes::WorstCase;
-        let mut call = blank_dispatch(operation, slot, dispatch.layout);
+        call.handle = slot;
         call.flags |= if worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
         call.cast = dispatch.cast.code();
         call.x = dispatch.x.raw();
         call.scales = raw_or_none(dispatch.scales.as_ref());
         call.topk_idx = dispatch.topk_idx.raw();
         call.topk_weights = raw_or_none(dispatch.topk_weights.as_ref());
-        call.flags |= stream.map_or(0, |_| abi::TY_DISPATCH_ON_STREAM);
-        call.stream = raw_stream(stream);
         // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed; beyond that the
         // contract of `Stream::new` does.
         if let Err(error) = unsafe { self.parts.kernels().dispatch_send(&call) } {
@@ -189,21 +190,22 @@ impl Yard {
         handle: &'a Handle,
         replay: &Replay<'a>,
     ) -> Result<PendingReplay<'a>> {
-        self.send_replay(handle, replay, None)
+        self.send_replay(handle, replay, Mode::default())
     }
 
     pub(super) fn send_replay<'a>(
         &mut self,
         handle: &'a Handle,
         replay: &Replay<'a>,
-        stream: Option<Stream>,
+        mode: Mode<'_>,
     ) -> Result<PendingReplay<'a>> {
         let operation = self.begin()?;
         let mut call = blank_dispatch(operation, handle.slot, handle.layout);
         call.flags |= abi::TY_DISPATCH_REPLAY;
         call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
         let checked = self
-            .check_stream(stream)
+            .check_mode(&mode)
+            .and_then(|()| mode.mark_replay(&mut call))
             .and_then(|()| check_memory(&replay.arguments(), self.parts.device))
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| replay.check(&self.shape, handle));
@@ -214,8 +216,6 @@ impl Yard {
         call.x = replay.x.raw();
         call.scales = raw_or_none(replay.scales.as_ref());
         call.topk_weights = raw_or_none(replay.topk_weights.as_ref());
-        call.flags |= stream.map_or(0, |_| abi::TY_DISPATCH_ON_STREAM);
-        call.stream = raw_stream(stream);
         // SAFETY: as in `send_dispatch`.
         if let Err(error) = unsafe { self.parts.kernels().dispatch_send(&call) } {
             return Err(self.end_failed(operation, error));
@@ -295,14 +295,14 @@ impl Yard {
         handle: &'a Handle,
         combine: Combine<'a>,
     ) -> Result<PendingCombine<'a>> {
-        self.send_combine(handle, combine, None)
+        self.send_combine(handle, combine, Mode::default())
     }
 
     pub(super) fn send_combine<'a>(
         &mut self,
         handle: &'a Handle,
         combine: Combine<'a>,
-        stream: Option<Stream>,
+        mode: Mode<'_>,
     ) -> Result<PendingCombine<'a>> {
         let operation = self.begin()?;
         let mut call = abi::TyCombine {
@@ -321,16 +321,15 @@ impl Yard {
             stream: std::ptr::null_mut(),
         };
         let checked = self
-            .check_stream(stream)
+            .check_mode(&mode)
+            .and_then(|()| mode.mark_combine(&mut call))
             .and_then(|()| check_memory(&combine.arguments(), self.parts.device))
             .and_then(|()| self.check_handle(handle))
             .and_then(|()| combine.check(&self.shape, handle));
         if let Err(error) = checked {
             return Err(self.refuse_combine(call, error));
         }
-        call.flags = if combine.weighted { abi::TY_COMBINE_WEIGHTED } else { 0 };
-        call.flags |= stream.map_or(0, |_| abi::TY_COMBINE_ON_STREAM);
-        call.stream = raw_stream(stream);
+        call.flags |= if combine.weighted { abi::TY_COMBINE_WEIGHTED } else { 0 };
         call.x = combine.x.raw();
         call.weights = raw_or_none(combine.weights.as_ref());
         call.bias0 = raw_or_none(combine.bias[0].as_ref());

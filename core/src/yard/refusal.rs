@@ -1,18 +1,12 @@
 //! How an operation ends that does not go well: this rank refuses its own input, or it failed.
 
 use super::Yard;
-use super::operations::{blank_dispatch, text};
+use super::operations::text;
 use crate::abi;
-use crate::moe::Layout;
 use crate::{Error, ErrorKind, Result};
 
 impl Yard {
     /// Tells the other ranks that this one refuses its input, and returns why.
-    #[cold]
-    pub(super) fn refuse_dispatch(&mut self, operation: u64, layout: Layout, why: Error) -> Error {
-        self.refuse_with(blank_dispatch(operation, 0, layout), why)
-    }
-
     #[cold]
     pub(super) fn refuse_with(&mut self, mut call: abi::TyDispatch, why: Error) -> Error {
         let detail = why.detail();

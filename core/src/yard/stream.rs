@@ -3,12 +3,14 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::arguments::{Combine, Dispatch, Replay};
+use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::memory::{Argument, check_memory};
 use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
 use super::output::{Handle, Received};
 use super::tensor::{TensorMut, TensorRef};
 use super::{Parts, Yard};
-use crate::{Error, ErrorKind, Result};
+use crate::moe::DType;
+use crate::{Error, ErrorKind, Result, abi};
 
 /// A stream of the yard's device that belongs to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,16 +51,65 @@ impl Stream {
     }
 }
 
-/// The pointer that crosses the ABI.
-pub(super) fn raw_stream(stream: Option<Stream>) -> *mut c_void {
-    stream.map_or(std::ptr::null_mut(), Stream::pointer)
+/// In whose order a call is, and who waits for it. The default is that of plain calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Mode<'a> {
+    stream: Option<Stream>,
+    no_sync: bool,
+    tokens: Option<TensorRef<'a>>,
+}
+
+impl Mode<'_> {
+    /// The flags, and the pointer that crosses the ABI.
+    fn flags(&self, [on_stream, no_sync]: [u32; 2]) -> (u32, *mut c_void) {
+        let Some(stream) = self.stream else { return (0, std::ptr::null_mut()) };
+        (on_stream | if self.no_sync { no_sync } else { 0 }, stream.pointer())
+    }
+
+    fn mark(&self, call: &mut abi::TyDispatch) {
+        let (flags, stream) = self.flags([abi::TY_DISPATCH_ON_STREAM, abi::TY_DISPATCH_NO_SYNC]);
+        (call.flags, call.stream) = (call.flags | flags, stream);
+    }
+
+    pub(super) fn mark_dispatch(&self, call: &mut abi::TyDispatch, sizes: Sizes) -> Result<()> {
+        self.mark(call);
+        if self.no_sync && sizes == Sizes::Exact {
+            return refuse(
+                "sizes: found exact; expected worst-case, because nobody waits for counts",
+            );
+        }
+        call.tokens = self.tokens.map_or(std::ptr::null(), |t| t.raw().data.cast_const().cast());
+        Ok(())
+    }
+
+    pub(super) fn mark_replay(&self, call: &mut abi::TyDispatch) -> Result<()> {
+        self.mark(call);
+        self.check_no_tokens()
+    }
+
+    pub(super) fn mark_combine(&self, call: &mut abi::TyCombine) -> Result<()> {
+        let (flags, stream) = self.flags([abi::TY_COMBINE_ON_STREAM, abi::TY_COMBINE_NO_SYNC]);
+        (call.flags, call.stream) = (call.flags | flags, stream);
+        self.check_no_tokens()
+    }
+
+    fn check_no_tokens(&self) -> Result<()> {
+        match self.tokens {
+            None => Ok(()),
+            Some(_) => refuse("tokens: found some; expected none, because T is that of the handle"),
+        }
+    }
+}
+
+fn refuse(text: &str) -> Result<()> {
+    Err(Error::new(ErrorKind::InvalidInput, "check arguments", text))
 }
 
 /// A yard whose calls are in the order of a stream. See [`Yard::on`].
 #[derive(Debug)]
 pub struct OnStream<'y> {
-    yard: &'y mut Yard,
-    stream: Stream,
+    pub(super) yard: &'y mut Yard,
+    pub(super) mode: Mode<'y>,
 }
 
 impl Yard {
@@ -95,12 +146,18 @@ impl Yard {
     /// # }
     /// ```
     pub fn on(&mut self, stream: Stream) -> OnStream<'_> {
-        OnStream { yard: self, stream }
+        OnStream { yard: self, mode: Mode { stream: Some(stream), no_sync: false, tokens: None } }
     }
 
     /// Whether the kernel set takes calls in the order of a stream.
     pub fn has_streams(&self) -> bool {
         self.parts.streams
+    }
+
+    /// Whether the kernel set takes calls [without synchronisation](OnStream::without_sync), which graphs
+    /// can capture.
+    pub fn has_graphs(&self) -> bool {
+        self.parts.no_sync
     }
 
     /// Waits until everything that was received in the order of a stream has ended, and the streams
@@ -121,6 +178,10 @@ impl Yard {
         flushed.map_err(|error| self.end_failed(self.next_operation, error))
     }
 
+    pub(super) fn check_mode(&self, mode: &Mode<'_>) -> Result<()> {
+        self.check_stream(mode.stream).and_then(|()| self.check_no_sync(mode))
+    }
+
     pub(super) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {
         if stream.is_none() || self.parts.streams {
             return Ok(());
@@ -132,11 +193,71 @@ impl Yard {
         Err(Error::new(ErrorKind::InvalidInput, "check arguments", text)
             .with_fix("call the yard itself, or use a kernel set of a device"))
     }
+
+    fn check_no_sync(&self, mode: &Mode<'_>) -> Result<()> {
+        if mode.no_sync && !self.parts.no_sync {
+            let text = format!(
+                "without_sync: found it; expected a call that waits, because kernel set `{}` has no other",
+                self.report.kernels
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, "check arguments", text));
+        }
+        let Some(tokens) = &mode.tokens else { return Ok(()) };
+        if !mode.no_sync {
+            return refuse("tokens: found some; expected none but without synchronisation");
+        }
+        check_memory(&[Argument::other("tokens", Some(*tokens))], self.parts.device)?;
+        let one = [tokens.rows(), tokens.cols()] == [1, 1] && tokens.dtype() == Some(DType::I32);
+        if one { Ok(()) } else { refuse("tokens: found another tensor; expected one i32") }
+    }
+}
+
+impl<'y> OnStream<'y> {
+    /// The same, with calls that nobody waits for: the host queues them and goes on at once, so they
+    /// can also be captured in a CUDA graph.
+    ///
+    /// - A dispatch has worst-case [`Sizes`]; the true ones stay on the device
+    ///   ([`Received::totals`](super::Received::totals)).
+    /// - What goes wrong on any rank (a refusal, a full arena, calls that do not match, a lost rank) is
+    ///   told by a later call, [`Yard::flush`] or [`Yard::close`], and closes the yard, because ranks
+    ///   may be further by then. Until then the stream goes on, over outputs that hold anything.
+    /// - Ranks need not agree on it.
+    ///
+    /// **In a capture** (`cudaStreamBeginCapture` on the stream) nothing runs: what this rank's own
+    /// arguments lack is an error of the call, and is told to no other rank. Then, for as long as the
+    /// graph may be launched:
+    ///
+    /// - The [`Received`](super::Received), the [`Handle`](super::Handle), each
+    ///   [`CombineInput`](super::CombineInput) and all tensors of its calls live. A handle also keeps
+    ///   what its captured operations stage.
+    /// - Send and receive of an operation are in one capture.
+    /// - All ranks launch the same graphs, in the same order with all other operations, and never while
+    ///   an operation is open. Each launch is on the device behind all operations before it: on the
+    ///   same stream, or on one that waits for it; calls without a stream come after the host has
+    ///   waited for the graph.
+    /// - Whoever closes or drops the yard has waited for the last launch.
+    ///
+    /// A wait in a graph has an end as any other, and is told by the next call. As hosts do not count
+    /// launches, a rank may be late by `late_ms`, also where a link carries nothing.
+    #[must_use]
+    pub fn without_sync(mut self) -> Self {
+        self.mode.no_sync = true;
+        self
+    }
+
+    /// For a dispatch [without synchronisation](Self::without_sync): T is read from one i32 on the
+    /// device, behind what was queued on the stream; at most as many as `topk_idx` has rows. Rows of
+    /// inputs behind T are not read, and those of a combine's output are left as they are.
+    #[must_use]
+    pub fn with_tokens(mut self, tokens: TensorRef<'y>) -> Self {
+        self.mode.tokens = Some(tokens);
+        self
+    }
 }
 
 impl OnStream<'_> {
-    pub(super) fn parts(&mut self) -> (&mut Yard, Stream) {
-        (self.yard, self.stream)
+    pub(super) fn parts(&mut self) -> (&mut Yard, Option<Stream>) {
+        (self.yard, self.mode.stream)
     }
 
     /// As [`Yard::dispatch`], in the order of the stream.
@@ -153,7 +274,7 @@ impl OnStream<'_> {
     /// # Errors
     /// As there.
     pub fn dispatch_send<'a>(&mut self, dispatch: &Dispatch<'a>) -> Result<PendingDispatch<'a>> {
-        self.yard.send_dispatch(dispatch, Some(self.stream))
+        self.yard.send_dispatch(dispatch, self.mode)
     }
 
     /// As [`Yard::replay`], in the order of the stream.
@@ -174,7 +295,7 @@ impl OnStream<'_> {
         handle: &'a Handle,
         replay: &Replay<'a>,
     ) -> Result<PendingReplay<'a>> {
-        self.yard.send_replay(handle, replay, Some(self.stream))
+        self.yard.send_replay(handle, replay, self.mode)
     }
 
     /// As [`Yard::combine`], in the order of the stream.
@@ -195,7 +316,7 @@ impl OnStream<'_> {
         handle: &'a Handle,
         combine: Combine<'a>,
     ) -> Result<PendingCombine<'a>> {
-        self.yard.send_combine(handle, combine, Some(self.stream))
+        self.yard.send_combine(handle, combine, self.mode)
     }
 }
 
@@ -204,8 +325,8 @@ impl OnStream<'_> {
 /// destroyed after everything in it.
 #[derive(Debug)]
 pub struct ToolStream {
-    parts: Arc<Parts>,
-    stream: Stream,
+    pub(super) parts: Arc<Parts>,
+    pub(super) stream: Stream,
 }
 
 impl Yard {
@@ -255,13 +376,13 @@ impl ToolStream {
         let (to, from) = (to.raw().data, from.raw().data);
         // SAFETY: a stream of this kernel set, and ranges of this length; the rest by this function's
         // contract.
-        unsafe { self.parts.kernels().copy_on(self.stream.raw, to, from, bytes as u64) }
+        unsafe { self.parts.kernels().copy_on(self.stream.pointer(), to, from, bytes as u64) }
     }
 }
 
 impl Drop for ToolStream {
     fn drop(&mut self) {
         // SAFETY: made by `tool_stream`; who took its name promised that no call has it any more.
-        unsafe { self.parts.kernels().stream_destroy(self.stream.raw) }
+        unsafe { self.parts.kernels().stream_destroy(self.stream.pointer()) }
     }
 }

@@ -334,7 +334,9 @@ impl Shared {
             let used = waiting.lasted;
             return Limit { bound: deadline, key: "deadline_ms", used, note: "" };
         }
-        match self.headway.together() {
+        // Hosts do not know what graphs have begun.
+        let counted = waiting.what.operation != abi::TY_OPERATION_OF_GRAPH;
+        match self.headway.together().filter(|_| counted) {
             None => Limit { bound: late, key: "late_ms", used: waiting.lasted, note: "" },
             Some(since) => Limit {
                 bound: deadline,

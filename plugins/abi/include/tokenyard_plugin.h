@@ -196,6 +196,13 @@ struct TyTransportTable;
 #define TY_NEEDS_STREAMS 2
 
 /**
+ * In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
+ * `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph, and has the slots from `graph_begin`
+ * on. With `TY_NEEDS_STREAMS` only.
+ */
+#define TY_NEEDS_NO_SYNC 4
+
+/**
  * In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -204,6 +211,12 @@ struct TyTransportTable;
  * In `lost` of [`TyPlan`]: the rank is in no team.
  */
 #define TY_RANK_ABSENT 2
+
+/**
+ * In [`TyWaitBoard`]: an operation without a number, as a graph launched it, so that no host knows whether
+ * all ranks have begun it.
+ */
+#define TY_OPERATION_OF_GRAPH UINT64_MAX
 
 /**
  * Waiting for a peer to enter the operation at all: bounded by `late_ms`.
@@ -293,6 +306,18 @@ struct TyTransportTable;
 #define TY_DISPATCH_ON_STREAM 8
 
 /**
+ * With `TY_DISPATCH_ON_STREAM`: the host waits for nothing, `dispatch_send` not even for what the ranks
+ * agree on. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. What goes wrong on the device closes the
+ * yard: a later call, or `flush`, tells it. Ranks need not agree on it.
+ *
+ * The stream may capture a graph: then nothing runs, and what this rank refuses is told to it alone.
+ * Both halves come within one capture, and the graph may be launched any number of times while no
+ * operation is open, in the same order with other operations on all ranks. What the call gave, its
+ * handle and its tensors stay until the graph is launched no more.
+ */
+#define TY_DISPATCH_NO_SYNC 16
+
+/**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
  */
 #define TY_COMBINE_WEIGHTED 1
@@ -301,6 +326,11 @@ struct TyTransportTable;
  * As `TY_DISPATCH_ON_STREAM`.
  */
 #define TY_COMBINE_ON_STREAM 2
+
+/**
+ * As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` behind it are left as they are.
+ */
+#define TY_COMBINE_NO_SYNC 4
 
 /**
  * Layout hash of the transport ABI on 64-bit targets.
@@ -315,7 +345,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 6760563079776768583
+#define TY_KERNELS_LAYOUT 2864493145306864452
 
 /**
  * Major version of the topology ABI.
@@ -857,6 +887,11 @@ typedef struct TyDispatch {
    * stream. It lives until the region of the output was released and `flush` or `close` called.
    */
   void *stream;
+  /**
+   * With `TY_DISPATCH_NO_SYNC` and without `TY_DISPATCH_REPLAY`: T, in device memory, at most the rows
+   * of `topk_idx`; read as the other tensors are. Null: as many as those rows.
+   */
+  const uint32_t *tokens;
 } TyDispatch;
 
 /**
@@ -1265,7 +1300,8 @@ typedef struct TyLinkNeeds {
 } TyLinkNeeds;
 
 /**
- * What a kernel set needs from the transports, within the limits it was given.
+ * What a kernel set needs from the transports, within the limits it was given. Every window is
+ * registered with both.
  */
 typedef struct TyKernelNeeds {
   /**
@@ -1292,13 +1328,6 @@ typedef struct TyKernelNeeds {
    * Bytes of each window.
    */
   uint64_t window_bytes[TY_MAX_WINDOWS];
-  /**
-   * Which levels each window is for: bits `1 << TY_LEVEL_*`, or 0 for every level that has a
-   * transport. It is registered with those transports only, and only their memory needs count. A
-   * transport numbers the windows that it gets from 0 on, in their order here: commands and device
-   * faces name those numbers.
-   */
-  uint32_t window_levels[TY_MAX_WINDOWS];
 } TyKernelNeeds;
 
 /**
@@ -1425,7 +1454,7 @@ typedef struct TyWaitBoard {
    */
   uint64_t since_ns;
   /**
-   * Operation number.
+   * Operation number, or `TY_OPERATION_OF_GRAPH`.
    */
   uint64_t operation;
   /**
@@ -1636,7 +1665,7 @@ typedef struct TyProxyRing {
    */
   size_t size;
   /**
-   * The level whose transport is used: one of `TY_LEVEL_*`. The host writes which it asks for.
+   * The level whose transport is used: one of `TY_LEVEL_*`.
    */
   uint64_t level;
   /**
@@ -1812,10 +1841,27 @@ typedef struct TyKernelsTable {
                      uint64_t bytes,
                      struct TyError *error);
   /**
-   * Optional, after `plan`, once for each level that has a transport. Where kernels post through the
-   * host on the level that `ring` names: its ring, valid until `close`. Else `commands` stays null. The host stops looking at it before transports are closed.
+   * Optional, after `plan`. Where kernels post through the host: the ring, valid until `close`.
+   * Else `commands` stays null. The host stops looking at it before transports are closed.
    */
   int32_t (*proxy_ring)(void *instance, struct TyProxyRing *ring, struct TyError *error);
+  /**
+   * Optional; required with `TY_NEEDS_NO_SYNC`, as are the next three. For tools: what is queued on
+   * such a stream from now on is recorded into a graph, and does not run.
+   */
+  int32_t (*graph_begin)(void *instance, void *stream, struct TyError *error);
+  /**
+   * Ends the recording and gives the graph.
+   */
+  int32_t (*graph_end)(void *instance, void *stream, void **graph, struct TyError *error);
+  /**
+   * Queues a graph on such a stream.
+   */
+  int32_t (*graph_launch)(void *instance, void *stream, void *graph, struct TyError *error);
+  /**
+   * Takes a graph back, after every launch of it.
+   */
+  void (*graph_destroy)(void *instance, void *graph);
 } TyKernelsTable;
 
 /**

@@ -10,7 +10,7 @@ use crate::{
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 5;
+pub const TY_KERNELS_MINOR: u32 = 6;
 
 /// A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
 /// without elements has some address.
@@ -102,6 +102,11 @@ pub const TY_NEEDS_MASKING: u32 = 1;
 /// `TY_COMBINE_ON_STREAM`), and has the slots from `stream_create` on.
 pub const TY_NEEDS_STREAMS: u32 = 2;
 
+/// In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
+/// `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph, and has the slots from `graph_begin`
+/// on. With `TY_NEEDS_STREAMS` only.
+pub const TY_NEEDS_NO_SYNC: u32 = 4;
+
 /// In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
 pub const TY_RANK_LOST: u8 = 1;
 /// In `lost` of [`TyPlan`]: the rank is in no team.
@@ -162,11 +167,15 @@ pub struct TyWaitBoard {
     pub found: u64,
     /// `CLOCK_MONOTONIC` in nanoseconds when the wait began.
     pub since_ns: u64,
-    /// Operation number.
+    /// Operation number, or `TY_OPERATION_OF_GRAPH`.
     pub operation: u64,
     /// The level whose transport raises the signal: one of `TY_LEVEL_*`.
     pub level: u64,
 }
+
+/// In [`TyWaitBoard`]: an operation without a number, as a graph launched it, so that no host knows whether
+/// all ranks have begun it.
+pub const TY_OPERATION_OF_GRAPH: u64 = u64::MAX;
 
 /// Waiting for a peer to enter the operation at all: bounded by `late_ms`.
 pub const TY_PHASE_ENTRY: u64 = 1;
@@ -237,6 +246,16 @@ pub const TY_DISPATCH_ZERO_PADDING: u32 = 4;
 /// Ranks need not agree on it.
 pub const TY_DISPATCH_ON_STREAM: u32 = 8;
 
+/// With `TY_DISPATCH_ON_STREAM`: the host waits for nothing, `dispatch_send` not even for what the ranks
+/// agree on. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. What goes wrong on the device closes the
+/// yard: a later call, or `flush`, tells it. Ranks need not agree on it.
+///
+/// The stream may capture a graph: then nothing runs, and what this rank refuses is told to it alone.
+/// Both halves come within one capture, and the graph may be launched any number of times while no
+/// operation is open, in the same order with other operations on all ranks. What the call gave, its
+/// handle and its tensors stay until the graph is launched no more.
+pub const TY_DISPATCH_NO_SYNC: u32 = 16;
+
 /// One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
 /// the stream has passed what `dispatch_recv` left there.
 #[repr(C)]
@@ -271,6 +290,9 @@ pub struct TyDispatch {
     /// With `TY_DISPATCH_ON_STREAM`: a stream of the device. Null there is CUDA's legacy default
     /// stream. It lives until the region of the output was released and `flush` or `close` called.
     pub stream: *mut c_void,
+    /// With `TY_DISPATCH_NO_SYNC` and without `TY_DISPATCH_REPLAY`: T, in device memory, at most the rows
+    /// of `topk_idx`; read as the other tensors are. Null: as many as those rows.
+    pub tokens: *const u32,
 }
 
 /// What a dispatch leaves in the arena. Absent tensors have null data.
@@ -317,6 +339,8 @@ pub struct TyReceived {
 pub const TY_COMBINE_WEIGHTED: u32 = 1;
 /// As `TY_DISPATCH_ON_STREAM`.
 pub const TY_COMBINE_ON_STREAM: u32 = 2;
+/// As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` behind it are left as they are.
+pub const TY_COMBINE_NO_SYNC: u32 = 4;
 
 /// One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
 /// stream has passed what `combine_recv` left there.
@@ -594,6 +618,35 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
+    /// Optional; required with `TY_NEEDS_NO_SYNC`, as are the next three. For tools: what is queued on
+    /// such a stream from now on is recorded into a graph, and does not run.
+    pub graph_begin: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            stream: *mut c_void,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Ends the recording and gives the graph.
+    pub graph_end: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            stream: *mut c_void,
+            graph: *mut *mut c_void,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Queues a graph on such a stream.
+    pub graph_launch: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            stream: *mut c_void,
+            graph: *mut c_void,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+    /// Takes a graph back, after every launch of it.
+    pub graph_destroy: Option<unsafe extern "C" fn(instance: *mut c_void, graph: *mut c_void)>,
 }
 
 /// The symbol `tokenyard_kernels_v0`.

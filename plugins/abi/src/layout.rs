@@ -79,14 +79,15 @@ const fn kernels_layout() -> u64 {
         TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level }
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, reserved, x, scales,
-            topk_idx, topk_weights, refusal, stream }
+            topk_idx, topk_weights, refusal, stream, tokens }
         TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
             expert_counts, expert_starts, source_counts, ranges, totals, lost }
         TyCombine { size, operation, handle, flags, x, weights, bias0, bias1, out, out_weights,
             missing, refusal, stream }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
-            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring }
+            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring,
+            graph_begin, graph_end, graph_launch, graph_destroy }
         TyProxyCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
             value, sequence }
         TyProxyStatus { done, failed, status }
@@ -100,7 +101,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x60d5_529f_5ae3_a782;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x6141_6986_0dcf_d437;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x5dd2_584d_53b7_1247;
+pub const TY_KERNELS_LAYOUT: u64 = 0x06b4_8e1e_4da1_a9e4;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -4,16 +4,18 @@
 //! where the library is missing, and this is the one place that makes sure it is not.
 
 mod device;
+mod graph;
 mod host;
 mod memory;
 mod module;
 mod stream;
 
 pub(crate) use device::{Context, Device, Reach, Uuid};
+pub(crate) use graph::Graph;
 pub(crate) use host::HostWindow;
 pub(crate) use memory::{Buffer, Pinned, Pooled, Reserved, Vmm, copy, granularity};
 pub(crate) use module::{Function, Launch, Module};
-pub(crate) use stream::{Event, RawStream, Stream, relax_capture};
+pub(crate) use stream::{Event, RawStream, RelaxedCapture, Stream};
 
 use std::sync::OnceLock;
 

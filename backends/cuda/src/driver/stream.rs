@@ -80,7 +80,7 @@ impl Stream {
         self.raw
     }
 
-    pub(crate) fn context(&self) -> &Context {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
@@ -204,10 +204,25 @@ impl Drop for Event {
     }
 }
 
-/// Lets this thread ask how streams are while another captures a graph. It touches no stream that is
-/// captured, so it disturbs nobody.
-pub(crate) fn relax_capture() -> Result<()> {
-    let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: the driver writes the mode of before.
-    check("relax capture", unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) })
+/// While it lives, this thread may ask how streams are while another stream captures a graph, be it this
+/// thread's. Who touches no stream that is captured disturbs nobody.
+#[derive(Debug)]
+pub(crate) struct RelaxedCapture {
+    before: sys::CUstreamCaptureMode,
+}
+
+impl RelaxedCapture {
+    pub(crate) fn enter() -> Result<Self> {
+        let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver writes the mode of before.
+        let status = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        check("relax capture", status).map(|()| Self { before: mode })
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+    }
 }

@@ -34,12 +34,15 @@ constexpr u32 kRefuseRoute = 2; // its routing is bad: where, and what was found
 constexpr u32 kRefuseFull = 3;  // its arena is full: a text follows
 constexpr u32 kRefuseBroken = 4; // ranks that it met before are out of step: a text follows
 
+// What is wrong with a routing.
+constexpr u32 kNoExpert = 1, kTwice = 2, kTooMany = 3;
+
 // How an operation goes on: the same answer on all ranks but for the last two.
 constexpr u32 kGo = 1, kRefused = 2, kFull = 3, kMismatch = 4, kOrigin = 5, kBadRows = 6;
 
 // What the host learns while rows move: in pinned memory, one per slot.
 struct Outcome {
-  u64 epoch;    // written last
+  u64 epoch;    // the ticket, written last
   u32 code;     // kGo ...
   u32 rank;     // whom it is about
   u64 tokens;   // N on this rank
@@ -49,8 +52,11 @@ struct Outcome {
   u32 verdict;  // how the refusing rank entered
   u32 text_bytes;
   u64 signature; // of the rank that it is about
+  u64 own_signature;
   u32 origin;
+  u32 own_origin;
   u32 objector;  // refused: `objector` of the one whose word it is
+  u32 reserved;
   u8 text[kTextBytes];
 };
 
@@ -66,8 +72,10 @@ struct Trace {
 
 // What lives as long as the yard, in device memory, zero at first.
 struct State {
-  u32 arrived;      // blocks that have counted
-  u32 reserved;
+  u32 arrived;      // blocks that have counted, or read their turn
+  u32 slots;
+  u64 turn;         // the next operation: epoch | slot << 32
+  u64 stopped;      // not 0: one failed that nobody waited for, so no more are entered
   u64 dealt;        // pieces of rows that warps have taken on
   u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
@@ -80,21 +88,50 @@ struct State {
   u8* windows[2];   // this rank's own
 };
 
+// What an operation finds in device memory when its first kernel starts. Nothing of it is an argument,
+// because a graph launches the same kernels with the same arguments again and again.
+struct Operation {
+  u32 epoch;   // of the operation; never 0 but where all have stopped
+  u32 slot;    // it has records, signals and totals of its own
+  u32 tokens;  // T
+  u32 origin;  // epoch of the dispatch that made the handle
+  u64 rows;    // N of that dispatch; only a combine asks
+};
+
+// That of this block's kernel: one thread writes it, and a barrier follows.
+__device__ inline Operation& operation() {
+  __shared__ Operation operation;
+  return operation;
+}
+
+// What the first kernel of an operation leaves for those behind it. One per operation that may be open.
+struct Cell {
+  u32 slot;
+  u32 code;      // how it goes on; 0 if it did not come so far
+  u64 totals[1]; // [R]: of the signals that are waited for
+};
+
+// What a handle knows in device memory.
+struct Note {
+  u64 made;  // epoch of its dispatch | T << 32
+  u64 rows;  // N; 0 if that has failed
+};
+
 // What every operation brings.
 struct Common {
-  u64 entries;          // offset of the slot's entry records in the control window
   const u64* abort;
   Report* report;
   State* state;
   Outcome* outcome;
   Trace* trace;
+  Cell* cell;
   u64 cap_ns;
   u64 signature;        // what must be equal on all ranks; the low byte even where one refuses
   u32 rank, ranks, experts, topk;
-  u32 max_tokens, tokens;
-  u32 epoch;            // of the operation; never 0
-  u32 slot;             // of the operation: it has signals and totals of its own
-  u32 origin;           // epoch of the dispatch that made the handle
+  u32 max_tokens;
+  u32 brought;          // rows of the call's tensors: T, or the most that it may be
+  u32 ticket;           // what the host waits for in the outcome
+  u32 unheard;          // nobody waits for it: only what is not kGo is told, and stops all that follow
   u32 verdict;
   u32 entry_words;      // 64-bit words of a record
   u32 text_bytes;       // why it refuses; else who holds its arena, where that may be too full
@@ -109,16 +146,27 @@ struct Common {
   __device__ u32 local_experts() const { return experts / ranks; }
   __device__ u32 rank_of(u32 expert) const { return expert / local_experts(); }
 
+  __device__ u32 epoch() const { return operation().epoch; }
+  __device__ u32 slot() const { return operation().slot; }
+  __device__ u32 tokens() const { return operation().tokens; }
+  __device__ u32 origin() const { return operation().origin; }
+  // Offset of the slot's entry records in the control window.
+  __device__ u64 entries() const { return 8 * (u64)slot() * ranks * entry_words; }
+
   // The signals that this rank raises at others: its rows are there, it has read theirs.
-  __device__ u32 rows_signal() const { return 2 * ranks * slot + rank; }
+  __device__ u32 rows_signal() const { return 2 * ranks * slot() + rank; }
   __device__ u32 done_signal() const { return rows_signal() + ranks; }
   // The one that says, where the face only puts, that the record of `source` is there.
   __device__ u32 entry_signal(u32 source) const {
-    return (u32)state->entry_signals + ranks * slot + source;
+    return (u32)state->entry_signals + ranks * slot() + source;
   }
   // What this rank waits for in the slot.
-  __device__ u64* rows_totals() const { return state->rows + (u64)slot * ranks; }
-  __device__ u64* done_totals() const { return state->done + (u64)slot * ranks; }
+  __device__ u64* rows_totals() const { return state->rows + (u64)slot() * ranks; }
+  __device__ u64* done_totals() const { return state->done + (u64)slot() * ranks; }
+  // So much more is waited for from `source`.
+  __device__ void expect(u64* totals, u32 source, u64 more) const {
+    cell->totals[source] = totals[source] += more;
+  }
 };
 
 // The routing that a handle keeps, in device memory. A warp counts a *span* of tokens, a block the
@@ -138,6 +186,7 @@ struct Routing {
                        // place of a group's row among all of them
   u32* group_starts;   // [G + 1]: first token of each group; kGrouped
   u32* group_counts;   // [R + E, G]: this rank's rows for each rank and expert; kGrouped
+  Note* note;
   u32 span;            // tokens of a span, a multiple of 32
   u32 blocks;          // that counted
 };
@@ -156,6 +205,7 @@ struct DispatchArgs {
   Common c;
   Routing r;
   const GivenId* topk_idx;  // [T, K]
+  const u32* tokens;    // T, where only the device knows it; or null
   const u8* x;          // [T, row_bytes]
   const u32* scales;    // [T, scale_words], or null
   const float* weights; // [T, K], or null
@@ -215,6 +265,8 @@ struct SpreadArgs {
   const float* landed_weights;  // [N, K], or null
   const u32* counts;            // [El]
   const u32* starts;            // [El + 1]
+  const Cell* cell;             // null where the host knows that all went on
+  const u64* totals;            // N and X, where only the device knows them; or null
   u64 tokens;                   // N
   u64 rows;                     // X
   u64 row_bytes;
@@ -232,6 +284,7 @@ struct MergeArgs {
   const i32* slots;               // [N, K]
   u8* out;                        // [N, row_bytes]
   float* out_weights;             // [N, K]
+  const u64* received;            // N, where only the device knows it; or null
   u64 tokens;                     // N
   u64 rows;
   u64 row_bytes;
@@ -252,7 +305,6 @@ struct CombineArgs {
   float* out_weights;  // [T, K], or null
   u64 x;               // arena offset of this rank's expert outputs
   u64 weights;         // arena offset of their weights
-  u64 rows;            // N on this rank
   u64 row_bytes;
   u32 piece_bytes;     // a row is read in pieces of so many bytes
   u32 pieces;
@@ -280,9 +332,9 @@ struct ArriveArgs {
   const u64* abort;
   Report* report;
   u64 cap_ns;
-  const u64* expected;  // [R]
+  const Cell* cell;
   u32 ranks;
-  u32 first_signal;     // signal of rank 0; those of the others follow
+  u32 done;             // which signals: 0 of rows, 1 of the end of reading
   u32 phase;
   u32 reserved;
   Trace* trace;

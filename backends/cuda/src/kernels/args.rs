@@ -21,6 +21,9 @@ pub(crate) const REFUSE_ROUTE: u32 = 2;
 pub(crate) const REFUSE_FULL: u32 = 3;
 pub(crate) const REFUSE_BROKEN: u32 = 4;
 
+/// What is wrong with a routing: more tokens than the call has rows.
+pub(crate) const TOO_MANY: u32 = 3;
+
 /// How an operation goes on.
 pub(crate) const GO: u32 = 1;
 pub(crate) const REFUSED: u32 = 2;
@@ -76,8 +79,11 @@ pub(crate) struct Outcome {
     pub(crate) verdict: u32,
     pub(crate) text_bytes: u32,
     pub(crate) signature: u64,
+    pub(crate) own_signature: u64,
     pub(crate) origin: u32,
+    pub(crate) own_origin: u32,
     pub(crate) objector: u32,
+    pub(crate) reserved: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -95,7 +101,9 @@ pub(crate) struct Trace {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct State {
     pub(crate) arrived: u32,
-    pub(crate) reserved: u32,
+    pub(crate) slots: u32,
+    pub(crate) turn: u64,
+    pub(crate) stopped: u64,
     pub(crate) dealt: u64,
     pub(crate) problem: u64,
     pub(crate) rows: u64,
@@ -110,12 +118,12 @@ pub(crate) struct State {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Common {
-    pub(crate) entries: u64,
     pub(crate) abort: u64,
     pub(crate) report: u64,
     pub(crate) state: u64,
     pub(crate) outcome: u64,
     pub(crate) trace: u64,
+    pub(crate) cell: u64,
     pub(crate) cap_ns: u64,
     pub(crate) signature: u64,
     pub(crate) rank: u32,
@@ -123,10 +131,9 @@ pub(crate) struct Common {
     pub(crate) experts: u32,
     pub(crate) topk: u32,
     pub(crate) max_tokens: u32,
-    pub(crate) tokens: u32,
-    pub(crate) epoch: u32,
-    pub(crate) slot: u32,
-    pub(crate) origin: u32,
+    pub(crate) brought: u32,
+    pub(crate) ticket: u32,
+    pub(crate) unheard: u32,
     pub(crate) verdict: u32,
     pub(crate) entry_words: u32,
     pub(crate) text_bytes: u32,
@@ -150,6 +157,7 @@ pub(crate) struct Routing {
     pub(crate) row_base: u64,
     pub(crate) group_starts: u64,
     pub(crate) group_counts: u64,
+    pub(crate) note: u64,
     pub(crate) span: u32,
     pub(crate) blocks: u32,
 }
@@ -160,6 +168,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) common: Common,
     pub(crate) routing: Routing,
     pub(crate) topk_idx: u64,
+    pub(crate) tokens: u64,
     pub(crate) x: u64,
     pub(crate) scales: u64,
     pub(crate) weights: u64,
@@ -204,7 +213,6 @@ pub(crate) struct CombineArgs {
     pub(crate) out_weights: u64,
     pub(crate) x: u64,
     pub(crate) weights: u64,
-    pub(crate) rows: u64,
     pub(crate) row_bytes: u64,
     pub(crate) piece_bytes: u32,
     pub(crate) pieces: u32,
@@ -232,9 +240,9 @@ pub(crate) struct ArriveArgs {
     pub(crate) abort: u64,
     pub(crate) report: u64,
     pub(crate) cap_ns: u64,
-    pub(crate) expected: u64,
+    pub(crate) cell: u64,
     pub(crate) ranks: u32,
-    pub(crate) first_signal: u32,
+    pub(crate) done: u32,
     pub(crate) phase: u32,
     pub(crate) reserved: u32,
     pub(crate) trace: u64,
@@ -251,6 +259,8 @@ pub(crate) struct SpreadArgs {
     pub(crate) landed_weights: u64,
     pub(crate) counts: u64,
     pub(crate) starts: u64,
+    pub(crate) cell: u64,
+    pub(crate) totals: u64,
     pub(crate) tokens: u64,
     pub(crate) rows: u64,
     pub(crate) row_bytes: u64,
@@ -271,6 +281,7 @@ pub(crate) struct MergeArgs {
     pub(crate) slots: u64,
     pub(crate) out: u64,
     pub(crate) out_weights: u64,
+    pub(crate) received: u64,
     pub(crate) tokens: u64,
     pub(crate) rows: u64,
     pub(crate) row_bytes: u64,

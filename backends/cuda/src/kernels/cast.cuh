@@ -116,9 +116,9 @@ __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) 
 }
 
 // All blocks. The rows are loaded in bulk after the blocks have met.
-__device__ inline void cast_rows(const DispatchArgs& a) {
+__device__ inline void cast_rows(const DispatchArgs& a, u32 tokens) {
   u32 warps = blockDim.x / 32, groups = (a.hidden + kGroup - 1) / kGroup;
-  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < a.c.tokens;
+  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < tokens;
        token += gridDim.x * warps) {
     for (u32 group = 0; group < groups; group += 8) cast_groups(a, token, group);
     u32 lane = threadIdx.x % 32, bytes = a.scale_words * 4;

@@ -71,20 +71,26 @@ __device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, 
   a.out_weights[(u64)token * a.c.topk + lane] = weight;
 }
 
-__device__ inline void fetch_weights(const CombineArgs& a, const Returned& from) {
+__device__ inline void fetch_weights(const CombineArgs& a, u32 tokens, const Returned& from) {
   u32 warps = blockDim.x / 32;
-  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < a.c.tokens;
+  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < tokens;
        token += gridDim.x * warps)
     fetch_weight(a, from, token);
 }
 
 // Sums this rank's tokens from the rows whose places are in the tables. All blocks.
 template <class Type>
-__device__ void sum_partials(const CombineArgs& a, const Returned& from, u8* stages) {
+__device__ void sum_partials(const CombineArgs& a, u32 tokens, const Returned& from, u8* stages) {
   __syncthreads();
-  if (a.out_weights) fetch_weights(a, from);
-  Summing summing{{a.piece_bytes, a.pieces}, a.c.tokens, a.row_bytes, a.stages, a.stage_bytes};
+  if (a.out_weights) fetch_weights(a, tokens, from);
+  Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes};
   sum_rows<Type>(Partials{a, from.first, from.row_base, a.out}, summing, stages);
+}
+
+// What those behind find, until it is known how the operation goes on. One thread.
+__device__ inline void begin(const CombineArgs& a) {
+  a.c.cell->slot = a.c.slot();
+  a.c.cell->code = 0;
 }
 
 template <class Type, class Up>
@@ -93,12 +99,19 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
+  Found found(a.c, a.r.note);
   // As in `enter_last`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
-  if (blockIdx.x == 0 && !__syncthreads_or(given_up != 0)) {
+  found.publish();
+  bool gives_up = __syncthreads_or(given_up != 0);
+  if (a.c.epoch() == 0) return;
+  // A warp that has nothing else to do until records come.
+  if (threadIdx.x == blockDim.x - 32) leave_turn(a.c);
+  if (blockIdx.x == 0 && !gives_up) {
+    if (threadIdx.x == 0) begin(a);
     u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
-    u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin,
-                       place,                        (u32)(a.weights / 16), (u32)a.rows,
+    u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
+                       place,                        (u32)(a.weights / 16), (u32)operation().rows,
                        (u32)(a.c.signature >> 32),   0};
     // Who hears this record may read the rows that earlier kernels wrote here.
     __threadfence_system();
@@ -106,7 +119,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   }
-  if (!hear(a.c, up, kHead, heard, guard)) return;
+  if (!hear(a.c, up, kHead, heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) {
     decision = decide(a.c, heard, kHead);
     if (decision.code == kGo) decision = check_rows(a, heard);
@@ -116,7 +129,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   if (blockIdx.x == 0) {
     if (d.code == kGo)
       for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
-        a.c.done_totals()[s] += heard[s * kHead] >> 8;
+        a.c.expect(a.c.done_totals(), s, heard[s * kHead] >> 8);
     __syncthreads();
     // The first warp is the one that loads.
     if (threadIdx.x == blockDim.x - 32) {
@@ -134,7 +147,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     first[d] = at(d, (u64)heard[d * kHead + 3] * 16 + rows);
     weights[d] = at(d, (u64)heard[d * kHead + 4] * 16);
   }
-  sum_partials<Type>(a, {first, weights, a.r.row_base}, shared + a.table_bytes);
+  sum_partials<Type>(a, a.c.tokens(), {first, weights, a.r.row_base}, shared + a.table_bytes);
   raise_all(a.c, up, a.c.done_signal(), guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.c.trace->begun = a.c.trace->counted = begun;

@@ -5,13 +5,12 @@ use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, Common, ENTER, MergeArgs, Outcome, Routing, SUMMING_WARPS, WARPS};
+use super::args::{CombineArgs, Common, ENTER, MergeArgs, Routing, SUMMING_WARPS, WARPS};
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
-use super::order::{CAPTURED, stream_of};
+use super::order::{CAPTURED, Mode};
 use super::outcome::Refusal;
 use super::sizes::{Pulls, landing_bytes};
-use crate::driver::RawStream;
 
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +19,8 @@ pub(super) struct CombineOp {
     /// Copies of what the caller brought from outside the arena, and where kernels put, room for the
     /// rows that come back.
     staging: Option<Region>,
-    /// Whose order it is in; without one, the host's.
-    stream: Option<RawStream>,
+    handle: u32,
+    mode: Mode,
 }
 
 /// Arena offsets of rows and of their weights, for peers to read.
@@ -45,7 +44,6 @@ fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls
         out_weights: 0,
         x: 0,
         weights: 0,
-        rows: 0,
         row_bytes,
         piece_bytes: pulls.piece_bytes,
         pieces: pulls.pieces,
@@ -66,18 +64,22 @@ impl Engine {
         call: &abi::TyCombine,
         signature: Signature,
     ) -> Result<()> {
-        self.observer.check()?;
-        let stream = stream_of(call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+        self.check()?;
+        let mode = self.combine_mode(call)?;
+        let _relaxed = mode.relax()?;
+        if mode.unheard {
+            self.go_unheard()?;
+        }
         // SAFETY: the host's string is valid for the call.
         let why = match unsafe { refusal(call.refusal) } {
             Some(text) => Some(text),
-            None => self.is_captured(stream)?.then(|| CAPTURED.to_owned()),
+            None => (mode.captured && !mode.unheard).then(|| CAPTURED.to_owned()),
         };
         if let Some(why) = why {
             let refusal = self.objection(ErrorKind::Refused, why);
             return self.refuse_combine((call, signature), &refusal);
         }
-        let entered = self.enter(call.operation, stream);
+        let entered = self.enter(call.operation, &mode);
         self.give_up(entered)?;
         let staged = match self.stage(call) {
             Ok(staged) => staged,
@@ -90,7 +92,7 @@ impl Engine {
             Err(error) => return self.give_up(Err(error)),
         };
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.sum_rows((call, signature), &staged) };
+        let sent = unsafe { self.sum_rows((call, signature), &mode, &staged) };
         if let Err(error) = self.give_up(sent) {
             staged.region.iter().for_each(|r| self.arena.release(r.id));
             return Err(error);
@@ -99,9 +101,15 @@ impl Engine {
         self.operations[slot] = Operation::Combine(CombineOp {
             operation: call.operation,
             staging: staged.region,
-            stream,
+            handle: call.handle,
+            mode,
         });
         Ok(())
+    }
+
+    fn combine_mode(&self, call: &abi::TyCombine) -> Result<Mode> {
+        let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+        self.mode(stream, call.flags & abi::TY_COMBINE_NO_SYNC)
     }
 
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
@@ -110,15 +118,20 @@ impl Engine {
         (call, signature): (&abi::TyCombine, Signature),
         refusal: &Refusal,
     ) -> Result<()> {
-        let mut common = self.refused(call.operation, refusal);
-        // The handle may be another yard's.
-        let called = self.sign(call.operation, &mut common, (signature, 0));
+        let mode = self.combine_mode(call)?;
+        if mode.is_recorded() {
+            return Err(self.refuse_recorded(refusal));
+        }
+        self.is_recording = false;
+        // The handle may be another yard's, so its routing is not named.
+        let mut common = self.refused(call.operation, refusal, mode.unheard);
+        let called = self.sign(call.operation, &mut common, signature);
         let pulls = self.pulls(16);
         let arguments = arguments((common, Routing::default()), 16, &pulls);
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_combine(call, &arguments, &pulls) };
         let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
-        self.give_up(told)?;
+        self.give_up(self.tell_unheard(&mode, told))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "combine", message))
     }
@@ -168,7 +181,7 @@ impl Engine {
         let copied = match flat {
             false => self.merge(call, &staged),
             true => [0, 1].into_iter().filter(|i| room[*i] > 0).try_for_each(|i| {
-                self.stream.copy(self.arena_at + starts[i], tensors[i], rows * widths[i])
+                self.work().copy(self.arena_at + starts[i], tensors[i], rows * widths[i])
             }),
         };
         if copied.is_err() {
@@ -192,6 +205,7 @@ impl Engine {
             slots: state.slots,
             out: self.arena_at + staged.x,
             out_weights: self.arena_at + staged.weights,
+            received: if state.is_open { state.received_at() } else { 0 },
             tokens: state.received,
             rows: state.rows,
             row_bytes,
@@ -222,18 +236,18 @@ impl Engine {
     unsafe fn sum_rows(
         &mut self,
         (call, signature): (&abi::TyCombine, Signature),
+        mode: &Mode,
         staged: &Staged,
-    ) -> Result<Outcome> {
+    ) -> Result<()> {
         let state = &self.handles[call.handle as usize];
-        let mut common = self.common(call.operation, ENTER, &[]);
-        common.tokens = state.tokens;
-        let called = self.sign(call.operation, &mut common, (signature, state.origin));
+        let mut common = self.common(call.operation, (ENTER, &[]), mode.unheard);
+        let called = self.sign(call.operation, &mut common, signature);
         let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.shape.hidden) * element;
         let pulls = self.pulls(row_bytes);
         if !call.missing.data.is_null() {
             // A lost rank ends the yard, so no expert is left out of a sum.
-            self.stream.zero(call.missing.data as u64, state.tokens.into())?;
+            self.work().zero(call.missing.data as u64, state.tokens.into())?;
         }
         let arguments = CombineArgs {
             bias0: call.bias0.data as u64,
@@ -242,7 +256,6 @@ impl Engine {
             out_weights: call.out_weights.data as u64,
             x: staged.x,
             weights: staged.weights,
-            rows: state.received,
             returns_weights: (!call.weights.data.is_null()).into(),
             landing: staged.landing[0],
             landing_weights: staged.landing[1],
@@ -250,12 +263,14 @@ impl Engine {
         };
         // SAFETY: the tensors are valid by this function's contract.
         unsafe { self.launch_combine(call, &arguments, &pulls)? };
-        let outcome = self.hear_outcome(call.operation, &called)?;
+        if !mode.unheard {
+            self.hear_outcome(call.operation, &called)?;
+        }
         if self.sizes.longest_put.is_some() {
             // SAFETY: as above.
             unsafe { self.sum_returned(call, &arguments, &pulls)? };
         }
-        Ok(outcome)
+        Ok(())
     }
 
     /// Where kernels put: sums the rows once they have come back.
@@ -271,7 +286,7 @@ impl Engine {
         self.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         let (kernel, _) = summable(call.x.dtype);
         let size = (self.blocks, SUMMING_WARPS, pulls.shared);
-        let slot = arguments.common.slot as usize;
+        let slot = self.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.kernels.combine[kernel], size, arguments, slot) }
     }
@@ -284,7 +299,7 @@ impl Engine {
         arguments: &CombineArgs,
         pulls: &Pulls,
     ) -> Result<()> {
-        let slot = arguments.common.slot as usize;
+        let slot = self.slot(call.operation);
         let (kernel, size) = match &self.kernels.give_back {
             Some(give_back) => (give_back, (1, WARPS, pulls.table_bytes)),
             None => {
@@ -297,7 +312,7 @@ impl Engine {
     }
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        self.observer.check()?;
+        self.check()?;
         let slot = self.slot(operation);
         let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
             Operation::Combine(op) if op.operation == operation => op,
@@ -310,14 +325,15 @@ impl Engine {
                 ));
             }
         };
+        self.go_on(&op.mode)?;
         // The caller may change its rows after this, so nobody may still be reading them. Where kernels
         // put, what waited for the rows to come back has also waited until these have left.
         let read = match self.sizes.longest_put {
             Some(_) => Ok(()),
             None => self.arrive(operation, abi::TY_PHASE_DONE),
         };
-        let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, op.stream));
-        op.staging.iter().for_each(|r| self.arena.release(r.id));
+        let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, &op.mode));
+        self.unstage(op.staging, op.handle, &op.mode);
         self.give_up(done)
     }
 }

@@ -32,7 +32,7 @@ __device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted
   u32 verdict = a.c.verdict;
   if (counted && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
   u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
-  u32 head[kHead] = {verdict | gridDim.x << 8,  (u32)a.c.signature, a.c.origin,
+  u32 head[kHead] = {verdict | gridDim.x << 8,  (u32)a.c.signature, a.c.origin(),
                      place,                     (u32)(a.capacity / 128), 0,
                      (u32)(a.c.signature >> 32), a.c.text_bytes};
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
@@ -160,7 +160,8 @@ __device__ bool expect_puts(const DispatchArgs& a, const Up& up, const DispatchT
     ok = hear_word(a.c, up, source, words_of(a) + a.c.rank * words + w, guard, &rows);
     copies += rows;
   }
-  a.c.rows_totals()[source] += puts_of_rows(a, counts_for(a, t, source, a.c.rank), copies);
+  u32 puts = puts_of_rows(a, counts_for(a, t, source, a.c.rank), copies);
+  a.c.expect(a.c.rows_totals(), source, puts);
   return ok;
 }
 
@@ -180,8 +181,8 @@ __device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTa
     put_array(a, up, t, landing_at(a, t, d), i % kStagedArrays, guard);
   }
   if (a.is_flat()) return;
-  u32 warps = blockDim.x / 32;
-  for (u32 token = threadIdx.x / 32; token < a.c.tokens; token += warps) {
+  u32 warps = blockDim.x / 32, tokens = a.c.tokens();
+  for (u32 token = threadIdx.x / 32; token < tokens; token += warps) {
     Selection s(a, t, token);
     if (s.copy >= 0) put_selection(a, up, t, landing_at(a, t, s.rank), s, guard);
     __syncwarp();
@@ -243,7 +244,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
       reinterpret_cast<u32*>(base + region.rank_counts)[at] = counts_for(a, t, s, me)[g];
       a.r.row_base[at] = t.row_base[at];
     }
-    if (!a.staged) a.c.rows_totals()[s] += t.heard[s * n] >> 8;
+    if (!a.staged) a.c.expect(a.c.rows_totals(), s, t.heard[s * n] >> 8);
   }
   bool ok = note_experts(a, up, t, base, region, guard);
   if (lane == 0) {
@@ -251,6 +252,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
     totals[0] = tokens;
     totals[1] = a.layout == kExpertMajor ? t.expert_rows[me] : tokens;
     if (a.layout == kPacked) totals[1] = copies_at(a, t);
+    a.r.note->rows = tokens;
   }
   return __all_sync(~0u, ok);
 }
@@ -269,11 +271,28 @@ __device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTa
   tell(a.c, up, d, head, guard);
 }
 
+// T. A replay has that of its handle.
+__device__ inline u32 tokens_of(const DispatchArgs& a) {
+  if (a.replay) return (u32)(__ldcg(&a.r.note->made) >> 32);
+  return a.tokens ? min(__ldcg(a.tokens), a.c.brought) : a.c.brought;
+}
+
 // Counts what this block has to, and casts its rows.
-__device__ inline void prepare(const DispatchArgs& a, u8* shared) {
+__device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
   if (a.c.verdict != kEnter) return;
-  if (!a.replay) count(a, shared);
-  if (a.cast != 0) cast_rows(a);
+  if (!a.replay) count(a, tokens, shared);
+  if (a.cast != 0) cast_rows(a, tokens);
+  u32 found = a.tokens && blockIdx.x + threadIdx.x == 0 ? *a.tokens : 0;
+  if (found > a.c.brought) note_problem(a, found, 0, kTooMany);
+}
+
+// What those behind find, until it is known how the operation goes on. One thread.
+__device__ inline void begin(const DispatchArgs& a, bool counted) {
+  a.c.state->dealt = 0;
+  pass_turn(a.c);
+  a.c.cell->slot = a.c.slot();
+  a.c.cell->code = 0;
+  if (counted) *a.r.note = {a.c.epoch() | (u64)a.c.tokens() << 32, 0};
 }
 
 // The last block to have prepared enters for all; not where the host has given up while the kernel
@@ -281,10 +300,10 @@ __device__ inline void prepare(const DispatchArgs& a, u8* shared) {
 // of all blocks follow each other.
 template <class Up>
 __device__ void enter_last(const DispatchArgs& a, const Up& up, Guard& guard) {
-  if (!last_to_come(a.c)) return;
+  if (!last_to_come(a.c) || a.c.epoch() == 0) return;
   u64 now = now_ns(), given_up = threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   bool counted = !a.replay && a.c.verdict == kEnter;
-  if (threadIdx.x == 0) a.c.state->dealt = 0;
+  if (threadIdx.x == 0) begin(a, counted);
   if (counted) scan(a);
   if (!__syncthreads_or(given_up != 0)) enter_dispatch(a, up, counted, guard);
   __syncthreads();
@@ -301,9 +320,13 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
-  prepare(a, shared + a.table_bytes);
+  Found found(a.c, a.replay ? a.r.note : nullptr);
+  u32 tokens = tokens_of(a);
+  prepare(a, tokens, shared + a.table_bytes);
+  found.publish(!a.replay, tokens);
   enter_last(a, up, guard);
-  if (!hear(a.c, up, words_of(a), t.heard, guard)) return;
+  if (a.c.epoch() == 0) return;
+  if (!hear(a.c, up, words_of(a), t.heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
   __syncthreads();
   Decision d = decision;

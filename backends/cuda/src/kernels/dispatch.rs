@@ -1,7 +1,6 @@
 //! Dispatch and its replay.
 
 use tokenyard_core::abi;
-use tokenyard_core::host::NO_TENSOR;
 use tokenyard_core::moe::{
     DType, Holder, Layout, Region, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape, Span,
 };
@@ -11,34 +10,35 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, WARPS};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
-use super::order::{CAPTURED, stream_of};
+use super::order::{CAPTURED, Mode};
 use super::outcome::Refusal;
 use super::sizes::{Moves, staged_bytes};
-use crate::driver::RawStream;
 
 /// A dispatch between send and receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DispatchOp {
     operation: u64,
-    format: Format,
-    output: Output,
-    arrangement: Layout,
-    /// Whose order it is in; without one, the host's.
-    stream: Option<RawStream>,
-    worst: bool,
-    /// True N.
-    received: u64,
+    pub(super) format: Format,
+    pub(super) output: Output,
+    pub(super) arrangement: Layout,
+    mode: Mode,
+    handle: u32,
+    pub(super) worst: bool,
+    /// True N, or the most that it may be.
+    pub(super) received: u64,
+    /// Whether only the device knows N and X.
+    is_open: bool,
     /// Where kernels put: what they put from.
     staging: Option<Region>,
 }
 
 /// How rows look when they arrive.
 #[derive(Clone, Copy, Debug)]
-struct Format {
-    row: RowFormat,
-    dtype: u32,
-    scale_dtype: u32,
-    scale_columns: u64,
+pub(super) struct Format {
+    pub(super) row: RowFormat,
+    pub(super) dtype: u32,
+    pub(super) scale_dtype: u32,
+    pub(super) scale_columns: u64,
 }
 
 impl Format {
@@ -128,11 +128,18 @@ struct Wanted {
     room: RegionLayout,
     worst: bool,
     replay: bool,
-    stream: Option<RawStream>,
+    mode: Mode,
 }
 
 impl Wanted {
-    fn of(call: &abi::TyDispatch, shape: &Shape) -> Result<Self> {
+    /// What a region is laid out for, if so many rows arrive.
+    fn rows(&self, counted: RegionRows) -> RegionRows {
+        // Packed regions have room for all.
+        let most = self.worst || self.spec.layout == Layout::Packed;
+        if most { self.most } else { counted }
+    }
+
+    fn of(call: &abi::TyDispatch, shape: &Shape, mode: Mode) -> Result<Self> {
         let format = Format::of(call, shape.hidden);
         let spec = RegionSpec { shape: *shape, layout: layout_of(call)?, row: format.row };
         Ok(Self {
@@ -142,7 +149,7 @@ impl Wanted {
             room: RegionLayout::worst(&spec)?,
             worst: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
             replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
-            stream: stream_of(call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream),
+            mode,
         })
     }
 }
@@ -157,6 +164,7 @@ fn arguments(
         common,
         routing,
         topk_idx: 0,
+        tokens: 0,
         x: 0,
         scales: 0,
         weights: 0,
@@ -196,12 +204,17 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch, ask: Ask) -> Result<()> {
-        self.observer.check()?;
+        self.check()?;
+        let mode = self.mode_of(call)?;
+        let _relaxed = mode.relax()?;
+        if mode.unheard {
+            self.go_unheard()?;
+        }
         // SAFETY: the host's string is valid for the call.
         let why = match unsafe { refusal(call.refusal) } {
             Some(text) => text,
-            None => match Wanted::of(call, &self.exchange.regions) {
-                Ok(wanted) if self.is_captured(wanted.stream)? => CAPTURED.to_owned(),
+            None if mode.captured && !mode.unheard => CAPTURED.to_owned(),
+            None => match Wanted::of(call, &self.exchange.regions, mode) {
                 // SAFETY: by this function's contract.
                 Ok(wanted) => return unsafe { self.send_rows((call, ask), &wanted) },
                 Err(why) => why.detail(),
@@ -211,23 +224,33 @@ impl Engine {
         self.refuse_dispatch((call, ask), &refusal)
     }
 
+    fn mode_of(&self, call: &abi::TyDispatch) -> Result<Mode> {
+        let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
+        self.mode(stream, call.flags & abi::TY_DISPATCH_NO_SYNC)
+    }
+
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
     pub(super) fn refuse_dispatch(
         &mut self,
         (call, ask): (&abi::TyDispatch, Ask),
         refusal: &Refusal,
     ) -> Result<()> {
-        let mut common = self.refused(call.operation, refusal);
+        let mode = self.mode_of(call)?;
+        if mode.is_recorded() {
+            return Err(self.refuse_recorded(refusal));
+        }
+        self.is_recording = false;
+        let mut common = self.refused(call.operation, refusal, mode.unheard);
         // The handle may be another yard's.
-        let (routing, origin) = (Routing::default(), 0);
-        let called = self.sign(call.operation, &mut common, (ask.signature, origin));
+        let routing = Routing::default();
+        let called = self.sign(call.operation, &mut common, ask.signature);
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
         let moves = self.moves(&row);
         let arguments = arguments(call, (common, routing), &moves);
         // SAFETY: the arguments name no tensors.
-        let sent = unsafe { self.launch_dispatch(&arguments, &moves) };
+        let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &moves) };
         let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
-        self.give_up(outcome)?;
+        self.give_up(self.tell_unheard(&mode, outcome))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "dispatch", message))
     }
@@ -239,10 +262,16 @@ impl Engine {
         (call, ask): (&abi::TyDispatch, Ask),
         wanted: &Wanted,
     ) -> Result<()> {
-        let entered = self.enter(call.operation, wanted.stream);
+        let entered = self.enter(call.operation, &wanted.mode);
         self.give_up(entered)?;
-        let staging = match self.stage_dispatch(call, wanted) {
-            Ok(staging) => staging,
+        if !wanted.replay {
+            self.renew(call.handle);
+        }
+        let room = self
+            .stage_dispatch(call, wanted)
+            .and_then(|staging| self.make_room(call, wanted, staging).map(|r| [r, staging]));
+        let [region, staging] = match room {
+            Ok(room) => room,
             Err(error) => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
                 let told = self.refuse_dispatch((call, ask), &refusal);
@@ -250,12 +279,10 @@ impl Engine {
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
         };
-        // A full arena is found out by the kernel, which knows what is needed.
-        let region = self.arena.reserve(wanted.room.bytes, Holder::Dispatch(call.operation)).ok();
         // SAFETY: by this function's contract.
-        let outcome = unsafe { self.enter_with_rows((call, ask), wanted, [region, staging]) };
-        let (outcome, region) = match (self.give_up(outcome), region) {
-            (Ok(outcome), Some(region)) => (outcome, region),
+        let counted = unsafe { self.enter_with_rows((call, ask), wanted, [region, staging]) };
+        let (counted, region) = match (self.give_up(counted), region) {
+            (Ok(counted), Some(region)) => (counted, region),
             (Ok(_), None) => {
                 return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
             }
@@ -265,32 +292,31 @@ impl Engine {
             }
         };
         let arrangement = wanted.spec.layout;
-        // Packed regions have room for all.
-        let rows = if wanted.worst || arrangement == Layout::Packed {
-            wanted.most
-        } else {
-            RegionRows { tokens: outcome.tokens, experts: outcome.rows }
-        };
+        let rows = wanted.rows(counted);
         let layout = RegionLayout::new(&wanted.spec, rows)?;
         self.arena.shrink(region.id, layout.bytes);
         let output =
             Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
-        let received = outcome.tokens;
-        self.order.give(region.id, wanted.stream);
+        let received = counted.tokens;
+        self.order.give(region.id, wanted.mode.stream);
+        let state = &mut self.handles[call.handle as usize];
         if !wanted.replay {
-            let state = &mut self.handles[call.handle as usize];
             state.note_output(&output, received, &wanted.spec);
-            state.stream = wanted.stream;
+            state.is_open = wanted.mode.unheard;
+            state.stream = wanted.mode.stream;
         }
+        let is_open = state.is_open;
         let slot = self.slot(call.operation);
         self.operations[slot] = Operation::Dispatch(DispatchOp {
             operation: call.operation,
             format: wanted.format,
             output,
             arrangement,
-            stream: wanted.stream,
+            mode: wanted.mode,
+            handle: call.handle,
             worst: wanted.worst,
             received,
+            is_open,
             staging,
         });
         Ok(())
@@ -313,7 +339,29 @@ impl Engine {
         self.arena.allocate(bytes, Holder::Dispatch(call.operation)).map(Some)
     }
 
-    /// Launches the kernel, and waits until it says how the operation goes on.
+    /// Room for what arrives. A full arena is found out by the kernel, which knows what is needed; where
+    /// nobody waits for it, before.
+    fn make_room(
+        &mut self,
+        call: &abi::TyDispatch,
+        wanted: &Wanted,
+        staging: Option<Region>,
+    ) -> Result<Option<Region>> {
+        let holder = Holder::Dispatch(call.operation);
+        if !wanted.mode.unheard {
+            return Ok(self.arena.reserve(wanted.room.bytes, holder).ok());
+        }
+        let rows = wanted.rows(self.handles[call.handle as usize].exact);
+        let bytes = RegionLayout::new(&wanted.spec, rows)?.bytes;
+        let region = self.arena.allocate(bytes, holder);
+        if region.is_err() {
+            staging.iter().for_each(|r| self.arena.release(r.id));
+        }
+        region.map(Some)
+    }
+
+    /// Launches the kernel, and waits until it says how the operation goes on; then tells N and X. Where
+    /// nobody waits, tells what is known of them.
     ///
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
@@ -322,25 +370,28 @@ impl Engine {
         (call, ask): (&abi::TyDispatch, Ask),
         wanted: &Wanted,
         [region, staging]: [Option<Region>; 2],
-    ) -> Result<Outcome> {
+    ) -> Result<RegionRows> {
         let (region, capacity) = region.map_or((0, 0), |r| (r.offset, r.bytes));
         // Who holds the arena, should it turn out to be too full.
         let scarce = capacity < wanted.room.bytes;
         let holders = if scarce { self.arena.holders() } else { String::new() };
-        let mut common = self.common(call.operation, ENTER, holders.as_bytes());
+        let unheard = wanted.mode.unheard;
+        let mut common = self.common(call.operation, (ENTER, holders.as_bytes()), unheard);
         let state = &mut self.handles[call.handle as usize];
         if !wanted.replay {
-            state.origin = common.epoch;
             state.count(call.topk_idx.shape[0] as u32);
             state.worst = wanted.worst;
             state.layout = wanted.spec.layout;
         }
-        common.tokens = state.tokens;
-        // All ranks count the same dispatch, so its epoch is no news; a replay names an older one.
-        let (origin, routing, worst) = (state.origin, state.routing, state.worst);
-        let called = self.sign(call.operation, &mut common, (ask.signature, origin));
+        common.brought = state.tokens;
+        let (routing, worst) = (state.routing, state.worst);
+        let known = match wanted.replay && !state.is_open {
+            true => RegionRows { tokens: state.received, ..state.exact },
+            false => wanted.most,
+        };
+        let called = self.sign(call.operation, &mut common, ask.signature);
         if let Some(grouped) = ask.grouped.filter(|_| !wanted.replay) {
-            self.group(common.slot, &routing, grouped.counts)?;
+            self.group(self.slot(call.operation), &routing, grouped.counts)?;
         }
         let format = &wanted.format;
         let moves = self.moves(&format.row);
@@ -353,6 +404,7 @@ impl Engine {
         };
         let arguments = DispatchArgs {
             topk_idx: call.topk_idx.data as u64,
+            tokens: call.tokens as u64,
             x,
             scales,
             weights: call.topk_weights.data as u64,
@@ -376,12 +428,16 @@ impl Engine {
             ..arguments(call, (common, routing), &moves)
         };
         // SAFETY: the tensors are valid by this function's contract.
-        unsafe { self.launch_dispatch(&arguments, &moves)? };
-        self.hear_outcome(call.operation, &called)
+        unsafe { self.launch_dispatch(call.operation, &arguments, &moves)? };
+        if unheard {
+            return Ok(known);
+        }
+        let Outcome { tokens, rows, .. } = self.hear_outcome(call.operation, &called)?;
+        Ok(RegionRows { tokens, experts: rows })
     }
 
     /// Inside one of several domains: learns which tokens are of which group, before they are counted.
-    fn group(&self, slot: u32, routing: &Routing, counts: u64) -> Result<()> {
+    fn group(&self, slot: usize, routing: &Routing, counts: u64) -> Result<()> {
         let Some(group) = &self.kernels.group else {
             return Err(Error::new(ErrorKind::Internal, "dispatch", "there are no groups"));
         };
@@ -394,20 +450,25 @@ impl Engine {
             words: (shape.ranks + shape.experts) * groups,
         };
         // SAFETY: the kernel's type; counts lie in a region that is held, the rest in the handle.
-        unsafe { self.launch(group, (1, WARPS, 0), &arguments, slot as usize) }
+        unsafe { self.launch(group, (1, WARPS, 0), &arguments, slot) }
     }
 
     /// # Safety
     /// What the arguments name beyond the engine's own is valid until the operation is received.
-    unsafe fn launch_dispatch(&self, arguments: &DispatchArgs, moves: &Moves) -> Result<()> {
+    unsafe fn launch_dispatch(
+        &self,
+        operation: u64,
+        arguments: &DispatchArgs,
+        moves: &Moves,
+    ) -> Result<()> {
         let size = (self.blocks, WARPS, moves.shared);
-        let slot = arguments.common.slot as usize;
+        let slot = self.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.kernels.dispatch, size, arguments, slot) }
     }
 
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        self.observer.check()?;
+        self.check()?;
         let slot = self.slot(operation);
         let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
             Operation::Dispatch(op) if op.operation == operation => op,
@@ -420,11 +481,12 @@ impl Engine {
                 ));
             }
         };
+        self.go_on(&op.mode)?;
         let arrived = self
             .arrive(operation, abi::TY_PHASE_ROWS)
             .and_then(|()| self.spread(slot, &op))
-            .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, op.stream));
-        op.staging.iter().for_each(|r| self.arena.release(r.id));
+            .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
+        self.unstage(op.staging, op.handle, &op.mode);
         self.give_up(arrived)?;
         Ok(self.describe(&op))
     }
@@ -452,6 +514,8 @@ impl Engine {
             landed_weights: weights(layout.landed_weights),
             counts: at(layout.expert_counts),
             starts: at(layout.expert_starts),
+            cell: if op.mode.unheard { self.cell(slot) } else { 0 },
+            totals: if op.is_open { at(layout.totals) } else { 0 },
             tokens: op.received,
             rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
             row_bytes: row.x_bytes.into(),
@@ -465,76 +529,5 @@ impl Engine {
         let size = (self.blocks, WARPS, movers * moves.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.launch(&self.kernels.spread, size, &arguments, slot) }
-    }
-
-    fn describe(&self, op: &DispatchOp) -> abi::TyReceived {
-        let (shape, layout) = (&self.exchange.regions, &op.output.layout);
-        let rows = op.output.rows_of(op.arrangement, shape);
-        let (flat, packed) = (op.arrangement == Layout::Flat, op.arrangement == Layout::Packed);
-        let exact = packed && !op.worst;
-        let tokens = if exact { op.received } else { op.output.rows.tokens };
-        let (local, ranks, topk) =
-            (shape.local_experts().into(), shape.ranks.into(), shape.topk.into());
-        let tensor = |span: Span, dtype: DType, shape: [u64; 2]| {
-            self.tensor(&op.output, (span, dtype.code()), shape)
-        };
-        let of = |there: bool, (span, dtype): (Span, DType), shape: [u64; 2]| {
-            if there { tensor(span, dtype, shape) } else { NO_TENSOR }
-        };
-        let format = &op.format;
-        debug_assert!(op.received <= tokens);
-        abi::TyReceived {
-            size: size_of::<abi::TyReceived>(),
-            region: op.output.region,
-            tokens,
-            rows,
-            x: self.tensor(&op.output, (layout.x, format.dtype), [rows, shape.hidden.into()]),
-            scales: if format.scale_columns > 0 {
-                let columns = [rows, format.scale_columns];
-                self.tensor(&op.output, (layout.scales, format.scale_dtype), columns)
-            } else {
-                NO_TENSOR
-            },
-            ids: of(flat, (layout.ids, DType::I32), [tokens, topk]),
-            weights: of(
-                format.row.weights,
-                (layout.weights, DType::F32),
-                if flat { [tokens, topk] } else { [rows, 1] },
-            ),
-            source: tensor(layout.source, DType::I32, [if packed { rows } else { tokens }, 1]),
-            slots: of(!flat, (layout.slots, DType::I32), [tokens, topk]),
-            expert_counts: tensor(layout.expert_counts, DType::I32, [local, 1]),
-            expert_starts: of(!flat && !packed, (layout.expert_starts, DType::I32), [local, 1]),
-            source_counts: tensor(layout.rank_counts, DType::I32, [ranks, 1]),
-            ranges: of(packed, (layout.ranges, DType::I64), [local, ranks]),
-            totals: tensor(layout.totals, DType::I64, [2, 1]),
-            lost: self.nobody_lost(),
-        }
-    }
-
-    /// A lost rank ends a yard on CUDA, so nobody is left out.
-    fn nobody_lost(&self) -> abi::TyTensor {
-        abi::TyTensor {
-            data: self.lost.address() as *mut u8,
-            dtype: DType::U8.code(),
-            reserved: 0,
-            shape: [self.exchange.regions.ranks.into(), 1],
-            stride: [1, 1],
-        }
-    }
-
-    fn tensor(
-        &self,
-        output: &Output,
-        (span, dtype): (Span, u32),
-        shape: [u64; 2],
-    ) -> abi::TyTensor {
-        abi::TyTensor {
-            data: (output.address + span.offset) as *mut u8,
-            dtype,
-            reserved: 0,
-            shape,
-            stride: [shape[1] as i64, 1],
-        }
     }
 }

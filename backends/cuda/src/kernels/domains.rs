@@ -7,7 +7,8 @@
 //! rounds; between domains, sources sum one row per domain.
 //!
 //! All ranks agree. What a rail has refused its ranks refuse inside their domains, and what a domain has
-//! refused its ranks refuse on their rails. In a dispatch that takes one more round without rows.
+//! refused its ranks refuse on their rails. That takes one more round between domains, without rows: a
+//! dispatch ends with it, and a combine begins with it, so that ranks out of step meet on their rail.
 //!
 //! The host waits for the first of both exchanges, and for the second when it is received.
 
@@ -17,8 +18,9 @@ use tokenyard_core::moe::{DType, Holder, REGION_ALIGN};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::dispatch::{Ask, Grouped};
+use super::dispatch::{Ask, Grouped, refusal};
 use super::engine::{Engine, summable};
+use super::order::CAPTURED;
 use super::outcome::Refusal;
 
 /// What the yard's operations run on.
@@ -55,7 +57,8 @@ impl Rail {
         }
     }
 
-    /// Its own number of an operation; the next one is for what came of it inside the domains.
+    /// Its own number of an operation, and the next one too: of a dispatch for its rows, then for what
+    /// came of them inside the domains; of a combine for whether all take part, then for its rows.
     fn number(operation: u64) -> u64 {
         2 * operation
     }
@@ -119,6 +122,8 @@ impl Exchanges {
             match &mut self.rail {
                 None => self.owners.dispatch_send(call, Ask { signature, grouped: None }),
                 Some(rail) => {
+                    let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
+                    let _relaxed = self.owners.mode(stream, 0)?.relax()?;
                     let sent = dispatch_both(&mut self.owners, rail, call, signature);
                     self.give_up(sent)
                 }
@@ -144,6 +149,8 @@ impl Exchanges {
             match &mut self.rail {
                 None => self.owners.combine_send(call, signature),
                 Some(rail) => {
+                    let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+                    let _relaxed = self.owners.mode(stream, 0)?.relax()?;
                     let sent = combine_both(&mut self.owners, rail, call, signature);
                     self.give_up(sent)
                 }
@@ -153,7 +160,7 @@ impl Exchanges {
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
         let Some(rail) = &mut self.rail else { return self.owners.combine_recv(operation) };
-        let received = rail.between.combine_recv(Rail::number(operation));
+        let received = rail.between.combine_recv(Rail::number(operation) + 1);
         rail.release(operation);
         self.give_up(received)
     }
@@ -280,11 +287,21 @@ unsafe fn combine_both(
     call: &abi::TyCombine,
     signature: Signature,
 ) -> Result<()> {
-    let is_refused = call.refusal.bytes != 0;
-    let room = if is_refused { None } else { Some(make_room(rail, call)) };
-    let (summed, partials) = match room {
-        Some(Ok(partials)) => {
-            *rail.slot(call.operation) = Some(partials.region);
+    let number = Rail::number(call.operation);
+    // SAFETY: the host's string is valid for the call.
+    let (partials, objects, mut own) = match unsafe { why_not(inside, call) }? {
+        Some(why) => (None, Some(inside.objection(ErrorKind::Refused, why)), None),
+        None => match make_room(rail, call) {
+            Ok(partials) => (Some(partials), None, None),
+            Err(error) => {
+                (None, Some(inside.objection(ErrorKind::Full, error.detail())), Some(error))
+            }
+        },
+    };
+    *rail.slot(call.operation) = partials.as_ref().map(|partials| partials.region);
+    let asked = rail.between.agree(number, signature, objects.as_ref());
+    let summed = match (asked, &partials) {
+        (Ok(()), Some(partials)) => {
             let inner = abi::TyCombine {
                 bias0: NO_TENSOR,
                 bias1: NO_TENSOR,
@@ -295,29 +312,32 @@ unsafe fn combine_both(
             };
             // SAFETY: by this function's contract; partial rows are held until the operation is received.
             let sent = unsafe { inside.combine_send(&inner, signature) };
-            (sent.and_then(|()| inside.combine_recv(call.operation)), Some(partials))
+            sent.and_then(|()| inside.combine_recv(call.operation))
         }
-        Some(Err(error)) => {
-            let refusal = inside.objection(ErrorKind::Full, error.detail());
-            let told = inside.refuse_combine((call, signature), &refusal);
-            (told.map_err(|e| agreed(e, Some(error))), None)
+        (Ok(()), None) => return internal("ranks went on after a refusal"),
+        (Err(error), _) => {
+            let objection = Objection::of(&mut rail.between, error)?;
+            let told = inside.refuse_combine((call, signature), &objection.refusal);
+            if objection.is_broken() {
+                return told;
+            }
+            told
         }
-        // SAFETY: a call that is refused has no tensors.
-        None => (unsafe { inside.combine_send(call, signature) }, None),
     };
     let outer = abi::TyCombine {
-        operation: Rail::number(call.operation),
+        operation: number + 1,
         flags: call.flags & abi::TY_COMBINE_ON_STREAM,
         x: partials.as_ref().map_or(NO_TENSOR, |partials| partials.x),
         weights: partials.as_ref().map_or(NO_TENSOR, |partials| partials.weights),
         ..*call
     };
-    let (sent, own) = match summed {
+    let sent = match summed {
         // SAFETY: as above.
-        Ok(()) => (unsafe { rail.between.combine_send(&outer, signature) }, None),
+        Ok(()) => unsafe { rail.between.combine_send(&outer, signature) },
         Err(error) => {
             let objection = Objection::of(inside, error)?;
-            (rail.between.refuse_combine((&outer, signature), &objection.refusal), objection.own)
+            own = own.or(objection.own);
+            rail.between.refuse_combine((&outer, signature), &objection.refusal)
         }
     };
     sent.map_err(|error| {
@@ -326,8 +346,21 @@ unsafe fn combine_both(
     })
 }
 
+/// Why this rank does not take part in a combine, if it does not.
+///
+/// # Safety
+/// The refusal is valid memory, or empty.
+unsafe fn why_not(inside: &Engine, call: &abi::TyCombine) -> Result<Option<String>> {
+    // SAFETY: by this function's contract.
+    if let Some(text) = unsafe { refusal(call.refusal) } {
+        return Ok(Some(text));
+    }
+    let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+    Ok(inside.mode(stream, 0)?.captured.then(|| CAPTURED.to_owned()))
+}
+
 /// Room for the sums of the rows that this agent had handed on. Also for those that come back to this
-/// rank: others learn of a rank without room from the exchange inside, which is the first.
+/// rank: others learn of a rank without room before rows move.
 fn make_room(rail: &mut Rail, call: &abi::TyCombine) -> Result<Partials> {
     let between = &mut rail.between;
     let holder = Holder::Combine(call.operation);

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokenyard_core::abi;
@@ -18,7 +19,7 @@ use super::exchange::{Exchange, Part};
 use super::face::Face;
 use super::handle::HandleState;
 use super::observer::Observer;
-use super::order::Order;
+use super::order::{Mode, Order};
 use super::outcome::{Called, Refusal};
 use super::proxy::Ring;
 use super::sizes::{Moves, Pulls, Sizes};
@@ -55,6 +56,14 @@ pub(super) struct Kernels {
     pub(super) group: Option<Function>,
 }
 
+/// Epoch 1 in slot 0.
+const FIRST_TURN: u64 = 1;
+
+/// Bytes of `Cell` of the kernels: slot and code, then a total per rank.
+fn cell_bytes(ranks: u32) -> u64 {
+    8 + 8 * u64::from(ranks)
+}
+
 /// The index of a type's kernel, and the bytes of an element.
 pub(super) fn summable(dtype: u32) -> (usize, u64) {
     match DType::from_code(dtype) {
@@ -70,16 +79,24 @@ pub(super) struct Engine {
     /// Dropped first: it looks at the stream.
     pub(super) observer: Observer,
     pub(super) stream: Arc<Stream>,
+    /// Joins the captures of callers' streams. Nothing runs on it.
+    recorded: Arc<Stream>,
+    /// Whether the operation at hand is recorded.
+    pub(super) is_recording: bool,
     pub(super) order: Order,
     pub(super) kernels: Kernels,
     /// Per slot: behind the last kernel of the operation.
     events: Vec<Event>,
     outcomes: Pinned<Outcome>,
+    /// What went wrong with an operation that nobody waits for; the first one only.
+    pub(super) late: Pinned<Outcome>,
+    /// Per slot: what its first kernel leaves for those behind it.
+    cells: Buffer,
     traces: Pinned<Trace>,
     pub(super) waits: Arc<Waits>,
     state: Buffer,
     /// Totals of row signals that are waited for, and of done signals: `[slots, R]` each.
-    pub(super) expected: [Buffer; 2],
+    _expected: [Buffer; 2],
     /// `[slots]`: operations that this rank has entered.
     _entered: Buffer,
     /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
@@ -96,7 +113,7 @@ pub(super) struct Engine {
     pub(super) shape: Shape,
     pub(super) sizes: Sizes,
     /// The last operation that was sent.
-    latest: u64,
+    pub(super) latest: u64,
     /// Why the last one that did not go on did not.
     refusal: Option<Refusal>,
     cap_ns: u64,
@@ -142,6 +159,8 @@ impl Engine {
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
         let state = State {
+            slots: sizes.slots,
+            turn: FIRST_TURN,
             problem: u64::MAX,
             rows: expected[0].address(),
             done: expected[1].address(),
@@ -167,16 +186,20 @@ impl Engine {
             turn: Turn::default(),
         });
         let engine = Self {
-            observer: Observer::new(context, &stream, &waits)?,
+            observer: Observer::new(context, &stream, (&waits, level))?,
             order: Order::new(context, Duration::from_nanos(plan.cap_ns))?,
             stream,
+            recorded: Arc::new(Stream::new(context)?),
+            is_recording: false,
             kernels,
             events: (0..slots).map(|_| Event::new(context)).collect::<Result<_>>()?,
             outcomes: Pinned::new(context, slots)?,
+            late: Pinned::new(context, 1)?,
+            cells: Buffer::new(context, cell_bytes(moe.ranks) * slots as u64)?,
             traces: Pinned::new(context, slots)?,
             waits,
             state: Buffer::of(context, &[state])?,
-            expected,
+            _expected: expected,
             _entered: entered,
             cast: [
                 Buffer::new(context, cast * u64::from(moe.hidden))?,
@@ -206,25 +229,41 @@ impl Engine {
         (operation % self.operations.len() as u64) as usize
     }
 
-    /// Numbers operations for the kernels: never 0, which is what memory starts with.
-    pub(super) fn epoch(operation: u64) -> u32 {
-        // 2^32 - 1 of them before one comes again: long after every record of it is overwritten.
+    /// What the host waits for in an outcome: never 0, which is what memory starts with. Kernels have
+    /// numbers of their own, because graphs launch operations that no host counts.
+    fn ticket(operation: u64) -> u32 {
         (operation % u64::from(u32::MAX)) as u32 + 1
     }
 
+    pub(super) fn cell(&self, slot: usize) -> u64 {
+        self.cells.address() + slot as u64 * cell_bytes(self.shape.ranks)
+    }
+
+    /// Where the kernels of the operation at hand are queued.
+    pub(super) fn work(&self) -> &Arc<Stream> {
+        if self.is_recording { &self.recorded } else { &self.stream }
+    }
+
     /// What every operation passes: how this rank enters, and up to [`TEXT`] bytes that say why.
-    pub(super) fn common(&self, operation: u64, verdict: u32, text: &[u8]) -> Common {
+    /// `unheard`: nobody waits for the outcome of a rank that takes part.
+    pub(super) fn common(
+        &self,
+        operation: u64,
+        (verdict, text): (u32, &[u8]),
+        unheard: bool,
+    ) -> Common {
         let slot = self.slot(operation);
+        let late = unheard && verdict == ENTER;
         let bytes = text.len().min(TEXT);
         let mut room = [0; TEXT];
         room[..bytes].copy_from_slice(&text[..bytes]);
         Common {
-            entries: self.sizes.entries(slot as u32),
             abort: self.waits.abort.at(0) as u64,
             report: self.waits.report.at(0) as u64,
             state: self.state.address(),
-            outcome: self.outcomes.at(slot) as u64,
+            outcome: if late { self.late.at(0) } else { self.outcomes.at(slot) } as u64,
             trace: self.traces.at(slot) as u64,
+            cell: self.cell(slot),
             cap_ns: self.cap_ns,
             signature: 0,
             rank: self.exchange.rank,
@@ -232,10 +271,9 @@ impl Engine {
             experts: self.shape.experts,
             topk: self.shape.topk,
             max_tokens: self.shape.max_tokens,
-            tokens: 0,
-            epoch: Self::epoch(operation),
-            slot: slot as u32,
-            origin: 0,
+            brought: 0,
+            ticket: Self::ticket(operation),
+            unheard: unheard.into(),
             verdict,
             entry_words: self.sizes.entry_words,
             text_bytes: bytes as u32,
@@ -246,27 +284,25 @@ impl Engine {
     }
 
     /// The same where this rank does not take part.
-    pub(super) fn refused(&self, operation: u64, refusal: &Refusal) -> Common {
-        let objector = refusal.objector;
-        Common { objector, ..self.common(operation, refusal.verdict(), refusal.why.as_bytes()) }
+    pub(super) fn refused(&self, operation: u64, refusal: &Refusal, unheard: bool) -> Common {
+        let (objector, why) = (refusal.objector, refusal.why.as_bytes());
+        Common { objector, ..self.common(operation, (refusal.verdict(), why), unheard) }
     }
 
     /// Writes into `common` what ranks compare.
-    pub(super) fn sign(
-        &self,
-        operation: u64,
-        common: &mut Common,
-        (signature, origin): (Signature, u32),
-    ) -> Called {
-        (common.signature, common.origin) = (signature.0, origin);
+    pub(super) fn sign(&self, operation: u64, common: &mut Common, signature: Signature) -> Called {
+        common.signature = signature.0;
+        self.called(operation)
+    }
+
+    /// This rank, and the operation that its caller has numbered so.
+    pub(super) fn called(&self, operation: u64) -> Called {
         let (exchange, steps) = (&self.exchange, self.exchange.steps());
         Called {
             rank: exchange.world_rank(),
             team: exchange.team,
             operation: operation / u64::from(steps),
             steps,
-            signature,
-            origin,
         }
     }
 
@@ -292,11 +328,11 @@ impl Engine {
         refusal: Option<&Refusal>,
     ) -> Result<()> {
         let mut common = match refusal {
-            Some(refusal) => self.refused(operation, refusal),
-            None => self.common(operation, ENTER, &[]),
+            Some(refusal) => self.refused(operation, refusal, false),
+            None => self.common(operation, (ENTER, &[]), false),
         };
         self.latest = operation;
-        let called = self.sign(operation, &mut common, (signature, 0));
+        let called = self.sign(operation, &mut common, signature);
         let size = (1, WARPS, 4 * HEAD * self.shape.ranks);
         let slot = self.slot(operation);
         // SAFETY: the kernel's type; it names memory of the engine only.
@@ -332,36 +368,31 @@ impl Engine {
         ];
         let launch = Launch { blocks, threads: 32 * warps, shared };
         // SAFETY: by this function's contract; the second parameter is the face's.
-        unsafe { kernel.launch(&self.stream, launch, &mut pointers)? };
-        self.events[slot].record(self.stream.name())
-    }
-
-    /// Whether a stream is captured into a graph, which has no host that could hear of sizes.
-    pub(super) fn is_captured(&self, stream: Option<RawStream>) -> Result<bool> {
-        let asked = stream.map_or(Ok(false), |stream| stream.is_captured(self.stream.context()));
-        self.give_up(asked)
+        unsafe { kernel.launch(self.work(), launch, &mut pointers)? };
+        self.events[slot].record(self.work().name())
     }
 
     /// Starts an operation that may move rows: behind what its stream has got by now, and behind the
     /// last use of every region that was taken back.
-    pub(super) fn enter(&mut self, operation: u64, stream: Option<RawStream>) -> Result<()> {
+    pub(super) fn enter(&mut self, operation: u64, mode: &Mode) -> Result<()> {
         self.latest = operation;
-        self.order.enter(&self.stream, stream)
+        self.take_back_late();
+        self.is_recording = mode.is_recorded();
+        let work = Arc::clone(self.work());
+        self.order.enter(&work, mode)
     }
 
     /// Ends an operation whose kernels are launched: its stream goes on behind them, and somebody
     /// watches that they end; without a stream the host waits.
-    pub(super) fn leave(
-        &mut self,
-        operation: u64,
-        phase: u64,
-        stream: Option<RawStream>,
-    ) -> Result<()> {
+    pub(super) fn leave(&mut self, operation: u64, phase: u64, mode: &Mode) -> Result<()> {
         // Among several domains the host has waited for a part already, so it may as well for the rest.
-        let stream = stream.filter(|_| self.exchange.part == Part::Whole);
+        let stream = mode.stream.filter(|_| self.exchange.part == Part::Whole);
         let Some(stream) = stream else { return self.finish(operation, phase) };
         let slot = self.slot(operation);
         self.events[slot].hold(stream)?;
+        if mode.is_recorded() {
+            return Ok(());
+        }
         if phase == abi::TY_PHASE_DONE || self.sizes.longest_put.is_some() {
             // A combine reads regions that its caller may drop now, and its own is given back; where
             // kernels put, so is what a dispatch has staged.
@@ -374,12 +405,14 @@ impl Engine {
     /// Waits until everything has ended that was launched, and streams have passed the regions that
     /// were taken back.
     pub(super) fn flush(&mut self) -> Result<()> {
-        self.observer.check()?;
+        self.check()?;
+        self.take_back_late();
         let wait = self.wait(self.latest, abi::TY_PHASE_DONE);
         let is_over = || self.stream.is_idle();
         self.waits.until(wait, &|| matches!(is_over(), Ok(true)), &is_over)?;
         self.waits.ended(wait)?;
-        self.order.settle()
+        self.order.settle()?;
+        self.check()
     }
 
     /// A stream has ended, and nobody may name it any more.
@@ -390,26 +423,26 @@ impl Engine {
 
     /// Takes a region back.
     pub(super) fn release(&mut self, region: u64) {
-        if let Err(error) = self.order.take_back(region) {
+        match self.order.take_back(region) {
+            Ok(true) => self.arena.release(region),
+            Ok(false) => {}
             // The stream may still read it, and others would write it: nothing may run after this.
-            self.observer.fail(error);
+            Err(error) => self.observer.fail(error),
         }
-        self.arena.release(region);
     }
 
     /// Waits until the kernel of an operation has told what it came to.
     pub(super) fn hear_outcome(&mut self, operation: u64, ours: &Called) -> Result<Outcome> {
         let slot = self.slot(operation);
-        let epoch = u64::from(Self::epoch(operation));
+        let ticket = u64::from(Self::ticket(operation));
         let at = self.outcomes.at(slot);
         // SAFETY: pinned memory that lives as long as `self`; the epoch is a word that the kernel
         // writes last, with release order.
-        let heard = || unsafe {
-            std::sync::atomic::AtomicU64::from_ptr(&raw mut (*at).epoch)
-                .load(std::sync::atomic::Ordering::Acquire)
-        };
+        let heard = || unsafe { AtomicU64::from_ptr(&raw mut (*at).epoch).load(Ordering::Acquire) };
         let wait = self.wait(operation, abi::TY_PHASE_ENTRY);
-        self.waits.until(wait, &|| heard() == epoch, &|| self.events[slot].is_done())?;
+        let waited = self.waits.until(wait, &|| heard() == ticket, &|| self.events[slot].is_done());
+        // Kernels enter nothing more once an operation has failed that nobody waited for.
+        waited.map_err(|error| self.check().err().unwrap_or(error))?;
         // SAFETY: the kernel has written it and does not touch it again.
         let outcome = unsafe { at.read_volatile() };
         self.refusal = Refusal::of(&outcome, ours, &self.shape);
@@ -447,17 +480,13 @@ impl Engine {
     /// Launches the kernel that waits for a signal of every rank.
     pub(super) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
         let (slot, ranks) = (self.slot(operation), self.shape.ranks);
-        // As `Common` of the kernels numbers them.
-        let done = phase != abi::TY_PHASE_ROWS;
-        let first_signal = 2 * ranks * slot as u32 + if done { ranks } else { 0 };
-        let totals = 8 * u64::from(ranks) * slot as u64;
         let arguments = ArriveArgs {
             abort: self.waits.abort.at(0) as u64,
             report: self.waits.report.at(0) as u64,
             cap_ns: self.cap_ns,
-            expected: self.expected[usize::from(done)].address() + totals,
+            cell: self.cell(slot),
             ranks,
-            first_signal,
+            done: (phase != abi::TY_PHASE_ROWS).into(),
             phase: phase as u32,
             reserved: 0,
             trace: self.traces.at(self.slot(operation)) as u64,
@@ -501,7 +530,7 @@ impl Engine {
         handle: u32,
         dtype: u32,
     ) -> Result<(u64, abi::TyTensor)> {
-        self.observer.check()?;
+        self.check()?;
         let Some(state) = self.handles.get(handle as usize) else {
             return Err(Error::new(ErrorKind::Internal, "combine input", "no such handle"));
         };

@@ -10,6 +10,43 @@
 
 namespace ty {
 
+// What thread 0 of a block reads as soon as its kernel starts, so that it is there when it is needed.
+struct Found {
+  u64 turn = 0, stopped = 0, made = 0, rows = 0;
+
+  __device__ Found(const Common& c, const Note* note) {
+    if (threadIdx.x != 0) return;
+    turn = load_relaxed(&c.state->turn);
+    stopped = load_relaxed(&c.state->stopped);
+    if (!note) return;
+    made = load_relaxed(&note->made);
+    rows = load_relaxed(&note->rows);
+  }
+  // For the block, behind its next barrier. A dispatch that makes its handle is its own origin.
+  __device__ void publish(bool makes, u32 tokens) const {
+    if (threadIdx.x != 0) return;
+    u32 epoch = stopped ? 0 : (u32)turn;
+    operation() = {epoch, (u32)(turn >> 32), tokens, makes ? epoch : (u32)made, rows};
+  }
+  __device__ void publish() const { publish(false, (u32)(made >> 32)); }
+};
+
+// The next operation's turn, once all blocks have read this one's. One thread.
+__device__ inline void pass_turn(const Common& c) {
+  u32 epoch = c.epoch() + 1, slot = c.slot() + 1;
+  c.state->turn = (epoch == 0 ? 1 : epoch) | (u64)(slot == c.state->slots ? 0 : slot) << 32;
+}
+
+// The same for blocks that do not meet: the last of them passes it. One thread of each block.
+__device__ inline void leave_turn(const Common& c) {
+  if (atomicInc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1) pass_turn(c);
+}
+
+// A wait was ended: what is queued behind it must not be entered, as ranks are out of step.
+__device__ inline void stop_all(const Common& c) {
+  if (threadIdx.x == 0) c.state->stopped = 1;
+}
+
 // Whether a block is the last of its launch to come here: then what all others stored before is
 // seen. Nobody waits: who needs what the last one makes of it hears this rank's own record.
 __device__ inline bool last_to_come(const Common& c) {
@@ -28,7 +65,7 @@ __device__ inline bool last_to_come(const Common& c) {
 // only puts.
 template <class Up>
 __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, u32 word) {
-  u64 offset = c.entries + 8 * ((u64)source * c.entry_words + word);
+  u64 offset = c.entries() + 8 * ((u64)source * c.entry_words + word);
   if constexpr (!Up::kLoadStore)
     if (peer != c.rank) offset = outbox(c, peer) + 8 * (u64)word;
   return reinterpret_cast<u64*>(reach(c, up, kControl, peer, offset));
@@ -43,7 +80,8 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const Gi
     return value;
   }
   u64 problem = c.state->problem, token = problem >> 16, k = problem >> 8 & 0xff;
-  i64 found = topk_idx[token * c.topk + k];
+  bool too_many = (problem & 0xff) == kTooMany;
+  i64 found = too_many ? c.brought : topk_idx[token * c.topk + k];
   u32 words[] = {(u32)token, (u32)(problem & 0xffff), (u32)found, (u32)((u64)found >> 32)};
   return word < 4 ? words[word] : 0;
 }
@@ -56,13 +94,14 @@ __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
   if constexpr (!Up::kLoadStore)
     if (!begin_records(c, up, guard)) return;
   u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
+  u64 epoch = (u64)c.epoch() << 32;
   // Who hears this rank sees what its blocks stored before.
   __threadfence_system();
   for (u32 i = threadIdx.x; i < c.ranks * all; i += blockDim.x) {
     u32 peer = (c.rank + i / all) % c.ranks, w = i % all;
     u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
     u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
-    store_relaxed(entry_word(c, up, peer, c.rank, at), (u64)c.epoch << 32 | value);
+    store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
   }
   if constexpr (!Up::kLoadStore) put_records(c, up, guard);
 }
@@ -72,10 +111,10 @@ template <class Up>
 __device__ bool hear_word(const Common& c, const Up& up, u32 source, u32 word, Guard& guard,
                           u32* value) {
   const u64* at = entry_word(c, up, c.rank, source, word);
-  u64 seen = 0;
-  bool ok = guard.until({kPhaseEntry, source, word, c.epoch},
+  u64 seen = 0, epoch = c.epoch();
+  bool ok = guard.until({kPhaseEntry, source, word, epoch},
                         [&] { return (seen = load_acquire(at)) >> 32; },
-                        [&](u64 found) { return found == c.epoch; });
+                        [&](u64 found) { return found == epoch; });
   *value = (u32)seen;
   return ok;
 }
@@ -94,7 +133,7 @@ __device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard&
     for (u32 i = 0; i < kAtOnce; i++) {
       if (first + i >= c.ranks) continue;
       u32 value = (u32)seen[i];
-      if (seen[i] >> 32 != c.epoch && !hear_word(c, up, first + i, word, guard, &value))
+      if (seen[i] >> 32 != c.epoch() && !hear_word(c, up, first + i, word, guard, &value))
         return false;
       each(first + i, value);
     }
@@ -141,7 +180,7 @@ __device__ inline Decision decide(const Common& c, const u32* table, u32 words) 
   for (u32 s = 0; s < c.ranks; s++)
     if (signature_of(&table[s * words]) != c.signature) return {kMismatch, s};
   for (u32 s = 0; s < c.ranks; s++)
-    if (table[s * words + 2] != c.origin) return {kOrigin, s};
+    if (table[s * words + 2] != c.origin()) return {kOrigin, s};
   return {kGo, c.rank};
 }
 
@@ -165,17 +204,22 @@ template <class Up>
 __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32* head,
                      Guard& guard) {
   Outcome& o = *c.outcome;
+  c.cell->code = d.code;
+  if (c.unheard && d.code == kGo) return;
   o.code = d.code;
   o.rank = d.rank;
   o.verdict = head[0] & 0xff;
   o.signature = signature_of(head);
+  o.own_signature = c.signature;
   o.origin = head[2];
   o.objector = head[3];
+  o.own_origin = c.origin();
   o.text_bytes = 0;
   bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
   if (text && !hear_text(c, up, d.rank, o.verdict, guard)) return;
+  if (c.unheard) c.state->stopped = 1;
   __threadfence_system();
-  store_release(&o.epoch, c.epoch);
+  store_release(&o.epoch, c.ticket);
 }
 
 // An operation without rows: what each host has found, and the first objection. One block.
@@ -183,12 +227,17 @@ template <class Up>
 __device__ void agree(const Common& c, const Up& up, u8* shared) {
   Guard guard(c.abort, c.cap_ns, c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  u32 head[kHead] = {c.verdict, (u32)c.signature, c.origin, c.objector,
+  Found(c, nullptr).publish();
+  __syncthreads();
+  if (c.epoch() == 0) return;
+  if (threadIdx.x == 0) pass_turn(c);
+  u32 head[kHead] = {c.verdict, (u32)c.signature, 0, c.objector,
                      0,         0,                (u32)(c.signature >> 32), 0};
   // As many words as a dispatch, so that ranks that do one find out and do not wait.
   enter(c, up, kHead + c.ranks * c.groups(), c.verdict, nullptr, guard,
         [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
-  if (!hear(c, up, kHead, heard, guard) || threadIdx.x != 0) return;
+  if (!hear(c, up, kHead, heard, guard)) return stop_all(c);
+  if (threadIdx.x != 0) return;
   Decision d = decide(c, heard, kHead);
   tell(c, up, d, &heard[d.rank * kHead], guard);
 }

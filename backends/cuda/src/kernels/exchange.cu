@@ -95,8 +95,13 @@ extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
     ty_arrive(const __grid_constant__ ty::ArriveArgs a, const __grid_constant__ Up::Params p) {
   ty::Guard guard(a.abort, a.cap_ns, a.report);
   Up face(p);
-  for (ty::u32 s = threadIdx.x; s < a.ranks; s += blockDim.x)
-    ty::wait_signal(face, 0, {a.phase, s, a.first_signal + s, a.expected[s]}, guard);
+  ty::u32 first = (2 * a.cell->slot + a.done) * a.ranks;
+  bool waits = a.cell->code == ty::kGo;
+  for (ty::u32 s = threadIdx.x; s < a.ranks; s += blockDim.x) {
+    // Loaded together with the others.
+    ty::u64 total = a.cell->totals[s];
+    if (waits) ty::wait_signal(face, 0, {a.phase, s, first + s, total}, guard);
+  }
   face.flush(ty::Block(), 0, guard);
   __syncthreads();
   if (threadIdx.x == 0) a.trace->arrived = ty::now_ns();

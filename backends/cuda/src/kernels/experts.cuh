@@ -86,12 +86,14 @@ __device__ inline void zero_padding(const SpreadArgs& a, u32 expert) {
 
 __device__ inline void spread(const SpreadArgs& a, u8* shared) {
   __shared__ u64 barriers[kWarps];
+  if (a.cell && a.cell->code != kGo) return;
+  u64 tokens = a.totals ? a.totals[0] : a.tokens;
   u32 warp = threadIdx.x / 32, step = gridDim.x * a.movers;
   if (warp < a.movers) {
     Copier rows(a, shared, barriers);
     u64 token = blockIdx.x * a.movers + warp;
-    auto look = [&](u64 t) { return t < a.tokens ? slot_of(a.slots, t, a.topk, a.rows) : -1; };
-    for (i32 slot = look(token), next; token < a.tokens; token += step, slot = next) {
+    auto look = [&](u64 t) { return t < tokens ? slot_of(a.slots, t, a.topk, a.rows) : -1; };
+    for (i32 slot = look(token), next; token < tokens; token += step, slot = next) {
       next = look(token + step);
       spread_token(a, token, slot, rows);
     }
@@ -116,8 +118,8 @@ struct Copies {
 };
 
 // The weights that travel back.
-__device__ inline void merge_weights(const MergeArgs& a) {
-  u64 places = a.tokens * a.topk;
+__device__ inline void merge_weights(const MergeArgs& a, u64 tokens) {
+  u64 places = tokens * a.topk;
   for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < places; i += gridDim.x * blockDim.x) {
     i32 slot = a.slots[i];
     a.out_weights[i] = slot >= 0 && (u64)slot < a.rows ? a.weights[slot] : 0.0f;
@@ -127,8 +129,9 @@ __device__ inline void merge_weights(const MergeArgs& a) {
 // One partial row per received token: its copies in k order.
 template <class Type>
 __device__ void merge(const MergeArgs& a, u8* shared) {
-  if (a.weights) merge_weights(a);
-  Summing s{{a.piece_bytes, a.pieces}, (u32)a.tokens, a.row_bytes, a.stages, a.stage_bytes};
+  u64 tokens = a.received ? *a.received : a.tokens;
+  if (a.weights) merge_weights(a, tokens);
+  Summing s{{a.piece_bytes, a.pieces}, (u32)tokens, a.row_bytes, a.stages, a.stage_bytes};
   if (a.dispatch_weights)
     sum_rows<Type>(Copies<true>{a, a.out}, s, shared);
   else

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec, Shape, Span};
+use tokenyard_core::moe::{Layout, Region, RegionLayout, RegionRows, RegionSpec, Shape, Span};
 
 use super::args::{Routing, WARPS};
 use super::exchange::Exchange;
@@ -13,12 +13,14 @@ use crate::driver::{Buffer, Context, RawStream};
 #[derive(Debug)]
 pub(super) struct HandleState {
     pub(super) routing: Routing,
-    /// Epoch of the dispatch that made it: the same on all ranks.
-    pub(super) origin: u32,
-    /// T on this rank.
+    /// T on this rank, or the most that it may be.
     pub(super) tokens: u32,
-    /// True N on this rank.
+    /// True N on this rank, or the most that it may be.
     pub(super) received: u64,
+    /// Whether only the device knows N.
+    pub(super) is_open: bool,
+    /// What an exact output is laid out for.
+    pub(super) exact: RegionRows,
     /// Rows that the output has: N, or the most.
     pub(super) rows: u64,
     pub(super) worst: bool,
@@ -28,13 +30,22 @@ pub(super) struct HandleState {
     pub(super) weights: u64,
     /// The stream of the dispatch that made it.
     pub(super) stream: Option<RawStream>,
+    /// What captured operations stage in: theirs until the slot is used again.
+    pub(super) kept: Vec<Region>,
     _memory: Buffer,
 }
 
+/// Bytes of what the device notes: its T and origin, then N.
+const NOTE: u64 = 16;
 /// Tokens of the shortest span.
 const WARP: u32 = 32;
 
 impl HandleState {
+    /// Where the device notes N.
+    pub(super) fn received_at(&self) -> u64 {
+        self.routing.note + 8
+    }
+
     /// Takes a new routing of so many tokens.
     pub(super) fn count(&mut self, tokens: u32) {
         self.tokens = tokens;
@@ -61,6 +72,7 @@ impl HandleState {
             groups * of_ranks,
             4 * (groups + 1),
             groups * (of_ranks + of_experts),
+            NOTE,
         ];
         let mut end = 0;
         let starts = lengths.map(|bytes| {
@@ -82,6 +94,7 @@ impl HandleState {
             row_base,
             group_starts,
             group_counts,
+            note,
         ] = starts.map(|start| memory.address() + start);
         Ok(Self {
             routing: Routing {
@@ -97,18 +110,21 @@ impl HandleState {
                 row_base,
                 group_starts,
                 group_counts,
+                note,
                 span: WARP,
                 blocks,
             },
-            origin: 0,
             tokens: 0,
             received: 0,
+            is_open: false,
+            exact: RegionRows { tokens: 0, experts: 0 },
             rows: 0,
             worst: false,
             layout: Layout::Flat,
             slots: 0,
             weights: 0,
             stream: None,
+            kept: Vec::new(),
             _memory: memory,
         })
     }
@@ -117,6 +133,7 @@ impl HandleState {
     pub(super) fn note_output(&mut self, output: &Output, received: u64, spec: &RegionSpec) {
         let at = |span: Span| output.address + span.offset;
         self.received = received;
+        self.exact = output.rows;
         self.rows = output.rows_of(spec.layout, &spec.shape);
         self.slots = at(output.layout.slots);
         self.weights = if spec.row.weights { at(output.layout.weights) } else { 0 };

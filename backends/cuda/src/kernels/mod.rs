@@ -24,7 +24,9 @@ mod observer;
 mod order;
 mod outcome;
 mod proxy;
+mod received;
 mod sizes;
+mod unheard;
 mod waits;
 
 use std::collections::HashMap;
@@ -39,7 +41,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::CudaConfig;
-use crate::driver::{self, Context, Device, HostWindow, Pooled, RawStream, Stream, Vmm};
+use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream, Stream, Vmm};
 use domains::{Exchanges, Rail};
 use engine::Engine;
 use exchange::{Exchange, Part};
@@ -69,6 +71,8 @@ pub struct CudaKernels {
     tensors: HashMap<u64, Pooled>,
     /// Streams of tools.
     streams: Vec<Stream>,
+    /// Graphs of tools.
+    graphs: Vec<Graph>,
 }
 
 /// The memory of a window.
@@ -114,6 +118,14 @@ impl CudaKernels {
     fn settle(&self) -> Result<()> {
         self.planned.as_ref().map_or(Ok(()), Exchanges::synchronize)?;
         self.streams.iter().try_for_each(Stream::synchronize)
+    }
+
+    fn stream(&self, pointer: *mut c_void) -> Result<&Stream> {
+        self.streams.iter().find(|stream| stream.name().pointer() == pointer).ok_or_else(|| {
+            let text =
+                format!("found {pointer:p}; expected a stream that this kernel set has made");
+            Error::new(ErrorKind::InvalidInput, "use stream", text)
+        })
     }
 
     fn planned(&mut self) -> Result<&mut Exchanges> {
@@ -215,15 +227,18 @@ impl KernelSet for CudaKernels {
             memory: Vec::new(),
             tensors: HashMap::new(),
             streams: Vec::new(),
+            graphs: Vec::new(),
         })
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
         let exchanges = self.exchanges(limits)?;
+        let is_whole = exchanges.len() == 1;
         let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: (WINDOWS * exchanges.len()) as u32,
-            flags: abi::TY_NEEDS_STREAMS,
+            // Among several domains the host waits between levels.
+            flags: abi::TY_NEEDS_STREAMS | if is_whole { abi::TY_NEEDS_NO_SYNC } else { 0 },
             scale_up: NO_LINK_NEEDS,
             scale_out: NO_LINK_NEEDS,
             window_bytes: [0; abi::TY_MAX_WINDOWS],
@@ -381,6 +396,33 @@ impl KernelSet for CudaKernels {
         bytes: u64,
     ) -> Result<()> {
         RawStream::of(stream).copy(&self.context, to as u64, from as u64, bytes)
+    }
+
+    fn graph_begin(&mut self, stream: *mut c_void) -> Result<()> {
+        Graph::begin(self.stream(stream)?)
+    }
+
+    fn graph_end(&mut self, stream: *mut c_void) -> Result<*mut c_void> {
+        let graph = Graph::end(self.stream(stream)?)?;
+        let pointer = graph.pointer();
+        self.graphs.push(graph);
+        Ok(pointer)
+    }
+
+    unsafe fn graph_launch(&mut self, stream: *mut c_void, graph: *mut c_void) -> Result<()> {
+        let Some(graph) = self.graphs.iter().find(|g| g.pointer() == graph) else {
+            let text = format!("found {graph:p}; expected a graph that this kernel set has made");
+            return Err(Error::new(ErrorKind::InvalidInput, "launch graph", text));
+        };
+        // SAFETY: by this function's contract.
+        unsafe { graph.launch(self.stream(stream)?) }
+    }
+
+    fn graph_destroy(&mut self, graph: *mut c_void) {
+        if let Err(error) = self.settle() {
+            tracing::warn!("a graph is destroyed after kernels that did not end well: {error}");
+        }
+        self.graphs.retain(|g| g.pointer() != graph);
     }
 }
 

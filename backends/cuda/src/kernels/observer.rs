@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::waits::{Seen, Wait, Waits};
-use crate::driver::{self, Context, Pinned, Stream};
+use crate::driver::{Context, Pinned, RelaxedCapture, Stream};
 
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(1);
@@ -32,8 +32,10 @@ struct Outstanding {
 
 /// What the observer looks at.
 trait Sight: Send + Sync + 'static {
+    /// What the thread holds while it looks.
+    type Held;
     /// What the thread does first.
-    fn begin(&self);
+    fn begin(&self) -> Self::Held;
     /// The last number that the device has written.
     fn mark(&self) -> u64;
     /// Looks at an operation that has not ended; an error ends it.
@@ -42,6 +44,8 @@ trait Sight: Send + Sync + 'static {
     fn judge(&self, wait: Wait) -> Result<()>;
     /// Ends all operations, and says why.
     fn wind_up(&self, one: &Outstanding, error: Error) -> Error;
+    /// Looks at whatever kernels wait for that no host call launched; an error ends them all.
+    fn look_around(&self, seen: &mut Seen) -> Result<()>;
 }
 
 /// The GPU.
@@ -50,13 +54,18 @@ struct Device {
     stream: Arc<Stream>,
     waits: Arc<Waits>,
     marks: Pinned<u64>,
+    level: u64,
 }
 
 impl Sight for Device {
-    fn begin(&self) {
-        if let Err(error) = driver::relax_capture() {
+    type Held = Option<RelaxedCapture>;
+
+    fn begin(&self) -> Self::Held {
+        let relaxed = RelaxedCapture::enter();
+        let warn = |error: &Error| {
             tracing::warn!("while a graph is captured, the observer may disturb that: {error}");
-        }
+        };
+        relaxed.inspect_err(warn).ok()
     }
 
     fn mark(&self) -> u64 {
@@ -80,6 +89,10 @@ impl Sight for Device {
         let is_over = || self.stream.is_idle().map(|_| self.mark() >= one.mark);
         self.waits.wind_up(error, one.wait, &is_over)
     }
+
+    fn look_around(&self, seen: &mut Seen) -> Result<()> {
+        self.waits.look_around(self.level, seen)
+    }
 }
 
 /// The observer of one yard. Its thread starts with the first operation that it watches.
@@ -94,12 +107,13 @@ impl Observer {
     pub(super) fn new(
         context: &Arc<Context>,
         stream: &Arc<Stream>,
-        waits: &Arc<Waits>,
+        (waits, level): (&Arc<Waits>, u64),
     ) -> Result<Self> {
         let device = Arc::new(Device {
             stream: Arc::clone(stream),
             waits: Arc::clone(waits),
             marks: Pinned::new(context, 1)?,
+            level,
         });
         Ok(Self { watching: Watching::new(&device), device, marks: 0 })
     }
@@ -109,6 +123,11 @@ impl Observer {
         self.marks += 1;
         self.device.stream.write(self.device.marks.at(0) as u64, self.marks)?;
         self.watching.add(Outstanding { wait, mark: self.marks })
+    }
+
+    /// Watches from now on what kernels wait for that no host call waits for, and that graphs launch.
+    pub(super) fn stand(&mut self) -> Result<()> {
+        self.watching.stand()
     }
 
     /// Keeps an error for the next call.
@@ -147,6 +166,8 @@ struct State {
     outstanding: VecDeque<Outstanding>,
     /// Kept as data: every call after it makes a fresh error of it.
     failure: Option<(ErrorKind, Option<u32>, String)>,
+    /// Kernels may wait that are none of these.
+    stands: bool,
     sleeps: bool,
     stop: bool,
 }
@@ -156,6 +177,7 @@ impl<S: Sight> Watching<S> {
         let state = State {
             outstanding: VecDeque::with_capacity(MOST),
             failure: None,
+            stands: false,
             sleeps: false,
             stop: false,
         };
@@ -163,7 +185,7 @@ impl<S: Sight> Watching<S> {
         Self { shared: Arc::new(Shared { sight, state: Mutex::new(state), changed }), thread: None }
     }
 
-    fn add(&mut self, one: Outstanding) -> Result<()> {
+    fn start(&mut self) -> Result<()> {
         if self.thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new()
@@ -172,6 +194,21 @@ impl<S: Sight> Watching<S> {
                 .map_err(|e| Error::system("start observer", "a thread cannot be made", e))?;
             self.thread = Some(thread);
         }
+        Ok(())
+    }
+
+    fn stand(&mut self) -> Result<()> {
+        self.start()?;
+        let mut state = self.shared.state();
+        state.stands = true;
+        if state.sleeps {
+            self.shared.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, one: Outstanding) -> Result<()> {
+        self.start()?;
         let ended = self.shared.sight.mark();
         let mut state = self.shared.state();
         if state.outstanding.len() == MOST {
@@ -246,7 +283,7 @@ impl<S> Shared<S> {
 
 impl<S: Sight> Shared<S> {
     fn run(&self) {
-        self.sight.begin();
+        let _held = self.sight.begin();
         while let Some(one) = self.next() {
             let seen = self.see_through(&one);
             let Err(error) = seen else {
@@ -261,7 +298,7 @@ impl<S: Sight> Shared<S> {
 
     /// The operation that ends next; none once nobody watches any more.
     fn next(&self) -> Option<Outstanding> {
-        let mut looks = 0;
+        let (mut looks, mut seen) = (0, Seen::default());
         let mut state = self.state();
         loop {
             if state.stop {
@@ -270,8 +307,22 @@ impl<S: Sight> Shared<S> {
             if let Some(one) = state.outstanding.front() {
                 return Some(*one);
             }
-            state = self.pause(state, looks == IDLE_LOOKS);
+            if state.stands {
+                drop(state);
+                self.look_around(&mut seen);
+                state = self.state();
+            }
+            let sleeps = !state.stands && looks == IDLE_LOOKS;
+            state = self.pause(state, sleeps);
             looks = (looks + 1).min(IDLE_LOOKS);
+        }
+    }
+
+    fn look_around(&self, seen: &mut Seen) {
+        if let Err(error) = self.sight.look_around(seen) {
+            self.fail(&error);
+            // What waits was ended, and nothing is begun any more.
+            self.state().stands = false;
         }
     }
 
@@ -294,147 +345,4 @@ impl<S: Sight> Shared<S> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicBool;
-    use std::time::Instant;
-
-    use super::*;
-
-    /// A device of numbers.
-    #[derive(Default)]
-    struct Numbers {
-        mark: AtomicU64,
-        looks: AtomicU64,
-        /// Not 0: the mark of the operation that has failed.
-        failed: AtomicU64,
-        /// Looks are errors.
-        lost: AtomicBool,
-        ended: AtomicBool,
-    }
-
-    fn wrong(operation: u64) -> Error {
-        Error::new(ErrorKind::Deadline, "wait", format!("operation {operation}")).with_rank(3)
-    }
-
-    impl Sight for Numbers {
-        fn begin(&self) {}
-
-        fn mark(&self) -> u64 {
-            self.mark.load(Ordering::Acquire)
-        }
-
-        fn look(&self, wait: Wait, _: &mut Seen) -> Result<()> {
-            self.looks.fetch_add(1, Ordering::AcqRel);
-            if self.lost.load(Ordering::Acquire) { Err(wrong(wait.operation)) } else { Ok(()) }
-        }
-
-        fn judge(&self, wait: Wait) -> Result<()> {
-            let failed = self.failed.load(Ordering::Acquire);
-            if wait.operation == failed { Err(wrong(failed)) } else { Ok(()) }
-        }
-
-        fn wind_up(&self, _: &Outstanding, error: Error) -> Error {
-            self.ended.store(true, Ordering::Release);
-            error
-        }
-    }
-
-    fn outstanding(number: u64) -> Outstanding {
-        let wait = Wait { operation: number, phase: 3, level: 0, rank: 1 };
-        Outstanding { wait, mark: number }
-    }
-
-    /// Returns once `ready`; the test fails if that does not come.
-    fn until(ready: impl Fn() -> bool) {
-        let start = Instant::now();
-        while !ready() {
-            assert!(start.elapsed() < Duration::from_secs(60), "it never came");
-            std::thread::sleep(LOOK);
-        }
-    }
-
-    #[test]
-    fn operations_are_watched_until_they_end_in_their_order() {
-        let device = Arc::new(Numbers::default());
-        let mut watching = Watching::new(&device);
-        assert!(watching.thread.is_none(), "without work there is no thread");
-        for number in [1, 2] {
-            watching.add(outstanding(number)).unwrap();
-        }
-        until(|| device.looks.load(Ordering::Acquire) > 0);
-        device.mark.store(1, Ordering::Release);
-        until(|| watching.shared.state().outstanding.len() == 1);
-        device.mark.store(2, Ordering::Release);
-        until(|| watching.shared.state().outstanding.is_empty());
-        assert!(watching.shared.check().is_ok());
-    }
-
-    #[test]
-    fn an_observer_without_work_sleeps_and_wakes_for_the_next_operation() {
-        let device = Arc::new(Numbers::default());
-        let mut watching = Watching::new(&device);
-        device.mark.store(1, Ordering::Release);
-        watching.add(outstanding(1)).unwrap();
-        until(|| watching.shared.state().sleeps);
-        watching.add(outstanding(2)).unwrap();
-        until(|| device.looks.load(Ordering::Acquire) > 0);
-        device.mark.store(2, Ordering::Release);
-        until(|| watching.shared.state().outstanding.is_empty());
-        watching.stop();
-    }
-
-    #[test]
-    fn an_operation_that_failed_is_told_on_every_call_after_it() {
-        let device = Arc::new(Numbers::default());
-        device.failed.store(2, Ordering::Release);
-        let mut watching = Watching::new(&device);
-        device.mark.store(2, Ordering::Release);
-        for number in [1, 2] {
-            watching.add(outstanding(number)).unwrap();
-        }
-        until(|| watching.shared.check().is_err());
-        for _ in 0..2 {
-            let error = watching.shared.check().unwrap_err();
-            assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(3)));
-            assert!(error.to_string().contains("operation 2"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_wait_that_must_end_ends_all_and_the_first_reason_stays() {
-        let device = Arc::new(Numbers::default());
-        let mut watching = Watching::new(&device);
-        for number in [5, 6] {
-            watching.add(outstanding(number)).unwrap();
-        }
-        device.lost.store(true, Ordering::Release);
-        until(|| watching.shared.check().is_err());
-        assert!(device.ended.load(Ordering::Acquire));
-        until(|| watching.shared.state().outstanding.is_empty());
-        watching.shared.fail(&wrong(9));
-        let error = watching.shared.check().unwrap_err();
-        assert!(error.to_string().contains("operation 5"), "{error}");
-    }
-
-    #[test]
-    fn many_short_operations_need_no_more_room_than_there_is() {
-        let device = Arc::new(Numbers::default());
-        let mut watching = Watching::new(&device);
-        let room = watching.shared.state().outstanding.capacity();
-        for number in 1..1000 {
-            watching.add(outstanding(number)).unwrap();
-            device.mark.store(number, Ordering::Release);
-        }
-        until(|| watching.shared.state().outstanding.is_empty());
-        assert_eq!(watching.shared.state().outstanding.capacity(), room);
-    }
-
-    #[test]
-    fn it_stops_while_an_operation_is_outstanding() {
-        let device = Arc::new(Numbers::default());
-        let mut watching = Watching::new(&device);
-        watching.add(outstanding(1)).unwrap();
-        watching.stop();
-        assert!(watching.thread.is_none());
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::driver::{Context, Event, RawStream, Stream};
+use crate::driver::{Context, Event, RawStream, RelaxedCapture, Stream};
 
 /// How often the host looks at a caller's stream that it waits for.
 const LOOK: Duration = Duration::from_micros(100);
@@ -16,13 +16,47 @@ const LOOK: Duration = Duration::from_micros(100);
 const MOST_REGIONS: usize = 4096;
 
 /// The stream that a call names, where its flag is set.
-pub(super) fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
+fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
     (flag != 0).then(|| RawStream::of(pointer))
 }
 
-/// Why calls on a stream that is captured are refused.
-pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs: \
-                                   operations cannot be captured yet";
+/// In whose order a call is, and who waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mode {
+    /// Without one it is the host's.
+    pub(super) stream: Option<RawStream>,
+    /// The host does not wait for what it comes to.
+    pub(super) unheard: bool,
+    /// Its stream captures a graph.
+    pub(super) captured: bool,
+}
+
+impl Mode {
+    /// What a call asks for.
+    pub(super) fn of(
+        (stream_flag, pointer): (u32, *mut c_void),
+        no_sync_flag: u32,
+        context: &Context,
+    ) -> Result<Self> {
+        let stream = stream_of(stream_flag, pointer);
+        let captured = stream.map_or(Ok(false), |stream| stream.is_captured(context))?;
+        Ok(Self { stream, unheard: no_sync_flag != 0 && stream.is_some(), captured })
+    }
+
+    /// While the result lives, the driver may be asked how streams are that capture nothing.
+    pub(super) fn relax(&self) -> Result<Option<RelaxedCapture>> {
+        self.captured.then(RelaxedCapture::enter).transpose()
+    }
+
+    /// Whether it is recorded, and does not run.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.captured && self.unheard
+    }
+}
+
+/// Why calls that wait are refused on a stream that is captured.
+pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs, or a \
+                                   call without synchronisation";
 
 /// Which stream each region was given out on; those of the host's order are not in it.
 #[derive(Debug)]
@@ -37,6 +71,10 @@ impl<S: Copy> Owners<S> {
 
     fn give(&mut self, region: u64, stream: Option<S>) {
         self.held.extend(stream.map(|stream| (region, stream)));
+    }
+
+    fn of(&self, region: u64) -> Option<S> {
+        self.held.iter().find(|(id, _)| *id == region).map(|(_, stream)| *stream)
     }
 
     fn take(&mut self, region: u64) -> Option<S> {
@@ -61,6 +99,8 @@ pub(super) struct Order {
     is_ahead: bool,
     /// Whether `freed` ever got one.
     is_used: bool,
+    /// Regions that came back while their stream captured a graph, where no mark can be made.
+    late: Vec<u64>,
     /// For one stream to wait for another; free again at once.
     mark: Event,
     /// The longest that the host waits for a caller's stream.
@@ -74,6 +114,7 @@ impl Order {
             freed: Stream::new(context)?,
             is_ahead: false,
             is_used: false,
+            late: Vec::new(),
             mark: Event::new(context)?,
             cap,
         })
@@ -87,12 +128,15 @@ impl Order {
 
     /// The next operation runs on `work` behind what its caller's stream has by now, and in regions
     /// that nobody uses any more.
-    pub(super) fn enter(&mut self, work: &Stream, stream: Option<RawStream>) -> Result<()> {
-        if self.is_ahead {
+    pub(super) fn enter(&mut self, work: &Stream, mode: &Mode) -> Result<()> {
+        if mode.is_recorded() {
+            // A graph waits for nothing outside it.
+            self.settle()?;
+        } else if self.is_ahead {
             self.chain(self.freed.name(), work.name())?;
             self.is_ahead = false;
         }
-        stream.map_or(Ok(()), |stream| self.chain(stream, work.name()))
+        mode.stream.map_or(Ok(()), |stream| self.chain(stream, work.name()))
     }
 
     /// What was taken back, and what is taken back from now on, is free behind `event`.
@@ -110,25 +154,32 @@ impl Order {
     /// A region is written on `stream`, or by whoever the host lets, until it is taken back.
     pub(super) fn lend(&mut self, region: u64, stream: Option<RawStream>) -> Result<()> {
         match stream {
-            Some(stream) => self.chain(self.freed.name(), stream)?,
-            None => self.settle()?,
+            Some(stream) if !stream.is_captured(self.freed.context())? => {
+                self.chain(self.freed.name(), stream)?;
+            }
+            _ => self.settle()?,
         }
         self.give(region, stream);
         Ok(())
     }
 
-    /// Nobody uses a region any more, but for what its stream has by now.
-    pub(super) fn take_back(&mut self, region: u64) -> Result<()> {
-        let Some(stream) = self.owners.take(region) else { return Ok(()) };
+    /// Nobody uses a region any more, but for what its stream has by now. While that captures a graph,
+    /// a mark there would be in the graph: then the region waits among the late, and this is false.
+    pub(super) fn take_back(&mut self, region: u64) -> Result<bool> {
+        let Some(stream) = self.owners.of(region) else { return Ok(true) };
         if stream.is_captured(self.freed.context())? {
-            // What the graph does to it, and when, is not known; and a mark there would be in the graph.
-            let text = "an output was dropped while its stream captures a graph";
-            return Err(Error::new(ErrorKind::InvalidInput, "take back output", text)
-                .with_fix("drop outputs before the capture begins, or after it has ended"));
+            self.late.push(region);
+            return Ok(false);
         }
+        self.owners.take(region);
         self.chain(stream, self.freed.name())?;
         (self.is_ahead, self.is_used) = (true, true);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Regions to be taken back again.
+    pub(super) fn late(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.late)
     }
 
     /// A stream has ended: its regions are the host's from now on.
@@ -139,7 +190,10 @@ impl Order {
     /// Takes every region back, and waits until it is free.
     pub(super) fn take_back_all(&mut self) -> Result<()> {
         while let Some((region, _)) = self.owners.held.last() {
-            self.take_back(*region)?;
+            let region = *region;
+            if !self.take_back(region)? {
+                self.owners.take(region);
+            }
         }
         self.settle()
     }
@@ -149,6 +203,8 @@ impl Order {
         if !self.is_used {
             return Ok(());
         }
+        // The streams that are asked capture nothing, whatever others do.
+        let _relaxed = RelaxedCapture::enter()?;
         let start = Instant::now();
         while !self.freed.is_idle()? {
             if start.elapsed() > self.cap {
@@ -175,6 +231,7 @@ mod tests {
         owners.give(7, Some('a'));
         owners.give(8, None);
         owners.give(9, Some('b'));
+        assert_eq!((owners.of(7), owners.of(8)), (Some('a'), None));
         assert_eq!((owners.take(7), owners.take(7)), (Some('a'), None));
         assert_eq!((owners.take(8), owners.take(9)), (None, Some('b')));
         assert!(owners.held.is_empty() && owners.held.capacity() >= MOST_REGIONS);

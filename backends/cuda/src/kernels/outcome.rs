@@ -6,11 +6,11 @@ use tokenyard_core::{Error, ErrorKind};
 
 use super::args::{
     BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_BROKEN, REFUSE_FULL, REFUSE_ROUTE,
-    REFUSE_TEXT, REFUSED, TEXT,
+    REFUSE_TEXT, REFUSED, TEXT, TOO_MANY,
 };
 use super::exchange::Team;
 
-/// What this rank called.
+/// Which call it was.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Called {
     /// World number of this rank.
@@ -20,9 +20,6 @@ pub(super) struct Called {
     pub(super) operation: u64,
     /// Numbers of the exchange that one of the caller takes.
     pub(super) steps: u32,
-    pub(super) signature: Signature,
-    /// Epoch of the dispatch that made the handle.
-    pub(super) origin: u32,
 }
 
 /// Set in the order of objections to which those come first that a rank entered with.
@@ -87,7 +84,7 @@ impl Refusal {
             }),
             MISMATCH => {
                 let call = |signature: Signature| format!("called a {}", signature.describe());
-                let calls = [call(Signature(outcome.signature)), call(ours.signature)];
+                let calls = [outcome.signature, outcome.own_signature].map(Signature).map(call);
                 broken(ErrorKind::Mismatch, mismatch(ours, rank, calls))
             }
             ORIGIN => {
@@ -95,7 +92,7 @@ impl Refusal {
                     let dispatch = epoch.wrapping_sub(1) / ours.steps;
                     format!("used the handle of dispatch {dispatch}")
                 };
-                let handles = [handle(outcome.origin), handle(ours.origin)];
+                let handles = [outcome.origin, outcome.own_origin].map(handle);
                 broken(ErrorKind::Mismatch, mismatch(ours, rank, handles))
             }
             BAD_ROWS => broken(
@@ -125,6 +122,22 @@ impl Refusal {
     }
 }
 
+/// The error of an operation that nobody waited for. Ranks may be several operations further, so the yard
+/// cannot go on, whatever it was.
+pub(super) fn told_late(error: &Error) -> Error {
+    let kind = match error.kind() {
+        ErrorKind::Refused | ErrorKind::Full => ErrorKind::Protocol,
+        other => other,
+    };
+    let message = format!("an operation that nobody waited for failed: {}", error.message());
+    let told = Error::new(kind, "enter operation", message)
+        .with_fix("call it with synchronisation, which tells at once and leaves the yard usable");
+    match error.rank() {
+        Some(rank) => told.with_rank(rank),
+        None => told,
+    }
+}
+
 fn mismatch(ours: &Called, peer: u32, [theirs, mine]: [String; 2]) -> String {
     format!("operation {}: rank {peer} {theirs}; rank {} {mine}", ours.operation, ours.rank)
 }
@@ -141,6 +154,10 @@ fn route_problem(outcome: &Outcome, shape: &Shape) -> String {
         bytes.copy_from_slice(&outcome.text[4 * i..][..4]);
         u32::from_le_bytes(bytes)
     };
+    if word(1) & 0xff == TOO_MANY {
+        let (found, most) = (word(0), word(2));
+        return format!("tokens: found {found} in device memory; expected at most {most}");
+    }
     let expert = i64::from(word(2)) | i64::from(word(3)) << 32;
     let place = format!("found expert {expert} in row {}, column {}", word(0), word(1) >> 8 & 0xff);
     match word(1) & 0xff {
@@ -165,18 +182,15 @@ mod tests {
         verdict: 0,
         text_bytes: 0,
         signature: 0,
+        own_signature: 3,
         origin: 0,
+        own_origin: 2,
         objector: 1,
+        reserved: 0,
         text: [0; TEXT],
     };
-    const OURS: Called = Called {
-        rank: 0,
-        team: Team { first: 0, step: 1 },
-        operation: 4,
-        steps: 1,
-        signature: Signature(3),
-        origin: 2,
-    };
+    const OURS: Called =
+        Called { rank: 0, team: Team { first: 0, step: 1 }, operation: 4, steps: 1 };
 
     fn judge(outcome: &Outcome) -> Option<Error> {
         Refusal::of(outcome, &OURS, &SHAPE).map(|refusal| refusal.error())
@@ -192,6 +206,11 @@ mod tests {
         assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(3)));
         let text = error.to_string();
         assert!(text.contains("found expert 9 in row 7, column 2; expected less than"), "{text}");
+        for (i, word) in [70_u32, TOO_MANY, 64, 0].into_iter().enumerate() {
+            bad.text[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
+        }
+        let text = judge(&bad).unwrap().to_string();
+        assert!(text.contains("tokens: found 70 in device memory; expected at most 64"), "{text}");
     }
 
     #[test]
@@ -244,5 +263,13 @@ mod tests {
         let other = Outcome { code: ORIGIN, origin: 7, ..OUTCOME };
         let text = Refusal::of(&other, &rail, &SHAPE).unwrap().error().to_string();
         assert!(text.contains("rank 5 used the handle of dispatch 3; rank 1 used"), "{text}");
+    }
+
+    #[test]
+    fn a_refusal_that_is_told_late_closes_the_yard_and_names_the_rank() {
+        let refused = Error::new(ErrorKind::Refused, "enter", "rank 2 refused").with_rank(2);
+        let late = told_late(&refused);
+        assert_eq!((late.kind(), late.rank()), (ErrorKind::Protocol, Some(2)));
+        assert!(late.to_string().contains("nobody waited for failed: rank 2 refused"), "{late}");
     }
 }

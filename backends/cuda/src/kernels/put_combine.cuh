@@ -33,7 +33,7 @@ __device__ inline u64 owned_before(const CombineArgs& a, const u32* heard, u32 g
 __device__ inline Decision check_returned(const CombineArgs& a, const u32* heard) {
   for (u32 d = 0; d < a.c.ranks; d++) {
     bool there = rows_end(a, d) <= heard[d * return_words(a) + 5];
-    bool here = owned_before(a, heard, a.c.groups() - 1, d + 1) <= a.rows;
+    bool here = owned_before(a, heard, a.c.groups() - 1, d + 1) <= operation().rows;
     if (!there || !here) return {kBadRows, d};
   }
   return {kGo, a.c.rank};
@@ -47,8 +47,8 @@ template <class Up>
 __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard) {
   u32 place = a.c.verdict == kEnter ? (u32)(a.landing / 16) : a.c.objector;
   u32 head[kHead] = {a.c.verdict,       (u32)a.c.signature,
-                     a.c.origin,        place,
-                     (u32)(a.landing_weights / 16), (u32)a.rows,
+                     a.c.origin(),      place,
+                     (u32)(a.landing_weights / 16), (u32)operation().rows,
                      (u32)(a.c.signature >> 32),    0};
   // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
   u32 groups = a.c.groups(), words = kHead + max(a.c.ranks * groups, groups + 1);
@@ -94,9 +94,16 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   if (threadIdx.x == 0) a.c.trace->begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
+  Found(a.c, a.r.note).publish();
+  __syncthreads();
+  if (a.c.epoch() == 0) return;
+  if (threadIdx.x == 0) {
+    pass_turn(a.c);
+    begin(a);
+  }
   enter_returning(a, up, guard);
   u32 words = return_words(a);
-  if (!hear(a.c, up, words, heard, guard)) return;
+  if (!hear(a.c, up, words, heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) {
     decision = decide(a.c, heard, words);
     if (decision.code == kGo) decision = check_returned(a, heard);
@@ -104,7 +111,7 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   __syncthreads();
   Decision d = decision;
   for (u32 s = threadIdx.x; s < a.c.ranks && d.code == kGo; s += blockDim.x)
-    a.c.done_totals()[s] += puts_back(a, s);
+    a.c.expect(a.c.done_totals(), s, puts_back(a, s));
   if (threadIdx.x == 0) {
     a.c.trace->heard = now_ns();
     tell(a.c, up, d, &heard[d.rank * words], guard);
@@ -119,6 +126,8 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
 // Sums the rows that have come. All blocks.
 template <class Type>
 __device__ void sum_returned(const CombineArgs& a, u8* shared) {
+  u64 made = __ldcg(&a.r.note->made);
+  if (a.c.cell->code != kGo) return;
   u64* first = reinterpret_cast<u64*>(shared);
   u64* weights = first + a.c.ranks;
   u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
@@ -129,7 +138,8 @@ __device__ void sum_returned(const CombineArgs& a, u8* shared) {
     u64 named = kGrouped ? 0 : a.r.row_base[d];
     weights[d] = arena + a.landing_weights + (rows - named) * weight_bytes(a);
   }
-  sum_partials<Type>(a, {first, weights, kGrouped ? nullptr : a.r.row_base}, shared + a.table_bytes);
+  sum_partials<Type>(a, (u32)(made >> 32), {first, weights, kGrouped ? nullptr : a.r.row_base},
+                     shared + a.table_bytes);
 }
 
 }  // namespace ty

@@ -40,7 +40,7 @@ __device__ bool put_run(const Common& c, const Up& up, const Run& run, u32 signa
 
 // The offset in the control window of the record that is staged for a peer.
 __device__ inline u64 outbox(const Common& c, u32 peer) {
-  return c.state->outbox + c.entries + 8 * (u64)peer * c.entry_words;
+  return c.state->outbox + c.entries() + 8 * (u64)peer * c.entry_words;
 }
 
 // Before records are staged: those of the slot's last operation have left (INV-4), and one more entry
@@ -48,7 +48,7 @@ __device__ inline u64 outbox(const Common& c, u32 peer) {
 template <class Up>
 __device__ bool begin_records(const Common& c, const Up& up, Guard& guard) {
   bool ok = __syncthreads_and(up.flush(Block(), 0, guard));
-  if (threadIdx.x == 0 && ok) c.state->entered[c.slot] += 1;
+  if (threadIdx.x == 0 && ok) c.state->entered[c.slot()] += 1;
   __syncthreads();
   return ok;
 }
@@ -58,7 +58,7 @@ template <class Up>
 __device__ void put_records(const Common& c, const Up& up, Guard& guard) {
   __threadfence_system();
   __syncthreads();
-  u64 to = c.entries + 8 * (u64)c.rank * c.entry_words, bytes = 8 * (u64)c.entry_words;
+  u64 to = c.entries() + 8 * (u64)c.rank * c.entry_words, bytes = 8 * (u64)c.entry_words;
   for (u32 i = 1 + threadIdx.x; i < c.ranks; i += blockDim.x) {
     u32 peer = (c.rank + i) % c.ranks;
     if (!up.put_signal(Thread(), 0, peer, At{kControl, to}, At{kControl, outbox(c, peer)}, bytes,
@@ -70,11 +70,12 @@ __device__ void put_records(const Common& c, const Up& up, Guard& guard) {
 // Waits until the records of all ranks are there. The whole block; each block for itself.
 template <class Up>
 __device__ bool records_come(const Common& c, const Up& up, Guard& guard) {
-  u64 record = c.entries + 8 * (u64)c.rank * c.entry_words;
+  u64 record = c.entries() + 8 * (u64)c.rank * c.entry_words;
   const u64* mine = reinterpret_cast<const u64*>(reach(c, up, kControl, c.rank, record));
-  bool ok = guard.until({kPhaseEntry, c.rank, 0, c.epoch}, [&] { return load_acquire(mine) >> 32; },
-                        [&](u64 found) { return found == c.epoch; });
-  u64 expected = ok ? load_relaxed(&c.state->entered[c.slot]) : 0;
+  u64 epoch = c.epoch();
+  bool ok = guard.until({kPhaseEntry, c.rank, 0, epoch}, [&] { return load_acquire(mine) >> 32; },
+                        [&](u64 found) { return found == epoch; });
+  u64 expected = ok ? load_relaxed(&c.state->entered[c.slot()]) : 0;
   for (u32 s = threadIdx.x; s < c.ranks && ok; s += blockDim.x)
     if (s != c.rank) ok = wait_signal(up, 0, {kPhaseEntry, s, c.entry_signal(s), expected}, guard);
   return __syncthreads_and(ok);

@@ -75,11 +75,11 @@ struct Batch {
     for (u32 i = 0; i < kBatch; i++) {
       expert[i] = -1;
       if (found[i] >= (i64)a.c.experts)
-        note_problem(a, token, first + i, 1);
+        note_problem(a, token, first + i, kNoExpert);
       else if (found[i] >= 0)
         expert[i] = (i32)found[i];
       if (expert[i] >= 0 && (atomicOr(&t.bits[a.c.ranks + expert[i]], mine) & mine) != 0) {
-        note_problem(a, token, first + i, 2);
+        note_problem(a, token, first + i, kTwice);
         expert[i] = -1;
       }
     }
@@ -156,12 +156,12 @@ __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
 }
 
 // All blocks: each warp counts a span.
-__device__ inline void count(const DispatchArgs& a, u8* shared) {
+__device__ inline void count(const DispatchArgs& a, u32 tokens, u8* shared) {
   Tally t(shared, a.c);
   for (u32 i = threadIdx.x % 32; i < t.columns; i += 32) t.bits[i] = t.rows[i] = 0;
   __syncwarp();
   u32 first = (blockIdx.x * kWarps + threadIdx.x / 32) * a.r.span;
-  u32 end = min(a.c.tokens, first + a.r.span);
+  u32 end = min(tokens, first + a.r.span);
   for (u32 token = first; token < end; token += 32)
     count_tokens(a, t, token + threadIdx.x % 32, end);
   close_block(a, t);

@@ -51,7 +51,8 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
 // One warp's stages, each with a piece of a row, what the piece is, and the words that tell its way.
 class Stages {
  public:
-  __device__ Stages(const DispatchArgs& a, u8* shared) : a_(a) {
+  __device__ Stages(const DispatchArgs& a, u8* shared)
+      : a_(a), units_((u64)a.c.tokens() * a.pieces) {
     __shared__ u64 barriers[64];
     u32 first = threadIdx.x / 32 * a.stages;
     pitch_ = (a.piece_bytes + 127) / 128 * 128;
@@ -71,7 +72,7 @@ class Stages {
   // free, so that no block waits for the slowest at the end.
   __device__ bool load() {
     u64 unit = __shfl_sync(~0u, dealt_, 0);
-    if (unit >= (u64)a_.c.tokens * a_.pieces) return false;
+    if (unit >= units_) return false;
     u64 token = unit / a_.pieces;
     u32 piece = (u32)(unit - token * a_.pieces);
     u32* note = notes_ + fill_ * words();
@@ -108,6 +109,7 @@ class Stages {
   __device__ void deal() { dealt_ = lane() == 0 ? atomicAdd(&a_.c.state->dealt, 1ull) : 0; }
 
   const DispatchArgs& a_;
+  u64 units_;
   u32 pitch_, rows_, barriers_, slot_ = 0, fill_ = 0, parity_ = 0;
   u32* notes_;
   u64 dealt_ = 0;
@@ -140,7 +142,7 @@ __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* s
 __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8*) {
   u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (warp >= a.movers) return;
-  u64 units = (u64)a.c.tokens * a.pieces, step = (u64)gridDim.x * a.movers;
+  u64 units = (u64)a.c.tokens() * a.pieces, step = (u64)gridDim.x * a.movers;
   for (u64 unit = (u64)blockIdx.x * a.movers + warp; unit < units; unit += step) {
     u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
     u32 aimed = lane < a.c.topk ? aims_of(a, token)[lane] : kNoRow;

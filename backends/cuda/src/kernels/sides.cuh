@@ -153,12 +153,12 @@ __device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t
   if (warp < kWarps - kSideWarps) return;
   u32 turn = warp - (kWarps - kSideWarps);
   SideRoom room(a, shared + turn * a.side_bytes);
-  u32 units = (a.c.tokens + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
+  u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
   // The places were said to be free by loads; bulk stores are of another proxy.
   publish_places();
   for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += gridDim.x * kSideWarps) {
     u32 first = i / a.c.ranks * a.side_tokens, rank = (a.c.rank + i) % a.c.ranks;
-    SideTokens unit{first, min(first + a.side_tokens, a.c.tokens)};
+    SideTokens unit{first, min(first + a.side_tokens, a.c.tokens())};
     for (u32 g = 0; g < a.c.groups(); g++) {
       SideTokens part = unit;
       if constexpr (kGrouped) part = of_group(a, unit, g);

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::wait::{WaitFor, Waiter, expired, monotonic_ns};
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::args::Report;
 use super::proxy::Ring;
@@ -190,6 +190,27 @@ impl Waits {
             self.waiter.look_at(&what, since, found)
         };
         self.turn.look(look).unwrap_or(Ok(()))
+    }
+
+    /// Looks at whatever kernels wait for that graphs launched, or calls that nobody waits for. What a
+    /// host's call waits for may be among it, and then goes first.
+    ///
+    /// # Errors
+    /// That a wait was ended, or had to be.
+    pub(super) fn look_around(&self, level: u64, seen: &mut Seen) -> Result<()> {
+        let wait = Wait { operation: abi::TY_OPERATION_OF_GRAPH, phase: 0, level, rank: 0 };
+        self.ended(wait)?;
+        if self.report().waiting == 0 {
+            if seen.what.take().is_some() {
+                self.look_away();
+            }
+            return Ok(());
+        }
+        self.look_at(wait, seen).map_err(|error| {
+            self.look_away();
+            // Every kernel that waits ends by the word; one of them says for what it waited.
+            self.wind_up(error, wait, &|| Ok(self.report().ended == 2))
+        })
     }
 
     /// Takes such a wait from the board.

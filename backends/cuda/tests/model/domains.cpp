@@ -173,8 +173,11 @@ void combine(World& world, bool weights) {
   }
   world.all([=](Rank& r) {
     float *partials = (float*)(r.out->arena + kYAt), *back = (float*)(r.out->arena + kWeightsAt);
-    up_level::combine_on(*r.in, r.told.tokens, partials, weights ? back : nullptr);
-    out_level::combine_on(*r.out, r.came, r.sums.data(), weights ? r.weights_back.data() : nullptr);
+    auto c = r.out->common(out_level::signature(3, 0));
+    model::launch(1, ty::kWarps * 32, [=, &r] { out_level::ty_agree(c, r.out->params()); });
+    same("all take part", r.out->outcome->code, ty::kGo);
+    up_level::combine_on(*r.in, partials, weights ? back : nullptr);
+    out_level::combine_on(*r.out, r.sums.data(), weights ? r.weights_back.data() : nullptr);
   });
   check_sums(world, weights);
 }

@@ -7,6 +7,16 @@ std::vector<Brought*> brought(const std::vector<Rank*>& ranks) {
   return std::vector<Brought*>(ranks.begin(), ranks.end());
 }
 
+// What a rank was told, or what its region says where nobody waits.
+Outcome told_to(Rank& r, const DispatchArgs& a) {
+  if (!a.c.unheard) return *r.outcome;
+  Outcome told{};
+  const u64* totals = (u64*)(r.arena + a.region + region_of(a, told).totals);
+  told.code = a.c.cell->code, told.tokens = totals[0];
+  told.rows = a.layout == kPacked ? a.c.local_experts() * a.most_tokens() : totals[1];
+  return told;
+}
+
 // On all ranks at once; returns what each was told.
 std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArgs> args) {
   std::vector<std::thread> running;
@@ -16,12 +26,13 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
     });
   for (auto& t : running) t.join();
   std::vector<Outcome> told;
-  for (Rank* r : ranks) told.push_back(*r->outcome);
+  for (u32 i = 0; i < ranks.size(); i++) told.push_back(told_to(*ranks[i], args[i]));
   return told;
 }
 
 // Every owner returns rows of its own making; sources sum them. f32.
-void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool weights) {
+void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool weights,
+             bool unheard = false) {
   std::vector<std::thread> running;
   std::vector<std::vector<float>> outs(ranks.size()), out_weights(ranks.size());
   for (u32 d = 0; d < ranks.size(); d++) {
@@ -37,7 +48,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
   for (u32 i = 0; i < ranks.size(); i++)
     running.emplace_back([&, i] {
       float* back = weights ? out_weights[i].data() : nullptr;
-      combine_on(*ranks[i], told[i].tokens, outs[i].data(), back);
+      combine_on(*ranks[i], outs[i].data(), back, unheard);
     });
   for (auto& t : running) t.join();
   Rows row = received_rows(brought(ranks));
@@ -116,6 +127,14 @@ void refusals(std::vector<Rank*>& ranks) {
   ranks[0]->topk[1] = good;
 }
 
+void check_all(std::vector<Rank*>& ranks, const std::vector<DispatchArgs>& args,
+               const std::vector<Outcome>& told) {
+  for (u32 d = 0; d < ranks.size(); d++)
+    check_received(brought(ranks), d, args[d], ranks[d]->arena + args[d].region, told[d]);
+}
+
+#include "launches.h"
+
 void run(const Shape& shape, std::vector<u32> tokens) {
   std::vector<Rank*> ranks;
   for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
@@ -138,6 +157,7 @@ void run(const Shape& shape, std::vector<u32> tokens) {
     }
     if (layout == kFlat && ranks.size() > 1) refusals(ranks);
     if (layout == kFlat) two_at_once(ranks);
+    launches(ranks, layout, random);
   }
 }
 

@@ -21,16 +21,18 @@ struct Rank : Brought {
 #endif
   Report* report = room<Report>(1);
   State* state = room<State>(1);
-  Outcome* outcome = room<Outcome>(1);
+  Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
+  u32* tokens_word = room<u32>(1);
   Trace* trace = room<Trace>(1);
+  // One per operation that may be open, with room for all ranks' totals.
+  Cell* cells[kSlots] = {(Cell*)room<u64>(64), (Cell*)room<u64>(64)};
   Routing r{};
   u64 operations = 0;
-  u32 origin = 0;
 
   Rank(const Shape& shape, u32 rank) : Brought{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
     if (2 * entries > kControlBytes) fail("the control window is too small");
-    *state = State{0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
+    *state = State{0, kSlots, 1, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
                    {control, arena}};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
@@ -38,29 +40,27 @@ struct Rank : Brought {
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
                 room<u32>(kBlocks * s.experts), room<u32>(s.ranks), room<u32>(s.experts),
                 room<u32>(s.ranks * s.groups), room<u32>(s.groups + 1),
-                room<u32>((s.ranks + s.experts) * s.groups), 32, kBlocks};
+                room<u32>((s.ranks + s.experts) * s.groups), room<Note>(1), 32, kBlocks};
   }
   u32 entry_words() const {
     return (kHead + (s.ranks + s.experts) * s.groups + kTextWords + 15) / 16 * 16;
   }
   Common common(u64 signature) {
     Common c{};
-    u32 slot = operations % kSlots;
     c.entry_words = entry_words();
-    c.entries = 8ull * slot * s.ranks * c.entry_words;
+    c.cell = cells[operations % kSlots];
     c.abort = abort, c.report = report, c.state = state, c.outcome = outcome, c.trace = trace;
     c.cap_ns = 300'000'000'000ull;
     c.signature = signature;
     c.rank = me, c.ranks = s.ranks, c.experts = s.experts, c.topk = s.topk;
-    c.max_tokens = s.max_tokens, c.tokens = tokens, c.epoch = (u32)operations + 1, c.slot = slot;
+    c.max_tokens = s.max_tokens, c.brought = tokens;
     c.objector = me, c.group_count = s.groups;
-    operations++;
+    // The host's own numbers, which are none of the device's.
+    c.ticket = (u32)operations++ + 77;
     return c;
   }
   void arrive(const Common& c, bool rows) {
-    u32 first = 2 * s.ranks * c.slot + (rows ? 0 : s.ranks);
-    ArriveArgs a{abort, report, c.cap_ns, rows ? c.rows_totals() : c.done_totals(), s.ranks, first,
-                 rows ? kPhaseRows : 4, 0, trace};
+    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, 0, trace};
     model::launch(1, kWarps * 32, [=, this] { ty_arrive(a, params()); });
     same("an ended wait of rank " + std::to_string(me), report->ended, 0u);
   }
@@ -142,10 +142,8 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   DispatchArgs a{};
   if (!replay) {
     r.r.span = ((r.tokens + kBlocks * kWarps - 1) / (kBlocks * kWarps) + 31) / 32 * 32;
-    r.origin = (u32)r.operations + 1;
   }
   a.c = r.common(signature(replay ? 2 : 1, layout));
-  a.c.origin = r.origin;
   a.r = r.r, a.topk_idx = (const GivenId*)r.topk.data(), a.x = r.x, a.weights = r.weights.data();
   a.scales = r.s.scale_words ? r.scales.data() : nullptr;
   a.scale_stride[0] = r.s.scale_words, a.scale_stride[1] = 1;
@@ -157,22 +155,32 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   return a;
 }
 
+Region region_of(const DispatchArgs& a, const Outcome& told) {
+  u64 tokens = told.tokens, rows = told.rows, places = a.c.local_experts() * a.most_tokens();
+  if (a.layout == kPacked || a.worst) tokens = a.most_tokens();
+  if (a.layout == kPacked) rows = places;
+  if (a.layout == kExpertMajor && a.worst) rows = a.worst_experts;
+  return Region(a.region_shape(), tokens, a.layout == kFlat ? 0 : rows);
+}
+
 // One rank of a dispatch, until its rows are there.
 void dispatch_on(Rank& r, const DispatchArgs& a) {
   model::launch(kBlocks, kWarps * 32, [=, &r] { ty_dispatch(a, r.params()); });
   same("an ended wait", r.report->ended, 0u);
-  same("epoch of the outcome", r.outcome->epoch, a.c.epoch);
-  if (r.outcome->code != kGo) return;
+  if (!a.c.unheard) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
+  if (!a.c.unheard && r.outcome->code != kGo) return;
   r.arrive(a.c, true);
   if (a.layout == kFlat) return;
-  Region region(a.region_shape(), a.layout == kPacked ? a.most_tokens() : r.outcome->tokens,
-                r.outcome->rows);
+  Region region = region_of(a, *r.outcome);
+  u64 rows = r.outcome->rows;
   bool major = a.layout == kExpertMajor;
+  if (a.c.unheard) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens();
   auto at = [&](u64 offset) { return r.arena + a.region + offset; };
   SpreadArgs s{at(0), (u32*)at(region.scales), major ? (float*)at(region.weights) : nullptr,
                (i32*)at(region.slots), (u32*)at(region.landed_scales),
                (float*)at(region.landed_weights), (u32*)at(region.expert_counts),
-               (u32*)at(region.expert_starts), r.outcome->tokens, r.outcome->rows, a.row_bytes,
+               (u32*)at(region.expert_starts), a.c.cell,
+               a.c.unheard ? (u64*)at(region.totals) : nullptr, r.outcome->tokens, rows, a.row_bytes,
                major ? a.scale_words : 0, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14};
   model::launch(kBlocks, kWarps * 32, [=, &r] { ty_spread(s, r.params()); });
 }
@@ -207,8 +215,7 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
     starts[e + 1] = starts[e] + place;
     next[e] = starts[e];
   }
-  Region region(a.region_shape(), a.layout == kPacked ? a.most_tokens() : told.tokens,
-                a.layout == kFlat ? 0 : starts[local]);
+  Region region = region_of(a, told);
   if (a.layout != kFlat) same("rows", told.rows, starts[local]);
   u64 n = 0, scale_bytes = 4ull * s.scale_words;
   for (Brought* source : ranks) {
@@ -256,11 +263,11 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
 
 // One rank of a combine of f32, until its sums are there. Its rows lie at kYAt, their weights 512 KiB
 // behind.
-void combine_on(Rank& r, u64 rows, float* out, float* out_weights) {
+void combine_on(Rank& r, float* out, float* out_weights, bool unheard = false) {
   CombineArgs a{};
   a.c = r.common(signature(3, 0));
-  a.c.origin = r.origin;
-  a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10), a.rows = rows;
+  a.c.unheard = unheard, a.c.outcome = unheard ? r.late : r.outcome;
+  a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10);
   a.out = (u8*)out, a.out_weights = out_weights;
   a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
   a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = out_weights != nullptr;
@@ -268,12 +275,12 @@ void combine_on(Rank& r, u64 rows, float* out, float* out_weights) {
   auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
 #if TY_PUTS
   model::launch(1, kWarps * 32, [=, &r] { ty_give_back(a, r.params()); });
-  same("combine", r.outcome->code, kGo);
+  same("combine", a.c.cell->code, kGo);
   r.arrive(a.c, false);
   model::launch(kBlocks, kSummingWarps * 32, sum);
 #else
   model::launch(kBlocks, kSummingWarps * 32, sum);
-  same("combine", r.outcome->code, kGo);
+  same("combine", a.c.cell->code, kGo);
   r.arrive(a.c, false);
 #endif
 }

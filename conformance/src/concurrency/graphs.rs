@@ -1,0 +1,313 @@
+//! Calls that nobody waits for, eager and captured in a graph. A graph works on memory that lies still:
+//! before each launch the stream puts other rows, another routing and another T there, and poisons what
+//! will be written; behind it, what arrived and what came back are kept and compared.
+
+mod place;
+
+use anyhow::{Context, Result};
+use tokenyard_core::ErrorKind;
+use tokenyard_core::moe::DType;
+use tokenyard_core::yard::{Cast, Dispatch, Handle, Received, Replay, Sizes, ToolGraph, Yard};
+
+use self::place::{Place, Room, Variant, most_rows, spoil, variants};
+use super::streams::{Delay, Plan, Track, WRONG, plain};
+use super::{LAYOUTS, close, expect_error, open_with};
+use crate::exchange::{self, dtype};
+use crate::oracle::{self, Case, Layout};
+use crate::round::Round;
+use crate::suite::{Level, Outcome, Rank, Test};
+
+/// What every rank of a test runs on a yard that skips synchronisation. False: the yard was closed by an
+/// error, and so is the world.
+type OnYard = fn(&Case, &mut Yard) -> Result<bool>;
+
+pub(super) fn tests() -> Vec<Test> {
+    let every: [(&str, &str, OnYard); 6] = [
+        ("without_sync", "eager calls that nobody waits for, on a stream that is behind", eager),
+        (
+            "thousand",
+            "a graph launched 1,000 times with other rows, routing and T each time",
+            thousand,
+        ),
+        ("two_handles", "two handles alive in a graph, all halves apart", two_handles),
+        (
+            "replay",
+            "a graph that replays a handle and combines, with other rows each time",
+            replays,
+        ),
+        ("refused", "a bad routing inside a graph is told by a later call, and named", refused),
+        ("with_sync", "a capture of a call that waits is refused, and no other is", with_sync),
+    ];
+    every
+        .into_iter()
+        .flat_map(|(name, about, body)| {
+            LAYOUTS
+                .map(|(word, layout)| with_graphs(&format!("{name}/{word}"), about, layout, body))
+        })
+        .collect()
+}
+
+fn with_graphs(name: &str, about: &str, layout: Layout, body: OnYard) -> Test {
+    Test {
+        name: format!("l2/graphs/{name}"),
+        level: Level::L2,
+        ranks: 2,
+        about: about.to_owned(),
+        body: Box::new(move |rank| run(rank, layout, body)),
+    }
+}
+
+fn run(rank: &Rank<'_>, layout: Layout, body: OnYard) -> Result<Outcome> {
+    let case = Case { worst_case: true, ..plain(rank, layout) };
+    let mut yard = open_with(rank, exchange::options(&case))?;
+    if !yard.has_graphs() {
+        let why = format!("kernel set `{}` has no calls without sync", yard.report().kernels);
+        close(vec![yard])?;
+        return Ok(Outcome::NotSupported(why));
+    }
+    if !body(&case, &mut yard)? {
+        return Ok(Outcome::PassAndOver);
+    }
+    Round::new(&case, yard.rank()).run(&mut yard).context("with the host, at the end")?;
+    close(vec![yard])
+}
+
+fn eager(case: &Case, yard: &mut Yard) -> Result<bool> {
+    let me = yard.rank() as usize;
+    let mut all = variants(yard, case, 9)?;
+    let rows = most_rows(yard, case)?;
+    let (mut place, mut delay) = (Place::new(yard, case)?, Delay::new(yard)?);
+    place.make_room(yard, rows)?;
+    let track = Track::new(yard)?;
+    for (n, one) in all.iter_mut().enumerate() {
+        delay.pass(&track.stream)?;
+        place.bring(&track, one, me)?;
+        let sent = place.send(yard, &track)?;
+        let (received, handle) = yard.dispatch_recv(sent)?;
+        // A call that waits may combine what nobody has waited for.
+        delay.pass(&track.stream)?;
+        if n % 3 == 2 {
+            yard.flush()?;
+        }
+        place.combine(yard, &track, &handle)?;
+        place.keep(&track, one, &received, me)?;
+    }
+    yard.flush()?;
+    all.iter().enumerate().try_for_each(|(n, one)| one.check().with_context(|| at(n)))?;
+    Ok(true)
+}
+
+fn at(n: usize) -> String {
+    format!("variant {n}")
+}
+
+/// A graph with all that must live as long as it is launched.
+struct Captured {
+    graph: ToolGraph,
+    given: Vec<(Received, Handle)>,
+    /// Poison for what arrives.
+    wrong: Room,
+}
+
+impl Captured {
+    /// Of dispatches to these places, then their combines, the last one first.
+    fn new(yard: &mut Yard, track: &Track, places: &mut [Place]) -> Result<Self> {
+        let case = places.first().context("a place")?.case.clone();
+        let rows = most_rows(yard, &case)?;
+        places.iter_mut().try_for_each(|place| place.make_room(yard, rows))?;
+        let wrong = Room::new(yard, dtype(case.received_elem()), [rows, case.hidden])?;
+        track.stream.begin_capture()?;
+        let recorded = record(yard, track, places);
+        let graph = track.stream.end_capture();
+        Ok(Self { given: recorded?, graph: graph?, wrong })
+    }
+
+    /// One launch: each place brings what one variant has, and keeps what comes of it.
+    fn launch(
+        &mut self,
+        track: &Track,
+        places: &mut [Place],
+        brought: &mut [Variant],
+        me: usize,
+    ) -> Result<()> {
+        for ((place, (received, _)), one) in places.iter_mut().zip(&mut self.given).zip(&*brought) {
+            place.bring(track, one, me)?;
+            spoil(track, received, &self.wrong)?;
+        }
+        // SAFETY: what was recorded lives in `self` and in the places; the yard's other operations
+        // are on this stream or wait for it.
+        unsafe { track.stream.launch(&self.graph)? }
+        for ((place, (received, _)), one) in places.iter().zip(&self.given).zip(brought) {
+            place.keep(track, one, received, me)?;
+        }
+        Ok(())
+    }
+}
+
+fn record(yard: &mut Yard, track: &Track, places: &mut [Place]) -> Result<Vec<(Received, Handle)>> {
+    let sent: Vec<_> = places.iter().map(|place| place.send(yard, track)).collect::<Result<_>>()?;
+    let given: Vec<_> =
+        sent.into_iter().map(|sent| yard.dispatch_recv(sent)).collect::<Result<_, _>>()?;
+    for (place, (_, handle)) in places.iter_mut().zip(&given).rev() {
+        place.combine(yard, track, handle)?;
+    }
+    Ok(given)
+}
+
+fn check_all(all: &[Variant], launch: usize) -> Result<()> {
+    let check = |(n, one): (usize, &Variant)| one.check().with_context(|| at(n));
+    all.iter().enumerate().try_for_each(check).with_context(|| format!("until launch {launch}"))
+}
+
+fn thousand(case: &Case, yard: &mut Yard) -> Result<bool> {
+    let me = yard.rank() as usize;
+    let mut all = variants(yard, case, 20)?;
+    let mut places = [Place::new(yard, case)?];
+    let mut beside = Place::new(yard, case)?;
+    let track = Track::new(yard)?;
+    let mut captured = Captured::new(yard, &track, &mut places)?;
+    beside.make_room(yard, captured.wrong.shape[0])?;
+    for launch in 0..1000 {
+        let n = launch % all.len();
+        captured.launch(&track, &mut places, &mut all[n..=n], me)?;
+        if launch % 100 == 37 {
+            // Another dispatch that nobody waits for, in the order of the same stream.
+            beside.bring(&track, &all[n], me)?;
+            let sent = beside.send(yard, &track)?;
+            let (received, handle) = yard.dispatch_recv(sent)?;
+            beside.combine(yard, &track, &handle)?;
+            beside.keep(&track, &mut all[n], &received, me)?;
+        }
+        if n + 1 == all.len() {
+            // Comparing waits for the stream; then calls without one may follow.
+            check_all(&all, launch)?;
+            if launch % 200 == 199 {
+                Round::new(case, yard.rank()).run(yard).context("with the host, between")?;
+            }
+        }
+    }
+    yard.flush()?;
+    Ok(true)
+}
+
+fn two_handles(case: &Case, yard: &mut Yard) -> Result<bool> {
+    let me = yard.rank() as usize;
+    let mut all = variants(yard, case, 8)?;
+    let mut places = [Place::new(yard, case)?, Place::new(yard, case)?];
+    let track = Track::new(yard)?;
+    let mut captured = Captured::new(yard, &track, &mut places)?;
+    for launch in 0..40 {
+        let first = launch * 2 % all.len();
+        captured.launch(&track, &mut places, &mut all[first..first + 2], me)?;
+        if first + 2 == all.len() {
+            check_all(&all, launch)?;
+        }
+    }
+    yard.flush()?;
+    Ok(true)
+}
+
+fn replays(case: &Case, yard: &mut Yard) -> Result<bool> {
+    let me = yard.rank() as usize;
+    let tokens = oracle::Tokens::Exactly((0..case.ranks).map(|rank| [4, 0, 3][rank % 3]).collect());
+    // A handle of a call that waits, with exact sizes too: they are known then.
+    for worst_case in [true, false] {
+        let base = Case { worst_case, tokens: tokens.clone(), ..case.clone() };
+        let first = Round::new(&base, yard.rank());
+        let live = first.dispatch(yard)?;
+        let most = live.handle.rows();
+        let again = |n: u64| first.replayed(&Case { seed: 50 + n, ..base.clone() });
+        let mut all: Vec<Variant> = (0..6)
+            .map(|n| Variant::new(yard, Plan::of(&again(n), me)?, most))
+            .collect::<Result<_>>()?;
+        let mut place = Place::new(yard, &base)?;
+        place.make_room(yard, live.handle.rows())?;
+        let own = live.handle.tokens();
+        (place.x.shape[0], place.out.shape[0]) = (own, own);
+        let track = Track::new(yard)?;
+        track.stream.begin_capture()?;
+        let recorded = record_replay(yard, &track, &mut place, &live.handle);
+        let graph = track.stream.end_capture();
+        let (received, graph) = (recorded?, graph?);
+        for launch in 0..30 {
+            let n = launch % all.len();
+            place.bring(&track, &all[n], me)?;
+            // SAFETY: as in `Captured::launch`.
+            unsafe { track.stream.launch(&graph)? }
+            place.keep(&track, &mut all[n], &received, me)?;
+            if n + 1 == all.len() {
+                check_all(&all, launch)?;
+            }
+        }
+        yard.flush()?;
+        first.finish(yard, &live).context("what the handle's own dispatch brought")?;
+    }
+    Ok(true)
+}
+
+fn record_replay(
+    yard: &mut Yard,
+    track: &Track,
+    place: &mut Place,
+    handle: &Handle,
+) -> Result<Received> {
+    let replay =
+        Replay { x: place.x.tensor()?, scales: None, topk_weights: None, cast: Cast::None };
+    let received = yard.on(track.name).without_sync().replay(handle, &replay)?;
+    place.combine(yard, track, handle)?;
+    Ok(received)
+}
+
+fn refused(case: &Case, yard: &mut Yard) -> Result<bool> {
+    let me = yard.rank() as usize;
+    let tokens = oracle::Tokens::Exactly(vec![3; case.ranks]);
+    let case = Case { tokens, ..case.clone() };
+    let most = most_rows(yard, &case)?;
+    let same = |n| Plan::new(yard, &Case { seed: n, ..case.clone() });
+    let mut all: Vec<Variant> =
+        (0..2).map(|n| Variant::new(yard, same(n)?, most)).collect::<Result<_>>()?;
+    let mut places = [Place::new(yard, &case)?];
+    let track = Track::new(yard)?;
+    let mut captured = Captured::new(yard, &track, &mut places)?;
+    captured.launch(&track, &mut places, &mut all[..1], me)?;
+    all[0].check().context("before a refusal")?;
+    if me == 0 {
+        // An expert that nobody has.
+        let wrong = vec![WRONG; all[1].plan.topk_idx.len()];
+        all[1].topk_idx = yard.buffer(&wrong)?;
+    }
+    // What follows on the stream goes on, over anything.
+    for n in [1, 0, 0] {
+        captured.launch(&track, &mut places, &mut all[n..=n], me)?;
+    }
+    // Waits for the stream.
+    all[0].kept[0].tensor(DType::U8, [1, 1], [1, 1])?.to_vec()?;
+    // A rank may hear of it from another that was told first.
+    let kinds = [ErrorKind::Protocol, ErrorKind::PeerLost];
+    let parts = ["nobody waited", "rank 0 refused its input", "found expert"];
+    expect_error(yard.flush(), &kinds, &parts)?;
+    let round = Round::new(&case, yard.rank());
+    let call = round.brought.dispatch_on(yard)?;
+    expect_error(yard.dispatch(&call), &kinds, &["was closed", "rank 0 refused its input"])?;
+    Ok(false)
+}
+
+fn with_sync(case: &Case, yard: &mut Yard) -> Result<bool> {
+    let round = Round::new(case, yard.rank());
+    let call = round.brought.dispatch_on(yard)?;
+    let track = Track::new(yard)?;
+    track.stream.begin_capture()?;
+    let refused = yard.on(track.name).dispatch(&call);
+    let graph = track.stream.end_capture();
+    let own = [ErrorKind::InvalidInput, ErrorKind::Refused];
+    expect_error(refused, &own, &["captures a graph", "without synchronisation"])?;
+    drop(graph);
+    // What this rank alone finds wrong in a capture is told to it alone.
+    track.stream.begin_capture()?;
+    let exact = Dispatch { sizes: Sizes::Exact, ..call };
+    let refused = yard.on(track.name).without_sync().dispatch(&exact);
+    let graph = track.stream.end_capture();
+    expect_error(refused, &[ErrorKind::InvalidInput], &["sizes: found exact"])?;
+    drop(graph);
+    Ok(true)
+}

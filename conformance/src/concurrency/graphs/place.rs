@@ -1,0 +1,227 @@
+//! Memory that lies still while a graph is launched, and what changes in it.
+
+use anyhow::{Context, Result, ensure};
+use tokenyard_core::moe::DType;
+use tokenyard_core::yard::{
+    Buffer, Cast, Combine, Dispatch, Handle, PendingDispatch, Received, Sizes, TensorRef, Yard,
+};
+
+use super::super::chains::nth;
+use super::super::streams::{Plan, Track, WRONG, copy};
+use crate::exchange::{self, dtype, row_dtype};
+use crate::oracle::number::i64s;
+use crate::oracle::{self, Case};
+use crate::round::Round;
+
+/// What changes from one launch to the next, in device memory, and where its results are kept.
+pub(super) struct Variant {
+    pub(super) plan: Plan,
+    pub(super) x: Buffer,
+    pub(super) topk_idx: Buffer,
+    pub(super) tokens: Buffer,
+    pub(super) rows: Buffer,
+    /// What arrived, what came back, and how many.
+    pub(super) kept: [Buffer; 3],
+}
+
+/// Another case with the sizes of `base`.
+pub(super) fn variant(base: &Case, n: u64) -> Case {
+    Case { worst_case: true, ..nth(base, n) }
+}
+
+impl Variant {
+    /// `most`: rows of what is received.
+    pub(super) fn new(yard: &Yard, plan: Plan, most: usize) -> Result<Self> {
+        let me = yard.rank() as usize;
+        let tokens = plan.case.tokens_of(me) as u32;
+        let nothing = |array: &oracle::Array, rows| vec![WRONG; rows * array.row_bytes()];
+        let (arrived, combined) = (&plan.arrived.x, &plan.combined.x);
+        let kept = [nothing(arrived, most), nothing(combined, combined.rows), vec![WRONG; 16]];
+        let [arrived, combined, totals] = &kept;
+        Ok(Self {
+            x: yard.buffer(&plan.x)?,
+            topk_idx: yard.buffer(&plan.topk_idx)?,
+            tokens: yard.buffer(&tokens.to_le_bytes())?,
+            rows: yard.buffer(&plan.rows)?,
+            kept: [yard.buffer(arrived)?, yard.buffer(combined)?, yard.buffer(totals)?],
+            plan,
+        })
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let [arrived, combined, totals] = &self.kept;
+        let found = totals.tensor(DType::I64, [2, 1], [1, 1])?.to_vec()?;
+        let (found, expected) = (i64s(&found)[0], self.plan.arrived.rows as i64);
+        ensure!(found == expected, "totals: found N = {found}; expected {expected}");
+        for (what, array, kept) in [
+            ("what arrived", &self.plan.arrived.x, arrived),
+            ("what came back", &self.plan.combined.x, combined),
+        ] {
+            let shape = [array.rows, array.width];
+            let kept = kept.tensor(dtype(array.elem), shape, [array.width, 1])?.to_vec()?;
+            array.compare(&kept).map_err(|e| anyhow::anyhow!("{what}: {e}"))?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn variants(yard: &mut Yard, base: &Case, count: u64) -> Result<Vec<Variant>> {
+    let most = most_rows(yard, base)?;
+    let plan = |n| Plan::new(yard, &variant(base, n));
+    (0..count).map(|n| Variant::new(yard, plan(n)?, most)).collect()
+}
+
+/// Bytes in device memory, seen as rows of a type.
+pub(super) struct Room {
+    pub(super) memory: Buffer,
+    pub(super) wrong: Buffer,
+    pub(super) dtype: DType,
+    pub(super) shape: [usize; 2],
+}
+
+impl Room {
+    pub(super) fn new(yard: &Yard, dtype: DType, shape: [usize; 2]) -> Result<Self> {
+        let wrong = vec![WRONG; shape[0] * shape[1] * dtype.bytes()];
+        Ok(Self { memory: yard.buffer(&wrong)?, wrong: yard.buffer(&wrong)?, dtype, shape })
+    }
+
+    pub(super) fn tensor(&self) -> Result<TensorRef<'_>> {
+        Ok(self.memory.tensor(self.dtype, self.shape, [self.shape[1], 1])?)
+    }
+
+    /// Poisons all of it.
+    pub(super) fn spoil(&mut self, track: &Track) -> Result<()> {
+        let from = self.wrong.tensor(self.dtype, self.shape, [self.shape[1], 1])?;
+        copy(&track.stream, (&mut self.memory, self.dtype, self.shape), &from)
+    }
+
+    /// The first `rows` of `from`; the rest is poison.
+    pub(super) fn fill(&mut self, track: &Track, from: &Buffer, rows: usize) -> Result<()> {
+        self.spoil(track)?;
+        let shape = [rows, self.shape[1]];
+        let from = from.tensor(self.dtype, shape, [shape[1], 1])?;
+        copy(&track.stream, (&mut self.memory, self.dtype, shape), &from)
+    }
+
+    /// Its first `rows`, into `to`.
+    pub(super) fn keep(&self, track: &Track, to: &mut Buffer, rows: usize) -> Result<()> {
+        let shape = [rows, self.shape[1]];
+        let from = self.memory.tensor(self.dtype, shape, [shape[1], 1])?;
+        copy(&track.stream, (to, self.dtype, shape), &from)
+    }
+}
+
+/// Memory that stays where it is: that of one dispatch and its combine, whatever they bring.
+pub(super) struct Place {
+    pub(super) case: Case,
+    pub(super) x: Room,
+    pub(super) topk_idx: Room,
+    pub(super) tokens: Room,
+    /// Expert outputs; as many as may arrive, once a dispatch has said so.
+    pub(super) rows: Option<Room>,
+    pub(super) out: Room,
+}
+
+impl Place {
+    pub(super) fn new(yard: &Yard, case: &Case) -> Result<Self> {
+        let Case { max_tokens, topk, hidden, .. } = *case;
+        let row = row_dtype(case.combine.row);
+        Ok(Self {
+            x: Room::new(yard, dtype(case.sent_elem()), [max_tokens, hidden])?,
+            topk_idx: Room::new(yard, DType::I64, [max_tokens, topk])?,
+            tokens: Room::new(yard, DType::I32, [1, 1])?,
+            rows: None,
+            out: Room::new(yard, row, [max_tokens, hidden])?,
+            case: case.clone(),
+        })
+    }
+
+    /// Room for as many expert outputs as a worst-case dispatch gives rows. Before a capture.
+    pub(super) fn make_room(&mut self, yard: &Yard, rows: usize) -> Result<()> {
+        let dtype = row_dtype(self.case.combine.row);
+        self.rows = Some(Room::new(yard, dtype, [rows, self.case.hidden])?);
+        Ok(())
+    }
+
+    pub(super) fn bring(&mut self, track: &Track, from: &Variant, me: usize) -> Result<()> {
+        let tokens = from.plan.case.tokens_of(me);
+        self.x.fill(track, &from.x, tokens)?;
+        self.topk_idx.fill(track, &from.topk_idx, tokens)?;
+        self.tokens.fill(track, &from.tokens, 1)?;
+        let row_bytes = self.case.hidden * self.case.combine.row.bytes();
+        let rows = self.rows.as_mut().context("room for rows")?;
+        rows.fill(track, &from.rows, from.plan.rows.len() / row_bytes)?;
+        self.out.spoil(track)
+    }
+
+    pub(super) fn call(&self) -> Result<Dispatch<'_>> {
+        Ok(Dispatch {
+            x: self.x.tensor()?,
+            scales: None,
+            topk_idx: self.topk_idx.tensor()?,
+            topk_weights: None,
+            layout: exchange::layout(&self.case),
+            cast: Cast::None,
+            sizes: Sizes::WorstCase,
+        })
+    }
+
+    pub(super) fn send<'a>(
+        &'a self,
+        yard: &mut Yard,
+        track: &Track,
+    ) -> Result<PendingDispatch<'a>> {
+        let mut calls = yard.on(track.name).without_sync().with_tokens(self.tokens.tensor()?);
+        calls.dispatch_send(&self.call()?).context("send a dispatch")
+    }
+
+    pub(super) fn combine(
+        &mut self,
+        yard: &mut Yard,
+        track: &Track,
+        handle: &Handle,
+    ) -> Result<()> {
+        let (dtype, shape) = (self.out.dtype, self.out.shape);
+        let x = self.rows.as_ref().context("room for rows")?.tensor()?;
+        let combine = Combine {
+            x,
+            weights: None,
+            bias: [None, None],
+            weighted: false,
+            out: self.out.memory.tensor_mut(dtype, shape)?,
+            out_weights: None,
+            missing: None,
+        };
+        yard.on(track.name).without_sync().combine(handle, combine).context("combine")
+    }
+
+    /// Keeps what arrived and what came back.
+    pub(super) fn keep(
+        &self,
+        track: &Track,
+        to: &mut Variant,
+        received: &Received,
+        me: usize,
+    ) -> Result<()> {
+        let [arrived, combined, totals] = &mut to.kept;
+        let dtype = dtype(self.case.received_elem());
+        let shape = [received.rows(), self.case.hidden];
+        copy(&track.stream, (arrived, dtype, shape), &received.x())?;
+        let found = received.totals().context("the output has no totals")?;
+        copy(&track.stream, (totals, DType::I64, [2, 1]), &found)?;
+        self.out.keep(track, combined, to.plan.case.tokens_of(me))
+    }
+}
+
+/// Poisons what was received by the last launch.
+pub(super) fn spoil(track: &Track, received: &mut Received, wrong: &Room) -> Result<()> {
+    // SAFETY: the room and the output are given back behind this stream.
+    unsafe { track.stream.copy(&received.x_mut(), &wrong.tensor()?)? }
+    Ok(())
+}
+
+/// How many rows a worst-case dispatch gives.
+pub(super) fn most_rows(yard: &mut Yard, case: &Case) -> Result<usize> {
+    let round = Round::new(case, yard.rank());
+    Ok(round.dispatch(yard).context("to know the most")?.received.rows())
+}
