@@ -292,6 +292,8 @@ impl KernelSet for PanickyKernels {
         let flags = match self.0.panic_in.as_str() {
             UNKNOWN_NEEDS => abi::TY_NEEDS_MASKING | 8,
             WITH_STREAMS => abi::TY_NEEDS_STREAMS,
+            WITH_GRAPHS => abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC,
+            GRAPHS_ALONE => abi::TY_NEEDS_NO_SYNC,
             _ => 0,
         };
         Ok(KernelNeeds { flags, ..sized() })
@@ -354,9 +356,33 @@ impl KernelSet for PanickyKernels {
         self.0.enter("copy_on");
         Ok(())
     }
+
+    fn graph_begin(&mut self, _: *mut c_void) -> Result<()> {
+        self.0.enter("graph_begin");
+        Ok(())
+    }
+
+    fn graph_end(&mut self, _: *mut c_void) -> Result<*mut c_void> {
+        self.0.enter("graph_end");
+        Ok(null_mut())
+    }
+
+    unsafe fn graph_launch(&mut self, _: *mut c_void, _: *mut c_void) -> Result<()> {
+        self.0.enter("graph_launch");
+        Ok(())
+    }
+
+    fn graph_destroy(&mut self, _: *mut c_void) {
+        self.0.enter("graph_destroy");
+    }
 }
 
-/// The same with an optional slot left out.
+/// The same with optional slots left out.
+const NO_GRAPHS: &abi::TyKernelsTable = &abi::TyKernelsTable {
+    name: abi::TyStr { data: "no_graphs".as_ptr(), bytes: 9 },
+    graph_launch: None,
+    ..*KernelsPart::<PanickyKernels>::TABLE
+};
 const NO_COPY_ON: &abi::TyKernelsTable = &abi::TyKernelsTable {
     name: abi::TyStr { data: "no_copy_on".as_ptr(), bytes: 10 },
     copy_on: None,
@@ -364,8 +390,11 @@ const NO_COPY_ON: &abi::TyKernelsTable = &abi::TyKernelsTable {
 };
 
 static KERNELS: Exported<abi::TyKernelsExport> = {
-    const TABLES: &[*const abi::TyKernelsTable] =
-        &[&raw const *KernelsPart::<PanickyKernels>::TABLE, &raw const *NO_COPY_ON];
+    const TABLES: &[*const abi::TyKernelsTable] = &[
+        &raw const *KernelsPart::<PanickyKernels>::TABLE,
+        &raw const *NO_COPY_ON,
+        &raw const *NO_GRAPHS,
+    ];
     Exported(abi::TyKernelsExport {
         header: export::KERNELS_HEADER,
         parts: TABLES.as_ptr(),
@@ -399,6 +428,8 @@ fn needs_that_this_core_does_not_know_are_refused() {
 }
 
 const WITH_STREAMS: &str = "with_streams";
+const WITH_GRAPHS: &str = "with_graphs";
+const GRAPHS_ALONE: &str = "graphs_alone";
 
 #[test]
 fn a_kernel_set_with_streams_has_the_slots_for_them() {
@@ -410,6 +441,12 @@ fn a_kernel_set_with_streams_has_the_slots_for_them() {
     assert!(needs("no_copy_on", "").is_ok());
     let error = needs("no_copy_on", WITH_STREAMS).unwrap_err();
     assert!(error.to_string().contains("copy_on"), "{error}");
+    assert!(needs("panicky", WITH_GRAPHS).is_ok());
+    assert!(needs("no_graphs", WITH_STREAMS).is_ok());
+    let error = needs("no_graphs", WITH_GRAPHS).unwrap_err();
+    assert!(error.to_string().contains("graph_launch"), "{error}");
+    let error = needs("panicky", GRAPHS_ALONE).unwrap_err();
+    assert!(error.to_string().contains("TY_NEEDS_STREAMS with it"), "{error}");
 }
 
 fn open_kernels(panic_in: &str) -> Result<OpenKernels> {
@@ -428,7 +465,7 @@ fn a_panic_in_probe_or_open_of_a_kernel_set_is_an_error() {
 #[test]
 fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
     type Call = fn(&mut OpenKernels) -> Result<()>;
-    let calls: [(&str, Call); 11] = [
+    let calls: [(&str, Call); 14] = [
         ("needs", |k| k.needs(&sized()).map(|_| ())),
         ("allocate", |k| k.allocate(0, 8, &sized()).map(|_| ())),
         // SAFETY: the part looks at no pointer of these structures.
@@ -444,6 +481,12 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
         ("stream_create", |k| k.stream_create().map(|_| ())),
         // SAFETY: the part looks at no pointer.
         ("copy_on", |k| unsafe { k.copy_on(null_mut(), null_mut(), null(), 0) }),
+        // SAFETY: as above.
+        ("graph_begin", |k| unsafe { k.graph_begin(null_mut()) }),
+        // SAFETY: as above.
+        ("graph_end", |k| unsafe { k.graph_end(null_mut()) }.map(|_| ())),
+        // SAFETY: as above.
+        ("graph_launch", |k| unsafe { k.graph_launch(null_mut(), null_mut()) }),
     ];
     for (name, call) in calls {
         let mut good = open_kernels("").unwrap();
@@ -460,5 +503,9 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
     let mut bad = open_kernels("stream_destroy").unwrap();
     // SAFETY: as above.
     unsafe { bad.stream_destroy(null_mut()) };
+    poisoned(&bad.flush().unwrap_err(), "panicky");
+    let mut bad = open_kernels("graph_destroy").unwrap();
+    // SAFETY: as above.
+    unsafe { bad.graph_destroy(null_mut()) };
     poisoned(&bad.flush().unwrap_err(), "panicky");
 }
