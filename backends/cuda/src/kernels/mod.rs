@@ -12,6 +12,7 @@
 //!
 //! See `args.cuh` for what the kernels are passed, `entry.cuh` for how ranks enter.
 
+mod agree;
 pub(crate) mod args;
 mod combine;
 mod dispatch;
