@@ -111,6 +111,9 @@ __device__ inline void store_relaxed(u64* at, u64 value) {
 __device__ inline void store_release(u64* at, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
+__device__ inline void add_relaxed(u64* at, u64 value) {
+  asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
 __device__ inline void add_release(u64* at, u64 value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }

@@ -16,7 +16,7 @@ use crate::transport::nvlink_face;
 /// The name under which the kernels include the face of the level inside a domain.
 const UP_FACE: &str = "up_face.cuh";
 const MAIN: &str = include_str!("../kernels/exchange.cu");
-const HEADERS: [(&str, &str); 18] = [
+const HEADERS: [(&str, &str); 19] = [
     ("transport.cuh", include_str!("../../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
     ("region.cuh", include_str!("../kernels/region.cuh")),
@@ -26,6 +26,7 @@ const HEADERS: [(&str, &str); 18] = [
     ("route.cuh", include_str!("../kernels/route.cuh")),
     ("tables.cuh", include_str!("../kernels/tables.cuh")),
     ("sides.cuh", include_str!("../kernels/sides.cuh")),
+    ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("bulk.cuh", include_str!("../kernels/bulk.cuh")),
     ("pull.cuh", include_str!("../kernels/pull.cuh")),
     ("rows.cuh", include_str!("../kernels/rows.cuh")),

@@ -77,6 +77,7 @@ struct State {
   u64 turn;         // the next operation: epoch | slot << 32
   u64 stopped;      // not 0: one failed that nobody waited for, so no more are entered
   u64 dealt;        // pieces of rows that warps have taken on
+  u64 taken;        // parts of tiles that warps have taken on
   u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
@@ -238,6 +239,12 @@ struct DispatchArgs {
   u32 source_first;     // of this rank's first token
   const u32* sources;   // [T]: of each, where kGrouped
   u64 staging;          // arena offset of what is staged, where the face only puts
+  // Expert-major over loads and stores: see tiles.cuh.
+  u64 tiles;            // offset of the counts of tiles in the control window
+  u32 tile_rows;        // rows of a tile; 0: rows are not taken in tiles
+  u32 mover_blocks;     // blocks that move rows; those behind them only spread
+  u32 zero_padding;
+  u32 tile_reserved;
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Rows are stored in the order of tokens, at their rank or where they are staged for it.
@@ -253,9 +260,10 @@ struct DispatchArgs {
     if constexpr (kGrouped) return sources[token];
     return source_first + token;
   }
+  __device__ u32 tiles_of_source() const { return (c.max_tokens + tile_rows - 1) / tile_rows; }
 };
 
-// Expert-major and packed: spreads what arrived over the other experts of a token; zeroes padding.
+// Packed, or where the face only puts: spreads what arrived over the other experts of a token; zeroes padding.
 struct SpreadArgs {
   u8* x;                        // [X, row_bytes]
   u32* scales;                  // [X, scale_words]
@@ -274,6 +282,8 @@ struct SpreadArgs {
   u32 zero_padding;
   u32 stage_bytes;              // a row moves in pieces of so many bytes
   u32 movers;                   // warps of a block that move rows
+  u32 stages;                   // of a warp
+  u32 reserved;
 };
 
 // Expert-major and packed: one partial row per received token, from the rows of its copies.

@@ -105,6 +105,7 @@ pub(crate) struct State {
     pub(crate) turn: u64,
     pub(crate) stopped: u64,
     pub(crate) dealt: u64,
+    pub(crate) taken: u64,
     pub(crate) problem: u64,
     pub(crate) rows: u64,
     pub(crate) done: u64,
@@ -200,6 +201,11 @@ pub(crate) struct DispatchArgs {
     pub(crate) source_first: u32,
     pub(crate) sources: u64,
     pub(crate) staging: u64,
+    pub(crate) tiles: u64,
+    pub(crate) tile_rows: u32,
+    pub(crate) mover_blocks: u32,
+    pub(crate) zero_padding: u32,
+    pub(crate) tile_reserved: u32,
 }
 
 #[repr(C)]
@@ -270,6 +276,8 @@ pub(crate) struct SpreadArgs {
     pub(crate) zero_padding: u32,
     pub(crate) stage_bytes: u32,
     pub(crate) movers: u32,
+    pub(crate) stages: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]

@@ -81,6 +81,11 @@ __device__ inline void stores_read() {
 __device__ inline void stores_read_but_one() {
   asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
 }
+// All groups of stores of this thread but the last are complete, not only read.
+__device__ inline void stores_done_but_one() {
+  asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
 // All stores of this thread are complete, not only read: a signal that follows covers them.
 __device__ inline void stores_done() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

@@ -11,10 +11,6 @@
 
 namespace ty {
 
-__device__ inline u32 words_of(const DispatchArgs& a) {
-  return kHead + a.c.ranks * a.c.groups();
-}
-
 // The experts that a record for `peer` counts: all where every rank must know every start.
 struct Counted {
   u32 first, count;
@@ -32,7 +28,7 @@ __device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted
   u32 verdict = a.c.verdict;
   if (counted && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
   u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
-  u32 head[kHead] = {verdict | gridDim.x << 8,  (u32)a.c.signature, a.c.origin(),
+  u32 head[kHead] = {verdict | a.mover_blocks << 8, (u32)a.c.signature, a.c.origin(),
                      place,                     (u32)(a.capacity / 128), 0,
                      (u32)(a.c.signature >> 32), a.c.text_bytes};
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
@@ -45,15 +41,6 @@ __device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted
     if (w < ranks) return a.r.counts[w];
     return a.r.expert_counts[first + w - ranks];
   });
-}
-
-// Rows that `rank` gets of the ranks before `sources`, all groups of them.
-__device__ inline u64 rows_at(const DispatchArgs& a, const u32* heard, u32 rank, u32 sources) {
-  u64 rows = 0;
-  for (u32 s = 0; s < sources; s++)
-    for (u32 g = 0; g < a.c.groups(); g++)
-      rows += heard[s * words_of(a) + kHead + rank * a.c.groups() + g];
-  return rows;
 }
 
 // Fills the row bases of one rank.
@@ -72,12 +59,6 @@ __device__ inline void place_rows(const DispatchArgs& a, const DispatchTables& t
       }
       first += rows;
     }
-}
-
-// Rows from one expert's start to the next.
-__device__ inline u32 room_of(const DispatchArgs& a, u32 rows) {
-  if (a.layout == kPacked) return (u32)a.most_tokens();
-  return (rows + a.alignment - 1) / a.alignment * a.alignment;
 }
 
 // Expert-major and packed: hears all counts of experts and places them. The whole block.
@@ -110,14 +91,6 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
   }
   __syncthreads();
   return true;
-}
-
-__device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
-  RegionShape shape = a.region_shape();
-  if (a.layout == kPacked) return Region(shape, a.most_tokens(), t.expert_rows[rank]);
-  if (a.worst) return Region(shape, a.most_tokens(), a.worst_experts);
-  u64 tokens = rows_at(a, t.heard, rank, a.c.ranks);
-  return Region(shape, tokens, a.is_flat() ? 0 : t.expert_rows[rank]);
 }
 
 // Fills the tables; the decision of the first rank whose region is too small, if there is one.
@@ -288,7 +261,7 @@ __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
 
 // What those behind find, until it is known how the operation goes on. One thread.
 __device__ inline void begin(const DispatchArgs& a, bool counted) {
-  a.c.state->dealt = 0;
+  a.c.state->dealt = a.c.state->taken = 0;
   pass_turn(a.c);
   a.c.cell->slot = a.c.slot();
   a.c.cell->code = 0;
@@ -340,12 +313,17 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
     __syncwarp();
   }
   if (d.code != kGo) return;
-  move_sides(a, t, shared + a.side_at);
-  move_rows(a, {named_from(a, t), t.expert_base, t.x}, shared);
-  if constexpr (Up::kLoadStore)
-    raise_all(a.c, up, a.c.rows_signal(), guard);
-  else
-    put_staged(a, up, t, guard);
+  if (blockIdx.x < a.mover_blocks) {
+    move_sides(a, up, t, shared + a.side_at);
+    move_rows(a, up, {named_from(a, t), t.expert_base, t.x}, shared);
+    if constexpr (Up::kLoadStore)
+      raise_all(a.c, up, a.c.rows_signal(), guard);
+    else
+      put_staged(a, up, t, guard);
+  }
+  // Tiles number the rows of a source one after the other, which those of several groups are not.
+  if constexpr (!kGrouped)
+    if (a.tile_rows > 0) spread_tiles(a, up, t, shared + a.table_bytes, guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.c.trace->begun = begun;
     a.c.trace->moved = now_ns();

@@ -132,6 +132,11 @@ struct Wanted {
 }
 
 impl Wanted {
+    /// Whether rows are spread over the experts of their tokens while others arrive.
+    fn in_tiles(&self, engine: &Engine) -> bool {
+        matches!(self.spec.layout, Layout::ExpertMajor { .. }) && engine.has_tiles()
+    }
+
     /// What a region is laid out for, if so many rows arrive.
     fn rows(&self, counted: RegionRows) -> RegionRows {
         // Packed regions have room for all.
@@ -197,6 +202,11 @@ fn arguments(
         source_first: 0,
         sources: 0,
         staging: 0,
+        tiles: 0,
+        tile_rows: 0,
+        mover_blocks: 0,
+        zero_padding: 0,
+        tile_reserved: 0,
     }
 }
 
@@ -425,6 +435,13 @@ impl Engine {
             hidden: self.shape.hidden,
             source_first: self.exchange.world_rank() * self.shape.max_tokens,
             sources: ask.grouped.map_or(0, |grouped| grouped.sources),
+            tiles: self.sizes.tiles(),
+            tile_rows: if wanted.in_tiles(self) { self.sizes.tile_rows } else { 0 },
+            zero_padding: matches!(
+                wanted.spec.layout,
+                Layout::ExpertMajor { zero_padding: true, .. }
+            )
+            .into(),
             ..arguments(call, (common, routing), &moves)
         };
         // SAFETY: the tensors are valid by this function's contract.
@@ -461,6 +478,9 @@ impl Engine {
         arguments: &DispatchArgs,
         moves: &Moves,
     ) -> Result<()> {
+        // Half of the blocks keep a link busy, and the others the memory.
+        let spreading = if arguments.tile_rows > 0 { self.blocks / 2 } else { 0 };
+        let arguments = &DispatchArgs { mover_blocks: self.blocks - spreading, ..*arguments };
         let size = (self.blocks, WARPS, moves.shared);
         let slot = self.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
@@ -491,10 +511,18 @@ impl Engine {
         Ok(self.describe(&op))
     }
 
-    /// Expert-major and packed: copies rows to the other experts of their tokens.
+    /// Whether expert-major rows are spread while others arrive. Tiles number the rows of a source one
+    /// after the other, which those of several groups are not.
+    fn has_tiles(&self) -> bool {
+        self.sizes.longest_put.is_none() && self.exchange.groups == 1
+    }
+
+    /// Packed, and expert-major without tiles: copies rows to the other experts of their tokens. Else
+    /// a dispatch has done that.
     fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
         let (major, zero_padding) = match op.arrangement {
             Layout::Flat => return Ok(()),
+            Layout::ExpertMajor { .. } if self.has_tiles() => return Ok(()),
             Layout::ExpertMajor { zero_padding, .. } => (true, zero_padding),
             Layout::Packed => (false, false),
         };
@@ -525,6 +553,8 @@ impl Engine {
             zero_padding: zero_padding.into(),
             stage_bytes: moves.pitch,
             movers,
+            stages: 1,
+            reserved: 0,
         };
         let size = (self.blocks, WARPS, movers * moves.pitch);
         // SAFETY: the kernel's type; it names a region that is held.

@@ -1,5 +1,5 @@
-// Expert-major and packed on the owner's side: rows arrive at their first expert's place and are spread over the
-// others; expert outputs are merged into one partial row per received token before a combine.
+// Expert-major and packed on the owner's side: rows arrive at their first expert's place and are spread
+// over the others; expert outputs are merged into one partial row per received token before a combine.
 #pragma once
 #include "pull.cuh"
 
@@ -12,69 +12,114 @@ __device__ inline i32 slot_of(const i32* slots, u64 token, u32 topk, u64 rows) {
   return slot >= 0 && (u64)slot < rows ? slot : -1;
 }
 
-// The rows of one token's other experts, by bulk copies through this warp's stage.
+// Copies rows of one warp: each is loaded once and stored to several places.
 #if TY_ROWS_TMA
-struct Copier {
-  u32 stage, barrier, parity = 0;
-
-  __device__ Copier(const SpreadArgs& a, u8* shared, u64* barriers) {
+class Copier {
+ public:
+  // Every warp has `stages` of `pitch` bytes, from `shared` on; two are used.
+  __device__ Copier(u8* shared, u32 pitch, u32 stages) : pitch_(pitch), stages_(stages) {
+    __shared__ u64 barriers[2 * kWarps];
     u32 warp = threadIdx.x / 32;
-    stage = shared_address(shared) + warp * a.stage_bytes;
-    barrier = shared_address(&barriers[warp]);
+    rows_ = shared_address(shared) + warp * stages * pitch;
+    barriers_ = shared_address(&barriers[2 * warp]);
     if (threadIdx.x % 32 == 0) {
-      init_barrier(barrier, 1);
+      init_barrier(barriers_, 1);
+      init_barrier(barriers_ + 8, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     // Peers stored these rows by other means, too.
-    asm volatile("fence.proxy.async;" ::: "memory");
+    publish_places();
     __syncwarp();
   }
-  __device__ void copy(const SpreadArgs& a, i32 slot, u64 first) {
-    u32 lane = threadIdx.x % 32;
-    for (u64 at = 0; at < a.row_bytes; at += a.stage_bytes) {
-      u32 bytes = (u32)min((u64)a.stage_bytes, a.row_bytes - at);
-      stores_read();
-      __syncwarp();
-      if (lane == 0) bulk_load(stage, a.x + first * a.row_bytes + at, bytes, barrier);
-      wait_barrier(barrier, parity);
-      parity ^= 1;
-      if (slot >= 0 && (u64)slot != first) bulk_store(a.x + slot * a.row_bytes + at, stage, bytes);
-      close_stores();
-    }
+
+  // Copies at most `pitch` bytes to where each lane wants them, if it does. They are loaded now, and
+  // stored when the next copy is under way.
+  __device__ void copy(u8* to, const u8* from, u32 bytes) {
+    if (stages_ == 1) flush();
+    stores_read();
+    __syncwarp();
+    u32 stage = stages_ == 1 ? 0 : last_ ^ 1;
+    if (threadIdx.x % 32 == 0) bulk_load(rows_ + stage * pitch_, from, bytes, barriers_ + 8 * stage);
+    flush();
+    last_ = stage, to_ = to, bytes_ = bytes;
   }
-  __device__ void finish() { stores_done(); }
+  __device__ void finish() {
+    flush();
+    stores_done();
+  }
+
+ private:
+  __device__ void flush() {
+    if (bytes_ == 0) return;
+    wait_barrier(barriers_ + 8 * last_, parity_ >> last_ & 1);
+    parity_ ^= 1u << last_;
+    if (to_) bulk_store(to_, rows_ + last_ * pitch_, bytes_);
+    close_stores();
+    bytes_ = 0;
+  }
+
+  u32 pitch_, stages_, rows_, barriers_, parity_ = 0, last_ = 0, bytes_ = 0;
+  u8* to_ = nullptr;
 };
 #else
-struct Copier {
-  __device__ Copier(const SpreadArgs&, u8*, u64*) {}
-  __device__ void copy(const SpreadArgs& a, i32 slot, u64 first) {
-    u32 taken = __ballot_sync(~0u, slot >= 0 && (u64)slot != first);
-    for (u32 left = taken; left != 0; left &= left - 1) {
-      u64 to = __shfl_sync(~0u, slot, __ffs(left) - 1);
-      copy_16(Warp(), a.x + to * a.row_bytes, a.x + first * a.row_bytes, a.row_bytes);
+class Copier {
+ public:
+  __device__ Copier(u8*, u32, u32) {}
+  __device__ void copy(u8* to, const u8* from, u32 bytes) {
+    u64 mine = reinterpret_cast<u64>(to);
+    for (u32 left = __ballot_sync(~0u, mine != 0); left != 0; left &= left - 1) {
+      u64 there = __shfl_sync(~0u, mine, __ffs(left) - 1);
+      copy_16(Warp(), reinterpret_cast<u8*>(there), from, bytes);
     }
   }
   __device__ void finish() {}
 };
 #endif
 
-// One received token. One warp.
+// The scales of one received token to all its rows. One warp.
+__device__ inline void spread_scales(const SpreadArgs& a, u64 token, i32 slot, u32 taken) {
+  const u32* from = a.landed_scales + token * a.scale_words;
+  for (u32 i = threadIdx.x % 32; i < a.scale_words + threadIdx.x % 32; i += 64) {
+    u32 low = i < a.scale_words ? from[i] : 0, high = i + 32 < a.scale_words ? from[i + 32] : 0;
+    for (u32 left = taken; left != 0; left &= left - 1) {
+      u32* to = a.scales + (u64)__shfl_sync(~0u, slot, __ffs(left) - 1) * a.scale_words;
+      if (i < a.scale_words) to[i] = low;
+      if (i + 32 < a.scale_words) to[i + 32] = high;
+    }
+  }
+}
+
+// One received token, whose selection k has its row at `slot` of lane k. One warp.
 __device__ inline void spread_token(const SpreadArgs& a, u64 token, i32 slot, Copier& rows) {
   u32 lane = threadIdx.x % 32, taken = __ballot_sync(~0u, slot >= 0);
   if (taken == 0) return;
   u64 first = __shfl_sync(~0u, slot, __ffs(taken) - 1);
-  if (__popc(taken) > 1) rows.copy(a, slot, first);
+  bool other = slot >= 0 && (u64)slot != first;
+  for (u64 at = 0; at < a.row_bytes && __popc(taken) > 1; at += a.stage_bytes)
+    rows.copy(other ? a.x + slot * a.row_bytes + at : nullptr, a.x + first * a.row_bytes + at,
+              (u32)min((u64)a.stage_bytes, a.row_bytes - at));
   if (slot >= 0 && a.weights) a.weights[slot] = a.landed_weights[token * a.topk + lane];
-  for (u32 left = taken; left != 0; left &= left - 1) {
-    u64 to = __shfl_sync(~0u, slot, __ffs(left) - 1);
-    for (u32 i = lane; i < a.scale_words; i += 32)
-      a.scales[to * a.scale_words + i] = a.landed_scales[token * a.scale_words + i];
+  spread_scales(a, token, slot, taken);
+}
+
+// Tokens `first`, `first + step` and so on. One warp.
+__device__ inline void spread_tokens(const SpreadArgs& a, Copier& rows, u64 first, u32 count,
+                                     u32 step) {
+  constexpr u32 kAtOnce = 4;  // looks at memory that are under way together
+  for (u32 i = 0; i < count; i += kAtOnce) {
+    i32 slots[kAtOnce];
+#pragma unroll
+    for (u32 j = 0; j < kAtOnce; j++)
+      slots[j] = i + j < count ? slot_of(a.slots, first + (u64)(i + j) * step, a.topk, a.rows) : -1;
+#pragma unroll
+    for (u32 j = 0; j < kAtOnce; j++)
+      spread_token(a, first + (u64)(i + j) * step, slots[j], rows);
   }
 }
 
-// The padding behind one expert's rows. One block.
-__device__ inline void zero_padding(const SpreadArgs& a, u32 expert) {
-  u64 begin = a.starts[expert] + a.counts[expert], end = min((u64)a.starts[expert + 1], a.rows);
+// Rows of an output that nobody sends. One block.
+__device__ inline void zero_rows(const SpreadArgs& a, u64 begin, u64 end) {
+  end = min(end, a.rows);
   if (begin >= end) return;
   u64 bytes = (end - begin) * a.row_bytes;
   for (u64 at = (u64)threadIdx.x * 16; at < bytes; at += (u64)blockDim.x * 16)
@@ -85,21 +130,17 @@ __device__ inline void zero_padding(const SpreadArgs& a, u32 expert) {
 }
 
 __device__ inline void spread(const SpreadArgs& a, u8* shared) {
-  __shared__ u64 barriers[kWarps];
   if (a.cell && a.cell->code != kGo) return;
   u64 tokens = a.totals ? a.totals[0] : a.tokens;
   u32 warp = threadIdx.x / 32, step = gridDim.x * a.movers;
-  if (warp < a.movers) {
-    Copier rows(a, shared, barriers);
-    u64 token = blockIdx.x * a.movers + warp;
-    auto look = [&](u64 t) { return t < tokens ? slot_of(a.slots, t, a.topk, a.rows) : -1; };
-    for (i32 slot = look(token), next; token < tokens; token += step, slot = next) {
-      next = look(token + step);
-      spread_token(a, token, slot, rows);
-    }
+  u64 first = blockIdx.x * a.movers + warp;
+  if (warp < a.movers && first < tokens) {
+    Copier rows(shared, a.stage_bytes, a.stages);
+    spread_tokens(a, rows, first, (u32)((tokens - first + step - 1) / step), step);
     rows.finish();
   }
-  for (u32 e = blockIdx.x; e < a.local_experts && a.zero_padding; e += gridDim.x) zero_padding(a, e);
+  for (u32 e = blockIdx.x; e < a.local_experts && a.zero_padding; e += gridDim.x)
+    zero_rows(a, a.starts[e] + a.counts[e], a.starts[e + 1]);
 }
 
 // The rows of a received token's copies.

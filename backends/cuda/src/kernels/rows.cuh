@@ -3,8 +3,7 @@
 // Two ways: bulk copies through shared memory (TMA, sm_90 and later), and vectors of 16 bytes. Lane k
 // of a warp stores to the rank of selection k, so that ranks are taken in the order of the routing.
 #pragma once
-#include "bulk.cuh"
-#include "route.cuh"
+#include "tiles.cuh"
 
 namespace ty {
 
@@ -88,8 +87,8 @@ class Stages {
     return true;
   }
 
-  // Stores the oldest piece to every rank that wants it.
-  __device__ void store(const Targets& to) {
+  // Stores the oldest piece to every rank that wants it; returns its token.
+  __device__ u32 store(const Targets& to) {
     copies_done();
     __syncwarp();
     const u32* note = notes_ + slot_ * words();
@@ -100,6 +99,7 @@ class Stages {
     if (there) bulk_store(there, rows_ + slot_ * pitch_, piece_length(a_, piece));
     close_stores();
     slot_ = slot_ + 1 == a_.stages ? 0 : slot_ + 1;
+    return token;
   }
 
  private:
@@ -115,16 +115,57 @@ class Stages {
   u64 dealt_ = 0;
 };
 
+// Pieces that a warp has stored and not counted. They are counted a few at a time: to make stores seen
+// by others takes as long as to move a piece.
+class Uncounted {
+ public:
+  // Takes note of the piece that was stored last. All older ones are complete, or nearly so.
+  template <class Up>
+  __device__ void add(const DispatchArgs& a, const Up& up, u32 token) {
+    u32 packed = packed_row(a.c, a.r, token);
+#pragma unroll
+    for (u32 i = 0; i < kMost; i++)
+      if (i == held_) token_[i] = token, packed_[i] = packed;
+    if (++held_ < kMost) return;
+    stores_done_but_one();
+    count(a, up, kMost - 1);
+    token_[0] = token, packed_[0] = packed;
+    held_ = 1;
+  }
+  // All stores of this warp are complete.
+  template <class Up>
+  __device__ void finish(const DispatchArgs& a, const Up& up) {
+    if (held_ > 0) count(a, up, held_);
+  }
+
+ private:
+  static constexpr u32 kMost = 9;
+
+  template <class Up>
+  __device__ void count(const DispatchArgs& a, const Up& up, u32 pieces) {
+    __syncwarp();
+    __threadfence_system();
+#pragma unroll
+    for (u32 i = 0; i < kMost; i++)
+      if (i < pieces) count_piece(a, up, token_[i], packed_[i]);
+  }
+
+  u32 token_[kMost], packed_[kMost], held_ = 0;
+};
+
 // Loads run ahead of stores by stages - 1, so that one group of stores is still reading shared
 // memory while the next row arrives.
-__device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* shared) {
+template <class Up>
+__device__ void move_rows(const DispatchArgs& a, const Up& up, const Targets& to, u8* shared) {
   if (threadIdx.x / 32 >= a.movers) return;
   Stages stages(a, shared);
+  Uncounted stored;
   u32 ahead = a.stages > 1 ? a.stages - 1 : 1, loaded = 0;
   bool more = true;
   while (loaded < ahead && (more = stages.load())) loaded++;
   for (; loaded > 0; loaded--) {
-    stages.store(to);
+    u32 token = stages.store(to);
+    if (a.tile_rows > 0) stored.add(a, up, token);
     if (!more) continue;
     if (a.stages > 1)
       stores_read_but_one();
@@ -135,14 +176,16 @@ __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8* s
     loaded += more;
   }
   stores_done();
+  stored.finish(a, up);
 }
 
 #else
 
-__device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8*) {
+template <class Up>
+__device__ void move_rows(const DispatchArgs& a, const Up& up, const Targets& to, u8*) {
   u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (warp >= a.movers) return;
-  u64 units = (u64)a.c.tokens() * a.pieces, step = (u64)gridDim.x * a.movers;
+  u64 units = (u64)a.c.tokens() * a.pieces, step = (u64)a.mover_blocks * a.movers;
   for (u64 unit = (u64)blockIdx.x * a.movers + warp; unit < units; unit += step) {
     u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
     u32 aimed = lane < a.c.topk ? aims_of(a, token)[lane] : kNoRow;
@@ -158,6 +201,11 @@ __device__ inline void move_rows(const DispatchArgs& a, const Targets& to, u8*) 
         u64 there = __shfl_sync(~0u, mine, __ffs(left) - 1);
         if (at < bytes) *reinterpret_cast<uint4*>(there + at) = value;
       }
+    }
+    if (a.tile_rows > 0) {
+      __syncwarp();
+      __threadfence_system();
+      count_piece(a, up, token, packed_row(a.c, a.r, token));
     }
   }
 }

@@ -2,8 +2,7 @@
 // tokens that follow each other lie together there, so what belongs to them is gathered in shared
 // memory and stored at once.
 #pragma once
-#include "bulk.cuh"
-#include "tables.cuh"
+#include "tiles.cuh"
 
 namespace ty {
 
@@ -101,9 +100,14 @@ struct SideTokens {
   u32 first, end;
 };
 
-// One unit for one rank. One warp.
-__device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t, const SideTokens& unit,
-                                 u32 rank, const SideRoom& room) {
+// Rows of one rank that follow each other there.
+struct SideRows {
+  u32 first, count;
+};
+
+// One unit for one rank; returns the rows that it was for. One warp.
+__device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables& t,
+                                     const SideTokens& unit, u32 rank, const SideRoom& room) {
   u32 lane = threadIdx.x % 32, first = unit.first, token = first + lane;
   u32 topk = a.c.topk, packed = kNoRow;
   if (token < unit.end) {
@@ -114,7 +118,7 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
     }
   }
   u32 goes = __ballot_sync(~0u, packed != kNoRow), count = __popc(goes);
-  if (count == 0) return;
+  if (count == 0) return {0, 0};
   u32 place = __popc(goes & ((1u << lane) - 1)), row = 0;
   if (packed != kNoRow) {
     row = base_of(a.c, a.r, named_from(a, t), token, rank) + row_of(a.c, a.r, token, packed, rank);
@@ -128,7 +132,7 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
   publish_shared();
   __syncwarp();
   store_gathered(t.ids[rank] + (u64)row * topk * 4, room.ids, count * topk * 4);
-  if (!beside) return;
+  if (!beside) return {row, count};
   if (a.weights)
     store_gathered(t.weights[rank] + (u64)row * topk * 4, room.weights, count * topk * 4);
   u64 scales = t.scales[rank] + (u64)row * a.scale_words * 4;
@@ -139,6 +143,7 @@ __device__ inline void move_side(const DispatchArgs& a, const DispatchTables& t,
   if (lane < count)
     reinterpret_cast<u32*>(t.source[rank])[row + lane] =
         a.source(first + room.tokens[lane]);
+  return {row, count};
 }
 
 // What rows of one group are of a unit: only those lie together at a rank.
@@ -148,7 +153,8 @@ __device__ inline SideTokens of_group(const DispatchArgs& a, const SideTokens& u
 }
 
 // Units of all tokens and ranks. The last warps of a block do this, each with room for one unit.
-__device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t, u8* shared) {
+template <class Up>
+__device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
   u32 warp = threadIdx.x / 32;
   if (warp < kWarps - kSideWarps) return;
   u32 turn = warp - (kWarps - kSideWarps);
@@ -156,16 +162,21 @@ __device__ inline void move_sides(const DispatchArgs& a, const DispatchTables& t
   u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
   // The places were said to be free by loads; bulk stores are of another proxy.
   publish_places();
-  for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += gridDim.x * kSideWarps) {
+  for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += a.mover_blocks * kSideWarps) {
     u32 first = i / a.c.ranks * a.side_tokens, rank = (a.c.rank + i) % a.c.ranks;
     SideTokens unit{first, min(first + a.side_tokens, a.c.tokens())};
     for (u32 g = 0; g < a.c.groups(); g++) {
       SideTokens part = unit;
       if constexpr (kGrouped) part = of_group(a, unit, g);
       if (kGrouped && part.first >= part.end) continue;
-      move_side(a, t, part, rank, room);
+      SideRows rows = move_side(a, t, part, rank, room);
       close_stores();
-      stores_read();
+      if (!kGrouped && a.tile_rows > 0) {
+        stores_done();
+        count_sides(a, up, rank, rows.first - t.row_base[rank], rows.count);
+      } else {
+        stores_read();
+      }
       __syncwarp();
     }
   }

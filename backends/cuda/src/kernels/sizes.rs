@@ -18,6 +18,10 @@ const MOVERS: u32 = 14;
 const MOST_STAGES: u32 = 4;
 /// Rows that a block reads at once; `Ring::kMost` of the kernels.
 const RING_STAGES: u32 = 16;
+/// Rows of a tile, which expert-major rows are spread by: see `tiles.cuh`. A source never has more
+/// than `MOST_TILES`.
+const TILE_ROWS: u32 = 64;
+const MOST_TILES: u32 = 1024;
 /// A longer row moves in pieces.
 const LONGEST_PIECE: u64 = 16_384;
 /// Shared memory that is not for stages: what kernels declare, and what the driver keeps.
@@ -37,6 +41,10 @@ pub(super) struct Sizes {
     /// Operations whose records have places of their own.
     pub(super) slots: u32,
     ranks: u32,
+    /// Rows of a tile.
+    pub(super) tile_rows: u32,
+    /// Tiles of the rows that one rank has for another, at most.
+    tiles: u32,
     pub(super) arena_bytes: u64,
     /// The longest put, where kernels put; else they load and store.
     pub(super) longest_put: Option<u64>,
@@ -84,7 +92,10 @@ impl Sizes {
         if arena_bytes > MOST_ARENA {
             return Err(too_large(arena_bytes));
         }
+        let tile_rows = shape.max_tokens.div_ceil(MOST_TILES).next_multiple_of(TILE_ROWS);
         Ok(Self {
+            tile_rows,
+            tiles: shape.max_tokens.div_ceil(tile_rows),
             entry_words: words.next_multiple_of(16),
             slots: exchange.slots(),
             ranks: shape.ranks,
@@ -98,9 +109,18 @@ impl Sizes {
         8 * u64::from(slot) * u64::from(self.ranks) * u64::from(self.entry_words)
     }
 
-    /// Records that came, then, where kernels put, those that are staged: as many.
+    /// Where the counts of tiles start in the control window: behind the records. Kernels that put have
+    /// none.
+    pub(super) fn tiles(&self) -> u64 {
+        self.entries(self.slots)
+    }
+
+    /// Records that came, then, where kernels put, those that are staged: as many; else the counts of
+    /// tiles.
     pub(super) fn control_bytes(&self) -> u64 {
-        self.entries(self.slots) * if self.longest_put.is_some() { 2 } else { 1 }
+        let records = self.entries(self.slots);
+        let tiles = 8 * u64::from(self.ranks) * u64::from(self.tiles);
+        records + if self.longest_put.is_some() { records } else { tiles }
     }
 
     /// Of each slot: the rows' arrival and the end of reading, each raised by one rank; where kernels
@@ -353,13 +373,28 @@ mod tests {
         let shape = Shape { ranks: 2, experts: 8, topk: 4, hidden: 64, max_tokens: 16 };
         let sizes = |put| Sizes::new(&whole(shape, 2, put), &CudaConfig::default()).unwrap();
         let (stores, puts) = (sizes(None), sizes(Some(1024)));
-        assert_eq!(puts.control_bytes(), 2 * stores.control_bytes());
+        let records = puts.entries(puts.slots);
+        assert_eq!(puts.control_bytes(), 2 * records);
+        // A tile from each rank.
+        assert_eq!((stores.tiles(), stores.control_bytes()), (records, records + 2 * 8));
         assert_eq!([stores.signals(), puts.signals()], [8, 12]);
         let row = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
         // One row per token and rank: 2 ranks, though a token selects 4 experts.
         assert_eq!(staged_bytes(&shape, &row, 3), 6 * (128 + 4 + 16 + 16 + 4) + 10 * 128);
         assert!(puts.arena_bytes > stores.arena_bytes);
         assert_eq!(landing_bytes(&shape, [128, 16], 3), [768, 128]);
+    }
+
+    #[test]
+    fn tiles_grow_where_there_would_be_too_many() {
+        let tiles = |max_tokens| {
+            let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens };
+            let config = CudaConfig { arena_mib: Some(1024), ..CudaConfig::default() };
+            Sizes::new(&whole(shape, 1, None), &config).map(|s| (s.tile_rows, s.tiles)).unwrap()
+        };
+        assert_eq!(tiles(1), (64, 1));
+        assert_eq!(tiles(4096), (64, 64));
+        assert_eq!(tiles(1 << 20), (1024, 1024));
     }
 
     #[test]

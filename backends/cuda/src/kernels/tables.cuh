@@ -36,4 +36,31 @@ __device__ inline const u32* named_from(const DispatchArgs& a, const DispatchTab
   return kGrouped && a.staged ? nullptr : t.row_base;
 }
 
+__device__ inline u32 words_of(const DispatchArgs& a) {
+  return kHead + a.c.ranks * a.c.groups();
+}
+
+// Rows that `rank` gets of the ranks before `sources`, all groups of them.
+__device__ inline u64 rows_at(const DispatchArgs& a, const u32* heard, u32 rank, u32 sources) {
+  u64 rows = 0;
+  for (u32 s = 0; s < sources; s++)
+    for (u32 g = 0; g < a.c.groups(); g++)
+      rows += heard[s * words_of(a) + kHead + rank * a.c.groups() + g];
+  return rows;
+}
+
+__device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
+  RegionShape shape = a.region_shape();
+  if (a.layout == kPacked) return Region(shape, a.most_tokens(), t.expert_rows[rank]);
+  if (a.worst) return Region(shape, a.most_tokens(), a.worst_experts);
+  u64 tokens = rows_at(a, t.heard, rank, a.c.ranks);
+  return Region(shape, tokens, a.is_flat() ? 0 : t.expert_rows[rank]);
+}
+
+// Rows from one expert's start to the next.
+__device__ inline u32 room_of(const DispatchArgs& a, u32 rows) {
+  if (a.layout == kPacked) return (u32)a.most_tokens();
+  return (rows + a.alignment - 1) / a.alignment * a.alignment;
+}
+
 }  // namespace ty

@@ -129,8 +129,12 @@ void refusals(std::vector<Rank*>& ranks) {
 
 void check_all(std::vector<Rank*>& ranks, const std::vector<DispatchArgs>& args,
                const std::vector<Outcome>& told) {
-  for (u32 d = 0; d < ranks.size(); d++)
+  for (u32 d = 0; d < ranks.size(); d++) {
     check_received(brought(ranks), d, args[d], ranks[d]->arena + args[d].region, told[d]);
+    const u64* tiles = (const u64*)(ranks[d]->control + args[d].tiles);
+    u32 count = args[d].tile_rows ? ranks.size() * args[d].tiles_of_source() : 0;
+    for (u32 i = 0; i < count; i++) same("count of a tile", tiles[i], 0u);
+  }
 }
 
 #include "launches.h"
@@ -149,10 +153,8 @@ void run(const Shape& shape, std::vector<u32> tokens) {
         args.push_back(dispatch_args(*r, layout, replay));
       }
       auto told = dispatch(ranks, args);
-      for (u32 d = 0; d < shape.ranks; d++) {
-        same("dispatch", told[d].code, kGo);
-        check_received(brought(ranks), d, args[d], ranks[d]->arena + args[d].region, told[d]);
-      }
+      for (u32 d = 0; d < shape.ranks; d++) same("dispatch", told[d].code, kGo);
+      check_all(ranks, args, told);
       combine(ranks, told, replay);
     }
     if (layout == kFlat && ranks.size() > 1) refusals(ranks);

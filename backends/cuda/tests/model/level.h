@@ -32,7 +32,7 @@ struct Rank : Brought {
   Rank(const Shape& shape, u32 rank) : Brought{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
     if (2 * entries > kControlBytes) fail("the control window is too small");
-    *state = State{0, kSlots, 1, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
+    *state = State{0, kSlots, 1, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
                    {control, arena}};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
@@ -152,6 +152,11 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1, a.movers = 14;
   a.table_bytes = 16 << 10, a.side_tokens = 32, a.side_bytes = 16 << 10, a.side_scales = 1;
   a.side_at = 64 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
+  a.mover_blocks = kBlocks;
+  if (layout == kExpertMajor && !TY_PUTS && !kGrouped) {
+    // Small tiles, so that there are several.
+    a.tiles = r.state->outbox, a.tile_rows = 32, a.mover_blocks = kBlocks / 2, a.zero_padding = 1;
+  }
   return a;
 }
 
@@ -170,7 +175,7 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
   if (!a.c.unheard) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
   if (!a.c.unheard && r.outcome->code != kGo) return;
   r.arrive(a.c, true);
-  if (a.layout == kFlat) return;
+  if (a.layout == kFlat || a.tile_rows > 0) return;
   Region region = region_of(a, *r.outcome);
   u64 rows = r.outcome->rows;
   bool major = a.layout == kExpertMajor;
@@ -181,7 +186,7 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
                (float*)at(region.landed_weights), (u32*)at(region.expert_counts),
                (u32*)at(region.expert_starts), a.c.cell,
                a.c.unheard ? (u64*)at(region.totals) : nullptr, r.outcome->tokens, rows, a.row_bytes,
-               major ? a.scale_words : 0, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14};
+               major ? a.scale_words : 0, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14, 1, 0};
   model::launch(kBlocks, kWarps * 32, [=, &r] { ty_spread(s, r.params()); });
 }
 
@@ -256,6 +261,10 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
     same("rows of a source", ((u32*)(base + region.rank_counts))[source->me], n - before);
   }
   same("tokens", told.tokens, n);
+  std::vector<u8> zeros(s.row_bytes);
+  for (u32 e = 0; e < local && a.zero_padding; e++)
+    for (u64 row = starts[e] + counts[e]; row < starts[e + 1]; row++)
+      same_bytes("padding", base + row * s.row_bytes, zeros.data(), s.row_bytes);
   for (u32 e = 0; e < local; e++)
     same("rows of an expert", ((u32*)(base + region.expert_counts))[e], counts[e]);
   if (a.layout == kPacked) check_ranges(ranks, d, (u64*)(base + region.ranges));

@@ -18,3 +18,6 @@ __device__ inline void store_release(u64* at, u64 value) {
   model::at(at).store(value, std::memory_order_release);
 }
 __device__ inline void add_release(u64* at, u64 value) { model::at(at).fetch_add(value); }
+__device__ inline void add_relaxed(u64* at, u64 value) {
+  model::at(at).fetch_add(value, std::memory_order_relaxed);
+}

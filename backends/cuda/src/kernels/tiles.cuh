@@ -1,0 +1,154 @@
+// Expert-major over loads and stores: rows are spread over the other experts of their tokens while
+// others still arrive.
+//
+// The rows that one source has for one rank are taken in tiles. A source adds to a tile's count, at the
+// rank, for every piece of a row and for what goes beside a row, each when it is complete there. Blocks
+// that move nothing, and those that have moved all they had to, take parts of tiles in the order in
+// which they come, and wait for their counts.
+#pragma once
+#include "experts.cuh"
+#include "puts.cuh"
+#include "tables.cuh"
+
+namespace ty {
+
+constexpr u32 kPartRows = 16;  // of a tile, which one warp spreads
+
+// The count of a tile of `source` at `rank`: what is complete, and in the upper half the parts that are
+// spread. Zero between operations.
+template <class Up>
+__device__ u64* tile_count(const DispatchArgs& a, const Up& up, u32 rank, u32 source, u32 tile) {
+  u64 offset = a.tiles + 8 * ((u64)source * a.tiles_of_source() + tile);
+  return reinterpret_cast<u64*>(reach(a.c, up, kControl, rank, offset));
+}
+
+// Tells the ranks of a token that a piece of its row is there. All lanes of a warp, after their stores
+// are complete and fenced; `packed` is what Routing::rows has for the token and lane k.
+template <class Up>
+__device__ void count_piece(const DispatchArgs& a, const Up& up, u32 token, u32 packed) {
+  if (packed == kNoRow) return;
+  u32 rank = packed >> kPlaceBits, row = row_of(a.c, a.r, token, packed, rank);
+  add_relaxed(tile_count(a, up, rank, a.c.rank, row / a.tile_rows), 1);
+}
+
+// Tells a rank that what goes beside so many of this rank's rows there is complete. One warp.
+template <class Up>
+__device__ void count_sides(const DispatchArgs& a, const Up& up, u32 rank, u32 first, u32 rows) {
+  __syncwarp();
+  // A unit has no more rows than a tile, so it is of two at most.
+  u32 tile = first / a.tile_rows + threadIdx.x % 32;
+  u32 begin = max(first, tile * a.tile_rows), end = min(first + rows, (tile + 1) * a.tile_rows);
+  if (threadIdx.x % 32 < 2 && begin < end)
+    add_release(tile_count(a, up, rank, a.c.rank, tile), end - begin);
+}
+
+// Part of a tile that arrives here.
+struct TilePart {
+  u32 source, tile, first, rows;  // `first` among the rows of the source
+  u32 expected, parts;            // of the tile
+
+  // Number `unit` in the order in which parts are taken: sources in turn, from this rank on.
+  __device__ TilePart(const DispatchArgs& a, const DispatchTables& t, u32 unit) {
+    u32 ranks = a.c.ranks, each = a.tile_rows / kPartRows, turn = unit / ranks;
+    source = (a.c.rank + unit) % ranks;
+    tile = turn / each;
+    first = turn * kPartRows;
+    u32 all = t.heard[source * (kHead + ranks) + kHead + a.c.rank];
+    u32 begin = tile * a.tile_rows, length = all > begin ? min(a.tile_rows, all - begin) : 0;
+    rows = all > first ? min(kPartRows, all - first) : 0;
+    expected = length * (a.pieces + 1);
+    parts = (length + kPartRows - 1) / kPartRows;
+  }
+};
+
+// Parts of all tiles that arrive here, those without rows among them.
+__device__ inline u32 parts_of(const DispatchArgs& a, const DispatchTables& t) {
+  u32 most = 0, words = kHead + a.c.ranks;
+  for (u32 s = 0; s < a.c.ranks; s++) most = max(most, t.heard[s * words + kHead + a.c.rank]);
+  return (most + kPartRows - 1) / kPartRows * a.c.ranks;
+}
+
+// What `spread` would be passed, for this rank's region.
+__device__ inline SpreadArgs spread_of(const DispatchArgs& a, const DispatchTables& t, u8* base,
+                                       const Region& region) {
+  u32 me = a.c.rank;
+  SpreadArgs s = {};
+  s.x = reinterpret_cast<u8*>(t.x[me]);
+  s.scales = reinterpret_cast<u32*>(base + region.scales);
+  s.weights = a.weights ? reinterpret_cast<float*>(base + region.weights) : nullptr;
+  s.slots = reinterpret_cast<const i32*>(t.ids[me]);
+  s.landed_scales = reinterpret_cast<const u32*>(t.scales[me]);
+  s.landed_weights = reinterpret_cast<const float*>(t.weights[me]);
+  s.rows = t.expert_rows[me];
+  s.row_bytes = a.row_bytes;
+  s.stage_bytes = a.piece_bytes;
+  s.scale_words = a.scale_words;
+  s.topk = a.c.topk;
+  s.local_experts = a.c.local_experts();
+  return s;
+}
+
+// The padding behind the rows of every expert. `turn` of `turns` blocks.
+__device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables& t,
+                                     const SpreadArgs& s, u32 turn, u32 turns) {
+  u32 first = a.c.rank * s.local_experts, start = 0;
+  for (u32 e = 0; e < s.local_experts; e++) {
+    u32 rows = t.expert_all[first + e], room = room_of(a, rows);
+    if (e % turns == turn) zero_rows(s, start + rows, start + room);
+    start += room;
+  }
+}
+
+// Waits until a tile is there. One warp.
+template <class Up>
+__device__ bool hear_tile(const DispatchArgs& a, const Up& up, const TilePart& p, Guard& guard) {
+  bool ok = true;
+  if (threadIdx.x % 32 == 0) {
+    const u64* count = tile_count(a, up, a.c.rank, p.source, p.tile);
+    ok = guard.until({kPhaseRows, p.source, p.tile, p.expected}, [&] { return load_acquire(count); },
+                     [&](u64 found) { return (u32)found == p.expected; });
+  }
+  ok = __shfl_sync(~0u, ok, 0);
+  // Peers stored these rows by other means than the bulk copies that read them.
+  publish_places();
+  return ok;
+}
+
+// A part is spread: the last one of a tile makes its count ready for the next operation. One warp.
+template <class Up>
+__device__ void leave_tile(const DispatchArgs& a, const Up& up, const TilePart& p) {
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+  u64* count = tile_count(a, up, a.c.rank, p.source, p.tile);
+  if (atomicAdd(count, 1ull << 32) >> 32 == p.parts - 1) store_relaxed(count, 0);
+}
+
+// Spreads what arrives, until all has. Every warp that moves rows, when it has none to move.
+template <class Up>
+__device__ void spread_tiles(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared,
+                             Guard& guard) {
+  u32 me = a.c.rank, movers = a.mover_blocks < gridDim.x ? a.mover_blocks : 0;
+  u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * (kHead + a.c.ranks) + 3] * 128);
+  SpreadArgs s = spread_of(a, t, base, region_of(a, t, me));
+  if (a.zero_padding && blockIdx.x >= movers)
+    zero_paddings(a, t, s, blockIdx.x - movers, gridDim.x - movers);
+  if (threadIdx.x / 32 >= a.movers) return;
+  Copier rows(shared, (a.piece_bytes + 127) / 128 * 128, a.stages);
+  u32 parts = parts_of(a, t);
+  while (true) {
+    u32 unit = threadIdx.x % 32 == 0 ? (u32)atomicAdd(&a.c.state->taken, 1ull) : 0;
+    unit = __shfl_sync(~0u, unit, 0);
+    if (unit >= parts) break;
+    TilePart p(a, t, unit);
+    if (p.rows == 0) continue;
+    if (!hear_tile(a, up, p, guard)) {
+      if (threadIdx.x % 32 == 0) a.c.state->stopped = 1;
+      return;
+    }
+    spread_tokens(s, rows, rows_at(a, t.heard, me, p.source) + p.first, p.rows, 1);
+    leave_tile(a, up, p);
+  }
+  rows.finish();
+}
+
+}  // namespace ty
