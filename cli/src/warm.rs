@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::Serialize;
 use tokenyard_core::config::Config;
-use tokenyard_cuda::compile::{Rows, Warmed, warm};
+use tokenyard_cuda::compile::{Role, Rows, Up, Warmed, programs, warm};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
 
@@ -37,14 +37,18 @@ struct Document {
     schema_version: u32,
     command: &'static str,
     kernels: String,
-    /// Absent where the kernel set compiles nothing.
+    /// The programs that the config's yards may run. Absent where the kernel set compiles nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
-    compiled: Option<Compiled>,
+    compiled: Option<Vec<Compiled>>,
 }
 
 #[derive(Serialize)]
 struct Compiled {
     architecture: String,
+    /// What they move rows by: `nvlink`, or `proxy`, through the host.
+    face: &'static str,
+    /// `direct`; `inside` for rows of several domains inside one of them.
+    role: &'static str,
     rows: &'static str,
     /// They were not in the folder yet.
     now: bool,
@@ -57,8 +61,16 @@ impl From<Warmed> for Compiled {
             Rows::Tma => "tma",
             Rows::Vector => "vector",
         };
+        let face = match warmed.face {
+            Up::Nvlink => "nvlink",
+            Up::Proxy => "proxy",
+        };
+        let role = match warmed.role {
+            Role::Direct => "direct",
+            Role::Inside => "inside",
+        };
         let Warmed { architecture, compiled: now, folder, .. } = warmed;
-        Self { architecture, rows, now, folder }
+        Self { architecture, face, role, rows, now, folder }
     }
 }
 
@@ -71,11 +83,15 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let people = People::new(args.json);
     match &compiled {
         None => people.say(format_args!("kernel set {} compiles nothing", config.kernels.name)),
-        Some(Compiled { architecture, rows, now, folder }) => people.say(format_args!(
-            "kernels for {architecture}, rows by {rows}: {} {}",
-            if *now { "compiled into" } else { "were in" },
-            folder.display()
-        )),
+        Some(programs) => {
+            for Compiled { architecture, face, role, rows, now, folder } in programs {
+                people.say(format_args!(
+                    "{role} kernels over {face} for {architecture}, rows by {rows}: {} {}",
+                    if *now { "compiled into" } else { "were in" },
+                    folder.display()
+                ));
+            }
+        }
     }
     if args.json {
         print_json(&Document {
@@ -88,13 +104,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn compile(config: &Config, capability: Option<u32>) -> Result<Compiled> {
-    let transport = config.scale_up.as_ref().map_or("none", |choice| choice.name.as_str());
-    if transport != "nvlink" {
-        bail!(
-            "transport.scale_up: found {transport}; expected nvlink: the kernels include what their \
-             transport brings, which other transports know once they are connected"
-        );
-    }
-    Ok(warm(&config.kernels.table.parse("cuda")?, capability)?.into())
+fn compile(config: &Config, capability: Option<u32>) -> Result<Vec<Compiled>> {
+    let up = config.scale_up.as_ref().map(|choice| choice.name.as_str());
+    let out: Vec<_> = config.scale_out.iter().map(|choice| choice.name.as_str()).collect();
+    let programs = programs(up, &out, config.domains);
+    let warmed = warm(&config.kernels.table.parse("cuda")?, capability, &programs)?;
+    Ok(warmed.into_iter().map(Compiled::from).collect())
 }

@@ -109,7 +109,7 @@ fn shape_adds_up_what_a_rank_and_the_world_need() {
 }
 
 #[test]
-fn warm_says_where_there_is_nothing_to_compile_and_what_it_cannot_know() {
+fn warm_says_where_there_is_nothing_to_compile_and_what_it_cannot_compile_for() {
     let config = Config::new();
     let output = call(&["warm", config.path().to_str().unwrap(), "--json"]);
     expect_code(&output, 0);
@@ -117,9 +117,9 @@ fn warm_says_where_there_is_nothing_to_compile_and_what_it_cannot_know() {
     assert_eq!(json(&output)["kernels"], "cpu");
     let text = std::fs::read_to_string(config.path()).unwrap();
     std::fs::write(config.path(), text.replace("\"cpu\"", "\"cuda\"")).unwrap();
-    let output = call(&["warm", config.path().to_str().unwrap()]);
+    let output = call(&["warm", config.path().to_str().unwrap(), "--capability", "75"]);
     expect_code(&output, 2);
-    assert!(stderr(&output).contains("found shm; expected nvlink"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("found sm_75; expected sm_80"), "{}", stderr(&output));
 }
 
 #[test]

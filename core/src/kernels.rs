@@ -225,12 +225,13 @@ pub trait KernelSet: Sized + Send + 'static {
         let _ = graph;
     }
 
-    /// Where its kernels post through the host: the ring, once it is planned. See
-    /// [`device_proxy`](crate::device_proxy).
+    /// Where its kernels post through the host on a level (`TY_LEVEL_*`): the ring, once it is planned.
+    /// See [`device_proxy`](crate::device_proxy).
     ///
     /// # Errors
     /// What the device refuses.
-    fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
+    fn proxy_ring(&mut self, level: u64) -> Result<Option<abi::TyProxyRing>> {
+        let _ = level;
         Ok(None)
     }
 
@@ -261,6 +262,12 @@ fn no_graphs(name: &str) -> Error {
 
 fn no_device_memory(name: &str) -> Error {
     Error::new(ErrorKind::Unsupported, "use tensor memory", format!("{name} works on host memory"))
+}
+
+/// Whether a window is for a level, one of `TY_LEVEL_*`.
+pub fn is_for_level(needs: &KernelNeeds, window: u32, level: u64) -> bool {
+    let levels = needs.window_levels[window as usize];
+    levels == 0 || levels >> level & 1 != 0
 }
 
 /// A link that is not used.

@@ -173,6 +173,9 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  XDG_CACHE_HOME={target}/cuda-cache \
                  cargo run --package tokenyard-cli -- warm configs/nvlink.toml --capability 90"),
+            cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
+                 XDG_CACHE_HOME={target}/cuda-cache \
+                 cargo run --package tokenyard-cli -- warm configs/nvlink-proxy.toml --capability 90"),
         ],
     },
     Step {

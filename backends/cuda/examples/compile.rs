@@ -2,13 +2,19 @@
 //! a kernel spills registers.
 
 use tokenyard_core::Result;
-use tokenyard_cuda::compile::{Architecture, Compiled, Rows, Up, compile, compile_probe};
+use tokenyard_cuda::compile::{Architecture, Compiled, Role, Rows, Up, compile, compile_probe};
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
 
-/// Kernels of `exchange.cu`: over puts, a combine has one more.
-const FACES: [(Up, usize); 2] = [(Up::Nvlink, 9), (Up::Proxy, 10)];
+/// Kernels of `exchange.cu`: over puts, a combine has one more; inside one of several domains, a
+/// dispatch.
+const PROGRAMS: [(Up, Role, usize); 4] = [
+    (Up::Nvlink, Role::Direct, 10),
+    (Up::Proxy, Role::Direct, 11),
+    (Up::Nvlink, Role::Inside, 11),
+    (Up::Proxy, Role::Inside, 12),
+];
 
 /// Kernels of `probe.cu` with bulk copies.
 const PROBE: usize = 7;
@@ -60,7 +66,7 @@ fn show(
     let rows = format!("{rows:?}").to_lowercase();
     for Usage { kernel, registers, stack, spills } in &usages {
         println!(
-            "{target:<9} {rows:<7} {up:<7} {kernel:<18} {registers:>9} {stack:>6} {spills:>8}"
+            "{target:<9} {rows:<7} {up:<15} {kernel:<18} {registers:>9} {stack:>6} {spills:>8}"
         );
     }
     usages.iter().filter(|usage| usage.spills != "0").count()
@@ -68,16 +74,17 @@ fn show(
 
 fn main() -> Result<()> {
     println!(
-        "{:<9} {:<7} {:<7} {:<18} registers  stack  spilled",
-        "target", "rows", "up", "kernel"
+        "{:<9} {:<7} {:<15} {:<18} registers  stack  spilled",
+        "target", "rows", "face", "kernel"
     );
     let mut spilled = 0;
     for target in WANTED {
         let (capability, rows) = target;
         let architecture = Architecture { capability };
-        for (up, kernels) in FACES {
-            let name = format!("{up:?}").to_lowercase();
-            spilled += show(target, &name, (&compile(architecture, rows, up)?, kernels));
+        for (up, role, kernels) in PROGRAMS {
+            let name = format!("{up:?} {role:?}").to_lowercase();
+            let compiled = compile(architecture, rows, up, role)?;
+            spilled += show(target, &name, (&compiled, kernels));
         }
         let kernels = if rows == Rows::Tma { PROBE } else { PROBE - 1 };
         spilled += show(target, "probe", (&compile_probe(architecture, rows)?, kernels));

@@ -38,41 +38,49 @@ fn for_the_host(name: &str, text: &str) -> String {
         .fold(text.to_owned(), |text, (from, with)| replace(&text, [from, "\n"], with)),
         "exchange.cu" | "probe.cu" => {
             let shared = "static thread_local ty::u8 shared[1 << 17];";
-            replace(text, ["extern __shared__", "\n"], shared)
+            // Each level has a namespace of its own.
+            replace(text, ["extern __shared__", "\n"], shared).replace("extern \"C\" ", "")
         }
         _ => text.to_owned(),
     }
 }
 
-/// Writes the sources of a folder for the host.
-fn write_all(from: &Path, to: &Path) {
-    for entry in std::fs::read_dir(from).expect("a folder of the crate") {
-        let path = entry.expect("an entry").path();
-        let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");
-        if let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|_| is_source) {
-            let text = std::fs::read_to_string(&path).expect("a source");
-            std::fs::write(to.join(name), for_the_host(name, &text)).expect("written");
+/// A face that the model runs over: where its source is, whether it puts, bytes of its parameters.
+type Face = (&'static str, bool, usize);
+
+const PROXY: Face = ("../device/proxy.cuh", true, 40);
+const NVLINK: Face = ("src/transport/nvlink.cuh", false, 32);
+
+/// Writes the sources for the host, over a face. `level` tells one copy from the other, which a
+/// compiler would take for the same file.
+fn write_all(to: &Path, (face, ..): Face, level: &str) {
+    std::fs::create_dir_all(to).expect("made");
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for from in ["src/kernels", "src/probe", "../device"] {
+        for entry in std::fs::read_dir(crate_folder.join(from)).expect("a folder of the crate") {
+            let path = entry.expect("an entry").path();
+            let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");
+            if let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|_| is_source) {
+                let text = std::fs::read_to_string(&path).expect("a source");
+                let text = for_the_host(name, &text);
+                std::fs::write(to.join(name), format!("{text}// {level}\n")).expect("written");
+            }
         }
     }
+    std::fs::copy(crate_folder.join(face), to.join("up_face.cuh")).expect("the face");
 }
 
-/// Compiles and runs a model over a face.
-fn run(model: &str, face: &Path, puts: bool, param_bytes: usize) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    write_all(&crate_folder.join("src/kernels"), folder.path());
-    write_all(&crate_folder.join("src/probe"), folder.path());
-    write_all(&crate_folder.join("../device"), folder.path());
-    std::fs::copy(crate_folder.join(face), folder.path().join("up_face.cuh")).expect("the face");
-    let program = folder.path().join("exchange");
+/// Compiles and runs a model of `tests/model`, with the sources in a folder.
+fn run(folder: &Path, model: &str, defines: &[String]) {
+    let program = folder.join("exchange");
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/model");
     let compiled = Command::new("g++")
         .args(["-std=c++20", "-O1", "-g", "-pthread", "-DTY_ROWS_TMA=0"])
         .arg(format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION))
-        .arg(format!("-DTY_PUTS={}", u32::from(puts)))
-        .arg(format!("-DTY_UP_PARAM_BYTES={param_bytes}"))
+        .args(defines)
         .arg("-I")
-        .arg(folder.path())
-        .arg(crate_folder.join("tests/model").join(model))
+        .arg(folder)
+        .arg(models.join(model))
         .arg("-o")
         .arg(&program)
         .output()
@@ -82,17 +90,63 @@ fn run(model: &str, face: &Path, puts: bool, param_bytes: usize) {
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }
 
+/// The model of one level.
+fn run_level(face: Face) {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), face, "the level");
+    run(folder.path(), "exchange.cpp", &defines(face));
+}
+
+/// What the sources of one level are compiled with.
+fn defines((_, puts, param_bytes): Face) -> [String; 3] {
+    [
+        format!("-DTY_PUTS={}", u32::from(puts)),
+        format!("-DTY_UP_PARAM_BYTES={param_bytes}"),
+        "-DTY_GROUPED=0".to_owned(),
+    ]
+}
+
+/// The model of several domains: a face inside, and one between them.
+fn run_domains(up: Face, out: Face) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut defines = Vec::new();
+    for (name, face) in [("up", up), ("out", out)] {
+        write_all(&folder.path().join(name), face, name);
+        let name = name.to_uppercase();
+        defines.push(format!("-D{name}_PUTS={}", u32::from(face.1)));
+        defines.push(format!("-D{name}_PARAM_BYTES={}", face.2));
+    }
+    run(folder.path(), "domains.cpp", &defines);
+}
+
 #[test]
 fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
-    run("exchange.cpp", Path::new("../device/proxy.cuh"), true, 40);
+    run_level(PROXY);
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_loads_and_stores() {
-    run("exchange.cpp", Path::new("src/transport/nvlink.cuh"), false, 32);
+    run_level(NVLINK);
+}
+
+#[test]
+fn among_domains_rows_are_put_between_them_and_stored_inside() {
+    run_domains(NVLINK, PROXY);
+}
+
+#[test]
+fn among_domains_rows_are_put_at_both_levels() {
+    run_domains(PROXY, PROXY);
+}
+
+#[test]
+fn among_domains_rows_are_stored_at_both_levels() {
+    run_domains(NVLINK, NVLINK);
 }
 
 #[test]
 fn copies_barriers_and_counts_of_the_probe_reach_every_rank() {
-    run("probe.cpp", Path::new("src/transport/nvlink.cuh"), false, 32);
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), NVLINK, "the probe");
+    run(folder.path(), "probe.cpp", &defines(NVLINK));
 }

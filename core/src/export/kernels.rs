@@ -364,7 +364,7 @@ impl<K: KernelSet> KernelsPart<K> {
         unsafe {
             guarded_mut("proxy_ring", instance, error, |part: &mut K| {
                 check_size("proxy_ring", (*ring).size, size_of::<abi::TyProxyRing>())?;
-                part.proxy_ring()?.into_iter().for_each(|given| *ring = given);
+                part.proxy_ring((*ring).level)?.into_iter().for_each(|given| *ring = given);
                 Ok(())
             })
         }

@@ -5,7 +5,9 @@ use super::transport::{blank_window, check_window, missing_slot};
 use super::{blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::PartTable;
-use crate::kernels::{KernelNeeds, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS, Trace};
+use crate::kernels::{
+    KernelNeeds, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS, Trace, is_for_level,
+};
 use crate::transport::{Capabilities, MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -83,14 +85,18 @@ impl OpenKernels {
             scale_up: NO_LINK_NEEDS,
             scale_out: NO_LINK_NEEDS,
             window_bytes: [0; abi::TY_MAX_WINDOWS],
+            window_levels: [0; abi::TY_MAX_WINDOWS],
         };
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
         self.call("needs", |t, i, e| unsafe { t.needs.map(|f| f(i, limits, &mut needs, e)) })?;
-        for (level, limits, link) in [
-            ("scale-up", &limits.scale_up, &needs.scale_up),
-            ("scale-out", &limits.scale_out, &needs.scale_out),
+        self.check_window_levels(&needs)?;
+        for (name, level, limits, link) in [
+            ("scale-up", abi::TY_LEVEL_SCALE_UP, &limits.scale_up, &needs.scale_up),
+            ("scale-out", abi::TY_LEVEL_SCALE_OUT, &limits.scale_out, &needs.scale_out),
         ] {
-            self.check_needs(level, limits, (needs.windows, link))?;
+            let windows = (0..needs.windows.min(abi::TY_MAX_WINDOWS as u32))
+                .filter(|window| is_for_level(&needs, *window, level));
+            self.check_needs(name, limits, (windows.count() as u32, link))?;
         }
         let known = abi::TY_NEEDS_MASKING | abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC;
         let unknown = needs.flags & !known;
@@ -108,6 +114,22 @@ impl OpenKernels {
             self.check_graph_slots(needs.flags)?;
         }
         Ok(needs)
+    }
+
+    /// Levels that windows are for must be known, and as many windows as there are places for them.
+    fn check_window_levels(&self, needs: &KernelNeeds) -> Result<()> {
+        let known = 1 << abi::TY_LEVEL_SCALE_UP | 1 << abi::TY_LEVEL_SCALE_OUT;
+        let windows = needs.window_levels.iter().take(needs.windows as usize);
+        let unknown = windows.fold(0, |all, levels| all | levels) & !known;
+        if unknown == 0 && needs.windows as usize <= abi::TY_MAX_WINDOWS {
+            return Ok(());
+        }
+        let text = format!(
+            "found {} windows, for unknown levels {unknown:#x}; expected at most {}, for levels 0 and 1",
+            needs.windows,
+            abi::TY_MAX_WINDOWS
+        );
+        Err(Error::new(ErrorKind::Plugin, "needs", text).with_context("part", self.name()))
     }
 
     fn check_graph_slots(&self, flags: u32) -> Result<()> {
@@ -432,17 +454,17 @@ impl OpenKernels {
         }
     }
 
-    /// The ring of kernels that post through the host; nothing where they do not.
+    /// The ring of kernels that post through the host on a level; nothing where they do not.
     ///
     /// # Errors
     /// What the part says; a ring that cannot be one.
-    pub fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
+    pub fn proxy_ring(&mut self, level: u64) -> Result<Option<abi::TyProxyRing>> {
         if self.part.table.proxy_ring.is_none() {
             return Ok(None);
         }
         let mut ring = abi::TyProxyRing {
             size: size_of::<abi::TyProxyRing>(),
-            level: 0,
+            level,
             lane: 0,
             capacity: 0,
             commands: std::ptr::null_mut(),
@@ -457,12 +479,12 @@ impl OpenKernels {
             return Ok(None);
         }
         let there = !ring.status.is_null() && (ring.signals == 0 || !ring.totals.is_null());
-        if there && ring.capacity.is_power_of_two() && ring.level <= abi::TY_LEVEL_SCALE_OUT {
+        if there && ring.capacity.is_power_of_two() && ring.level == level {
             return Ok(Some(ring));
         }
         let message = format!(
             "found a ring of {} slots on level {}, status at {:p}, {} totals at {:p}; expected a power \
-             of two, level 0 or 1, and nothing at null",
+             of two, level {level}, and nothing at null",
             ring.capacity, ring.level, ring.status, ring.signals, ring.totals
         );
         Err(Error::new(ErrorKind::Plugin, "proxy_ring", message)

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::claims::Claims;
-use super::levels::{LevelReport, Levels, Transports};
+use super::levels::{LevelReport, Levels, Transports, windows_of};
 use super::nics;
 use super::places::{discover_all, domains, scattered};
 use super::progress::Progress;
@@ -188,7 +188,7 @@ fn bring_up(
     plan(&mut kernels, &transports, &windows, &watchdog, cap)?;
     // SAFETY: `Parts` stops the thread before it drops transports and kernel set, and so does an error
     // here.
-    let proxy = unsafe { start_proxy(&mut kernels, &transports, &windows, &levels)? };
+    let proxies = unsafe { start_proxies(&mut kernels, &transports, (&needs, &windows), &levels)? };
     // SAFETY: as above.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten())? };
     watchdog.report_to(&desk.0);
@@ -215,7 +215,7 @@ fn bring_up(
         parts: Arc::new(Parts {
             _looking: looking,
             _progress: progress,
-            _proxy: proxy,
+            _proxies: proxies,
             _transports: transports,
             kernels: Mutex::new(kernels),
             watchdog,
@@ -409,27 +409,27 @@ fn plan(
     unsafe { kernels.plan(&plan) }
 }
 
-/// Serves the command ring of kernels that post through the host, where there is one.
+/// Serves the command rings of kernels that post through the host, on each level where they do.
 ///
 /// # Safety
 /// The value is dropped before the transports and the kernel set.
-unsafe fn start_proxy(
+unsafe fn start_proxies(
     kernels: &mut OpenKernels,
     transports: &Transports,
-    windows: &[Window],
+    (needs, windows): (&KernelNeeds, &[Window]),
     levels: &Levels<'_>,
-) -> Result<Option<DeviceProxy>> {
-    let Some(ring) = kernels.proxy_ring()? else { return Ok(None) };
+) -> Result<Vec<DeviceProxy>> {
+    let mut proxies = Vec::new();
     // SAFETY: by this function's contract.
-    let [up, out] = unsafe { transports.links() };
-    let link = if ring.level == abi::TY_LEVEL_SCALE_UP { up } else { out };
-    let Some(link) = link else {
-        let message = format!("the kernels post on level {}, which has no transport", ring.level);
-        return Err(Error::new(ErrorKind::Plugin, "proxy_ring", message));
-    };
-    // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed.
-    let proxy = unsafe { DeviceProxy::start(&ring, link, windows, levels.peers(ring.level))? };
-    Ok(Some(proxy))
+    let links = unsafe { transports.links() };
+    for (level, link) in [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].into_iter().zip(links) {
+        let Some(link) = link else { continue };
+        let Some(ring) = kernels.proxy_ring(level)? else { continue };
+        let windows: Vec<_> = windows_of(needs, level).map(|id| windows[id as usize]).collect();
+        // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed.
+        proxies.push(unsafe { DeviceProxy::start(&ring, link, &windows, levels.peers(level))? });
+    }
+    Ok(proxies)
 }
 
 const NO_LINK: abi::TyLink = abi::TyLink {

@@ -10,7 +10,7 @@ use crate::abi;
 use crate::bootstrap::Members;
 use crate::config::{Config, PartChoice};
 use crate::host::{OpenKernels, OpenTransport, Registry, TransportRef};
-use crate::kernels::{KernelNeeds, Limits, LinkNeeds};
+use crate::kernels::{KernelNeeds, Limits, LinkNeeds, is_for_level};
 use crate::link::Link;
 use crate::transport::{Capabilities, MemoryNeeds, NO_CAPABILITIES, Team, TransportNeeds, Window};
 use crate::{Error, ErrorKind, Result};
@@ -178,19 +178,22 @@ impl<'a> Levels<'a> {
         for (name, link) in [("scale-up", &needs.scale_up), ("scale-out", &needs.scale_out)] {
             items.push((format!("{name} signals"), link.signals.to_string()));
         }
-        for (id, bytes) in needs.window_bytes.iter().take(needs.windows as usize).enumerate() {
+        let windows = needs.window_bytes.iter().zip(&needs.window_levels);
+        for (id, (bytes, levels)) in windows.take(needs.windows as usize).enumerate() {
             items.push((format!("bytes of window {id}"), bytes.to_string()));
+            items.push((format!("levels of window {id}"), format!("{levels:#x}")));
         }
         members.agree("windows", &items).map(drop)
     }
 
     pub(super) fn open(&self, config: &Config, needs: &KernelNeeds) -> Result<Transports> {
-        let open = |level: &Option<Level<'_>>, link: &LinkNeeds| {
-            level.as_ref().map(|level| level.open(config, (needs.windows, link))).transpose()
+        let open = |level: &Option<Level<'_>>, link: (u32, &LinkNeeds)| {
+            level.as_ref().map(|level| level.open(config, link)).transpose()
         };
+        let of = |level| windows_of(needs, level).count() as u32;
         Ok(Transports {
-            scale_up: open(&self.scale_up, &needs.scale_up)?,
-            scale_out: open(&self.scale_out, &needs.scale_out)?,
+            scale_up: open(&self.scale_up, (of(abi::TY_LEVEL_SCALE_UP), &needs.scale_up))?,
+            scale_out: open(&self.scale_out, (of(abi::TY_LEVEL_SCALE_OUT), &needs.scale_out))?,
         })
     }
 
@@ -236,8 +239,17 @@ pub(super) struct Transports {
 }
 
 impl Transports {
-    fn each_mut(&mut self) -> impl Iterator<Item = &mut OpenTransport> {
-        self.scale_up.iter_mut().chain(&mut self.scale_out)
+    /// The transports that a window is for, with the number that it has there.
+    fn of_window(
+        &mut self,
+        needs: &KernelNeeds,
+        id: u32,
+    ) -> impl Iterator<Item = (u32, &mut OpenTransport)> {
+        let number = |level| windows_of(needs, level).position(|window| window == id);
+        let numbers = [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].map(number);
+        let transports = [self.scale_up.as_mut(), self.scale_out.as_mut()];
+        let all = numbers.into_iter().zip(transports);
+        all.filter_map(|(number, transport)| Some((number? as u32, transport?)))
     }
 
     /// The hot faces: scale-up, scale-out.
@@ -249,44 +261,45 @@ impl Transports {
         [&self.scale_up, &self.scale_out].map(|t| t.as_ref().map(|t| unsafe { t.link() }))
     }
 
-    /// Allocates every window and registers it with the transports of both levels.
+    /// Allocates every window and registers it with the transports that it is for.
     pub(super) fn make_windows(
         &mut self,
         kernels: &mut OpenKernels,
         needs: &KernelNeeds,
     ) -> Result<Vec<Window>> {
-        let memory = self.memory_needs()?;
-        let owners = self.each_mut().filter(|t| owns_memory(t)).count();
-        if owners > 1 {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "allocate windows",
-                "the transports of both levels must own window memory; expected at most one",
-            )
-            .with_fix("choose another transport for one of the levels"));
-        }
         let mut windows = Vec::new();
         for id in 0..needs.windows {
             let bytes = needs.window_bytes[id as usize];
-            let window = match self.each_mut().find(|t| owns_memory(t)) {
-                Some(owner) => owner.alloc(id, bytes)?,
+            let memory = self.memory_needs(needs, id)?;
+            let owners = self.of_window(needs, id).filter(|(_, t)| owns_memory(t)).count();
+            if owners > 1 {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "allocate windows",
+                    "the transports of both levels must own window memory; expected at most one",
+                )
+                .with_fix("choose another transport for one of the levels"));
+            }
+            let window = match self.of_window(needs, id).find(|(_, t)| owns_memory(t)) {
+                Some((number, owner)) => Window { id, ..owner.alloc(number, bytes)? },
                 None => kernels.allocate(id, bytes, &memory)?,
             };
-            for transport in self.each_mut() {
+            for (number, transport) in self.of_window(needs, id) {
                 // SAFETY: window memory belongs to the kernel set or to a transport; `Parts` drops
                 // the transports first and the kernel set after them, and so does `bring_up` on an
                 // error (locals are dropped in reverse order of declaration).
-                unsafe { transport.register(&window)? };
+                unsafe { transport.register(&Window { id: number, ..window })? };
             }
             windows.push(window);
         }
         Ok(windows)
     }
 
-    /// The needs of both levels: kinds are intersected, handles united, the larger alignment wins.
-    fn memory_needs(&mut self) -> Result<MemoryNeeds> {
+    /// The needs of the levels that a window is for: kinds are intersected, handles united, the larger
+    /// alignment wins.
+    fn memory_needs(&mut self, needs: &KernelNeeds, id: u32) -> Result<MemoryNeeds> {
         let mut merged: Option<MemoryNeeds> = None;
-        for transport in self.each_mut() {
+        for (_, transport) in self.of_window(needs, id) {
             let needs = transport.memory_needs()?;
             merged = Some(match merged {
                 None => needs,
@@ -299,7 +312,8 @@ impl Transports {
             });
         }
         let needs = merged.ok_or_else(|| {
-            Error::new(ErrorKind::Internal, "merge memory needs", "no transport is open")
+            let text = format!("window {id} is for levels that have no transport");
+            Error::new(ErrorKind::Plugin, "merge memory needs", text)
         })?;
         if needs.kinds == 0 {
             return Err(Error::new(
@@ -320,6 +334,11 @@ impl Drop for Transports {
             self.scale_out = None;
         }
     }
+}
+
+/// Ids of the windows that are for a level, in the order in which its transport numbers them.
+pub(super) fn windows_of(needs: &KernelNeeds, level: u64) -> impl Iterator<Item = u32> {
+    (0..needs.windows).filter(move |window| is_for_level(needs, *window, level))
 }
 
 fn owns_memory(transport: &OpenTransport) -> bool {
@@ -401,4 +420,28 @@ fn first_that_probes<'a>(
     .with_fix(
         "mend what the probe names (tokenyard doctor says more), or choose another transport",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::NO_LINK_NEEDS;
+
+    #[test]
+    fn a_transport_numbers_the_windows_of_its_level_and_those_of_both() {
+        let mut needs = KernelNeeds {
+            size: size_of::<KernelNeeds>(),
+            windows: 5,
+            flags: 0,
+            scale_up: NO_LINK_NEEDS,
+            scale_out: NO_LINK_NEEDS,
+            window_bytes: [1; abi::TY_MAX_WINDOWS],
+            window_levels: [0; abi::TY_MAX_WINDOWS],
+        };
+        let of = |needs: &KernelNeeds, level| windows_of(needs, level).collect::<Vec<_>>();
+        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_OUT), [0, 1, 2, 3, 4]);
+        needs.window_levels[..5].copy_from_slice(&[1, 1, 2, 2, 3]);
+        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_UP), [0, 1, 4]);
+        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_OUT), [2, 3, 4]);
+    }
 }

@@ -64,8 +64,8 @@ struct Parts {
     _looking: reporter::Looking,
     /// Uses the transports, so it goes before them.
     _progress: Option<progress::Progress>,
-    /// The same, and the kernel set's ring.
-    _proxy: Option<DeviceProxy>,
+    /// The same, and the rings of the kernel set.
+    _proxies: Vec<DeviceProxy>,
     /// No access to windows after it.
     _transports: levels::Transports,
     /// Its drop frees the windows. Behind a lock so that outputs may hold the parts from

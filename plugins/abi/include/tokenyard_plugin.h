@@ -345,7 +345,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 16544202236292726096ull
+#define TY_KERNELS_LAYOUT 10317723644377065136ull
 
 /**
  * Major version of the topology ABI.
@@ -1395,8 +1395,7 @@ typedef struct TyLinkNeeds {
 } TyLinkNeeds;
 
 /**
- * What a kernel set needs from the transports, within the limits it was given. Every window is
- * registered with both.
+ * What a kernel set needs from the transports, within the limits it was given.
  */
 typedef struct TyKernelNeeds {
   /**
@@ -1423,6 +1422,13 @@ typedef struct TyKernelNeeds {
    * Bytes of each window.
    */
   uint64_t window_bytes[TY_MAX_WINDOWS];
+  /**
+   * Which levels each window is for: bits `1 << TY_LEVEL_*`, or 0 for every level that has a
+   * transport. It is registered with those transports only, and only their memory needs count. A
+   * transport numbers the windows that it gets from 0 on, in their order here: commands and device
+   * faces name those numbers.
+   */
+  uint32_t window_levels[TY_MAX_WINDOWS];
 } TyKernelNeeds;
 
 /**
@@ -1775,7 +1781,7 @@ typedef struct TyProxyRing {
    */
   size_t size;
   /**
-   * The level whose transport is used: one of `TY_LEVEL_*`.
+   * The level whose transport is used: one of `TY_LEVEL_*`. The host writes which it asks for.
    */
   uint64_t level;
   /**
@@ -1982,8 +1988,8 @@ typedef struct TyKernelsTable {
                      uint64_t bytes,
                      struct TyError *error);
   /**
-   * Optional, after `plan`. Where kernels post through the host: the ring, valid until `close`.
-   * Else `commands` stays null. The host stops looking at it before transports are closed.
+   * Optional, after `plan`, once for each level that has a transport. Where kernels post through the
+   * host on the level that `ring` names: its ring, valid until `close`. Else `commands` stays null. The host stops looking at it before transports are closed.
    */
   int32_t (*proxy_ring)(void *instance, struct TyProxyRing *ring, struct TyError *error);
   /**

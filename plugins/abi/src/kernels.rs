@@ -112,8 +112,7 @@ pub const TY_RANK_LOST: u8 = 1;
 /// In `lost` of [`TyPlan`]: the rank is in no team.
 pub const TY_RANK_ABSENT: u8 = 2;
 
-/// What a kernel set needs from the transports, within the limits it was given. Every window is
-/// registered with both.
+/// What a kernel set needs from the transports, within the limits it was given.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyKernelNeeds {
@@ -129,6 +128,11 @@ pub struct TyKernelNeeds {
     pub scale_out: TyLinkNeeds,
     /// Bytes of each window.
     pub window_bytes: [u64; TY_MAX_WINDOWS],
+    /// Which levels each window is for: bits `1 << TY_LEVEL_*`, or 0 for every level that has a
+    /// transport. It is registered with those transports only, and only their memory needs count. A
+    /// transport numbers the windows that it gets from 0 on, in their order here: commands and device
+    /// faces name those numbers.
+    pub window_levels: [u32; TY_MAX_WINDOWS],
 }
 
 /// An opened transport as a kernel set uses it. `table` is null where the level has none.
@@ -435,7 +439,7 @@ pub struct TyProxyStatus {
 pub struct TyProxyRing {
     /// `sizeof(TyProxyRing)`.
     pub size: usize,
-    /// The level whose transport is used: one of `TY_LEVEL_*`.
+    /// The level whose transport is used: one of `TY_LEVEL_*`. The host writes which it asks for.
     pub level: u64,
     /// The lane that commands are posted on, which nobody else uses.
     pub lane: u32,
@@ -678,8 +682,8 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional, after `plan`. Where kernels post through the host: the ring, valid until `close`.
-    /// Else `commands` stays null. The host stops looking at it before transports are closed.
+    /// Optional, after `plan`, once for each level that has a transport. Where kernels post through the
+    /// host on the level that `ring` names: its ring, valid until `close`. Else `commands` stays null. The host stops looking at it before transports are closed.
     pub proxy_ring: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,

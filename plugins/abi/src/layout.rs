@@ -73,7 +73,8 @@ const fn kernels_layout() -> u64 {
             reserved }
         TyLimits { size, scale_up, scale_out }
         TyLinkNeeds { lanes, signals, queue_depth, reserved, largest_put }
-        TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes }
+        TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes,
+            window_levels }
         TyLink { table, instance, capabilities }
         TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level,
             gave_up, waited_ns, ranks }
@@ -105,7 +106,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0xc856_6bed_3efc_667a;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0xf152_17d1_0379_7a51;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xe598_d047_6a73_7d50;
+pub const TY_KERNELS_LAYOUT: u64 = 0x8f2f_eafd_29be_66b0;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -146,6 +146,7 @@ impl KernelSet for CpuKernels {
             scale_up,
             scale_out,
             window_bytes,
+            window_levels: [0; abi::TY_MAX_WINDOWS],
         })
     }
 

@@ -6,7 +6,7 @@ mod cache;
 mod program;
 
 pub(crate) use program::FaceSource;
-pub use program::{Architecture, Compiled, Rows, Up, compile, compile_probe};
+pub use program::{Architecture, Compiled, Role, Rows, Up, compile, compile_probe};
 
 use std::path::PathBuf;
 
@@ -14,7 +14,6 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::{CudaConfig, RowCopy};
 use crate::driver::Device;
-use crate::transport::nvlink_face;
 use cache::Cache;
 use program::Program;
 
@@ -64,9 +63,10 @@ fn rows_of(config: &CudaConfig, architecture: Architecture, puts: bool) -> Resul
 pub(crate) fn kernels(
     config: &CudaConfig,
     architecture: Architecture,
-    face: FaceSource<'_>,
+    (face, role): (FaceSource<'_>, Role),
 ) -> Result<(Vec<u8>, bool)> {
-    let program = Program::new(architecture, rows_of(config, architecture, face.puts)?, face);
+    let rows = rows_of(config, architecture, face.puts)?;
+    let program = Program::new(architecture, rows, face, role);
     image_of(config, &program)
 }
 
@@ -97,6 +97,10 @@ fn image_of(config: &CudaConfig, program: &Program) -> Result<(Vec<u8>, bool)> {
 pub struct Warmed {
     /// As the compiler calls it, such as `sm_90a`.
     pub architecture: String,
+    /// What they are compiled over.
+    pub face: Up,
+    /// Whose rows they move.
+    pub role: Role,
     /// How rows move.
     pub rows: Rows,
     /// They were not there yet.
@@ -105,25 +109,61 @@ pub struct Warmed {
     pub folder: PathBuf,
 }
 
-/// Compiles the kernels over the NVLink face into the cache, unless they are there: for the GPU that
-/// this process would drive, or for a compute capability (major * 10 + minor), which needs no GPU.
+/// The programs that a yard of these transports may run: inside a domain, and between domains, in the
+/// order of choice. `domains` where the config sets how many there are.
+pub fn programs(up: Option<&str>, out: &[&str], domains: Option<u32>) -> Vec<(Up, Role)> {
+    let face = |name: &str| if name == "nvlink" { Up::Nvlink } else { Up::Proxy };
+    let mut all = Vec::new();
+    if let Some(up) = up {
+        // A world that turns out to be one domain, and one that does not.
+        if domains.is_none_or(|domains| domains == 1) || out.is_empty() {
+            all.push((face(up), Role::Direct));
+        }
+        if domains != Some(1) && !out.is_empty() {
+            all.push((face(up), Role::Inside));
+        }
+    }
+    if up.is_none() || domains != Some(1) {
+        all.extend(out.iter().map(|name| (face(name), Role::Direct)));
+    }
+    let mut once = Vec::new();
+    all.into_iter().for_each(|program| {
+        if !once.contains(&program) {
+            once.push(program)
+        }
+    });
+    once
+}
+
+/// Compiles programs into the cache, unless they are there: for the GPU that this process would drive,
+/// or for a compute capability (major * 10 + minor), which needs no GPU.
 ///
 /// # Errors
 /// No compiler, no GPU, what the compiler says, a cache that cannot be used.
-pub fn warm(config: &CudaConfig, capability: Option<u32>) -> Result<Warmed> {
+pub fn warm(
+    config: &CudaConfig,
+    capability: Option<u32>,
+    programs: &[(Up, Role)],
+) -> Result<Vec<Warmed>> {
     config.check()?;
     let capability = match capability {
         Some(capability) => capability,
         None => Device::choose(config.device)?.capability()?,
     };
     let architecture = Architecture { capability };
-    let (_, compiled) = kernels(config, architecture, nvlink_face())?;
-    Ok(Warmed {
-        architecture: architecture.name(),
-        rows: rows_of(config, architecture, false)?,
-        compiled,
-        folder: Cache::open(config.cache.as_deref())?.folder().to_owned(),
-    })
+    let folder = Cache::open(config.cache.as_deref())?.folder().to_owned();
+    let warm = |(face, role): &(Up, Role)| {
+        let (_, compiled) = kernels(config, architecture, (face.source(), *role))?;
+        Ok(Warmed {
+            architecture: architecture.name(),
+            face: *face,
+            role: *role,
+            rows: rows_of(config, architecture, face.source().puts)?,
+            compiled,
+            folder: folder.clone(),
+        })
+    };
+    programs.iter().map(warm).collect()
 }
 
 #[cfg(test)]
@@ -144,5 +184,20 @@ mod tests {
         assert!(text.contains("found sm_89; expected sm_90"), "{text}");
         let text = rows(RowCopy::Auto, 75).unwrap_err().to_string();
         assert!(text.contains("found sm_75; expected sm_80"), "{text}");
+    }
+
+    #[test]
+    fn a_config_names_every_program_that_its_yards_may_run() {
+        use {Role::*, Up::*};
+        let flat = programs(Some("nvlink"), &[], None);
+        assert_eq!(flat, [(Nvlink, Direct)]);
+        assert_eq!(programs(None, &["shm"], None), [(Proxy, Direct)]);
+        let both = programs(Some("nvlink"), &["shm"], Some(2));
+        assert_eq!(both, [(Nvlink, Inside), (Proxy, Direct)]);
+        let any = programs(Some("nvlink"), &["verbs", "libfabric"], None);
+        assert_eq!(any, [(Nvlink, Direct), (Nvlink, Inside), (Proxy, Direct)]);
+        assert_eq!(programs(Some("nvlink"), &["shm"], Some(1)), [(Nvlink, Direct)]);
+        let same = programs(Some("nvlink"), &["nvlink"], Some(2));
+        assert_eq!(same, [(Nvlink, Inside), (Nvlink, Direct)]);
     }
 }

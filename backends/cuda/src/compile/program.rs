@@ -94,6 +94,24 @@ pub enum Up {
     Proxy,
 }
 
+impl Up {
+    pub(crate) fn source(self) -> FaceSource<'static> {
+        match self {
+            Self::Nvlink => nvlink_face(),
+            Self::Proxy => proxy_face(),
+        }
+    }
+}
+
+/// Whose rows the kernels move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Those of this rank, straight to their owners; or, of several domains, to their domains.
+    Direct,
+    /// Inside one of several domains: those that came for it, grouped by where they came from.
+    Inside,
+}
+
 /// Everything that decides what comes out.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -104,11 +122,17 @@ pub(crate) struct Program {
 
 impl Program {
     /// The kernels of an exchange over a face.
-    pub(crate) fn new(architecture: Architecture, rows: Rows, face: FaceSource<'_>) -> Self {
+    pub(crate) fn new(
+        architecture: Architecture,
+        rows: Rows,
+        face: FaceSource<'_>,
+        role: Role,
+    ) -> Self {
         let own = [
             format!("-DTY_ARGS_BYTES={}", args::bytes()),
             format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION),
             format!("-DTY_PUTS={}", u32::from(face.puts)),
+            format!("-DTY_GROUPED={}", u32::from(role == Role::Inside)),
         ];
         Self::of(EXCHANGE, (architecture, rows), face, &own)
     }
@@ -233,12 +257,8 @@ fn library_in(maps: &str) -> Option<&str> {
 ///
 /// # Errors
 /// No compiler, or what it says.
-pub fn compile(architecture: Architecture, rows: Rows, up: Up) -> Result<Compiled> {
-    let face = match up {
-        Up::Nvlink => nvlink_face(),
-        Up::Proxy => proxy_face(),
-    };
-    Program::new(architecture, rows, face).compile()
+pub fn compile(architecture: Architecture, rows: Rows, up: Up, role: Role) -> Result<Compiled> {
+    Program::new(architecture, rows, up.source(), role).compile()
 }
 
 /// Compiles the kernels that measure a link over NVLink, as [`compile`] does.

@@ -1,9 +1,20 @@
 // What the host passes. Mirrored in args.rs; TY_ARGS_BYTES checks the sizes.
+//
+// TY_GROUPED: the tokens of this rank are rows that it got from several domains, one *group* of them
+// from each, and are told on inside its own. What is received is in order of groups, then of ranks.
 #pragma once
 #include "region.cuh"
 #include "transport.cuh"
 
 namespace ty {
+
+#if TY_GROUPED
+constexpr bool kGrouped = true;
+using GivenId = i32;  // ids as a dispatch leaves them
+#else
+constexpr bool kGrouped = false;
+using GivenId = i64;  // as callers bring them
+#endif
 
 constexpr u32 kControl = 0;     // window of entry records
 constexpr u32 kArena = 1;       // window of rows
@@ -21,6 +32,7 @@ constexpr u32 kEnter = 0;       // it takes part
 constexpr u32 kRefuseText = 1;  // its host refuses: a text follows
 constexpr u32 kRefuseRoute = 2; // its routing is bad: where, and what was found, follow
 constexpr u32 kRefuseFull = 3;  // its arena is full: a text follows
+constexpr u32 kRefuseBroken = 4; // ranks that it met before are out of step: a text follows
 
 // What is wrong with a routing.
 constexpr u32 kNoExpert = 1, kTwice = 2, kTooMany = 3;
@@ -43,6 +55,8 @@ struct Outcome {
   u64 own_signature;
   u32 origin;
   u32 own_origin;
+  u32 objector;  // refused: `objector` of the one whose word it is
+  u32 reserved;
   u8 text[kTextBytes];
 };
 
@@ -123,8 +137,14 @@ struct Common {
   u32 entry_words;      // 64-bit words of a record
   u32 text_bytes;       // why it refuses; else who holds its arena, where that may be too full
   u32 slots;
+  u32 objector;         // whose word a refusal is; of several the lowest counts
+  u32 group_count;      // of sources, where kGrouped
   u8 text[kTextBytes];
 
+  __device__ u32 groups() const {
+    if constexpr (kGrouped) return group_count;
+    return 1;
+  }
   __device__ u32 local_experts() const { return experts / ranks; }
   __device__ u32 rank_of(u32 expert) const { return expert / local_experts(); }
 
@@ -164,18 +184,29 @@ struct Routing {
   u32* block_experts;  // [blocks, E]: the same for experts
   u32* counts;         // [R]: this rank's rows for each rank
   u32* expert_counts;  // [E]: the same for experts
-  u32* row_base;       // [R]: first of this rank's rows at each rank
+  u32* row_base;       // [G, R]: first of this rank's rows at each rank; kGrouped: what to add to the
+                       // place of a group's row among all of them
+  u32* group_starts;   // [G + 1]: first token of each group; kGrouped
+  u32* group_counts;   // [R + E, G]: this rank's rows for each rank and expert; kGrouped
   Note* note;
   u32 span;            // tokens of a span, a multiple of 32
   u32 blocks;          // that counted
 };
+
+// Which group a token is of.
+__device__ inline u32 group_of(const Common& c, const Routing& r, u32 token) {
+  u32 group = 0;
+  if constexpr (kGrouped)
+    while (group + 1 < c.groups() && token >= r.group_starts[group + 1]) group++;
+  return group;
+}
 constexpr u32 kNoRow = ~0u;
 constexpr u32 kPlaceBits = 20;
 
 struct DispatchArgs {
   Common c;
   Routing r;
-  const i64* topk_idx;  // [T, K]
+  const GivenId* topk_idx;  // [T, K]
   const u32* tokens;    // T, where only the device knows it; or null
   const u8* x;          // [T, row_bytes]
   const u32* scales;    // [T, scale_words], or null
@@ -206,7 +237,8 @@ struct DispatchArgs {
   u32 cast;             // TY_CAST_*
   u32 dtype;            // 1 bf16, 2 fp16, 3 fp32
   u32 hidden;
-  u32 reserved;
+  u32 source_first;     // of this rank's first token
+  const u32* sources;   // [T]: of each, where kGrouped
   u64 staging;          // arena offset of what is staged, where the face only puts
   // Expert-major over loads and stores: see tiles.cuh.
   u64 tiles;            // offset of the counts of tiles in the control window
@@ -221,9 +253,14 @@ struct DispatchArgs {
   // Weights, scales and sources lie beside rows in the order of tokens, too.
   __device__ bool beside() const { return layout != kPacked || staged; }
   __device__ RegionShape region_shape() const {
-    return {layout, c.ranks, c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
+    return {layout, c.ranks * c.groups(), c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }
   __device__ u64 most_tokens() const { return (u64)c.ranks * c.max_tokens; }
+  // What a received row says of where it came from.
+  __device__ u32 source(u32 token) const {
+    if constexpr (kGrouped) return sources[token];
+    return source_first + token;
+  }
   __device__ u32 tiles_of_source() const { return (c.max_tokens + tile_rows - 1) / tile_rows; }
 };
 
@@ -292,6 +329,15 @@ struct CombineArgs {
   u64 landing_weights;
 };
 
+// Learns which tokens are of which group.
+struct GroupArgs {
+  const u32* counts;  // [G]: tokens
+  u32* starts;        // [G + 1]
+  u32* zeros;         // room for counts, which start as zeros
+  u32 groups;
+  u32 words;          // of that room
+};
+
 // Waits for one signal of every rank, and until what this rank has put may be overwritten.
 struct ArriveArgs {
   const u64* abort;
@@ -311,7 +357,8 @@ static_assert(sizeof(Report) == kHostBytes[0] && sizeof(Outcome) == kHostBytes[1
               sizeof(State) == kHostBytes[2] && sizeof(DispatchArgs) == kHostBytes[3] &&
               sizeof(CombineArgs) == kHostBytes[4] && sizeof(ArriveArgs) == kHostBytes[5] &&
               sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7] &&
-              sizeof(Trace) == kHostBytes[8],
+              sizeof(Trace) == kHostBytes[8] && sizeof(GroupArgs) == kHostBytes[9] &&
+              sizeof(Common) == kHostBytes[10],
               "args.rs and args.cuh differ");
 #endif
 

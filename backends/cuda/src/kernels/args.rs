@@ -19,6 +19,7 @@ pub(crate) const ENTER: u32 = 0;
 pub(crate) const REFUSE_TEXT: u32 = 1;
 pub(crate) const REFUSE_ROUTE: u32 = 2;
 pub(crate) const REFUSE_FULL: u32 = 3;
+pub(crate) const REFUSE_BROKEN: u32 = 4;
 
 /// What is wrong with a routing: more tokens than the call has rows.
 pub(crate) const TOO_MANY: u32 = 3;
@@ -43,6 +44,8 @@ pub(crate) fn bytes() -> String {
         size_of::<SpreadArgs>(),
         size_of::<MergeArgs>(),
         size_of::<Trace>(),
+        size_of::<GroupArgs>(),
+        size_of::<Common>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
@@ -80,6 +83,8 @@ pub(crate) struct Outcome {
     pub(crate) own_signature: u64,
     pub(crate) origin: u32,
     pub(crate) own_origin: u32,
+    pub(crate) objector: u32,
+    pub(crate) reserved: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -135,6 +140,8 @@ pub(crate) struct Common {
     pub(crate) entry_words: u32,
     pub(crate) text_bytes: u32,
     pub(crate) slots: u32,
+    pub(crate) objector: u32,
+    pub(crate) group_count: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -151,6 +158,8 @@ pub(crate) struct Routing {
     pub(crate) counts: u64,
     pub(crate) expert_counts: u64,
     pub(crate) row_base: u64,
+    pub(crate) group_starts: u64,
+    pub(crate) group_counts: u64,
     pub(crate) note: u64,
     pub(crate) span: u32,
     pub(crate) blocks: u32,
@@ -191,7 +200,8 @@ pub(crate) struct DispatchArgs {
     pub(crate) cast: u32,
     pub(crate) dtype: u32,
     pub(crate) hidden: u32,
-    pub(crate) reserved: u32,
+    pub(crate) source_first: u32,
+    pub(crate) sources: u64,
     pub(crate) staging: u64,
     pub(crate) tiles: u64,
     pub(crate) tile_rows: u32,
@@ -220,6 +230,16 @@ pub(crate) struct CombineArgs {
     pub(crate) returns_weights: u32,
     pub(crate) landing: u64,
     pub(crate) landing_weights: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupArgs {
+    pub(crate) counts: u64,
+    pub(crate) starts: u64,
+    pub(crate) zeros: u64,
+    pub(crate) groups: u32,
+    pub(crate) words: u32,
 }
 
 #[repr(C)]

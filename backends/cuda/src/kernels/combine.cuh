@@ -8,10 +8,16 @@
 
 namespace ty {
 
+// Behind this rank's last row at an owner.
+__device__ inline u32 rows_end(const CombineArgs& a, u32 d) {
+  u32 last = a.c.groups() - 1;
+  return a.r.row_base[last * a.c.ranks + d] + a.r.counts[d];
+}
+
 // Whether every owner has the rows that this rank's routing names.
 __device__ inline Decision check_rows(const CombineArgs& a, const u32* heard) {
   for (u32 d = 0; d < a.c.ranks; d++)
-    if (a.r.row_base[d] + a.r.counts[d] > heard[d * kHead + 5]) return {kBadRows, d};
+    if (rows_end(a, d) > heard[d * kHead + 5]) return {kBadRows, d};
   return {kGo, a.c.rank};
 }
 
@@ -20,13 +26,15 @@ struct Partials {
   static constexpr bool kWeighted = false;
   const CombineArgs& a;
   const u64* first;  // [R]: address of this rank's first row at each
+  const u32* row_base;  // kGrouped: what rows are named by from there on
   u8* out;
 
   __device__ u32 early(u32 token) const { return packed_row(a.c, a.r, token); }
   __device__ bool there(u32 packed) const { return packed != kNoRow; }
   __device__ uint2 late(u32 token, u32 packed) const {
     u32 rank = packed >> kPlaceBits, span = token / a.r.span;
-    return make_uint2(a.r.span_ranks[span * a.c.ranks + rank],
+    u32 base = kGrouped ? base_of(a.c, a.r, row_base, token, rank) : 0;
+    return make_uint2(base + a.r.span_ranks[span * a.c.ranks + rank],
                       a.r.block_ranks[span / kWarps * a.c.ranks + rank]);
   }
   __device__ u64 from(u32 packed, uint2 base) const {
@@ -37,11 +45,17 @@ struct Partials {
   __device__ u64 bias(u32 i) const { return (u64)(i == 0 ? a.bias0 : a.bias1); }
 };
 
+// Where rows and weights of this rank's tokens are to be found.
+struct Returned {
+  const u64* first;     // [R]: address of this rank's first row
+  const u64* weights;   // [R]: where the weights of the owners' first rows are
+  const u32* row_base;  // by which they are named; see `base_of`
+};
+
 // The weight that came back for lane k's selection, from the owner's row of this token.
-// `weights`: [R], where the weights of the owners' first rows are.
-__device__ inline void fetch_weight(const CombineArgs& a, const u64* weights, u32 token) {
+__device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, u32 token) {
   u32 lane = threadIdx.x % 32, owner = 0;
-  i64 row = row_at(a.c, a.r, a.r.row_base, token, packed_row(a.c, a.r, token), &owner);
+  i64 row = row_at(a.c, a.r, from.row_base, token, packed_row(a.c, a.r, token), &owner);
   i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
   u32 rank = expert >= 0 ? a.c.rank_of(expert) : ~0u;
   i64 owners = -1;
@@ -53,25 +67,24 @@ __device__ inline void fetch_weight(const CombineArgs& a, const u64* weights, u3
   if (lane >= a.c.topk) return;
   float weight = 0.0f;
   if (expert >= 0)
-    weight = reinterpret_cast<const float*>(weights[rank])[(u64)owners * a.c.topk + lane];
+    weight = reinterpret_cast<const float*>(from.weights[rank])[(u64)owners * a.c.topk + lane];
   a.out_weights[(u64)token * a.c.topk + lane] = weight;
 }
 
-__device__ inline void fetch_weights(const CombineArgs& a, u32 tokens, const u64* weights) {
+__device__ inline void fetch_weights(const CombineArgs& a, u32 tokens, const Returned& from) {
   u32 warps = blockDim.x / 32;
   for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < tokens;
        token += gridDim.x * warps)
-    fetch_weight(a, weights, token);
+    fetch_weight(a, from, token);
 }
 
 // Sums this rank's tokens from the rows whose places are in the tables. All blocks.
 template <class Type>
-__device__ void sum_partials(const CombineArgs& a, u32 tokens, const u64* first, const u64* weights,
-                             u8* stages) {
+__device__ void sum_partials(const CombineArgs& a, u32 tokens, const Returned& from, u8* stages) {
   __syncthreads();
-  if (a.out_weights) fetch_weights(a, tokens, weights);
+  if (a.out_weights) fetch_weights(a, tokens, from);
   Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes};
-  sum_rows<Type>(Partials{a, first, a.out}, summing, stages);
+  sum_rows<Type>(Partials{a, from.first, from.row_base, a.out}, summing, stages);
 }
 
 // What those behind find, until it is known how the operation goes on. One thread.
@@ -96,13 +109,14 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   if (threadIdx.x == blockDim.x - 32) leave_turn(a.c);
   if (blockIdx.x == 0 && !gives_up) {
     if (threadIdx.x == 0) begin(a);
+    u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
     u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
-                       (u32)(a.x / 16),              (u32)(a.weights / 16), (u32)operation().rows,
+                       place,                        (u32)(a.weights / 16), (u32)operation().rows,
                        (u32)(a.c.signature >> 32),   0};
     // Who hears this record may read the rows that earlier kernels wrote here.
     __threadfence_system();
     // As many words as a dispatch, so that ranks that do one find out and do not wait.
-    enter(a.c, up, kHead + a.c.ranks, a.c.verdict, nullptr, guard,
+    enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   }
   if (!hear(a.c, up, kHead, heard, guard)) return stop_all(a.c);
@@ -129,11 +143,11 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   u64* weights = first + a.c.ranks;
   auto at = [&](u32 d, u64 offset) { return reinterpret_cast<u64>(up.peer_ptr(kArena, d, offset)); };
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
-    u64 rows = (u64)a.r.row_base[d] * a.row_bytes;
+    u64 rows = kGrouped ? 0 : (u64)a.r.row_base[d] * a.row_bytes;
     first[d] = at(d, (u64)heard[d * kHead + 3] * 16 + rows);
     weights[d] = at(d, (u64)heard[d * kHead + 4] * 16);
   }
-  sum_partials<Type>(a, a.c.tokens(), first, weights, shared + a.table_bytes);
+  sum_partials<Type>(a, a.c.tokens(), {first, weights, a.r.row_base}, shared + a.table_bytes);
   raise_all(a.c, up, a.c.done_signal(), guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.c.trace->begun = a.c.trace->counted = begun;

@@ -5,13 +5,11 @@ use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{
-    CombineArgs, Common, ENTER, MergeArgs, REFUSE_FULL, REFUSE_TEXT, Routing, SUMMING_WARPS, WARPS,
-};
+use super::args::{CombineArgs, Common, ENTER, MergeArgs, Routing, SUMMING_WARPS, WARPS};
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
 use super::order::{CAPTURED, Mode};
-use super::outcome::Called;
+use super::outcome::Refusal;
 use super::sizes::{Pulls, landing_bytes};
 
 /// A combine between send and receive.
@@ -61,36 +59,40 @@ fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
+    pub(super) unsafe fn combine_send(
+        &mut self,
+        call: &abi::TyCombine,
+        signature: Signature,
+    ) -> Result<()> {
         self.check()?;
-        let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
-        let mode = self.mode(stream, call.flags & abi::TY_COMBINE_NO_SYNC)?;
+        let mode = self.combine_mode(call)?;
         let _relaxed = mode.relax()?;
         if mode.unheard {
             self.go_unheard()?;
         }
         // SAFETY: the host's string is valid for the call.
-        let text = unsafe { refusal(call.refusal) };
-        if !text.is_empty() {
-            return self.refuse_combine(call, &mode, (REFUSE_TEXT, text));
-        }
-        if mode.captured && !mode.unheard {
-            return self.refuse_combine(call, &mode, (REFUSE_TEXT, CAPTURED.as_bytes()));
+        let why = match unsafe { refusal(call.refusal) } {
+            Some(text) => Some(text),
+            None => (mode.captured && !mode.unheard).then(|| CAPTURED.to_owned()),
+        };
+        if let Some(why) = why {
+            let refusal = self.objection(ErrorKind::Refused, why);
+            return self.refuse_combine((call, signature), &refusal);
         }
         let entered = self.enter(call.operation, &mode);
         self.give_up(entered)?;
         let staged = match self.stage(call) {
             Ok(staged) => staged,
             Err(error) if error.kind() == ErrorKind::Full => {
-                let why = error.detail();
-                let told = self.refuse_combine(call, &mode, (REFUSE_FULL, why.as_bytes()));
+                let refusal = self.objection(ErrorKind::Full, error.detail());
+                let told = self.refuse_combine((call, signature), &refusal);
                 // Its own reason says more than what the others are told.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
             Err(error) => return self.give_up(Err(error)),
         };
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.sum_rows(call, &mode, &staged) };
+        let sent = unsafe { self.sum_rows((call, signature), &mode, &staged) };
         if let Err(error) = self.give_up(sent) {
             staged.region.iter().for_each(|r| self.arena.release(r.id));
             return Err(error);
@@ -105,28 +107,49 @@ impl Engine {
         Ok(())
     }
 
+    fn combine_mode(&self, call: &abi::TyCombine) -> Result<Mode> {
+        let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+        self.mode(stream, call.flags & abi::TY_COMBINE_NO_SYNC)
+    }
+
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
-    fn refuse_combine(
+    pub(super) fn refuse_combine(
         &mut self,
-        call: &abi::TyCombine,
-        mode: &Mode,
-        refused: (u32, &[u8]),
+        (call, signature): (&abi::TyCombine, Signature),
+        refusal: &Refusal,
     ) -> Result<()> {
+        let mode = self.combine_mode(call)?;
         if mode.is_recorded() {
-            return Err(self.refuse_recorded(mode, refused));
+            return Err(self.refuse_recorded(&mode, refusal));
         }
         self.is_recording = false;
         // The handle may be another yard's, so its routing is not named.
-        let mut common = self.common(call.operation, refused, mode.unheard);
-        let called = self.sign_combine(call, &mut common);
-        let pulls = Pulls::new(self.shape.ranks, 16, self.most_shared);
+        let mut common = self.refused(call.operation, refusal, mode.unheard);
+        let called = self.sign(call.operation, &mut common, signature);
+        let pulls = self.pulls(16);
         let arguments = arguments((common, Routing::default()), 16, &pulls);
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_combine(call, &arguments, &pulls) };
         let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
-        self.give_up(self.tell_unheard(mode, told))?;
+        self.give_up(self.tell_unheard(&mode, told))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "combine", message))
+    }
+
+    /// Bytes of a row, and of the weights that go with it.
+    pub(super) fn combine_widths(&self, call: &abi::TyCombine) -> [u64; 2] {
+        let (_, element) = summable(call.x.dtype);
+        let weights = if call.weights.data.is_null() { 0 } else { 4 * u64::from(self.shape.topk) };
+        [u64::from(self.shape.hidden) * element, weights]
+    }
+
+    /// Where kernels put: bytes of the rows and weights that come back.
+    pub(super) fn landing(&self, call: &abi::TyCombine) -> [u64; 2] {
+        let tokens = self.handles[call.handle as usize].tokens;
+        match self.sizes.longest_put {
+            Some(_) => landing_bytes(&self.shape, self.combine_widths(call), tokens),
+            None => [0; 2],
+        }
     }
 
     /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
@@ -134,11 +157,7 @@ impl Engine {
     fn stage(&mut self, call: &abi::TyCombine) -> Result<Staged> {
         let state = &self.handles[call.handle as usize];
         let (rows, flat) = (state.received, state.layout == Layout::Flat);
-        let (_, element) = summable(call.x.dtype);
-        let widths = [
-            u64::from(self.shape.hidden) * element,
-            if call.weights.data.is_null() { 0 } else { 4 * u64::from(self.shape.topk) },
-        ];
+        let widths = self.combine_widths(call);
         let tensors = [call.x.data as u64, call.weights.data as u64];
         let inside = [0, 1].map(|i| match flat {
             true => self.arena_offset(tensors[i], rows * widths[i]),
@@ -148,10 +167,7 @@ impl Engine {
             None => (rows * widths[i]).next_multiple_of(REGION_ALIGN),
             Some(_) => 0,
         });
-        let landing = match self.sizes.longest_put {
-            Some(_) => landing_bytes(&self.shape, widths, state.tokens),
-            None => [0; 2],
-        };
+        let landing = self.landing(call);
         let region = match room[0] + room[1] + landing[0] + landing[1] {
             0 => None,
             bytes => Some(self.arena.allocate(bytes, Holder::Combine(call.operation))?),
@@ -180,7 +196,7 @@ impl Engine {
         let (kernel, element) = summable(call.x.dtype);
         let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
         let row_bytes = u64::from(self.shape.hidden) * element;
-        let pulls = Pulls::new(self.shape.ranks, row_bytes, self.most_shared);
+        let pulls = self.pulls(row_bytes);
         let size = (self.blocks, SUMMING_WARPS, pulls.stages * pulls.stage_bytes);
         let arguments = MergeArgs {
             x: call.x.data as u64,
@@ -217,13 +233,18 @@ impl Engine {
     ///
     /// # Safety
     /// As [`combine_send`](Self::combine_send).
-    unsafe fn sum_rows(&self, call: &abi::TyCombine, mode: &Mode, staged: &Staged) -> Result<()> {
+    unsafe fn sum_rows(
+        &mut self,
+        (call, signature): (&abi::TyCombine, Signature),
+        mode: &Mode,
+        staged: &Staged,
+    ) -> Result<()> {
         let state = &self.handles[call.handle as usize];
         let mut common = self.common(call.operation, (ENTER, &[]), mode.unheard);
-        let called = self.sign_combine(call, &mut common);
+        let called = self.sign(call.operation, &mut common, signature);
         let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.shape.hidden) * element;
-        let pulls = Pulls::new(self.shape.ranks, row_bytes, self.most_shared);
+        let pulls = self.pulls(row_bytes);
         if !call.missing.data.is_null() {
             // A lost rank ends the yard, so no expert is left out of a sum.
             self.work().zero(call.missing.data as u64, state.tokens.into())?;
@@ -268,12 +289,6 @@ impl Engine {
         let slot = self.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.kernels.combine[kernel], size, arguments, slot) }
-    }
-
-    /// Writes into `common` what ranks compare.
-    fn sign_combine(&self, call: &abi::TyCombine, common: &mut Common) -> Called {
-        common.signature = Signature::combine(call).0;
-        Called { rank: self.rank, operation: call.operation }
     }
 
     /// # Safety

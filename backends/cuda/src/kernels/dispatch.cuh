@@ -27,17 +27,38 @@ template <class Up>
 __device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted, Guard& guard) {
   u32 verdict = a.c.verdict;
   if (counted && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
-  u32 head[kHead] = {verdict | a.mover_blocks << 8,  (u32)a.c.signature, a.c.origin(),
-                     (u32)(a.region / 128),     (u32)(a.capacity / 128), 0,
+  u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
+  u32 head[kHead] = {verdict | a.mover_blocks << 8, (u32)a.c.signature, a.c.origin(),
+                     place,                     (u32)(a.capacity / 128), 0,
                      (u32)(a.c.signature >> 32), a.c.text_bytes};
-  u32 words = words_of(a) + Counted(a, 0).count;
+  u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
   enter(a.c, up, words, verdict, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
     if (a.c.verdict != kEnter) return 0;
     w -= kHead;
-    if (w < a.c.ranks) return a.r.counts[w];
-    return a.r.expert_counts[Counted(a, peer).first + w - a.c.ranks];
+    u32 ranks = a.c.ranks * a.c.groups(), first = Counted(a, peer).first * a.c.groups();
+    if constexpr (kGrouped) return a.r.group_counts[w < ranks ? w : w + first];
+    if (w < ranks) return a.r.counts[w];
+    return a.r.expert_counts[first + w - ranks];
   });
+}
+
+// Fills the row bases of one rank.
+__device__ inline void place_rows(const DispatchArgs& a, const DispatchTables& t, u32 d) {
+  if constexpr (!kGrouped) {
+    t.row_base[d] = (u32)rows_at(a, t.heard, d, a.c.rank);
+    return;
+  }
+  u32 groups = a.c.groups(), first = 0, own = 0;
+  for (u32 g = 0; g < groups; g++)
+    for (u32 s = 0; s < a.c.ranks; s++) {
+      u32 rows = t.heard[s * words_of(a) + kHead + d * groups + g];
+      if (s == a.c.rank) {
+        t.row_base[g * a.c.ranks + d] = first - own;
+        own += rows;
+      }
+      first += rows;
+    }
 }
 
 // Expert-major and packed: hears all counts of experts and places them. The whole block.
@@ -45,13 +66,17 @@ template <class Up>
 __device__ bool place_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                               Guard& guard) {
   bool ok = true;
+  u32 groups = a.c.groups();
   for (u32 e = threadIdx.x; e < a.c.experts && ok; e += blockDim.x) {
-    u32 all = 0, before = 0;
-    ok = hear_word_of_all(a.c, up, words_of(a) + e, guard, [&](u32 source, u32 rows) {
-      if (source == a.c.rank) before = all;
-      all += rows;
-    });
-    t.expert_base[e] = before;
+    u32 all = 0, own = 0;
+    for (u32 g = 0; g < groups && ok; g++)
+      ok = hear_word_of_all(a.c, up, words_of(a) + e * groups + g, guard, [&](u32 source, u32 rows) {
+        if (source == a.c.rank) {
+          t.expert_base[g * a.c.experts + e] = all - own;
+          if constexpr (kGrouped) own += rows;
+        }
+        all += rows;
+      });
     t.expert_all[e] = all;
   }
   if (!__syncthreads_and(ok)) return false;
@@ -59,7 +84,7 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
     u32 start = 0;
     for (u32 e = d * local; e < (d + 1) * local; e++) {
-      t.expert_base[e] += start;
+      for (u32 g = 0; g < groups; g++) t.expert_base[g * a.c.experts + e] += start;
       start += room_of(a, t.expert_all[e]);
     }
     t.expert_rows[d] = start;
@@ -78,7 +103,7 @@ __device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTab
     const u32* head = &t.heard[d * words_of(a)];
     Region region = region_of(a, t, d);
     if (region.bytes > (u64)head[4] * 128) atomicMin(&full, d);
-    t.row_base[d] = (u32)rows_at(a, t.heard, d, a.c.rank);
+    place_rows(a, t, d);
     if (a.staged) {
       aim_at_staging(a, t, d);
       continue;
@@ -101,14 +126,14 @@ __device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTab
 template <class Up>
 __device__ bool expect_puts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u32 source,
                             Guard& guard) {
-  u32 local = a.c.local_experts(), copies = 0, n = words_of(a);
+  u32 words = a.c.local_experts() * a.c.groups(), copies = 0;
   bool ok = true;
-  for (u32 e = 0; e < local && ok && a.layout == kPacked; e++) {
+  for (u32 w = 0; w < words && ok && a.layout == kPacked; w++) {
     u32 rows;
-    ok = hear_word(a.c, up, source, n + a.c.rank * local + e, guard, &rows);
+    ok = hear_word(a.c, up, source, words_of(a) + a.c.rank * words + w, guard, &rows);
     copies += rows;
   }
-  u32 puts = puts_of_rows(a, t.heard[source * n + kHead + a.c.rank], copies);
+  u32 puts = puts_of_rows(a, counts_for(a, t, source, a.c.rank), copies);
   a.c.expect(a.c.rows_totals(), source, puts);
   return ok;
 }
@@ -156,12 +181,15 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
   bool ok = true;
   if (a.staged)
     for (u32 s = lane; s < a.c.ranks && ok; s += 32) ok = expect_puts(a, up, t, s, guard);
+  u32 groups = a.c.groups();
   for (u32 e = lane; e < local && ok; e += 32) {
-    u32 sum = 0, word = words_of(a) + (a.is_flat() ? e : first + e);
-    ok = hear_word_of_all(a.c, up, word, guard, [&](u32 source, u32 rows) {
-      if (a.layout == kPacked) ranges[e * a.c.ranks + source] = rows | (u64)sum << 32;
-      sum += rows;
-    });
+    u32 sum = 0, word = words_of(a) + (a.is_flat() ? e : first + e) * groups;
+    for (u32 g = 0; g < groups && ok; g++)
+      ok = hear_word_of_all(a.c, up, word + g, guard, [&](u32 source, u32 rows) {
+        u32 place = (e * groups + g) * a.c.ranks + source;
+        if (a.layout == kPacked) ranges[place] = rows | (u64)sum << 32;
+        sum += rows;
+      });
     counts[e] = sum;
   }
   return ok;
@@ -184,9 +212,12 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
   Region region = region_of(a, t, me);
   u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * n + 3] * 128);
   for (u32 s = lane; s < a.c.ranks; s += 32) {
-    reinterpret_cast<u32*>(base + region.rank_counts)[s] = t.heard[s * n + kHead + me];
+    for (u32 g = 0; g < a.c.groups(); g++) {
+      u32 at = g * a.c.ranks + s;
+      reinterpret_cast<u32*>(base + region.rank_counts)[at] = counts_for(a, t, s, me)[g];
+      a.r.row_base[at] = t.row_base[at];
+    }
     if (!a.staged) a.c.expect(a.c.rows_totals(), s, t.heard[s * n] >> 8);
-    a.r.row_base[s] = t.row_base[s];
   }
   bool ok = note_experts(a, up, t, base, region, guard);
   if (lane == 0) {
@@ -284,13 +315,15 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   if (d.code != kGo) return;
   if (blockIdx.x < a.mover_blocks) {
     move_sides(a, up, t, shared + a.side_at);
-    move_rows(a, up, {t.row_base, t.expert_base, t.x}, shared);
+    move_rows(a, up, {named_from(a, t), t.expert_base, t.x}, shared);
     if constexpr (Up::kLoadStore)
       raise_all(a.c, up, a.c.rows_signal(), guard);
     else
       put_staged(a, up, t, guard);
   }
-  if (a.tile_rows > 0) spread_tiles(a, up, t, shared + a.table_bytes, guard);
+  // Tiles number the rows of a source one after the other, which those of several groups are not.
+  if constexpr (!kGrouped)
+    if (a.tile_rows > 0) spread_tiles(a, up, t, shared + a.table_bytes, guard);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     a.c.trace->begun = begun;
     a.c.trace->moved = now_ns();

@@ -7,14 +7,12 @@ use tokenyard_core::moe::{
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{
-    Common, DispatchArgs, ENTER, Outcome, REFUSE_FULL, REFUSE_TEXT, Routing, SpreadArgs, WARPS,
-};
+use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, WARPS};
 use super::engine::{Engine, Operation};
 use super::handle::Output;
 use super::order::{CAPTURED, Mode};
-use super::outcome::Called;
-use super::sizes::{Moves, Sizes, staged_bytes};
+use super::outcome::Refusal;
+use super::sizes::{Moves, staged_bytes};
 
 /// A dispatch between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -69,16 +67,35 @@ impl Format {
     }
 }
 
-/// The text of a refusal, empty if there is none.
+/// The text of a refusal.
 ///
 /// # Safety
-/// `text` is valid memory for `'a`, or empty.
-pub(super) unsafe fn refusal<'a>(text: abi::TyStr) -> &'a [u8] {
+/// `text` is valid memory, or empty.
+pub(super) unsafe fn refusal(text: abi::TyStr) -> Option<String> {
     if text.bytes == 0 {
-        return &[];
+        return None;
     }
     // SAFETY: by this function's contract.
-    unsafe { std::slice::from_raw_parts(text.data, text.bytes) }
+    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
+    Some(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// What is told on inside a domain: device addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grouped {
+    /// i32 `source rank * M + source token` of each token.
+    pub(super) sources: u64,
+    /// i32, tokens of each group.
+    pub(super) counts: u64,
+}
+
+/// What an exchange must know of a dispatch beyond the call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    /// Of the caller's own call.
+    pub(super) signature: Signature,
+    /// Inside one of several domains.
+    pub(super) grouped: Option<Grouped>,
 }
 
 /// How received rows are arranged.
@@ -116,8 +133,8 @@ struct Wanted {
 
 impl Wanted {
     /// Whether rows are spread over the experts of their tokens while others arrive.
-    fn in_tiles(&self, sizes: &Sizes) -> bool {
-        matches!(self.spec.layout, Layout::ExpertMajor { .. }) && sizes.longest_put.is_none()
+    fn in_tiles(&self, engine: &Engine) -> bool {
+        matches!(self.spec.layout, Layout::ExpertMajor { .. }) && engine.has_tiles()
     }
 
     /// What a region is laid out for, if so many rows arrive.
@@ -182,7 +199,8 @@ fn arguments(
         cast: 0,
         dtype: 0,
         hidden: 0,
-        reserved: 0,
+        source_first: 0,
+        sources: 0,
         staging: 0,
         tiles: 0,
         tile_rows: 0,
@@ -195,58 +213,65 @@ fn arguments(
 impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch, ask: Ask) -> Result<()> {
         self.check()?;
-        let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
-        let mode = self.mode(stream, call.flags & abi::TY_DISPATCH_NO_SYNC)?;
+        let mode = self.mode_of(call)?;
         let _relaxed = mode.relax()?;
         if mode.unheard {
             self.go_unheard()?;
         }
         // SAFETY: the host's string is valid for the call.
-        let text = unsafe { refusal(call.refusal) };
-        if !text.is_empty() {
-            return self.refuse_dispatch(call, &mode, (REFUSE_TEXT, text));
-        }
-        if mode.captured && !mode.unheard {
-            return self.refuse_dispatch(call, &mode, (REFUSE_TEXT, CAPTURED.as_bytes()));
-        }
-        match Wanted::of(call, &self.shape, mode) {
-            // SAFETY: by this function's contract.
-            Ok(wanted) => unsafe { self.send_rows(call, &wanted) },
-            Err(why) => self.refuse_dispatch(call, &mode, (REFUSE_TEXT, why.detail().as_bytes())),
-        }
+        let why = match unsafe { refusal(call.refusal) } {
+            Some(text) => text,
+            None if mode.captured && !mode.unheard => CAPTURED.to_owned(),
+            None => match Wanted::of(call, &self.exchange.regions, mode) {
+                // SAFETY: by this function's contract.
+                Ok(wanted) => return unsafe { self.send_rows((call, ask), &wanted) },
+                Err(why) => why.detail(),
+            },
+        };
+        let refusal = self.objection(ErrorKind::Refused, why);
+        self.refuse_dispatch((call, ask), &refusal)
+    }
+
+    fn mode_of(&self, call: &abi::TyDispatch) -> Result<Mode> {
+        let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
+        self.mode(stream, call.flags & abi::TY_DISPATCH_NO_SYNC)
     }
 
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
-    fn refuse_dispatch(
+    pub(super) fn refuse_dispatch(
         &mut self,
-        call: &abi::TyDispatch,
-        mode: &Mode,
-        refused: (u32, &[u8]),
+        (call, ask): (&abi::TyDispatch, Ask),
+        refusal: &Refusal,
     ) -> Result<()> {
+        let mode = self.mode_of(call)?;
         if mode.is_recorded() {
-            return Err(self.refuse_recorded(mode, refused));
+            return Err(self.refuse_recorded(&mode, refusal));
         }
         self.is_recording = false;
-        let mut common = self.common(call.operation, refused, mode.unheard);
+        let mut common = self.refused(call.operation, refusal, mode.unheard);
         // The handle may be another yard's.
         let routing = Routing::default();
-        let called = self.sign(call, &mut common);
+        let called = self.sign(call.operation, &mut common, ask.signature);
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
-        let moves = Moves::new(&self.shape, &row, self.most_shared);
+        let moves = self.moves(&row);
         let arguments = arguments(call, (common, routing), &moves);
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &moves) };
         let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
-        self.give_up(self.tell_unheard(mode, outcome))?;
+        self.give_up(self.tell_unheard(&mode, outcome))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "dispatch", message))
     }
 
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
-    unsafe fn send_rows(&mut self, call: &abi::TyDispatch, wanted: &Wanted) -> Result<()> {
+    unsafe fn send_rows(
+        &mut self,
+        (call, ask): (&abi::TyDispatch, Ask),
+        wanted: &Wanted,
+    ) -> Result<()> {
         let entered = self.enter(call.operation, &wanted.mode);
         self.give_up(entered)?;
         if !wanted.replay {
@@ -258,14 +283,14 @@ impl Engine {
         let [region, staging] = match room {
             Ok(room) => room,
             Err(error) => {
-                let why = (REFUSE_FULL, error.detail());
-                let told = self.refuse_dispatch(call, &wanted.mode, (why.0, why.1.as_bytes()));
+                let refusal = self.objection(ErrorKind::Full, error.detail());
+                let told = self.refuse_dispatch((call, ask), &refusal);
                 // Its own reason says more than what the others are told.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
         };
         // SAFETY: by this function's contract.
-        let counted = unsafe { self.enter_with_rows(call, wanted, [region, staging]) };
+        let counted = unsafe { self.enter_with_rows((call, ask), wanted, [region, staging]) };
         let (counted, region) = match (self.give_up(counted), region) {
             (Ok(counted), Some(region)) => (counted, region),
             (Ok(_), None) => {
@@ -352,7 +377,7 @@ impl Engine {
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn enter_with_rows(
         &mut self,
-        call: &abi::TyDispatch,
+        (call, ask): (&abi::TyDispatch, Ask),
         wanted: &Wanted,
         [region, staging]: [Option<Region>; 2],
     ) -> Result<RegionRows> {
@@ -374,9 +399,12 @@ impl Engine {
             true => RegionRows { tokens: state.received, ..state.exact },
             false => wanted.most,
         };
-        let called = self.sign(call, &mut common);
+        let called = self.sign(call.operation, &mut common, ask.signature);
+        if let Some(grouped) = ask.grouped.filter(|_| !wanted.replay) {
+            self.group(self.slot(call.operation), &routing, grouped.counts)?;
+        }
         let format = &wanted.format;
-        let moves = Moves::new(&self.shape, &format.row, self.most_shared);
+        let moves = self.moves(&format.row);
         let (x, scales, scale_stride) = match call.cast {
             abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
             _ => {
@@ -405,8 +433,10 @@ impl Engine {
             cast: call.cast,
             dtype: call.x.dtype,
             hidden: self.shape.hidden,
+            source_first: self.exchange.world_rank() * self.shape.max_tokens,
+            sources: ask.grouped.map_or(0, |grouped| grouped.sources),
             tiles: self.sizes.tiles(),
-            tile_rows: if wanted.in_tiles(&self.sizes) { self.sizes.tile_rows } else { 0 },
+            tile_rows: if wanted.in_tiles(self) { self.sizes.tile_rows } else { 0 },
             zero_padding: matches!(
                 wanted.spec.layout,
                 Layout::ExpertMajor { zero_padding: true, .. }
@@ -423,10 +453,21 @@ impl Engine {
         Ok(RegionRows { tokens, experts: rows })
     }
 
-    /// Writes into `common` what ranks compare.
-    fn sign(&self, call: &abi::TyDispatch, common: &mut Common) -> Called {
-        common.signature = Signature::dispatch(call).0;
-        Called { rank: self.rank, operation: call.operation }
+    /// Inside one of several domains: learns which tokens are of which group, before they are counted.
+    fn group(&self, slot: usize, routing: &Routing, counts: u64) -> Result<()> {
+        let Some(group) = &self.kernels.group else {
+            return Err(Error::new(ErrorKind::Internal, "dispatch", "there are no groups"));
+        };
+        let (shape, groups) = (&self.shape, self.exchange.groups);
+        let arguments = GroupArgs {
+            counts,
+            starts: routing.group_starts,
+            zeros: routing.group_counts,
+            groups,
+            words: (shape.ranks + shape.experts) * groups,
+        };
+        // SAFETY: the kernel's type; counts lie in a region that is held, the rest in the handle.
+        unsafe { self.launch(group, (1, WARPS, 0), &arguments, slot) }
     }
 
     /// # Safety
@@ -470,12 +511,18 @@ impl Engine {
         Ok(self.describe(&op))
     }
 
-    /// Packed, and expert-major where kernels put: copies rows to the other experts of their tokens. Else
+    /// Whether expert-major rows are spread while others arrive. Tiles number the rows of a source one
+    /// after the other, which those of several groups are not.
+    fn has_tiles(&self) -> bool {
+        self.sizes.longest_put.is_none() && self.exchange.groups == 1
+    }
+
+    /// Packed, and expert-major without tiles: copies rows to the other experts of their tokens. Else
     /// a dispatch has done that.
     fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
         let (major, zero_padding) = match op.arrangement {
             Layout::Flat => return Ok(()),
-            Layout::ExpertMajor { .. } if self.sizes.longest_put.is_none() => return Ok(()),
+            Layout::ExpertMajor { .. } if self.has_tiles() => return Ok(()),
             Layout::ExpertMajor { zero_padding, .. } => (true, zero_padding),
             Layout::Packed => (false, false),
         };
@@ -484,7 +531,7 @@ impl Engine {
         // Packed: each copy brought its own.
         let weights = |span: Span| if row.weights && major { at(span) } else { 0 };
         // As many warps as have room for a stage.
-        let moves = Moves::new(&self.shape, row, self.most_shared);
+        let moves = self.moves(row);
         let movers = WARPS.min(moves.movers * moves.stages);
         let arguments = SpreadArgs {
             x: at(layout.x),
@@ -498,7 +545,7 @@ impl Engine {
             cell: if op.mode.unheard { self.cell(slot) } else { 0 },
             totals: if op.is_open { at(layout.totals) } else { 0 },
             tokens: op.received,
-            rows: op.output.rows_of(op.arrangement, &self.shape),
+            rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
             row_bytes: row.x_bytes.into(),
             scale_words: if major { op.format.scale_columns as u32 } else { 0 },
             topk: self.shape.topk,

@@ -1,4 +1,4 @@
-//! The planned kernel set: compiled kernels, memory, and what operations share.
+//! One exchange, planned: compiled kernels, memory, and what its operations share.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -6,24 +6,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokenyard_core::abi;
-use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::link::Link;
-use tokenyard_core::moe::{Arena, DType, Holder, Shape};
+use tokenyard_core::moe::{Arena, DType, Holder, RowFormat, Shape};
 use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{ArriveArgs, Common, ENTER, Outcome, State, TEXT, Trace, WARPS};
 use super::combine::CombineOp;
 use super::dispatch::DispatchOp;
+use super::exchange::{Exchange, Part};
 use super::face::Face;
 use super::handle::HandleState;
 use super::observer::Observer;
 use super::order::{Mode, Order};
-use super::outcome::{Called, judge};
+use super::outcome::{Called, Refusal};
 use super::proxy::Ring;
-use super::sizes::{Sizes, moe_shape};
+use super::sizes::{Moves, Pulls, Sizes};
 use super::waits::{Turn, Wait, Waits};
-use crate::compile::{self, Architecture};
+use crate::compile::{self, Architecture, Role};
 use crate::config::CudaConfig;
 use crate::driver::{
     Buffer, Context, Event, Function, Launch, Module, Pinned, RawStream, Stream, sys,
@@ -50,6 +50,9 @@ pub(super) struct Kernels {
     pub(super) spread: Function,
     /// By type, as `combine`.
     pub(super) merge: [Function; 3],
+    pub(super) agree: Function,
+    /// Inside one of several domains: learns which tokens are of which group.
+    pub(super) group: Option<Function>,
 }
 
 /// Epoch 1 in slot 0.
@@ -69,7 +72,7 @@ pub(super) fn summable(dtype: u32) -> (usize, u64) {
     }
 }
 
-/// The planned kernel set. Fields drop in order: streams end before the memory that they use.
+/// The planned exchange. Fields drop in order: streams end before the memory that they use.
 #[derive(Debug)]
 pub(super) struct Engine {
     /// Dropped first: it looks at the stream.
@@ -105,12 +108,13 @@ pub(super) struct Engine {
     pub(super) operations: Vec<Operation>,
     pub(super) arena: Arena,
     pub(super) arena_at: u64,
+    pub(super) exchange: Exchange,
     pub(super) shape: Shape,
     pub(super) sizes: Sizes,
-    pub(super) rank: u32,
     /// The last operation that was sent.
     pub(super) latest: u64,
-    level: u64,
+    /// Why the last one that did not go on did not.
+    pub(super) refusal: Option<Refusal>,
     cap_ns: u64,
     pub(super) blocks: u32,
     pub(super) most_shared: u32,
@@ -121,15 +125,13 @@ impl Engine {
     /// What the plan points to (but for the list of windows) outlives the engine.
     pub(super) unsafe fn new(
         context: &Arc<Context>,
-        (shape, sizes): (&KernelShape, Sizes),
+        (exchange, sizes, handles): (Exchange, Sizes, u32),
         plan: &abi::TyPlan,
         (config, windows): (&CudaConfig, [u64; 2]),
     ) -> Result<Self> {
-        let (raw, level) = if plan.scale_up.table.is_null() {
-            (&plan.scale_out, abi::TY_LEVEL_SCALE_OUT)
-        } else {
-            (&plan.scale_up, abi::TY_LEVEL_SCALE_UP)
-        };
+        let Exchange { shape: moe, level, .. } = exchange;
+        let is_up = level == abi::TY_LEVEL_SCALE_UP;
+        let raw = if is_up { &plan.scale_up } else { &plan.scale_out };
         // SAFETY: by this function's contract; the host passes judged tables.
         let (link, board) = unsafe { (Link::from_abi(raw)?, WaitBoard::from_abi(plan.board)) };
         if !plan.lost.is_null() {
@@ -137,13 +139,12 @@ impl Engine {
             return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
                 .with_fix("let a lost rank end the yard, or use kernels = \"cpu\""));
         }
-        let moe = moe_shape(shape);
         let ring = match sizes.longest_put {
             Some(_) => Some(Ring::new(context, (link, level), sizes.signals())?),
             None => None,
         };
         let face = match &ring {
-            Some(ring) => ring.face(shape.rank),
+            Some(ring) => ring.face(exchange.rank),
             // SAFETY: the link lives, and with it what its face points to.
             None => unsafe { Face::read(&link.device_face()?)? },
         };
@@ -152,7 +153,7 @@ impl Engine {
             .device
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
             as u32;
-        let kernels = load(context, config, &face, most_shared)?;
+        let kernels = load(context, config, (&face, exchange.role()), most_shared)?;
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
@@ -171,13 +172,14 @@ impl Engine {
         };
         let blocks = config.sms.blocks(processors);
         let slots = sizes.slots as usize;
-        let groups = u64::from(moe.hidden.div_ceil(128));
+        // Rows are cast once, before they leave their source.
+        let cast = if exchange.part == Part::Inside { 1 } else { u64::from(moe.max_tokens) };
         let stream = Arc::new(Stream::new(context)?);
         let waits = Arc::new(Waits {
             waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
             report: Pinned::new(context, 1)?,
             abort: Pinned::new(context, 1)?,
-            ranks: (0..moe.ranks).collect(),
+            ranks: exchange.world_ranks(),
             ring,
             turn: Turn::default(),
         });
@@ -198,22 +200,22 @@ impl Engine {
             _expected: expected,
             _entered: entered,
             cast: [
-                Buffer::new(context, u64::from(moe.max_tokens) * u64::from(moe.hidden))?,
-                Buffer::new(context, 4 * u64::from(moe.max_tokens) * groups)?,
+                Buffer::new(context, cast * u64::from(moe.hidden))?,
+                Buffer::new(context, 4 * cast * u64::from(moe.hidden.div_ceil(128)))?,
             ],
-            lost: Buffer::new(context, moe.ranks.into())?,
+            lost: Buffer::new(context, exchange.regions.ranks.into())?,
             params: face.params,
-            handles: (0..shape.handles)
-                .map(|_| HandleState::new(context, &moe, blocks))
+            handles: (0..handles)
+                .map(|_| HandleState::new(context, &exchange, blocks))
                 .collect::<Result<_>>()?,
             operations: vec![Operation::None; slots],
             arena: Arena::new(sizes.arena_bytes, "[kernels.cuda] arena_mib"),
             arena_at: windows[1],
+            exchange,
             shape: moe,
             sizes,
-            rank: shape.rank,
             latest: 0,
-            level,
+            refusal: None,
             cap_ns: plan.cap_ns,
             blocks,
             most_shared,
@@ -262,7 +264,7 @@ impl Engine {
             cell: self.cell(slot),
             cap_ns: self.cap_ns,
             signature: 0,
-            rank: self.rank,
+            rank: self.exchange.rank,
             ranks: self.shape.ranks,
             experts: self.shape.experts,
             topk: self.shape.topk,
@@ -274,8 +276,20 @@ impl Engine {
             entry_words: self.sizes.entry_words,
             text_bytes: bytes as u32,
             slots: self.sizes.slots,
+            objector: self.exchange.world_rank(),
+            group_count: self.exchange.groups,
             text: room,
         }
+    }
+
+    /// How a dispatch of rows moves them.
+    pub(super) fn moves(&self, row: &RowFormat) -> Moves {
+        Moves::new(&self.exchange, row, self.most_shared)
+    }
+
+    /// How a combine of rows reads them.
+    pub(super) fn pulls(&self, row_bytes: u64) -> Pulls {
+        Pulls::new(&self.exchange, row_bytes, self.most_shared)
     }
 
     /// Launches a kernel of an operation.
@@ -312,7 +326,9 @@ impl Engine {
     /// Ends an operation whose kernels are launched: its stream goes on behind them, and somebody
     /// watches that they end; without a stream the host waits.
     pub(super) fn leave(&mut self, operation: u64, phase: u64, mode: &Mode) -> Result<()> {
-        let Some(stream) = mode.stream else { return self.finish(operation, phase) };
+        // Among several domains the host has waited for a part already, so it may as well for the rest.
+        let stream = mode.stream.filter(|_| self.exchange.part == Part::Whole);
+        let Some(stream) = stream else { return self.finish(operation, phase) };
         let slot = self.slot(operation);
         self.events[slot].hold(stream)?;
         if mode.is_recorded() {
@@ -357,7 +373,7 @@ impl Engine {
     }
 
     /// Waits until the kernel of an operation has told what it came to.
-    pub(super) fn hear_outcome(&self, operation: u64, ours: &Called) -> Result<Outcome> {
+    pub(super) fn hear_outcome(&mut self, operation: u64, ours: &Called) -> Result<Outcome> {
         let slot = self.slot(operation);
         let ticket = u64::from(Self::ticket(operation));
         let at = self.outcomes.at(slot);
@@ -370,8 +386,8 @@ impl Engine {
         waited.map_err(|error| self.check().err().unwrap_or(error))?;
         // SAFETY: the kernel has written it and does not touch it again.
         let outcome = unsafe { at.read_volatile() };
-        judge(&outcome, ours, &self.shape)?;
-        Ok(outcome)
+        self.refusal = Refusal::of(&outcome, ours, &self.shape);
+        self.refusal.as_ref().map_or(Ok(outcome), |refusal| Err(refusal.error()))
     }
 
     /// Waits until everything of an operation that was launched has ended well.
@@ -418,8 +434,10 @@ impl Engine {
     }
 
     fn wait(&self, operation: u64, phase: u64) -> Wait {
-        let rank = (self.rank + 1) % self.shape.ranks;
-        Wait { operation, phase, level: self.level, rank }
+        let exchange = &self.exchange;
+        let rank = exchange.team.rank((exchange.rank + 1) % self.shape.ranks);
+        let operation = operation / u64::from(exchange.steps());
+        Wait { operation, phase, level: exchange.level, rank }
     }
 
     /// Launches the kernel that waits for a signal of every rank.
@@ -450,11 +468,11 @@ impl Engine {
         let Some(ring) = &self.waits.ring else { return Ok(()) };
         let what = WaitFor {
             phase: abi::TY_PHASE_QUEUE,
-            peer: self.rank,
+            peer: self.exchange.world_rank(),
             signal: 0,
             expected: ring.numbered()?,
             operation: 0,
-            level: self.level,
+            level: self.exchange.level,
         };
         self.waits.waiter.until(&what, || ring.done(), || ring.explain())
     }
@@ -512,11 +530,11 @@ impl Drop for Engine {
 fn load(
     context: &Arc<Context>,
     config: &CudaConfig,
-    face: &Face,
+    (face, role): (&Face, Role),
     most_shared: u32,
 ) -> Result<Kernels> {
     let architecture = Architecture { capability: context.device.capability()? };
-    let (image, _) = compile::kernels(config, architecture, face.source())?;
+    let (image, _) = compile::kernels(config, architecture, (face.source(), role))?;
     let module = Module::load(context, &image)?;
     let dispatch = module.cooperative("ty_dispatch")?;
     let combine = [
@@ -536,5 +554,7 @@ fn load(
         kernel.allow_shared(most_shared.saturating_sub(2048))?;
     }
     let arrive = module.function("ty_arrive")?;
-    Ok(Kernels { dispatch, combine, give_back, arrive, spread, merge })
+    let agree = module.function("ty_agree")?;
+    let group = if role == Role::Inside { Some(module.function("ty_group")?) } else { None };
+    Ok(Kernels { dispatch, combine, give_back, arrive, spread, merge, agree, group })
 }

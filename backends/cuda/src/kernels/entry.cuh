@@ -72,7 +72,7 @@ __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, 
 }
 
 // Word `word` of the text that goes with a refusal.
-__device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const i64* topk_idx) {
+__device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const GivenId* topk_idx) {
   if (verdict != kRefuseRoute) {
     if (word == 0) return c.text_bytes;
     u32 value = 0;
@@ -89,8 +89,8 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const i6
 // Enters at every peer; `word(peer, i)` gives the words of the head and what follows it, `words` in
 // all. One block.
 template <class Up, class Word>
-__device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict, const i64* topk_idx,
-                      Guard& guard, Word word) {
+__device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
+                      const GivenId* topk_idx, Guard& guard, Word word) {
   if constexpr (!Up::kLoadStore)
     if (!begin_records(c, up, guard)) return;
   u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
@@ -165,12 +165,20 @@ struct Decision {
   u32 rank;
 };
 
-// The first objection in order of ranks, or kGo: what heads say that does not depend on sizes.
+// Whether a head says that its rank takes part.
+__device__ inline bool takes_part(const u32* head) { return (head[0] & 0xff) == kEnter; }
+
+// The first objection in order of ranks, or kGo: what heads say that does not depend on sizes. A
+// refusal may be another rank's that its agent tells on; its order is in the place of a region.
 __device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
   for (u32 s = 0; s < c.ranks; s++)
     if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
+  u32 refused = c.ranks;
   for (u32 s = 0; s < c.ranks; s++)
-    if ((table[s * words] & 0xff) != kEnter) return {kRefused, s};
+    if (!takes_part(&table[s * words]) &&
+        (refused == c.ranks || table[s * words + 3] < table[refused * words + 3]))
+      refused = s;
+  if (refused < c.ranks) return {kRefused, refused};
   for (u32 s = 0; s < c.ranks; s++)
     if (signature_of(&table[s * words]) != c.signature) return {kMismatch, s};
   for (u32 s = 0; s < c.ranks; s++)
@@ -207,6 +215,7 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   o.signature = signature_of(head);
   o.own_signature = c.signature;
   o.origin = head[2];
+  o.objector = head[3];
   o.own_origin = c.origin();
   o.text_bytes = 0;
   bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
@@ -214,6 +223,26 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   if (c.unheard) c.state->stopped = 1;
   __threadfence_system();
   store_release(&o.epoch, c.ticket);
+}
+
+// An operation without rows: what each host has found, and the first objection. One block.
+template <class Up>
+__device__ void agree(const Common& c, const Up& up, u8* shared) {
+  Guard guard(c.abort, c.cap_ns, c.report);
+  u32* heard = reinterpret_cast<u32*>(shared);
+  Found(c, nullptr).publish();
+  __syncthreads();
+  if (c.epoch() == 0) return;
+  if (threadIdx.x == 0) pass_turn(c);
+  u32 head[kHead] = {c.verdict, (u32)c.signature, 0, c.objector,
+                     0,         0,                (u32)(c.signature >> 32), 0};
+  // As many words as a dispatch, so that ranks that do one find out and do not wait.
+  enter(c, up, kHead + c.ranks * c.groups(), c.verdict, nullptr, guard,
+        [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
+  if (!hear(c, up, kHead, heard, guard)) return stop_all(c);
+  if (threadIdx.x != 0) return;
+  Decision d = decide(c, heard, kHead);
+  tell(c, up, d, &heard[d.rank * kHead], guard);
 }
 
 // Raises a signal of every rank by one, after everything that this block stored; not if a wait of

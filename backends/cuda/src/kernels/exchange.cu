@@ -1,5 +1,7 @@
 // The kernels, over the face of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES,
-// TY_HOST_FACE_VERSION, TY_UP_PARAM_BYTES, TY_PUTS (the face only puts).
+// TY_HOST_FACE_VERSION, TY_UP_PARAM_BYTES, TY_PUTS (the face only puts), TY_GROUPED (see args.cuh).
+//
+// Where there are several domains, each level has a program of its own: this one over its face.
 #include "args.cuh"
 
 namespace up {
@@ -76,6 +78,18 @@ extern "C" __global__ void __launch_bounds__(ty::kSummingWarps * 32, 1)
     ty_merge_f32(const __grid_constant__ ty::MergeArgs a, const __grid_constant__ Up::Params) {
   ty::merge<ty::F32>(a, shared);
 }
+
+extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
+    ty_agree(const __grid_constant__ ty::Common c, const __grid_constant__ Up::Params p) {
+  ty::agree(c, Up(p), shared);
+}
+
+#if TY_GROUPED
+extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
+    ty_group(const __grid_constant__ ty::GroupArgs a, const __grid_constant__ Up::Params) {
+  ty::group(a);
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
     ty_arrive(const __grid_constant__ ty::ArriveArgs a, const __grid_constant__ Up::Params p) {

@@ -6,6 +6,7 @@ use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, Region, RegionLayout, RegionRows, RegionSpec, Shape, Span};
 
 use super::args::{Routing, WARPS};
+use super::exchange::Exchange;
 use crate::driver::{Buffer, Context, RawStream};
 
 /// One handle slot. Its memory is allocated when the yard is planned.
@@ -52,7 +53,8 @@ impl HandleState {
     }
 
     /// For counts by so many blocks.
-    pub(super) fn new(context: &Arc<Context>, shape: &Shape, blocks: u32) -> Result<Self> {
+    pub(super) fn new(context: &Arc<Context>, exchange: &Exchange, blocks: u32) -> Result<Self> {
+        let (shape, groups) = (&exchange.shape, u64::from(exchange.groups));
         let (ranks, most) = (u64::from(shape.ranks), u64::from(shape.max_tokens));
         let pairs = 4 * most * u64::from(shape.topk);
         let (of_ranks, of_experts) = (4 * ranks, 4 * u64::from(shape.experts));
@@ -67,7 +69,9 @@ impl HandleState {
             u64::from(blocks) * of_experts,
             of_ranks,
             of_experts,
-            of_ranks,
+            groups * of_ranks,
+            4 * (groups + 1),
+            groups * (of_ranks + of_experts),
             NOTE,
         ];
         let mut end = 0;
@@ -88,6 +92,8 @@ impl HandleState {
             counts,
             expert_counts,
             row_base,
+            group_starts,
+            group_counts,
             note,
         ] = starts.map(|start| memory.address() + start);
         Ok(Self {
@@ -102,6 +108,8 @@ impl HandleState {
                 counts,
                 expert_counts,
                 row_base,
+                group_starts,
+                group_counts,
                 note,
                 span: WARP,
                 blocks,

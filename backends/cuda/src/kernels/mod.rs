@@ -1,4 +1,5 @@
-//! The `cuda` kernel set: the direct algorithm over a transport's device face, or through the host.
+//! The `cuda` kernel set: the direct algorithm over a transport's device face, or through the host; of
+//! several domains, once between them and once inside each.
 //!
 //! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
 //! (outputs; a receiver chooses the place and says so when it enters). A dispatch is one persistent
@@ -11,10 +12,13 @@
 //!
 //! See `args.cuh` for what the kernels are passed, `entry.cuh` for how ranks enter.
 
+mod agree;
 pub(crate) mod args;
 mod combine;
 mod dispatch;
+mod domains;
 mod engine;
+mod exchange;
 mod face;
 mod handle;
 mod observer;
@@ -32,17 +36,17 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
 use tokenyard_core::abi;
-use tokenyard_core::kernels::{
-    KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
-};
+use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::CudaConfig;
 use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream, Stream, Vmm};
+use domains::{Exchanges, Rail};
 use engine::Engine;
-use sizes::{ARENA, CONTROL, Sizes, check_shared, moe_shape};
+use exchange::{Exchange, Part};
+use sizes::{ARENA, CONTROL, Sizes, check_shared};
 
 pub(crate) use face::Face;
 pub(crate) use proxy::proxy_face;
@@ -60,10 +64,10 @@ pub struct CudaKernels {
     config: CudaConfig,
     shape: KernelShape,
     context: Arc<Context>,
-    /// Set by `needs`.
-    sizes: Option<Sizes>,
+    /// Set by `needs`: one, or that inside the domain and that between domains. Each has its windows.
+    exchanges: Vec<(Exchange, Sizes)>,
     /// Set by `plan`. Dropped before the memory it points to.
-    engine: Option<Engine>,
+    planned: Option<Exchanges>,
     memory: Vec<Memory>,
     /// Tensors of tools, by address.
     tensors: HashMap<u64, Pooled>,
@@ -114,7 +118,7 @@ impl CudaKernels {
     /// Waits for the kernels of operations that were sent, received or not. All ranks have entered
     /// those, so they end without anybody else. And for what tools have queued.
     fn settle(&self) -> Result<()> {
-        self.engine.as_ref().map_or(Ok(()), |engine| engine.stream.synchronize())?;
+        self.planned.as_ref().map_or(Ok(()), Exchanges::synchronize)?;
         self.streams.iter().try_for_each(Stream::synchronize)
     }
 
@@ -126,10 +130,31 @@ impl CudaKernels {
         })
     }
 
-    fn engine(&mut self) -> Result<&mut Engine> {
-        self.engine.as_mut().ok_or_else(|| {
+    fn planned(&mut self) -> Result<&mut Exchanges> {
+        self.planned.as_mut().ok_or_else(|| {
             Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
         })
+    }
+
+    /// The exchanges that the levels allow.
+    fn exchanges(&self, limits: &Limits) -> Result<Vec<Exchange>> {
+        let Limits { scale_up, scale_out, .. } = limits;
+        if self.shape.domains > 1 {
+            let longest_puts = [longest_put(scale_up)?, longest_put(scale_out)?];
+            return Ok(Exchange::levels(&self.shape, longest_puts).into());
+        }
+        let (level, limits) = if scale_up.max_lanes > 0 {
+            (abi::TY_LEVEL_SCALE_UP, scale_up)
+        } else {
+            (abi::TY_LEVEL_SCALE_OUT, scale_out)
+        };
+        Ok(vec![Exchange::whole(&self.shape, level, longest_put(limits)?)])
+    }
+
+    /// Whether kernels put from a window.
+    fn puts_from(&self, window: u32) -> bool {
+        let exchange = self.exchanges.get(window as usize / WINDOWS);
+        exchange.is_some_and(|(exchange, _)| exchange.longest_put.is_some())
     }
 }
 
@@ -137,9 +162,28 @@ fn unsupported<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::Unsupported, "plan needs", message))
 }
 
-/// Commands of the proxy that the transport has not ended.
-const QUEUE_DEPTH: u32 = 256;
+/// Windows of an exchange.
+const WINDOWS: usize = 2;
+
 const LONGEST_PUT: u64 = 1 << 30;
+
+/// Whether this device can do an exchange at all. Equal on equal devices.
+fn check(exchange: &Exchange, most_shared: u32) -> Result<()> {
+    let (ranks, max_tokens) = (exchange.shape.ranks, exchange.shape.max_tokens);
+    if ranks > MOST_RANKS {
+        let what = match exchange.part {
+            Part::Whole => "ranks in one domain",
+            Part::Inside => "ranks in a domain",
+            Part::Between => "domains",
+        };
+        return unsupported(format!("found {ranks} {what}; expected at most {MOST_RANKS}"));
+    }
+    if max_tokens > MOST_TOKENS {
+        let what = if exchange.groups > 1 { "domains * max_tokens" } else { "max_tokens" };
+        return unsupported(format!("found {what} = {max_tokens}; expected at most {MOST_TOKENS}"));
+    }
+    check_shared(exchange, most_shared)
+}
 
 /// The longest put, where kernels put: through the host, over a transport that has no face of its own.
 /// Nothing where they load and store.
@@ -163,7 +207,7 @@ fn longest_put(limits: &Capabilities) -> Result<Option<u64>> {
 
 impl KernelSet for CudaKernels {
     const NAME: &'static str = "cuda";
-    const ABOUT: &'static str = "NVIDIA GPUs: device memory, all layouts and types, one domain";
+    const ABOUT: &'static str = "NVIDIA GPUs: device memory, all layouts and types";
     type Config = CudaConfig;
 
     fn probe(config: &CudaConfig) -> Result<u32> {
@@ -180,8 +224,8 @@ impl KernelSet for CudaKernels {
             config,
             shape: *shape,
             context,
-            sizes: None,
-            engine: None,
+            exchanges: Vec::new(),
+            planned: None,
             memory: Vec::new(),
             tensors: HashMap::new(),
             streams: Vec::new(),
@@ -190,50 +234,39 @@ impl KernelSet for CudaKernels {
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
-        let KernelShape { ranks, domains, in_flight, .. } = self.shape;
-        if domains > 1 || ranks > MOST_RANKS {
-            return unsupported(format!(
-                "found {ranks} ranks in {domains} domains; expected one domain of at most \
-                 {MOST_RANKS}"
-            ));
-        }
-        if self.shape.max_tokens > MOST_TOKENS {
-            return unsupported(format!(
-                "found max_tokens = {}; expected at most {MOST_TOKENS}",
-                self.shape.max_tokens
-            ));
-        }
-        let scale_up = limits.scale_up.max_lanes > 0;
-        let limits = if scale_up { &limits.scale_up } else { &limits.scale_out };
-        let longest_put = longest_put(limits)?;
-        let shape = moe_shape(&self.shape);
-        check_shared(&shape, self.context.device.most_shared()?)?;
-        let sizes = Sizes::new(&shape, in_flight, &self.config, longest_put)?;
-        self.sizes = Some(sizes);
-        let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
-        window_bytes[CONTROL] = sizes.control_bytes();
-        window_bytes[ARENA] = sizes.arena_bytes;
-        let puts = longest_put.is_some();
-        let link = LinkNeeds {
-            lanes: 1,
-            signals: sizes.signals(),
-            queue_depth: if puts { QUEUE_DEPTH.min(limits.max_queue_depth) } else { 1 },
-            largest_put: longest_put.unwrap_or(0),
-            ..NO_LINK_NEEDS
-        };
-        let (up, out) = if scale_up { (link, NO_LINK_NEEDS) } else { (NO_LINK_NEEDS, link) };
-        Ok(KernelNeeds {
+        let exchanges = self.exchanges(limits)?;
+        let is_whole = exchanges.len() == 1;
+        let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
-            windows: 2,
-            flags: abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC,
-            scale_up: up,
-            scale_out: out,
-            window_bytes,
-        })
+            windows: (WINDOWS * exchanges.len()) as u32,
+            // Among several domains the host waits between levels.
+            flags: abi::TY_NEEDS_STREAMS | if is_whole { abi::TY_NEEDS_NO_SYNC } else { 0 },
+            scale_up: NO_LINK_NEEDS,
+            scale_out: NO_LINK_NEEDS,
+            window_bytes: [0; abi::TY_MAX_WINDOWS],
+            window_levels: [0; abi::TY_MAX_WINDOWS],
+        };
+        self.exchanges.clear();
+        for (index, exchange) in exchanges.into_iter().enumerate() {
+            check(&exchange, self.context.device.most_shared()?)?;
+            let sizes = Sizes::new(&exchange, &self.config)?;
+            let first = WINDOWS * index;
+            needs.window_bytes[first + CONTROL] = sizes.control_bytes();
+            needs.window_bytes[first + ARENA] = sizes.arena_bytes;
+            needs.window_levels[first..][..WINDOWS].fill(1 << exchange.level);
+            match exchange.level {
+                abi::TY_LEVEL_SCALE_UP => {
+                    needs.scale_up = exchange.link_needs(&sizes, &limits.scale_up);
+                }
+                _ => needs.scale_out = exchange.link_needs(&sizes, &limits.scale_out),
+            }
+            self.exchanges.push((exchange, sizes));
+        }
+        Ok(needs)
     }
 
     fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
-        let puts = self.sizes.is_some_and(|sizes| sizes.longest_put.is_some());
+        let puts = self.puts_from(id);
         let (kind, name) = match puts {
             true => (abi::TY_MEMORY_HOST, "host memory"),
             false => (abi::TY_MEMORY_CUDA, "CUDA memory"),
@@ -258,64 +291,67 @@ impl KernelSet for CudaKernels {
     }
 
     unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
-        let sizes = self.sizes.ok_or_else(|| {
-            Error::new(ErrorKind::Internal, "plan kernels", "`plan` came before `needs`")
-        })?;
-        let [Some(control), Some(arena)] =
-            [CONTROL, ARENA].map(|id| self.memory.get(id).map(Memory::address))
-        else {
-            let message = "windows of another owner than this kernel set";
-            return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message));
+        let mut engines = Vec::new();
+        for (index, (exchange, sizes)) in self.exchanges.iter().enumerate() {
+            let [Some(control), Some(arena)] = [CONTROL, ARENA]
+                .map(|id| self.memory.get(WINDOWS * index + id).map(Memory::address))
+            else {
+                let message = "windows of another owner than this kernel set";
+                return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message));
+            };
+            let of = (*exchange, *sizes, self.shape.handles);
+            // SAFETY: links stay valid while there are operations, windows and the board until the
+            // engine is dropped, by this function's contract.
+            engines.push(unsafe {
+                Engine::new(&self.context, of, plan, (&self.config, [control, arena]))?
+            });
+        }
+        let mut engines = engines.into_iter();
+        let Some(owners) = engines.next() else {
+            let message = "`plan` came before `needs`";
+            return Err(Error::new(ErrorKind::Internal, "plan kernels", message));
         };
-        let (shape, config) = (&self.shape, &self.config);
-        // SAFETY: links stay valid while there are operations, windows and the board until the
-        // engine is dropped, by this function's contract.
-        let engine = unsafe {
-            Engine::new(&self.context, (shape, sizes), plan, (config, [control, arena]))?
-        };
-        self.engine = Some(engine);
+        self.planned = Some(Exchanges { owners, rail: engines.next().map(Rail::new) });
         Ok(())
     }
 
     unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.engine()?.dispatch_send(dispatch) }
+        unsafe { self.planned()?.dispatch_send(dispatch) }
     }
 
     fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        self.engine()?.dispatch_recv(operation)
+        self.planned()?.dispatch_recv(operation)
     }
 
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
-        self.engine()?.combine_input(handle, dtype)
+        self.planned()?.owners.combine_input(handle, dtype)
     }
 
     unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.engine()?.combine_send(combine) }
+        unsafe { self.planned()?.combine_send(combine) }
     }
 
     fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        self.engine()?.combine_recv(operation)
+        self.planned()?.combine_recv(operation)
     }
 
     fn flush(&mut self) -> Result<()> {
-        let engine = self.engine()?;
-        engine.flush()?;
-        engine.flush_puts()
+        self.planned()?.flush()
     }
 
-    fn proxy_ring(&mut self) -> Result<Option<abi::TyProxyRing>> {
-        Ok(self.engine.as_ref().and_then(Engine::proxy_ring))
+    fn proxy_ring(&mut self, level: u64) -> Result<Option<abi::TyProxyRing>> {
+        Ok(self.planned.as_mut().and_then(|planned| planned.proxy_ring(level)))
     }
 
     fn trace(&mut self, operation: u64) -> Result<abi::TyTrace> {
-        self.engine()?.trace(operation)
+        self.planned()?.trace(operation)
     }
 
     fn release(&mut self, region: u64) {
-        if let Some(engine) = &mut self.engine {
-            engine.release(region);
+        if let Some(planned) = &mut self.planned {
+            planned.owners.release(region);
         }
     }
 
@@ -353,7 +389,7 @@ impl KernelSet for CudaKernels {
         if let Err(error) = stream.synchronize() {
             tracing::warn!("a tool's stream did not end well: {error}");
         }
-        if let Some(engine) = &mut self.engine {
+        for engine in self.planned.iter_mut().flat_map(Exchanges::each) {
             engine.forget(stream.name());
         }
     }

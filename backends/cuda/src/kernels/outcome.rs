@@ -2,64 +2,123 @@
 
 use tokenyard_core::moe::Shape;
 use tokenyard_core::signature::Signature;
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind};
 
 use super::args::{
-    BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_FULL, REFUSE_ROUTE, REFUSED, TEXT,
-    TOO_MANY,
+    BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_BROKEN, REFUSE_FULL, REFUSE_ROUTE,
+    REFUSE_TEXT, REFUSED, TEXT, TOO_MANY,
 };
+use super::exchange::Team;
 
 /// Which call it was.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Called {
+    /// World number of this rank.
     pub(super) rank: u32,
+    pub(super) team: Team,
+    /// The caller's number.
     pub(super) operation: u64,
+    /// Numbers of the exchange that one of the caller takes.
+    pub(super) steps: u32,
 }
 
-/// The error that an outcome stands for. One domain: an index in the team is a world rank.
-pub(super) fn judge(outcome: &Outcome, ours: &Called, shape: &Shape) -> Result<()> {
-    let rank = outcome.rank;
-    let error =
-        |kind, message: String| Err(Error::new(kind, "enter operation", message).with_rank(rank));
-    match outcome.code {
-        GO => Ok(()),
-        REFUSED if outcome.verdict == REFUSE_FULL => {
-            error(ErrorKind::Full, format!("rank {rank} has no room: {}", text(outcome)))
+/// Set in the order of objections to which those come first that a rank entered with.
+const LATE: u32 = 1 << 31;
+
+/// Why an operation does not go on, and who says so.
+#[derive(Clone, Debug)]
+pub(super) struct Refusal {
+    pub(super) kind: ErrorKind,
+    /// World rank, behind [`LATE`]: of several the lowest counts.
+    pub(super) objector: u32,
+    pub(super) why: String,
+}
+
+impl Refusal {
+    /// What this rank itself objects to.
+    pub(super) fn new(kind: ErrorKind, rank: u32, why: impl Into<String>) -> Self {
+        Self { kind, objector: rank, why: why.into() }
+    }
+
+    pub(super) fn rank(&self) -> u32 {
+        self.objector & !LATE
+    }
+
+    /// How a rank enters that has heard of it.
+    pub(super) fn verdict(&self) -> u32 {
+        match self.kind {
+            ErrorKind::Full => REFUSE_FULL,
+            ErrorKind::Refused => REFUSE_TEXT,
+            _ => REFUSE_BROKEN,
         }
-        REFUSED if outcome.verdict == REFUSE_ROUTE => {
-            let why = route_problem(outcome, shape);
-            error(ErrorKind::Refused, format!("rank {rank} refused its input: {why}"))
-        }
-        REFUSED => {
-            error(ErrorKind::Refused, format!("rank {rank} refused its input: {}", text(outcome)))
-        }
-        FULL => error(
-            ErrorKind::Full,
-            format!(
-                "rank {rank} has no room: its arena has {} bytes in one piece; needed {}; held by {}",
-                outcome.capacity,
-                outcome.needed,
-                text(outcome)
+    }
+
+    /// Whether others are to hear of it; else this rank cannot tell them.
+    pub(super) fn can_be_told(kind: ErrorKind) -> bool {
+        use ErrorKind::{Full, Mismatch, Protocol, Refused};
+        matches!(kind, Refused | Full | Mismatch | Protocol)
+    }
+
+    /// What an outcome says, if it is not that all go on.
+    pub(super) fn of(outcome: &Outcome, ours: &Called, shape: &Shape) -> Option<Self> {
+        let rank = ours.team.rank(outcome.rank);
+        let refused = |kind, why| Some(Self { kind, objector: outcome.objector, why });
+        let broken = |kind, why| Some(Self { kind, objector: rank, why });
+        match outcome.code {
+            GO => None,
+            REFUSED => match outcome.verdict {
+                REFUSE_FULL => refused(ErrorKind::Full, text(outcome)),
+                REFUSE_ROUTE => refused(ErrorKind::Refused, route_problem(outcome, shape)),
+                REFUSE_BROKEN => refused(ErrorKind::Mismatch, text(outcome)),
+                _ => refused(ErrorKind::Refused, text(outcome)),
+            },
+            FULL => Some(Self {
+                kind: ErrorKind::Full,
+                objector: rank | LATE,
+                why: format!(
+                    "its arena has {} bytes in one piece; needed {}; held by {}",
+                    outcome.capacity,
+                    outcome.needed,
+                    text(outcome)
+                ),
+            }),
+            MISMATCH => {
+                let call = |signature: Signature| format!("called a {}", signature.describe());
+                let calls = [outcome.signature, outcome.own_signature].map(Signature).map(call);
+                broken(ErrorKind::Mismatch, mismatch(ours, rank, calls))
+            }
+            ORIGIN => {
+                let handle = |epoch: u32| {
+                    let dispatch = epoch.wrapping_sub(1) / ours.steps;
+                    format!("used the handle of dispatch {dispatch}")
+                };
+                let handles = [outcome.origin, outcome.own_origin].map(handle);
+                broken(ErrorKind::Mismatch, mismatch(ours, rank, handles))
+            }
+            BAD_ROWS => broken(
+                ErrorKind::Protocol,
+                format!("rank {rank} has fewer rows than the routing of this rank names"),
             ),
-        ),
-        MISMATCH => {
-            let call = |signature: Signature| format!("called a {}", signature.describe());
-            mismatch(
-                ours,
-                rank,
-                [outcome.signature, outcome.own_signature].map(Signature).map(call),
-            )
+            other => broken(ErrorKind::Internal, format!("found outcome {other}; expected 1 to 6")),
         }
-        ORIGIN => {
-            let handle =
-                |epoch: u32| format!("used the handle of dispatch {}", epoch.wrapping_sub(1));
-            mismatch(ours, rank, [outcome.origin, outcome.own_origin].map(handle))
+    }
+
+    /// As callers learn it.
+    pub(super) fn error(&self) -> Error {
+        let Self { kind, why, .. } = self;
+        let rank = self.rank();
+        let text = match kind {
+            ErrorKind::Full => format!("rank {rank} has no room: {why}"),
+            ErrorKind::Refused => format!("rank {rank} refused its input: {why}"),
+            _ => why.clone(),
+        };
+        let error = Error::new(*kind, "enter operation", text).with_rank(rank);
+        match kind {
+            ErrorKind::Mismatch => error.with_fix(
+                "all ranks must call the same operations in the same order with the same types",
+            ),
+            _ => error,
         }
-        BAD_ROWS => error(
-            ErrorKind::Protocol,
-            format!("rank {rank} has fewer rows than the routing of this rank names"),
-        ),
-        other => error(ErrorKind::Internal, format!("found outcome {other}; expected 1 to 6")),
     }
 }
 
@@ -79,12 +138,8 @@ pub(super) fn told_late(error: &Error) -> Error {
     }
 }
 
-fn mismatch(ours: &Called, peer: u32, [theirs, mine]: [String; 2]) -> Result<()> {
-    let message =
-        format!("operation {}: rank {peer} {theirs}; rank {} {mine}", ours.operation, ours.rank);
-    Err(Error::new(ErrorKind::Mismatch, "enter operation", message)
-        .with_rank(peer)
-        .with_fix("all ranks must call the same operations in the same order with the same types"))
+fn mismatch(ours: &Called, peer: u32, [theirs, mine]: [String; 2]) -> String {
+    format!("operation {}: rank {peer} {theirs}; rank {} {mine}", ours.operation, ours.rank)
 }
 
 fn text(outcome: &Outcome) -> String {
@@ -130,9 +185,16 @@ mod tests {
         own_signature: 3,
         origin: 0,
         own_origin: 2,
+        objector: 1,
+        reserved: 0,
         text: [0; TEXT],
     };
-    const OURS: Called = Called { rank: 0, operation: 4 };
+    const OURS: Called =
+        Called { rank: 0, team: Team { first: 0, step: 1 }, operation: 4, steps: 1 };
+
+    fn judge(outcome: &Outcome) -> Option<Error> {
+        Refusal::of(outcome, &OURS, &SHAPE).map(|refusal| refusal.error())
+    }
 
     #[test]
     fn a_bad_routing_is_told_with_row_column_and_value() {
@@ -140,14 +202,14 @@ mod tests {
         for (i, word) in [7_u32, 2 << 8 | 1, 9, 0].into_iter().enumerate() {
             bad.text[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
         }
-        let error = judge(&Outcome { rank: 3, ..bad }, &OURS, &SHAPE).unwrap_err();
+        let error = judge(&Outcome { objector: 3, ..bad }).unwrap();
         assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(3)));
         let text = error.to_string();
         assert!(text.contains("found expert 9 in row 7, column 2; expected less than"), "{text}");
         for (i, word) in [70_u32, TOO_MANY, 64, 0].into_iter().enumerate() {
             bad.text[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
         }
-        let text = judge(&bad, &OURS, &SHAPE).unwrap_err().to_string();
+        let text = judge(&bad).unwrap().to_string();
         assert!(text.contains("tokens: found 70 in device memory; expected at most 64"), "{text}");
     }
 
@@ -160,10 +222,47 @@ mod tests {
             text: [0xff; TEXT],
             ..OUTCOME
         };
-        assert!(judge(&long, &OURS, &SHAPE).is_err());
-        assert!(judge(&OUTCOME, &OURS, &SHAPE).is_ok());
+        assert!(judge(&long).is_some());
+        assert!(judge(&OUTCOME).is_none());
         let unknown = Outcome { code: 99, ..OUTCOME };
-        assert_eq!(judge(&unknown, &OURS, &SHAPE).unwrap_err().kind(), ErrorKind::Internal);
+        assert_eq!(judge(&unknown).unwrap().kind(), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn a_mismatch_says_what_both_ranks_called() {
+        let other = Outcome { code: MISMATCH, signature: 1 | 1 << 4 | 1 << 8, ..OUTCOME };
+        let text = judge(&other).unwrap().to_string();
+        assert!(text.contains("operation 4: rank 1 called a flat dispatch of bf16"), "{text}");
+        assert!(text.contains("; rank 0 called a combine"), "{text}");
+        let other = Outcome { code: ORIGIN, origin: 6, ..OUTCOME };
+        let text = judge(&other).unwrap().to_string();
+        assert!(text.contains("rank 1 used the handle of dispatch 5; rank 0 used"), "{text}");
+    }
+
+    #[test]
+    fn who_has_no_room_on_a_rail_is_told_by_its_world_rank_and_comes_after_refusals() {
+        let rail = Called { rank: 1, team: Team { first: 1, step: 4 }, steps: 2, ..OURS };
+        let full = Outcome { code: FULL, rank: 2, needed: 9, capacity: 8, ..OUTCOME };
+        let refusal = Refusal::of(&full, &rail, &SHAPE).unwrap();
+        assert_eq!((refusal.rank(), refusal.verdict()), (9, REFUSE_FULL));
+        assert!(refusal.objector > Refusal::new(ErrorKind::Refused, 11, "").objector);
+        // Others hear it from an agent, with the same words.
+        let mut told = Outcome { code: REFUSED, verdict: REFUSE_FULL, ..OUTCOME };
+        told.objector = refusal.objector;
+        told.text_bytes = refusal.why.len() as u32;
+        told.text[..refusal.why.len()].copy_from_slice(refusal.why.as_bytes());
+        let [first, second] =
+            [&refusal, &Refusal::of(&told, &OURS, &SHAPE).unwrap()].map(Refusal::error);
+        assert_eq!(first.to_string(), second.to_string());
+        assert_eq!((second.kind(), second.rank()), (ErrorKind::Full, Some(9)));
+    }
+
+    #[test]
+    fn a_mismatch_on_a_rail_names_numbers_of_callers() {
+        let rail = Called { rank: 1, team: Team { first: 1, step: 4 }, steps: 2, ..OURS };
+        let other = Outcome { code: ORIGIN, origin: 7, ..OUTCOME };
+        let text = Refusal::of(&other, &rail, &SHAPE).unwrap().error().to_string();
+        assert!(text.contains("rank 5 used the handle of dispatch 3; rank 1 used"), "{text}");
     }
 
     #[test]
@@ -172,16 +271,5 @@ mod tests {
         let late = told_late(&refused);
         assert_eq!((late.kind(), late.rank()), (ErrorKind::Protocol, Some(2)));
         assert!(late.to_string().contains("nobody waited for failed: rank 2 refused"), "{late}");
-    }
-
-    #[test]
-    fn a_mismatch_says_what_both_ranks_called() {
-        let other = Outcome { code: MISMATCH, signature: 1 | 1 << 4 | 1 << 8, ..OUTCOME };
-        let text = judge(&other, &OURS, &SHAPE).unwrap_err().to_string();
-        assert!(text.contains("operation 4: rank 1 called a flat dispatch of bf16"), "{text}");
-        assert!(text.contains("; rank 0 called a combine"), "{text}");
-        let other = Outcome { code: ORIGIN, origin: 6, ..OUTCOME };
-        let text = judge(&other, &OURS, &SHAPE).unwrap_err().to_string();
-        assert!(text.contains("rank 1 used the handle of dispatch 5; rank 0 used"), "{text}");
     }
 }

@@ -7,8 +7,9 @@
 
 namespace ty {
 
-// Words of a record: the head, the first of the owner's rows where they land, and how many there are.
-constexpr u32 kReturnWords = kHead + 2;
+// Words of a record: the head, the first of the owner's rows where they land, and how many there are of
+// each group.
+__device__ inline u32 return_words(const CombineArgs& a) { return kHead + 1 + a.c.groups(); }
 
 // This rank's rows at the owners before `d`: the first of those at `d` where they land.
 __device__ inline u32 rows_before(const CombineArgs& a, u32 d) {
@@ -17,18 +18,22 @@ __device__ inline u32 rows_before(const CombineArgs& a, u32 d) {
   return rows;
 }
 
-// Rows that this owner has of the sources before `s`.
-__device__ inline u64 owned_before(const u32* heard, u32 s) {
+// Rows that this owner has of the groups before `group`, and of this one of the sources before `s`.
+__device__ inline u64 owned_before(const CombineArgs& a, const u32* heard, u32 group, u32 s) {
   u64 rows = 0;
-  for (u32 i = 0; i < s; i++) rows += heard[i * kReturnWords + kHead + 1];
+  for (u32 i = 0; i < a.c.ranks; i++) {
+    const u32* counts = &heard[i * return_words(a) + kHead + 1];
+    for (u32 g = 0; g < group; g++) rows += counts[g];
+    if (i < s) rows += counts[group];
+  }
   return rows;
 }
 
 // Whether every owner has the rows that routings name.
 __device__ inline Decision check_returned(const CombineArgs& a, const u32* heard) {
   for (u32 d = 0; d < a.c.ranks; d++) {
-    bool there = a.r.row_base[d] + a.r.counts[d] <= heard[d * kReturnWords + 5];
-    bool here = owned_before(heard, d + 1) <= operation().rows;
+    bool there = rows_end(a, d) <= heard[d * return_words(a) + 5];
+    bool here = owned_before(a, heard, a.c.groups() - 1, d + 1) <= operation().rows;
     if (!there || !here) return {kBadRows, d};
   }
   return {kGo, a.c.rank};
@@ -40,15 +45,18 @@ __device__ inline u64 weight_bytes(const CombineArgs& a) {
 
 template <class Up>
 __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard) {
+  u32 place = a.c.verdict == kEnter ? (u32)(a.landing / 16) : a.c.objector;
   u32 head[kHead] = {a.c.verdict,       (u32)a.c.signature,
-                     a.c.origin(),      (u32)(a.landing / 16),
+                     a.c.origin(),      place,
                      (u32)(a.landing_weights / 16), (u32)operation().rows,
                      (u32)(a.c.signature >> 32),    0};
   // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
-  enter(a.c, up, kHead + max(a.c.ranks, 2u), a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
+  u32 groups = a.c.groups(), words = kHead + max(a.c.ranks * groups, groups + 1);
+  enter(a.c, up, words, a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
-    if (a.c.verdict != kEnter || w >= kReturnWords) return 0;
-    return w == kHead ? rows_before(a, peer) : a.r.counts[peer];
+    if (a.c.verdict != kEnter || w >= return_words(a)) return 0;
+    if (w == kHead) return rows_before(a, peer);
+    return kGrouped ? a.r.group_counts[peer * groups + w - kHead - 1] : a.r.counts[peer];
   });
 }
 
@@ -56,11 +64,27 @@ __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard
 template <class Up>
 __device__ bool put_back(const CombineArgs& a, const Up& up, const u32* heard, u32 source, u32 array,
                          Guard& guard) {
-  const u32* head = heard + source * kReturnWords;
+  const u32* head = heard + source * return_words(a);
   u64 width = array == 0 ? a.row_bytes : weight_bytes(a), from = array == 0 ? a.x : a.weights;
-  Run run{source, (u64)head[3 + array] * 16 + head[kHead] * width,
-          from + owned_before(heard, source) * width, head[kHead + 1] * width};
-  return put_run(a.c, up, run, a.c.done_signal(), guard);
+  u64 to = (u64)head[3 + array] * 16 + head[kHead] * width;
+  bool ok = true;
+  for (u32 g = 0; g < a.c.groups() && ok; g++) {
+    u64 bytes = head[kHead + 1 + g] * width;
+    Run run{source, to, from + owned_before(a, heard, g, source) * width, bytes};
+    ok = put_run(a.c, up, run, a.c.done_signal(), guard);
+    to += bytes;
+  }
+  return ok;
+}
+
+// Puts that an owner's rows come with.
+__device__ inline u32 puts_back(const CombineArgs& a, u32 owner) {
+  u32 puts = 0;
+  for (u32 g = 0; g < a.c.groups(); g++) {
+    u64 rows = kGrouped ? a.r.group_counts[owner * a.c.groups() + g] : a.r.counts[owner];
+    puts += puts_of(a.c, rows * a.row_bytes) + puts_of(a.c, rows * weight_bytes(a));
+  }
+  return puts;
 }
 
 // Enters, and puts every source's rows back. One block.
@@ -78,20 +102,19 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
     begin(a);
   }
   enter_returning(a, up, guard);
-  if (!hear(a.c, up, kReturnWords, heard, guard)) return stop_all(a.c);
+  u32 words = return_words(a);
+  if (!hear(a.c, up, words, heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) {
-    decision = decide(a.c, heard, kReturnWords);
+    decision = decide(a.c, heard, words);
     if (decision.code == kGo) decision = check_returned(a, heard);
   }
   __syncthreads();
   Decision d = decision;
   for (u32 s = threadIdx.x; s < a.c.ranks && d.code == kGo; s += blockDim.x)
-    a.c.expect(a.c.done_totals(), s,
-               puts_of(a.c, a.r.counts[s] * a.row_bytes) +
-                   puts_of(a.c, a.r.counts[s] * weight_bytes(a)));
+    a.c.expect(a.c.done_totals(), s, puts_back(a, s));
   if (threadIdx.x == 0) {
     a.c.trace->heard = now_ns();
-    tell(a.c, up, d, &heard[d.rank * kReturnWords], guard);
+    tell(a.c, up, d, &heard[d.rank * words], guard);
   }
   if (d.code != kGo) return;
   for (u32 i = threadIdx.x; i < 2 * a.c.ranks; i += blockDim.x)
@@ -111,10 +134,12 @@ __device__ void sum_returned(const CombineArgs& a, u8* shared) {
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
     u64 rows = rows_before(a, d);
     first[d] = arena + a.landing + rows * a.row_bytes;
-    // Weights are named by the owner's own rows.
-    weights[d] = arena + a.landing_weights + (rows - a.r.row_base[d]) * weight_bytes(a);
+    // Weights are named by the owner's own rows, where those of this rank lie together.
+    u64 named = kGrouped ? 0 : a.r.row_base[d];
+    weights[d] = arena + a.landing_weights + (rows - named) * weight_bytes(a);
   }
-  sum_partials<Type>(a, (u32)(made >> 32), first, weights, shared + a.table_bytes);
+  sum_partials<Type>(a, (u32)(made >> 32), {first, weights, kGrouped ? nullptr : a.r.row_base},
+                     shared + a.table_bytes);
 }
 
 }  // namespace ty

@@ -28,9 +28,18 @@ struct Staged {
   }
 };
 
+// Rows that `source` has for `d`, of each group.
+__device__ inline const u32* counts_for(const DispatchArgs& a, const DispatchTables& t, u32 source,
+                                        u32 d) {
+  u32 groups = a.c.groups();
+  return &t.heard[source * (kHead + a.c.ranks * groups) + kHead + d * groups];
+}
+
 // Rows that this rank has for `d`.
 __device__ inline u32 rows_for(const DispatchArgs& a, const DispatchTables& t, u32 d) {
-  return t.heard[a.c.rank * (kHead + a.c.ranks) + kHead + d];
+  u32 rows = 0;
+  for (u32 g = 0; g < a.c.groups(); g++) rows += counts_for(a, t, a.c.rank, d)[g];
+  return rows;
 }
 
 // Behind what is staged for the ranks before.
@@ -43,7 +52,8 @@ __device__ inline Staged staged_for(const DispatchArgs& a, const DispatchTables&
 // Points the tables of rank `d` to where its rows are staged, such that rows at `d` name them.
 __device__ inline void aim_at_staging(const DispatchArgs& a, const DispatchTables& t, u32 d) {
   Staged staged = staged_for(a, t, d);
-  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]), first = t.row_base[d];
+  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
+  u64 first = kGrouped ? 0 : t.row_base[d];
   u64* tables[kStagedArrays] = {t.x, t.scales, t.weights, t.ids, t.source};
   for (u32 i = 0; i < kStagedArrays; i++)
     tables[i][d] = arena + staged.at[i] - first * staged.width[i];
@@ -55,14 +65,15 @@ __device__ inline bool goes_whole(const DispatchArgs& a, u32 array) {
   return a.layout == kExpertMajor ? array != 0 : array == 3;
 }
 
-// Signals that come with so many rows of a rank, of so many copies.
-__device__ inline u32 puts_of_rows(const DispatchArgs& a, u64 rows, u64 copies) {
+// Signals that come with so many rows of a rank, by group, of so many copies.
+__device__ inline u32 puts_of_rows(const DispatchArgs& a, const u32* counts, u64 copies) {
   Staged widths(a, 0, 0);
   u32 puts = 0;
   for (u32 i = 0; i < kStagedArrays; i++)
-    if (goes_whole(a, i)) puts += puts_of(a.c, rows * widths.width[i]);
+    for (u32 g = 0; g < a.c.groups(); g++)
+      if (goes_whole(a, i)) puts += puts_of(a.c, counts[g] * widths.width[i]);
   if (a.is_flat()) return puts;
-  puts += rows * puts_of(a.c, a.row_bytes);
+  for (u32 g = 0; g < a.c.groups(); g++) puts += counts[g] * puts_of(a.c, a.row_bytes);
   if (a.layout == kExpertMajor) return puts;
   return puts + copies * (1 + (a.weights != nullptr) + puts_of(a.c, widths.width[1]));
 }
@@ -93,9 +104,15 @@ __device__ bool put_array(const DispatchArgs& a, const Up& up, const DispatchTab
   if (!goes_whole(a, array)) return true;
   Staged staged = staged_for(a, t, to.rank);
   u64 width = staged.width[array];
-  Run run{to.rank, to.at(a, array) + t.row_base[to.rank] * width, staged.at[array],
-          rows_for(a, t, to.rank) * width};
-  return put_run(a.c, up, run, a.c.rows_signal(), guard);
+  const u32* counts = counts_for(a, t, a.c.rank, to.rank);
+  bool ok = true;
+  for (u32 g = 0, before = 0; g < a.c.groups() && ok; before += counts[g++]) {
+    u32 row = t.row_base[g * a.c.ranks + to.rank] + before;
+    Run run{to.rank, to.at(a, array) + row * width, staged.at[array] + before * width,
+            counts[g] * width};
+    ok = put_run(a.c, up, run, a.c.rows_signal(), guard);
+  }
+  return ok;
 }
 
 // Where lane k's selection of a token goes, in the layouts by experts. All lanes of a warp.
@@ -113,7 +130,8 @@ struct Selection {
     for (u32 k = 0; k < a.c.topk; k++) {
       u32 other = __shfl_sync(~0u, packed, k);
       if (other != kNoRow && other >> kPlaceBits == rank)
-        from = (i64)t.row_base[rank] + row_of(a.c, a.r, token, other, rank);
+        from = base_of(a.c, a.r, named_from(a, t), token, rank) +
+               row_of(a.c, a.r, token, other, rank);
     }
   }
 };

@@ -10,7 +10,7 @@ use super::handle::Output;
 
 impl Engine {
     pub(super) fn describe(&self, op: &DispatchOp) -> abi::TyReceived {
-        let (shape, layout) = (&self.shape, &op.output.layout);
+        let (shape, layout) = (&self.exchange.regions, &op.output.layout);
         let rows = op.output.rows_of(op.arrangement, shape);
         let (flat, packed) = (op.arrangement == Layout::Flat, op.arrangement == Layout::Packed);
         let exact = packed && !op.worst;
@@ -60,7 +60,7 @@ impl Engine {
             data: self.lost.address() as *mut u8,
             dtype: DType::U8.code(),
             reserved: 0,
-            shape: [self.shape.ranks.into(), 1],
+            shape: [self.exchange.regions.ranks.into(), 1],
             stride: [1, 1],
         }
     }

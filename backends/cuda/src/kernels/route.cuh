@@ -8,6 +8,18 @@ __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32
   atomicMin(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
 
+// Before a dispatch of grouped tokens counts. One block.
+__device__ inline void group(const GroupArgs& a) {
+  for (u32 i = threadIdx.x; i < a.words; i += blockDim.x) a.zeros[i] = 0;
+  if (threadIdx.x != 0) return;
+  u32 start = 0;
+  for (u32 g = 0; g < a.groups; g++) {
+    a.starts[g] = start;
+    start += a.counts[g];
+  }
+  a.starts[a.groups] = start;
+}
+
 // What a warp counts in shared memory: `columns` are the ranks, then the experts.
 struct Tally {
   u32* bits;     // [columns]: which of 32 tokens go there
@@ -22,14 +34,26 @@ struct Tally {
   __device__ const u32* rows_of(u32 warp) const {
     return rows + (i64)2 * columns * ((i32)warp - (i32)(threadIdx.x / 32));
   }
-  // Adds the 32 tokens to what came before.
-  __device__ void close() {
+  // Adds the 32 tokens from `first` on to what came before.
+  __device__ void close(const Common& c, const Routing& r, u32 first) {
     __syncwarp();
     for (u32 i = threadIdx.x % 32; i < columns; i += 32) {
       rows[i] += __popc(bits[i]);
+      if constexpr (kGrouped) note_groups(c, r, first, i);
       bits[i] = 0;
     }
     __syncwarp();
+  }
+
+ private:
+  // Of a column's tokens among the 32: those of each group.
+  __device__ void note_groups(const Common& c, const Routing& r, u32 first, u32 column) const {
+    for (u32 left = bits[column], g = 0; left != 0; g++) {
+      u32 end = r.group_starts[g + 1], inside = end <= first ? 0 : end - first;
+      u32 of_group = inside >= 32 ? left : left & ((1u << inside) - 1);
+      if (of_group != 0) atomicAdd(&r.group_counts[column * c.groups() + g], __popc(of_group));
+      left &= ~of_group;
+    }
   }
 };
 
@@ -111,7 +135,7 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 token, 
             expert >= 0 ? t.rows[column] + __popc(t.bits[column] & before) : kNoRow;
       }
     }
-  t.close();
+  t.close(a.c, a.r, token - lane);
 }
 
 // Makes of a block's counts of warps the first rows of its spans, and sums them up for the block.
@@ -180,12 +204,20 @@ __device__ inline u32 row_of(const Common& c, const Routing& r, u32 token, u32 p
          r.block_ranks[span / kWarps * c.ranks + rank];
 }
 
+// What is to be added to a token's place among this rank's rows for a rank. kGrouped: nothing where
+// there is no table.
+__device__ inline u32 base_of(const Common& c, const Routing& r, const u32* row_base, u32 token,
+                              u32 rank) {
+  if constexpr (!kGrouped) return row_base[rank];
+  return row_base ? row_base[group_of(c, r, token) * c.ranks + rank] : 0;
+}
+
 // The row of a token at the rank of its selection k, or -1 if another k stands for that rank.
 __device__ inline i64 row_at(const Common& c, const Routing& r, const u32* row_base, u32 token,
                              u32 packed, u32* rank) {
   if (packed == kNoRow) return -1;
   *rank = packed >> kPlaceBits;
-  return (i64)row_base[*rank] + row_of(c, r, token, packed, *rank);
+  return base_of(c, r, row_base, token, *rank) + row_of(c, r, token, packed, *rank);
 }
 
 // What Routing::rows has for a token and lane k. All lanes of a warp.
@@ -198,6 +230,7 @@ __device__ inline u32 packed_row(const Common& c, const Routing& r, u32 token) {
 __device__ inline u32 expert_row(const Common& c, const Routing& r, const u32* expert_base,
                                  u32 token, u32 k, u32 expert) {
   u32 span = token / r.span;
+  if constexpr (kGrouped) expert_base += group_of(c, r, token) * c.experts;
   return expert_base[expert] + r.span_experts[(u64)span * c.experts + expert] +
          r.block_experts[(u64)(span / kWarps) * c.experts + expert] +
          r.places[(u64)token * c.topk + k];

@@ -41,7 +41,7 @@ __device__ inline void move_copy(const DispatchArgs& a, const DispatchTables& t,
                                  u32 token, u32 k, u32 slot) {
   if (a.weights)
     reinterpret_cast<float*>(t.weights[rank])[slot] = a.weights[(u64)token * a.c.topk + k];
-  reinterpret_cast<u32*>(t.source[rank])[slot] = a.c.rank * a.c.max_tokens + token;
+  reinterpret_cast<u32*>(t.source[rank])[slot] = a.source(token);
   u32* scales = reinterpret_cast<u32*>(t.scales[rank]) + (u64)slot * a.scale_words;
   for (u32 i = 0; i < a.scale_words; i++)
     scales[i] = a.scales[(i64)token * a.scale_stride[0] + (i64)i * a.scale_stride[1]];
@@ -95,17 +95,22 @@ __device__ inline void move_scales(const DispatchArgs& a, u64 to, u32 first, u32
   }
 }
 
+// The tokens of one unit, or those of them that are of one group.
+struct SideTokens {
+  u32 first, end;
+};
+
 // Rows of one rank that follow each other there.
 struct SideRows {
   u32 first, count;
 };
 
 // One unit for one rank; returns the rows that it was for. One warp.
-__device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables& t, u32 unit,
-                                     u32 rank, const SideRoom& room) {
-  u32 lane = threadIdx.x % 32, first = unit * a.side_tokens, token = first + lane;
+__device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables& t,
+                                     const SideTokens& unit, u32 rank, const SideRoom& room) {
+  u32 lane = threadIdx.x % 32, first = unit.first, token = first + lane;
   u32 topk = a.c.topk, packed = kNoRow;
-  if (lane < a.side_tokens && token < a.c.tokens()) {
+  if (token < unit.end) {
 #pragma unroll 8
     for (u32 k = 0; k < topk; k++) {
       u32 found = a.r.rows[(u64)token * topk + k];
@@ -116,7 +121,7 @@ __device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables
   if (count == 0) return {0, 0};
   u32 place = __popc(goes & ((1u << lane) - 1)), row = 0;
   if (packed != kNoRow) {
-    row = t.row_base[rank] + row_of(a.c, a.r, token, packed, rank);
+    row = base_of(a.c, a.r, named_from(a, t), token, rank) + row_of(a.c, a.r, token, packed, rank);
     room.tokens[place] = lane;
     gather_ids(a, t, rank, token, place, room);
   }
@@ -137,8 +142,14 @@ __device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables
     move_scales(a, scales, first, count, room);
   if (lane < count)
     reinterpret_cast<u32*>(t.source[rank])[row + lane] =
-        a.c.rank * a.c.max_tokens + first + room.tokens[lane];
+        a.source(first + room.tokens[lane]);
   return {row, count};
+}
+
+// What rows of one group are of a unit: only those lie together at a rank.
+__device__ inline SideTokens of_group(const DispatchArgs& a, const SideTokens& unit, u32 group) {
+  const u32* starts = a.r.group_starts + group;
+  return {max(unit.first, starts[0]), min(unit.end, starts[1])};
 }
 
 // Units of all tokens and ranks. The last warps of a block do this, each with room for one unit.
@@ -152,16 +163,22 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
   // The places were said to be free by loads; bulk stores are of another proxy.
   publish_places();
   for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += a.mover_blocks * kSideWarps) {
-    u32 rank = (a.c.rank + i) % a.c.ranks;
-    SideRows rows = move_side(a, t, i / a.c.ranks, rank, room);
-    close_stores();
-    if (a.tile_rows > 0) {
-      stores_done();
-      count_sides(a, up, rank, rows.first - t.row_base[rank], rows.count);
-    } else {
-      stores_read();
+    u32 first = i / a.c.ranks * a.side_tokens, rank = (a.c.rank + i) % a.c.ranks;
+    SideTokens unit{first, min(first + a.side_tokens, a.c.tokens())};
+    for (u32 g = 0; g < a.c.groups(); g++) {
+      SideTokens part = unit;
+      if constexpr (kGrouped) part = of_group(a, unit, g);
+      if (kGrouped && part.first >= part.end) continue;
+      SideRows rows = move_side(a, t, part, rank, room);
+      close_stores();
+      if (!kGrouped && a.tile_rows > 0) {
+        stores_done();
+        count_sides(a, up, rank, rows.first - t.row_base[rank], rows.count);
+      } else {
+        stores_read();
+      }
+      __syncwarp();
     }
-    __syncwarp();
   }
   stores_done();
 }

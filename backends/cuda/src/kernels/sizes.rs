@@ -1,10 +1,10 @@
 //! Windows, records, and how a launch uses shared memory.
 
-use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{HEAD, SIDE_WARPS, TEXT_WORDS, WARPS};
+use super::exchange::{Exchange, Part};
 use crate::config::CudaConfig;
 
 /// Window of entry records.
@@ -38,8 +38,7 @@ pub(crate) const MOST_ARENA: u64 = 64 << 30;
 pub(super) struct Sizes {
     /// 64-bit words of one record.
     pub(super) entry_words: u32,
-    /// Operations whose records have places of their own: two at least, because a rank may enter
-    /// the next operation while others still read its record of the last.
+    /// Operations whose records have places of their own.
     pub(super) slots: u32,
     ranks: u32,
     /// Rows of a tile.
@@ -52,13 +51,9 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    pub(super) fn new(
-        shape: &Shape,
-        in_flight: u32,
-        config: &CudaConfig,
-        longest_put: Option<u64>,
-    ) -> Result<Self> {
-        let words = HEAD + shape.ranks + shape.experts + TEXT_WORDS;
+    pub(super) fn new(exchange: &Exchange, config: &CudaConfig) -> Result<Self> {
+        let Exchange { shape, groups, in_flight, longest_put, .. } = *exchange;
+        let words = HEAD + (shape.ranks + shape.experts) * groups + TEXT_WORDS;
         // fp32 with as many scale bytes as channels: the widest row that any call may bring.
         let row = RowFormat {
             x_bytes: 4 * shape.hidden,
@@ -66,9 +61,19 @@ impl Sizes {
             weights: true,
         };
         let worst = |layout| {
-            RegionLayout::worst(&RegionSpec { shape: *shape, layout, row }).map(|r| r.bytes)
+            let spec = RegionSpec { shape: exchange.regions, layout, row };
+            RegionLayout::worst(&spec).map(|r| r.bytes)
+        };
+        let staged = match longest_put {
+            Some(_) => staged_bytes(&shape, &row, shape.max_tokens),
+            None => 0,
         };
         let arena_bytes = match config.arena_mib {
+            // Rows on their way between domains, there and back: no output lies there.
+            _ if exchange.part == Part::Between => {
+                let each = worst(Layout::Flat)? + staged;
+                u64::from(in_flight.max(2) + 1) * each
+            }
             Some(mib) => mib << 20,
             None => {
                 let flat = worst(Layout::Flat)?;
@@ -79,20 +84,20 @@ impl Sizes {
                 let major = Layout::ExpertMajor { alignment: 128, zero_padding: false };
                 let others = [major, Layout::Packed].map(|layout| worst(layout).unwrap_or(0));
                 let two = 2 * others.into_iter().fold(flat, u64::max);
-                let (limit, staged) = match longest_put {
-                    Some(_) => (HOST_ARENA_LIMIT, staged_bytes(shape, &row, shape.max_tokens)),
-                    None => (ARENA_LIMIT, 0),
-                };
+                let limit = if longest_put.is_some() { HOST_ARENA_LIMIT } else { ARENA_LIMIT };
                 let moving = u64::from(in_flight) * staged;
                 (two.min(limit).max(4 * flat) + moving).min(MOST_ARENA)
             }
         };
+        if arena_bytes > MOST_ARENA {
+            return Err(too_large(arena_bytes));
+        }
         let tile_rows = shape.max_tokens.div_ceil(MOST_TILES).next_multiple_of(TILE_ROWS);
         Ok(Self {
             tile_rows,
             tiles: shape.max_tokens.div_ceil(tile_rows),
             entry_words: words.next_multiple_of(16),
-            slots: in_flight.max(2),
+            slots: exchange.slots(),
             ranks: shape.ranks,
             arena_bytes,
             longest_put,
@@ -184,21 +189,22 @@ struct Tables {
 }
 
 impl Tables {
-    fn new(shape: &Shape) -> Self {
+    fn new(shape: &Shape, groups: u32) -> Self {
         let ranks = shape.ranks;
         // So many never have room, and are refused; their bytes can still be counted.
         let experts = shape.experts.min(1 << 20);
-        let table_bytes =
-            (ranks * (5 * 8 + 2 * 4 + 4 * (HEAD + ranks)) + 2 * 4 * experts).next_multiple_of(128);
+        let of_rank = 5 * 8 + 4 * (groups + 1) + 4 * (HEAD + ranks * groups);
+        let table_bytes = (ranks * of_rank + 4 * (groups + 1) * experts).next_multiple_of(128);
         Self { table_bytes, counts: WARPS * 2 * (ranks + experts) * 4 }
     }
 }
 
 impl Moves {
     /// For rows on a device that gives a block `most_shared` bytes.
-    pub(super) fn new(shape: &Shape, row: &RowFormat, most_shared: u32) -> Self {
+    pub(super) fn new(exchange: &Exchange, row: &RowFormat, most_shared: u32) -> Self {
+        let shape = &exchange.shape;
         let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
-        let Tables { table_bytes, counts } = Tables::new(shape);
+        let Tables { table_bytes, counts } = Tables::new(shape, exchange.groups);
         let side_scales = row.scale_bytes <= WIDEST_SCALES;
         let each = 8 * topk + if side_scales { row.scale_bytes } else { 0 };
         let mut side_tokens = 32;
@@ -247,8 +253,11 @@ pub(super) struct Pulls {
 
 impl Pulls {
     /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
-    pub(super) fn new(ranks: u32, row_bytes: u64, most_shared: u32) -> Self {
-        let table_bytes = (ranks * (HEAD * 4 + 2 * 8)).next_multiple_of(128);
+    pub(super) fn new(exchange: &Exchange, row_bytes: u64, most_shared: u32) -> Self {
+        let (ranks, groups) = (exchange.shape.ranks, exchange.groups);
+        // Records that come back count each group; they are read before what else is there.
+        let each = HEAD * 4 + (2 * 8).max(4 * (1 + groups));
+        let table_bytes = (ranks * each).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row_bytes);
         let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
         let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
@@ -260,14 +269,15 @@ impl Pulls {
 
 /// Whether a block of a device that gives it `most_shared` bytes has room for the tables of a shape,
 /// and for a piece of its widest row. Equal on equal devices: an operation must not find out.
-pub(super) fn check_shared(shape: &Shape, most_shared: u32) -> Result<()> {
+pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> {
+    let shape = &exchange.shape;
     let widest = 4 * u64::from(shape.hidden);
-    let Tables { table_bytes, counts } = Tables::new(shape);
+    let Tables { table_bytes, counts } = Tables::new(shape, exchange.groups);
     // One stage, as fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
     let moves =
         table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
-    let pulls = Pulls::new(shape.ranks, widest, most_shared).shared;
+    let pulls = Pulls::new(exchange, widest, most_shared).shared;
     let needed = moves.max(pulls).saturating_add(KEPT);
     if needed <= most_shared {
         return Ok(());
@@ -301,20 +311,25 @@ fn pieces(row_bytes: u64) -> (u32, u32) {
     (piece as u32, row_bytes.div_ceil(piece.max(1)).max(1) as u32)
 }
 
-pub(super) fn moe_shape(shape: &KernelShape) -> Shape {
-    Shape {
-        ranks: shape.ranks,
-        experts: shape.experts,
-        topk: shape.topk,
-        hidden: shape.hidden,
-        max_tokens: shape.max_tokens,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::args::SUMMING_WARPS;
+    use super::super::exchange::Team;
     use super::*;
+
+    fn whole(shape: Shape, in_flight: u32, longest_put: Option<u64>) -> Exchange {
+        Exchange {
+            part: Part::Whole,
+            level: 0,
+            shape,
+            regions: shape,
+            groups: 1,
+            team: Team { first: 0, step: 1 },
+            rank: 0,
+            longest_put,
+            in_flight,
+        }
+    }
 
     const HOPPER: u32 = 232_448;
 
@@ -324,12 +339,13 @@ mod tests {
             let shape = Shape { ranks, experts, topk: 2, hidden: 64, max_tokens: 8 };
             for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
                 let row = RowFormat { x_bytes: row_bytes as u32, scale_bytes: 224, weights: true };
-                let moves = Moves::new(&shape, &row, HOPPER);
+                let exchange = whole(shape, 2, None);
+                let moves = Moves::new(&exchange, &row, HOPPER);
                 let covered = u64::from(moves.pieces) * u64::from(moves.piece_bytes);
                 assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
                 assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
                 assert!(moves.shared + KEPT <= HOPPER, "{moves:?}");
-                let pulls = Pulls::new(ranks, row_bytes, HOPPER);
+                let pulls = Pulls::new(&exchange, row_bytes, HOPPER);
                 assert!(pulls.shared + KEPT <= HOPPER && pulls.stages <= RING_STAGES, "{pulls:?}");
                 // All threads but those of one warp take five vectors of 16 bytes each.
                 assert!(pulls.piece_bytes <= (SUMMING_WARPS - 1) * 32 * 5 * 16);
@@ -343,7 +359,7 @@ mod tests {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let arena = |max_tokens| {
             let shape = Shape { max_tokens, ..shape };
-            Sizes::new(&shape, 1, &config, None).map(|sizes| sizes.arena_bytes)
+            Sizes::new(&whole(shape, 1, None), &config).map(|sizes| sizes.arena_bytes)
         };
         assert_eq!(arena(4096).unwrap(), ARENA_LIMIT);
         assert_eq!(arena(65_536).unwrap(), MOST_ARENA);
@@ -355,8 +371,7 @@ mod tests {
     #[test]
     fn where_kernels_put_there_is_room_for_staged_records_rows_and_signals_of_records() {
         let shape = Shape { ranks: 2, experts: 8, topk: 4, hidden: 64, max_tokens: 16 };
-        let sizes =
-            |longest_put| Sizes::new(&shape, 2, &CudaConfig::default(), longest_put).unwrap();
+        let sizes = |put| Sizes::new(&whole(shape, 2, put), &CudaConfig::default()).unwrap();
         let (stores, puts) = (sizes(None), sizes(Some(1024)));
         let records = puts.entries(puts.slots);
         assert_eq!(puts.control_bytes(), 2 * records);
@@ -375,7 +390,7 @@ mod tests {
         let tiles = |max_tokens| {
             let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens };
             let config = CudaConfig { arena_mib: Some(1024), ..CudaConfig::default() };
-            Sizes::new(&shape, 1, &config, None).map(|s| (s.tile_rows, s.tiles)).unwrap()
+            Sizes::new(&whole(shape, 1, None), &config).map(|s| (s.tile_rows, s.tiles)).unwrap()
         };
         assert_eq!(tiles(1), (64, 1));
         assert_eq!(tiles(4096), (64, 64));
@@ -392,10 +407,11 @@ mod tests {
             (512, 101_376, true),
             (1024, 101_376, false),
         ] {
-            let found = check_shared(&shape(experts), shared);
+            let found = check_shared(&whole(shape(experts), 2, None), shared);
             assert_eq!(found.is_ok(), fits, "{experts} experts: {found:?}");
         }
-        let text = check_shared(&shape(2048), HOPPER).unwrap_err().to_string();
+        let error = check_shared(&whole(shape(2048), 2, None), HOPPER).unwrap_err();
+        let text = error.to_string();
         assert!(text.contains("2048 experts need") && text.contains("232448"), "{text}");
     }
 
@@ -403,10 +419,30 @@ mod tests {
     fn a_row_of_7168_channels_has_one_stage_in_fourteen_warps_and_two_as_fp8() {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
-        let moves = Moves::new(&shape, &row, HOPPER);
+        let exchange = whole(shape, 2, None);
+        let moves = Moves::new(&exchange, &row, HOPPER);
         assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 1));
         let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };
-        let moves = Moves::new(&shape, &row, HOPPER);
+        let moves = Moves::new(&exchange, &row, HOPPER);
         assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 2));
+    }
+
+    #[test]
+    fn of_several_domains_records_count_every_group_and_the_rail_has_room_for_rows_on_their_way() {
+        use super::super::exchange::tests::SHAPE;
+        // 3 domains of 2 ranks and 8 experts.
+        let [inside, between] = Exchange::levels(&SHAPE, [None, Some(1024)]);
+        let config = CudaConfig { arena_mib: Some(7), ..CudaConfig::default() };
+        let [inner, outer] = [&inside, &between].map(|e| Sizes::new(e, &config).unwrap());
+        let words = |counts: u32| (HEAD + counts + TEXT_WORDS).next_multiple_of(16);
+        assert_eq!(inner.entry_words, words((2 + 8) * 3));
+        assert_eq!(outer.entry_words, words(3 + 24));
+        assert_eq!([inner.signals(), outer.signals()], [2 * 2 * 2, 3 * 3 * 4]);
+        assert_eq!(inner.arena_bytes, 7 << 20);
+        // Three times: 24 rows that come, and 16 that this rank stages, two domains per token.
+        let row = u64::from(4 * SHAPE.hidden + SHAPE.hidden + 8 * SHAPE.topk + 4);
+        assert!((3 * 40 * row..3 * 40 * row + 3 * 32 * 128).contains(&outer.arena_bytes));
+        // Heads of two ranks, and where their rows and weights are.
+        assert_eq!(Pulls::new(&inside, 128, HOPPER).table_bytes, 128);
     }
 }

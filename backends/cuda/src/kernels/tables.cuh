@@ -12,10 +12,10 @@ struct DispatchTables {
   u64* weights;
   u64* ids;          // expert-major and packed: slots
   u64* source;
-  u32* row_base;     // [R]
+  u32* row_base;     // [G, R]: see Routing
   u32* expert_rows;  // [R]: X; all places, packed
-  u32* heard;        // [R, kHead + R]
-  u32* expert_base;  // [E]: this rank's first row of each expert, at its owner
+  u32* heard;        // [R, kHead + R * G]
+  u32* expert_base;  // [G, E]: this rank's first row of each expert, at its owner; kGrouped: as row_base
   u32* expert_all;   // [E]: rows of each expert from all ranks
 
   __device__ DispatchTables(u8* shared, const Common& c) {
@@ -23,19 +23,29 @@ struct DispatchTables {
     x = wide, scales = x + c.ranks, weights = scales + c.ranks, ids = weights + c.ranks;
     source = ids + c.ranks;
     row_base = reinterpret_cast<u32*>(source + c.ranks);
-    expert_rows = row_base + c.ranks;
+    expert_rows = row_base + c.ranks * c.groups();
     heard = expert_rows + c.ranks;
-    expert_base = heard + c.ranks * (kHead + c.ranks);
-    expert_all = expert_base + c.experts;
+    expert_base = heard + c.ranks * (kHead + c.ranks * c.groups());
+    expert_all = expert_base + c.experts * c.groups();
   }
 };
 
-__device__ inline u32 words_of(const DispatchArgs& a) { return kHead + a.c.ranks; }
+// The table by which rows are stored: those that are staged are numbered as this rank counts them,
+// where groups have rows of others between them.
+__device__ inline const u32* named_from(const DispatchArgs& a, const DispatchTables& t) {
+  return kGrouped && a.staged ? nullptr : t.row_base;
+}
 
-// Rows that `rank` gets of the ranks before `sources`.
+__device__ inline u32 words_of(const DispatchArgs& a) {
+  return kHead + a.c.ranks * a.c.groups();
+}
+
+// Rows that `rank` gets of the ranks before `sources`, all groups of them.
 __device__ inline u64 rows_at(const DispatchArgs& a, const u32* heard, u32 rank, u32 sources) {
   u64 rows = 0;
-  for (u32 s = 0; s < sources; s++) rows += heard[s * words_of(a) + kHead + rank];
+  for (u32 s = 0; s < sources; s++)
+    for (u32 g = 0; g < a.c.groups(); g++)
+      rows += heard[s * words_of(a) + kHead + rank * a.c.groups() + g];
   return rows;
 }
 

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokenyard_core::moe::Region;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::REFUSE_FULL;
 use super::engine::Engine;
 use super::order::Mode;
-use super::outcome::{Called, judge, told_late};
+use super::outcome::{Refusal, told_late};
 
 impl Engine {
     /// What a call asks for.
@@ -20,13 +19,13 @@ impl Engine {
 
     /// Why this rank alone is told what is wrong with its call: nothing runs in a capture. What the call
     /// has recorded so far joins the rest, so that the graph is whole without it.
-    pub(super) fn refuse_recorded(&self, mode: &Mode, (verdict, why): (u32, &[u8])) -> Error {
+    pub(super) fn refuse_recorded(&self, mode: &Mode, refusal: &Refusal) -> Error {
         let joined = mode.stream.map_or(Ok(()), |stream| self.order.join(&self.recorded, stream));
         if let Err(error) = self.give_up(joined) {
             return error;
         }
-        let kind = if verdict == REFUSE_FULL { ErrorKind::Full } else { ErrorKind::Refused };
-        Error::new(kind, "capture operation", String::from_utf8_lossy(why)).with_rank(self.rank)
+        let why = refusal.why.as_str();
+        Error::new(refusal.kind, "capture operation", why).with_rank(refusal.rank())
     }
 
     /// Whether something has failed that nobody waited for.
@@ -43,8 +42,8 @@ impl Engine {
             (epoch.load(Ordering::Acquire) != 0).then(|| at.read_volatile())
         };
         let Some(outcome) = outcome else { return Ok(()) };
-        let called = Called { rank: self.rank, operation: self.latest };
-        self.give_up(judge(&outcome, &called, &self.shape).map_err(|error| told_late(&error)))
+        let refusal = Refusal::of(&outcome, &self.called(self.latest), &self.shape);
+        self.give_up(refusal.map_or(Ok(()), |refusal| Err(told_late(&refusal.error()))))
     }
 
     /// Keeps for later calls what this rank refused of one that nobody waits for: the others do not go on

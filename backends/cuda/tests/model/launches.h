@@ -22,7 +22,7 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
       bring(*r, turn == 2 ? 0 : tokens, random), *r->tokens_word = r->tokens;
     }
     auto told = launch(args);
-    for (u32 d = 0; d < ranks.size(); d++) check_received(ranks, d, args[d], told[d]);
+    check_all(ranks, args, told);
     combine(ranks, told, turn % 2, turn % 3 != 0);
     // A replay has the T of its handle, whatever the word says by now.
     std::vector<DispatchArgs> again;
@@ -32,7 +32,7 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
       again[d].c = ranks[d]->common(signature(2, layout)), again[d].replay = 1;
     }
     told = launch(again);
-    for (u32 d = 0; d < ranks.size(); d++) check_received(ranks, d, again[d], told[d]);
+    check_all(ranks, again, told);
   }
   // One that fails is told by itself, and nothing behind it is entered: nobody's memory is touched.
   for (u32 problem : {kNoExpert, kTooMany}) {

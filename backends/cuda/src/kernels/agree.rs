@@ -1,0 +1,68 @@
+//! What ranks compare when they enter, and what they object to.
+
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{Common, ENTER, HEAD, WARPS};
+use super::engine::Engine;
+use super::outcome::{Called, Refusal};
+
+impl Engine {
+    /// What an operation passes where this rank does not take part.
+    pub(super) fn refused(&self, operation: u64, refusal: &Refusal, unheard: bool) -> Common {
+        let (objector, why) = (refusal.objector, refusal.why.as_bytes());
+        Common { objector, ..self.common(operation, (refusal.verdict(), why), unheard) }
+    }
+
+    /// Writes into `common` what ranks compare.
+    pub(super) fn sign(&self, operation: u64, common: &mut Common, signature: Signature) -> Called {
+        common.signature = signature.0;
+        self.called(operation)
+    }
+
+    /// This rank, and the operation that its caller has numbered so.
+    pub(super) fn called(&self, operation: u64) -> Called {
+        let (exchange, steps) = (&self.exchange, self.exchange.steps());
+        Called {
+            rank: exchange.world_rank(),
+            team: exchange.team,
+            operation: operation / u64::from(steps),
+            steps,
+        }
+    }
+
+    /// What this rank itself objects to.
+    pub(super) fn objection(&self, kind: ErrorKind, why: impl Into<String>) -> Refusal {
+        Refusal::new(kind, self.exchange.world_rank(), why)
+    }
+
+    /// What an operation ended with, if all ranks of the team know it, and others are to hear of it.
+    pub(super) fn take_refusal(&mut self, error: &Error) -> Option<Refusal> {
+        let refusal = self.refusal.take().filter(|_| Refusal::can_be_told(error.kind()))?;
+        Refusal::can_be_told(refusal.kind).then_some(refusal)
+    }
+
+    /// An operation without rows: this rank says what it knows, and learns what others do.
+    ///
+    /// # Errors
+    /// The first refusal.
+    pub(super) fn agree(
+        &mut self,
+        operation: u64,
+        signature: Signature,
+        refusal: Option<&Refusal>,
+    ) -> Result<()> {
+        let mut common = match refusal {
+            Some(refusal) => self.refused(operation, refusal, false),
+            None => self.common(operation, (ENTER, &[]), false),
+        };
+        self.latest = operation;
+        let called = self.sign(operation, &mut common, signature);
+        let size = (1, WARPS, 4 * HEAD * self.shape.ranks);
+        let slot = self.slot(operation);
+        // SAFETY: the kernel's type; it names memory of the engine only.
+        let sent = unsafe { self.launch(&self.kernels.agree, size, &common, slot) };
+        let heard = sent.and_then(|()| self.hear_outcome(operation, &called));
+        self.give_up(heard).map(drop)
+    }
+}

@@ -1,0 +1,206 @@
+//! One direct exchange: over the only level; or, of several domains, over one of the two.
+
+use tokenyard_core::abi;
+use tokenyard_core::kernels::{KernelShape, LinkNeeds};
+use tokenyard_core::moe::Shape;
+use tokenyard_core::transport::Capabilities;
+
+use super::sizes::Sizes;
+use crate::compile::Role;
+
+/// Commands of the proxy that the transport has not ended.
+const QUEUE_DEPTH: u32 = 256;
+
+/// World ranks of a team, which are equally far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Team {
+    pub(super) first: u32,
+    pub(super) step: u32,
+}
+
+impl Team {
+    /// The world rank of a peer.
+    pub(super) fn rank(self, peer: u32) -> u32 {
+        self.first + peer * self.step
+    }
+}
+
+/// Which part of the work it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All of it: one link reaches everybody.
+    Whole,
+    /// From rank to rank inside one of several domains, with rows of all of them.
+    Inside,
+    /// From domain to domain, on a rail. The ranks of its shape are domains.
+    Between,
+}
+
+/// See the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Exchange {
+    pub(super) part: Part,
+    /// One of `TY_LEVEL_*`.
+    pub(super) level: u64,
+    /// Ranks of the team, their experts, and the most tokens of one of them.
+    pub(super) shape: Shape,
+    /// What outputs are laid out for.
+    pub(super) regions: Shape,
+    /// Groups of a rank's tokens: domains, inside one of several.
+    pub(super) groups: u32,
+    pub(super) team: Team,
+    /// This rank in the team.
+    pub(super) rank: u32,
+    /// The longest put, where kernels put; else they load and store.
+    pub(super) longest_put: Option<u64>,
+    /// Operations of callers that may be open.
+    pub(super) in_flight: u32,
+}
+
+impl Exchange {
+    /// Everything, over one level.
+    pub(super) fn whole(shape: &KernelShape, level: u64, longest_put: Option<u64>) -> Self {
+        let world = moe_shape(shape);
+        Self {
+            part: Part::Whole,
+            level,
+            shape: world,
+            regions: world,
+            groups: 1,
+            team: Team { first: 0, step: 1 },
+            rank: shape.rank,
+            longest_put,
+            in_flight: shape.in_flight,
+        }
+    }
+
+    /// Of several domains, both levels: inside this one, and between them. Ranks are domain-major.
+    pub(super) fn levels(shape: &KernelShape, longest_puts: [Option<u64>; 2]) -> [Self; 2] {
+        let world = moe_shape(shape);
+        let (domains, size) = (shape.domains, shape.ranks / shape.domains);
+        let (mine, index) = (shape.rank / size, shape.rank % size);
+        let inside = Self {
+            part: Part::Inside,
+            level: abi::TY_LEVEL_SCALE_UP,
+            shape: Shape {
+                ranks: size,
+                experts: world.experts / domains,
+                // An agent hands on the rows of one rank of each domain.
+                max_tokens: domains * world.max_tokens,
+                ..world
+            },
+            regions: world,
+            groups: domains,
+            team: Team { first: mine * size, step: 1 },
+            rank: index,
+            longest_put: longest_puts[0],
+            in_flight: shape.in_flight,
+        };
+        let rail = Shape { ranks: domains, ..world };
+        let between = Self {
+            part: Part::Between,
+            level: abi::TY_LEVEL_SCALE_OUT,
+            shape: rail,
+            regions: rail,
+            groups: 1,
+            team: Team { first: index, step: size },
+            rank: mine,
+            longest_put: longest_puts[1],
+            in_flight: shape.in_flight,
+        };
+        [inside, between]
+    }
+
+    pub(super) fn world_rank(&self) -> u32 {
+        self.team.rank(self.rank)
+    }
+
+    /// World ranks of the team.
+    pub(super) fn world_ranks(&self) -> Vec<u32> {
+        (0..self.shape.ranks).map(|peer| self.team.rank(peer)).collect()
+    }
+
+    pub(super) fn role(&self) -> Role {
+        if self.part == Part::Inside { Role::Inside } else { Role::Direct }
+    }
+
+    /// Numbers of this exchange that one operation of a caller takes: between domains, a second one
+    /// that says how the operation ended inside them.
+    pub(super) fn steps(&self) -> u32 {
+        if self.part == Part::Between { 2 } else { 1 }
+    }
+
+    /// Operations whose records have places of their own. Two of callers at least, because a rank may
+    /// enter the next one while others still read its record of the last.
+    pub(super) fn slots(&self) -> u32 {
+        self.in_flight.max(2) * self.steps()
+    }
+
+    /// What it uses of its level's transport.
+    pub(super) fn link_needs(&self, sizes: &Sizes, limits: &Capabilities) -> LinkNeeds {
+        let depth = QUEUE_DEPTH.min(limits.max_queue_depth);
+        LinkNeeds {
+            lanes: 1,
+            signals: sizes.signals(),
+            queue_depth: if self.longest_put.is_some() { depth } else { 1 },
+            reserved: 0,
+            largest_put: self.longest_put.unwrap_or(0),
+        }
+    }
+}
+
+fn moe_shape(shape: &KernelShape) -> Shape {
+    Shape {
+        ranks: shape.ranks,
+        experts: shape.experts,
+        topk: shape.topk,
+        hidden: shape.hidden,
+        max_tokens: shape.max_tokens,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) const SHAPE: KernelShape = KernelShape {
+        size: size_of::<KernelShape>(),
+        rank: 5,
+        ranks: 6,
+        domains: 3,
+        experts: 24,
+        topk: 2,
+        hidden: 64,
+        max_tokens: 8,
+        in_flight: 2,
+        handles: 1,
+        reserved: 0,
+    };
+
+    #[test]
+    fn both_levels_agree_about_where_an_expert_lives() {
+        for rank in 0..6 {
+            let [inside, between] = Exchange::levels(&KernelShape { rank, ..SHAPE }, [None, None]);
+            assert_eq!((inside.world_rank(), between.world_rank()), (rank, rank));
+            let world = inside.regions;
+            for expert in 0..world.experts {
+                let domain = between.shape.rank_of(expert);
+                let agent = between.team.rank(domain);
+                let there = Exchange::levels(&KernelShape { rank: agent, ..SHAPE }, [None, None]);
+                let local = expert - domain * between.shape.local_experts();
+                let owner = there[0].team.rank(there[0].shape.rank_of(local));
+                assert_eq!(owner, world.rank_of(expert));
+            }
+        }
+    }
+
+    #[test]
+    fn an_agent_has_room_for_the_rows_of_one_rank_of_each_domain() {
+        let [inside, between] = Exchange::levels(&SHAPE, [None, Some(64)]);
+        assert_eq!((inside.shape.ranks, inside.shape.max_tokens, inside.groups), (2, 24, 3));
+        assert_eq!((between.shape.ranks, between.shape.experts, between.groups), (3, 24, 1));
+        assert_eq!((inside.slots(), between.slots()), (2, 4));
+        assert_eq!(between.world_ranks(), [1, 3, 5]);
+        assert_eq!(inside.world_ranks(), [4, 5]);
+    }
+}

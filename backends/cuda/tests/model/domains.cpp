@@ -1,0 +1,228 @@
+// Several domains on the model of a GPU: two exchanges, each over a face of its own, composed as
+// `domains.rs` does it. This program stands in for that.
+#include "helpers.h"
+
+#define TY_PUTS OUT_PUTS
+#define TY_UP_PARAM_BYTES OUT_PARAM_BYTES
+#define TY_GROUPED 0
+namespace out_level {
+#include "out/exchange.cu"
+#include "level.h"
+}  // namespace out_level
+#undef TY_PUTS
+#undef TY_UP_PARAM_BYTES
+#undef TY_GROUPED
+
+#define TY_PUTS UP_PUTS
+#define TY_UP_PARAM_BYTES UP_PARAM_BYTES
+#define TY_GROUPED 1
+namespace up_level {
+#include "up/exchange.cu"
+#include "level.h"
+}  // namespace up_level
+
+using up_level::ty::u32, up_level::ty::u64, up_level::ty::u8, up_level::ty::i64;
+using up_level::ty::kExpertMajor, up_level::ty::kFlat, up_level::ty::kPacked;
+namespace ty = up_level::ty;
+constexpr u64 kYAt = up_level::kYAt, kWeightsAt = kYAt + (512 << 10);
+
+// A rank of the world, in both of its teams.
+struct Rank : Brought {
+  u32 domain, index;
+  out_level::Rank* out;
+  up_level::Rank* in;
+  u64 came = 0;  // rows from all domains
+  up_level::DispatchArgs handed{};
+  ty::Outcome told{};
+  std::vector<float> sums, weights_back;
+};
+
+struct World {
+  Shape s;
+  u32 domains, size;
+  std::vector<Rank*> ranks;
+  std::vector<std::unique_ptr<out_level::Fabric>> rails;
+  std::vector<std::unique_ptr<up_level::Fabric>> inside;
+
+  World(const Shape& shape, u32 count) : s(shape), domains(count), size(shape.ranks / count) {
+    Shape rail = s, domain = s;
+    rail.ranks = domains;
+    domain.ranks = size, domain.experts = s.experts / domains, domain.groups = domains;
+    domain.max_tokens = domains * s.max_tokens;
+    for (u32 w = 0; w < s.ranks; w++) {
+      u32 d = w / size, i = w % size;
+      ranks.push_back(new Rank{{s, w}, d, i, new out_level::Rank(rail, d),
+                               new up_level::Rank(domain, i)});
+    }
+    for (u32 i = 0; i < size; i++) {
+      std::vector<out_level::Rank*> team;
+      for (u32 d = 0; d < domains; d++) team.push_back(ranks[d * size + i]->out);
+      rails.push_back(std::make_unique<out_level::Fabric>(team));
+    }
+    for (u32 d = 0; d < domains; d++) {
+      std::vector<up_level::Rank*> team;
+      for (u32 i = 0; i < size; i++) team.push_back(ranks[d * size + i]->in);
+      inside.push_back(std::make_unique<up_level::Fabric>(team));
+    }
+  }
+  std::vector<Brought*> brought() { return {ranks.begin(), ranks.end()}; }
+  template <class Each>
+  void all(Each each) {
+    std::vector<std::thread> running;
+    for (Rank* r : ranks) running.emplace_back([=] { each(*r); });
+    for (auto& t : running) t.join();
+  }
+};
+
+// Enters with what was heard.
+template <class Common, class Outcome>
+void carry(Common& c, const Outcome& heard, u32 objector) {
+  c.verdict = heard.code == ty::kFull ? ty::kRefuseFull : heard.verdict;
+  c.objector = objector, c.text_bytes = heard.text_bytes;
+  memcpy(c.text, heard.text, sizeof c.text);
+}
+
+// How a rank enters, beyond its rows.
+struct Wish {
+  u32 verdict = 0;    // it refuses
+  u64 capacity = 0;   // else how much room it has, if that is little
+};
+
+// One rank of a dispatch: between domains, inside, and the word of all. Returns who objects, or -1.
+i64 dispatch(Rank& r, u32 layout, bool replay, Wish wish) {
+  static_cast<Brought&>(*r.out) = {r.out->s, r.domain, r.tokens, r.topk, r.weights, r.x, r.scales};
+  auto first = out_level::dispatch_args(*r.out, kFlat, replay);
+  first.source_first = r.me * r.s.max_tokens;
+  first.c.objector = r.me, first.c.verdict = wish.verdict;
+  out_level::dispatch_on(*r.out, first);
+  bool refused = r.out->outcome->code != ty::kGo;
+  r.came = refused ? 0 : r.out->outcome->tokens;
+  out_level::Region region(first.region_shape(), r.came, 0);
+  u8* at = r.out->arena;
+  r.in->tokens = (u32)r.came;
+  auto& second = r.handed = up_level::dispatch_args(*r.in, layout, replay);
+  second.topk_idx = (const ty::GivenId*)(at + region.ids), second.x = at;
+  second.scales = (const u32*)(at + region.scales);
+  second.weights = (const float*)(at + region.weights);
+  second.sources = (const u32*)(at + region.source);
+  if (wish.capacity != 0) second.capacity = wish.capacity;
+  if (refused) carry(second.c, *r.out->outcome, r.out->outcome->objector);
+  if (!refused && !replay) {
+    u32 words = (r.in->s.ranks + r.in->s.experts) * r.in->s.groups;
+    ty::GroupArgs g{(const u32*)(at + region.rank_counts), r.in->r.group_starts,
+                    r.in->r.group_counts, r.in->s.groups, words};
+    model::launch(1, ty::kWarps * 32, [=, &r] { up_level::ty_group(g, r.in->params()); });
+  }
+  up_level::dispatch_on(*r.in, second);
+  r.told = *r.in->outcome;
+  auto last = r.out->common(first.c.signature);
+  if (r.told.code == ty::kFull) carry(last, r.told, 1u << 31 | (r.domain * r.in->s.ranks + r.told.rank));
+  if (r.told.code == ty::kRefused) carry(last, r.told, r.told.objector);
+  model::launch(1, ty::kWarps * 32, [=, &r] { out_level::ty_agree(last, r.out->params()); });
+  same("an ended wait", r.out->report->ended, 0u);
+  if (r.out->outcome->code == ty::kGo) return -1;
+  same("code", r.out->outcome->code, ty::kRefused);
+  return r.out->outcome->objector & ~(1u << 31);
+}
+
+void check_sums(World& world, bool weights) {
+  Shape s = world.s;
+  u32 columns = s.row_bytes / 4;
+  Rows row = received_rows(world.brought());
+  auto y = [&](u32 d) { return (const float*)(world.ranks[d]->in->arena + kYAt); };
+  for (Rank* r : world.ranks)
+    for (u32 t = 0; t < r->tokens; t++) {
+      for (u32 k = 0; k < s.topk && weights; k++) {
+        i64 e = r->topk[t * s.topk + k], owner = e < 0 ? 0 : e / s.local();
+        const float* back = (const float*)(world.ranks[owner]->in->arena + kWeightsAt);
+        float expected = e < 0 ? 0 : back[row[r->me][t][owner] * s.topk + k];
+        same("returned weight", r->weights_back[t * s.topk + k], expected);
+      }
+      // Domains in the order of their last rank, and of each its ranks.
+      std::vector<u32> owners = owners_of(*r, t), domains;
+      for (u32 o = owners.size(); o-- > 0;)
+        if (u32 d = owners[o] / world.size;
+            std::find(domains.begin(), domains.end(), d) == domains.end())
+          domains.insert(domains.begin(), d);
+      for (u32 i = 0; i < columns; i++) {
+        float sum = 0;
+        for (u32 n = 0; n < domains.size(); n++) {
+          float part = 0;
+          bool has = false;
+          for (u32 d : owners) {
+            if (d / world.size != domains[n]) continue;
+            float term = y(d)[row[r->me][t][d] * columns + i];
+            part = has ? part + term : term;
+            has = true;
+          }
+          sum = n == 0 ? part : sum + part;
+        }
+        same("sum of token " + std::to_string(t), r->sums[(u64)t * columns + i], sum);
+      }
+    }
+}
+
+void combine(World& world, bool weights) {
+  u32 columns = world.s.row_bytes / 4, topk = world.s.topk;
+  for (Rank* r : world.ranks) {
+    float *y = (float*)(r->in->arena + kYAt), *back = (float*)(r->in->arena + kWeightsAt);
+    for (u64 i = 0; i < r->told.tokens * columns; i++) y[i] = (float)((i * 31 + r->me * 1001) % 4099) / 3;
+    for (u64 i = 0; i < r->told.tokens * topk; i++) back[i] = (float)(i + r->me * 100000);
+    r->sums.assign(r->tokens * columns + 4, -1);
+    r->weights_back.assign(r->tokens * topk + 1, -1);
+  }
+  world.all([=](Rank& r) {
+    float *partials = (float*)(r.out->arena + kYAt), *back = (float*)(r.out->arena + kWeightsAt);
+    auto c = r.out->common(out_level::signature(3, 0));
+    model::launch(1, ty::kWarps * 32, [=, &r] { out_level::ty_agree(c, r.out->params()); });
+    same("all take part", r.out->outcome->code, ty::kGo);
+    up_level::combine_on(*r.in, partials, weights ? back : nullptr);
+    out_level::combine_on(*r.out, r.sums.data(), weights ? r.weights_back.data() : nullptr);
+  });
+  check_sums(world, weights);
+}
+
+void refusals(World& world) {
+  u32 last = world.s.ranks - 1;
+  auto objector = [&](std::vector<std::pair<u32, Wish>> wishes, u32 expected) {
+    world.all([=](Rank& r) {
+      Wish wish;
+      for (auto& [rank, wanted] : wishes)
+        if (rank == r.me) wish = wanted;
+      same("who objects", dispatch(r, kFlat, false, wish), (i64)expected);
+    });
+  };
+  objector({{last, {ty::kRefuseText}}}, last);
+  objector({{last, {ty::kRefuseText}}, {last - 1, {ty::kRefuseText}}}, last - 1);
+  objector({{last, {0, 128}}}, last);
+  // A refusal comes before a full arena.
+  objector({{last, {ty::kRefuseText}}, {0, {0, 128}}}, last);
+}
+
+void run(const Shape& shape, u32 domains, std::vector<u32> tokens) {
+  World world(shape, domains);
+  std::mt19937 random(shape.ranks * 100 + domains);
+  for (u32 layout : {kFlat, kExpertMajor, kPacked}) {
+    for (Rank* r : world.ranks) bring(*r, tokens[(r->me + layout) % tokens.size()], random);
+    for (bool replay : {false, true}) {
+      for (Rank* r : world.ranks) {
+        memset(r->out->arena, 0xee, out_level::kArenaBytes);
+        memset(r->in->arena, 0xee, up_level::kArenaBytes);
+      }
+      world.all([=](Rank& r) { same("dispatch", dispatch(r, layout, replay, {}), (i64)-1); });
+      for (Rank* r : world.ranks)
+        up_level::check_received(world.brought(), r->me, r->handed, r->in->arena, r->told);
+      combine(world, replay);
+    }
+    if (layout == kFlat) refusals(world);
+  }
+}
+
+int main() {
+  // Domains of 2; a rank without tokens, scales, puts that are shorter than a row.
+  run({4, 8, 3, 48, 1, 40, 1 << 20}, 2, {33, 40, 0});
+  run({6, 12, 4, 80, 3, 36, 112}, 3, {36, 5, 0, 31});
+  // Domains of 1: each rank is its own agent everywhere.
+  run({2, 4, 2, 32, 1, 70, 64}, 2, {70, 65});
+  puts("all is well");
+}
