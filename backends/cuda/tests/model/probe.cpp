@@ -93,7 +93,7 @@ int main() {
   if (wrong(pushes, 3) != 1) fail("one wrong word was counted as another number of them");
 
   // Few: each wait may cost a slice of a busy machine.
-  constexpr u32 kRounds = 3, kWords = 6;
+  constexpr u32 kRounds = 2, kWords = 3;
   all([&](Rank& r) {
     ProbeArgs a = arguments(r);
     a.epoch = epoch + 1, a.rounds = kRounds;
