@@ -186,18 +186,6 @@ impl Table {
     }
 }
 
-/// Bytes in the unit that suits them: `1536` is `1.5 KiB`.
-pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
 /// A list of ranks as people write it: `0-2, 5`.
 pub(crate) fn ranks(list: &[u32]) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
@@ -239,12 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_lists_read_well() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(1023), "1023 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(3 << 30), "3.0 GiB");
-        assert_eq!(bytes(u64::MAX), "16384.0 PiB");
+    fn lists_of_ranks_read_well() {
         assert_eq!(ranks(&[0, 1, 2, 5]), "0-2, 5");
         assert_eq!(ranks(&[]), "");
     }

@@ -7,8 +7,9 @@ use anyhow::Result;
 use serde::Serialize;
 use tokenyard_core::capabilities::Declared;
 use tokenyard_core::config::Config;
+use tokenyard_doctor::bytes;
 
-use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, bytes, print_json};
+use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
 use crate::parts::{Part, Parts};
 
 const EXAMPLES: &str = "\

@@ -9,8 +9,9 @@ use tokenyard_core::abi;
 use tokenyard_core::moe::{RowFormat, SendPlan, Shape, buffers};
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
+use tokenyard_doctor::bytes;
 
-use crate::output::{People, SCHEMA_VERSION, Style, Table, bytes, print_json};
+use crate::output::{People, SCHEMA_VERSION, Style, Table, print_json};
 
 const EXAMPLES: &str = "\
 Examples:

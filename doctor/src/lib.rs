@@ -35,7 +35,7 @@ use tokenyard_machine::Machine;
 
 pub use finding::{Finding, Report, Rule, Verdict};
 pub use job::{Facility, Job};
-pub use node::{Meeting, Place, Secret, Tried};
+pub use node::{Meeting, Place, Secret, Tried, bytes};
 pub use parts::{Part, Parts};
 
 /// Judges a node for a job.

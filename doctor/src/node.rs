@@ -231,7 +231,7 @@ pub enum Secret {
 }
 
 /// Bytes in the unit that suits them: `1536` is `1.5 KiB`.
-pub(crate) fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = count as f64;
     let mut unit = 0;
@@ -401,5 +401,19 @@ fn secret(report: &mut Report<'_>, tried: &Tried) {
     let finding = report.note((&SECRET, Facility::Node), "job secret", (verdict, found));
     if off_loopback {
         finding.wanted("one, because ranks meet off the loopback interface");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(3 << 30), "3.0 GiB");
+        assert_eq!(bytes(u64::MAX), "16384.0 PiB");
     }
 }

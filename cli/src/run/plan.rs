@@ -9,11 +9,10 @@ use tokenyard_conformance::oracle::{
     Case, Combine, Input, Inputs, Layout, RowType, Scales, Tokens,
 };
 use tokenyard_core::moe::Shape;
+use tokenyard_doctor::bytes;
 
 use super::{Args, InputType, LayoutName};
 use crate::memory;
-use crate::output::bytes;
-
 const DEFAULT_RANKS: u32 = 4;
 const DEFAULT_EXPERTS: u32 = 32;
 /// Rows must be whole multiples of this many bytes on the wire.

@@ -1,6 +1,6 @@
 //! The topology contract: where this rank is, and what core makes of all places together.
 
-mod share;
+pub(crate) mod share;
 
 use crate::Result;
 pub use share::share_nics;

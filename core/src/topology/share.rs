@@ -107,12 +107,13 @@ fn in_order(near: &[Vec<String>], own: &mut [Vec<String>]) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn places(ranks: &[(&str, &[&str])]) -> Vec<Option<Place>> {
+    /// Ranks by machine, each with its NICs.
+    pub(crate) fn places(ranks: &[(&str, &[&str])]) -> Vec<Option<Place>> {
         ranks
             .iter()
             .map(|(host, nics)| {

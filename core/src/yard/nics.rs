@@ -74,22 +74,7 @@ fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn places(ranks: &[(&str, &[&str])]) -> Vec<Option<Place>> {
-        ranks
-            .iter()
-            .map(|(host, nics)| {
-                Some(Place {
-                    host: (*host).to_owned(),
-                    device: None,
-                    numa_node: None,
-                    processors: 1,
-                    nics: nics.iter().map(|nic| (*nic).to_owned()).collect(),
-                    nics_given: false,
-                })
-            })
-            .collect()
-    }
+    use crate::topology::share::tests::places;
 
     #[test]
     fn a_node_with_fewer_nics_bounds_all_and_is_named() {
