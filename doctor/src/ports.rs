@@ -215,12 +215,8 @@ fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         .flat_map(|other| other.ports.iter().filter(|port| is_active(port)))
         .filter_map(|port| Some(port.rate.known()?.megabits))
         .collect();
-    // Two that differ: the faster shows what the model can.
-    let usual = match rates.len() {
-        2 => rates.iter().max().copied(),
-        _ => majority(&rates),
-    };
-    let usual = usual.unwrap_or(found.megabits);
+    // Where no rate has most ports, the fastest shows what the model can.
+    let usual = majority(&rates).or(rates.iter().max().copied()).unwrap_or(found.megabits);
     let lanes = found.lanes.map_or(String::new(), |lanes| format!(", {lanes} lanes"));
     let text = format!("{}{lanes}", rate(found.megabits));
     let far_below = slot(report, nic).filter(|slot| 4 * found.megabits <= *slot);
