@@ -1,6 +1,6 @@
 //! Device nodes and rights of the process.
 
-use tokenyard_machine::{Access, Capabilities, GpuVendor, Seccomp};
+use tokenyard_machine::{Access, Capabilities, Gpu, GpuVendor, Nic, Seccomp};
 
 use crate::nics::hardware;
 use crate::{Facility, Report, Rule, Verdict};
@@ -10,7 +10,7 @@ pub(crate) const RULES: &[&Rule] = &[&UVERBS, &RDMA_CM, &NVIDIA, &IPC_LOCK, &SEC
 static UVERBS: Rule = Rule {
     id: "uverbs-nodes",
     title: "Device nodes of NICs",
-    wanted: "in /dev/infiniband, readable and writable",
+    wanted: "in /dev/infiniband, readable and writable, of each NIC that the ranks use",
     why: "libibverbs opens a NIC by its device node. /sys shows the host's NICs in a container too, so a \
           NIC can be seen and not be used.",
     cost: "the transport finds no device",
@@ -34,7 +34,7 @@ static RDMA_CM: Rule = Rule {
 static NVIDIA: Rule = Rule {
     id: "nvidia-nodes",
     title: "Device nodes of NVIDIA GPUs",
-    wanted: "nvidiactl, nvidia-uvm and nvidiaN of each GPU",
+    wanted: "nvidiactl, nvidia-uvm and nvidiaN of a GPU for each rank",
     why: "CUDA opens GPUs by their device nodes, which the container toolkit puts into containers.",
     cost: "CUDA finds no GPU, or fewer than there are",
     fix: "docker run --gpus all (NVIDIA Container Toolkit); on the host: nvidia-modprobe -u -c 0",
@@ -81,21 +81,40 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 
 fn uverbs(report: &mut Report<'_>) {
     let nodes = &report.machine.devices.nodes;
-    for nic in hardware(report) {
+    let nics = hardware(report);
+    let granted = |nic: &Nic| {
+        let node = nic.uverbs.known().and_then(|node| nodes.get(&format!("infiniband/{node}")));
+        node == Some(&Access::Granted)
+    };
+    let given = nics.iter().filter(|nic| granted(nic)).count();
+    // Who was given all GPUs, or has none to go by, is to have all NICs: a rail is missing.
+    let gpus = &report.machine.gpus;
+    let is_part = gpus.is_empty() || gpus.iter().any(|gpu| !gpu.is_visible);
+    for nic in &nics {
         let Some(node) = nic.uverbs.known() else {
             let found = "the kernel names none: ib_uverbs is not loaded";
             let noted = (Verdict::Broken, found);
             report.note((&UVERBS, Facility::of(nic)), &nic.name, noted).fix("modprobe ib_uverbs");
             continue;
         };
-        let (verdict, found) = match nodes.get(&format!("infiniband/{node}")) {
-            Some(Access::Granted) => (Verdict::Ok, "there".to_owned()),
-            Some(Access::Refused) => {
-                (Verdict::Broken, format!("/dev/infiniband/{node} is refused"))
-            }
-            None => (Verdict::Broken, format!("no /dev/infiniband/{node}")),
+        let found = match nodes.get(&format!("infiniband/{node}")) {
+            Some(Access::Granted) => "there".to_owned(),
+            Some(Access::Refused) => format!("/dev/infiniband/{node} is refused"),
+            None => format!("no /dev/infiniband/{node}"),
         };
-        report.note((&UVERBS, Facility::of(nic)), &nic.name, (verdict, found));
+        let is_named = report.job.nics.contains(&nic.name);
+        let told = match (granted(nic), is_named || given == 0, is_part) {
+            (true, ..) => (Verdict::Ok, found),
+            (false, true, _) => (Verdict::Broken, found),
+            (false, false, true) => {
+                (Verdict::Ok, format!("{found}: {given} of {} NICs are given", nics.len()))
+            }
+            (false, false, false) => (Verdict::Slow, found),
+        };
+        let finding = report.note((&UVERBS, Facility::of(nic)), &nic.name, told);
+        if given > 0 && !is_named {
+            finding.cost("its rail is missing: ranks that would use it share others");
+        }
     }
     let through_cm = report.job.asks(Facility::Libfabric) && report.job.asks(Facility::Verbs);
     if through_cm && !hardware(report).is_empty() {
@@ -114,14 +133,24 @@ fn nvidia(report: &mut Report<'_>) {
     if gpus.is_empty() || machine.nvidia.is_none() {
         return;
     }
-    let wanted = ["nvidiactl".to_owned(), "nvidia-uvm".to_owned()]
-        .into_iter()
-        .chain(gpus.iter().map(|gpu| format!("nvidia{}", gpu.minor.get().unwrap_or(gpu.index))));
     let granted = |name: &String| machine.devices.nodes.get(name) == Some(&Access::Granted);
-    let missing: Vec<String> = wanted.filter(|name| !granted(name)).collect();
-    let (verdict, found) = match missing.is_empty() {
-        true => (Verdict::Ok, format!("those of {} GPUs", gpus.len())),
-        false => (Verdict::Broken, format!("missing or refused: {}", missing.join(", "))),
+    let missing = |names: Vec<String>| -> Vec<String> {
+        names.into_iter().filter(|name| !granted(name)).collect()
+    };
+    let name = |gpu: &&Gpu| format!("nvidia{}", gpu.minor.get().unwrap_or(gpu.index));
+    let common = missing(vec!["nvidiactl".to_owned(), "nvidia-uvm".to_owned()]);
+    let own = missing(gpus.iter().map(name).collect());
+    let given = gpus.len() - own.len();
+    let (verdict, found) = match (common.is_empty(), own.is_empty()) {
+        (true, true) => (Verdict::Ok, format!("those of {given} GPUs")),
+        // Another job may have been given the others.
+        (true, false) if given as u64 >= report.job.ranks.max(1) => {
+            (Verdict::Ok, format!("{given} of {} GPUs are given", gpus.len()))
+        }
+        _ => {
+            let all = common.into_iter().chain(own).collect::<Vec<_>>().join(", ");
+            (Verdict::Broken, format!("missing or refused: {all}"))
+        }
     };
     report.note((&NVIDIA, Facility::Cuda), "NVIDIA GPUs", (verdict, found));
 }

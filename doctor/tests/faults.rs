@@ -16,10 +16,10 @@ fn head<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     text.lines().filter_map(line).collect()
 }
 
-/// A rank for each GPU, with windows of some size, and the parts that the head names.
+/// A rank for each GPU that is given, with windows of some size, and the parts that the head names.
 fn job(machine: &Machine, uses: &[&str]) -> Job {
     let mut job = Job {
-        ranks: machine.gpus.len().max(2) as u64,
+        ranks: machine.gpus.iter().filter(|gpu| gpu.is_visible).count().max(1) as u64,
         threads: 1,
         window_bytes: 64 << 20,
         ..Job::default()
@@ -99,6 +99,19 @@ fn what_a_config_does_not_use_is_no_fault_of_its_node() {
     assert!(faults(&found).iter().all(|fault| fault.starts_with("unknown")), "{found:#?}");
     let uverbs = found.iter().find(|finding| finding.id == "uverbs-nodes").unwrap();
     assert!(!uverbs.needed && uverbs.fix.is_none());
+}
+
+#[test]
+fn a_container_with_some_of_the_devices_is_well_until_more_are_asked_for() {
+    let path = trees().join("faults/half-given.tree");
+    assert_eq!(faults(&findings(&path, &[])), Vec::<String>::new());
+    let machine = Machine::read(&Tree::open(&path).unwrap());
+    let mut job = job(&machine, &["kernel set cuda, transport verbs"]);
+    (job.ranks, job.nics) = (5, vec!["mlx5_6".to_owned()]);
+    assert_eq!(
+        faults(&examine(&machine, &job, None, None)),
+        ["broken uverbs-nodes mlx5_6", "broken nvidia-nodes NVIDIA GPUs"]
+    );
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// Be one rank of the launcher's world, and compare all nodes; rank 0 prints.
     #[arg(long)]
     world: bool,
-    /// Ranks that this node is to run; by default one for each GPU, or for each of up to 4 processors.
+    /// Ranks that this node is to run; by default one for each GPU that is given to it, or for each of up to 4 processors.
     #[arg(long)]
     ranks: Option<u32>,
     /// Experts on all ranks together.
@@ -143,7 +143,7 @@ fn examine_node(args: &Args, config: Option<&Config>) -> Result<Examined> {
 fn shape(args: &Args, machine: &Machine) -> tokenyard_core::Result<Shape> {
     let processors = machine.numa.iter().filter_map(|node| Some(node.processors.known()?.len()));
     let processors: usize = processors.sum();
-    let some = match machine.gpus.len() {
+    let some = match machine.gpus.iter().filter(|gpu| gpu.is_visible).count() {
         0 => processors.clamp(1, 4),
         gpus => gpus,
     };
