@@ -2,12 +2,25 @@
 
 use std::collections::BTreeSet;
 
-use tokenyard_machine::{Gpu, GpuVendor};
+use tokenyard_machine::{Fact, Gpu, GpuVendor};
 
 use crate::nics::majority;
 use crate::{Facility, Report, Rule, Verdict};
 
-pub(crate) const RULES: &[&Rule] = &[&LINKS, &FABRIC, &CLIQUE, &IMEX, &MIG];
+pub(crate) const RULES: &[&Rule] = &[&SMI, &LINKS, &FABRIC, &CLIQUE, &IMEX, &MIG];
+
+static SMI: Rule = Rule {
+    id: "nvidia-smi",
+    title: "What nvidia-smi tells",
+    wanted: "an answer, of each GPU that the process sees",
+    why: "NVLinks, the fabric, its cliques and MIG are told by nvidia-smi alone. It asks the driver as CUDA \
+          does: where it fails, CUDA usually does too. Without nvidia-persistenced the driver sets every \
+          GPU up anew for each call, which takes seconds.",
+    cost: "nothing is known of NVLink and its fabric; where nvidia-smi fails, CUDA finds no GPU",
+    fix: "run nvidia-smi -q by hand: it says why it fails, and dmesg has the driver's messages (Xid); \
+          where it is slow, systemctl enable --now nvidia-persistenced",
+    source: "NVIDIA, nvidia-smi(1) (return value); NVIDIA driver README, NVIDIA Persistence Daemon",
+};
 
 static LINKS: Rule = Rule {
     id: "nvlink-links",
@@ -70,6 +83,9 @@ static MIG: Rule = Rule {
 pub(crate) fn judge(report: &mut Report<'_>) {
     let gpus: Vec<&Gpu> =
         report.machine.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
+    if !gpus.is_empty() {
+        smi(report, &gpus);
+    }
     links(report, &gpus);
     fabric(report, &gpus);
     clique(report, &gpus);
@@ -86,14 +102,35 @@ fn name(gpu: &Gpu) -> String {
     format!("GPU {}", gpu.index)
 }
 
+fn smi(report: &mut Report<'_>, gpus: &[&Gpu]) {
+    let Some(driver) = &report.machine.nvidia else { return };
+    let late = gpus.iter().any(|gpu| gpu.nvlinks == Fact::Late);
+    let (verdict, found) = match driver.smi_gpus {
+        Fact::Known(_) if late => {
+            (Verdict::Unknown, "`nvidia-smi nvlink -s` did not answer in time".to_owned())
+        }
+        Fact::Known(count) => (Verdict::Ok, format!("tells of {count} GPUs")),
+        Fact::Failed(code) => (Verdict::Broken, format!("it failed with exit code {code}")),
+        Fact::Late => (Verdict::Unknown, "it did not answer in time".to_owned()),
+        Fact::Denied => (Verdict::Unknown, "it may not be run".to_owned()),
+        Fact::Missing | Fact::Garbled => (Verdict::Unknown, "not installed, or not run".to_owned()),
+    };
+    report.note((&SMI, Facility::Cuda), "NVIDIA GPUs", (verdict, found));
+}
+
+/// Links that most GPUs of this one's model have.
+fn usual_links(gpus: &[&Gpu], model: &Gpu) -> usize {
+    let of_model = gpus.iter().filter(|gpu| gpu.device_id == model.device_id);
+    let counts: Vec<usize> = of_model.filter_map(|gpu| Some(gpu.nvlinks.known()?.len())).collect();
+    majority(&counts).or(counts.iter().max().copied()).unwrap_or(0)
+}
+
 fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
-    let counts: Vec<usize> =
-        gpus.iter().filter_map(|gpu| Some(gpu.nvlinks.known()?.len())).collect();
-    let usual = majority(&counts).or(counts.iter().max().copied()).unwrap_or(0);
     for gpu in gpus {
+        let usual = usual_links(gpus, gpu);
         let Some(links) = gpu.nvlinks.known() else {
             // One GPU has nobody to reach, and cards without NVLink tell no links.
-            if gpus.len() > 1 && report.job.asks(Facility::NvLink) {
+            if gpus.len() > 1 && gpu.is_visible && report.job.asks(Facility::NvLink) {
                 let found = "nvidia-smi told nothing";
                 report.note((&LINKS, Facility::NvLink), name(gpu), (Verdict::Unknown, found));
             }
@@ -119,7 +156,8 @@ fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
         };
         let finding = report.note((&LINKS, Facility::NvLink), name(gpu), (verdict, found));
         finding.wanted(format!("{usual} active"));
-        if let (Verdict::Slow, share) = (verdict, 100 * (usual - active) / usual) {
+        if verdict == Verdict::Slow {
+            let share = 100 * (usual - active) / usual;
             finding.cost(format!("{share} % of this GPU's bandwidth, and all ranks wait for it"));
         }
     }

@@ -1,8 +1,9 @@
 //! What only commands tell, as they printed it.
 
 use std::collections::BTreeMap;
-use std::io::Read;
-use std::process::{Child, Command, Stdio};
+use std::io::{ErrorKind, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -49,7 +50,11 @@ pub(crate) struct SmiGpu {
 impl Outputs {
     /// The outputs that a recorded tree holds.
     pub fn recorded(tree: &Tree) -> Self {
-        let file = |name: &str| tree.text(&format!("tokenyard/{name}.txt"));
+        let file = |name: &str| match tree.text(&format!("tokenyard/{name}.exit")).known() {
+            Some(word) if word.trim() == "late" => Fact::Late,
+            Some(code) => code.trim().parse().map_or(Fact::Garbled, Fact::Failed),
+            None => tree.text(&format!("tokenyard/{name}.txt")),
+        };
         Self {
             nvidia_smi: file("nvidia-smi-q"),
             nvlink: file("nvidia-smi-nvlink"),
@@ -60,7 +65,8 @@ impl Outputs {
 }
 
 /// Runs the commands, all at once, and waits for them until `deadline` has passed. A command that
-/// is not installed or that fails is missing; one that is not done is killed and late.
+/// is not installed is missing, and one that is not done is killed and late. No command is waited for
+/// longer than that, be it in a system call that no signal ends.
 pub fn capture(deadline: Duration) -> Outputs {
     let end = Instant::now() + deadline;
     let runs = [
@@ -74,21 +80,24 @@ pub fn capture(deadline: Duration) -> Outputs {
     Outputs { nvidia_smi, nvlink, ibv_devinfo, fi_info }
 }
 
-/// A command that runs; killed and reaped when dropped.
-struct Run(Option<(Child, mpsc::Receiver<Vec<u8>>)>);
+/// A command that runs, or why it does not; killed when dropped, and reaped once it has ended.
+struct Run(Result<(Child, mpsc::Receiver<Vec<u8>>), Fact<String>>);
 
 impl Run {
     fn start(words: &[&str]) -> Self {
         let start = || {
-            let (program, rest) = words.split_first()?;
+            let (program, rest) = words.split_first().ok_or(Fact::Missing)?;
             let mut child = Command::new(program)
                 .args(rest)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null())
                 .spawn()
-                .ok()?;
-            let stdout = child.stdout.take()?;
+                .map_err(|error| match error.kind() {
+                    ErrorKind::NotFound => Fact::Missing,
+                    _ => Fact::Denied,
+                })?;
+            let stdout = child.stdout.take().ok_or(Fact::Missing)?;
             let (send, receive) = mpsc::channel();
             // Not joined: a process that the command left behind could hold the pipe open.
             thread::spawn(move || {
@@ -97,13 +106,16 @@ impl Run {
                     let _ = send.send(bytes);
                 }
             });
-            Some((child, receive))
+            Ok((child, receive))
         };
         Self(start())
     }
 
     fn output(mut self, end: Instant) -> Fact<String> {
-        let Some((child, receive)) = &mut self.0 else { return Fact::Missing };
+        let (child, receive) = match &mut self.0 {
+            Ok(run) => run,
+            Err(why) => return why.clone(),
+        };
         let left = end.saturating_duration_since(Instant::now());
         let Ok(bytes) = receive.recv_timeout(left) else { return Fact::Late };
         // The pipe is closed, but the command may still be about to end.
@@ -112,8 +124,9 @@ impl Run {
                 Ok(Some(status)) if status.success() => {
                     return Fact::Known(String::from_utf8_lossy(&bytes).into_owned());
                 }
+                Ok(Some(status)) => return Fact::Failed(code(status)),
                 Ok(None) => thread::sleep(Duration::from_millis(1)),
-                _ => return Fact::Missing,
+                Err(_) => return Fact::Garbled,
             }
         }
         Fact::Late
@@ -122,12 +135,18 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        if let Some((child, _)) = &mut self.0 {
-            // Nothing to do for a command that ended by itself, except to reap it.
-            let _ = child.kill();
-            let _ = child.wait();
+        let Ok((mut child, _)) = std::mem::replace(&mut self.0, Err(Fact::Missing)) else { return };
+        // Nothing to do for a command that ended by itself.
+        let _ = child.kill();
+        if !matches!(child.try_wait(), Ok(Some(_))) {
+            // Not joined: in the driver of a GPU that hangs, a process outlives the signal.
+            thread::spawn(move || child.wait());
         }
     }
+}
+
+fn code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
 /// Sections `GPU 00000000:1B:00.0` of `nvidia-smi -q`.

@@ -69,12 +69,13 @@ fn message_units_and_fabric_domains_are_read() {
 }
 
 #[test]
-fn a_command_that_does_not_end_is_late_and_one_that_fails_is_missing() {
+fn a_command_that_is_late_one_that_fails_and_one_that_is_not_installed_differ() {
     let start = Instant::now();
     let late = Run::start(&["sleep", "1000"]).output(start + Duration::from_millis(50));
     assert_eq!(late, Fact::Late);
     let long = || Instant::now() + Duration::from_secs(60);
-    assert_eq!(Run::start(&["false"]).output(long()), Fact::Missing);
+    assert_eq!(Run::start(&["false"]).output(long()), Fact::Failed(1));
+    assert_eq!(Run::start(&["sh", "-c", "kill -9 $$"]).output(long()), Fact::Failed(137));
     assert_eq!(Run::start(&["no-such-program-here"]).output(long()), Fact::Missing);
     assert_eq!(Run::start(&["echo", "hello"]).output(long()), Fact::Known("hello\n".into()));
     assert!(start.elapsed() < Duration::from_secs(900));

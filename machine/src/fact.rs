@@ -18,6 +18,8 @@ pub enum Fact<T> {
     Garbled,
     /// A command did not answer within its deadline.
     Late,
+    /// A command ended with this code; a signal counts as 128 and its number, as in a shell.
+    Failed(i32),
 }
 
 impl<T> Fact<T> {
@@ -45,6 +47,7 @@ impl<T> Fact<T> {
             Self::Denied => Some("denied"),
             Self::Garbled => Some("garbled"),
             Self::Late => Some("late"),
+            Self::Failed(_) => Some("failed"),
         }
     }
 
@@ -55,6 +58,7 @@ impl<T> Fact<T> {
             Self::Denied => Fact::Denied,
             Self::Garbled => Fact::Garbled,
             Self::Late => Fact::Late,
+            Self::Failed(code) => Fact::Failed(*code),
         }
     }
 

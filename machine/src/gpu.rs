@@ -109,6 +109,8 @@ pub struct NvidiaDriver {
     pub params: Fact<BTreeMap<String, String>>,
     /// `RegistryDwords` of the parameters, taken apart: `PeerMappingOverride` -> 1.
     pub registry: Fact<BTreeMap<String, u32>>,
+    /// How many GPUs `nvidia-smi -q` told of, or why it told of none.
+    pub smi_gpus: Fact<u64>,
 }
 
 const NVIDIA: &str = "proc/driver/nvidia";
@@ -215,7 +217,7 @@ fn fields(text: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// NVIDIA's driver; `None` where it is not loaded.
-pub(crate) fn read_driver(tree: &Tree) -> Option<NvidiaDriver> {
+pub(crate) fn read_driver(tree: &Tree, outputs: &commands::Outputs) -> Option<NvidiaDriver> {
     let version = tree.text(&format!("{NVIDIA}/version"));
     if version == Fact::Missing {
         return None;
@@ -231,6 +233,7 @@ pub(crate) fn read_driver(tree: &Tree) -> Option<NvidiaDriver> {
             Some(registry(params.get("RegistryDwords").map_or("", String::as_str)))
         }),
         params,
+        smi_gpus: told(outputs).smi.and_then(|gpus| Some(gpus.len() as u64)),
     })
 }
 

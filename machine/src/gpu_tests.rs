@@ -10,14 +10,14 @@ fn the_driver_tells_its_version_kind_and_registry() {
          proc/driver/nvidia/params = EnableStreamMemOPs: 1\\nImexChannelCount: 2048\\nRegistryDwords: \"PeerMappingOverride=1;RMForce=0x10;\"\\nRegistryDwordsPerDevice: \"\"\n",
     )
     .unwrap();
-    let driver = read_driver(&tree).unwrap();
+    let driver = read_driver(&tree, &commands::Outputs::default()).unwrap();
     assert_eq!(driver.version, Fact::Known("580.65.06".into()));
     assert_eq!(driver.is_open, Fact::Known(true));
     assert_eq!(driver.params.known().unwrap()["ImexChannelCount"], "2048");
     let registry = driver.registry.get().unwrap();
     assert_eq!(registry["PeerMappingOverride"], 1);
     assert_eq!(registry["RMForce"], 16);
-    assert_eq!(read_driver(&Tree::recorded("").unwrap()), None);
+    assert_eq!(read_driver(&Tree::recorded("").unwrap(), &commands::Outputs::default()), None);
 }
 
 #[test]

@@ -113,7 +113,7 @@ impl Machine {
             iommu: pci::read_iommu(tree),
             nics: nics(tree, outputs),
             interfaces: net::read(tree),
-            nvidia: gpu::read_driver(tree),
+            nvidia: gpu::read_driver(tree, outputs),
             modules: modules::read(tree),
             limits: limits::read(tree),
             devices: container::read_devices(tree),
