@@ -11,6 +11,8 @@ const MOST_NODES: usize = 1 << 16;
 const MOST_TOTAL: usize = 1 << 24;
 /// Deepest nesting of repetitions.
 const MOST_NESTING: usize = 4;
+/// Most repetitions of all blocks together: nested ones multiply.
+const MOST_ROUNDS: usize = 1 << 17;
 
 /// A parsed tree.
 #[derive(Debug, Default)]
@@ -18,6 +20,7 @@ pub(super) struct Recorded {
     nodes: BTreeMap<String, Node>,
     folders: BTreeMap<String, BTreeSet<String>>,
     bytes: usize,
+    rounds: usize,
     /// What is said now replaces what was said before.
     changes: bool,
 }
@@ -82,6 +85,10 @@ impl Recorded {
                 for own in
                     rows(&fill(header, row)).map_err(|why| format!("line {number}: {why}"))?
                 {
+                    self.rounds += 1;
+                    if self.rounds > MOST_ROUNDS {
+                        return Err(format!("line {number}: more than {MOST_ROUNDS} repetitions"));
+                    }
                     let row = row
                         .iter()
                         .cloned()

@@ -118,3 +118,10 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn nested_repetitions_that_would_not_end_are_refused() {
+    let text = "@each a = 0..65535\n@each b = 0..65535\n# x\n@end\n@end\n";
+    let error = Tree::recorded(text).unwrap_err();
+    assert!(error.to_string().contains("repetitions"), "{error}");
+}
