@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use tokenyard_machine::{Fact, PciAddress, PciFunction};
+use tokenyard_machine::{Fact, Nic, PciAddress, PciFunction, PcieLink};
 
-use crate::nics::{function, hardware, is_active, rate};
+use crate::nics::{function, hardware, is_active, model, rate};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&SPEED, &WIDTH, &ROOM, &ACS, &IOMMU, &BAR];
@@ -83,13 +83,13 @@ static BAR: Rule = Rule {
 pub(crate) fn judge(report: &mut Report<'_>) {
     for nic in hardware(report) {
         if let Some(function) = function(report, nic).filter(|f| !f.is_virtual_function) {
-            link(report, (Facility::of(nic), &nic.name), function);
             let sum: u64 = nic
                 .ports
                 .iter()
                 .filter(|port| is_active(port))
                 .filter_map(|port| Some(port.rate.known()?.megabits))
                 .sum();
+            link(report, nic, (function, sum));
             room(report, (Facility::of(nic), &nic.name), (function, sum));
         }
     }
@@ -111,22 +111,48 @@ fn generation(speed: u32) -> String {
     }
 }
 
-fn link(report: &mut Report<'_>, (facility, name): (Facility, &str), function: &PciFunction) {
-    let link = function.link;
+/// What less than the card can costs: nothing where its ports, of `ports` megabits a second together,
+/// have room, and no NIC of its model trained better.
+fn lost(
+    report: &Report<'_>,
+    nic: &Nic,
+    (function, ports): (&PciFunction, u64),
+) -> (Verdict, String) {
+    let carried = |link: PcieLink| Some(capacity(link.speed.get()?, link.width.get()?));
+    let Some(own) = carried(function.link) else { return (Verdict::Unknown, String::new()) };
+    let same = model(report, nic);
+    let others = hardware(report).into_iter().filter(|other| model(report, other) == same);
+    let best = others.filter_map(|other| carried(self::function(report, other)?.link)).max();
+    if own < ports || (same.is_some() && best.is_some_and(|best| best > own)) {
+        return (Verdict::Slow, String::new());
+    }
+    let room = format!("; {} for {} of its ports", rate(own / 1000 * 1000), rate(ports));
+    (Verdict::Unknown, room)
+}
+
+fn link(report: &mut Report<'_>, nic: &Nic, (function, ports): (&PciFunction, u64)) {
+    let (facility, name, link) = (Facility::of(nic), nic.name.as_str(), function.link);
+    let (less, room) = lost(report, nic, (function, ports));
     if let (Fact::Known(found), Fact::Known(most)) = (link.speed, link.max_speed) {
-        let verdict = if found < most { Verdict::Slow } else { Verdict::Ok };
+        let verdict = if found < most { less } else { Verdict::Ok };
         let finding = report.note((&SPEED, facility), name, (verdict, generation(found)));
-        finding.wanted(format!("{}, as the card can", generation(most)));
+        finding.wanted(match verdict {
+            Verdict::Unknown => format!("{}, as the card can{room}", generation(most)),
+            _ => format!("{}, as the card can", generation(most)),
+        });
     }
     if let (Fact::Known(found), Fact::Known(most)) = (link.width, link.max_width) {
-        let verdict = if found < most { Verdict::Slow } else { Verdict::Ok };
+        let verdict = if found < most { less } else { Verdict::Ok };
         let slot = function
             .bridges
             .last()
             .and_then(|bridge| at(report, *bridge))
             .and_then(|bridge| bridge.link.max_width.get());
         let finding = report.note((&WIDTH, facility), name, (verdict, format!("{found} lanes")));
-        finding.wanted(format!("{most} lanes, as the card has"));
+        finding.wanted(match verdict {
+            Verdict::Unknown => format!("{most} lanes, as the card has{room}"),
+            _ => format!("{most} lanes, as the card has"),
+        });
         if let Some(slot) = slot.filter(|slot| *slot < most) {
             finding.fix(format!("move the card: its slot has {slot} lanes"));
         }
@@ -171,6 +197,7 @@ fn room(
 }
 
 fn gpus(report: &mut Report<'_>) {
+    let has_nic = !hardware(report).is_empty();
     for gpu in &report.machine.gpus {
         let facility = match gpu.vendor {
             tokenyard_machine::GpuVendor::Nvidia => Facility::Cuda,
@@ -193,8 +220,15 @@ fn gpus(report: &mut Report<'_>) {
                 finding.fix("look again while the GPU works: some lower their link while idle");
             }
         }
-        if let Some(bar) = gpu.largest_bar.get().filter(|bar| *bar > 0) {
-            let verdict = if bar < 1 << 30 { Verdict::Broken } else { Verdict::Ok };
+        // Peers that reach it are NICs.
+        let bar = gpu.largest_bar.get().filter(|bar| *bar > 0 && has_nic);
+        if let Some(bar) = bar {
+            let verdict = match (bar < 1 << 30, report.job.asks(Facility::GpuMemory)) {
+                (true, true) => Verdict::Broken,
+                // Without a config nobody has asked for it.
+                (true, false) => Verdict::Unknown,
+                (false, _) => Verdict::Ok,
+            };
             let found = format!("{} MiB", bar >> 20);
             report.note((&BAR, Facility::GpuMemory), &name, (verdict, found));
         }

@@ -115,6 +115,22 @@ fn a_container_with_some_of_the_devices_is_well_until_more_are_asked_for() {
 }
 
 #[test]
+fn a_small_window_of_a_gpu_is_no_fault_where_no_nic_reaches_it() {
+    let text = "sys/bus/pci/devices/0000:3b:00.0/vendor = 0x10de\n\
+                sys/bus/pci/devices/0000:3b:00.0/device = 0x1eb8\n\
+                sys/bus/pci/devices/0000:3b:00.0/class = 0x030200\n\
+                sys/bus/pci/devices/0000:3b:00.0/resource = 0x0000380fc0000000 0x0000380fcfffffff 0x000000000014220c\n\
+                proc/driver/nvidia/version = NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n\
+                proc/driver/nvidia/gpus/0000:3b:00.0/information = Device Minor: 0\n\
+                dev/nvidia0 =\ndev/nvidiactl =\ndev/nvidia-uvm =\n";
+    let machine = Machine::read(&Tree::recorded(text).unwrap());
+    assert_eq!(machine.gpus[0].largest_bar.get(), Some(256 << 20));
+    let found = examine(&machine, &job(&machine, &["kernel set cuda"]), None, None);
+    assert!(found.iter().all(|finding| finding.verdict < Verdict::Slow), "{found:#?}");
+    assert!(found.iter().all(|finding| finding.id != "gpu-bar"));
+}
+
+#[test]
 fn a_nic_that_the_config_names_must_be_there_and_have_its_link() {
     let machine = Machine::read(&Tree::open(&trees().join("roce-port-down.tree")).unwrap());
     let mut job = job(&machine, &["kernel set cpu, transport verbs"]);
