@@ -10,7 +10,7 @@ pub(crate) const RULES: &[&Rule] = &[&UVERBS, &RDMA_CM, &NVIDIA, &IPC_LOCK, &SEC
 static UVERBS: Rule = Rule {
     id: "uverbs-nodes",
     title: "Device nodes of NICs",
-    wanted: "in /dev/infiniband, readable and writable, of each NIC that the ranks use",
+    wanted: "in /dev/infiniband, readable and writable",
     why: "libibverbs opens a NIC by its device node. /sys shows the host's NICs in a container too, so a \
           NIC can be seen and not be used.",
     cost: "the transport finds no device",

@@ -16,7 +16,7 @@ static NCCL: Rule = Rule {
     wanted: "2.28 or later, for the part gin",
     why: "The part gin calls NCCL's device interface, which 2.28 brought. No other part uses NCCL.",
     cost: "the transport gin does not open",
-    fix: "pip install nvidia-nccl-cu13, and put its lib folder into LD_LIBRARY_PATH",
+    fix: "pip install nvidia-nccl-cu13, and put its lib folder (it has libnccl.so.2) into LD_LIBRARY_PATH",
     source: "NVIDIA NCCL Release Notes 2.28 (device API, GIN)",
 };
 
@@ -45,7 +45,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     let has = |vendor| report.machine.gpus.iter().any(|gpu| gpu.vendor == vendor);
     if has(GpuVendor::Nvidia) || report.job.asks(Facility::Gin) {
         nccl(report);
-        let found = library(report, "libnvshmem_host.so").or(library(report, "libnvshmem.so"));
+        let found = library(report, "libnvshmem_host.so");
         if let Some(library) = found {
             let version = library.version.as_deref().unwrap_or("version unknown");
             let found = format!("{version}, serves no part");

@@ -63,7 +63,8 @@ static IMEX: Rule = Rule {
     why: "Memory is shared with GPUs of other nodes through an IMEX channel, which the administrator \
           creates; it does not outlive a restart of the node. The service nvidia-imex must run on all nodes.",
     cost: "memory cannot be shared between trays: traffic between them takes the NICs, a tenth of NVLink",
-    fix: "modprobe nvidia NVreg_CreateImexChannel0=1, or mknod /dev/nvidia-caps-imex-channels/channel0 c \
+    fix: "write to /etc/modprobe.d/nvidia.conf: options nvidia NVreg_CreateImexChannel0=1 — then load the \
+          module anew or restart the node; or mknod /dev/nvidia-caps-imex-channels/channel0 c \
           MAJOR 0 (MAJOR of nvidia-caps-imex-channels in /proc/devices); give the container that device",
     source: "NVIDIA IMEX Service for NVLink Networks, IMEX Channels: \
              https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/imexchannels.html",
@@ -93,7 +94,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     for gpu in &gpus {
         if let Some(mig) = gpu.mig.get() {
             let (verdict, found) = if mig { (Verdict::Broken, "on") } else { (Verdict::Ok, "off") };
-            report.note((&MIG, Facility::Cuda), name(gpu), (verdict, found));
+            report.note((&MIG, Facility::NvLink), name(gpu), (verdict, found));
         }
     }
 }

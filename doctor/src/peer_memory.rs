@@ -44,6 +44,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     if !nvidia || nics.is_empty() {
         return;
     }
+    let efa = nics.iter().any(|nic| nic.family == NicFamily::Efa);
     let loaded = |name: &str| machine.modules.contains_key(name);
     let driver = machine.nvidia.as_ref();
     let release = machine.kernel.release.known().map(|release| kernel(release));
@@ -51,6 +52,9 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     let is_open = driver.and_then(|driver| driver.is_open.get());
     let (verdict, found) = match (new_enough, is_open) {
         _ if loaded("nvidia_peermem") => (Verdict::Ok, "nvidia_peermem is loaded".to_owned()),
+        _ if efa && loaded("efa_nv_peermem") => {
+            (Verdict::Ok, "efa_nv_peermem is loaded".to_owned())
+        }
         (Some(true), Some(true)) => (Verdict::Ok, "dmabuf".to_owned()),
         (Some(false), _) => {
             (Verdict::Broken, "no nvidia_peermem, and a kernel without dmabuf for RDMA".to_owned())
@@ -71,7 +75,6 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     if report.job.uses.is_none() {
         verdict = Verdict::Ok;
     }
-    let efa = nics.iter().any(|nic| nic.family == NicFamily::Efa);
     let wanted = if efa { "gdrdrv 2.5, for EFA's device interface" } else { GDRCOPY.wanted };
     report.note((&GDRCOPY, Facility::GpuInitiated), "GDRCopy", (verdict, found)).wanted(wanted);
 }

@@ -173,7 +173,8 @@ fn libfabric(report: &mut Report<'_>) {
         || machine.nics.iter().any(|n| Facility::of(n) == Facility::Efa);
     let floor = if efa { LIBFABRIC_EFA } else { LIBFABRIC_FLOOR };
     let (verdict, found) = match (library, package) {
-        (None, None) => (Verdict::Broken, "not in the usual folders".to_owned()),
+        // The part's probe knows whether the loader finds it.
+        (None, None) => (Verdict::Unknown, "not in the usual folders".to_owned()),
         (_, Some(package)) => {
             let words = package.iter().map(u32::to_string).collect::<Vec<_>>().join(".");
             let verdict = if at_least(&package, &floor) { Verdict::Ok } else { Verdict::Broken };
@@ -206,7 +207,7 @@ fn rdma_core(report: &mut Report<'_>) {
         .and_then(|library| library.version.as_deref())
         .and_then(|version| numbers(version).get(2).copied());
     let (verdict, found) = match (library, version) {
-        (None, _) => (Verdict::Broken, "libibverbs is not in the usual folders".to_owned()),
+        (None, _) => (Verdict::Unknown, "libibverbs is not in the usual folders".to_owned()),
         (Some(_), None) => (Verdict::Unknown, shown(library)),
         (Some(_), Some(version)) if version < RDMA_CORE_FLOOR => {
             (Verdict::Broken, format!("rdma-core {version}"))
@@ -220,7 +221,7 @@ fn mlx5(report: &mut Report<'_>) {
     let library = library(report, "libmlx5.so");
     let version = library.and_then(|library| library.version.as_deref()).map(numbers);
     let verdict = match (library, version) {
-        (None, _) => Verdict::Broken,
+        (None, _) => Verdict::Unknown,
         (Some(_), Some(version)) if at_least(&version, &MLX5_GIN) => Verdict::Ok,
         (Some(_), Some(version)) if version.len() > 1 => Verdict::Broken,
         (Some(_), _) => Verdict::Unknown,
