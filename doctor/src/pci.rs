@@ -83,14 +83,18 @@ static BAR: Rule = Rule {
 pub(crate) fn judge(report: &mut Report<'_>) {
     for nic in hardware(report) {
         if let Some(function) = function(report, nic).filter(|f| !f.is_virtual_function) {
-            link(report, (Facility::of(nic), &nic.name), function);
+            report.judge_nic(nic, |report| {
+                link(report, (Facility::of(nic), &nic.name), function);
+            });
             let sum: u64 = nic
                 .ports
                 .iter()
                 .filter(|port| is_active(port))
                 .filter_map(|port| Some(port.rate.known()?.megabits))
                 .sum();
-            room(report, (Facility::of(nic), &nic.name), (function, sum));
+            report.judge_nic(nic, |report| {
+                room(report, (Facility::of(nic), &nic.name), (function, sum));
+            });
         }
     }
     gpus(report);
