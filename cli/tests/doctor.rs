@@ -13,8 +13,9 @@ use common::{expect_code, json, repository, stderr, stdout, tokenyard};
 use serde_json::Value;
 
 /// Exit code of each recorded node: what of it is not well is part of the record.
-const TREES: [(&str, i32); 7] = [
+const TREES: [(&str, i32); 8] = [
     ("container-no-rights", 2),
+    ("cpu-virtual", 0),
     ("gb200-nvl72", 0),
     ("hgx-cx7", 0),
     ("mi300x-pollara", 0),
@@ -77,6 +78,21 @@ fn recorded_nodes_are_judged_as_their_golden_files_say() {
     }
     assert_eq!(names(&goldens(), "txt"), known);
     assert_eq!(names(&goldens(), "json"), known);
+}
+
+#[test]
+fn the_document_tells_how_far_each_nic_is_from_each_gpu() {
+    let tree = repository("machine/trees/hgx-cx7.tree");
+    let output = tokenyard().args(["doctor", "--json", "--root"]).arg(&tree).output().unwrap();
+    let document = json(&output);
+    let pairs = document["distances"].as_array().unwrap();
+    assert_eq!(pairs.len(), 64);
+    let near = |pair: &&Value| pair["distance"] == "same-switch";
+    let near: Vec<&Value> = pairs.iter().filter(near).collect();
+    assert_eq!(near.len(), 8);
+    for pair in near {
+        assert_eq!(pair["nic"], format!("mlx5_{}", pair["gpu"]));
+    }
 }
 
 #[test]

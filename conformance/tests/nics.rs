@@ -87,6 +87,7 @@ struct TwoNodesTopology;
 #[serde(default)]
 struct TwoNodes {
     second: usize,
+    any: bool,
 }
 
 impl Topology for TwoNodesTopology {
@@ -104,6 +105,7 @@ impl Topology for TwoNodesTopology {
             processors: 1,
             nics: (0..nics).map(|nic| format!("nic{nic}")).collect(),
             nics_given: config.second == 8,
+            any_rails: config.any,
         })
     }
 }
@@ -129,7 +131,7 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
     tokenyard_cpu::link();
     let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
                 [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"told\"\n\
-                [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 2\n";
+                [topology]\nuse = \"two_nodes\"\n[topology.two_nodes]\nsecond = 2\nany = true\n";
     let config = Config::parse(text, "nics").unwrap();
     let reports = in_threads(4, &config, |world| {
         let yard = Yard::open(world, &config, YardOptions::new(8, 2, 64, 8)).unwrap();
@@ -153,6 +155,22 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
     }
     let told: Vec<_> = TOLD.lock().unwrap().values().map(|nics| nics.join(",")).collect();
     assert_eq!(told, expected);
+}
+
+#[test]
+fn a_rail_that_crosses_is_refused_on_every_rank_with_the_names() {
+    tokenyard_cpu::link();
+    let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
+                [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"shm\"\n\
+                [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 2\n";
+    let config = Config::parse(text, "nics").unwrap();
+    let errors = in_threads(4, &config, |world| {
+        Yard::open(world, &config, YardOptions::new(8, 2, 64, 8)).unwrap_err().to_string()
+    })
+    .unwrap();
+    for text in &errors {
+        assert!(text.contains("rank 1 on node0 uses nic2 and rank 3 on node1 uses nic1"), "{text}");
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Rules, findings, and the report that collects them.
 
 use serde::Serialize;
-use tokenyard_machine::Machine;
+use tokenyard_machine::{Machine, Nic};
 
 use crate::job::{Facility, Job};
+use crate::nics::rails;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -142,6 +143,23 @@ impl<'a> Report<'a> {
         let place = self.findings.len();
         self.findings.push(finding);
         &mut self.findings[place]
+    }
+
+    /// Judges a NIC. What is wrong with one that no rank uses may matter to somebody else.
+    pub(crate) fn judge_nic(&mut self, nic: &Nic, judge: impl FnOnce(&mut Self)) {
+        let first = self.findings.len();
+        judge(self);
+        if rails(self).iter().any(|rail| rail.name == nic.name) {
+            return;
+        }
+        for finding in self.findings.iter_mut().skip(first) {
+            if finding.verdict > Verdict::Unknown {
+                finding.verdict = Verdict::Unknown;
+                finding.cost(
+                    "nothing to ranks, as they use other NICs: this one is for storage or the like",
+                );
+            }
+        }
     }
 
     /// The findings. What is not needed is no fault, and what is no fault needs no fix.

@@ -26,11 +26,13 @@ static GID: Rule = Rule {
 
 pub(crate) fn judge(report: &mut Report<'_>) {
     for nic in hardware(report) {
-        for port in nic.ports.iter().filter(|port| is_active(port)) {
-            if port.link_layer.get() == Some(LinkLayer::Ethernet) {
-                address(report, nic, port);
+        report.judge_nic(nic, |report| {
+            for port in nic.ports.iter().filter(|port| is_active(port)) {
+                if port.link_layer.get() == Some(LinkLayer::Ethernet) {
+                    address(report, nic, port);
+                }
             }
-        }
+        });
     }
 }
 

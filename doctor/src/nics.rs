@@ -6,8 +6,19 @@ use crate::Report;
 
 /// NICs whose hardware is here: soft-RoCE and soft-iWARP are nobody's fault.
 pub(crate) fn hardware<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
-    let is_software = |nic: &Nic| matches!(nic.family, NicFamily::Rxe | NicFamily::Siw);
-    report.machine.nics.iter().filter(|nic| !is_software(nic)).collect()
+    report.machine.nics.iter().filter(|nic| nic.is_hardware()).collect()
+}
+
+/// NICs that ranks use: those that the topology takes, and those that the config names.
+pub(crate) fn rails<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
+    let mut nics = report.machine.rail_nics();
+    let named = |nic: &&Nic| report.job.nics.contains(&nic.name);
+    for nic in report.machine.nics.iter().filter(named) {
+        if !nics.iter().any(|rail| rail.name == nic.name) {
+            nics.push(nic);
+        }
+    }
+    nics
 }
 
 /// `mlx5_3`, or `mlx5_bond_0 port 2` where a NIC has several ports.
@@ -27,11 +38,14 @@ pub(crate) fn has_link(nic: &Nic) -> bool {
     nic.ports.iter().any(is_active)
 }
 
-/// Two NICs of one model can be compared.
-pub(crate) fn model(report: &Report<'_>, nic: &Nic) -> Option<(NicFamily, String)> {
+/// What a NIC can be compared by: its family, model, and board.
+pub(crate) type Model = (NicFamily, String, Option<String>);
+
+/// NICs of one model and board can be compared.
+pub(crate) fn model(report: &Report<'_>, nic: &Nic) -> Option<Model> {
     let pci = function(report, nic).and_then(|f| f.device.get()).map(|id| format!("{id:04x}"));
     let model = nic.hca_type.known().cloned().or(pci)?;
-    Some((nic.family, model))
+    Some((nic.family, model, nic.board_id.known().cloned()))
 }
 
 /// The PCI function of a NIC.

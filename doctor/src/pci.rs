@@ -89,8 +89,10 @@ pub(crate) fn judge(report: &mut Report<'_>) {
                 .filter(|port| is_active(port))
                 .filter_map(|port| Some(port.rate.known()?.megabits))
                 .sum();
-            link(report, nic, (function, sum));
-            room(report, (Facility::of(nic), &nic.name), (function, sum));
+            report.judge_nic(nic, |report| {
+                link(report, nic, (function, sum));
+                room(report, (Facility::of(nic), &nic.name), (function, sum));
+            });
         }
     }
     gpus(report);

@@ -2,7 +2,9 @@
 
 use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, PortState};
 
-use crate::nics::{function, hardware, has_link, is_active, majority, model, port_name, rate};
+use crate::nics::{
+    function, hardware, has_link, is_active, majority, model, port_name, rails, rate,
+};
 use crate::pci::capacity;
 use crate::{Facility, Report, Rule, Verdict};
 
@@ -106,14 +108,16 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     presence(report);
     named(report);
     for nic in hardware(report) {
-        for port in &nic.ports {
-            state(report, nic, port);
-            if is_active(port) {
-                speed(report, nic, port);
-                packet(report, nic, port);
-                errors(report, nic, port);
+        report.judge_nic(nic, |report| {
+            for port in &nic.ports {
+                state(report, nic, port);
+                if is_active(port) {
+                    speed(report, nic, port);
+                    packet(report, nic, port);
+                    errors(report, nic, port);
+                }
             }
-        }
+        });
     }
 }
 
@@ -165,7 +169,7 @@ fn state(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         PortState::Deferred => "active, deferred",
     };
     let named = report.job.nics.contains(&nic.name);
-    let others = hardware(report)
+    let others = rails(report)
         .iter()
         .any(|other| Facility::of(other) == Facility::of(nic) && has_link(other));
     let verdict = match (is_active(port), named, others) {

@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{Distance, Gpu, GpuVendor, LinkLayer, Nic};
 
-use crate::nics::{hardware, has_link, is_active, majority, model};
+use crate::nics::{has_link, is_active, majority};
 use crate::{Facility, Finding, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NEAR, &EQUAL, &LAYER];
@@ -49,7 +49,7 @@ struct Nearest<'a> {
 
 pub(crate) fn judge(report: &mut Report<'_>) {
     let machine = report.machine;
-    let all = rail_nics(report);
+    let all = machine.rail_nics();
     // Those without a link too: that is said of their ports, and is no matter of distance.
     let nearest: Vec<Nearest<'_>> =
         machine.gpus.iter().filter_map(|gpu| nearest(report, gpu, &all)).collect();
@@ -60,20 +60,6 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     distances(report, &nearest);
     counts(report, &nearest);
     layers(report, &nearest);
-}
-
-/// Of a node's NICs those of the model that has the fastest port: others are for storage and the like,
-/// and `auto` does not take them. A port that is slower than its model's others still counts.
-fn rail_nics<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
-    let rate = |nic: &Nic| {
-        let active = nic.ports.iter().filter(|port| is_active(port));
-        active.filter_map(|port| Some(port.rate.known()?.megabits)).max()
-    };
-    let all = hardware(report);
-    let fastest = all.iter().filter_map(|nic| rate(nic)).max();
-    let models: Vec<_> =
-        all.iter().filter(|nic| rate(nic) == fastest).map(|nic| model(report, nic)).collect();
-    all.into_iter().filter(|nic| models.contains(&model(report, nic))).collect()
 }
 
 fn nearest<'a>(report: &Report<'a>, gpu: &'a Gpu, nics: &[&'a Nic]) -> Option<Nearest<'a>> {

@@ -231,8 +231,8 @@ fn mlx5(report: &mut Report<'_>) {
 
 fn firmware(report: &mut Report<'_>) {
     let nics = hardware(report);
-    // The board as well: a card of another maker has versions of its own.
-    let kind = |nic: &Nic| Some((model(report, nic)?, nic.board_id.known().cloned()));
+    // By board as well: a card of another maker has versions of its own.
+    let kind = |nic: &Nic| model(report, nic);
     let mut told = Vec::new();
     for nic in &nics {
         let (Some(kind_of), Some(version)) = (kind(nic), nic.firmware.known()) else { continue };

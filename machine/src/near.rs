@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{Distance, Fact, LinkLayer, Machine, Nic, NicFamily, PciAddress};
+use crate::{Distance, Fact, Gpu, LinkLayer, Machine, Nic, NicFamily, PciAddress};
 
 /// Where a process works, for the distance to NICs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,21 +53,57 @@ impl Machine {
         }
     }
 
-    /// The NICs that serve ranks: hardware that can be used, at the rate of the fastest port. Of
-    /// BlueField cards and virtual functions beside others none.
+    /// The NICs that are there for ranks, whether they can be used now or not: hardware of the model
+    /// and board of the fastest port. Other boards serve storage and tenants; so do a card's ports
+    /// that speak something else than its fastest, and BlueField cards and virtual functions beside
+    /// others. A port that is down or trained slow is its rank's all the same.
+    pub fn rail_nics(&self) -> Vec<&Nic> {
+        let mut fastest: Vec<&Nic> = self.nics.iter().filter(|nic| nic.is_hardware()).collect();
+        prefer(&mut fastest, |nic| self.unusable(nic) != Some(Unusable::NoDevice));
+        prefer(&mut fastest, |nic| !self.is_virtual_function(nic));
+        prefer(&mut fastest, |nic| !is_bluefield(nic));
+        prefer(&mut fastest, |nic| self.unusable(nic).is_none());
+        let rate = fastest.iter().map(|nic| nic.megabits()).max();
+        fastest.retain(|nic| Some(nic.megabits()) == rate);
+        let is_alike = |nic: &Nic| fastest.iter().any(|of| self.is_one_board(nic, of));
+        let is_beside =
+            |nic: &Nic| fastest.iter().any(|of| is_one_card(nic, of) && layer(nic) != layer(of));
+        let mut rails: Vec<&Nic> = self.nics.iter().filter(|nic| nic.is_hardware()).collect();
+        rails.retain(|nic| is_alike(nic) && !is_beside(nic));
+        rails
+    }
+
+    /// The NICs that serve ranks: of those that are there for ranks the ones that can be used. Where
+    /// none of them can, the fastest of the others.
     pub fn serving_nics(&self) -> Vec<&Nic> {
-        let mut nics: Vec<&Nic> = self
-            .nics
-            .iter()
-            .filter(|nic| nic.is_hardware() && self.unusable(nic).is_none())
-            .collect();
-        prefer(&mut nics, |nic| !self.is_virtual_function(nic));
-        prefer(&mut nics, |nic| {
-            !nic.hca_type.known().is_some_and(|model| BLUEFIELD.contains(&model.as_str()))
-        });
-        let fastest = nics.iter().map(|nic| nic.megabits()).max();
-        nics.retain(|nic| Some(nic.megabits()) == fastest);
+        let is_usable = |nic: &&Nic| nic.is_hardware() && self.unusable(nic).is_none();
+        let mut nics = self.rail_nics();
+        nics.retain(is_usable);
+        if nics.is_empty() {
+            nics = self.nics.iter().filter(is_usable).collect();
+            let fastest = nics.iter().map(|nic| nic.megabits()).max();
+            nics.retain(|nic| Some(nic.megabits()) == fastest);
+        }
         nics
+    }
+
+    /// The NICs that serve a rank at `seat`: the nearest. Of these a slower one only where the
+    /// fastest are fewer than the GPUs that are as near to them.
+    pub fn nearest_serving(&self, seat: Seat) -> Vec<&Nic> {
+        let mut near = self.nearest(&self.serving_nics(), seat);
+        let rate = near.iter().map(|nic| nic.megabits()).max();
+        let is_fast = |nic: &&Nic| Some(nic.megabits()) == rate;
+        let Some(fast) = near.iter().copied().find(|nic| is_fast(nic)) else { return near };
+        let distance = self.nic_distance(seat, fast);
+        let is_sharer = |gpu: &&Gpu| {
+            let seat = Seat { gpu: Some(gpu.pci), numa_node: gpu.numa_node.get() };
+            self.nic_distance(seat, fast) == distance
+        };
+        let sharers = self.gpus.iter().filter(is_sharer).count();
+        if near.iter().filter(|nic| is_fast(nic)).count() >= sharers {
+            near.retain(is_fast);
+        }
+        near
     }
 
     /// Of `nics` those that are nearest to `seat`, all equally near; of these InfiniBand before
@@ -80,6 +116,15 @@ impl Machine {
             nic.ports.iter().any(|port| port.link_layer == Fact::Known(LinkLayer::InfiniBand))
         });
         near
+    }
+
+    /// Two NICs of one model and one board.
+    fn is_one_board(&self, nic: &Nic, other: &Nic) -> bool {
+        let device = |nic: &Nic| {
+            nic.pci.get().and_then(|at| self.pci_at(at)).and_then(|function| function.device.get())
+        };
+        let board = |nic: &Nic| (nic.hca_type.known().cloned(), nic.board_id.known().cloned());
+        (nic.family, device(nic), board(nic)) == (other.family, device(other), board(other))
     }
 
     fn is_virtual_function(&self, nic: &Nic) -> bool {
@@ -99,6 +144,22 @@ impl Nic {
         let active = self.ports.iter().filter(|port| port.is_active());
         active.filter_map(|port| Some(port.rate.known()?.megabits)).max().unwrap_or(0)
     }
+}
+
+fn is_bluefield(nic: &Nic) -> bool {
+    nic.hca_type.known().is_some_and(|model| BLUEFIELD.contains(&model.as_str()))
+}
+
+/// Functions of one card.
+fn is_one_card(nic: &Nic, other: &Nic) -> bool {
+    let slot = |nic: &Nic| nic.pci.get().map(|at| (at.domain, at.bus, at.device));
+    slot(nic).is_some() && slot(nic) == slot(other)
+}
+
+/// What its active port speaks, else its first.
+fn layer(nic: &Nic) -> Option<LinkLayer> {
+    let active = nic.ports.iter().find(|port| port.is_active());
+    active.or(nic.ports.first())?.link_layer.get()
 }
 
 /// Drops what `is_better` is not true of, if it is true of any.

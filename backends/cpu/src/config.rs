@@ -29,8 +29,21 @@ pub struct TopologyConfig {
     /// Identity of the machine, 1 to 63 bytes, instead of the one that is found. Ranks with equal
     /// identities must be able to share memory. Default: found.
     pub host: Option<String>,
-    /// NICs that ranks of this node use. Default: the nearest of the fastest active ones.
+    /// NICs that ranks of this node use. Default: the nearest of those of the fastest model.
     pub nics: Option<NicChoice>,
+    /// What the fabric lets pass between rails. Equal on all nodes. Default: nothing.
+    pub rails: Rails,
+}
+
+/// The key `rails`: which NICs of different nodes reach each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rails {
+    /// Those of one name: each rail may be a network of its own.
+    #[default]
+    Equal,
+    /// All.
+    Any,
 }
 
 /// The key `nics`.

@@ -1,10 +1,11 @@
 //! `tokenyard doctor`: what is slow or broken on this node for a job, what it costs, and the fix.
 //!
 //! `tokenyard-machine` reads, `tokenyard-doctor` judges; here are the arguments, what only a running
-//! process can try (`tried`), what a config asks for (`asked`), the text (`text`), and the comparison of all ranks
+//! process can try (`tried`), what a config asks for (`asked`), the text (`text`), how far NICs are from GPUs (`distances`), and the comparison of all ranks
 //! (`worldwide`).
 
 mod asked;
+mod distances;
 mod text;
 mod tried;
 mod worldwide;
@@ -78,6 +79,8 @@ struct Document<'a> {
     findings: &'a [Finding],
     /// What the node has; what it was judged by.
     machine: &'a Machine,
+    /// From each NIC to each GPU.
+    distances: Vec<distances::Pair<'a>>,
     tried: Option<&'a Tried>,
     /// How long reading and judging took.
     elapsed_ms: f64,
@@ -100,7 +103,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let Examined { machine, tried, findings } = examine_node(args, config.as_ref())?;
     let elapsed_ms = start.elapsed().as_secs_f64() * 1e3;
     let verdict = worst(&findings);
-    text::print(&findings, verdict, People::new(args.json));
+    let people = People::new(args.json);
+    text::print(&findings, people);
+    distances::print(&machine, people);
+    text::conclude(verdict, people);
     if args.json {
         print_json(&Document {
             schema_version: SCHEMA_VERSION,
@@ -108,6 +114,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             verdict,
             findings: &findings,
             machine: &machine,
+            distances: distances::of(&machine),
             tried: tried.as_ref(),
             elapsed_ms,
             conditions: Conditions::find(),

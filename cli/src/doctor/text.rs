@@ -8,7 +8,7 @@ use crate::output::{Cell, People, Style, Table};
 const WIDEST: usize = 64;
 
 /// Prints a table of all findings, then what to do about those that are not well.
-pub(super) fn print(findings: &[Finding], verdict: Verdict, people: People) {
+pub(super) fn print(findings: &[Finding], people: People) {
     let mut table = Table::new(&["verdict", "finding", "of", "found", "wanted"]);
     for group in alike(findings) {
         let first = group[0];
@@ -22,6 +22,10 @@ pub(super) fn print(findings: &[Finding], verdict: Verdict, people: People) {
     for group in alike(findings).into_iter().filter(|group| group[0].verdict != Verdict::Ok) {
         explain(&group, people);
     }
+}
+
+/// Prints the verdict on all.
+pub(super) fn conclude(verdict: Verdict, people: People) {
     let words = match verdict {
         Verdict::Ok => "all is well",
         Verdict::Unknown => "nothing is wrong that this node can tell; see what is unknown",

@@ -55,7 +55,9 @@ impl<T: Topology> TopologyPart<T> {
             out.device = found.device.map_or(-1, |d| d as i32);
             out.numa_node = found.numa_node.map_or(-1, |n| n as i32);
             out.processors = found.processors;
-            out.flags = if found.nics_given { abi::TY_PLACE_NICS_GIVEN } else { 0 };
+            let flag = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
+            out.flags = flag(found.nics_given, abi::TY_PLACE_NICS_GIVEN)
+                | flag(found.any_rails, abi::TY_PLACE_ANY_RAILS);
             out.nic_count = found.nics.len() as u32;
             out.nics = nics(&found.nics)?;
             Ok(())

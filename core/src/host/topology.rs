@@ -43,6 +43,7 @@ pub fn discover(part: &TopologyRef, config: &PartTable, ask: &Discover) -> Resul
         processors: place.processors,
         nics: nics.map(|name| text(name)).filter(|name| !name.is_empty()).collect(),
         nics_given: place.flags & abi::TY_PLACE_NICS_GIVEN != 0,
+        any_rails: place.flags & abi::TY_PLACE_ANY_RAILS != 0,
     })
 }
 

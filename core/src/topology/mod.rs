@@ -35,6 +35,9 @@ pub struct Place {
     /// The operator named the NICs: they are used as they are.
     #[serde(default)]
     pub nics_given: bool,
+    /// NICs of all names reach each other: ranks of a rail may have different ones, or none.
+    #[serde(default)]
+    pub any_rails: bool,
 }
 
 /// A topology. It has no instance: `discover` is called once per rank at bring-up.

@@ -124,6 +124,7 @@ pub(crate) mod tests {
                     processors: 1,
                     nics: nics.iter().map(|nic| (*nic).to_owned()).collect(),
                     nics_given: false,
+                    any_rails: false,
                 })
             })
             .collect()

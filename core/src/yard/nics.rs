@@ -4,10 +4,13 @@ use crate::topology::Place;
 use crate::{Error, ErrorKind, Result};
 
 /// Makes all ranks have equally many NICs, for ranks that talk to each other pair up their rails. Says what it
-/// took away, and which ranks of a rail have different ones.
+/// took away.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] where the operator named unequally many; the text names rank and NICs.
+/// [`ErrorKind::Config`] where the operator named unequally many, and [`ErrorKind::Mismatch`] where some ranks
+/// have NICs and one has none, or where a rail has different ones: on a fabric without ways between rails
+/// these do not reach each other. The text names ranks and NICs. Where a place says that NICs of
+/// all names reach each other, the last two are warnings.
 pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec<String>> {
     let with_nics = || {
         (0_u32..).zip(places.iter()).filter_map(|(rank, place)| {
@@ -17,9 +20,13 @@ pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec
     let Some((poor, least)) = with_nics().min_by_key(|(_, place)| place.nics.len()) else {
         return Ok(Vec::new());
     };
+    let is_free = places.iter().flatten().any(|place| place.any_rails);
+    let mut warnings = Vec::new();
+    if let Some(found) = without_nic(places) {
+        warnings.push(refuse_unless(is_free, found)?);
+    }
     let most = with_nics().max_by_key(|(rank, place)| (place.nics.len(), u32::MAX - rank));
     let (count, few) = (least.nics.len(), least.nics.join(", "));
-    let mut warnings = Vec::new();
     if let Some((rich, most)) = most.filter(|(_, place)| place.nics.len() > count) {
         let found = format!(
             "rank {poor} on {} has {count} ({few}) and rank {rich} on {} has {} ({})",
@@ -41,16 +48,45 @@ pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec
     for place in places.iter_mut().flatten() {
         place.nics.truncate(count);
     }
-    warnings.extend(crossed_rail(places, domains));
+    if let Some((found, is_given)) = crossed_rail(places, domains) {
+        warnings.push(refuse_unless(is_free || is_given, found)?);
+    }
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
     Ok(warnings)
 }
 
-/// The first rail whose ranks on different machines have different NICs: where each NIC is on a network of its own, they do not
-/// reach each other.
-fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
+/// A warning where it `is_free`, else an error, of NICs that may not reach each other.
+fn refuse_unless(is_free: bool, found: String) -> Result<String> {
+    if is_free {
+        return Ok(found);
+    }
+    Err(Error::new(ErrorKind::Mismatch, "choose NICs", found).with_fix(
+        "`tokenyard doctor` on both nodes names the NIC that is missing or down; where NICs of all \
+         names reach each other, set rails = \"any\" in [topology.auto] on every node",
+    ))
+}
+
+/// The first rank that has no NIC where others have.
+fn without_nic(places: &[Option<Place>]) -> Option<String> {
+    let place = |has: bool| {
+        let ranks = places.iter().enumerate();
+        let mut there = ranks.filter_map(|(rank, place)| Some((rank, place.as_ref()?)));
+        there.find(|(_, place)| place.nics.is_empty() != has)
+    };
+    let ((poor, none), (rich, some)) = (place(false)?, place(true)?);
+    Some(format!(
+        "rank {poor} on {} has no NIC that can be used, and rank {rich} on {} uses {}",
+        none.host,
+        some.host,
+        some.nics.join(", ")
+    ))
+}
+
+/// The first rail whose ranks on different machines have different NICs, and whether the operator named
+/// both: where each NIC is on a network of its own, they do not reach each other.
+fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<(String, bool)> {
     let size = places.len() / domains.max(1) as usize;
     (0..size).find_map(|index| {
         let mut rail = (index..places.len())
@@ -60,14 +96,15 @@ fn crossed_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
         let (first, one) = rail.next()?;
         let crosses = |place: &Place| place.host != one.host && place.nics != one.nics;
         let (second, other) = rail.find(|(_, place)| crosses(place))?;
-        Some(format!(
+        let found = format!(
             "rail {index} crosses: rank {first} on {} uses {} and rank {second} on {} uses {}; on a \
              fabric without ways between rails they do not reach each other",
             one.host,
             one.nics.join(", "),
             other.host,
             other.nics.join(", ")
-        ))
+        );
+        Some((found, one.nics_given && other.nics_given))
     })
 }
 
@@ -79,6 +116,7 @@ mod tests {
     #[test]
     fn a_node_with_fewer_nics_bounds_all_and_is_named() {
         let mut places = places(&[("a", &["n0", "n1"]), ("b", &["n1"])]);
+        places[1].as_mut().unwrap().any_rails = true;
         let warnings = even_out(&mut places, 2).unwrap();
         assert_eq!(
             warnings[0],
@@ -88,6 +126,31 @@ mod tests {
             warnings[1].starts_with("rail 0 crosses: rank 0 on a uses n0 and rank 1 on b uses n1")
         );
         assert_eq!(places[0].as_ref().unwrap().nics, ["n0"]);
+    }
+
+    #[test]
+    fn a_rail_of_different_nics_is_refused_with_both_unless_the_operator_named_them() {
+        let two = || places(&[("a", &["n0"]), ("a", &["n3"]), ("b", &["n0"]), ("b", &["n1"])]);
+        let error = even_out(&mut two(), 2).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        let text = error.to_string();
+        assert!(
+            text.contains("rail 1 crosses: rank 1 on a uses n3 and rank 3 on b uses n1")
+                && text.contains("rails = \"any\""),
+            "{text}"
+        );
+        let mut named = two();
+        named.iter_mut().flatten().for_each(|place| place.nics_given = true);
+        assert_eq!(even_out(&mut named, 2).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_rank_without_any_nic_is_named_where_others_have_some() {
+        let mut nodes = places(&[("a", &["n0"]), ("b", &[])]);
+        let text = even_out(&mut nodes, 2).unwrap_err().to_string();
+        assert!(text.contains("rank 1 on b has no NIC that can be used, and rank 0 on a uses n0"));
+        nodes[0].as_mut().unwrap().any_rails = true;
+        assert_eq!(even_out(&mut nodes, 2).unwrap().len(), 1);
     }
 
     #[test]

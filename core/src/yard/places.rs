@@ -129,6 +129,7 @@ mod tests {
                     processors: 1,
                     nics: Vec::new(),
                     nics_given: false,
+                    any_rails: false,
                 })
             })
             .collect()

@@ -16,6 +16,9 @@ pub const TY_NIC_BYTES: usize = 64;
 
 /// The operator named the NICs: they are used as they are, and not shared out among ranks.
 pub const TY_PLACE_NICS_GIVEN: u32 = 1;
+/// NICs of all names reach each other, so ranks of a rail may have
+/// different ones.
+pub const TY_PLACE_ANY_RAILS: u32 = 2;
 
 /// Where one rank is.
 #[repr(C)]

@@ -13,7 +13,7 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_machine::numa::cpu_list;
 use tokenyard_machine::{Machine, NumaNode, Seat, Tree};
 
-use crate::config::TopologyConfig;
+use crate::config::{Rails, TopologyConfig};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NETWORK: &str = "/proc/self/ns/net";
@@ -66,6 +66,7 @@ pub(crate) fn place(
         processors: allowed.map_or(0, |cpus| cpus.len() as u32),
         nics: chosen.names,
         nics_given: chosen.given,
+        any_rails: config.rails == Rails::Any,
     })
 }
 
@@ -115,7 +116,7 @@ mod tests {
     const ASK: Discover = Discover { rank: 0, ranks: 1, local_rank: 0 };
 
     fn with_host(host: &str) -> TopologyConfig {
-        TopologyConfig { host: Some(host.into()), nics: None }
+        TopologyConfig { host: Some(host.into()), ..TopologyConfig::default() }
     }
 
     #[test]

@@ -26,12 +26,12 @@ pub(super) fn choose(
     match choice {
         None => {
             warn_of_nearer(machine, seat);
-            Ok(nearest(machine, &machine.serving_nics(), (seat, local_rank)))
+            Ok(named(&machine.nearest_serving(seat), local_rank))
         }
         Some(NicChoice::Among(names)) => {
             let among =
                 names.iter().map(|name| usable(machine, name)).collect::<Result<Vec<_>>>()?;
-            Ok(nearest(machine, &among, (seat, local_rank)))
+            Ok(named(&machine.nearest(&among, seat), local_rank))
         }
         Some(NicChoice::ByLocalRank(ranks)) => {
             let names = ranks.get(&local_rank).ok_or_else(|| {
@@ -55,10 +55,10 @@ pub(super) fn choose(
     }
 }
 
-fn nearest(machine: &Machine, nics: &[&Nic], (seat, local_rank): (Seat, u32)) -> Chosen {
-    let near = machine.nearest(nics, seat);
+/// Of NICs that are near as many as a place has room for.
+fn named(near: &[&Nic], local_rank: u32) -> Chosen {
     let mut names: Vec<String> = near.iter().map(|nic| nic.name.clone()).collect();
-    // A place has room for so many; ranks that see more begin at different ones.
+    // Ranks that see more begin at different ones.
     if names.len() > abi::TY_PLACE_NICS {
         let start = local_rank as usize * abi::TY_PLACE_NICS % names.len();
         names.rotate_left(start);
@@ -104,7 +104,7 @@ fn in_words(why: Unusable) -> &'static str {
 fn warn_of_nearer(machine: &Machine, seat: Seat) {
     let distance = |nic: &Nic| machine.nic_distance(seat, nic);
     let chosen = machine.serving_nics().iter().map(|nic| distance(nic)).min();
-    for nic in machine.nics.iter().filter(|nic| nic.is_hardware()) {
+    for nic in machine.rail_nics() {
         if let (Some(why), Some(chosen)) = (machine.unusable(nic), chosen)
             && distance(nic) < chosen
         {

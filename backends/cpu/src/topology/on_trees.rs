@@ -19,7 +19,7 @@ fn machine(name: &str) -> Machine {
 }
 
 fn found(machine: &Machine, nics: Option<NicChoice>, local_rank: u32) -> Result<Place> {
-    let config = TopologyConfig { host: None, nics };
+    let config = TopologyConfig { nics, ..TopologyConfig::default() };
     place(machine, &config, ("node".into(), local_rank, None))
 }
 
@@ -150,6 +150,20 @@ fn a_storage_nic_farther_away_or_slower_is_not_chosen() {
     assert_eq!(table(&node, 1, None), ["0 0 mlx5_0"]);
     node.gpus.clear();
     assert!(!table(&node, 1, None)[0].contains("mlx5_8"));
+}
+
+#[test]
+fn a_port_that_trained_slow_stays_with_its_gpu_and_a_storage_card_of_its_model_does_not_come_in() {
+    let slow =
+        "@base hgx-cx7.tree\nsys/class/infiniband/mlx5_3/ports/1/rate = 200 Gb/sec (2X NDR)\n";
+    let node = Tree::changed(&text("hgx-cx7.tree"), slow).unwrap();
+    let expected: Vec<_> = (0..8).map(|i| format!("{i} {} mlx5_{i}", i / 4)).collect();
+    assert_eq!(table(&Machine::read_places(&node), 8, None), expected);
+    for fault in ["port-half-rate", "storage-and-frontend"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machine/trees/faults");
+        let tree = Tree::open(&path.join(fault).with_extension("tree")).unwrap();
+        assert_eq!(table(&Machine::read_places(&tree), 8, None), expected, "{fault}");
+    }
 }
 
 #[test]

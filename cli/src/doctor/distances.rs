@@ -1,0 +1,66 @@
+//! How far each NIC is from each GPU.
+
+use serde::Serialize;
+use tokenyard_machine::{Distance, Fact, Machine, Nic};
+
+use crate::output::{People, Table};
+
+/// One NIC and one GPU.
+#[derive(Debug, Serialize)]
+pub(super) struct Pair<'a> {
+    nic: &'a str,
+    /// The GPU's index on the node.
+    gpu: u32,
+    distance: Distance,
+}
+
+/// All pairs, by NIC and then by GPU.
+pub(super) fn of(machine: &Machine) -> Vec<Pair<'_>> {
+    let pairs = nics(machine).into_iter().flat_map(|nic| {
+        machine.gpus.iter().map(move |gpu| Pair {
+            nic: &nic.name,
+            gpu: gpu.index,
+            distance: match nic.pci {
+                Fact::Known(at) => machine.distance(gpu.pci, at),
+                _ => Distance::Unknown,
+            },
+        })
+    });
+    pairs.collect()
+}
+
+/// Prints a line for each NIC and a column for each GPU, where the node has both.
+pub(super) fn print(machine: &Machine, people: People) {
+    let pairs = of(machine);
+    if pairs.is_empty() {
+        return;
+    }
+    let gpus: Vec<String> = machine.gpus.iter().map(|gpu| format!("GPU {}", gpu.index)).collect();
+    let heads: Vec<&str> = std::iter::once("NIC").chain(gpus.iter().map(String::as_str)).collect();
+    let mut table = Table::new(&heads);
+    for line in pairs.chunks(machine.gpus.len()) {
+        let words = line.iter().map(|pair| word(pair.distance).into());
+        table.row(std::iter::once(line[0].nic.into()).chain(words));
+    }
+    people.say(format_args!("\n{}", table.render(people)));
+    people.say(
+        "PIX below one switch, PXB below one root port, PHB below one host bridge, \
+         NODE on one NUMA node, SYS on another",
+    );
+}
+
+fn nics(machine: &Machine) -> Vec<&Nic> {
+    machine.nics.iter().filter(|nic| nic.is_hardware()).collect()
+}
+
+/// As other tools write it.
+fn word(distance: Distance) -> &'static str {
+    match distance {
+        Distance::SameSwitch => "PIX",
+        Distance::SameRootPort => "PXB",
+        Distance::SameHostBridge => "PHB",
+        Distance::SameNumaNode => "NODE",
+        Distance::Across => "SYS",
+        Distance::Unknown => "?",
+    }
+}
