@@ -205,6 +205,43 @@ fn of_several_jobs_the_latest_counts_and_the_others_are_mentioned() {
     assert!(explanation.notes[0].contains("1 reports of other jobs"), "{:?}", explanation.notes);
 }
 
+/// The same, of a rank that has not met the others, so many milliseconds earlier.
+fn opening(mut report: Report, before_ms: u64) -> Report {
+    (report.job, report.unix_ms) = (String::new(), report.unix_ms - before_ms);
+    report.activity.state = State::Opening;
+    report
+}
+
+#[test]
+fn an_old_opening_says_nothing_of_a_job() {
+    let mut failed = opening(idle(2), 50_000);
+    failed.reason = Reason { kind: "config".into(), text: "no such file".into(), rank: None };
+    let explanation = explain(vec![failed.clone(), idle(0), idle(1)]).expect("reports");
+    assert_eq!(explanation.verdict.kind, Kind::Healthy, "{:?}", explanation.verdict);
+    assert_eq!(explanation.missing, [2]);
+    // At the same moment, it is of the job; but not of a rank that has met the others.
+    failed.unix_ms += 49_000;
+    assert_eq!(verdict(vec![failed.clone(), idle(0), idle(1)]).1, [2]);
+    let explanation = explain_job(&[failed, idle(0), idle(1), idle(2)], "job");
+    assert_eq!(explanation.verdict.kind, Kind::Healthy, "{:?}", explanation.verdict);
+}
+
+#[test]
+fn an_opening_that_hangs_is_explained_though_an_older_job_has_reports() {
+    let mut hangs = [0, 1].map(|rank| opening(idle(rank), 0));
+    for report in &mut hangs {
+        let name = "barrier".into();
+        report.activity.collective = Some(Collective { name, topic: "x".into(), since_ms: 5000 });
+    }
+    let old = [0, 1, 2].map(|rank| {
+        let mut report = idle(rank);
+        report.unix_ms -= 60_000;
+        report
+    });
+    let (kind, ranks, _) = verdict(hangs.into_iter().chain(old).collect());
+    assert_eq!((kind, ranks), (Kind::NoReport, vec![2]));
+}
+
 #[test]
 fn of_several_yards_that_report_at_once_the_one_counts_that_is_not_well() {
     let other = |mut report: Report| {
