@@ -16,13 +16,16 @@ const BEFORE_MS: u64 = 500;
 /// The verdict on a set of reports, with what follows from its waits.
 pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
     let mut verdict = None
-        .or_else(|| ended(set))
+        .or_else(|| ended(set, Masked::No))
         .or_else(|| silent(set))
         .or_else(|| broken_link(set))
         .or_else(|| transport(set))
         .or_else(|| different_calls(set))
         .or_else(|| failed(set))
+        .or_else(|| last_words(set, Masked::No))
         .or_else(|| waits(set, edges))
+        .or_else(|| ended(set, Masked::Yes))
+        .or_else(|| last_words(set, Masked::Yes))
         .unwrap_or_else(|| nothing(set));
     let waiting = edges.iter().filter(|edge| edge.counts).take(8).map(|edge| {
         let Edge { from, to, what, age_ms, .. } = edge;
@@ -32,9 +35,29 @@ pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
     verdict
 }
 
+/// Whether a loss is looked for that all who know of it go on without: nobody waits for that rank.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Masked {
+    No,
+    Yes,
+}
+
+/// The losses of the one sort, in the order in which they were heard.
+fn losses(set: &Set, masked: Masked) -> impl Iterator<Item = Loss> {
+    let is_masked = move |loss: &Loss| {
+        loss.witnesses.iter().all(|witness| goes_on_without(set, *witness, loss.rank))
+    };
+    set.losses().into_iter().filter(move |loss| is_masked(loss) == (masked == Masked::Yes))
+}
+
+/// Whether a rank says that it masks the loss of another.
+fn goes_on_without(set: &Set, witness: u32, rank: u32) -> bool {
+    set.get(witness).and_then(|report| report.peer(rank)).is_some_and(|peer| peer.masked)
+}
+
 /// A rank that ended without a word.
-fn ended(set: &Set) -> Option<Verdict> {
-    let loss = set.losses().into_iter().find(|loss| loss.last_words().is_none())?;
+fn ended(set: &Set, masked: Masked) -> Option<Verdict> {
+    let loss = losses(set, masked).find(|loss| loss.last_words().is_none())?;
     let earlier = |report: &Report| {
         let about_it = report.reason.rank == Some(loss.rank);
         let is_own = report.is_error() && report.reason.kind != "peer_lost";
@@ -241,7 +264,7 @@ fn different_calls(set: &Set) -> Option<Verdict> {
     })
 }
 
-/// A rank that ended with an error of its own, as it said itself or to the others.
+/// A rank that ended with an error of its own, as it said itself.
 fn failed(set: &Set) -> Option<Verdict> {
     let own = set.all().filter(|report| match report.reason.kind.as_str() {
         "asked" | "deadline" => false,
@@ -249,31 +272,38 @@ fn failed(set: &Set) -> Option<Verdict> {
         "peer_lost" => report.reason.rank == Some(report.rank),
         _ => true,
     });
-    let verdict = |rank: u32, text: &str, witness: String| Verdict {
+    let report = own.min_by_key(|report| report.unix_ms)?;
+    let witness = format!("rank {} reports `{}`", report.rank, report.reason.kind);
+    Some(ended_with(set, report.rank, &report.reason.text, witness))
+}
+
+/// The same, as it said to the others. A rank that has a report says more by that.
+fn last_words(set: &Set, masked: Masked) -> Option<Verdict> {
+    let mut unheard = losses(set, masked).filter(|loss| set.get(loss.rank).is_none());
+    let loss = unheard.find(|loss| loss.last_words().is_some())?;
+    let witness = format!("{} heard its last words; it wrote no report", ranks(&loss.witnesses));
+    Some(ended_with(set, loss.rank, loss.last_words()?, witness))
+}
+
+fn ended_with(set: &Set, rank: u32, text: &str, witness: String) -> Verdict {
+    Verdict {
         kind: Kind::Failed,
         ranks: vec![rank],
         sentence: format!("Rank {rank}{} ended with an error: {text}.", process(set, rank)),
         evidence: vec![witness],
         fix: format!("mend what rank {rank} says, then restart the job"),
-    };
-    if let Some(report) = own.min_by_key(|report| report.unix_ms) {
-        let witness = format!("rank {} reports `{}`", report.rank, report.reason.kind);
-        return Some(verdict(report.rank, &report.reason.text, witness));
     }
-    // A rank that has a report says more by that than by its last words.
-    let losses = set.losses();
-    let mut unheard = losses.iter().filter(|loss| set.get(loss.rank).is_none());
-    let (loss, words) = unheard.find_map(|loss| Some((loss, loss.last_words()?)))?;
-    let witness = format!("{} heard its last words; it wrote no report", ranks(&loss.witnesses));
-    Some(verdict(loss.rank, words, witness))
 }
 
 /// Where the waits lead to.
 fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
+    // A collective names the ranks that are not there; nobody waits for those whose loss is masked.
+    let edges: Vec<&Edge> =
+        edges.iter().filter(|edge| !goes_on_without(set, edge.from, edge.to)).collect();
     if !edges.iter().any(|edge| edge.counts) {
         return None;
     }
-    let graph = Graph::new(edges);
+    let graph = Graph::new(&edges);
     if let Some((end, waiting)) = graph.end() {
         return Some(match set.get(end) {
             Some(report) => holds_up(report, &waiting),
