@@ -23,6 +23,7 @@ pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
         .or_else(|| different_calls(set))
         .or_else(|| failed(set))
         .or_else(|| last_words(set, Masked::No))
+        .or_else(|| left(set, edges))
         .or_else(|| waits(set, edges))
         .or_else(|| ended(set, Masked::Yes))
         .or_else(|| last_words(set, Masked::Yes))
@@ -295,6 +296,34 @@ fn ended_with(set: &Set, rank: u32, text: &str, witness: String) -> Verdict {
     }
 }
 
+/// A rank that said goodbye, and that others still wait for. One that ended because of an error did not
+/// do so in peace.
+fn left(set: &Set, edges: &[Edge]) -> Option<Verdict> {
+    let mut missed: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for Edge { from, to, .. } in edges.iter().filter(|edge| edge.counts) {
+        let peer = set.get(*from).and_then(|report| report.peer(*to));
+        let has_left = peer.is_some_and(|peer| peer.state == "left" && !peer.masked);
+        if has_left && !set.get(*to).is_some_and(Report::is_error) {
+            missed.entry(*to).or_default().push(*from);
+        }
+    }
+    let (rank, waiting) = missed.into_iter().rev().max_by_key(|(_, waiting)| waiting.len())?;
+    let waiting = sorted(&waiting);
+    Some(Verdict {
+        kind: Kind::Left,
+        ranks: vec![rank],
+        sentence: format!(
+            "Rank {rank}{} left the world in peace, and {} still {} for it.",
+            process(set, rank),
+            ranks(&waiting),
+            verb(&waiting, "waits", "wait")
+        ),
+        evidence: vec![format!("{} heard its goodbye", ranks(&waiting))],
+        fix: "let all ranks make the same number of steps, and close their yards after the last"
+            .to_owned(),
+    })
+}
+
 /// Where the waits lead to.
 fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
     // A collective names the ranks that are not there; nobody waits for those whose loss is masked.
@@ -374,21 +403,26 @@ fn holds_up(report: &Report, waiting: &[u32]) -> Verdict {
 
 /// A rank that others wait for, and that says nothing.
 fn unknown(set: &Set, rank: u32, waiting: &[u32]) -> Verdict {
-    let heard = set.all().filter_map(|report| Some(report.peer(rank)?.heard_ms)).min();
+    let told = || set.all().filter_map(|report| report.peer(rank));
+    let is_alive = told().all(|peer| peer.state == "alive");
+    let heard = told().map(|peer| peer.heard_ms).min();
     let heard = heard.map_or_else(String::new, |ms| format!(", was heard {} ago", seconds(ms)));
+    let (state, fix) = if is_alive {
+        (format!("lives{heard}"), ", or ask it: kill -USR1 on its process")
+    } else {
+        ("has ended".to_owned(), ", and read the end of its log")
+    };
     Verdict {
         kind: Kind::NoReport,
         ranks: vec![rank],
         sentence: format!(
-            "{} {} for rank {rank}{}, which lives{heard}, and whose report is not among these.",
+            "{} {} for rank {rank}{}, which {state}, and whose report is not among these.",
             capital(&ranks(waiting)),
             verb(waiting, "waits", "wait"),
             process(set, rank)
         ),
         evidence: Vec::new(),
-        fix: format!(
-            "fetch the report of rank {rank} from its host, or ask it: kill -USR1 on its process"
-        ),
+        fix: format!("fetch the report of rank {rank} from its host{fix}"),
     }
 }
 

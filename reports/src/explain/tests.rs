@@ -82,6 +82,23 @@ fn a_live_rank_without_a_report_is_asked_for() {
 }
 
 #[test]
+fn who_said_goodbye_while_others_wait_for_it_is_named_and_not_asked() {
+    let says = |mut report: Report, state: &str| {
+        let peers = report.peers.iter_mut().filter(|peer| peer.rank == 1);
+        peers.for_each(|peer| (peer.state, peer.ended_ms) = (state.into(), Some(5000)));
+        report
+    };
+    let reports = vec![says(waiting(0, 1, 9000), "left"), says(waiting(2, 0, 9000), "left")];
+    let verdict = explain(reports).expect("reports").verdict;
+    assert_eq!((verdict.kind, verdict.ranks), (Kind::Left, vec![1]), "{}", verdict.sentence);
+    assert!(!verdict.fix.contains("kill"), "{}", verdict.fix);
+    // It ended in some way that does not explain the wait.
+    let verdict = explain(vec![says(waiting(0, 1, 9000), "new")]).expect("reports").verdict;
+    assert_eq!(verdict.kind, Kind::NoReport);
+    assert!(!verdict.fix.contains("kill") && !verdict.sentence.contains("lives"), "{verdict:?}");
+}
+
+#[test]
 fn a_circle_is_named_in_its_order() {
     let (kind, ranks, sentence) =
         verdict(vec![waiting(0, 1, 9000), waiting(1, 2, 9000), waiting(2, 0, 9000)]);
