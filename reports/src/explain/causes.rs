@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::evidence::{Loss, SILENT_MS};
+use super::evidence::{LONG_MS, Loss, SILENT_MS};
 use super::graph::Graph;
 use super::set::Set;
 use super::words::{activity, call, capital, ranks, seconds, verb};
@@ -327,11 +327,9 @@ fn left(set: &Set, edges: &[Edge]) -> Option<Verdict> {
 /// Where the waits lead to.
 fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
     // A collective names the ranks that are not there; nobody waits for those whose loss is masked.
-    let edges: Vec<&Edge> =
-        edges.iter().filter(|edge| !goes_on_without(set, edge.from, edge.to)).collect();
-    if !edges.iter().any(|edge| edge.counts) {
-        return None;
-    }
+    // A wait that is short says nothing.
+    let is_waited_for = |edge: &&Edge| edge.counts && !goes_on_without(set, edge.from, edge.to);
+    let edges: Vec<&Edge> = edges.iter().filter(is_waited_for).collect();
     let graph = Graph::new(&edges);
     if let Some((end, waiting)) = graph.end() {
         return Some(match set.get(end) {
@@ -369,15 +367,17 @@ fn sorted(list: &[u32]) -> Vec<u32> {
 fn holds_up(report: &Report, waiting: &[u32]) -> Verdict {
     let now = &report.activity;
     let rank = report.rank;
+    // It may have just gone on.
+    let is_over = now.since_ms < LONG_MS;
     let (kind, word, fix) = match now.state {
-        State::Send | State::Receive => (
+        State::Send | State::Receive if report.wait.is_none() => (
             Kind::Busy,
-            "is busy",
+            if is_over { "was busy" } else { "is busy" },
             "look at where it is (a debugger, a profiler): it works, or is stuck, inside the library",
         ),
         _ => (
             Kind::Late,
-            "is late",
+            if is_over { "was late" } else { "is late" },
             "look at what the program does on that rank between its calls (a debugger, `py-spy dump`); if \
              it may take so long, raise `world.late_ms` or `world.deadline_ms`",
         ),

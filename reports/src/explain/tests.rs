@@ -66,6 +66,18 @@ fn short_waits_are_healthy_and_long_ones_lead_to_the_end_of_the_chain() {
 }
 
 #[test]
+fn a_short_wait_is_no_link_of_the_chain() {
+    let reports = vec![idle(0), waiting(1, 0, 30), waiting(2, 1, 9000)];
+    let (kind, ranks, sentence) = verdict(reports);
+    assert_eq!((kind, ranks), (Kind::Late, vec![1]), "{sentence}");
+    assert!(sentence.starts_with("Rank 1 was late"), "{sentence}");
+    let mut late = idle(0);
+    late.activity.since_ms = 9000;
+    let (_, ranks, sentence) = verdict(vec![late, waiting(1, 0, 9000)]);
+    assert!(ranks == [0] && sentence.starts_with("Rank 0 is late"), "{sentence}");
+}
+
+#[test]
 fn a_rank_that_works_inside_a_call_is_busy_and_not_late() {
     let mut busy = idle(0);
     busy.activity.state = State::Send;
