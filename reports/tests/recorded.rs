@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use tokenyard_reports::explain::{Explanation, explain};
-use tokenyard_reports::{Report, read, text};
+use tokenyard_reports::{Collective, Report, State, read, text};
 
 /// The folder of a set, the kind of the verdict, and the ranks that it names.
 const SETS: [(&str, &str, &[u32]); 17] = [
@@ -106,4 +106,24 @@ fn a_recorded_report_reads_as_text() {
     ] {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
+}
+
+/// Once the others go on, the loss is what happened; not the cause of all that happens later.
+#[test]
+fn a_loss_that_is_masked_does_not_hide_who_is_late_later() {
+    let mut reports = reports_of("a_rank_that_others_go_on_without_is_named");
+    let since_ms = 9000;
+    let collective = Collective { name: "barrier".into(), topic: "x".into(), since_ms };
+    for report in &mut reports {
+        (report.wait, report.activity.state) = (None, State::Caller);
+        report.activity.collective = (report.rank == 0).then(|| collective.clone());
+    }
+    let verdict = explained(reports.clone()).verdict;
+    assert_eq!((verdict.kind.name(), &verdict.ranks[..]), ("late", &[2][..]), "{verdict:#?}");
+    // All who live are there: what is to be said is that one is lost.
+    for report in &mut reports {
+        report.activity.collective = Some(collective.clone());
+    }
+    let verdict = explained(reports).verdict;
+    assert_eq!((verdict.kind.name(), &verdict.ranks[..]), ("dead", &[1][..]), "{verdict:#?}");
 }

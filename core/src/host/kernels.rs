@@ -515,12 +515,17 @@ impl OpenKernels {
         if counters.peers.is_null() {
             return Ok(None);
         }
-        if counters.ranks == ranks && (counters.signals == 0 || !counters.raised.is_null()) {
+        // They are read as atomic words.
+        let is_aligned = |address: usize| address.is_multiple_of(size_of::<u64>());
+        let fits = is_aligned(counters.peers.addr()) && is_aligned(counters.raised.addr());
+        let is_there = counters.signals == 0 || !counters.raised.is_null();
+        if counters.ranks == ranks && is_there && fits {
             return Ok(Some(counters));
         }
         let message = format!(
-            "found counters of {} ranks, {} signals of each at {:p}; expected {ranks} ranks, and              nothing at null",
-            counters.ranks, counters.signals, counters.raised
+            "found counters of {} ranks at {:p}, {} signals of each at {:p}; expected {ranks} ranks, \
+             nothing at null, and addresses that are multiples of 8",
+            counters.ranks, counters.peers, counters.signals, counters.raised
         );
         Err(Error::new(ErrorKind::Plugin, "counters", message)
             .with_context("part", self.name())

@@ -240,7 +240,8 @@ impl<'y> OnStream<'y> {
     /// - What goes wrong on any rank (a refusal, a full arena, calls that do not match, a lost rank) is
     ///   told by a later call, [`Yard::flush`] or [`Yard::close`], and closes the yard, because ranks
     ///   may be further by then. Until then the stream goes on, over outputs that hold anything.
-    /// - Ranks need not agree on it.
+    /// - Ranks need not agree on it. But a refusal closes the yard on the ranks that call so, and by that ends
+    ///   it on those that wait, too.
     ///
     /// **In a capture** (`cudaStreamBeginCapture` on the stream) nothing runs: what this rank's own
     /// arguments lack is an error of the call, and is told to no other rank. Then, for as long as the

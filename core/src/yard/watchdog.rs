@@ -64,7 +64,7 @@ pub(super) struct Watchdog {
 struct Shared {
     board: WaitBoard,
     /// By rank, what waits on it took; the board points there.
-    waited_ns: Box<[AtomicU64]>,
+    waited_ns: Arc<[AtomicU64]>,
     liveness: Arc<Liveness>,
     headway: Arc<Headway>,
     bounds: Bounds,
@@ -161,9 +161,10 @@ impl Watchdog {
                 .map(|life| AtomicU8::new(if life.is_none() { abi::TY_RANK_ABSENT } else { 0 }))
                 .collect(),
         };
-        let waited_ns: Box<[AtomicU64]> = (0..world.ranks()).map(|_| AtomicU64::new(0)).collect();
+        let waited_ns: Arc<[AtomicU64]> = (0..world.ranks()).map(|_| AtomicU64::new(0)).collect();
         let shared = Arc::new(Shared {
-            // SAFETY: the totals live beside the board, and are never replaced.
+            // SAFETY: the totals live beside the board, and are never replaced; no move of their owner
+            // moves them.
             board: unsafe { WaitBoard::counting(&waited_ns) },
             waited_ns,
             headway,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::evidence::{Loss, SILENT_MS};
+use super::evidence::{LONG_MS, Loss, SILENT_MS};
 use super::graph::Graph;
 use super::set::Set;
 use super::words::{activity, call, capital, ranks, seconds, verb};
@@ -16,13 +16,17 @@ const BEFORE_MS: u64 = 500;
 /// The verdict on a set of reports, with what follows from its waits.
 pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
     let mut verdict = None
-        .or_else(|| ended(set))
+        .or_else(|| ended(set, Masked::No))
         .or_else(|| silent(set))
         .or_else(|| broken_link(set))
         .or_else(|| transport(set))
         .or_else(|| different_calls(set))
         .or_else(|| failed(set))
+        .or_else(|| last_words(set, Masked::No))
+        .or_else(|| left(set, edges))
         .or_else(|| waits(set, edges))
+        .or_else(|| ended(set, Masked::Yes))
+        .or_else(|| last_words(set, Masked::Yes))
         .unwrap_or_else(|| nothing(set));
     let waiting = edges.iter().filter(|edge| edge.counts).take(8).map(|edge| {
         let Edge { from, to, what, age_ms, .. } = edge;
@@ -32,9 +36,29 @@ pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
     verdict
 }
 
+/// Whether a loss is looked for that all who know of it go on without: nobody waits for that rank.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Masked {
+    No,
+    Yes,
+}
+
+/// The losses of the one sort, in the order in which they were heard.
+fn losses(set: &Set, masked: Masked) -> impl Iterator<Item = Loss> {
+    let is_masked = move |loss: &Loss| {
+        loss.witnesses.iter().all(|witness| goes_on_without(set, *witness, loss.rank))
+    };
+    set.losses().into_iter().filter(move |loss| is_masked(loss) == (masked == Masked::Yes))
+}
+
+/// Whether a rank says that it masks the loss of another.
+fn goes_on_without(set: &Set, witness: u32, rank: u32) -> bool {
+    set.get(witness).and_then(|report| report.peer(rank)).is_some_and(|peer| peer.masked)
+}
+
 /// A rank that ended without a word.
-fn ended(set: &Set) -> Option<Verdict> {
-    let loss = set.losses().into_iter().find(|loss| loss.last_words().is_none())?;
+fn ended(set: &Set, masked: Masked) -> Option<Verdict> {
+    let loss = losses(set, masked).find(|loss| loss.last_words().is_none())?;
     let earlier = |report: &Report| {
         let about_it = report.reason.rank == Some(loss.rank);
         let is_own = report.is_error() && report.reason.kind != "peer_lost";
@@ -241,7 +265,7 @@ fn different_calls(set: &Set) -> Option<Verdict> {
     })
 }
 
-/// A rank that ended with an error of its own, as it said itself or to the others.
+/// A rank that ended with an error of its own, as it said itself.
 fn failed(set: &Set) -> Option<Verdict> {
     let own = set.all().filter(|report| match report.reason.kind.as_str() {
         "asked" | "deadline" => false,
@@ -249,31 +273,64 @@ fn failed(set: &Set) -> Option<Verdict> {
         "peer_lost" => report.reason.rank == Some(report.rank),
         _ => true,
     });
-    let verdict = |rank: u32, text: &str, witness: String| Verdict {
+    let report = own.min_by_key(|report| report.unix_ms)?;
+    let witness = format!("rank {} reports `{}`", report.rank, report.reason.kind);
+    Some(ended_with(set, report.rank, &report.reason.text, witness))
+}
+
+/// The same, as it said to the others. A rank that has a report says more by that.
+fn last_words(set: &Set, masked: Masked) -> Option<Verdict> {
+    let mut unheard = losses(set, masked).filter(|loss| set.get(loss.rank).is_none());
+    let loss = unheard.find(|loss| loss.last_words().is_some())?;
+    let witness = format!("{} heard its last words; it wrote no report", ranks(&loss.witnesses));
+    Some(ended_with(set, loss.rank, loss.last_words()?, witness))
+}
+
+fn ended_with(set: &Set, rank: u32, text: &str, witness: String) -> Verdict {
+    Verdict {
         kind: Kind::Failed,
         ranks: vec![rank],
         sentence: format!("Rank {rank}{} ended with an error: {text}.", process(set, rank)),
         evidence: vec![witness],
         fix: format!("mend what rank {rank} says, then restart the job"),
-    };
-    if let Some(report) = own.min_by_key(|report| report.unix_ms) {
-        let witness = format!("rank {} reports `{}`", report.rank, report.reason.kind);
-        return Some(verdict(report.rank, &report.reason.text, witness));
     }
-    // A rank that has a report says more by that than by its last words.
-    let losses = set.losses();
-    let mut unheard = losses.iter().filter(|loss| set.get(loss.rank).is_none());
-    let (loss, words) = unheard.find_map(|loss| Some((loss, loss.last_words()?)))?;
-    let witness = format!("{} heard its last words; it wrote no report", ranks(&loss.witnesses));
-    Some(verdict(loss.rank, words, witness))
+}
+
+/// A rank that said goodbye, and that others still wait for. One that ended because of an error did not
+/// do so in peace.
+fn left(set: &Set, edges: &[Edge]) -> Option<Verdict> {
+    let mut missed: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for Edge { from, to, .. } in edges.iter().filter(|edge| edge.counts) {
+        let peer = set.get(*from).and_then(|report| report.peer(*to));
+        let has_left = peer.is_some_and(|peer| peer.state == "left" && !peer.masked);
+        if has_left && !set.get(*to).is_some_and(Report::is_error) {
+            missed.entry(*to).or_default().push(*from);
+        }
+    }
+    let (rank, waiting) = missed.into_iter().rev().max_by_key(|(_, waiting)| waiting.len())?;
+    let waiting = sorted(&waiting);
+    Some(Verdict {
+        kind: Kind::Left,
+        ranks: vec![rank],
+        sentence: format!(
+            "Rank {rank}{} left the world in peace, and {} still {} for it.",
+            process(set, rank),
+            ranks(&waiting),
+            verb(&waiting, "waits", "wait")
+        ),
+        evidence: vec![format!("{} heard its goodbye", ranks(&waiting))],
+        fix: "let all ranks make the same number of steps, and close their yards after the last"
+            .to_owned(),
+    })
 }
 
 /// Where the waits lead to.
 fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
-    if !edges.iter().any(|edge| edge.counts) {
-        return None;
-    }
-    let graph = Graph::new(edges);
+    // A collective names the ranks that are not there; nobody waits for those whose loss is masked.
+    // A wait that is short says nothing.
+    let is_waited_for = |edge: &&Edge| edge.counts && !goes_on_without(set, edge.from, edge.to);
+    let edges: Vec<&Edge> = edges.iter().filter(is_waited_for).collect();
+    let graph = Graph::new(&edges);
     if let Some((end, waiting)) = graph.end() {
         return Some(match set.get(end) {
             Some(report) => holds_up(report, &waiting),
@@ -310,15 +367,17 @@ fn sorted(list: &[u32]) -> Vec<u32> {
 fn holds_up(report: &Report, waiting: &[u32]) -> Verdict {
     let now = &report.activity;
     let rank = report.rank;
+    // It may have just gone on.
+    let is_over = now.since_ms < LONG_MS;
     let (kind, word, fix) = match now.state {
-        State::Send | State::Receive => (
+        State::Send | State::Receive if report.wait.is_none() => (
             Kind::Busy,
-            "is busy",
+            if is_over { "was busy" } else { "is busy" },
             "look at where it is (a debugger, a profiler): it works, or is stuck, inside the library",
         ),
         _ => (
             Kind::Late,
-            "is late",
+            if is_over { "was late" } else { "is late" },
             "look at what the program does on that rank between its calls (a debugger, `py-spy dump`); if \
              it may take so long, raise `world.late_ms` or `world.deadline_ms`",
         ),
@@ -344,21 +403,26 @@ fn holds_up(report: &Report, waiting: &[u32]) -> Verdict {
 
 /// A rank that others wait for, and that says nothing.
 fn unknown(set: &Set, rank: u32, waiting: &[u32]) -> Verdict {
-    let heard = set.all().filter_map(|report| Some(report.peer(rank)?.heard_ms)).min();
+    let told = || set.all().filter_map(|report| report.peer(rank));
+    let is_alive = told().all(|peer| peer.state == "alive");
+    let heard = told().map(|peer| peer.heard_ms).min();
     let heard = heard.map_or_else(String::new, |ms| format!(", was heard {} ago", seconds(ms)));
+    let (state, fix) = if is_alive {
+        (format!("lives{heard}"), ", or ask it: kill -USR1 on its process")
+    } else {
+        ("has ended".to_owned(), ", and read the end of its log")
+    };
     Verdict {
         kind: Kind::NoReport,
         ranks: vec![rank],
         sentence: format!(
-            "{} {} for rank {rank}{}, which lives{heard}, and whose report is not among these.",
+            "{} {} for rank {rank}{}, which {state}, and whose report is not among these.",
             capital(&ranks(waiting)),
             verb(waiting, "waits", "wait"),
             process(set, rank)
         ),
         evidence: Vec::new(),
-        fix: format!(
-            "fetch the report of rank {rank} from its host, or ask it: kill -USR1 on its process"
-        ),
+        fix: format!("fetch the report of rank {rank} from its host{fix}"),
     }
 }
 

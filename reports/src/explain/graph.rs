@@ -65,9 +65,9 @@ fn of_collective<'a>(
 pub(super) struct Graph<'a>(BTreeMap<u32, Vec<&'a Edge>>);
 
 impl<'a> Graph<'a> {
-    pub(super) fn new(edges: &'a [Edge]) -> Self {
+    pub(super) fn new(edges: &[&'a Edge]) -> Self {
         let mut from: BTreeMap<u32, Vec<&Edge>> = BTreeMap::new();
-        edges.iter().for_each(|edge| from.entry(edge.from).or_default().push(edge));
+        edges.iter().copied().for_each(|edge| from.entry(edge.from).or_default().push(edge));
         Self(from)
     }
 

@@ -31,6 +31,8 @@ pub enum Kind {
     Stopped,
     /// A rank ended with an error of its own.
     Failed,
+    /// A rank said goodbye while others still need it.
+    Left,
     /// A transport reported an error.
     TransportError,
     /// A link between two live ranks carries nothing.
@@ -57,6 +59,7 @@ impl Kind {
             Self::Dead => "dead",
             Self::Stopped => "stopped",
             Self::Failed => "failed",
+            Self::Left => "left",
             Self::TransportError => "transport_error",
             Self::BrokenLink => "broken_link",
             Self::DifferentCalls => "different_calls",

@@ -1,5 +1,6 @@
 //! One report per rank.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::words;
@@ -26,37 +27,43 @@ pub(super) fn jobs(reports: &[Report]) -> Vec<String> {
         let known = latest.entry(&report.job).or_default();
         *known = report.unix_ms.max(*known);
     }
-    if latest.len() > 1 {
-        latest.remove("");
-    }
+    let last = latest.values().copied().max().unwrap_or(0);
     let mut jobs: Vec<(u64, &str)> = latest.into_iter().map(|(job, at)| (at, job)).collect();
-    jobs.sort_unstable_by(|a, b| b.cmp(a));
-    let last = jobs.first().map_or(0, |(at, _)| *at);
-    let at_once = |(at, _): &&(u64, &str)| last - at <= APART_MS;
-    jobs.iter().filter(at_once).take(MOST_JOBS).map(|(_, job)| (*job).to_owned()).collect()
+    jobs.retain(|(at, _)| last - at <= APART_MS);
+    // What a job without a name says may belong to one of the others.
+    jobs.sort_unstable_by_key(|(at, job)| Reverse((!job.is_empty(), *at, *job)));
+    jobs.iter().take(MOST_JOBS).map(|(_, job)| (*job).to_owned()).collect()
 }
 
 impl Set {
-    /// The reports of a job. Before the ranks have met, nobody knows its name: those count for any.
+    /// The reports of a job. Before the ranks have met, nobody knows its name: such a report counts where
+    /// it is of the same moment, and its rank has none with a name.
     pub(super) fn choose(reports: &[Report], job: &str) -> Self {
+        let latest = reports.iter().filter(|r| r.job == job).map(|r| r.unix_ms).max().unwrap_or(0);
+        let is_its_own = |report: &Report| report.job == job && !job.is_empty();
         let mut notes = Vec::new();
         let mut kept: BTreeMap<u32, &Report> = BTreeMap::new();
         let (mut others, mut ranks) = (0, 0);
         for report in reports {
-            if !report.job.is_empty() && report.job != job {
+            let is_of_then = report.job.is_empty() && report.unix_ms.abs_diff(latest) <= APART_MS;
+            if !is_its_own(report) && !is_of_then {
                 others += 1;
                 continue;
             }
             ranks = ranks.max(report.ranks);
-            let weight = |r: &Report| (r.is_error(), r.unix_ms);
+            let weight = |r: &Report| (is_its_own(r), r.is_error(), r.unix_ms);
             match kept.get(&report.rank) {
                 Some(known) if weight(known) >= weight(report) => {}
                 _ => drop(kept.insert(report.rank, report)),
             }
         }
         if others > 0 {
+            let this = match job {
+                "" => "an opening".to_owned(),
+                job => format!("job {job}"),
+            };
             notes.push(format!(
-                "{others} reports of other jobs, or other yards, were left out; this is about job {job}"
+                "{others} reports of other jobs, or other yards, were left out; this is about {this}"
             ));
         }
         let reports = kept.into_iter().map(|(rank, report)| (rank, report.clone())).collect();

@@ -66,6 +66,18 @@ fn short_waits_are_healthy_and_long_ones_lead_to_the_end_of_the_chain() {
 }
 
 #[test]
+fn a_short_wait_is_no_link_of_the_chain() {
+    let reports = vec![idle(0), waiting(1, 0, 30), waiting(2, 1, 9000)];
+    let (kind, ranks, sentence) = verdict(reports);
+    assert_eq!((kind, ranks), (Kind::Late, vec![1]), "{sentence}");
+    assert!(sentence.starts_with("Rank 1 was late"), "{sentence}");
+    let mut late = idle(0);
+    late.activity.since_ms = 9000;
+    let (_, ranks, sentence) = verdict(vec![late, waiting(1, 0, 9000)]);
+    assert!(ranks == [0] && sentence.starts_with("Rank 0 is late"), "{sentence}");
+}
+
+#[test]
 fn a_rank_that_works_inside_a_call_is_busy_and_not_late() {
     let mut busy = idle(0);
     busy.activity.state = State::Send;
@@ -79,6 +91,23 @@ fn a_live_rank_without_a_report_is_asked_for() {
     let (kind, ranks, sentence) = verdict(vec![waiting(0, 1, 9000), waiting(2, 1, 9000)]);
     assert_eq!((kind, ranks), (Kind::NoReport, vec![1]));
     assert!(sentence.contains("which lives, was heard 0.0 s ago"), "{sentence}");
+}
+
+#[test]
+fn who_said_goodbye_while_others_wait_for_it_is_named_and_not_asked() {
+    let says = |mut report: Report, state: &str| {
+        let peers = report.peers.iter_mut().filter(|peer| peer.rank == 1);
+        peers.for_each(|peer| (peer.state, peer.ended_ms) = (state.into(), Some(5000)));
+        report
+    };
+    let reports = vec![says(waiting(0, 1, 9000), "left"), says(waiting(2, 0, 9000), "left")];
+    let verdict = explain(reports).expect("reports").verdict;
+    assert_eq!((verdict.kind, verdict.ranks), (Kind::Left, vec![1]), "{}", verdict.sentence);
+    assert!(!verdict.fix.contains("kill"), "{}", verdict.fix);
+    // It ended in some way that does not explain the wait.
+    let verdict = explain(vec![says(waiting(0, 1, 9000), "new")]).expect("reports").verdict;
+    assert_eq!(verdict.kind, Kind::NoReport);
+    assert!(!verdict.fix.contains("kill") && !verdict.sentence.contains("lives"), "{verdict:?}");
 }
 
 #[test]
@@ -203,6 +232,43 @@ fn of_several_jobs_the_latest_counts_and_the_others_are_mentioned() {
     let explanation = explain(vec![old, idle(0), idle(1), idle(2)]).expect("reports");
     assert_eq!(explanation.verdict.kind, Kind::Healthy);
     assert!(explanation.notes[0].contains("1 reports of other jobs"), "{:?}", explanation.notes);
+}
+
+/// The same, of a rank that has not met the others, so many milliseconds earlier.
+fn opening(mut report: Report, before_ms: u64) -> Report {
+    (report.job, report.unix_ms) = (String::new(), report.unix_ms - before_ms);
+    report.activity.state = State::Opening;
+    report
+}
+
+#[test]
+fn an_old_opening_says_nothing_of_a_job() {
+    let mut failed = opening(idle(2), 50_000);
+    failed.reason = Reason { kind: "config".into(), text: "no such file".into(), rank: None };
+    let explanation = explain(vec![failed.clone(), idle(0), idle(1)]).expect("reports");
+    assert_eq!(explanation.verdict.kind, Kind::Healthy, "{:?}", explanation.verdict);
+    assert_eq!(explanation.missing, [2]);
+    // At the same moment, it is of the job; but not of a rank that has met the others.
+    failed.unix_ms += 49_000;
+    assert_eq!(verdict(vec![failed.clone(), idle(0), idle(1)]).1, [2]);
+    let explanation = explain_job(&[failed, idle(0), idle(1), idle(2)], "job");
+    assert_eq!(explanation.verdict.kind, Kind::Healthy, "{:?}", explanation.verdict);
+}
+
+#[test]
+fn an_opening_that_hangs_is_explained_though_an_older_job_has_reports() {
+    let mut hangs = [0, 1].map(|rank| opening(idle(rank), 0));
+    for report in &mut hangs {
+        let name = "barrier".into();
+        report.activity.collective = Some(Collective { name, topic: "x".into(), since_ms: 5000 });
+    }
+    let old = [0, 1, 2].map(|rank| {
+        let mut report = idle(rank);
+        report.unix_ms -= 60_000;
+        report
+    });
+    let (kind, ranks, _) = verdict(hangs.into_iter().chain(old).collect());
+    assert_eq!((kind, ranks), (Kind::NoReport, vec![2]));
 }
 
 #[test]

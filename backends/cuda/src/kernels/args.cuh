@@ -66,7 +66,7 @@ struct Trace {
   u64 begun;      // the kernel
   u64 counted;    // this rank's routing, all of it; a combine: as begun
   u64 heard;      // every rank's counts
-  u64 moved;      // the rows of the first block have left; a combine: its sums are made
+  u64 moved;      // the rows of the first block have left, and tiles are spread; a combine: its sums are made
   u64 arrived;    // the rows of all ranks; a combine: all have read
 };
 
@@ -264,7 +264,7 @@ struct DispatchArgs {
   __device__ u32 tiles_of_source() const { return (c.max_tokens + tile_rows - 1) / tile_rows; }
 };
 
-// Packed, or where the face only puts: spreads what arrived over the other experts of a token; zeroes padding.
+// Packed, or expert-major without tiles: spreads what arrived over the other experts of a token; zeroes padding.
 struct SpreadArgs {
   u8* x;                        // [X, row_bytes]
   u32* scales;                  // [X, scale_words]
@@ -349,6 +349,7 @@ struct ArriveArgs {
   u32 phase;
   u32 reserved;
   Trace* trace;
+  State* state;
 };
 
 #ifdef TY_ARGS_BYTES

@@ -254,6 +254,7 @@ pub(crate) struct ArriveArgs {
     pub(crate) phase: u32,
     pub(crate) reserved: u32,
     pub(crate) trace: u64,
+    pub(crate) state: u64,
 }
 
 #[repr(C)]

@@ -104,11 +104,14 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   found.publish();
   bool gives_up = __syncthreads_or(given_up != 0);
-  if (a.c.epoch() == 0) return;
+  if (a.c.epoch() == 0) {
+    if (blockIdx.x == 0) enter_nothing(a.c);
+    return;
+  }
   // A warp that has nothing else to do until records come.
   if (threadIdx.x == blockDim.x - 32) leave_turn(a.c);
+  if (blockIdx.x + threadIdx.x == 0) begin(a);
   if (blockIdx.x == 0 && !gives_up) {
-    if (threadIdx.x == 0) begin(a);
     u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
     u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
                        place,                        (u32)(a.weights / 16), (u32)operation().rows,

@@ -94,6 +94,7 @@ impl Engine {
         // SAFETY: by this function's contract.
         let sent = unsafe { self.sum_rows((call, signature), &mode, &staged) };
         if let Err(error) = self.give_up(sent) {
+            self.let_pass(call.operation, &mode);
             staged.region.iter().for_each(|r| self.arena.release(r.id));
             return Err(error);
         }
@@ -131,6 +132,7 @@ impl Engine {
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_combine(call, &arguments, &pulls) };
         let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        self.let_pass(call.operation, &mode);
         self.give_up(self.tell_unheard(&mode, told))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "combine", message))

@@ -298,18 +298,26 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   prepare(a, tokens, shared + a.table_bytes);
   found.publish(!a.replay, tokens);
   enter_last(a, up, guard);
-  if (a.c.epoch() == 0) return;
+  if (a.c.epoch() == 0) {
+    if (blockIdx.x == 0) enter_nothing(a.c);
+    return;
+  }
   if (!hear(a.c, up, words_of(a), t.heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
   __syncthreads();
   Decision d = decision;
-  if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return;
+  if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return stop_all(a.c);
   if (d.code == kGo) d = place(a, up, t);
   if (scribe) {
     u64 heard = now_ns();
     bool noted = d.code != kGo || note_counts(a, up, t, guard);
-    if (noted && threadIdx.x % 32 == 0) tell_sizes(a, up, t, d, guard);
-    if (threadIdx.x % 32 == 0) a.c.trace->heard = heard;
+    if (threadIdx.x % 32 == 0) {
+      if (noted)
+        tell_sizes(a, up, t, d, guard);
+      else
+        a.c.state->stopped = 1;
+      a.c.trace->heard = heard;
+    }
     __syncwarp();
   }
   if (d.code != kGo) return;

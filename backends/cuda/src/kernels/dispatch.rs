@@ -260,6 +260,7 @@ impl Engine {
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &moves) };
         let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        self.let_pass(call.operation, &mode);
         self.give_up(self.tell_unheard(&mode, outcome))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "dispatch", message))
@@ -297,6 +298,7 @@ impl Engine {
                 return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
             }
             (Err(error), region) => {
+                self.let_pass(call.operation, &wanted.mode);
                 region.iter().chain(&staging).for_each(|r| self.arena.release(r.id));
                 return Err(error);
             }

@@ -343,6 +343,15 @@ impl Engine {
         self.observer.watch(wait)
     }
 
+    /// Lets the stream of a refused call go on behind its kernel, which takes a turn: what the caller
+    /// queues there next, a graph too, must find the next one.
+    pub(super) fn let_pass(&self, operation: u64, mode: &Mode) {
+        let Some(stream) = mode.stream.filter(|_| !mode.is_recorded()) else { return };
+        if let Err(error) = self.events[self.slot(operation)].hold(stream) {
+            tracing::warn!("a stream does not wait for a call that was refused: {error}");
+        }
+    }
+
     /// Waits until everything has ended that was launched, and streams have passed the regions that
     /// were taken back.
     pub(super) fn flush(&mut self) -> Result<()> {
@@ -453,6 +462,7 @@ impl Engine {
             phase: phase as u32,
             reserved: 0,
             trace: self.traces.at(self.slot(operation)) as u64,
+            state: self.state.address(),
         };
         // SAFETY: the kernel's type; it names memory of the engine only.
         unsafe { self.launch(&self.kernels.arrive, (1, WARPS, 0), &arguments, slot) }

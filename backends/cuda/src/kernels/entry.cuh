@@ -47,6 +47,12 @@ __device__ inline void stop_all(const Common& c) {
   if (threadIdx.x == 0) c.state->stopped = 1;
 }
 
+// An operation that is not entered, as an older one has failed: what is queued behind it must not take
+// what the one before has left in its cell. One block.
+__device__ inline void enter_nothing(const Common& c) {
+  if (threadIdx.x == 0) c.cell->code = 0;
+}
+
 // Whether a block is the last of its launch to come here: then what all others stored before is
 // seen. Nobody waits: who needs what the last one makes of it hears this rank's own record.
 __device__ inline bool last_to_come(const Common& c) {
@@ -219,8 +225,9 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   o.own_origin = c.origin();
   o.text_bytes = 0;
   bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
-  if (text && !hear_text(c, up, d.rank, o.verdict, guard)) return;
-  if (c.unheard) c.state->stopped = 1;
+  bool heard = !text || hear_text(c, up, d.rank, o.verdict, guard);
+  if (c.unheard || !heard) c.state->stopped = 1;
+  if (!heard) return;
   __threadfence_system();
   store_release(&o.epoch, c.ticket);
 }

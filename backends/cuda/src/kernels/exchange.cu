@@ -103,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
     if (waits) ty::wait_signal(face, 0, {a.phase, s, first + s, total}, guard);
   }
   face.flush(ty::Block(), 0, guard);
+  if (guard.ended()) a.state->stopped = 1;
   __syncthreads();
   if (threadIdx.x == 0) a.trace->arrived = ty::now_ns();
 }

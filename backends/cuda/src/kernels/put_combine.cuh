@@ -96,7 +96,7 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   u32* heard = reinterpret_cast<u32*>(shared);
   Found(a.c, a.r.note).publish();
   __syncthreads();
-  if (a.c.epoch() == 0) return;
+  if (a.c.epoch() == 0) return enter_nothing(a.c);
   if (threadIdx.x == 0) {
     pass_turn(a.c);
     begin(a);

@@ -109,6 +109,8 @@ __device__ bool hear_tile(const DispatchArgs& a, const Up& up, const TilePart& p
                      [&](u64 found) { return (u32)found == p.expected; });
   }
   ok = __shfl_sync(~0u, ok, 0);
+  // What one lane has seen holds for all.
+  __syncwarp();
   // Peers stored these rows by other means than the bulk copies that read them.
   publish_places();
   return ok;

@@ -60,7 +60,7 @@ struct Rank : Brought {
     return c;
   }
   void arrive(const Common& c, bool rows) {
-    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, 0, trace};
+    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, 0, trace, state};
     model::launch(1, kWarps * 32, [=, this] { ty_arrive(a, params()); });
     same("an ended wait of rank " + std::to_string(me), report->ended, 0u);
   }

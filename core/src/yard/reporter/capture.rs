@@ -85,7 +85,11 @@ impl Counters {
     /// The only lane of each level, with what is under way to all ranks together.
     fn lane(&self, level: usize) -> Lane {
         let counts = (0..self.0.ranks).filter_map(|rank| self.counts(level, rank));
-        let (posted, done) = counts.fold((0, 0), |(p, d), c| (p + c.posted, d + c.done));
+        // A plugin's words may be anything.
+        let add = |(posted, done): (u64, u64), c: Counts| {
+            (posted.wrapping_add(c.posted), done.wrapping_add(c.done))
+        };
+        let (posted, done) = counts.fold((0, 0), add);
         Lane {
             level: LEVELS[level].to_owned(),
             lane: 0,

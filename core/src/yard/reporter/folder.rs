@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokenyard_reports::{Report, text};
 
@@ -17,6 +18,8 @@ pub const REPORTS_VARIABLE: &str = "TOKENYARD_REPORTS";
 const PER_RANK: usize = 8;
 /// Files in the system's temporary folder that are kept.
 const IN_TEMP: usize = 4096;
+/// A hidden file that is older was left by a process that ended.
+const STALE: Duration = Duration::from_secs(60);
 
 /// Where reports go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +71,7 @@ impl Folder {
         })?;
         self.put(&format!("{stem}.txt"), text(report).as_bytes())?;
         let path = self.put(&format!("{stem}.json"), &json)?;
-        self.tidy(report);
+        self.tidy(report, &stem);
         Ok(path)
     }
 
@@ -106,8 +109,10 @@ impl Folder {
         let path = self.path.join(name);
         let hidden = self.path.join(format!(".{name}"));
         let write = || {
-            let options = OpenOptions::new().write(true).create(true).truncate(true).clone();
-            let mut file = options.clone().mode(0o600).open(&hidden)?;
+            // In a folder that others can write to, it may be a link that leads elsewhere.
+            let _ = fs::remove_file(&hidden);
+            let mut file =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&hidden)?;
             file.write_all(bytes)?;
             fs::rename(&hidden, &path)
         };
@@ -119,11 +124,13 @@ impl Folder {
         Ok(path)
     }
 
-    /// Removes the oldest files where there are too many. What cannot be removed stays.
-    fn tidy(&self, report: &Report) {
+    /// Removes the oldest files where there are too many, but not the report that was just written. What
+    /// cannot be removed stays.
+    fn tidy(&self, report: &Report, written: &str) {
         let Ok(entries) = fs::read_dir(&self.path) else { return };
         let mut names: Vec<String> =
             entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        self.remove_hidden(&names, &prefix(report));
         names.retain(|name| name.starts_with("tokenyard-"));
         if self.is_temporary && names.len() > IN_TEMP {
             self.remove_oldest(&names, names.len() - IN_TEMP);
@@ -133,13 +140,30 @@ impl Folder {
             .iter()
             .filter(|name| name.starts_with(&mine))
             .filter_map(|name| name.strip_suffix(".json"))
+            .filter(|name| *name != written)
             .collect();
         // An error is told once; who asks can ask again.
         mine.sort_by_key(|name| (!name.ends_with("-asked"), *name));
-        for name in mine.iter().take(mine.len().saturating_sub(PER_RANK)) {
+        for name in mine.iter().take(mine.len().saturating_sub(PER_RANK - 1)) {
             for extension in ["json", "txt"] {
                 let _ = fs::remove_file(self.path.join(format!("{name}.{extension}")));
             }
+        }
+    }
+
+    /// What a process left that ended while it wrote a report of this rank. One that is fresh may be
+    /// under way in another thread or process.
+    fn remove_hidden(&self, names: &[String], prefix: &str) {
+        let is_left = |path: &Path| {
+            let written = fs::symlink_metadata(path).and_then(|found| found.modified()).ok();
+            let age = written.and_then(|written| written.elapsed().ok());
+            age.is_some_and(|age| age >= STALE)
+        };
+        let hidden = names
+            .iter()
+            .filter(|name| name.strip_prefix('.').is_some_and(|name| name.starts_with(prefix)));
+        for path in hidden.map(|name| self.path.join(name)).filter(|path| is_left(path)) {
+            let _ = fs::remove_file(path);
         }
     }
 
@@ -223,6 +247,43 @@ mod tests {
         assert_eq!(names.len(), 2 * PER_RANK, "{names:?}");
         assert!(names.iter().any(|name| name.ends_with("-transport.json")), "{names:?}");
         assert!(names.iter().any(|name| name.contains("025129")), "the last one stays: {names:?}");
+    }
+
+    #[test]
+    fn an_answer_stays_though_there_are_many_errors_of_earlier_openings() {
+        let (_temp, folder) = folder();
+        for second in 0..9 {
+            folder.write(&report(second, "deadline")).unwrap();
+        }
+        let path = folder.write(&report(9, "asked")).unwrap();
+        assert!(path.exists() && path.with_extension("txt").exists(), "{:?}", names(&folder));
+        assert_eq!(names(&folder).len(), 2 * PER_RANK);
+    }
+
+    #[test]
+    fn what_a_process_left_half_written_goes_and_what_is_under_way_stays() {
+        let (_temp, folder) = folder();
+        folder.make().unwrap();
+        let hidden =
+            |second, kind| folder.path.join(format!(".{}.json", stem(&report(second, kind))));
+        let old = fs::File::create(hidden(1, "asked")).unwrap();
+        old.set_modified(std::time::SystemTime::now() - 2 * STALE).unwrap();
+        fs::File::create(hidden(2, "asked")).unwrap();
+        folder.write(&report(3, "asked")).unwrap();
+        assert!(!hidden(1, "asked").exists() && hidden(2, "asked").exists());
+    }
+
+    #[test]
+    fn a_link_that_somebody_planted_is_not_followed() {
+        let (temp, folder) = folder();
+        folder.make().unwrap();
+        let victim = temp.path().join("victim");
+        fs::write(&victim, "mine").unwrap();
+        let hidden = folder.path.join(format!(".{}.json", stem(&report(1, "asked"))));
+        std::os::unix::fs::symlink(&victim, &hidden).unwrap();
+        let path = folder.write(&report(1, "asked")).unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "mine");
+        assert!(fs::symlink_metadata(path).unwrap().is_file());
     }
 
     #[test]
