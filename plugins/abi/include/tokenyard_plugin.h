@@ -378,7 +378,8 @@ struct TyTransportTable;
 #define TY_PLACE_NICS_GIVEN 1
 
 /**
- * NICs of all names reach each other, so ranks of a rail may have different ones.
+ * NICs of all names reach each other, so ranks of a rail may have
+ * different ones.
  */
 #define TY_PLACE_ANY_RAILS 2
 
