@@ -145,7 +145,8 @@ __device__ void spread_tiles(const DispatchArgs& a, const Up& up, const Dispatch
     if (p.rows == 0) continue;
     if (!hear_tile(a, up, p, guard)) {
       if (threadIdx.x % 32 == 0) a.c.state->stopped = 1;
-      return;
+      // What is on its way into shared memory must be there before the block ends.
+      break;
     }
     spread_tokens(s, rows, rows_at(a, t.heard, me, p.source) + p.first, p.rows, 1);
     leave_tile(a, up, p);
