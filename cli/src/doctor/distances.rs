@@ -1,7 +1,7 @@
 //! How far each NIC is from each GPU.
 
 use serde::Serialize;
-use tokenyard_machine::{Distance, Fact, Machine, Nic};
+use tokenyard_machine::{Distance, Fact, Machine};
 
 use crate::output::{People, Table};
 
@@ -16,7 +16,8 @@ pub(super) struct Pair<'a> {
 
 /// All pairs, by NIC and then by GPU.
 pub(super) fn of(machine: &Machine) -> Vec<Pair<'_>> {
-    let pairs = nics(machine).into_iter().flat_map(|nic| {
+    let nics = machine.nics.iter().filter(|nic| nic.is_hardware());
+    let pairs = nics.flat_map(|nic| {
         machine.gpus.iter().map(move |gpu| Pair {
             nic: &nic.name,
             gpu: gpu.index,
@@ -30,8 +31,7 @@ pub(super) fn of(machine: &Machine) -> Vec<Pair<'_>> {
 }
 
 /// Prints a line for each NIC and a column for each GPU, where the node has both.
-pub(super) fn print(machine: &Machine, people: People) {
-    let pairs = of(machine);
+pub(super) fn print(machine: &Machine, pairs: &[Pair<'_>], people: People) {
     if pairs.is_empty() {
         return;
     }
@@ -47,10 +47,6 @@ pub(super) fn print(machine: &Machine, people: People) {
         "PIX below one switch, PXB below one root port, PHB below one host bridge, \
          NODE on one NUMA node, SYS on another",
     );
-}
-
-fn nics(machine: &Machine) -> Vec<&Nic> {
-    machine.nics.iter().filter(|nic| nic.is_hardware()).collect()
 }
 
 /// As other tools write it.

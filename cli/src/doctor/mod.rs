@@ -1,7 +1,8 @@
 //! `tokenyard doctor`: what is slow or broken on this node for a job, what it costs, and the fix.
 //!
 //! `tokenyard-machine` reads, `tokenyard-doctor` judges; here are the arguments, what only a running
-//! process can try (`tried`), what a config asks for (`asked`), the text (`text`), how far NICs are from GPUs (`distances`), and the comparison of all ranks
+//! process can try (`tried`), what a config asks for (`asked`), the text (`text`), how far NICs are from
+//! GPUs (`distances`), and the comparison of all ranks
 //! (`worldwide`).
 
 mod asked;
@@ -105,7 +106,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let verdict = worst(&findings);
     let people = People::new(args.json);
     text::print(&findings, people);
-    distances::print(&machine, people);
+    let distances = distances::of(&machine);
+    distances::print(&machine, &distances, people);
     text::conclude(verdict, people);
     if args.json {
         print_json(&Document {
@@ -114,7 +116,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             verdict,
             findings: &findings,
             machine: &machine,
-            distances: distances::of(&machine),
+            distances,
             tried: tried.as_ref(),
             elapsed_ms,
             conditions: Conditions::find(),

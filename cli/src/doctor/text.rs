@@ -10,17 +10,18 @@ const WIDEST: usize = 64;
 /// Prints a table of all findings, then what to do about those that are not well.
 pub(super) fn print(findings: &[Finding], people: People) {
     let mut table = Table::new(&["verdict", "finding", "of", "found", "wanted"]);
-    for group in alike(findings) {
+    let groups = alike(findings);
+    for group in &groups {
         let first = group[0];
         let word = if first.needed { first.verdict.name() } else { "not needed" };
         let style = if first.needed { style(first.verdict) } else { Style::Plain };
-        let texts = [first.id, &subjects(&group), &short(&first.found), &short(&first.wanted)]
+        let texts = [first.id, &subjects(group), &short(&first.found), &short(&first.wanted)]
             .map(|text| text.into());
         table.row(std::iter::once(Cell::styled(style, word)).chain(texts));
     }
     people.say(table.render(people));
-    for group in alike(findings).into_iter().filter(|group| group[0].verdict != Verdict::Ok) {
-        explain(&group, people);
+    for group in groups.iter().filter(|group| group[0].verdict != Verdict::Ok) {
+        explain(group, people);
     }
 }
 
@@ -56,12 +57,12 @@ fn explain(group: &[&Finding], people: People) {
 /// Findings that say the same of several things, in order of their rules.
 fn alike(findings: &[Finding]) -> Vec<Vec<&Finding>> {
     let mut groups: Vec<Vec<&Finding>> = Vec::new();
-    let key = |finding: &Finding| {
-        let Finding { id, verdict, needed, found, wanted, fix, .. } = finding;
-        (*id, *verdict, *needed, found.clone(), wanted.clone(), fix.clone())
+    let says_the_same = |a: &Finding, b: &Finding| {
+        (a.id, a.verdict, a.needed) == (b.id, b.verdict, b.needed)
+            && (&a.found, &a.wanted, &a.fix) == (&b.found, &b.wanted, &b.fix)
     };
     for finding in findings {
-        match groups.iter_mut().find(|group| key(group[0]) == key(finding)) {
+        match groups.iter_mut().find(|group| says_the_same(group[0], finding)) {
             Some(group) => group.push(finding),
             None => groups.push(vec![finding]),
         }
