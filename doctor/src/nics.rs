@@ -9,16 +9,11 @@ pub(crate) fn hardware<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
     report.machine.nics.iter().filter(|nic| nic.is_hardware()).collect()
 }
 
-/// NICs that ranks use: those that the topology takes, and those that the config names.
+/// NICs that ranks use: those that the config names, else those that the topology takes.
 pub(crate) fn rails<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
-    let mut nics = report.machine.rail_nics();
-    let named = |nic: &&Nic| report.job.nics.contains(&nic.name);
-    for nic in report.machine.nics.iter().filter(named) {
-        if !nics.iter().any(|rail| rail.name == nic.name) {
-            nics.push(nic);
-        }
-    }
-    nics
+    let is_named = |nic: &&Nic| report.job.asks.nics.contains(&nic.name);
+    let named: Vec<&Nic> = report.machine.nics.iter().filter(is_named).collect();
+    if named.is_empty() { report.machine.rail_nics() } else { named }
 }
 
 /// `mlx5_3`, or `mlx5_bond_0 port 2` where a NIC has several ports.
