@@ -224,6 +224,8 @@ fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         .iter()
         .filter(|other| same.is_some() && model(report, other) == same)
         .flat_map(|other| other.ports.iter().filter(|port| is_active(port)))
+        // A card that speaks both may have a rate for each.
+        .filter(|other| other.link_layer == port.link_layer)
         .filter_map(|port| Some(port.rate.known()?.megabits))
         .collect();
     // Where no rate has most ports, the fastest shows what the model can.
@@ -271,7 +273,14 @@ fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {
             let bytes = roce_payload(mtu);
             (bytes, format!("{bytes} bytes (interface mtu {mtu})"))
         }
-        // InfiniBand: no file tells it, and the subnet manager decides for all.
+        // InfiniBand: no file tells it.
+        _ if !roce && rails(report).iter().any(|rail| rail.name == nic.name) => {
+            let found = (Verdict::Unknown, "not told: ibv_devinfo was not run or is not installed");
+            report.note((&MTU, Facility::of(nic)), port_name(nic, port), found).fix(
+                "apt install ibverbs-utils (dnf: libibverbs-utils): ibv_devinfo shows active_mtu",
+            );
+            return;
+        }
         _ => return,
     };
     let verdict = if bytes < 4096 { Verdict::Slow } else { Verdict::Ok };

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use tokenyard_doctor::world::{Summary, compare};
 use tokenyard_doctor::{Alternative, Finding, Job, Part, Parts, Verdict, examine};
 use tokenyard_machine::{Machine, Tree};
 
@@ -110,7 +111,7 @@ fn nics_for_something_else_change_nothing_for_ranks() {
         let found = findings(&path, &uses);
         let told: Vec<String> =
             faults(&found).into_iter().filter(|fault| !plain.contains(fault)).collect();
-        assert!(told.iter().all(|fault| fault.starts_with("unknown")), "{name}: {told:?}");
+        assert!(told.is_empty(), "{name}: {told:?}");
         assert!(
             found.iter().filter(|f| f.id == "uverbs-nodes").count() == 8,
             "only those of ranks are judged"
@@ -164,6 +165,21 @@ fn several_transports_are_broken_where_each_of_them_is() {
     for fault in ["broken nic-present NICs for efa", "broken locked-memory locked memory"] {
         assert!(broken.iter().any(|found| found == fault), "{fault}: {broken:?}");
     }
+}
+
+#[test]
+fn the_node_on_which_a_list_of_transports_falls_further_is_named() {
+    let node = |tree: &str, host: &str| Summary {
+        host: host.to_owned(),
+        ..Summary::default().with_transport(&with_alternatives(tree, &["efa", "verbs"]))
+    };
+    let efa = "p5en-efa.tree";
+    let found = compare(&[node(efa, "a"), node(efa, "b"), node("hgx-cx7.tree", "c")]);
+    let odd: Vec<&Finding> = found.iter().filter(|f| f.verdict != Verdict::Ok).collect();
+    assert_eq!(odd.len(), 1, "{found:?}");
+    assert_eq!((odd[0].id, odd[0].verdict), ("world-transport", Verdict::Slow));
+    assert_eq!(odd[0].subject, "transport of several of c (rank 2)");
+    assert_eq!((odd[0].found.as_str(), odd[0].wanted.as_str()), ("verbs", "efa, as on most"));
 }
 
 #[test]
