@@ -45,6 +45,8 @@ pub struct Asks {
     pub nics: Vec<String>,
     /// Entries of GID tables that the config names for `verbs`; it goes by rule where there are none.
     pub gid_indices: BTreeSet<u8>,
+    /// Ports that the config names for `verbs`; all are used where there are none.
+    pub ports: BTreeSet<u32>,
 }
 
 /// One of several transports of which the first that works is taken.
@@ -98,6 +100,7 @@ impl Job {
             uses.extend(asks.uses.iter().flatten());
             job.asks.nics.extend(asks.nics.iter().cloned());
             job.asks.gid_indices.extend(&asks.gid_indices);
+            job.asks.ports.extend(&asks.ports);
         }
         job
     }

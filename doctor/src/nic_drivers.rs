@@ -28,7 +28,8 @@ fn modules(family: NicFamily) -> &'static [&'static str] {
     match family {
         NicFamily::Mlx5 => &["mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs"],
         NicFamily::Ionic => &["ionic", "ionic_rdma"],
-        NicFamily::Broadcom => &["bnxt_en", "bnxt_re"],
+        // Its RDMA module counts in another way.
+        NicFamily::Broadcom => &["bnxt_en"],
         NicFamily::Efa => &["efa"],
         _ => &[],
     }

@@ -24,6 +24,12 @@ pub(crate) fn port_name(nic: &Nic, port: &Port) -> String {
     }
 }
 
+/// Ports of a NIC that the config does not rule out.
+pub(crate) fn used_ports<'a>(report: &Report<'_>, nic: &'a Nic) -> Vec<&'a Port> {
+    let named = &report.job.asks.ports;
+    nic.ports.iter().filter(|port| named.is_empty() || named.contains(&port.number)).collect()
+}
+
 pub(crate) fn is_active(port: &Port) -> bool {
     matches!(port.state, Fact::Known(PortState::Active | PortState::Deferred))
 }

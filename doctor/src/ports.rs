@@ -3,7 +3,7 @@
 use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, PortState};
 
 use crate::nics::{
-    function, hardware, has_link, is_active, majority, model, port_name, rails, rate,
+    function, hardware, has_link, is_active, majority, model, port_name, rails, rate, used_ports,
 };
 use crate::pci::capacity;
 use crate::{Facility, Report, Rule, Verdict};
@@ -122,7 +122,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     named(report);
     for nic in hardware(report) {
         report.judge_nic(nic, |report| {
-            for port in &nic.ports {
+            for port in used_ports(report, nic) {
                 state(report, nic, port);
                 if is_active(port) {
                     speed(report, nic, port);

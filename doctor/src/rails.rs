@@ -57,8 +57,10 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     let machine = report.machine;
     let all = machine.rail_nics();
     // Those without a link too: that is said of their ports, and is no matter of distance.
-    let nearest: Vec<Nearest<'_>> =
-        machine.gpus.iter().filter_map(|gpu| nearest(report, gpu, &all)).collect();
+    // In a container `sys` shows GPUs and cards that others were given.
+    let some_are_given = machine.gpus.iter().any(|gpu| gpu.is_visible);
+    let given = machine.gpus.iter().filter(|gpu| gpu.is_visible || !some_are_given);
+    let nearest: Vec<Nearest<'_>> = given.filter_map(|gpu| nearest(report, gpu, &all)).collect();
     // One GPU has nothing to be compared with.
     if nearest.len() < 2 {
         return;

@@ -214,6 +214,39 @@ fn probes_say_which_transport_is_taken_and_a_fault_behind_a_probe_is_one() {
 }
 
 #[test]
+fn gpus_and_cards_of_other_containers_are_no_missing_rails() {
+    // Two GPUs with their NICs; the other RDMA devices are in namespaces of their own.
+    let mut text = String::from("dev/infiniband/rdma_cm !gone\n");
+    for i in 2..8 {
+        text += &format!(
+            "dev/nvidia{i} !gone\nsys/class/infiniband/mlx5_{i} !gone\n\
+             sys/class/infiniband_verbs/uverbs{i} !gone\ndev/infiniband/uverbs{i} !gone\n"
+        );
+    }
+    let base = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
+    let machine = Machine::read(&Tree::changed(&base, &text).unwrap());
+    let found = examine(&machine, &job(&machine, &[]), None, None);
+    let near: Vec<&Finding> = found.iter().filter(|f| f.id == "rail-distance").collect();
+    assert_eq!(near.len(), 2, "{near:?}");
+    assert!(near.iter().all(|finding| finding.verdict == Verdict::Ok), "{near:?}");
+    assert_eq!(faults(&found), Vec::<String>::new());
+}
+
+#[test]
+fn a_port_that_the_config_does_not_use_is_not_judged() {
+    let base = std::fs::read_to_string(trees().join("roce-port-down.tree")).unwrap();
+    let port = "sys/class/infiniband/mlx5_0/ports/2";
+    let second = format!("{port}/state = 1: DOWN\n{port}/link_layer = Ethernet\n");
+    let machine = Machine::read(&Tree::changed(&base, &second).unwrap());
+    let mut job = job(&machine, &["kernel set cpu, transport verbs"]);
+    job.asks.nics = vec!["mlx5_0".to_owned()];
+    let down = "broken port-state mlx5_0 port 2".to_owned();
+    assert!(faults(&examine(&machine, &job, None, None)).contains(&down));
+    job.asks.ports = [1].into();
+    assert!(!faults(&examine(&machine, &job, None, None)).contains(&down));
+}
+
+#[test]
 fn a_near_card_without_an_rdma_device_is_told_from_a_card_that_is_missing() {
     let fix = |name: &str| {
         let found = findings(&trees().join("faults").join(name), &[]);

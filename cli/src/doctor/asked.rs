@@ -13,12 +13,17 @@ use tokenyard_doctor::{Alternative, Asks, Job, Part, Parts as PartFacts};
 
 use crate::parts::Parts;
 
-/// Keys of parts' tables that say which NICs they take, and how these are addressed. The rest of a table
-/// is its part's.
+/// Keys of `verbs` that say how its NICs are addressed.
+#[derive(Default, Deserialize)]
+struct VerbsKeys {
+    gid_index: Option<u8>,
+    port: Option<u32>,
+}
+
+/// Keys of parts' tables that say which NICs they take. The rest of a table is its part's.
 #[derive(Deserialize)]
 struct NicKeys {
     provider: Option<String>,
-    gid_index: Option<u8>,
     device: Option<Names>,
     rails: Option<Names>,
     nics: Option<Names>,
@@ -96,6 +101,11 @@ fn add_config(job: &mut Job, config: &Config) {
 
 fn add_transport(asks: &mut Asks, choice: &PartChoice) {
     let provider = add_nics(asks, choice);
+    if choice.name == "verbs" {
+        let VerbsKeys { gid_index, port } = choice.table.parse(&choice.name).unwrap_or_default();
+        asks.gid_indices.extend(gid_index);
+        asks.ports.extend(port);
+    }
     asks.add_part("transport", &choice.name, provider.as_deref());
 }
 
@@ -106,7 +116,6 @@ fn add_nics(asks: &mut Asks, choice: &PartChoice) -> Option<String> {
     let named = [keys.device, keys.rails, keys.nics].into_iter().flatten().flat_map(Names::named);
     // libfabric's domains are the NICs' names with what kind of endpoint they are for.
     asks.nics.extend(named.map(|name| name.trim_end_matches("-rdm").to_owned()));
-    asks.gid_indices.extend(keys.gid_index);
     keys.provider
 }
 
