@@ -95,6 +95,72 @@ fn the_document_tells_how_far_each_nic_is_from_each_gpu() {
     }
 }
 
+/// Fields of a document as the guide writes them: those of its lists too, and what `machine` has.
+fn fields(document: &Value) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for (name, value) in document.as_object().unwrap() {
+        match value.as_array().and_then(|list| list.first()) {
+            Some(first) => {
+                all.insert(format!("{name}[]"));
+                all.extend(first.as_object().unwrap().keys().map(|key| format!("{name}[].{key}")));
+            }
+            None => {
+                all.insert(name.clone());
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn the_guide_has_the_fields_of_the_document() {
+    let tree = repository("machine/trees/hgx-cx7.tree");
+    let output = tokenyard().args(["doctor", "--json", "--root"]).arg(&tree).output().unwrap();
+    let document = json(&output);
+    let guide = std::fs::read_to_string(repository("docs/operator-guide.md")).unwrap();
+    let table = guide.split("| field | is |").nth(1).unwrap().split("\n\n").next().unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+    let told: BTreeSet<String> = rows.map(|(field, _)| field.to_owned()).collect();
+    assert_eq!(told, fields(&document));
+    let machine = table.lines().find(|line| line.starts_with("| `machine`")).unwrap();
+    for name in document["machine"].as_object().unwrap().keys() {
+        assert!(machine.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
+#[test]
+fn of_several_transports_the_one_that_works_is_named_and_another_is_no_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_out]\nuse = [\"efa\", \"verbs\"]\n";
+    std::fs::write(&config, text).unwrap();
+    let tree = repository("machine/trees/hgx-cx7.tree");
+    let output = tokenyard().arg("doctor").arg(&config).arg("--root").arg(&tree).output().unwrap();
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    assert!(text.contains("cannot be used here: NICs for efa: none"), "{text}");
+    assert!(text.contains("the config falls to verbs"), "{text}");
+}
+
+#[test]
+fn the_entry_that_gid_index_names_is_judged() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_out]\nuse = \"verbs\"\n\
+                verbs.gid_index = 1\n";
+    std::fs::write(&config, text).unwrap();
+    let tree = repository("machine/trees/mi300x-pollara.tree");
+    let output = tokenyard().arg("doctor").arg(&config).arg("--root").arg(&tree).output().unwrap();
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    assert!(text.contains("1: 10.0.1.2 (RoCE v2), by `gid_index = 1`"), "{text}");
+    std::fs::write(&config, std::fs::read_to_string(&config).unwrap().replace("= 1", "= 7"))
+        .unwrap();
+    let output = tokenyard().arg("doctor").arg(&config).arg("--root").arg(&tree).output().unwrap();
+    expect_code(&output, 2);
+    assert!(stdout(&output).contains("no entry 7; there are 0:"), "{}", stdout(&output));
+}
+
 #[test]
 fn a_config_says_what_counts() {
     let tree = repository("machine/trees/container-no-rights.tree");

@@ -158,7 +158,7 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
 }
 
 #[test]
-fn a_rail_that_crosses_is_refused_on_every_rank_with_the_names() {
+fn a_node_with_fewer_nics_is_refused_on_every_rank_with_the_names() {
     tokenyard_cpu::link();
     let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
                 [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"shm\"\n\
@@ -169,7 +169,10 @@ fn a_rail_that_crosses_is_refused_on_every_rank_with_the_names() {
     })
     .unwrap();
     for text in &errors {
-        assert!(text.contains("rank 1 on node0 uses nic2 and rank 3 on node1 uses nic1"), "{text}");
+        assert!(
+            text.contains("rank 2 on node1 has 1 (nic0) and rank 0 on node0 has 2 (nic0, nic1)"),
+            "{text}"
+        );
     }
 }
 

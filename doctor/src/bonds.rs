@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{Bond, Interface};
 
-use crate::nics::{hardware, rate};
+use crate::nics::{rails, rate};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&MEMBERS, &LACP, &HASH, &RATE];
@@ -70,7 +70,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 
 /// A bond of ordinary network cards is not ours to judge.
 fn carries_rdma(report: &Report<'_>, interface: &Interface, bond: &Bond) -> bool {
-    let nics = hardware(report);
+    let nics = rails(report);
     nics.iter()
         .flat_map(|nic| &nic.interfaces)
         .any(|name| *name == interface.name || bond.members.contains(name))

@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{Access, Capabilities, Gpu, GpuVendor, Nic, Seccomp};
 
-use crate::nics::hardware;
+use crate::nics::rails;
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&UVERBS, &RDMA_CM, &NVIDIA, &IPC_LOCK, &SECCOMP];
@@ -81,7 +81,8 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 
 fn uverbs(report: &mut Report<'_>) {
     let nodes = &report.machine.devices.nodes;
-    let nics = hardware(report);
+    // Whether storage has its device nodes is nobody's matter here.
+    let nics = rails(report);
     let granted = |nic: &Nic| {
         let node = nic.uverbs.known().and_then(|node| nodes.get(&format!("infiniband/{node}")));
         node == Some(&Access::Granted)
@@ -102,7 +103,7 @@ fn uverbs(report: &mut Report<'_>) {
             Some(Access::Refused) => format!("/dev/infiniband/{node} is refused"),
             None => format!("no /dev/infiniband/{node}"),
         };
-        let is_named = report.job.nics.contains(&nic.name);
+        let is_named = report.job.asks.nics.contains(&nic.name);
         let told = match (granted(nic), is_named || given == 0, is_part) {
             (true, ..) => (Verdict::Ok, found),
             (false, true, _) => (Verdict::Broken, found),
@@ -117,7 +118,7 @@ fn uverbs(report: &mut Report<'_>) {
         }
     }
     let through_cm = report.job.asks(Facility::Libfabric) && report.job.asks(Facility::Verbs);
-    if through_cm && !hardware(report).is_empty() {
+    if through_cm && !rails(report).is_empty() {
         let (verdict, found) = match nodes.get("infiniband/rdma_cm") {
             Some(Access::Granted) => (Verdict::Ok, "there"),
             Some(Access::Refused) => (Verdict::Broken, "refused"),
@@ -156,7 +157,7 @@ fn nvidia(report: &mut Report<'_>) {
 }
 
 fn ipc_lock(report: &mut Report<'_>) {
-    let Some(facility) = hardware(report).first().map(|nic| Facility::of(nic)) else { return };
+    let Some(facility) = rails(report).first().map(|nic| Facility::of(nic)) else { return };
     let container = &report.machine.container;
     if container.capabilities.known().is_none() {
         return;

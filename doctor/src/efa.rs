@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{Nic, NicFamily};
 
-use crate::nics::hardware;
+use crate::nics::rails;
 use crate::versions::{at_least, numbers};
 use crate::{Facility, Report, Rule, Verdict};
 
@@ -45,7 +45,7 @@ static INSTALLER: Rule = Rule {
 
 pub(crate) fn judge(report: &mut Report<'_>) {
     let adapters: Vec<&Nic> =
-        hardware(report).into_iter().filter(|nic| nic.family == NicFamily::Efa).collect();
+        rails(report).into_iter().filter(|nic| nic.family == NicFamily::Efa).collect();
     if adapters.is_empty() && !report.job.asks(Facility::Efa) {
         return;
     }
@@ -98,7 +98,9 @@ fn provider(report: &mut Report<'_>, adapters: usize) {
         "libfabric",
         (verdict, format!("{domains} domains")),
     );
-    finding.wanted(format!("{adapters} domains, one for each adapter"));
+    if adapters > 0 {
+        finding.wanted(format!("{adapters} domains, one for each adapter"));
+    }
 }
 
 fn installer(report: &mut Report<'_>) {

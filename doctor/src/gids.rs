@@ -1,9 +1,9 @@
 //! GIDs: which one would be used, and whether it reaches the others.
 
 use tokenyard_machine::gid::{Preference, choose};
-use tokenyard_machine::{Gid, GidKind, LinkLayer, Nic, Port};
+use tokenyard_machine::{Gid, GidKind, LinkLayer, Nic, NicFamily, Port};
 
-use crate::nics::{hardware, is_active, port_name};
+use crate::nics::{hardware, is_active, port_name, used_ports};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&GID];
@@ -12,27 +12,60 @@ static GID: Rule = Rule {
     id: "gid",
     title: "The address of a RoCE port",
     wanted: "an entry of RoCE v2 with an IPv4 address",
-    why: "A RoCE port is addressed by an entry of its GID table. tokenyard takes, of the entries of \
-          RoCE v2, the first with an IPv4 address, then one with a routable IPv6 address, then a \
-          link-local one. Version 1 has no IP header and crosses no router; link-local addresses cross \
-          none either.",
+    why: "A RoCE port is addressed by an entry of its GID table. The transport verbs takes, of the entries \
+          of RoCE v2, the first with an IPv4 address, then one with a routable IPv6 address, then a \
+          link-local one; the entry that `gid_index` names it takes as it is, on InfiniBand too. libfabric \
+          asks the connection manager, which goes by the interface's IP address. Version 1 has no IP header and \
+          crosses no router; link-local addresses cross none either.",
     cost: "queue pairs do not connect, or connect and every packet is lost: operations end with \
            «retry exceeded» after 17 s",
     fix: "give the port's network interface an IPv4 address (ip addr add ADDRESS/LENGTH dev IFACE), or \
-          set `gid_index`",
-    source: "backends/verbs/docs.md (the rule of this project); NVIDIA, RoCE: GID table; Linux kernel, \
+          set `gid_index` of [transport.scale_out.verbs]",
+    source: "backends/verbs/docs.md (the rule of this project); rdma_cm(7), rdma-core; NVIDIA, RoCE: GID table; Linux kernel, \
              Documentation/ABI/stable/sysfs-class-infiniband (gids, gid_attrs)",
 };
 
 pub(crate) fn judge(report: &mut Report<'_>) {
-    for nic in hardware(report) {
+    let named: Vec<u8> = report.job.asks.gid_indices.iter().copied().collect();
+    for nic in hardware(report).into_iter().filter(|nic| nic.family != NicFamily::Efa) {
         report.judge_nic(nic, |report| {
-            for port in nic.ports.iter().filter(|port| is_active(port)) {
-                if port.link_layer.get() == Some(LinkLayer::Ethernet) {
+            for port in used_ports(report, nic).into_iter().filter(|port| is_active(port)) {
+                if named.is_empty() && port.link_layer.get() == Some(LinkLayer::Ethernet) {
                     address(report, nic, port);
                 }
+                named.iter().for_each(|index| entry(report, (nic, port), *index));
             }
         });
+    }
+}
+
+/// The entry that the config names, whatever it holds.
+fn entry(report: &mut Report<'_>, (nic, port): (&Nic, &Port), index: u8) {
+    let own = format!("`gid_index = {index}`");
+    let found = port.gids.iter().find(|gid| gid.index == u32::from(index));
+    let is_ethernet = port.link_layer.get() == Some(LinkLayer::Ethernet);
+    let (verdict, text) = match found {
+        None if port.gids.is_empty() => (Verdict::Broken, "no entry in the table".to_owned()),
+        None => {
+            let all = port.gids.iter().map(shown).collect::<Vec<_>>().join(", ");
+            (Verdict::Broken, format!("no entry {index}; there are {all}"))
+        }
+        Some(gid) if !is_ethernet => (Verdict::Ok, format!("{index}: {} ({own})", gid.address)),
+        Some(gid) if gid.kind.known() != Some(&GidKind::RoceV2) => {
+            (Verdict::Unknown, format!("{}, by {own}: reaches its own segment only", shown(gid)))
+        }
+        Some(gid) if Preference::of(&gid.address).is_link_local() => {
+            (Verdict::Unknown, format!("{}, by {own}: reaches its own segment only", shown(gid)))
+        }
+        Some(gid) => (Verdict::Ok, format!("{}, by {own}", shown(gid))),
+    };
+    let rule = choose(port.link_layer.get().unwrap_or(LinkLayer::Ethernet), &port.gids);
+    let finding = report.note((&GID, Facility::Verbs), port_name(nic, port), (verdict, text));
+    if let Some(gid) = rule {
+        finding.fix(format!("leave {own} out: by rule it is {}; or name that entry", shown(gid)));
+    }
+    if !is_ethernet {
+        finding.wanted("an entry that is there");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{NicFamily, NvidiaDriver};
 
-use crate::nics::hardware;
+use crate::nics::rails;
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&OPTIONS, &DOORBELL, &COMBINING];
@@ -11,7 +11,7 @@ static OPTIONS: Rule = Rule {
     id: "driver-options",
     title: "Driver options for GPU-initiated RDMA",
     wanted: "PeerMappingOverride=1 and EnableStreamMemOPs=1",
-    why: "A GPU that rings the NIC's doorbell needs the NIC's registers mapped on the GPU, which NVIDIA's \
+    why: "The parts that need it, ibgda and gin, are planned. A GPU that rings the NIC's doorbell needs the NIC's registers mapped on the GPU, which NVIDIA's \
           driver refuses to all but root unless PeerMappingOverride is 1. Without it the processor rings \
           the doorbell for the GPU (CPU-assisted mode), which needs no option.",
     cost: "GPU-initiated RDMA falls back to CPU-assisted mode: a thread of the processor per GPU, and some \
@@ -48,23 +48,25 @@ static COMBINING: Rule = Rule {
 pub(crate) fn judge(report: &mut Report<'_>) {
     combining(report);
     let Some(driver) = report.machine.nvidia.as_ref() else { return };
-    let families: Vec<NicFamily> = hardware(report).iter().map(|nic| nic.family).collect();
+    let families: Vec<NicFamily> = rails(report).iter().map(|nic| nic.family).collect();
     if families.is_empty() {
         return;
     }
     options(report, driver);
     let (verdict, found) = match families.iter().filter(|f| **f == NicFamily::Mlx5).count() {
-        // Nobody has asked for it.
-        0 if report.job.uses.is_none() => return,
         0 => (Verdict::Broken, "none"),
         _ => (Verdict::Ok, "mlx5"),
     };
-    report.note((&DOORBELL, Facility::GpuInitiated), "NICs", (verdict, found));
+    let asked = report.job.asks(Facility::GpuInitiated);
+    let finding = report.note((&DOORBELL, Facility::GpuInitiated), "NICs", (verdict, found));
+    if !asked {
+        finding.wanted("ConnectX-4 or later, for the parts ibgda and gin (planned)");
+    }
 }
 
 fn combining(report: &mut Report<'_>) {
     let Some(words) = report.machine.kernel.command_line.known() else { return };
-    let Some(facility) = hardware(report).first().map(|nic| Facility::of(nic)) else { return };
+    let Some(facility) = rails(report).first().map(|nic| Facility::of(nic)) else { return };
     let (verdict, found) = match words.iter().any(|word| word == "nopat") {
         true => (Verdict::Slow, "switched off at boot (nopat)"),
         false => (Verdict::Ok, "not switched off"),
@@ -81,16 +83,15 @@ fn options(report: &mut Report<'_>, driver: &NvidiaDriver) {
     let mapping = registry.get("PeerMappingOverride").copied().unwrap_or(0);
     let streams = params.get("EnableStreamMemOPs").map_or("0", String::as_str);
     let found = format!("PeerMappingOverride={mapping}, EnableStreamMemOPs={streams}");
-    let asked = report.job.asks(Facility::GpuInitiated);
-    let verdict = match (mapping, streams, asked) {
-        (1, "1", _) => Verdict::Ok,
-        (.., true) => Verdict::Slow,
-        // Without a config nobody has asked for it.
-        (.., false) => Verdict::Ok,
+    let (verdict, mode) = match (mapping, streams) {
+        (1, "1") => (Verdict::Ok, "the GPU rings itself"),
+        _ => (Verdict::Slow, "CPU-assisted mode"),
     };
+    let found = format!("{found}: {mode}");
+    let asked = report.job.asks(Facility::GpuInitiated);
     let finding =
         report.note((&OPTIONS, Facility::GpuInitiated), "NVIDIA driver", (verdict, found));
     if !asked {
-        finding.wanted("both 1, where a GPU is to ring doorbells itself");
+        finding.wanted("both 1, for parts whose GPU rings doorbells itself (planned)");
     }
 }

@@ -36,13 +36,35 @@ impl Facility {
     }
 }
 
-/// What the config and the shape ask of the node.
+/// What parts ask of the node.
 #[derive(Clone, Debug, Default)]
-pub struct Job {
-    /// What the chosen parts need; `None` without a config: then all that is there counts.
+pub struct Asks {
+    /// What they need; `None` without a config: then all that is there counts.
     pub uses: Option<BTreeSet<Facility>>,
     /// NICs that the config names, if it does.
     pub nics: Vec<String>,
+    /// Entries of GID tables that the config names for `verbs`; it goes by rule where there are none.
+    pub gid_indices: BTreeSet<u8>,
+    /// Ports that the config names for `verbs`; all are used where there are none.
+    pub ports: BTreeSet<u32>,
+}
+
+/// One of several transports of which the first that works is taken.
+#[derive(Clone, Debug, Default)]
+pub struct Alternative {
+    /// Name of the transport.
+    pub name: String,
+    /// What it needs, and nothing of what the other parts need.
+    pub asks: Asks,
+}
+
+/// What the config and the shape ask of the node.
+#[derive(Clone, Debug, Default)]
+pub struct Job {
+    /// What the chosen parts need, without alternatives.
+    pub asks: Asks,
+    /// Transports of which the first that works is taken, in order; none where there is no choice.
+    pub alternatives: Vec<Alternative>,
     /// Ranks that the node is to run.
     pub ranks: u64,
     /// Processor threads of a rank.
@@ -54,16 +76,37 @@ pub struct Job {
 }
 
 impl Job {
-    /// Whether the job uses it.
+    /// Whether the job uses it. What no part of today uses must be asked for.
     pub fn needs(&self, facility: Facility) -> bool {
-        facility == Facility::Node || self.uses.as_ref().is_none_or(|uses| uses.contains(&facility))
+        let is_planned = matches!(facility, Facility::GpuInitiated | Facility::Gin);
+        match &self.asks.uses {
+            _ if facility == Facility::Node => true,
+            None => !is_planned,
+            Some(uses) => uses.contains(&facility),
+        }
     }
 
     /// Whether a config says that it is used.
     pub(crate) fn asks(&self, facility: Facility) -> bool {
-        self.uses.as_ref().is_some_and(|uses| uses.contains(&facility))
+        self.asks.uses.as_ref().is_some_and(|uses| uses.contains(&facility))
     }
 
+    /// The same job with this of its alternatives taken, or with none of them.
+    pub(crate) fn with(&self, alternative: Option<&Alternative>) -> Self {
+        let mut job = self.clone();
+        job.alternatives.clear();
+        let uses = job.asks.uses.get_or_insert_default();
+        if let Some(Alternative { asks, .. }) = alternative {
+            uses.extend(asks.uses.iter().flatten());
+            job.asks.nics.extend(asks.nics.iter().cloned());
+            job.asks.gid_indices.extend(&asks.gid_indices);
+            job.asks.ports.extend(&asks.ports);
+        }
+        job
+    }
+}
+
+impl Asks {
     /// Adds what a part of this kind and name needs. `provider` is libfabric's, where it has one.
     pub fn add_part(&mut self, kind: &str, name: &str, provider: Option<&str>) {
         use Facility::{Cuda, Efa, Gin, GpuInitiated, GpuMemory, Hip, Libfabric, NvLink, Verbs};

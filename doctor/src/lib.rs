@@ -18,8 +18,10 @@ mod finding;
 mod gids;
 mod gpu_initiated;
 mod job;
+mod ladder;
 mod libraries;
 mod memory;
+mod nic_drivers;
 mod nics;
 mod node;
 mod nvlink;
@@ -34,15 +36,29 @@ pub mod world;
 use tokenyard_machine::Machine;
 
 pub use finding::{Finding, Report, Rule, Verdict};
-pub use job::{Facility, Job};
+pub use job::{Alternative, Asks, Facility, Job};
 pub use node::{Meeting, Place, Secret, Tried, bytes};
 pub use parts::{Part, Parts};
 
 /// Judges a node for a job.
 ///
 /// `tried` is what only a running process can find out, and `None` for a recorded node. `parts` are
-/// the parts of the program on this node, likewise.
+/// the parts of the program on this node, likewise. Where the job has alternatives, the findings are those
+/// for the one that would be taken, with a word on each of the others.
 pub fn examine(
+    machine: &Machine,
+    job: &Job,
+    parts: Option<&Parts>,
+    tried: Option<&Tried>,
+) -> Vec<Finding> {
+    match job.alternatives.is_empty() {
+        true => judge(machine, job, parts, tried),
+        false => ladder::examine(machine, job, parts, tried),
+    }
+}
+
+/// Judges a node for a job without alternatives.
+fn judge(
     machine: &Machine,
     job: &Job,
     parts: Option<&Parts>,
@@ -66,6 +82,7 @@ pub fn examine(
     amd::judge(&mut report);
     efa::judge(&mut report);
     versions::judge(&mut report);
+    nic_drivers::judge(&mut report);
     libraries::judge(&mut report);
     report.finish()
 }
@@ -73,6 +90,7 @@ pub fn examine(
 /// Every rule, by subject, in the order of the page.
 pub fn catalogue() -> Vec<(&'static str, &'static [&'static Rule])> {
     vec![
+        ("Alternatives", ladder::RULES),
         ("Parts and the node", node::RULES),
         ("Memory", memory::RULES),
         ("Containers and rights", container::RULES),
@@ -87,6 +105,7 @@ pub fn catalogue() -> Vec<(&'static str, &'static [&'static Rule])> {
         ("AMD", amd::RULES),
         ("EFA", efa::RULES),
         ("Versions", versions::RULES),
+        ("Drivers of NICs", nic_drivers::RULES),
         ("Libraries", libraries::RULES),
         ("Across nodes", world::RULES),
     ]

@@ -14,7 +14,8 @@ static NCCL: Rule = Rule {
     id: "nccl",
     title: "NCCL",
     wanted: "2.28 or later, for the part gin",
-    why: "The part gin calls NCCL's device interface, which 2.28 brought. No other part uses NCCL.",
+    why: "The part gin, which is planned, calls NCCL's device interface, which 2.28 brought. No part of today \
+          uses NCCL.",
     cost: "the transport gin does not open",
     fix: "pip install nvidia-nccl-cu13, and put its lib folder (it has libnccl.so.2) into LD_LIBRARY_PATH",
     source: "NVIDIA NCCL Release Notes 2.28 (device API, GIN)",
@@ -24,8 +25,8 @@ static NVSHMEM: Rule = Rule {
     id: "nvshmem",
     title: "NVSHMEM",
     wanted: "nothing",
-    why: "Other systems (DeepEP's first version) need it. The part ibgda writes the NIC's work requests \
-          itself, and needs the same driver options.",
+    why: "Other systems (DeepEP's first version) need it. The part ibgda, which is planned, writes the NIC's \
+          work requests itself, and needs the same driver options.",
     cost: "none",
     fix: "nothing",
     source: "docs/architecture.md",
@@ -35,22 +36,23 @@ static RCCL: Rule = Rule {
     id: "rccl",
     title: "ROCm's libraries",
     wanted: "libamdhip64 for the part rocm; RCCL serves no part",
-    why: "The rocm kernels open libamdhip64 at run time. RCCL is what frameworks use beside.",
+    why: "The rocm kernels, which are planned, open libamdhip64 at run time. RCCL is what frameworks use beside.",
     cost: "the rocm kernels do not open",
     fix: "install ROCm's runtime (hip-runtime-amd), and put /opt/rocm/lib into LD_LIBRARY_PATH",
     source: "AMD ROCm installation for Linux",
 };
 
+const NOT_FOUND: &str = "not in the usual folders";
+
 pub(crate) fn judge(report: &mut Report<'_>) {
     let has = |vendor| report.machine.gpus.iter().any(|gpu| gpu.vendor == vendor);
     if has(GpuVendor::Nvidia) || report.job.asks(Facility::Gin) {
         nccl(report);
-        let found = library(report, "libnvshmem_host.so");
-        if let Some(library) = found {
+        let found = library(report, "libnvshmem_host.so").map_or(NOT_FOUND.to_owned(), |library| {
             let version = library.version.as_deref().unwrap_or("version unknown");
-            let found = format!("{version}, serves no part");
-            report.note((&NVSHMEM, Facility::Node), "NVSHMEM", (Verdict::Ok, found)).needed = false;
-        }
+            format!("{version}, serves no part")
+        });
+        report.note((&NVSHMEM, Facility::Node), "NVSHMEM", (Verdict::Ok, found)).needed = false;
     }
     if has(GpuVendor::Amd) || report.job.asks(Facility::Hip) {
         rocm(report);
@@ -62,19 +64,20 @@ fn nccl(report: &mut Report<'_>) {
     let found = library(report, "libnccl.so");
     let version = found.and_then(|library| library.version.as_deref());
     let (verdict, text) = match (found, version.map(numbers)) {
-        // Without a config nobody has asked for it.
-        (None, _) if !asked => return,
-        (None, _) => (Verdict::Broken, "not in the usual folders".to_owned()),
+        // Nobody has asked for it.
+        (None, _) if !asked => (Verdict::Ok, NOT_FOUND.to_owned()),
+        (None, _) => (Verdict::Broken, NOT_FOUND.to_owned()),
         (Some(_), Some(version)) if version.len() < 2 => {
             (Verdict::Unknown, "its file tells no version".to_owned())
         }
         (Some(_), Some(numbers)) if at_least(&numbers, &NCCL_GIN) => {
-            (Verdict::Ok, format!("{}, serves gin", version.unwrap_or_default()))
+            let serves = if asked { "serves gin" } else { "would serve gin (planned)" };
+            (Verdict::Ok, format!("{}, {serves}", version.unwrap_or_default()))
         }
-        (Some(_), Some(_)) => {
-            let verdict = if asked { Verdict::Broken } else { Verdict::Ok };
-            (verdict, format!("{}, too old for gin; serves no part", version.unwrap_or_default()))
-        }
+        (Some(_), Some(_)) => (
+            Verdict::Broken,
+            format!("{}, too old for gin (planned); serves no part", version.unwrap_or_default()),
+        ),
         (Some(_), None) => (Verdict::Unknown, "its file tells no version".to_owned()),
     };
     report.note((&NCCL, Facility::Gin), "NCCL", (verdict, text));
@@ -90,9 +93,11 @@ fn rocm(report: &mut Report<'_>) {
         Some(version) => (Verdict::Ok, format!("libamdhip64 {version}")),
         None => (Verdict::Unknown, "libamdhip64 is not in the usual folders".to_owned()),
     };
-    report.note((&RCCL, Facility::Hip), "ROCm", (verdict, found));
+    let asked = report.job.asks(Facility::Hip);
+    report.note((&RCCL, Facility::Hip), "ROCm", (verdict, found)).needed = asked;
     if let Some(version) = rccl {
         let found = format!("{version}, serves no part");
-        report.note((&RCCL, Facility::Hip), "RCCL", (Verdict::Ok, found)).wanted("nothing");
+        let finding = report.note((&RCCL, Facility::Hip), "RCCL", (Verdict::Ok, found));
+        finding.wanted("nothing").needed = false;
     }
 }

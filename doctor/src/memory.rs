@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{Bound, Fact, NicFamily};
 
-use crate::nics::hardware;
+use crate::nics::rails;
 use crate::node::bytes;
 use crate::{Facility, Report, Rule, Verdict};
 
@@ -37,7 +37,7 @@ static HUGE: Rule = Rule {
 
 pub(crate) fn judge(report: &mut Report<'_>) {
     locked(report);
-    if hardware(report).iter().any(|nic| nic.family == NicFamily::Efa)
+    if rails(report).iter().any(|nic| nic.family == NicFamily::Efa)
         || report.job.asks(Facility::Efa)
     {
         huge(report);
@@ -46,9 +46,9 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 
 fn locked(report: &mut Report<'_>) {
     let efa = report.job.asks(Facility::Efa)
-        || hardware(report).iter().any(|nic| nic.family == NicFamily::Efa);
+        || rails(report).iter().any(|nic| nic.family == NicFamily::Efa);
     let facility = if efa { Facility::Efa } else { Facility::Verbs };
-    let has_nic = !hardware(report).is_empty();
+    let has_nic = !rails(report).is_empty();
     let exempt = crate::container::has_ipc_lock(report);
     let need = report.job.window_bytes;
     let (verdict, found) = match report.machine.limits.locked_memory {
@@ -70,7 +70,7 @@ fn locked(report: &mut Report<'_>) {
         _ => (Verdict::Unknown, "the kernel tells no limit".to_owned()),
     };
     // Without a NIC nothing is pinned by one.
-    let verdict = if has_nic || report.job.uses.is_some() { verdict } else { Verdict::Ok };
+    let verdict = if has_nic || report.job.asks.uses.is_some() { verdict } else { Verdict::Ok };
     let finding = report.note((&LOCKED, facility), "locked memory", (verdict, found));
     if !has_nic && finding.verdict == Verdict::Ok {
         finding.wanted("nothing: no NIC here");

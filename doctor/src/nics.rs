@@ -9,16 +9,11 @@ pub(crate) fn hardware<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
     report.machine.nics.iter().filter(|nic| nic.is_hardware()).collect()
 }
 
-/// NICs that ranks use: those that the topology takes, and those that the config names.
+/// NICs that ranks use: those that the config names, else those that the topology takes.
 pub(crate) fn rails<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
-    let mut nics = report.machine.rail_nics();
-    let named = |nic: &&Nic| report.job.nics.contains(&nic.name);
-    for nic in report.machine.nics.iter().filter(named) {
-        if !nics.iter().any(|rail| rail.name == nic.name) {
-            nics.push(nic);
-        }
-    }
-    nics
+    let is_named = |nic: &&Nic| report.job.asks.nics.contains(&nic.name);
+    let named: Vec<&Nic> = report.machine.nics.iter().filter(is_named).collect();
+    if named.is_empty() { report.machine.rail_nics() } else { named }
 }
 
 /// `mlx5_3`, or `mlx5_bond_0 port 2` where a NIC has several ports.
@@ -27,6 +22,12 @@ pub(crate) fn port_name(nic: &Nic, port: &Port) -> String {
         1 => nic.name.clone(),
         _ => format!("{} port {}", nic.name, port.number),
     }
+}
+
+/// Ports of a NIC that the config does not rule out.
+pub(crate) fn used_ports<'a>(report: &Report<'_>, nic: &'a Nic) -> Vec<&'a Port> {
+    let named = &report.job.asks.ports;
+    nic.ports.iter().filter(|port| named.is_empty() || named.contains(&port.number)).collect()
 }
 
 pub(crate) fn is_active(port: &Port) -> bool {

@@ -188,6 +188,13 @@ pub enum Meeting {
     NoLauncher,
     /// The variables or the config cannot be used.
     Wrong(String),
+    /// At a TCP port of a host whose name did not resolve in time.
+    Unresolved {
+        /// Host and port.
+        address: String,
+        /// How long it was waited for.
+        milliseconds: u64,
+    },
     /// At a TCP port.
     Tcp {
         /// Host and port.
@@ -373,6 +380,13 @@ fn rendezvous(report: &mut Report<'_>, tried: &Tried) {
             fix = Some("make the folder on all nodes");
             (Verdict::Broken, format!("{path}: {error}"))
         }
+        Meeting::Unresolved { address, milliseconds } => {
+            fix = Some(
+                "getent hosts NAME shows how long it takes; /etc/resolv.conf names the name \
+                        servers; an address in place of the name needs none",
+            );
+            (Verdict::Unknown, format!("{address}: the name did not resolve in {milliseconds} ms"))
+        }
         Meeting::Tcp { address, port: Place::Free, .. } => {
             (Verdict::Ok, format!("{address}, free"))
         }
@@ -391,7 +405,8 @@ fn rendezvous(report: &mut Report<'_>, tried: &Tried) {
 }
 
 fn secret(report: &mut Report<'_>, tried: &Tried) {
-    let off_loopback = matches!(tried.meeting, Meeting::Tcp { loopback: false, .. });
+    let off_loopback =
+        matches!(tried.meeting, Meeting::Tcp { loopback: false, .. } | Meeting::Unresolved { .. });
     let (verdict, found) = match &tried.secret {
         Secret::Set => (Verdict::Ok, "set"),
         Secret::None if off_loopback => (Verdict::Broken, "none"),

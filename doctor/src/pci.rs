@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tokenyard_machine::{Fact, Nic, PciAddress, PciFunction, PcieLink};
 
-use crate::nics::{function, hardware, is_active, model, rate};
+use crate::nics::{function, hardware, is_active, model, rails, rate};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&SPEED, &WIDTH, &ROOM, &ACS, &IOMMU, &BAR];
@@ -199,7 +199,7 @@ fn room(
 }
 
 fn gpus(report: &mut Report<'_>) {
-    let has_nic = !hardware(report).is_empty();
+    let has_nic = !rails(report).is_empty();
     for gpu in &report.machine.gpus {
         let facility = match gpu.vendor {
             tokenyard_machine::GpuVendor::Nvidia => Facility::Cuda,
@@ -242,7 +242,7 @@ fn between(report: &Report<'_>) -> BTreeSet<PciAddress> {
     let paths = |addresses: Vec<PciAddress>| -> Vec<Vec<PciAddress>> {
         addresses.into_iter().filter_map(|a| Some(at(report, a)?.bridges.clone())).collect()
     };
-    let nics = paths(hardware(report).iter().filter_map(|nic| nic.pci.get()).collect());
+    let nics = paths(rails(report).iter().filter_map(|nic| nic.pci.get()).collect());
     let gpus = paths(report.machine.gpus.iter().map(|gpu| gpu.pci).collect());
     let mut bridges = BTreeSet::new();
     for nic in &nics {
@@ -293,7 +293,7 @@ fn access_control(report: &mut Report<'_>) {
 
 fn translation(report: &mut Report<'_>) {
     let units = report.machine.iommu.units.len();
-    let translated: Vec<&str> = hardware(report)
+    let translated: Vec<&str> = rails(report)
         .iter()
         .filter(|nic| {
             let domain = function(report, nic).and_then(|f| f.iommu_domain.known());
@@ -301,7 +301,7 @@ fn translation(report: &mut Report<'_>) {
         })
         .map(|nic| nic.name.as_str())
         .collect();
-    if hardware(report).is_empty() {
+    if rails(report).is_empty() {
         return;
     }
     // Arm's translate by design, and peer-to-peer traffic does not cross them less well.

@@ -3,7 +3,7 @@
 use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, PortState};
 
 use crate::nics::{
-    function, hardware, has_link, is_active, majority, model, port_name, rails, rate,
+    function, hardware, has_link, is_active, majority, model, port_name, rails, rate, used_ports,
 };
 use crate::pci::capacity;
 use crate::{Facility, Report, Rule, Verdict};
@@ -78,8 +78,10 @@ static MTU: Rule = Rule {
 static ERRORS: Rule = Rule {
     id: "port-errors",
     title: "Errors that a port counted",
-    wanted: "few since the driver was loaded",
-    why: "Symbol errors and links that went down point at a cable or transceiver. Packets out of \
+    wanted: "few since the driver was loaded, and none now",
+    why: "On the running system the counters are read twice, as far apart as nvidia-smi and the like take \
+          (a quarter of a second and more where a port has counted something); what grows between is of \
+          today. Symbol errors and links that went down point at a cable or transceiver. Packets out of \
           sequence and timeouts point at losses in the network, which RoCE repairs by sending again: \
           a lossless class that is not lossless.",
     cost: "retransmissions: bandwidth falls and single operations take milliseconds",
@@ -101,6 +103,17 @@ const LINK_ERRORS: [(&str, u64); 4] = [
 const LOSSES: [(&str, u64); 3] =
     [("out_of_sequence", 100), ("packet_seq_err", 100), ("local_ack_timeout_err", 10)];
 
+/// Counters that do not grow on a network that is well. Packets out of sequence do, where it routes
+/// adaptively.
+const GROWING: [&str; 6] = [
+    "symbol_error",
+    "link_downed",
+    "link_error_recovery",
+    "port_rcv_errors",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+];
+
 /// Bytes of headers and checks that the kernel keeps room for around the payload of a RoCE packet.
 const ROCE_HEADERS: u32 = 96;
 
@@ -109,7 +122,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     named(report);
     for nic in hardware(report) {
         report.judge_nic(nic, |report| {
-            for port in &nic.ports {
+            for port in used_ports(report, nic) {
                 state(report, nic, port);
                 if is_active(port) {
                     speed(report, nic, port);
@@ -145,7 +158,7 @@ fn named(report: &mut Report<'_>) {
     };
     let known: Vec<&str> = machine.nics.iter().take(8).map(|nic| nic.name.as_str()).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    for name in &report.job.nics {
+    for name in &report.job.asks.nics {
         let told = match there(name) {
             true => (Verdict::Ok, "there".to_owned()),
             false => (Verdict::Broken, format!("not there; there are: {known}")),
@@ -168,7 +181,7 @@ fn state(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         PortState::Active => "active",
         PortState::Deferred => "active, deferred",
     };
-    let named = report.job.nics.contains(&nic.name);
+    let named = report.job.asks.nics.contains(&nic.name);
     let others = rails(report)
         .iter()
         .any(|other| Facility::of(other) == Facility::of(nic) && has_link(other));
@@ -211,6 +224,8 @@ fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         .iter()
         .filter(|other| same.is_some() && model(report, other) == same)
         .flat_map(|other| other.ports.iter().filter(|port| is_active(port)))
+        // A card that speaks both may have a rate for each.
+        .filter(|other| other.link_layer == port.link_layer)
         .filter_map(|port| Some(port.rate.known()?.megabits))
         .collect();
     // Where no rate has most ports, the fastest shows what the model can.
@@ -258,7 +273,14 @@ fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {
             let bytes = roce_payload(mtu);
             (bytes, format!("{bytes} bytes (interface mtu {mtu})"))
         }
-        // InfiniBand: no file tells it, and the subnet manager decides for all.
+        // InfiniBand: no file tells it.
+        _ if !roce && rails(report).iter().any(|rail| rail.name == nic.name) => {
+            let found = (Verdict::Unknown, "not told: ibv_devinfo was not run or is not installed");
+            report.note((&MTU, Facility::of(nic)), port_name(nic, port), found).fix(
+                "apt install ibverbs-utils (dnf: libibverbs-utils): ibv_devinfo shows active_mtu",
+            );
+            return;
+        }
         _ => return,
     };
     let verdict = if bytes < 4096 { Verdict::Slow } else { Verdict::Ok };
@@ -292,9 +314,20 @@ fn errors(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         (count >= least).then(|| format!("{name} {count}"))
     };
     let some: Vec<String> = LINK_ERRORS.into_iter().chain(LOSSES).filter_map(over).collect();
-    let (verdict, found) = match some.is_empty() {
-        false => (Verdict::Unknown, format!("{}; how old they are nobody tells", some.join(", "))),
-        true => (Verdict::Ok, "few or none".to_owned()),
+    let grown = port.growth.as_ref().map(|growth| {
+        let grew = |name: &&str| Some(format!("{name} +{}", growth.counters.get(*name)?));
+        (GROWING.iter().filter_map(grew).collect::<Vec<_>>(), growth.milliseconds)
+    });
+    let (verdict, found) = match grown {
+        Some((grown, milliseconds)) if !grown.is_empty() => {
+            (Verdict::Slow, format!("growing: {} in {milliseconds} ms", grown.join(", ")))
+        }
+        _ if some.is_empty() => (Verdict::Ok, "few or none".to_owned()),
+        Some((_, milliseconds)) => (
+            Verdict::Unknown,
+            format!("{}; no more in {milliseconds} ms, how old nobody tells", some.join(", ")),
+        ),
+        None => (Verdict::Unknown, format!("{}; how old they are nobody tells", some.join(", "))),
     };
     report.note((&ERRORS, Facility::of(nic)), port_name(nic, port), (verdict, found));
 }

@@ -1,8 +1,8 @@
 //! Rails: which NIC each GPU has near, and whether all have the same.
 
-use tokenyard_machine::{Distance, Gpu, GpuVendor, LinkLayer, Nic};
+use tokenyard_machine::{Distance, Gpu, GpuVendor, LinkLayer, Nic, PciAddress, PciFunction};
 
-use crate::nics::{has_link, is_active, majority};
+use crate::nics::{function, has_link, is_active, majority};
 use crate::{Facility, Finding, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NEAR, &EQUAL, &LAYER];
@@ -12,9 +12,12 @@ static NEAR: Rule = Rule {
     title: "How far a GPU's NIC is",
     wanted: "as near as that of the other GPUs",
     why: "Rows go from GPU memory to the NIC over PCI Express. Under one switch they cross nothing else; \
-          through the root complex, or from socket to socket, they share the way with everything.",
+          through the root complex, or from socket to socket, they share the way with everything. Where a \
+          card is near and no RDMA device of it is there, its driver did not take it. Where no card is near a \
+          GPU, and most GPUs have one, it is missing; where few have one, the node may be wired so.",
     cost: "this GPU's rail is slower than the others, and all ranks wait for it",
-    fix: "use a NIC of the GPU's own switch: bring its port up, or give the container that device",
+    fix: "lspci -s BUS for the card under the GPU's switch; if it is listed: its driver (modprobe mlx5_ib, dmesg); \
+          if not: reseat or replace it",
     source: "NVIDIA, GPUDirect RDMA documentation, Supported Systems (distance between devices)",
 };
 
@@ -40,6 +43,9 @@ static LAYER: Rule = Rule {
     source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
 };
 
+/// Class of network controllers.
+const NETWORK: u32 = 0x02;
+
 /// The nearest NICs of a GPU.
 struct Nearest<'a> {
     gpu: &'a Gpu,
@@ -51,8 +57,10 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     let machine = report.machine;
     let all = machine.rail_nics();
     // Those without a link too: that is said of their ports, and is no matter of distance.
-    let nearest: Vec<Nearest<'_>> =
-        machine.gpus.iter().filter_map(|gpu| nearest(report, gpu, &all)).collect();
+    // In a container `sys` shows GPUs and cards that others were given.
+    let some_are_given = machine.gpus.iter().any(|gpu| gpu.is_visible);
+    let given = machine.gpus.iter().filter(|gpu| gpu.is_visible || !some_are_given);
+    let nearest: Vec<Nearest<'_>> = given.filter_map(|gpu| nearest(report, gpu, &all)).collect();
     // One GPU has nothing to be compared with.
     if nearest.len() < 2 {
         return;
@@ -106,18 +114,57 @@ fn note<'r>(
 
 fn distances(report: &mut Report<'_>, all: &[Nearest<'_>]) {
     let best = all.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
+    let far = all.iter().filter(|one| one.distance > best).count();
     for one in all {
+        let card = (one.distance > best).then(|| idle_card(report, one.gpu, best)).flatten();
         let verdict = match one.distance {
             Distance::Unknown => Verdict::Unknown,
-            distance if distance > best => Verdict::Slow,
-            _ => Verdict::Ok,
+            distance if distance == best => Verdict::Ok,
+            // Nodes with fewer NICs than GPUs are built too.
+            _ if card.is_none() && 2 * far >= all.len() => Verdict::Unknown,
+            _ => Verdict::Slow,
         };
         let down = if one.nics.iter().any(|nic| has_link(nic)) { "" } else { ", without a link" };
         let found = format!("{} {}{down}", names(&one.nics), words(one.distance));
         let subject = format!("GPU {}", one.gpu.index);
-        note(report, (&NEAR, one), subject, (verdict, found))
-            .wanted(format!("a NIC {}, as other GPUs have", words(best)));
+        let finding = note(report, (&NEAR, one), subject, (verdict, found));
+        finding.wanted(format!("a NIC {}, as other GPUs have", words(best)));
+        finding.fix(match (card, verdict) {
+            (Some(card), _) => format!(
+                "the card {card} is near and has no RDMA device: lspci -k -s {card} shows its driver; \
+                 modprobe mlx5_ib (efa, ionic_rdma), dmesg"
+            ),
+            (None, Verdict::Unknown) => "nothing, if the node is wired so; else reseat the card \
+                                         that lspci does not list"
+                .to_owned(),
+            (None, _) => format!(
+                "no RDMA device {} with {}: lspci does not list the card; reseat or replace it, or give \
+                 the container that device",
+                words(best),
+                one.gpu.pci
+            ),
+        });
+        if verdict == Verdict::Unknown {
+            finding.cost("where it is not meant so, this GPU's rail is slower than the others");
+        }
     }
+}
+
+/// A network card that is as near to the GPU as other GPUs' NICs are, and is no RDMA device.
+fn idle_card(report: &Report<'_>, gpu: &Gpu, best: Distance) -> Option<PciAddress> {
+    let machine = report.machine;
+    let rails: Vec<_> =
+        machine.rail_nics().iter().filter_map(|nic| function(report, nic)).collect();
+    let is_model = |card: &PciFunction| {
+        rails.iter().any(|rail| (rail.vendor, rail.device) == (card.vendor, card.device))
+    };
+    let is_idle = |card: &&PciFunction| {
+        card.class.get().is_some_and(|class| class >> 16 == NETWORK)
+            && is_model(card)
+            && machine.nics.iter().all(|nic| nic.pci.get() != Some(card.address))
+            && machine.distance(gpu.pci, card.address) <= best
+    };
+    machine.pci.iter().find(is_idle).map(|card| card.address)
 }
 
 /// GPUs that are farther from any NIC than others are named by their distance, and do not count here.

@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{GpuVendor, Library, Nic};
 
-use crate::nics::{hardware, majority, model};
+use crate::nics::{hardware, majority, model, rails};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NVIDIA, &NVRTC, &LIBFABRIC, &RDMA_CORE, &MLX5, &FIRMWARE];
@@ -15,6 +15,8 @@ const LIBFABRIC_FLOOR: [u32; 2] = [1, 17];
 const LIBFABRIC_EFA: [u32; 2] = [1, 18];
 /// rdma-core with what the verbs backend calls.
 const RDMA_CORE_FLOOR: u32 = 32;
+/// libfabric with EFA's doorbells for GPUs.
+const LIBFABRIC_DOORBELL: [u32; 2] = [2, 6];
 /// libmlx5 with what NCCL's GIN calls.
 const MLX5_GIN: [u32; 2] = [1, 25];
 
@@ -45,10 +47,10 @@ static LIBFABRIC: Rule = Rule {
     title: "libfabric",
     wanted: "1.17 or later; for EFA 1.18",
     why: "The libfabric backend speaks version 1.17 of the API, and on EFA needs an option of 1.18 that \
-          forbids shared memory within a node.",
+          forbids shared memory within a node. GPU-initiated RDMA over EFA needs 2.6.",
     cost: "the transport does not open",
     fix: "install libfabric1 of the distribution, or AWS' EFA installer",
-    source: "backends/libfabric/docs.md",
+    source: "backends/libfabric/docs.md; aws-ofi-nccl 1.21 release notes (GDA mode: libfabric 2.6)",
 };
 
 static RDMA_CORE: Rule = Rule {
@@ -78,7 +80,8 @@ static FIRMWARE: Rule = Rule {
     title: "Firmware of NICs",
     wanted: "one version for all NICs of a model",
     why: "NICs of one model with different firmware differ in features and bugs; it is usually one that an \
-          update missed.",
+          update missed. No floor is judged: no source of this project names a firmware of ConnectX, BlueField \
+          or Pollara below which something that it uses does not work, and that of EFA adapters is AWS' own.",
     cost: "one rail that behaves differently from the others, now or after the next update",
     fix: "mlxfwmanager --online -u -d DEVICE (NVIDIA), then restart the node",
     source: "NVIDIA MFT, mlxfwmanager",
@@ -170,8 +173,12 @@ fn libfabric(report: &mut Report<'_>) {
         efa_libfabric(name)
     });
     let efa = report.job.asks(Facility::Efa)
-        || machine.nics.iter().any(|n| Facility::of(n) == Facility::Efa);
-    let floor = if efa { LIBFABRIC_EFA } else { LIBFABRIC_FLOOR };
+        || rails(report).iter().any(|nic| Facility::of(nic) == Facility::Efa);
+    let floor = match efa {
+        true if report.job.asks(Facility::GpuInitiated) => LIBFABRIC_DOORBELL,
+        true => LIBFABRIC_EFA,
+        false => LIBFABRIC_FLOOR,
+    };
     let (verdict, found) = match (library, package) {
         // The part's probe knows whether the loader finds it.
         (None, None) => (Verdict::Unknown, "not in the usual folders".to_owned()),
@@ -198,7 +205,7 @@ fn efa_libfabric(package: &str) -> Option<Vec<u32>> {
 
 fn rdma_core(report: &mut Report<'_>) {
     let library = library(report, "libibverbs.so");
-    let has_nic = hardware(report).iter().any(|nic| Facility::of(nic) == Facility::Verbs);
+    let has_nic = rails(report).iter().any(|nic| Facility::of(nic) == Facility::Verbs);
     if !has_nic && !report.job.asks(Facility::Verbs) {
         return;
     }

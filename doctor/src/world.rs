@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tokenyard_machine::gid::{Preference, choose};
-use tokenyard_machine::{Bound, LinkLayer, Machine, Nic, NicFamily};
+use tokenyard_machine::{Bound, LinkLayer, Machine, Nic};
 
 use crate::nics::{has_link, is_active, majority, rate};
 use crate::versions::numbers;
 use crate::{Finding, Job, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] =
-    &[&PROGRAM, &SOFTWARE, &NICS, &FABRIC, &SETTINGS, &CLOCK, &LOCAL];
+    &[&PROGRAM, &SOFTWARE, &TRANSPORT, &NICS, &FABRIC, &SETTINGS, &CLOCK, &LOCAL];
 
 static PROGRAM: Rule = Rule {
     id: "world-program",
@@ -32,6 +32,17 @@ static SOFTWARE: Rule = Rule {
     cost: "nothing by itself; faults and speed that only one node has",
     fix: "bring the node to the version of the others",
     source: "measured: gathered from all ranks",
+};
+
+static TRANSPORT: Rule = Rule {
+    id: "world-transport",
+    title: "The transport that each node would take",
+    wanted: "one for all",
+    why: "Of several transports all ranks take the first that works on every node. Where one node lacks it, \
+          all fall to the next of the list, and no node by itself shows that.",
+    cost: "all nodes use the transport that the odd node can use, though most could use a better one",
+    fix: "run `tokenyard doctor CONFIG` on the node that cannot use the first: the finding `alternative` says why",
+    source: "docs/config.md (transport.scale_out)",
 };
 
 static NICS: Rule = Rule {
@@ -86,6 +97,9 @@ static LOCAL: Rule = Rule {
     fix: "run `tokenyard doctor` on that node",
     source: "docs/findings.md",
 };
+
+/// The item of the transport that a node would take.
+const TAKEN: &str = "transport of several";
 
 /// Skews smaller than this are everyday, in microseconds.
 const SKEW: i64 = 100_000;
@@ -181,16 +195,22 @@ impl Summary {
             .with_settings(machine)
     }
 
+    /// Adds which transport of several the node's findings say that it would take.
+    pub fn with_transport(mut self, findings: &[Finding]) -> Self {
+        let taken = findings.iter().find(|f| f.id == "alternative" && f.needed);
+        if let Some(taken) = taken.filter(|finding| finding.verdict == Verdict::Ok) {
+            self.put(TAKEN, taken.subject.trim_start_matches("transport ").to_owned());
+        }
+        self
+    }
+
     fn put(&mut self, name: &str, value: String) {
         self.items.insert(name.to_owned(), value);
     }
 
     fn with_nics(mut self, machine: &Machine) -> Self {
-        let nics: Vec<&Nic> = machine
-            .nics
-            .iter()
-            .filter(|nic| !matches!(nic.family, NicFamily::Rxe | NicFamily::Siw))
-            .collect();
+        // Nodes may differ in what serves storage.
+        let nics: Vec<&Nic> = machine.rail_nics();
         let working = nics.iter().filter(|nic| has_link(nic)).count();
         self.put("NICs with a link", working.to_string());
         let ports = || nics.iter().flat_map(|nic| nic.ports.iter().map(move |port| (*nic, port)));
@@ -256,6 +276,7 @@ fn distinct(values: impl Iterator<Item = String>) -> String {
 fn rule(item: &str) -> (&'static Rule, Verdict) {
     match item {
         "tokenyard" => (&PROGRAM, Verdict::Broken),
+        TAKEN => (&TRANSPORT, Verdict::Slow),
         "GPUs" | "NICs with a link" | "port rates" => (&NICS, Verdict::Slow),
         "link layers" => (&FABRIC, Verdict::Broken),
         "interface mtu" => (&FABRIC, Verdict::Slow),

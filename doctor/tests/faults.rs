@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenyard_doctor::{Finding, Job, Verdict, examine};
+use tokenyard_doctor::world::{Summary, compare};
+use tokenyard_doctor::{Alternative, Finding, Job, Part, Parts, Verdict, examine};
 use tokenyard_machine::{Machine, Tree};
 
 fn trees() -> PathBuf {
@@ -26,7 +27,7 @@ fn job(machine: &Machine, uses: &[&str]) -> Job {
     };
     for part in uses.iter().flat_map(|line| line.split(", ")) {
         let (kind, name) = part.rsplit_once(' ').unwrap();
-        job.add_part(kind, name, None);
+        job.asks.add_part(kind, name, None);
     }
     job
 }
@@ -54,12 +55,17 @@ fn every_recorded_fault_is_named_and_nothing_else_turns_red() {
         let base = text.lines().find_map(|line| line.strip_prefix("@base ")).unwrap();
         // What the healthy node does not tell is not told here either.
         let before = faults(&findings(&folder.join(base), &uses));
-        let found = faults(&findings(&path, &uses));
+        let machine = Machine::read(&Tree::open(&path).unwrap());
+        let mut job = job(&machine, &uses);
+        job.asks.gid_indices =
+            head(&text, "gid_index").iter().map(|i| i.parse().unwrap()).collect();
+        let all = examine(&machine, &job, None, None);
+        let found = faults(&all);
         let new: Vec<&String> = found.iter().filter(|fault| !before.contains(fault)).collect();
         if new != head(&text, "expect") {
             wrong.push(format!("{name}: found {new:?}"));
         }
-        let all_are_explained = findings(&path, &uses).iter().all(|finding| {
+        let all_are_explained = all.iter().all(|finding| {
             finding.verdict == Verdict::Ok
                 || (finding.cost.is_some() && finding.fix.is_some() && finding.source.is_some())
         });
@@ -80,6 +86,8 @@ fn healthy_nodes_give_no_alarm_whatever_is_used() {
         ("p5en-efa", &["kernel set cuda, transport nvlink, transport efa"]),
         ("mi300x-pollara", &["kernel set rocm, transport verbs"]),
         ("roce-bond", &["kernel set cpu, transport verbs"]),
+        ("healthy/hgx-storage", &nvidia[..]),
+        ("healthy/hgx-vpi", &nvidia[..]),
     ] {
         let path = trees().join(name).with_extension("tree");
         for uses in uses.iter().map(|uses| vec![*uses]).chain([Vec::new()]) {
@@ -89,6 +97,165 @@ fn healthy_nodes_give_no_alarm_whatever_is_used() {
             assert!(red.is_empty(), "{name} {uses:?}: {red:#?}");
         }
     }
+}
+
+#[test]
+fn nics_for_something_else_change_nothing_for_ranks() {
+    let uses = ["kernel set cuda, transport verbs"];
+    let plain = faults(&findings(&trees().join("hgx-cx7.tree"), &uses));
+    for name in ["hgx-storage.tree", "hgx-vpi.tree"] {
+        let path = trees().join("healthy").join(name);
+        let machine = Machine::read(&Tree::open(&path).unwrap());
+        let rails: Vec<&str> = machine.rail_nics().iter().map(|nic| nic.name.as_str()).collect();
+        assert_eq!(rails, (0..8).map(|i| format!("mlx5_{i}")).collect::<Vec<_>>(), "{name}");
+        let found = findings(&path, &uses);
+        let told: Vec<String> =
+            faults(&found).into_iter().filter(|fault| !plain.contains(fault)).collect();
+        assert!(told.is_empty(), "{name}: {told:?}");
+        assert!(
+            found.iter().filter(|f| f.id == "uverbs-nodes").count() == 8,
+            "only those of ranks are judged"
+        );
+    }
+}
+
+fn with_alternatives(tree: &str, names: &[&str]) -> Vec<Finding> {
+    let machine = Machine::read(&Tree::open(&trees().join(tree)).unwrap());
+    let mut job = job(&machine, &["kernel set cpu"]);
+    for name in names {
+        let mut alternative = Alternative { name: (*name).to_owned(), ..Alternative::default() };
+        alternative.asks.add_part("transport", name, None);
+        job.alternatives.push(alternative);
+    }
+    examine(&machine, &job, None, None)
+}
+
+fn told(findings: &[Finding]) -> Vec<(bool, &'static str, String, String)> {
+    let of = findings.iter().filter(|finding| finding.id == "alternative");
+    of.map(|f| (f.needed, f.verdict.name(), f.found.clone(), f.wanted.clone())).collect()
+}
+
+#[test]
+fn of_several_transports_the_first_that_works_counts() {
+    let found = with_alternatives("hgx-cx7.tree", &["efa", "verbs"]);
+    assert_eq!(faults(&found), Vec::<String>::new());
+    let told = told(&found);
+    assert_eq!((told[0].0, told[0].1), (false, "ok"));
+    assert!(told[0].2.starts_with("cannot be used here: NICs for efa: none"), "{told:?}");
+    assert_eq!(told[0].3, "nothing: the config falls to verbs");
+    assert_eq!((told[1].0, told[1].2.as_str()), (true, "would be taken"));
+    // What only the other one needs is not needed.
+    assert!(found.iter().filter(|f| f.id == "uverbs-nodes").all(|f| f.needed));
+    assert!(found.iter().all(|finding| finding.id != "efa-provider" || !finding.needed));
+}
+
+#[test]
+fn a_transport_behind_the_one_that_is_taken_is_no_fault() {
+    let found = with_alternatives("hgx-cx7.tree", &["verbs", "efa"]);
+    assert_eq!(faults(&found), Vec::<String>::new());
+    assert_eq!(told(&found)[1].3, "nothing, while verbs works everywhere");
+}
+
+#[test]
+fn several_transports_are_broken_where_each_of_them_is() {
+    let found = with_alternatives("container-no-rights.tree", &["efa", "verbs"]);
+    let all = told(&found);
+    assert!(all.iter().all(|told| (told.0, told.1) == (true, "broken")), "{all:?}");
+    let broken = faults(&found);
+    for fault in ["broken nic-present NICs for efa", "broken locked-memory locked memory"] {
+        assert!(broken.iter().any(|found| found == fault), "{fault}: {broken:?}");
+    }
+}
+
+#[test]
+fn the_node_on_which_a_list_of_transports_falls_further_is_named() {
+    let node = |tree: &str, host: &str| Summary {
+        host: host.to_owned(),
+        ..Summary::default().with_transport(&with_alternatives(tree, &["efa", "verbs"]))
+    };
+    let efa = "p5en-efa.tree";
+    let found = compare(&[node(efa, "a"), node(efa, "b"), node("hgx-cx7.tree", "c")]);
+    let odd: Vec<&Finding> = found.iter().filter(|f| f.verdict != Verdict::Ok).collect();
+    assert_eq!(odd.len(), 1, "{found:?}");
+    assert_eq!((odd[0].id, odd[0].verdict), ("world-transport", Verdict::Slow));
+    assert_eq!(odd[0].subject, "transport of several of c (rank 2)");
+    assert_eq!((odd[0].found.as_str(), odd[0].wanted.as_str()), ("verbs", "efa, as on most"));
+}
+
+#[test]
+fn probes_say_which_transport_is_taken_and_a_fault_behind_a_probe_is_one() {
+    let machine = Machine::read(&Tree::open(&trees().join("hgx-cx7.tree")).unwrap());
+    let mut job = job(&machine, &["kernel set cpu"]);
+    for name in ["efa", "verbs"] {
+        let mut alternative = Alternative { name: name.to_owned(), ..Alternative::default() };
+        alternative.asks.add_part("transport", name, None);
+        job.alternatives.push(alternative);
+    }
+    let part = |name: &str, why_not: Option<&str>| Part {
+        kind: "transport".to_owned(),
+        name: name.to_owned(),
+        chosen: true,
+        why_not: why_not.map(str::to_owned),
+    };
+    let parts = |efa, verbs| Parts {
+        parts: vec![part("efa", efa), part("verbs", verbs)],
+        ..Parts::default()
+    };
+    let found = examine(&machine, &job, Some(&parts(Some("no adapter"), None)), None);
+    assert_eq!(faults(&found), Vec::<String>::new());
+    assert_eq!(told(&found)[0].2, "cannot be used here: no adapter");
+    // The yard takes what probes.
+    let found = examine(&machine, &job, Some(&parts(None, None)), None);
+    assert_eq!(told(&found)[0].2, "would be taken");
+    assert!(faults(&found).contains(&"broken nic-present NICs for efa".to_owned()));
+    let found = examine(&machine, &job, Some(&parts(Some("none"), Some("none"))), None);
+    assert!(faults(&found).contains(&"broken part transport verbs".to_owned()), "{found:#?}");
+    assert!(faults(&found).contains(&"broken part transport efa".to_owned()));
+}
+
+#[test]
+fn gpus_and_cards_of_other_containers_are_no_missing_rails() {
+    // Two GPUs with their NICs; the other RDMA devices are in namespaces of their own.
+    let mut text = String::from("dev/infiniband/rdma_cm !gone\n");
+    for i in 2..8 {
+        text += &format!(
+            "dev/nvidia{i} !gone\nsys/class/infiniband/mlx5_{i} !gone\n\
+             sys/class/infiniband_verbs/uverbs{i} !gone\ndev/infiniband/uverbs{i} !gone\n"
+        );
+    }
+    let base = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
+    let machine = Machine::read(&Tree::changed(&base, &text).unwrap());
+    let found = examine(&machine, &job(&machine, &[]), None, None);
+    let near: Vec<&Finding> = found.iter().filter(|f| f.id == "rail-distance").collect();
+    assert_eq!(near.len(), 2, "{near:?}");
+    assert!(near.iter().all(|finding| finding.verdict == Verdict::Ok), "{near:?}");
+    assert_eq!(faults(&found), Vec::<String>::new());
+}
+
+#[test]
+fn a_port_that_the_config_does_not_use_is_not_judged() {
+    let base = std::fs::read_to_string(trees().join("roce-port-down.tree")).unwrap();
+    let port = "sys/class/infiniband/mlx5_0/ports/2";
+    let second = format!("{port}/state = 1: DOWN\n{port}/link_layer = Ethernet\n");
+    let machine = Machine::read(&Tree::changed(&base, &second).unwrap());
+    let mut job = job(&machine, &["kernel set cpu, transport verbs"]);
+    job.asks.nics = vec!["mlx5_0".to_owned()];
+    let down = "broken port-state mlx5_0 port 2".to_owned();
+    assert!(faults(&examine(&machine, &job, None, None)).contains(&down));
+    job.asks.ports = [1].into();
+    assert!(!faults(&examine(&machine, &job, None, None)).contains(&down));
+}
+
+#[test]
+fn a_near_card_without_an_rdma_device_is_told_from_a_card_that_is_missing() {
+    let fix = |name: &str| {
+        let found = findings(&trees().join("faults").join(name), &[]);
+        let far = found.into_iter().find(|f| f.id == "rail-distance" && f.verdict != Verdict::Ok);
+        far.unwrap().fix.unwrap()
+    };
+    assert!(fix("nic-missing.tree").contains("the card 0000:5e:00.0 is near"));
+    assert!(fix("card-missing.tree").contains("reseat or replace it"));
+    assert!(fix("half-wired.tree").contains("nothing, if the node is wired so"));
 }
 
 #[test]
@@ -107,7 +274,7 @@ fn a_container_with_some_of_the_devices_is_well_until_more_are_asked_for() {
     assert_eq!(faults(&findings(&path, &[])), Vec::<String>::new());
     let machine = Machine::read(&Tree::open(&path).unwrap());
     let mut job = job(&machine, &["kernel set cuda, transport verbs"]);
-    (job.ranks, job.nics) = (5, vec!["mlx5_6".to_owned()]);
+    (job.ranks, job.asks.nics) = (5, vec!["mlx5_6".to_owned()]);
     assert_eq!(
         faults(&examine(&machine, &job, None, None)),
         ["broken uverbs-nodes mlx5_6", "broken nvidia-nodes NVIDIA GPUs"]
@@ -139,11 +306,11 @@ fn a_nic_that_the_config_names_must_be_there_and_have_its_link() {
         found.into_iter().find(|f| f.id == "port-state" && f.verdict != Verdict::Ok).unwrap()
     };
     assert_eq!(verdict(&job).verdict, Verdict::Slow);
-    job.nics = vec!["mlx5_1".to_owned()];
+    job.asks.nics = vec!["mlx5_1".to_owned()];
     let named = verdict(&job);
     assert_eq!((named.verdict, named.subject.as_str()), (Verdict::Broken, "mlx5_1"));
     assert!(named.cost.unwrap().contains("names this NIC"));
-    job.nics = vec!["mlx5_7".to_owned()];
+    job.asks.nics = vec!["mlx5_7".to_owned()];
     let found = examine(&machine, &job, None, None);
     let absent = found.iter().find(|finding| finding.id == "nic-named").unwrap();
     assert_eq!((absent.verdict, absent.subject.as_str()), (Verdict::Broken, "mlx5_7"));

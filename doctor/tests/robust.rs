@@ -27,10 +27,10 @@ fn judged(text: &str) {
     }
     let mut job = Job { ranks: u64::MAX / 8, threads: 1, window_bytes: u64::MAX, ..Job::default() };
     for part in ["cuda", "rocm"] {
-        job.add_part("kernel set", part, None);
+        job.asks.add_part("kernel set", part, None);
     }
     for part in ["nvlink", "verbs", "efa", "ibgda", "gin"] {
-        job.add_part("transport", part, None);
+        job.asks.add_part("transport", part, None);
     }
     examine(&machine, &job, None, None);
     let summary = Summary::of(&machine, "host", "1");

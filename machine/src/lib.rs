@@ -40,7 +40,9 @@ pub use limits::{Bound, HugePages, Limit, Limits};
 pub use modules::{Kernel, Module};
 pub use near::{Seat, Unusable};
 pub use net::{Bond, Interface};
-pub use nic::{Gid, GidKind, LinkLayer, LinkRate, Nic, NicFamily, Port, PortState};
+pub use nic::{
+    Counters, Gid, GidKind, Growth, LinkLayer, LinkRate, Nic, NicFamily, Port, PortState,
+};
 pub use numa::NumaNode;
 pub use pci::{Acs, Distance, Iommu, PciAddress, PciFunction, PcieControl, PcieLink};
 pub use tree::Tree;
@@ -82,7 +84,21 @@ impl Machine {
     /// Reads the node below `tree`'s root. Of what only commands tell there is what the tree
     /// recorded, and nothing of the running system: no command is run.
     pub fn read(tree: &Tree) -> Self {
-        Self::read_with(tree, &Outputs::recorded(tree))
+        let mut machine = Self::read_with(tree, &Outputs::recorded(tree));
+        if let Some((later, milliseconds)) = Counters::recorded_later(tree) {
+            machine.note_growth(&Counters::read(tree), &later, milliseconds);
+        }
+        machine
+    }
+
+    /// Notes how much the error counters of its ports grew between two readings.
+    pub fn note_growth(&mut self, first: &Counters, later: &Counters, milliseconds: u64) {
+        for nic in &mut self.nics {
+            for port in &mut nic.ports {
+                let counters = first.growth(later, (&nic.name, port.number));
+                port.growth = Some(Growth { milliseconds, counters });
+            }
+        }
     }
 
     /// Reads only what the choice of NICs needs: NUMA nodes, PCI, NICs, GPUs, device nodes and the

@@ -100,9 +100,15 @@ pub(crate) fn read_kernel(tree: &Tree) -> Kernel {
         Fact::Known(release) => tree.text(&format!("boot/config-{release}")),
         _ => Fact::Missing,
     };
+    // A configuration that does not name an option is of a kernel that may not know it.
     let option = |name: &str| {
-        let line = format!("{name}=y");
-        config.clone().and_then(|text| Some(text.lines().any(|of| of == line)))
+        let (on, off) = (format!("{name}=y"), format!("# {name} is not set"));
+        match &config {
+            Fact::Known(text) if text.lines().any(|line| line == on) => Fact::Known(true),
+            Fact::Known(text) if text.lines().any(|line| line == off) => Fact::Known(false),
+            Fact::Known(_) => Fact::Missing,
+            other => other.unknown(),
+        }
     };
     let processor = tree.text("proc/cpuinfo");
     let line = |name: &str| {

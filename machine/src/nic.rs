@@ -84,7 +84,22 @@ pub struct Port {
     /// Error counters that are there, by the kernel's name: of `counters` (`symbol_error`,
     /// `link_downed` …) and of `hw_counters` (`out_of_sequence`, `rnr_nak_retry_err` …).
     pub counters: BTreeMap<String, u64>,
+    /// How much they grew between two readings; nothing where there was one.
+    pub growth: Option<Growth>,
 }
+
+/// How much a port's counters grew between two readings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Growth {
+    /// Milliseconds between the readings.
+    pub milliseconds: u64,
+    /// Those that grew, by the kernel's name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The error counters of all ports at one moment, by NIC and port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters(BTreeMap<(String, u32), BTreeMap<String, u64>>);
 
 /// Logical state of a port, by the kernel's numbers 1 to 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -190,6 +205,52 @@ const HARDWARE_COUNTERS: [&str; 14] = [
     "unresponsive_remote_events",
 ];
 
+impl Counters {
+    /// Reads them as they are now.
+    pub fn read(tree: &Tree) -> Self {
+        Self::read_below(tree, "")
+    }
+
+    /// The second reading that a recorded tree holds, and how many milliseconds it is after the first.
+    pub(crate) fn recorded_later(tree: &Tree) -> Option<(Self, u64)> {
+        let milliseconds = tree.value("tokenyard/later.ms").get()?;
+        Some((Self::read_below(tree, "tokenyard/later/"), milliseconds))
+    }
+
+    fn read_below(tree: &Tree, root: &str) -> Self {
+        let mut all = BTreeMap::new();
+        for nic in tree.list(&format!("{root}{DEVICES}")) {
+            let ports = format!("{root}{DEVICES}/{nic}/ports");
+            for port in tree.list(&ports) {
+                if let Ok(number) = port.parse() {
+                    let counters = read_counters(tree, &format!("{ports}/{port}"));
+                    all.insert((nic.clone(), number), counters);
+                }
+            }
+        }
+        Self(all)
+    }
+
+    /// Some port has counted something.
+    pub fn has_some(&self) -> bool {
+        self.0.values().flat_map(BTreeMap::values).any(|count| *count > 0)
+    }
+
+    /// What grew from these to `later`. A counter that is not told again did not grow, and one that was
+    /// reset meanwhile did not either.
+    pub(crate) fn growth(&self, later: &Self, (nic, port): (&str, u32)) -> BTreeMap<String, u64> {
+        let key = (nic.to_owned(), port);
+        let (Some(first), Some(second)) = (self.0.get(&key), later.0.get(&key)) else {
+            return BTreeMap::new();
+        };
+        let grew = |(name, count): (&String, &u64)| {
+            let more = second.get(name)?.checked_sub(*count).filter(|more| *more > 0)?;
+            Some((name.clone(), more))
+        };
+        first.iter().filter_map(grew).collect()
+    }
+}
+
 impl Nic {
     /// The port of that number.
     pub fn port(&self, number: u32) -> Option<&Port> {
@@ -276,15 +337,6 @@ fn port(tree: &Tree, number: u32, ports: &str) -> Port {
     let path = format!("{ports}/{number}");
     let file = |rest: &str| format!("{path}/{rest}");
     let gids = tree.list(&file("gids"));
-    let mut counters = BTreeMap::new();
-    let kinds = [("counters", &COUNTERS[..]), ("hw_counters", &HARDWARE_COUNTERS[..])];
-    for (folder, names) in kinds {
-        for name in names {
-            if let Fact::Known(value) = tree.value(&file(&format!("{folder}/{name}"))) {
-                counters.insert((*name).to_owned(), value);
-            }
-        }
-    }
     Port {
         number,
         state: tree.word(&file("state"), port_state),
@@ -295,8 +347,20 @@ fn port(tree: &Tree, number: u32, ports: &str) -> Port {
         link_layer: tree.word(&file("link_layer"), link_layer),
         lid: tree.word(&file("lid"), |text| u32::try_from(pci::hex(text)?).ok()),
         gids: gids.iter().take(MOST_GIDS).filter_map(|index| gid(tree, index, &path)).collect(),
-        counters,
+        counters: read_counters(tree, &path),
+        growth: None,
     }
+}
+
+fn read_counters(tree: &Tree, port: &str) -> BTreeMap<String, u64> {
+    let kinds = [("counters", &COUNTERS[..]), ("hw_counters", &HARDWARE_COUNTERS[..])];
+    let names =
+        kinds.into_iter().flat_map(|(folder, names)| names.iter().map(move |n| (folder, *n)));
+    names
+        .filter_map(|(folder, name)| {
+            Some((name.to_owned(), tree.value(&format!("{port}/{folder}/{name}")).get()?))
+        })
+        .collect()
 }
 
 fn gid(tree: &Tree, index: &str, port: &str) -> Option<Gid> {

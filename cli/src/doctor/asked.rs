@@ -9,9 +9,16 @@ use tokenyard_core::config::{Config, PartChoice};
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes};
-use tokenyard_doctor::{Job, Part, Parts as PartFacts};
+use tokenyard_doctor::{Alternative, Asks, Job, Part, Parts as PartFacts};
 
 use crate::parts::Parts;
+
+/// Keys of `verbs` that say how its NICs are addressed.
+#[derive(Default, Deserialize)]
+struct VerbsKeys {
+    gid_index: Option<u8>,
+    port: Option<u32>,
+}
 
 /// Keys of parts' tables that say which NICs they take. The rest of a table is its part's.
 #[derive(Deserialize)]
@@ -64,25 +71,51 @@ pub(super) fn job(shape: &Shape, config: Option<&Config>) -> Result<Job> {
         ..Job::default()
     };
     if let Some(config) = config {
-        job.add_part("kernel set", &config.kernels.name, None);
-        for choice in config.scale_up.iter().chain(&config.scale_out) {
-            let provider = add_nics(&mut job, choice);
-            job.add_part("transport", &choice.name, provider.as_deref());
-        }
-        add_nics(&mut job, &config.topology);
-        job.nics.sort();
-        job.nics.dedup();
+        add_config(&mut job, config);
     }
     Ok(job)
 }
 
+/// Adds what the parts of a config ask. Of several transports the ranks take one.
+fn add_config(job: &mut Job, config: &Config) {
+    job.asks.add_part("kernel set", &config.kernels.name, None);
+    config.scale_up.iter().for_each(|choice| add_transport(&mut job.asks, choice));
+    match config.scale_out.as_slice() {
+        [one] => add_transport(&mut job.asks, one),
+        several => {
+            job.alternatives = several
+                .iter()
+                .map(|choice| {
+                    let name = choice.name.clone();
+                    let mut alternative = Alternative { name, ..Alternative::default() };
+                    add_transport(&mut alternative.asks, choice);
+                    alternative
+                })
+                .collect();
+        }
+    }
+    add_nics(&mut job.asks, &config.topology);
+    job.asks.nics.sort();
+    job.asks.nics.dedup();
+}
+
+fn add_transport(asks: &mut Asks, choice: &PartChoice) {
+    let provider = add_nics(asks, choice);
+    if choice.name == "verbs" {
+        let VerbsKeys { gid_index, port } = choice.table.parse(&choice.name).unwrap_or_default();
+        asks.gid_indices.extend(gid_index);
+        asks.ports.extend(port);
+    }
+    asks.add_part("transport", &choice.name, provider.as_deref());
+}
+
 /// Adds the NICs that a part's table names; returns libfabric's provider, where it names one.
-fn add_nics(job: &mut Job, choice: &PartChoice) -> Option<String> {
+fn add_nics(asks: &mut Asks, choice: &PartChoice) -> Option<String> {
     // A table that is wrong is a finding of its own, as above.
     let keys: NicKeys = choice.table.parse(&choice.name).ok()?;
     let named = [keys.device, keys.rails, keys.nics].into_iter().flatten().flat_map(Names::named);
     // libfabric's domains are the NICs' names with what kind of endpoint they are for.
-    job.nics.extend(named.map(|name| name.trim_end_matches("-rdm").to_owned()));
+    asks.nics.extend(named.map(|name| name.trim_end_matches("-rdm").to_owned()));
     keys.provider
 }
 
@@ -119,8 +152,24 @@ mod tests {
         let config = Config::parse(text, "config.toml").unwrap();
         let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 256, max_tokens: 16 };
         let job = job(&shape.new().unwrap(), Some(&config)).unwrap();
-        assert_eq!(job.nics, ["mlx5_0", "mlx5_1", "rdmap85s0"]);
+        assert_eq!(job.asks.nics, ["mlx5_0", "mlx5_1", "rdmap85s0"]);
         assert!(job.needs(tokenyard_doctor::Facility::Efa));
         assert!(!job.needs(tokenyard_doctor::Facility::Verbs));
+    }
+
+    #[test]
+    fn of_several_transports_each_asks_for_itself() {
+        let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_out]\nuse = [\"efa\", \"verbs\"]\n\
+                    verbs = { device = \"mlx5_2\", gid_index = 3 }\n";
+        let config = Config::parse(text, "config.toml").unwrap();
+        let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 256, max_tokens: 16 };
+        let job = job(&shape.new().unwrap(), Some(&config)).unwrap();
+        assert!(!job.needs(tokenyard_doctor::Facility::Efa));
+        assert!(job.asks.nics.is_empty() && job.asks.gid_indices.is_empty());
+        let [efa, verbs] = job.alternatives.as_slice() else { panic!("{:?}", job.alternatives) };
+        assert_eq!((efa.name.as_str(), verbs.name.as_str()), ("efa", "verbs"));
+        assert!(efa.asks.uses.as_ref().unwrap().contains(&tokenyard_doctor::Facility::Efa));
+        assert_eq!(verbs.asks.nics, ["mlx5_2"]);
+        assert_eq!(verbs.asks.gid_indices.iter().copied().collect::<Vec<_>>(), [3]);
     }
 }

@@ -30,19 +30,26 @@ pub(super) fn of(machine: &Machine) -> Vec<Pair<'_>> {
     pairs.collect()
 }
 
-/// Prints a line for each NIC and a column for each GPU, where the node has both.
+/// Prints a line for each NIC, with its NUMA node, and a column for each GPU.
 pub(super) fn print(machine: &Machine, pairs: &[Pair<'_>], people: People) {
-    if pairs.is_empty() {
+    let mut nics = machine.nics.iter().filter(|nic| nic.is_hardware()).peekable();
+    if nics.peek().is_none() {
         return;
     }
     let gpus: Vec<String> = machine.gpus.iter().map(|gpu| format!("GPU {}", gpu.index)).collect();
-    let heads: Vec<&str> = std::iter::once("NIC").chain(gpus.iter().map(String::as_str)).collect();
+    let heads: Vec<&str> =
+        ["NIC", "NUMA"].into_iter().chain(gpus.iter().map(String::as_str)).collect();
     let mut table = Table::new(&heads);
-    for line in pairs.chunks(machine.gpus.len()) {
-        let words = line.iter().map(|pair| word(pair.distance).into());
-        table.row(std::iter::once(line[0].nic.into()).chain(words));
+    for nic in nics {
+        let numa = nic.numa_node.known().map_or("?".to_owned(), u32::to_string);
+        let own = pairs.iter().filter(|pair| pair.nic == nic.name);
+        let words = own.map(|pair| word(pair.distance).into());
+        table.row([nic.name.as_str().into(), numa.as_str().into()].into_iter().chain(words));
     }
     people.say(format_args!("\n{}", table.render(people)));
+    if gpus.is_empty() {
+        return;
+    }
     people.say(
         "PIX below one switch, PXB below one root port, PHB below one host bridge, \
          NODE on one NUMA node, SYS on another",

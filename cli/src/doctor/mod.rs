@@ -15,19 +15,21 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Shape;
 use tokenyard_doctor::{Finding, Tried, Verdict, examine};
-use tokenyard_machine::{Machine, Tree, commands};
+use tokenyard_machine::{Counters, Machine, Tree, commands};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::parts::Parts;
 
 /// How long nvidia-smi and the like may take: the whole answer is to come within a second.
 const COMMANDS: Duration = Duration::from_millis(700);
+/// How far apart error counters are read, at least, where some port has counted something.
+const BETWEEN_READINGS: Duration = Duration::from_millis(250);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -133,12 +135,16 @@ fn worst(findings: &[Finding]) -> Verdict {
 /// program's parts say nothing about it.
 fn examine_node(args: &Args, config: Option<&Config>) -> Result<Examined> {
     let Some(root) = &args.root else {
-        let parts = Parts::find(config)?;
-        let machine = Machine::read_with(&Tree::system(), &commands::capture(COMMANDS));
+        let (machine, parts, tried) = std::thread::scope(|scope| {
+            // A name server that does not answer is waited for meanwhile.
+            let tried = scope.spawn(|| tried::gather(config));
+            let parts = Parts::find(config);
+            (read_system(), parts, tried.join())
+        });
+        let (parts, tried) = (parts?, tried.map_err(|_| anyhow!("trying this node panicked"))?);
         let mut job = asked::job(&shape(args, &machine)?, config)?;
         job.plugin_transport =
             parts.parts.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some());
-        let tried = tried::gather(config);
         let findings = examine(&machine, &job, Some(&asked::parts(&parts, config)), Some(&tried));
         return Ok(Examined { machine, tried: Some(tried), findings });
     };
@@ -147,6 +153,21 @@ fn examine_node(args: &Args, config: Option<&Config>) -> Result<Examined> {
     let job = asked::job(&shape(args, &machine)?, config)?;
     let findings = examine(&machine, &job, None, None);
     Ok(Examined { machine, tried: None, findings })
+}
+
+/// Reads the running system, and its error counters twice.
+fn read_system() -> Machine {
+    let tree = Tree::system();
+    let (start, first) = (Instant::now(), Counters::read(&tree));
+    let outputs = commands::capture(COMMANDS);
+    if first.has_some() {
+        std::thread::sleep(BETWEEN_READINGS.saturating_sub(start.elapsed()));
+    }
+    let mut machine = Machine::read_with(&tree, &outputs);
+    let later = Counters::read(&tree);
+    let milliseconds = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+    machine.note_growth(&first, &later, milliseconds);
+    machine
 }
 
 fn shape(args: &Args, machine: &Machine) -> tokenyard_core::Result<Shape> {

@@ -1,9 +1,13 @@
 //! What only a process on the node can find out. Where something can be tried without leaving a
 //! trace, it is tried.
 
-use std::net::{TcpListener, ToSocketAddrs};
+use std::io;
+use std::net::{self, TcpListener, ToSocketAddrs};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, statvfs};
 use tokenyard_core::bootstrap::{Identity, Rendezvous, Secret};
@@ -11,6 +15,9 @@ use tokenyard_core::config::Config;
 use tokenyard_doctor::{Meeting, Place, Secret as SecretFact, Tried};
 
 use crate::memory::{self, container_memory};
+
+/// How long the rendezvous' name may take to resolve: the whole answer is to come within a second.
+const NAMES: Duration = Duration::from_millis(500);
 
 fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
@@ -94,11 +101,30 @@ fn launcher_variables() -> bool {
     names.into_iter().any(|name| env(name).is_some_and(|value| !value.is_empty()))
 }
 
+/// What `look_up` finds within the deadline; nothing where it takes longer.
+fn resolve(
+    deadline: Duration,
+    look_up: impl FnOnce() -> io::Result<Vec<net::SocketAddr>> + Send + 'static,
+) -> Option<io::Result<Vec<net::SocketAddr>>> {
+    let (send, receive) = mpsc::channel();
+    // Not joined: the resolver has no deadline that it could be told.
+    thread::spawn(move || {
+        let _ = send.send(look_up());
+    });
+    receive.recv_timeout(deadline).ok()
+}
+
 fn tcp(host: &str, port: u16) -> Meeting {
-    let address = format!("{host}:{port}");
-    let found = match (host, port).to_socket_addrs() {
-        Ok(found) => found.collect::<Vec<_>>(),
-        Err(error) => return Meeting::Wrong(format!("{address} is not known here: {error}")),
+    let name = host.to_owned();
+    let found = resolve(NAMES, move || Ok((name.as_str(), port).to_socket_addrs()?.collect()));
+    at(format!("{host}:{port}"), found)
+}
+
+fn at(address: String, found: Option<io::Result<Vec<net::SocketAddr>>>) -> Meeting {
+    let found = match found {
+        Some(Ok(found)) => found,
+        Some(Err(error)) => return Meeting::Wrong(format!("{address} is not known here: {error}")),
+        None => return Meeting::Unresolved { address, milliseconds: NAMES.as_millis() as u64 },
     };
     let loopback = !found.is_empty() && found.iter().all(|a| a.ip().is_loopback());
     let port = match TcpListener::bind(&*found) {
@@ -131,6 +157,24 @@ mod tests {
         let Meeting::Tcp { loopback, port: found, .. } = tcp("192.0.2.1", port) else { panic!() };
         assert!(!loopback);
         assert_eq!(found, Place::Elsewhere);
+    }
+
+    #[test]
+    fn a_name_server_that_does_not_answer_is_not_waited_for() {
+        let (release, held) = mpsc::channel::<()>();
+        let found = resolve(Duration::from_millis(20), move || {
+            let _ = held.recv();
+            Ok(Vec::new())
+        });
+        assert!(found.is_none());
+        let meeting = at("node0:1234".to_owned(), found);
+        assert!(
+            matches!(&meeting, Meeting::Unresolved { address, .. } if address == "node0:1234"),
+            "{meeting:?}"
+        );
+        drop(release);
+        let refused = resolve(Duration::from_secs(20), || Err(io::ErrorKind::NotFound.into()));
+        assert!(matches!(at("node0:1234".to_owned(), refused), Meeting::Wrong(_)));
     }
 
     #[test]

@@ -75,7 +75,8 @@ fn join(config: Option<&Config>) -> Result<World> {
 fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<Vec<Summary>> {
     let Examined { machine, findings, .. } = examine_node(args, config)?;
     let host = node_name(args, world.rank());
-    let mut mine = Summary::of(&machine, &host, env!("CARGO_PKG_VERSION"));
+    let mut mine =
+        Summary::of(&machine, &host, env!("CARGO_PKG_VERSION")).with_transport(&findings);
     mine.faults = findings.iter().filter_map(fault).collect();
     mine.clock = clock(world)?;
     let bytes = serde_json::to_vec(&mine)?;

@@ -8,9 +8,9 @@ use crate::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// [`ErrorKind::Config`] where the operator named unequally many, and [`ErrorKind::Mismatch`] where some ranks
-/// have NICs and one has none, or where a rail has different ones: on a fabric without ways between rails
-/// these do not reach each other. The text names ranks and NICs. Where a place says that NICs of
-/// all names reach each other, the last two are warnings.
+/// have NICs and one has none or fewer, or where a rail has different ones: on a fabric without ways between
+/// rails these do not reach each other. The text names ranks and NICs. Where a place says that NICs of
+/// all names reach each other, all but the first are warnings.
 pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec<String>> {
     let with_nics = || {
         (0_u32..).zip(places.iter()).filter_map(|(rank, place)| {
@@ -26,15 +26,9 @@ pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec
         warnings.push(refuse_unless(is_free, found)?);
     }
     let most = with_nics().max_by_key(|(rank, place)| (place.nics.len(), u32::MAX - rank));
-    let (count, few) = (least.nics.len(), least.nics.join(", "));
+    let count = least.nics.len();
     if let Some((rich, most)) = most.filter(|(_, place)| place.nics.len() > count) {
-        let found = format!(
-            "rank {poor} on {} has {count} ({few}) and rank {rich} on {} has {} ({})",
-            least.host,
-            most.host,
-            most.nics.len(),
-            most.nics.join(", ")
-        );
+        let found = unequal((poor, least), (rich, most));
         if places.iter().flatten().any(|place| place.nics_given) {
             return Err(Error::new(
                 ErrorKind::Config,
@@ -42,6 +36,9 @@ pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec
                 format!("ranks have unequally many NICs: {found}; expected equally many"),
             )
             .with_fix("name equally many in `nics` of [topology.auto] on every node"));
+        }
+        if let Some(found) = thin_rail(places, domains) {
+            refuse_unless(is_free, found)?;
         }
         warnings.push(format!("every rank uses {count} of its NICs, because {found}"));
     }
@@ -66,6 +63,52 @@ fn refuse_unless(is_free: bool, found: String) -> Result<String> {
         "`tokenyard doctor` on both nodes names the NIC that is missing or down; where NICs of all \
          names reach each other, set rails = \"any\" in [topology.auto] on every node",
     ))
+}
+
+fn unequal((poor, least): (u32, &Place), (rich, most): (u32, &Place)) -> String {
+    format!(
+        "rank {poor} on {} has {} ({}) and rank {rich} on {} has {} ({})",
+        least.host,
+        least.nics.len(),
+        least.nics.join(", "),
+        most.host,
+        most.nics.len(),
+        most.nics.join(", ")
+    )
+}
+
+/// The first rail whose ranks on different machines have unequally many NICs: one is missing. Ranks of one
+/// machine may: what they are near to differs.
+fn thin_rail(places: &[Option<Place>], domains: u32) -> Option<String> {
+    let size = places.len() / domains.max(1) as usize;
+    (0..size).find_map(|index| {
+        let rail = || {
+            (0_u32..).zip(places).skip(index).step_by(size).filter_map(|(rank, place)| {
+                place.as_ref().filter(|place| !place.nics.is_empty()).map(|place| (rank, place))
+            })
+        };
+        let least = rail().min_by_key(|(_, place)| place.nics.len())?;
+        let is_richer = |(_, place): &(u32, &Place)| {
+            place.host != least.1.host && place.nics.len() > least.1.nics.len()
+        };
+        let most = rail().find(is_richer)?;
+        let (found, absent) = (unequal(least, most), absent_on(places, least.1, most.1));
+        Some(format!("ranks of rail {index} have unequally many NICs: {found}{absent}"))
+    })
+}
+
+/// The NICs of `most` that no rank on the machine of `least` has: those that are missing there.
+fn absent_on(places: &[Option<Place>], least: &Place, most: &Place) -> String {
+    let is_there = |nic: &String| {
+        let of_host = places.iter().flatten().filter(|place| place.host == least.host);
+        of_host.flat_map(|place| &place.nics).any(|other| other == nic)
+    };
+    let absent: Vec<&str> =
+        most.nics.iter().filter(|nic| !is_there(nic)).map(String::as_str).collect();
+    match absent.is_empty() {
+        true => String::new(),
+        false => format!("; no rank on {} has {}", least.host, absent.join(", ")),
+    }
 }
 
 /// The first rank that has no NIC where others have.
@@ -151,6 +194,30 @@ mod tests {
         assert!(text.contains("rank 1 on b has no NIC that can be used, and rank 0 on a uses n0"));
         nodes[0].as_mut().unwrap().any_rails = true;
         assert_eq!(even_out(&mut nodes, 2).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_node_with_fewer_nics_is_refused_with_what_it_lacks() {
+        let mut places = places(&[("a", &["n0", "n1"]), ("b", &["n0"])]);
+        let error = even_out(&mut places, 2).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        let text = error.to_string();
+        assert!(
+            text.contains(
+                "rank 1 on b has 1 (n0) and rank 0 on a has 2 (n0, n1); no rank on b has n1"
+            ) && text.contains("rails = \"any\""),
+            "{text}"
+        );
+        assert_eq!(places[0].as_ref().unwrap().nics.len(), 2, "nothing is taken away unsaid");
+    }
+
+    #[test]
+    fn ranks_of_one_machine_may_be_near_to_fewer_nics_which_is_said() {
+        let two: [(&str, &[&str]); 2] = [("a", &["n0", "n1"]), ("a", &["n2"])];
+        let warnings = even_out(&mut places(&two), 1).unwrap();
+        assert!(warnings[0].contains("rank 1 on a has 1 (n2)"), "{warnings:?}");
+        let four: [(&str, &[&str]); 4] = [two[0], two[1], ("b", &["n0", "n1"]), ("b", &["n2"])];
+        assert_eq!(even_out(&mut places(&four), 2).unwrap().len(), 1);
     }
 
     #[test]

@@ -1,0 +1,145 @@
+//! Several transports of which the first that works is taken: each is judged on its own.
+
+use std::collections::BTreeSet;
+
+use tokenyard_machine::Machine;
+
+use crate::parts::Part;
+use crate::{Facility, Finding, Job, Parts, Report, Rule, Tried, Verdict, judge};
+
+pub(crate) const RULES: &[&Rule] = &[&ALTERNATIVE];
+
+static ALTERNATIVE: Rule = Rule {
+    id: "alternative",
+    title: "A transport of several",
+    wanted: "the first of the list that works on all ranks",
+    why: "Where `use` lists several transports, the ranks take the first whose probe works on all of \
+          them. Each is judged on its own; what keeps one of them from working is no fault as long as another \
+          works. One that probes and would fail later is taken all the same, so that is a fault. Of a \
+          recorded node no part can be probed: there a transport works if nothing that it needs is broken.",
+    cost: "no rank starts: none of the transports works",
+    fix: "mend what is broken for one of them, or add one that works here to `use`",
+    source: "docs/config.md (transport.scale_out)",
+};
+
+/// A transport of the list, judged as if it were the only one.
+struct Rung {
+    name: String,
+    findings: Vec<Finding>,
+    /// Why it would not be taken.
+    why_not: Option<String>,
+}
+
+/// Judges a node for a job with alternatives.
+pub(crate) fn examine(
+    machine: &Machine,
+    job: &Job,
+    parts: Option<&Parts>,
+    tried: Option<&Tried>,
+) -> Vec<Finding> {
+    let alternatives: BTreeSet<&str> = job.alternatives.iter().map(|a| a.name.as_str()).collect();
+    let of = |name: Option<&str>| parts.map(|parts| taking(parts, &alternatives, name));
+    let common = judge(machine, &job.with(None), of(None).as_ref(), tried);
+    let rungs: Vec<Rung> = job
+        .alternatives
+        .iter()
+        .map(|alternative| {
+            let (name, of) = (alternative.name.clone(), of(Some(&alternative.name)));
+            let findings = judge(machine, &job.with(Some(alternative)), of.as_ref(), tried);
+            let why_not = match parts {
+                Some(parts) => probed(parts, &name),
+                None => broken(&findings, &common),
+            };
+            Rung { name, findings, why_not }
+        })
+        .collect();
+    let taken = rungs.iter().position(|rung| rung.why_not.is_none());
+    let mut findings = match taken {
+        Some(taken) => rungs[taken].findings.clone(),
+        None => all_of(&rungs),
+    };
+    findings.splice(0..0, tell(machine, job, &rungs, taken));
+    findings
+}
+
+/// What its probe says against it.
+fn probed(parts: &Parts, name: &str) -> Option<String> {
+    let is_it = |part: &&Part| part.kind == "transport" && part.name == name;
+    match parts.parts.iter().find(is_it) {
+        Some(part) => part.why_not.clone(),
+        None => Some("no part of this name".to_owned()),
+    }
+}
+
+/// The parts as if of the `alternatives` only the one of this name were chosen. A name that no part has
+/// stays one: the yard does not open, whatever else the list has.
+fn taking(parts: &Parts, alternatives: &BTreeSet<&str>, name: Option<&str>) -> Parts {
+    let mut parts = parts.clone();
+    for part in &mut parts.parts {
+        let is_other = alternatives.contains(part.name.as_str()) && Some(&*part.name) != name;
+        if part.kind == "transport" && is_other {
+            part.chosen = false;
+        }
+    }
+    parts
+}
+
+/// What is broken for it and not without it.
+fn broken(findings: &[Finding], common: &[Finding]) -> Option<String> {
+    let is_common = |finding: &Finding| {
+        common.iter().any(|other| {
+            (other.id, &other.subject, other.verdict)
+                == (finding.id, &finding.subject, finding.verdict)
+        })
+    };
+    let own: Vec<String> = findings
+        .iter()
+        .filter(|finding| finding.verdict == Verdict::Broken && !is_common(finding))
+        .map(|finding| format!("{}: {}", finding.subject, finding.found))
+        .collect();
+    let more = if own.len() > 2 { ", ..." } else { "" };
+    (!own.is_empty()).then(|| format!("{}{more}", own[..own.len().min(2)].join(", ")))
+}
+
+/// What each of them says, the worst of each thing.
+fn all_of(rungs: &[Rung]) -> Vec<Finding> {
+    let mut all: Vec<Finding> = Vec::new();
+    for finding in rungs.iter().flat_map(|rung| &rung.findings) {
+        let is_same =
+            |other: &&mut Finding| (other.id, &other.subject) == (finding.id, &finding.subject);
+        match all.iter_mut().find(is_same) {
+            Some(known) if (known.needed, known.verdict) < (finding.needed, finding.verdict) => {
+                *known = finding.clone();
+            }
+            Some(_) => {}
+            None => all.push(finding.clone()),
+        }
+    }
+    all
+}
+
+fn tell(machine: &Machine, job: &Job, rungs: &[Rung], taken: Option<usize>) -> Vec<Finding> {
+    let mut report = Report::new(machine, job);
+    for (place, rung) in rungs.iter().enumerate() {
+        let wanted = match taken.map(|taken| (taken, &rungs[taken].name)) {
+            Some((taken, name)) if place < taken => format!("nothing: the config falls to {name}"),
+            Some((taken, name)) if place > taken => {
+                format!("nothing, while {name} works everywhere")
+            }
+            _ => ALTERNATIVE.wanted.to_owned(),
+        };
+        let (verdict, found) = match &rung.why_not {
+            Some(why) if taken.is_none() => {
+                (Verdict::Broken, format!("cannot be used here: {why}"))
+            }
+            Some(why) => (Verdict::Ok, format!("cannot be used here: {why}")),
+            None if taken == Some(place) => (Verdict::Ok, "would be taken".to_owned()),
+            None => (Verdict::Ok, "works here too".to_owned()),
+        };
+        let subject = format!("transport {}", rung.name);
+        let finding = report.note((&ALTERNATIVE, Facility::Node), subject, (verdict, found));
+        finding.wanted(wanted);
+        finding.needed = taken.is_none_or(|taken| taken == place);
+    }
+    report.finish()
+}
