@@ -19,6 +19,7 @@ pub use judge::{Seen, judge};
 use lies::LIES;
 pub use lies::Lie;
 pub use links::{CutLink, on_links};
+pub use script::Word;
 
 use crate::pace::Pace;
 
@@ -78,7 +79,7 @@ pub enum Kind {
     Killed,
     /// It is stopped (SIGSTOP).
     Stopped,
-    /// It ends without an error.
+    /// It closes its yard, and says goodbye.
     Leaves,
     /// It brings something else than the others.
     Lies(Lie),

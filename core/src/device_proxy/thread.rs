@@ -1,7 +1,7 @@
 //! The life of the thread that serves a ring.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Fabric;
 use super::check::Limits;
@@ -13,8 +13,9 @@ use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 const MAX_BATCH: usize = 32;
 /// Rounds without work before the first yield. Short: others may want the core.
 const SPINS: u32 = 256;
-/// Rounds of yielding before the first nap.
-const YIELDS: u32 = 4000;
+/// How long it yields before the first nap. Not a number of rounds: on a busy machine each may take as
+/// long as others keep the core.
+const YIELDING: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(50);
 
 /// Why a ring is dead: which command failed, if one did, and how.
@@ -53,15 +54,15 @@ impl<F: Fabric> Worker<F> {
 
     /// Works until it is stopped or something fails.
     pub(super) fn run(&mut self, stop: &AtomicBool) {
-        let mut idle = 0;
+        let mut idle = Idle::default();
         while !stop.load(Ordering::Acquire) {
             match self.round() {
-                Ok(true) => idle = 0,
+                Ok(true) => idle = Idle::default(),
                 Ok(false) => {
-                    pause(idle);
-                    idle = idle.saturating_add(1);
+                    let rest = idle.next(Instant::now);
+                    rest.take();
                     // Between naps there is time to ask for errors that no command brings.
-                    if idle > SPINS + YIELDS && !self.fabric.is_healthy() {
+                    if rest == Rest::Nap && !self.fabric.is_healthy() {
                         return self.fail(&Failure::of_link(abi::TY_TRANSPORT));
                     }
                 }
@@ -145,13 +146,64 @@ impl<F: Fabric> Worker<F> {
     }
 }
 
-/// The more rounds there were without work, the more of the core is left to others.
-fn pause(idle: u32) {
-    if idle < SPINS {
-        std::hint::spin_loop();
-    } else if idle < SPINS + YIELDS {
-        std::thread::yield_now();
-    } else {
-        std::thread::sleep(NAP);
+/// Rounds without work, since the last that had some.
+#[derive(Default)]
+struct Idle {
+    rounds: u32,
+    /// When it began to yield.
+    since: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    Spin,
+    Yield,
+    Nap,
+}
+
+impl Idle {
+    /// What to do after another such round. The more there were, the more of the core is left to others.
+    fn next(&mut self, now: impl FnOnce() -> Instant) -> Rest {
+        if self.rounds < SPINS {
+            self.rounds += 1;
+            return Rest::Spin;
+        }
+        let now = now();
+        match now.duration_since(*self.since.get_or_insert(now)) < YIELDING {
+            true => Rest::Yield,
+            false => Rest::Nap,
+        }
+    }
+}
+
+impl Rest {
+    fn take(self) {
+        match self {
+            Self::Spin => std::hint::spin_loop(),
+            Self::Yield => std::thread::yield_now(),
+            Self::Nap => std::thread::sleep(NAP),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_whose_yields_take_long_naps_as_soon_as_any_other() {
+        let start = Instant::now();
+        for (yield_takes, yields) in [(YIELDING / 1000, 1000), (YIELDING / 2, 2), (60 * NAP, 1)] {
+            let (mut idle, mut now) = (Idle::default(), start);
+            for _ in 0..SPINS {
+                assert_eq!(idle.next(|| now), Rest::Spin);
+            }
+            let mut yielded = 0;
+            while idle.next(|| now) == Rest::Yield {
+                (now, yielded) = (now + yield_takes, yielded + 1);
+            }
+            assert_eq!(yielded, yields, "{yield_takes:?}");
+            assert_eq!(idle.next(|| now), Rest::Nap);
+        }
     }
 }
