@@ -49,6 +49,8 @@ struct Fiber {
   jmp_buf at;
   std::unique_ptr<char[]> stack;
   bool begun = false, over = false;
+  // It looks at memory again and again.
+  bool polls = false;
   // It goes on once this is another.
   const uint64_t* turn = nullptr;
   uint64_t last_turn = 0;
@@ -70,6 +72,17 @@ inline Dim thread_index() { return {here->current}; }
 inline void yield() {
   Block* block = here;
   if (_setjmp(block->fibers[block->current].at) == 0) _longjmp(block->scheduler, 1);
+}
+// For a look at what others may not have written yet.
+inline void poll() {
+  here->fibers[here->current].polls = true;
+  yield();
+}
+// Lets others have the core: a block that has done nothing but look for a while, for longer.
+inline void rest(unsigned idle) {
+  if (idle < 200) return std::this_thread::yield();
+  timespec moment = {0, 20000};
+  nanosleep(&moment, nullptr);
 }
 // Runs a fiber until it yields or is over.
 [[gnu::noinline]] inline void resume(Block& block, Fiber& fiber) {
@@ -125,15 +138,19 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
     f.start.uc_link = nullptr;
     makecontext(&f.start, entry, 0);
   }
-  for (unsigned left = threads; left > 0;) {
+  for (unsigned left = threads, idle = 0; left > 0;) {
+    bool moved = false;
     for (unsigned i = 0; i < threads; i++) {
       Fiber& fiber = block.fibers[i];
       if (fiber.over || (fiber.turn && *fiber.turn == fiber.last_turn)) continue;
       block.current = i;
+      fiber.polls = false;
       resume(block, fiber);
+      moved |= !fiber.polls;
       if (fiber.over) left--;
     }
-    std::this_thread::yield();
+    idle = moved ? 0 : idle + 1;
+    rest(idle);
   }
   here = nullptr;
 }
