@@ -1,9 +1,9 @@
 //! L3: ranks that are killed, stopped, gone or misled, at every phase.
 //!
 //! Each fault is played by processes of their own: all ranks follow one script (`script`), and one
-//! of them, the victim, does its worst at its phase. Every other rank must end within the deadline
-//! and a second more, with an error that names the victim and what was waited for; and nothing may
-//! be left behind. The launcher measures and judges (`judge`).
+//! of them, the victim, does its worst at its phase. Every other rank must get an error within the
+//! deadline and a second more, which names the victim and what was waited for, and then end; and
+//! nothing may be left behind. The launcher measures and judges (`judge`).
 
 mod hosts;
 mod judge;

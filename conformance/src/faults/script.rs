@@ -57,9 +57,9 @@ impl Fault {
     /// Plays the script on this rank, and tells how it ended: everybody but a victim that leaves, or
     /// is no more, must get an error.
     ///
-    /// An error is told before the yard is closed, and the victim that leaves closes its yard before it
-    /// is told that it leaves: closing takes a second where a device gives its memory back, or a busy
-    /// machine. Nobody waits for an error meanwhile, and who has not said goodbye is still there.
+    /// An error is told before the yard is closed, and a victim that leaves tells so once its yard is
+    /// closed, before its goodbye: closing takes up to a second where a busy device gives its memory
+    /// back. Nobody waits for an error in that time, and who has not said goodbye is still there.
     ///
     /// # Errors
     /// This rank cannot tell where it is, or cannot tell anything.
