@@ -7,15 +7,11 @@ use super::Fabric;
 use super::check::Limits;
 use super::ring::{Memory, Taker};
 use crate::abi;
+use crate::idle::{Idle, Rest};
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
 /// Most commands of one post, and most events of one poll.
 const MAX_BATCH: usize = 32;
-/// Rounds without work before the first yield. Short: others may want the core.
-const SPINS: u32 = 256;
-/// How long it yields before the first nap. Not a number of rounds: on a busy machine each may take as
-/// long as others keep the core.
-const YIELDING: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(50);
 
 /// Why a ring is dead: which command failed, if one did, and how.
@@ -60,7 +56,7 @@ impl<F: Fabric> Worker<F> {
                 Ok(true) => idle = Idle::default(),
                 Ok(false) => {
                     let rest = idle.next(Instant::now);
-                    rest.take();
+                    take(rest);
                     // Between naps there is time to ask for errors that no command brings.
                     if rest == Rest::Nap && !self.fabric.is_healthy() {
                         return self.fail(&Failure::of_link(abi::TY_TRANSPORT));
@@ -146,64 +142,10 @@ impl<F: Fabric> Worker<F> {
     }
 }
 
-/// Rounds without work, since the last that had some.
-#[derive(Default)]
-struct Idle {
-    rounds: u32,
-    /// When it began to yield.
-    since: Option<Instant>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rest {
-    Spin,
-    Yield,
-    Nap,
-}
-
-impl Idle {
-    /// What to do after another such round. The more there were, the more of the core is left to others.
-    fn next(&mut self, now: impl FnOnce() -> Instant) -> Rest {
-        if self.rounds < SPINS {
-            self.rounds += 1;
-            return Rest::Spin;
-        }
-        let now = now();
-        match now.duration_since(*self.since.get_or_insert(now)) < YIELDING {
-            true => Rest::Yield,
-            false => Rest::Nap,
-        }
-    }
-}
-
-impl Rest {
-    fn take(self) {
-        match self {
-            Self::Spin => std::hint::spin_loop(),
-            Self::Yield => std::thread::yield_now(),
-            Self::Nap => std::thread::sleep(NAP),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_whose_yields_take_long_naps_as_soon_as_any_other() {
-        let start = Instant::now();
-        for (yield_takes, yields) in [(YIELDING / 1000, 1000), (YIELDING / 2, 2), (60 * NAP, 1)] {
-            let (mut idle, mut now) = (Idle::default(), start);
-            for _ in 0..SPINS {
-                assert_eq!(idle.next(|| now), Rest::Spin);
-            }
-            let mut yielded = 0;
-            while idle.next(|| now) == Rest::Yield {
-                (now, yielded) = (now + yield_takes, yielded + 1);
-            }
-            assert_eq!(yielded, yields, "{yield_takes:?}");
-            assert_eq!(idle.next(|| now), Rest::Nap);
-        }
+fn take(rest: Rest) {
+    match rest {
+        Rest::Spin => std::hint::spin_loop(),
+        Rest::Yield => std::thread::yield_now(),
+        Rest::Nap => std::thread::sleep(NAP),
     }
 }
