@@ -16,11 +16,9 @@ static ALLOCATOR: Counting = Counting;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-fn steady(extra: &str) {
-    let task = Task::new(2);
-    assert_eq!((task.counted_steps, task.grown_steps), (1_000, 10_000));
-    steady_on(2, &task, &format!("[transport.scale_out]\nuse = \"none\"\n{extra}"));
-}
+/// What a scenario runs by default takes many steps; the ways beside the first one need fewer to show
+/// growth of more than 64 bytes a step.
+const FEWER: u32 = 1_000;
 
 fn steady_on(ranks: u32, task: &Task, extra: &str) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -43,18 +41,22 @@ fn check(found: &Figures) {
 
 #[test]
 fn a_thousand_steps_allocate_nothing_and_ten_thousand_do_not_grow_memory() {
-    steady("");
+    let task = Task::new(2);
+    assert_eq!((task.counted_steps, task.grown_steps), (1_000, 10_000));
+    steady_on(2, &task, ALONE);
 }
+
+const ALONE: &str = "[transport.scale_out]\nuse = \"none\"\n";
 
 #[test]
 fn the_same_holds_where_rows_are_put() {
-    steady("[transport.scale_up.shm]\nload_store = false\n");
+    let task = Task { grown_steps: FEWER, ..Task::new(2) };
+    steady_on(2, &task, &format!("{ALONE}[transport.scale_up.shm]\nload_store = false\n"));
 }
 
 #[test]
 fn the_same_holds_among_two_domains() {
-    // Four ranks share the cores of a small machine: fewer steps.
-    let task = Task { grown_steps: 1_000, ..Task::new(4) };
+    let task = Task { grown_steps: FEWER, ..Task::new(4) };
     steady_on(
         4,
         &task,
@@ -65,13 +67,13 @@ fn the_same_holds_among_two_domains() {
 
 #[test]
 fn the_same_holds_where_losses_are_masked() {
-    let task = Task { grown_steps: 1_000, ..Task::new(2) };
+    let task = Task { grown_steps: FEWER, ..Task::new(2) };
     steady_on(2, &task, MASKED);
 }
 
 #[test]
 fn the_same_holds_after_a_rank_was_lost() {
-    let task = Task { grown_steps: 1_000, ..Task::new(3) };
+    let task = Task { grown_steps: FEWER, ..Task::new(3) };
     lose_one_on(&task, &format!("{MASKED}[transport.scale_up.shm]\nload_store = false\n"));
     lose_one_on(&task, MASKED);
 }

@@ -17,6 +17,7 @@ pub mod device_proxy;
 pub mod error;
 pub mod export;
 pub mod host;
+mod idle;
 pub mod kernels;
 pub mod link;
 pub mod machine;

@@ -75,7 +75,7 @@ fn run(folder: &Path, model: &str, defines: &[String]) {
     let program = folder.join("exchange");
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/model");
     let compiled = Command::new("g++")
-        .args(["-std=c++20", "-O1", "-g", "-pthread", "-DTY_ROWS_TMA=0"])
+        .args(["-std=c++20", "-O1", "-pthread", "-DTY_ROWS_TMA=0"])
         .arg(format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION))
         .args(defines)
         .arg("-I")

@@ -16,8 +16,10 @@ pub struct Seen {
     pub error: Option<String>,
     /// The rank that the error is about.
     pub about: Option<u32>,
-    /// From the fault to its end.
+    /// From the fault to its error.
     pub took: Option<Duration>,
+    /// Whether its process ended as well, in the much longer time that it has for that.
+    pub exited: bool,
     /// How its process ended, and the end of its standard error.
     pub ending: String,
 }
@@ -42,9 +44,10 @@ fn wrong(fault: &Fault, seen: &Seen, all: &[Seen]) -> Option<String> {
     }
     let limit = fault.deadline() + fault.grace();
     match seen.took {
-        Some(took) if took <= limit => None,
+        Some(took) if took <= limit => (!seen.exited)
+            .then(|| format!("rank {rank}: its process did not end after the error `{error}`")),
         Some(took) => Some(format!(
-            "rank {rank}: ended {:.2} s after the fault; expected at most {:.2} s; it said `{error}`",
+            "rank {rank}: its error came {:.2} s after the fault; expected at most {:.2} s; it said `{error}`",
             took.as_secs_f64(),
             limit.as_secs_f64()
         )),
@@ -142,6 +145,7 @@ mod tests {
             error: Some(says.to_owned()),
             about: None,
             took: Some(Duration::from_secs(3)),
+            exited: true,
             ending: String::new(),
         };
         judge(fault, &[seen])
@@ -161,7 +165,8 @@ mod tests {
         let fault = all.iter().find(|fault| fault.name == "l3/link_down/combine_send").unwrap();
         let judged = |rank, says: &str, about| {
             let (error, took) = (Some(says.to_owned()), Some(Duration::from_secs(1)));
-            judge(fault, &[Seen { rank, error, about, took, ending: String::new() }])
+            let ending = String::new();
+            judge(fault, &[Seen { rank, error, about, took, exited: true, ending }])
         };
         let own = "the port of this rank is down: no answer [link: rxe1 port 1]";
         assert_eq!(judged(1, own, None), [""; 0]);
@@ -177,11 +182,22 @@ mod tests {
     fn an_error_says_what_was_waited_for_or_which_command_failed() {
         let all = list(1);
         let fault = all.iter().find(|fault| fault.name == "l3/killed/combine_send").unwrap();
-        let judged = |says: &str| {
-            let (error, took) = (Some(says.to_owned()), Some(Duration::from_secs(1)));
-            judge(fault, &[Seen { rank: 0, error, about: Some(1), took, ending: String::new() }])
+        let seen = |says: &str| Seen {
+            rank: 0,
+            error: Some(says.to_owned()),
+            about: Some(1),
+            took: Some(Duration::from_secs(1)),
+            exited: true,
+            ending: String::new(),
         };
-        assert_eq!(judged("rank 1 was lost; phase `rows`: found 1; expected 2"), [""; 0]);
+        let judged = |says: &str| judge(fault, &[seen(says)]);
+        let right = "rank 1 was lost; phase `rows`: found 1; expected 2";
+        assert_eq!(judged(right), [""; 0]);
+        let late = Some(fault.deadline() + fault.grace() + Duration::from_millis(50));
+        let too_late = judge(fault, &[Seen { took: late, ..seen(right) }]);
+        assert!(too_late[0].contains("2.05 s after the fault; expected at most 2.00 s"));
+        let hangs = judge(fault, &[Seen { exited: false, ..seen(right) }]);
+        assert!(hangs[0].contains("did not end"), "{hangs:?}");
         assert_eq!(judged("combine_send: a command to rank 1 failed: no answer"), [""; 0]);
         assert!(judged("rank 1 was lost")[0].contains("or the command"));
     }

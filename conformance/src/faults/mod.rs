@@ -1,9 +1,9 @@
 //! L3: ranks that are killed, stopped, gone or misled, at every phase.
 //!
 //! Each fault is played by processes of their own: all ranks follow one script (`script`), and one
-//! of them, the victim, does its worst at its phase. Every other rank must end within the deadline
-//! and a second more, with an error that names the victim and what was waited for; and nothing may
-//! be left behind. The launcher measures and judges (`judge`).
+//! of them, the victim, does its worst at its phase. Every other rank must get an error within the
+//! deadline and a second more, which names the victim and what was waited for, and then end; and
+//! nothing may be left behind. The launcher measures and judges (`judge`).
 
 mod hosts;
 mod judge;
@@ -19,6 +19,7 @@ pub use judge::{Seen, judge};
 use lies::LIES;
 pub use lies::Lie;
 pub use links::{CutLink, on_links};
+pub use script::Word;
 
 use crate::pace::Pace;
 
@@ -78,7 +79,7 @@ pub enum Kind {
     Killed,
     /// It is stopped (SIGSTOP).
     Stopped,
-    /// It ends without an error.
+    /// It closes its yard, and says goodbye.
     Leaves,
     /// It brings something else than the others.
     Lies(Lie),

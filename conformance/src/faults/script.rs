@@ -29,10 +29,18 @@ const CONTROL_PORT: u16 = 29_700;
 #[error("the victim leaves")]
 struct Left;
 
+/// What a rank tells the launcher, which takes the time.
+#[derive(Debug)]
+pub enum Word<'a> {
+    /// The fault happens now, on this rank.
+    Faulty,
+    /// A call of this rank has just ended with this error.
+    Ended(&'a anyhow::Error),
+}
+
 struct Player<'a> {
     fault: &'a Fault,
-    /// Tells the launcher that the fault happens now.
-    announce: &'a dyn Fn() -> Result<()>,
+    tell: &'a dyn Fn(Word<'_>) -> Result<()>,
     is_victim: bool,
 }
 
@@ -46,47 +54,66 @@ impl Fault {
         }
     }
 
-    /// Plays the script on this rank. The victim that leaves returns without an error; everybody
-    /// else must get one.
+    /// Plays the script on this rank, and tells how it ended: everybody but a victim that leaves, or
+    /// is no more, must get an error.
+    ///
+    /// An error is told before the yard is closed, and a victim that leaves tells so once its yard is
+    /// closed, before its goodbye: closing takes up to a second where a busy device gives its memory
+    /// back. Nobody waits for an error in that time, and who has not said goodbye is still there.
     ///
     /// # Errors
-    /// What the yard or the world says; or that nothing said anything.
-    pub fn play(&self, config: &Path, announce: &dyn Fn() -> Result<()>) -> Result<()> {
+    /// This rank cannot tell where it is, or cannot tell anything.
+    pub fn play(&self, config: &Path, tell: &dyn Fn(Word<'_>) -> Result<()>) -> Result<()> {
         let meet = self.meeting_place();
         let identity = Identity::resolve(&meet, &|name| std::env::var(name).ok())?;
         let is_victim = identity.place.rank == self.victim;
-        let player = Player { fault: self, announce, is_victim };
-        match player.play(config, identity) {
-            Err(error) if error.is::<Left>() => Ok(()),
-            result => result,
+        let player = Player { fault: self, tell, is_victim };
+        // It says goodbye when it is dropped.
+        let mut world = None;
+        match player.play(config, identity, &mut world) {
+            Err(error) if error.is::<Left>() => tell(Word::Faulty),
+            Err(error) => tell(Word::Ended(&error)),
+            Ok(()) => Ok(()),
         }
     }
 }
 
 impl Player<'_> {
-    fn play(&self, config: &Path, identity: Identity) -> Result<()> {
+    /// Returns what is not yet told.
+    fn play(
+        &self,
+        config: &Path,
+        identity: Identity,
+        world: &mut Option<Arc<World>>,
+    ) -> Result<()> {
         let config = self.config(config)?;
         self.at(Phase::Bootstrap)?;
-        let world = self.join(&config, identity)?;
+        let world = world.insert(self.join(&config, identity)?);
         self.at(Phase::Connect)?;
-        let case = self.case(&world);
+        let case = self.case(world);
         let mut options = exchange::options(&case);
         if let Some(lie) = self.lie() {
             lie.spoil_options(&mut options);
         }
-        let mut yard = Yard::open(&world, &config, options)?;
+        let mut yard = Yard::open(world, &config, options)?;
         let case = Case { domains: exchange::domains(&yard), ..case };
+        match self.exchanges(&mut yard, case) {
+            Err(error) if !error.is::<Left>() => (self.tell)(Word::Ended(&error)),
+            left => left,
+        }
+    }
+
+    fn exchanges(&self, yard: &mut Yard, mut case: Case) -> Result<()> {
         let first = Round::new(&case, yard.rank());
-        let live = first.dispatch(&mut yard)?;
-        first.finish(&mut yard, &live)?;
+        let live = first.dispatch(yard)?;
+        first.finish(yard, &live)?;
         let start = Instant::now();
-        let mut case = case;
         if let Some(lie) = self.lie() {
             lie.spoil_case(&mut case);
         }
         let patience = self.fault.pace.stretch(PATIENCE);
         while start.elapsed() < patience {
-            self.exchange(&mut yard, &case, &first, &live)?;
+            self.exchange(yard, &case, &first, &live)?;
             case.seed += 1;
         }
         bail!(
@@ -117,7 +144,7 @@ impl Player<'_> {
         config.world.late = if stays_away { deadline } else { self.fault.pace.stretch(LATE) };
         if let Some(lie) = self.lie() {
             if self.fault.phase == Phase::Bootstrap {
-                (self.announce)()?;
+                (self.tell)(Word::Faulty)?;
             }
             lie.spoil_config(&mut config)?;
         }
@@ -175,18 +202,15 @@ impl Player<'_> {
         let signal = match self.fault.kind {
             // A lie about the config is told when it is read.
             Kind::Lies(_) if phase == Phase::Bootstrap => return Ok(()),
-            Kind::Lies(_) => return (self.announce)(),
+            Kind::Lies(_) => return (self.tell)(Word::Faulty),
             Kind::Killed => Signal::KILL,
             // The launcher does the rest, and lets a rank that it has cut off go on.
             Kind::Stopped | Kind::Frozen | Kind::Cut | Kind::DataCut | Kind::LinkDown => {
                 Signal::STOP
             }
-            Kind::Leaves => {
-                (self.announce)()?;
-                return Err(Left.into());
-            }
+            Kind::Leaves => return Err(Left.into()),
         };
-        (self.announce)()?;
+        (self.tell)(Word::Faulty)?;
         kill_process(getpid(), signal).context("signal this process")
     }
 }

@@ -50,8 +50,8 @@ pub(super) enum Answer {
     Test { name: String, outcome: Told },
     /// The fault happens now on this rank.
     Faulty,
-    /// The run of a fault ended on this rank: with this error, or with none.
-    Ended { error: Option<String>, rank: Option<u32> },
+    /// A call ended with this error on this rank, and the run of a fault with it.
+    Ended { error: String, rank: Option<u32> },
     /// Where the ranks meet: it must be gone in the end.
     Meeting { path: PathBuf },
 }
@@ -108,7 +108,7 @@ mod tests {
         for answer in [
             Answer::Faulty,
             Answer::Test { name: "l1/x".into(), outcome: Told::Fail("line\nbreak".into()) },
-            Answer::Ended { error: None, rank: Some(2) },
+            Answer::Ended { error: "gone".into(), rank: Some(2) },
         ] {
             let line = serde_json::to_string(&answer).expect("plain data");
             assert!(!line.contains('\n'));

@@ -281,7 +281,7 @@ struct Play<'a> {
     link: Option<CutLink>,
     began: Option<Instant>,
     /// Per rank: error, the rank it is about, and when.
-    ended: BTreeMap<u32, (Option<String>, Option<u32>, Instant)>,
+    ended: BTreeMap<u32, (String, Option<u32>, Instant)>,
     meeting: BTreeSet<PathBuf>,
 }
 
@@ -364,11 +364,12 @@ impl<'a> Play<'a> {
                 };
                 faults::Seen {
                     rank,
-                    error: ended.and_then(|(error, ..)| error.clone()),
+                    error: ended.map(|(error, ..)| error.clone()),
                     about: ended.and_then(|(_, about, _)| *about),
                     took: ended
                         .zip(self.began)
                         .map(|((.., at), began)| at.saturating_duration_since(began)),
+                    exited: self.world.exits.contains_key(&rank),
                     ending: with_tail(ending, &self.world.running.stderr_tail(rank)),
                 }
             })

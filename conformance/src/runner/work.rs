@@ -9,7 +9,7 @@ use tokenyard_core::config::Config;
 
 use super::Settings;
 use super::order::{Answer, Order, Told, Work};
-use crate::faults::Fault;
+use crate::faults::{Fault, Word};
 use crate::pace::Pace;
 use crate::suite::{self, Test};
 
@@ -61,18 +61,16 @@ fn run_fault(config: &Path, pace: Pace, name: &str) -> Result<()> {
     if let Some(meeting) = meeting_place() {
         Answer::Meeting { path: meeting }.say()?;
     }
-    let announce = || Answer::Faulty.say();
-    let (error, rank) = match fault.play(config, &announce) {
-        Ok(()) => (None, None),
-        Err(error) => {
+    fault.play(config, &|word| match word {
+        Word::Faulty => Answer::Faulty.say(),
+        Word::Ended(error) => {
             let rank = error
                 .chain()
                 .find_map(|e| e.downcast_ref::<tokenyard_core::Error>())
                 .and_then(tokenyard_core::Error::rank);
-            (Some(format!("{error:#}")), rank)
+            Answer::Ended { error: format!("{error:#}"), rank }.say()
         }
-    };
-    Answer::Ended { error, rank }.say()
+    })
 }
 
 /// The folder in which the launcher lets the ranks meet.

@@ -1,20 +1,17 @@
 //! The life of the thread that serves a ring.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Fabric;
 use super::check::Limits;
 use super::ring::{Memory, Taker};
 use crate::abi;
+use crate::idle::{Idle, Rest};
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
 /// Most commands of one post, and most events of one poll.
 const MAX_BATCH: usize = 32;
-/// Rounds without work before the first yield. Short: others may want the core.
-const SPINS: u32 = 256;
-/// Rounds of yielding before the first nap.
-const YIELDS: u32 = 4000;
 const NAP: Duration = Duration::from_micros(50);
 
 /// Why a ring is dead: which command failed, if one did, and how.
@@ -53,15 +50,15 @@ impl<F: Fabric> Worker<F> {
 
     /// Works until it is stopped or something fails.
     pub(super) fn run(&mut self, stop: &AtomicBool) {
-        let mut idle = 0;
+        let mut idle = Idle::default();
         while !stop.load(Ordering::Acquire) {
             match self.round() {
-                Ok(true) => idle = 0,
+                Ok(true) => idle = Idle::default(),
                 Ok(false) => {
-                    pause(idle);
-                    idle = idle.saturating_add(1);
+                    let rest = idle.next(Instant::now);
+                    take(rest);
                     // Between naps there is time to ask for errors that no command brings.
-                    if idle > SPINS + YIELDS && !self.fabric.is_healthy() {
+                    if rest == Rest::Nap && !self.fabric.is_healthy() {
                         return self.fail(&Failure::of_link(abi::TY_TRANSPORT));
                     }
                 }
@@ -145,13 +142,10 @@ impl<F: Fabric> Worker<F> {
     }
 }
 
-/// The more rounds there were without work, the more of the core is left to others.
-fn pause(idle: u32) {
-    if idle < SPINS {
-        std::hint::spin_loop();
-    } else if idle < SPINS + YIELDS {
-        std::thread::yield_now();
-    } else {
-        std::thread::sleep(NAP);
+fn take(rest: Rest) {
+    match rest {
+        Rest::Spin => std::hint::spin_loop(),
+        Rest::Yield => std::thread::yield_now(),
+        Rest::Nap => std::thread::sleep(NAP),
     }
 }

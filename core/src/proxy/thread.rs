@@ -13,12 +13,9 @@ use super::sync::Arc;
 use super::{Engine, MAX_BATCH};
 use crate::abi;
 use crate::export::panic_text;
+use crate::idle::{Idle, Rest};
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
-/// Rounds without work before the first yield. Short: others may want the core.
-const SPINS: u32 = 256;
-/// Rounds of yielding before the first nap.
-const YIELDS: u32 = 4000;
 /// The nap of a thread that has no engine any more: only who rings needs it.
 const REFUSING_NAP: Duration = Duration::from_secs(1);
 
@@ -68,7 +65,7 @@ impl Worker {
 
     /// Works until the engine fails, or until the proxy stops and all is flushed.
     fn drive(&mut self, engine: &mut impl Engine) -> Result<(), Failure> {
-        let (mut idle, mut give_up) = (0, None);
+        let (mut idle, mut give_up) = (Idle::default(), None);
         let (mut batch, mut events) = ([NO_COMMAND; MAX_BATCH], [NO_EVENT; MAX_BATCH]);
         loop {
             let mut worked = false;
@@ -85,7 +82,11 @@ impl Worker {
                     return Ok(());
                 }
             }
-            idle = if worked { 0 } else { self.pause(idle) };
+            if worked {
+                idle = Idle::default();
+            } else {
+                self.pause(&mut idle);
+            }
         }
     }
 
@@ -161,20 +162,18 @@ impl Worker {
         }
     }
 
-    /// Waits a moment after `idle` rounds without work, and returns how many there were now. The more
-    /// there were, the more of the core is left to others.
-    fn pause(&mut self, idle: u32) -> u32 {
-        if idle < SPINS {
-            std::hint::spin_loop();
-        } else if idle < SPINS + YIELDS || self.has_work() {
-            std::thread::yield_now();
-        } else if self.sleep(self.nap) {
-            return 0;
-        } else {
-            // A nap is over: look once, then sleep again.
-            return idle;
+    /// Waits a moment after a round without work.
+    fn pause(&mut self, idle: &mut Idle) {
+        match idle.next(Instant::now) {
+            Rest::Spin => std::hint::spin_loop(),
+            // When a nap is over, it looks once, then sleeps again.
+            Rest::Nap if !self.has_work() => {
+                if self.sleep(self.nap) {
+                    *idle = Idle::default();
+                }
+            }
+            Rest::Yield | Rest::Nap => std::thread::yield_now(),
         }
-        idle.saturating_add(1)
     }
 
     fn has_work(&mut self) -> bool {

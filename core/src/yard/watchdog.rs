@@ -16,13 +16,17 @@ use crate::{Error, ErrorKind, Result};
 /// How often the watchdog looks.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How long what a rank had sent may be on its way, once its goodbye was heard.
+/// How long what a rank had sent may be on its way, once its goodbye was heard. No wait begins it anew.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long one waits at least for what a rank had sent that left longer ago. It is here, or in the
+/// How long a wait looks at least for what a rank had sent that left longer ago. It is here, or in the
 /// kernels' buffers behind a window that this rank opens by fetching; longer than the 200 ms after
-/// which Linux repeats a segment that was lost.
+/// which Linux repeats a segment that was lost. A wait that begins later than the last arrival needs
+/// it, as nobody fetched in between.
 const LAST_FETCH: Duration = Duration::from_millis(250);
+
+/// How long a wait on a live rank looks at least, where rank 0 left and no news come any more.
+const LAST_NEWS: Duration = Duration::from_millis(500);
 
 /// How long a live rank may be silent: several heartbeats of at most 100 ms.
 const SILENT: Duration = Duration::from_millis(500);
@@ -46,6 +50,19 @@ impl Bounds {
             OnFailure::Stop => Duration::ZERO,
             OnFailure::Mask => 4 * self.deadline,
         }
+    }
+
+    /// How long after a goodbye nothing is on its way any more.
+    fn grace(&self) -> Duration {
+        GRACE.min(self.deadline)
+    }
+
+    /// Whether a wait is over that needs a rank which said goodbye so long ago, when the wait has lasted
+    /// so long. It ends with the grace, which counts from the goodbye; but not before it has looked for
+    /// `least`. What arrives ends it, so only arrivals let a rank wait again: what was sent before the
+    /// goodbye is taken, and what was not is waited for once.
+    fn is_over(&self, since_goodbye: Duration, lasted: Duration, least: Duration) -> bool {
+        since_goodbye >= self.grace() && lasted >= least.min(self.deadline)
     }
 
     /// The longest that any wait lasts.
@@ -354,30 +371,24 @@ impl Shared {
         })
     }
 
-    /// How long after a goodbye nothing is on its way any more.
-    fn grace(&self) -> Duration {
-        GRACE.min(self.bounds.deadline)
-    }
-
     /// A rank that said goodbye raises no signal any more. What it raised before may still be on
     /// its way for a moment.
     fn left(&self, waiting: &Waiting) -> Option<Verdict> {
         let rank = waiting.what.peer;
-        let has_left = |rank, wait: Duration| {
+        let is_over = |rank, least: Duration| {
             let since = self.liveness.since_goodbye(rank);
-            waiting.lasted >= wait.min(self.bounds.deadline)
-                && since.is_some_and(|since| since >= self.grace())
+            since.is_some_and(|since| self.bounds.is_over(since, waiting.lasted, least))
         };
         let lost = |rank: u32, what: &str| {
             let text = format!("rank {rank} left the world{what}; {}", self.describe_wait());
             Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
         };
-        if has_left(rank, LAST_FETCH) {
+        if is_over(rank, LAST_FETCH) {
             return lost(rank, "");
         }
         // All news came from rank 0. Who waits for a rank that ended after it would never hear so; one
         // that lives gets some time for each wait.
-        if has_left(0, GRACE / 2) {
+        if is_over(0, LAST_NEWS) {
             return lost(0, ", and with it all news of the other ranks");
         }
         None
@@ -391,7 +402,10 @@ impl Shared {
         let silent =
             silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > SILENT);
         (silent && over < self.bounds.deadline)
-            || self.liveness.since_last_goodbye().is_some_and(|since| since < self.grace() * 3 / 2)
+            || self
+                .liveness
+                .since_last_goodbye()
+                .is_some_and(|since| since < self.bounds.grace() * 3 / 2)
     }
 
     /// What bounds a wait, and how much of it is used up. A peer that has not arrived may be late;

@@ -28,6 +28,7 @@ impl Engine {
             team: exchange.team,
             operation: operation / u64::from(steps),
             steps,
+            graphs: self.has_recorded,
         }
     }
 

@@ -19,7 +19,7 @@ use super::face::Face;
 use super::handle::HandleState;
 use super::observer::Observer;
 use super::order::{Mode, Order};
-use super::outcome::{Called, Refusal};
+use super::outcome::{Called, Refusal, ticket};
 use super::proxy::Ring;
 use super::sizes::{Moves, Pulls, Sizes};
 use super::waits::{Turn, Wait, Waits};
@@ -82,6 +82,8 @@ pub(super) struct Engine {
     pub(super) recorded: Arc<Stream>,
     /// Whether the operation at hand is recorded.
     pub(super) is_recording: bool,
+    /// Whether one ever was.
+    pub(super) has_recorded: bool,
     pub(super) order: Order,
     pub(super) kernels: Kernels,
     /// Per slot: behind the last kernel of the operation.
@@ -189,6 +191,7 @@ impl Engine {
             stream,
             recorded: Arc::new(Stream::new(context)?),
             is_recording: false,
+            has_recorded: false,
             kernels,
             events: (0..slots).map(|_| Event::new(context)).collect::<Result<_>>()?,
             outcomes: Pinned::new(context, slots)?,
@@ -225,12 +228,6 @@ impl Engine {
 
     pub(super) fn slot(&self, operation: u64) -> usize {
         (operation % self.operations.len() as u64) as usize
-    }
-
-    /// What the host waits for in an outcome: never 0, which is what memory starts with. Kernels have
-    /// numbers of their own, because graphs launch operations that no host counts.
-    fn ticket(operation: u64) -> u32 {
-        (operation % u64::from(u32::MAX)) as u32 + 1
     }
 
     pub(super) fn cell(&self, slot: usize) -> u64 {
@@ -270,7 +267,7 @@ impl Engine {
             topk: self.shape.topk,
             max_tokens: self.shape.max_tokens,
             brought: 0,
-            ticket: Self::ticket(operation),
+            ticket: ticket(operation),
             unheard: unheard.into(),
             verdict,
             entry_words: self.sizes.entry_words,
@@ -319,6 +316,7 @@ impl Engine {
         self.latest = operation;
         self.take_back_late();
         self.is_recording = mode.is_recorded();
+        self.has_recorded |= self.is_recording;
         let work = Arc::clone(self.work());
         self.order.enter(&work, mode)
     }
@@ -384,7 +382,7 @@ impl Engine {
     /// Waits until the kernel of an operation has told what it came to.
     pub(super) fn hear_outcome(&mut self, operation: u64, ours: &Called) -> Result<Outcome> {
         let slot = self.slot(operation);
-        let ticket = u64::from(Self::ticket(operation));
+        let ticket = u64::from(ticket(operation));
         let at = self.outcomes.at(slot);
         // SAFETY: pinned memory that lives as long as `self`; the epoch is a word that the kernel
         // writes last, with release order.

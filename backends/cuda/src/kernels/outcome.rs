@@ -20,6 +20,35 @@ pub(super) struct Called {
     pub(super) operation: u64,
     /// Numbers of the exchange that one of the caller takes.
     pub(super) steps: u32,
+    /// Whether a graph was captured: the device counts launches, and the caller counts captures.
+    pub(super) graphs: bool,
+}
+
+impl Called {
+    /// The dispatch that the device has numbered so, in words.
+    fn dispatch(&self, epoch: u32) -> String {
+        let number = epoch.wrapping_sub(1);
+        if self.graphs {
+            return format!(
+                "the handle of the dispatch that its device did as operation {number}, \
+                            with every launch of a graph counted"
+            );
+        }
+        format!("the handle of dispatch {}", number / self.steps)
+    }
+}
+
+/// What the host waits for in an outcome: never 0, which is what memory starts with. Kernels have
+/// numbers of their own, because graphs launch operations that no host counts.
+pub(super) fn ticket(operation: u64) -> u32 {
+    (operation % u64::from(u32::MAX)) as u32 + 1
+}
+
+/// The operation with this ticket, which is not long before the latest.
+pub(super) fn numbered(epoch: u64, latest: u64) -> u64 {
+    let round = u64::from(u32::MAX);
+    let ago = (u64::from(ticket(latest)) + round - epoch.min(round)) % round;
+    latest.saturating_sub(ago)
 }
 
 /// Set in the order of objections to which those come first that a rank entered with.
@@ -88,10 +117,7 @@ impl Refusal {
                 broken(ErrorKind::Mismatch, mismatch(ours, rank, calls))
             }
             ORIGIN => {
-                let handle = |epoch: u32| {
-                    let dispatch = epoch.wrapping_sub(1) / ours.steps;
-                    format!("used the handle of dispatch {dispatch}")
-                };
+                let handle = |epoch: u32| format!("used {}", ours.dispatch(epoch));
                 let handles = [outcome.origin, outcome.own_origin].map(handle);
                 broken(ErrorKind::Mismatch, mismatch(ours, rank, handles))
             }
@@ -190,7 +216,7 @@ mod tests {
         text: [0; TEXT],
     };
     const OURS: Called =
-        Called { rank: 0, team: Team { first: 0, step: 1 }, operation: 4, steps: 1 };
+        Called { rank: 0, team: Team { first: 0, step: 1 }, operation: 4, steps: 1, graphs: false };
 
     fn judge(outcome: &Outcome) -> Option<Error> {
         Refusal::of(outcome, &OURS, &SHAPE).map(|refusal| refusal.error())
@@ -237,6 +263,29 @@ mod tests {
         let other = Outcome { code: ORIGIN, origin: 6, ..OUTCOME };
         let text = judge(&other).unwrap().to_string();
         assert!(text.contains("rank 1 used the handle of dispatch 5; rank 0 used"), "{text}");
+    }
+
+    #[test]
+    fn where_graphs_run_a_handle_is_not_named_by_a_number_of_the_caller() {
+        let other = Outcome { code: ORIGIN, origin: 6, ..OUTCOME };
+        let graphs = Called { graphs: true, ..OURS };
+        let text = Refusal::of(&other, &graphs, &SHAPE).unwrap().error().to_string();
+        assert!(
+            text.contains("rank 1 used the handle of the dispatch that its device did"),
+            "{text}"
+        );
+        assert!(text.contains("operation 5, with every launch") && !text.contains("dispatch 5"));
+    }
+
+    #[test]
+    fn what_failed_late_has_the_number_that_its_caller_gave_it() {
+        for (latest, operation) in [(9, 9), (9, 4), (1 << 40, (1 << 40) - 7)] {
+            assert_eq!(numbered(ticket(operation).into(), latest), operation);
+        }
+        // As numbers go round.
+        let round = u64::from(u32::MAX);
+        assert_eq!(numbered(ticket(round - 2).into(), round + 3), round - 2);
+        assert_eq!(numbered(1, 0), 0);
     }
 
     #[test]

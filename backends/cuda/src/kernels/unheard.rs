@@ -9,7 +9,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::engine::Engine;
 use super::order::Mode;
-use super::outcome::{Refusal, told_late};
+use super::outcome::{Refusal, numbered, told_late};
 
 impl Engine {
     /// What a call asks for.
@@ -42,7 +42,8 @@ impl Engine {
             (epoch.load(Ordering::Acquire) != 0).then(|| at.read_volatile())
         };
         let Some(outcome) = outcome else { return Ok(()) };
-        let refusal = Refusal::of(&outcome, &self.called(self.latest), &self.shape);
+        let called = self.called(numbered(outcome.epoch, self.latest));
+        let refusal = Refusal::of(&outcome, &called, &self.shape);
         self.give_up(refusal.map_or(Ok(()), |refusal| Err(told_late(&refusal.error()))))
     }
 

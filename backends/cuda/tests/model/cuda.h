@@ -2,6 +2,7 @@
 // threads are fibers of it that change at barriers and waits. Slow, and it shows no races of threads
 // of one block; what it shows is where bytes go, and that every wait ends.
 #pragma once
+#include <setjmp.h>
 #include <time.h>
 #include <ucontext.h>
 
@@ -42,10 +43,17 @@ struct Meeting {
   std::vector<uint64_t> values;
 };
 
+// Contexts start fibers, and jumps change between them: those make no call of the system.
 struct Fiber {
-  ucontext_t context;
+  ucontext_t start;
+  jmp_buf at;
   std::unique_ptr<char[]> stack;
-  bool over = false;
+  bool begun = false, over = false;
+  // It looks at memory again and again.
+  bool polls = false;
+  // It goes on once this is another.
+  const uint64_t* turn = nullptr;
+  uint64_t last_turn = 0;
 };
 
 // A block that runs on this thread of the system.
@@ -55,7 +63,7 @@ struct Block {
   std::vector<Meeting> warps;
   Meeting all;
   unsigned current = 0;
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   std::function<void()> kernel;
 };
 inline thread_local Block* here = nullptr;
@@ -63,7 +71,25 @@ inline thread_local Block* here = nullptr;
 inline Dim thread_index() { return {here->current}; }
 inline void yield() {
   Block* block = here;
-  swapcontext(&block->fibers[block->current].context, &block->scheduler);
+  if (_setjmp(block->fibers[block->current].at) == 0) _longjmp(block->scheduler, 1);
+}
+// For a look at what others may not have written yet.
+inline void poll() {
+  here->fibers[here->current].polls = true;
+  yield();
+}
+// Lets others have the core: a block that has done nothing but look for a while, for longer.
+inline void rest(unsigned idle) {
+  if (idle < 200) return std::this_thread::yield();
+  timespec moment = {0, 20000};
+  nanosleep(&moment, nullptr);
+}
+// Runs a fiber until it yields or is over.
+[[gnu::noinline]] inline void resume(Block& block, Fiber& fiber) {
+  if (_setjmp(block.scheduler) != 0) return;
+  if (fiber.begun) _longjmp(fiber.at, 1);
+  fiber.begun = true;
+  setcontext(&fiber.start);
 }
 
 // Waits for all fibers of the group; returns their values. The last to leave opens the next round.
@@ -74,7 +100,10 @@ inline const std::vector<uint64_t>& meet(Meeting& m, unsigned index, uint64_t va
   if (++m.came == m.size) {
     m.came = 0, m.left = m.size, m.turn++;
   } else {
-    while (m.turn == turn) yield();
+    Fiber& fiber = here->fibers[here->current];
+    fiber.turn = &m.turn, fiber.last_turn = turn;
+    yield();
+    fiber.turn = nullptr;
   }
   m.left--;
   return m.values;
@@ -91,7 +120,7 @@ inline void entry() {
   Block* block = here;
   block->kernel();
   block->fibers[block->current].over = true;
-  swapcontext(&block->fibers[block->current].context, &block->scheduler);
+  _longjmp(block->scheduler, 1);
 }
 
 inline void run_block(unsigned index, unsigned grid, unsigned threads, std::function<void()> kernel) {
@@ -103,20 +132,25 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
   constexpr size_t kStack = 48 << 10;
   for (auto& f : block.fibers) {
     f.stack.reset(new char[kStack]);
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get();
-    f.context.uc_stack.ss_size = kStack;
-    f.context.uc_link = nullptr;
-    makecontext(&f.context, entry, 0);
+    getcontext(&f.start);
+    f.start.uc_stack.ss_sp = f.stack.get();
+    f.start.uc_stack.ss_size = kStack;
+    f.start.uc_link = nullptr;
+    makecontext(&f.start, entry, 0);
   }
-  for (unsigned left = threads; left > 0;) {
+  for (unsigned left = threads, idle = 0; left > 0;) {
+    bool moved = false;
     for (unsigned i = 0; i < threads; i++) {
-      if (block.fibers[i].over) continue;
+      Fiber& fiber = block.fibers[i];
+      if (fiber.over || (fiber.turn && *fiber.turn == fiber.last_turn)) continue;
       block.current = i;
-      swapcontext(&block.scheduler, &block.fibers[i].context);
-      if (block.fibers[i].over) left--;
+      fiber.polls = false;
+      resume(block, fiber);
+      moved |= !fiber.polls;
+      if (fiber.over) left--;
     }
-    std::this_thread::yield();
+    idle = moved ? 0 : idle + 1;
+    rest(idle);
   }
   here = nullptr;
 }

@@ -99,12 +99,13 @@ struct Fabric {
     std::vector<u64> pending;
     std::vector<bool> ended(kCapacity);
     u64 taken = 0, done = 0;
+    unsigned idle = 0;
     while (!stop) {
       u64 slot = taken % kCapacity;
       if (model::at(&r.commands[slot].sequence).load(std::memory_order_acquire) == taken + 1)
-        pending.push_back(taken++);
+        pending.push_back(taken++), idle = 0;
       else if (pending.empty())
-        std::this_thread::yield();
+        model::rest(idle++);
       if (pending.empty() || (pending.size() < 8 && random() % 4 == 0)) continue;
       u64 which = random() % pending.size(), number = pending[which];
       pending.erase(pending.begin() + (long)which);

@@ -5,7 +5,7 @@ __device__ inline u64 now_ns() {
   return (u64)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 __device__ inline u64 load_acquire(const u64* at) {
-  model::yield();
+  model::poll();
   return model::at(const_cast<u64*>(at)).load(std::memory_order_acquire);
 }
 __device__ inline u64 load_relaxed(const u64* at) {

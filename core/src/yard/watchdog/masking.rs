@@ -47,7 +47,7 @@ impl Shared {
     fn mask(&self, rank: u32, ended: &Ended) {
         // What a rank raised before its goodbye may still be on its way for a moment.
         let left = ended.state == PeerState::Left;
-        if left && ended.when.elapsed() < self.grace() {
+        if left && ended.when.elapsed() < self.bounds.grace() {
             return;
         }
         let Some(lost) = self.lost.get(rank as usize) else { return };

@@ -153,6 +153,32 @@ fn waits_for_a_rank_that_left_end_some_time_after_its_goodbye_and_not_each_after
 }
 
 #[test]
+fn the_grace_of_a_goodbye_is_counted_once_whenever_waits_begin() {
+    let bounds = Bounds { deadline: DEADLINE, late: LATE };
+    // From the goodbye to the end of a wait that brings nothing, and began so long after the goodbye.
+    let end = |begin: Duration| {
+        let mut now = begin;
+        while !bounds.is_over(now, now - begin, LAST_FETCH) {
+            now += LOOK;
+        }
+        now
+    };
+    let ms = Duration::from_millis;
+    assert_eq!(end(ms(0)), GRACE);
+    assert_eq!(end(ms(700)), GRACE);
+    // What came just in time began another wait: that one is short.
+    assert_eq!(end(ms(990)), ms(990) + LAST_FETCH);
+    // This rank computed meanwhile, and nobody fetched what is here.
+    assert_eq!(end(ms(9000)), ms(9000) + LAST_FETCH);
+    // One that had begun before the goodbye, long ago, gets as much as any other.
+    assert!(!bounds.is_over(GRACE - LOOK, LATE, LAST_FETCH));
+    assert!(bounds.is_over(GRACE, LATE, LAST_FETCH));
+    // No grace is longer than the deadline.
+    let short = Bounds { deadline: ms(100), late: LATE };
+    assert!(short.is_over(ms(100), ms(100), LAST_FETCH));
+}
+
+#[test]
 fn a_goodbye_of_rank_0_spoils_nothing_that_was_done_and_ends_waits_after_a_moment() {
     in_world(3, OnFailure::Mask, |world, watchdog| {
         world.barrier("start").expect("all are there");
