@@ -268,7 +268,7 @@ fn different_calls(set: &Set) -> Option<Verdict> {
 /// A rank that ended with an error of its own, as it said itself.
 fn failed(set: &Set) -> Option<Verdict> {
     let own = set.all().filter(|report| match report.reason.kind.as_str() {
-        "asked" | "deadline" => false,
+        "asked" | Report::MASKED | "deadline" => false,
         // The program has ended its own part in the world.
         "peer_lost" => report.reason.rank == Some(report.rank),
         _ => true,
