@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tokenyard_reports::{ConfigName, Reason, Report};
 
-pub(super) use capture::{Counters, Live, Meeting};
+pub(super) use capture::{Counters, Live, Meeting, Ring};
 use folder::Folder;
 pub use folder::REPORTS_VARIABLE;
 pub(super) use track::Sort;
