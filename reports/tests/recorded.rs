@@ -8,12 +8,14 @@ use tokenyard_reports::explain::{Explanation, explain};
 use tokenyard_reports::{Collective, Report, State, read, text};
 
 /// The folder of a set, the kind of the verdict, and the ranks that it names.
-const SETS: [(&str, &str, &[u32]); 17] = [
+const SETS: [(&str, &str, &[u32]); 19] = [
     ("a_job_that_goes_on_is_healthy", "healthy", &[]),
     ("a_link_between_domains_that_carries_nothing_is_named", "broken_link", &[1, 3]),
     ("a_link_that_carries_nothing_is_named_before_the_deadline", "broken_link", &[1, 0]),
     ("a_link_that_carries_nothing_is_named_with_both_ends", "broken_link", &[1, 0]),
+    ("a_loss_that_is_masked_makes_each_of_the_others_report_once", "dead", &[1]),
     ("a_rank_that_failed_by_itself_is_named_with_its_words", "failed", &[1]),
+    ("a_rank_that_is_late_after_a_masked_loss_is_named", "late", &[2]),
     ("a_rank_that_is_stopped_is_named_before_the_deadline", "stopped", &[1]),
     ("a_rank_that_others_go_on_without_is_named", "dead", &[1]),
     ("a_rank_that_sleeps_between_send_and_receive_is_named", "late", &[1]),
