@@ -129,6 +129,9 @@ pub struct Activity {
     pub recent: Vec<Call>,
     /// The collective of the world that it is in: `barrier`, `all_gather`, ...
     pub collective: Option<Collective>,
+    /// Collectives of the world that have ended well, as all ranks number them: up to the last one that
+    /// did so on this rank.
+    pub collectives: u64,
 }
 
 /// One operation.

@@ -370,3 +370,28 @@ fn who_was_asked_after_a_masked_loss_is_explained_by_that_answer() {
     assert!(explanation.reports.iter().all(|report| report.reason.kind == "asked"));
     assert_eq!(explanation.verdict.kind, Kind::Dead);
 }
+
+/// Found on GPUs: a thread that was stopped in a barrier which the other rank had left.
+#[test]
+fn who_stays_in_a_collective_that_has_ended_on_others_waits_for_nobody() {
+    let mut stays = idle(1);
+    let name = "barrier".into();
+    stays.activity.collective = Some(Collective { name, topic: "x".into(), since_ms: 9000 });
+    (stays.activity.since_ms, stays.activity.collectives) = (9000, 7);
+    let mut goes_on = waiting(0, 1, 9000);
+    goes_on.activity.collectives = 8;
+    let found = explain(vec![goes_on.clone(), stays.clone()]).expect("reports").verdict;
+    assert_eq!((found.kind, &found.ranks[..]), (Kind::Late, &[1][..]), "{}", found.sentence);
+    assert!(found.evidence.iter().any(|line| line.contains("has ended on others")), "{found:?}");
+    // The other one has not been there, or nobody knows.
+    for (mine, other) in [(7, 7), (0, 0), (0, 8)] {
+        (stays.activity.collectives, goes_on.activity.collectives) = (mine, other);
+        assert_eq!(verdict(vec![goes_on.clone(), stays.clone()]).0, Kind::Cycle);
+    }
+    // It went there after the first one had reported.
+    (stays.activity.collectives, goes_on.activity.collectives) = (7, 8);
+    goes_on.unix_ms += 2 * LATER;
+    assert_eq!(verdict(vec![goes_on, stays]).0, Kind::Cycle);
+}
+
+const LATER: u64 = 1000;

@@ -16,6 +16,12 @@ constexpr bool kGrouped = false;
 using GivenId = i64;  // as callers bring them
 #endif
 
+#if TY_PUTS
+constexpr bool kPuts = true;
+#else
+constexpr bool kPuts = false;
+#endif
+
 constexpr u32 kControl = 0;     // window of entry records
 constexpr u32 kArena = 1;       // window of rows
 constexpr u32 kHead = 8;        // words of an entry's head
@@ -168,7 +174,7 @@ struct Common {
   __device__ u64* done_totals() const { return state->done + (u64)slot() * ranks; }
   // So much more is waited for from `source`. Where the face only puts, its record came with a signal.
   __device__ void expect(u64* totals, u32 source, u64 more) const {
-    u64 all = more + (TY_PUTS && source != rank);
+    u64 all = more + (kPuts && source != rank);
     cell->totals[source] = totals[source] += more;
     cell->totals[ranks + source] = state->tallies[source] += all;
   }

@@ -161,6 +161,7 @@ impl Desk {
             ..Report::default()
         };
         report.activity.collective = self.collective.read();
+        report.activity.collectives = self.collective.ended();
         if let Some(live) = &*self.live() {
             live.add_to(&mut report);
         }
