@@ -13,8 +13,9 @@ use tokenyard_reports::{MAX_BYTES, Report, read};
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json, ranks};
 
 const EXAMPLES: &str = "\
-A rank writes a report when its process gets SIGUSR1, and when an error closes its yard. Copy the
-reports of all ranks to one place, and name them, or their folder.
+A rank writes a report when its process gets SIGUSR1, when it goes on without a rank that was lost,
+and when an error closes its yard. Copy the reports of all ranks to one place, and name them, or
+their folder.
 
 Examples:
   tokenyard explain /tmp/tokenyard-reports-0/tokenyard-1f2e3d4c-*.json

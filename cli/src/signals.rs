@@ -1,4 +1,5 @@
-//! SIGUSR1 asks a running process what it does: each of its yards writes a report.
+//! SIGUSR1 asks a running process what it does: each of its yards writes a report. One without a yard
+//! says so, and one that started ranks hands it on to them.
 //!
 //! The signal is blocked on every thread, and one waits for it: so nothing runs inside a signal handler.
 
@@ -15,6 +16,8 @@ use crate::output::People;
 static ASKED: AtomicU64 = AtomicU64::new(0);
 /// Whether a process that started this one reads its standard output, and shows what is no message.
 static LAUNCHED: AtomicBool = AtomicBool::new(false);
+/// Whether this process started ranks, which answer in its place.
+static HANDS_ON: AtomicBool = AtomicBool::new(false);
 /// Signals that come faster are answered once.
 const REST: Duration = Duration::from_millis(100);
 
@@ -38,7 +41,13 @@ pub(crate) fn answer() -> Result<()> {
     Ok(())
 }
 
-/// How often this process was asked so far. A process that started ranks hands it on.
+/// From now on this process hands on what it is asked. Returns what [`asked`] does.
+pub(crate) fn hand_on() -> u64 {
+    HANDS_ON.store(true, Ordering::Relaxed);
+    asked()
+}
+
+/// How often this process was asked so far.
 pub(crate) fn asked() -> u64 {
     ASKED.load(Ordering::Relaxed)
 }
@@ -49,15 +58,21 @@ pub(crate) fn tell_launcher(launched: bool) {
 }
 
 fn tell(reports: &[tokenyard_core::Result<std::path::PathBuf>]) {
+    if reports.is_empty() && !HANDS_ON.load(Ordering::Relaxed) {
+        say("no report: no yard is open or being opened in this process");
+    }
     for report in reports {
-        let line = match report {
-            Ok(path) => format!("report: {}", path.display()),
-            Err(error) => format!("no report: {error}"),
-        };
-        if LAUNCHED.load(Ordering::Relaxed) {
-            People::new(false).say(format_args!("{line}"));
-        } else {
-            People::errors().say(format_args!("tokenyard: {line}"));
+        match report {
+            Ok(path) => say(&format!("report: {}", path.display())),
+            Err(error) => say(&format!("no report: {error}")),
         }
+    }
+}
+
+fn say(line: &str) {
+    if LAUNCHED.load(Ordering::Relaxed) {
+        People::new(false).say(format_args!("{line}"));
+    } else {
+        People::errors().say(format_args!("tokenyard: {line}"));
     }
 }

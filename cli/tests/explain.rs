@@ -38,6 +38,8 @@ fn a_job_that_is_asked_in_the_middle_of_its_steps_goes_on_and_is_healthy() {
     expect_code(&output, 0);
     assert!(stdout(&output).contains("check: passed"), "{}", stdout(&output));
     assert!(stderr(&output).contains("[rank 1] report: "), "{}", stderr(&output));
+    // The launcher itself has no yard.
+    assert!(stderr(&output).contains("SIGUSR1 is handed on to ranks 0-1"), "{}", stderr(&output));
     let output = explain(&[&reports]);
     expect_code(&output, 0);
     assert!(stdout(&output).starts_with("healthy: The job goes on"), "{}", stdout(&output));
@@ -113,4 +115,32 @@ fn help_has_an_example_and_the_exit_codes() {
     for part in ["\n  tokenyard explain ", "SIGUSR1", "Exit codes: 0", "docs/reports.md"] {
         assert!(text.contains(part), "{part} is missing in {text}");
     }
+}
+
+/// The signal of a process that does not wait for it ends that process; this one's thread has to run.
+fn answers_signals(child: &std::process::Child) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).into_iter().flatten();
+    let names = tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("comm")));
+    names.flatten().any(|name| name.trim() == "tokenyard-asked")
+}
+
+#[test]
+fn a_process_that_is_asked_before_it_opens_a_yard_says_so() {
+    let config = Config::new();
+    let bootstrap = format!("file://{}", config.file("rendezvous").display());
+    let mut command = tokenyard();
+    command.arg("run").arg(config.path()).arg("--as-rank");
+    // The other rank never comes.
+    command.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")]);
+    command.env("TOKENYARD_BOOTSTRAP", &bootstrap);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while !answers_signals(&child) {
+        assert!(start.elapsed() < Duration::from_secs(60), "it listens for no signal");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = stderr(&output);
+    assert!(text.contains("no yard is open or being opened in this process"), "{text}");
 }

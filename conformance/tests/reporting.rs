@@ -9,6 +9,7 @@ use tokenyard_conformance::exchange::options;
 use tokenyard_conformance::oracle::Case;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
+use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{Config, Reports};
 use tokenyard_core::yard::{Reporter, Yard};
@@ -54,7 +55,7 @@ fn counted(world: &Arc<World>, config: &Config) -> anyhow::Result<Vec<Report>> {
     }
     yard.flush()?;
     world.barrier("still")?;
-    let mine = serde_json::to_vec(&yard.reporter().capture("a test"))?;
+    let mine = serde_json::to_vec(&yard.reporter().capture("a test")?)?;
     let all = world.all_gather("reports of the test", &mine)?;
     let read = |bytes: &Vec<u8>| Ok(tokenyard_reports::read(bytes)?);
     all.iter().map(read).collect()
@@ -119,7 +120,7 @@ fn a_thread_beside_a_wait_sees_what_is_waited_for_and_the_wait_goes_on() {
         assert_eq!((wait.phase.as_str(), wait.peer, wait.operation), ("entry", 0, Some(0)));
         assert_eq!((report.activity.state, report.activity.begun), (State::Send, 1));
         assert!(report.peers[0].waited_ms >= wait.age_ms, "{:?}", report.peers[0]);
-        let later = yard.reporter().capture("a test");
+        let later = yard.reporter().capture("a test")?;
         assert_eq!((later.wait, later.activity.state), (None, State::Caller));
         assert_eq!(later.slowest[0].rank, 0);
         Ok(())
@@ -129,7 +130,7 @@ fn a_thread_beside_a_wait_sees_what_is_waited_for_and_the_wait_goes_on() {
 fn await_wait(reporter: &Reporter) -> Report {
     let start = Instant::now();
     loop {
-        let report = reporter.capture("a test");
+        let report = reporter.capture("a test").expect("the yard is open");
         if report.wait.as_ref().is_some_and(|wait| wait.age_ms > 20) {
             return report;
         }
@@ -138,7 +139,7 @@ fn await_wait(reporter: &Reporter) -> Report {
 }
 
 #[test]
-fn a_reporter_outlives_its_yard_and_touches_nothing_of_it() {
+fn a_reporter_that_outlives_its_yard_says_that_it_is_closed() {
     on_ranks(1, "", |world, config| {
         let folder = tempfile::tempdir()?;
         let mut config = config.clone();
@@ -146,14 +147,20 @@ fn a_reporter_outlives_its_yard_and_touches_nothing_of_it() {
         let case = case(1);
         let yard = Yard::open(world, &config, options(&case))?;
         let reporter = yard.reporter();
-        let report = reporter.capture("a test");
+        let report = reporter.capture("a test")?;
         assert_eq!((report.transports.len(), report.lanes.len()), (1, 1));
         let path = reporter.write("a test")?;
         let read = tokenyard_reports::read(&std::fs::read(&path)?)?;
         assert_eq!((read.reason.text.as_str(), read.job), ("a test", report.job));
         drop(yard);
-        let report = reporter.capture("a test");
-        assert!(report.transports.is_empty() && report.lanes.is_empty());
+        let files = || std::fs::read_dir(folder.path().join("deep/reports")).map(Iterator::count);
+        let before = files()?;
+        for error in [reporter.capture("a test").err(), reporter.write("a test").err()] {
+            let error = error.expect("an idle rank would be mistaken for a healthy one");
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(error.to_string().contains("take the reporter of a new one"), "{error}");
+        }
+        assert_eq!(files()?, before);
         config.world.reports = Reports::Nowhere;
         let yard = Yard::open(world, &config, options(&case))?;
         let error = yard.reporter().write("a test").expect_err("nowhere to write").to_string();

@@ -52,12 +52,12 @@ pub struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reason {
-    /// `asked` (a signal, or a call), or the kind of the error that closed the yard: `deadline`,
-    /// `peer_lost`, `transport`, `mismatch`, ...
+    /// `asked` (a signal, or a call), `masked` (the yard goes on without a rank that was lost), or the
+    /// kind of the error that closed the yard: `deadline`, `peer_lost`, `transport`, `mismatch`, ...
     pub kind: String,
-    /// The signal's name, or the error.
+    /// The signal's name, whom the yard goes on without, or the error.
     pub text: String,
-    /// The rank that the error is about.
+    /// The rank that the error, or the first loss, is about.
     pub rank: Option<u32>,
 }
 
@@ -129,6 +129,9 @@ pub struct Activity {
     pub recent: Vec<Call>,
     /// The collective of the world that it is in: `barrier`, `all_gather`, ...
     pub collective: Option<Collective>,
+    /// Collectives of the world that have ended well, as all ranks number them: up to the last one that
+    /// did so on this rank.
+    pub collectives: u64,
 }
 
 /// One operation.
@@ -279,9 +282,17 @@ pub struct Slow {
 }
 
 impl Report {
-    /// Whether an error made the rank write it.
+    /// The kind of the [`Reason`] of a rank that goes on without another.
+    pub const MASKED: &str = "masked";
+
+    /// Whether an error that closed the yard made the rank write it.
     pub fn is_error(&self) -> bool {
-        self.reason.kind != "asked"
+        !["asked", Self::MASKED].contains(&self.reason.kind.as_str())
+    }
+
+    /// Whether the rank wrote it as it went on without one that was lost.
+    pub fn is_masked(&self) -> bool {
+        self.reason.kind == Self::MASKED
     }
 
     /// What this rank knows of another. Of a report that was read: peers are in order.

@@ -45,7 +45,7 @@ fn peer() -> impl Strategy<Value = Value> {
 
 /// Reports whose parts are each possible, and which fit together by chance.
 fn report() -> impl Strategy<Value = Value> {
-    let kinds = &["asked", "deadline", "peer_lost", "transport", "mismatch", "internal"];
+    let kinds = &["asked", "masked", "deadline", "peer_lost", "transport", "mismatch", "internal"];
     let phase = word(&["entry", "dispatch rows", "queue room"]);
     let wait = (phase, 0_u32..6, 0_u32..4, number(), number()).prop_map(
         |(phase, peer, signal, expected, age)| {

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use tokenyard_core::bootstrap::Identity;
 use tokenyard_core::config::Config;
 use tokenyard_launch::{Event, Job, Running, Stderr};
+use tokenyard_reports::explain::words;
 
 use super::diagnosis::{self, RankEnd};
 use super::message::{Cause, Message, Opened, RankResult};
@@ -146,7 +147,7 @@ impl Heard {
     fn listen(&mut self, mut running: Running) {
         let start = Instant::now();
         let mut bar = None;
-        let mut asked = signals::asked();
+        let mut asked = signals::hand_on();
         while !running.all_exited() && self.give_up.is_none_or(|limit| Instant::now() < limit) {
             if asked != signals::asked() {
                 asked = signals::asked();
@@ -177,10 +178,16 @@ impl Heard {
     /// Asks the ranks what this process was asked: what the job does. One that has not joined may not have
     /// come far enough to answer.
     fn hand_on(&self, running: &Running) {
-        for (rank, _) in (0..).zip(&self.stages).filter(|(_, stage)| **stage != Stage::Starting) {
+        let say = |line: &str| People::errors().say(format_args!("tokenyard: {line}"));
+        let ready = (0..).zip(&self.stages).filter(|(_, stage)| **stage != Stage::Starting);
+        let ready: Vec<u32> = ready.map(|(rank, _)| rank).collect();
+        match ready.as_slice() {
+            [] => say("SIGUSR1: no rank has come far enough to answer; ask again"),
+            some => say(&format!("SIGUSR1 is handed on to {}", words::ranks(some))),
+        }
+        for rank in ready {
             if let Err(error) = running.ask(rank) {
-                People::errors()
-                    .say(format_args!("tokenyard: rank {rank} gives no report: {error}"));
+                say(&format!("rank {rank} gives no report: {error}"));
             }
         }
     }

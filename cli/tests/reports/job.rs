@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokenyard_launch::{Event, Job, Running, Stderr};
 
 use crate::RANK;
-use crate::plays::{Act, Asked, Play};
+use crate::plays::{Act, Asked, Play, Then};
 
 /// How long a machine with much to do may take for anything.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -40,7 +40,16 @@ pub(crate) fn check(play: &Play) {
         Asked::Never => {
             await_reports(&mut running, &mut lines, (&reports, play));
             await_line(&mut running, &mut lines, "rank 0: error: ");
-            await_line(&mut running, &mut lines, "rank 2: error: ");
+            if play.masks != Some(Then::Sleeps) {
+                await_line(&mut running, &mut lines, "rank 2: error: ");
+            }
+        }
+        Asked::Loss => {
+            await_reports(&mut running, &mut lines, (&reports, play));
+            goes_on(&mut running, &mut lines, &[0, 2]);
+            for rank in play.reports {
+                assert_eq!(reports_of(&reports, *rank).len(), 1, "{:?}", files(&reports));
+            }
         }
         Asked::Once => {
             await_line(&mut running, &mut lines, start_line(play));
@@ -50,7 +59,7 @@ pub(crate) fn check(play: &Play) {
             }
             await_reports(&mut running, &mut lines, (&reports, play));
             if play.act == Act::Nothing && play.faulty.is_none() {
-                goes_on(&mut running, &mut lines, play.ranks());
+                goes_on(&mut running, &mut lines, &[0, 1, 2]);
             }
         }
     }
@@ -77,10 +86,10 @@ fn config_text(play: &Play, reports: &Path) -> String {
     // Who is asked must not have ended before.
     let (deadline, late) = match play.asked {
         Asked::Never => (3000, 5000),
-        Asked::Once if play.masks => (2000, 120_000),
-        Asked::Once => (60_000, 120_000),
+        _ if play.masks.is_some() => (2000, 120_000),
+        _ => (60_000, 120_000),
     };
-    let on_failure = if play.masks { "mask" } else { "stop" };
+    let on_failure = if play.masks.is_some() { "mask" } else { "stop" };
     let transport = |level: &str| match play.faulty {
         Some(fault) if !play.among_domains || level == "scale_out" => format!(
             "[transport.{level}]\nuse = \"faulty\"\n[transport.{level}.faulty]\ninner = \"shm\"\n\
@@ -126,23 +135,24 @@ fn await_line(running: &mut Running, lines: &mut Vec<String>, wanted: &str) {
 
 fn await_reports(running: &mut Running, lines: &mut Vec<String>, (folder, play): (&Path, &Play)) {
     let start = Instant::now();
-    let is_there = |rank: &u32| {
-        let name = format!("-rank{rank:05}-");
-        files(folder).iter().any(|path| path.to_string_lossy().contains(&name))
+    // A rank that masked a loss may have more to say.
+    let is_last = |path: &PathBuf| {
+        play.asked == Asked::Loss || !path.to_string_lossy().ends_with("-masked.json")
     };
+    let is_there = |rank: &u32| reports_of(folder, *rank).iter().any(is_last);
     while !play.reports.iter().all(is_there) {
         next(running, lines, start);
     }
 }
 
-/// A question changes nothing: every rank makes more steps after it.
-fn goes_on(running: &mut Running, lines: &mut Vec<String>, ranks: u32) {
+/// A report changes nothing: every rank makes more steps after it.
+fn goes_on(running: &mut Running, lines: &mut Vec<String>, ranks: &[u32]) {
     let start = Instant::now();
     let steps = |lines: &[String], rank: u32| {
         lines.iter().filter(|line| line.starts_with(&format!("rank {rank}: step"))).count()
     };
-    let before: Vec<usize> = (0..ranks).map(|rank| steps(lines, rank)).collect();
-    while (0..ranks).any(|rank| steps(lines, rank) <= before[rank as usize] + 2) {
+    let before: Vec<usize> = ranks.iter().map(|rank| steps(lines, *rank)).collect();
+    while ranks.iter().zip(&before).any(|(rank, before)| steps(lines, *rank) <= before + 2) {
         next(running, lines, start);
     }
 }
@@ -152,6 +162,13 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut files: Vec<_> = entries.map(|entry| entry.path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files
+}
+
+fn reports_of(folder: &Path, rank: u32) -> Vec<PathBuf> {
+    let name = format!("-rank{rank:05}-");
+    let mut files = files(folder);
+    files.retain(|path| path.to_string_lossy().contains(&name));
     files
 }
 
@@ -174,7 +191,7 @@ fn explain(reports: &Path, play: &Play) -> Value {
 
 /// Ranks that ended because of an error said how to read the reports.
 fn errors_say_where_reports_are(play: &Play, lines: &[String], reports: &Path) {
-    if play.asked == Asked::Once || play.act == Act::Fails {
+    if play.asked != Asked::Never || play.act == Act::Fails {
         return;
     }
     let hint = format!("tokenyard explain {}/tokenyard-", reports.display());

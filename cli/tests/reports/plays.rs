@@ -21,6 +21,15 @@ pub(crate) enum Act {
     Meets,
 }
 
+/// What rank 2 does once it goes on without rank 1, where losses are masked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// It goes on.
+    GoesOn,
+    /// It sleeps in its own code.
+    Sleeps,
+}
+
 /// When ranks report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
@@ -28,6 +37,8 @@ pub(crate) enum Asked {
     Never,
     /// They get SIGUSR1 a while after rank 1 did its worst.
     Once,
+    /// A loss that they mask makes them.
+    Loss,
 }
 
 /// One job of three ranks; or of four, in two domains.
@@ -40,8 +51,8 @@ pub(crate) struct Play {
     pub(crate) faulty: Option<&'static str>,
     /// Whether the ranks are in two domains.
     pub(crate) among_domains: bool,
-    /// Whether losses are masked.
-    pub(crate) masks: bool,
+    /// Whether losses are masked; and what then.
+    pub(crate) masks: Option<Then>,
     /// Ranks whose reports are there.
     pub(crate) reports: &'static [u32],
     /// The kind of the verdict, the culprits, and words of the sentence.
@@ -54,7 +65,7 @@ const PLAY: Play = Play {
     asked: Asked::Never,
     faulty: None,
     among_domains: false,
-    masks: false,
+    masks: None,
     reports: &[0, 1, 2],
     verdict: ("", &[], ""),
 };
@@ -174,10 +185,27 @@ pub(crate) fn all() -> Vec<Play> {
         Play {
             name: "a_rank_that_others_go_on_without_is_named",
             act: Act::Killed,
-            masks: true,
+            masks: Some(Then::GoesOn),
             reports: &[0, 2],
             verdict: ("dead", &[1], "ended without a word"),
             ..once
+        },
+        Play {
+            name: "a_loss_that_is_masked_makes_each_of_the_others_report_once",
+            act: Act::Killed,
+            masks: Some(Then::GoesOn),
+            asked: Asked::Loss,
+            reports: &[0, 2],
+            verdict: ("dead", &[1], "ended without a word"),
+            ..PLAY
+        },
+        Play {
+            name: "a_rank_that_is_late_after_a_masked_loss_is_named",
+            act: Act::Killed,
+            masks: Some(Then::Sleeps),
+            reports: &[0, 2],
+            verdict: ("late", &[2], "in the caller's code"),
+            ..PLAY
         },
     ]
 }

@@ -14,7 +14,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 use tokenyard_core::yard::{Yard, write_reports};
 
-use crate::plays::{Act, Play, all};
+use crate::plays::{Act, Play, Then, all};
 
 /// Exchanges that go well before rank 1 does its worst.
 const WELL: u32 = 3;
@@ -71,7 +71,10 @@ fn run(play: &Play, config: &Path) -> Result<()> {
             act(play.act, (&world, &mut yard), (&case, &first, &live))?;
         }
         let round = Round::new(&case, yard.rank());
-        if play.masks {
+        if let Some(then) = play.masks {
+            if then == Then::Sleeps && yard.rank() == 2 && !yard.lost_ranks().is_empty() {
+                std::thread::sleep(LONG);
+            }
             masked_exchange(&mut yard, &round)?;
         } else {
             let live = round.dispatch(&mut yard)?;

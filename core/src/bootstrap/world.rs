@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -113,6 +113,8 @@ pub struct World {
 #[derive(Default)]
 pub(crate) struct CallUnderWay {
     call: Mutex<Option<(Op, String, Instant)>>,
+    /// Collectives of the world that have ended well, up to the last one that did so here.
+    ended: AtomicU64,
     /// Told of one that failed, before it returns.
     witnesses: Mutex<Vec<Weak<dyn Witness>>>,
 }
@@ -141,6 +143,11 @@ impl CallUnderWay {
         let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
         witnesses.retain(|known| known.strong_count() > 0);
         witnesses.push(witness);
+    }
+
+    /// How many collectives of the world have ended well, as far as this rank has seen. All count alike.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Relaxed)
     }
 
     /// Which, and for how long.
@@ -357,7 +364,9 @@ impl World {
         check_size(op, topic, data.len())?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let under_way = self.under_way.enter(op, topic);
-        self.collect(op, topic, data).map_err(|error| under_way.failed(error))
+        let outcome = self.collect(op, topic, data).map_err(|error| under_way.failed(error))?;
+        self.under_way.ended.store(outcome.round + 1, Ordering::Relaxed);
+        Ok(outcome)
     }
 
     fn collect(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Outcome> {

@@ -25,6 +25,7 @@
 //! [`proxy`](crate::proxy) is something else: it serves transports whose own calls are slow.
 
 mod check;
+mod counts;
 mod ring;
 mod thread;
 
@@ -41,6 +42,7 @@ use crate::link::Link;
 use crate::transport::{Command, Event, Window};
 use crate::{Error, Result, abi};
 use check::Limits;
+pub(crate) use counts::Counts;
 use ring::{Memory, Taker};
 use thread::Worker;
 
@@ -88,6 +90,7 @@ impl Fabric for Lane {
 /// never are, and nothing touches link or ring after it.
 #[derive(Debug)]
 pub struct DeviceProxy {
+    counts: Arc<Counts>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -123,11 +126,17 @@ impl DeviceProxy {
     fn spawn<F: Fabric>(mut worker: Worker<F>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let counts = worker.counts();
         let thread = std::thread::Builder::new()
             .name("tokenyard-ring".into())
             .spawn(move || worker.run(&stopped))
             .map_err(|e| Error::system("start device proxy", "a thread cannot be made", e))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { counts, stop, thread: Some(thread) })
+    }
+
+    /// What the ring has carried.
+    pub(crate) fn counts(&self) -> Arc<Counts> {
+        Arc::clone(&self.counts)
     }
 }
 

@@ -91,6 +91,10 @@ impl<S: Slots> Taker<S> {
         Self { slots, ended: vec![false; capacity].into(), taken: 0, done: 0, told: 0 }
     }
 
+    pub(super) fn capacity(&self) -> usize {
+        self.ended.len()
+    }
+
     fn slot(&self, number: u64) -> usize {
         number as usize & (self.ended.len() - 1)
     }

@@ -291,3 +291,24 @@ fn commands_that_leave_a_window_or_name_what_is_not_there_never_reach_the_transp
     device.write(0, abi::TyProxyCommand { peer: 9, ..put });
     assert!(worker.round().is_err());
 }
+
+#[test]
+fn what_the_ring_carries_is_counted_per_peer_and_signal() {
+    let (device, (fabric, _values)) = (Device::new(), Loop::new(2));
+    let mut worker = worker(&device, fabric);
+    let counts = worker.counts();
+    let to = |peer, signal, add| abi::TyProxyCommand { peer, signal, add, ..BLANK };
+    // A value raises nothing, whatever stands where a signal would.
+    let value = abi::TyProxyCommand { signal: 99, add: 7, ..value(1) };
+    for (number, command) in (0..).zip([to(1, 2, 3), to(0, 1, 1), value, to(1, 2, 4)]) {
+        device.write(number, command);
+    }
+    worker.round().unwrap();
+    assert_eq!(counts.of_all().posted, 2, "the transport takes two at once");
+    while worker.round().unwrap() {}
+    let carried = |peer| counts.of(peer).map(|c| (c.posted, c.done, c.raised));
+    assert_eq!([carried(0), carried(1), carried(2)], [Some((2, 2, 1)), Some((2, 2, 7)), None]);
+    assert_eq!((counts.raised(0), counts.raised(1)), (vec![(1, 1)], vec![(2, 7)]));
+    assert_eq!((counts.of_all().done, counts.capacity()), (4, CAPACITY));
+    assert!(counts.raised(2).is_empty());
+}

@@ -1,10 +1,12 @@
 //! The life of the thread that serves a ring.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Fabric;
 use super::check::Limits;
+use super::counts::Counts;
 use super::ring::{Memory, Taker};
 use crate::abi;
 use crate::idle::{Idle, Rest};
@@ -39,13 +41,27 @@ pub(super) struct Worker<F> {
     last: usize,
     /// What was last told of each signal.
     totals: Vec<u64>,
+    counts: Arc<Counts>,
+    /// By slot: whom the command there is for.
+    peers: Box<[u32]>,
 }
 
 impl<F: Fabric> Worker<F> {
     pub(super) fn new(fabric: F, taker: Taker<Memory>, limits: Limits, lane: u32) -> Self {
         let totals = vec![0; limits.signals as usize];
         let batch = [NO_COMMAND; MAX_BATCH];
-        Self { fabric, taker, limits, lane, batch, first: 0, last: 0, totals }
+        let capacity = taker.capacity();
+        let counts = Arc::new(Counts::new(&limits, capacity));
+        let peers = vec![0; capacity].into();
+        Self { fabric, taker, limits, lane, batch, first: 0, last: 0, totals, counts, peers }
+    }
+
+    pub(super) fn counts(&self) -> Arc<Counts> {
+        Arc::clone(&self.counts)
+    }
+
+    fn slot(&self, number: u64) -> usize {
+        number as usize & (self.peers.len() - 1)
     }
 
     /// Works until it is stopped or something fails.
@@ -87,6 +103,8 @@ impl<F: Fabric> Worker<F> {
             let Some(command) = self.limits.translate(&command) else {
                 return Err(Failure { command: Some(number), status: abi::TY_INTERNAL });
             };
+            let slot = self.slot(number);
+            self.peers[slot] = command.peer;
             self.batch[self.last] = Command { lane: self.lane, tag: number, ..command };
             self.last += 1;
         }
@@ -101,7 +119,9 @@ impl<F: Fabric> Worker<F> {
         // SAFETY: what they name was checked; their sources are kept by the kernels' contract, which
         // `DeviceProxy::start` names.
         let accepted = unsafe { self.fabric.post(waiting) }.map_err(Failure::of_link)?;
-        self.first += accepted.min(waiting.len());
+        let accepted = accepted.min(waiting.len());
+        waiting[..accepted].iter().for_each(|command| self.counts.posted(command));
+        self.first += accepted;
         Ok(accepted > 0)
     }
 
@@ -116,6 +136,7 @@ impl<F: Fabric> Worker<F> {
             if !self.taker.end(event.tag) {
                 return Err(Failure { command: Some(event.tag), status: abi::TY_INTERNAL });
             }
+            self.counts.done(self.peers[self.slot(event.tag)]);
         }
         self.taker.publish();
         Ok(count > 0)

@@ -11,7 +11,7 @@ use super::levels::{LevelReport, Levels, Transports, windows_of};
 use super::nics;
 use super::places::{discover_all, domains, scattered};
 use super::progress::Progress;
-use super::reporter::{Counters, Desk, Live, Looking, Meeting, OpenDesk};
+use super::reporter::{Counters, Desk, Live, Looking, Meeting, OpenDesk, Ring};
 use super::watchdog::{Bounds, Links, Watchdog};
 use super::{Parts, Yard};
 use crate::abi;
@@ -188,14 +188,15 @@ fn bring_up(
     plan(&mut kernels, &transports, &windows, &watchdog, cap)?;
     // SAFETY: `Parts` stops the thread before it drops transports and kernel set, and so does an error
     // here.
-    let proxies = unsafe { start_proxies(&mut kernels, &transports, (&needs, &windows), &levels)? };
+    let (proxies, rings) =
+        unsafe { start_proxies(&mut kernels, &transports, (&needs, &windows), &levels)? };
     // SAFETY: as above.
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten())? };
     watchdog.report_to(&desk.0);
     let counters = kernels.counters(shape.ranks)?;
     // SAFETY: reports stop looking before `Parts` drops transports and kernel set, and so does an error
     // here.
-    let looking = unsafe { look_at(&desk.0, &watchdog, (&transports, counters)) };
+    let looking = unsafe { look_at(&desk.0, &watchdog, (&transports, counters, rings)) };
     members.barrier("yard ready")?;
     desk.0.track.opened();
 
@@ -320,13 +321,13 @@ fn agree(members: &Members<'_>, config: &Config, options: &YardOptions) -> Resul
 unsafe fn look_at(
     desk: &Arc<Desk>,
     watchdog: &Watchdog,
-    (transports, counters): (&Transports, Option<abi::TyCounters>),
+    (transports, counters, rings): (&Transports, Option<abi::TyCounters>, [Option<Ring>; 2]),
 ) -> Looking {
     // SAFETY: by this function's contract.
     let links = unsafe { transports.links() };
     // SAFETY: as above.
     let counters = counters.map(|counters| unsafe { Counters::new(counters) });
-    desk.look_at(Live { watched: watchdog.watched(), links, counters })
+    desk.look_at(Live { watched: watchdog.watched(), links, counters, rings })
 }
 
 /// Tells the ranks where each other is, and a name for the job, which is rank 0's, or that of the first
@@ -418,18 +419,21 @@ unsafe fn start_proxies(
     transports: &Transports,
     (needs, windows): (&KernelNeeds, &[Window]),
     levels: &Levels<'_>,
-) -> Result<Vec<DeviceProxy>> {
-    let mut proxies = Vec::new();
+) -> Result<(Vec<DeviceProxy>, [Option<Ring>; 2])> {
+    let (mut proxies, mut rings) = (Vec::new(), [None, None]);
     // SAFETY: by this function's contract.
     let links = unsafe { transports.links() };
     for (level, link) in [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].into_iter().zip(links) {
         let Some(link) = link else { continue };
         let Some(ring) = kernels.proxy_ring(level)? else { continue };
         let windows: Vec<_> = windows_of(needs, level).map(|id| windows[id as usize]).collect();
+        let peers = levels.ranks(level);
         // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed.
-        proxies.push(unsafe { DeviceProxy::start(&ring, link, &windows, levels.peers(level))? });
+        let proxy = unsafe { DeviceProxy::start(&ring, link, &windows, peers.len() as u32)? };
+        rings[level as usize] = Some(Ring { counts: proxy.counts(), ranks: peers.to_vec() });
+        proxies.push(proxy);
     }
-    Ok(proxies)
+    Ok((proxies, rings))
 }
 
 const NO_LINK: abi::TyLink = abi::TyLink {

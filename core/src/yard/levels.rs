@@ -129,10 +129,10 @@ impl<'a> Levels<'a> {
         up.chain(self.scale_out.iter().map(|level| ("scale-out", level)))
     }
 
-    /// Ranks of a level's team.
-    pub(super) fn peers(&self, level: u64) -> u32 {
+    /// World ranks of a level's team, by their index there.
+    pub(super) fn ranks(&self, level: u64) -> &[u32] {
         let level = if level == abi::TY_LEVEL_SCALE_UP { &self.scale_up } else { &self.scale_out };
-        level.as_ref().map_or(0, |level| level.team.world_ranks.len() as u32)
+        level.as_ref().map_or(&[], |level| &level.team.world_ranks)
     }
 
     /// Lets rows be put where they could be read and stored: a rank that was given up may then read what

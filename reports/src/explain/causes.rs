@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::evidence::{LONG_MS, Loss, SILENT_MS};
-use super::graph::Graph;
+use super::graph::{Graph, is_over};
 use super::set::Set;
 use super::words::{activity, call, capital, ranks, seconds, verb};
 use super::{Edge, Kind, Verdict};
@@ -268,7 +268,7 @@ fn different_calls(set: &Set) -> Option<Verdict> {
 /// A rank that ended with an error of its own, as it said itself.
 fn failed(set: &Set) -> Option<Verdict> {
     let own = set.all().filter(|report| match report.reason.kind.as_str() {
-        "asked" | "deadline" => false,
+        "asked" | Report::MASKED | "deadline" => false,
         // The program has ended its own part in the world.
         "peer_lost" => report.reason.rank == Some(report.rank),
         _ => true,
@@ -333,7 +333,14 @@ fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
     let graph = Graph::new(&edges);
     if let Some((end, waiting)) = graph.end() {
         return Some(match set.get(end) {
-            Some(report) => holds_up(report, &waiting),
+            Some(report) => {
+                let mut verdict = holds_up(report, &waiting);
+                if is_over(set, report) {
+                    let text = "has ended on others: its thread was not run, or does not go on";
+                    verdict.evidence.push(format!("the collective that rank {end} is in {text}"));
+                }
+                verdict
+            }
             None => unknown(set, end, &waiting),
         });
     }

@@ -116,9 +116,10 @@ fn settled_since(report: &Report) -> u64 {
     report.unix_ms.saturating_sub(stay)
 }
 
-/// Whether a stay of this length means something: an error has made much of it, or it is long.
+/// Whether a stay of this length means something: an error has made much of it, or it is long. What was
+/// waited for when a loss was masked had that loss for its cause, which is no more.
 pub(super) fn is_long(report: &Report, age_ms: u64) -> bool {
-    report.is_error() || age_ms >= LONG_MS
+    report.is_error() || (age_ms >= LONG_MS && !report.is_masked())
 }
 
 /// The rank whose commands do not end, where one waits for its own queue, and how many.

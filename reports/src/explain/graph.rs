@@ -35,7 +35,21 @@ fn of_wait(set: &Set, report: &Report, wait: &Wait) -> Edge {
     Edge { from: report.rank, to, what, age_ms: wait.age_ms, counts: is_long(report, wait.age_ms) }
 }
 
-/// Who is in a collective waits for all that are not.
+/// Reports that are no further apart are of the same moment.
+const MOMENT_MS: u64 = 1000;
+
+/// Whether the collective that a rank is in has ended, on another rank: then all had come to it.
+pub(super) fn is_over(set: &Set, report: &Report) -> bool {
+    let ended = report.activity.collectives;
+    ended > 0
+        && report.activity.collective.is_some()
+        && set.all().any(|other| {
+            other.activity.collectives > ended
+                && other.unix_ms.abs_diff(report.unix_ms) <= MOMENT_MS
+        })
+}
+
+/// Who is in a collective waits for all that are not, until it has ended.
 fn of_collective<'a>(
     set: &'a Set,
     report: &'a Report,
@@ -47,11 +61,13 @@ fn of_collective<'a>(
             || other.activity.state == State::Closed
     };
     let somebody = set.all().any(|other| !is_there(other));
-    let absent = (0..set.ranks).filter(move |rank| match set.get(*rank) {
-        Some(other) => !is_there(other),
-        // A rank without a report may well be there; it is blamed if nobody else can be.
-        None => !somebody,
-    });
+    let is_over = is_over(set, report);
+    let absent =
+        (0..set.ranks).filter(move |_| !is_over).filter(move |rank| match set.get(*rank) {
+            Some(other) => !is_there(other),
+            // A rank without a report may well be there; it is blamed if nobody else can be.
+            None => !somebody,
+        });
     absent.take(MOST).map(move |to| Edge {
         from: report.rank,
         to,

@@ -1,7 +1,7 @@
 //! One report per rank.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::words;
 use crate::format::Report;
@@ -40,17 +40,24 @@ impl Set {
     /// it is of the same moment, and its rank has none with a name.
     pub(super) fn choose(reports: &[Report], job: &str) -> Self {
         let latest = reports.iter().filter(|r| r.job == job).map(|r| r.unix_ms).max().unwrap_or(0);
+        let is_of_then = |report: &Report| report.unix_ms.abs_diff(latest) <= APART_MS;
         let is_its_own = |report: &Report| report.job == job && !job.is_empty();
         let mut notes = Vec::new();
         let mut kept: BTreeMap<u32, &Report> = BTreeMap::new();
+        // A rank that masked a loss went on: what it said then is not what it does now.
+        let mut past = BTreeSet::new();
         let (mut others, mut ranks) = (0, 0);
         for report in reports {
-            let is_of_then = report.job.is_empty() && report.unix_ms.abs_diff(latest) <= APART_MS;
-            if !is_its_own(report) && !is_of_then {
+            let may_be_its_own = report.job.is_empty() && is_of_then(report);
+            if !is_its_own(report) && !may_be_its_own {
                 others += 1;
                 continue;
             }
             ranks = ranks.max(report.ranks);
+            if report.is_masked() && !is_of_then(report) {
+                past.insert(report.rank);
+                continue;
+            }
             let weight = |r: &Report| (is_its_own(r), r.is_error(), r.unix_ms);
             match kept.get(&report.rank) {
                 Some(known) if weight(known) >= weight(report) => {}
@@ -64,6 +71,14 @@ impl Set {
             };
             notes.push(format!(
                 "{others} reports of other jobs, or other yards, were left out; this is about {this}"
+            ));
+        }
+        past.retain(|rank| !kept.contains_key(rank));
+        if !past.is_empty() {
+            let past: Vec<u32> = past.into_iter().collect();
+            notes.push(format!(
+                "what {} wrote when a loss was masked is older than the rest, and was left out",
+                words::ranks(&past)
             ));
         }
         let reports = kept.into_iter().map(|(rank, report)| (rank, report.clone())).collect();

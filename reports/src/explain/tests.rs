@@ -318,3 +318,80 @@ fn other_moments_and_other_configs_are_mentioned() {
     assert!(notes.contains("rank 1 read beef"), "{notes}");
     assert_eq!(explanation.missing, [2]);
 }
+
+/// A report of a rank that goes on without `lost`.
+fn masks(mut report: Report, lost: u32) -> Report {
+    report = loses(report, lost, "closed its connection", 5);
+    let peers = report.peers.iter_mut().filter(|peer| peer.rank == lost);
+    peers.for_each(|peer| peer.masked = true);
+    report.reason =
+        Reason { kind: Report::MASKED.into(), text: "goes on".into(), rank: Some(lost) };
+    report
+}
+
+#[test]
+fn what_was_waited_for_when_a_loss_was_masked_blames_nobody_else() {
+    let reports = vec![masks(waiting(0, 2, 9000), 1), masks(waiting(2, 1, 9000), 1)];
+    let (kind, ranks, sentence) = verdict(reports);
+    assert_eq!((kind, ranks), (Kind::Dead, vec![1]), "{sentence}");
+}
+
+#[test]
+fn a_masked_loss_is_no_error_and_no_verdict_over_the_error_that_ended_the_job() {
+    // Rank 2 masked the loss as well, and says nothing later.
+    let old = masks(idle(2), 1);
+    let mut error = masks(waiting(0, 2, 9000), 1);
+    error.unix_ms += 60_000;
+    error.peers.iter_mut().filter(|peer| peer.rank == 1).for_each(|p| p.ended_ms = Some(60_000));
+    error.reason = Reason { kind: "deadline".into(), text: "too late".into(), rank: Some(2) };
+    let explanation =
+        explain(vec![old.clone(), masks(idle(0), 1), error.clone()]).expect("reports");
+    let found = &explanation.verdict;
+    assert_eq!((found.kind, &found.ranks[..]), (Kind::NoReport, &[2][..]), "{}", found.sentence);
+    let notes = explanation.notes.join("\n");
+    assert!(notes.contains("what rank 2 wrote when a loss was masked is older"), "{notes}");
+    // Its words at the end count for more than those.
+    let mut late = masks(idle(2), 1);
+    (late.unix_ms, late.reason.kind) = (error.unix_ms, "peer_lost".into());
+    late.activity.since_ms = 9000;
+    let (kind, ranks, sentence) = verdict(vec![old, late, error]);
+    assert_eq!((kind, ranks), (Kind::Late, vec![2]), "{sentence}");
+}
+
+#[test]
+fn who_was_asked_after_a_masked_loss_is_explained_by_that_answer() {
+    let later = |rank| {
+        let mut report = masks(idle(rank), 1);
+        (report.unix_ms, report.reason.kind) = (report.unix_ms + 500, "asked".into());
+        report
+    };
+    let reports = vec![masks(waiting(0, 2, 9000), 1), later(0), masks(idle(2), 1), later(2)];
+    let explanation = explain(reports).expect("reports");
+    assert!(explanation.reports.iter().all(|report| report.reason.kind == "asked"));
+    assert_eq!(explanation.verdict.kind, Kind::Dead);
+}
+
+/// Found on GPUs: a thread that was stopped in a barrier which the other rank had left.
+#[test]
+fn who_stays_in_a_collective_that_has_ended_on_others_waits_for_nobody() {
+    let mut stays = idle(1);
+    let name = "barrier".into();
+    stays.activity.collective = Some(Collective { name, topic: "x".into(), since_ms: 9000 });
+    (stays.activity.since_ms, stays.activity.collectives) = (9000, 7);
+    let mut goes_on = waiting(0, 1, 9000);
+    goes_on.activity.collectives = 8;
+    let found = explain(vec![goes_on.clone(), stays.clone()]).expect("reports").verdict;
+    assert_eq!((found.kind, &found.ranks[..]), (Kind::Late, &[1][..]), "{}", found.sentence);
+    assert!(found.evidence.iter().any(|line| line.contains("has ended on others")), "{found:?}");
+    // The other one has not been there, or nobody knows.
+    for (mine, other) in [(7, 7), (0, 0), (0, 8)] {
+        (stays.activity.collectives, goes_on.activity.collectives) = (mine, other);
+        assert_eq!(verdict(vec![goes_on.clone(), stays.clone()]).0, Kind::Cycle);
+    }
+    // It went there after the first one had reported.
+    (stays.activity.collectives, goes_on.activity.collectives) = (7, 8);
+    goes_on.unix_ms += 2 * LATER;
+    assert_eq!(verdict(vec![goes_on, stays]).0, Kind::Cycle);
+}
+
+const LATER: u64 = 1000;

@@ -16,6 +16,12 @@ constexpr bool kGrouped = false;
 using GivenId = i64;  // as callers bring them
 #endif
 
+#if TY_PUTS
+constexpr bool kPuts = true;
+#else
+constexpr bool kPuts = false;
+#endif
+
 constexpr u32 kControl = 0;     // window of entry records
 constexpr u32 kArena = 1;       // window of rows
 constexpr u32 kHead = 8;        // words of an entry's head
@@ -87,6 +93,7 @@ struct State {
   u64 longest_put;  // bytes
   u64 entry_signals;  // the first of [slots, R]
   u8* windows[2];   // this rank's own
+  u64* tallies;     // [R]: how far signals of each rank were waited for, or are, in all slots together
 };
 
 // What an operation finds in device memory when its first kernel starts. Nothing of it is an argument,
@@ -109,7 +116,7 @@ __device__ inline Operation& operation() {
 struct Cell {
   u32 slot;
   u32 code;      // how it goes on; 0 if it did not come so far
-  u64 totals[1]; // [R]: of the signals that are waited for
+  u64 totals[1]; // [R]: of the signals that are waited for; then [R]: the tallies with them
 };
 
 // What a handle knows in device memory.
@@ -165,9 +172,11 @@ struct Common {
   // What this rank waits for in the slot.
   __device__ u64* rows_totals() const { return state->rows + (u64)slot() * ranks; }
   __device__ u64* done_totals() const { return state->done + (u64)slot() * ranks; }
-  // So much more is waited for from `source`.
+  // So much more is waited for from `source`. Where the face only puts, its record came with a signal.
   __device__ void expect(u64* totals, u32 source, u64 more) const {
+    u64 all = more + (kPuts && source != rank);
     cell->totals[source] = totals[source] += more;
+    cell->totals[ranks + source] = state->tallies[source] += all;
   }
 };
 
@@ -338,6 +347,12 @@ struct GroupArgs {
   u32 words;          // of that room
 };
 
+// What reports read of a rank, in pinned memory: TyPeerCounters of the plugin ABI.
+struct Told {
+  u64 posted, done;  // the host's
+  u64 raised, expected, received;
+};
+
 // Waits for one signal of every rank, and until what this rank has put may be overwritten.
 struct ArriveArgs {
   const u64* abort;
@@ -347,9 +362,11 @@ struct ArriveArgs {
   u32 ranks;
   u32 done;             // which signals: 0 of rows, 1 of the end of reading
   u32 phase;
-  u32 reserved;
+  u32 rank;
   Trace* trace;
   State* state;
+  Told* told;           // of the team's first rank
+  u64 told_step;        // to the next one
 };
 
 #ifdef TY_ARGS_BYTES

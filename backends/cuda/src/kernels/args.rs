@@ -115,6 +115,7 @@ pub(crate) struct State {
     pub(crate) longest_put: u64,
     pub(crate) entry_signals: u64,
     pub(crate) windows: [u64; 2],
+    pub(crate) tallies: u64,
 }
 
 #[repr(C)]
@@ -252,9 +253,11 @@ pub(crate) struct ArriveArgs {
     pub(crate) ranks: u32,
     pub(crate) done: u32,
     pub(crate) phase: u32,
-    pub(crate) reserved: u32,
+    pub(crate) rank: u32,
     pub(crate) trace: u64,
     pub(crate) state: u64,
+    pub(crate) told: u64,
+    pub(crate) told_step: u64,
 }
 
 #[repr(C)]

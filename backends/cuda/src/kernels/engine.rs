@@ -13,6 +13,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{ArriveArgs, Common, ENTER, Outcome, State, TEXT, Trace, WARPS};
 use super::combine::CombineOp;
+use super::counters::Told;
 use super::dispatch::DispatchOp;
 use super::exchange::{Exchange, Part};
 use super::face::Face;
@@ -58,9 +59,9 @@ pub(super) struct Kernels {
 /// Epoch 1 in slot 0.
 const FIRST_TURN: u64 = 1;
 
-/// Bytes of `Cell` of the kernels: slot and code, then a total per rank.
+/// Bytes of `Cell` of the kernels: slot and code, then a total and a tally per rank.
 fn cell_bytes(ranks: u32) -> u64 {
-    8 + 8 * u64::from(ranks)
+    8 + 2 * 8 * u64::from(ranks)
 }
 
 /// The index of a type's kernel, and the bytes of an element.
@@ -100,6 +101,10 @@ pub(super) struct Engine {
     _expected: [Buffer; 2],
     /// `[slots]`: operations that this rank has entered.
     _entered: Buffer,
+    /// `[R]`: sums of `_expected` of each rank.
+    _tallies: Buffer,
+    /// What reports read.
+    told: Told,
     /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
     pub(super) cast: [Buffer; 2],
     /// `[R]` zeros: which ranks an output leaves out.
@@ -129,7 +134,7 @@ impl Engine {
         context: &Arc<Context>,
         (exchange, sizes, handles): (Exchange, Sizes, u32),
         plan: &abi::TyPlan,
-        (config, windows): (&CudaConfig, [u64; 2]),
+        (config, windows, told): (&CudaConfig, [u64; 2], Told),
     ) -> Result<Self> {
         let Exchange { shape: moe, level, .. } = exchange;
         let is_up = level == abi::TY_LEVEL_SCALE_UP;
@@ -159,6 +164,7 @@ impl Engine {
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
+        let tallies = Buffer::new(context, 8 * u64::from(moe.ranks))?;
         let state = State {
             turn: FIRST_TURN,
             problem: u64::MAX,
@@ -170,6 +176,7 @@ impl Engine {
             // Behind those of `Common`.
             entry_signals: 2 * u64::from(moe.ranks) * u64::from(sizes.slots),
             windows,
+            tallies: tallies.address(),
             ..State::default()
         };
         let blocks = config.sms.blocks(processors);
@@ -202,6 +209,8 @@ impl Engine {
             state: Buffer::of(context, &[state])?,
             _expected: expected,
             _entered: entered,
+            _tallies: tallies,
+            told,
             cast: [
                 Buffer::new(context, cast * u64::from(moe.hidden))?,
                 Buffer::new(context, 4 * cast * u64::from(moe.hidden.div_ceil(128)))?,
@@ -458,9 +467,11 @@ impl Engine {
             ranks,
             done: (phase != abi::TY_PHASE_ROWS).into(),
             phase: phase as u32,
-            reserved: 0,
+            rank: self.exchange.rank,
             trace: self.traces.at(self.slot(operation)) as u64,
             state: self.state.address(),
+            told: self.told.address,
+            told_step: self.told.step.into(),
         };
         // SAFETY: the kernel's type; it names memory of the engine only.
         unsafe { self.launch(&self.kernels.arrive, (1, WARPS, 0), &arguments, slot) }

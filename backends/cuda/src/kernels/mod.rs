@@ -15,6 +15,7 @@
 mod agree;
 pub(crate) mod args;
 mod combine;
+mod counters;
 mod dispatch;
 mod domains;
 mod engine;
@@ -43,6 +44,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::compile;
 use crate::config::CudaConfig;
 use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream, Stream, Vmm};
+use counters::Counters;
 use domains::{Exchanges, Rail};
 use engine::Engine;
 use exchange::{Exchange, Part};
@@ -68,6 +70,8 @@ pub struct CudaKernels {
     exchanges: Vec<(Exchange, Sizes)>,
     /// Set by `plan`. Dropped before the memory it points to.
     planned: Option<Exchanges>,
+    /// Set by `plan`, too: kernels write there.
+    counters: Option<Counters>,
     memory: Vec<Memory>,
     /// Tensors of tools, by address.
     tensors: HashMap<u64, Pooled>,
@@ -226,6 +230,7 @@ impl KernelSet for CudaKernels {
             context,
             exchanges: Vec::new(),
             planned: None,
+            counters: None,
             memory: Vec::new(),
             tensors: HashMap::new(),
             streams: Vec::new(),
@@ -291,6 +296,8 @@ impl KernelSet for CudaKernels {
     }
 
     unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
+        // Dropped behind the engines, whatever fails.
+        let counters = Counters::new(&self.context, self.shape.ranks)?;
         let mut engines = Vec::new();
         for (index, (exchange, sizes)) in self.exchanges.iter().enumerate() {
             let [Some(control), Some(arena)] = [CONTROL, ARENA]
@@ -300,10 +307,11 @@ impl KernelSet for CudaKernels {
                 return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message));
             };
             let of = (*exchange, *sizes, self.shape.handles);
+            let told = counters.of(exchange);
             // SAFETY: links stay valid while there are operations, windows and the board until the
             // engine is dropped, by this function's contract.
             engines.push(unsafe {
-                Engine::new(&self.context, of, plan, (&self.config, [control, arena]))?
+                Engine::new(&self.context, of, plan, (&self.config, [control, arena], told))?
             });
         }
         let mut engines = engines.into_iter();
@@ -312,6 +320,7 @@ impl KernelSet for CudaKernels {
             return Err(Error::new(ErrorKind::Internal, "plan kernels", message));
         };
         self.planned = Some(Exchanges { owners, rail: engines.next().map(Rail::new) });
+        self.counters = Some(counters);
         Ok(())
     }
 
@@ -343,6 +352,10 @@ impl KernelSet for CudaKernels {
 
     fn proxy_ring(&mut self, level: u64) -> Result<Option<abi::TyProxyRing>> {
         Ok(self.planned.as_mut().and_then(|planned| planned.proxy_ring(level)))
+    }
+
+    fn counters(&mut self) -> Option<abi::TyCounters> {
+        self.counters.as_ref().map(Counters::as_abi)
     }
 
     fn trace(&mut self, operation: u64) -> Result<abi::TyTrace> {

@@ -13,6 +13,10 @@ use crate::driver::Pinned;
 /// A kernel that waits sees a raised abort word within microseconds; one that copies ends by itself.
 const LAST_MOMENT: Duration = Duration::from_secs(5);
 
+/// How long after its name what a wait is for may come: stores over PCIe take about a microsecond each. A
+/// wait that has a name has lasted for hundreds.
+const FOLLOWS: Duration = Duration::from_micros(10);
+
 /// What is waited for, as far as the host knows by itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wait {
@@ -115,6 +119,17 @@ impl Waits {
     fn report(&self) -> Report {
         // SAFETY: pinned memory that lives as long as `self`; aligned words.
         unsafe { self.report.at(0).read_volatile() }
+    }
+
+    /// The same, once a wait that lasts has said what it is for: its name comes first.
+    fn whole_report(&self) -> Report {
+        let start = Instant::now();
+        let mut report = self.report();
+        while report.waiting != 0 && start.elapsed() < FOLLOWS {
+            std::hint::spin_loop();
+            report = self.report();
+        }
+        report
     }
 
     fn what(&self, wait: Wait, report: &Report) -> WaitFor {
@@ -247,7 +262,7 @@ impl Waits {
         is_over: &dyn Fn() -> Result<bool>,
     ) -> Result<()> {
         loop {
-            let seen = self.report();
+            let seen = self.whole_report();
             let what = self.what(wait, &seen);
             let read = || {
                 let now = self.report();

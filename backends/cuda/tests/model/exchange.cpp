@@ -157,6 +157,8 @@ void run(const Shape& shape, std::vector<u32> tokens) {
       check_all(ranks, args, told);
       combine(ranks, told, replay);
     }
+    // Before records of operations that do not go on are sent.
+    if (layout == kFlat) check_told(ranks);
     if (layout == kFlat && ranks.size() > 1) refusals(ranks);
     if (layout == kFlat) two_at_once(ranks);
     // Where a model of it is not too slow.

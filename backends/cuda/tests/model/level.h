@@ -27,6 +27,8 @@ struct Rank : Brought {
   // One per operation that may be open, with room for all ranks' totals.
   Cell* cells[kSlots] = {(Cell*)room<u64>(64), (Cell*)room<u64>(64)};
   Routing r{};
+  // What reports read of each rank.
+  Told* told = room<Told>(s.ranks);
   u64 operations = 0;
 
   Rank(const Shape& shape, u32 rank) : Brought{shape, rank} {
@@ -34,7 +36,7 @@ struct Rank : Brought {
     if (2 * entries > kControlBytes) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
-                   {control, arena}};
+                   {control, arena}, room<u64>(s.ranks)};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
@@ -60,11 +62,30 @@ struct Rank : Brought {
     return c;
   }
   void arrive(const Common& c, bool rows) {
-    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, 0, trace, state};
+    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, me, trace, state,
+                 told, 1};
     model::launch(1, kWarps * 32, [=, this] { ty_arrive(a, params()); });
     same("an ended wait of rank " + std::to_string(me), report->ended, 0u);
   }
 };
+
+// What ranks tell of each other once all is still. Where kernels put, the host counts what is sent.
+void check_told(const std::vector<Rank*>& ranks) {
+  for (const Rank* r : ranks)
+    for (const Rank* peer : ranks) {
+      const Told &to = r->told[peer->me], &from = peer->told[r->me];
+      std::string who = " of rank " + std::to_string(r->me) + " by " + std::to_string(peer->me);
+      same("what is expected" + who, from.expected, from.received);
+      // A rank puts no record at itself.
+      if (r != peer) same("something is received" + who, from.received > 0, true);
+      // Every signal that was raised, and nothing else.
+      u64 seen = 0;
+      for (u32 signal = r->me; signal < 3 * kSlots * r->s.ranks; signal += r->s.ranks)
+        seen += peer->totals[signal];
+      if (!TY_PUTS) same("what is raised" + who, to.raised, seen);
+      same("what is received" + who, from.received, seen);
+    }
+}
 
 #if TY_PUTS
 

@@ -1,5 +1,6 @@
 //! From atomics to a report.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,6 +11,7 @@ use tokenyard_reports::{
 use super::Desk;
 use crate::abi;
 use crate::bootstrap::PeerState;
+use crate::device_proxy;
 use crate::link::Link;
 use crate::wait::phase_name;
 use crate::yard::watchdog::Watched;
@@ -34,6 +36,41 @@ pub(in super::super) struct Live {
     /// Scale-up, scale-out.
     pub(in super::super) links: [Option<Link>; 2],
     pub(in super::super) counters: Option<Counters>,
+    /// As `links`: where kernels post through the host, which then counts what they send.
+    pub(in super::super) rings: [Option<Ring>; 2],
+}
+
+/// The ring that kernels of a device post into.
+pub(in super::super) struct Ring {
+    pub(in super::super) counts: Arc<device_proxy::Counts>,
+    /// World rank of each peer.
+    pub(in super::super) ranks: Vec<u32>,
+}
+
+impl Ring {
+    fn peer(&self, rank: u32) -> Option<u32> {
+        self.ranks.iter().position(|other| *other == rank).map(|at| at as u32)
+    }
+
+    /// Adds what was sent to what the kernels have counted, which is the rest.
+    fn add_to(&self, rank: u32, counts: &mut Counts) {
+        let Some(carried) = self.peer(rank).and_then(|peer| self.counts.of(peer)) else { return };
+        (counts.sent, counts.posted, counts.done) = (carried.raised, carried.posted, carried.done);
+    }
+
+    fn raised(&self, rank: u32) -> Vec<(u32, u64)> {
+        self.peer(rank).map_or_else(Vec::new, |peer| self.counts.raised(peer))
+    }
+
+    fn lane(&self, level: usize) -> Lane {
+        let all = self.counts.of_all();
+        lane(level, (all.posted, all.done), self.counts.capacity())
+    }
+}
+
+fn lane(level: usize, (posted, done): (u64, u64), depth: u32) -> Lane {
+    let in_flight = posted.saturating_sub(done);
+    Lane { level: LEVELS[level].to_owned(), lane: 0, posted, done, in_flight, depth }
 }
 
 /// The counters of a kernel set.
@@ -89,15 +126,7 @@ impl Counters {
         let add = |(posted, done): (u64, u64), c: Counts| {
             (posted.wrapping_add(c.posted), done.wrapping_add(c.done))
         };
-        let (posted, done) = counts.fold((0, 0), add);
-        Lane {
-            level: LEVELS[level].to_owned(),
-            lane: 0,
-            posted,
-            done,
-            in_flight: posted.saturating_sub(done),
-            depth: self.0.queue_depth[level],
-        }
+        lane(level, counts.fold((0, 0), add), self.0.queue_depth[level])
     }
 }
 
@@ -132,6 +161,7 @@ impl Desk {
             ..Report::default()
         };
         report.activity.collective = self.collective.read();
+        report.activity.collectives = self.collective.ended();
         if let Some(live) = &*self.live() {
             live.add_to(&mut report);
         }
@@ -187,7 +217,7 @@ impl Live {
                 if level == 0 { &mut report.parts.scale_up } else { &mut report.parts.scale_out };
             *part = name;
             report.transports.push(health(level, link));
-            report.lanes.extend(self.counters.as_ref().map(|counters| counters.lane(level)));
+            report.lanes.extend(self.lane(level));
         }
         for peer in &mut report.peers {
             peer.masked = self.watched.is_masked(peer.rank);
@@ -197,15 +227,27 @@ impl Live {
         report.slowest = slowest(&report.peers);
     }
 
+    /// Nothing where nobody posts commands, or nobody counts them.
+    fn lane(&self, level: usize) -> Option<Lane> {
+        if let Some(ring) = &self.rings[level] {
+            return Some(ring.lane(level));
+        }
+        self.counters.as_ref().map(|c| c.lane(level)).filter(|lane| lane.depth > 0)
+    }
+
     fn links_to(&self, rank: u32) -> Vec<Traffic> {
-        let link = |(level, name): (usize, String)| Traffic {
-            level: LEVELS[level].to_owned(),
-            name,
-            counts: self.counters.as_ref().and_then(|counters| counters.counts(level, rank)),
-            raised: self
-                .counters
-                .as_ref()
-                .map_or_else(Vec::new, |counters| counters.raised(level, rank)),
+        let link = |(level, name): (usize, String)| {
+            let counters = self.counters.as_ref();
+            let mut counts = counters.and_then(|counters| counters.counts(level, rank));
+            let raised = match (&self.rings[level], counters) {
+                (Some(ring), _) => {
+                    counts.iter_mut().for_each(|counts| ring.add_to(rank, counts));
+                    ring.raised(rank)
+                }
+                (None, Some(counters)) => counters.raised(level, rank),
+                (None, None) => Vec::new(),
+            };
+            Traffic { level: LEVELS[level].to_owned(), name, counts, raised }
         };
         self.watched.link_names(rank).into_iter().map(link).collect()
     }
@@ -230,4 +272,32 @@ fn slowest(peers: &[Peer]) -> Vec<Slow> {
     slow.sort_by_key(|slow| std::cmp::Reverse(slow.waited_ms));
     slow.truncate(SLOWEST);
     slow
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_plugin_that_make_no_sense_are_shown_and_end_nothing() {
+        let peer = |posted, done| abi::TyPeerCounters { posted, done, ..Default::default() };
+        let peers = [peer(u64::MAX, 3), peer(7, u64::MAX), peer(0, 0), peer(5, 9)];
+        let raised =
+            [abi::TyRaised { signal: u64::MAX, total: 1 }, abi::TyRaised::default()].repeat(4);
+        let counters = abi::TyCounters {
+            size: size_of::<abi::TyCounters>(),
+            ranks: 2,
+            signals: 2,
+            queue_depth: [4; 2],
+            peers: peers.as_ptr(),
+            raised: raised.as_ptr(),
+        };
+        // SAFETY: both live longer, and nobody writes them.
+        let counters = unsafe { Counters::new(counters) };
+        let lane = counters.lane(0);
+        assert_eq!((lane.posted, lane.done, lane.in_flight), (6, 2, 4));
+        assert_eq!(counters.lane(1).in_flight, 0, "more is done than was posted");
+        assert!(counters.raised(0, 1).is_empty(), "a signal beyond all signals");
+        assert!(counters.counts(1, 2).is_none() && counters.raised(1, 2).is_empty());
+    }
 }

@@ -142,8 +142,12 @@ impl Folder {
             .filter_map(|name| name.strip_suffix(".json"))
             .filter(|name| *name != written)
             .collect();
-        // An error is told once; who asks can ask again.
-        mine.sort_by_key(|name| (!name.ends_with("-asked"), *name));
+        // An error is told once, and so is a loss, which an error may tell too; who asks can ask again.
+        let weight = |name: &str| {
+            let kinds = ["-asked", "-masked"];
+            kinds.iter().position(|kind| name.ends_with(kind)).unwrap_or(kinds.len())
+        };
+        mine.sort_by_key(|name| (weight(name), *name));
         for name in mine.iter().take(mine.len().saturating_sub(PER_RANK - 1)) {
             for extension in ["json", "txt"] {
                 let _ = fs::remove_file(self.path.join(format!("{name}.{extension}")));

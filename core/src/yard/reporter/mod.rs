@@ -3,8 +3,9 @@
 //!
 //! Nobody stops for a report. The thread of the yard stores atomics (`track`), so do its waits (the wait
 //! board) and the kernel set's counters; `capture` reads them. `folder` keeps the files. A report is
-//! written when somebody asks ([`Reporter::write`], [`write_reports`]), and once when an error closes the
-//! yard, by a thread of its own: the file system may be slow, and the error is not to wait for it.
+//! written when somebody asks ([`Reporter::write`], [`write_reports`]), when the yard goes on without a
+//! rank, and once when an error closes it. The latter two are written by a thread of their own: the file
+//! system may be slow, and neither the job nor the error is to wait for it.
 
 mod capture;
 mod folder;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use tokenyard_reports::{ConfigName, Reason, Report};
 
-pub(super) use capture::{Counters, Live, Meeting};
+pub(super) use capture::{Counters, Live, Meeting, Ring};
 use folder::Folder;
 pub use folder::REPORTS_VARIABLE;
 pub(super) use track::Sort;
@@ -44,15 +45,20 @@ impl Reporter {
     }
 
     /// What the yard does now. `why` is told in the report, for example the name of a signal.
-    pub fn capture(&self, why: &str) -> Report {
-        self.0.capture(asked(why))
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] once the yard is dropped.
+    pub fn capture(&self, why: &str) -> Result<Report> {
+        self.0.check_open()?;
+        Ok(self.0.capture(asked(why)))
     }
 
     /// Writes that to a file, and returns its path. At most 8 reports of a rank are kept.
     ///
     /// # Errors
-    /// No reports are wanted; what the file system refuses.
+    /// As [`capture`](Self::capture). No reports are wanted; what the file system refuses.
     pub fn write(&self, why: &str) -> Result<PathBuf> {
+        self.0.check_open()?;
         self.0.write(asked(why))
     }
 }
@@ -169,6 +175,19 @@ impl Desk {
         self.is_retired.load(Ordering::Acquire)
     }
 
+    /// A yard that is dropped does nothing any more, and that would read as if all were well.
+    fn check_open(&self) -> Result<()> {
+        if !self.is_retired() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Unavailable,
+            "report",
+            "found a yard that is dropped; expected an open one",
+        )
+        .with_fix("the yard is closed: take the reporter of a new one"))
+    }
+
     fn write(&self, reason: Reason) -> Result<PathBuf> {
         let Some(folder) = &self.folder else {
             let text = "no reports are wanted: world.reports, or the environment, says none";
@@ -195,17 +214,34 @@ impl Desk {
             text: error.to_string(),
             rank: error.rank(),
         });
-        let write = move || desk.keep(&report);
+        let write = move || desk.tell(desk.keep(&report));
         let thread = std::thread::Builder::new().name("tokenyard-report".into()).spawn(write);
         if let Err(error) = thread {
-            *self.told() = Told::Failed(format!("a thread cannot be made: {error}"));
-            self.written.notify_all();
+            self.tell(Told::Failed(format!("a thread cannot be made: {error}")));
         }
     }
 
-    fn keep(&self, report: &Report) {
-        let Some(folder) = &self.folder else { return };
-        let told = match folder.write(report) {
+    /// The yard goes on without ranks that were lost; that an error may be told later stays as it is.
+    /// Returns at once.
+    #[cold]
+    pub(super) fn report_masked(&self, lost: &[u32]) {
+        if self.folder.is_none() || self.is_retired() {
+            return;
+        }
+        let Some(desk) = self.this.upgrade() else { return };
+        let text = format!("goes on without {}", tokenyard_reports::explain::words::ranks(lost));
+        let kind = Report::MASKED.to_owned();
+        let report = self.capture(Reason { kind, text, rank: lost.first().copied() });
+        let write = move || drop(desk.keep(&report));
+        let thread = std::thread::Builder::new().name("tokenyard-report".into()).spawn(write);
+        if let Err(error) = thread {
+            tracing::error!(rank = self.rank, "no report: a thread cannot be made: {error}");
+        }
+    }
+
+    fn keep(&self, report: &Report) -> Told {
+        let Some(folder) = &self.folder else { return Told::Nothing };
+        match folder.write(report) {
             Ok(path) => {
                 tracing::warn!(rank = self.rank, "report: {}", path.display());
                 Told::Here
@@ -214,7 +250,10 @@ impl Desk {
                 tracing::error!(rank = self.rank, "no report: {error}");
                 Told::Failed(error.to_string())
             }
-        };
+        }
+    }
+
+    fn tell(&self, told: Told) {
         *self.told() = told;
         self.written.notify_all();
     }

@@ -110,6 +110,7 @@ impl Track {
             call: call(&self.call),
             recent,
             collective: None,
+            collectives: 0,
         }
     }
 }

@@ -14,13 +14,16 @@ impl Shared {
     /// itself was given up. A rank 0 that said goodbye ends the waits of others, as any rank that left.
     pub(super) fn mask_losses(&self) -> Option<Verdict> {
         let me = self.liveness.this();
-        let mut hub_lost = false;
+        let (mut hub_lost, mut news) = (false, Vec::new());
         for (rank, ended) in self.membership.ended(&self.liveness).filter(|(rank, _)| *rank != me) {
             if rank == 0 {
                 hub_lost = ended.state != PeerState::Left;
-            } else {
-                self.mask(rank, ended);
+            } else if self.mask(rank, ended) {
+                news.push(rank);
             }
+        }
+        if let Some(desk) = self.desk.get().filter(|_| !news.is_empty()) {
+            desk.report_masked(&news);
         }
         match self.given_up() {
             // The others may still read what this rank entered with, until they have heard that it
@@ -44,17 +47,20 @@ impl Shared {
         Verdict { kind: ErrorKind::PeerLost, rank, text }
     }
 
-    fn mask(&self, rank: u32, ended: &Ended) {
+    /// Whether that is new.
+    fn mask(&self, rank: u32, ended: &Ended) -> bool {
         // What a rank raised before its goodbye may still be on its way for a moment.
         let left = ended.state == PeerState::Left;
         if left && ended.when.elapsed() < self.bounds.grace() {
-            return;
+            return false;
         }
-        let Some(lost) = self.lost.get(rank as usize) else { return };
-        if lost.swap(abi::TY_RANK_LOST, Ordering::AcqRel) == 0 {
+        let Some(lost) = self.lost.get(rank as usize) else { return false };
+        let is_new = lost.swap(abi::TY_RANK_LOST, Ordering::AcqRel) == 0;
+        if is_new {
             tracing::warn!("going on without rank {rank}{}", self.link_of(rank));
             self.note_unrest(Duration::ZERO);
         }
+        is_new
     }
 
     /// Notes that the watchdog looks, and whether it could not for a while. In this order: who sees

@@ -245,3 +245,22 @@ fn among_domains_one_waits_longer_for_a_peer_that_hands_rows_on() {
         world.barrier("end").expect("both are there");
     });
 }
+
+/// The board points to the totals, which must not move with their owner.
+#[test]
+fn what_waits_took_is_added_up_where_reports_look() {
+    in_world(2, OnFailure::Stop, |world, watchdog| {
+        world.barrier("start").expect("both are there");
+        let (me, other) = (world.rank(), 1 - world.rank());
+        let what = waiting(other, Duration::ZERO).what;
+        let (start, lasts) = (Instant::now(), Duration::from_millis(50));
+        let come = || u64::from(start.elapsed() >= lasts);
+        Waiter::new(watchdog.board(), LATE).until(&what, come, || Ok(())).expect("it comes");
+        let watched = watchdog.watched();
+        let (took, most) = (watched.waited(other), start.elapsed());
+        assert!(took > lasts / 2 && took <= most, "{took:?} of {most:?}");
+        assert_eq!(watched.waited(me), Duration::ZERO);
+        assert_eq!(watched.waited(2), Duration::ZERO, "a rank beyond the world");
+        world.barrier("end").expect("both are there");
+    });
+}

@@ -1,0 +1,90 @@
+//! What reports read of the exchanges, in pinned memory: no look at it asks the device, so a kernel that
+//! hangs hides nothing. The kernel that waits for an operation's signals stores three words of each
+//! rank (`ty_arrive`); nothing is stored per row.
+
+use std::sync::Arc;
+
+use tokenyard_core::abi::TyPeerCounters;
+use tokenyard_core::{Result, abi};
+
+use super::exchange::Exchange;
+use crate::driver::{Context, Pinned};
+
+/// Bytes that one rank's counters are apart. Mirrored by `Told` of the kernels.
+const BYTES: u64 = size_of::<TyPeerCounters>() as u64;
+
+/// The counters of both levels, by world rank.
+#[derive(Debug)]
+pub(super) struct Counters {
+    ranks: u32,
+    peers: Pinned<TyPeerCounters>,
+}
+
+/// Where one exchange finds those of its team.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    /// Those of the first rank.
+    pub(super) address: u64,
+    /// How many counters further those of the next one are.
+    pub(super) step: u32,
+}
+
+impl Counters {
+    pub(super) fn new(context: &Arc<Context>, ranks: u32) -> Result<Self> {
+        Ok(Self { ranks, peers: Pinned::new(context, 2 * ranks as usize)? })
+    }
+
+    pub(super) fn of(&self, exchange: &Exchange) -> Told {
+        place(self.peers.at(0) as u64, self.ranks, exchange)
+    }
+
+    /// As it crosses the ABI. Kernels that load and store post no commands, so there is no queue; what
+    /// others post the host counts itself.
+    pub(super) fn as_abi(&self) -> abi::TyCounters {
+        abi::TyCounters {
+            size: size_of::<abi::TyCounters>(),
+            ranks: self.ranks,
+            signals: 0,
+            queue_depth: [0; 2],
+            peers: self.peers.at(0),
+            raised: std::ptr::null(),
+        }
+    }
+}
+
+fn place(base: u64, ranks: u32, exchange: &Exchange) -> Told {
+    let first = exchange.level * u64::from(ranks) + u64::from(exchange.team.first);
+    Told { address: base + BYTES * first, step: exchange.team.step }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenyard_core::kernels::KernelShape;
+
+    use super::*;
+
+    #[test]
+    fn each_level_counts_by_world_rank() {
+        let shape = KernelShape {
+            size: size_of::<KernelShape>(),
+            reserved: 0,
+            rank: 5,
+            ranks: 8,
+            domains: 2,
+            experts: 16,
+            topk: 2,
+            hidden: 64,
+            max_tokens: 4,
+            in_flight: 2,
+            handles: 2,
+        };
+        let at =
+            |told: Told, peer: u64| (told.address - 4096) / BYTES + peer * u64::from(told.step);
+        let whole = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_OUT, None);
+        assert_eq!([0, 7].map(|peer| at(place(4096, 8, &whole), peer)), [8, 15]);
+        let [inside, between] = Exchange::levels(&shape, [None; 2]);
+        // Ranks 4 to 7 are this domain; 1 and 5 are its rail.
+        assert_eq!([0, 3].map(|peer| at(place(4096, 8, &inside), peer)), [4, 7]);
+        assert_eq!([0, 1].map(|peer| at(place(4096, 8, &between), peer)), [9, 13]);
+    }
+}
