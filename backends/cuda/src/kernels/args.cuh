@@ -245,7 +245,7 @@ struct DispatchArgs {
   u32 tile_rows;        // rows of a tile; 0: rows are not taken in tiles
   u32 mover_blocks;     // blocks that move rows; those behind them only spread
   u32 zero_padding;
-  u32 tile_reserved;
+  u32 at_once;          // it waits for what others have for this rank, too
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Rows are stored in the order of tokens, at their rank or where they are staged for it.
@@ -327,6 +327,8 @@ struct CombineArgs {
   // of their weights.
   u64 landing;
   u64 landing_weights;
+  u32 at_once;         // it waits until all have read, too
+  u32 reserved;
 };
 
 // Learns which tokens are of which group.

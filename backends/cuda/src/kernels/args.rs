@@ -207,7 +207,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) tile_rows: u32,
     pub(crate) mover_blocks: u32,
     pub(crate) zero_padding: u32,
-    pub(crate) tile_reserved: u32,
+    pub(crate) at_once: u32,
 }
 
 #[repr(C)]
@@ -230,6 +230,8 @@ pub(crate) struct CombineArgs {
     pub(crate) returns_weights: u32,
     pub(crate) landing: u64,
     pub(crate) landing_weights: u64,
+    pub(crate) at_once: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]

@@ -157,10 +157,9 @@ __device__ bool hear(const Common& c, const Up& up, u32 words, u32* table, Guard
   if constexpr (!Up::kLoadStore) ok = records_come(c, up, guard);
   for (u32 i = threadIdx.x; i < c.ranks * words && ok; i += blockDim.x)
     ok = hear_word(c, up, i / words, i % words, guard, &table[i]);
-  ok = __syncthreads_and(ok);
-  // What is written from here on goes to places that the records said are free.
-  __threadfence_system();
-  return ok;
+  // What is written behind the barrier goes to places that the records said are free: those who heard
+  // them did so with acquire order.
+  return __syncthreads_and(ok);
 }
 
 // What a head says of its rank's call.
@@ -174,9 +173,14 @@ struct Decision {
 // Whether a head says that its rank takes part.
 __device__ inline bool takes_part(const u32* head) { return (head[0] & 0xff) == kEnter; }
 
-// The first objection in order of ranks, or kGo: what heads say that does not depend on sizes. A
-// refusal may be another rank's that its agent tells on; its order is in the place of a region.
-__device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
+// Whether something in a head speaks against going on.
+__device__ inline bool objects(const Common& c, const u32* head) {
+  return !takes_part(head) || signature_of(head) != c.signature || head[2] != c.origin();
+}
+
+// The first objection in order of ranks: what heads say that does not depend on sizes. A refusal may be
+// another rank's that its agent tells on; its order is in the place of a region.
+__device__ inline Decision first_objection(const Common& c, const u32* table, u32 words) {
   for (u32 s = 0; s < c.ranks; s++)
     if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
   u32 refused = c.ranks;
@@ -190,6 +194,15 @@ __device__ inline Decision decide(const Common& c, const u32* table, u32 words) 
   for (u32 s = 0; s < c.ranks; s++)
     if (table[s * words + 2] != c.origin()) return {kOrigin, s};
   return {kGo, c.rank};
+}
+
+// That, or kGo. One warp; its first lane writes it.
+__device__ inline void decide(const Common& c, const u32* table, u32 words, Decision* decision) {
+  bool against = false;
+  for (u32 s = threadIdx.x % 32; s < c.ranks; s += 32) against |= objects(c, &table[s * words]);
+  against = __any_sync(~0u, against);
+  if (threadIdx.x % 32 != 0) return;
+  *decision = against ? first_objection(c, table, words) : Decision{kGo, c.rank};
 }
 
 // Hears the text that goes with a record. One thread.
@@ -248,8 +261,34 @@ __device__ void agree(const Common& c, const Up& up, u8* shared) {
         [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   if (!hear(c, up, kHead, heard, guard)) return stop_all(c);
   if (threadIdx.x != 0) return;
-  Decision d = decide(c, heard, kHead);
+  Decision d = first_objection(c, heard, kHead);
   tell(c, up, d, &heard[d.rank * kHead], guard);
+}
+
+// What is waited for from every rank: signals of a slot from `first` on.
+struct Arrival {
+  const Cell* cell;
+  u32 ranks, first, phase;
+};
+
+// Waits for a signal of every rank. One block.
+template <class Up>
+__device__ void arrive(const Arrival& a, const Up& up, Guard& guard) {
+  bool waits = a.cell->code == kGo;
+  for (u32 s = threadIdx.x; s < a.ranks; s += blockDim.x) {
+    // Loaded together with the others.
+    u64 total = a.cell->totals[s];
+    if (waits) wait_signal(up, 0, {a.phase, s, a.first + s, total}, guard);
+  }
+}
+
+// The same for an operation that is received by the kernel that has sent it.
+template <class Up>
+__device__ void end_at_once(const Common& c, const Up& up, const Arrival& a, Guard& guard) {
+  arrive(a, up, guard);
+  if (guard.ended()) c.state->stopped = 1;
+  __syncthreads();
+  if (threadIdx.x == 0) c.trace->arrived = now_ns();
 }
 
 // Raises a signal of every rank by one, after everything that this block stored; not if a wait of

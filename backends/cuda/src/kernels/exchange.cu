@@ -96,12 +96,7 @@ extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
   ty::Guard guard(a.abort, a.cap_ns, a.report);
   Up face(p);
   ty::u32 first = (2 * a.cell->slot + a.done) * a.ranks;
-  bool waits = a.cell->code == ty::kGo;
-  for (ty::u32 s = threadIdx.x; s < a.ranks; s += blockDim.x) {
-    // Loaded together with the others.
-    ty::u64 total = a.cell->totals[s];
-    if (waits) ty::wait_signal(face, 0, {a.phase, s, first + s, total}, guard);
-  }
+  ty::arrive({a.cell, a.ranks, first, a.phase}, face, guard);
   face.flush(ty::Block(), 0, guard);
   if (guard.ended()) a.state->stopped = 1;
   __syncthreads();
