@@ -105,10 +105,6 @@ __device__ inline u64 load_relaxed(const u64* at) {
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
-// Has a line of memory brought near.
-__device__ inline void fetch(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
 __device__ inline void store_relaxed(u64* at, u64 value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }

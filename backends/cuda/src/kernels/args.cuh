@@ -23,6 +23,7 @@ constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 16;      // of a block
 constexpr u32 kSideWarps = 2;   // of them that move what goes beside rows
+constexpr u32 kSideRooms = 2;   // of each: one is filled while the other is stored from
 constexpr u32 kSummingWarps = 8; // of a block that sums: few, so that each has much of a row
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
@@ -78,6 +79,7 @@ struct State {
   u64 stopped;      // not 0: one failed that nobody waited for, so no more are entered
   u64 dealt;        // pieces of rows that warps have taken on
   u64 taken;        // parts of tiles that warps have taken on
+  u64 gathered;     // units of what goes beside rows that warps have taken on
   u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
@@ -228,7 +230,7 @@ struct DispatchArgs {
   u32 movers;           // warps of a block that move rows
   u32 table_bytes;      // shared memory before the stages
   u32 side_tokens;      // tokens whose ids, weights and scales are gathered at once
-  u32 side_bytes;       // shared memory of them, for each warp that gathers
+  u32 side_bytes;       // shared memory of them: a room
   u32 side_scales;      // whether scales are gathered too
   u32 side_at;          // where that memory starts
   u32 notes_at;         // shared memory of what stages hold: 2 + K words each

@@ -11,6 +11,7 @@ pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
 pub(crate) const WARPS: u32 = 16;
 /// Warps of a block that move what goes beside rows.
 pub(crate) const SIDE_WARPS: u32 = 2;
+pub(crate) const SIDE_ROOMS: u32 = 2;
 /// Warps of a block that sums.
 pub(crate) const SUMMING_WARPS: u32 = 8;
 
@@ -107,6 +108,7 @@ pub(crate) struct State {
     pub(crate) stopped: u64,
     pub(crate) dealt: u64,
     pub(crate) taken: u64,
+    pub(crate) gathered: u64,
     pub(crate) problem: u64,
     pub(crate) rows: u64,
     pub(crate) done: u64,

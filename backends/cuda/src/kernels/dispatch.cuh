@@ -92,9 +92,8 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
   return true;
 }
 
-// Fills the tables; the decision of the first rank whose region is too small, if there is one.
-template <class Up>
-__device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTables& t) {
+// Fills the tables, which know where arenas are; the decision of the first rank whose region is too small, if there is one.
+__device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t) {
   __shared__ u32 full;
   if (threadIdx.x == 0) full = a.c.ranks;
   __syncthreads();
@@ -107,7 +106,7 @@ __device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTab
       aim_at_staging(a, t, d);
       continue;
     }
-    u64 base = reinterpret_cast<u64>(reach(a.c, up, kArena, d, (u64)head[3] * 128));
+    u64 base = t.x[d] + (u64)head[3] * 128;
     bool major = a.layout == kExpertMajor;
     t.x[d] = base;
     t.scales[d] = base + (major ? region.landed_scales : region.scales);
@@ -260,7 +259,7 @@ __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
 
 // What those behind find, until it is known how the operation goes on. One thread.
 __device__ inline void begin(const DispatchArgs& a, bool counted) {
-  a.c.state->dealt = a.c.state->taken = 0;
+  a.c.state->dealt = a.c.state->taken = a.c.state->gathered = 0;
   pass_turn(a.c);
   a.c.cell->slot = a.c.slot();
   a.c.cell->code = 0;
@@ -293,6 +292,9 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   Found found(a.c, a.replay ? a.r.note : nullptr);
   // One block asks for all: a look at host memory takes a microsecond, and looks follow each other.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
+  // Looked up now, as it takes longer than anything else before rows move.
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x)
+    t.x[d] = reinterpret_cast<u64>(reach(a.c, up, kArena, d, 0));
   u32 tokens = tokens_of(a);
   prepare(a, tokens, shared + a.table_bytes);
   found.publish(!a.replay, tokens);
@@ -308,7 +310,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   __syncthreads();
   Decision d = decision;
   if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return stop_all(a.c);
-  if (d.code == kGo) d = place(a, up, t);
+  if (d.code == kGo) d = place(a, t);
   if (scribe) {
     u64 heard = now_ns();
     bool noted = d.code != kGo || note_counts(a, up, t, guard);

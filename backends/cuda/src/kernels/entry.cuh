@@ -93,7 +93,7 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const Gi
 }
 
 // Enters at every peer; `word(peer, i)` gives the words of the head and what follows it, `words` in
-// all. One block.
+// all. One block. Of what this kernel has stored, other ranks need nothing but their record.
 template <class Up, class Word>
 __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
                       const GivenId* topk_idx, Guard& guard, Word word) {
@@ -101,14 +101,18 @@ __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
     if (!begin_records(c, up, guard)) return;
   u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
   u64 epoch = (u64)c.epoch() << 32;
-  // Who hears this rank sees what its blocks stored before.
-  __threadfence_system();
-  for (u32 i = threadIdx.x; i < c.ranks * all; i += blockDim.x) {
-    u32 peer = (c.rank + i / all) % c.ranks, w = i % all;
-    u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
-    u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
-    store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
-  }
+  auto store = [&](u32 first, u32 end) {
+    for (u32 i = first * all + threadIdx.x; i < end * all; i += blockDim.x) {
+      u32 peer = (c.rank + i / all) % c.ranks, w = i % all;
+      u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
+      u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
+      store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
+    }
+  };
+  store(1, c.ranks);
+  // Blocks of this rank that hear its own record see what others of them have counted.
+  __threadfence();
+  store(0, 1);
   if constexpr (!Up::kLoadStore) put_records(c, up, guard);
 }
 
@@ -200,7 +204,7 @@ __device__ inline Decision first_objection(const Common& c, const u32* table, u3
 __device__ inline void decide(const Common& c, const u32* table, u32 words, Decision* decision) {
   bool against = false;
   for (u32 s = threadIdx.x % 32; s < c.ranks; s += 32) against |= objects(c, &table[s * words]);
-  against = __any_sync(~0u, against);
+  against = !__all_sync(~0u, !against);
   if (threadIdx.x % 32 != 0) return;
   *decision = against ? first_objection(c, table, words) : Decision{kGo, c.rank};
 }

@@ -16,15 +16,7 @@ struct Face {
   static constexpr bool kSharedLanes = true;
 
   Params p;
-  __device__ explicit Face(const Params& params) : p(params) {
-    // Asked for behind much else that is not in the cache either.
-    constexpr ty::u32 kLine = 16;  // words
-    if (threadIdx.x * kLine < p.peers) {
-      ty::fetch(p.signals + threadIdx.x * kLine);
-      ty::fetch(p.windows + threadIdx.x * kLine);
-      ty::fetch(p.windows + p.peers + threadIdx.x * kLine);
-    }
-  }
+  __device__ explicit Face(const Params& params) : p(params) {}
 
   __device__ ty::u8* peer_ptr(ty::u32 window, ty::u32 peer, ty::u64 offset) const {
     return reinterpret_cast<ty::u8*>(p.windows[window * p.peers + peer] + offset);
