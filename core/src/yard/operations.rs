@@ -117,7 +117,7 @@ impl Yard {
     /// `InvalidInput` (this rank's arguments), `Refused` (another rank's), `Full` (an arena): on
     /// all ranks, before a row moves, and the yard stays usable. Others close the yard.
     pub fn dispatch(&mut self, dispatch: &Dispatch<'_>) -> Result<(Received, Handle)> {
-        let pending = self.dispatch_send(dispatch)?;
+        let pending = self.send_dispatch(dispatch, Mode::default().at_once())?;
         self.dispatch_recv(pending)
     }
 
@@ -177,7 +177,7 @@ impl Yard {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn replay(&mut self, handle: &Handle, replay: &Replay<'_>) -> Result<Received> {
-        let pending = self.replay_send(handle, replay)?;
+        let pending = self.send_replay(handle, replay, Mode::default().at_once())?;
         self.replay_recv(pending)
     }
 
@@ -283,7 +283,7 @@ impl Yard {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn combine(&mut self, handle: &Handle, combine: Combine<'_>) -> Result<()> {
-        let pending = self.combine_send(handle, combine)?;
+        let pending = self.send_combine(handle, combine, Mode::default().at_once())?;
         self.combine_recv(pending)
     }
 

@@ -56,17 +56,29 @@ pub(super) struct Mode<'a> {
     stream: Option<Stream>,
     no_sync: bool,
     tokens: Option<TensorRef<'a>>,
+    /// The call is one: it receives what it sends.
+    is_at_once: bool,
 }
 
 impl Mode<'_> {
+    /// Of a call that receives what it sends.
+    pub(super) fn at_once(self) -> Self {
+        Self { is_at_once: true, ..self }
+    }
+
     /// The flags, and the pointer that crosses the ABI.
-    fn flags(&self, [on_stream, no_sync]: [u32; 2]) -> (u32, *mut c_void) {
-        let Some(stream) = self.stream else { return (0, std::ptr::null_mut()) };
-        (on_stream | if self.no_sync { no_sync } else { 0 }, stream.raw())
+    fn flags(&self, [on_stream, no_sync, at_once]: [u32; 3]) -> (u32, *mut c_void) {
+        let at_once = if self.is_at_once { at_once } else { 0 };
+        let Some(stream) = self.stream else { return (at_once, std::ptr::null_mut()) };
+        (at_once | on_stream | if self.no_sync { no_sync } else { 0 }, stream.raw())
     }
 
     fn mark(&self, call: &mut abi::TyDispatch) {
-        let (flags, stream) = self.flags([abi::TY_DISPATCH_ON_STREAM, abi::TY_DISPATCH_NO_SYNC]);
+        let (flags, stream) = self.flags([
+            abi::TY_DISPATCH_ON_STREAM,
+            abi::TY_DISPATCH_NO_SYNC,
+            abi::TY_DISPATCH_AT_ONCE,
+        ]);
         (call.flags, call.stream) = (call.flags | flags, stream);
     }
 
@@ -87,7 +99,11 @@ impl Mode<'_> {
     }
 
     pub(super) fn mark_combine(&self, call: &mut abi::TyCombine) -> Result<()> {
-        let (flags, stream) = self.flags([abi::TY_COMBINE_ON_STREAM, abi::TY_COMBINE_NO_SYNC]);
+        let (flags, stream) = self.flags([
+            abi::TY_COMBINE_ON_STREAM,
+            abi::TY_COMBINE_NO_SYNC,
+            abi::TY_COMBINE_AT_ONCE,
+        ]);
         (call.flags, call.stream) = (call.flags | flags, stream);
         self.check_no_tokens()
     }
@@ -145,7 +161,7 @@ impl Yard {
     /// # }
     /// ```
     pub fn on(&mut self, stream: Stream) -> OnStream<'_> {
-        OnStream { yard: self, mode: Mode { stream: Some(stream), no_sync: false, tokens: None } }
+        OnStream { yard: self, mode: Mode { stream: Some(stream), ..Mode::default() } }
     }
 
     /// Whether the kernel set takes calls in the order of a stream.
@@ -285,7 +301,7 @@ impl OnStream<'_> {
     /// # Errors
     /// As there.
     pub fn dispatch(&mut self, dispatch: &Dispatch<'_>) -> Result<(Received, Handle)> {
-        let pending = self.dispatch_send(dispatch)?;
+        let pending = self.yard.send_dispatch(dispatch, self.mode.at_once())?;
         self.yard.dispatch_recv(pending)
     }
 
@@ -302,7 +318,7 @@ impl OnStream<'_> {
     /// # Errors
     /// As there.
     pub fn replay(&mut self, handle: &Handle, replay: &Replay<'_>) -> Result<Received> {
-        let pending = self.replay_send(handle, replay)?;
+        let pending = self.yard.send_replay(handle, replay, self.mode.at_once())?;
         self.yard.replay_recv(pending)
     }
 
@@ -323,7 +339,7 @@ impl OnStream<'_> {
     /// # Errors
     /// As there.
     pub fn combine(&mut self, handle: &Handle, combine: Combine<'_>) -> Result<()> {
-        let pending = self.combine_send(handle, combine)?;
+        let pending = self.yard.send_combine(handle, combine, self.mode.at_once())?;
         self.yard.combine_recv(pending)
     }
 

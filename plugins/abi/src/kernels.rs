@@ -265,6 +265,9 @@ pub const TY_DISPATCH_ON_STREAM: u32 = 8;
 /// handle and its tensors stay until the graph is launched no more.
 pub const TY_DISPATCH_NO_SYNC: u32 = 16;
 
+/// `dispatch_recv` follows at once: the caller queues and computes nothing between the two.
+pub const TY_DISPATCH_AT_ONCE: u32 = 32;
+
 /// One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
 /// the stream has passed what `dispatch_recv` left there.
 #[repr(C)]
@@ -350,6 +353,8 @@ pub const TY_COMBINE_WEIGHTED: u32 = 1;
 pub const TY_COMBINE_ON_STREAM: u32 = 2;
 /// As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` behind it are left as they are.
 pub const TY_COMBINE_NO_SYNC: u32 = 4;
+/// As `TY_DISPATCH_AT_ONCE`, of `combine_recv`.
+pub const TY_COMBINE_AT_ONCE: u32 = 8;
 
 /// One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
 /// stream has passed what `combine_recv` left there.

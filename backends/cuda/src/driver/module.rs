@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::{Context, Stream, check, sys};
+use super::{Context, RawStream, check, sys};
 
 /// A loaded image of machine code.
 #[derive(Debug)]
@@ -93,11 +93,11 @@ impl Function {
     /// Launches behind everything in the stream.
     ///
     /// # Safety
-    /// `arguments` point to one value per parameter of the kernel, of its type. What they name stays
-    /// valid until the stream has passed the kernel.
+    /// `arguments` point to one value per parameter of the kernel, of its type. What they name, and the
+    /// stream, stay valid until the stream has passed the kernel.
     pub(crate) unsafe fn launch(
         &self,
-        stream: &Stream,
+        stream: RawStream,
         launch: Launch,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {

@@ -37,6 +37,10 @@ impl RawStream {
         check("ask for capture", asked).map(|()| status != NONE)
     }
 
+    pub(super) fn raw(self) -> sys::CUstream {
+        self.0
+    }
+
     /// Copies in stream order.
     pub(crate) fn copy(self, context: &Context, to: u64, from: u64, bytes: u64) -> Result<()> {
         if bytes == 0 {
@@ -45,6 +49,16 @@ impl RawStream {
         let _entered = context.enter()?;
         // SAFETY: the caller names memory and a stream that are valid until it has passed the copy.
         check("copy memory", unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.0) })
+    }
+
+    /// Zeroes bytes in stream order.
+    pub(crate) fn zero(self, context: &Context, at: u64, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _entered = context.enter()?;
+        // SAFETY: as in `copy`.
+        check("zero memory", unsafe { sys::cuMemsetD8Async(at, 0, bytes as usize, self.0) })
     }
 
     /// As the ABI passes it.
@@ -119,21 +133,16 @@ impl Stream {
         self.name().copy(&self.context, to, from, bytes)
     }
 
+    /// Zeroes bytes in stream order.
+    pub(crate) fn zero(&self, at: u64, bytes: u64) -> Result<()> {
+        self.name().zero(&self.context, at, bytes)
+    }
+
     /// Stores 8 bytes, whole, after everything before it in the stream.
     pub(crate) fn write(&self, at: u64, value: u64) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: as in `copy`.
         check("write value", unsafe { sys::cuStreamWriteValue64_v2(self.raw, at, value, 0) })
-    }
-
-    /// Zeroes bytes in stream order.
-    pub(crate) fn zero(&self, at: u64, bytes: u64) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let _entered = self.context.enter()?;
-        // SAFETY: as in `copy`.
-        check("zero memory", unsafe { sys::cuMemsetD8Async(at, 0, bytes as usize, self.raw) })
     }
 }
 

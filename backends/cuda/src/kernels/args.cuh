@@ -29,6 +29,7 @@ constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 16;      // of a block
 constexpr u32 kSideWarps = 2;   // of them that move what goes beside rows
+constexpr u32 kSideRooms = 2;   // of each: one is filled while the other is stored from
 constexpr u32 kSummingWarps = 8; // of a block that sums: few, so that each has much of a row
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
@@ -76,6 +77,12 @@ struct Trace {
   u64 arrived;    // the rows of all ranks; a combine: all have read
 };
 
+// What reports read of a rank, in pinned memory: TyPeerCounters of the plugin ABI.
+struct Told {
+  u64 posted, done;  // the host's
+  u64 raised, expected, received;
+};
+
 // What lives as long as the yard, in device memory, zero at first.
 struct State {
   u32 arrived;      // blocks that have counted, or read their turn
@@ -84,6 +91,7 @@ struct State {
   u64 stopped;      // not 0: one failed that nobody waited for, so no more are entered
   u64 dealt;        // pieces of rows that warps have taken on
   u64 taken;        // parts of tiles that warps have taken on
+  u64 gathered;     // units of what goes beside rows that warps have taken on
   u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
@@ -94,6 +102,8 @@ struct State {
   u64 entry_signals;  // the first of [slots, R]
   u8* windows[2];   // this rank's own
   u64* tallies;     // [R]: how far signals of each rank were waited for, or are, in all slots together
+  Told* told;       // of the team's first rank
+  u64 told_step;    // to the next one
 };
 
 // What an operation finds in device memory when its first kernel starts. Nothing of it is an argument,
@@ -237,7 +247,7 @@ struct DispatchArgs {
   u32 movers;           // warps of a block that move rows
   u32 table_bytes;      // shared memory before the stages
   u32 side_tokens;      // tokens whose ids, weights and scales are gathered at once
-  u32 side_bytes;       // shared memory of them, for each warp that gathers
+  u32 side_bytes;       // shared memory of them: a room
   u32 side_scales;      // whether scales are gathered too
   u32 side_at;          // where that memory starts
   u32 notes_at;         // shared memory of what stages hold: 2 + K words each
@@ -254,7 +264,7 @@ struct DispatchArgs {
   u32 tile_rows;        // rows of a tile; 0: rows are not taken in tiles
   u32 mover_blocks;     // blocks that move rows; those behind them only spread
   u32 zero_padding;
-  u32 tile_reserved;
+  u32 at_once;          // it waits for what others have for this rank, too
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Rows are stored in the order of tokens, at their rank or where they are staged for it.
@@ -336,6 +346,8 @@ struct CombineArgs {
   // of their weights.
   u64 landing;
   u64 landing_weights;
+  u32 at_once;         // it waits until all have read, too
+  u32 reserved;
 };
 
 // Learns which tokens are of which group.
@@ -345,12 +357,6 @@ struct GroupArgs {
   u32* zeros;         // room for counts, which start as zeros
   u32 groups;
   u32 words;          // of that room
-};
-
-// What reports read of a rank, in pinned memory: TyPeerCounters of the plugin ABI.
-struct Told {
-  u64 posted, done;  // the host's
-  u64 raised, expected, received;
 };
 
 // Waits for one signal of every rank, and until what this rank has put may be overwritten.
@@ -365,8 +371,6 @@ struct ArriveArgs {
   u32 rank;
   Trace* trace;
   State* state;
-  Told* told;           // of the team's first rank
-  u64 told_step;        // to the next one
 };
 
 #ifdef TY_ARGS_BYTES

@@ -11,6 +11,7 @@ pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
 pub(crate) const WARPS: u32 = 16;
 /// Warps of a block that move what goes beside rows.
 pub(crate) const SIDE_WARPS: u32 = 2;
+pub(crate) const SIDE_ROOMS: u32 = 2;
 /// Warps of a block that sums.
 pub(crate) const SUMMING_WARPS: u32 = 8;
 
@@ -107,6 +108,7 @@ pub(crate) struct State {
     pub(crate) stopped: u64,
     pub(crate) dealt: u64,
     pub(crate) taken: u64,
+    pub(crate) gathered: u64,
     pub(crate) problem: u64,
     pub(crate) rows: u64,
     pub(crate) done: u64,
@@ -116,6 +118,8 @@ pub(crate) struct State {
     pub(crate) entry_signals: u64,
     pub(crate) windows: [u64; 2],
     pub(crate) tallies: u64,
+    pub(crate) told: u64,
+    pub(crate) told_step: u64,
 }
 
 #[repr(C)]
@@ -208,7 +212,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) tile_rows: u32,
     pub(crate) mover_blocks: u32,
     pub(crate) zero_padding: u32,
-    pub(crate) tile_reserved: u32,
+    pub(crate) at_once: u32,
 }
 
 #[repr(C)]
@@ -231,6 +235,8 @@ pub(crate) struct CombineArgs {
     pub(crate) returns_weights: u32,
     pub(crate) landing: u64,
     pub(crate) landing_weights: u64,
+    pub(crate) at_once: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]
@@ -256,8 +262,6 @@ pub(crate) struct ArriveArgs {
     pub(crate) rank: u32,
     pub(crate) trace: u64,
     pub(crate) state: u64,
-    pub(crate) told: u64,
-    pub(crate) told_step: u64,
 }
 
 #[repr(C)]

@@ -100,10 +100,10 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
   Found found(a.c, a.r.note);
-  // As in `enter_last`.
+  // As in `dispatch`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   found.publish();
-  bool gives_up = __syncthreads_or(given_up != 0);
+  __syncthreads();
   if (a.c.epoch() == 0) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
@@ -111,7 +111,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   // A warp that has nothing else to do until records come.
   if (threadIdx.x == blockDim.x - 32) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
-  if (blockIdx.x == 0 && !gives_up) {
+  if (blockIdx.x == 0) {
     u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
     u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
                        place,                        (u32)(a.weights / 16), (u32)operation().rows,
@@ -122,10 +122,11 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   }
-  if (!hear(a.c, up, kHead, heard, guard)) return stop_all(a.c);
-  if (threadIdx.x == 0) {
-    decision = decide(a.c, heard, kHead);
-    if (decision.code == kGo) decision = check_rows(a, heard);
+  if (!hear(a.c, up, kHead, heard, guard) || __syncthreads_or(given_up != 0))
+    return stop_all(a.c);
+  if (threadIdx.x < 32) {
+    decide(a.c, heard, kHead, &decision);
+    if (threadIdx.x == 0 && decision.code == kGo) decision = check_rows(a, heard);
   }
   __syncthreads();
   Decision d = decision;
@@ -152,10 +153,12 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   }
   sum_partials<Type>(a, a.c.tokens(), {first, weights, a.r.row_base}, shared + a.table_bytes);
   raise_all(a.c, up, a.c.done_signal(), guard);
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
+  if (blockIdx.x != 0) return;
+  if (threadIdx.x == 0) {
     a.c.trace->begun = a.c.trace->counted = begun;
     a.c.trace->moved = now_ns();
   }
+  if (a.at_once) end_at_once(a.c, up, a.c.done_signal() - a.c.rank, kPhaseDone, guard);
 }
 
 }  // namespace ty

@@ -53,6 +53,8 @@ fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls
         returns_weights: 0,
         landing: 0,
         landing_weights: 0,
+        at_once: 0,
+        reserved: 0,
     }
 }
 
@@ -110,7 +112,8 @@ impl Engine {
 
     fn combine_mode(&self, call: &abi::TyCombine) -> Result<Mode> {
         let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
-        self.mode(stream, call.flags & abi::TY_COMBINE_NO_SYNC)
+        let flags = [abi::TY_COMBINE_NO_SYNC, abi::TY_COMBINE_AT_ONCE];
+        self.mode(stream, flags.map(|flag| call.flags & flag))
     }
 
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
@@ -123,7 +126,7 @@ impl Engine {
         if mode.is_recorded() {
             return Err(self.refuse_recorded(&mode, refusal));
         }
-        self.is_recording = false;
+        self.take_up(None);
         // The handle may be another yard's, so its routing is not named.
         let mut common = self.refused(call.operation, refusal, mode.unheard);
         let called = self.sign(call.operation, &mut common, signature);
@@ -183,7 +186,8 @@ impl Engine {
         let copied = match flat {
             false => self.merge(call, &staged),
             true => [0, 1].into_iter().filter(|i| room[*i] > 0).try_for_each(|i| {
-                self.work().copy(self.arena_at + starts[i], tensors[i], rows * widths[i])
+                let (to, bytes) = (self.arena_at + starts[i], rows * widths[i]);
+                self.work().copy(self.stream.context(), to, tensors[i], bytes)
             }),
         };
         if copied.is_err() {
@@ -249,7 +253,8 @@ impl Engine {
         let pulls = self.pulls(row_bytes);
         if !call.missing.data.is_null() {
             // A lost rank ends the yard, so no expert is left out of a sum.
-            self.work().zero(call.missing.data as u64, state.tokens.into())?;
+            let (at, bytes) = (call.missing.data as u64, state.tokens.into());
+            self.work().zero(self.stream.context(), at, bytes)?;
         }
         let arguments = CombineArgs {
             bias0: call.bias0.data as u64,
@@ -259,6 +264,7 @@ impl Engine {
             x: staged.x,
             weights: staged.weights,
             returns_weights: (!call.weights.data.is_null()).into(),
+            at_once: mode.at_once.into(),
             landing: staged.landing[0],
             landing_weights: staged.landing[1],
             ..arguments((common, state.routing), row_bytes, &pulls)
@@ -332,7 +338,7 @@ impl Engine {
         // put, what waited for the rows to come back has also waited until these have left.
         let read = match self.sizes.longest_put {
             Some(_) => Ok(()),
-            None => self.arrive(operation, abi::TY_PHASE_DONE),
+            None => self.arrive_unless(op.mode.at_once, (operation, abi::TY_PHASE_DONE)),
         };
         let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, &op.mode));
         self.unstage(op.staging, op.handle, &op.mode);

@@ -1,6 +1,6 @@
 //! What reports read of the exchanges, in pinned memory: no look at it asks the device, so a kernel that
-//! hangs hides nothing. The kernel that waits for an operation's signals stores three words of each
-//! rank (`ty_arrive`); nothing is stored per row.
+//! hangs hides nothing. Who waits for an operation's signals stores three words of each rank
+//! (`arrive` of the kernels); nothing is stored per row.
 
 use std::sync::Arc;
 

@@ -22,11 +22,10 @@ struct Counted {
   }
 };
 
-// `counted`: the routing is new, so it may be bad.
+// `bad`: the routing is refused.
 template <class Up>
-__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted, Guard& guard) {
-  u32 verdict = a.c.verdict;
-  if (counted && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
+__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool bad, Guard& guard) {
+  u32 verdict = bad ? kRefuseRoute : a.c.verdict;
   u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
   u32 head[kHead] = {verdict | a.mover_blocks << 8, (u32)a.c.signature, a.c.origin(),
                      place,                     (u32)(a.capacity / 128), 0,
@@ -93,9 +92,8 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
   return true;
 }
 
-// Fills the tables; the decision of the first rank whose region is too small, if there is one.
-template <class Up>
-__device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTables& t) {
+// Fills the tables, which know where arenas are; the decision of the first rank whose region is too small, if there is one.
+__device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t) {
   __shared__ u32 full;
   if (threadIdx.x == 0) full = a.c.ranks;
   __syncthreads();
@@ -108,7 +106,7 @@ __device__ Decision place(const DispatchArgs& a, const Up& up, const DispatchTab
       aim_at_staging(a, t, d);
       continue;
     }
-    u64 base = reinterpret_cast<u64>(reach(a.c, up, kArena, d, (u64)head[3] * 128));
+    u64 base = t.x[d] + (u64)head[3] * 128;
     bool major = a.layout == kExpertMajor;
     t.x[d] = base;
     t.scales[d] = base + (major ? region.landed_scales : region.scales);
@@ -261,24 +259,22 @@ __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
 
 // What those behind find, until it is known how the operation goes on. One thread.
 __device__ inline void begin(const DispatchArgs& a, bool counted) {
-  a.c.state->dealt = a.c.state->taken = 0;
+  a.c.state->dealt = a.c.state->taken = a.c.state->gathered = 0;
   pass_turn(a.c);
   a.c.cell->slot = a.c.slot();
   a.c.cell->code = 0;
   if (counted) *a.r.note = {a.c.epoch() | (u64)a.c.tokens() << 32, 0};
 }
 
-// The last block to have prepared enters for all; not where the host has given up while the kernel
-// waited behind another. Only this block asks: a look at host memory takes a microsecond, and looks
-// of all blocks follow each other.
+// The last block to have prepared enters for all.
 template <class Up>
 __device__ void enter_last(const DispatchArgs& a, const Up& up, Guard& guard) {
   if (!last_to_come(a.c) || a.c.epoch() == 0) return;
-  u64 now = now_ns(), given_up = threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
-  bool counted = !a.replay && a.c.verdict == kEnter;
+  u64 now = now_ns();
+  bool counted = !a.replay && a.c.verdict == kEnter, bad = counted && a.c.state->problem != ~0ull;
   if (threadIdx.x == 0) begin(a, counted);
   if (counted) scan(a);
-  if (!__syncthreads_or(given_up != 0)) enter_dispatch(a, up, counted, guard);
+  enter_dispatch(a, up, bad, guard);
   __syncthreads();
   if (threadIdx.x == 0) {
     a.c.state->problem = ~0ull;
@@ -294,6 +290,11 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
   Found found(a.c, a.replay ? a.r.note : nullptr);
+  // One block asks for all: a look at host memory takes a microsecond, and looks follow each other.
+  u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
+  // Looked up now, as it takes longer than anything else before rows move.
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x)
+    t.x[d] = reinterpret_cast<u64>(reach(a.c, up, kArena, d, 0));
   u32 tokens = tokens_of(a);
   prepare(a, tokens, shared + a.table_bytes);
   found.publish(!a.replay, tokens);
@@ -302,12 +303,14 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
   }
-  if (!hear(a.c, up, words_of(a), t.heard, guard)) return stop_all(a.c);
-  if (threadIdx.x == 0) decision = decide(a.c, t.heard, words_of(a));
+  // Where the host has given up while the kernel waited behind another, nobody gets all that it waits for.
+  if (!hear(a.c, up, words_of(a), t.heard, guard) || __syncthreads_or(given_up != 0))
+    return stop_all(a.c);
+  if (threadIdx.x < 32) decide(a.c, t.heard, words_of(a), &decision);
   __syncthreads();
   Decision d = decision;
   if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return stop_all(a.c);
-  if (d.code == kGo) d = place(a, up, t);
+  if (d.code == kGo) d = place(a, t);
   if (scribe) {
     u64 heard = now_ns();
     bool noted = d.code != kGo || note_counts(a, up, t, guard);
@@ -332,10 +335,13 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   // Tiles number the rows of a source one after the other, which those of several groups are not.
   if constexpr (!kGrouped)
     if (a.tile_rows > 0) spread_tiles(a, up, t, shared + a.table_bytes, guard);
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
+  if (blockIdx.x != 0) return;
+  if (threadIdx.x == 0) {
     a.c.trace->begun = begun;
     a.c.trace->moved = now_ns();
   }
+  if constexpr (Up::kLoadStore)
+    if (a.at_once) end_at_once(a.c, up, a.c.rows_signal() - a.c.rank, kPhaseRows, guard);
 }
 
 }  // namespace ty

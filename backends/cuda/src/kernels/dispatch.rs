@@ -206,7 +206,7 @@ fn arguments(
         tile_rows: 0,
         mover_blocks: 0,
         zero_padding: 0,
-        tile_reserved: 0,
+        at_once: 0,
     }
 }
 
@@ -236,7 +236,8 @@ impl Engine {
 
     fn mode_of(&self, call: &abi::TyDispatch) -> Result<Mode> {
         let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
-        self.mode(stream, call.flags & abi::TY_DISPATCH_NO_SYNC)
+        let flags = [abi::TY_DISPATCH_NO_SYNC, abi::TY_DISPATCH_AT_ONCE];
+        self.mode(stream, flags.map(|flag| call.flags & flag))
     }
 
     /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
@@ -249,7 +250,7 @@ impl Engine {
         if mode.is_recorded() {
             return Err(self.refuse_recorded(&mode, refusal));
         }
-        self.is_recording = false;
+        self.take_up(None);
         let mut common = self.refused(call.operation, refusal, mode.unheard);
         // The handle may be another yard's.
         let routing = Routing::default();
@@ -437,6 +438,7 @@ impl Engine {
             hidden: self.shape.hidden,
             source_first: self.exchange.world_rank() * self.shape.max_tokens,
             sources: ask.grouped.map_or(0, |grouped| grouped.sources),
+            at_once: wanted.mode.at_once.into(),
             tiles: self.sizes.tiles(),
             tile_rows: if wanted.in_tiles(self) { self.sizes.tile_rows } else { 0 },
             zero_padding: matches!(
@@ -505,7 +507,7 @@ impl Engine {
         };
         self.go_on(&op.mode)?;
         let arrived = self
-            .arrive(operation, abi::TY_PHASE_ROWS)
+            .arrive_unless(op.mode.at_once, (operation, abi::TY_PHASE_ROWS))
             .and_then(|()| self.spread(slot, &op))
             .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
         self.unstage(op.staging, op.handle, &op.mode);

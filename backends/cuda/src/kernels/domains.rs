@@ -123,7 +123,7 @@ impl Exchanges {
                 None => self.owners.dispatch_send(call, Ask { signature, grouped: None }),
                 Some(rail) => {
                     let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
-                    let _relaxed = self.owners.mode(stream, 0)?.relax()?;
+                    let _relaxed = self.owners.mode(stream, [0; 2])?.relax()?;
                     let sent = dispatch_both(&mut self.owners, rail, call, signature);
                     self.give_up(sent)
                 }
@@ -150,7 +150,7 @@ impl Exchanges {
                 None => self.owners.combine_send(call, signature),
                 Some(rail) => {
                     let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
-                    let _relaxed = self.owners.mode(stream, 0)?.relax()?;
+                    let _relaxed = self.owners.mode(stream, [0; 2])?.relax()?;
                     let sent = combine_both(&mut self.owners, rail, call, signature);
                     self.give_up(sent)
                 }
@@ -366,7 +366,7 @@ unsafe fn why_not(inside: &Engine, call: &abi::TyCombine) -> Result<Option<Strin
         return Ok(Some(text));
     }
     let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
-    Ok(inside.mode(stream, 0)?.captured.then(|| CAPTURED.to_owned()))
+    Ok(inside.mode(stream, [0; 2])?.captured.then(|| CAPTURED.to_owned()))
 }
 
 /// Room for the sums of the rows that this agent had handed on. Also for those that come back to this

@@ -1,5 +1,6 @@
 //! One exchange, planned: compiled kernels, memory, and what its operations share.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -85,6 +86,10 @@ pub(super) struct Engine {
     pub(super) is_recording: bool,
     /// Whether one ever was.
     pub(super) has_recorded: bool,
+    /// The caller's stream, where the operation at hand is queued there.
+    direct: Option<RawStream>,
+    /// Where a kernel that runs was queued last, and the slot whose event is behind it.
+    last: Cell<Option<(RawStream, usize)>>,
     pub(super) order: Order,
     pub(super) kernels: Kernels,
     /// Per slot: behind the last kernel of the operation.
@@ -103,8 +108,6 @@ pub(super) struct Engine {
     _entered: Buffer,
     /// `[R]`: sums of `_expected` of each rank.
     _tallies: Buffer,
-    /// What reports read.
-    told: Told,
     /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
     pub(super) cast: [Buffer; 2],
     /// `[R]` zeros: which ranks an output leaves out.
@@ -177,6 +180,8 @@ impl Engine {
             entry_signals: 2 * u64::from(moe.ranks) * u64::from(sizes.slots),
             windows,
             tallies: tallies.address(),
+            told: told.address,
+            told_step: told.step.into(),
             ..State::default()
         };
         let blocks = config.sms.blocks(processors);
@@ -199,6 +204,8 @@ impl Engine {
             recorded: Arc::new(Stream::new(context)?),
             is_recording: false,
             has_recorded: false,
+            direct: None,
+            last: Cell::new(None),
             kernels,
             events: (0..slots).map(|_| Event::new(context)).collect::<Result<_>>()?,
             outcomes: Pinned::new(context, slots)?,
@@ -210,7 +217,6 @@ impl Engine {
             _expected: expected,
             _entered: entered,
             _tallies: tallies,
-            told,
             cast: [
                 Buffer::new(context, cast * u64::from(moe.hidden))?,
                 Buffer::new(context, 4 * cast * u64::from(moe.hidden.div_ceil(128)))?,
@@ -244,8 +250,15 @@ impl Engine {
     }
 
     /// Where the kernels of the operation at hand are queued.
-    pub(super) fn work(&self) -> &Arc<Stream> {
-        if self.is_recording { &self.recorded } else { &self.stream }
+    pub(super) fn work(&self) -> RawStream {
+        let own = if self.is_recording { &self.recorded } else { &self.stream };
+        self.direct.unwrap_or(own.name())
+    }
+
+    /// The operation at hand is of a mode; without one it is told to others only.
+    pub(super) fn take_up(&mut self, mode: Option<&Mode>) {
+        self.is_recording = mode.is_some_and(Mode::is_recorded);
+        self.direct = mode.and_then(Mode::direct);
     }
 
     /// What every operation passes: how this rank enters, and up to [`TEXT`] bytes that say why.
@@ -314,9 +327,20 @@ impl Engine {
             self.params.as_ptr().cast_mut().cast::<c_void>(),
         ];
         let launch = Launch { blocks, threads: 32 * warps, shared };
+        let work = self.work();
         // SAFETY: by this function's contract; the second parameter is the face's.
-        unsafe { kernel.launch(self.work(), launch, &mut pointers)? };
-        self.events[slot].record(self.work().name())
+        unsafe { kernel.launch(work, launch, &mut pointers)? };
+        if self.is_recording && self.direct.is_some() {
+            return Ok(());
+        }
+        let event = &self.events[slot];
+        event.record(work)?;
+        if self.is_recording {
+            return Ok(());
+        }
+        self.last.set(Some((work, slot)));
+        // Who waits for this stream waits for what callers' streams got, too.
+        if self.direct.is_some() { event.hold(self.stream.name()) } else { Ok(()) }
     }
 
     /// Starts an operation that may move rows: behind what its stream has got by now, and behind the
@@ -324,10 +348,16 @@ impl Engine {
     pub(super) fn enter(&mut self, operation: u64, mode: &Mode) -> Result<()> {
         self.latest = operation;
         self.take_back_late();
-        self.is_recording = mode.is_recorded();
+        self.take_up(Some(mode));
         self.has_recorded |= self.is_recording;
-        let work = Arc::clone(self.work());
-        self.order.enter(&work, mode)
+        let work = self.work();
+        match self.last.get() {
+            Some((last, slot)) if last != work && !self.is_recording => {
+                self.events[slot].hold(work)?;
+            }
+            _ => {}
+        }
+        self.order.enter(work, mode)
     }
 
     /// Ends an operation whose kernels are launched: its stream goes on behind them, and somebody
@@ -337,14 +367,16 @@ impl Engine {
         let stream = mode.stream.filter(|_| self.exchange.part == Part::Whole);
         let Some(stream) = stream else { return self.finish(operation, phase) };
         let slot = self.slot(operation);
-        self.events[slot].hold(stream)?;
+        if self.direct.is_none() {
+            self.events[slot].hold(stream)?;
+        }
         if mode.is_recorded() {
             return Ok(());
         }
         if phase == abi::TY_PHASE_DONE || self.sizes.longest_put.is_some() {
             // A combine reads regions that its caller may drop now, and its own is given back; where
             // kernels put, so is what a dispatch has staged.
-            self.order.free_behind(&self.events[slot])?;
+            self.order.free_behind(&self.events[slot], self.work())?;
         }
         let wait = self.wait(operation, phase);
         self.observer.watch(wait)
@@ -456,6 +488,15 @@ impl Engine {
         Wait { operation, phase, level: exchange.level, rank }
     }
 
+    /// The same, but where the operation's own kernel has waited.
+    pub(super) fn arrive_unless(
+        &self,
+        at_once: bool,
+        (operation, phase): (u64, u64),
+    ) -> Result<()> {
+        if at_once { Ok(()) } else { self.arrive(operation, phase) }
+    }
+
     /// Launches the kernel that waits for a signal of every rank.
     pub(super) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
         let (slot, ranks) = (self.slot(operation), self.shape.ranks);
@@ -470,8 +511,6 @@ impl Engine {
             rank: self.exchange.rank,
             trace: self.traces.at(self.slot(operation)) as u64,
             state: self.state.address(),
-            told: self.told.address,
-            told_step: self.told.step.into(),
         };
         // SAFETY: the kernel's type; it names memory of the engine only.
         unsafe { self.launch(&self.kernels.arrive, (1, WARPS, 0), &arguments, slot) }

@@ -93,7 +93,7 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const Gi
 }
 
 // Enters at every peer; `word(peer, i)` gives the words of the head and what follows it, `words` in
-// all. One block.
+// all. One block. Of what this kernel has stored, other ranks need nothing but their record.
 template <class Up, class Word>
 __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
                       const GivenId* topk_idx, Guard& guard, Word word) {
@@ -101,14 +101,18 @@ __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
     if (!begin_records(c, up, guard)) return;
   u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
   u64 epoch = (u64)c.epoch() << 32;
-  // Who hears this rank sees what its blocks stored before.
-  __threadfence_system();
-  for (u32 i = threadIdx.x; i < c.ranks * all; i += blockDim.x) {
-    u32 peer = (c.rank + i / all) % c.ranks, w = i % all;
-    u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
-    u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
-    store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
-  }
+  auto store = [&](u32 first, u32 end) {
+    for (u32 i = first * all + threadIdx.x; i < end * all; i += blockDim.x) {
+      u32 peer = (c.rank + i / all) % c.ranks, w = i % all;
+      u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
+      u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
+      store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
+    }
+  };
+  store(1, c.ranks);
+  // Blocks of this rank that hear its own record see what others of them have counted.
+  __threadfence();
+  store(0, 1);
   if constexpr (!Up::kLoadStore) put_records(c, up, guard);
 }
 
@@ -157,10 +161,9 @@ __device__ bool hear(const Common& c, const Up& up, u32 words, u32* table, Guard
   if constexpr (!Up::kLoadStore) ok = records_come(c, up, guard);
   for (u32 i = threadIdx.x; i < c.ranks * words && ok; i += blockDim.x)
     ok = hear_word(c, up, i / words, i % words, guard, &table[i]);
-  ok = __syncthreads_and(ok);
-  // What is written from here on goes to places that the records said are free.
-  __threadfence_system();
-  return ok;
+  // What is written behind the barrier goes to places that the records said are free: those who heard
+  // them did so with acquire order.
+  return __syncthreads_and(ok);
 }
 
 // What a head says of its rank's call.
@@ -174,9 +177,14 @@ struct Decision {
 // Whether a head says that its rank takes part.
 __device__ inline bool takes_part(const u32* head) { return (head[0] & 0xff) == kEnter; }
 
-// The first objection in order of ranks, or kGo: what heads say that does not depend on sizes. A
-// refusal may be another rank's that its agent tells on; its order is in the place of a region.
-__device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
+// Whether something in a head speaks against going on.
+__device__ inline bool objects(const Common& c, const u32* head) {
+  return !takes_part(head) || signature_of(head) != c.signature || head[2] != c.origin();
+}
+
+// The first objection in order of ranks: what heads say that does not depend on sizes. A refusal may be
+// another rank's that its agent tells on; its order is in the place of a region.
+__device__ inline Decision first_objection(const Common& c, const u32* table, u32 words) {
   for (u32 s = 0; s < c.ranks; s++)
     if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
   u32 refused = c.ranks;
@@ -190,6 +198,15 @@ __device__ inline Decision decide(const Common& c, const u32* table, u32 words) 
   for (u32 s = 0; s < c.ranks; s++)
     if (table[s * words + 2] != c.origin()) return {kOrigin, s};
   return {kGo, c.rank};
+}
+
+// That, or kGo. One warp; its first lane writes it.
+__device__ inline void decide(const Common& c, const u32* table, u32 words, Decision* decision) {
+  bool against = false;
+  for (u32 s = threadIdx.x % 32; s < c.ranks; s += 32) against |= objects(c, &table[s * words]);
+  against = !__all_sync(~0u, !against);
+  if (threadIdx.x % 32 != 0) return;
+  *decision = against ? first_objection(c, table, words) : Decision{kGo, c.rank};
 }
 
 // Hears the text that goes with a record. One thread.
@@ -248,8 +265,42 @@ __device__ void agree(const Common& c, const Up& up, u8* shared) {
         [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   if (!hear(c, up, kHead, heard, guard)) return stop_all(c);
   if (threadIdx.x != 0) return;
-  Decision d = decide(c, heard, kHead);
+  Decision d = first_objection(c, heard, kHead);
   tell(c, up, d, &heard[d.rank * kHead], guard);
+}
+
+// What is waited for from every rank: signals of a slot from `first` on.
+struct Arrival {
+  const Cell* cell;
+  const State* state;
+  u32 rank, ranks, first, phase;
+};
+
+// Waits for a signal of every rank. One block.
+template <class Up>
+__device__ void arrive(const Arrival& a, const Up& up, Guard& guard) {
+  bool waits = a.cell->code == kGo;
+  for (u32 s = threadIdx.x; s < a.ranks; s += blockDim.x) {
+    // Loaded together with the others.
+    u64 total = a.cell->totals[s], all = a.cell->totals[a.ranks + s];
+    u64 own = a.cell->totals[a.ranks + a.rank];
+    if (!waits) continue;
+    // Nobody waits for these stores. This rank has raised its signals at all ranks as it has at itself.
+    Told& told = a.state->told[s * a.state->told_step];
+    if constexpr (Up::kLoadStore) store_relaxed(&told.raised, own);
+    store_relaxed(&told.expected, all);
+    if (wait_signal(up, 0, {a.phase, s, a.first + s, total}, guard))
+      store_relaxed(&told.received, all);
+  }
+}
+
+// The same for an operation that is received by the kernel that has sent it.
+template <class Up>
+__device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase, Guard& guard) {
+  arrive({c.cell, c.state, c.rank, c.ranks, first, phase}, up, guard);
+  if (guard.ended()) c.state->stopped = 1;
+  __syncthreads();
+  if (threadIdx.x == 0) c.trace->arrived = now_ns();
 }
 
 // Raises a signal of every rank by one, after everything that this block stored; not if a wait of

@@ -96,19 +96,7 @@ extern "C" __global__ void __launch_bounds__(ty::kWarps * 32, 1)
   ty::Guard guard(a.abort, a.cap_ns, a.report);
   Up face(p);
   ty::u32 first = (2 * a.cell->slot + a.done) * a.ranks;
-  bool waits = a.cell->code == ty::kGo;
-  for (ty::u32 s = threadIdx.x; s < a.ranks; s += blockDim.x) {
-    // Loaded together with the others.
-    ty::u64 total = a.cell->totals[s], all = a.cell->totals[a.ranks + s];
-    ty::u64 own = a.cell->totals[a.ranks + a.rank];
-    if (!waits) continue;
-    // Nobody waits for these stores. This rank has raised its signals at all ranks as it has at itself.
-    ty::Told& told = a.told[s * a.told_step];
-    if constexpr (Up::kLoadStore) ty::store_relaxed(&told.raised, own);
-    ty::store_relaxed(&told.expected, all);
-    if (ty::wait_signal(face, 0, {a.phase, s, first + s, total}, guard))
-      ty::store_relaxed(&told.received, all);
-  }
+  ty::arrive({a.cell, a.state, a.rank, a.ranks, first, a.phase}, face, guard);
   face.flush(ty::Block(), 0, guard);
   if (guard.ended()) a.state->stopped = 1;
   __syncthreads();

@@ -29,18 +29,26 @@ pub(super) struct Mode {
     pub(super) unheard: bool,
     /// Its stream captures a graph.
     pub(super) captured: bool,
+    /// It receives what it sends: kernels wait for what arrives themselves, and are queued on the
+    /// caller's stream itself, which saves the time that streams take to wait for each other.
+    pub(super) at_once: bool,
 }
 
 impl Mode {
     /// What a call asks for.
     pub(super) fn of(
         (stream_flag, pointer): (u32, *mut c_void),
-        no_sync_flag: u32,
+        [no_sync_flag, at_once_flag]: [u32; 2],
         context: &Context,
     ) -> Result<Self> {
         let stream = stream_of(stream_flag, pointer);
         let captured = stream.map_or(Ok(false), |stream| stream.is_captured(context))?;
-        Ok(Self { stream, unheard: no_sync_flag != 0 && stream.is_some(), captured })
+        Ok(Self {
+            stream,
+            unheard: no_sync_flag != 0 && stream.is_some(),
+            captured,
+            at_once: at_once_flag != 0,
+        })
     }
 
     /// While the result lives, the driver may be asked how streams are that capture nothing.
@@ -51,6 +59,11 @@ impl Mode {
     /// Whether it is recorded, and does not run.
     pub(super) fn is_recorded(&self) -> bool {
         self.captured && self.unheard
+    }
+
+    /// The caller's stream, where kernels are queued there.
+    pub(super) fn direct(&self) -> Option<RawStream> {
+        self.stream.filter(|_| self.at_once)
     }
 }
 
@@ -89,14 +102,38 @@ impl<S: PartialEq> Owners<S> {
     }
 }
 
+/// On which streams regions were used that `freed` waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead<S> {
+    Nothing,
+    /// On this one alone: what is queued there is behind their use anyhow.
+    One(S),
+    Several,
+}
+
+impl<S: Copy + PartialEq> Ahead<S> {
+    fn add(&mut self, stream: S) {
+        *self = match *self {
+            Self::Nothing => Self::One(stream),
+            Self::One(other) if other == stream => Self::One(stream),
+            _ => Self::Several,
+        };
+    }
+
+    /// Whether everything is behind what `stream` has.
+    fn is_within(self, stream: S) -> bool {
+        self == Self::Nothing || self == Self::One(stream)
+    }
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Order {
     owners: Owners<RawStream>,
     /// Carries waits only: behind all of them, every region that was taken back is free.
     freed: Stream,
-    /// Whether `freed` has got a wait since operations last waited for it.
-    is_ahead: bool,
+    /// What `freed` has got a wait for since operations last waited for it.
+    ahead: Ahead<RawStream>,
     /// Whether `freed` ever got one.
     is_used: bool,
     /// Regions that came back while their stream captured a graph, where no mark can be made.
@@ -112,7 +149,7 @@ impl Order {
         Ok(Self {
             owners: Owners::new(),
             freed: Stream::new(context)?,
-            is_ahead: false,
+            ahead: Ahead::Nothing,
             is_used: false,
             late: Vec::new(),
             mark: Event::new(context)?,
@@ -128,15 +165,18 @@ impl Order {
 
     /// The next operation runs on `work` behind what its caller's stream has by now, and in regions
     /// that nobody uses any more.
-    pub(super) fn enter(&mut self, work: &Stream, mode: &Mode) -> Result<()> {
+    pub(super) fn enter(&mut self, work: RawStream, mode: &Mode) -> Result<()> {
         if mode.is_recorded() {
             // A graph waits for nothing outside it.
             self.settle()?;
-        } else if self.is_ahead {
-            self.chain(self.freed.name(), work.name())?;
-            self.is_ahead = false;
+        } else if !self.ahead.is_within(work) {
+            self.chain(self.freed.name(), work)?;
+            self.ahead = Ahead::Nothing;
         }
-        mode.stream.map_or(Ok(()), |stream| self.chain(stream, work.name()))
+        match mode.stream {
+            Some(stream) if stream != work => self.chain(stream, work),
+            _ => Ok(()),
+        }
     }
 
     /// Ends what `work` has in the capture of a stream, if it has something there.
@@ -147,10 +187,12 @@ impl Order {
         self.chain(work.name(), stream)
     }
 
-    /// What was taken back, and what is taken back from now on, is free behind `event`.
-    pub(super) fn free_behind(&mut self, event: &Event) -> Result<()> {
+    /// What was taken back, and what is taken back from now on, is free behind `event`, which was
+    /// recorded on `stream`.
+    pub(super) fn free_behind(&mut self, event: &Event, stream: RawStream) -> Result<()> {
         event.hold(self.freed.name())?;
-        (self.is_ahead, self.is_used) = (true, true);
+        self.ahead.add(stream);
+        self.is_used = true;
         Ok(())
     }
 
@@ -163,7 +205,9 @@ impl Order {
     pub(super) fn lend(&mut self, region: u64, stream: Option<RawStream>) -> Result<()> {
         match stream {
             Some(stream) if !stream.is_captured(self.freed.context())? => {
-                self.chain(self.freed.name(), stream)?;
+                if !self.ahead.is_within(stream) {
+                    self.chain(self.freed.name(), stream)?;
+                }
             }
             _ => self.settle()?,
         }
@@ -181,7 +225,8 @@ impl Order {
         }
         self.owners.take(region);
         self.chain(stream, self.freed.name())?;
-        (self.is_ahead, self.is_used) = (true, true);
+        self.ahead.add(stream);
+        self.is_used = true;
         Ok(true)
     }
 
@@ -247,6 +292,19 @@ mod tests {
         owners.give(11, Some('b'));
         owners.forget('a');
         assert_eq!((owners.take(10), owners.take(11)), (None, Some('b')));
+    }
+
+    #[test]
+    fn a_stream_need_not_wait_for_regions_that_were_used_on_it_alone() {
+        let mut ahead = Ahead::Nothing;
+        assert!(ahead.is_within('a'));
+        ahead.add('a');
+        ahead.add('a');
+        assert!(ahead.is_within('a') && !ahead.is_within('b'));
+        ahead.add('b');
+        assert!(!ahead.is_within('a') && !ahead.is_within('b'));
+        ahead.add('b');
+        assert!(!ahead.is_within('b'));
     }
 
     #[test]

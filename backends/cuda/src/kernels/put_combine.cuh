@@ -105,7 +105,7 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   u32 words = return_words(a);
   if (!hear(a.c, up, words, heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) {
-    decision = decide(a.c, heard, words);
+    decision = first_objection(a.c, heard, words);
     if (decision.code == kGo) decision = check_returned(a, heard);
   }
   __syncthreads();

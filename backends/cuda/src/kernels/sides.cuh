@@ -152,30 +152,41 @@ __device__ inline SideTokens of_group(const DispatchArgs& a, const SideTokens& u
   return {max(unit.first, starts[0]), min(unit.end, starts[1])};
 }
 
+// The next unit that a warp takes on: its first lane knows. They are dealt as warps come free, as one of
+// them has other things to do first.
+__device__ inline u32 take_side(const DispatchArgs& a) {
+  return threadIdx.x % 32 == 0 ? (u32)atomicAdd(&a.c.state->gathered, 1ull) : 0;
+}
+
 // Units of all tokens and ranks. The last warps of a block do this, each with room for one unit.
 template <class Up>
 __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
   u32 warp = threadIdx.x / 32;
   if (warp < kWarps - kSideWarps) return;
   u32 turn = warp - (kWarps - kSideWarps);
-  SideRoom room(a, shared + turn * a.side_bytes);
-  u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
+  shared += turn * kSideRooms * a.side_bytes;
+  u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks, filled = 0;
+  u32 next = take_side(a);
   // The places were said to be free by loads; bulk stores are of another proxy.
   publish_places();
-  for (u32 i = blockIdx.x * kSideWarps + turn; i < units; i += a.mover_blocks * kSideWarps) {
+  while (true) {
+    u32 i = __shfl_sync(~0u, next, 0);
+    if (i >= units) break;
+    next = take_side(a);
     u32 first = i / a.c.ranks * a.side_tokens, rank = (a.c.rank + i) % a.c.ranks;
     SideTokens unit{first, min(first + a.side_tokens, a.c.tokens())};
     for (u32 g = 0; g < a.c.groups(); g++) {
       SideTokens part = unit;
       if constexpr (kGrouped) part = of_group(a, unit, g);
       if (kGrouped && part.first >= part.end) continue;
+      SideRoom room(a, shared + filled++ % kSideRooms * a.side_bytes);
       SideRows rows = move_side(a, t, part, rank, room);
       close_stores();
       if (!kGrouped && a.tile_rows > 0) {
         stores_done();
         count_sides(a, up, rank, rows.first - t.row_base[rank], rows.count);
       } else {
-        stores_read();
+        stores_read_but_one();
       }
       __syncwarp();
     }

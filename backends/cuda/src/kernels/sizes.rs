@@ -3,7 +3,7 @@
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{HEAD, SIDE_WARPS, TEXT_WORDS, WARPS};
+use super::args::{HEAD, SIDE_ROOMS, SIDE_WARPS, TEXT_WORDS, WARPS};
 use super::exchange::{Exchange, Part};
 use crate::config::CudaConfig;
 
@@ -162,7 +162,7 @@ pub(super) struct Moves {
     pub(super) table_bytes: u32,
     /// Tokens whose ids, weights and scales are gathered at once: see `SideRoom`.
     pub(super) side_tokens: u32,
-    /// Shared memory of them, for each of the warps that gather.
+    /// Shared memory of one gathering.
     pub(super) side_bytes: u32,
     /// Whether scales are gathered: they are not where they are wide.
     pub(super) side_scales: bool,
@@ -176,6 +176,8 @@ pub(super) struct Moves {
 /// Shared memory that one gathering may take, but for its list of tokens.
 const SIDE_ROOM: u32 = 12 << 10;
 const MOST_SIDE_BYTES: u32 = (SIDE_ROOM + 2 * 16 + 128).next_multiple_of(128);
+/// Gatherings of a block.
+const ROOMS: u32 = SIDE_WARPS * SIDE_ROOMS;
 /// Wider scales move from memory to memory.
 const WIDEST_SCALES: u32 = 1024;
 
@@ -215,13 +217,13 @@ impl Moves {
         let side_bytes = (side_tokens * each + 2 * 16 + 128).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row.x_bytes.into());
         let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
-        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes)
-            / (pitch + note);
+        let room =
+            most_shared.saturating_sub(KEPT + table_bytes + ROOMS * side_bytes) / (pitch + note);
         let movers = MOVERS.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
-        let notes_at = table_bytes + stages_bytes + SIDE_WARPS * side_bytes;
-        let used = stages_bytes + SIDE_WARPS * side_bytes + movers * stages * note;
+        let notes_at = table_bytes + stages_bytes + ROOMS * side_bytes;
+        let used = stages_bytes + ROOMS * side_bytes + movers * stages * note;
         Self {
             piece_bytes,
             pieces,
@@ -275,8 +277,7 @@ pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> 
     let Tables { table_bytes, counts } = Tables::new(shape, exchange.groups);
     // One stage, as fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
-    let moves =
-        table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
+    let moves = table_bytes + counts.max(stage + ROOMS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
     let pulls = Pulls::new(exchange, widest, most_shared).shared;
     let needed = moves.max(pulls).saturating_add(KEPT);
     if needed <= most_shared {
@@ -424,7 +425,7 @@ mod tests {
         assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 1));
         let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };
         let moves = Moves::new(&exchange, &row, HOPPER);
-        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 2));
+        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 1));
     }
 
     #[test]

@@ -8,13 +8,17 @@ use tokenyard_core::moe::Region;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::engine::Engine;
+use super::exchange::Part;
 use super::order::Mode;
 use super::outcome::{Refusal, numbered, told_late};
 
 impl Engine {
     /// What a call asks for.
-    pub(super) fn mode(&self, stream: (u32, *mut c_void), no_sync: u32) -> Result<Mode> {
-        self.give_up(Mode::of(stream, no_sync, self.stream.context()))
+    pub(super) fn mode(&self, stream: (u32, *mut c_void), flags: [u32; 2]) -> Result<Mode> {
+        let mode = self.give_up(Mode::of(stream, flags, self.stream.context()))?;
+        // Else the host has something to do before everything has arrived.
+        let can = self.exchange.part == Part::Whole && self.sizes.longest_put.is_none();
+        Ok(Mode { at_once: mode.at_once && can, ..mode })
     }
 
     /// Why this rank alone is told what is wrong with its call: nothing runs in a capture. What the call
@@ -65,7 +69,7 @@ impl Engine {
 
     /// Goes on with an operation that was sent.
     pub(super) fn go_on(&mut self, mode: &Mode) -> Result<()> {
-        self.is_recording = mode.is_recorded();
+        self.take_up(Some(mode));
         let Some(stream) = mode.stream.filter(|_| self.is_recording) else { return Ok(()) };
         if self.give_up(stream.is_captured(self.stream.context()))? {
             return Ok(());

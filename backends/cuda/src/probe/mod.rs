@@ -411,7 +411,7 @@ impl Probe {
         let launch = Launch { blocks, threads: 32 * warps, shared };
         // SAFETY: the kernels take these two; what they name lives as long as `self`, which waits for
         // its stream before it goes.
-        unsafe { kernel.launch(&self.stream, launch, &mut pointers) }
+        unsafe { kernel.launch(self.stream.name(), launch, &mut pointers) }
     }
 
     /// Waits for everything that was launched, and says which rank a kernel has waited for in vain.

@@ -82,6 +82,7 @@ void two_at_once(std::vector<Rank*>& ranks) {
     second.push_back(dispatch_args(*r, kFlat, true));
     second.back().region = 2 << 20, second.back().staging = kStagingAt + (1 << 20);
     first.back().capacity = second.back().capacity = 2 << 20;
+    first.back().at_once = second.back().at_once = 0;
   }
   std::vector<Outcome> told(ranks.size());
   std::vector<std::thread> running;

@@ -34,9 +34,9 @@ struct Rank : Brought {
   Rank(const Shape& shape, u32 rank) : Brought{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
     if (2 * entries > kControlBytes) fail("the control window is too small");
-    *state = State{0, 0, 1, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
+    *state = State{0, 0, 1, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
-                   {control, arena}, room<u64>(s.ranks)};
+                   {control, arena}, room<u64>(s.ranks), told, 1};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
@@ -62,8 +62,7 @@ struct Rank : Brought {
     return c;
   }
   void arrive(const Common& c, bool rows) {
-    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, me, trace, state,
-                 told, 1};
+    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, me, trace, state};
     model::launch(1, kWarps * 32, [=, this] { ty_arrive(a, params()); });
     same("an ended wait of rank " + std::to_string(me), report->ended, 0u);
   }
@@ -158,6 +157,9 @@ struct Fabric {
 
 #endif
 
+// Whether kernels may wait themselves for what others have for their rank.
+constexpr bool kAtOnce = !TY_PUTS && !kGrouped;
+
 u64 signature(u32 kind, u32 layout) { return kind | layout << 4; }
 
 DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
@@ -175,6 +177,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.table_bytes = 16 << 10, a.side_tokens = 32, a.side_bytes = 16 << 10, a.side_scales = 1;
   a.side_at = 64 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.mover_blocks = kBlocks;
+  a.at_once = kAtOnce && r.operations % 2;
   if (layout == kExpertMajor && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
     a.tiles = r.state->outbox, a.tile_rows = 32, a.mover_blocks = kBlocks / 2, a.zero_padding = 1;
@@ -196,7 +199,7 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
   same("an ended wait", r.report->ended, 0u);
   if (!a.c.unheard) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
   if (!a.c.unheard && r.outcome->code != kGo) return;
-  r.arrive(a.c, true);
+  if (!a.at_once) r.arrive(a.c, true);
   if (a.layout == kFlat || a.tile_rows > 0) return;
   Region region = region_of(a, *r.outcome);
   u64 rows = r.outcome->rows;
@@ -302,6 +305,7 @@ void combine_on(Rank& r, float* out, float* out_weights, bool unheard = false) {
   a.out = (u8*)out, a.out_weights = out_weights;
   a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
   a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = out_weights != nullptr;
+  a.at_once = kAtOnce && r.operations % 2;
   a.landing = kLandingAt, a.landing_weights = kLandingAt + (1 << 20);
   auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
 #if TY_PUTS
@@ -312,6 +316,6 @@ void combine_on(Rank& r, float* out, float* out_weights, bool unheard = false) {
 #else
   model::launch(kBlocks, kSummingWarps * 32, sum);
   same("combine", a.c.cell->code, kGo);
-  r.arrive(a.c, false);
+  if (!a.at_once) r.arrive(a.c, false);
 #endif
 }

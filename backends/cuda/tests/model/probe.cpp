@@ -27,7 +27,7 @@ u64 windows[kRanks], signals[kRanks];
 Up::Params params(const Rank& r) { return {windows, signals, kRanks, r.me, 8, 0}; }
 ProbeArgs arguments(Rank& r) {
   ProbeArgs a{};
-  a.abort = &r.abort, a.report = &r.report, a.cap_ns = 60'000'000'000, a.times = r.times;
+  a.abort = &r.abort, a.report = &r.report, a.cap_ns = 300'000'000'000, a.times = r.times;
   a.local = r.local.data(), a.wrong = &r.wrong, a.rooms = kRooms, a.room_bytes = kRoom;
   a.rows = kRows, a.row_bytes = kRowBytes, a.rank = r.me, a.ranks = kRanks;
   return a;
