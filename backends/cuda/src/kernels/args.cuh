@@ -240,18 +240,16 @@ struct DispatchArgs {
   u32 source_first;     // of this rank's first token
   const u32* sources;   // [T]: of each, where kGrouped
   u64 staging;          // arena offset of what is staged, where the face only puts
-  // Expert-major over loads and stores: see tiles.cuh.
+  // Expert-major and packed over loads and stores: see tiles.cuh.
   u64 tiles;            // offset of the counts of tiles in the control window
   u32 tile_rows;        // rows of a tile; 0: rows are not taken in tiles
-  u32 mover_blocks;     // blocks that move rows; those behind them only spread
+  u32 mover_blocks;     // blocks that move rows first; those behind them spread first
   u32 zero_padding;
   u32 tile_reserved;
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Rows are stored in the order of tokens, at their rank or where they are staged for it.
   __device__ bool by_token() const { return is_flat() || staged; }
-  // Weights, scales and sources lie beside rows in the order of tokens, too.
-  __device__ bool beside() const { return layout != kPacked || staged; }
   __device__ RegionShape region_shape() const {
     return {layout, c.ranks * c.groups(), c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }
@@ -264,14 +262,16 @@ struct DispatchArgs {
   __device__ u32 tiles_of_source() const { return (c.max_tokens + tile_rows - 1) / tile_rows; }
 };
 
-// Packed, or expert-major without tiles: spreads what arrived over the other experts of a token; zeroes padding.
+// Where there are no tiles: spreads what arrived over the experts of a token; zeroes padding.
 struct SpreadArgs {
   u8* x;                        // [X, row_bytes]
   u32* scales;                  // [X, scale_words]
   float* weights;               // [X], or null
+  u32* source;                  // [X], packed; else null
   const i32* slots;             // [N, K]
-  const u32* landed_scales;     // [N, scale_words]; packed: nothing lands, scale_words is 0
+  const u32* landed_scales;     // [N, scale_words]
   const float* landed_weights;  // [N, K], or null
+  const u32* landed_source;     // [N], packed
   const u32* counts;            // [El]
   const u32* starts;            // [El + 1]
   const Cell* cell;             // null where the host knows that all went on

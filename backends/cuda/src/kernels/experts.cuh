@@ -99,6 +99,7 @@ __device__ inline void spread_token(const SpreadArgs& a, u64 token, i32 slot, Co
     rows.copy(other ? a.x + slot * a.row_bytes + at : nullptr, a.x + first * a.row_bytes + at,
               (u32)min((u64)a.stage_bytes, a.row_bytes - at));
   if (slot >= 0 && a.weights) a.weights[slot] = a.landed_weights[token * a.topk + lane];
+  if (slot >= 0 && a.source) a.source[slot] = a.landed_source[token];
   spread_scales(a, token, slot, taken);
 }
 

@@ -214,6 +214,7 @@ T atomicCAS(T* at, T from, T to) {
   return from;
 }
 
+inline void __nanosleep(unsigned) { model::yield(); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline unsigned __ffs(unsigned v) { return (unsigned)__builtin_ffs((int)v); }
 template <class T>
