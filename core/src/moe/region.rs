@@ -370,7 +370,23 @@ mod tests {
         let packed = RegionLayout::new(&spec(Layout::Packed), rows).unwrap();
         assert_eq!(
             sizes(&packed),
-            [60 * 128, 60 * 4, 60 * 4, 0, 60 * 4, 56, 16, 12, 0, 3 * 4 * 8, landed[0], landed[1], 28, 16, 4]
+            [
+                60 * 128,
+                60 * 4,
+                60 * 4,
+                0,
+                60 * 4,
+                56,
+                16,
+                12,
+                0,
+                3 * 4 * 8,
+                landed[0],
+                landed[1],
+                28,
+                16,
+                4
+            ]
         );
     }
 

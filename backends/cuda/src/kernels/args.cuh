@@ -23,7 +23,9 @@ constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 16;      // of a block
 constexpr u32 kSideWarps = 2;   // of them that move what goes beside rows
-constexpr u32 kSummingWarps = 8; // of a block that sums: few, so that each has much of a row
+constexpr u32 kRings = 2;       // of a block that sums, each with a part of its tokens
+constexpr u32 kRingWarps = 8;   // few, so that each has much of a row
+constexpr u32 kSummingWarps = kRings * kRingWarps;
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
 
@@ -302,7 +304,7 @@ struct MergeArgs {
   u32 topk;
   u32 piece_bytes;     // a row is read in pieces of so many bytes
   u32 pieces;
-  u32 stages;          // pieces in flight of a block
+  u32 stages;          // pieces in flight of a ring
   u32 stage_bytes;
   u32 reserved;
 };
@@ -319,7 +321,7 @@ struct CombineArgs {
   u64 row_bytes;
   u32 piece_bytes;     // a row is read in pieces of so many bytes
   u32 pieces;
-  u32 stages;          // pieces in flight of a block
+  u32 stages;          // pieces in flight of a ring
   u32 stage_bytes;
   u32 table_bytes;     // shared memory before the stages
   u32 returns_weights; // weights travel back too

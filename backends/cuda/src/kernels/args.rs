@@ -11,8 +11,12 @@ pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
 pub(crate) const WARPS: u32 = 16;
 /// Warps of a block that move what goes beside rows.
 pub(crate) const SIDE_WARPS: u32 = 2;
+/// Rings of a block that sums.
+pub(crate) const RINGS: u32 = 2;
+/// Warps of a ring.
+pub(crate) const RING_WARPS: u32 = 8;
 /// Warps of a block that sums.
-pub(crate) const SUMMING_WARPS: u32 = 8;
+pub(crate) const SUMMING_WARPS: u32 = RINGS * RING_WARPS;
 
 /// How a rank enters.
 pub(crate) const ENTER: u32 = 0;

@@ -202,7 +202,8 @@ class Mover {
   // end fewer are held back, so that few tiles come late.
   __device__ void note(u32 token) {
     uncounted_.add(token);
-    if (uncounted_.held() <= min(stages_.left(), Uncounted::kMost - 1)) return;
+    u32 due = min((u32)stages_.left(), Uncounted::kMost - 1);
+    if (uncounted_.held() <= due) return;
     stores_done_but_one();
     uncounted_.count(a_, up_, 1);
   }
