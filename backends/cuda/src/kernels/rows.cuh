@@ -203,7 +203,7 @@ class Mover {
   __device__ void note(u32 token) {
     uncounted_.add(token);
     u32 due = min((u32)stages_.left(), Uncounted::kMost - 1);
-    if (uncounted_.held() <= due) return;
+    if (uncounted_.held() <= max(due, 1u)) return;
     stores_done_but_one();
     uncounted_.count(a_, up_, 1);
   }
