@@ -76,55 +76,31 @@ class Copier {
 };
 #endif
 
-// What goes beside the rows of one received token. Its words are loaded ahead of their use: a lane
-// holds two of the scales.
-class Beside {
- public:
-  // One warp; `slot` is lane k's.
-  __device__ void load(const SpreadArgs& a, u64 token, i32 slot) {
-    u32 lane = threadIdx.x % 32;
-    if (!__any_sync(~0u, slot >= 0)) return;
-    if (slot >= 0 && a.weights) weight_ = a.landed_weights[token * a.topk + lane];
-    if (slot >= 0 && a.source) source_ = a.landed_source[token];
-    from_ = a.landed_scales + token * a.scale_words;
-    load_scales(a, lane);
-  }
-  // To all its rows.
-  __device__ void store(const SpreadArgs& a, i32 slot) {
-    if (slot >= 0 && a.weights) a.weights[slot] = weight_;
-    if (slot >= 0 && a.source) a.source[slot] = source_;
-    u32 lane = threadIdx.x % 32, taken = __ballot_sync(~0u, slot >= 0);
-    for (u32 first = 0; first < a.scale_words; first += 64) {
-      u32 i = first + lane;
-      if (first > 0) load_scales(a, i);
-      for (u32 left = taken; left != 0; left &= left - 1) {
-        u32* to = a.scales + (u64)__shfl_sync(~0u, slot, __ffs(left) - 1) * a.scale_words;
-        if (i < a.scale_words) to[i] = scale_[0];
-        if (i + 32 < a.scale_words) to[i + 32] = scale_[1];
-      }
+// The scales of one received token to all its rows. One warp.
+__device__ inline void spread_scales(const SpreadArgs& a, u64 token, i32 slot, u32 taken) {
+  const u32* from = a.landed_scales + token * a.scale_words;
+  for (u32 i = threadIdx.x % 32; i < a.scale_words + threadIdx.x % 32; i += 64) {
+    u32 low = i < a.scale_words ? from[i] : 0, high = i + 32 < a.scale_words ? from[i + 32] : 0;
+    for (u32 left = taken; left != 0; left &= left - 1) {
+      u32* to = a.scales + (u64)__shfl_sync(~0u, slot, __ffs(left) - 1) * a.scale_words;
+      if (i < a.scale_words) to[i] = low;
+      if (i + 32 < a.scale_words) to[i + 32] = high;
     }
   }
+}
 
- private:
-  __device__ void load_scales(const SpreadArgs& a, u32 i) {
-    if (i < a.scale_words) scale_[0] = from_[i];
-    if (i + 32 < a.scale_words) scale_[1] = from_[i + 32];
-  }
-
-  const u32* from_ = nullptr;
-  u32 scale_[2], source_;
-  float weight_;
-};
-
-// The row of one received token, whose selection k has its row at `slot` of lane k. One warp.
-__device__ inline void spread_row(const SpreadArgs& a, i32 slot, Copier& rows) {
-  u32 taken = __ballot_sync(~0u, slot >= 0);
-  if (__popc(taken) < 2) return;
+// One received token, whose selection k has its row at `slot` of lane k. One warp.
+__device__ inline void spread_token(const SpreadArgs& a, u64 token, i32 slot, Copier& rows) {
+  u32 lane = threadIdx.x % 32, taken = __ballot_sync(~0u, slot >= 0);
+  if (taken == 0) return;
   u64 first = __shfl_sync(~0u, slot, __ffs(taken) - 1);
   bool other = slot >= 0 && (u64)slot != first;
-  for (u64 at = 0; at < a.row_bytes; at += a.stage_bytes)
+  for (u64 at = 0; at < a.row_bytes && __popc(taken) > 1; at += a.stage_bytes)
     rows.copy(other ? a.x + slot * a.row_bytes + at : nullptr, a.x + first * a.row_bytes + at,
               (u32)min((u64)a.stage_bytes, a.row_bytes - at));
+  if (slot >= 0 && a.weights) a.weights[slot] = a.landed_weights[token * a.topk + lane];
+  if (slot >= 0 && a.source) a.source[slot] = a.landed_source[token];
+  spread_scales(a, token, slot, taken);
 }
 
 // Tokens `first`, `first + step` and so on. One warp.
@@ -133,18 +109,12 @@ __device__ inline void spread_tokens(const SpreadArgs& a, Copier& rows, u64 firs
   constexpr u32 kAtOnce = 4;  // looks at memory that are under way together
   for (u32 i = 0; i < count; i += kAtOnce) {
     i32 slots[kAtOnce];
-    Beside beside[kAtOnce];
-    auto token = [&](u32 j) { return first + (u64)(i + j) * step; };
 #pragma unroll
     for (u32 j = 0; j < kAtOnce; j++)
-      slots[j] = i + j < count ? slot_of(a.slots, token(j), a.topk, a.rows) : -1;
+      slots[j] = i + j < count ? slot_of(a.slots, first + (u64)(i + j) * step, a.topk, a.rows) : -1;
 #pragma unroll
-    for (u32 j = 0; j < kAtOnce; j++) beside[j].load(a, token(j), slots[j]);
-#pragma unroll
-    for (u32 j = 0; j < kAtOnce; j++) {
-      spread_row(a, slots[j], rows);
-      beside[j].store(a, slots[j]);
-    }
+    for (u32 j = 0; j < kAtOnce; j++)
+      spread_token(a, first + (u64)(i + j) * step, slots[j], rows);
   }
 }
 
