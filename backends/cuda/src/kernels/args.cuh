@@ -245,9 +245,7 @@ struct DispatchArgs {
   // Expert-major and packed over loads and stores: see tiles.cuh.
   u64 tiles;            // offset of the counts of tiles in the control window
   u32 tile_rows;        // rows of a tile; 0: rows are not taken in tiles
-  u32 mover_blocks;     // blocks that move rows first; those behind them spread first
   u32 zero_padding;
-  u32 tile_reserved;
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Rows are stored in the order of tokens, at their rank or where they are staged for it.

@@ -209,9 +209,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) staging: u64,
     pub(crate) tiles: u64,
     pub(crate) tile_rows: u32,
-    pub(crate) mover_blocks: u32,
     pub(crate) zero_padding: u32,
-    pub(crate) tile_reserved: u32,
 }
 
 #[repr(C)]

@@ -28,7 +28,7 @@ __device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool counted
   u32 verdict = a.c.verdict;
   if (counted && a.c.state->problem != ~0ull) verdict = kRefuseRoute;
   u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
-  u32 head[kHead] = {verdict | a.mover_blocks << 8, (u32)a.c.signature, a.c.origin(),
+  u32 head[kHead] = {verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
                      place,                     (u32)(a.capacity / 128), 0,
                      (u32)(a.c.signature >> 32), a.c.text_bytes};
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
@@ -201,7 +201,8 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
       reinterpret_cast<u32*>(base + region.rank_counts)[at] = counts_for(a, t, s, me)[g];
       a.r.row_base[at] = t.row_base[at];
     }
-    if (!a.staged) a.c.expect(a.c.rows_totals(), s, t.heard[s * n] >> 8);
+    // What comes in tiles has been heard when this kernel ends.
+    if (!a.staged) a.c.expect(a.c.rows_totals(), s, a.tile_rows > 0 ? 0 : t.heard[s * n] >> 8);
   }
   bool ok = note_experts(a, up, t, base, region, guard);
   if (lane == 0) {
@@ -307,7 +308,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   if (d.code != kGo) return;
   move_sides(a, up, t, shared + a.side_at);
   Mover<Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, shared);
-  if (blockIdx.x < a.mover_blocks) {
+  if (a.tile_rows == 0) {
     mover.move(~0u);
     if constexpr (Up::kLoadStore)
       raise_all(a.c, up, a.c.rows_signal(), guard);

@@ -204,9 +204,7 @@ fn arguments(
         staging: 0,
         tiles: 0,
         tile_rows: 0,
-        mover_blocks: 0,
         zero_padding: 0,
-        tile_reserved: 0,
     }
 }
 
@@ -480,9 +478,6 @@ impl Engine {
         arguments: &DispatchArgs,
         moves: &Moves,
     ) -> Result<()> {
-        // Half of the blocks keep a link busy, and the others the memory.
-        let spreading = if arguments.tile_rows > 0 { self.blocks / 2 } else { 0 };
-        let arguments = &DispatchArgs { mover_blocks: self.blocks - spreading, ..*arguments };
         let size = (self.blocks, WARPS, moves.shared);
         let slot = self.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.

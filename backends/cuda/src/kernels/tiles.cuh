@@ -3,9 +3,9 @@
 //
 // The rows that one source has for another rank are taken in tiles. A source adds to a tile's count, at
 // the rank, for every piece of a row and for what goes beside a row, each when it is complete there.
-// Warps take parts of tiles in the order in which they come, and spread them when they are there. Some
-// warps move this rank's rows first; the others move some whenever their part is not there yet. A warp
-// waits for others only when it has no more rows to move, so no two ranks wait for each other.
+// Warps take parts of tiles in the order in which they come, and spread them when they are there. While
+// a warp's part is not there it moves rows of this rank, a few at a time. It waits for others only when it
+// has no more rows to move, so no two ranks wait for each other.
 //
 // The rows that a rank has for itself are in no tile: who loads them stores them to all their places.
 #pragma once
@@ -98,13 +98,14 @@ __device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const Dispa
   return s;
 }
 
-// The padding behind the rows of every expert. `turn` of `turns` blocks.
+// The padding behind the rows of every expert. The warps that move what goes beside rows.
 __device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables& t,
-                                     const SpreadArgs& s, u32 turn, u32 turns) {
+                                     const SpreadArgs& s) {
   u32 first = a.c.rank * s.local_experts, start = 0;
+  Threads some{threadIdx.x - (kWarps - kSideWarps) * 32, kSideWarps * 32};
   for (u32 e = 0; e < s.local_experts; e++) {
     u32 rows = t.expert_all[first + e], room = room_of(a, rows);
-    if (e % turns == turn) zero_rows(s, start + rows, start + room);
+    if (e % gridDim.x == blockIdx.x) zero_rows(s, start + rows, start + room, some);
     start += room;
   }
 }
@@ -160,7 +161,7 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
     bool there = tile_came(a, up, p);
     while (!there && mover.more()) {
       // Both use the same shared memory.
-      rows.finish();
+      rows.pause();
       mover.move(kRowsBetween);
       there = tile_came(a, up, p);
     }
@@ -168,7 +169,6 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
     // Peers stored these rows by other means than the bulk copies that read them.
     publish_places();
     spread_tokens(s, rows, rows_at(a, t.heard, a.c.rank, p.source) + p.first, p.rows, 1);
-    if (mover.more()) rows.finish();
     leave_tile(a, up, p);
   }
 }
@@ -177,10 +177,8 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
 template <class Up, class Mover>
 __device__ void spread_tiles(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                              Mover& mover, u8* shared, Guard& guard) {
-  u32 movers = a.mover_blocks < gridDim.x ? a.mover_blocks : 0;
   SpreadArgs s = spread_of(a, up, t);
-  if (a.zero_padding && blockIdx.x >= movers)
-    zero_paddings(a, t, s, blockIdx.x - movers, gridDim.x - movers);
+  if (a.zero_padding && threadIdx.x / 32 >= kWarps - kSideWarps) zero_paddings(a, t, s);
   if (threadIdx.x / 32 >= a.movers) return;
   Copier rows(shared, (a.piece_bytes + 127) / 128 * 128, a.stages);
   bool ok = spread_parts(a, up, t, s, mover, rows, guard);

@@ -152,10 +152,9 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1, a.movers = 14;
   a.table_bytes = 16 << 10, a.side_tokens = 32, a.side_bytes = 16 << 10, a.side_scales = 1;
   a.side_at = 64 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
-  a.mover_blocks = kBlocks;
   if (layout != kFlat && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
-    a.tiles = r.state->outbox, a.tile_rows = 32, a.mover_blocks = kBlocks / 2;
+    a.tiles = r.state->outbox, a.tile_rows = 32;
     a.zero_padding = layout == kExpertMajor;
   }
   return a;
