@@ -15,7 +15,7 @@
 
 namespace ty {
 
-constexpr u32 kPartRows = 4;   // of a tile, which one warp spreads
+constexpr u32 kPartRows = 8;   // of a tile, which one warp spreads
 constexpr u32 kRowsBetween = 4;  // pieces that a warp moves before it looks again for its part
 
 // The count of a tile of `source` at `rank`: what is complete, and in the upper half the parts that are
