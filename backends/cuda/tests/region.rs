@@ -17,7 +17,7 @@ int main() {
     ty::Region r(c.shape, c.tokens, c.experts);
     unsigned long long all[] = {r.scales, r.weights, r.ids, r.source, r.slots, r.rank_counts,
                                 r.expert_counts, r.expert_starts, r.ranges, r.landed_scales,
-                                r.landed_weights, r.totals, r.lost, r.bytes};
+                                r.landed_weights, r.landed_source, r.totals, r.lost, r.bytes};
     for (unsigned long long at : all) std::printf("%llu ", at);
     std::printf("\n");
   }
@@ -75,6 +75,7 @@ fn offsets(region: &RegionLayout) -> String {
         region.ranges,
         region.landed_scales,
         region.landed_weights,
+        region.landed_source,
         region.totals,
         region.lost,
     ];

@@ -136,11 +136,13 @@ pub struct RegionLayout {
     pub expert_starts: Span,
     /// Packed only: i64 `[El, R]`, `count | begin << 32` of each source within each local expert.
     pub ranges: Span,
-    /// Expert-major only: the scales as they arrive, `[N, scale bytes]` in flat order; the owner
+    /// Expert-major and packed: the scales as they arrive, `[N, scale bytes]` in flat order; the owner
     /// spreads them over the copies.
     pub landed_scales: Span,
-    /// Expert-major only: the weights as they arrive, f32 `[N, K]` in flat order.
+    /// Expert-major and packed: the weights as they arrive, f32 `[N, K]` in flat order.
     pub landed_weights: Span,
+    /// Packed only: the sources as they arrive, i32 `[N]` in flat order.
+    pub landed_source: Span,
     /// i64 `[2]`: the true N and the true number of rows, for callers that learn no count.
     pub totals: Span,
     /// u8 `[R]`: 1 where rows of a source rank are left out, because it was lost.
@@ -180,6 +182,7 @@ impl RegionLayout {
             ranges,
             landed_scales,
             landed_weights,
+            landed_source,
             totals,
             lost,
         ] = spans;
@@ -196,6 +199,7 @@ impl RegionLayout {
             ranges,
             landed_scales,
             landed_weights,
+            landed_source,
             totals,
             lost,
             bytes: end,
@@ -211,7 +215,7 @@ impl RegionLayout {
     }
 }
 
-pub(super) const ARRAYS: usize = 14;
+pub(super) const ARRAYS: usize = 15;
 
 /// One array of a region.
 pub(super) struct Array {
@@ -260,10 +264,11 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
             (x, x, NONE, x, by_k, NONE, (local * ranks, "El * R"))
         }
     };
-    let lands = matches!(spec.layout, Layout::ExpertMajor { .. });
+    let lands = spec.layout != Layout::Flat;
     let landed = |count, wanted: bool| if lands && wanted { count } else { NONE };
     let landed_scales = landed(tokens, spec.row.scale_bytes > 0);
     let landed_weights = landed(by_k, spec.row.weights);
+    let landed_source = if spec.layout == Layout::Packed { tokens } else { NONE };
     let scales = if spec.row.scale_bytes > 0 { x } else { NONE };
     let weights = if spec.row.weights { weights } else { NONE };
     Ok([
@@ -279,6 +284,7 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Array::new("ranges", ranges, 8)?,
         Array::new("landed scales", landed_scales, spec.row.scale_bytes)?,
         Array::new("landed weights", landed_weights, 4)?,
+        Array::new("landed source", landed_source, 4)?,
         Array::new("totals", (2, "2"), 8)?,
         Array::new("lost", (ranks, "R"), 1)?,
     ])
@@ -341,6 +347,7 @@ mod tests {
             r.ranges,
             r.landed_scales,
             r.landed_weights,
+            r.landed_source,
             r.totals,
             r.lost,
         ]
@@ -352,18 +359,34 @@ mod tests {
         let flat = RegionLayout::new(&spec(Layout::Flat), rows).unwrap();
         assert_eq!(
             sizes(&flat),
-            [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0, 0, 0, 16, 4]
+            [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0, 0, 0, 0, 16, 4]
         );
         let major = RegionLayout::new(&spec(MAJOR), rows).unwrap();
         let landed = [7 * 4, 7 * 2 * 4];
         assert_eq!(
             sizes(&major),
-            [24 * 128, 24 * 4, 24 * 4, 0, 28, 56, 16, 12, 16, 0, landed[0], landed[1], 16, 4]
+            [24 * 128, 24 * 4, 24 * 4, 0, 28, 56, 16, 12, 16, 0, landed[0], landed[1], 0, 16, 4]
         );
         let packed = RegionLayout::new(&spec(Layout::Packed), rows).unwrap();
         assert_eq!(
             sizes(&packed),
-            [60 * 128, 60 * 4, 60 * 4, 0, 60 * 4, 7 * 2 * 4, 16, 12, 0, 3 * 4 * 8, 0, 0, 16, 4]
+            [
+                60 * 128,
+                60 * 4,
+                60 * 4,
+                0,
+                60 * 4,
+                56,
+                16,
+                12,
+                0,
+                3 * 4 * 8,
+                landed[0],
+                landed[1],
+                28,
+                16,
+                4
+            ]
         );
     }
 

@@ -30,7 +30,9 @@ constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 16;      // of a block
 constexpr u32 kSideWarps = 2;   // of them that move what goes beside rows
 constexpr u32 kSideRooms = 2;   // of each: one is filled while the other is stored from
-constexpr u32 kSummingWarps = 8; // of a block that sums: few, so that each has much of a row
+constexpr u32 kRings = 2;       // of a block that sums, each with a part of its tokens
+constexpr u32 kRingWarps = 8;   // few, so that each has much of a row
+constexpr u32 kSummingWarps = kRings * kRingWarps;
 
 constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
 
@@ -259,18 +261,16 @@ struct DispatchArgs {
   u32 source_first;     // of this rank's first token
   const u32* sources;   // [T]: of each, where kGrouped
   u64 staging;          // arena offset of what is staged, where the face only puts
-  // Expert-major over loads and stores: see tiles.cuh.
+  // Expert-major and packed over loads and stores: see tiles.cuh.
   u64 tiles;            // offset of the counts of tiles in the control window
   u32 tile_rows;        // rows of a tile; 0: rows are not taken in tiles
-  u32 mover_blocks;     // blocks that move rows; those behind them only spread
   u32 zero_padding;
   u32 at_once;          // it waits for what others have for this rank, too
+  u32 reserved;
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Rows are stored in the order of tokens, at their rank or where they are staged for it.
   __device__ bool by_token() const { return is_flat() || staged; }
-  // Weights, scales and sources lie beside rows in the order of tokens, too.
-  __device__ bool beside() const { return layout != kPacked || staged; }
   __device__ RegionShape region_shape() const {
     return {layout, c.ranks * c.groups(), c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }
@@ -283,14 +283,16 @@ struct DispatchArgs {
   __device__ u32 tiles_of_source() const { return (c.max_tokens + tile_rows - 1) / tile_rows; }
 };
 
-// Packed, or expert-major without tiles: spreads what arrived over the other experts of a token; zeroes padding.
+// Where there are no tiles: spreads what arrived over the experts of a token; zeroes padding.
 struct SpreadArgs {
   u8* x;                        // [X, row_bytes]
   u32* scales;                  // [X, scale_words]
   float* weights;               // [X], or null
+  u32* source;                  // [X], packed; else null
   const i32* slots;             // [N, K]
-  const u32* landed_scales;     // [N, scale_words]; packed: nothing lands, scale_words is 0
+  const u32* landed_scales;     // [N, scale_words]
   const float* landed_weights;  // [N, K], or null
+  const u32* landed_source;     // [N], packed
   const u32* counts;            // [El]
   const u32* starts;            // [El + 1]
   const Cell* cell;             // null where the host knows that all went on
@@ -321,7 +323,7 @@ struct MergeArgs {
   u32 topk;
   u32 piece_bytes;     // a row is read in pieces of so many bytes
   u32 pieces;
-  u32 stages;          // pieces in flight of a block
+  u32 stages;          // pieces in flight of a ring
   u32 stage_bytes;
   u32 reserved;
 };
@@ -338,7 +340,7 @@ struct CombineArgs {
   u64 row_bytes;
   u32 piece_bytes;     // a row is read in pieces of so many bytes
   u32 pieces;
-  u32 stages;          // pieces in flight of a block
+  u32 stages;          // pieces in flight of a ring
   u32 stage_bytes;
   u32 table_bytes;     // shared memory before the stages
   u32 returns_weights; // weights travel back too

@@ -12,8 +12,12 @@ pub(crate) const WARPS: u32 = 16;
 /// Warps of a block that move what goes beside rows.
 pub(crate) const SIDE_WARPS: u32 = 2;
 pub(crate) const SIDE_ROOMS: u32 = 2;
+/// Rings of a block that sums.
+pub(crate) const RINGS: u32 = 2;
+/// Warps of a ring.
+pub(crate) const RING_WARPS: u32 = 8;
 /// Warps of a block that sums.
-pub(crate) const SUMMING_WARPS: u32 = 8;
+pub(crate) const SUMMING_WARPS: u32 = RINGS * RING_WARPS;
 
 /// How a rank enters.
 pub(crate) const ENTER: u32 = 0;
@@ -210,9 +214,9 @@ pub(crate) struct DispatchArgs {
     pub(crate) staging: u64,
     pub(crate) tiles: u64,
     pub(crate) tile_rows: u32,
-    pub(crate) mover_blocks: u32,
     pub(crate) zero_padding: u32,
     pub(crate) at_once: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]
@@ -270,9 +274,11 @@ pub(crate) struct SpreadArgs {
     pub(crate) x: u64,
     pub(crate) scales: u64,
     pub(crate) weights: u64,
+    pub(crate) source: u64,
     pub(crate) slots: u64,
     pub(crate) landed_scales: u64,
     pub(crate) landed_weights: u64,
+    pub(crate) landed_source: u64,
     pub(crate) counts: u64,
     pub(crate) starts: u64,
     pub(crate) cell: u64,

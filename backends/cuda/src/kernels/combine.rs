@@ -5,7 +5,7 @@ use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{CombineArgs, Common, ENTER, MergeArgs, Routing, SUMMING_WARPS, WARPS};
+use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, SUMMING_WARPS, WARPS};
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation, summable};
 use super::order::{CAPTURED, Mode};
@@ -203,7 +203,7 @@ impl Engine {
         let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
         let row_bytes = u64::from(self.shape.hidden) * element;
         let pulls = self.pulls(row_bytes);
-        let size = (self.blocks, SUMMING_WARPS, pulls.stages * pulls.stage_bytes);
+        let size = (self.blocks, SUMMING_WARPS, RINGS * pulls.stages * pulls.stage_bytes);
         let arguments = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,

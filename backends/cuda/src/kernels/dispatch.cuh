@@ -27,7 +27,7 @@ template <class Up>
 __device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool bad, Guard& guard) {
   u32 verdict = bad ? kRefuseRoute : a.c.verdict;
   u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
-  u32 head[kHead] = {verdict | a.mover_blocks << 8, (u32)a.c.signature, a.c.origin(),
+  u32 head[kHead] = {verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
                      place,                     (u32)(a.capacity / 128), 0,
                      (u32)(a.c.signature >> 32), a.c.text_bytes};
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
@@ -107,33 +107,16 @@ __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t)
       continue;
     }
     u64 base = t.x[d] + (u64)head[3] * 128;
-    bool major = a.layout == kExpertMajor;
+    bool flat = a.is_flat();
     t.x[d] = base;
-    t.scales[d] = base + (major ? region.landed_scales : region.scales);
-    t.weights[d] = base + (major ? region.landed_weights : region.weights);
-    t.ids[d] = base + (a.is_flat() ? region.ids : region.slots);
-    t.source[d] = base + region.source;
+    t.scales[d] = base + (flat ? region.scales : region.landed_scales);
+    t.weights[d] = base + (flat ? region.weights : region.landed_weights);
+    t.ids[d] = base + (flat ? region.ids : region.slots);
+    t.source[d] = base + (a.layout == kPacked ? region.landed_source : region.source);
   }
   __syncthreads();
   if (full < a.c.ranks) return {kFull, full};
   return {kGo, a.c.rank};
-}
-
-// Where the face only puts: counts the signals that will come with the rows of a rank. Packed, each
-// copy brings what goes beside it.
-template <class Up>
-__device__ bool expect_puts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u32 source,
-                            Guard& guard) {
-  u32 words = a.c.local_experts() * a.c.groups(), copies = 0;
-  bool ok = true;
-  for (u32 w = 0; w < words && ok && a.layout == kPacked; w++) {
-    u32 rows;
-    ok = hear_word(a.c, up, source, words_of(a) + a.c.rank * words + w, guard, &rows);
-    copies += rows;
-  }
-  u32 puts = puts_of_rows(a, counts_for(a, t, source, a.c.rank), copies);
-  a.c.expect(a.c.rows_totals(), source, puts);
-  return ok;
 }
 
 __device__ inline Landing landing_at(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
@@ -155,7 +138,7 @@ __device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTa
   u32 warps = blockDim.x / 32, tokens = a.c.tokens();
   for (u32 token = threadIdx.x / 32; token < tokens; token += warps) {
     Selection s(a, t, token);
-    if (s.copy >= 0) put_selection(a, up, t, landing_at(a, t, s.rank), s, guard);
+    if (s.first >= 0) put_selection(a, up, t, landing_at(a, t, s.rank), s, guard);
     __syncwarp();
   }
 }
@@ -178,7 +161,8 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
   }
   bool ok = true;
   if (a.staged)
-    for (u32 s = lane; s < a.c.ranks && ok; s += 32) ok = expect_puts(a, up, t, s, guard);
+    for (u32 s = lane; s < a.c.ranks; s += 32)
+      a.c.expect(a.c.rows_totals(), s, puts_of_rows(a, counts_for(a, t, s, a.c.rank)));
   u32 groups = a.c.groups();
   for (u32 e = lane; e < local && ok; e += 32) {
     u32 sum = 0, word = words_of(a) + (a.is_flat() ? e : first + e) * groups;
@@ -215,7 +199,8 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
       reinterpret_cast<u32*>(base + region.rank_counts)[at] = counts_for(a, t, s, me)[g];
       a.r.row_base[at] = t.row_base[at];
     }
-    if (!a.staged) a.c.expect(a.c.rows_totals(), s, t.heard[s * n] >> 8);
+    // What comes in tiles has been heard when this kernel ends.
+    if (!a.staged) a.c.expect(a.c.rows_totals(), s, a.tile_rows > 0 ? 0 : t.heard[s * n] >> 8);
   }
   bool ok = note_experts(a, up, t, base, region, guard);
   if (lane == 0) {
@@ -303,7 +288,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
   }
-  // Where the host has given up while the kernel waited behind another, nobody gets all that it waits for.
+  // The host may have given up while the kernel waited behind another.
   if (!hear(a.c, up, words_of(a), t.heard, guard) || __syncthreads_or(given_up != 0))
     return stop_all(a.c);
   if (threadIdx.x < 32) decide(a.c, t.heard, words_of(a), &decision);
@@ -324,9 +309,10 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
     __syncwarp();
   }
   if (d.code != kGo) return;
-  if (blockIdx.x < a.mover_blocks) {
-    move_sides(a, up, t, shared + a.side_at);
-    move_rows(a, up, {named_from(a, t), t.expert_base, t.x}, shared);
+  move_sides(a, up, t, shared + a.side_at);
+  Mover<Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, shared);
+  if (a.tile_rows == 0) {
+    mover.move(~0u);
     if constexpr (Up::kLoadStore)
       raise_all(a.c, up, a.c.rows_signal(), guard);
     else
@@ -334,7 +320,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   }
   // Tiles number the rows of a source one after the other, which those of several groups are not.
   if constexpr (!kGrouped)
-    if (a.tile_rows > 0) spread_tiles(a, up, t, shared + a.table_bytes, guard);
+    if (a.tile_rows > 0) spread_tiles(a, up, t, mover, shared + a.table_bytes, guard);
   if (blockIdx.x != 0) return;
   if (threadIdx.x == 0) {
     a.c.trace->begun = begun;

@@ -134,7 +134,7 @@ struct Wanted {
 impl Wanted {
     /// Whether rows are spread over the experts of their tokens while others arrive.
     fn in_tiles(&self, engine: &Engine) -> bool {
-        matches!(self.spec.layout, Layout::ExpertMajor { .. }) && engine.has_tiles()
+        self.spec.layout != Layout::Flat && engine.has_tiles()
     }
 
     /// What a region is laid out for, if so many rows arrive.
@@ -204,9 +204,9 @@ fn arguments(
         staging: 0,
         tiles: 0,
         tile_rows: 0,
-        mover_blocks: 0,
         zero_padding: 0,
         at_once: 0,
+        reserved: 0,
     }
 }
 
@@ -482,9 +482,6 @@ impl Engine {
         arguments: &DispatchArgs,
         moves: &Moves,
     ) -> Result<()> {
-        // Half of the blocks keep a link busy, and the others the memory.
-        let spreading = if arguments.tile_rows > 0 { self.blocks / 2 } else { 0 };
-        let arguments = &DispatchArgs { mover_blocks: self.blocks - spreading, ..*arguments };
         let size = (self.blocks, WARPS, moves.shared);
         let slot = self.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
@@ -515,25 +512,26 @@ impl Engine {
         Ok(self.describe(&op))
     }
 
-    /// Whether expert-major rows are spread while others arrive. Tiles number the rows of a source one
+    /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source one
     /// after the other, which those of several groups are not.
     fn has_tiles(&self) -> bool {
         self.sizes.longest_put.is_none() && self.exchange.groups == 1
     }
 
-    /// Packed, and expert-major without tiles: copies rows to the other experts of their tokens. Else
-    /// a dispatch has done that.
+    /// Where there are no tiles: copies rows to the other experts of their tokens. Else a dispatch has
+    /// done that.
     fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
-        let (major, zero_padding) = match op.arrangement {
+        let zero_padding = match op.arrangement {
             Layout::Flat => return Ok(()),
-            Layout::ExpertMajor { .. } if self.has_tiles() => return Ok(()),
-            Layout::ExpertMajor { zero_padding, .. } => (true, zero_padding),
-            Layout::Packed => (false, false),
+            _ if self.has_tiles() => return Ok(()),
+            Layout::ExpertMajor { zero_padding, .. } => zero_padding,
+            Layout::Packed => false,
         };
         let (layout, row) = (&op.output.layout, &op.format.row);
         let at = |span: Span| op.output.address + span.offset;
-        // Packed: each copy brought its own.
-        let weights = |span: Span| if row.weights && major { at(span) } else { 0 };
+        let packed = op.arrangement == Layout::Packed;
+        let weights = |span: Span| if row.weights { at(span) } else { 0 };
+        let source = |span: Span| if packed { at(span) } else { 0 };
         // As many warps as have room for a stage.
         let moves = self.moves(row);
         let movers = WARPS.min(moves.movers * moves.stages);
@@ -541,9 +539,11 @@ impl Engine {
             x: at(layout.x),
             scales: at(layout.scales),
             weights: weights(layout.weights),
+            source: source(layout.source),
             slots: at(layout.slots),
             landed_scales: at(layout.landed_scales),
             landed_weights: weights(layout.landed_weights),
+            landed_source: source(layout.landed_source),
             counts: at(layout.expert_counts),
             starts: at(layout.expert_starts),
             cell: if op.mode.unheard { self.cell(slot) } else { 0 },
@@ -551,7 +551,7 @@ impl Engine {
             tokens: op.received,
             rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
             row_bytes: row.x_bytes.into(),
-            scale_words: if major { op.format.scale_columns as u32 } else { 0 },
+            scale_words: op.format.scale_columns as u32,
             topk: self.shape.topk,
             local_experts: self.shape.local_experts(),
             zero_padding: zero_padding.into(),

@@ -43,6 +43,12 @@ class Copier {
     flush();
     last_ = stage, to_ = to, bytes_ = bytes;
   }
+  // Until the next copy somebody else may use the stages.
+  __device__ void pause() {
+    flush();
+    stores_read();
+    __syncwarp();
+  }
   __device__ void finish() {
     flush();
     stores_done();
@@ -72,6 +78,7 @@ class Copier {
       copy_16(Warp(), reinterpret_cast<u8*>(there), from, bytes);
     }
   }
+  __device__ void pause() {}
   __device__ void finish() {}
 };
 #endif
@@ -99,6 +106,7 @@ __device__ inline void spread_token(const SpreadArgs& a, u64 token, i32 slot, Co
     rows.copy(other ? a.x + slot * a.row_bytes + at : nullptr, a.x + first * a.row_bytes + at,
               (u32)min((u64)a.stage_bytes, a.row_bytes - at));
   if (slot >= 0 && a.weights) a.weights[slot] = a.landed_weights[token * a.topk + lane];
+  if (slot >= 0 && a.source) a.source[slot] = a.landed_source[token];
   spread_scales(a, token, slot, taken);
 }
 
@@ -117,16 +125,21 @@ __device__ inline void spread_tokens(const SpreadArgs& a, Copier& rows, u64 firs
   }
 }
 
-// Rows of an output that nobody sends. One block.
-__device__ inline void zero_rows(const SpreadArgs& a, u64 begin, u64 end) {
+// Threads that do something together.
+struct Threads {
+  u32 index, count;
+};
+
+// Rows of an output that nobody sends.
+__device__ inline void zero_rows(const SpreadArgs& a, u64 begin, u64 end, const Threads& some) {
   end = min(end, a.rows);
   if (begin >= end) return;
   u64 bytes = (end - begin) * a.row_bytes;
-  for (u64 at = (u64)threadIdx.x * 16; at < bytes; at += (u64)blockDim.x * 16)
+  for (u64 at = (u64)some.index * 16; at < bytes; at += (u64)some.count * 16)
     *reinterpret_cast<uint4*>(a.x + begin * a.row_bytes + at) = make_uint4(0, 0, 0, 0);
-  for (u64 i = begin * a.scale_words + threadIdx.x; i < end * a.scale_words; i += blockDim.x)
+  for (u64 i = begin * a.scale_words + some.index; i < end * a.scale_words; i += some.count)
     a.scales[i] = 0;
-  for (u64 i = begin + threadIdx.x; i < end && a.weights; i += blockDim.x) a.weights[i] = 0.0f;
+  for (u64 i = begin + some.index; i < end && a.weights; i += some.count) a.weights[i] = 0.0f;
 }
 
 __device__ inline void spread(const SpreadArgs& a, u8* shared) {
@@ -140,7 +153,7 @@ __device__ inline void spread(const SpreadArgs& a, u8* shared) {
     rows.finish();
   }
   for (u32 e = blockIdx.x; e < a.local_experts && a.zero_padding; e += gridDim.x)
-    zero_rows(a, a.starts[e] + a.counts[e], a.starts[e + 1]);
+    zero_rows(a, a.starts[e] + a.counts[e], a.starts[e + 1], {threadIdx.x, blockDim.x});
 }
 
 // The rows of a received token's copies.

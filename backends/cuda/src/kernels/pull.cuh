@@ -1,6 +1,6 @@
 // Summing rows: those of a token are read one after the other, and their sum is stored once.
 //
-// Two ways: bulk copies into a ring of rows in shared memory (TMA, sm_90 and later), and vectors.
+// Two ways: bulk copies into rings of rows in shared memory (TMA, sm_90 and later), and vectors.
 //
 // What is summed is a class of terms:
 //   u32 early(token)            what lane k must know of its term; loaded ahead of its use
@@ -27,7 +27,7 @@ struct Summing {
   RowPieces p;
   u32 tokens;
   u64 row_bytes;
-  u32 stages;       // pieces in flight of a block
+  u32 stages;       // pieces in flight of a ring
   u32 stage_bytes;
 };
 
@@ -49,11 +49,17 @@ struct Biases {
 
 #if TY_ROWS_TMA
 
-// A ring of pieces of rows: one warp loads, the others sum as they arrive.
+// A ring of pieces of rows: one of its warps loads, the others sum as they arrive. A block has two, so
+// that one sums while the other waits.
 struct Ring {
   static constexpr u32 kMost = 16;
   u64 full[kMost], empty[kMost];
   float weight[kMost];
+};
+
+// The units of a ring: every `step`th.
+struct Share {
+  u32 first = blockIdx.x * kRings + threadIdx.x / (kRingWarps * 32), step = gridDim.x * kRings;
 };
 
 // Where in the ring a thread is.
@@ -103,7 +109,8 @@ __device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, 
 // One warp: every lane asks for the row of its own term.
 template <class Terms>
 __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* stages) {
-  u32 lane = threadIdx.x % 32, units = s.tokens * s.p.pieces, step = gridDim.x;
+  u32 lane = threadIdx.x % 32, units = s.tokens * s.p.pieces;
+  auto [begin, step] = Share();
   Biases<Terms> biases(terms);
   Turn turn;
   // What is read was written by other means than bulk copies.
@@ -114,9 +121,9 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
     return unit < units && terms.there(known) ? terms.late(token_of(unit), known) : make_uint2(0, 0);
   };
   // Two units ahead, as a look at memory takes longer than a unit.
-  u32 known = early(blockIdx.x), next = early(blockIdx.x + step), third = early(blockIdx.x + 2 * step);
-  uint2 more = late(blockIdx.x, known), then = late(blockIdx.x + step, next);
-  for (u32 unit = blockIdx.x; unit < units; unit += step) {
+  u32 known = early(begin), next = early(begin + step), third = early(begin + 2 * step);
+  uint2 more = late(begin, known), then = late(begin + step, next);
+  for (u32 unit = begin; unit < units; unit += step) {
     Unit u(s.p, s.row_bytes, unit);
     bool mine = terms.there(known);
     u32 rows = __ballot_sync(~0u, mine), total = biases.count + __popc(rows);
@@ -136,9 +143,9 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
   }
 }
 
-// The summing threads: every warp but the loading one.
+// The summing threads of a ring: every warp but the loading one.
 struct Summer {
-  u32 thread = threadIdx.x - 32, threads = blockDim.x - 32;
+  u32 thread = threadIdx.x % (kRingWarps * 32) - 32, threads = (kRingWarps - 1) * 32;
   Turn turn;
 };
 
@@ -181,11 +188,12 @@ __device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer&
 
 template <class Type, class Terms>
 __device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, const u8* stages) {
-  u32 units = s.tokens * s.p.pieces, step = gridDim.x, biases = Biases<Terms>(terms).count;
+  u32 units = s.tokens * s.p.pieces, biases = Biases<Terms>(terms).count;
+  auto [begin, step] = Share();
   Summer me;
   auto early = [&](u32 unit) { return unit < units ? terms.early(Unit(s.p, s.row_bytes, unit).token) : 0; };
-  u32 known = early(blockIdx.x), next = early(blockIdx.x + step);
-  for (u32 unit = blockIdx.x; unit < units; unit += step) {
+  u32 known = early(begin), next = early(begin + step);
+  for (u32 unit = begin; unit < units; unit += step) {
     Unit u(s.p, s.row_bytes, unit);
     u32 total = biases + __popc(__ballot_sync(~0u, terms.there(known))), vectors = u.bytes / 16;
     known = next;
@@ -206,16 +214,19 @@ __device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, con
 
 template <class Type, class Terms>
 __device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
-  __shared__ Ring ring;
-  if (threadIdx.x == 0) {
+  __shared__ Ring rings[kRings];
+  u32 mine = threadIdx.x / (kRingWarps * 32);
+  Ring& ring = rings[mine];
+  stages += mine * s.stages * s.stage_bytes;
+  if (threadIdx.x % (kRingWarps * 32) == 0) {
     for (u32 i = 0; i < s.stages; i++) {
       init_barrier(shared_address(&ring.full[i]), 1);
-      init_barrier(shared_address(&ring.empty[i]), blockDim.x / 32 - 1);
+      init_barrier(shared_address(&ring.empty[i]), kRingWarps - 1);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  if (threadIdx.x < 32)
+  if (threadIdx.x % (kRingWarps * 32) < 32)
     load_rows(terms, s, ring, stages);
   else
     sum_stages<Type>(terms, s, ring, stages);

@@ -3,7 +3,7 @@
 //
 // In the flat layout the rows that one rank gets of another lie behind each other at both ends, so an
 // array takes one put per rank, or a few if it is longer than a put may be. In the others each row is
-// put to the place of its first expert; packed, each copy's weight, source and scales too.
+// put to the place of its first expert.
 #pragma once
 #include "rows.cuh"
 #include "tables.cuh"
@@ -61,12 +61,11 @@ __device__ inline void aim_at_staging(const DispatchArgs& a, const DispatchTable
 
 // Whether an array goes with one run per rank; else it goes by rows.
 __device__ inline bool goes_whole(const DispatchArgs& a, u32 array) {
-  if (a.is_flat()) return true;
-  return a.layout == kExpertMajor ? array != 0 : array == 3;
+  return a.is_flat() || array != 0;
 }
 
-// Signals that come with so many rows of a rank, by group, of so many copies.
-__device__ inline u32 puts_of_rows(const DispatchArgs& a, const u32* counts, u64 copies) {
+// Signals that come with so many rows of a rank, by group.
+__device__ inline u32 puts_of_rows(const DispatchArgs& a, const u32* counts) {
   Staged widths(a, 0, 0);
   u32 puts = 0;
   for (u32 i = 0; i < kStagedArrays; i++)
@@ -74,8 +73,7 @@ __device__ inline u32 puts_of_rows(const DispatchArgs& a, const u32* counts, u64
       if (goes_whole(a, i)) puts += puts_of(a.c, counts[g] * widths.width[i]);
   if (a.is_flat()) return puts;
   for (u32 g = 0; g < a.c.groups(); g++) puts += counts[g] * puts_of(a.c, a.row_bytes);
-  if (a.layout == kExpertMajor) return puts;
-  return puts + copies * (1 + (a.weights != nullptr) + puts_of(a.c, widths.width[1]));
+  return puts;
 }
 
 // A rank's region, where rows and what goes beside them land.
@@ -86,13 +84,13 @@ struct Landing {
 
   // Of an array of `Staged`.
   __device__ u64 at(const DispatchArgs& a, u32 array) const {
-    bool major = a.layout == kExpertMajor;
+    bool flat = a.is_flat();
     switch (array) {
       case 0: return base;
-      case 1: return base + (major ? region.landed_scales : region.scales);
-      case 2: return base + (major ? region.landed_weights : region.weights);
-      case 3: return base + (a.is_flat() ? region.ids : region.slots);
-      default: return base + region.source;
+      case 1: return base + (flat ? region.scales : region.landed_scales);
+      case 2: return base + (flat ? region.weights : region.landed_weights);
+      case 3: return base + (flat ? region.ids : region.slots);
+      default: return base + (a.layout == kPacked ? region.landed_source : region.source);
     }
   }
 };
@@ -119,14 +117,12 @@ __device__ bool put_array(const DispatchArgs& a, const Up& up, const DispatchTab
 struct Selection {
   u32 rank;   // its owner
   i64 first;  // the row there, if lane k is the token's first for that rank; else -1
-  i64 copy;   // the row of this expert's copy there; -1 if lane k selects nothing
   i64 from;   // the token's row among those that the rank gets, in the order of tokens
 
   __device__ Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
     u32 lane = threadIdx.x % 32, packed = packed_row(a.c, a.r, token);
     i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
     first = first_expert_row(a, {t.row_base, t.expert_base, t.x}, token, expert, &rank);
-    copy = expert < 0 ? -1 : (i64)expert_row(a.c, a.r, t.expert_base, token, lane, expert);
     for (u32 k = 0; k < a.c.topk; k++) {
       u32 other = __shfl_sync(~0u, packed, k);
       if (other != kNoRow && other >> kPlaceBits == rank)
@@ -136,24 +132,14 @@ struct Selection {
   }
 };
 
-// A selection's row, if it is the first, and packed what goes beside the copy. One thread each.
+// A selection's row, if it is the first. One thread each.
 template <class Up>
 __device__ bool put_selection(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                               const Landing& to, const Selection& s, Guard& guard) {
-  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]), topk = a.c.topk;
-  u32 signal = a.c.rows_signal(), lane = threadIdx.x % 32;
-  auto put = [&](u32 array, u64 table, u64 place, u64 bytes) {
-    return put_run(a.c, up, Run{s.rank, to.at(a, array) + place, table - arena, bytes}, signal, guard);
-  };
-  bool ok = true;
-  if (s.first >= 0)
-    ok = put(0, t.x[s.rank] + s.from * a.row_bytes, s.first * a.row_bytes, a.row_bytes);
-  if (a.layout != kPacked) return ok;
-  u64 width = 4 * (u64)a.scale_words;
-  ok = ok && put(1, t.scales[s.rank] + s.from * width, s.copy * width, width);
-  if (a.weights)
-    ok = ok && put(2, t.weights[s.rank] + 4 * (s.from * topk + lane), 4 * s.copy, 4);
-  return ok && put(4, t.source[s.rank] + 4 * s.from, 4 * s.copy, 4);
+  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
+  Run run{s.rank, to.base + s.first * a.row_bytes, t.x[s.rank] + s.from * a.row_bytes - arena,
+          a.row_bytes};
+  return put_run(a.c, up, run, a.c.rows_signal(), guard);
 }
 
 }  // namespace ty

@@ -29,7 +29,7 @@ struct RegionShape {
 
 struct Region {
   unsigned long long scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts;
-  unsigned long long ranges, landed_scales, landed_weights, totals, lost, bytes;
+  unsigned long long ranges, landed_scales, landed_weights, landed_source, totals, lost, bytes;
 
   // For N tokens and X expert rows.
   TY_DEVICE Region(const RegionShape& s, unsigned long long tokens,
@@ -48,8 +48,9 @@ struct Region {
     expert_starts = expert_counts + align_128(local * 4);
     ranges = expert_starts + (major ? align_128((local + 1) * 4) : 0);
     landed_scales = ranges + (packed ? align_128(local * s.ranks * 8) : 0);
-    landed_weights = landed_scales + (major ? align_128(tokens * s.scale_words * 4) : 0);
-    totals = landed_weights + (major && s.weights ? by_k : 0);
+    landed_weights = landed_scales + (flat ? 0 : align_128(tokens * s.scale_words * 4));
+    landed_source = landed_weights + (!flat && s.weights ? by_k : 0);
+    totals = landed_source + (packed ? align_128(tokens * 4) : 0);
     lost = totals + align_128(2 * 8);
     bytes = lost + align_128(s.ranks);
   }

@@ -20,13 +20,16 @@ __device__ inline const u32* aims_of(const DispatchArgs& a, u64 token) {
   return all + token * a.c.topk;
 }
 
-// Expert-major and packed: a row goes to the place of its first expert at each rank. All lanes of a warp.
+// Expert-major and packed: a row goes to the place of its first expert at each rank. All lanes of a
+// warp.
 __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to, u32 token,
                                        i32 expert, u32* rank) {
   u32 lane = threadIdx.x % 32;
   *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
   u32 same = __match_any_sync(~0u, expert >= 0 ? (i32)*rank : -1 - (i32)lane);
-  if (expert < 0 || __ffs(same) - 1 != lane) return -1;
+  // What stays on this rank goes to all its places at once, where others' rows come in tiles.
+  bool every = a.tile_rows > 0 && *rank == a.c.rank;
+  if (expert < 0 || !(every || __ffs(same) - 1 == lane)) return -1;
   return expert_row(a.c, a.r, to.expert_base, token, lane, expert);
 }
 
@@ -58,13 +61,19 @@ class Stages {
     rows_ = shared_address(shared + a.table_bytes) + first * pitch_;
     barriers_ = shared_address(barriers) + first * 8;
     notes_ = reinterpret_cast<u32*>(shared + a.notes_at) + first * words();
-    if (lane() == 0) {
+    if (threadIdx.x / 32 < a.movers && lane() == 0) {
       for (u32 s = 0; s < a.stages; s++) init_barrier(barriers_ + 8 * s, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     publish_places();
     __syncwarp();
-    deal();
+    if (threadIdx.x / 32 < a.movers) deal();
+  }
+
+  // Pieces that are left for each warp when the one that is dealt to this one is taken.
+  __device__ u64 left() const {
+    u64 dealt = __shfl_sync(~0u, dealt_, 0);
+    return dealt < units_ ? (units_ - dealt) / (gridDim.x * a_.movers) : 0;
   }
 
   // Loads the next piece that is dealt to this warp, if there is one. Pieces are dealt as warps come
@@ -115,83 +124,130 @@ class Stages {
   u64 dealt_ = 0;
 };
 
-// Pieces that a warp has stored and not counted. They are counted a few at a time: to make stores seen
-// by others takes as long as to move a piece.
+// Tokens of pieces that a warp has stored and not counted. They are counted a few at a time: to make
+// stores seen by others takes as long as to move a piece.
 class Uncounted {
  public:
-  // Takes note of the piece that was stored last. All older ones are complete, or nearly so.
-  template <class Up>
-  __device__ void add(const DispatchArgs& a, const Up& up, u32 token) {
-    u32 packed = packed_row(a.c, a.r, token);
-#pragma unroll
-    for (u32 i = 0; i < kMost; i++)
-      if (i == held_) token_[i] = token, packed_[i] = packed;
-    if (++held_ < kMost) return;
-    stores_done_but_one();
-    count(a, up, kMost - 1);
-    token_[0] = token, packed_[0] = packed;
-    held_ = 1;
-  }
-  // All stores of this warp are complete.
-  template <class Up>
-  __device__ void finish(const DispatchArgs& a, const Up& up) {
-    if (held_ > 0) count(a, up, held_);
-  }
-
- private:
   static constexpr u32 kMost = 9;
 
+  __device__ u32 held() const { return held_; }
+  __device__ void add(u32 token) {
+#pragma unroll
+    for (u32 i = 0; i < kMost; i++)
+      if (i == held_) token_[i] = token;
+    held_++;
+  }
+  // Counts all but the `last` newest, 0 or 1; the stores of the others are complete.
   template <class Up>
-  __device__ void count(const DispatchArgs& a, const Up& up, u32 pieces) {
+  __device__ void count(const DispatchArgs& a, const Up& up, u32 last) {
+    u32 due = held_ - last;
+    u64* counts[kMost];
+#pragma unroll
+    for (u32 i = 0; i < kMost; i++)
+      counts[i] = i < due ? count_of_row(a, up, token_[i]) : nullptr;
     __syncwarp();
     __threadfence_system();
 #pragma unroll
     for (u32 i = 0; i < kMost; i++)
-      if (i < pieces) count_piece(a, up, token_[i], packed_[i]);
+      if (counts[i]) add_relaxed(counts[i], 1);
+#pragma unroll
+    for (u32 i = 0; i < kMost; i++)
+      if (i == due) token_[0] = token_[i];
+    held_ = last;
   }
 
-  u32 token_[kMost], packed_[kMost], held_ = 0;
+ private:
+  u32 token_[kMost], held_ = 0;
 };
 
-// Loads run ahead of stores by stages - 1, so that one group of stores is still reading shared
-// memory while the next row arrives.
+// One warp's way of moving rows.
 template <class Up>
-__device__ void move_rows(const DispatchArgs& a, const Up& up, const Targets& to, u8* shared) {
-  if (threadIdx.x / 32 >= a.movers) return;
-  Stages stages(a, shared);
-  Uncounted stored;
-  u32 ahead = a.stages > 1 ? a.stages - 1 : 1, loaded = 0;
-  bool more = true;
-  while (loaded < ahead && (more = stages.load())) loaded++;
-  for (; loaded > 0; loaded--) {
-    u32 token = stages.store(to);
-    if (a.tile_rows > 0) stored.add(a, up, token);
-    if (!more) continue;
-    if (a.stages > 1)
-      stores_read_but_one();
-    else
-      stores_read();
-    __syncwarp();
-    more = stages.load();
-    loaded += more;
+class Mover {
+ public:
+  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, u8* shared)
+      : a_(a), up_(up), to_(to), stages_(a, shared) {}
+
+  __device__ bool more() const { return more_; }
+
+  // Moves pieces that are dealt to this warp, at most `most`: then all are stored, and counted. Loads
+  // run ahead of stores by stages - 1, so that one group of stores is still reading shared memory
+  // while the next row arrives.
+  __device__ void move(u32 most) {
+    if (threadIdx.x / 32 >= a_.movers) more_ = false;
+    u32 ahead = a_.stages > 1 ? a_.stages - 1 : 1, loaded = 0, left = most;
+    while (loaded < ahead && load(left)) loaded++;
+    for (; loaded > 0; loaded--) {
+      u32 token = stages_.store(to_);
+      if (a_.tile_rows > 0) note(token);
+      if (!more_ || left == 0) continue;
+      if (a_.stages > 1)
+        stores_read_but_one();
+      else
+        stores_read();
+      __syncwarp();
+      loaded += load(left);
+    }
+    stores_done();
+    if (uncounted_.held() > 0) uncounted_.count(a_, up_, 0);
   }
-  stores_done();
-  stored.finish(a, up);
-}
+
+ private:
+  __device__ bool load(u32& left) {
+    if (left == 0 || !more_) return false;
+    more_ = stages_.load();
+    left -= more_;
+    return more_;
+  }
+  // Takes note of the piece that was stored last. All older ones are complete, or nearly so. Towards the
+  // end fewer are held back, so that few tiles come late.
+  __device__ void note(u32 token) {
+    uncounted_.add(token);
+    u32 due = min((u32)stages_.left(), Uncounted::kMost - 1);
+    if (uncounted_.held() <= max(due, 1u)) return;
+    stores_done_but_one();
+    uncounted_.count(a_, up_, 1);
+  }
+
+  const DispatchArgs& a_;
+  const Up& up_;
+  Targets to_;
+  Stages stages_;
+  Uncounted uncounted_;
+  bool more_ = true;
+};
 
 #else
 
 template <class Up>
-__device__ void move_rows(const DispatchArgs& a, const Up& up, const Targets& to, u8*) {
-  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (warp >= a.movers) return;
-  u64 units = (u64)a.c.tokens() * a.pieces, step = (u64)a.mover_blocks * a.movers;
-  for (u64 unit = (u64)blockIdx.x * a.movers + warp; unit < units; unit += step) {
-    u32 token = (u32)(unit / a.pieces), piece = (u32)(unit % a.pieces);
-    u32 aimed = lane < a.c.topk ? aims_of(a, token)[lane] : kNoRow;
-    u64 mine = reinterpret_cast<u64>(target(a, to, token, piece, aimed));
-    u32 wanted = __ballot_sync(~0u, mine != 0), bytes = piece_length(a, piece);
-    const u8* from = a.x + token * a.row_bytes + (u64)piece * a.piece_bytes;
+class Mover {
+ public:
+  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, u8*)
+      : a_(a), up_(up), to_(to), units_((u64)a.c.tokens() * a.pieces) {
+    if (threadIdx.x / 32 < a.movers) deal();
+  }
+
+  __device__ bool more() const { return dealt_ < units_; }
+
+  // Moves pieces that are dealt to this warp, at most `most`: then all are stored, and counted.
+  __device__ void move(u32 most) {
+    for (; most > 0 && more(); most--) {
+      u64 unit = dealt_;
+      deal();
+      move_piece((u32)(unit / a_.pieces), (u32)(unit % a_.pieces));
+    }
+  }
+
+ private:
+  __device__ void deal() {
+    dealt_ = threadIdx.x % 32 == 0 ? atomicAdd(&a_.c.state->dealt, 1ull) : 0;
+    dealt_ = __shfl_sync(~0u, dealt_, 0);
+  }
+  __device__ void move_piece(u32 token, u32 piece) const {
+    u32 lane = threadIdx.x % 32;
+    u32 aimed = lane < a_.c.topk ? aims_of(a_, token)[lane] : kNoRow;
+    u64 mine = reinterpret_cast<u64>(target(a_, to_, token, piece, aimed));
+    u32 wanted = __ballot_sync(~0u, mine != 0), bytes = piece_length(a_, piece);
+    const u8* from = a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes;
     // Whole turns of the warp, so that every lane takes part in every shuffle.
     for (u32 turn = 0; turn < bytes; turn += 512) {
       u32 at = turn + lane * 16;
@@ -202,13 +258,18 @@ __device__ void move_rows(const DispatchArgs& a, const Up& up, const Targets& to
         if (at < bytes) *reinterpret_cast<uint4*>(there + at) = value;
       }
     }
-    if (a.tile_rows > 0) {
-      __syncwarp();
-      __threadfence_system();
-      count_piece(a, up, token, packed_row(a.c, a.r, token));
-    }
+    if (a_.tile_rows == 0) return;
+    __syncwarp();
+    __threadfence_system();
+    u64* count = count_of_row(a_, up_, token);
+    if (count) add_relaxed(count, 1);
   }
-}
+
+  const DispatchArgs& a_;
+  const Up& up_;
+  Targets to_;
+  u64 units_, dealt_ = ~0ull;
+};
 
 #endif
 

@@ -36,17 +36,6 @@ __device__ inline void store_gathered(u64 to, const void* from, u32 bytes) {
     reinterpret_cast<u32*>(to)[i] = reinterpret_cast<const u32*>(from)[i];
 }
 
-// Packed: weight, source and scales of one copy, at its own place.
-__device__ inline void move_copy(const DispatchArgs& a, const DispatchTables& t, u32 rank,
-                                 u32 token, u32 k, u32 slot) {
-  if (a.weights)
-    reinterpret_cast<float*>(t.weights[rank])[slot] = a.weights[(u64)token * a.c.topk + k];
-  reinterpret_cast<u32*>(t.source[rank])[slot] = a.source(token);
-  u32* scales = reinterpret_cast<u32*>(t.scales[rank]) + (u64)slot * a.scale_words;
-  for (u32 i = 0; i < a.scale_words; i++)
-    scales[i] = a.scales[(i64)token * a.scale_stride[0] + (i64)i * a.scale_stride[1]];
-}
-
 // The ids and weights of one lane's token at a rank; `place` is its number among the unit's.
 __device__ inline void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank,
                                   u32 token, u32 place, const SideRoom& room) {
@@ -59,8 +48,7 @@ __device__ inline void gather_ids(const DispatchArgs& a, const DispatchTables& t
       id = a.is_flat() ? expert - (i32)(rank * local)
                        : (i32)expert_row(a.c, a.r, t.expert_base, token, k, expert);
     room.ids[place * topk + k] = id;
-    if (!a.beside() && here) move_copy(a, t, rank, token, k, id);
-    if (a.beside() && a.weights)
+    if (a.weights)
       room.weights[place * topk + k] = here ? a.weights[(u64)token * topk + k] : 0.0f;
   }
 }
@@ -127,12 +115,11 @@ __device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables
   }
   row = __shfl_sync(~0u, row, __ffs(goes) - 1);
   __syncwarp();
-  bool beside = a.beside(), gathered = beside && a.scale_words > 0 && a.side_scales;
+  bool gathered = a.scale_words > 0 && a.side_scales;
   if (gathered) gather_scales(a, first, count, room);
   publish_shared();
   __syncwarp();
   store_gathered(t.ids[rank] + (u64)row * topk * 4, room.ids, count * topk * 4);
-  if (!beside) return {row, count};
   if (a.weights)
     store_gathered(t.weights[rank] + (u64)row * topk * 4, room.weights, count * topk * 4);
   u64 scales = t.scales[rank] + (u64)row * a.scale_words * 4;
@@ -152,6 +139,36 @@ __device__ inline SideTokens of_group(const DispatchArgs& a, const SideTokens& u
   return {max(unit.first, starts[0]), min(unit.end, starts[1])};
 }
 
+// What goes beside the rows that this rank has for itself, which are in no tile: to all their copies.
+// One warp, behind `move_side`.
+__device__ inline void spread_side(const DispatchArgs& a, const SpreadArgs& s, const SideRoom& room,
+                                   u32 first, u32 count) {
+  u32 lane = threadIdx.x % 32, topk = a.c.topk, words = a.scale_words;
+  bool gathered = words > 0 && a.side_scales, whole = false;
+#if TY_ROWS_TMA
+  whole = gathered && words % 4 == 0;
+#endif
+  for (u32 i = lane; i < count * topk; i += 32) {
+    i32 slot = room.ids[i];
+    if (slot < 0) continue;
+    if (s.weights) s.weights[slot] = room.weights[i];
+    if (s.source) s.source[slot] = a.source(first + room.tokens[i / topk]);
+#if TY_ROWS_TMA
+    if (whole)
+      bulk_store(reinterpret_cast<u8*>(s.scales + (u64)slot * words),
+                 shared_address(room.scales + 4 * (i / topk * words)), 4 * words);
+#endif
+  }
+  for (u32 i = 0; i < count * topk && !whole; i++) {
+    i32 slot = room.ids[i];
+    i64 token = first + room.tokens[i / topk];
+    const u32* near = reinterpret_cast<const u32*>(room.scales) + i / topk * words;
+    const u32* far = a.scales + token * a.scale_stride[0];
+    for (u32 w = lane; w < words && slot >= 0; w += 32)
+      s.scales[(u64)slot * words + w] = gathered ? near[w] : far[(i64)w * a.scale_stride[1]];
+  }
+}
+
 // The next unit that a warp takes on: its first lane knows. They are dealt as warps come free, as one of
 // them has other things to do first.
 __device__ inline u32 take_side(const DispatchArgs& a) {
@@ -167,6 +184,7 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
   shared += turn * kSideRooms * a.side_bytes;
   u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks, filled = 0;
   u32 next = take_side(a);
+  SpreadArgs s = a.tile_rows > 0 ? spread_of(a, up, t) : SpreadArgs{};
   // The places were said to be free by loads; bulk stores are of another proxy.
   publish_places();
   while (true) {
@@ -181,8 +199,10 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
       if (kGrouped && part.first >= part.end) continue;
       SideRoom room(a, shared + filled++ % kSideRooms * a.side_bytes);
       SideRows rows = move_side(a, t, part, rank, room);
+      bool own = rank == a.c.rank;
+      if (a.tile_rows > 0 && own) spread_side(a, s, room, part.first, rows.count);
       close_stores();
-      if (!kGrouped && a.tile_rows > 0) {
+      if (a.tile_rows > 0 && !own) {
         stores_done();
         count_sides(a, up, rank, rows.first - t.row_base[rank], rows.count);
       } else {

@@ -3,7 +3,7 @@
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{HEAD, SIDE_ROOMS, SIDE_WARPS, TEXT_WORDS, WARPS};
+use super::args::{HEAD, RINGS, SIDE_ROOMS, SIDE_WARPS, TEXT_WORDS, WARPS};
 use super::exchange::{Exchange, Part};
 use crate::config::CudaConfig;
 
@@ -16,7 +16,7 @@ pub(super) const ARENA: usize = 1;
 /// multiprocessor has, and many shallow queues beat few deep ones. One more moves what goes beside.
 const MOVERS: u32 = 14;
 const MOST_STAGES: u32 = 4;
-/// Rows that a block reads at once; `Ring::kMost` of the kernels.
+/// Rows that a ring reads at once; `Ring::kMost` of the kernels.
 const RING_STAGES: u32 = 16;
 /// Rows of a tile, which expert-major rows are spread by: see `tiles.cuh`. A source never has more
 /// than `MOST_TILES`.
@@ -263,8 +263,8 @@ impl Pulls {
         let (piece_bytes, pieces) = pieces(row_bytes);
         let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
         let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
-        let stages = room.clamp(1, RING_STAGES);
-        let shared = table_bytes + stages * stage_bytes;
+        let stages = (room / RINGS).clamp(1, RING_STAGES);
+        let shared = table_bytes + RINGS * stages * stage_bytes;
         Self { piece_bytes, pieces, stages, stage_bytes, table_bytes, shared }
     }
 }
@@ -314,7 +314,7 @@ fn pieces(row_bytes: u64) -> (u32, u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::SUMMING_WARPS;
+    use super::super::args::RING_WARPS;
     use super::super::exchange::Team;
     use super::*;
 
@@ -349,7 +349,7 @@ mod tests {
                 let pulls = Pulls::new(&exchange, row_bytes, HOPPER);
                 assert!(pulls.shared + KEPT <= HOPPER && pulls.stages <= RING_STAGES, "{pulls:?}");
                 // All threads but those of one warp take five vectors of 16 bytes each.
-                assert!(pulls.piece_bytes <= (SUMMING_WARPS - 1) * 32 * 5 * 16);
+                assert!(pulls.piece_bytes <= (RING_WARPS - 1) * 32 * 5 * 16);
             }
         }
     }

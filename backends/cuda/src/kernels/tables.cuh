@@ -8,10 +8,10 @@ namespace ty {
 // What a block knows of all ranks, in shared memory.
 struct DispatchTables {
   u64* x;            // [R]: addresses in the ranks' regions
-  u64* scales;       // expert-major: where scales and weights land
+  u64* scales;       // expert-major and packed: where scales and weights land
   u64* weights;
   u64* ids;          // expert-major and packed: slots
-  u64* source;
+  u64* source;       // packed: where sources land
   u32* row_base;     // [G, R]: see Routing
   u32* expert_rows;  // [R]: X; all places, packed
   u32* heard;        // [R, kHead + R * G]

@@ -1,10 +1,13 @@
-// Expert-major over loads and stores: rows are spread over the other experts of their tokens while
-// others still arrive.
+// Expert-major and packed over loads and stores: rows are spread over the other experts of their
+// tokens while others still arrive.
 //
-// The rows that one source has for one rank are taken in tiles. A source adds to a tile's count, at the
-// rank, for every piece of a row and for what goes beside a row, each when it is complete there. Blocks
-// that move nothing, and those that have moved all they had to, take parts of tiles in the order in
-// which they come, and wait for their counts.
+// The rows that one source has for another rank are taken in tiles. A source adds to a tile's count, at
+// the rank, for every piece of a row and for what goes beside a row, each when it is complete there.
+// Warps take parts of tiles in the order in which they come, and spread them when they are there. While
+// a warp's part is not there it moves rows of this rank, a few at a time. It waits for others only when it
+// has no more rows to move, so no two ranks wait for each other.
+//
+// The rows that a rank has for itself are in no tile: who loads them stores them to all their places.
 #pragma once
 #include "experts.cuh"
 #include "puts.cuh"
@@ -12,7 +15,8 @@
 
 namespace ty {
 
-constexpr u32 kPartRows = 16;  // of a tile, which one warp spreads
+constexpr u32 kPartRows = 8;   // of a tile, which one warp spreads
+constexpr u32 kRowsBetween = 4;  // pieces that a warp moves before it looks again for its part
 
 // The count of a tile of `source` at `rank`: what is complete, and in the upper half the parts that are
 // spread. Zero between operations.
@@ -22,13 +26,14 @@ __device__ u64* tile_count(const DispatchArgs& a, const Up& up, u32 rank, u32 so
   return reinterpret_cast<u64*>(reach(a.c, up, kControl, rank, offset));
 }
 
-// Tells the ranks of a token that a piece of its row is there. All lanes of a warp, after their stores
-// are complete and fenced; `packed` is what Routing::rows has for the token and lane k.
+// The count of the tile that a token's row is in at the rank of lane k's selection, or null: each rank
+// has one k. All lanes of a warp.
 template <class Up>
-__device__ void count_piece(const DispatchArgs& a, const Up& up, u32 token, u32 packed) {
-  if (packed == kNoRow) return;
-  u32 rank = packed >> kPlaceBits, row = row_of(a.c, a.r, token, packed, rank);
-  add_relaxed(tile_count(a, up, rank, a.c.rank, row / a.tile_rows), 1);
+__device__ u64* count_of_row(const DispatchArgs& a, const Up& up, u32 token) {
+  u32 packed = packed_row(a.c, a.r, token), rank = packed >> kPlaceBits;
+  if (packed == kNoRow || rank == a.c.rank) return nullptr;
+  u32 row = row_of(a.c, a.r, token, packed, rank);
+  return tile_count(a, up, rank, a.c.rank, row / a.tile_rows);
 }
 
 // Tells a rank that what goes beside so many of this rank's rows there is complete. One warp.
@@ -47,10 +52,10 @@ struct TilePart {
   u32 source, tile, first, rows;  // `first` among the rows of the source
   u32 expected, parts;            // of the tile
 
-  // Number `unit` in the order in which parts are taken: sources in turn, from this rank on.
+  // Number `unit` in the order in which parts are taken: other ranks in turn, from this one on.
   __device__ TilePart(const DispatchArgs& a, const DispatchTables& t, u32 unit) {
-    u32 ranks = a.c.ranks, each = a.tile_rows / kPartRows, turn = unit / ranks;
-    source = (a.c.rank + unit) % ranks;
+    u32 ranks = a.c.ranks, each = a.tile_rows / kPartRows, turn = unit / (ranks - 1);
+    source = (a.c.rank + 1 + unit % (ranks - 1)) % ranks;
     tile = turn / each;
     first = turn * kPartRows;
     u32 all = t.heard[source * (kHead + ranks) + kHead + a.c.rank];
@@ -64,21 +69,26 @@ struct TilePart {
 // Parts of all tiles that arrive here, those without rows among them.
 __device__ inline u32 parts_of(const DispatchArgs& a, const DispatchTables& t) {
   u32 most = 0, words = kHead + a.c.ranks;
-  for (u32 s = 0; s < a.c.ranks; s++) most = max(most, t.heard[s * words + kHead + a.c.rank]);
-  return (most + kPartRows - 1) / kPartRows * a.c.ranks;
+  for (u32 s = 0; s < a.c.ranks; s++)
+    if (s != a.c.rank) most = max(most, t.heard[s * words + kHead + a.c.rank]);
+  return (most + kPartRows - 1) / kPartRows * (a.c.ranks - 1);
 }
 
 // What `spread` would be passed, for this rank's region.
-__device__ inline SpreadArgs spread_of(const DispatchArgs& a, const DispatchTables& t, u8* base,
-                                       const Region& region) {
+template <class Up>
+__device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const DispatchTables& t) {
   u32 me = a.c.rank;
+  u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * words_of(a) + 3] * 128);
+  Region region = region_of(a, t, me);
   SpreadArgs s = {};
   s.x = reinterpret_cast<u8*>(t.x[me]);
   s.scales = reinterpret_cast<u32*>(base + region.scales);
   s.weights = a.weights ? reinterpret_cast<float*>(base + region.weights) : nullptr;
+  s.source = a.layout == kPacked ? reinterpret_cast<u32*>(base + region.source) : nullptr;
   s.slots = reinterpret_cast<const i32*>(t.ids[me]);
   s.landed_scales = reinterpret_cast<const u32*>(t.scales[me]);
   s.landed_weights = reinterpret_cast<const float*>(t.weights[me]);
+  s.landed_source = reinterpret_cast<const u32*>(t.source[me]);
   s.rows = t.expert_rows[me];
   s.row_bytes = a.row_bytes;
   s.stage_bytes = a.piece_bytes;
@@ -88,32 +98,43 @@ __device__ inline SpreadArgs spread_of(const DispatchArgs& a, const DispatchTabl
   return s;
 }
 
-// The padding behind the rows of every expert. `turn` of `turns` blocks.
+// The padding behind the rows of every expert. The warps that move what goes beside rows.
 __device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables& t,
-                                     const SpreadArgs& s, u32 turn, u32 turns) {
+                                     const SpreadArgs& s) {
   u32 first = a.c.rank * s.local_experts, start = 0;
+  Threads some{threadIdx.x - (kWarps - kSideWarps) * 32, kSideWarps * 32};
   for (u32 e = 0; e < s.local_experts; e++) {
     u32 rows = t.expert_all[first + e], room = room_of(a, rows);
-    if (e % turns == turn) zero_rows(s, start + rows, start + room);
+    if (e % gridDim.x == blockIdx.x) zero_rows(s, start + rows, start + room, some);
     start += room;
   }
 }
 
-// Waits until a tile is there. One warp.
+// Whether a tile is there by now. One warp.
+template <class Up>
+__device__ bool tile_came(const DispatchArgs& a, const Up& up, const TilePart& p) {
+  const u64* count = tile_count(a, up, a.c.rank, p.source, p.tile);
+  u32 found = threadIdx.x % 32 == 0 ? (u32)load_acquire(count) : 0;
+  // What one lane has seen holds for all.
+  return __shfl_sync(~0u, found, 0) == p.expected;
+}
+
+// Waits until a tile is there. One warp, which has no rows to move.
 template <class Up>
 __device__ bool hear_tile(const DispatchArgs& a, const Up& up, const TilePart& p, Guard& guard) {
   bool ok = true;
   if (threadIdx.x % 32 == 0) {
     const u64* count = tile_count(a, up, a.c.rank, p.source, p.tile);
-    ok = guard.until({kPhaseRows, p.source, p.tile, p.expected}, [&] { return load_acquire(count); },
+    auto look = [&] {
+      u64 found = load_acquire(count);
+      // Every warp of the rank may be looking, and sources are adding.
+      if ((u32)found != p.expected) __nanosleep(200);
+      return found;
+    };
+    ok = guard.until({kPhaseRows, p.source, p.tile, p.expected}, look,
                      [&](u64 found) { return (u32)found == p.expected; });
   }
-  ok = __shfl_sync(~0u, ok, 0);
-  // What one lane has seen holds for all.
-  __syncwarp();
-  // Peers stored these rows by other means than the bulk copies that read them.
-  publish_places();
-  return ok;
+  return __shfl_sync(~0u, ok, 0);
 }
 
 // A part is spread: the last one of a tile makes its count ready for the next operation. One warp.
@@ -125,33 +146,46 @@ __device__ void leave_tile(const DispatchArgs& a, const Up& up, const TilePart& 
   if (atomicAdd(count, 1ull << 32) >> 32 == p.parts - 1) store_relaxed(count, 0);
 }
 
-// Spreads what arrives, until all has. Every warp that moves rows, when it has none to move.
-template <class Up>
-__device__ void spread_tiles(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared,
-                             Guard& guard) {
-  u32 me = a.c.rank, movers = a.mover_blocks < gridDim.x ? a.mover_blocks : 0;
-  u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * (kHead + a.c.ranks) + 3] * 128);
-  SpreadArgs s = spread_of(a, t, base, region_of(a, t, me));
-  if (a.zero_padding && blockIdx.x >= movers)
-    zero_paddings(a, t, s, blockIdx.x - movers, gridDim.x - movers);
-  if (threadIdx.x / 32 >= a.movers) return;
-  Copier rows(shared, (a.piece_bytes + 127) / 128 * 128, a.stages);
+// Spreads what arrives until all has, and moves what this warp's block has not. Every warp that moves
+// rows; true unless a wait was ended.
+template <class Up, class Mover>
+__device__ bool spread_parts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                             const SpreadArgs& s, Mover& mover, Copier& rows, Guard& guard) {
   u32 parts = parts_of(a, t);
   while (true) {
     u32 unit = threadIdx.x % 32 == 0 ? (u32)atomicAdd(&a.c.state->taken, 1ull) : 0;
     unit = __shfl_sync(~0u, unit, 0);
-    if (unit >= parts) break;
+    if (unit >= parts) return true;
     TilePart p(a, t, unit);
     if (p.rows == 0) continue;
-    if (!hear_tile(a, up, p, guard)) {
-      if (threadIdx.x % 32 == 0) a.c.state->stopped = 1;
-      // What is on its way into shared memory must be there before the block ends.
-      break;
+    bool there = tile_came(a, up, p);
+    while (!there && mover.more()) {
+      // Both use the same shared memory.
+      rows.pause();
+      mover.move(kRowsBetween);
+      there = tile_came(a, up, p);
     }
-    spread_tokens(s, rows, rows_at(a, t.heard, me, p.source) + p.first, p.rows, 1);
+    if (!there && !hear_tile(a, up, p, guard)) return false;
+    // Peers stored these rows by other means than the bulk copies that read them.
+    publish_places();
+    spread_tokens(s, rows, rows_at(a, t.heard, a.c.rank, p.source) + p.first, p.rows, 1);
     leave_tile(a, up, p);
   }
+}
+
+// All blocks.
+template <class Up, class Mover>
+__device__ void spread_tiles(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                             Mover& mover, u8* shared, Guard& guard) {
+  SpreadArgs s = spread_of(a, up, t);
+  if (a.zero_padding && threadIdx.x / 32 >= kWarps - kSideWarps) zero_paddings(a, t, s);
+  if (threadIdx.x / 32 >= a.movers) return;
+  Copier rows(shared, (a.piece_bytes + 127) / 128 * 128, a.stages);
+  bool ok = spread_parts(a, up, t, s, mover, rows, guard);
+  if (!ok && threadIdx.x % 32 == 0) a.c.state->stopped = 1;
+  // What is on its way into shared memory must be there before the block ends.
   rows.finish();
+  mover.move(~0u);
 }
 
 }  // namespace ty

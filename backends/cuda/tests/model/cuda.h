@@ -217,6 +217,7 @@ inline unsigned __ballot_sync(unsigned, int set) {
   for (unsigned i = 0; i < 32; i++) bits |= (unsigned)values[i] << i;
   return bits;
 }
+inline int __any_sync(unsigned, int set) { return __ballot_sync(~0u, set) != 0; }
 inline int __all_sync(unsigned, int set) { return __ballot_sync(~0u, set) == ~0u; }
 inline unsigned __match_any_sync(unsigned, int value) {
   unsigned bits = 0;
@@ -248,6 +249,7 @@ T atomicCAS(T* at, T from, T to) {
   return from;
 }
 
+inline void __nanosleep(unsigned) { model::yield(); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline unsigned __ffs(unsigned v) { return (unsigned)__builtin_ffs((int)v); }
 template <class T>

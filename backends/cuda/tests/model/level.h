@@ -176,11 +176,11 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1, a.movers = 14;
   a.table_bytes = 16 << 10, a.side_tokens = 32, a.side_bytes = 16 << 10, a.side_scales = 1;
   a.side_at = 64 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
-  a.mover_blocks = kBlocks;
   a.at_once = kAtOnce && r.operations % 2;
-  if (layout == kExpertMajor && !TY_PUTS && !kGrouped) {
+  if (layout != kFlat && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
-    a.tiles = r.state->outbox, a.tile_rows = 32, a.mover_blocks = kBlocks / 2, a.zero_padding = 1;
+    a.tiles = r.state->outbox, a.tile_rows = 32;
+    a.zero_padding = layout == kExpertMajor;
   }
   return a;
 }
@@ -206,12 +206,13 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
   bool major = a.layout == kExpertMajor;
   if (a.c.unheard) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens();
   auto at = [&](u64 offset) { return r.arena + a.region + offset; };
-  SpreadArgs s{at(0), (u32*)at(region.scales), major ? (float*)at(region.weights) : nullptr,
-               (i32*)at(region.slots), (u32*)at(region.landed_scales),
-               (float*)at(region.landed_weights), (u32*)at(region.expert_counts),
+  SpreadArgs s{at(0), (u32*)at(region.scales), (float*)at(region.weights),
+               major ? nullptr : (u32*)at(region.source), (i32*)at(region.slots),
+               (u32*)at(region.landed_scales), (float*)at(region.landed_weights),
+               (u32*)at(region.landed_source), (u32*)at(region.expert_counts),
                (u32*)at(region.expert_starts), a.c.cell,
                a.c.unheard ? (u64*)at(region.totals) : nullptr, r.outcome->tokens, rows, a.row_bytes,
-               major ? a.scale_words : 0, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14, 1, 0};
+               a.scale_words, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14, 1, 0};
   model::launch(kBlocks, kWarps * 32, [=, &r] { ty_spread(s, r.params()); });
 }
 
