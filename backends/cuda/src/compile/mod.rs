@@ -37,7 +37,7 @@ pub(crate) fn load() -> Result<()> {
 const OLDEST: u32 = 80;
 
 /// How rows move on an architecture.
-fn rows_of(config: &CudaConfig, architecture: Architecture, puts: bool) -> Result<Rows> {
+pub(crate) fn rows_of(config: &CudaConfig, architecture: Architecture, puts: bool) -> Result<Rows> {
     let has_bulk_copies = architecture.capability >= 90;
     let refuse = |message: String, fix: &'static str| {
         Err(Error::new(ErrorKind::Unsupported, "load kernels", message).with_fix(fix))

@@ -256,7 +256,7 @@ impl Engine {
         let routing = Routing::default();
         let called = self.sign(call.operation, &mut common, ask.signature);
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
-        let moves = self.moves(&row);
+        let moves = self.moves(&row, Layout::Flat);
         let arguments = arguments(call, (common, routing), &moves);
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &moves) };
@@ -407,7 +407,7 @@ impl Engine {
             self.group(self.slot(call.operation), &routing, grouped.counts)?;
         }
         let format = &wanted.format;
-        let moves = self.moves(&format.row);
+        let moves = self.moves(&format.row, wanted.spec.layout);
         let (x, scales, scale_stride) = match call.cast {
             abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
             _ => {
@@ -533,7 +533,7 @@ impl Engine {
         let weights = |span: Span| if row.weights { at(span) } else { 0 };
         let source = |span: Span| if packed { at(span) } else { 0 };
         // As many warps as have room for a stage.
-        let moves = self.moves(row);
+        let moves = self.moves(row, op.arrangement);
         let movers = WARPS.min(moves.movers * moves.stages);
         let arguments = SpreadArgs {
             x: at(layout.x),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokenyard_core::abi;
 use tokenyard_core::link::Link;
-use tokenyard_core::moe::{Arena, DType, Holder, RowFormat, Shape};
+use tokenyard_core::moe::{Arena, DType, Holder, Layout, RowFormat, Shape};
 use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -25,7 +25,7 @@ use super::outcome::{Called, Refusal, ticket};
 use super::proxy::Ring;
 use super::sizes::{Moves, Pulls, Sizes};
 use super::waits::{Turn, Wait, Waits};
-use crate::compile::{self, Architecture, Role};
+use crate::compile::{self, Architecture, Role, Rows};
 use crate::config::CudaConfig;
 use crate::driver::{
     Buffer, Context, Event, Function, Launch, Module, Pinned, RawStream, Stream, sys,
@@ -128,6 +128,8 @@ pub(super) struct Engine {
     cap_ns: u64,
     pub(super) blocks: u32,
     pub(super) most_shared: u32,
+    /// Rows are moved by bulk copies.
+    has_bulk_copies: bool,
 }
 
 impl Engine {
@@ -163,7 +165,8 @@ impl Engine {
             .device
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
             as u32;
-        let kernels = load(context, config, (&face, exchange.role()), most_shared)?;
+        let (kernels, rows) = load(context, config, (&face, exchange.role()), most_shared)?;
+        let has_bulk_copies = rows == Rows::Tma;
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
@@ -237,6 +240,7 @@ impl Engine {
             cap_ns: plan.cap_ns,
             blocks,
             most_shared,
+            has_bulk_copies,
         };
         Ok(engine)
     }
@@ -302,8 +306,9 @@ impl Engine {
     }
 
     /// How a dispatch of rows moves them.
-    pub(super) fn moves(&self, row: &RowFormat) -> Moves {
-        Moves::new(&self.exchange, row, self.most_shared)
+    pub(super) fn moves(&self, row: &RowFormat, layout: Layout) -> Moves {
+        let links = self.has_bulk_copies && layout == Layout::Flat;
+        Moves::new(&self.exchange, row, (self.most_shared, links))
     }
 
     /// How a combine of rows reads them.
@@ -590,8 +595,9 @@ fn load(
     config: &CudaConfig,
     (face, role): (&Face, Role),
     most_shared: u32,
-) -> Result<Kernels> {
+) -> Result<(Kernels, Rows)> {
     let architecture = Architecture { capability: context.device.capability()? };
+    let rows = compile::rows_of(config, architecture, face.source().puts)?;
     let (image, _) = compile::kernels(config, architecture, (face.source(), role))?;
     let module = Module::load(context, &image)?;
     let dispatch = module.cooperative("ty_dispatch")?;
@@ -614,5 +620,6 @@ fn load(
     let arrive = module.function("ty_arrive")?;
     let agree = module.function("ty_agree")?;
     let group = if role == Role::Inside { Some(module.function("ty_group")?) } else { None };
-    Ok(Kernels { dispatch, combine, give_back, arrive, spread, merge, agree, group })
+    let kernels = Kernels { dispatch, combine, give_back, arrive, spread, merge, agree, group };
+    Ok((kernels, rows))
 }

@@ -15,6 +15,8 @@ pub(super) const ARENA: usize = 1;
 /// Warps of a block that move rows by bulk copies: with one or two stages each they fill what a
 /// multiprocessor has, and many shallow queues beat few deep ones. One more moves what goes beside.
 const MOVERS: u32 = 14;
+/// The same for rows that only cross a link: more warps crowd it, and bf16 rows took 1.5 % longer.
+const LINK_MOVERS: u32 = 7;
 const MOST_STAGES: u32 = 4;
 /// Rows that a ring reads at once; `Ring::kMost` of the kernels.
 const RING_STAGES: u32 = 16;
@@ -203,7 +205,12 @@ impl Tables {
 
 impl Moves {
     /// For rows on a device that gives a block `most_shared` bytes.
-    pub(super) fn new(exchange: &Exchange, row: &RowFormat, most_shared: u32) -> Self {
+    /// `links`: rows go by bulk copies, and each to one place of a rank.
+    pub(super) fn new(
+        exchange: &Exchange,
+        row: &RowFormat,
+        (most_shared, links): (u32, bool),
+    ) -> Self {
         let shape = &exchange.shape;
         let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
         let Tables { table_bytes, counts } = Tables::new(shape, exchange.groups);
@@ -219,7 +226,7 @@ impl Moves {
         let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
         let room =
             most_shared.saturating_sub(KEPT + table_bytes + ROOMS * side_bytes) / (pitch + note);
-        let movers = MOVERS.min(room).max(1);
+        let movers = if links { LINK_MOVERS } else { MOVERS }.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
         let notes_at = table_bytes + stages_bytes + ROOMS * side_bytes;
@@ -341,7 +348,7 @@ mod tests {
             for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
                 let row = RowFormat { x_bytes: row_bytes as u32, scale_bytes: 224, weights: true };
                 let exchange = whole(shape, 2, None);
-                let moves = Moves::new(&exchange, &row, HOPPER);
+                let moves = Moves::new(&exchange, &row, (HOPPER, row_bytes % 32 == 0));
                 let covered = u64::from(moves.pieces) * u64::from(moves.piece_bytes);
                 assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
                 assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
@@ -417,15 +424,17 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_7168_channels_has_one_stage_in_fourteen_warps_and_two_as_fp8() {
+    fn a_row_of_7168_channels_has_fourteen_stages_in_as_many_warps_or_half_of_them() {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
         let exchange = whole(shape, 2, None);
-        let moves = Moves::new(&exchange, &row, HOPPER);
-        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 1));
+        let moves = |row, links| {
+            let moves = Moves::new(&exchange, row, (HOPPER, links));
+            (moves.pieces, moves.movers, moves.stages)
+        };
+        assert_eq!([false, true].map(|links| moves(&row, links)), [(1, 14, 1), (1, 7, 2)]);
         let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };
-        let moves = Moves::new(&exchange, &row, HOPPER);
-        assert_eq!((moves.pieces, moves.movers, moves.stages), (1, 14, 1));
+        assert_eq!([false, true].map(|links| moves(&row, links)), [(1, 14, 1), (1, 7, 3)]);
     }
 
     #[test]
