@@ -1,7 +1,6 @@
 //! One exchange, planned: compiled kernels, memory, and what its operations share.
 
 use std::cell::Cell;
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +11,7 @@ use tokenyard_core::moe::{Arena, DType, Holder, Layout, RowFormat, Shape};
 use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{ArriveArgs, Common, ENTER, Outcome, State, TEXT, Trace, WARPS};
+use super::args::{Common, ENTER, Outcome, State, TEXT, Trace};
 use super::combine::CombineOp;
 use super::counters::Told;
 use super::dispatch::DispatchOp;
@@ -20,16 +19,14 @@ use super::exchange::{Exchange, Part};
 use super::face::Face;
 use super::handle::HandleState;
 use super::observer::Observer;
-use super::order::{Mode, Order};
+use super::order::Order;
 use super::outcome::{Called, Refusal, ticket};
 use super::proxy::Ring;
 use super::sizes::{Moves, Pulls, Sizes};
 use super::waits::{Turn, Wait, Waits};
 use crate::compile::{self, Architecture, Role, Rows};
 use crate::config::CudaConfig;
-use crate::driver::{
-    Buffer, Context, Event, Function, Launch, Module, Pinned, RawStream, Stream, sys,
-};
+use crate::driver::{Buffer, Context, Event, Function, Module, Pinned, RawStream, Stream, sys};
 
 /// An operation between its send and its receive.
 #[derive(Clone, Copy, Debug)]
@@ -87,21 +84,21 @@ pub(super) struct Engine {
     /// Whether one ever was.
     pub(super) has_recorded: bool,
     /// The caller's stream, where the operation at hand is queued there.
-    direct: Option<RawStream>,
+    pub(super) direct: Option<RawStream>,
     /// Where a kernel that runs was queued last, and the slot whose event is behind it.
-    last: Cell<Option<(RawStream, usize)>>,
+    pub(super) last: Cell<Option<(RawStream, usize)>>,
     pub(super) order: Order,
     pub(super) kernels: Kernels,
     /// Per slot: behind the last kernel of the operation.
-    events: Vec<Event>,
+    pub(super) events: Vec<Event>,
     outcomes: Pinned<Outcome>,
     /// What went wrong with an operation that nobody waits for; the first one only.
     pub(super) late: Pinned<Outcome>,
     /// Per slot: what its first kernel leaves for those behind it.
     cells: Buffer,
-    traces: Pinned<Trace>,
+    pub(super) traces: Pinned<Trace>,
     pub(super) waits: Arc<Waits>,
-    state: Buffer,
+    pub(super) state: Buffer,
     /// Totals of row signals that are waited for, and of done signals: `[slots, R]` each.
     _expected: [Buffer; 2],
     /// `[slots]`: operations that this rank has entered.
@@ -113,7 +110,7 @@ pub(super) struct Engine {
     /// `[R]` zeros: which ranks an output leaves out.
     pub(super) lost: Buffer,
     /// `Face::Params`, in words of 8 bytes for its alignment.
-    params: Vec<u64>,
+    pub(super) params: Vec<u64>,
     pub(super) handles: Vec<HandleState>,
     pub(super) operations: Vec<Operation>,
     pub(super) arena: Arena,
@@ -125,7 +122,7 @@ pub(super) struct Engine {
     pub(super) latest: u64,
     /// Why the last one that did not go on did not.
     pub(super) refusal: Option<Refusal>,
-    cap_ns: u64,
+    pub(super) cap_ns: u64,
     pub(super) blocks: u32,
     pub(super) most_shared: u32,
     /// Rows are moved by bulk copies.
@@ -253,18 +250,6 @@ impl Engine {
         self.cells.address() + slot as u64 * cell_bytes(self.shape.ranks)
     }
 
-    /// Where the kernels of the operation at hand are queued.
-    pub(super) fn work(&self) -> RawStream {
-        let own = if self.is_recording { &self.recorded } else { &self.stream };
-        self.direct.unwrap_or(own.name())
-    }
-
-    /// The operation at hand is of a mode; without one it is told to others only.
-    pub(super) fn take_up(&mut self, mode: Option<&Mode>) {
-        self.is_recording = mode.is_some_and(Mode::is_recorded);
-        self.direct = mode.and_then(Mode::direct);
-    }
-
     /// What every operation passes: how this rank enters, and up to [`TEXT`] bytes that say why.
     /// `unheard`: nobody waits for the outcome of a rank that takes part.
     pub(super) fn common(
@@ -314,86 +299,6 @@ impl Engine {
     /// How a combine of rows reads them.
     pub(super) fn pulls(&self, row_bytes: u64) -> Pulls {
         Pulls::new(&self.exchange, row_bytes, self.most_shared)
-    }
-
-    /// Launches a kernel of an operation.
-    ///
-    /// # Safety
-    /// `arguments` are of the kernel's type; what they name stays valid until the operation ends.
-    pub(super) unsafe fn launch<T>(
-        &self,
-        kernel: &Function,
-        (blocks, warps, shared): (u32, u32, u32),
-        arguments: &T,
-        slot: usize,
-    ) -> Result<()> {
-        let mut pointers = [
-            std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
-            self.params.as_ptr().cast_mut().cast::<c_void>(),
-        ];
-        let launch = Launch { blocks, threads: 32 * warps, shared };
-        let work = self.work();
-        // SAFETY: by this function's contract; the second parameter is the face's.
-        unsafe { kernel.launch(work, launch, &mut pointers)? };
-        if self.is_recording && self.direct.is_some() {
-            return Ok(());
-        }
-        let event = &self.events[slot];
-        event.record(work)?;
-        if self.is_recording {
-            return Ok(());
-        }
-        self.last.set(Some((work, slot)));
-        // Who waits for this stream waits for what callers' streams got, too.
-        if self.direct.is_some() { event.hold(self.stream.name()) } else { Ok(()) }
-    }
-
-    /// Starts an operation that may move rows: behind what its stream has got by now, and behind the
-    /// last use of every region that was taken back.
-    pub(super) fn enter(&mut self, operation: u64, mode: &Mode) -> Result<()> {
-        self.latest = operation;
-        self.take_back_late();
-        self.take_up(Some(mode));
-        self.has_recorded |= self.is_recording;
-        let work = self.work();
-        match self.last.get() {
-            Some((last, slot)) if last != work && !self.is_recording => {
-                self.events[slot].hold(work)?;
-            }
-            _ => {}
-        }
-        self.order.enter(work, mode)
-    }
-
-    /// Ends an operation whose kernels are launched: its stream goes on behind them, and somebody
-    /// watches that they end; without a stream the host waits.
-    pub(super) fn leave(&mut self, operation: u64, phase: u64, mode: &Mode) -> Result<()> {
-        // Among several domains the host has waited for a part already, so it may as well for the rest.
-        let stream = mode.stream.filter(|_| self.exchange.part == Part::Whole);
-        let Some(stream) = stream else { return self.finish(operation, phase) };
-        let slot = self.slot(operation);
-        if self.direct.is_none() {
-            self.events[slot].hold(stream)?;
-        }
-        if mode.is_recorded() {
-            return Ok(());
-        }
-        if phase == abi::TY_PHASE_DONE || self.sizes.longest_put.is_some() {
-            // A combine reads regions that its caller may drop now, and its own is given back; where
-            // kernels put, so is what a dispatch has staged.
-            self.order.free_behind(&self.events[slot], self.work())?;
-        }
-        let wait = self.wait(operation, phase);
-        self.observer.watch(wait)
-    }
-
-    /// Lets the stream of a refused call go on behind its kernel, which takes a turn: what the caller
-    /// queues there next, a graph too, must find the next one.
-    pub(super) fn let_pass(&self, operation: u64, mode: &Mode) {
-        let Some(stream) = mode.stream.filter(|_| !mode.is_recorded()) else { return };
-        if let Err(error) = self.events[self.slot(operation)].hold(stream) {
-            tracing::warn!("a stream does not wait for a call that was refused: {error}");
-        }
     }
 
     /// Waits until everything has ended that was launched, and streams have passed the regions that
@@ -486,39 +391,11 @@ impl Engine {
         })
     }
 
-    fn wait(&self, operation: u64, phase: u64) -> Wait {
+    pub(super) fn wait(&self, operation: u64, phase: u64) -> Wait {
         let exchange = &self.exchange;
         let rank = exchange.team.rank((exchange.rank + 1) % self.shape.ranks);
         let operation = operation / u64::from(exchange.steps());
         Wait { operation, phase, level: exchange.level, rank }
-    }
-
-    /// The same, but where the operation's own kernel has waited.
-    pub(super) fn arrive_unless(
-        &self,
-        at_once: bool,
-        (operation, phase): (u64, u64),
-    ) -> Result<()> {
-        if at_once { Ok(()) } else { self.arrive(operation, phase) }
-    }
-
-    /// Launches the kernel that waits for a signal of every rank.
-    pub(super) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
-        let (slot, ranks) = (self.slot(operation), self.shape.ranks);
-        let arguments = ArriveArgs {
-            abort: self.waits.abort.at(0) as u64,
-            report: self.waits.report.at(0) as u64,
-            cap_ns: self.cap_ns,
-            cell: self.cell(slot),
-            ranks,
-            done: (phase != abi::TY_PHASE_ROWS).into(),
-            phase: phase as u32,
-            rank: self.exchange.rank,
-            trace: self.traces.at(self.slot(operation)) as u64,
-            state: self.state.address(),
-        };
-        // SAFETY: the kernel's type; it names memory of the engine only.
-        unsafe { self.launch(&self.kernels.arrive, (1, WARPS, 0), &arguments, slot) }
     }
 
     /// What the host serves, where kernels post through it.

@@ -26,6 +26,7 @@ mod observer;
 mod order;
 mod outcome;
 mod proxy;
+mod queue;
 mod received;
 mod sizes;
 mod unheard;
