@@ -318,6 +318,11 @@ struct TyTransportTable;
 #define TY_DISPATCH_NO_SYNC 16
 
 /**
+ * `dispatch_recv` follows at once: the caller queues and computes nothing between the two.
+ */
+#define TY_DISPATCH_AT_ONCE 32
+
+/**
  * Multiply each expert's row by its weight before summing (expert-major and packed).
  */
 #define TY_COMBINE_WEIGHTED 1
@@ -331,6 +336,11 @@ struct TyTransportTable;
  * As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` behind it are left as they are.
  */
 #define TY_COMBINE_NO_SYNC 4
+
+/**
+ * As `TY_DISPATCH_AT_ONCE`, of `combine_recv`.
+ */
+#define TY_COMBINE_AT_ONCE 8
 
 /**
  * Layout hash of the transport ABI on 64-bit targets.

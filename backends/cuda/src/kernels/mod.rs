@@ -3,9 +3,10 @@
 //!
 //! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
 //! (outputs; a receiver chooses the place and says so when it enters). A dispatch is one persistent
-//! kernel that counts, enters and moves rows, and a small one that waits for the rows of others; a
-//! combine is one that enters, reads its partial rows at their owners and sums them, and a small one
-//! that waits until all have read. The host learns sizes through pinned memory while rows move.
+//! kernel that counts, enters, moves rows and waits for those of others; a combine is one that enters,
+//! reads its partial rows at their owners, sums them and waits until all have read. Where send and
+//! receive are apart, a second, small kernel waits. The host learns sizes through pinned memory while
+//! rows move.
 //!
 //! Over a transport without a device face, kernels stage what they send in these windows, which lie in
 //! host memory then, and put it through a proxy: see `puts.cuh` and `proxy.rs`.
