@@ -22,7 +22,7 @@ use crate::suite::{Level, Outcome, Rank, Test};
 type OnYard = fn(&Case, &mut Yard) -> Result<bool>;
 
 pub(super) fn tests() -> Vec<Test> {
-    let every: [(&str, &str, OnYard); 7] = [
+    let every: [(&str, &str, OnYard); 8] = [
         ("without_sync", "eager calls that nobody waits for, on a stream that is behind", eager),
         (
             "thousand",
@@ -30,6 +30,7 @@ pub(super) fn tests() -> Vec<Test> {
             thousand,
         ),
         ("two_handles", "two handles alive in a graph, all halves apart", two_handles),
+        ("between", "a whole dispatch between the halves of another, in a graph", between),
         (
             "replay",
             "a graph that replays a handle and combines, with other rows each time",
@@ -115,8 +116,12 @@ struct Captured {
 }
 
 impl Captured {
-    /// Of dispatches to these places, then their combines, the last one first.
-    fn new(yard: &mut Yard, track: &Track, places: &mut [Place]) -> Result<Self> {
+    /// Of dispatches to these places, and their combines.
+    fn new(
+        yard: &mut Yard,
+        (track, record): (&Track, Record),
+        places: &mut [Place],
+    ) -> Result<Self> {
         let case = places.first().context("a place")?.case.clone();
         let rows = most_rows(yard, &case)?;
         places.iter_mut().try_for_each(|place| place.make_room(yard, rows))?;
@@ -149,11 +154,29 @@ impl Captured {
     }
 }
 
+/// Queues dispatches to places, and their combines.
+type Record = fn(&mut Yard, &Track, &mut [Place]) -> Result<Vec<(Received, Handle)>>;
+
 fn record(yard: &mut Yard, track: &Track, places: &mut [Place]) -> Result<Vec<(Received, Handle)>> {
     let sent: Vec<_> = places.iter().map(|place| place.send(yard, track)).collect::<Result<_>>()?;
     let given: Vec<_> =
         sent.into_iter().map(|sent| yard.dispatch_recv(sent)).collect::<Result<_, _>>()?;
     for (place, (_, handle)) in places.iter_mut().zip(&given).rev() {
+        place.combine(yard, track, handle)?;
+    }
+    Ok(given)
+}
+
+fn record_between(
+    yard: &mut Yard,
+    track: &Track,
+    places: &mut [Place],
+) -> Result<Vec<(Received, Handle)>> {
+    let [apart, whole] = &*places else { anyhow::bail!("found {} places", places.len()) };
+    let sent = apart.send(yard, track)?;
+    let second = whole.dispatch(yard, track)?;
+    let given = vec![yard.dispatch_recv(sent)?, second];
+    for (place, (_, handle)) in places.iter_mut().zip(&given) {
         place.combine(yard, track, handle)?;
     }
     Ok(given)
@@ -170,7 +193,7 @@ fn thousand(case: &Case, yard: &mut Yard) -> Result<bool> {
     let mut places = [Place::new(yard, case)?];
     let mut beside = Place::new(yard, case)?;
     let track = Track::new(yard)?;
-    let mut captured = Captured::new(yard, &track, &mut places)?;
+    let mut captured = Captured::new(yard, (&track, record), &mut places)?;
     beside.make_room(yard, captured.wrong.shape[0])?;
     for launch in 0..1000 {
         let n = launch % all.len();
@@ -196,11 +219,19 @@ fn thousand(case: &Case, yard: &mut Yard) -> Result<bool> {
 }
 
 fn two_handles(case: &Case, yard: &mut Yard) -> Result<bool> {
+    pairs(case, yard, record)
+}
+
+fn between(case: &Case, yard: &mut Yard) -> Result<bool> {
+    pairs(case, yard, record_between)
+}
+
+fn pairs(case: &Case, yard: &mut Yard, record: Record) -> Result<bool> {
     let me = yard.rank() as usize;
     let mut all = variants(yard, case, 8)?;
     let mut places = [Place::new(yard, case)?, Place::new(yard, case)?];
     let track = Track::new(yard)?;
-    let mut captured = Captured::new(yard, &track, &mut places)?;
+    let mut captured = Captured::new(yard, (&track, record), &mut places)?;
     for launch in 0..40 {
         let first = launch * 2 % all.len();
         captured.launch(&track, &mut places, &mut all[first..first + 2], me)?;
@@ -273,7 +304,7 @@ fn refused(case: &Case, yard: &mut Yard) -> Result<bool> {
         (0..2).map(|n| Variant::new(yard, same(n)?, most)).collect::<Result<_>>()?;
     let mut places = [Place::new(yard, &case)?];
     let track = Track::new(yard)?;
-    let mut captured = Captured::new(yard, &track, &mut places)?;
+    let mut captured = Captured::new(yard, (&track, record), &mut places)?;
     captured.launch(&track, &mut places, &mut all[..1], me)?;
     all[0].check().context("before a refusal")?;
     if me == 0 {

@@ -103,7 +103,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   // As in `dispatch`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   found.publish();
-  __syncthreads();
+  bool gives_up = __syncthreads_or(given_up != 0);
   if (a.c.epoch() == 0) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
@@ -111,7 +111,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   // A warp that has nothing else to do until records come.
   if (threadIdx.x == blockDim.x - 32) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
-  if (blockIdx.x == 0) {
+  if (blockIdx.x == 0 && !gives_up) {
     u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
     u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
                        place,                        (u32)(a.weights / 16), (u32)operation().rows,
@@ -122,8 +122,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   }
-  if (!hear(a.c, up, kHead, heard, guard) || __syncthreads_or(given_up != 0))
-    return stop_all(a.c);
+  if (!hear(a.c, up, kHead, heard, guard)) return stop_all(a.c);
   if (threadIdx.x < 32) {
     decide(a.c, heard, kHead, &decision);
     if (threadIdx.x == 0 && decision.code == kGo) decision = check_rows(a, heard);

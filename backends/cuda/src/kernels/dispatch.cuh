@@ -251,15 +251,17 @@ __device__ inline void begin(const DispatchArgs& a, bool counted) {
   if (counted) *a.r.note = {a.c.epoch() | (u64)a.c.tokens() << 32, 0};
 }
 
-// The last block to have prepared enters for all.
+// The last block to have prepared enters for all; not where the host has given up while the kernel
+// waited behind another, which the first block has found.
 template <class Up>
 __device__ void enter_last(const DispatchArgs& a, const Up& up, Guard& guard) {
   if (!last_to_come(a.c) || a.c.epoch() == 0) return;
   u64 now = now_ns();
   bool counted = !a.replay && a.c.verdict == kEnter, bad = counted && a.c.state->problem != ~0ull;
+  bool given_up = load_relaxed(&a.c.state->stopped) != 0;
   if (threadIdx.x == 0) begin(a, counted);
   if (counted) scan(a);
-  enter_dispatch(a, up, bad, guard);
+  if (!given_up) enter_dispatch(a, up, bad, guard);
   __syncthreads();
   if (threadIdx.x == 0) {
     a.c.state->problem = ~0ull;
@@ -283,14 +285,13 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   u32 tokens = tokens_of(a);
   prepare(a, tokens, shared + a.table_bytes);
   found.publish(!a.replay, tokens);
+  if (given_up != 0) stop_all(a.c);
   enter_last(a, up, guard);
   if (a.c.epoch() == 0) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
   }
-  // The host may have given up while the kernel waited behind another.
-  if (!hear(a.c, up, words_of(a), t.heard, guard) || __syncthreads_or(given_up != 0))
-    return stop_all(a.c);
+  if (!hear(a.c, up, words_of(a), t.heard, guard)) return stop_all(a.c);
   if (threadIdx.x < 32) decide(a.c, t.heard, words_of(a), &decision);
   __syncthreads();
   Decision d = decision;

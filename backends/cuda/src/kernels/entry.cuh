@@ -297,6 +297,8 @@ __device__ void arrive(const Arrival& a, const Up& up, Guard& guard) {
 // The same for an operation that is received by the kernel that has sent it.
 template <class Up>
 __device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase, Guard& guard) {
+  // One warp of the block has written what all of it is to wait for.
+  __syncthreads();
   arrive({c.cell, c.state, c.rank, c.ranks, first, phase}, up, guard);
   if (guard.ended()) c.state->stopped = 1;
   __syncthreads();

@@ -106,7 +106,7 @@ impl<S: PartialEq> Owners<S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ahead<S> {
     Nothing,
-    /// On this one alone: what is queued there is behind their use anyhow.
+    /// On this one alone, or it has waited for all others: what is queued there is behind their use anyhow.
     One(S),
     Several,
 }
@@ -132,7 +132,7 @@ pub(super) struct Order {
     owners: Owners<RawStream>,
     /// Carries waits only: behind all of them, every region that was taken back is free.
     freed: Stream,
-    /// What `freed` has got a wait for since operations last waited for it.
+    /// What `freed` has got a wait for, as streams of operations know it.
     ahead: Ahead<RawStream>,
     /// Whether `freed` ever got one.
     is_used: bool,
@@ -171,7 +171,7 @@ impl Order {
             self.settle()?;
         } else if !self.ahead.is_within(work) {
             self.chain(self.freed.name(), work)?;
-            self.ahead = Ahead::Nothing;
+            self.ahead = Ahead::One(work);
         }
         match mode.stream {
             Some(stream) if stream != work => self.chain(stream, work),
@@ -305,6 +305,9 @@ mod tests {
         assert!(!ahead.is_within('a') && !ahead.is_within('b'));
         ahead.add('b');
         assert!(!ahead.is_within('b'));
+        // Once 'a' has waited for all, no other is behind them for that.
+        ahead = Ahead::One('a');
+        assert!(ahead.is_within('a') && !ahead.is_within('b'));
     }
 
     #[test]

@@ -42,14 +42,12 @@ impl Engine {
         let work = self.work();
         // SAFETY: by this function's contract; the second parameter is the face's.
         unsafe { kernel.launch(work, launch, &mut pointers)? };
-        if self.is_recording && self.direct.is_some() {
+        // A mark in a capture is the graph's, and none that calls outside it can wait for.
+        if self.is_recording {
             return Ok(());
         }
         let event = &self.events[slot];
         event.record(work)?;
-        if self.is_recording {
-            return Ok(());
-        }
         self.last.set(Some((work, slot)));
         // Who waits for this stream waits for what callers' streams got, too.
         if self.direct.is_some() { event.hold(self.stream.name()) } else { Ok(()) }
@@ -64,6 +62,10 @@ impl Engine {
         self.has_recorded |= self.is_recording;
         let work = self.work();
         match self.last.get() {
+            // What was sent apart in this capture comes first.
+            _ if self.is_recording && self.direct.is_some() => {
+                self.order.join(&self.recorded, work)?;
+            }
             Some((last, slot)) if last != work && !self.is_recording => {
                 self.events[slot].hold(work)?;
             }
@@ -79,11 +81,11 @@ impl Engine {
         let stream = mode.stream.filter(|_| self.exchange.part == Part::Whole);
         let Some(stream) = stream else { return self.finish(operation, phase) };
         let slot = self.slot(operation);
+        if mode.is_recorded() {
+            return self.order.join(&self.recorded, stream);
+        }
         if self.direct.is_none() {
             self.events[slot].hold(stream)?;
-        }
-        if mode.is_recorded() {
-            return Ok(());
         }
         if phase == abi::TY_PHASE_DONE || self.sizes.longest_put.is_some() {
             // A combine reads regions that its caller may drop now, and its own is given back; where

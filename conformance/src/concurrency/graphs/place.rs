@@ -175,6 +175,12 @@ impl Place {
         calls.dispatch_send(&self.call()?).context("send a dispatch")
     }
 
+    /// Sends and receives in one call.
+    pub(super) fn dispatch(&self, yard: &mut Yard, track: &Track) -> Result<(Received, Handle)> {
+        let mut calls = yard.on(track.name).without_sync().with_tokens(self.tokens.tensor()?);
+        calls.dispatch(&self.call()?).context("dispatch")
+    }
+
     pub(super) fn combine(
         &mut self,
         yard: &mut Yard,
