@@ -124,8 +124,8 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   }
   if (!hear(a.c, up, kHead, heard, guard)) return stop_all(a.c);
   if (threadIdx.x < 32) {
-    decide(a.c, heard, kHead, &decision);
-    if (threadIdx.x == 0 && decision.code == kGo) decision = check_rows(a, heard);
+    Decision found = decide(a.c, heard, kHead);
+    if (threadIdx.x == 0) decision = found.code == kGo ? check_rows(a, heard) : found;
   }
   __syncthreads();
   Decision d = decision;

@@ -292,7 +292,10 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
     return;
   }
   if (!hear(a.c, up, words_of(a), t.heard, guard)) return stop_all(a.c);
-  if (threadIdx.x < 32) decide(a.c, t.heard, words_of(a), &decision);
+  if (threadIdx.x < 32) {
+    Decision found = decide(a.c, t.heard, words_of(a));
+    if (threadIdx.x == 0) decision = found;
+  }
   __syncthreads();
   Decision d = decision;
   if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return stop_all(a.c);

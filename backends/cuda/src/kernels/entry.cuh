@@ -200,13 +200,13 @@ __device__ inline Decision first_objection(const Common& c, const u32* table, u3
   return {kGo, c.rank};
 }
 
-// That, or kGo. One warp; its first lane writes it.
-__device__ inline void decide(const Common& c, const u32* table, u32 words, Decision* decision) {
+// That, or kGo. One warp; its first lane is told.
+__device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
   bool against = false;
   for (u32 s = threadIdx.x % 32; s < c.ranks; s += 32) against |= objects(c, &table[s * words]);
   against = !__all_sync(~0u, !against);
-  if (threadIdx.x % 32 != 0) return;
-  *decision = against ? first_objection(c, table, words) : Decision{kGo, c.rank};
+  bool looks = against && threadIdx.x % 32 == 0;
+  return looks ? first_objection(c, table, words) : Decision{kGo, c.rank};
 }
 
 // Hears the text that goes with a record. One thread.
