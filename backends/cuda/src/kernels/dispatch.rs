@@ -1,9 +1,7 @@
 //! Dispatch and its replay.
 
 use tokenyard_core::abi;
-use tokenyard_core::moe::{
-    DType, Holder, Layout, Region, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape, Span,
-};
+use tokenyard_core::moe::{Holder, Layout, Region, RegionLayout, RegionRows, RowFormat, Span};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -13,6 +11,7 @@ use super::handle::Output;
 use super::order::{CAPTURED, Mode};
 use super::outcome::Refusal;
 use super::sizes::{Moves, staged_bytes};
+use super::wanted::{Format, Wanted};
 
 /// A dispatch between send and receive.
 #[derive(Clone, Copy, Debug)]
@@ -30,41 +29,6 @@ pub(super) struct DispatchOp {
     is_open: bool,
     /// Where kernels put: what they put from.
     staging: Option<Region>,
-}
-
-/// How rows look when they arrive.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Format {
-    pub(super) row: RowFormat,
-    pub(super) dtype: u32,
-    pub(super) scale_dtype: u32,
-    pub(super) scale_columns: u64,
-}
-
-impl Format {
-    fn of(call: &abi::TyDispatch, hidden: u32) -> Self {
-        let groups = u64::from(hidden.div_ceil(128));
-        let scaled = !call.scales.data.is_null();
-        let (dtype, scale_dtype, scale_columns) = match call.cast {
-            abi::TY_CAST_NONE if scaled => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
-            abi::TY_CAST_NONE => (call.x.dtype, DType::F32.code(), 0),
-            abi::TY_CAST_FP8_UE8M0 => {
-                (DType::Fp8E4m3.code(), DType::I32.code(), groups.div_ceil(4))
-            }
-            _ => (DType::Fp8E4m3.code(), DType::F32.code(), groups),
-        };
-        let element = DType::from_code(dtype).map_or(1, DType::bytes) as u32;
-        Self {
-            row: RowFormat {
-                x_bytes: hidden * element,
-                scale_bytes: 4 * scale_columns as u32,
-                weights: !call.topk_weights.data.is_null(),
-            },
-            dtype,
-            scale_dtype,
-            scale_columns,
-        }
-    }
 }
 
 /// The text of a refusal.
@@ -96,67 +60,6 @@ pub(super) struct Ask {
     pub(super) signature: Signature,
     /// Inside one of several domains.
     pub(super) grouped: Option<Grouped>,
-}
-
-/// How received rows are arranged.
-fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
-    let refuse = |message: String| {
-        Err(Error::new(ErrorKind::Unsupported, "dispatch", message)
-            .with_fix("use a version of the kernel set that knows it"))
-    };
-    if call.cast > abi::TY_CAST_FP8_UE8M0 {
-        return refuse(format!("found cast {}; expected 0 to 3", call.cast));
-    }
-    match call.layout {
-        abi::TY_LAYOUT_FLAT => Ok(Layout::Flat),
-        abi::TY_LAYOUT_EXPERT_MAJOR => Ok(Layout::ExpertMajor {
-            alignment: call.alignment,
-            zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
-        }),
-        abi::TY_LAYOUT_PACKED => Ok(Layout::Packed),
-        other => refuse(format!("found layout {other}; expected 1 to 3")),
-    }
-}
-
-/// What a dispatch asks for. Of a call that is refused nothing is known.
-#[derive(Clone, Copy, Debug)]
-struct Wanted {
-    format: Format,
-    spec: RegionSpec,
-    /// The most that may arrive, and where it would lie.
-    most: RegionRows,
-    room: RegionLayout,
-    worst: bool,
-    replay: bool,
-    mode: Mode,
-}
-
-impl Wanted {
-    /// Whether rows are spread over the experts of their tokens while others arrive.
-    fn in_tiles(&self, engine: &Engine) -> bool {
-        self.spec.layout != Layout::Flat && engine.has_tiles()
-    }
-
-    /// What a region is laid out for, if so many rows arrive.
-    fn rows(&self, counted: RegionRows) -> RegionRows {
-        // Packed regions have room for all.
-        let most = self.worst || self.spec.layout == Layout::Packed;
-        if most { self.most } else { counted }
-    }
-
-    fn of(call: &abi::TyDispatch, shape: &Shape, mode: Mode) -> Result<Self> {
-        let format = Format::of(call, shape.hidden);
-        let spec = RegionSpec { shape: *shape, layout: layout_of(call)?, row: format.row };
-        Ok(Self {
-            format,
-            spec,
-            most: RegionRows::worst(&spec)?,
-            room: RegionLayout::worst(&spec)?,
-            worst: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
-            replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
-            mode,
-        })
-    }
 }
 
 /// The arguments of a dispatch without rows.
@@ -514,7 +417,7 @@ impl Engine {
 
     /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source one
     /// after the other, which those of several groups are not.
-    fn has_tiles(&self) -> bool {
+    pub(super) fn has_tiles(&self) -> bool {
         self.sizes.longest_put.is_none() && self.exchange.groups == 1
     }
 

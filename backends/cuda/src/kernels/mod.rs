@@ -32,6 +32,7 @@ mod received;
 mod sizes;
 mod unheard;
 mod waits;
+mod wanted;
 
 use std::collections::HashMap;
 use std::ffi::c_void;
