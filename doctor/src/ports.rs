@@ -220,9 +220,13 @@ fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         return;
     };
     let same = model(report, nic);
+    // Storage may have NICs of the rails' board, at a rate of its own.
+    let serves = |nic: &Nic| rails(report).iter().any(|rail| rail.name == nic.name);
+    let is_rail = serves(nic);
     let rates: Vec<u64> = hardware(report)
         .iter()
         .filter(|other| same.is_some() && model(report, other) == same)
+        .filter(|other| serves(other) == is_rail)
         .flat_map(|other| other.ports.iter().filter(|port| is_active(port)))
         // A card that speaks both may have a rate for each.
         .filter(|other| other.link_layer == port.link_layer)
