@@ -15,7 +15,7 @@ static UVERBS: Rule = Rule {
           NIC can be seen and not be used.",
     cost: "the transport finds no device",
     fix: "docker run --device /dev/infiniband; Kubernetes: an RDMA device plugin; on the host: modprobe \
-          ib_uverbs",
+          ib_uverbs; where it is refused: udev gives it mode 0666, or a group of the process",
     source: "linux-rdma/rdma-core, Documentation/udev.md; Linux kernel, \
              Documentation/infiniband/user_verbs.rst",
 };

@@ -18,7 +18,7 @@ static NO_NIC: Rule = Rule {
           /sys/class/infiniband. Where none is there, the NIC's driver is not loaded, or the container \
           sees no device.",
     cost: "the transport does not open: no rank starts",
-    fix: "load the NIC's driver (modprobe mlx5_ib, efa, ionic_rdma) on the host; lspci says which \
+    fix: "load the NIC's driver (modprobe mlx5_ib, efa, bnxt_re, ionic_rdma or irdma) on the host; lspci says which \
           cards there are",
     source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband",
 };
@@ -279,9 +279,12 @@ fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         }
         // InfiniBand: no file tells it.
         _ if !roce && rails(report).iter().any(|rail| rail.name == nic.name) => {
-            let found = (Verdict::Unknown, "not told: ibv_devinfo was not run or is not installed");
+            let found = (
+                Verdict::Unknown,
+                "not told: ibv_devinfo is not installed, was not run, failed or was late",
+            );
             report.note((&MTU, Facility::of(nic)), port_name(nic, port), found).fix(
-                "apt install ibverbs-utils (dnf: libibverbs-utils): ibv_devinfo shows active_mtu",
+                "run ibv_devinfo by hand: it shows active_mtu, or why it fails (apt install ibverbs-utils; dnf: libibverbs-utils)",
             );
             return;
         }
