@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{Access, Capabilities, Gpu, GpuVendor, Nic, Seccomp};
 
-use crate::nics::rails;
+use crate::nics::{function, rails};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&UVERBS, &RDMA_CM, &NVIDIA, &IPC_LOCK, &SECCOMP];
@@ -15,7 +15,7 @@ static UVERBS: Rule = Rule {
           NIC can be seen and not be used.",
     cost: "the transport finds no device",
     fix: "docker run --device /dev/infiniband; Kubernetes: an RDMA device plugin; on the host: modprobe \
-          ib_uverbs",
+          ib_uverbs; where it is refused: udev gives it mode 0666, or a group of the process",
     source: "linux-rdma/rdma-core, Documentation/udev.md; Linux kernel, \
              Documentation/infiniband/user_verbs.rst",
 };
@@ -90,8 +90,13 @@ fn uverbs(report: &mut Report<'_>) {
     let given = nics.iter().filter(|nic| granted(nic)).count();
     // Who was given all GPUs, or has none to go by, is to have all NICs: a rail is missing.
     let gpus = &report.machine.gpus;
+    // Virtual functions, and NICs beyond a GPU's one, may be other containers'.
+    let is_spare = !gpus.is_empty() && given >= gpus.len();
+    let is_virtual =
+        |nic: &Nic| function(report, nic).is_some_and(|function| function.is_virtual_function);
+    let others: Vec<bool> = nics.iter().map(|nic| is_spare || is_virtual(nic)).collect();
     let is_part = gpus.is_empty() || gpus.iter().any(|gpu| !gpu.is_visible);
-    for nic in &nics {
+    for (nic, is_other) in nics.iter().zip(others) {
         let Some(node) = nic.uverbs.known() else {
             let found = "the kernel names none: ib_uverbs is not loaded";
             let noted = (Verdict::Broken, found);
@@ -104,7 +109,7 @@ fn uverbs(report: &mut Report<'_>) {
             None => format!("no /dev/infiniband/{node}"),
         };
         let is_named = report.job.asks.nics.contains(&nic.name);
-        let told = match (granted(nic), is_named || given == 0, is_part) {
+        let told = match (granted(nic), is_named || given == 0, is_part || is_other) {
             (true, ..) => (Verdict::Ok, found),
             (false, true, _) => (Verdict::Broken, found),
             (false, false, true) => {

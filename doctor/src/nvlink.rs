@@ -64,7 +64,7 @@ static IMEX: Rule = Rule {
           creates; it does not outlive a restart of the node. The service nvidia-imex must run on all nodes.",
     cost: "memory cannot be shared between trays: traffic between them takes the NICs, a tenth of NVLink",
     fix: "write to /etc/modprobe.d/nvidia.conf: options nvidia NVreg_CreateImexChannel0=1 — then load the \
-          module anew or restart the node; or mknod /dev/nvidia-caps-imex-channels/channel0 c \
+          module anew or restart the node; or mkdir -p /dev/nvidia-caps-imex-channels and mknod /dev/nvidia-caps-imex-channels/channel0 c \
           MAJOR 0 (MAJOR of nvidia-caps-imex-channels in /proc/devices); give the container that device",
     source: "NVIDIA IMEX Service for NVLink Networks, IMEX Channels: \
              https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/imexchannels.html",
@@ -119,11 +119,22 @@ fn smi(report: &mut Report<'_>, gpus: &[&Gpu]) {
     report.note((&SMI, Facility::Cuda), "NVIDIA GPUs", (verdict, found));
 }
 
-/// Links that most GPUs of this one's model have.
+/// Links that are active on most GPUs of this one's model that have any: a card without a bridge lists
+/// its links too, as inactive.
 fn usual_links(gpus: &[&Gpu], model: &Gpu) -> usize {
     let of_model = gpus.iter().filter(|gpu| gpu.device_id == model.device_id);
-    let counts: Vec<usize> = of_model.filter_map(|gpu| Some(gpu.nvlinks.known()?.len())).collect();
+    let active = |gpu: &&&Gpu| {
+        let links = gpu.nvlinks.known()?.iter();
+        Some(links.filter(|link| link.megabytes.is_some_and(|rate| rate > 0)).count())
+    };
+    let counts: Vec<usize> = of_model.filter_map(|gpu| active(&gpu)).filter(|n| *n > 0).collect();
     majority(&counts).or(counts.iter().max().copied()).unwrap_or(0)
+}
+
+/// NVLinks are known to be wired: the fabric tells of the GPU, or the config counts on them.
+fn is_wired(report: &Report<'_>, gpu: &Gpu) -> bool {
+    let state = gpu.fabric.known().and_then(|fabric| fabric.state.known());
+    report.job.asks(Facility::NvLink) || state.is_some_and(|state| state != "N/A")
 }
 
 fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
@@ -137,7 +148,8 @@ fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
             }
             continue;
         };
-        if usual == 0 {
+        // One GPU has nobody to reach.
+        if links.is_empty() || gpus.len() < 2 {
             continue;
         }
         let down: Vec<String> = links
@@ -147,7 +159,8 @@ fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
             .collect();
         let active = links.len() - down.len();
         let verdict = match active {
-            0 => Verdict::Broken,
+            0 if is_wired(report, gpu) => Verdict::Broken,
+            0 => Verdict::Unknown,
             active if active < usual => Verdict::Slow,
             _ => Verdict::Ok,
         };
@@ -156,7 +169,12 @@ fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
             false => format!("{active} active, down: {}", down.join(", ")),
         };
         let finding = report.note((&LINKS, Facility::NvLink), name(gpu), (verdict, found));
-        finding.wanted(format!("{usual} active"));
+        if usual > 0 {
+            finding.wanted(format!("{usual} active"));
+        }
+        if verdict == Verdict::Unknown {
+            finding.fix("nothing, if the card has no NVLink bridge; else reseat the bridge");
+        }
         if verdict == Verdict::Slow {
             let share = 100 * (usual - active) / usual;
             finding.cost(format!("{share} % of this GPU's bandwidth, and all ranks wait for it"));

@@ -18,7 +18,7 @@ static NO_NIC: Rule = Rule {
           /sys/class/infiniband. Where none is there, the NIC's driver is not loaded, or the container \
           sees no device.",
     cost: "the transport does not open: no rank starts",
-    fix: "load the NIC's driver (modprobe mlx5_ib, efa, ionic_rdma) on the host; lspci says which \
+    fix: "load the NIC's driver (modprobe mlx5_ib, efa, bnxt_re, ionic_rdma or irdma) on the host; lspci says which \
           cards there are",
     source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband",
 };
@@ -220,9 +220,13 @@ fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         return;
     };
     let same = model(report, nic);
+    // Storage may have NICs of the rails' board, at a rate of its own.
+    let serves = |nic: &Nic| rails(report).iter().any(|rail| rail.name == nic.name);
+    let is_rail = serves(nic);
     let rates: Vec<u64> = hardware(report)
         .iter()
         .filter(|other| same.is_some() && model(report, other) == same)
+        .filter(|other| serves(other) == is_rail)
         .flat_map(|other| other.ports.iter().filter(|port| is_active(port)))
         // A card that speaks both may have a rate for each.
         .filter(|other| other.link_layer == port.link_layer)
@@ -275,9 +279,12 @@ fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         }
         // InfiniBand: no file tells it.
         _ if !roce && rails(report).iter().any(|rail| rail.name == nic.name) => {
-            let found = (Verdict::Unknown, "not told: ibv_devinfo was not run or is not installed");
+            let found = (
+                Verdict::Unknown,
+                "not told: ibv_devinfo is not installed, was not run, failed or was late",
+            );
             report.note((&MTU, Facility::of(nic)), port_name(nic, port), found).fix(
-                "apt install ibverbs-utils (dnf: libibverbs-utils): ibv_devinfo shows active_mtu",
+                "run ibv_devinfo by hand: it shows active_mtu, or why it fails (apt install ibverbs-utils; dnf: libibverbs-utils)",
             );
             return;
         }

@@ -16,7 +16,7 @@ static NEAR: Rule = Rule {
           card is near and no RDMA device of it is there, its driver did not take it. Where no card is near a \
           GPU, and most GPUs have one, it is missing; where few have one, the node may be wired so.",
     cost: "this GPU's rail is slower than the others, and all ranks wait for it",
-    fix: "lspci -s BUS for the card under the GPU's switch; if it is listed: its driver (modprobe mlx5_ib, dmesg); \
+    fix: "lspci -s BUS for the card under the GPU's switch; if it is listed: its driver (modprobe mlx5_ib, bnxt_re, ionic_rdma or irdma, dmesg); \
           if not: reseat or replace it",
     source: "NVIDIA, GPUDirect RDMA documentation, Supported Systems (distance between devices)",
 };
@@ -39,7 +39,8 @@ static LAYER: Rule = Rule {
     wanted: "InfiniBand on all, or Ethernet on all",
     why: "A ConnectX port can be set to either. A queue pair connects ports of one kind only.",
     cost: "ranks of that rail do not connect to ranks of the others: the job does not start",
-    fix: "mlxconfig -d DEVICE set LINK_TYPE_P1=1 (InfiniBand) or =2 (Ethernet), then restart the node",
+    fix: "mlxconfig -d DEVICE set LINK_TYPE_P1=1 (InfiniBand) or =2 (Ethernet), then restart the node (NVIDIA); cards of \
+          others speak Ethernet only: look which cards the node has",
     source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
 };
 

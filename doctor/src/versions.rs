@@ -83,7 +83,8 @@ static FIRMWARE: Rule = Rule {
           update missed. No floor is judged: no source of this project names a firmware of ConnectX, BlueField \
           or Pollara below which something that it uses does not work, and that of EFA adapters is AWS' own.",
     cost: "one rail that behaves differently from the others, now or after the next update",
-    fix: "mlxfwmanager --online -u -d DEVICE (NVIDIA), then restart the node",
+    fix: "mlxfwmanager --online -u -d DEVICE (NVIDIA), niccli (Broadcom), nicctl (AMD Pollara), then \
+          restart the node; EFA: the cloud keeps it",
     source: "NVIDIA MFT, mlxfwmanager",
 };
 

@@ -88,6 +88,8 @@ fn healthy_nodes_give_no_alarm_whatever_is_used() {
         ("roce-bond", &["kernel set cpu, transport verbs"]),
         ("healthy/hgx-storage", &nvidia[..]),
         ("healthy/hgx-vpi", &nvidia[..]),
+        ("healthy/hgx-storage-alike", &nvidia[..]),
+        ("healthy/hgx-storage-ethernet", &nvidia[..]),
     ] {
         let path = trees().join(name).with_extension("tree");
         for uses in uses.iter().map(|uses| vec![*uses]).chain([Vec::new()]) {
@@ -103,7 +105,7 @@ fn healthy_nodes_give_no_alarm_whatever_is_used() {
 fn nics_for_something_else_change_nothing_for_ranks() {
     let uses = ["kernel set cuda, transport verbs"];
     let plain = faults(&findings(&trees().join("hgx-cx7.tree"), &uses));
-    for name in ["hgx-storage.tree", "hgx-vpi.tree"] {
+    for name in ["hgx-storage.tree", "hgx-storage-alike.tree", "hgx-vpi.tree"] {
         let path = trees().join("healthy").join(name);
         let machine = Machine::read(&Tree::open(&path).unwrap());
         let rails: Vec<&str> = machine.rail_nics().iter().map(|nic| nic.name.as_str()).collect();
@@ -315,4 +317,60 @@ fn a_nic_that_the_config_names_must_be_there_and_have_its_link() {
     let absent = found.iter().find(|finding| finding.id == "nic-named").unwrap();
     assert_eq!((absent.verdict, absent.subject.as_str()), (Verdict::Broken, "mlx5_7"));
     assert_eq!(absent.found, "not there; there are: mlx5_0, mlx5_1");
+}
+
+/// `gpus` A100 of the PCIe form, of which the first `bridged` have a bridge.
+fn pcie_gpus(gpus: usize, bridged: usize) -> Machine {
+    let mut text = String::from(
+        "proc/driver/nvidia/version = NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n\
+         dev/nvidiactl =\ndev/nvidia-uvm =\n",
+    );
+    let mut links = String::from("tokenyard/nvidia-smi-nvlink.txt << END\n");
+    for i in 0..gpus {
+        let at = format!("0000:{}0:00.0", i + 1);
+        text += &format!(
+            "sys/bus/pci/devices/{at}/vendor = 0x10de\nsys/bus/pci/devices/{at}/device = 0x20b5\n\
+             sys/bus/pci/devices/{at}/class = 0x030200\n\
+             proc/driver/nvidia/gpus/{at}/information = GPU UUID: GPU-{i}\\nDevice Minor: {i}\n\
+             dev/nvidia{i} =\n"
+        );
+        links += &format!("GPU {i}: A100 PCIe (UUID: GPU-{i})\n");
+        let state = if i < bridged { "25 GB/s" } else { "<inactive>" };
+        links.extend((0..12).map(|link| format!("  Link {link}: {state}\n")));
+    }
+    Machine::read(&Tree::recorded(&format!("{text}{links}END\n")).unwrap())
+}
+
+#[test]
+fn pcie_gpus_without_a_bridge_are_broken_only_where_nvlink_is_asked_for() {
+    let links = |gpus: usize, bridged: usize, uses: &[&str]| -> Vec<Verdict> {
+        let machine = pcie_gpus(gpus, bridged);
+        let found = examine(&machine, &job(&machine, uses), None, None);
+        found.iter().filter(|f| f.id == "nvlink-links").map(|f| f.verdict).collect()
+    };
+    let nvlink = ["kernel set cuda, transport nvlink"];
+    assert_eq!(links(1, 0, &[]), []);
+    assert_eq!(links(2, 0, &[]), [Verdict::Unknown; 2]);
+    assert_eq!(links(2, 0, &nvlink), [Verdict::Broken; 2]);
+    let (well, untold) = (Verdict::Ok, Verdict::Unknown);
+    assert_eq!(links(4, 2, &[]), [well, well, untold, untold]);
+}
+
+#[test]
+fn a_limit_on_locked_memory_that_holds_the_windows_is_not_called_broken() {
+    let base = std::fs::read_to_string(trees().join("faults/memlock-small.tree")).unwrap();
+    let small = base.split_once("@base ../hgx-cx7.tree").unwrap().1;
+    let node = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
+    for (limit, verdict) in [
+        (65536_u64, Verdict::Broken),
+        ((64 << 20) - 1, Verdict::Broken),
+        (512 << 20, Verdict::Unknown),
+        (1 << 30, Verdict::Ok),
+    ] {
+        let changes = small.replace("65536", &limit.to_string());
+        let machine = Machine::read(&Tree::changed(&node, &changes).unwrap());
+        let found = examine(&machine, &job(&machine, &[]), None, None);
+        let locked = found.iter().find(|finding| finding.id == "locked-memory").unwrap();
+        assert_eq!(locked.verdict, verdict, "{limit}: {}", locked.found);
+    }
 }

@@ -33,9 +33,12 @@ impl Machine {
         if !nic.ports.iter().any(|port| port.is_active()) {
             return Some(Unusable::PortDown);
         }
+        (!self.has_device(nic)).then_some(Unusable::NoDevice)
+    }
+
+    fn has_device(&self, nic: &Nic) -> bool {
         let node = nic.uverbs.known().map(|uverbs| format!("infiniband/{uverbs}"));
-        let is_there = node.is_none_or(|node| self.devices.nodes.contains_key(&node));
-        (!is_there).then_some(Unusable::NoDevice)
+        node.is_none_or(|node| self.devices.nodes.contains_key(&node))
     }
 
     /// How far a NIC is from a seat.
@@ -53,24 +56,78 @@ impl Machine {
         }
     }
 
-    /// The NICs that are there for ranks, whether they can be used now or not: hardware of the model
-    /// and board of the fastest port. Other boards serve storage and tenants; so do a card's ports
-    /// that speak something else than its fastest, and BlueField cards and virtual functions beside
-    /// others. A port that is down or trained slow is its rank's all the same.
+    /// The NICs that are there for ranks, whether they can be used now or not: those of the boards
+    /// that sit next to GPUs, else of the board that could carry most. Other boards serve storage and
+    /// tenants; so do NICs of these boards that no GPU is next to where others have one each, those
+    /// that speak something else than most, and BlueField cards and virtual functions beside others.
+    /// Whether a link is up decides nothing: a port that is down is its rank's all the same.
     pub fn rail_nics(&self) -> Vec<&Nic> {
-        let mut fastest: Vec<&Nic> = self.nics.iter().filter(|nic| nic.is_hardware()).collect();
-        prefer(&mut fastest, |nic| self.unusable(nic) != Some(Unusable::NoDevice));
-        prefer(&mut fastest, |nic| !self.is_virtual_function(nic));
-        prefer(&mut fastest, |nic| !is_bluefield(nic));
-        prefer(&mut fastest, |nic| self.unusable(nic).is_none());
-        let rate = fastest.iter().map(|nic| nic.megabits()).max();
-        fastest.retain(|nic| Some(nic.megabits()) == rate);
-        let is_alike = |nic: &Nic| fastest.iter().any(|of| self.is_one_board(nic, of));
-        let is_beside =
-            |nic: &Nic| fastest.iter().any(|of| is_one_card(nic, of) && layer(nic) != layer(of));
-        let mut rails: Vec<&Nic> = self.nics.iter().filter(|nic| nic.is_hardware()).collect();
-        rails.retain(|nic| is_alike(nic) && !is_beside(nic));
+        let hardware: Vec<&Nic> = self.nics.iter().filter(|nic| nic.is_hardware()).collect();
+        let mut own = hardware.clone();
+        prefer(&mut own, |nic| self.has_device(nic));
+        prefer(&mut own, |nic| !self.is_virtual_function(nic));
+        prefer(&mut own, |nic| !is_bluefield(nic));
+        let mut boards = self.boards_beside_gpus(&own);
+        if boards.is_empty() {
+            boards = self.boards_that_carry_most(&own);
+        }
+        let mut rails = hardware;
+        rails.retain(|nic| boards.iter().any(|of| self.is_one_board(nic, of)));
+        let is_beside = |nic: &Nic, gpu: &Gpu| self.is_next_to(gpu, nic);
+        let all_have = !self.gpus.is_empty()
+            && self.gpus.iter().all(|gpu| rails.iter().any(|nic| is_beside(nic, gpu)));
+        if all_have {
+            rails.retain(|nic| self.gpus.iter().any(|gpu| is_beside(nic, gpu)));
+        }
+        drop_other_layers(&mut rails, all_have);
         rails
+    }
+
+    /// A NIC of each board that GPUs have next to them: first the one that most have, then for the
+    /// GPUs without it the one that most of them have, and so on.
+    fn boards_beside_gpus<'a>(&self, nics: &[&'a Nic]) -> Vec<&'a Nic> {
+        let mut boards: Vec<&Nic> = Vec::new();
+        let mut without: Vec<&Gpu> = self.gpus.iter().collect();
+        loop {
+            let has = |gpu: &Gpu, board: &Nic| {
+                let mut alike = nics.iter().filter(|nic| self.is_one_board(nic, board));
+                alike.any(|nic| self.is_next_to(gpu, nic))
+            };
+            let served = |board: &Nic| without.iter().filter(|gpu| has(gpu, board)).count();
+            let strength = |board: &Nic| (served(board), self.strength(nics, board));
+            let best = nics.iter().copied().max_by_key(|nic| strength(nic));
+            let Some(best) = best.filter(|best| served(best) > 0) else { return boards };
+            without.retain(|gpu| !has(gpu, best));
+            boards.push(best);
+        }
+    }
+
+    /// A NIC of the board that could carry most, and of others whose links run as fast as its.
+    fn boards_that_carry_most<'a>(&self, nics: &[&'a Nic]) -> Vec<&'a Nic> {
+        let best = nics.iter().copied().max_by_key(|nic| self.strength(nics, nic));
+        let Some(best) = best else { return Vec::new() };
+        let rate = self.strength(nics, best).2;
+        let is_as_fast = |nic: &&Nic| rate > 0 && self.strength(nics, nic).2 == rate;
+        nics.iter().copied().filter(|nic| self.is_one_board(nic, best) || is_as_fast(nic)).collect()
+    }
+
+    /// What a board could carry: megabits of its slot, number of its NICs, and only then the rate of
+    /// its links, which may be down.
+    fn strength(&self, nics: &[&Nic], board: &Nic) -> (u64, usize, u64) {
+        let alike: Vec<&&Nic> = nics.iter().filter(|nic| self.is_one_board(nic, board)).collect();
+        let slot = |nic: &&&Nic| {
+            let link = self.pci_at(nic.pci.get()?)?.link;
+            Some(u64::from(link.max_speed.get()?) * u64::from(link.max_width.get()?))
+        };
+        let slots = alike.iter().filter_map(slot).max().unwrap_or(0);
+        let rate = alike.iter().map(|nic| nic.megabits()).max().unwrap_or(0);
+        (slots, alike.len(), rate)
+    }
+
+    /// On one switch with the GPU, or below one root port.
+    fn is_next_to(&self, gpu: &Gpu, nic: &Nic) -> bool {
+        let far = nic.pci.get().map(|nic| self.distance(gpu.pci, nic));
+        matches!(far, Some(Distance::SameSwitch | Distance::SameRootPort))
     }
 
     /// The NICs that serve ranks: of those that are there for ranks the ones that can be used. Where
@@ -160,6 +217,36 @@ fn is_one_card(nic: &Nic, other: &Nic) -> bool {
 fn layer(nic: &Nic) -> Option<LinkLayer> {
     let active = nic.ports.iter().find(|port| port.is_active());
     active.or(nic.ports.first())?.link_layer.get()
+}
+
+/// Drops what speaks something else than most: beside another function of its card, and where GPUs
+/// have no NIC next to them also cards of their own. A NIC next to a GPU of its own is a rail that is
+/// set up wrongly.
+fn drop_other_layers(rails: &mut Vec<&Nic>, all_have: bool) {
+    let Some(usual) = usual_layer(rails) else { return };
+    let (like, odd): (Vec<&Nic>, Vec<&Nic>) =
+        rails.iter().partition(|nic| layer(nic).is_none_or(|layer| layer == usual));
+    let is_minority = !all_have && odd.len() < like.len();
+    let is_dropped = |nic: &Nic| {
+        layer(nic).is_some_and(|layer| layer != usual)
+            && (is_minority || like.iter().any(|of| is_one_card(nic, of)))
+    };
+    rails.retain(|nic| !is_dropped(nic));
+}
+
+/// What most NICs speak. Of two that are as frequent the faster one, if links of both are up, else
+/// InfiniBand.
+fn usual_layer(nics: &[&Nic]) -> Option<LinkLayer> {
+    let layers = [LinkLayer::Ethernet, LinkLayer::InfiniBand];
+    let of = |which: LinkLayer| nics.iter().filter(move |nic| layer(nic) == Some(which));
+    let count = |which: &LinkLayer| of(*which).count();
+    let rate = |which: &LinkLayer| of(*which).map(|nic| nic.megabits()).max().unwrap_or(0);
+    let all_are_up = layers.iter().all(|layer| rate(layer) > 0);
+    let usual = layers.into_iter().max_by_key(|layer| {
+        // The last of equals is taken.
+        (count(layer), if all_are_up { rate(layer) } else { 0 })
+    });
+    usual.filter(|layer| count(layer) > 0)
 }
 
 /// Drops what `is_better` is not true of, if it is true of any.

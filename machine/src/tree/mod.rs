@@ -20,6 +20,9 @@ const MOST_ENTRIES: usize = 1 << 14;
 /// Most symbolic links that one path may go through.
 const MOST_LINKS: usize = 40;
 
+/// Most trees that a recorded one may be written on top of, one on the other.
+const MOST_BASES: usize = 4;
+
 /// A root to read below: `/`, a folder of the same form, or a recorded tree.
 ///
 /// Links are followed within the root, as after `chroot`: a recorded tree never shows the machine
@@ -57,21 +60,29 @@ impl Tree {
     /// # Errors
     /// There is neither, or the file is not a recorded tree; the text names the line.
     pub fn open(root: &Path) -> io::Result<Self> {
-        let root = fs::canonicalize(root)?;
+        // Not made canonical: `/proc/1/root` is a link to `/` that leads elsewhere.
         if root == Path::new("/") {
             return Ok(Self::system());
         }
-        if root.is_dir() {
-            return Ok(Self::of(Source::Folder(root)));
+        if fs::metadata(root)?.is_dir() {
+            return Ok(Self::of(Source::Folder(root.to_owned())));
         }
-        let text = fs::read_to_string(&root)?;
-        match Recorded::base(&text) {
-            Some(base) => {
-                let base = root.parent().unwrap_or(Path::new("/")).join(base);
-                Self::changed(&fs::read_to_string(base)?, &text)
+        let (mut path, mut texts) = (root.to_owned(), Vec::new());
+        loop {
+            let text = text_of(&path)?;
+            let base = Recorded::base(&text).map(str::to_owned);
+            texts.push(text);
+            let Some(base) = base else { break };
+            if texts.len() > MOST_BASES {
+                return Err(invalid(format!("more than {MOST_BASES} trees on top of each other")));
             }
-            None => Self::recorded(&text),
+            path = path.parent().unwrap_or(Path::new("")).join(base);
         }
+        let mut recorded = Recorded::parse(&texts.pop().unwrap_or_default()).map_err(invalid)?;
+        for changes in texts.iter().rev() {
+            recorded.change(changes).map_err(invalid)?;
+        }
+        Ok(Self::of(Source::Recorded(recorded)))
     }
 
     /// A recorded tree from its text, with changes on top in the same format: what they say again is
@@ -81,7 +92,6 @@ impl Tree {
     /// # Errors
     /// One of the texts is no recorded tree, or what is to be gone is not there.
     pub fn changed(base: &str, changes: &str) -> io::Result<Self> {
-        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
         let mut recorded = Recorded::parse(base).map_err(invalid)?;
         recorded.change(changes).map_err(invalid)?;
         Ok(Self::of(Source::Recorded(recorded)))
@@ -92,8 +102,7 @@ impl Tree {
     /// # Errors
     /// The text is not a recorded tree; the error names the line.
     pub fn recorded(text: &str) -> io::Result<Self> {
-        let recorded = Recorded::parse(text)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let recorded = Recorded::parse(text).map_err(invalid)?;
         Ok(Self::of(Source::Recorded(recorded)))
     }
 
@@ -265,6 +274,23 @@ impl Tree {
         let both = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
         rustix::fs::access(&full, both).map_or(Access::Refused, |()| Access::Granted)
     }
+}
+
+fn invalid(error: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// The text of a recorded tree's file. Other than regular files may wait for ever, or never end.
+fn text_of(path: &Path) -> io::Result<String> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(invalid(format!("{} is neither a folder nor a regular file", path.display())));
+    }
+    let mut text = String::new();
+    let most = recorded::MOST_TOTAL as u64;
+    if fs::File::open(path)?.take(most + 1).read_to_string(&mut text)? as u64 > most {
+        return Err(invalid(format!("{} has more than {most} bytes", path.display())));
+    }
+    Ok(text)
 }
 
 /// Follows links within the root, component by component. `..` stops at the root.

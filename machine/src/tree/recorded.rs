@@ -8,11 +8,15 @@ use crate::Fact;
 /// Most files and links of a tree, and most bytes of them together: a repetition cannot fill the
 /// memory.
 const MOST_NODES: usize = 1 << 16;
-const MOST_TOTAL: usize = 1 << 24;
+pub(super) const MOST_TOTAL: usize = 1 << 24;
 /// Deepest nesting of repetitions.
 const MOST_NESTING: usize = 4;
-/// Most repetitions of all blocks together: nested ones multiply.
-const MOST_ROUNDS: usize = 1 << 17;
+/// Most lines that are read, with those of each repetition: nested ones multiply.
+const MOST_LINES: usize = 1 << 19;
+/// Taking away looks at all nodes; that many of them count as a line.
+const NODES_OF_A_LINE: usize = 4;
+/// Most bytes that variables make, of all lines and repetitions together.
+const MOST_FILLED: usize = 4 * MOST_TOTAL;
 
 /// A parsed tree.
 #[derive(Debug, Default)]
@@ -20,7 +24,8 @@ pub(super) struct Recorded {
     nodes: BTreeMap<String, Node>,
     folders: BTreeMap<String, BTreeSet<String>>,
     bytes: usize,
-    rounds: usize,
+    lines: usize,
+    filled: usize,
     /// What is said now replaces what was said before.
     changes: bool,
 }
@@ -68,6 +73,7 @@ impl Recorded {
         let mut at = 0;
         while let Some(&(number, line)) = lines.get(at) {
             at += 1;
+            self.count(1).map_err(|why| told(number, &why))?;
             let trimmed = line.trim();
             if trimmed.is_empty() || trimmed.starts_with('#') {
                 continue;
@@ -82,18 +88,14 @@ impl Recorded {
                     return Err(format!("line {number}: `@each` nested too deeply"));
                 }
                 let body = &lines[at..at + end];
-                for own in
-                    rows(&fill(header, row)).map_err(|why| format!("line {number}: {why}"))?
-                {
-                    self.rounds += 1;
-                    if self.rounds > MOST_ROUNDS {
-                        return Err(format!("line {number}: more than {MOST_ROUNDS} repetitions"));
-                    }
-                    let row = row
-                        .iter()
-                        .cloned()
-                        .chain(own.iter().map(|(k, v)| (k.as_str(), v.clone())))
-                        .collect();
+                self.count(end).map_err(|why| told(number, &why))?;
+                let header = self.fill(header, row).map_err(|why| told(number, &why))?;
+                for own in rows(&header).map_err(|why| told(number, &why))? {
+                    self.count(1).map_err(|why| told(number, &why))?;
+                    let own = own.iter().map(|(k, v)| (k.as_str(), v.clone()));
+                    let row: Row<'_> = row.iter().cloned().chain(own).collect();
+                    let bytes = row.iter().map(|(_, value)| value.len()).sum();
+                    self.count_filled(bytes).map_err(|why| told(number, &why))?;
                     self.block(body, &row, depth + 1)?;
                 }
                 at += end + 1;
@@ -104,14 +106,52 @@ impl Recorded {
                     .position(|(_, line)| line.trim() == mark)
                     .ok_or(format!("line {number}: no line `{mark}`"))?;
                 let text: Vec<&str> = rest[..end].iter().map(|(_, line)| *line).collect();
-                let bytes = fill(&text.join("\n"), row).into_bytes();
-                self.add(&fill(path, row), Node::File(bytes)).map_err(|e| told(number, &e))?;
+                self.heredoc(path, &text.join("\n"), row).map_err(|why| told(number, &why))?;
                 at += end + 1;
             } else {
-                self.line(&fill(trimmed, row)).map_err(|why| told(number, &why))?;
+                let line = self.fill(trimmed, row).map_err(|why| told(number, &why))?;
+                self.line(&line).map_err(|why| told(number, &why))?;
             }
         }
         Ok(())
+    }
+
+    /// A file of several lines.
+    fn heredoc(&mut self, path: &str, text: &str, row: &Row<'_>) -> Result<(), String> {
+        let bytes = self.fill(text, row)?.into_bytes();
+        let path = self.fill(path, row)?;
+        self.add(&path, Node::File(bytes))
+    }
+
+    fn count(&mut self, lines: usize) -> Result<(), String> {
+        self.lines = self.lines.saturating_add(lines);
+        match self.lines > MOST_LINES {
+            true => Err(format!("more than {MOST_LINES} lines, with those of repetitions")),
+            false => Ok(()),
+        }
+    }
+
+    fn count_filled(&mut self, bytes: usize) -> Result<(), String> {
+        self.filled = self.filled.saturating_add(bytes);
+        match self.filled > MOST_FILLED {
+            true => Err(format!("variables make more than {MOST_FILLED} bytes")),
+            false => Ok(()),
+        }
+    }
+
+    /// Puts the row's values for `{name}`. What comes out is measured before it is made.
+    fn fill(&mut self, text: &str, row: &Row<'_>) -> Result<String, String> {
+        let mut filled = text.to_owned();
+        self.count_filled(text.len())?;
+        for (name, value) in row {
+            let variable = format!("{{{name}}}");
+            let count = filled.matches(&variable).count();
+            if count > 0 {
+                self.count_filled(filled.len().saturating_add(count.saturating_mul(value.len())))?;
+                filled = filled.replace(&variable, value);
+            }
+        }
+        Ok(filled)
     }
 
     fn line(&mut self, line: &str) -> Result<(), String> {
@@ -165,6 +205,7 @@ impl Recorded {
     }
 
     fn remove(&mut self, said: &str) -> Result<(), String> {
+        self.count(self.nodes.len() / NODES_OF_A_LINE)?;
         let path = self.through_links(said)?;
         let below = format!("{path}/");
         let before = self.nodes.len();
@@ -238,12 +279,6 @@ fn end_of_block(lines: &[(usize, &str)]) -> Option<usize> {
         }
     }
     None
-}
-
-/// Puts the row's values for `{name}`.
-fn fill(text: &str, row: &Row<'_>) -> String {
-    row.iter()
-        .fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
 }
 
 /// Rows of a header: `i = 0..7`, or `i bus = 0 18 | 1 2a`.

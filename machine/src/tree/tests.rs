@@ -123,5 +123,73 @@ proptest! {
 fn nested_repetitions_that_would_not_end_are_refused() {
     let text = "@each a = 0..65535\n@each b = 0..65535\n# x\n@end\n@end\n";
     let error = Tree::recorded(text).unwrap_err();
-    assert!(error.to_string().contains("repetitions"), "{error}");
+    assert!(error.to_string().contains("more than"), "{error}");
+}
+
+#[test]
+fn comments_and_removals_in_repetitions_count_too() {
+    let comments = "# x\n".repeat(1000);
+    let text = format!("@each a = 0..65535\n{comments}@end\n");
+    let error = Tree::recorded(&text).unwrap_err().to_string();
+    assert!(error.contains("more than 524288 lines"), "{error}");
+    let base = "@each i = 0..9999\nf/{i} =\n@end\n";
+    let text = "@each i = 0..9999\nf/{i} !gone\nf/{i} =\n@end\n";
+    let error = Tree::changed(base, text).unwrap_err().to_string();
+    assert!(error.contains("more than 524288 lines"), "{error}");
+}
+
+#[test]
+fn variables_that_multiply_are_refused_before_they_fill_the_memory() {
+    let mut text = format!("@each a = {}\n", "x".repeat(10_000));
+    for (name, of) in [("b", "a"), ("c", "b"), ("d", "c")] {
+        text += &format!("@each {name} = {}\n", format!("{{{of}}}").repeat(10_000));
+    }
+    text += "f = {d}\n@end\n@end\n@end\n@end\n";
+    let error = Tree::recorded(&text).unwrap_err().to_string();
+    assert!(error.contains("variables make more than"), "{error}");
+}
+
+#[test]
+fn a_tree_may_lie_on_one_that_lies_on_another_but_not_on_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write("a.tree", "x = 1\ny = 1\nz = 1\n");
+    write("b.tree", "@base a.tree\ny = 2\nz = 2\n");
+    write("c.tree", "@base b.tree\nz = 3\n");
+    write("loop.tree", "@base loop.tree\n");
+    let tree = Tree::open(&folder.path().join("c.tree")).unwrap();
+    let texts = ["x", "y", "z"].map(|path| tree.text(path).get().unwrap());
+    assert_eq!(texts, ["1", "2", "3"]);
+    let error = Tree::open(&folder.path().join("loop.tree")).unwrap_err().to_string();
+    assert!(error.contains("on top of each other"), "{error}");
+}
+
+#[test]
+fn what_never_ends_or_waits_for_ever_is_no_recorded_tree() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let kind = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, rustix::fs::Mode::from_raw_mode(0o600), 0)
+        .unwrap();
+    let on_top = folder.path().join("on-top.tree");
+    fs::write(&on_top, "@base pipe\n").unwrap();
+    let large = folder.path().join("large.tree");
+    fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
+    for (path, why) in [
+        (pipe.as_path(), "neither a folder nor a regular file"),
+        (on_top.as_path(), "neither a folder nor a regular file"),
+        (Path::new("/dev/zero"), "neither a folder nor a regular file"),
+        (large.as_path(), "has more than"),
+    ] {
+        let error = Tree::open(path).unwrap_err().to_string();
+        assert!(error.contains(why), "{path:?}: {error}");
+    }
+}
+
+#[test]
+fn the_root_of_another_process_is_not_taken_for_this_one_s() {
+    // Its link reads `/` whatever its root is.
+    let tree = Tree::open(Path::new("/proc/self/root")).unwrap();
+    assert!(!tree.is_system());
+    assert!(tree.has("proc/self/status"));
 }
