@@ -35,6 +35,8 @@ What the words mean: docs/reports.md";
 
 /// The most files that one call reads.
 const MOST_FILES: usize = 1 << 20;
+/// The most bytes that one call reads: reports of a whole job of thousands of ranks are smaller.
+const MOST_BYTES: u64 = 4 << 30;
 
 /// Arguments of `tokenyard explain`.
 #[derive(Debug, clap::Args)]
@@ -91,14 +93,24 @@ fn read_all(names: &[PathBuf]) -> Result<(Vec<Report>, Vec<String>)> {
         ensure!(files.len() <= MOST_FILES, "found more than {MOST_FILES} files");
     }
     ensure!(!files.is_empty(), "found no file called tokenyard-*.json in the folders named");
+    Ok(read_files(&files, MOST_BYTES))
+}
+
+/// The reports of `files`, of `most` bytes together, and why files are none.
+fn read_files(files: &[PathBuf], most: u64) -> (Vec<Report>, Vec<String>) {
     let (mut reports, mut refused) = (Vec::new(), Vec::new());
-    for file in &files {
-        match read_one(file) {
+    let mut left = most;
+    for file in files {
+        let found = read_bytes(file, left).and_then(|bytes| {
+            left -= bytes.len() as u64;
+            Ok(read(&bytes)?)
+        });
+        match found {
             Ok(report) => reports.push(report),
             Err(error) => refused.push(format!("{}: {error:#}", file.display())),
         }
     }
-    Ok((reports, refused))
+    (reports, refused)
 }
 
 fn reports_in(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -113,12 +125,18 @@ fn reports_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read_one(path: &Path) -> Result<Report> {
+/// What a file holds, at most one byte more than a report may have. One that is larger than what is `left`
+/// is refused.
+fn read_bytes(path: &Path, left: u64) -> Result<Vec<u8>> {
     // Asked before opening: to open a pipe could block for ever.
     ensure!(std::fs::metadata(path)?.is_file(), "it is not a regular file");
     let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    Ok(read(&bytes)?)
+    File::open(path)?.take(left.min(MAX_BYTES as u64) + 1).read_to_end(&mut bytes)?;
+    ensure!(
+        bytes.len() as u64 <= left,
+        "the files before it and this one hold too much: one call reads {MOST_BYTES} bytes; name fewer"
+    );
+    Ok(bytes)
 }
 
 fn print(explanation: &Explanation, refused: &[String], people: People) {
@@ -172,4 +190,22 @@ fn table(explanation: &Explanation) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_beyond_the_bytes_of_one_call_are_refused_and_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = r#"{"tokenyard_report": 1, "rank": 0, "ranks": 1}"#;
+        let files = ["a", "b", "c"].map(|name| folder.path().join(name));
+        files.iter().for_each(|file| std::fs::write(file, text).unwrap());
+        let size = text.len() as u64;
+        assert_eq!(read_files(&files, 3 * size).0.len(), 3);
+        let (reports, refused) = read_files(&files, 3 * size - 1);
+        assert_eq!((reports.len(), refused.len()), (2, 1));
+        assert!(refused[0].contains("/c: the files before it"), "{refused:?}");
+    }
 }

@@ -1,9 +1,10 @@
 //! The parts of the program on this node.
 
 use serde::Serialize;
+use tokenyard_machine::Machine;
 
 use crate::node::{PART, PLUGIN};
-use crate::{Facility, Report, Verdict};
+use crate::{Facility, Finding, Job, Report, Verdict};
 
 /// What the program has, and whether it works here.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -27,6 +28,22 @@ pub struct Part {
     pub chosen: bool,
     /// What keeps it from running here, in the probe's words.
     pub why_not: Option<String>,
+}
+
+/// What is said of parts whose probes did not answer in time: nothing else is known of them.
+pub fn unanswered(milliseconds: u128) -> Vec<Finding> {
+    let (machine, job) = (Machine::default(), Job::default());
+    let mut report = Report::new(&machine, &job);
+    let found = format!("a probe did not answer in {milliseconds} ms");
+    let found = (Verdict::Unknown, found);
+    report
+        .note((&PART, Facility::Node), "parts of the program", found)
+        .cost("nothing is known of them; where a driver hangs, ranks hang as well")
+        .fix(
+            "`nvidia-smi` and `ibv_devinfo` by hand show which driver hangs, dmesg its messages; restart \
+             the node if it does not recover",
+        );
+    report.finish()
 }
 
 pub(crate) fn judge(report: &mut Report<'_>, parts: &Parts) {

@@ -133,6 +133,8 @@ pub struct Summary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fault {
+    /// [`Verdict::Unknown`], where that hides what may be broken.
+    Unknown,
     /// [`Verdict::Slow`].
     Slow,
     /// [`Verdict::Broken`].
@@ -301,7 +303,11 @@ pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
     }
     for (verdict, places) in faults(summaries) {
         let (fault, id, subject) = verdict;
-        let verdict = if fault == Fault::Broken { Verdict::Broken } else { Verdict::Slow };
+        let verdict = match fault {
+            Fault::Unknown => Verdict::Unknown,
+            Fault::Slow => Verdict::Slow,
+            Fault::Broken => Verdict::Broken,
+        };
         let found = format!("{id} {subject}");
         report
             .note((&LOCAL, crate::Facility::Node), places, (verdict, found))
@@ -449,5 +455,9 @@ mod tests {
         all[2].faults.push(fault);
         let found = compare(&all);
         assert_eq!(bad(&found), [("b (ranks 1-2)", "mtu mlx5_0")]);
+        all[1].faults = vec![(Fault::Unknown, "nvidia-smi".to_owned(), "GPUs".to_owned())];
+        let found = compare(&all);
+        let unknown = found.iter().find(|finding| finding.verdict == Verdict::Unknown).unwrap();
+        assert_eq!((&*unknown.subject, &*unknown.found), ("b (rank 1)", "nvidia-smi GPUs"));
     }
 }

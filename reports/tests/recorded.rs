@@ -134,6 +134,26 @@ fn a_loss_that_is_masked_does_not_hide_who_is_late_later() {
     assert_eq!((verdict.kind.name(), &verdict.ranks[..]), ("dead", &[1][..]), "{verdict:#?}");
 }
 
+/// As it is while a yard is opened anew, and before the watchdog has looked: the rank is to mask the loss.
+#[test]
+fn a_loss_that_one_rank_does_not_yet_say_to_mask_does_not_hide_who_is_late() {
+    let recorded = reports_of("a_rank_that_is_late_after_a_masked_loss_is_named");
+    for deaf in [&[2][..], &[0, 2]] {
+        let mut reports = recorded.clone();
+        let of_deaf = reports.iter_mut().filter(|report| deaf.contains(&report.rank));
+        of_deaf.flat_map(|report| &mut report.peers).for_each(|peer| peer.masked = false);
+        let verdict = explained(reports.clone()).verdict;
+        assert_eq!((verdict.kind.name(), &verdict.ranks[..]), ("late", &[2][..]), "{verdict:#?}");
+        // A rank that could not mask it has ended because of it.
+        let of_deaf = reports.iter_mut().filter(|report| deaf.contains(&report.rank));
+        of_deaf.for_each(|report| {
+            (report.reason.kind, report.reason.rank) = ("peer_lost".into(), Some(1));
+        });
+        let verdict = explained(reports).verdict;
+        assert_eq!((verdict.kind.name(), &verdict.ranks[..]), ("dead", &[1][..]), "{verdict:#?}");
+    }
+}
+
 /// Kernels count in pinned memory; what they post through the host, the host counts.
 #[test]
 fn a_report_of_a_rank_on_a_gpu_has_the_table_of_peers() {

@@ -11,6 +11,7 @@ mod text;
 mod tried;
 mod worldwide;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -20,14 +21,24 @@ use serde::Serialize;
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Shape;
-use tokenyard_doctor::{Finding, Tried, Verdict, examine};
+use tokenyard_doctor::{Finding, Tried, Verdict, examine, unanswered};
 use tokenyard_machine::{Counters, Machine, Tree, commands};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::parts::Parts;
 
-/// How long nvidia-smi and the like may take: the whole answer is to come within a second.
-const COMMANDS: Duration = Duration::from_millis(700);
+/// How long to wait for what a driver answers.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// For nvidia-smi and the like.
+    commands: Duration,
+    /// For the probes of all parts together, which ask the drivers in this process.
+    parts: Duration,
+}
+
+/// The whole answer is to come within a second, unless a driver is slow.
+const ALONE: Patience =
+    Patience { commands: Duration::from_millis(700), parts: Duration::from_secs(5) };
 /// How far apart error counters are read, at least, where some port has counted something.
 const BETWEEN_READINGS: Duration = Duration::from_millis(250);
 
@@ -95,6 +106,8 @@ struct Examined {
     machine: Machine,
     tried: Option<Tried>,
     findings: Vec<Finding>,
+    /// A probe has not come back: its thread is still inside a driver.
+    is_stuck: bool,
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
@@ -103,7 +116,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     }
     let start = Instant::now();
     let config = args.config.as_deref().map(Config::load).transpose()?;
-    let Examined { machine, tried, findings } = examine_node(args, config.as_ref())?;
+    let examined = examine_node(args, config.as_ref(), ALONE)?;
+    let Examined { machine, tried, findings, is_stuck } = examined;
     let elapsed_ms = start.elapsed().as_secs_f64() * 1e3;
     let verdict = worst(&findings);
     let people = People::new(args.json);
@@ -124,7 +138,19 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             conditions: Conditions::find(),
         })?;
     }
-    Ok(ExitCode::from(verdict.exit_code()))
+    Ok(leave(verdict, is_stuck))
+}
+
+/// The exit code; with a thread that is stuck in a driver the process ends here. A driver's functions at
+/// exit could wait for that thread.
+fn leave(verdict: Verdict, is_stuck: bool) -> ExitCode {
+    if is_stuck {
+        let _ = std::io::stdout().flush();
+        // SAFETY: ends the process and runs nothing of it. What was printed is out: standard output was
+        // flushed, standard error has no buffer.
+        unsafe { nix::libc::_exit(verdict.exit_code().into()) }
+    }
+    ExitCode::from(verdict.exit_code())
 }
 
 fn worst(findings: &[Finding]) -> Verdict {
@@ -133,33 +159,48 @@ fn worst(findings: &[Finding]) -> Verdict {
 
 /// Reads and judges the running system, or what `--root` names. Of that nothing can be tried, and this
 /// program's parts say nothing about it.
-fn examine_node(args: &Args, config: Option<&Config>) -> Result<Examined> {
+fn examine_node(args: &Args, config: Option<&Config>, patience: Patience) -> Result<Examined> {
     let Some(root) = &args.root else {
-        let (machine, parts, tried) = std::thread::scope(|scope| {
-            // A name server that does not answer is waited for meanwhile.
-            let tried = scope.spawn(|| tried::gather(config));
-            let parts = Parts::find(config);
-            (read_system(), parts, tried.join())
-        });
-        let (parts, tried) = (parts?, tried.map_err(|_| anyhow!("trying this node panicked"))?);
-        let mut job = asked::job(&shape(args, &machine)?, config)?;
-        job.plugin_transport =
-            parts.parts.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some());
-        let findings = examine(&machine, &job, Some(&asked::parts(&parts, config)), Some(&tried));
-        return Ok(Examined { machine, tried: Some(tried), findings });
+        return examine_system(args, config, patience);
     };
     let tree = Tree::open(root).with_context(|| format!("--root: {}", root.display()))?;
     let machine = Machine::read(&tree);
     let job = asked::job(&shape(args, &machine)?, config)?;
     let findings = examine(&machine, &job, None, None);
-    Ok(Examined { machine, tried: None, findings })
+    Ok(Examined { machine, tried: None, findings, is_stuck: false })
+}
+
+fn examine_system(args: &Args, config: Option<&Config>, patience: Patience) -> Result<Examined> {
+    let (machine, parts, tried) = std::thread::scope(|scope| {
+        // A name server that does not answer is waited for meanwhile, and so is a driver.
+        let tried = scope.spawn(|| tried::gather(config));
+        let of = config.cloned();
+        let parts = scope.spawn(|| tried::within(patience.parts, move || Parts::find(of.as_ref())));
+        (read_system(patience.commands), parts.join(), tried.join())
+    });
+    let parts = parts.map_err(|_| anyhow!("waiting for the probes panicked"))?.transpose()?;
+    let tried = tried.map_err(|_| anyhow!("trying this node panicked"))?;
+    let mut job = asked::job(&shape(args, &machine)?, config)?;
+    job.plugin_transport = match &parts {
+        Some(found) => {
+            found.parts.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some())
+        }
+        // Nobody knows what the plugins have.
+        None => config.is_some_and(|config| !config.plugins.is_empty()),
+    };
+    let facts = parts.as_ref().map(|parts| asked::parts(parts, config));
+    let mut findings = examine(&machine, &job, facts.as_ref(), Some(&tried));
+    if facts.is_none() {
+        findings.splice(0..0, unanswered(patience.parts.as_millis()));
+    }
+    Ok(Examined { machine, tried: Some(tried), findings, is_stuck: facts.is_none() })
 }
 
 /// Reads the running system, and its error counters twice.
-fn read_system() -> Machine {
+fn read_system(patience: Duration) -> Machine {
     let tree = Tree::system();
     let (start, first) = (Instant::now(), Counters::read(&tree));
-    let outputs = commands::capture(COMMANDS);
+    let outputs = commands::capture(patience);
     if first.has_some() {
         std::thread::sleep(BETWEEN_READINGS.saturating_sub(start.elapsed()));
     }

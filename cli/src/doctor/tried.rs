@@ -101,22 +101,22 @@ fn launcher_variables() -> bool {
     names.into_iter().any(|name| env(name).is_some_and(|value| !value.is_empty()))
 }
 
-/// What `look_up` finds within the deadline; nothing where it takes longer.
-fn resolve(
+/// What `ask` finds within the deadline; nothing where it takes longer, or panics.
+pub(super) fn within<T: Send + 'static>(
     deadline: Duration,
-    look_up: impl FnOnce() -> io::Result<Vec<net::SocketAddr>> + Send + 'static,
-) -> Option<io::Result<Vec<net::SocketAddr>>> {
+    ask: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     let (send, receive) = mpsc::channel();
-    // Not joined: the resolver has no deadline that it could be told.
+    // Not joined: neither a resolver nor a driver has a deadline that it could be told.
     thread::spawn(move || {
-        let _ = send.send(look_up());
+        let _ = send.send(ask());
     });
     receive.recv_timeout(deadline).ok()
 }
 
 fn tcp(host: &str, port: u16) -> Meeting {
     let name = host.to_owned();
-    let found = resolve(NAMES, move || Ok((name.as_str(), port).to_socket_addrs()?.collect()));
+    let found = within(NAMES, move || Ok((name.as_str(), port).to_socket_addrs()?.collect()));
     at(format!("{host}:{port}"), found)
 }
 
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_name_server_that_does_not_answer_is_not_waited_for() {
         let (release, held) = mpsc::channel::<()>();
-        let found = resolve(Duration::from_millis(20), move || {
+        let found = within(Duration::from_millis(20), move || {
             let _ = held.recv();
             Ok(Vec::new())
         });
@@ -173,7 +173,7 @@ mod tests {
             "{meeting:?}"
         );
         drop(release);
-        let refused = resolve(Duration::from_secs(20), || Err(io::ErrorKind::NotFound.into()));
+        let refused = within(Duration::from_secs(20), || Err(io::ErrorKind::NotFound.into()));
         assert!(matches!(at("node0:1234".to_owned(), refused), Meeting::Wrong(_)));
     }
 

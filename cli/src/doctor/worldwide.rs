@@ -11,11 +11,14 @@ use tokenyard_core::config::Config;
 use tokenyard_doctor::world::{Fault, Skew, Summary, compare};
 use tokenyard_doctor::{Finding, Verdict};
 
-use super::{Args, Examined, examine_node, text, worst};
+use super::{Args, Examined, Patience, examine_node, leave, text, worst};
 use crate::output::{People, SCHEMA_VERSION, print_json};
 
 /// A preflight waits for nobody's checkpoints: a rank that does not come within this is named.
 const LATEST: Duration = Duration::from_secs(60);
+/// All ranks of a node ask its drivers at once, which answer one after the other.
+const TOGETHER: Patience =
+    Patience { commands: Duration::from_secs(10), parts: Duration::from_secs(20) };
 /// Looks at rank 0's clock; the one with the narrowest bound counts.
 const LOOKS: u32 = 8;
 
@@ -36,7 +39,7 @@ pub(super) fn main(args: &Args) -> Result<ExitCode> {
     let config = args.config.as_deref().map(Config::load).transpose()?;
     let world = join(config.as_ref())?;
     // A rank that cannot go on tells the others why; they do not wait for it.
-    let summaries = gather(args, config.as_ref(), &world)
+    let (summaries, is_stuck) = gather(args, config.as_ref(), &world)
         .inspect_err(|error| world.report_failure(&format!("{error:#}")))?;
     let findings = compare(&summaries);
     let verdict = worst(&findings);
@@ -56,7 +59,8 @@ pub(super) fn main(args: &Args) -> Result<ExitCode> {
     }
     // Nobody leaves while others still read.
     world.barrier("doctor: end")?;
-    Ok(ExitCode::from(verdict.exit_code()))
+    drop(world);
+    Ok(leave(verdict, is_stuck))
 }
 
 fn join(config: Option<&Config>) -> Result<World> {
@@ -72,8 +76,9 @@ fn join(config: Option<&Config>) -> Result<World> {
     Ok(World::join(options)?)
 }
 
-fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<Vec<Summary>> {
-    let Examined { machine, findings, .. } = examine_node(args, config)?;
+/// What all ranks tell, and whether a probe of this one is stuck.
+fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<(Vec<Summary>, bool)> {
+    let Examined { machine, findings, is_stuck, .. } = examine_node(args, config, TOGETHER)?;
     let host = node_name(args, world.rank());
     let mut mine =
         Summary::of(&machine, &host, env!("CARGO_PKG_VERSION")).with_transport(&findings);
@@ -86,7 +91,8 @@ fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<Vec<Sum
             format!("rank {rank} told what this version of tokenyard does not read")
         })
     };
-    all.into_iter().enumerate().map(read).collect()
+    let all = all.into_iter().enumerate().map(read).collect::<Result<_>>()?;
+    Ok((all, is_stuck))
 }
 
 /// The host's name. A recorded node is a node of its own for each rank that reads it.
@@ -98,12 +104,14 @@ fn node_name(args: &Args, rank: u32) -> String {
     }
 }
 
-/// What is worth telling the others. Whether ranks can meet shows by itself: they have met.
+/// What is worth telling the others. Whether ranks can meet shows by itself: they have met. Of what is not
+/// known that counts which says that a driver does not answer: much else is unknown then.
 fn fault(finding: &Finding) -> Option<(Fault, String, String)> {
     let met = matches!(finding.id, "rendezvous" | "job-secret" | "processors");
     let fault = match finding.verdict {
         Verdict::Slow => Fault::Slow,
         Verdict::Broken => Fault::Broken,
+        Verdict::Unknown if matches!(finding.id, "nvidia-smi" | "part") => Fault::Unknown,
         Verdict::Ok | Verdict::Unknown => return None,
     };
     (!met).then(|| (fault, finding.id.to_owned(), finding.subject.clone()))
@@ -132,4 +140,25 @@ fn clock(world: &World) -> Result<Option<Skew>> {
 fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_does_not_answer_is_told_to_the_world_and_makes_it_unknown() {
+        let unanswered = tokenyard_doctor::unanswered(5000);
+        assert_eq!((unanswered.len(), unanswered[0].verdict), (1, Verdict::Unknown));
+        assert_eq!(unanswered[0].found, "a probe did not answer in 5000 ms");
+        let mut finding = unanswered[0].clone();
+        assert!(matches!(fault(&finding), Some((Fault::Unknown, id, _)) if id == "part"));
+        finding.id = "nvidia-smi";
+        let faults = vec![fault(&finding).unwrap()];
+        let told = Summary { host: "a".into(), faults, ..Summary::default() };
+        assert_eq!(worst(&compare(&[told])), Verdict::Unknown);
+        // Much else may be unknown on a node that is well.
+        finding.id = "imex-channel";
+        assert!(fault(&finding).is_none());
+    }
 }

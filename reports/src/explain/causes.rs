@@ -51,9 +51,14 @@ fn losses(set: &Set, masked: Masked) -> impl Iterator<Item = Loss> {
     set.losses().into_iter().filter(move |loss| is_masked(loss) == (masked == Masked::Yes))
 }
 
-/// Whether a rank says that it masks the loss of another.
+/// Whether a rank masks the loss of another, or is to. It says so with a moment's delay, and not while its
+/// yard is opened anew. A loss that it cannot mask, as that of rank 0, closes the yard with an error.
 fn goes_on_without(set: &Set, witness: u32, rank: u32) -> bool {
-    set.get(witness).and_then(|report| report.peer(rank)).is_some_and(|peer| peer.masked)
+    let Some(report) = set.get(witness) else { return false };
+    let Some(peer) = report.peer(rank) else { return false };
+    let ended_by_it = report.is_error() && report.reason.rank == Some(rank);
+    let is_to_mask = report.config.on_failure == "mask" && peer.state == "lost" && rank != 0;
+    peer.masked || (is_to_mask && !ended_by_it)
 }
 
 /// A rank that ended without a word.

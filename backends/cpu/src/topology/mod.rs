@@ -11,7 +11,7 @@ use std::fs;
 use tokenyard_core::topology::{Discover, Place, Topology};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_machine::numa::cpu_list;
-use tokenyard_machine::{Machine, NumaNode, Seat, Tree};
+use tokenyard_machine::{Machine, NicFamily, NumaNode, Seat, Tree};
 
 use crate::config::{Rails, TopologyConfig};
 
@@ -64,10 +64,18 @@ pub(crate) fn place(
         device: driven.map(|(ordinal, _)| ordinal),
         numa_node: bound.or(numa_node),
         processors: allowed.map_or(0, |cpus| cpus.len() as u32),
+        any_rails: config.rails == Rails::Any || reach_all(machine, &chosen.names),
         nics: chosen.names,
         nics_given: chosen.given,
-        any_rails: config.rails == Rails::Any,
     })
+}
+
+/// Whether the NICs of these names reach those of all others: EFA's fabric has no rails.
+fn reach_all(machine: &Machine, names: &[String]) -> bool {
+    let is_efa = |name: &String| {
+        machine.nics.iter().any(|nic| nic.name == *name && nic.family == NicFamily::Efa)
+    };
+    !names.is_empty() && names.iter().all(is_efa)
 }
 
 fn named_host(name: &str) -> Result<String> {

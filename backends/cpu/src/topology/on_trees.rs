@@ -59,6 +59,17 @@ fn on_a_p5en_two_ranks_of_a_bridge_have_two_nics_each() {
 }
 
 #[test]
+fn adapters_of_efa_reach_each_other_under_all_names_and_other_nics_do_not() {
+    for (tree, is_any) in [("p5en-efa.tree", true), ("hgx-cx7.tree", false)] {
+        let node = machine(tree);
+        assert_eq!(found(&node, None, 0).unwrap().any_rails, is_any, "{tree}");
+    }
+    let mut without = machine("p5en-efa.tree");
+    without.nics.clear();
+    assert!(!found(&without, None, 0).unwrap().any_rails);
+}
+
+#[test]
 fn on_an_mi300x_node_ranks_follow_the_kernels_order_of_gpus() {
     let expected = [
         "0 0 rocep121s0",
