@@ -78,7 +78,9 @@ fn the_same_holds_after_a_rank_was_lost() {
     lose_one_on(&task, MASKED);
 }
 
-const MASKED: &str = "[transport.scale_out]\nuse = \"none\"\n[world]\non_failure = \"mask\"\n";
+/// Without reports: that of a loss is written beside the steps, and is not of them.
+const MASKED: &str =
+    "[transport.scale_out]\nuse = \"none\"\n[world]\non_failure = \"mask\"\nreports = \"none\"\n";
 
 /// Rank 1 leaves the others alone with the yard.
 fn lose_one_on(task: &Task, extra: &str) {
