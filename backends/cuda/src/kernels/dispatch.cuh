@@ -92,7 +92,8 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
   return true;
 }
 
-// Fills the tables, which know where arenas are; the decision of the first rank whose region is too small, if there is one.
+// Fills the tables, which know where arenas are; the decision of the first rank whose region is too
+// small, if there is one.
 __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t) {
   __shared__ u32 full;
   if (threadIdx.x == 0) full = a.c.ranks;
@@ -106,13 +107,12 @@ __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t)
       aim_at_staging(a, t, d);
       continue;
     }
-    u64 base = t.x[d] + (u64)head[3] * 128;
-    bool flat = a.is_flat();
-    t.x[d] = base;
-    t.scales[d] = base + (flat ? region.scales : region.landed_scales);
-    t.weights[d] = base + (flat ? region.weights : region.landed_weights);
-    t.ids[d] = base + (flat ? region.ids : region.slots);
-    t.source[d] = base + (a.layout == kPacked ? region.landed_source : region.source);
+    Landing to{d, t.x[d] + (u64)head[3] * 128, region};
+    t.x[d] = to.at(a, 0);
+    t.scales[d] = to.at(a, 1);
+    t.weights[d] = to.at(a, 2);
+    t.ids[d] = to.at(a, 3);
+    t.source[d] = to.at(a, 4);
   }
   __syncthreads();
   if (full < a.c.ranks) return {kFull, full};

@@ -79,7 +79,7 @@ __device__ inline u32 puts_of_rows(const DispatchArgs& a, const u32* counts) {
 // A rank's region, where rows and what goes beside them land.
 struct Landing {
   u32 rank;
-  u64 base;  // arena offset
+  u64 base;  // arena offset, or address
   Region region;
 
   // Of an array of `Staged`.

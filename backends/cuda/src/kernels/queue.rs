@@ -61,15 +61,15 @@ impl Engine {
         self.take_up(Some(mode));
         self.has_recorded |= self.is_recording;
         let work = self.work();
-        match self.last.get() {
+        if self.is_recording {
             // What was sent apart in this capture comes first.
-            _ if self.is_recording && self.direct.is_some() => {
+            if self.direct.is_some() {
                 self.order.join(&self.recorded, work)?;
             }
-            Some((last, slot)) if last != work && !self.is_recording => {
-                self.events[slot].hold(work)?;
-            }
-            _ => {}
+        } else if let Some((last, slot)) = self.last.get()
+            && last != work
+        {
+            self.events[slot].hold(work)?;
         }
         self.order.enter(work, mode)
     }
@@ -105,15 +105,6 @@ impl Engine {
         }
     }
 
-    /// The same, but where the operation's own kernel has waited.
-    pub(super) fn arrive_unless(
-        &self,
-        at_once: bool,
-        (operation, phase): (u64, u64),
-    ) -> Result<()> {
-        if at_once { Ok(()) } else { self.arrive(operation, phase) }
-    }
-
     /// Launches the kernel that waits for a signal of every rank.
     pub(super) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
         let (slot, ranks) = (self.slot(operation), self.shape.ranks);
@@ -131,5 +122,14 @@ impl Engine {
         };
         // SAFETY: the kernel's type; it names memory of the engine only.
         unsafe { self.launch(&self.kernels.arrive, (1, WARPS, 0), &arguments, slot) }
+    }
+
+    /// The same, but where the operation's own kernel has waited.
+    pub(super) fn arrive_unless(
+        &self,
+        at_once: bool,
+        (operation, phase): (u64, u64),
+    ) -> Result<()> {
+        if at_once { Ok(()) } else { self.arrive(operation, phase) }
     }
 }

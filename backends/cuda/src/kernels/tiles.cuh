@@ -166,9 +166,9 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
       there = tile_came(a, up, p);
     }
     if (!there && !hear_tile(a, up, p, guard)) return false;
-    // Peers stored these rows by other means than the bulk copies that read them.
     // What one lane has seen holds for all.
     __syncwarp();
+    // Peers stored these rows by other means than the bulk copies that read them.
     publish_places();
     spread_tokens(s, rows, rows_at(a, t.heard, a.c.rank, p.source) + p.first, p.rows, 1);
     leave_tile(a, up, p);

@@ -214,9 +214,7 @@ impl Desk {
             text: error.to_string(),
             rank: error.rank(),
         });
-        let write = move || desk.tell(desk.keep(&report));
-        let thread = std::thread::Builder::new().name("tokenyard-report".into()).spawn(write);
-        if let Err(error) = thread {
+        if let Err(error) = beside(move || desk.tell(desk.keep(&report))) {
             self.tell(Told::Failed(format!("a thread cannot be made: {error}")));
         }
     }
@@ -232,9 +230,7 @@ impl Desk {
         let text = format!("goes on without {}", tokenyard_reports::explain::words::ranks(lost));
         let kind = Report::MASKED.to_owned();
         let report = self.capture(Reason { kind, text, rank: lost.first().copied() });
-        let write = move || drop(desk.keep(&report));
-        let thread = std::thread::Builder::new().name("tokenyard-report".into()).spawn(write);
-        if let Err(error) = thread {
+        if let Err(error) = beside(move || drop(desk.keep(&report))) {
             tracing::error!(rank = self.rank, "no report: a thread cannot be made: {error}");
         }
     }
@@ -282,6 +278,11 @@ impl Desk {
         };
         error.with_fix(fix)
     }
+}
+
+/// Runs `write` on a thread of its own: files may take long.
+fn beside(write: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name("tokenyard-report".into()).spawn(write).map(drop)
 }
 
 /// A collective that fails is the end of the yards of its world, whoever called it. While a yard is
