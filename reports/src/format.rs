@@ -265,8 +265,10 @@ pub struct Health {
     pub level: String,
     /// The transport.
     pub transport: String,
-    /// Its first asynchronous error, which stays; nothing while it is healthy.
+    /// Its first asynchronous error, which stays; nothing while it is healthy, or where it does not say.
     pub error: Option<String>,
+    /// For how long it has not answered the question whether it is healthy; nothing where it did.
+    pub unanswered_ms: Option<u64>,
     /// The rank that the error is about.
     pub rank: Option<u32>,
 }

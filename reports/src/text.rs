@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::explain::words::{activity, awaited, seconds};
+use crate::explain::words::{activity, awaited, seconds, transport};
 use crate::format::{Peer, Report, Traffic};
 
 /// The report in lines, for a terminal or a file.
@@ -45,8 +45,7 @@ fn write(out: &mut String, r: &Report) -> std::fmt::Result {
         )?;
     }
     for health in &r.transports {
-        let error = health.error.as_deref().unwrap_or("healthy");
-        writeln!(out, "  {} transport {}: {error}", health.level, health.transport)?;
+        writeln!(out, "  {}", transport(health))?;
     }
     for lane in &r.lanes {
         writeln!(

@@ -94,6 +94,8 @@ pub enum Kind {
     LinkError,
     /// Commands to the peer neither move nor end; nothing says so.
     LinkSilent,
+    /// `post`, `poll`, `progress` and `health` return no more, which no transport may do (INV-6).
+    Hang,
 }
 
 impl Kind {
@@ -103,7 +105,7 @@ impl Kind {
 
     /// Whether commands are lost without a word.
     pub(crate) fn is_silent(self) -> bool {
-        matches!(self, Self::Stop | Self::Late | Self::LinkSilent)
+        matches!(self, Self::Stop | Self::Late | Self::LinkSilent | Self::Hang)
     }
 }
 

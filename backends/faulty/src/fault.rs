@@ -87,6 +87,13 @@ impl Breakage {
         self.kind == Kind::Stop && self.accepted.load(Ordering::Relaxed) > self.at
     }
 
+    /// Returns no more, once the instance hangs.
+    pub(crate) fn hang(&self) {
+        while self.kind == Kind::Hang && self.accepted.load(Ordering::Relaxed) >= self.at {
+            std::thread::park();
+        }
+    }
+
     /// The first failure.
     pub(crate) fn health(&self) -> Result<()> {
         let Some((number, rank)) = self.failed.get() else { return Ok(()) };

@@ -117,6 +117,7 @@ impl Transport for Faulty {
     }
 
     unsafe fn post(&self, lane: u32, commands: &[Command]) -> Hot<usize> {
+        self.hang();
         let Some(mut state) = self.lane(lane)?.enter() else { return Ok(0) };
         let admitted = state.admitted(commands.len(), self.config.back_pressure);
         for (accepted, command) in commands[..admitted].iter().enumerate() {
@@ -134,6 +135,7 @@ impl Transport for Faulty {
     }
 
     fn poll(&self, lane: u32, events: &mut [Event]) -> Hot<usize> {
+        self.hang();
         let Some(mut state) = self.lane(lane)?.enter() else { return Ok(0) };
         self.hand_some_on(lane, &mut state)?;
         state.fresh = true;
@@ -158,11 +160,13 @@ impl Transport for Faulty {
     }
 
     fn health(&self) -> Result<()> {
+        self.hang();
         self.breakage.as_ref().map_or(Ok(()), Breakage::health)?;
         self.inner.health()
     }
 
     fn progress(&self) -> Hot<bool> {
+        self.hang();
         let mut moved = false;
         for (id, lane) in (0..).zip(&self.lanes) {
             if let Some(mut state) = lane.enter() {
@@ -178,6 +182,12 @@ impl Transport for Faulty {
 }
 
 impl Faulty {
+    fn hang(&self) {
+        if let Some(breakage) = &self.breakage {
+            breakage.hang();
+        }
+    }
+
     fn lane(&self, lane: u32) -> Hot<&Lane> {
         self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)
     }

@@ -74,6 +74,7 @@ const SILENT_LINK: &str = "kind = \"link_silent\"\nrank = 1\npeer = 0\nat = 60\n
 const SILENT_RAIL: &str = "kind = \"link_silent\"\nrank = 1\npeer = 3\nat = 20\n";
 const LINK_ERROR: &str = "kind = \"link_error\"\nrank = 1\npeer = 0\nat = 60\n";
 const NOTHING_MOVES: &str = "kind = \"stop\"\nrank = 1\nat = 60\n";
+const HANGS: &str = "kind = \"hang\"\nrank = 1\nat = 60\n";
 
 pub(crate) fn all() -> Vec<Play> {
     let once = Play { asked: Asked::Once, ..PLAY };
@@ -156,6 +157,18 @@ pub(crate) fn all() -> Vec<Play> {
             faulty: Some(LINK_ERROR),
             verdict: ("transport_error", &[1, 0], "link is down on purpose"),
             ..PLAY
+        },
+        Play {
+            name: "a_transport_that_hangs_is_named",
+            faulty: Some(HANGS),
+            verdict: ("transport_error", &[1], "Transport faulty (scale-up) of rank 1"),
+            ..PLAY
+        },
+        Play {
+            name: "a_transport_that_hangs_is_named_before_the_deadline",
+            faulty: Some(HANGS),
+            verdict: ("transport_error", &[1], "hangs: it does not answer"),
+            ..once
         },
         Play {
             name: "ranks_that_call_different_operations_are_named",

@@ -3,6 +3,7 @@
 //! load → agree → discover → probe → needs → open → allocate → register → endpoint → exchange →
 //! connect → plan. A rank that fails anywhere tells the others, so that nobody waits for it.
 
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::places::{discover_all, domains, scattered};
 use super::progress::Progress;
 use super::reporter::{Counters, Desk, Live, Looking, Meeting, OpenDesk, Ring};
 use super::watchdog::{Bounds, Links, Watchdog};
-use super::{Parts, Yard};
+use super::{OpenParts, Parts, Yard};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, Next, World};
 use crate::config::{Config, OnFailure};
@@ -194,27 +195,12 @@ fn bring_up(
     let progress = unsafe { Progress::start(transports.links().into_iter().flatten())? };
     watchdog.report_to(&desk.0);
     let counters = kernels.counters(shape.ranks)?;
-    // SAFETY: reports stop looking before `Parts` drops transports and kernel set, and so does an error
-    // here.
+    // SAFETY: reports stop looking before `Parts` drops transports and kernel set, and nothing fails
+    // before it is made.
     let looking = unsafe { look_at(&desk.0, &watchdog, (&transports, counters, rings)) };
-    members.barrier("yard ready")?;
-    desk.0.track.opened();
-
-    let (scale_up, scale_out) = levels.reports();
-    let report = Report {
-        kernels: kernels.name().to_owned(),
-        scale_up,
-        scale_out,
-        warnings,
-        domains,
-        algorithm: if levels.domains == 1 { "direct" } else { "hierarchical" },
-        places,
-        window_bytes: windows.iter().map(|w| w.bytes).collect(),
-    };
-    Ok(Yard {
-        desk,
-        parts: Arc::new(Parts {
-            _looking: looking,
+    let parts = Arc::new(Parts {
+        looking,
+        open: ManuallyDrop::new(OpenParts {
             _progress: progress,
             _proxies: proxies,
             _transports: transports,
@@ -226,6 +212,24 @@ fn bring_up(
             streams: needs.flags & abi::TY_NEEDS_STREAMS != 0,
             no_sync: needs.flags & abi::TY_NEEDS_NO_SYNC != 0,
         }),
+    });
+    members.barrier("yard ready")?;
+    desk.0.track.opened();
+
+    let (scale_up, scale_out) = levels.reports();
+    let report = Report {
+        kernels: parts.kernels().name().to_owned(),
+        scale_up,
+        scale_out,
+        warnings,
+        domains,
+        algorithm: if levels.domains == 1 { "direct" } else { "hierarchical" },
+        places,
+        window_bytes: windows.iter().map(|w| w.bytes).collect(),
+    };
+    Ok(Yard {
+        desk,
+        parts,
         world: Arc::clone(world),
         config: config.clone(),
         shape,

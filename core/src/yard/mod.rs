@@ -49,6 +49,8 @@ pub use reporter::{REPORTS_VARIABLE, Reporter, write_reports};
 pub use stream::{OnStream, Stream, ToolStream};
 pub use tensor::{Element, TensorMut, TensorRef};
 
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
 use crate::bootstrap::World;
@@ -60,8 +62,35 @@ use crate::{Error, ErrorKind, Result};
 
 /// The parts of a yard. Outputs and handles keep them alive, because they point into windows.
 struct Parts {
-    /// Dropped before everything else: reports look at all of it.
-    _looking: reporter::Looking,
+    /// Ends before everything else: reports look at all of it.
+    looking: reporter::Looking,
+    open: ManuallyDrop<OpenParts>,
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        if self.looking.end() {
+            // SAFETY: it is dropped here only, and nobody uses it after this.
+            unsafe { ManuallyDrop::drop(&mut self.open) }
+        } else {
+            tracing::error!(
+                "a transport does not answer a report: it cannot be closed, and what it holds stays \
+                 until the process ends"
+            );
+        }
+    }
+}
+
+impl Deref for Parts {
+    type Target = OpenParts;
+
+    fn deref(&self) -> &OpenParts {
+        &self.open
+    }
+}
+
+/// The same, in the order in which they are dropped.
+struct OpenParts {
     /// Uses the transports, so it goes before them.
     _progress: Option<progress::Progress>,
     /// The same, and the rings of the kernel set.
@@ -83,7 +112,7 @@ struct Parts {
     no_sync: bool,
 }
 
-impl Parts {
+impl OpenParts {
     fn kernels(&self) -> std::sync::MutexGuard<'_, OpenKernels> {
         // A poisoned lock means a panic between two calls of the part; the part itself answers
         // for its own panics.

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::evidence::{LONG_MS, Loss, SILENT_MS};
+use super::evidence::{LONG_MS, Loss, SILENT_MS, is_long};
 use super::graph::{Graph, is_over};
 use super::set::Set;
-use super::words::{activity, call, capital, ranks, seconds, verb};
+use super::words::{self, activity, call, capital, ranks, seconds, verb};
 use super::{Edge, Kind, Verdict};
 use crate::format::{Report, State};
 
@@ -18,6 +18,7 @@ pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
     let mut verdict = None
         .or_else(|| ended(set, Masked::No))
         .or_else(|| silent(set))
+        .or_else(|| hanging_transport(set, edges))
         .or_else(|| broken_link(set))
         .or_else(|| transport(set))
         .or_else(|| different_calls(set))
@@ -138,6 +139,37 @@ fn silent(set: &Set) -> Option<Verdict> {
     })
 }
 
+/// A transport that does not answer, of a rank that is stuck inside a call. One that does not while nobody
+/// waits may have had no time on a busy machine.
+fn hanging_transport(set: &Set, edges: &[Edge]) -> Option<Verdict> {
+    let is_inside = |report: &&Report| {
+        matches!(report.activity.state, State::Send | State::Receive)
+            && is_long(report, report.activity.since_ms)
+            && edges.iter().any(|e| e.counts && (e.to == report.rank || e.from == report.rank))
+    };
+    let mut inside = set.all().filter(is_inside);
+    let (report, health) = inside.find_map(|report| {
+        let mut transports = report.transports.iter();
+        Some((report, transports.find(|health| health.unanswered_ms.is_some())?))
+    })?;
+    let rank = report.rank;
+    Some(Verdict {
+        kind: Kind::TransportError,
+        ranks: vec![rank],
+        sentence: format!(
+            "Transport {} ({}) of rank {rank}{} hangs: it does not answer, and the rank {}.",
+            health.transport,
+            health.level,
+            process(set, rank),
+            activity(report)
+        ),
+        evidence: report.transports.iter().map(words::transport).collect(),
+        fix: "look at where the threads of that process are (`gdb -p`, `thread apply all bt`) and at the \
+              device; the call ends with the process only"
+            .to_owned(),
+    })
+}
+
 /// What one rank has sent, and another that lives has not got.
 fn broken_link(set: &Set) -> Option<Verdict> {
     let mut broken: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -205,11 +237,7 @@ fn transport(set: &Set) -> Option<Verdict> {
         health.and_then(|health| health.error.clone()).unwrap_or_default()
     };
     let to = about.map_or_else(String::new, |rank| format!(" to rank {rank}"));
-    let mut evidence = Vec::new();
-    for health in &report.transports {
-        let error = health.error.as_deref().unwrap_or("healthy");
-        evidence.push(format!("{} transport {}: {error}", health.level, health.transport));
-    }
+    let mut evidence: Vec<String> = report.transports.iter().map(words::transport).collect();
     if let Some(rank) = about.filter(|rank| set.get(*rank).is_none()) {
         evidence.push(format!("rank {rank} wrote no report: its process or host may have ended"));
     }

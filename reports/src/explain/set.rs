@@ -85,6 +85,7 @@ impl Set {
         let mut set = Self { ranks, reports, notes };
         set.note_moments();
         set.note_configs();
+        set.note_unanswered();
         set
     }
 
@@ -143,6 +144,16 @@ impl Set {
                 .map(|(digest, list)| format!("{} read {digest}", words::ranks(list)));
             let groups = groups.collect::<Vec<_>>().join("; ");
             self.notes.push(format!("the config files of the ranks differ: {groups}"));
+        }
+    }
+
+    fn note_unanswered(&mut self) {
+        let is_mute = |r: &&Report| r.transports.iter().any(|t| t.unanswered_ms.is_some());
+        let mute: Vec<u32> = self.all().filter(is_mute).map(|report| report.rank).collect();
+        if !mute.is_empty() {
+            let of = words::ranks(&mute);
+            self.notes
+                .push(format!("a transport of {of} did not answer when asked for its health"));
         }
     }
 }

@@ -395,3 +395,22 @@ fn who_stays_in_a_collective_that_has_ended_on_others_waits_for_nobody() {
 }
 
 const LATER: u64 = 1000;
+
+/// As `waiting`, with a transport that does not answer.
+fn mute(mut report: Report) -> Report {
+    let unanswered_ms = Some(1000);
+    report.transports = vec![crate::Health { unanswered_ms, ..crate::Health::default() }];
+    report
+}
+
+#[test]
+fn a_transport_that_does_not_answer_is_named_where_its_rank_is_stuck_in_a_call() {
+    let (kind, ranks, sentence) = verdict(vec![waiting(0, 1, 9000), mute(waiting(1, 0, 9000))]);
+    assert_eq!((kind, ranks), (Kind::TransportError, vec![1]), "{sentence}");
+    assert!(sentence.contains("hangs"), "{sentence}");
+    // Without a wait there is no harm, and in the caller's code another cause.
+    let explanation = explain(vec![idle(0), mute(waiting(1, 0, 30))]).expect("reports");
+    assert_eq!(explanation.verdict.kind, Kind::Healthy);
+    assert!(explanation.notes[0].contains("a transport of rank 1"), "{:?}", explanation.notes);
+    assert_eq!(verdict(vec![waiting(0, 1, 9000), mute(idle(1))]).0, Kind::Late);
+}

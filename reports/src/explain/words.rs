@@ -1,6 +1,6 @@
 //! Words that reports and explanations share.
 
-use crate::format::{Call, Report, State, Wait};
+use crate::format::{Call, Health, Report, State, Wait};
 
 /// Milliseconds as seconds: `12.3 s`.
 pub fn seconds(ms: u64) -> String {
@@ -46,6 +46,18 @@ pub fn awaited(wait: &Wait) -> String {
         Some(number) => format!("{} of operation {number}", wait.phase),
         None => format!("{} of an operation of a graph", wait.phase),
     }
+}
+
+/// What a transport says of itself: `scale-up transport shm: healthy`.
+pub fn transport(health: &Health) -> String {
+    let says = match (&health.error, health.unanswered_ms) {
+        (Some(error), _) => error.clone(),
+        (None, Some(ms)) => {
+            format!("asked for its health, it has not answered for {}", seconds(ms))
+        }
+        (None, None) => "healthy".to_owned(),
+    };
+    format!("{} transport {}: {says}", health.level, health.transport)
 }
 
 /// Where a rank is, in a few words.

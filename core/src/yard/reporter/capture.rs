@@ -8,7 +8,7 @@ use tokenyard_reports::{
     Counts, Health, Lane, Parts, Peer, Reason, Report, SCHEMA_VERSION, Slow, Traffic, Wait, utc,
 };
 
-use super::Desk;
+use super::{Desk, Draft};
 use crate::abi;
 use crate::bootstrap::PeerState;
 use crate::device_proxy;
@@ -135,8 +135,8 @@ fn ms(time: Duration) -> u64 {
 }
 
 impl Desk {
-    /// What the yard does now.
-    pub(super) fn capture(self: &Desk, reason: Reason) -> Report {
+    /// What the yard does now. Returns at once: transports are asked, and answer later.
+    pub(super) fn capture(&self, reason: Reason) -> Draft {
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let meeting = self.meeting.get();
         let mut report = Report {
@@ -162,8 +162,24 @@ impl Desk {
         };
         report.activity.collective = self.collective.read();
         report.activity.collectives = self.collective.ended();
+        // Behind the lock, so that no question begins once it is let go.
         if let Some(live) = &*self.live() {
             live.add_to(&mut report);
+            for (checkup, link) in self.checkups.iter().zip(&live.links) {
+                let Some(link) = *link else { continue };
+                checkup.ask(move || link.health());
+            }
+        }
+        Draft(report)
+    }
+
+    /// The report with the answers of the transports. Waits for them, for a second at most.
+    pub(super) fn finish(&self, Draft(mut report): Draft) -> Report {
+        for health in &mut report.transports {
+            let level = LEVELS.iter().position(|level| *level == health.level);
+            if let Some(checkup) = level.and_then(|level| self.checkups.get(level)) {
+                checkup.answer(health);
+            }
         }
         report
     }
@@ -216,7 +232,11 @@ impl Live {
             let part =
                 if level == 0 { &mut report.parts.scale_up } else { &mut report.parts.scale_out };
             *part = name;
-            report.transports.push(health(level, link));
+            report.transports.push(Health {
+                level: LEVELS[level].to_owned(),
+                transport: link.name().to_owned(),
+                ..Health::default()
+            });
             report.lanes.extend(self.lane(level));
         }
         for peer in &mut report.peers {
@@ -250,16 +270,6 @@ impl Live {
             Traffic { level: LEVELS[level].to_owned(), name, counts, raised }
         };
         self.watched.link_names(rank).into_iter().map(link).collect()
-    }
-}
-
-fn health(level: usize, link: &Link) -> Health {
-    let error = link.health().err();
-    Health {
-        level: LEVELS[level].to_owned(),
-        transport: link.name().to_owned(),
-        rank: error.as_ref().and_then(crate::Error::rank),
-        error: error.map(|error| error.to_string()),
     }
 }
 

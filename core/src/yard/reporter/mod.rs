@@ -4,21 +4,24 @@
 //! Nobody stops for a report. The thread of the yard stores atomics (`track`), so do its waits (the wait
 //! board) and the kernel set's counters; `capture` reads them. `folder` keeps the files. A report is
 //! written when somebody asks ([`Reporter::write`], [`write_reports`]), when the yard goes on without a
-//! rank, and once when an error closes it. The latter two are written by a thread of their own: the file
-//! system may be slow, and neither the job nor the error is to wait for it.
+//! rank, and once when an error closes it. Files are written by a thread of their own, and transports are
+//! asked by others (`checkup`): a file system or a part may block for ever, and neither the job nor the
+//! error is to wait for it (INV-6).
 
 mod capture;
+mod checkup;
 mod folder;
 mod track;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak, mpsc};
 use std::time::Duration;
 
 use tokenyard_reports::{ConfigName, Reason, Report};
 
 pub(super) use capture::{Counters, Live, Meeting, Ring};
+use checkup::Checkup;
 use folder::Folder;
 pub use folder::REPORTS_VARIABLE;
 pub(super) use track::Sort;
@@ -28,8 +31,12 @@ use crate::bootstrap::{CallUnderWay, Liveness, Witness, World};
 use crate::config::{Config, OnFailure};
 use crate::{Error, ErrorKind, Result};
 
-/// How long an error waits for its report to be written.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long an error waits for its report to be written: for transports that do not answer, and a file.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long who asks for a report waits for its file.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
+/// Reports of one yard that may be under way to files at once.
+const MOST_WRITERS: u32 = 16;
 
 /// Every yard of this process that is open, or being opened.
 static DESKS: Mutex<Vec<Weak<Desk>>> = Mutex::new(Vec::new());
@@ -44,19 +51,21 @@ impl Reporter {
         Self(Arc::clone(desk))
     }
 
-    /// What the yard does now. `why` is told in the report, for example the name of a signal.
+    /// What the yard does now. `why` is told in the report, for example the name of a signal. Takes a
+    /// second where a transport does not answer.
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] once the yard is dropped.
     pub fn capture(&self, why: &str) -> Result<Report> {
         self.0.check_open()?;
-        Ok(self.0.capture(asked(why)))
+        Ok(self.0.finish(self.0.capture(asked(why))))
     }
 
     /// Writes that to a file, and returns its path. At most 8 reports of a rank are kept.
     ///
     /// # Errors
-    /// As [`capture`](Self::capture). No reports are wanted; what the file system refuses.
+    /// As [`capture`](Self::capture). No reports are wanted; what the file system refuses, or that it
+    /// has not taken the report after 10 seconds.
     pub fn write(&self, why: &str) -> Result<PathBuf> {
         self.0.check_open()?;
         self.0.write(asked(why))
@@ -79,6 +88,9 @@ pub fn write_reports(why: &str) -> Vec<Result<PathBuf>> {
 fn asked(why: &str) -> Reason {
     Reason { kind: "asked".to_owned(), text: why.to_owned(), rank: None }
 }
+
+/// A report that transports have not answered for yet.
+struct Draft(Report);
 
 /// Where the report of an error is.
 #[derive(Debug, Default)]
@@ -109,6 +121,10 @@ pub(super) struct Desk {
     pub(super) meeting: OnceLock<Meeting>,
     /// The parts of the yard, while they may be looked at.
     live: Mutex<Option<Live>>,
+    /// Scale-up, scale-out.
+    checkups: [Arc<Checkup>; 2],
+    /// Threads that write files.
+    writers: AtomicU32,
     is_retired: AtomicBool,
     /// Whether an error has been told; the first one counts.
     is_claimed: AtomicBool,
@@ -144,6 +160,8 @@ impl Desk {
             track: Track::new(in_flight),
             meeting: OnceLock::new(),
             live: Mutex::new(None),
+            checkups: Default::default(),
+            writers: AtomicU32::new(0),
             is_retired: AtomicBool::new(false),
             is_claimed: AtomicBool::new(false),
             told: Mutex::default(),
@@ -157,7 +175,7 @@ impl Desk {
         Ok(desk)
     }
 
-    /// Lets reports look at the parts of a yard until the result is dropped.
+    /// Lets reports look at the parts of a yard until [`Looking::end`].
     pub(super) fn look_at(self: &Arc<Self>, live: Live) -> Looking {
         *self.live() = Some(live);
         Looking(Arc::clone(self))
@@ -194,7 +212,39 @@ impl Desk {
             return Err(Error::new(ErrorKind::Unavailable, "write report", text)
                 .with_fix(format!("name a folder in {REPORTS_VARIABLE}")));
         };
-        folder.write(&self.capture(reason))
+        let draft = self.capture(reason);
+        let (tell, told) = mpsc::channel();
+        let file = folder.clone();
+        // Who asked may have gone.
+        self.beside(move |desk| drop(tell.send(file.write(&desk.finish(draft)))))?;
+        told.recv_timeout(WRITTEN_WITHIN).unwrap_or_else(|_| {
+            let seconds = WRITTEN_WITHIN.as_secs();
+            let text = format!("{} has not taken it after {seconds} s", folder.path().display());
+            Err(Error::new(ErrorKind::System, "write report", text).with_fix(format!(
+                "look at the file system that it is on, or name another folder in {REPORTS_VARIABLE}"
+            )))
+        })
+    }
+
+    /// Runs `write` on a thread of its own.
+    fn beside(&self, write: impl FnOnce(&Self) + Send + 'static) -> Result<()> {
+        // The last owner of a desk has nothing to report any more.
+        let Some(desk) = self.this.upgrade() else { return Ok(()) };
+        if self.writers.fetch_add(1, Ordering::AcqRel) >= MOST_WRITERS {
+            self.writers.fetch_sub(1, Ordering::AcqRel);
+            let text = format!("the {MOST_WRITERS} before it are still being written");
+            return Err(Error::new(ErrorKind::System, "write report", text)
+                .with_fix("look at the file system of the reports' folder"));
+        }
+        let run = move || {
+            write(&desk);
+            desk.writers.fetch_sub(1, Ordering::AcqRel);
+        };
+        let made = std::thread::Builder::new().name("tokenyard-report".into()).spawn(run);
+        made.map(drop).map_err(|error| {
+            self.writers.fetch_sub(1, Ordering::AcqRel);
+            Error::system("write report", "a thread cannot be made", error)
+        })
     }
 
     /// An error closes the yard: the first one is reported. Returns at once.
@@ -203,19 +253,18 @@ impl Desk {
         if self.folder.is_none() || self.is_retired() {
             return;
         }
-        let Some(desk) = self.this.upgrade() else { return };
         if self.is_claimed.swap(true, Ordering::AcqRel) {
             return;
         }
         // Before anything else: another thread may end the same yard, and wait for the report.
         *self.told() = Told::Soon;
-        let report = self.capture(Reason {
+        let draft = self.capture(Reason {
             kind: error.kind().name().to_owned(),
             text: error.to_string(),
             rank: error.rank(),
         });
-        if let Err(error) = beside(move || desk.tell(desk.keep(&report))) {
-            self.tell(Told::Failed(format!("a thread cannot be made: {error}")));
+        if let Err(error) = self.beside(move |desk| desk.tell(desk.keep(draft))) {
+            self.tell(Told::Failed(error.to_string()));
         }
     }
 
@@ -226,18 +275,17 @@ impl Desk {
         if self.folder.is_none() || self.is_retired() {
             return;
         }
-        let Some(desk) = self.this.upgrade() else { return };
         let text = format!("goes on without {}", tokenyard_reports::explain::words::ranks(lost));
         let kind = Report::MASKED.to_owned();
-        let report = self.capture(Reason { kind, text, rank: lost.first().copied() });
-        if let Err(error) = beside(move || drop(desk.keep(&report))) {
-            tracing::error!(rank = self.rank, "no report: a thread cannot be made: {error}");
+        let draft = self.capture(Reason { kind, text, rank: lost.first().copied() });
+        if let Err(error) = self.beside(move |desk| drop(desk.keep(draft))) {
+            tracing::error!(rank = self.rank, "no report: {error}");
         }
     }
 
-    fn keep(&self, report: &Report) -> Told {
+    fn keep(&self, draft: Draft) -> Told {
         let Some(folder) = &self.folder else { return Told::Nothing };
-        match folder.write(report) {
+        match folder.write(&self.finish(draft)) {
             Ok(path) => {
                 tracing::warn!(rank = self.rank, "report: {}", path.display());
                 Told::Here
@@ -268,6 +316,14 @@ impl Desk {
         if matches!(&*told, Told::Nothing) {
             return error;
         }
+        let error = match &*told {
+            Told::Soon => {
+                let text =
+                    format!("not written after {} s, its folder is slow", PATIENCE.as_secs());
+                error.with_context("report", text)
+            }
+            _ => error,
+        };
         let job = self.meeting.get().map_or("opening", |meeting| &meeting.job);
         let path = folder.path().display();
         let fix =
@@ -278,11 +334,6 @@ impl Desk {
         };
         error.with_fix(fix)
     }
-}
-
-/// Runs `write` on a thread of its own: files may take long.
-fn beside(write: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    std::thread::Builder::new().name("tokenyard-report".into()).spawn(write).map(drop)
 }
 
 /// A collective that fails is the end of the yards of its world, whoever called it. While a yard is
@@ -300,13 +351,16 @@ impl Witness for Desk {
     }
 }
 
-/// While it lives, reports may look at the parts of a yard; dropped before they are.
+/// Reports may look at the parts of a yard.
 pub(super) struct Looking(Arc<Desk>);
 
-impl Drop for Looking {
-    fn drop(&mut self) {
+impl Looking {
+    /// Ends it. False where a part has not answered a question that it was asked: a thread is still in it,
+    /// and it cannot be dropped.
+    pub(super) fn end(&self) -> bool {
         // Waits for a report that is being captured.
         *self.0.live() = None;
+        self.0.checkups.iter().all(|checkup| checkup.has_ended())
     }
 }
 
