@@ -6,14 +6,10 @@ use std::sync::Mutex;
 
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::config::{Config, PartTable};
-use tokenyard_core::export::{
-    Exported, TOPOLOGY_HEADER, TRANSPORT_HEADER, TopologyPart, TransportPart, find_transport,
-};
+use tokenyard_core::export::{Exported, TOPOLOGY_HEADER, TopologyPart, find_transport};
 use tokenyard_core::host::{BuiltIn, OpenTransport, Registry, discover};
 use tokenyard_core::topology::{Discover, Place, Topology};
-use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
-};
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Team, Transport, TransportNeeds};
 use tokenyard_core::yard::{Yard, YardOptions};
 use tokenyard_core::{Result, abi};
 
@@ -45,39 +41,9 @@ impl Transport for Told {
         self.memory
     }
 
-    unsafe fn register(&mut self, window: &Window) -> Result<()> {
-        // SAFETY: by this function's contract.
-        unsafe { self.inner.register(window) }
-    }
-
-    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
-        self.inner.endpoint(peer)
-    }
-
-    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
-        self.inner.connect(peer, data)
-    }
-
-    fn peer_address(&self, peer: u32, window: u32) -> Result<*mut u8> {
-        self.inner.peer_address(peer, window)
-    }
-
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
-        // SAFETY: by this function's contract.
-        unsafe { self.inner.post(lane, commands) }
-    }
-
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        self.inner.poll(lane, events)
-    }
-
-    fn read_signal(&self, lane: u32, id: u32) -> u64 {
-        self.inner.read_signal(lane, id)
-    }
-
-    fn health(&self) -> Result<()> {
-        self.inner.health()
-    }
+    tokenyard_testkit::pass_on!(
+        inner: register, endpoint, connect, peer_address, post, poll, read_signal, health
+    );
 }
 
 /// Two ranks on each of two nodes; the second node has another number of NICs, as its table says.
@@ -110,12 +76,7 @@ impl Topology for TwoNodesTopology {
     }
 }
 
-const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<Told>::TABLE];
-static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
-    header: TRANSPORT_HEADER,
-    parts: TABLES.as_ptr(),
-    count: TABLES.len(),
-});
+tokenyard_testkit::built_in_transport!(Told);
 const PLACES: &[*const abi::TyTopologyTable] =
     &[&raw const *TopologyPart::<TwoNodesTopology>::TABLE];
 static TOPOLOGIES: Exported<abi::TyTopologyExport> = Exported(abi::TyTopologyExport {
@@ -123,7 +84,6 @@ static TOPOLOGIES: Exported<abi::TyTopologyExport> = Exported(abi::TyTopologyExp
     parts: PLACES.as_ptr(),
     count: PLACES.len(),
 });
-inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
 inventory::submit! { BuiltIn::Topology(&TOPOLOGIES) }
 
 #[test]

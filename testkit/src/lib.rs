@@ -2,6 +2,7 @@
 
 mod allocations;
 mod plugin;
+mod transport;
 
 pub use allocations::{Counting, of_all_threads, of_this_thread};
 pub use plugin::built_plugin;

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::config::PartTable;
-use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart, find_transport};
-use tokenyard_core::host::{BuiltIn, OpenTransport};
+use tokenyard_core::export::find_transport;
+use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds,
 };
 
 /// Puts of rows that rank 1 has made through a `between` that counts: those to the arena, which is
@@ -73,18 +73,7 @@ impl Transport for Between {
         self.memory
     }
 
-    unsafe fn register(&mut self, window: &Window) -> Result<()> {
-        // SAFETY: by this function's contract.
-        unsafe { self.inner.register(window) }
-    }
-
-    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
-        self.inner.endpoint(peer)
-    }
-
-    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
-        self.inner.connect(peer, data)
-    }
+    tokenyard_testkit::pass_on!(inner: register, endpoint, connect, read_signal, health, progress);
 
     unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         self.hand_on(lane)?;
@@ -109,18 +98,6 @@ impl Transport for Between {
         self.hand_on(lane)?;
         self.inner.poll(lane, events)
     }
-
-    fn read_signal(&self, lane: u32, id: u32) -> u64 {
-        self.inner.read_signal(lane, id)
-    }
-
-    fn health(&self) -> Result<()> {
-        self.inner.health()
-    }
-
-    fn progress(&self) -> std::result::Result<bool, i32> {
-        self.inner.progress()
-    }
 }
 
 impl Between {
@@ -142,10 +119,4 @@ impl Between {
     }
 }
 
-const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<Between>::TABLE];
-static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
-    header: TRANSPORT_HEADER,
-    parts: TABLES.as_ptr(),
-    count: TABLES.len(),
-});
-inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
+tokenyard_testkit::built_in_transport!(Between);

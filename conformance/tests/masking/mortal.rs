@@ -4,12 +4,11 @@ use std::sync::OnceLock;
 
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
-use tokenyard_core::abi;
 use tokenyard_core::config::PartTable;
-use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart, find_transport};
-use tokenyard_core::host::{BuiltIn, OpenTransport};
+use tokenyard_core::export::find_transport;
+use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
+    Capabilities, MemoryNeeds, Team, Transport, TransportNeeds, Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -124,10 +123,6 @@ impl Transport for Mortal {
         self.memory
     }
 
-    fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
-        self.inner.alloc(id, bytes)
-    }
-
     unsafe fn register(&mut self, window: &Window) -> Result<()> {
         Step::Register.reached();
         // SAFETY: by this function's contract, as the inner transport lives as long as this one.
@@ -150,37 +145,9 @@ impl Transport for Mortal {
         Ok(())
     }
 
-    fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
-        self.inner.peer_address(window, peer)
-    }
-
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
-        // SAFETY: by this function's contract.
-        unsafe { self.inner.post(lane, commands) }
-    }
-
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        self.inner.poll(lane, events)
-    }
-
-    fn read_signal(&self, lane: u32, id: u32) -> u64 {
-        self.inner.read_signal(lane, id)
-    }
-
-    fn health(&self) -> Result<()> {
-        self.inner.health()
-    }
-
-    fn progress(&self) -> std::result::Result<bool, i32> {
-        self.inner.progress()
-    }
+    tokenyard_testkit::pass_on!(
+        inner: alloc, peer_address, post, poll, read_signal, health, progress
+    );
 }
 
-const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<Mortal>::TABLE];
-static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
-    header: TRANSPORT_HEADER,
-    parts: TABLES.as_ptr(),
-    count: TABLES.len(),
-});
-
-inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
+tokenyard_testkit::built_in_transport!(Mortal);

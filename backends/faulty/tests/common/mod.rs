@@ -10,8 +10,7 @@ use std::time::Duration;
 use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::config::PartTable;
-use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart};
-use tokenyard_core::host::{BuiltIn, OpenTransport, Registry, TransportRef};
+use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, NO_COMMAND, NO_EVENT, Team,
     Transport, TransportNeeds, Window,
@@ -129,13 +128,7 @@ impl Transport for Notebook {
     }
 }
 
-const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<Notebook>::TABLE];
-static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
-    header: TRANSPORT_HEADER,
-    parts: TABLES.as_ptr(),
-    count: TABLES.len(),
-});
-inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
+tokenyard_testkit::built_in_transport!(Notebook);
 
 pub(crate) const DEPTH: u32 = 512;
 
