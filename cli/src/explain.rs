@@ -1,14 +1,17 @@
 //! `tokenyard explain`: what the reports of a job's ranks come to.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use tokenyard_reports::explain::{Explanation, Kind, explain, words};
-use tokenyard_reports::{MAX_BYTES, Report, read};
+use tokenyard_reports::{MAX_BYTES, Report, read, utc};
 
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json, ranks};
 
@@ -87,13 +90,18 @@ fn read_all(names: &[PathBuf]) -> Result<(Vec<Report>, Vec<String>)> {
     for name in names {
         if name.is_dir() {
             files.extend(reports_in(name)?);
-        } else {
+        } else if !is_text_of_report(name) {
             files.push(name.clone());
         }
         ensure!(files.len() <= MOST_FILES, "found more than {MOST_FILES} files");
     }
     ensure!(!files.is_empty(), "found no file called tokenyard-*.json in the folders named");
     Ok(read_files(&files, MOST_BYTES))
+}
+
+/// Whether it is what people read of a report, which lies beside. A pattern of the shell may name both.
+fn is_text_of_report(file: &Path) -> bool {
+    file.extension().is_some_and(|found| found == "txt") && file.with_extension("json").is_file()
 }
 
 /// The reports of `files`, of `most` bytes together, and why files are none.
@@ -153,7 +161,8 @@ fn print(explanation: &Explanation, refused: &[String], people: People) {
     if !verdict.fix.is_empty() {
         people.say(format_args!("Fix: {}", verdict.fix));
     }
-    people.say(format_args!("\n{}", table(explanation).render(people)));
+    let table = table(explanation).render(people);
+    people.say(format_args!("\n{}\n\n{table}", of_what(explanation)));
     let slowest = explanation.slowest.iter();
     let slowest = slowest.map(|s| format!("rank {} {}", s.rank, words::seconds(s.waited_ms)));
     let slowest = slowest.collect::<Vec<_>>().join(", ");
@@ -164,32 +173,108 @@ fn print(explanation: &Explanation, refused: &[String], people: People) {
         let missing = ranks(&explanation.missing);
         people.say(format_args!("\nno report of: {missing}"));
     }
-    for note in explanation.notes.iter().chain(refused) {
+    for note in explanation.notes.iter().chain(refused.iter().take(MOST_REFUSED)) {
         people.say(format_args!("note: {note}"));
     }
+    let more = refused.len().saturating_sub(MOST_REFUSED);
+    if more > 0 {
+        people.say(format_args!("note: {more} more files are no reports (--json names them)"));
+    }
+}
+
+/// Files that are no reports, and are named.
+const MOST_REFUSED: usize = 8;
+
+/// Ranks of which each has a line of its own.
+const MOST_LINES: usize = 16;
+
+/// The reports that are told in one line: of one rank, or in a large world of those that say the same. The
+/// culprits come first.
+fn lines(explanation: &Explanation) -> Vec<Vec<&Report>> {
+    let mut lines: Vec<Vec<&Report>> = Vec::new();
+    let is_culprit = |report: &Report| explanation.verdict.ranks.contains(&report.rank);
+    let is_large = explanation.reports.len() > MOST_LINES;
+    let mut places = HashMap::new();
+    for report in &explanation.reports {
+        let now = &report.activity;
+        let collective = now.collective.as_ref().map(|c| (&c.name, &c.topic));
+        let call = now.call.as_ref().map(|call| (call.operation, &call.kind));
+        let does = (now.state, now.begun, call, collective);
+        let one = (!is_large).then_some(report.rank);
+        let key =
+            (one, is_culprit(report), &report.reason.kind, does, waits_for(explanation, report));
+        let place = *places.entry(key).or_insert(lines.len());
+        match lines.get_mut(place) {
+            Some(line) => line.push(report),
+            None => lines.push(vec![report]),
+        }
+    }
+    if is_large {
+        lines.sort_by_key(|line| !line.iter().any(|report| is_culprit(report)));
+    }
+    lines
+}
+
+/// For whom a rank waits so long that it means something, in order.
+fn waits_for(explanation: &Explanation, report: &Report) -> Vec<u32> {
+    let of_rank = explanation.graph.partition_point(|edge| edge.from < report.rank);
+    let edges = explanation.graph[of_rank..].iter().take_while(|edge| edge.from == report.rank);
+    let mut waits: Vec<u32> = edges.filter(|edge| edge.counts).map(|edge| edge.to).collect();
+    waits.sort_unstable();
+    waits
 }
 
 fn table(explanation: &Explanation) -> Table {
     let mut table = Table::new(&["rank", "host", "at (UTC)", "why", "begun", "waits for", "now"]);
-    for report in &explanation.reports {
-        let waits = explanation.graph.iter().filter(|e| e.counts && e.from == report.rank);
-        let mut waits: Vec<u32> = waits.map(|edge| edge.to).collect();
-        waits.sort_unstable();
+    for line in lines(explanation) {
+        let stay = |report: &&Report| (report.activity.since_ms, Reverse(report.rank));
+        let Some(longest) = line.iter().copied().max_by_key(stay) else { continue };
+        let list: Vec<u32> = line.iter().map(|report| report.rank).collect();
+        let hosts: BTreeSet<&str> = line.iter().map(|report| report.host.as_str()).collect();
+        let host = match hosts.len() {
+            1 => longest.host.clone(),
+            count => format!("{count} hosts"),
+        };
         let why = Cell::styled(
-            if report.is_error() { Style::Bad } else { Style::Plain },
-            &report.reason.kind,
+            if longest.is_error() { Style::Bad } else { Style::Plain },
+            &longest.reason.kind,
         );
+        let time = longest.time.as_str();
         table.row([
-            report.rank.into(),
-            (&report.host).into(),
-            report.time.split_once('T').map_or(report.time.as_str(), |(_, time)| time).into(),
+            if let [one] = list[..] { one.into() } else { ranks(&list).into() },
+            host.into(),
+            time.split_once('T').map_or(time, |(_, time)| time).into(),
             why,
-            report.activity.begun.into(),
-            ranks(&waits).into(),
-            words::activity(report).into(),
+            longest.activity.begun.into(),
+            ranks(&waits_for(explanation, longest)).into(),
+            words::activity(longest).into(),
         ]);
     }
     table
+}
+
+/// `job 1f2e3d4c: reports of 3 of 4 ranks, the last of 2026-11-22T10:03:02.680Z, 14 s ago`.
+fn of_what(explanation: &Explanation) -> String {
+    let name = match explanation.job.as_str() {
+        "" => "an opening".to_owned(),
+        job => format!("job {job}"),
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let age = now.checked_sub(u128::from(explanation.unix_ms)).map_or_else(String::new, |ms| {
+        let seconds = ms / 1000;
+        match seconds {
+            0..120 => format!(", {seconds} s ago"),
+            120..7200 => format!(", {} min ago", seconds / 60),
+            7200..172_800 => format!(", {} h ago", seconds / 3600),
+            _ => format!(", {} days ago", seconds / 86_400),
+        }
+    });
+    format!(
+        "{name}: reports of {} of {} ranks, the last of {}{age}",
+        explanation.reports.len(),
+        explanation.ranks,
+        utc(explanation.unix_ms)
+    )
 }
 
 #[cfg(test)]

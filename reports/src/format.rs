@@ -92,7 +92,7 @@ pub struct Parts {
 }
 
 /// Where a rank is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// The yard is being brought up.
@@ -289,7 +289,12 @@ impl Report {
 
     /// Whether an error that closed the yard made the rank write it.
     pub fn is_error(&self) -> bool {
-        !["asked", Self::MASKED].contains(&self.reason.kind.as_str())
+        !self.is_asked() && !self.is_masked()
+    }
+
+    /// Whether somebody asked for it.
+    pub fn is_asked(&self) -> bool {
+        self.reason.kind == "asked"
     }
 
     /// Whether the rank wrote it as it went on without one that was lost.

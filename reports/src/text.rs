@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::explain::words::{activity, awaited, seconds, transport};
+use crate::explain::words::{activity, awaited, call, seconds, transport};
 use crate::format::{Peer, Report, Traffic};
 
 /// The report in lines, for a terminal or a file.
@@ -21,20 +21,12 @@ fn write(out: &mut String, r: &Report) -> std::fmt::Result {
     )?;
     writeln!(out, "  job {}, host {}, process {}", r.job, r.host, r.pid)?;
     writeln!(out, "  why: {} ({})", r.reason.kind, r.reason.text)?;
-    writeln!(
-        out,
-        "  config {} ({}): deadline_ms = {}, late_ms = {}, on_failure = \"{}\"",
-        r.config.file, r.config.digest, r.config.deadline_ms, r.config.late_ms, r.config.on_failure
-    )?;
-    let name = |part: &Option<String>| part.clone().unwrap_or_else(|| "none".into());
-    let (up, down) = (name(&r.parts.scale_up), name(&r.parts.scale_out));
-    writeln!(out, "  kernels {}, scale-up {up}, scale-out {down}", r.parts.kernels)?;
     writeln!(out, "  now: {}", activity(r))?;
     if let Some(wait) = &r.wait {
         let word = if wait.given_up { "gave up waiting" } else { "waits" };
         writeln!(
             out,
-            "  {word} for rank {}: {}, {} signal {} at {} of {}, since {}",
+            "  {word} for rank {}: {}, {} signal {} at {} of {}, for {}",
             wait.peer,
             awaited(wait),
             wait.level,
@@ -43,6 +35,15 @@ fn write(out: &mut String, r: &Report) -> std::fmt::Result {
             wait.expected,
             seconds(wait.age_ms)
         )?;
+    }
+    if r.activity.recent.len() > 1 {
+        let recent: Vec<_> = r.activity.recent.iter().map(call).collect();
+        writeln!(out, "  last of each slot: {}", recent.join(", "))?;
+    }
+    let slowest = r.slowest.iter().map(|s| format!("rank {} {}", s.rank, seconds(s.waited_ms)));
+    let slowest: Vec<_> = slowest.collect();
+    if !slowest.is_empty() {
+        writeln!(out, "  waited longest for: {}", slowest.join(", "))?;
     }
     for health in &r.transports {
         writeln!(out, "  {}", transport(health))?;
@@ -55,12 +56,14 @@ fn write(out: &mut String, r: &Report) -> std::fmt::Result {
         )?;
     }
     r.peers.iter().try_for_each(|peer| write_peer(out, peer))?;
-    let slowest = r.slowest.iter().map(|s| format!("rank {} {}", s.rank, seconds(s.waited_ms)));
-    let slowest: Vec<_> = slowest.collect();
-    if !slowest.is_empty() {
-        writeln!(out, "  waited longest for: {}", slowest.join(", "))?;
-    }
-    Ok(())
+    let name = |part: &Option<String>| part.clone().unwrap_or_else(|| "none".into());
+    let (up, down) = (name(&r.parts.scale_up), name(&r.parts.scale_out));
+    writeln!(out, "  kernels {}, scale-up {up}, scale-out {down}", r.parts.kernels)?;
+    writeln!(
+        out,
+        "  config {} ({}): deadline_ms = {}, late_ms = {}, on_failure = \"{}\"",
+        r.config.file, r.config.digest, r.config.deadline_ms, r.config.late_ms, r.config.on_failure
+    )
 }
 
 fn write_peer(out: &mut String, peer: &Peer) -> std::fmt::Result {

@@ -1,6 +1,7 @@
 //! One cause after the other. The first that fits is the root: whoever is dead makes others wait, and
 //! whoever waits makes others wait.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::evidence::{LONG_MS, Loss, SILENT_MS, is_long};
@@ -29,13 +30,35 @@ pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
         .or_else(|| ended(set, Masked::Yes))
         .or_else(|| last_words(set, Masked::Yes))
         .unwrap_or_else(|| nothing(set));
-    let waiting = edges.iter().filter(|edge| edge.counts).take(8).map(|edge| {
-        let Edge { from, to, what, age_ms, .. } = edge;
-        format!("rank {from} waits for rank {to}: {what}, for {}", seconds(*age_ms))
-    });
-    verdict.evidence.extend(waiting);
+    verdict.evidence.extend(waiting(edges));
     verdict
 }
+
+/// Who waits for whom, those who wait for the same in one line; the waits of most ranks first.
+fn waiting(edges: &[Edge]) -> Vec<String> {
+    let mut groups: BTreeMap<(u32, &str), (Vec<u32>, u64)> = BTreeMap::new();
+    for Edge { from, to, what, age_ms, .. } in edges.iter().filter(|edge| edge.counts) {
+        let (list, longest) = groups.entry((*to, what)).or_default();
+        list.push(*from);
+        *longest = (*age_ms).max(*longest);
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, (list, _))| (Reverse(list.len()), list.first().copied()));
+    let more = groups.len().saturating_sub(MOST_WAITS);
+    let line = |((to, what), (list, longest)): ((u32, &str), (Vec<u32>, u64))| {
+        let wait = verb(&list, "waits", "wait");
+        let most = verb(&list, "", "up to ");
+        format!("{} {wait} for rank {to}: {what}, for {most}{}", ranks(&list), seconds(longest))
+    };
+    let mut lines: Vec<String> = groups.into_iter().take(MOST_WAITS).map(line).collect();
+    if more > 0 {
+        lines.push(format!("{more} other waits"));
+    }
+    lines
+}
+
+/// Waits that are told as evidence, at most.
+const MOST_WAITS: usize = 8;
 
 /// Whether a loss is looked for that all who know of it go on without: nobody waits for that rank.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,8 +99,9 @@ fn ended(set: &Set, masked: Masked) -> Option<Verdict> {
     let Loss { rank, why, witnesses, .. } = &loss;
     let stopped = why.contains("silent");
     let mut evidence =
-        vec![format!("{} {} it lost", ranks(witnesses), verb(witnesses, "says", "say"))];
-    if set.all().any(|report| report.peer(*rank).is_some_and(|peer| peer.masked)) {
+        vec![format!("{} {} lost it", ranks(witnesses), verb(witnesses, "has", "have"))];
+    let is_masked = set.all().any(|r| r.peer(*rank).is_some_and(|peer| peer.masked));
+    if is_masked {
         evidence.push(format!("the others go on without rank {rank}: losses are masked"));
     }
     let report = match set.get(*rank) {
@@ -94,14 +118,16 @@ fn ended(set: &Set, masked: Masked) -> Option<Verdict> {
         ranks: vec![*rank],
         sentence: format!("Rank {rank}{} {word}: it {why}, and {report}.", process(set, *rank)),
         evidence,
-        fix: fix.to_owned(),
+        fix: format!("{fix}, then {}", if is_masked { REPLACE_RANK } else { RESTART_JOB }),
     })
 }
 
-const DEAD_FIX: &str = "read the end of its log and its host's kernel log (out of memory, a signal), \
-                        then restart the job";
+const DEAD_FIX: &str =
+    "read the end of its log and its host's kernel log (out of memory, a signal)";
 const STOPPED_FIX: &str = "look at its process (state T: stopped by a debugger or a signal; D: in the \
-                           kernel) and at its host and network, then restart the job";
+                           kernel) and at its host and network";
+const RESTART_JOB: &str = "restart the job";
+const REPLACE_RANK: &str = "start that rank again: it comes back when the others renew their yard";
 
 /// ` on host (process 7)`, as far as it is known.
 fn process(set: &Set, rank: u32) -> String {
@@ -135,7 +161,7 @@ fn silent(set: &Set) -> Option<Verdict> {
             verb(&silence.witnesses, "does", "do"),
             seconds(SILENT_MS)
         )],
-        fix: STOPPED_FIX.to_owned(),
+        fix: format!("{STOPPED_FIX}; a process that runs again may go on, else {RESTART_JOB}"),
     })
 }
 
@@ -367,7 +393,10 @@ fn waits(set: &Set, edges: &[Edge]) -> Option<Verdict> {
     if let Some((end, waiting)) = graph.end() {
         return Some(match set.get(end) {
             Some(report) => {
-                let mut verdict = holds_up(report, &waiting);
+                let mut verdict = holds_up(set, report, &waiting);
+                verdict.evidence.extend(set.heard_again(end).map(|ms| {
+                    format!("before its report it was not heard for {}: its process, or its host, stood still", seconds(ms))
+                }));
                 if is_over(set, report) {
                     let text = "has ended on others: its thread was not run, or does not go on";
                     verdict.evidence.push(format!("the collective that rank {end} is in {text}"));
@@ -404,7 +433,7 @@ fn sorted(list: &[u32]) -> Vec<u32> {
 }
 
 /// A rank that others wait for, and that waits for nobody.
-fn holds_up(report: &Report, waiting: &[u32]) -> Verdict {
+fn holds_up(set: &Set, report: &Report, waiting: &[u32]) -> Verdict {
     let now = &report.activity;
     let rank = report.rank;
     // It may have just gone on.
@@ -427,7 +456,8 @@ fn holds_up(report: &Report, waiting: &[u32]) -> Verdict {
         kind,
         ranks: vec![rank],
         sentence: format!(
-            "Rank {rank} {word}: it is {}, and {} {} for it.",
+            "Rank {rank}{} {word}: it is {}, and {} {} for it.",
+            process(set, rank),
             activity(report),
             ranks(waiting),
             verb(waiting, "waits", "wait")

@@ -87,6 +87,14 @@ impl Set {
         silences.remove(&0).or_else(|| silences.into_values().max_by_key(|silence| silence.ms))
     }
 
+    /// For how long a rank was not heard that has reported since: the longest.
+    pub(super) fn heard_again(&self, rank: u32) -> Option<u64> {
+        let own = self.get(rank)?.unix_ms;
+        let heard = self.all().filter(|report| report.unix_ms <= own.saturating_add(SETTLED_MS));
+        let silences = heard.filter_map(|report| Some(report.peer(rank)?.heard_ms));
+        silences.max().filter(|ms| *ms >= SILENT_MS)
+    }
+
     /// The rank that raises a signal of `waiter`, if one says that it has.
     pub(super) fn writer(&self, waiter: &Report, wait: &Wait) -> Option<(u32, u64)> {
         self.all().filter(|report| report.rank != waiter.rank).find_map(|report| {

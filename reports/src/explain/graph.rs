@@ -35,17 +35,18 @@ fn of_wait(set: &Set, report: &Report, wait: &Wait) -> Edge {
     Edge { from: report.rank, to, what, age_ms: wait.age_ms, counts: is_long(report, wait.age_ms) }
 }
 
-/// Reports that are no further apart are of the same moment.
+/// A report that is no later than this after another one is of the same moment, or of an earlier one.
 const MOMENT_MS: u64 = 1000;
 
-/// Whether the collective that a rank is in has ended, on another rank: then all had come to it.
+/// Whether the collective that a rank is in has ended, on another rank: then all had come to it. What a rank
+/// says much later does not count, as it may have ended in between.
 pub(super) fn is_over(set: &Set, report: &Report) -> bool {
     let ended = report.activity.collectives;
     ended > 0
         && report.activity.collective.is_some()
         && set.all().any(|other| {
             other.activity.collectives > ended
-                && other.unix_ms.abs_diff(report.unix_ms) <= MOMENT_MS
+                && other.unix_ms <= report.unix_ms.saturating_add(MOMENT_MS)
         })
 }
 

@@ -106,6 +106,10 @@ pub struct Edge {
 /// What the reports come to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
+    /// The job; empty where its ranks have not met.
+    pub job: String,
+    /// When the last of these reports was written: wall clock of its host, since 1970.
+    pub unix_ms: u64,
     /// Who is to blame.
     pub verdict: Verdict,
     /// Who waits for whom.
@@ -144,6 +148,8 @@ fn explain_job(reports: &[Report], job: &str) -> Explanation {
     let graph = graph::edges(&set);
     let verdict = causes::verdict(&set, &graph);
     Explanation {
+        job: job.to_owned(),
+        unix_ms: set.all().map(|report| report.unix_ms).max().unwrap_or(0),
         verdict,
         graph,
         missing: set.missing(),

@@ -35,6 +35,55 @@ pub(super) fn jobs(reports: &[Report]) -> Vec<String> {
     jobs.iter().take(MOST_JOBS).map(|(_, job)| (*job).to_owned()).collect()
 }
 
+fn note_others(others: &BTreeMap<&str, usize>, job: &str) -> Option<String> {
+    let name = |job: &str| match job {
+        "" => "an opening".to_owned(),
+        job => format!("job {job}"),
+    };
+    let named =
+        others.iter().take(MOST_NAMED).map(|(job, count)| format!("{} ({count})", name(job)));
+    let named = named.collect::<Vec<_>>().join(", ");
+    let more = others.len().saturating_sub(MOST_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let count: usize = others.values().sum();
+    (count > 0).then(|| {
+        format!(
+            "{count} reports of other jobs, or other yards, were left out: {named}{more}; this is about \
+             {}; name the files of another to have that explained",
+            name(job)
+        )
+    })
+}
+
+/// Other jobs that are named, at most.
+const MOST_NAMED: usize = 4;
+
+/// Ranks that were asked with others, and did not answer when those were asked again: what they said is
+/// old. Who answered as often may have another clock.
+fn missed_rounds<'a>(
+    reports: impl Iterator<Item = &'a Report>,
+    kept: &BTreeMap<u32, &Report>,
+) -> Vec<u32> {
+    let mut times: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+    for report in reports.filter(|report| report.is_asked()) {
+        times.entry(report.rank).or_default().insert(report.unix_ms);
+    }
+    let most = times.values().map(BTreeSet::len).max().unwrap_or(0);
+    let has_missed = |report: &Report| {
+        let at = report.unix_ms;
+        let mine = times.get(&report.rank).map_or(0, BTreeSet::len);
+        let with = at.saturating_sub(APART_MS)..=at.saturating_add(APART_MS);
+        report.is_asked()
+            && mine < most
+            && times.values().any(|theirs| {
+                theirs.len() > mine
+                    && theirs.range(with.clone()).next().is_some()
+                    && theirs.last().is_some_and(|last| last > with.end())
+            })
+    };
+    kept.values().filter(|report| has_missed(report)).map(|report| report.rank).collect()
+}
+
 impl Set {
     /// The reports of a job. Before the ranks have met, nobody knows its name: such a report counts where
     /// it is of the same moment, and its rank has none with a name.
@@ -46,11 +95,12 @@ impl Set {
         let mut kept: BTreeMap<u32, &Report> = BTreeMap::new();
         // A rank that masked a loss went on: what it said then is not what it does now.
         let mut past = BTreeSet::new();
-        let (mut others, mut ranks) = (0, 0);
+        let mut others: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut ranks = 0;
         for report in reports {
             let may_be_its_own = report.job.is_empty() && is_of_then(report);
             if !is_its_own(report) && !may_be_its_own {
-                others += 1;
+                *others.entry(&report.job).or_default() += 1;
                 continue;
             }
             ranks = ranks.max(report.ranks);
@@ -64,13 +114,13 @@ impl Set {
                 _ => drop(kept.insert(report.rank, report)),
             }
         }
-        if others > 0 {
-            let this = match job {
-                "" => "an opening".to_owned(),
-                job => format!("job {job}"),
-            };
+        notes.extend(note_others(&others, job));
+        let missed = missed_rounds(reports.iter().filter(|r| is_its_own(r)), &kept);
+        kept.retain(|rank, _| !missed.contains(rank));
+        if !missed.is_empty() {
             notes.push(format!(
-                "{others} reports of other jobs, or other yards, were left out; this is about {this}"
+                "{} did not answer when the others were asked last; what was written before is left out",
+                words::ranks(&missed)
             ));
         }
         past.retain(|rank| !kept.contains_key(rank));

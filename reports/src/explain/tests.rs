@@ -414,3 +414,43 @@ fn a_transport_that_does_not_answer_is_named_where_its_rank_is_stuck_in_a_call()
     assert!(explanation.notes[0].contains("a transport of rank 1"), "{:?}", explanation.notes);
     assert_eq!(verdict(vec![waiting(0, 1, 9000), mute(idle(1))]).0, Kind::Late);
 }
+
+/// A rank that was stopped, and runs again just before it answers.
+#[test]
+fn who_was_not_heard_before_its_report_is_late_and_that_is_told() {
+    let mut again = idle(1);
+    again.unix_ms += 1500;
+    let name = "barrier".into();
+    again.activity.collective = Some(Collective { name, topic: "x".into(), since_ms: 4000 });
+    again.activity.collectives = 7;
+    let mut waits = waiting(0, 1, 3000);
+    waits.activity.collectives = 8;
+    waits.peers.iter_mut().filter(|p| p.rank == 1).for_each(|p| p.heard_ms = 2600);
+    let found = explain(vec![waits, again]).expect("reports").verdict;
+    assert_eq!((found.kind, &found.ranks[..]), (Kind::Late, &[1][..]), "{}", found.sentence);
+    assert!(found.evidence.iter().any(|line| line.contains("not heard for 2.6 s")), "{found:?}");
+}
+
+#[test]
+fn ranks_that_wait_for_the_same_are_one_line() {
+    let found = explain(vec![idle(0), waiting(1, 0, 9000), waiting(2, 0, 8000)]);
+    let found = found.expect("reports").verdict;
+    let line = "ranks 1-2 wait for rank 0: entry of operation 7, for up to 9.0 s";
+    assert!(found.evidence.iter().any(|evidence| evidence == line), "{found:?}");
+}
+
+#[test]
+fn what_a_rank_said_before_the_others_were_asked_again_is_left_out() {
+    let asked = |report: Report, ms| Report { unix_ms: report.unix_ms + ms, ..report };
+    let again = [asked(waiting(0, 1, 9000), 60_000), asked(waiting(2, 1, 9000), 60_000)];
+    let first = vec![idle(0), idle(1), idle(2)];
+    let explanation = explain(first.iter().cloned().chain(again.clone()).collect());
+    let explanation = explanation.expect("reports");
+    assert_eq!(explanation.verdict.kind, Kind::NoReport, "{:?}", explanation.verdict);
+    assert_eq!(explanation.missing, [1]);
+    assert!(explanation.notes[0].contains("rank 1 did not answer"), "{:?}", explanation.notes);
+    // Its clock goes after those of the others: it answered both times.
+    let behind = asked(idle(1), 3000);
+    let all = first.into_iter().chain(again).chain([behind]).collect();
+    assert_eq!(explain(all).expect("reports").missing, [0_u32; 0]);
+}

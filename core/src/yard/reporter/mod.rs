@@ -318,8 +318,10 @@ impl Desk {
         }
         let error = match &*told {
             Told::Soon => {
-                let text =
-                    format!("not written after {} s, its folder is slow", PATIENCE.as_secs());
+                let text = format!(
+                    "not written within {} s: its folder is slow, or hangs",
+                    PATIENCE.as_secs()
+                );
                 error.with_context("report", text)
             }
             _ => error,
