@@ -23,14 +23,27 @@
 
 #![no_std]
 
+// The header has them in this order, which the empty lines keep.
 mod common;
 mod kernels;
+mod plan;
+mod wait;
+
+mod operations;
+mod proxy;
+
+mod counters;
 mod layout;
 mod topology;
 mod transport;
 
 pub use common::*;
+pub use counters::*;
 pub use kernels::*;
 pub use layout::*;
+pub use operations::*;
+pub use plan::*;
+pub use proxy::*;
 pub use topology::*;
 pub use transport::*;
+pub use wait::*;

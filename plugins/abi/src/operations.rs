@@ -1,0 +1,184 @@
+//! Dispatch and combine: their arguments, and what they leave.
+
+use core::ffi::c_void;
+
+use crate::TyStr;
+
+/// A tensor of one or two dimensions. `data` is null where a tensor is absent, and only there: one
+/// without elements has some address.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyTensor {
+    /// Address of element (0, 0).
+    pub data: *mut u8,
+    /// Element type: 1 bf16, 2 fp16, 3 fp32, 4 fp8 e4m3, 5 u8, 6 i32, 7 i64.
+    pub dtype: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Rows and columns; one-dimensional tensors have one column.
+    pub shape: [u64; 2],
+    /// Elements from one row to the next, and from one column to the next.
+    pub stride: [i64; 2],
+}
+
+/// Rows in one block, by source rank, then source token.
+pub const TY_LAYOUT_FLAT: u32 = 1;
+/// Rows grouped by local expert with aligned starts.
+pub const TY_LAYOUT_EXPERT_MAJOR: u32 = 2;
+/// `[E/R, R*M, H]` with counts.
+pub const TY_LAYOUT_PACKED: u32 = 3;
+
+/// Rows travel as they are.
+pub const TY_CAST_NONE: u32 = 0;
+/// Rows are cast to FP8 e4m3 with one f32 scale per 128 channels.
+pub const TY_CAST_FP8: u32 = 1;
+/// The same with scales rounded up to powers of two.
+pub const TY_CAST_FP8_ROUND: u32 = 2;
+/// The same, the scales' exponent bytes packed by four (UE8M0).
+pub const TY_CAST_FP8_UE8M0: u32 = 3;
+
+/// Reuse the routing of the handle: no counting.
+pub const TY_DISPATCH_REPLAY: u32 = 1;
+/// Worst-case sizes: the host learns no count, the counts stay in device memory.
+pub const TY_DISPATCH_WORST_CASE: u32 = 2;
+/// Zero the padding rows of the expert-major layout.
+pub const TY_DISPATCH_ZERO_PADDING: u32 = 4;
+/// In the order of `stream`: tensors are read behind what was queued there before `dispatch_send`,
+/// and what is queued there after `dispatch_recv` runs behind the operation. Neither waits for rows.
+/// Ranks need not agree on it.
+pub const TY_DISPATCH_ON_STREAM: u32 = 8;
+
+/// With `TY_DISPATCH_ON_STREAM`: the host waits for nothing, `dispatch_send` not even for what the ranks
+/// agree on. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. What goes wrong on the device closes the
+/// yard: a later call, or `flush`, tells it. Ranks need not agree on it; a refusal ends those that do too.
+///
+/// The stream may capture a graph: then nothing runs, and what this rank refuses is told to it alone.
+/// Both halves come within one capture, and the graph may be launched any number of times while no
+/// operation is open, in the same order with other operations on all ranks. What the call gave, its
+/// handle and its tensors stay until the graph is launched no more.
+pub const TY_DISPATCH_NO_SYNC: u32 = 16;
+
+/// `dispatch_recv` follows at once: the caller queues and computes nothing between the two.
+pub const TY_DISPATCH_AT_ONCE: u32 = 32;
+
+/// One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
+/// the stream has passed what `dispatch_recv` left there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyDispatch {
+    /// `sizeof(TyDispatch)`.
+    pub size: usize,
+    /// Operation number: the same on all ranks, 0, 1, 2, ...
+    pub operation: u64,
+    /// Handle slot to fill, or to replay.
+    pub handle: u32,
+    /// Bits `TY_DISPATCH_*`.
+    pub flags: u32,
+    /// One of `TY_LAYOUT_*`.
+    pub layout: u32,
+    /// Alignment of expert starts in rows, at least 1 (expert-major only).
+    pub alignment: u32,
+    /// One of `TY_CAST_*`.
+    pub cast: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// `[T, H]`, rows contiguous.
+    pub x: TyTensor,
+    /// `[T, S]` of 4-byte elements, any strides; absent unless the rows were quantised before.
+    pub scales: TyTensor,
+    /// `[T, K]` i64, contiguous; absent in a replay.
+    pub topk_idx: TyTensor,
+    /// `[T, K]` f32, contiguous; may be absent.
+    pub topk_weights: TyTensor,
+    /// Not empty: this rank refuses its input. Nothing moves; the text is told to all ranks.
+    pub refusal: TyStr,
+    /// With `TY_DISPATCH_ON_STREAM`: a stream of the device. Null there is CUDA's legacy default
+    /// stream. It lives until the region of the output was released and `flush` or `close` called.
+    pub stream: *mut c_void,
+    /// With `TY_DISPATCH_NO_SYNC` and without `TY_DISPATCH_REPLAY`: T, in device memory, at most the rows
+    /// of `topk_idx`; read as the other tensors are. Null: as many as those rows.
+    pub tokens: *const u32,
+}
+
+/// What a dispatch leaves in the arena. Absent tensors have null data.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyReceived {
+    /// `sizeof(TyReceived)`.
+    pub size: usize,
+    /// The arena region that holds all of it; goes back with `release`. That may come before the end
+    /// of the handle where rows are flat: then nothing of it may be read for a combine or a replay.
+    pub region: u64,
+    /// Tokens received, N; the worst case where the host learns no count.
+    pub tokens: u64,
+    /// Rows of `x`: N (flat), X (expert-major) or E/R * R*M (packed); the worst case likewise.
+    pub rows: u64,
+    /// `[rows, H]`.
+    pub x: TyTensor,
+    /// `[rows, S]`.
+    pub scales: TyTensor,
+    /// `[N, K]` i32: local expert ids or -1 (flat).
+    pub ids: TyTensor,
+    /// f32: `[N, K]` (flat), else `[rows, 1]`.
+    pub weights: TyTensor,
+    /// i32 `source rank * M + source token`: `[N, 1]`, or `[rows, 1]` (packed).
+    pub source: TyTensor,
+    /// `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
+    pub slots: TyTensor,
+    /// `[E/R, 1]` i32: rows per local expert, without padding.
+    pub expert_counts: TyTensor,
+    /// `[E/R, 1]` i32: first row per local expert (expert-major).
+    pub expert_starts: TyTensor,
+    /// `[R, 1]` i32: tokens per source rank.
+    pub source_counts: TyTensor,
+    /// `[E/R, R]` i64: `count | begin << 32` (packed).
+    pub ranges: TyTensor,
+    /// `[2, 1]` i64: the true N and the true number of rows, padding included.
+    pub totals: TyTensor,
+    /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where
+    /// places were given to such rows, they hold zeros, ids and slots -1, and source -1.
+    pub lost: TyTensor,
+}
+
+/// Multiply each expert's row by its weight before summing (expert-major and packed).
+pub const TY_COMBINE_WEIGHTED: u32 = 1;
+/// As `TY_DISPATCH_ON_STREAM`.
+pub const TY_COMBINE_ON_STREAM: u32 = 2;
+/// As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` behind it are left as they are.
+pub const TY_COMBINE_NO_SYNC: u32 = 4;
+/// As `TY_DISPATCH_AT_ONCE`, of `combine_recv`.
+pub const TY_COMBINE_AT_ONCE: u32 = 8;
+
+/// One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
+/// stream has passed what `combine_recv` left there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyCombine {
+    /// `sizeof(TyCombine)`.
+    pub size: usize,
+    /// Operation number.
+    pub operation: u64,
+    /// Handle slot.
+    pub handle: u32,
+    /// Bits `TY_COMBINE_*`.
+    pub flags: u32,
+    /// Expert outputs: as many rows as the dispatch gave, `[rows, H]`, contiguous.
+    pub x: TyTensor,
+    /// f32, shaped as the dispatch's `weights`; may be absent.
+    pub weights: TyTensor,
+    /// `[T, H]` of the type of `x`; may be absent.
+    pub bias0: TyTensor,
+    /// The same.
+    pub bias1: TyTensor,
+    /// `[T, H]` of the type of `x`, written by `combine_recv`.
+    pub out: TyTensor,
+    /// `[T, K]` f32; absent unless `weights` is given.
+    pub out_weights: TyTensor,
+    /// `[T, 1]` u8, may be absent: written by `combine_recv` with how many of the token's selected
+    /// experts are left out of its sum, because their rank was lost.
+    pub missing: TyTensor,
+    /// As in [`TyDispatch`].
+    pub refusal: TyStr,
+    /// As in [`TyDispatch`].
+    pub stream: *mut c_void,
+}

@@ -1,0 +1,152 @@
+//! What a kernel set is opened for, what it needs of the transports, and its plan.
+
+use core::ffi::c_void;
+
+use crate::{TyCapabilities, TyTransportTable, TyWaitBoard, TyWindow};
+
+/// What a kernel set is opened for. The host has validated it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyShape {
+    /// `sizeof(TyShape)`.
+    pub size: usize,
+    /// This rank.
+    pub rank: u32,
+    /// R.
+    pub ranks: u32,
+    /// D. 1: one link reaches every rank, whichever level it is of. More: both links are given, and
+    /// each row crosses the scale-out link once per domain. Ranks are domain-major: rank r is peer
+    /// r mod R/D of its scale-up team and peer r / (R/D) of its scale-out team, the rail. Where one
+    /// link reaches all, rank r is peer r. Absent ranks (`TY_RANK_ABSENT`) are not counted.
+    pub domains: u32,
+    /// E, a multiple of R.
+    pub experts: u32,
+    /// K, 1 to 32.
+    pub topk: u32,
+    /// H in elements.
+    pub hidden: u32,
+    /// M.
+    pub max_tokens: u32,
+    /// Operations that may be sent and not yet received; operation n uses slot n mod in_flight.
+    pub in_flight: u32,
+    /// Handles that may live at once.
+    pub handles: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Most windows a kernel set may ask for.
+pub const TY_MAX_WINDOWS: usize = 8;
+
+/// The scale-up level: inside a domain.
+pub const TY_LEVEL_SCALE_UP: u64 = 0;
+/// The scale-out level: between domains.
+pub const TY_LEVEL_SCALE_OUT: u64 = 1;
+
+/// What the transports of both levels declared. A level without a transport has all zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyLimits {
+    /// `sizeof(TyLimits)`.
+    pub size: usize,
+    /// The transport inside the domain.
+    pub scale_up: TyCapabilities,
+    /// The transport between domains.
+    pub scale_out: TyCapabilities,
+}
+
+/// What a kernel set uses of one transport. All zero for a level without one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TyLinkNeeds {
+    /// Lanes used.
+    pub lanes: u32,
+    /// Signals used.
+    pub signals: u32,
+    /// Most commands of a lane that are not done yet.
+    pub queue_depth: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Most bytes of one put.
+    pub largest_put: u64,
+}
+
+/// In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
+pub const TY_NEEDS_MASKING: u32 = 1;
+/// In [`TyKernelNeeds`]: it takes calls in the order of a stream (`TY_DISPATCH_ON_STREAM`,
+/// `TY_COMBINE_ON_STREAM`), and has the slots from `stream_create` on.
+pub const TY_NEEDS_STREAMS: u32 = 2;
+
+/// In [`TyKernelNeeds`]: it takes calls that nobody waits for (`TY_DISPATCH_NO_SYNC`,
+/// `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph, and has the slots from `graph_begin`
+/// on. With `TY_NEEDS_STREAMS` only.
+pub const TY_NEEDS_NO_SYNC: u32 = 4;
+
+/// In `lost` of [`TyPlan`]: the rank was there when the teams were made, and is lost.
+pub const TY_RANK_LOST: u8 = 1;
+/// In `lost` of [`TyPlan`]: the rank is in no team.
+pub const TY_RANK_ABSENT: u8 = 2;
+
+/// What a kernel set needs from the transports, within the limits it was given.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyKernelNeeds {
+    /// `sizeof(TyKernelNeeds)`.
+    pub size: usize,
+    /// Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
+    pub windows: u32,
+    /// Bits `TY_NEEDS_*`.
+    pub flags: u32,
+    /// Of the transport inside the domain.
+    pub scale_up: TyLinkNeeds,
+    /// Of the transport between domains.
+    pub scale_out: TyLinkNeeds,
+    /// Bytes of each window.
+    pub window_bytes: [u64; TY_MAX_WINDOWS],
+    /// Which levels each window is for: bits `1 << TY_LEVEL_*`, or 0 for every level that has a
+    /// transport. It is registered with those transports only, and only their memory needs count. A
+    /// transport numbers the windows that it gets from 0 on, in their order here: commands and device
+    /// faces name those numbers.
+    pub window_levels: [u32; TY_MAX_WINDOWS],
+}
+
+/// An opened transport as a kernel set uses it. `table` is null where the level has none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyLink {
+    /// The transport's table, with every required slot filled.
+    pub table: *const TyTransportTable,
+    /// Its instance.
+    pub instance: *mut c_void,
+    /// What it declared.
+    pub capabilities: TyCapabilities,
+}
+
+/// Arguments of `plan`: everything is fixed here. The board stays valid until `close`; links until
+/// the last operation has returned, because transports are closed before; the list of windows for
+/// the call only.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyPlan {
+    /// `sizeof(TyPlan)`.
+    pub size: usize,
+    /// The transport inside the domain.
+    pub scale_up: TyLink,
+    /// The transport between domains.
+    pub scale_out: TyLink,
+    /// The registered windows, in order of their ids.
+    pub windows: *const TyWindow,
+    /// Number of windows.
+    pub window_count: usize,
+    /// Shared with the host's watchdog.
+    pub board: *mut TyWaitBoard,
+    /// A wait that lasts longer than this ends by itself, whatever the host does.
+    pub cap_ns: u64,
+    /// Null where a lost rank ends the yard. Else R bytes, one per rank, which stay valid like the
+    /// board: `TY_RANK_LOST` once a rank is lost, and then for ever; `TY_RANK_ABSENT` from the start
+    /// for a rank that is not there; else 0. The host writes them, with atomic stores of one byte.
+    /// Neither's signals come any more: waits on it end, what it owes is left out, and no command
+    /// names it. An absent rank is in no team: peers are numbered without it. A rank may be lost
+    /// already when `plan` is called, and is then in its team.
+    pub lost: *const u8,
+}
