@@ -1,0 +1,92 @@
+//! What arrived at a rank, and what its experts make of it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, anyhow};
+use tokenyard_core::yard::{Received, TensorRef};
+
+use crate::oracle::{self, Arrived, Case, ExpertOutput, Inputs};
+
+/// The arrays of an output, as the oracle calls them.
+pub(crate) const ARRAYS: [&str; 9] =
+    ["x", "scales", "ids", "weights", "source", "slots", "counts", "rank_rows", "ranges"];
+
+/// The array of an output that the oracle calls `name`.
+pub(crate) fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<'a>> {
+    match name {
+        "x" => Some(received.x()),
+        "scales" => received.scales(),
+        "ids" => received.ids(),
+        "weights" => received.weights(),
+        "source" => received.source(),
+        "slots" => received.slots(),
+        "counts" => received.expert_counts(),
+        "rank_rows" => received.source_counts(),
+        "ranges" => received.ranges(),
+        _ => None,
+    }
+}
+
+/// Compares what arrived on `rank` with what the oracle says.
+///
+/// # Errors
+/// The first difference.
+pub fn check_received(
+    case: &Case,
+    inputs: &Inputs,
+    rank: usize,
+    received: &Received,
+) -> Result<()> {
+    compare_received(case, &oracle::expected_dispatch(case, inputs, rank), received)
+}
+
+/// Compares what arrived with what is expected.
+///
+/// # Errors
+/// The first difference.
+pub fn compare_received(
+    case: &Case,
+    expected: &oracle::Received,
+    received: &Received,
+) -> Result<()> {
+    let found = total_rows(received)?;
+    if found != expected.rows as i64 {
+        return Err(anyhow!("totals: found N = {found}, expected {}", expected.rows));
+    }
+    if !case.worst_case && received.tokens() != expected.rows {
+        return Err(anyhow!("found {} tokens, expected {}", received.tokens(), expected.rows));
+    }
+    let mut arrays = BTreeMap::new();
+    for name in ARRAYS {
+        if let Some(tensor) = array(received, name) {
+            arrays.insert(name, tensor.to_vec()?);
+        }
+    }
+    expected.compare(|name| arrays.get(name).map(Vec::as_slice)).map_err(|e| anyhow!("{e}"))
+}
+
+/// The true N.
+fn total_rows(received: &Received) -> Result<i64> {
+    let totals = received.totals().context("the output has no totals")?.to_vec()?;
+    oracle::number::i64s(&totals).first().copied().context("the totals are empty")
+}
+
+/// Runs this rank's experts on what arrived.
+///
+/// # Errors
+/// Arrays that contradict each other.
+pub fn run_experts(case: &Case, rank: usize, received: &Received) -> Result<ExpertOutput> {
+    let fetch = |tensor: Option<TensorRef<'_>>| tensor.map(|t| t.to_vec()).transpose();
+    let (x, scales) = (received.x().to_vec()?, fetch(received.scales())?);
+    let (ids, weights) = (fetch(received.ids())?, fetch(received.weights())?);
+    let counts = fetch(received.expert_counts())?.unwrap_or_default();
+    let arrived = Arrived {
+        rows: total_rows(received)? as usize,
+        x: &x,
+        scales: scales.as_deref(),
+        ids: ids.as_deref(),
+        weights: weights.as_deref(),
+        counts: &counts,
+    };
+    oracle::experts::run(case, rank, &arrived).map_err(|e| anyhow!("{e}"))
+}

@@ -1,0 +1,156 @@
+//! What a rank brings to an exchange.
+
+use anyhow::Result;
+use tokenyard_core::moe::DType;
+use tokenyard_core::yard::{Dispatch, Replay, Sizes, TensorRef, Yard};
+
+use super::{cast, dtype, layout, row_dtype};
+use crate::device::Copies;
+use crate::oracle::{Case, RankInputs};
+
+/// Bytes at an address that suits every element type.
+#[derive(Clone, Debug)]
+pub struct Aligned {
+    words: Vec<u64>,
+    bytes: usize,
+}
+
+impl Aligned {
+    /// `bytes` bytes of `fill`.
+    pub fn filled(bytes: usize, fill: u8) -> Self {
+        Self { words: vec![u64::from_ne_bytes([fill; 8]); bytes.div_ceil(8)], bytes }
+    }
+
+    /// A copy of `from`.
+    pub fn copy_of(from: &[u8]) -> Self {
+        let mut new = Self::filled(from.len(), 0);
+        new.bytes_mut().copy_from_slice(from);
+        new
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the words are initialised and at least `bytes` long; any byte is a value.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.bytes) }
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.bytes) }
+    }
+}
+
+/// What one rank brings to a case, as the product takes it.
+#[derive(Clone, Debug)]
+pub struct Brought {
+    pub(super) case: Case,
+    rank: usize,
+    inputs: RankInputs,
+    x: Aligned,
+    scales: Option<Aligned>,
+    biases: Vec<Aligned>,
+    copies: Copies,
+}
+
+impl Brought {
+    /// Takes the inputs of `rank`.
+    pub fn new(case: &Case, rank: usize, inputs: RankInputs) -> Self {
+        Self {
+            case: case.clone(),
+            rank,
+            x: Aligned::copy_of(&inputs.x),
+            scales: inputs.scales.as_deref().map(Aligned::copy_of),
+            biases: inputs.biases.iter().map(|b| Aligned::copy_of(b)).collect(),
+            copies: Copies::default(),
+            inputs,
+        }
+    }
+
+    /// T on this rank.
+    pub fn tokens(&self) -> usize {
+        self.case.tokens_of(self.rank)
+    }
+
+    fn x(&self) -> Result<TensorRef<'_>> {
+        let (elem, hidden) = (dtype(self.case.sent_elem()), self.case.hidden);
+        Ok(TensorRef::from_bytes(self.x.bytes(), elem, self.tokens(), hidden)?)
+    }
+
+    fn scales(&self) -> Result<Option<TensorRef<'_>>> {
+        let columns = self.case.scales().map_or(0, |(_, n)| n);
+        self.scales
+            .as_ref()
+            .map(|s| TensorRef::from_bytes(s.bytes(), DType::I32, self.tokens(), columns))
+            .transpose()
+            .map_err(Into::into)
+    }
+
+    fn weights(&self) -> Result<Option<TensorRef<'_>>> {
+        self.inputs
+            .topk_weights
+            .as_ref()
+            .map(|w| TensorRef::from_slice(w.as_slice(), self.tokens(), self.case.topk))
+            .transpose()
+            .map_err(Into::into)
+    }
+
+    /// The arguments of the dispatch, where `yard` works.
+    ///
+    /// # Errors
+    /// What the yard's device refuses.
+    pub fn dispatch_on(&self, yard: &Yard) -> Result<Dispatch<'_>> {
+        self.copies.dispatch(yard, self.dispatch()?)
+    }
+
+    /// The arguments of the dispatch, in host memory.
+    ///
+    /// # Errors
+    /// Sizes that do not go together.
+    pub fn dispatch(&self) -> Result<Dispatch<'_>> {
+        Ok(Dispatch {
+            x: self.x()?,
+            scales: self.scales()?,
+            topk_idx: TensorRef::from_slice(
+                self.inputs.topk_idx.as_slice(),
+                self.tokens(),
+                self.case.topk,
+            )?,
+            topk_weights: self.weights()?,
+            layout: layout(&self.case),
+            cast: cast(self.case.input),
+            sizes: if self.case.worst_case { Sizes::WorstCase } else { Sizes::Exact },
+        })
+    }
+
+    /// The arguments of a replay, where `yard` works.
+    ///
+    /// # Errors
+    /// What the yard's device refuses.
+    pub fn replay_on(&self, yard: &Yard) -> Result<Replay<'_>> {
+        self.copies.replay(yard, self.replay()?)
+    }
+
+    /// The arguments of a replay, in host memory.
+    ///
+    /// # Errors
+    /// Sizes that do not go together.
+    pub fn replay(&self) -> Result<Replay<'_>> {
+        Ok(Replay {
+            x: self.x()?,
+            scales: self.scales()?,
+            topk_weights: self.weights()?,
+            cast: cast(self.case.input),
+        })
+    }
+
+    /// The biases of the combine.
+    pub fn biases(&self) -> Result<[Option<TensorRef<'_>>; 2]> {
+        let mut out = [None, None];
+        let (elem, hidden) = (row_dtype(self.case.combine.row), self.case.hidden);
+        for (slot, bias) in out.iter_mut().zip(&self.biases) {
+            *slot = Some(TensorRef::from_bytes(bias.bytes(), elem, self.tokens(), hidden)?);
+        }
+        Ok(out)
+    }
+}

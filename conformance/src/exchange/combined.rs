@@ -1,0 +1,264 @@
+//! What comes back to a rank.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use tokenyard_core::yard::{Combine, CombineInput, Handle, Received, TensorMut, TensorRef, Yard};
+
+use super::{Aligned, Brought, row_dtype};
+use crate::device::Copied;
+use crate::oracle::{self, Case, ExpertOutput, Inputs, Layout, RankInputs};
+
+/// Where combine finds the expert outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// In memory of the caller.
+    Outside,
+    /// In the arena, in the room that the yard gives.
+    CombineInput,
+}
+
+/// What one rank got back.
+#[derive(Clone, Debug)]
+pub struct Got {
+    /// `[T, H]`.
+    pub x: Aligned,
+    /// `[T, K]`, if weights travelled.
+    pub weights: Option<Vec<f32>>,
+    /// `[T]`: experts that are left out of each token's sum.
+    pub missing: Vec<u8>,
+}
+
+/// The memory of one combine of the caller: what goes in, and what comes out.
+#[derive(Debug)]
+pub struct Buffers {
+    rows: Aligned,
+    weights: Option<Vec<f32>>,
+    got: Got,
+    /// Where the yard works on a device: x, weights, both biases, out, out_weights, missing.
+    copies: [Option<Copied>; 7],
+}
+
+impl Buffers {
+    /// Copies `output`; what will be written is poisoned, so that rows that are not written show.
+    pub fn new(brought: &Brought, output: &ExpertOutput) -> Self {
+        let (tokens, case) = (brought.tokens(), &brought.case);
+        let x = Aligned::filled(tokens * case.hidden * case.combine.row.bytes(), 0x7f);
+        let weights = output.weights.as_ref().map(|_| vec![f32::NAN; tokens * case.topk]);
+        Self {
+            rows: Aligned::copy_of(&output.rows),
+            weights: output.weights.clone(),
+            got: Got { x, weights, missing: vec![0xff; tokens] },
+            copies: Default::default(),
+        }
+    }
+
+    /// The arguments of the combine, where the yard of the handle works.
+    ///
+    /// # Errors
+    /// Sizes that do not go together; what the yard's device refuses.
+    pub fn arguments<'a>(
+        &'a mut self,
+        brought: &'a Brought,
+        handle: &Handle,
+    ) -> Result<Combine<'a>> {
+        self.arguments_but(brought, handle, |_| Ok(()))
+    }
+
+    /// The same, changed by `change` while they are in host memory.
+    ///
+    /// # Errors
+    /// As [`arguments`](Self::arguments), and what `change` says.
+    pub fn arguments_but<'a>(
+        &'a mut self,
+        brought: &'a Brought,
+        handle: &Handle,
+        change: impl FnOnce(&mut Combine<'a>) -> Result<()>,
+    ) -> Result<Combine<'a>> {
+        let case = &brought.case;
+        let (elem, hidden, tokens) = (row_dtype(case.combine.row), case.hidden, brought.tokens());
+        let columns = if case.layout == Layout::Flat { case.topk } else { 1 };
+        let weights = self.weights.as_deref();
+        let out_weights = self.got.weights.as_mut();
+        let mut host = Combine {
+            x: TensorRef::from_bytes(self.rows.bytes(), elem, handle.rows(), hidden)?,
+            weights: weights
+                .map(|w| TensorRef::from_slice(w, w.len() / columns, columns))
+                .transpose()?,
+            bias: brought.biases()?,
+            weighted: case.combine.weighted,
+            out: TensorMut::from_bytes(self.got.x.bytes_mut(), elem, tokens, hidden)?,
+            out_weights: out_weights
+                .map(|w| TensorMut::from_slice(w.as_mut_slice(), tokens, case.topk))
+                .transpose()?,
+            missing: Some(TensorMut::from_slice(&mut self.got.missing, tokens, 1)?),
+        };
+        change(&mut host)?;
+        if handle.is_on_device() { on_device(host, handle, &mut self.copies) } else { Ok(host) }
+    }
+
+    /// What came back.
+    ///
+    /// # Errors
+    /// What the yard's device refuses.
+    pub fn into_got(mut self) -> Result<Got> {
+        let [.., out, out_weights, missing] = &self.copies;
+        if let Some(out) = out {
+            self.got.x.bytes_mut().copy_from_slice(&out.tensor()?.to_vec()?);
+        }
+        if let Some(missing) = missing {
+            self.got.missing.copy_from_slice(&missing.tensor()?.to_vec()?);
+        }
+        if let (Some(out), Some(weights)) = (out_weights, &mut self.got.weights) {
+            weights.copy_from_slice(&oracle::number::f32s(&out.tensor()?.to_vec()?));
+        }
+        Ok(self.got)
+    }
+}
+
+/// The same arguments over copies on the device.
+fn on_device<'a>(
+    host: Combine<'a>,
+    handle: &Handle,
+    copies: &'a mut [Option<Copied>; 7],
+) -> Result<Combine<'a>> {
+    let tensors = [
+        Some(host.x),
+        host.weights,
+        host.bias[0],
+        host.bias[1],
+        Some(host.out.as_ref()),
+        host.out_weights.as_ref().map(TensorMut::as_ref),
+        host.missing.as_ref().map(TensorMut::as_ref),
+    ];
+    for (copy, tensor) in copies.iter_mut().zip(tensors) {
+        *copy = tensor.map(|tensor| Copied::beside(handle, &tensor)).transpose()?;
+    }
+    let [x, weights, bias0, bias1, out, out_weights, missing] = copies;
+    let there = |copy: &'a Option<Copied>| copy.as_ref().map(Copied::tensor).transpose();
+    let out = out.as_mut().context("the output has a copy")?.tensor_mut()?;
+    Ok(Combine {
+        x: there(x)?.context("the rows have a copy")?,
+        weights: there(weights)?,
+        bias: [there(bias0)?, there(bias1)?],
+        weighted: host.weighted,
+        out,
+        out_weights: out_weights.as_mut().map(Copied::tensor_mut).transpose()?,
+        missing: missing.as_mut().map(Copied::tensor_mut).transpose()?,
+    })
+}
+
+/// Expert outputs in their place, and room for what comes back: all that a combine needs.
+#[derive(Debug)]
+pub struct Staged {
+    room: Option<CombineInput>,
+    buffers: Buffers,
+}
+
+impl Staged {
+    /// Puts the expert outputs into their place for the combine of `handle`.
+    ///
+    /// # Errors
+    /// What the yard says.
+    pub fn new(
+        yard: &mut Yard,
+        (brought, output): (&Brought, &ExpertOutput),
+        handle: &Handle,
+        placed: Placed,
+    ) -> Result<Self> {
+        let mut room = None;
+        if placed == Placed::CombineInput {
+            let dtype = row_dtype(brought.case.combine.row);
+            let taken = room.insert(yard.combine_input(handle, dtype)?);
+            taken.tensor_mut().write(&output.rows)?;
+        }
+        Ok(Self { room, buffers: Buffers::new(brought, output) })
+    }
+
+    /// Combines, and returns what came back.
+    ///
+    /// # Errors
+    /// What the yard says.
+    pub fn combine(mut self, yard: &mut Yard, brought: &Brought, handle: &Handle) -> Result<Got> {
+        let mut arguments = self.buffers.arguments(brought, handle)?;
+        if let Some(room) = &self.room {
+            arguments.x = room.tensor();
+        }
+        yard.combine(handle, arguments)?;
+        self.buffers.into_got()
+    }
+}
+
+/// Combines `output` and returns what came back.
+///
+/// # Errors
+/// What the yard says.
+pub fn combine(
+    yard: &mut Yard,
+    brought: &Brought,
+    handle: &Handle,
+    output: &ExpertOutput,
+    placed: Placed,
+) -> Result<Got> {
+    Staged::new(yard, (brought, output), handle, placed)?.combine(yard, brought, handle)
+}
+
+/// As [`combine`], with the expert outputs written over the received rows. The rows of the case
+/// arrive in the type that combine sums.
+///
+/// # Errors
+/// What the yard says.
+pub fn combine_in_place(
+    yard: &mut Yard,
+    brought: &Brought,
+    handle: &Handle,
+    output: &ExpertOutput,
+    received: &mut Received,
+) -> Result<Got> {
+    received.x_mut().write(&output.rows)?;
+    let mut buffers = Buffers::new(brought, output);
+    let mut arguments = buffers.arguments(brought, handle)?;
+    arguments.x = received.x();
+    yard.combine(handle, arguments)?;
+    buffers.into_got()
+}
+
+/// Compares what came back with what the oracle says for the whole round trip.
+///
+/// # Errors
+/// The first difference.
+pub fn check_combined(case: &Case, inputs: &Inputs, rank: usize, got: &Got) -> Result<()> {
+    check_combined_without(case, inputs, &[], (rank, got))
+}
+
+/// As [`check_combined`], where what `lost` ranks owe is left out.
+///
+/// # Errors
+/// The first difference.
+pub fn check_combined_without(
+    case: &Case,
+    inputs: &Inputs,
+    lost: &[usize],
+    (rank, got): (usize, &Got),
+) -> Result<()> {
+    check_missing(case, &inputs.ranks[rank], lost, got)?;
+    let inputs = inputs.without(case, lost);
+    let expected = oracle::expected_round_trip(case, &inputs.ranks[rank], rank);
+    expected.x.compare(got.x.bytes()).map_err(|e| anyhow!("combined {e}"))?;
+    if let (Some(expected), Some(found)) = (&expected.weights, &got.weights) {
+        let found: Vec<u8> = found.iter().flat_map(|w| w.to_le_bytes()).collect();
+        expected.compare(&found).map_err(|e| anyhow!("combined {e}"))?;
+    }
+    Ok(())
+}
+
+/// Checks that exactly the experts of `lost` ranks are left out of the sums of this rank's tokens.
+fn check_missing(case: &Case, inputs: &RankInputs, lost: &[usize], got: &Got) -> Result<()> {
+    let is_lost = |e: &&i64| usize::try_from(**e).is_ok_and(|e| lost.contains(&case.rank_of(e)));
+    for (token, row) in inputs.topk_idx.chunks(case.topk).enumerate() {
+        let (found, expected) = (got.missing[token], row.iter().filter(is_lost).count() as u8);
+        ensure!(
+            found == expected,
+            "token {token} lacks {found} experts; expected {expected} with {lost:?} lost"
+        );
+    }
+    Ok(())
+}
