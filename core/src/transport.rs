@@ -17,7 +17,7 @@
 //! - **INV-3 no tearing.** Aligned 8-byte values arrive whole.
 //! - **INV-4, INV-5.** A command's source is reusable, and its queue slot free, when the command is
 //!   done: not when it was picked up.
-//! - **INV-6.** `connect` ends within the deadline; `post` and `poll` never block.
+//! - **INV-6.** `connect` ends within the deadline; `post`, `poll`, `progress` and `health` never block.
 //! - **INV-7 no lost errors.** A failed command is an error event, and `health` stays bad.
 //!
 //! A transport that somebody must drive declares `TY_CAP_MANUAL_PROGRESS`; core then calls `progress`

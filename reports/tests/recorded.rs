@@ -8,7 +8,7 @@ use tokenyard_reports::explain::{Explanation, explain};
 use tokenyard_reports::{Collective, Report, State, read, text};
 
 /// The folder of a set, the kind of the verdict, and the ranks that it names.
-const SETS: [(&str, &str, &[u32]); 22] = [
+const SETS: [(&str, &str, &[u32]); 24] = [
     ("a_job_that_goes_on_is_healthy", "healthy", &[]),
     ("a_link_between_domains_that_carries_nothing_is_named", "broken_link", &[1, 3]),
     ("a_link_that_carries_nothing_is_named_before_the_deadline", "broken_link", &[1, 0]),
@@ -26,6 +26,8 @@ const SETS: [(&str, &str, &[u32]); 22] = [
     ("a_rank_that_was_killed_is_named", "dead", &[1]),
     ("a_rank_that_was_stopped_is_named", "stopped", &[1]),
     ("a_rank_whose_commands_stop_is_named_with_those_that_miss_them", "broken_link", &[1, 0, 2]),
+    ("a_transport_that_hangs_is_named", "transport_error", &[1]),
+    ("a_transport_that_hangs_is_named_before_the_deadline", "transport_error", &[1]),
     ("an_error_of_a_transport_is_named_with_both_ends", "transport_error", &[1, 0]),
     ("ranks_on_gpus_that_go_on_are_healthy", "healthy", &[]),
     ("ranks_on_gpus_whose_hosts_post_are_healthy", "healthy", &[]),

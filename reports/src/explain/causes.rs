@@ -183,7 +183,7 @@ fn hanging_transport(set: &Set, edges: &[Edge]) -> Option<Verdict> {
         kind: Kind::TransportError,
         ranks: vec![rank],
         sentence: format!(
-            "Transport {} ({}) of rank {rank}{} hangs: it does not answer, and the rank {}.",
+            "Transport {} ({}) of rank {rank}{} hangs: it does not answer, and rank {rank} is inside a call: it {}.",
             health.transport,
             health.level,
             process(set, rank),
