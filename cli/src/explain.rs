@@ -255,10 +255,7 @@ fn table(explanation: &Explanation) -> Table {
 
 /// `job 1f2e3d4c: reports of 3 of 4 ranks, the last of 2026-11-22T10:03:02.680Z, 14 s ago`.
 fn of_what(explanation: &Explanation) -> String {
-    let name = match explanation.job.as_str() {
-        "" => "an opening".to_owned(),
-        job => format!("job {job}"),
-    };
+    let name = words::job(&explanation.job);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let age = now.checked_sub(u128::from(explanation.unix_ms)).map_or_else(String::new, |ms| {
         let seconds = ms / 1000;

@@ -33,6 +33,9 @@ pub fn read(bytes: &[u8]) -> Result<Report, NotAReport> {
     }
     let mut value: serde_json::Value = match serde_json::from_slice(bytes) {
         Ok(value) => value,
+        Err(error) if error.is_eof() && !bytes.is_empty() => {
+            return refuse(format!("found a file that is cut off ({error}): copy it again"));
+        }
         Err(error) => return refuse(format!("found no JSON ({error}); expected a report")),
     };
     match value.get("tokenyard_report").and_then(serde_json::Value::as_u64) {
@@ -72,6 +75,7 @@ mod tests {
     #[test]
     fn what_is_no_report_is_refused_with_what_was_found() {
         assert!(why("").contains("found no JSON"));
+        assert!(why("{\"tokenyard_report\": 1, \"ra").contains("cut off"));
         assert!(why("{}").contains("no `tokenyard_report`"));
         assert!(why("[1]").contains("no `tokenyard_report`"));
         assert!(why(r#"{"tokenyard_report": 9}"#).contains("found schema 9"));

@@ -12,11 +12,13 @@ mod set;
 mod tests;
 pub mod words;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use crate::format::{Report, Slow};
+use crate::time::utc;
 use set::Set;
 
 /// What is wrong.
@@ -132,16 +134,34 @@ pub struct Explanation {
 /// of all of them at once, and then the first counts that is not well. Of several reports of one rank
 /// the one counts that an error made it write, else the latest. Nothing without a report.
 pub fn explain(reports: Vec<Report>) -> Option<Explanation> {
-    let mut first = None;
-    for job in set::jobs(&reports) {
-        let found = explain_job(&reports, &job);
-        if found.verdict.kind != Kind::Healthy {
-            return Some(found);
-        }
-        first = first.or(Some(found));
-    }
-    first
+    let mut found = set::jobs(&reports).into_iter().map(|job| explain_job(&reports, &job));
+    let first = found.next()?;
+    let mut explanation = match first.verdict.kind {
+        Kind::Healthy => found.find(|f| f.verdict.kind != Kind::Healthy).unwrap_or(first),
+        _ => first,
+    };
+    explanation.notes.extend(other_jobs(&reports, &explanation.job));
+    Some(explanation)
 }
+
+/// What the other jobs come to, the latest first: who looks for one may have got the reports of another.
+fn other_jobs(reports: &[Report], this: &str) -> Vec<String> {
+    let mut latest: BTreeMap<&str, u64> = BTreeMap::new();
+    for report in reports.iter().filter(|r| !r.job.is_empty() && r.job != this) {
+        let known = latest.entry(&report.job).or_default();
+        *known = report.unix_ms.max(*known);
+    }
+    let mut latest: Vec<_> = latest.into_iter().map(|(job, at)| (Reverse(at), job)).collect();
+    latest.sort_unstable();
+    let note = |(Reverse(at), job): (Reverse<u64>, &str)| {
+        let (kind, job) = (explain_job(reports, job).verdict.kind.name(), words::job(job));
+        format!("{job}, last of {}, is {kind}; name its files to have that explained", utc(at))
+    };
+    latest.into_iter().take(OTHER_JOBS).map(note).collect()
+}
+
+/// Other jobs that are told of, at most.
+const OTHER_JOBS: usize = 4;
 
 fn explain_job(reports: &[Report], job: &str) -> Explanation {
     let set = Set::choose(reports, job);

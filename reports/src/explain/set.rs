@@ -35,29 +35,6 @@ pub(super) fn jobs(reports: &[Report]) -> Vec<String> {
     jobs.iter().take(MOST_JOBS).map(|(_, job)| (*job).to_owned()).collect()
 }
 
-fn note_others(others: &BTreeMap<&str, usize>, job: &str) -> Option<String> {
-    let name = |job: &str| match job {
-        "" => "an opening".to_owned(),
-        job => format!("job {job}"),
-    };
-    let named =
-        others.iter().take(MOST_NAMED).map(|(job, count)| format!("{} ({count})", name(job)));
-    let named = named.collect::<Vec<_>>().join(", ");
-    let more = others.len().saturating_sub(MOST_NAMED);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let count: usize = others.values().sum();
-    (count > 0).then(|| {
-        format!(
-            "{count} reports of other jobs, or other yards, were left out: {named}{more}; this is about \
-             {}; name the files of another to have that explained",
-            name(job)
-        )
-    })
-}
-
-/// Other jobs that are named, at most.
-const MOST_NAMED: usize = 4;
-
 /// Ranks that were asked with others, and did not answer when those were asked again: what they said is
 /// old. Who answered as often may have another clock.
 fn missed_rounds<'a>(
@@ -95,12 +72,11 @@ impl Set {
         let mut kept: BTreeMap<u32, &Report> = BTreeMap::new();
         // A rank that masked a loss went on: what it said then is not what it does now.
         let mut past = BTreeSet::new();
-        let mut others: BTreeMap<&str, usize> = BTreeMap::new();
-        let mut ranks = 0;
+        let (mut others, mut ranks) = (0, 0);
         for report in reports {
             let may_be_its_own = report.job.is_empty() && is_of_then(report);
             if !is_its_own(report) && !may_be_its_own {
-                *others.entry(&report.job).or_default() += 1;
+                others += 1;
                 continue;
             }
             ranks = ranks.max(report.ranks);
@@ -114,7 +90,12 @@ impl Set {
                 _ => drop(kept.insert(report.rank, report)),
             }
         }
-        notes.extend(note_others(&others, job));
+        if others > 0 {
+            notes.push(format!(
+                "{others} reports of other jobs, or other yards, were left out; this is about {}",
+                words::job(job)
+            ));
+        }
         let missed = missed_rounds(reports.iter().filter(|r| is_its_own(r)), &kept);
         kept.retain(|rank, _| !missed.contains(rank));
         if !missed.is_empty() {

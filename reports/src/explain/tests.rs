@@ -232,6 +232,9 @@ fn of_several_jobs_the_latest_counts_and_the_others_are_mentioned() {
     let explanation = explain(vec![old, idle(0), idle(1), idle(2)]).expect("reports");
     assert_eq!(explanation.verdict.kind, Kind::Healthy);
     assert!(explanation.notes[0].contains("1 reports of other jobs"), "{:?}", explanation.notes);
+    // It may be the one that is looked for.
+    let other = "job old, last of 1970-01-01T00:00:00.005Z, is no_report";
+    assert!(explanation.notes[1].starts_with(other), "{:?}", explanation.notes);
 }
 
 /// The same, of a rank that has not met the others, so many milliseconds earlier.

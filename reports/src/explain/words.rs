@@ -24,6 +24,11 @@ pub fn ranks(list: &[u32]) -> String {
     if list.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
 }
 
+/// A job by its name: `job 1f2e3d4c`.
+pub fn job(name: &str) -> String {
+    if name.is_empty() { "an opening".to_owned() } else { format!("job {name}") }
+}
+
 /// The verb of so many ranks.
 pub(crate) fn verb<'a>(list: &[u32], one: &'a str, more: &'a str) -> &'a str {
     if list.len() == 1 { one } else { more }
