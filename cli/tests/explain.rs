@@ -107,6 +107,55 @@ fn a_rank_without_a_report_leaves_it_open() {
     assert!(text.contains("kill -USR1"), "{text}");
 }
 
+/// A recorded set of three ranks, as if there had been many: rank 1 is late, the others wait for it.
+fn many(ranks: u64, folder: &Path) {
+    let set = recorded("a_rank_that_sleeps_in_its_own_code_is_named_before_the_deadline");
+    let mut files: Vec<_> = std::fs::read_dir(set).unwrap().map(|f| f.unwrap().path()).collect();
+    files.sort();
+    let read = |at: usize| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(&files[at]).unwrap()).unwrap()
+    };
+    for rank in 0..ranks {
+        let mut report = read(usize::from(rank == 1));
+        (report["rank"], report["ranks"]) = (rank.into(), ranks.into());
+        report["host"] = format!("node{}", rank / 8).into();
+        let path = folder.join(format!("tokenyard-x-rank{rank:05}-asked.json"));
+        std::fs::write(path, report.to_string()).unwrap();
+    }
+}
+
+#[test]
+fn ranks_of_a_large_world_that_say_the_same_are_one_line_and_the_culprit_is_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    many(64, folder.path());
+    let output = explain(&[folder.path()]);
+    expect_code(&output, 1);
+    let text = stdout(&output);
+    assert!(text.starts_with("late: Rank 1 on node0 (process "), "{text}");
+    assert!(text.contains("ranks 0, 2-63 wait for rank 1: entry of"), "{text}");
+    assert!(text.contains(": reports of 64 of 64 ranks, the last of "), "{text}");
+    let table: Vec<&str> = text.lines().skip_while(|line| !line.contains("at (UTC)")).collect();
+    assert!(table[1].contains(" node0 ") && table[1].contains("in the caller's code"), "{text}");
+    assert!(table[2].starts_with("0, 2-63  8 hosts"), "{text}");
+    assert!(table[3].is_empty(), "{text}");
+}
+
+#[test]
+fn the_texts_beside_reports_may_be_named_too() {
+    let folder = tempfile::tempdir().unwrap();
+    many(3, folder.path());
+    let files = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let files: Vec<PathBuf> = files.flat_map(|file| [file.with_extension("txt"), file]).collect();
+    files.iter().step_by(2).for_each(|text| std::fs::write(text, "for people").unwrap());
+    let output = explain(&files.iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    expect_code(&output, 1);
+    assert!(!stdout(&output).contains("note: "), "{}", stdout(&output));
+    // Alone it is no report.
+    let alone = folder.path().join("alone.txt");
+    std::fs::write(&alone, "for people").unwrap();
+    expect_code(&explain(&[&alone]), 2);
+}
+
 #[test]
 fn help_has_an_example_and_the_exit_codes() {
     let output = tokenyard().args(["explain", "--help"]).output().unwrap();
