@@ -1,14 +1,14 @@
 //! One cause after the other. The first that fits is the root: whoever is dead makes others wait, and
 //! whoever waits makes others wait.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::evidence::{LONG_MS, Loss, SILENT_MS, is_long};
+use super::evidence::{LONG_MS, Loss, SILENT_MS};
 use super::graph::{Graph, is_over};
+use super::links::{broken_link, hanging_transport, transport};
 use super::set::Set;
-use super::words::{self, activity, call, capital, ranks, seconds, verb};
-use super::{Edge, Kind, Verdict};
+use super::words::{activity, call, capital, ranks, seconds, verb};
+use super::{Edge, Kind, Verdict, graph};
 use crate::format::{Report, State};
 
 /// An error that came so much earlier than a loss is not its consequence.
@@ -30,35 +30,9 @@ pub(super) fn verdict(set: &Set, edges: &[Edge]) -> Verdict {
         .or_else(|| ended(set, Masked::Yes))
         .or_else(|| last_words(set, Masked::Yes))
         .unwrap_or_else(|| nothing(set));
-    verdict.evidence.extend(waiting(edges));
+    verdict.evidence.extend(graph::lines(edges));
     verdict
 }
-
-/// Who waits for whom, those who wait for the same in one line; the waits of most ranks first.
-fn waiting(edges: &[Edge]) -> Vec<String> {
-    let mut groups: BTreeMap<(u32, &str), (Vec<u32>, u64)> = BTreeMap::new();
-    for Edge { from, to, what, age_ms, .. } in edges.iter().filter(|edge| edge.counts) {
-        let (list, longest) = groups.entry((*to, what)).or_default();
-        list.push(*from);
-        *longest = (*age_ms).max(*longest);
-    }
-    let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by_key(|(_, (list, _))| (Reverse(list.len()), list.first().copied()));
-    let more = groups.len().saturating_sub(MOST_WAITS);
-    let line = |((to, what), (list, longest)): ((u32, &str), (Vec<u32>, u64))| {
-        let wait = verb(&list, "waits", "wait");
-        let most = verb(&list, "", "up to ");
-        format!("{} {wait} for rank {to}: {what}, for {most}{}", ranks(&list), seconds(longest))
-    };
-    let mut lines: Vec<String> = groups.into_iter().take(MOST_WAITS).map(line).collect();
-    if more > 0 {
-        lines.push(format!("{more} other waits"));
-    }
-    lines
-}
-
-/// Waits that are told as evidence, at most.
-const MOST_WAITS: usize = 8;
 
 /// Whether a loss is looked for that all who know of it go on without: nobody waits for that rank.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,7 +104,7 @@ const RESTART_JOB: &str = "restart the job";
 const REPLACE_RANK: &str = "start that rank again: it comes back when the others renew their yard";
 
 /// ` on host (process 7)`, as far as it is known.
-fn process(set: &Set, rank: u32) -> String {
+pub(super) fn process(set: &Set, rank: u32) -> String {
     let own = set.get(rank).map(|own| (own.host.clone(), own.pid));
     let told = || {
         let peer = set.all().find_map(|report| report.peer(rank))?;
@@ -162,121 +136,6 @@ fn silent(set: &Set) -> Option<Verdict> {
             seconds(SILENT_MS)
         )],
         fix: format!("{STOPPED_FIX}; a process that runs again may go on, else {RESTART_JOB}"),
-    })
-}
-
-/// A transport that does not answer, of a rank that is stuck inside a call. One that does not while nobody
-/// waits may have had no time on a busy machine.
-fn hanging_transport(set: &Set, edges: &[Edge]) -> Option<Verdict> {
-    let is_inside = |report: &&Report| {
-        matches!(report.activity.state, State::Send | State::Receive)
-            && is_long(report, report.activity.since_ms)
-            && edges.iter().any(|e| e.counts && (e.to == report.rank || e.from == report.rank))
-    };
-    let mut inside = set.all().filter(is_inside);
-    let (report, health) = inside.find_map(|report| {
-        let mut transports = report.transports.iter();
-        Some((report, transports.find(|health| health.unanswered_ms.is_some())?))
-    })?;
-    let rank = report.rank;
-    Some(Verdict {
-        kind: Kind::TransportError,
-        ranks: vec![rank],
-        sentence: format!(
-            "Transport {} ({}) of rank {rank}{} hangs: it does not answer, and rank {rank} is inside a call: it {}.",
-            health.transport,
-            health.level,
-            process(set, rank),
-            activity(report)
-        ),
-        evidence: report.transports.iter().map(words::transport).collect(),
-        fix: "look at where the threads of that process are (`gdb -p`, `thread apply all bt`) and at the \
-              device; the call ends with the process only"
-            .to_owned(),
-    })
-}
-
-/// What one rank has sent, and another that lives has not got.
-fn broken_link(set: &Set) -> Option<Verdict> {
-    let mut broken: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    let mut evidence = Vec::new();
-    for report in set.all() {
-        let Some(wait) = &report.wait else { continue };
-        let Some((writer, total)) = set.sent_in_vain(report, wait) else { continue };
-        broken.entry(writer).or_default().push(report.rank);
-        evidence.push(format!(
-            "rank {writer} says that it raised {} signal {} of rank {} to {total}; rank {} waits for {} \
-             and sees {}, for {}",
-            wait.level,
-            wait.signal,
-            report.rank,
-            report.rank,
-            wait.expected,
-            wait.found,
-            seconds(wait.age_ms)
-        ));
-        evidence.extend(on_the_way(set, writer, report.rank));
-    }
-    let (from, to) = broken.iter().max_by_key(|(_, to)| to.len())?;
-    let name = link_name(set, *from, to[0]);
-    Some(Verdict {
-        kind: Kind::BrokenLink,
-        ranks: [&[*from], &to[..]].concat(),
-        sentence: format!(
-            "The link from rank {from} to {}{name} carries nothing: what rank {from} has sent does not \
-             arrive, and both ends live.",
-            ranks(to)
-        ),
-        evidence,
-        fix: format!(
-            "look at the NIC, port and cable of rank {from} and of {}, and at the switch between them \
-             (`tokenyard doctor` on both hosts)",
-            ranks(to)
-        ),
-    })
-}
-
-/// Commands on a link that have not ended.
-fn on_the_way(set: &Set, from: u32, to: u32) -> Option<String> {
-    let links = &set.get(from)?.peer(to)?.links;
-    let counts = links.iter().filter_map(|link| link.counts.as_ref());
-    let open = counts.map(|c| c.posted.saturating_sub(c.done)).fold(0, u64::saturating_add);
-    (open > 0).then(|| format!("{open} commands of rank {from} to rank {to} have not ended"))
-}
-
-fn link_name(set: &Set, from: u32, to: u32) -> String {
-    let link = set.get(from).and_then(|report| report.peer(to)?.links.first());
-    link.map_or_else(String::new, |link| format!(" ({}, {})", link.level, link.name))
-}
-
-/// What a transport says itself.
-fn transport(set: &Set) -> Option<Verdict> {
-    let said = set.all().filter(|report| report.reason.kind == "transport");
-    let unwell = set.all().filter(|r| r.transports.iter().any(|t| t.error.is_some()));
-    let report = said.min_by_key(|r| r.unix_ms).or_else(|| unwell.min_by_key(|r| r.unix_ms))?;
-    let health = report.transports.iter().find(|health| health.error.is_some());
-    let about = report.reason.rank.or_else(|| health.and_then(|health| health.rank));
-    let about = about.filter(|rank| *rank != report.rank);
-    let text = if report.is_error() {
-        report.reason.text.clone()
-    } else {
-        health.and_then(|health| health.error.clone()).unwrap_or_default()
-    };
-    let to = about.map_or_else(String::new, |rank| format!(" to rank {rank}"));
-    let mut evidence: Vec<String> = report.transports.iter().map(words::transport).collect();
-    if let Some(rank) = about.filter(|rank| set.get(*rank).is_none()) {
-        evidence.push(format!("rank {rank} wrote no report: its process or host may have ended"));
-    }
-    let rank = report.rank;
-    Some(Verdict {
-        kind: Kind::TransportError,
-        ranks: std::iter::once(rank).chain(about).collect(),
-        sentence: format!("The transport of rank {rank} reports an error{to}: {text}."),
-        evidence,
-        fix:
-            "look at the device that it names, and at its counterpart (`tokenyard doctor` on both \
-              hosts); the page of the transport lists its errors"
-                .to_owned(),
     })
 }
 

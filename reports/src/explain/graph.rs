@@ -1,11 +1,12 @@
 //! Who waits for whom.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Edge;
 use super::evidence::{is_long, stuck_commands};
 use super::set::Set;
-use super::words::awaited;
+use super::words::{awaited, ranks, seconds, verb};
 use crate::format::{Collective, Report, State, Wait};
 
 /// The most ranks that one collective is said to wait for.
@@ -77,6 +78,32 @@ fn of_collective<'a>(
         counts: is_long(report, collective.since_ms),
     })
 }
+
+/// Who waits for whom, those who wait for the same in one line; the waits of most ranks first.
+pub(super) fn lines(edges: &[Edge]) -> Vec<String> {
+    let mut groups: BTreeMap<(u32, &str), (Vec<u32>, u64)> = BTreeMap::new();
+    for Edge { from, to, what, age_ms, .. } in edges.iter().filter(|edge| edge.counts) {
+        let (list, longest) = groups.entry((*to, what)).or_default();
+        list.push(*from);
+        *longest = (*age_ms).max(*longest);
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, (list, _))| (Reverse(list.len()), list.first().copied()));
+    let more = groups.len().saturating_sub(MOST_WAITS);
+    let line = |((to, what), (list, longest)): ((u32, &str), (Vec<u32>, u64))| {
+        let wait = verb(&list, "waits", "wait");
+        let most = verb(&list, "", "up to ");
+        format!("{} {wait} for rank {to}: {what}, for {most}{}", ranks(&list), seconds(longest))
+    };
+    let mut lines: Vec<String> = groups.into_iter().take(MOST_WAITS).map(line).collect();
+    if more > 0 {
+        lines.push(format!("{more} other waits"));
+    }
+    lines
+}
+
+/// Waits that are told as evidence, at most.
+const MOST_WAITS: usize = 8;
 
 /// The edges by who waits.
 pub(super) struct Graph<'a>(BTreeMap<u32, Vec<&'a Edge>>);

@@ -1,12 +1,13 @@
 //! What the reports of a job come to: who waits for whom, and who is the culprit.
 //!
 //! `set` chooses one report per rank · `evidence` says what each rank knows of the others · `graph` says who
-//! waits for whom · `causes` tries one cause after the other, the root of all others first · `words` says
-//! it.
+//! waits for whom · `causes` tries one cause after the other, the root of all others first; `links` has those
+//! that lie in transports and links · `words` says it.
 
 mod causes;
 mod evidence;
 mod graph;
+mod links;
 mod set;
 #[cfg(test)]
 mod tests;
