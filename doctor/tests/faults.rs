@@ -65,6 +65,11 @@ fn every_recorded_fault_is_named_and_nothing_else_turns_red() {
         if new != head(&text, "expect") {
             wrong.push(format!("{name}: found {new:?}"));
         }
+        for words in head(&text, "says") {
+            if !all.iter().any(|finding| finding.found.contains(words)) {
+                wrong.push(format!("{name}: nothing says «{words}»"));
+            }
+        }
         let all_are_explained = all.iter().all(|finding| {
             finding.verdict == Verdict::Ok
                 || (finding.cost.is_some() && finding.fix.is_some() && finding.source.is_some())

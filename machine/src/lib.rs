@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-pub use commands::{FabricDomain, Outputs};
+pub use commands::{FabricDomain, Outputs, Silence};
 pub use container::{Access, Capabilities, Cgroup, Container, Devices, Seccomp};
 pub use fact::Fact;
 pub use gpu::{Gpu, GpuFabric, GpuVendor, KfdLink, KfdLinkKind, NvLink, NvidiaDriver};
@@ -76,8 +76,10 @@ pub struct Machine {
     pub devices: Devices,
     /// Libraries.
     pub libraries: Libraries,
-    /// What libfabric offers; missing where `fi_info` was not run.
+    /// What libfabric offers; missing where `fi_info` told nothing.
     pub fabrics: Fact<Vec<FabricDomain>>,
+    /// Commands that told nothing, as people write them (`nvidia-smi -q`), and why.
+    pub silent: BTreeMap<String, Silence>,
 }
 
 impl Machine {
@@ -135,14 +137,15 @@ impl Machine {
             devices: container::read_devices(tree),
             libraries: libraries::read(tree, search_path),
             container,
-            fabrics: outputs.fi_info.clone().and_then(|text| Some(commands::fabrics(&text))),
+            fabrics: commands::told(&outputs.fi_info, commands::fabrics),
+            silent: outputs.silent(),
         }
     }
 }
 
 fn nics(tree: &Tree, outputs: &Outputs) -> Vec<Nic> {
     let mut nics = nic::read(tree);
-    if let Fact::Known(text) = &outputs.ibv_devinfo {
+    if let Ok(text) = &outputs.ibv_devinfo {
         for ((device, port), mtu) in commands::active_mtus(text) {
             if let Some(nic) = nics.iter_mut().find(|nic| nic.name == device) {
                 nic.active_mtu.insert(port, mtu);
