@@ -10,7 +10,8 @@
 //! [`tree`] reads below a root, and holds the recorded trees. [`fact`] says what is unknown and
 //! why. Then one module per subject holds its types and how they are read: [`pci`], [`nic`],
 //! [`net`], [`gpu`], [`numa`], [`limits`], [`modules`], [`container`], [`libraries`], and
-//! [`commands`] for what no file tells. [`near`] says which NICs are nearest to a GPU.
+//! [`commands`] for what no file tells. [`near`] says which NICs are nearest to a GPU,
+//! [`rails`] which GPUs lack one.
 
 pub mod commands;
 pub mod container;
@@ -25,6 +26,7 @@ pub mod net;
 pub mod nic;
 pub mod numa;
 pub mod pci;
+pub mod rails;
 pub mod tree;
 
 use std::collections::BTreeMap;
@@ -45,6 +47,7 @@ pub use nic::{
 };
 pub use numa::NumaNode;
 pub use pci::{Acs, Distance, Iommu, PciAddress, PciFunction, PcieControl, PcieLink};
+pub use rails::{Lack, MissingRail, RailShare};
 pub use tree::Tree;
 
 /// What a node has. Lists are in order of name, number or PCI address.
