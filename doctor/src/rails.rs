@@ -16,8 +16,9 @@ static NEAR: Rule = Rule {
     wanted: "as near as that of the other GPUs",
     why: "Rows go from GPU memory to the NIC over PCI Express. Under one switch they cross nothing else; \
           through the root complex, or from socket to socket, they share the way with everything. Where a \
-          card is near and no RDMA device of it is there, its driver did not take it. Where no card is near a \
-          GPU, and most GPUs have one, it is missing; where few have one, the node may be wired so.",
+          card is near and no RDMA device of it is there, its driver did not take it. Where no NIC is next to a \
+          GPU, and most GPUs have one, it is missing: the topology refuses the node where a transport goes by \
+          its NICs, unless the config names those to use. Where few have one, the node may be wired so.",
     cost: "this GPU's rail is slower than the others, and all ranks wait for it",
     fix: "lspci -s BUS for the card under the GPU's switch; if it is listed: its driver (modprobe mlx5_ib, bnxt_re, ionic_rdma or irdma, dmesg); \
           if not: reseat or replace it",
@@ -29,7 +30,8 @@ static EQUAL: Rule = Rule {
     title: "NICs of each GPU",
     wanted: "equally many for all GPUs",
     why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
-          their own share one with a neighbour.",
+          their own share one with a neighbour. Where NICs do not divide evenly among GPUs (7 for 8), one is missing: \
+          the topology refuses the node, as above.",
     cost: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
     fix: "bring up the port of the missing NIC, or give the container that device",
     source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \
@@ -122,6 +124,7 @@ fn note<'r>(
 
 fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail<'_>]) {
     let best = all.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
+    let far = all.iter().filter(|one| one.distance > best).count();
     let machine = report.machine;
     for one in all {
         let none = missing.iter().find(|missing| {
@@ -137,7 +140,7 @@ fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingR
             (_, Some(_)) => of_missing(report, one),
             (distance, None) if distance == best => Verdict::Ok,
             // Nodes with fewer NICs than GPUs are built too.
-            _ if idle.is_empty() => Verdict::Unknown,
+            _ if idle.is_empty() && 2 * far >= all.len() => Verdict::Unknown,
             _ => Verdict::Slow,
         };
         let down = if one.nics.iter().any(|nic| has_link(nic)) { "" } else { ", without a link" };
@@ -160,6 +163,12 @@ fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingR
                         "nothing, if the node is wired so; else reseat the card that lspci does not list",
                     )
                     .cost("where it is not meant so, this GPU's rail is slower than the others");
+            }
+            (None, None, Verdict::Slow) => {
+                finding.fix(
+                    "lspci -tv shows the switches: put the card below the switch of its GPU, where the \
+                     node is not built so",
+                );
             }
             _ => {}
         }

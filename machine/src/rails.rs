@@ -80,10 +80,9 @@ impl Machine {
             .into_iter()
             .filter_map(|gpu| self.nearest_rails(gpu, &rails))
             .collect();
-        let best = all.iter().map(|one| one.distance).min();
         let owns: Vec<u64> = all
             .iter()
-            .map(|one| match Some(one.distance) == best {
+            .map(|one| match is_as_near(&all, one) {
                 true => one.nics.iter().map(|nic| 1000 / sharers(&all, nic) as u64).sum(),
                 false => 0,
             })
@@ -108,9 +107,8 @@ impl Machine {
             return Vec::new();
         }
         let best = shares.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
-        let with = shares.iter().filter(|one| one.distance == best).count();
-        let are_next = matches!(best, Distance::SameSwitch | Distance::SameRootPort);
-        match are_next && with < shares.len() {
+        let with = shares.iter().filter(|one| is_as_near(&shares, one)).count();
+        match is_next(best) && with < shares.len() {
             true if 2 * with > shares.len() => self.without_nic(&shares, (best, with)),
             true => Vec::new(),
             false => self.uneven(&shares),
@@ -122,14 +120,14 @@ impl Machine {
         shares: &[RailShare<'a>],
         (best, with): (Distance, usize),
     ) -> Vec<MissingRail<'a>> {
-        let far = shares.iter().filter(|one| one.distance > best);
+        let far = shares.iter().filter(|one| !is_next(one.distance));
         far.map(|one| {
             let place = self.pci_at(one.gpu.pci).and_then(|gpu| shared_bridge(gpu, best));
             let ports = place.map_or(Vec::new(), |(_, place)| self.ports_without_link(place));
             MissingRail {
                 gpu: one.gpu,
                 lack: Lack::NoNic { with, gpus: shares.len(), place, ports },
-                cards: self.idle_cards(|card| self.distance(one.gpu.pci, card) <= best),
+                cards: self.idle_cards(|card| is_next(self.distance(one.gpu.pci, card))),
                 there: self.rail_names(),
             }
         })
@@ -194,11 +192,21 @@ impl Machine {
     }
 }
 
+/// Below one switch, or below one root port: that makes a NIC a GPU's own.
+fn is_next(distance: Distance) -> bool {
+    matches!(distance, Distance::SameSwitch | Distance::SameRootPort)
+}
+
+/// Whether a GPU's NICs are as near as those of any GPU.
+fn is_as_near(all: &[RailShare<'_>], one: &RailShare<'_>) -> bool {
+    let best = all.iter().map(|one| one.distance).min();
+    Some(one.distance) == best || best.is_some_and(is_next) && is_next(one.distance)
+}
+
 /// How many GPUs are nearest to a NIC, of those whose NICs are as near as any.
 fn sharers(all: &[RailShare<'_>], nic: &Nic) -> usize {
-    let best = all.iter().map(|one| one.distance).min();
     let is_sharer = |one: &&RailShare<'_>| {
-        Some(one.distance) == best && one.nics.iter().any(|own| own.name == nic.name)
+        is_as_near(all, one) && one.nics.iter().any(|own| own.name == nic.name)
     };
     all.iter().filter(is_sharer).count().max(1)
 }
