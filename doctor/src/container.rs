@@ -117,7 +117,9 @@ fn uverbs(report: &mut Report<'_>) {
             (Some(Access::Granted), _) => (Verdict::Ok, found),
             _ if is_named => (Verdict::Broken, found),
             (_, 0) if others.is_empty() => (Verdict::Broken, found),
-            (_, 0) => (Verdict::Slow, format!("{found}; ranks would use {}", others.join(", "))),
+            (_, 0) => {
+                (Verdict::Slow, format!("{found}; ranks would use some of {}", others.join(", ")))
+            }
             (_, given) if is_anothers(report, &nics, nic) => {
                 (Verdict::Ok, format!("{found}: {given} of {} NICs are given", nics.len()))
             }

@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{Nic, NicFamily, Silence};
 
-use crate::nics::rails;
+use crate::nics::{NOT_RUN, rails};
 use crate::versions::{at_least, numbers};
 use crate::{Facility, Report, Rule, Verdict};
 
@@ -91,6 +91,7 @@ fn provider(report: &mut Report<'_>, adapters: usize) {
             Some(Silence::NotFound { .. }) => {
                 "install the EFA installer of AWS: efa_installer.sh -y"
             }
+            Some(Silence::NotRun) => NOT_RUN,
             _ => {
                 "FI_LOG_LEVEL=info /opt/amazon/efa/bin/fi_info -p efa says why; then put /opt/amazon/efa/lib \
                  first in LD_LIBRARY_PATH"

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tokenyard_machine::{Gpu, GpuVendor, Silence};
 
-use crate::nics::majority;
+use crate::nics::{NOT_RUN, majority};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&SMI, &LINKS, &FABRIC, &CLIQUE, &IMEX, &MIG];
@@ -123,6 +123,7 @@ fn smi(report: &mut Report<'_>) {
             "install the driver's tools (apt install nvidia-utils-VERSION; in a container \
              NVIDIA_DRIVER_CAPABILITIES=compute,utility), or add their folder to PATH",
         ),
+        Silence::NotRun => Some(NOT_RUN),
         _ => None,
     });
     let finding = report.note((&SMI, Facility::Cuda), "NVIDIA GPUs", (verdict, found));

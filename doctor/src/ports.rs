@@ -3,7 +3,8 @@
 use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, PortState, Silence};
 
 use crate::nics::{
-    function, hardware, has_link, is_active, majority, model, port_name, rails, rate, used_ports,
+    NOT_RUN, function, hardware, has_link, is_active, majority, model, port_name, rails, rate,
+    used_ports,
 };
 use crate::pci::capacity;
 use crate::{Facility, Report, Rule, Verdict};
@@ -286,6 +287,7 @@ fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {
             let silent = report.machine.silent.get("ibv_devinfo");
             let (found, fix) = match silent {
                 Some(why @ Silence::NotFound { .. }) => (why.in_words("ibv_devinfo"), INSTALL),
+                Some(why @ Silence::NotRun) => (why.in_words("ibv_devinfo"), NOT_RUN),
                 Some(why) => (why.in_words("ibv_devinfo"), BY_HAND),
                 None => ("ibv_devinfo does not tell of this port".to_owned(), BY_HAND),
             };

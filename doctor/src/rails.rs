@@ -189,7 +189,7 @@ fn counts(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail
         ([one], _) => (of_missing(report, first), one.to_string()),
         ([one, rest @ ..], _) => {
             let others: Vec<String> = rest.iter().map(|one| one.gpu.index.to_string()).collect();
-            (of_missing(report, first), format!("{one}; so has GPU {}", others.join(", ")))
+            (of_missing(report, first), format!("{one}; likewise GPU {}", others.join(", ")))
         }
         ([], true) => (Verdict::Ok, share_in_words(usual)),
         ([], false) => (Verdict::Slow, format!("fewer for GPU {}", less.join(", "))),

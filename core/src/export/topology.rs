@@ -1,6 +1,6 @@
 use std::marker::PhantomData;
 
-use super::call::{check_size, guarded};
+use super::call::{check_size, fill, guarded};
 use super::transport::read_table;
 use super::{host, static_str};
 use crate::abi;
@@ -60,18 +60,10 @@ impl<T: Topology> TopologyPart<T> {
                 | flag(found.any_rails, abi::TY_PLACE_ANY_RAILS);
             out.nic_count = found.nics.len() as u32;
             out.nics = nics(&found.nics)?;
-            out.missing_nic = cut_short(found.missing_nic.as_deref().unwrap_or_default());
+            fill(&mut out.missing_nic, found.missing_nic.as_deref().unwrap_or_default());
             Ok(())
         })
     }
-}
-
-/// As much of a text as there is room for.
-fn cut_short(text: &str) -> [u8; abi::TY_MISSING_NIC_BYTES] {
-    let mut out = [0; abi::TY_MISSING_NIC_BYTES];
-    let end = text.floor_char_boundary(out.len());
-    out[..end].copy_from_slice(&text.as_bytes()[..end]);
-    out
 }
 
 fn nics(names: &[String]) -> Result<[[u8; abi::TY_NIC_BYTES]; abi::TY_PLACE_NICS]> {

@@ -97,7 +97,7 @@ fn missing_nic(places: &[Option<Place>]) -> Option<String> {
     let others = match others.as_slice() {
         [] => String::new(),
         [one] => format!("; so does rank {one}"),
-        [some @ ..] => format!("; so do ranks {}", some.join(", ")),
+        some => format!("; so do ranks {}", some.join(", ")),
     };
     Some(format!("rank {rank} on {host} lacks a NIC: {words}{others}"))
 }
