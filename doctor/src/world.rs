@@ -107,6 +107,18 @@ const TAKEN: &str = "transport of several";
 
 /// Skews smaller than this are everyday, in microseconds.
 const SKEW: i64 = 100_000;
+/// Modules whose versions are compared.
+const MODULES: [&str; 9] = [
+    "amdgpu",
+    "bnxt_en",
+    "bnxt_re",
+    "efa",
+    "gdrdrv",
+    "ionic",
+    "ionic_rdma",
+    "mlx5_core",
+    "nvidia_peermem",
+];
 /// Words of the kernel's command line that change how NICs and GPUs reach memory.
 const BOOT: [&str; 9] = [
     "iommu",
@@ -181,7 +193,7 @@ impl Summary {
         if let Some(driver) = driver {
             put("NVIDIA driver", driver.version.known().cloned().unwrap_or_else(unknown));
         }
-        for name in ["efa", "mlx5_core", "ionic", "amdgpu", "gdrdrv", "nvidia_peermem"] {
+        for name in MODULES {
             if let Some(module) = machine.modules.get(name) {
                 let version = module.version.known().cloned().unwrap_or_else(|| "loaded".into());
                 put(&format!("module {name}"), version);

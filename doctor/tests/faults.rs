@@ -271,7 +271,8 @@ fn a_near_card_without_an_rdma_device_is_told_from_a_card_that_is_missing() {
         far.unwrap().fix.unwrap()
     };
     assert!(
-        fix("nic-missing.tree").starts_with("lspci -k -s 0000:5e:00.0 shows the card's driver")
+        fix("nic-missing.tree")
+            .starts_with("modprobe mlx5_ib, then dmesg; lspci -k -s 0000:5e:00.0 shows")
     );
     assert!(fix("card-missing.tree").contains("reseat or replace it"));
     assert!(fix("half-wired.tree").contains("nothing, if the node is wired so"));

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::{Distance, Gpu, Machine, Nic, PciAddress, PciFunction};
+use crate::{Distance, Gpu, Machine, Nic, NicFamily, PciAddress, PciFunction};
 
 /// The rail NICs that are nearest to a GPU.
 #[derive(Clone, Debug)]
@@ -29,6 +29,8 @@ pub struct MissingRail<'a> {
     /// Cards of the rails' model without an RDMA device that may be the missing NIC: near the GPU, where
     /// others have theirs there.
     pub cards: Vec<PciAddress>,
+    /// The module that makes cards of the rails' family RDMA devices; nothing where it is not known.
+    pub module: Option<&'static str>,
     /// Names of the rail NICs that are there.
     pub there: Vec<&'a str>,
 }
@@ -128,6 +130,7 @@ impl Machine {
                 gpu: one.gpu,
                 lack: Lack::NoNic { with, gpus: shares.len(), place, ports },
                 cards: self.idle_cards(|card| is_next(self.distance(one.gpu.pci, card))),
+                module: self.rail_module(),
                 there: self.rail_names(),
             }
         })
@@ -157,10 +160,23 @@ impl Machine {
                     gpus,
                 },
                 cards: self.idle_cards(|_| true),
+                module: self.rail_module(),
                 there: there.clone(),
             }
         })
         .collect()
+    }
+
+    fn rail_module(&self) -> Option<&'static str> {
+        Some(match self.rail_nics().first()?.family {
+            NicFamily::Mlx5 => "mlx5_ib",
+            NicFamily::Efa => "efa",
+            NicFamily::Ionic => "ionic_rdma",
+            NicFamily::Broadcom => "bnxt_re",
+            NicFamily::Intel => "irdma",
+            NicFamily::Erdma => "erdma",
+            NicFamily::Rxe | NicFamily::Siw | NicFamily::Other => return None,
+        })
     }
 
     fn rail_names(&self) -> Vec<&str> {
@@ -287,10 +303,10 @@ impl MissingRail<'_> {
     /// What to do about it, as commands.
     pub fn fix(&self) -> String {
         match (self.cards.first(), &self.lack) {
-            (Some(card), _) => format!(
-                "lspci -k -s {card} shows the card's driver: modprobe mlx5_ib (bnxt_re, ionic_rdma, efa), \
-                 dmesg"
-            ),
+            (Some(card), _) => {
+                let load = self.module.map_or(String::new(), |name| format!("modprobe {name}, "));
+                format!("{load}then dmesg; lspci -k -s {card} shows the card's driver")
+            }
             (None, Lack::NoNic { .. }) => {
                 "lspci lists no such card there: reseat or replace it, or give the container its device"
                     .to_owned()
