@@ -279,6 +279,26 @@ fn a_near_card_without_an_rdma_device_is_told_from_a_card_that_is_missing() {
 }
 
 #[test]
+fn a_missing_nic_breaks_a_job_only_where_the_topology_would_refuse_it() {
+    let machine = Machine::read(&Tree::open(&trees().join("faults/card-missing.tree")).unwrap());
+    let verdict = |job: &Job| {
+        let found = examine(&machine, job, None, None);
+        let of = found.iter().find(|f| f.id == "rail-distance" && f.subject == "GPU 3").unwrap();
+        (of.verdict, of.needed)
+    };
+    let mut verbs = job(&machine, &["kernel set cpu, transport verbs"]);
+    // The topology goes by GPUs, whatever kernels run.
+    assert_eq!(verdict(&verbs), (Verdict::Broken, true));
+    verbs.asks.any_rails = true;
+    assert_eq!(verdict(&verbs).0, Verdict::Ok, "no row of the cpu kernels lies on a GPU");
+    let mut cuda = job(&machine, &["kernel set cuda, transport verbs"]);
+    cuda.asks.nics = vec!["mlx5_0".to_owned()];
+    assert_eq!(verdict(&cuda), (Verdict::Slow, true));
+    let inside = job(&machine, &["kernel set cuda, transport nvlink"]);
+    assert_eq!(verdict(&inside), (Verdict::Ok, false));
+}
+
+#[test]
 fn what_a_config_does_not_use_is_no_fault_of_its_node() {
     let path = trees().join("container-no-rights.tree");
     assert!(findings(&path, &[]).iter().any(|finding| finding.verdict == Verdict::Broken));
