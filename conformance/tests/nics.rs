@@ -28,7 +28,8 @@ impl Transport for Told {
     type Config = TwoNodes;
 
     fn probe(_: &TwoNodes) -> Result<Capabilities> {
-        find_transport("shm")?.probe(&PartTable::empty())
+        let inner = find_transport("shm")?.probe(&PartTable::empty())?;
+        Ok(Capabilities { flags: inner.flags | abi::TY_CAP_PLACED_NICS, ..inner })
     }
 
     fn open(_: TwoNodes, team: &Team, needs: &TransportNeeds) -> Result<Self> {
@@ -54,6 +55,7 @@ struct TwoNodesTopology;
 struct TwoNodes {
     second: usize,
     any: bool,
+    missing: bool,
 }
 
 impl Topology for TwoNodesTopology {
@@ -72,6 +74,7 @@ impl Topology for TwoNodesTopology {
             nics: (0..nics).map(|nic| format!("nic{nic}")).collect(),
             nics_given: config.second == 8,
             any_rails: config.any,
+            missing_nic: (config.missing && ask.rank == 3).then(|| "ä".repeat(600)),
         })
     }
 }
@@ -121,7 +124,7 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
 fn a_node_with_fewer_nics_is_refused_on_every_rank_with_the_names() {
     tokenyard_cpu::link();
     let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
-                [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"shm\"\n\
+                [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"told\"\n\
                 [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 2\n";
     let config = Config::parse(text, "nics").unwrap();
     let errors = in_threads(4, &config, |world| {
@@ -134,6 +137,33 @@ fn a_node_with_fewer_nics_is_refused_on_every_rank_with_the_names() {
             "{text}"
         );
     }
+}
+
+#[test]
+fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics() {
+    tokenyard_cpu::link();
+    let config = |out: &str| {
+        let text = format!(
+            "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
+             [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"{out}\"\n\
+             [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 4\ntwo_nodes.missing = true\n"
+        );
+        Config::parse(&text, "nics").unwrap()
+    };
+    let open = |config: &Config| {
+        in_threads(4, config, |world| {
+            match Yard::open(world, config, YardOptions::new(8, 2, 64, 8)) {
+                Ok(yard) => yard.close().map(|()| String::new()).unwrap(),
+                Err(error) => error.to_string(),
+            }
+        })
+        .unwrap()
+    };
+    for text in open(&config("told")) {
+        // What has no room is cut off between characters.
+        assert!(text.contains("rank 3 on node1 lacks a NIC: ä"), "{text}");
+    }
+    assert_eq!(open(&config("shm")), [""; 4]);
 }
 
 #[test]

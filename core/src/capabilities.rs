@@ -25,7 +25,7 @@ pub struct Declared {
 }
 
 /// The flags and their names.
-pub const FLAGS: [(u64, &str); 10] = [
+pub const FLAGS: [(u64, &str); 11] = [
     (abi::TY_CAP_LOAD_STORE, "load_store"),
     (abi::TY_CAP_ORDERED, "ordered"),
     (abi::TY_CAP_NATIVE_ATOMICS, "native_atomics"),
@@ -36,6 +36,7 @@ pub const FLAGS: [(u64, &str); 10] = [
     (abi::TY_CAP_OWNS_MEMORY, "owns_memory"),
     (abi::TY_CAP_MASKING, "masking"),
     (abi::TY_CAP_DEVICE_FACE, "device_face"),
+    (abi::TY_CAP_PLACED_NICS, "placed_nics"),
 ];
 
 const KINDS: [(u32, &str); 3] =

@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{Access, Capabilities, Gpu, GpuVendor, Nic, Seccomp};
 
-use crate::nics::{function, rails};
+use crate::nics::{function, has_link, rails};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&UVERBS, &RDMA_CM, &NVIDIA, &IPC_LOCK, &SECCOMP];
@@ -14,8 +14,9 @@ static UVERBS: Rule = Rule {
     why: "libibverbs opens a NIC by its device node. /sys shows the host's NICs in a container too, so a \
           NIC can be seen and not be used.",
     cost: "the transport finds no device",
-    fix: "docker run --device /dev/infiniband; Kubernetes: an RDMA device plugin; on the host: modprobe \
-          ib_uverbs; where it is refused: udev gives it mode 0666, or a group of the process",
+    fix: "where it is missing: docker run --device /dev/infiniband, Kubernetes: an RDMA device plugin, on the \
+          host: modprobe ib_uverbs; where it is refused: chmod 0666 /dev/infiniband/uverbs*, lasting by a rule of \
+          udev (KERNEL==\"uverbs*\", MODE=\"0666\"), or run as a user of the node's group",
     source: "linux-rdma/rdma-core, Documentation/udev.md; Linux kernel, \
              Documentation/infiniband/user_verbs.rst",
 };
@@ -63,6 +64,9 @@ static SECCOMP: Rule = Rule {
     source: "Linux, seccomp(2)",
 };
 
+/// Most names of a list.
+const MOST_NAMES: usize = 4;
+
 pub(crate) fn has_ipc_lock(report: &Report<'_>) -> bool {
     let container = &report.machine.container;
     // In a user namespace of its own the capability does not reach the host's limit.
@@ -79,48 +83,61 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     }
 }
 
+/// What to do about a node that is not there.
+const GIVE: &str = "docker run --device /dev/infiniband; Kubernetes: ask for one more of the RDMA device \
+                    plugin's resource; on the host: modprobe ib_uverbs, and udev makes the node";
+
+/// What to do about a node that may not be opened.
+const OPEN_UP: &str = "chmod 0666 /dev/infiniband/uverbs*; lasting: KERNEL==\"uverbs*\", MODE=\"0666\" in \
+                       /etc/udev/rules.d, or run as a user of the nodes' group (in a container: --group-add)";
+
 fn uverbs(report: &mut Report<'_>) {
-    let nodes = &report.machine.devices.nodes;
+    let machine = report.machine;
+    let nodes = &machine.devices.nodes;
     // Whether storage has its device nodes is nobody's matter here.
     let nics = rails(report);
-    let granted = |nic: &Nic| {
-        let node = nic.uverbs.known().and_then(|node| nodes.get(&format!("infiniband/{node}")));
-        node == Some(&Access::Granted)
-    };
-    let given = nics.iter().filter(|nic| granted(nic)).count();
-    // Who was given all GPUs, or has none to go by, is to have all NICs: a rail is missing.
-    let gpus = &report.machine.gpus;
-    // Virtual functions, and NICs beyond a GPU's one, may be other containers'.
-    let is_spare = !gpus.is_empty() && given >= gpus.len();
-    let is_virtual =
-        |nic: &Nic| function(report, nic).is_some_and(|function| function.is_virtual_function);
-    let others: Vec<bool> = nics.iter().map(|nic| is_spare || is_virtual(nic)).collect();
-    let is_part = gpus.is_empty() || gpus.iter().any(|gpu| !gpu.is_visible);
-    for (nic, is_other) in nics.iter().zip(others) {
+    let given = nics.iter().filter(|nic| is_given(report, nic)).count();
+    let others = machine.serving_nics().into_iter().filter(|nic| is_given(report, nic));
+    let others: Vec<String> = others.take(MOST_NAMES).map(|nic| nic.name.clone()).collect();
+    for nic in &nics {
         let Some(node) = nic.uverbs.known() else {
             let found = "the kernel names none: ib_uverbs is not loaded";
             let noted = (Verdict::Broken, found);
             report.note((&UVERBS, Facility::of(nic)), &nic.name, noted).fix("modprobe ib_uverbs");
             continue;
         };
-        let found = match nodes.get(&format!("infiniband/{node}")) {
+        let access = nodes.get(&format!("infiniband/{node}"));
+        let found = match access {
             Some(Access::Granted) => "there".to_owned(),
             Some(Access::Refused) => format!("/dev/infiniband/{node} is refused"),
             None => format!("no /dev/infiniband/{node}"),
         };
         let is_named = report.job.asks.nics.contains(&nic.name);
-        let told = match (granted(nic), is_named || given == 0, is_part || is_other) {
-            (true, ..) => (Verdict::Ok, found),
-            (false, true, _) => (Verdict::Broken, found),
-            (false, false, true) => {
+        let (verdict, found) = match (access, given) {
+            (Some(Access::Granted), _) => (Verdict::Ok, found),
+            _ if is_named => (Verdict::Broken, found),
+            (_, 0) if others.is_empty() => (Verdict::Broken, found),
+            (_, 0) => {
+                (Verdict::Slow, format!("{found}; ranks would use some of {}", others.join(", ")))
+            }
+            (_, given) if is_anothers(report, &nics, nic) => {
                 (Verdict::Ok, format!("{found}: {given} of {} NICs are given", nics.len()))
             }
-            (false, false, false) => (Verdict::Slow, found),
+            _ => (Verdict::Slow, found),
         };
-        let finding = report.note((&UVERBS, Facility::of(nic)), &nic.name, told);
-        if given > 0 && !is_named {
-            finding.cost("its rail is missing: ranks that would use it share others");
-        }
+        let finding = report.note((&UVERBS, Facility::of(nic)), &nic.name, (verdict, found));
+        match access {
+            Some(Access::Refused) => finding.fix(OPEN_UP),
+            _ => finding.fix(GIVE),
+        };
+        match (is_named, given) {
+            (true, _) => finding.cost("the config names this NIC: its ranks do not start"),
+            (false, 0) if !others.is_empty() => {
+                finding.cost("ranks use NICs that are for storage or the like, which are slower")
+            }
+            (false, 0) => finding,
+            (false, _) => finding.cost("its rail is missing: ranks that would use it share others"),
+        };
     }
     let through_cm = report.job.asks(Facility::Libfabric) && report.job.asks(Facility::Verbs);
     if through_cm && !rails(report).is_empty() {
@@ -131,6 +148,32 @@ fn uverbs(report: &mut Report<'_>) {
         };
         report.note((&RDMA_CM, Facility::Verbs), "rdma_cm", (verdict, found));
     }
+}
+
+/// The process may open it.
+fn is_given(report: &Report<'_>, nic: &Nic) -> bool {
+    let node = nic.uverbs.known().map(|node| format!("infiniband/{node}"));
+    node.and_then(|node| report.machine.devices.nodes.get(&node)) == Some(&Access::Granted)
+}
+
+/// Whether a NIC that this process was not given may be another container's: no GPU that it was given has
+/// fewer NICs for that than its other GPUs have. Who was given all GPUs is to have all NICs with a link;
+/// of virtual functions there may be more than anybody needs.
+fn is_anothers(report: &Report<'_>, rails: &[&Nic], nic: &Nic) -> bool {
+    let machine = report.machine;
+    let far = |gpu: &Gpu, nic: &Nic| nic.pci.get().map(|at| machine.distance(gpu.pci, at));
+    let nearest = |gpu: &Gpu| rails.iter().filter_map(|nic| far(gpu, nic)).min();
+    let is_near = |gpu: &Gpu, nic: &Nic| far(gpu, nic).is_some() && far(gpu, nic) == nearest(gpu);
+    let has =
+        |gpu: &Gpu| rails.iter().filter(|nic| is_near(gpu, nic) && is_given(report, nic)).count();
+    let gpus = machine.given_gpus();
+    let most = gpus.iter().map(|gpu| has(gpu)).max().unwrap_or(0);
+    if gpus.iter().any(|gpu| is_near(gpu, nic) && has(gpu) < most) {
+        return false;
+    }
+    let is_virtual = function(report, nic).is_some_and(|function| function.is_virtual_function);
+    let is_part = gpus.is_empty() || machine.gpus.iter().any(|gpu| !gpu.is_visible);
+    is_part || is_virtual || !has_link(nic)
 }
 
 fn nvidia(report: &mut Report<'_>) {

@@ -1,8 +1,8 @@
 //! Elastic Fabric Adapters.
 
-use tokenyard_machine::{Nic, NicFamily};
+use tokenyard_machine::{Nic, NicFamily, Silence};
 
-use crate::nics::rails;
+use crate::nics::{NOT_RUN, rails};
 use crate::versions::{at_least, numbers};
 use crate::{Facility, Report, Rule, Verdict};
 
@@ -10,6 +10,9 @@ pub(crate) const RULES: &[&Rule] = &[&DRIVER, &PROVIDER, &INSTALLER];
 
 /// The first driver with the GPU's doorbells.
 const DOORBELL_DRIVER: [u32; 2] = [3, 3];
+
+/// fi_info ends with the error of fi_getinfo: here that no provider has anything to offer (FI_ENODATA).
+const NO_DATA: i32 = 61;
 
 static DRIVER: Rule = Rule {
     id: "efa-driver",
@@ -29,7 +32,7 @@ static PROVIDER: Rule = Rule {
     why: "The transport efa opens libfabric's provider of that name. A libfabric of the distribution may be \
           built without it, or be found before that of the EFA installer.",
     cost: "the transport does not open, or opens fewer rails",
-    fix: "put /opt/amazon/efa/lib first in LD_LIBRARY_PATH; `fi_info -p efa` lists what is there",
+    fix: "put /opt/amazon/efa/lib first in LD_LIBRARY_PATH; `/opt/amazon/efa/bin/fi_info -p efa` lists what is there",
     source: "fi_efa(7), libfabric; AWS EC2 User Guide, Get started with EFA",
 };
 
@@ -77,8 +80,24 @@ fn driver(report: &mut Report<'_>) {
 
 fn provider(report: &mut Report<'_>, adapters: usize) {
     let Some(fabrics) = report.machine.fabrics.known() else {
-        let found = "fi_info told nothing";
-        report.note((&PROVIDER, Facility::Efa), "libfabric", (Verdict::Unknown, found));
+        let silent = report.machine.silent.get("fi_info");
+        let found = silent
+            .map_or("fi_info tells nothing that can be read".to_owned(), |w| w.in_words("fi_info"));
+        let verdict = match silent {
+            Some(Silence::Failed { code: NO_DATA, .. }) => Verdict::Broken,
+            _ => Verdict::Unknown,
+        };
+        let fix = match silent {
+            Some(Silence::NotFound { .. }) => {
+                "install the EFA installer of AWS: efa_installer.sh -y"
+            }
+            Some(Silence::NotRun) => NOT_RUN,
+            _ => {
+                "FI_LOG_LEVEL=info /opt/amazon/efa/bin/fi_info -p efa says why; then put /opt/amazon/efa/lib \
+                 first in LD_LIBRARY_PATH"
+            }
+        };
+        report.note((&PROVIDER, Facility::Efa), "libfabric", (verdict, found)).fix(fix);
         return;
     };
     // Each adapter is offered as -rdm and -dgrm.

@@ -43,6 +43,8 @@ pub struct Asks {
     pub uses: Option<BTreeSet<Facility>>,
     /// NICs that the config names, if it does.
     pub nics: Vec<String>,
+    /// The config says that NICs of all names reach each other.
+    pub any_rails: bool,
     /// Entries of GID tables that the config names for `verbs`; it goes by rule where there are none.
     pub gid_indices: BTreeSet<u8>,
     /// Ports that the config names for `verbs`; all are used where there are none.
@@ -101,6 +103,7 @@ impl Job {
             job.asks.nics.extend(asks.nics.iter().cloned());
             job.asks.gid_indices.extend(&asks.gid_indices);
             job.asks.ports.extend(&asks.ports);
+            job.asks.any_rails |= asks.any_rails;
         }
         job
     }

@@ -1,11 +1,11 @@
 //! Kernel drivers of NICs.
 
-use tokenyard_machine::NicFamily;
+use tokenyard_machine::{NicFamily, PciFunction};
 
 use crate::nics::rails;
 use crate::{Facility, Report, Rule, Verdict};
 
-pub(crate) const RULES: &[&Rule] = &[&DRIVER];
+pub(crate) const RULES: &[&Rule] = &[&DRIVER, &BNXT];
 
 static DRIVER: Rule = Rule {
     id: "nic-driver",
@@ -23,6 +23,25 @@ static DRIVER: Rule = Rule {
              entries named",
 };
 
+static BNXT: Rule = Rule {
+    id: "bnxt-driver",
+    title: "RDMA driver of Broadcom's Thor NICs",
+    wanted: "bnxt_re beside bnxt_en",
+    why: "The module bnxt_en drives the Ethernet side of a BCM575xx (Thor) or BCM576xx (Thor2), bnxt_re adds \
+          RDMA to it. With the first alone there are interfaces and no RDMA device. bnxt_re makes none for a card whose \
+          RDMA is switched off in its memory; the kernel's log says so.",
+    cost: "no RDMA over these NICs",
+    fix: "modprobe bnxt_re; lasting: bnxt_re in /etc/modules-load.d; where dmesg says «RoCE is not supported on this \
+          device», switch RDMA on in the card's memory (niccli) and restart the node",
+    source: "Linux kernel, drivers/infiniband/hw/bnxt_re (Kconfig, main.c) and drivers/net/ethernet/broadcom/bnxt \
+             (PCI ids of BCM57508 and BCM57608)",
+};
+
+const BROADCOM: u16 = 0x14e4;
+/// BCM57508, 57504, 57502 (Thor), and BCM57608, 57604, 57602, 57601 (Thor2). Broadcom makes many cards
+/// without RDMA.
+const THOR: [u16; 7] = [0x1750, 0x1751, 0x1752, 0x1760, 0x1761, 0x1762, 0x1763];
+
 /// The modules that drive a family, the card's own first.
 fn modules(family: NicFamily) -> &'static [&'static str] {
     match family {
@@ -36,6 +55,7 @@ fn modules(family: NicFamily) -> &'static [&'static str] {
 }
 
 pub(crate) fn judge(report: &mut Report<'_>) {
+    bnxt(report);
     let mut families: Vec<NicFamily> = rails(report).iter().map(|nic| nic.family).collect();
     families.sort();
     families.dedup();
@@ -62,4 +82,29 @@ pub(crate) fn judge(report: &mut Report<'_>) {
         };
         report.note((&DRIVER, facility), *own, (verdict, found));
     }
+}
+
+/// Beside rails of another family Thor NICs may be for anything.
+fn bnxt(report: &mut Report<'_>) {
+    let machine = report.machine;
+    let is_thor = |card: &&PciFunction| {
+        card.vendor.get() == Some(BROADCOM)
+            && card.device.get().is_some_and(|id| THOR.contains(&id))
+    };
+    let cards = machine.pci.iter().filter(is_thor).count();
+    let rails = rails(report);
+    let nics = rails.iter().filter(|nic| nic.family == NicFamily::Broadcom).count();
+    if cards == 0 || nics == 0 && !rails.is_empty() {
+        return;
+    }
+    let loaded = machine.modules.contains_key("bnxt_re");
+    // A node without GPUs may have them for Ethernet alone.
+    let is_wanted = !machine.gpus.is_empty() || report.job.asks(Facility::Verbs);
+    let bad = if is_wanted { Verdict::Broken } else { Verdict::Unknown };
+    let (verdict, found) = match (nics, loaded) {
+        (0, false) => (bad, format!("bnxt_re is not loaded, for {cards} cards")),
+        (0, true) => (bad, format!("bnxt_re is loaded, and {cards} cards have no RDMA device")),
+        (nics, _) => (Verdict::Ok, format!("{nics} RDMA devices")),
+    };
+    report.note((&BNXT, Facility::Verbs), "Thor NICs", (verdict, found));
 }

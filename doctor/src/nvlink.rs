@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use tokenyard_machine::{Fact, Gpu, GpuVendor};
+use tokenyard_machine::{Gpu, GpuVendor, Silence};
 
-use crate::nics::majority;
+use crate::nics::{NOT_RUN, majority};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&SMI, &LINKS, &FABRIC, &CLIQUE, &IMEX, &MIG];
@@ -85,7 +85,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     let gpus: Vec<&Gpu> =
         report.machine.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
     if !gpus.is_empty() {
-        smi(report, &gpus);
+        smi(report);
     }
     links(report, &gpus);
     fabric(report, &gpus);
@@ -103,20 +103,31 @@ fn name(gpu: &Gpu) -> String {
     format!("GPU {}", gpu.index)
 }
 
-fn smi(report: &mut Report<'_>, gpus: &[&Gpu]) {
+/// The commands, as `Machine::silent` has them.
+const SMI_ALL: &str = "nvidia-smi -q";
+const SMI_LINKS: &str = "nvidia-smi nvlink -s";
+
+fn smi(report: &mut Report<'_>) {
     let Some(driver) = &report.machine.nvidia else { return };
-    let late = gpus.iter().any(|gpu| gpu.nvlinks == Fact::Late);
-    let (verdict, found) = match driver.smi_gpus {
-        Fact::Known(_) if late => {
-            (Verdict::Unknown, "`nvidia-smi nvlink -s` did not answer in time".to_owned())
-        }
-        Fact::Known(count) => (Verdict::Ok, format!("tells of {count} GPUs")),
-        Fact::Failed(code) => (Verdict::Broken, format!("it failed with exit code {code}")),
-        Fact::Late => (Verdict::Unknown, "it did not answer in time".to_owned()),
-        Fact::Denied => (Verdict::Unknown, "it may not be run".to_owned()),
-        Fact::Missing | Fact::Garbled => (Verdict::Unknown, "not installed, or not run".to_owned()),
+    let silent = &report.machine.silent;
+    let links = silent.get(SMI_LINKS).filter(|why| matches!(why, Silence::Late { .. }));
+    let (verdict, found) = match (silent.get(SMI_ALL), links, driver.smi_gpus.get()) {
+        (Some(why @ Silence::Failed { .. }), ..) => (Verdict::Broken, why.in_words(SMI_ALL)),
+        (Some(why), ..) => (Verdict::Unknown, why.in_words(SMI_ALL)),
+        (None, Some(why), _) => (Verdict::Unknown, why.in_words(SMI_LINKS)),
+        (None, None, Some(count)) => (Verdict::Ok, format!("tells of {count} GPUs")),
+        (None, None, None) => (Verdict::Unknown, "nothing that can be read".to_owned()),
     };
-    report.note((&SMI, Facility::Cuda), "NVIDIA GPUs", (verdict, found));
+    let fix = silent.get(SMI_ALL).and_then(|why| match why {
+        Silence::NotFound { .. } => Some(
+            "install the driver's tools (apt install nvidia-utils-VERSION; in a container \
+             NVIDIA_DRIVER_CAPABILITIES=compute,utility), or add their folder to PATH",
+        ),
+        Silence::NotRun => Some(NOT_RUN),
+        _ => None,
+    });
+    let finding = report.note((&SMI, Facility::Cuda), "NVIDIA GPUs", (verdict, found));
+    fix.map(|fix| finding.fix(fix));
 }
 
 /// Links that are active on most GPUs of this one's model that have any: a card without a bridge lists
@@ -143,7 +154,10 @@ fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
         let Some(links) = gpu.nvlinks.known() else {
             // One GPU has nobody to reach, and cards without NVLink tell no links.
             if gpus.len() > 1 && gpu.is_visible && report.job.asks(Facility::NvLink) {
-                let found = "nvidia-smi told nothing";
+                let found = match report.machine.silent.get(SMI_LINKS) {
+                    Some(why) => why.in_words(SMI_LINKS),
+                    None => format!("{SMI_LINKS} tells nothing of this GPU"),
+                };
                 report.note((&LINKS, Facility::NvLink), name(gpu), (Verdict::Unknown, found));
             }
             continue;

@@ -1,9 +1,10 @@
 //! Ports: state, speed, packet size, errors.
 
-use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, PortState};
+use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, PortState, Silence};
 
 use crate::nics::{
-    function, hardware, has_link, is_active, majority, model, port_name, rails, rate, used_ports,
+    NOT_RUN, function, hardware, has_link, is_active, majority, model, port_name, rails, rate,
+    used_ports,
 };
 use crate::pci::capacity;
 use crate::{Facility, Report, Rule, Verdict};
@@ -260,6 +261,10 @@ fn slot(report: &Report<'_>, nic: &Nic) -> Option<u64> {
     Some(capacity(link.max_speed.get()?, link.max_width.get()?) / ports)
 }
 
+const INSTALL: &str =
+    "apt install ibverbs-utils (dnf: libibverbs-utils), then run the doctor again";
+const BY_HAND: &str = "run ibv_devinfo by hand: it shows active_mtu, or why it fails";
+
 fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {
     if nic.family == NicFamily::Efa {
         // SRD's packets are the adapter's own business.
@@ -279,13 +284,15 @@ fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {
         }
         // InfiniBand: no file tells it.
         _ if !roce && rails(report).iter().any(|rail| rail.name == nic.name) => {
-            let found = (
-                Verdict::Unknown,
-                "not told: ibv_devinfo is not installed, was not run, failed or was late",
-            );
-            report.note((&MTU, Facility::of(nic)), port_name(nic, port), found).fix(
-                "run ibv_devinfo by hand: it shows active_mtu, or why it fails (apt install ibverbs-utils; dnf: libibverbs-utils)",
-            );
+            let silent = report.machine.silent.get("ibv_devinfo");
+            let (found, fix) = match silent {
+                Some(why @ Silence::NotFound { .. }) => (why.in_words("ibv_devinfo"), INSTALL),
+                Some(why @ Silence::NotRun) => (why.in_words("ibv_devinfo"), NOT_RUN),
+                Some(why) => (why.in_words("ibv_devinfo"), BY_HAND),
+                None => ("ibv_devinfo does not tell of this port".to_owned(), BY_HAND),
+            };
+            let found = (Verdict::Unknown, format!("not told: {found}"));
+            report.note((&MTU, Facility::of(nic)), port_name(nic, port), found).fix(fix);
             return;
         }
         _ => return,

@@ -1,8 +1,11 @@
 //! Rails: which NIC each GPU has near, and whether all have the same.
 
-use tokenyard_machine::{Distance, Gpu, GpuVendor, LinkLayer, Nic, PciAddress, PciFunction};
+use tokenyard_machine::rails::share_in_words;
+use tokenyard_machine::{
+    Distance, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, RailShare,
+};
 
-use crate::nics::{function, has_link, is_active, majority};
+use crate::nics::{has_link, is_active, majority};
 use crate::{Facility, Finding, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NEAR, &EQUAL, &LAYER];
@@ -13,8 +16,9 @@ static NEAR: Rule = Rule {
     wanted: "as near as that of the other GPUs",
     why: "Rows go from GPU memory to the NIC over PCI Express. Under one switch they cross nothing else; \
           through the root complex, or from socket to socket, they share the way with everything. Where a \
-          card is near and no RDMA device of it is there, its driver did not take it. Where no card is near a \
-          GPU, and most GPUs have one, it is missing; where few have one, the node may be wired so.",
+          card is near and no RDMA device of it is there, its driver did not take it. Where no NIC is next to a \
+          GPU, and most GPUs have one, it is missing: the topology refuses the node where a transport goes by \
+          its NICs, unless the config names those to use. Where few have one, the node may be wired so.",
     cost: "this GPU's rail is slower than the others, and all ranks wait for it",
     fix: "lspci -s BUS for the card under the GPU's switch; if it is listed: its driver (modprobe mlx5_ib, bnxt_re, ionic_rdma or irdma, dmesg); \
           if not: reseat or replace it",
@@ -26,7 +30,8 @@ static EQUAL: Rule = Rule {
     title: "NICs of each GPU",
     wanted: "equally many for all GPUs",
     why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
-          their own share one with a neighbour.",
+          their own share one with a neighbour. Where NICs do not divide evenly among GPUs (7 for 8), one is missing: \
+          the topology refuses the node, as above.",
     cost: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
     fix: "bring up the port of the missing NIC, or give the container that device",
     source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \
@@ -44,38 +49,40 @@ static LAYER: Rule = Rule {
     source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
 };
 
-/// Class of network controllers.
-const NETWORK: u32 = 0x02;
-
-/// The nearest NICs of a GPU.
-struct Nearest<'a> {
-    gpu: &'a Gpu,
-    distance: Distance,
-    nics: Vec<&'a Nic>,
-}
+/// What a missing rail costs where the topology refuses it.
+const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
+                       this node (docs/topology.md)";
+/// How to go on with the NICs that are there.
+const GO_ON: &str = "to go on with the NICs that are there, name them in `nics` of [topology.auto]";
 
 pub(crate) fn judge(report: &mut Report<'_>) {
-    let machine = report.machine;
-    let all = machine.rail_nics();
     // Those without a link too: that is said of their ports, and is no matter of distance.
     // In a container `sys` shows GPUs and cards that others were given.
-    let some_are_given = machine.gpus.iter().any(|gpu| gpu.is_visible);
-    let given = machine.gpus.iter().filter(|gpu| gpu.is_visible || !some_are_given);
-    let nearest: Vec<Nearest<'_>> = given.filter_map(|gpu| nearest(report, gpu, &all)).collect();
+    let shares = report.machine.rail_shares();
     // One GPU has nothing to be compared with.
-    if nearest.len() < 2 {
+    if shares.len() < 2 {
         return;
     }
-    distances(report, &nearest);
-    counts(report, &nearest);
-    layers(report, &nearest);
+    let missing = report.machine.missing_rails();
+    distances(report, &shares, &missing);
+    counts(report, &shares, &missing);
+    layers(report, &shares);
 }
 
-fn nearest<'a>(report: &Report<'a>, gpu: &'a Gpu, nics: &[&'a Nic]) -> Option<Nearest<'a>> {
-    let far = |nic: &Nic| nic.pci.get().map(|at| report.machine.distance(gpu.pci, at));
-    let distance = nics.iter().filter_map(|nic| far(nic)).min()?;
-    let nics = nics.iter().copied().filter(|nic| far(nic) == Some(distance)).collect();
-    Some(Nearest { gpu, distance, nics })
+/// The verdict on a missing rail, as the topology has it: it refuses the node, unless the config says
+/// which NICs to use, or NICs of all names reach each other.
+fn of_missing(report: &Report<'_>, one: &RailShare<'_>) -> Verdict {
+    let reach_all = one.nics.iter().all(|nic| nic.family == NicFamily::Efa);
+    let is_free = reach_all || report.job.asks.any_rails || !report.job.asks.nics.is_empty();
+    if is_free { Verdict::Slow } else { Verdict::Broken }
+}
+
+/// Fills in a finding on a missing rail.
+fn explain(finding: &mut Finding, missing: &MissingRail<'_>, verdict: Verdict) {
+    finding.fix(format!("{}; {GO_ON}", missing.fix()));
+    if verdict == Verdict::Broken {
+        finding.cost(REFUSED);
+    }
 }
 
 fn words(distance: Distance) -> &'static str {
@@ -98,7 +105,7 @@ fn names(nics: &[&Nic]) -> String {
 /// Notes what it found of a rail, which matters to jobs that use both GPUs and NICs of these kinds.
 fn note<'r>(
     report: &'r mut Report<'_>,
-    (rule, one): (&'static Rule, &Nearest<'_>),
+    (rule, one): (&'static Rule, &RailShare<'_>),
     subject: String,
     told: (Verdict, String),
 ) -> &'r mut Finding {
@@ -108,101 +115,93 @@ fn note<'r>(
     };
     let uses_gpus = report.job.needs(gpus);
     let nics = one.nics.first().map_or(Facility::Verbs, |nic| Facility::of(nic));
+    let verdict = told.0;
     let finding = report.note((rule, nics), subject, told);
-    finding.needed &= uses_gpus;
+    // The topology goes by GPUs whether or not they hold the rows.
+    finding.needed &= uses_gpus || verdict == Verdict::Broken;
     finding
 }
 
-fn distances(report: &mut Report<'_>, all: &[Nearest<'_>]) {
+fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail<'_>]) {
     let best = all.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
     let far = all.iter().filter(|one| one.distance > best).count();
+    let machine = report.machine;
     for one in all {
-        let card = (one.distance > best).then(|| idle_card(report, one.gpu, best)).flatten();
-        let verdict = match one.distance {
-            Distance::Unknown => Verdict::Unknown,
-            distance if distance == best => Verdict::Ok,
+        let none = missing.iter().find(|missing| {
+            missing.gpu.pci == one.gpu.pci && matches!(missing.lack, Lack::NoNic { .. })
+        });
+        let is_near = |card| machine.distance(one.gpu.pci, card) <= best;
+        let idle = match one.distance > best {
+            true => machine.idle_cards(is_near),
+            false => Vec::new(),
+        };
+        let verdict = match (one.distance, none) {
+            (Distance::Unknown, _) => Verdict::Unknown,
+            (_, Some(_)) => of_missing(report, one),
+            (distance, None) if distance == best => Verdict::Ok,
             // Nodes with fewer NICs than GPUs are built too.
-            _ if card.is_none() && 2 * far >= all.len() => Verdict::Unknown,
+            _ if idle.is_empty() && 2 * far >= all.len() => Verdict::Unknown,
             _ => Verdict::Slow,
         };
         let down = if one.nics.iter().any(|nic| has_link(nic)) { "" } else { ", without a link" };
-        let found = format!("{} {}{down}", names(&one.nics), words(one.distance));
+        let nearest = format!("{} {}{down}", names(&one.nics), words(one.distance));
+        let found = none.map_or(nearest.clone(), |none| format!("{none}; nearest: {nearest}"));
         let subject = format!("GPU {}", one.gpu.index);
         let finding = note(report, (&NEAR, one), subject, (verdict, found));
         finding.wanted(format!("a NIC {}, as other GPUs have", words(best)));
-        finding.fix(match (card, verdict) {
-            (Some(card), _) => format!(
-                "the card {card} is near and has no RDMA device: lspci -k -s {card} shows its driver; \
-                 modprobe mlx5_ib (efa, ionic_rdma), dmesg"
-            ),
-            (None, Verdict::Unknown) => "nothing, if the node is wired so; else reseat the card \
-                                         that lspci does not list"
-                .to_owned(),
-            (None, _) => format!(
-                "no RDMA device {} with {}: lspci does not list the card; reseat or replace it, or give \
-                 the container that device",
-                words(best),
-                one.gpu.pci
-            ),
-        });
-        if verdict == Verdict::Unknown {
-            finding.cost("where it is not meant so, this GPU's rail is slower than the others");
+        match (none, idle.first(), verdict) {
+            (Some(none), ..) => explain(finding, none, verdict),
+            (None, Some(card), _) => {
+                finding.fix(format!(
+                    "the card {card} is near and has no RDMA device: lspci -k -s {card} shows its driver; \
+                     modprobe mlx5_ib (bnxt_re, ionic_rdma, efa), dmesg"
+                ));
+            }
+            (None, None, Verdict::Unknown) => {
+                finding
+                    .fix(
+                        "nothing, if the node is wired so; else reseat the card that lspci does not list",
+                    )
+                    .cost("where it is not meant so, this GPU's rail is slower than the others");
+            }
+            (None, None, Verdict::Slow) => {
+                finding.fix(
+                    "lspci -tv shows the switches: put the card below the switch of its GPU, where the \
+                     node is not built so",
+                );
+            }
+            _ => {}
         }
     }
 }
 
-/// A network card that is as near to the GPU as other GPUs' NICs are, and is no RDMA device.
-fn idle_card(report: &Report<'_>, gpu: &Gpu, best: Distance) -> Option<PciAddress> {
-    let machine = report.machine;
-    let rails: Vec<_> =
-        machine.rail_nics().iter().filter_map(|nic| function(report, nic)).collect();
-    let is_model = |card: &PciFunction| {
-        rails.iter().any(|rail| (rail.vendor, rail.device) == (card.vendor, card.device))
-    };
-    let is_idle = |card: &&PciFunction| {
-        card.class.get().is_some_and(|class| class >> 16 == NETWORK)
-            && is_model(card)
-            && machine.nics.iter().all(|nic| nic.pci.get() != Some(card.address))
-            && machine.distance(gpu.pci, card.address) <= best
-    };
-    machine.pci.iter().find(is_idle).map(|card| card.address)
-}
-
 /// GPUs that are farther from any NIC than others are named by their distance, and do not count here.
-fn counts(report: &mut Report<'_>, all: &[Nearest<'_>]) {
-    let best = all.iter().map(|one| one.distance).min();
-    let all: Vec<&Nearest<'_>> = all.iter().filter(|one| Some(one.distance) == best).collect();
-    let sharers = |nic: &Nic| {
-        all.iter().filter(|other| other.nics.iter().any(|own| own.name == nic.name)).count()
-    };
-    // In thousandths: where NICs are shared, each counts for a part.
-    let share = |one: &Nearest<'_>| -> u64 {
-        one.nics.iter().map(|nic| 1000 / sharers(nic).max(1) as u64).sum()
-    };
-    let shares: Vec<u64> = all.iter().map(|one| share(one)).collect();
+fn counts(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail<'_>]) {
+    let near: Vec<&RailShare<'_>> = all.iter().filter(|one| one.own > 0).collect();
+    let Some(first) = near.first() else { return };
+    let shares: Vec<u64> = near.iter().map(|one| one.own).collect();
     let usual = majority(&shares).or(shares.iter().max().copied()).unwrap_or(0);
-    let less: Vec<String> = all
-        .iter()
-        .zip(&shares)
-        .filter(|(_, share)| **share < usual)
-        .map(|(one, _)| one.gpu.index.to_string())
-        .collect();
-    let text = |share: u64| match share {
-        // A third of three NICs is 999.
-        995..=1000 => "one NIC for each".to_owned(),
-        share if share > 1000 => format!("{:.0} NICs for each", share as f64 / 1000.0),
-        share => format!("one NIC for {:.0}", 1000.0 / share.max(1) as f64),
+    let less: Vec<String> =
+        near.iter().filter(|one| one.own < usual).map(|one| one.gpu.index.to_string()).collect();
+    let uneven: Vec<_> =
+        missing.iter().filter(|one| matches!(one.lack, Lack::Uneven { .. })).collect();
+    let (verdict, found) = match (uneven.as_slice(), less.is_empty()) {
+        ([one], _) => (of_missing(report, first), one.to_string()),
+        ([one, rest @ ..], _) => {
+            let others: Vec<String> = rest.iter().map(|one| one.gpu.index.to_string()).collect();
+            (of_missing(report, first), format!("{one}; likewise GPU {}", others.join(", ")))
+        }
+        ([], true) => (Verdict::Ok, share_in_words(usual)),
+        ([], false) => (Verdict::Slow, format!("fewer for GPU {}", less.join(", "))),
     };
-    let (verdict, found) = match less.is_empty() {
-        true => (Verdict::Ok, text(usual)),
-        false => (Verdict::Slow, format!("fewer for GPU {}", less.join(", "))),
-    };
-    if let Some(first) = all.first() {
-        note(report, (&EQUAL, first), "GPUs".to_owned(), (verdict, found)).wanted(text(usual));
+    let finding = note(report, (&EQUAL, first), "GPUs".to_owned(), (verdict, found));
+    finding.wanted(share_in_words(usual));
+    if let Some(one) = uneven.first() {
+        explain(finding, one, verdict);
     }
 }
 
-fn layers(report: &mut Report<'_>, all: &[Nearest<'_>]) {
+fn layers(report: &mut Report<'_>, all: &[RailShare<'_>]) {
     let mut nics: Vec<&Nic> = all.iter().flat_map(|one| one.nics.iter().copied()).collect();
     nics.sort_by(|a, b| a.name.cmp(&b.name));
     nics.dedup_by(|a, b| a.name == b.name);
@@ -227,6 +226,9 @@ fn layers(report: &mut Report<'_>, all: &[Nearest<'_>]) {
         false => (Verdict::Broken, format!("another than the rest: {}", odd.join(", "))),
     };
     if let Some(first) = all.first() {
-        note(report, (&LAYER, first), "rails".to_owned(), (verdict, found));
+        let finding = note(report, (&LAYER, first), "rails".to_owned(), (verdict, found));
+        if *any == LinkLayer::Unspecified {
+            finding.wanted("one kind of link on all");
+        }
     }
 }

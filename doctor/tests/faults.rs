@@ -65,6 +65,18 @@ fn every_recorded_fault_is_named_and_nothing_else_turns_red() {
         if new != head(&text, "expect") {
             wrong.push(format!("{name}: found {new:?}"));
         }
+        for words in head(&text, "says") {
+            if !all.iter().any(|finding| finding.found.contains(words)) {
+                wrong.push(format!("{name}: nothing says «{words}»"));
+            }
+        }
+        for words in head(&text, "fix") {
+            let fixes =
+                |finding: &&Finding| finding.fix.as_ref().is_some_and(|fix| fix.contains(words));
+            if !all.iter().any(|finding| fixes(&finding)) {
+                wrong.push(format!("{name}: nothing is fixed by «{words}»"));
+            }
+        }
         let all_are_explained = all.iter().all(|finding| {
             finding.verdict == Verdict::Ok
                 || (finding.cost.is_some() && finding.fix.is_some() && finding.source.is_some())
@@ -87,6 +99,9 @@ fn healthy_nodes_give_no_alarm_whatever_is_used() {
         ("mi300x-pollara", &["kernel set rocm, transport verbs"]),
         ("roce-bond", &["kernel set cpu, transport verbs"]),
         ("healthy/hgx-storage", &nvidia[..]),
+        ("healthy/hgx-virtual", &nvidia[..1]),
+        ("healthy/mi300x-thor2", &["kernel set rocm, transport verbs"]),
+        ("healthy/p5en-doorbells", &["kernel set cuda, transport nvlink, transport efa"]),
         ("healthy/hgx-vpi", &nvidia[..]),
         ("healthy/hgx-storage-alike", &nvidia[..]),
         ("healthy/hgx-storage-ethernet", &nvidia[..]),
@@ -255,9 +270,32 @@ fn a_near_card_without_an_rdma_device_is_told_from_a_card_that_is_missing() {
         let far = found.into_iter().find(|f| f.id == "rail-distance" && f.verdict != Verdict::Ok);
         far.unwrap().fix.unwrap()
     };
-    assert!(fix("nic-missing.tree").contains("the card 0000:5e:00.0 is near"));
+    assert!(
+        fix("nic-missing.tree")
+            .starts_with("modprobe mlx5_ib, then dmesg; lspci -k -s 0000:5e:00.0 shows")
+    );
     assert!(fix("card-missing.tree").contains("reseat or replace it"));
     assert!(fix("half-wired.tree").contains("nothing, if the node is wired so"));
+}
+
+#[test]
+fn a_missing_nic_breaks_a_job_only_where_the_topology_would_refuse_it() {
+    let machine = Machine::read(&Tree::open(&trees().join("faults/card-missing.tree")).unwrap());
+    let verdict = |job: &Job| {
+        let found = examine(&machine, job, None, None);
+        let of = found.iter().find(|f| f.id == "rail-distance" && f.subject == "GPU 3").unwrap();
+        (of.verdict, of.needed)
+    };
+    let mut verbs = job(&machine, &["kernel set cpu, transport verbs"]);
+    // The topology goes by GPUs, whatever kernels run.
+    assert_eq!(verdict(&verbs), (Verdict::Broken, true));
+    verbs.asks.any_rails = true;
+    assert_eq!(verdict(&verbs).0, Verdict::Ok, "no row of the cpu kernels lies on a GPU");
+    let mut cuda = job(&machine, &["kernel set cuda, transport verbs"]);
+    cuda.asks.nics = vec!["mlx5_0".to_owned()];
+    assert_eq!(verdict(&cuda), (Verdict::Slow, true));
+    let inside = job(&machine, &["kernel set cuda, transport nvlink"]);
+    assert_eq!(verdict(&inside), (Verdict::Ok, false));
 }
 
 #[test]

@@ -13,17 +13,50 @@ use serde::Serialize;
 use crate::tree::Tree;
 use crate::{Fact, GpuFabric, NvLink, PciAddress};
 
+/// What a command printed, or why it told nothing.
+pub type Answer = Result<String, Silence>;
+
 /// Outputs of commands, in a recorded tree the files of its folder `tokenyard`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outputs {
     /// `nvidia-smi -q`: file `nvidia-smi-q.txt`.
-    pub nvidia_smi: Fact<String>,
+    pub nvidia_smi: Answer,
     /// `nvidia-smi nvlink -s`: file `nvidia-smi-nvlink.txt`.
-    pub nvlink: Fact<String>,
+    pub nvlink: Answer,
     /// `ibv_devinfo`: file `ibv_devinfo.txt`.
-    pub ibv_devinfo: Fact<String>,
+    pub ibv_devinfo: Answer,
     /// `fi_info`: file `fi_info.txt`.
-    pub fi_info: Fact<String>,
+    pub fi_info: Answer,
+}
+
+/// Why a command told nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "why", rename_all = "kebab-case")]
+pub enum Silence {
+    /// No command is run for a node that is read below a root, and none's output is recorded there.
+    NotRun,
+    /// It is in no folder of `PATH`, nor in these, where its packages put it.
+    NotFound {
+        /// Folders that were looked in besides.
+        besides: Vec<String>,
+    },
+    /// It is there, and the system does not run it.
+    Refused {
+        /// What the system said.
+        error: String,
+    },
+    /// It did not answer within its deadline.
+    Late {
+        /// The deadline.
+        milliseconds: u64,
+    },
+    /// It failed.
+    Failed {
+        /// Exit code; a signal counts as 128 and its number, as in a shell.
+        code: i32,
+        /// Last line of its standard error, else the first of its output; may be empty.
+        said: String,
+    },
 }
 
 /// One thing that libfabric offers, as `fi_info` lists it.
@@ -39,6 +72,32 @@ pub struct FabricDomain {
 
 /// Most bytes that are kept of a command's output.
 const MOST_BYTES: u64 = 1 << 20;
+/// Bytes that are kept of the end of its standard error.
+const LAST_BYTES: usize = 4096;
+/// Most characters of a line that a command said.
+const MOST_SAID: usize = 200;
+
+/// A command that is asked.
+struct Tool {
+    /// File of a recorded tree, without its ending.
+    file: &'static str,
+    words: &'static [&'static str],
+    /// Folders outside `PATH` that its packages use: a service, or a shell without the installer's
+    /// profile, lacks them in its own.
+    besides: &'static [&'static str],
+}
+
+/// Where the driver's installer puts it, and where Google's device plugin does in a container.
+const NVIDIA: &[&str] = &["/usr/bin", "/usr/local/nvidia/bin"];
+const NVIDIA_SMI: Tool =
+    Tool { file: "nvidia-smi-q", words: &["nvidia-smi", "-q"], besides: NVIDIA };
+const NVLINK: Tool =
+    Tool { file: "nvidia-smi-nvlink", words: &["nvidia-smi", "nvlink", "-s"], besides: NVIDIA };
+const IBV_DEVINFO: Tool =
+    Tool { file: "ibv_devinfo", words: &["ibv_devinfo"], besides: &["/usr/bin", "/usr/sbin"] };
+/// AWS' EFA installer brings a libfabric of its own.
+const FI_INFO: Tool =
+    Tool { file: "fi_info", words: &["fi_info"], besides: &["/opt/amazon/efa/bin", "/usr/bin"] };
 
 /// A GPU, as `nvidia-smi -q` tells it.
 pub(crate) struct SmiGpu {
@@ -50,92 +109,150 @@ pub(crate) struct SmiGpu {
 impl Outputs {
     /// The outputs that a recorded tree holds.
     pub fn recorded(tree: &Tree) -> Self {
-        let file = |name: &str| match tree.text(&format!("tokenyard/{name}.exit")).known() {
-            Some(word) if word.trim() == "late" => Fact::Late,
-            Some(code) => code.trim().parse().map_or(Fact::Garbled, Fact::Failed),
-            None => tree.text(&format!("tokenyard/{name}.txt")),
-        };
+        Self::each(|tool| recorded(tree, tool))
+    }
+
+    fn each(ask: impl Fn(&Tool) -> Answer) -> Self {
         Self {
-            nvidia_smi: file("nvidia-smi-q"),
-            nvlink: file("nvidia-smi-nvlink"),
-            ibv_devinfo: file("ibv_devinfo"),
-            fi_info: file("fi_info"),
+            nvidia_smi: ask(&NVIDIA_SMI),
+            nvlink: ask(&NVLINK),
+            ibv_devinfo: ask(&IBV_DEVINFO),
+            fi_info: ask(&FI_INFO),
         }
+    }
+
+    /// The commands that told nothing, as people write them, and why.
+    pub(crate) fn silent(&self) -> BTreeMap<String, Silence> {
+        let all = [
+            (&NVIDIA_SMI, &self.nvidia_smi),
+            (&NVLINK, &self.nvlink),
+            (&IBV_DEVINFO, &self.ibv_devinfo),
+            (&FI_INFO, &self.fi_info),
+        ];
+        let silence = |(tool, answer): (&Tool, &Answer)| {
+            Some((tool.words.join(" "), answer.as_ref().err()?.clone()))
+        };
+        all.into_iter().filter_map(silence).collect()
     }
 }
 
-/// Runs the commands, all at once, and waits for them until `deadline` has passed. A command that
-/// is not installed is missing, and one that is not done is killed and late. No command is waited for
-/// longer than that, be it in a system call that no signal ends.
-pub fn capture(deadline: Duration) -> Outputs {
-    let end = Instant::now() + deadline;
-    let runs = [
-        &["nvidia-smi", "-q"][..],
-        &["nvidia-smi", "nvlink", "-s"],
-        &["ibv_devinfo"],
-        &["fi_info"],
-    ]
-    .map(Run::start);
-    let [nvidia_smi, nvlink, ibv_devinfo, fi_info] = runs.map(|run| run.output(end));
+impl Default for Outputs {
+    fn default() -> Self {
+        Self::each(|_| Err(Silence::NotRun))
+    }
+}
+
+impl Silence {
+    /// In words for people, of the command of this name.
+    pub fn in_words(&self, command: &str) -> String {
+        match self {
+            Self::NotRun => format!("{command} was not run, and its output is not recorded"),
+            Self::NotFound { besides } => {
+                format!("{command} is not installed: not in PATH, nor in {}", besides.join(", "))
+            }
+            Self::Refused { error } => format!("{command} cannot be run: {error}"),
+            Self::Late { milliseconds } => {
+                format!("{command} did not answer in {milliseconds} ms")
+            }
+            Self::Failed { code, said } if said.is_empty() => {
+                format!("{command} failed with exit code {code} and said nothing")
+            }
+            Self::Failed { code, said } => {
+                format!("{command} failed with exit code {code}: {said}")
+            }
+        }
+    }
+
+    /// From the file of a recorded tree: an exit code and what was said, `late` and milliseconds, or
+    /// `missing`.
+    fn recorded(text: &str, besides: &[&str]) -> Option<Self> {
+        let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+        Some(match word {
+            "missing" => {
+                Self::NotFound { besides: besides.iter().map(|f| (*f).to_owned()).collect() }
+            }
+            "late" => Self::Late { milliseconds: rest.parse().ok()? },
+            code => Self::Failed { code: code.parse().ok()?, said: rest.to_owned() },
+        })
+    }
+}
+
+fn recorded(tree: &Tree, tool: &Tool) -> Answer {
+    let exit = tree.text(&format!("tokenyard/{}.exit", tool.file));
+    match exit.known().and_then(|text| Silence::recorded(text, tool.besides)) {
+        Some(silence) => Err(silence),
+        None => tree.text(&format!("tokenyard/{}.txt", tool.file)).get().ok_or(Silence::NotRun),
+    }
+}
+
+/// Runs the commands, all at once, and waits for them until `patience` has passed. One that is not done
+/// is killed. No command is waited for longer than that, be it in a system call that no signal ends.
+pub fn capture(patience: Duration) -> Outputs {
+    let deadline = Deadline { start: Instant::now(), patience };
+    let runs = [&NVIDIA_SMI, &NVLINK, &IBV_DEVINFO, &FI_INFO].map(Run::start);
+    let [nvidia_smi, nvlink, ibv_devinfo, fi_info] = runs.map(|run| run?.output(&deadline));
     Outputs { nvidia_smi, nvlink, ibv_devinfo, fi_info }
 }
 
-/// A command that runs, or why it does not; killed when dropped, and reaped once it has ended.
-struct Run(Result<(Child, mpsc::Receiver<Vec<u8>>), Fact<String>>);
+/// Until when all commands together are waited for.
+struct Deadline {
+    start: Instant,
+    patience: Duration,
+}
 
-impl Run {
-    fn start(words: &[&str]) -> Self {
-        let start = || {
-            let (program, rest) = words.split_first().ok_or(Fact::Missing)?;
-            let mut child = Command::new(program)
-                .args(rest)
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .map_err(|error| match error.kind() {
-                    ErrorKind::NotFound => Fact::Missing,
-                    _ => Fact::Denied,
-                })?;
-            let stdout = child.stdout.take().ok_or(Fact::Missing)?;
-            let (send, receive) = mpsc::channel();
-            // Not joined: a process that the command left behind could hold the pipe open.
-            thread::spawn(move || {
-                let mut bytes = Vec::new();
-                if stdout.take(MOST_BYTES).read_to_end(&mut bytes).is_ok() {
-                    let _ = send.send(bytes);
-                }
-            });
-            Ok((child, receive))
-        };
-        Self(start())
+impl Deadline {
+    fn left(&self) -> Duration {
+        self.patience.saturating_sub(self.start.elapsed())
     }
 
-    fn output(mut self, end: Instant) -> Fact<String> {
-        let (child, receive) = match &mut self.0 {
-            Ok(run) => run,
-            Err(why) => return why.clone(),
-        };
-        let left = end.saturating_duration_since(Instant::now());
-        let Ok(bytes) = receive.recv_timeout(left) else { return Fact::Late };
+    fn late(&self) -> Silence {
+        Silence::Late { milliseconds: u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX) }
+    }
+}
+
+/// A command that runs; killed when dropped, and reaped once it has ended.
+struct Run {
+    child: Option<Child>,
+    stdout: mpsc::Receiver<Vec<u8>>,
+    stderr: mpsc::Receiver<Vec<u8>>,
+}
+
+impl Run {
+    fn start(tool: &Tool) -> Result<Self, Silence> {
+        let mut child = spawn(tool)?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        Ok(Self {
+            child: Some(child),
+            stdout: in_thread(stdout, |pipe, bytes| pipe.take(MOST_BYTES).read_to_end(bytes)),
+            stderr: in_thread(stderr, read_last),
+        })
+    }
+
+    fn output(mut self, deadline: &Deadline) -> Answer {
+        let child = self.child.as_mut().ok_or_else(|| deadline.late())?;
+        let bytes = self.stdout.recv_timeout(deadline.left()).map_err(|_| deadline.late())?;
         // The pipe is closed, but the command may still be about to end.
-        while Instant::now() < end {
+        let status = loop {
             match child.try_wait() {
-                Ok(Some(status)) if status.success() => {
-                    return Fact::Known(String::from_utf8_lossy(&bytes).into_owned());
-                }
-                Ok(Some(status)) => return Fact::Failed(code(status)),
+                Ok(Some(status)) => break status,
+                Ok(None) if deadline.left().is_zero() => return Err(deadline.late()),
                 Ok(None) => thread::sleep(Duration::from_millis(1)),
-                Err(_) => return Fact::Garbled,
+                Err(error) => return Err(Silence::Refused { error: error.to_string() }),
             }
+        };
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if status.success() {
+            return Ok(text);
         }
-        Fact::Late
+        let errors = self.stderr.recv_timeout(deadline.left()).unwrap_or_default();
+        let said = said(&String::from_utf8_lossy(&errors), &text);
+        Err(Silence::Failed { code: code(status), said })
     }
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let Ok((mut child, _)) = std::mem::replace(&mut self.0, Err(Fact::Missing)) else { return };
+        let Some(mut child) = self.child.take() else { return };
         // Nothing to do for a command that ended by itself.
         let _ = child.kill();
         if !matches!(child.try_wait(), Ok(Some(_))) {
@@ -145,8 +262,67 @@ impl Drop for Run {
     }
 }
 
+/// Starts a command from `PATH`, else from where its packages put it.
+fn spawn(tool: &Tool) -> Result<Child, Silence> {
+    let (program, rest) = tool.words.split_first().unwrap_or((&"", &[]));
+    let besides = tool.besides.iter().map(|folder| format!("{folder}/{program}"));
+    let mut refused = None;
+    for path in std::iter::once((*program).to_owned()).chain(besides) {
+        let mut command = Command::new(path);
+        command.args(rest).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        match command.spawn() {
+            Ok(child) => return Ok(child),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => refused = Some(Silence::Refused { error: error.to_string() }),
+        }
+    }
+    let besides = || tool.besides.iter().map(|folder| (*folder).to_owned()).collect();
+    Err(refused.unwrap_or_else(|| Silence::NotFound { besides: besides() }))
+}
+
+/// What is read of a pipe until it is closed.
+fn in_thread<P: Read + Send + 'static>(
+    pipe: Option<P>,
+    read: impl FnOnce(P, &mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
+) -> mpsc::Receiver<Vec<u8>> {
+    let (send, receive) = mpsc::channel();
+    // Not joined: a process that the command left behind could hold the pipe open.
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if pipe.is_some_and(|pipe| read(pipe, &mut bytes).is_ok()) {
+            let _ = send.send(bytes);
+        }
+    });
+    receive
+}
+
+/// Reads all, so that the command is not held up, and keeps the end.
+fn read_last(mut pipe: impl Read, last: &mut Vec<u8>) -> std::io::Result<usize> {
+    let mut part = [0; LAST_BYTES];
+    loop {
+        match pipe.read(&mut part)? {
+            0 => return Ok(last.len()),
+            count => last.extend_from_slice(&part[..count]),
+        }
+        last.drain(..last.len().saturating_sub(LAST_BYTES));
+    }
+}
+
+/// The last line of what a command wrote to standard error. nvidia-smi writes why it fails to its
+/// output, the reason first.
+fn said(errors: &str, output: &str) -> String {
+    let is_said = |line: &&str| !line.trim().is_empty();
+    let line = errors.lines().rfind(is_said).or(output.lines().find(is_said)).unwrap_or_default();
+    line.trim().chars().filter(|c| !c.is_control()).take(MOST_SAID).collect()
+}
+
 fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// What `parse` makes of an answer; why there is none is in [`crate::Machine::silent`].
+pub(crate) fn told<T>(answer: &Answer, parse: impl FnOnce(&str) -> T) -> Fact<T> {
+    answer.as_deref().map_or(Fact::Missing, |text| Fact::Known(parse(text)))
 }
 
 /// Sections `GPU 00000000:1B:00.0` of `nvidia-smi -q`.

@@ -68,17 +68,70 @@ fn message_units_and_fabric_domains_are_read() {
     assert_eq!(fabrics(&[text, text].concat()), [domain]);
 }
 
+fn run(words: &'static [&'static str], besides: &'static [&'static str], ms: u64) -> Answer {
+    let deadline = Deadline { start: Instant::now(), patience: Duration::from_millis(ms) };
+    Run::start(&Tool { file: "", words, besides })?.output(&deadline)
+}
+
+fn failed(code: i32, said: &str) -> Answer {
+    Err(Silence::Failed { code, said: said.to_owned() })
+}
+
 #[test]
-fn a_command_that_is_late_one_that_fails_and_one_that_is_not_installed_differ() {
+fn a_command_says_why_it_told_nothing() {
+    const LONG: u64 = 60_000;
     let start = Instant::now();
-    let late = Run::start(&["sleep", "1000"]).output(start + Duration::from_millis(50));
-    assert_eq!(late, Fact::Late);
-    let long = || Instant::now() + Duration::from_secs(60);
-    assert_eq!(Run::start(&["false"]).output(long()), Fact::Failed(1));
-    assert_eq!(Run::start(&["sh", "-c", "kill -9 $$"]).output(long()), Fact::Failed(137));
-    assert_eq!(Run::start(&["no-such-program-here"]).output(long()), Fact::Missing);
-    assert_eq!(Run::start(&["echo", "hello"]).output(long()), Fact::Known("hello\n".into()));
+    assert_eq!(run(&["sleep", "1000"], &[], 50), Err(Silence::Late { milliseconds: 50 }));
+    assert_eq!(run(&["false"], &[], LONG), failed(1, ""));
+    assert_eq!(run(&["sh", "-c", "kill -9 $$"], &[], LONG), failed(137, ""));
+    const LOUD: &str =
+        "yes debug 2>/dev/null | head -n 100000 >&2; echo 'no data' >&2; echo out; exit 61";
+    assert_eq!(run(&["sh", "-c", LOUD], &[], LONG), failed(61, "no data"));
+    const SMI: &str = "echo; echo 'Failed to initialize NVML'; echo 'NVML 535.1'; exit 18";
+    assert_eq!(run(&["sh", "-c", SMI], &[], LONG), failed(18, "Failed to initialize NVML"));
+    let nowhere = run(&["no-such-program-here"], &["/no/such/folder"], LONG);
+    assert_eq!(nowhere, Err(Silence::NotFound { besides: vec!["/no/such/folder".to_owned()] }));
+    assert_eq!(run(&["echo", "hello"], &[], LONG), Ok("hello\n".into()));
     assert!(start.elapsed() < Duration::from_secs(900));
+}
+
+#[test]
+fn a_command_outside_path_is_found_where_its_package_puts_it() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = std::env::temp_dir().join(format!("tokenyard-commands-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("fi_info-of-a-package");
+    // A link: a file that was just written cannot be run while another thread forks.
+    std::os::unix::fs::symlink("/bin/echo", &path).unwrap();
+    let besides: &'static [&'static str] =
+        Vec::leak(vec!["/no/such/folder", String::leak(folder.display().to_string())]);
+    let words = &["fi_info-of-a-package", "efa"];
+    assert_eq!(run(words, besides, 60_000), Ok("efa\n".into()));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let refused = run(words, besides, 60_000).unwrap_err().in_words("fi_info");
+    assert!(refused.starts_with("fi_info cannot be run: Permission denied"), "{refused}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_recorded_tree_says_why_a_command_told_nothing() {
+    let tree = Tree::recorded(
+        "tokenyard/fi_info.exit = 61 fi_getinfo: -61 (No data available)\n\
+         tokenyard/ibv_devinfo.exit = missing\ntokenyard/nvidia-smi-q.exit = late 700\n",
+    );
+    let words = Outputs::recorded(&tree.unwrap()).silent();
+    let words: Vec<String> = words.iter().map(|(name, why)| why.in_words(name)).collect();
+    assert_eq!(
+        words,
+        [
+            "fi_info failed with exit code 61: fi_getinfo: -61 (No data available)",
+            "ibv_devinfo is not installed: not in PATH, nor in /usr/bin, /usr/sbin",
+            "nvidia-smi -q did not answer in 700 ms",
+            "nvidia-smi nvlink -s was not run, and its output is not recorded",
+        ]
+    );
 }
 
 proptest! {

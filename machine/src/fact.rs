@@ -16,10 +16,6 @@ pub enum Fact<T> {
     Denied,
     /// The file is there and holds nothing that its format allows.
     Garbled,
-    /// A command did not answer within its deadline.
-    Late,
-    /// A command ended with this code; a signal counts as 128 and its number, as in a shell.
-    Failed(i32),
 }
 
 impl<T> Fact<T> {
@@ -46,8 +42,6 @@ impl<T> Fact<T> {
             Self::Missing => Some("missing"),
             Self::Denied => Some("denied"),
             Self::Garbled => Some("garbled"),
-            Self::Late => Some("late"),
-            Self::Failed(_) => Some("failed"),
         }
     }
 
@@ -57,8 +51,6 @@ impl<T> Fact<T> {
             Self::Known(_) | Self::Missing => Fact::Missing,
             Self::Denied => Fact::Denied,
             Self::Garbled => Fact::Garbled,
-            Self::Late => Fact::Late,
-            Self::Failed(code) => Fact::Failed(*code),
         }
     }
 

@@ -109,7 +109,7 @@ pub struct NvidiaDriver {
     pub params: Fact<BTreeMap<String, String>>,
     /// `RegistryDwords` of the parameters, taken apart: `PeerMappingOverride` -> 1.
     pub registry: Fact<BTreeMap<String, u32>>,
-    /// How many GPUs `nvidia-smi -q` told of, or why it told of none.
+    /// How many GPUs `nvidia-smi -q` told of; missing where it told nothing.
     pub smi_gpus: Fact<u64>,
 }
 
@@ -344,8 +344,8 @@ fn amd_gpu(
 /// What the commands' outputs tell.
 pub(crate) fn told(outputs: &commands::Outputs) -> Told {
     Told {
-        smi: outputs.nvidia_smi.clone().and_then(|text| Some(commands::smi(&text))),
-        nvlinks: outputs.nvlink.clone().and_then(|text| Some(commands::nvlinks(&text))),
+        smi: commands::told(&outputs.nvidia_smi, commands::smi),
+        nvlinks: commands::told(&outputs.nvlink, commands::nvlinks),
     }
 }
 

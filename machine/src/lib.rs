@@ -10,7 +10,8 @@
 //! [`tree`] reads below a root, and holds the recorded trees. [`fact`] says what is unknown and
 //! why. Then one module per subject holds its types and how they are read: [`pci`], [`nic`],
 //! [`net`], [`gpu`], [`numa`], [`limits`], [`modules`], [`container`], [`libraries`], and
-//! [`commands`] for what no file tells. [`near`] says which NICs are nearest to a GPU.
+//! [`commands`] for what no file tells. [`near`] says which NICs are nearest to a GPU,
+//! [`rails`] which GPUs lack one.
 
 pub mod commands;
 pub mod container;
@@ -25,13 +26,14 @@ pub mod net;
 pub mod nic;
 pub mod numa;
 pub mod pci;
+pub mod rails;
 pub mod tree;
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-pub use commands::{FabricDomain, Outputs};
+pub use commands::{FabricDomain, Outputs, Silence};
 pub use container::{Access, Capabilities, Cgroup, Container, Devices, Seccomp};
 pub use fact::Fact;
 pub use gpu::{Gpu, GpuFabric, GpuVendor, KfdLink, KfdLinkKind, NvLink, NvidiaDriver};
@@ -45,6 +47,7 @@ pub use nic::{
 };
 pub use numa::NumaNode;
 pub use pci::{Acs, Distance, Iommu, PciAddress, PciFunction, PcieControl, PcieLink};
+pub use rails::{Lack, MissingRail, RailShare};
 pub use tree::Tree;
 
 /// What a node has. Lists are in order of name, number or PCI address.
@@ -76,8 +79,10 @@ pub struct Machine {
     pub devices: Devices,
     /// Libraries.
     pub libraries: Libraries,
-    /// What libfabric offers; missing where `fi_info` was not run.
+    /// What libfabric offers; missing where `fi_info` told nothing.
     pub fabrics: Fact<Vec<FabricDomain>>,
+    /// Commands that told nothing, as people write them (`nvidia-smi -q`), and why.
+    pub silent: BTreeMap<String, Silence>,
 }
 
 impl Machine {
@@ -135,14 +140,15 @@ impl Machine {
             devices: container::read_devices(tree),
             libraries: libraries::read(tree, search_path),
             container,
-            fabrics: outputs.fi_info.clone().and_then(|text| Some(commands::fabrics(&text))),
+            fabrics: commands::told(&outputs.fi_info, commands::fabrics),
+            silent: outputs.silent(),
         }
     }
 }
 
 fn nics(tree: &Tree, outputs: &Outputs) -> Vec<Nic> {
     let mut nics = nic::read(tree);
-    if let Fact::Known(text) = &outputs.ibv_devinfo {
+    if let Ok(text) = &outputs.ibv_devinfo {
         for ((device, port), mtu) in commands::active_mtus(text) {
             if let Some(nic) = nics.iter_mut().find(|nic| nic.name == device) {
                 nic.active_mtu.insert(port, mtu);

@@ -64,7 +64,11 @@ impl Machine {
     pub fn rail_nics(&self) -> Vec<&Nic> {
         let hardware: Vec<&Nic> = self.nics.iter().filter(|nic| nic.is_hardware()).collect();
         let mut own = hardware.clone();
-        prefer(&mut own, |nic| self.has_device(nic));
+        // Who was given virtual functions has no device nodes of the physical ones behind them. Else a
+        // rail whose node is missing stays one, whatever storage has.
+        if own.iter().any(|nic| self.is_virtual_function(nic) && self.has_device(nic)) {
+            prefer(&mut own, |nic| self.has_device(nic));
+        }
         prefer(&mut own, |nic| !self.is_virtual_function(nic));
         prefer(&mut own, |nic| !is_bluefield(nic));
         let mut boards = self.boards_beside_gpus(&own);

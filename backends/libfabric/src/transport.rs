@@ -167,8 +167,10 @@ where
         let manual = if settings.proxy_threads == 0 { abi::TY_CAP_MANUAL_PROGRESS } else { 0 };
         let provider = rails.first().map(info::Info::provider).unwrap_or_default();
         let masking = if MASKING.contains(&provider.as_str()) { abi::TY_CAP_MASKING } else { 0 };
+        let placed =
+            if info::goes_by_places(&settings, &rails) { abi::TY_CAP_PLACED_NICS } else { 0 };
         Ok(Capabilities {
-            flags: abi::TY_CAP_IMMEDIATE | masking | manual | get,
+            flags: abi::TY_CAP_IMMEDIATE | masking | manual | get | placed,
             memory_kinds: memory_kinds(&rails),
             max_peers: datum::MAX_PEERS,
             max_lanes: MAX_LANES,

@@ -293,6 +293,15 @@ fn get_is_offered_only_where_the_config_says_so() {
 }
 
 #[test]
+fn providers_for_sockets_do_not_go_by_the_nics_of_the_topology() {
+    let placed =
+        |text: &str| Libfabric::probe(&config(text)).unwrap().flags & abi::TY_CAP_PLACED_NICS;
+    for provider in ["tcp", "shm"] {
+        assert_eq!(placed(&format!("provider = \"{provider}\"")), 0, "{provider}");
+    }
+}
+
+#[test]
 fn a_lost_peer_holds_up_nobody_over_tcp_and_that_is_not_said_of_other_providers() {
     let masking = |text: &str| Libfabric::probe(&config(text)).unwrap().flags & abi::TY_CAP_MASKING;
     assert_ne!(masking(""), 0);

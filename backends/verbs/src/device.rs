@@ -194,11 +194,16 @@ impl Adapter {
         let depth = (count(self.attr.max_qp_wr) / REQUESTS)
             .min(count(self.attr.max_cqe) / COMPLETIONS)
             .min(config.queue_depth);
+        let placed = match config.device {
+            DeviceChoice::Auto => abi::TY_CAP_PLACED_NICS,
+            _ => 0,
+        };
         Capabilities {
             flags: abi::TY_CAP_ORDERED
                 | abi::TY_CAP_GET
                 | abi::TY_CAP_BOUNDED_PUT
                 | abi::TY_CAP_MASKING
+                | placed
                 | signals,
             memory_kinds: self.memory_kinds(),
             max_peers: MAX_PEERS,

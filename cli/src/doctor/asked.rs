@@ -94,7 +94,7 @@ fn add_config(job: &mut Job, config: &Config) {
                 .collect();
         }
     }
-    add_nics(&mut job.asks, &config.topology);
+    add_topology(&mut job.asks, &config.topology);
     job.asks.nics.sort();
     job.asks.nics.dedup();
 }
@@ -107,6 +107,14 @@ fn add_transport(asks: &mut Asks, choice: &PartChoice) {
         asks.ports.extend(port);
     }
     asks.add_part("transport", &choice.name, provider.as_deref());
+}
+
+/// Of a topology `rails` is no list of NICs, but says which reach each other.
+fn add_topology(asks: &mut Asks, choice: &PartChoice) {
+    // A table that is wrong is a finding of its own, as above.
+    let Ok(keys) = choice.table.parse::<NicKeys>(&choice.name) else { return };
+    asks.nics.extend(keys.nics.into_iter().flat_map(Names::named));
+    asks.any_rails = matches!(keys.rails, Some(Names::One(rails)) if rails == "any");
 }
 
 /// Adds the NICs that a part's table names; returns libfabric's provider, where it names one.
@@ -148,11 +156,12 @@ mod tests {
         let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_out]\nuse = \"libfabric\"\n\
                     [transport.scale_out.libfabric]\nprovider = \"efa\"\n\
                     rails = [\"rdmap85s0-rdm\"]\n[topology]\nuse = \"auto\"\n\
-                    [topology.auto]\nnics = { 0 = [\"mlx5_1\"], 1 = [\"mlx5_0\", \"mlx5_1\"] }\n";
+                    [topology.auto]\nrails = \"any\"\nnics = { 0 = [\"mlx5_1\"], 1 = [\"mlx5_0\", \"mlx5_1\"] }\n";
         let config = Config::parse(text, "config.toml").unwrap();
         let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 256, max_tokens: 16 };
         let job = job(&shape.new().unwrap(), Some(&config)).unwrap();
         assert_eq!(job.asks.nics, ["mlx5_0", "mlx5_1", "rdmap85s0"]);
+        assert!(job.asks.any_rails);
         assert!(job.needs(tokenyard_doctor::Facility::Efa));
         assert!(!job.needs(tokenyard_doctor::Facility::Verbs));
     }

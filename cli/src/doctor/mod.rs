@@ -124,7 +124,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     text::print(&findings, people);
     let distances = distances::of(&machine);
     distances::print(&machine, &distances, people);
-    text::conclude(verdict, people);
+    text::conclude(&findings, people);
     if args.json {
         print_json(&Document {
             schema_version: SCHEMA_VERSION,

@@ -45,7 +45,7 @@ pub(super) fn main(args: &Args) -> Result<ExitCode> {
     let verdict = worst(&findings);
     if world.rank() == 0 {
         text::print(&findings, People::new(args.json));
-        text::conclude(verdict, People::new(args.json));
+        text::conclude(&findings, People::new(args.json));
         if args.json {
             print_json(&Document {
                 schema_version: SCHEMA_VERSION,

@@ -243,7 +243,8 @@ unsafe fn write_error(error: &Error, out: *mut abi::TyError) {
     fill(&mut out.message, &error.detail());
 }
 
-fn fill(out: &mut [u8], text: &str) {
+/// As much of a text as there is room for, and zeros behind it.
+pub(super) fn fill(out: &mut [u8], text: &str) {
     let mut end = text.len().min(out.len());
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -1,6 +1,6 @@
 use std::marker::PhantomData;
 
-use super::call::{check_size, guarded};
+use super::call::{check_size, fill, guarded};
 use super::transport::read_table;
 use super::{host, static_str};
 use crate::abi;
@@ -60,6 +60,7 @@ impl<T: Topology> TopologyPart<T> {
                 | flag(found.any_rails, abi::TY_PLACE_ANY_RAILS);
             out.nic_count = found.nics.len() as u32;
             out.nics = nics(&found.nics)?;
+            fill(&mut out.missing_nic, found.missing_nic.as_deref().unwrap_or_default());
             Ok(())
         })
     }

@@ -30,6 +30,7 @@ pub fn discover(part: &TopologyRef, config: &PartTable, ask: &Discover) -> Resul
         nic_count: 0,
         reserved: 0,
         nics: [[0; abi::TY_NIC_BYTES]; abi::TY_PLACE_NICS],
+        missing_nic: [0; abi::TY_MISSING_NIC_BYTES],
     };
     let mut error = blank_error();
     // SAFETY: a judged table; every structure is ours and valid for the call.
@@ -44,6 +45,7 @@ pub fn discover(part: &TopologyRef, config: &PartTable, ask: &Discover) -> Resul
         nics: nics.map(|name| text(name)).filter(|name| !name.is_empty()).collect(),
         nics_given: place.flags & abi::TY_PLACE_NICS_GIVEN != 0,
         any_rails: place.flags & abi::TY_PLACE_ANY_RAILS != 0,
+        missing_nic: Some(text(&place.missing_nic)).filter(|words| !words.is_empty()),
     })
 }
 

@@ -125,6 +125,7 @@ pub(crate) mod tests {
                     nics: nics.iter().map(|nic| (*nic).to_owned()).collect(),
                     nics_given: false,
                     any_rails: false,
+                    missing_nic: None,
                 })
             })
             .collect()

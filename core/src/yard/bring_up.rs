@@ -160,8 +160,9 @@ fn bring_up(
         (_, wanted) => domains(&places, wanted)?,
     };
     let mut warnings = unknown_tables(config, &registry);
-    warnings.extend(nics::even_out(&mut places, domains)?);
     let mut levels = Levels::choose(members, config, &registry, domains)?;
+    let transports_use = levels.go_by_nics();
+    warnings.extend(nics::even_out(&mut places, domains, transports_use)?);
     if let Some(Some(mine)) = places.get(world.rank() as usize) {
         levels.use_nics(&mine.nics);
     }

@@ -156,6 +156,11 @@ impl<'a> Levels<'a> {
         self.each().find(|(_, level)| lacks(level)).map(|(_, level)| level.choice.name.as_str())
     }
 
+    /// Whether a transport uses the NICs that the topology chose.
+    pub(super) fn go_by_nics(&self) -> bool {
+        self.each().any(|(_, level)| level.capabilities.flags & abi::TY_CAP_PLACED_NICS != 0)
+    }
+
     /// What the transports declared.
     pub(super) fn limits(&self) -> Limits {
         let of = |level: &Option<Level<'_>>| {

@@ -4,14 +4,19 @@ use crate::topology::Place;
 use crate::{Error, ErrorKind, Result};
 
 /// Makes all ranks have equally many NICs, for ranks that talk to each other pair up their rails. Says what it
-/// took away.
+/// took away. What is wrong is an error only where transports use these NICs.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] where the operator named unequally many, and [`ErrorKind::Mismatch`] where some ranks
 /// have NICs and one has none or fewer, or where a rail has different ones: on a fabric without ways between
-/// rails these do not reach each other. The text names ranks and NICs. Where a place says that NICs of
-/// all names reach each other, all but the first are warnings.
-pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec<String>> {
+/// rails these do not reach each other; and where a topology says that a rank's NIC is missing. The text
+/// names ranks and NICs. Where a place says that NICs of all names reach each other, all but the first are
+/// warnings.
+pub(super) fn even_out(
+    places: &mut [Option<Place>],
+    domains: u32,
+    transports_use: bool,
+) -> Result<Vec<String>> {
     let with_nics = || {
         (0_u32..).zip(places.iter()).filter_map(|(rank, place)| {
             place.as_ref().filter(|place| !place.nics.is_empty()).map(|place| (rank, place))
@@ -20,8 +25,12 @@ pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec
     let Some((poor, least)) = with_nics().min_by_key(|(_, place)| place.nics.len()) else {
         return Ok(Vec::new());
     };
-    let is_free = places.iter().flatten().any(|place| place.any_rails);
+    let any_rails = places.iter().flatten().any(|place| place.any_rails);
+    let is_free = any_rails || !transports_use;
     let mut warnings = Vec::new();
+    if let (Some(found), true) = (missing_nic(places), transports_use) {
+        warnings.push(refuse_missing_unless(is_free, found)?);
+    }
     if let Some(found) = without_nic(places) {
         warnings.push(refuse_unless(is_free, found)?);
     }
@@ -29,7 +38,7 @@ pub(super) fn even_out(places: &mut [Option<Place>], domains: u32) -> Result<Vec
     let count = least.nics.len();
     if let Some((rich, most)) = most.filter(|(_, place)| place.nics.len() > count) {
         let found = unequal((poor, least), (rich, most));
-        if places.iter().flatten().any(|place| place.nics_given) {
+        if transports_use && places.iter().flatten().any(|place| place.nics_given) {
             return Err(Error::new(
                 ErrorKind::Config,
                 "choose NICs",
@@ -63,6 +72,34 @@ fn refuse_unless(is_free: bool, found: String) -> Result<String> {
         "`tokenyard doctor` on both nodes names the NIC that is missing or down; where NICs of all \
          names reach each other, set rails = \"any\" in [topology.auto] on every node",
     ))
+}
+
+/// The same of a NIC that is missing on a machine.
+fn refuse_missing_unless(is_free: bool, found: String) -> Result<String> {
+    if is_free {
+        return Ok(found);
+    }
+    Err(Error::new(ErrorKind::Unavailable, "choose NICs", found).with_fix(
+        "`tokenyard doctor` on that node says how to mend it; to go on with the NICs that are there, name \
+         them in `nics` of [topology.auto]",
+    ))
+}
+
+/// The first rank whose NIC is missing, as its topology says.
+fn missing_nic(places: &[Option<Place>]) -> Option<String> {
+    let ranks = (0_u32..).zip(places);
+    let mut missing = ranks.filter_map(|(rank, place)| {
+        let place = place.as_ref()?;
+        Some((rank, &place.host, place.missing_nic.as_ref()?))
+    });
+    let (rank, host, words) = missing.next()?;
+    let others: Vec<String> = missing.map(|(rank, ..)| rank.to_string()).collect();
+    let others = match others.as_slice() {
+        [] => String::new(),
+        [one] => format!("; so does rank {one}"),
+        some => format!("; so do ranks {}", some.join(", ")),
+    };
+    Some(format!("rank {rank} on {host} lacks a NIC: {words}{others}"))
 }
 
 fn unequal((poor, least): (u32, &Place), (rich, most): (u32, &Place)) -> String {
@@ -160,7 +197,7 @@ mod tests {
     fn a_node_with_fewer_nics_bounds_all_and_is_named() {
         let mut places = places(&[("a", &["n0", "n1"]), ("b", &["n1"])]);
         places[1].as_mut().unwrap().any_rails = true;
-        let warnings = even_out(&mut places, 2).unwrap();
+        let warnings = even_out(&mut places, 2, true).unwrap();
         assert_eq!(
             warnings[0],
             "every rank uses 1 of its NICs, because rank 1 on b has 1 (n1) and rank 0 on a has 2 (n0, n1)"
@@ -174,7 +211,7 @@ mod tests {
     #[test]
     fn a_rail_of_different_nics_is_refused_with_both_unless_the_operator_named_them() {
         let two = || places(&[("a", &["n0"]), ("a", &["n3"]), ("b", &["n0"]), ("b", &["n1"])]);
-        let error = even_out(&mut two(), 2).unwrap_err();
+        let error = even_out(&mut two(), 2, true).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         let text = error.to_string();
         assert!(
@@ -184,22 +221,22 @@ mod tests {
         );
         let mut named = two();
         named.iter_mut().flatten().for_each(|place| place.nics_given = true);
-        assert_eq!(even_out(&mut named, 2).unwrap().len(), 1);
+        assert_eq!(even_out(&mut named, 2, true).unwrap().len(), 1);
     }
 
     #[test]
     fn a_rank_without_any_nic_is_named_where_others_have_some() {
         let mut nodes = places(&[("a", &["n0"]), ("b", &[])]);
-        let text = even_out(&mut nodes, 2).unwrap_err().to_string();
+        let text = even_out(&mut nodes, 2, true).unwrap_err().to_string();
         assert!(text.contains("rank 1 on b has no NIC that can be used, and rank 0 on a uses n0"));
         nodes[0].as_mut().unwrap().any_rails = true;
-        assert_eq!(even_out(&mut nodes, 2).unwrap().len(), 1);
+        assert_eq!(even_out(&mut nodes, 2, true).unwrap().len(), 1);
     }
 
     #[test]
     fn a_node_with_fewer_nics_is_refused_with_what_it_lacks() {
         let mut places = places(&[("a", &["n0", "n1"]), ("b", &["n0"])]);
-        let error = even_out(&mut places, 2).unwrap_err();
+        let error = even_out(&mut places, 2, true).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         let text = error.to_string();
         assert!(
@@ -214,17 +251,17 @@ mod tests {
     #[test]
     fn ranks_of_one_machine_may_be_near_to_fewer_nics_which_is_said() {
         let two: [(&str, &[&str]); 2] = [("a", &["n0", "n1"]), ("a", &["n2"])];
-        let warnings = even_out(&mut places(&two), 1).unwrap();
+        let warnings = even_out(&mut places(&two), 1, true).unwrap();
         assert!(warnings[0].contains("rank 1 on a has 1 (n2)"), "{warnings:?}");
         let four: [(&str, &[&str]); 4] = [two[0], two[1], ("b", &["n0", "n1"]), ("b", &["n2"])];
-        assert_eq!(even_out(&mut places(&four), 2).unwrap().len(), 1);
+        assert_eq!(even_out(&mut places(&four), 2, true).unwrap().len(), 1);
     }
 
     #[test]
     fn unequally_many_named_nics_are_refused_with_rank_and_names() {
         let mut places = places(&[("a", &["n0", "n1"]), ("b", &["n1"])]);
         places[1].as_mut().unwrap().nics_given = true;
-        let error = even_out(&mut places, 2).unwrap_err();
+        let error = even_out(&mut places, 2, true).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         let text = error.to_string();
         assert!(text.contains("rank 1 on b has 1 (n1)") && text.contains("(n0, n1)"), "{text}");
@@ -234,14 +271,40 @@ mod tests {
     fn equal_nodes_have_nothing_to_say() {
         let two: &[&str] = &["n0", "n1"];
         let mut nodes = places(&[("a", two), ("b", two)]);
-        assert_eq!(even_out(&mut nodes, 2).unwrap(), Vec::<String>::new());
+        assert_eq!(even_out(&mut nodes, 2, true).unwrap(), Vec::<String>::new());
         assert_eq!(
-            even_out(&mut places(&[("a", &[]), ("b", &[])]), 2).unwrap(),
+            even_out(&mut places(&[("a", &[]), ("b", &[])]), 2, true).unwrap(),
             Vec::<String>::new()
         );
-        assert_eq!(even_out(&mut [None, None], 2).unwrap(), Vec::<String>::new());
+        assert_eq!(even_out(&mut [None, None], 2, true).unwrap(), Vec::<String>::new());
         // One machine, taken as two domains.
         let mut split = places(&[("a", &["n0"]), ("a", &["n1"])]);
-        assert_eq!(even_out(&mut split, 2).unwrap(), Vec::<String>::new());
+        assert_eq!(even_out(&mut split, 2, true).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_missing_nic_is_refused_where_transports_use_nics_and_else_says_nothing() {
+        let node = || {
+            let mut two = places(&[("a", &["n0"]), ("a", &["n0"])]);
+            two[1].as_mut().unwrap().missing_nic = Some("GPU 1 has no NIC of its own".to_owned());
+            two
+        };
+        let error = even_out(&mut node(), 1, true).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let text = error.to_string();
+        assert!(text.contains("rank 1 on a lacks a NIC: GPU 1 has no NIC of its own"), "{text}");
+        assert!(text.contains("`nics` of [topology.auto]"), "{text}");
+        assert_eq!(even_out(&mut node(), 1, false).unwrap(), Vec::<String>::new());
+        let mut free = node();
+        free[0].as_mut().unwrap().any_rails = true;
+        assert_eq!(even_out(&mut free, 1, true).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn rails_that_cross_are_no_error_where_no_transport_uses_nics() {
+        let mut two = places(&[("a", &["n0"]), ("b", &["n1"])]);
+        assert!(even_out(&mut two, 2, true).is_err());
+        let warnings = even_out(&mut two, 2, false).unwrap();
+        assert!(warnings[0].starts_with("rail 0 crosses"), "{warnings:?}");
     }
 }

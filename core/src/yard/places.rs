@@ -130,6 +130,7 @@ mod tests {
                     nics: Vec::new(),
                     nics_given: false,
                     any_rails: false,
+                    missing_nic: None,
                 })
             })
             .collect()

@@ -350,7 +350,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the topology ABI on 64-bit targets.
  */
-#define TY_TOPOLOGY_LAYOUT 17388987297704802897ull
+#define TY_TOPOLOGY_LAYOUT 10371293804723655335ull
 
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
@@ -365,7 +365,7 @@ struct TyTransportTable;
 /**
  * Minor version of the topology ABI.
  */
-#define TY_TOPOLOGY_MINOR 1
+#define TY_TOPOLOGY_MINOR 2
 
 /**
  * Bytes that fit a host's identity.
@@ -381,6 +381,11 @@ struct TyTransportTable;
  * Bytes that fit the name of a NIC.
  */
 #define TY_NIC_BYTES 64
+
+/**
+ * Bytes that fit the words on a missing NIC.
+ */
+#define TY_MISSING_NIC_BYTES 1024
 
 /**
  * The operator named the NICs: they are used as they are, and not shared out among ranks.
@@ -401,7 +406,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 4
+#define TY_TRANSPORT_MINOR 5
 
 /**
  * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -459,6 +464,12 @@ struct TyTransportTable;
  * `device_face` works: kernels post and wait by themselves (since minor version 3).
  */
 #define TY_CAP_DEVICE_FACE (1 << 9)
+
+/**
+ * It uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs that reach
+ * each other, and a missing one keeps the yard from opening.
+ */
+#define TY_CAP_PLACED_NICS (1 << 10)
 
 /**
  * Copy `bytes` from the source window to the destination window of `peer`.
@@ -2096,6 +2107,12 @@ typedef struct TyPlace {
    * the same ones share them out. UTF-8, ended by a zero byte or the array's end.
    */
   uint8_t nics[TY_PLACE_NICS][TY_NIC_BYTES];
+  /**
+   * What NIC is missing near the rank, in words for people, where ranks of this machine have one and
+   * this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
+   * NICs (`TY_CAP_PLACED_NICS`) the yard does not open. UTF-8, ended by a zero byte or the array's end.
+   */
+  uint8_t missing_nic[TY_MISSING_NIC_BYTES];
 } TyPlace;
 
 /**

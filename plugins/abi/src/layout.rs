@@ -59,7 +59,8 @@ const fn transport_layout() -> u64 {
 
 const fn topology_layout() -> u64 {
     hash_layout! { common_layout();
-        TyPlace { size, host, device, numa_node, processors, flags, nic_count, reserved, nics }
+        TyPlace { size, host, device, numa_node, processors, flags, nic_count, reserved, nics,
+            missing_nic }
         TyDiscover { size, config, rank, ranks, local_rank, reserved }
         TyTopologyTable { size, name, version, about, discover }
         TyTopologyExport { header, parts, count }
@@ -104,7 +105,7 @@ const fn kernels_layout() -> u64 {
 /// Layout hash of the transport ABI on 64-bit targets.
 pub const TY_TRANSPORT_LAYOUT: u64 = 0xc856_6bed_3efc_667a;
 /// Layout hash of the topology ABI on 64-bit targets.
-pub const TY_TOPOLOGY_LAYOUT: u64 = 0xf152_17d1_0379_7a51;
+pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
 pub const TY_KERNELS_LAYOUT: u64 = 0x8f2f_eafd_29be_66b0;
 

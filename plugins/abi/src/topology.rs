@@ -5,7 +5,7 @@ use crate::{TyConfig, TyError, TyExportHeader, TyHost, TyStr};
 /// Major version of the topology ABI.
 pub const TY_TOPOLOGY_MAJOR: u32 = 1;
 /// Minor version of the topology ABI.
-pub const TY_TOPOLOGY_MINOR: u32 = 1;
+pub const TY_TOPOLOGY_MINOR: u32 = 2;
 
 /// Bytes that fit a host's identity.
 pub const TY_HOST_BYTES: usize = 64;
@@ -13,6 +13,8 @@ pub const TY_HOST_BYTES: usize = 64;
 pub const TY_PLACE_NICS: usize = 8;
 /// Bytes that fit the name of a NIC.
 pub const TY_NIC_BYTES: usize = 64;
+/// Bytes that fit the words on a missing NIC.
+pub const TY_MISSING_NIC_BYTES: usize = 1024;
 
 /// The operator named the NICs: they are used as they are, and not shared out among ranks.
 pub const TY_PLACE_NICS_GIVEN: u32 = 1;
@@ -44,6 +46,10 @@ pub struct TyPlace {
     /// NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name
     /// the same ones share them out. UTF-8, ended by a zero byte or the array's end.
     pub nics: [[u8; TY_NIC_BYTES]; TY_PLACE_NICS],
+    /// What NIC is missing near the rank, in words for people, where ranks of this machine have one and
+    /// this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
+    /// NICs (`TY_CAP_PLACED_NICS`) the yard does not open. UTF-8, ended by a zero byte or the array's end.
+    pub missing_nic: [u8; TY_MISSING_NIC_BYTES],
 }
 
 /// Arguments of `discover`.

@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 4;
+pub const TY_TRANSPORT_MINOR: u32 = 5;
 
 /// Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -36,6 +36,9 @@ pub const TY_CAP_OWNS_MEMORY: u64 = 1 << 7;
 pub const TY_CAP_MASKING: u64 = 1 << 8;
 /// `device_face` works: kernels post and wait by themselves (since minor version 3).
 pub const TY_CAP_DEVICE_FACE: u64 = 1 << 9;
+/// It uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs that reach
+/// each other, and a missing one keeps the yard from opening.
+pub const TY_CAP_PLACED_NICS: u64 = 1 << 10;
 
 /// What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
 #[repr(C)]

@@ -11,7 +11,7 @@ use std::fs;
 use tokenyard_core::topology::{Discover, Place, Topology};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_machine::numa::cpu_list;
-use tokenyard_machine::{Machine, NicFamily, NumaNode, Seat, Tree};
+use tokenyard_machine::{Gpu, Machine, NicFamily, NumaNode, Seat, Tree};
 
 use crate::config::{Rails, TopologyConfig};
 
@@ -65,9 +65,19 @@ pub(crate) fn place(
         numa_node: bound.or(numa_node),
         processors: allowed.map_or(0, |cpus| cpus.len() as u32),
         any_rails: config.rails == Rails::Any || reach_all(machine, &chosen.names),
+        missing_nic: match (driven, &config.nics) {
+            (Some((_, gpu)), None) => missing_nic(machine, gpu),
+            _ => None,
+        },
         nics: chosen.names,
         nics_given: chosen.given,
     })
+}
+
+/// What NIC is missing near a GPU, as the doctor says it.
+fn missing_nic(machine: &Machine, gpu: &Gpu) -> Option<String> {
+    let missing = machine.missing_rails();
+    missing.iter().find(|missing| missing.gpu.pci == gpu.pci).map(ToString::to_string)
 }
 
 /// Whether the NICs of these names reach those of all others: EFA's fabric has no rails.

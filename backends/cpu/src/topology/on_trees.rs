@@ -58,6 +58,61 @@ fn on_a_p5en_two_ranks_of_a_bridge_have_two_nics_each() {
     assert_eq!(table(&machine("p5en-efa.tree"), 8, None), expected);
 }
 
+fn tree(name: &str) -> Machine {
+    let trees = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machine/trees");
+    Machine::read_places(&Tree::open(&trees.join(name).with_extension("tree")).unwrap())
+}
+
+#[test]
+fn a_missing_nic_is_told_to_the_rank_of_its_gpu_and_to_no_other() {
+    let node = tree("faults/card-missing");
+    let words = |rank| found(&node, None, rank).unwrap().missing_nic;
+    let there = (0..8).filter(|i| *i != 3).map(|i| format!("mlx5_{i}")).collect::<Vec<_>>();
+    let expected = format!(
+        "GPU 3 (0000:61:00.0) has no NIC of its own, and 7 of 8 GPUs have one: below its switch \
+         0000:5c:00.0 is no such card, and port 0000:5d:00.0 has no link; NICs that are there: {}",
+        there.join(", ")
+    );
+    assert_eq!(words(3), Some(expected));
+    assert!((0..8).filter(|rank| *rank != 3).all(|rank| words(rank).is_none()));
+    // The operator knows, and says what to use.
+    let among = Some(NicChoice::Among(vec!["mlx5_2".to_owned()]));
+    assert_eq!(found(&node, among, 3).unwrap().missing_nic, None);
+    let words = found(&tree("faults/nic-missing"), None, 3).unwrap().missing_nic.unwrap();
+    assert!(words.contains("is the card 0000:5e:00.0, which has no RDMA device"), "{words}");
+    let words = found(&tree("faults/gb200-nic-missing"), None, 3).unwrap().missing_nic.unwrap();
+    assert!(words.contains("3 NICs do not divide evenly among 4 GPUs: GPU 3"), "{words}");
+}
+
+#[test]
+fn no_rank_of_a_healthy_node_lacks_a_nic() {
+    for name in [
+        "cpu-virtual",
+        "container-no-rights",
+        "gb200-nvl72",
+        "hgx-cx7",
+        "mi300x-pollara",
+        "p5en-efa",
+        "roce-bond",
+        "roce-port-down",
+        "healthy/hgx-storage",
+        "healthy/hgx-virtual",
+        "healthy/mi300x-thor2",
+        "healthy/p5en-doorbells",
+        "healthy/hgx-storage-alike",
+        "healthy/hgx-storage-ethernet",
+        "healthy/hgx-vpi",
+        "faults/half-wired",
+        "faults/half-given",
+        "faults/storage-and-frontend",
+    ] {
+        let node = tree(name);
+        for rank in 0..8 {
+            assert_eq!(found(&node, None, rank).unwrap().missing_nic, None, "{name} {rank}");
+        }
+    }
+}
+
 #[test]
 fn adapters_of_efa_reach_each_other_under_all_names_and_other_nics_do_not() {
     for (tree, is_any) in [("p5en-efa.tree", true), ("hgx-cx7.tree", false)] {
@@ -82,6 +137,31 @@ fn on_an_mi300x_node_ranks_follow_the_kernels_order_of_gpus() {
         "7 1 rocep153s0",
     ];
     assert_eq!(table(&machine("mi300x-pollara.tree"), 8, None), expected);
+}
+
+#[test]
+fn on_an_mi300x_node_with_thor2_ranks_follow_the_kernels_order_of_gpus_too() {
+    let expected: Vec<_> = [3, 0, 2, 1, 7, 4, 6, 5]
+        .into_iter()
+        .enumerate()
+        .map(|(rank, nic)| format!("{rank} {} bnxt_re{nic}", rank / 4))
+        .collect();
+    assert_eq!(table(&tree("healthy/mi300x-thor2"), 8, None), expected);
+}
+
+#[test]
+fn of_virtual_functions_ranks_have_those_that_their_container_was_given() {
+    let expected: Vec<_> = (0..8).map(|i| format!("{i} {} mlx5_{}", i / 4, i + 8)).collect();
+    assert_eq!(table(&tree("healthy/hgx-virtual"), 8, None), expected);
+}
+
+#[test]
+fn where_only_storage_has_device_nodes_its_nics_are_used() {
+    let table = table(&tree("faults/uverbs-storage-only"), 2, None);
+    assert!(
+        table.iter().all(|line| line.contains("mlx5_8") || line.contains("mlx5_9")),
+        "{table:?}"
+    );
 }
 
 #[test]

@@ -234,6 +234,11 @@ fn past_loopback(
     }
 }
 
+/// Whether the rails are those of the NICs that the topology chooses.
+pub(super) fn goes_by_places(settings: &Settings, found: &[Info]) -> bool {
+    settings.rails == Rails::Auto && has_nic(found)
+}
+
 /// Whether the provider drives NICs of its own.
 fn has_nic(found: &[Info]) -> bool {
     let provider = found.first().map(Info::provider).unwrap_or_default();

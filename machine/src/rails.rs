@@ -1,0 +1,319 @@
+//! Rails: which NICs each GPU has, and GPUs whose NIC is missing.
+
+use std::fmt::{self, Display, Formatter};
+
+use crate::{Distance, Gpu, Machine, Nic, NicFamily, PciAddress, PciFunction};
+
+/// The rail NICs that are nearest to a GPU.
+#[derive(Clone, Debug)]
+pub struct RailShare<'a> {
+    /// The GPU.
+    pub gpu: &'a Gpu,
+    /// How far they are.
+    pub distance: Distance,
+    /// The NICs, all equally near.
+    pub nics: Vec<&'a Nic>,
+    /// How many of them are its own, in thousandths: one that other GPUs are as near to counts for a
+    /// part. 0 where its NICs are farther than those of other GPUs.
+    pub own: u64,
+}
+
+/// A GPU that has no NIC of its own, or fewer than others have. In words it names the GPU, what is
+/// missing as exactly as the node tells, and the NICs that are there.
+#[derive(Clone, Debug)]
+pub struct MissingRail<'a> {
+    /// The GPU.
+    pub gpu: &'a Gpu,
+    /// What is missing.
+    pub lack: Lack,
+    /// Cards of the rails' model without an RDMA device that may be the missing NIC: near the GPU, where
+    /// others have theirs there.
+    pub cards: Vec<PciAddress>,
+    /// The module that makes cards of the rails' family RDMA devices; nothing where it is not known.
+    pub module: Option<&'static str>,
+    /// Names of the rail NICs that are there.
+    pub there: Vec<&'a str>,
+}
+
+/// What a GPU lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// Most GPUs have a NIC next to them, and this one has none.
+    NoNic {
+        /// How many GPUs have one.
+        with: usize,
+        /// Of how many.
+        gpus: usize,
+        /// What others have their GPU and NIC below, in a word, and where: `switch`, `root port`.
+        place: Option<(&'static str, PciAddress)>,
+        /// Ports below it without a link: a card that is missing may be behind one.
+        ports: Vec<PciAddress>,
+    },
+    /// NICs do not divide evenly among GPUs, and this one has less than most.
+    Uneven {
+        /// What it has: so many NICs for so many GPUs; nothing where they are farther than those of others.
+        has: Option<(usize, usize)>,
+        /// Names of these NICs.
+        near: Vec<String>,
+        /// How many are another's own, in thousandths.
+        usual: u64,
+        /// How many GPUs there are.
+        gpus: usize,
+    },
+}
+
+/// Class of network controllers.
+const NETWORK: u32 = 0x02;
+/// Most names of a list.
+const MOST_NAMES: usize = 16;
+
+impl Machine {
+    /// The GPUs that this process was given; all, where it was given none.
+    pub fn given_gpus(&self) -> Vec<&Gpu> {
+        let some_are = self.gpus.iter().any(|gpu| gpu.is_visible);
+        self.gpus.iter().filter(|gpu| gpu.is_visible || !some_are).collect()
+    }
+
+    /// The nearest rail NICs of each GPU that this process was given, whether their links are up or not.
+    pub fn rail_shares(&self) -> Vec<RailShare<'_>> {
+        let rails = self.rail_nics();
+        let mut all: Vec<_> = self
+            .given_gpus()
+            .into_iter()
+            .filter_map(|gpu| self.nearest_rails(gpu, &rails))
+            .collect();
+        let owns: Vec<u64> = all
+            .iter()
+            .map(|one| match is_as_near(&all, one) {
+                true => one.nics.iter().map(|nic| 1000 / sharers(&all, nic) as u64).sum(),
+                false => 0,
+            })
+            .collect();
+        all.iter_mut().zip(owns).for_each(|(one, own)| one.own = own);
+        all
+    }
+
+    fn nearest_rails<'a>(&self, gpu: &'a Gpu, rails: &[&'a Nic]) -> Option<RailShare<'a>> {
+        let far = |nic: &Nic| nic.pci.get().map(|at| self.distance(gpu.pci, at));
+        let distance = rails.iter().filter_map(|nic| far(nic)).min()?;
+        let nics = rails.iter().copied().filter(|nic| far(nic) == Some(distance)).collect();
+        Some(RailShare { gpu, distance, nics, own: 0 })
+    }
+
+    /// GPUs that this process was given and whose NIC is missing: they have none next to them where most
+    /// have one, or less than others where the NICs do not divide evenly among the GPUs. Nodes on which half
+    /// of the GPUs or more have none, or several share one, are built too.
+    pub fn missing_rails(&self) -> Vec<MissingRail<'_>> {
+        let shares = self.rail_shares();
+        if shares.len() < 2 {
+            return Vec::new();
+        }
+        let best = shares.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
+        let with = shares.iter().filter(|one| is_as_near(&shares, one)).count();
+        match is_next(best) && with < shares.len() {
+            true if 2 * with > shares.len() => self.without_nic(&shares, (best, with)),
+            true => Vec::new(),
+            false => self.uneven(&shares),
+        }
+    }
+
+    fn without_nic<'a>(
+        &'a self,
+        shares: &[RailShare<'a>],
+        (best, with): (Distance, usize),
+    ) -> Vec<MissingRail<'a>> {
+        let far = shares.iter().filter(|one| !is_next(one.distance));
+        far.map(|one| {
+            let place = self.pci_at(one.gpu.pci).and_then(|gpu| shared_bridge(gpu, best));
+            let ports = place.map_or(Vec::new(), |(_, place)| self.ports_without_link(place));
+            MissingRail {
+                gpu: one.gpu,
+                lack: Lack::NoNic { with, gpus: shares.len(), place, ports },
+                cards: self.idle_cards(|card| is_next(self.distance(one.gpu.pci, card))),
+                module: self.rail_module(),
+                there: self.rail_names(),
+            }
+        })
+        .collect()
+    }
+
+    /// Where a container was given some of the GPUs, NICs beyond theirs say nothing.
+    fn uneven<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<MissingRail<'a>> {
+        let there = self.rail_names();
+        let (nics, gpus) = (there.len(), self.gpus.len());
+        let divides = nics == 0 || nics.is_multiple_of(gpus) || gpus.is_multiple_of(nics);
+        if divides || shares.len() != gpus {
+            return Vec::new();
+        }
+        let usual = usual(shares);
+        let some_have_less = shares.iter().any(|one| one.own < usual);
+        let less = shares.iter().filter(|one| one.own < usual || !some_have_less);
+        less.map(|one| {
+            let by = one.nics.iter().map(|nic| sharers(shares, nic)).max().unwrap_or(1);
+            let near = one.nics.iter().map(|nic| nic.name.clone()).collect();
+            MissingRail {
+                gpu: one.gpu,
+                lack: Lack::Uneven {
+                    has: (one.own > 0).then_some((one.nics.len(), by)),
+                    near,
+                    usual,
+                    gpus,
+                },
+                cards: self.idle_cards(|_| true),
+                module: self.rail_module(),
+                there: there.clone(),
+            }
+        })
+        .collect()
+    }
+
+    fn rail_module(&self) -> Option<&'static str> {
+        Some(match self.rail_nics().first()?.family {
+            NicFamily::Mlx5 => "mlx5_ib",
+            NicFamily::Efa => "efa",
+            NicFamily::Ionic => "ionic_rdma",
+            NicFamily::Broadcom => "bnxt_re",
+            NicFamily::Intel => "irdma",
+            NicFamily::Erdma => "erdma",
+            NicFamily::Rxe | NicFamily::Siw | NicFamily::Other => return None,
+        })
+    }
+
+    fn rail_names(&self) -> Vec<&str> {
+        self.rail_nics().iter().map(|nic| nic.name.as_str()).collect()
+    }
+
+    /// Network cards of the rails' model that are no RDMA devices, of those that `is_near` is true of.
+    pub fn idle_cards(&self, is_near: impl Fn(PciAddress) -> bool) -> Vec<PciAddress> {
+        let rails = self.rail_nics();
+        let rails: Vec<_> = rails.iter().filter_map(|nic| self.pci_at(nic.pci.get()?)).collect();
+        let is_idle = |card: &&PciFunction| {
+            card.class.get().is_some_and(|class| class >> 16 == NETWORK)
+                && rails.iter().any(|r| (r.vendor, r.device) == (card.vendor, card.device))
+                && self.nics.iter().all(|nic| nic.pci.get() != Some(card.address))
+                && is_near(card.address)
+        };
+        self.pci.iter().filter(is_idle).map(|card| card.address).collect()
+    }
+
+    /// Ports below a bridge at which nothing is linked.
+    fn ports_without_link(&self, place: PciAddress) -> Vec<PciAddress> {
+        let is_empty = |port: &&PciFunction| {
+            port.is_bridge()
+                && port.bridges.contains(&place)
+                && port.link.width.get().is_none()
+                && self.pci.iter().all(|below| !below.bridges.contains(&port.address))
+        };
+        self.pci.iter().filter(is_empty).map(|port| port.address).collect()
+    }
+}
+
+/// Below one switch, or below one root port: that makes a NIC a GPU's own.
+fn is_next(distance: Distance) -> bool {
+    matches!(distance, Distance::SameSwitch | Distance::SameRootPort)
+}
+
+/// Whether a GPU's NICs are as near as those of any GPU.
+fn is_as_near(all: &[RailShare<'_>], one: &RailShare<'_>) -> bool {
+    let best = all.iter().map(|one| one.distance).min();
+    Some(one.distance) == best || best.is_some_and(is_next) && is_next(one.distance)
+}
+
+/// How many GPUs are nearest to a NIC, of those whose NICs are as near as any.
+fn sharers(all: &[RailShare<'_>], nic: &Nic) -> usize {
+    let is_sharer = |one: &&RailShare<'_>| {
+        is_as_near(all, one) && one.nics.iter().any(|own| own.name == nic.name)
+    };
+    all.iter().filter(is_sharer).count().max(1)
+}
+
+/// What most GPUs have; where no number is that of most, the largest.
+fn usual(all: &[RailShare<'_>]) -> u64 {
+    let count = |own: u64| all.iter().filter(|one| one.own == own).count();
+    let most = all.iter().map(|one| one.own).find(|own| 2 * count(*own) > all.len());
+    most.or(all.iter().map(|one| one.own).max()).unwrap_or(0)
+}
+
+/// The bridge that a GPU and a NIC are both below that are so near: the switch, else the root port.
+fn shared_bridge(gpu: &PciFunction, best: Distance) -> Option<(&'static str, PciAddress)> {
+    // The last one is the switch's own port to the GPU.
+    let at = match best {
+        Distance::SameSwitch => gpu.bridges.len().saturating_sub(2),
+        _ => 0,
+    };
+    let word = if at > 0 { "switch" } else { "root port" };
+    gpu.bridges.get(at).map(|bridge| (word, *bridge))
+}
+
+/// `one NIC for each GPU`, of thousandths.
+pub fn share_in_words(own: u64) -> String {
+    match own {
+        // A third of three NICs is 999.
+        995..=1000 => "one NIC for each".to_owned(),
+        own if own > 1000 && own.is_multiple_of(1000) => format!("{} NICs for each", own / 1000),
+        own if own > 1000 => format!("{:.1} NICs for each", own as f64 / 1000.0),
+        own => format!("one NIC for {:.0}", 1000.0 / own.max(1) as f64),
+    }
+}
+
+fn list<T: Display>(items: &[T]) -> String {
+    let names: Vec<String> = items.iter().take(MOST_NAMES).map(T::to_string).collect();
+    let more = if items.len() > MOST_NAMES { ", ..." } else { "" };
+    format!("{}{more}", names.join(", "))
+}
+
+impl Display for MissingRail<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let gpu = format!("GPU {} ({})", self.gpu.index, self.gpu.pci);
+        let cards = list(&self.cards);
+        match &self.lack {
+            Lack::NoNic { with, gpus, place, ports } => {
+                write!(f, "{gpu} has no NIC of its own, and {with} of {gpus} GPUs have one: ")?;
+                match place {
+                    Some((word, at)) => write!(f, "below its {word} {at} ")?,
+                    None => write!(f, "next to it ")?,
+                }
+                match (self.cards.is_empty(), ports.is_empty()) {
+                    (false, _) => write!(f, "is the card {cards}, which has no RDMA device")?,
+                    (true, false) => {
+                        write!(f, "is no such card, and port {} has no link", list(ports))?;
+                    }
+                    (true, true) => write!(f, "is no such card")?,
+                }
+            }
+            Lack::Uneven { has, near, usual, gpus } => {
+                let nics = self.there.len();
+                write!(f, "{nics} NICs do not divide evenly among {gpus} GPUs: {gpu} has ")?;
+                match has {
+                    Some((nics, 1)) => write!(f, "{nics} ({})", list(near))?,
+                    Some((nics, by)) => write!(f, "{nics} for {by} GPUs ({})", list(near))?,
+                    None => write!(f, "none as near as others")?,
+                }
+                write!(f, ", and others {}", share_in_words(*usual))?;
+                if !self.cards.is_empty() {
+                    write!(f, "; the card {cards} has no RDMA device")?;
+                }
+            }
+        }
+        write!(f, "; NICs that are there: {}", list(&self.there))
+    }
+}
+
+impl MissingRail<'_> {
+    /// What to do about it, as commands.
+    pub fn fix(&self) -> String {
+        match (self.cards.first(), &self.lack) {
+            (Some(card), _) => {
+                let load = self.module.map_or(String::new(), |name| format!("modprobe {name}, "));
+                format!("{load}then dmesg; lspci -k -s {card} shows the card's driver")
+            }
+            (None, Lack::NoNic { .. }) => {
+                "lspci lists no such card there: reseat or replace it, or give the container its device"
+                    .to_owned()
+            }
+            (None, Lack::Uneven { .. }) => {
+                "look for the missing card (lspci, dmesg), or give the container its device".to_owned()
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Missing rails: named where a NIC must be missing, and not on nodes that are built with few.
+#![allow(clippy::unwrap_used, reason = "tests fail by panic")]
+
+use std::fmt::Write;
+
+use tokenyard_machine::{Machine, Tree};
+
+/// A node of PCIe switches, each with so many GPUs and NICs below it; `given` GPUs have device nodes.
+fn node(switches: &[(u8, u8)], given: u32) -> Machine {
+    let mut text = String::new();
+    let (mut gpu, mut nic) = (0, 0);
+    for (place, (gpus, nics)) in switches.iter().enumerate() {
+        let bus = 16 * (place + 1);
+        let (root, up) = (format!("0000:{bus:02x}:01.0"), format!("0000:{:02x}:00.0", bus + 1));
+        let bridge = |text: &mut String, at: &str, above: &str| {
+            writeln!(
+                text,
+                "sys/bus/pci/devices/{at} -> ../../../devices/pci0000:{bus:02x}/{above}{at}\n\
+                 sys/bus/pci/devices/{at}/class = 0x060400"
+            )
+            .unwrap();
+        };
+        bridge(&mut text, &root, "");
+        bridge(&mut text, &up, &format!("{root}/"));
+        for slot in 0..gpus + nics {
+            let port = format!("0000:{:02x}:{slot:02x}.0", bus + 2);
+            let at = format!("0000:{:02x}:00.0", bus + 3 + usize::from(slot));
+            bridge(&mut text, &port, &format!("{root}/{up}/"));
+            let (vendor, device, class) = match slot < *gpus {
+                true => ("0x10de", "0x2335", "0x030200"),
+                false => ("0x15b3", "0x1021", "0x020700"),
+            };
+            writeln!(
+                text,
+                "sys/bus/pci/devices/{at} -> ../../../devices/pci0000:{bus:02x}/{root}/{up}/{port}/{at}\n\
+                 sys/bus/pci/devices/{at}/vendor = {vendor}\n\
+                 sys/bus/pci/devices/{at}/device = {device}\n\
+                 sys/bus/pci/devices/{at}/class = {class}\n\
+                 sys/bus/pci/devices/{at}/numa_node = 0"
+            )
+            .unwrap();
+            if slot < *gpus {
+                writeln!(text, "proc/driver/nvidia/gpus/{at}/information = Device Minor: {gpu}")
+                    .unwrap();
+                if gpu < given {
+                    writeln!(text, "dev/nvidia{gpu} =").unwrap();
+                }
+                gpu += 1;
+            } else {
+                writeln!(
+                    text,
+                    "sys/class/infiniband/mlx5_{nic}/device -> ../../../{at}\n\
+                     sys/class/infiniband/mlx5_{nic}/ports/1/state = 4: ACTIVE"
+                )
+                .unwrap();
+                nic += 1;
+            }
+        }
+    }
+    Machine::read_places(&Tree::recorded(&text).unwrap())
+}
+
+fn missing(machine: &Machine) -> Vec<u32> {
+    machine.missing_rails().iter().map(|missing| missing.gpu.index).collect()
+}
+
+#[test]
+fn nodes_that_are_built_with_few_or_many_nics_lack_none() {
+    for (switches, of) in [
+        (&[(1, 1); 8][..], "one for each GPU"),
+        (&[(1, 2); 8], "two ports for each GPU"),
+        (&[(2, 1); 4], "4 NICs for 8 GPUs"),
+        (&[(2, 4); 4], "16 NICs for 8 GPUs"),
+        (&[(8, 1)], "1 NIC for 8 GPUs"),
+        (&[(2, 1), (2, 0), (2, 0), (2, 0)], "1 NIC for 8 GPUs, below one of the switches"),
+        (&[(2, 1), (2, 0), (2, 1), (2, 0)], "2 NICs for 8 GPUs, below half of the switches"),
+        (&[(1, 1), (1, 0)], "1 NIC for 2 GPUs"),
+        (&[(1, 0); 8], "no NIC"),
+        (&[(0, 1); 8], "no GPU"),
+        (&[(1, 1)], "one of each"),
+        // Apart: no GPU has a NIC next to it.
+        (&[(4, 0), (0, 4)], "4 NICs for 4 GPUs, below switches of their own"),
+        (&[(4, 0), (0, 1)], "1 NIC for 4 GPUs, below a switch of its own"),
+        (&[(4, 0), (0, 8)], "8 NICs for 4 GPUs, below a switch of their own"),
+    ] {
+        let machine = node(switches, 8);
+        assert_eq!(missing(&machine), Vec::<u32>::new(), "{of}");
+    }
+}
+
+#[test]
+fn gpus_without_a_nic_are_named_where_most_have_one() {
+    let mut eight = [(1, 1); 8];
+    eight[3] = (1, 0);
+    assert_eq!(missing(&node(&eight, 8)), [3]);
+    assert_eq!(missing(&node(&[(2, 1), (2, 1), (2, 0), (2, 1)], 8)), [4, 5]);
+    assert_eq!(missing(&node(&[(2, 4), (2, 4), (2, 4), (2, 0)], 8)), [6, 7]);
+    let words = node(&eight, 8).missing_rails()[0].to_string();
+    assert_eq!(
+        words,
+        "GPU 3 (0000:43:00.0) has no NIC of its own, and 7 of 8 GPUs have one: below its switch 0000:41:00.0 \
+         is no such card; NICs that are there: mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6"
+    );
+}
+
+#[test]
+fn gpus_with_less_than_others_are_named_where_nics_do_not_divide_evenly() {
+    assert_eq!(missing(&node(&[(2, 4), (2, 3), (2, 4), (2, 4)], 8)), [2, 3]);
+    assert_eq!(missing(&node(&[(2, 2), (2, 1)], 4)), [2, 3]);
+    // All are equally near to all.
+    assert_eq!(missing(&node(&[(8, 0), (0, 7)], 8)), [0, 1, 2, 3, 4, 5, 6, 7]);
+    let node = node(&[(2, 2), (2, 1)], 4);
+    assert_eq!(
+        node.missing_rails()[0].to_string(),
+        "3 NICs do not divide evenly among 4 GPUs: GPU 2 (0000:23:00.0) has 1 for 2 GPUs (mlx5_2), and others \
+         one NIC for each; NICs that are there: mlx5_0, mlx5_1, mlx5_2"
+    );
+}
+
+#[test]
+fn only_gpus_that_the_process_was_given_count() {
+    let mut eight = [(1, 1); 8];
+    eight[7] = (1, 0);
+    assert_eq!(missing(&node(&eight, 8)), [7]);
+    // Two of eight GPUs, as a container gets them: seven NICs are no fault of theirs.
+    assert_eq!(missing(&node(&eight, 2)), Vec::<u32>::new());
+    eight[1] = (1, 0);
+    assert_eq!(missing(&node(&eight, 3)), [1]);
+}
