@@ -22,6 +22,9 @@ constexpr bool kPuts = true;
 constexpr bool kPuts = false;
 #endif
 
+// Whether rows may be taken in tiles: see tiles.cuh.
+constexpr bool kMayTile = !kPuts && !kGrouped;
+
 constexpr u32 kControl = 0;     // window of entry records
 constexpr u32 kArena = 1;       // window of rows
 constexpr u32 kHead = 8;        // words of an entry's head
@@ -210,7 +213,7 @@ struct Routing {
   u32* group_starts;   // [G + 1]: first token of each group; kGrouped
   u32* group_counts;   // [R + E, G]: this rank's rows for each rank and expert; kGrouped
   Note* note;
-  u32 span;            // tokens of a span, a multiple of 32
+  u32 span;            // tokens of a span, a power of two
   u32 blocks;          // that counted
 };
 
@@ -269,8 +272,17 @@ struct DispatchArgs {
   u32 reserved;
 
   __device__ bool is_flat() const { return layout == kFlat; }
+  // Each of these three is known when kernels are compiled, but for one that moves groups.
+  __device__ bool stages_rows() const {
+    if constexpr (!kPuts) return false;
+    return staged;
+  }
+  __device__ bool in_tiles() const {
+    if constexpr (!kMayTile) return false;
+    return tile_rows > 0;
+  }
   // Rows are stored in the order of tokens, at their rank or where they are staged for it.
-  __device__ bool by_token() const { return is_flat() || staged; }
+  __device__ bool by_token() const { return is_flat() || stages_rows(); }
   __device__ RegionShape region_shape() const {
     return {layout, c.ranks * c.groups(), c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }

@@ -22,42 +22,60 @@ struct Counted {
   }
 };
 
-// `bad`: the routing is refused.
-template <class Up>
-__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, bool bad, Guard& guard) {
+// What records say, in shared memory: the head, then rows for ranks, then for experts.
+struct Said {
+  u32* words;
+
+  __device__ Said(const DispatchArgs& a, u8* shared)
+      : words(reinterpret_cast<u32*>(shared + a.table_bytes)) {}
+  __device__ u32* counts() const { return words + kHead; }
+};
+
+// The head. One thread. `bad`: the routing is refused.
+__device__ inline void say_head(const DispatchArgs& a, const Said& said, bool bad) {
   u32 verdict = bad ? kRefuseRoute : a.c.verdict;
   u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
-  u32 head[kHead] = {verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
-                     place,                     (u32)(a.capacity / 128), 0,
-                     (u32)(a.c.signature >> 32), a.c.text_bytes};
+  u32* head = said.words;
+  head[0] = verdict | gridDim.x << 8;
+  head[1] = (u32)a.c.signature;
+  head[2] = a.c.origin();
+  head[3] = place;
+  head[4] = (u32)(a.capacity / 128);
+  head[5] = 0;
+  head[6] = (u32)(a.c.signature >> 32);
+  head[7] = a.c.text_bytes;
+}
+
+template <class Up>
+__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, const Said& said, Guard& guard) {
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
-  enter(a.c, up, words, verdict, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
-    if (w < kHead) return head[w];
+  enter(a.c, up, words, said.words[0] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
+    if (w < kHead) return said.words[w];
     if (a.c.verdict != kEnter) return 0;
     w -= kHead;
     u32 ranks = a.c.ranks * a.c.groups(), first = Counted(a, peer).first * a.c.groups();
-    if constexpr (kGrouped) return a.r.group_counts[w < ranks ? w : w + first];
-    if (w < ranks) return a.r.counts[w];
-    return a.r.expert_counts[first + w - ranks];
+    if (w >= ranks) w += first;
+    if constexpr (kGrouped) return a.r.group_counts[w];
+    return said.counts()[w];
   });
 }
 
-// Fills the row bases of one rank.
+// Fills what depends on how many rows a rank gets.
 __device__ inline void place_rows(const DispatchArgs& a, const DispatchTables& t, u32 d) {
-  if constexpr (!kGrouped) {
-    t.row_base[d] = (u32)rows_at(a, t.heard, d, a.c.rank);
-    return;
-  }
-  u32 groups = a.c.groups(), first = 0, own = 0;
+  u32 groups = a.c.groups(), me = a.c.rank, first = 0, own = 0;
+#pragma unroll 1
   for (u32 g = 0; g < groups; g++)
+#pragma unroll 1
     for (u32 s = 0; s < a.c.ranks; s++) {
       u32 rows = t.heard[s * words_of(a) + kHead + d * groups + g];
-      if (s == a.c.rank) {
+      if (s == me) {
         t.row_base[g * a.c.ranks + d] = first - own;
-        own += rows;
+        if constexpr (kGrouped) own += rows;
       }
+      if (d == me) t.first_row[s] = first;
       first += rows;
     }
+  t.tokens[d] = first;
 }
 
 // Expert-major and packed: hears all counts of experts and places them. The whole block.
@@ -66,8 +84,10 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
                               Guard& guard) {
   bool ok = true;
   u32 groups = a.c.groups();
+#pragma unroll 1
   for (u32 e = threadIdx.x; e < a.c.experts && ok; e += blockDim.x) {
     u32 all = 0, own = 0;
+#pragma unroll 1
     for (u32 g = 0; g < groups && ok; g++)
       ok = hear_word_of_all(a.c, up, words_of(a) + e * groups + g, guard, [&](u32 source, u32 rows) {
         if (source == a.c.rank) {
@@ -79,14 +99,13 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
     t.expert_all[e] = all;
   }
   if (!__syncthreads_and(ok)) return false;
-  u32 local = a.c.local_experts();
-  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
-    u32 start = 0;
-    for (u32 e = d * local; e < (d + 1) * local; e++) {
+  // A warp for each rank, as starts are sums over its experts.
+#pragma unroll 1
+  for (u32 d = threadIdx.x / 32; d < a.c.ranks; d += kWarps) {
+    u32 rows = scan_experts(a, t, d, [&](u32 e, u32 start) {
       for (u32 g = 0; g < groups; g++) t.expert_base[g * a.c.experts + e] += start;
-      start += room_of(a, t.expert_all[e]);
-    }
-    t.expert_rows[d] = start;
+    });
+    if (threadIdx.x % 32 == 0) t.expert_rows[d] = rows;
   }
   __syncthreads();
   return true;
@@ -98,12 +117,15 @@ __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t)
   __shared__ u32 full;
   if (threadIdx.x == 0) full = a.c.ranks;
   __syncthreads();
+#pragma unroll 1
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
     const u32* head = &t.heard[d * words_of(a)];
-    Region region = region_of(a, t, d);
-    if (region.bytes > (u64)head[4] * 128) atomicMin(&full, d);
     place_rows(a, t, d);
-    if (a.staged) {
+    Region region = region_of(a, t, d);
+    if (d == a.c.rank) own_region() = region;
+    t.needed[d] = region.bytes;
+    if (region.bytes > (u64)head[4] * 128) atomicMin(&full, d);
+    if (a.stages_rows()) {
       aim_at_staging(a, t, d);
       continue;
     }
@@ -143,74 +165,78 @@ __device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTa
   }
 }
 
-// Rows of this rank's local experts, and where they start. One warp.
+// Rows of this rank's local experts as their own ranks count them: what no block has heard. One warp;
+// `sum` is of all lanes.
 template <class Up>
-__device__ bool note_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* base,
-                             const Region& region, Guard& guard) {
-  u32 lane = threadIdx.x % 32, local = a.c.local_experts(), first = a.c.rank * local;
-  u32* counts = reinterpret_cast<u32*>(base + region.expert_counts);
-  u32* starts = reinterpret_cast<u32*>(base + region.expert_starts);
-  u64* ranges = reinterpret_cast<u64*>(base + region.ranges);
-  if (a.layout == kExpertMajor && lane == 0) {
-    u32 start = 0;
-    for (u32 e = 0; e < local; e++) {
-      starts[e] = start;
-      start += room_of(a, t.expert_all[first + e]);
-    }
-    starts[local] = start;
-  }
+__device__ bool hear_experts(const DispatchArgs& a, const Up& up, u8* base, u32* sum, Guard& guard) {
+  u32 lane = threadIdx.x % 32, local = a.c.local_experts(), groups = a.c.groups(), mine = 0;
+  u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
+  u64* ranges = reinterpret_cast<u64*>(base + own_region().ranges);
   bool ok = true;
-  if (a.staged)
-    for (u32 s = lane; s < a.c.ranks; s += 32)
-      a.c.expect(a.c.rows_totals(), s, puts_of_rows(a, counts_for(a, t, s, a.c.rank)));
-  u32 groups = a.c.groups();
+#pragma unroll 1
   for (u32 e = lane; e < local && ok; e += 32) {
-    u32 sum = 0, word = words_of(a) + (a.is_flat() ? e : first + e) * groups;
-    for (u32 g = 0; g < groups && ok; g++)
+    u32 all = 0, word = words_of(a) + (a.is_flat() ? e : a.c.rank * local + e) * groups;
+#pragma unroll 1
+    for (u32 g = 0; g < groups && ok; g++) {
+      u64* from = ranges + (e * groups + g) * a.c.ranks;
       ok = hear_word_of_all(a.c, up, word + g, guard, [&](u32 source, u32 rows) {
-        u32 place = (e * groups + g) * a.c.ranks + source;
-        if (a.layout == kPacked) ranges[place] = rows | (u64)sum << 32;
-        sum += rows;
+        if (a.layout == kPacked) from[source] = rows | (u64)all << 32;
+        all += rows;
       });
-    counts[e] = sum;
+    }
+    counts[e] = all;
+    mine += all;
   }
-  return ok;
+  sum_before(mine, sum);
+  return __all_sync(~0u, ok);
 }
 
-// Rows of all local experts, without padding.
-__device__ inline u64 copies_at(const DispatchArgs& a, const DispatchTables& t) {
-  u32 local = a.c.local_experts();
-  u64 rows = 0;
-  for (u32 e = 0; e < local; e++) rows += t.expert_all[a.c.rank * local + e];
-  return rows;
+// Rows of this rank's local experts, and where they start; returns how many there are, padding
+// included, through `rows`. One warp.
+template <class Up>
+__device__ bool note_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* base,
+                             u32* rows, Guard& guard) {
+  if (a.layout != kExpertMajor) return hear_experts(a, up, base, rows, guard);
+  u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
+  u32* starts = reinterpret_cast<u32*>(base + own_region().expert_starts);
+  u32 local = a.c.local_experts(), first = a.c.rank * local;
+  *rows = scan_experts(a, t, a.c.rank, [&](u32 e, u32 start) {
+    starts[e - first] = start;
+    counts[e - first] = t.expert_all[e];
+  });
+  if (threadIdx.x % 32 == 0) starts[local] = *rows;
+  return true;
 }
 
 // What this rank's own region says about counts, and what combine needs. One warp.
 template <class Up>
 __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                             Guard& guard) {
-  u32 lane = threadIdx.x % 32, me = a.c.rank, n = words_of(a);
-  u64 tokens = rows_at(a, t.heard, me, a.c.ranks);
-  Region region = region_of(a, t, me);
+  u32 lane = threadIdx.x % 32, me = a.c.rank, n = words_of(a), rows = 0;
+  u64 tokens = t.tokens[me];
   u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * n + 3] * 128);
+#pragma unroll 1
   for (u32 s = lane; s < a.c.ranks; s += 32) {
+    const u32* counts = counts_for(a, t, s, me);
+#pragma unroll 1
     for (u32 g = 0; g < a.c.groups(); g++) {
       u32 at = g * a.c.ranks + s;
-      reinterpret_cast<u32*>(base + region.rank_counts)[at] = counts_for(a, t, s, me)[g];
+      reinterpret_cast<u32*>(base + own_region().rank_counts)[at] = counts[g];
       a.r.row_base[at] = t.row_base[at];
     }
     // What comes in tiles has been heard when this kernel ends.
-    if (!a.staged) a.c.expect(a.c.rows_totals(), s, a.tile_rows > 0 ? 0 : t.heard[s * n] >> 8);
+    u64 signals = a.in_tiles() ? 0 : t.heard[s * n] >> 8;
+    if (a.stages_rows()) signals = puts_of_rows(a, counts);
+    a.c.expect(a.c.rows_totals(), s, signals);
   }
-  bool ok = note_experts(a, up, t, base, region, guard);
+  bool ok = note_experts(a, up, t, base, &rows, guard);
   if (lane == 0) {
-    u64* totals = reinterpret_cast<u64*>(base + region.totals);
+    u64* totals = reinterpret_cast<u64*>(base + own_region().totals);
     totals[0] = tokens;
-    totals[1] = a.layout == kExpertMajor ? t.expert_rows[me] : tokens;
-    if (a.layout == kPacked) totals[1] = copies_at(a, t);
+    totals[1] = a.is_flat() ? tokens : rows;
     a.r.note->rows = tokens;
   }
-  return __all_sync(~0u, ok);
+  return ok;
 }
 
 // What the host learns: sizes of this rank, or of the rank that has no room. One thread.
@@ -219,9 +245,9 @@ __device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTa
                            const Decision& d, Guard& guard) {
   const u32* head = &t.heard[d.rank * words_of(a)];
   if (d.code == kGo || d.code == kFull) {
-    a.c.outcome->tokens = rows_at(a, t.heard, d.rank, a.c.ranks);
+    a.c.outcome->tokens = t.tokens[d.rank];
     a.c.outcome->rows = a.is_flat() ? 0 : t.expert_rows[d.rank];
-    a.c.outcome->needed = region_of(a, t, d.rank).bytes;
+    a.c.outcome->needed = t.needed[d.rank];
     a.c.outcome->capacity = (u64)head[4] * 128;
   }
   tell(a.c, up, d, head, guard);
@@ -254,18 +280,39 @@ __device__ inline void begin(const DispatchArgs& a, bool counted) {
 // The last block to have prepared enters for all; not where the host has given up while the kernel
 // waited behind another, which the first block has found.
 template <class Up>
-__device__ void enter_last(const DispatchArgs& a, const Up& up, Guard& guard) {
+__device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guard& guard) {
   if (!last_to_come(a.c) || a.c.epoch() == 0) return;
   u64 now = now_ns();
-  bool counted = !a.replay && a.c.verdict == kEnter, bad = counted && a.c.state->problem != ~0ull;
+  Said said(a, shared);
+  bool counted = !a.replay && a.c.verdict == kEnter;
   bool given_up = load_relaxed(&a.c.state->stopped) != 0;
-  if (threadIdx.x == 0) begin(a, counted);
-  if (counted) scan(a);
-  if (!given_up) enter_dispatch(a, up, bad, guard);
+  if (threadIdx.x == 0) {
+    begin(a, counted);
+    say_head(a, said, counted && a.c.state->problem != ~0ull);
+  }
+  scan(a, said.counts(), counted);
+  if (!given_up) enter_dispatch(a, up, said, guard);
   __syncthreads();
   if (threadIdx.x == 0) {
     a.c.state->problem = ~0ull;
     a.c.trace->counted = now;
+  }
+}
+
+// Moves all rows of this rank, and what goes beside them.
+template <bool kTiles, class Up>
+__device__ void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared,
+                         Guard& guard) {
+  move_sides<kTiles>(a, up, t, shared + a.side_at);
+  Mover<kTiles, Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, shared);
+  if constexpr (kTiles) {
+    spread_tiles(a, up, t, mover, shared + a.table_bytes, guard);
+  } else {
+    mover.move(~0u);
+    if constexpr (Up::kLoadStore)
+      raise_all(a.c, up, a.c.rows_signal(), guard);
+    else
+      put_staged(a, up, t, guard);
   }
 }
 
@@ -286,7 +333,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   prepare(a, tokens, shared + a.table_bytes);
   found.publish(!a.replay, tokens);
   if (given_up != 0) stop_all(a.c);
-  enter_last(a, up, guard);
+  enter_last(a, up, shared, guard);
   if (a.c.epoch() == 0) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
@@ -313,18 +360,15 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
     __syncwarp();
   }
   if (d.code != kGo) return;
-  move_sides(a, up, t, shared + a.side_at);
-  Mover<Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, shared);
-  if (a.tile_rows == 0) {
-    mover.move(~0u);
-    if constexpr (Up::kLoadStore)
-      raise_all(a.c, up, a.c.rows_signal(), guard);
-    else
-      put_staged(a, up, t, guard);
-  }
   // Tiles number the rows of a source one after the other, which those of several groups are not.
-  if constexpr (!kGrouped)
-    if (a.tile_rows > 0) spread_tiles(a, up, t, mover, shared + a.table_bytes, guard);
+  if constexpr (kMayTile) {
+    if (a.in_tiles())
+      move_all<true>(a, up, t, shared, guard);
+    else
+      move_all<false>(a, up, t, shared, guard);
+  } else {
+    move_all<false>(a, up, t, shared, guard);
+  }
   if (blockIdx.x != 0) return;
   if (threadIdx.x == 0) {
     a.c.trace->begun = begun;

@@ -101,18 +101,19 @@ __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
     if (!begin_records(c, up, guard)) return;
   u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
   u64 epoch = (u64)c.epoch() << 32;
-  auto store = [&](u32 first, u32 end) {
-    for (u32 i = first * all + threadIdx.x; i < end * all; i += blockDim.x) {
-      u32 peer = (c.rank + i / all) % c.ranks, w = i % all;
+#pragma unroll 1
+  for (u32 own = 0; own < 2; own++) {
+    // Blocks of this rank that hear its own record see what others of them have counted.
+    if (own) __threadfence();
+    u32 first = own ? 0 : 1, records = own ? 1 : c.ranks - 1;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < records * all; i += blockDim.x) {
+      u32 peer = (c.rank + first + i / all) % c.ranks, w = i % all;
       u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
       u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
       store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
     }
-  };
-  store(1, c.ranks);
-  // Blocks of this rank that hear its own record see what others of them have counted.
-  __threadfence();
-  store(0, 1);
+  }
   if constexpr (!Up::kLoadStore) put_records(c, up, guard);
 }
 
@@ -136,19 +137,26 @@ __device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard&
   constexpr u32 kAtOnce = 8;
   const u64* at = entry_word(c, up, c.rank, 0, word);
   u32 epoch = c.epoch();
+#pragma unroll 1
   for (u32 first = 0; first < c.ranks; first += kAtOnce) {
     u64 seen[kAtOnce];
+    bool there = true;
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++)
       seen[i] = first + i < c.ranks ? load_relaxed(at + (u64)(first + i) * c.entry_words) : 0;
 #pragma unroll
-    for (u32 i = 0; i < kAtOnce; i++) {
-      if (first + i >= c.ranks) continue;
-      u32 value = (u32)seen[i];
-      if (seen[i] >> 32 != epoch && !hear_word(c, up, first + i, word, guard, &value))
-        return false;
-      each(first + i, value);
+    for (u32 i = 0; i < kAtOnce; i++)
+      if (first + i < c.ranks) there &= seen[i] >> 32 == epoch;
+    // One after the other, if one is late: all that are there by then were loaded too early at worst.
+#pragma unroll 1
+    for (u32 i = first; i < min(first + kAtOnce, c.ranks) && !there; i++) {
+      u32 value;
+      if (!hear_word(c, up, i, word, guard, &value)) return false;
+      each(i, value);
     }
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      if (there && first + i < c.ranks) each(first + i, (u32)seen[i]);
   }
   return true;
 }

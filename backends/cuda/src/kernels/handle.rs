@@ -37,8 +37,8 @@ pub(super) struct HandleState {
 
 /// Bytes of what the device notes: its T and origin, then N.
 const NOTE: u64 = 16;
-/// Tokens of the shortest span.
-const WARP: u32 = 32;
+/// Tokens of the shortest span. Spans are powers of two.
+const SPAN: u32 = 8;
 
 impl HandleState {
     /// Where the device notes N.
@@ -49,7 +49,8 @@ impl HandleState {
     /// Takes a new routing of so many tokens.
     pub(super) fn count(&mut self, tokens: u32) {
         self.tokens = tokens;
-        self.routing.span = tokens.div_ceil(self.routing.blocks * WARPS).next_multiple_of(WARP);
+        let each = tokens.div_ceil(self.routing.blocks * WARPS);
+        self.routing.span = each.next_power_of_two().max(SPAN);
     }
 
     /// For counts by so many blocks.
@@ -111,7 +112,7 @@ impl HandleState {
                 group_starts,
                 group_counts,
                 note,
-                span: WARP,
+                span: SPAN,
                 blocks,
             },
             tokens: 0,

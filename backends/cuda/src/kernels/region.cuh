@@ -31,6 +31,7 @@ struct Region {
   unsigned long long scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts;
   unsigned long long ranges, landed_scales, landed_weights, landed_source, totals, lost, bytes;
 
+  Region() = default;
   // For N tokens and X expert rows.
   TY_DEVICE Region(const RegionShape& s, unsigned long long tokens,
                    unsigned long long expert_rows) {

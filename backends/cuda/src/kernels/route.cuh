@@ -21,22 +21,30 @@ __device__ inline void group(const GroupArgs& a) {
 }
 
 // What a warp counts in shared memory: `columns` are the ranks, then the experts.
+//
+// Loops here are not unrolled: a kernel's instructions are no longer in any cache when it starts, and to
+// fetch them takes longer than to run them.
 struct Tally {
   u32* bits;     // [columns]: which of 32 tokens go there
   u32* rows;     // [columns]: how many did before
-  u32 columns;
+  u32* picks;    // [32, K]: the experts that 32 tokens select
+  u32 columns, pitch;
 
-  __device__ Tally(u8* shared, const Common& c) : columns(c.ranks + c.experts) {
-    bits = reinterpret_cast<u32*>(shared) + threadIdx.x / 32 * 2 * columns;
-    rows = bits + columns;
+  __device__ Tally(u8* shared, const Common& c)
+      : columns(c.ranks + c.experts), pitch(2 * columns + 32 * c.topk) {
+    bits = reinterpret_cast<u32*>(shared) + threadIdx.x / 32 * pitch;
+    rows = bits + columns, picks = rows + columns;
+#pragma unroll 1
+    for (u32 i = threadIdx.x % 32; i < 2 * columns; i += 32) bits[i] = 0;
   }
   // Those of another warp of the block.
   __device__ const u32* rows_of(u32 warp) const {
-    return rows + (i64)2 * columns * ((i32)warp - (i32)(threadIdx.x / 32));
+    return rows + (i64)pitch * ((i32)warp - (i32)(threadIdx.x / 32));
   }
   // Adds the 32 tokens from `first` on to what came before.
   __device__ void close(const Common& c, const Routing& r, u32 first) {
     __syncwarp();
+#pragma unroll 1
     for (u32 i = threadIdx.x % 32; i < columns; i += 32) {
       rows[i] += __popc(bits[i]);
       if constexpr (kGrouped) note_groups(c, r, first, i);
@@ -57,85 +65,68 @@ struct Tally {
   }
 };
 
-// One token per lane: the experts that it selects in `kBatch` ks from `first` on.
-constexpr u32 kBatch = 8;
-struct Batch {
-  i32 expert[kBatch];
-
-  // Checks them and marks them. A second selection of an expert finds the token's own mark.
-  __device__ void take(const DispatchArgs& a, const Tally& t, u32 token, u32 first) {
-    i64 found[kBatch];
+// Some pairs (token, k) from `first` on as `Tally::picks`: an expert, kNobody, or `experts` for one that
+// there is none of. One warp.
+constexpr u32 kNobody = ~0u;
+__device__ inline void load_picks(const DispatchArgs& a, const Tally& t, u64 first, u32 pairs) {
+  constexpr u32 kAtOnce = 8;
+#pragma unroll 1
+  for (u32 turn = threadIdx.x % 32; turn < pairs; turn += 32 * kAtOnce) {
+    i64 found[kAtOnce];
 #pragma unroll
-    for (u32 i = 0; i < kBatch; i++) {
-      u32 k = first + i;
-      found[i] = k < a.c.topk ? a.topk_idx[(u64)token * a.c.topk + k] : -1;
-    }
-    u32 mine = 1u << threadIdx.x % 32;
+    for (u32 i = 0; i < kAtOnce; i++)
+      found[i] = turn + 32 * i < pairs ? (i64)a.topk_idx[first + turn + 32 * i] : -1;
 #pragma unroll
-    for (u32 i = 0; i < kBatch; i++) {
-      expert[i] = -1;
-      if (found[i] >= (i64)a.c.experts)
-        note_problem(a, token, first + i, kNoExpert);
-      else if (found[i] >= 0)
-        expert[i] = (i32)found[i];
-      if (expert[i] >= 0 && (atomicOr(&t.bits[a.c.ranks + expert[i]], mine) & mine) != 0) {
-        note_problem(a, token, first + i, kTwice);
-        expert[i] = -1;
-      }
-    }
-#pragma unroll
-    for (u32 i = 0; i < kBatch; i++)
-      if (first + i < a.c.topk) a.r.topk[(u64)token * a.c.topk + first + i] = expert[i];
+    for (u32 i = 0; i < kAtOnce; i++)
+      if (turn + 32 * i < pairs)
+        t.picks[turn + 32 * i] = found[i] < 0 ? kNobody : (u32)min(found[i], (i64)a.c.experts);
   }
-  // Takes what `take` kept.
-  __device__ void again(const DispatchArgs& a, u32 token, u32 first) {
-#pragma unroll
-    for (u32 i = 0; i < kBatch; i++)
-      expert[i] = first + i < a.c.topk ? a.r.topk[(u64)token * a.c.topk + first + i] : -1;
+  __syncwarp();
+}
+
+// A warp's look at a few tokens: lane by lane their selections, no token in two looks.
+struct Look {
+  u32 lane, each, own, k;  // `each`: tokens of a look; `own`: this lane's among them
+
+  __device__ explicit Look(u32 topk)
+      : lane(threadIdx.x % 32), each(32 / topk), own(lane / topk), k(lane - own * topk) {}
+  // Which lanes bring the same for the same token. `column` is below 2^20.
+  __device__ u32 like(bool valid, u32 column) const {
+    return __match_any_sync(~0u, valid ? (i32)(own << kPlaceBits | column) : -1 - (i32)lane);
   }
 };
 
-// 32 tokens, one per lane, those from `end` on left out.
-__device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 token, u32 end) {
-  u32 lane = threadIdx.x % 32, mine = 1u << lane, before = mine - 1, topk = a.c.topk;
-  u32 batches = (topk + kBatch - 1) / kBatch, lasts = 0;
-  Batch batch;
-  if (token < end)
-    for (u32 b = 0; b < batches; b++) batch.take(a, t, token, b * kBatch);
-  // From the last k on, so that the first to mark a rank is its last.
-  if (token < end)
-    for (u32 b = batches; b-- > 0;) {
-      if (batches > 1) batch.again(a, token, b * kBatch);
-#pragma unroll
-      for (u32 i = kBatch; i-- > 0;) {
-        if (batch.expert[i] < 0) continue;
-        u32 old = atomicOr(&t.bits[a.c.rank_of(batch.expert[i])], mine);
-        if ((old & mine) == 0) lasts |= 1u << (b * kBatch + i);
-      }
-    }
-  __syncwarp();
-  if (token < end)
-    for (u32 b = 0; b < batches; b++) {
-      if (batches > 1) batch.again(a, token, b * kBatch);
-#pragma unroll
-      for (u32 i = 0; i < kBatch; i++) {
-        u32 k = b * kBatch + i;
-        if (k >= topk) continue;
-        u64 at = (u64)token * topk + k;
-        i32 expert = batch.expert[i];
-        u32 row = kNoRow;
-        if (lasts >> k & 1) {
-          u32 rank = a.c.rank_of(expert);
-          row = rank << kPlaceBits | (t.rows[rank] + __popc(t.bits[rank] & before));
-        }
-        a.r.rows[at] = row;
-        if (a.layout == kFlat) continue;
-        u32 column = a.c.ranks + expert;
-        a.r.places[at] =
-            expert >= 0 ? t.rows[column] + __popc(t.bits[column] & before) : kNoRow;
-      }
-    }
-  t.close(a.c, a.r, token - lane);
+// Up to 32 tokens. One warp.
+__device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, u32 count) {
+  Look look(a.c.topk);
+  u64 base = (u64)first * a.c.topk;
+  load_picks(a, t, base, count * a.c.topk);
+#pragma unroll 1
+  for (u32 turn = 0; turn < count; turn += look.each) {
+    u32 token = turn + look.own, at = turn * a.c.topk + look.lane, mine = 1u << token % 32;
+    bool counts = look.own < look.each && token < count;
+    u32 expert = counts ? t.picks[at] : kNobody, problem = 0;
+    if (expert == a.c.experts) problem = kNoExpert, expert = kNobody;
+    // Of those that select the same expert the first one counts.
+    if ((look.like(expert != kNobody, expert) & ((1u << look.lane) - 1)) != 0)
+      problem = kTwice, expert = kNobody;
+    if (problem != 0) note_problem(a, first + token, look.k, problem);
+    bool valid = expert != kNobody;
+    u32 rank = valid ? a.c.rank_of(expert) : 0, column = a.c.ranks + expert;
+    // The last one of a rank stands for it.
+    bool last = look.like(valid, rank) >> look.lane == 1 && valid;
+    if (valid) atomicOr(&t.bits[column], mine);
+    if (last) atomicOr(&t.bits[rank], mine);
+    __syncwarp();
+    if (!counts) continue;
+    a.r.topk[base + at] = (i32)expert;
+    u32 row = t.rows[rank] + __popc(t.bits[rank] & (mine - 1));
+    a.r.rows[base + at] = last ? rank << kPlaceBits | row : kNoRow;
+    if (a.layout == kFlat) continue;
+    a.r.places[base + at] =
+        valid ? t.rows[column] + __popc(t.bits[column] & (mine - 1)) : kNoRow;
+  }
+  t.close(a.c, a.r, first);
 }
 
 // Makes of a block's counts of warps the first rows of its spans, and sums them up for the block.
@@ -143,10 +134,12 @@ __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
   const Routing& r = a.r;
   u32 ranks = a.c.ranks, experts = a.c.experts;
   __syncthreads();
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < t.columns; i += blockDim.x) {
     bool is_rank = i < ranks;
     u32 width = is_rank ? ranks : experts, column = is_rank ? i : i - ranks, sum = 0;
     u32* spans = (is_rank ? r.span_ranks : r.span_experts) + column;
+#pragma unroll 4
     for (u32 warp = 0; warp < kWarps; warp++) {
       if (is_rank || a.layout != kFlat) spans[(u64)(blockIdx.x * kWarps + warp) * width] = sum;
       sum += t.rows_of(warp)[i];
@@ -158,48 +151,54 @@ __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
 // All blocks: each warp counts a span.
 __device__ inline void count(const DispatchArgs& a, u32 tokens, u8* shared) {
   Tally t(shared, a.c);
-  for (u32 i = threadIdx.x % 32; i < t.columns; i += 32) t.bits[i] = t.rows[i] = 0;
-  __syncwarp();
   u32 first = (blockIdx.x * kWarps + threadIdx.x / 32) * a.r.span;
   u32 end = min(tokens, first + a.r.span);
-  for (u32 token = first; token < end; token += 32)
-    count_tokens(a, t, token + threadIdx.x % 32, end);
+#pragma unroll 1
+  for (u32 token = first; token < end; token += 32) count_tokens(a, t, token, min(32u, end - token));
   close_block(a, t);
 }
 
-// Counts of blocks become first rows; returns the sum of a column.
-__device__ inline u32 scan_column(u32* table, u32 blocks, u32 columns, u32 column) {
+// Counts of blocks become first rows, if those are wanted; returns the sum of a column.
+__device__ inline u32 scan_column(u32* table, u32 columns, bool wanted) {
   constexpr u32 kAtOnce = 16;
   u32 sum = 0;
-  for (u32 first = 0; first < blocks; first += kAtOnce) {
-    u32 rows[kAtOnce];
+#pragma unroll 1
+  for (u32 left = gridDim.x; left > 0;) {
+    u32 rows[kAtOnce], some = min(left, kAtOnce);
 #pragma unroll
-    for (u32 i = 0; i < kAtOnce; i++)
-      rows[i] = first + i < blocks ? __ldcg(&table[(u64)(first + i) * columns + column]) : 0;
+    for (u32 i = 0; i < kAtOnce; i++) rows[i] = i < some ? __ldcg(&table[i * columns]) : 0;
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
-      if (first + i < blocks) table[(u64)(first + i) * columns + column] = sum;
+      if (i < some && wanted) table[i * columns] = sum;
       sum += rows[i];
     }
+    left -= some, table += some * columns;
   }
   return sum;
 }
 
-// One block, after all have counted.
-__device__ inline void scan(const DispatchArgs& a) {
-  for (u32 i = threadIdx.x; i < a.c.ranks + a.c.experts; i += blockDim.x) {
-    if (i < a.c.ranks)
-      a.r.counts[i] = scan_column(a.r.block_ranks, gridDim.x, a.c.ranks, i);
-    else
-      a.r.expert_counts[i - a.c.ranks] =
-          scan_column(a.r.block_experts, gridDim.x, a.c.experts, i - a.c.ranks);
+// One block, after all have counted, or for a routing that was counted before: `said` is then rows
+// for ranks and experts, in shared memory.
+__device__ inline void scan(const DispatchArgs& a, u32* said, bool counted) {
+  u32 ranks = a.c.ranks, experts = a.c.experts;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < ranks + experts && a.c.verdict == kEnter; i += blockDim.x) {
+    bool is_rank = i < ranks;
+    u32 width = is_rank ? ranks : experts, column = is_rank ? i : i - ranks;
+    u32* counts = (is_rank ? a.r.counts : a.r.expert_counts) + column;
+    u32* table = (is_rank ? a.r.block_ranks : a.r.block_experts) + column;
+    if (counted) *counts = scan_column(table, width, is_rank || a.layout != kFlat);
+    said[i] = *counts;
   }
   __syncthreads();
 }
 
+// The span that a token is of: spans are powers of two, which need no division.
+__device__ inline u32 span_of(const Routing& r, u32 token) { return token >> __popc(r.span - 1); }
+
 // Where the row that `packed` of Routing::rows stands for lies among this rank's rows for `rank`.
 __device__ inline u32 row_of(const Common& c, const Routing& r, u32 token, u32 packed, u32 rank) {
-  u32 span = token / r.span;
+  u32 span = span_of(r, token);
   return (packed & ((1u << kPlaceBits) - 1)) + r.span_ranks[span * c.ranks + rank] +
          r.block_ranks[span / kWarps * c.ranks + rank];
 }
@@ -229,7 +228,7 @@ __device__ inline u32 packed_row(const Common& c, const Routing& r, u32 token) {
 // The expert-major row of a token's selection k, which selects `expert`.
 __device__ inline u32 expert_row(const Common& c, const Routing& r, const u32* expert_base,
                                  u32 token, u32 k, u32 expert) {
-  u32 span = token / r.span;
+  u32 span = span_of(r, token);
   if constexpr (kGrouped) expert_base += group_of(c, r, token) * c.experts;
   return expert_base[expert] + r.span_experts[(u64)span * c.experts + expert] +
          r.block_experts[(u64)(span / kWarps) * c.experts + expert] +

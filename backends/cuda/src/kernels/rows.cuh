@@ -28,16 +28,19 @@ __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to,
   *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
   u32 same = __match_any_sync(~0u, expert >= 0 ? (i32)*rank : -1 - (i32)lane);
   // What stays on this rank goes to all its places at once, where others' rows come in tiles.
-  bool every = a.tile_rows > 0 && *rank == a.c.rank;
+  bool every = a.in_tiles() && *rank == a.c.rank;
   if (expert < 0 || !(every || __ffs(same) - 1 == lane)) return -1;
   return expert_row(a.c, a.r, to.expert_base, token, lane, expert);
 }
 
 // Where lane k stores a piece of a token's row, or null. All lanes of a warp.
+template <bool kTiles>
 __device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
                              u32 aimed) {
   u32 rank = 0;
-  i64 row = a.by_token() ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
+  // Kernels that may take tiles move all other rows in the order of tokens.
+  bool by_token = kMayTile ? !kTiles : a.by_token();
+  i64 row = by_token ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
                          : first_expert_row(a, to, token, (i32)aimed, &rank);
   if (row < 0) return nullptr;
   return reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
@@ -54,7 +57,7 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
 class Stages {
  public:
   __device__ Stages(const DispatchArgs& a, u8* shared)
-      : a_(a), units_((u64)a.c.tokens() * a.pieces) {
+      : a_(a), units_(a.c.tokens() * a.pieces) {
     __shared__ u64 barriers[64];
     u32 first = threadIdx.x / 32 * a.stages;
     pitch_ = (a.piece_bytes + 127) / 128 * 128;
@@ -71,22 +74,21 @@ class Stages {
   }
 
   // Pieces that are left for each warp when the one that is dealt to this one is taken.
-  __device__ u64 left() const {
-    u64 dealt = __shfl_sync(~0u, dealt_, 0);
+  __device__ u32 left() const {
+    u32 dealt = __shfl_sync(~0u, dealt_, 0);
     return dealt < units_ ? (units_ - dealt) / (gridDim.x * a_.movers) : 0;
   }
 
   // Loads the next piece that is dealt to this warp, if there is one. Pieces are dealt as warps come
   // free, so that no block waits for the slowest at the end.
   __device__ bool load() {
-    u64 unit = __shfl_sync(~0u, dealt_, 0);
+    u32 unit = __shfl_sync(~0u, dealt_, 0);
     if (unit >= units_) return false;
-    u64 token = unit / a_.pieces;
-    u32 piece = (u32)(unit - token * a_.pieces);
+    u32 token = unit / a_.pieces, piece = unit - token * a_.pieces;
     u32* note = notes_ + fill_ * words();
     if (lane() < a_.c.topk) copy_async(note + 2 + lane(), aims_of(a_, token) + lane(), 4);
     if (lane() == 0) {
-      note[0] = (u32)token, note[1] = piece;
+      note[0] = token, note[1] = piece;
       bulk_load(rows_ + fill_ * pitch_,
                 a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes, piece_length(a_, piece),
                 barriers_ + 8 * fill_);
@@ -97,12 +99,13 @@ class Stages {
   }
 
   // Stores the oldest piece to every rank that wants it; returns its token.
+  template <bool kTiles>
   __device__ u32 store(const Targets& to) {
     copies_done();
     __syncwarp();
     const u32* note = notes_ + slot_ * words();
     u32 token = note[0], piece = note[1];
-    u8* there = target(a_, to, token, piece, lane() < a_.c.topk ? note[2 + lane()] : kNoRow);
+    u8* there = target<kTiles>(a_, to, token, piece, lane() < a_.c.topk ? note[2 + lane()] : kNoRow);
     wait_barrier(barriers_ + 8 * slot_, parity_ >> slot_ & 1);
     parity_ ^= 1u << slot_;
     if (there) bulk_store(there, rows_ + slot_ * pitch_, piece_length(a_, piece));
@@ -115,53 +118,59 @@ class Stages {
   __device__ static u32 lane() { return threadIdx.x % 32; }
   // Of a note: token, piece, and a word for each k.
   __device__ u32 words() const { return 2 + a_.c.topk; }
-  __device__ void deal() { dealt_ = lane() == 0 ? atomicAdd(&a_.c.state->dealt, 1ull) : 0; }
+  __device__ void deal() {
+    dealt_ = lane() == 0 ? (u32)atomicAdd(&a_.c.state->dealt, 1ull) : 0;
+  }
 
   const DispatchArgs& a_;
-  u64 units_;
+  u32 units_, dealt_ = 0;
   u32 pitch_, rows_, barriers_, slot_ = 0, fill_ = 0, parity_ = 0;
   u32* notes_;
-  u64 dealt_ = 0;
 };
 
-// Tokens of pieces that a warp has stored and not counted. They are counted a few at a time: to make
-// stores seen by others takes as long as to move a piece.
+// Tokens of pieces that a warp has stored and not counted, one per lane. They are counted a few at a
+// time: to make stores seen by others takes as long as to move a piece.
 class Uncounted {
  public:
   static constexpr u32 kMost = 9;
 
   __device__ u32 held() const { return held_; }
   __device__ void add(u32 token) {
-#pragma unroll
-    for (u32 i = 0; i < kMost; i++)
-      if (i == held_) token_[i] = token;
+    if (threadIdx.x % 32 == held_) token_ = token;
     held_++;
   }
   // Counts all but the `last` newest, 0 or 1; the stores of the others are complete.
   template <class Up>
   __device__ void count(const DispatchArgs& a, const Up& up, u32 last) {
-    u32 due = held_ - last;
-    u64* counts[kMost];
+    constexpr u32 kAtOnce = 3;
+    u32 due = held_ - last, topk = a.c.topk, pairs = due * topk;
+#pragma unroll 1
+    for (u32 first = 0; first < pairs; first += 32 * kAtOnce) {
+      u64* counts[kAtOnce];
 #pragma unroll
-    for (u32 i = 0; i < kMost; i++)
-      counts[i] = i < due ? count_of_row(a, up, token_[i]) : nullptr;
-    __syncwarp();
-    __threadfence_system();
+      for (u32 i = 0; i < kAtOnce; i++) {
+        u32 pair = first + 32 * i + threadIdx.x % 32, which = pair / topk;
+        u32 token = __shfl_sync(~0u, token_, which);
+        counts[i] = pair < pairs ? count_of_row(a, up, token, pair - which * topk) : nullptr;
+      }
+      if (first == 0) {
+        __syncwarp();
+        __threadfence_system();
+      }
 #pragma unroll
-    for (u32 i = 0; i < kMost; i++)
-      if (counts[i]) add_relaxed(counts[i], 1);
-#pragma unroll
-    for (u32 i = 0; i < kMost; i++)
-      if (i == due) token_[0] = token_[i];
+      for (u32 i = 0; i < kAtOnce; i++)
+        if (counts[i]) add_relaxed(counts[i], 1);
+    }
+    token_ = __shfl_sync(~0u, token_, due);
     held_ = last;
   }
 
  private:
-  u32 token_[kMost], held_ = 0;
+  u32 token_ = 0, held_ = 0;
 };
 
 // One warp's way of moving rows.
-template <class Up>
+template <bool kTiles, class Up>
 class Mover {
  public:
   __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, u8* shared)
@@ -177,8 +186,8 @@ class Mover {
     u32 ahead = a_.stages > 1 ? a_.stages - 1 : 1, loaded = 0, left = most;
     while (loaded < ahead && load(left)) loaded++;
     for (; loaded > 0; loaded--) {
-      u32 token = stages_.store(to_);
-      if (a_.tile_rows > 0) note(token);
+      u32 token = stages_.template store<kTiles>(to_);
+      if constexpr (kTiles) note(token);
       if (!more_ || left == 0) continue;
       if (a_.stages > 1)
         stores_read_but_one();
@@ -188,7 +197,8 @@ class Mover {
       loaded += load(left);
     }
     stores_done();
-    if (uncounted_.held() > 0) uncounted_.count(a_, up_, 0);
+    if constexpr (kTiles)
+      if (uncounted_.held() > 0) uncounted_.count(a_, up_, 0);
   }
 
  private:
@@ -202,7 +212,7 @@ class Mover {
   // end fewer are held back, so that few tiles come late.
   __device__ void note(u32 token) {
     uncounted_.add(token);
-    u32 due = min((u32)stages_.left(), Uncounted::kMost - 1);
+    u32 due = min(stages_.left(), Uncounted::kMost - 1);
     if (uncounted_.held() <= max(due, 1u)) return;
     stores_done_but_one();
     uncounted_.count(a_, up_, 1);
@@ -218,7 +228,7 @@ class Mover {
 
 #else
 
-template <class Up>
+template <bool kTiles, class Up>
 class Mover {
  public:
   __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, u8*)
@@ -245,7 +255,7 @@ class Mover {
   __device__ void move_piece(u32 token, u32 piece) const {
     u32 lane = threadIdx.x % 32;
     u32 aimed = lane < a_.c.topk ? aims_of(a_, token)[lane] : kNoRow;
-    u64 mine = reinterpret_cast<u64>(target(a_, to_, token, piece, aimed));
+    u64 mine = reinterpret_cast<u64>(target<kTiles>(a_, to_, token, piece, aimed));
     u32 wanted = __ballot_sync(~0u, mine != 0), bytes = piece_length(a_, piece);
     const u8* from = a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes;
     // Whole turns of the warp, so that every lane takes part in every shuffle.
@@ -258,10 +268,10 @@ class Mover {
         if (at < bytes) *reinterpret_cast<uint4*>(there + at) = value;
       }
     }
-    if (a_.tile_rows == 0) return;
+    if (!kTiles) return;
     __syncwarp();
     __threadfence_system();
-    u64* count = count_of_row(a_, up_, token);
+    u64* count = lane < a_.c.topk ? count_of_row(a_, up_, token, lane) : nullptr;
     if (count) add_relaxed(count, 1);
   }
 

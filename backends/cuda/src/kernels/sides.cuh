@@ -32,12 +32,20 @@ __device__ inline void store_gathered(u64 to, const void* from, u32 bytes) {
     return;
   }
 #endif
+#pragma unroll 1
   for (u32 i = lane; i < bytes / 4; i += 32)
     reinterpret_cast<u32*>(to)[i] = reinterpret_cast<const u32*>(from)[i];
 }
 
+// Whether what goes beside rows is that of the flat layout.
+template <bool kTiles>
+__device__ bool flat_sides(const DispatchArgs& a) {
+  return kMayTile ? !kTiles : a.is_flat();
+}
+
 // The ids and weights of one lane's token at a rank; `place` is its number among the unit's.
-__device__ inline void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank,
+template <bool kTiles>
+__device__ void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank,
                                   u32 token, u32 place, const SideRoom& room) {
   u32 topk = a.c.topk, local = a.c.local_experts();
 #pragma unroll 8
@@ -45,8 +53,8 @@ __device__ inline void gather_ids(const DispatchArgs& a, const DispatchTables& t
     i32 expert = a.r.topk[(u64)token * topk + k], id = -1;
     bool here = expert >= 0 && (u32)expert - rank * local < local;
     if (here)
-      id = a.is_flat() ? expert - (i32)(rank * local)
-                       : (i32)expert_row(a.c, a.r, t.expert_base, token, k, expert);
+      id = flat_sides<kTiles>(a) ? expert - (i32)(rank * local)
+                                 : (i32)expert_row(a.c, a.r, t.expert_base, token, k, expert);
     room.ids[place * topk + k] = id;
     if (a.weights)
       room.weights[place * topk + k] = here ? a.weights[(u64)token * topk + k] : 0.0f;
@@ -76,6 +84,7 @@ __device__ inline void gather_scales(const DispatchArgs& a, u32 first, u32 count
 __device__ inline void move_scales(const DispatchArgs& a, u64 to, u32 first, u32 count,
                                    const SideRoom& room) {
   u32* scales = reinterpret_cast<u32*>(to);
+#pragma unroll 1
   for (u32 i = threadIdx.x % 32; i < count * a.scale_words; i += 32) {
     i64 token = first + room.tokens[i / a.scale_words];
     scales[i] = a.scales[token * a.scale_stride[0] +
@@ -94,7 +103,8 @@ struct SideRows {
 };
 
 // One unit for one rank; returns the rows that it was for. One warp.
-__device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables& t,
+template <bool kTiles>
+__device__ SideRows move_side(const DispatchArgs& a, const DispatchTables& t,
                                      const SideTokens& unit, u32 rank, const SideRoom& room) {
   u32 lane = threadIdx.x % 32, first = unit.first, token = first + lane;
   u32 topk = a.c.topk, packed = kNoRow;
@@ -111,7 +121,7 @@ __device__ inline SideRows move_side(const DispatchArgs& a, const DispatchTables
   if (packed != kNoRow) {
     row = base_of(a.c, a.r, named_from(a, t), token, rank) + row_of(a.c, a.r, token, packed, rank);
     room.tokens[place] = lane;
-    gather_ids(a, t, rank, token, place, room);
+    gather_ids<kTiles>(a, t, rank, token, place, room);
   }
   row = __shfl_sync(~0u, row, __ffs(goes) - 1);
   __syncwarp();
@@ -176,7 +186,7 @@ __device__ inline u32 take_side(const DispatchArgs& a) {
 }
 
 // Units of all tokens and ranks. The last warps of a block do this, each with room for one unit.
-template <class Up>
+template <bool kTiles, class Up>
 __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
   u32 warp = threadIdx.x / 32;
   if (warp < kWarps - kSideWarps) return;
@@ -184,7 +194,8 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
   shared += turn * kSideRooms * a.side_bytes;
   u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks, filled = 0;
   u32 next = take_side(a);
-  SpreadArgs s = a.tile_rows > 0 ? spread_of(a, up, t) : SpreadArgs{};
+  SpreadArgs s = {};
+  if constexpr (kTiles) s = spread_of(a, up, t);
   // The places were said to be free by loads; bulk stores are of another proxy.
   publish_places();
   while (true) {
@@ -198,13 +209,14 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
       if constexpr (kGrouped) part = of_group(a, unit, g);
       if (kGrouped && part.first >= part.end) continue;
       SideRoom room(a, shared + filled++ % kSideRooms * a.side_bytes);
-      SideRows rows = move_side(a, t, part, rank, room);
+      SideRows rows = move_side<kTiles>(a, t, part, rank, room);
       bool own = rank == a.c.rank;
-      if (a.tile_rows > 0 && own) spread_side(a, s, room, part.first, rows.count);
+      if constexpr (kTiles)
+        if (own) spread_side(a, s, room, part.first, rows.count);
       close_stores();
-      if (a.tile_rows > 0 && !own) {
+      if (kTiles && !own) {
         stores_done();
-        count_sides(a, up, rank, rows.first - t.row_base[rank], rows.count);
+        if constexpr (kTiles) count_sides(a, up, rank, rows.first - t.row_base[rank], rows.count);
       } else {
         stores_read_but_one();
       }

@@ -187,8 +187,8 @@ const WIDEST_SCALES: u32 = 1024;
 struct Tables {
     /// See `DispatchTables`.
     table_bytes: u32,
-    /// While it counts, each warp has two numbers per rank and expert, where stages and gatherings are
-    /// later.
+    /// While it counts, each warp has two numbers per rank and expert, and the experts that 32 tokens
+    /// select, where stages and gatherings are later.
     counts: u32,
 }
 
@@ -197,9 +197,9 @@ impl Tables {
         let ranks = shape.ranks;
         // So many never have room, and are refused; their bytes can still be counted.
         let experts = shape.experts.min(1 << 20);
-        let of_rank = 5 * 8 + 4 * (groups + 1) + 4 * (HEAD + ranks * groups);
+        let of_rank = 6 * 8 + 4 * (groups + 3) + 4 * (HEAD + ranks * groups);
         let table_bytes = (ranks * of_rank + 4 * (groups + 1) * experts).next_multiple_of(128);
-        Self { table_bytes, counts: WARPS * 2 * (ranks + experts) * 4 }
+        Self { table_bytes, counts: WARPS * (2 * (ranks + experts) + 32 * shape.topk) * 4 }
     }
 }
 

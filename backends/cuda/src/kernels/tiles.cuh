@@ -26,11 +26,10 @@ __device__ u64* tile_count(const DispatchArgs& a, const Up& up, u32 rank, u32 so
   return reinterpret_cast<u64*>(reach(a.c, up, kControl, rank, offset));
 }
 
-// The count of the tile that a token's row is in at the rank of lane k's selection, or null: each rank
-// has one k. All lanes of a warp.
+// The count of the tile that a token's row is in at the rank of selection k, or null: each rank has one k.
 template <class Up>
-__device__ u64* count_of_row(const DispatchArgs& a, const Up& up, u32 token) {
-  u32 packed = packed_row(a.c, a.r, token), rank = packed >> kPlaceBits;
+__device__ u64* count_of_row(const DispatchArgs& a, const Up& up, u32 token, u32 k) {
+  u32 packed = a.r.rows[(u64)token * a.c.topk + k], rank = packed >> kPlaceBits;
   if (packed == kNoRow || rank == a.c.rank) return nullptr;
   u32 row = row_of(a.c, a.r, token, packed, rank);
   return tile_count(a, up, rank, a.c.rank, row / a.tile_rows);
@@ -49,9 +48,10 @@ __device__ void count_sides(const DispatchArgs& a, const Up& up, u32 rank, u32 f
 
 // Part of a tile that arrives here.
 struct TilePart {
-  u32 source, tile, first, rows;  // `first` among the rows of the source
-  u32 expected, parts;            // of the tile
+  u32 source = 0, tile = 0, first = 0, rows = 0;  // `first` among the rows of the source
+  u32 expected = 0, parts = 0;                    // of the tile
 
+  TilePart() = default;
   // Number `unit` in the order in which parts are taken: other ranks in turn, from this one on.
   __device__ TilePart(const DispatchArgs& a, const DispatchTables& t, u32 unit) {
     u32 ranks = a.c.ranks, each = a.tile_rows / kPartRows, turn = unit / (ranks - 1);
@@ -69,6 +69,7 @@ struct TilePart {
 // Parts of all tiles that arrive here, those without rows among them.
 __device__ inline u32 parts_of(const DispatchArgs& a, const DispatchTables& t) {
   u32 most = 0, words = kHead + a.c.ranks;
+#pragma unroll 1
   for (u32 s = 0; s < a.c.ranks; s++)
     if (s != a.c.rank) most = max(most, t.heard[s * words + kHead + a.c.rank]);
   return (most + kPartRows - 1) / kPartRows * (a.c.ranks - 1);
@@ -79,7 +80,7 @@ template <class Up>
 __device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const DispatchTables& t) {
   u32 me = a.c.rank;
   u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * words_of(a) + 3] * 128);
-  Region region = region_of(a, t, me);
+  const Region& region = own_region();
   SpreadArgs s = {};
   s.x = reinterpret_cast<u8*>(t.x[me]);
   s.scales = reinterpret_cast<u32*>(base + region.scales);
@@ -146,8 +147,8 @@ __device__ void leave_tile(const DispatchArgs& a, const Up& up, const TilePart& 
   if (atomicAdd(count, 1ull << 32) >> 32 == p.parts - 1) store_relaxed(count, 0);
 }
 
-// Spreads what arrives until all has, and moves what this warp's block has not. Every warp that moves
-// rows; true unless a wait was ended.
+// Spreads what arrives until all has, and moves what is dealt to this warp, while it waits and then.
+// Every warp that moves rows; true unless a wait was ended.
 template <class Up, class Mover>
 __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                              const SpreadArgs& s, Mover& mover, Copier& rows, Guard& guard) {
@@ -155,22 +156,22 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
   while (true) {
     u32 unit = threadIdx.x % 32 == 0 ? (u32)atomicAdd(&a.c.state->taken, 1ull) : 0;
     unit = __shfl_sync(~0u, unit, 0);
-    if (unit >= parts) return true;
-    TilePart p(a, t, unit);
-    if (p.rows == 0) continue;
-    bool there = tile_came(a, up, p);
-    while (!there && mover.more()) {
+    bool over = unit >= parts, there;
+    TilePart p;
+    if (!over) p = TilePart(a, t, unit);
+    if (!over && p.rows == 0) continue;
+    while (!(there = !over && tile_came(a, up, p)) && mover.more()) {
       // Both use the same shared memory.
       rows.pause();
-      mover.move(kRowsBetween);
-      there = tile_came(a, up, p);
+      mover.move(over ? ~0u : kRowsBetween);
     }
+    if (over) return true;
     if (!there && !hear_tile(a, up, p, guard)) return false;
     // What one lane has seen holds for all.
     __syncwarp();
     // Peers stored these rows by other means than the bulk copies that read them.
     publish_places();
-    spread_tokens(s, rows, rows_at(a, t.heard, a.c.rank, p.source) + p.first, p.rows, 1);
+    spread_tokens(s, rows, (u64)t.first_row[p.source] + p.first, p.rows, 1);
     leave_tile(a, up, p);
   }
 }
@@ -187,7 +188,6 @@ __device__ void spread_tiles(const DispatchArgs& a, const Up& up, const Dispatch
   if (!ok && threadIdx.x % 32 == 0) a.c.state->stopped = 1;
   // What is on its way into shared memory must be there before the block ends.
   rows.finish();
-  mover.move(~0u);
 }
 
 }  // namespace ty

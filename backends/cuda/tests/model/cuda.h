@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -206,6 +207,11 @@ T __shfl_sync(unsigned, T value, int lane) {
   bits = model::meet_warp(bits)[lane % 32];
   memcpy(&value, &bits, sizeof(T));
   return value;
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned by) {
+  unsigned lane = model::here->current % 32;
+  return __shfl_sync(mask, value, (int)(lane < by ? lane : lane - by));
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int other) {

@@ -165,7 +165,7 @@ u64 signature(u32 kind, u32 layout) { return kind | layout << 4; }
 DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   DispatchArgs a{};
   if (!replay) {
-    r.r.span = ((r.tokens + kBlocks * kWarps - 1) / (kBlocks * kWarps) + 31) / 32 * 32;
+    r.r.span = std::bit_ceil(std::max(8u, (r.tokens + kBlocks * kWarps - 1) / (kBlocks * kWarps)));
   }
   a.c = r.common(signature(replay ? 2 : 1, layout));
   a.r = r.r, a.topk_idx = (const GivenId*)r.topk.data(), a.x = r.x, a.weights = r.weights.data();
