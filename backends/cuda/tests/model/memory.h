@@ -9,8 +9,10 @@ __device__ inline u64 load_acquire(const u64* at) {
   return model::at(const_cast<u64*>(at)).load(std::memory_order_acquire);
 }
 __device__ inline u64 load_relaxed(const u64* at) {
+  model::poll();
   return model::at(const_cast<u64*>(at)).load(std::memory_order_relaxed);
 }
+__device__ inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 __device__ inline void store_relaxed(u64* at, u64 value) {
   model::at(at).store(value, std::memory_order_relaxed);
 }
