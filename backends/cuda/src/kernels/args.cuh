@@ -97,6 +97,7 @@ struct State {
   u64 dealt;        // pieces of rows that warps have taken on
   u64 taken;        // parts of tiles that warps have taken on
   u64 gathered;     // units of what goes beside rows that warps have taken on
+  u64 summed;       // units that rings have taken on, behind those that each starts with; then 0 again
   u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
@@ -329,6 +330,7 @@ struct MergeArgs {
   u8* out;                        // [N, row_bytes]
   float* out_weights;             // [N, K]
   const u64* received;            // N, where only the device knows it; or null
+  State* state;
   u64 tokens;                     // N
   u64 rows;
   u64 row_bytes;

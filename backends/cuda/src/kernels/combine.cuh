@@ -83,7 +83,8 @@ template <class Type>
 __device__ void sum_partials(const CombineArgs& a, u32 tokens, const Returned& from, u8* stages) {
   __syncthreads();
   if (a.out_weights) fetch_weights(a, tokens, from);
-  Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes};
+  Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes,
+                  &a.c.state->summed};
   sum_rows<Type>(Partials{a, from.first, from.row_base, a.out}, summing, stages);
 }
 
@@ -103,7 +104,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   // As in `dispatch`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   found.publish();
-  bool gives_up = __syncthreads_or(given_up != 0);
+  __syncthreads();
   if (a.c.epoch() == 0) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
@@ -111,16 +112,18 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   // A warp that has nothing else to do until records come.
   if (threadIdx.x == blockDim.x - 32) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
-  if (blockIdx.x == 0 && !gives_up) {
+  if (blockIdx.x == 0) {
     u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
     u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
                        place,                        (u32)(a.weights / 16), (u32)operation().rows,
                        (u32)(a.c.signature >> 32),   0};
     // Who hears this record may read the rows that earlier kernels wrote here.
-    __threadfence_system();
+    fence_system();
     // As many words as a dispatch, so that ranks that do one find out and do not wait.
     enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
-          [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
+          [&](u32, u32 w) { return w < kHead ? head[w] : 0; },
+          // A look at host memory takes longer than all else before records leave.
+          [&] { return !__syncthreads_or(given_up != 0); });
   }
   if (!hear(a.c, up, kHead, heard, guard)) return stop_all(a.c);
   if (threadIdx.x < 32) {

@@ -306,9 +306,9 @@ __device__ void move_all(const DispatchArgs& a, const Up& up, const DispatchTabl
   move_sides<kTiles>(a, up, t, shared + a.side_at);
   Mover<kTiles, Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, shared);
   if constexpr (kTiles) {
-    spread_tiles(a, up, t, mover, shared + a.table_bytes, guard);
+    spread_tiles(a, up, t, mover, guard);
   } else {
-    mover.move(~0u);
+    mover.move();
     if constexpr (Up::kLoadStore)
       raise_all(a.c, up, a.c.rows_signal(), guard);
     else

@@ -292,7 +292,11 @@ impl Engine {
 
     /// How a dispatch of rows moves them.
     pub(super) fn moves(&self, row: &RowFormat, layout: Layout) -> Moves {
-        let links = self.has_bulk_copies && layout == Layout::Flat;
+        let links = match layout {
+            Layout::Flat => self.has_bulk_copies,
+            // Half of the warps spread what arrives: see `tiles.cuh`.
+            _ => self.sizes.longest_put.is_none() && self.exchange.groups == 1,
+        };
         Moves::new(&self.exchange, row, (self.most_shared, links))
     }
 

@@ -93,10 +93,11 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const Gi
 }
 
 // Enters at every peer; `word(peer, i)` gives the words of the head and what follows it, `words` in
-// all. One block. Of what this kernel has stored, other ranks need nothing but their record.
-template <class Up, class Word>
+// all. One block. Of what this kernel has stored, other ranks need nothing but their record. The blocks of
+// this rank go on once `goes_on()` is true and its own record is there, too; the whole block asks.
+template <class Up, class Word, class GoesOn>
 __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
-                      const GivenId* topk_idx, Guard& guard, Word word) {
+                      const GivenId* topk_idx, Guard& guard, Word word, GoesOn goes_on) {
   if constexpr (!Up::kLoadStore)
     if (!begin_records(c, up, guard)) return;
   u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
@@ -105,6 +106,7 @@ __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
   for (u32 own = 0; own < 2; own++) {
     // Blocks of this rank that hear its own record see what others of them have counted.
     if (own) __threadfence();
+    if (own && !goes_on()) return;
     u32 first = own ? 0 : 1, records = own ? 1 : c.ranks - 1;
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < records * all; i += blockDim.x) {
@@ -115,6 +117,11 @@ __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
     }
   }
   if constexpr (!Up::kLoadStore) put_records(c, up, guard);
+}
+template <class Up, class Word>
+__device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
+                      const GivenId* topk_idx, Guard& guard, Word word) {
+  enter(c, up, words, verdict, topk_idx, guard, word, [] { return true; });
 }
 
 // One word of another rank's record, once it is there.
@@ -317,7 +324,7 @@ __device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase,
 // one of its threads was ended.
 template <class Up>
 __device__ bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
-  __threadfence_system();
+  fence_system();
   bool ok = __syncthreads_and(!guard.ended());
   for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x)
     ok = up.signal(0, (c.rank + i) % c.ranks, {signal, 1}, guard);

@@ -12,12 +12,39 @@ __device__ inline i32 slot_of(const i32* slots, u64 token, u32 topk, u64 rows) {
   return slot >= 0 && (u64)slot < rows ? slot : -1;
 }
 
-// Copies rows of one warp: each is loaded once and stored to several places.
+// Copies rows of one warp: each is loaded once and stored to several places. By loads and stores.
+class VectorCopier {
+ public:
+  // To where each lane wants them, if it does. Bytes are a multiple of 16.
+  __device__ void copy(u8* to, const u8* from, u32 bytes) {
+    constexpr u32 kAtOnce = 7;  // half a row of FP8 that is 7168 wide
+    u64 mine = reinterpret_cast<u64>(to);
+    u32 wanted = __ballot_sync(~0u, mine != 0);
+#pragma unroll 1
+    for (u32 first = threadIdx.x % 32 * 16; first < bytes + threadIdx.x % 32 * 16;
+         first += kAtOnce * 512) {
+      uint4 value[kAtOnce];
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; i++)
+        if (first + i * 512 < bytes) value[i] = *reinterpret_cast<const uint4*>(from + first + i * 512);
+#pragma unroll 1
+      for (u32 left = wanted; left != 0; left &= left - 1) {
+        u64 there = __shfl_sync(~0u, mine, __ffs(left) - 1) + first;
+#pragma unroll
+        for (u32 i = 0; i < kAtOnce; i++)
+          if (first + i * 512 < bytes) *reinterpret_cast<uint4*>(there + i * 512) = value[i];
+      }
+    }
+  }
+  __device__ void finish() {}
+};
+
+// The same by bulk copies, several of which are under way.
 #if TY_ROWS_TMA
-class Copier {
+class BulkCopier {
  public:
   // Every warp has `stages` of `pitch` bytes, from `shared` on; two are used.
-  __device__ Copier(u8* shared, u32 pitch, u32 stages) : pitch_(pitch), stages_(stages) {
+  __device__ BulkCopier(u8* shared, u32 pitch, u32 stages) : pitch_(pitch), stages_(stages) {
     __shared__ u64 barriers[2 * kWarps];
     u32 warp = threadIdx.x / 32;
     rows_ = shared_address(shared) + warp * stages * pitch;
@@ -43,12 +70,6 @@ class Copier {
     flush();
     last_ = stage, to_ = to, bytes_ = bytes;
   }
-  // Until the next copy somebody else may use the stages.
-  __device__ void pause() {
-    flush();
-    stores_read();
-    __syncwarp();
-  }
   __device__ void finish() {
     flush();
     stores_done();
@@ -67,61 +88,73 @@ class Copier {
   u32 pitch_, stages_, rows_, barriers_, parity_ = 0, last_ = 0, bytes_ = 0;
   u8* to_ = nullptr;
 };
-#else
-class Copier {
- public:
-  __device__ Copier(u8*, u32, u32) {}
-  __device__ void copy(u8* to, const u8* from, u32 bytes) {
-    u64 mine = reinterpret_cast<u64>(to);
-    for (u32 left = __ballot_sync(~0u, mine != 0); left != 0; left &= left - 1) {
-      u64 there = __shfl_sync(~0u, mine, __ffs(left) - 1);
-      copy_16(Warp(), reinterpret_cast<u8*>(there), from, bytes);
-    }
-  }
-  __device__ void pause() {}
-  __device__ void finish() {}
-};
 #endif
 
-// The scales of one received token to all its rows. One warp.
-__device__ inline void spread_scales(const SpreadArgs& a, u64 token, i32 slot, u32 taken) {
-  const u32* from = a.landed_scales + token * a.scale_words;
-  for (u32 i = threadIdx.x % 32; i < a.scale_words + threadIdx.x % 32; i += 64) {
-    u32 low = i < a.scale_words ? from[i] : 0, high = i + 32 < a.scale_words ? from[i + 32] : 0;
-    for (u32 left = taken; left != 0; left &= left - 1) {
+// What goes beside the row of a received token, as far as one lane has it: the weight of its selection,
+// the source, and two words of scales.
+struct Beside {
+  float weight = 0.0f;
+  u32 source = 0, low = 0, high = 0;
+
+  // Lane k's copy of the token is at `slot`, if it has one.
+  __device__ void load(const SpreadArgs& a, u64 token, i32 slot) {
+    u32 lane = threadIdx.x % 32;
+    const u32* scales = a.landed_scales + token * a.scale_words;
+    if (slot >= 0 && a.weights) weight = a.landed_weights[token * a.topk + lane];
+    if (slot >= 0 && a.source) source = a.landed_source[token];
+    if (!__any_sync(~0u, slot >= 0)) return;
+    if (lane < a.scale_words) low = scales[lane];
+    if (lane + 32 < a.scale_words) high = scales[lane + 32];
+  }
+  // To all copies.
+  __device__ void store(const SpreadArgs& a, u64 token, i32 slot, u32 taken) const {
+    u32 lane = threadIdx.x % 32;
+    if (slot >= 0 && a.weights) a.weights[slot] = weight;
+    if (slot >= 0 && a.source) a.source[slot] = source;
+    for (u32 left = a.scale_words > 0 ? taken : 0; left != 0; left &= left - 1) {
       u32* to = a.scales + (u64)__shfl_sync(~0u, slot, __ffs(left) - 1) * a.scale_words;
-      if (i < a.scale_words) to[i] = low;
-      if (i + 32 < a.scale_words) to[i + 32] = high;
+      if (lane < a.scale_words) to[lane] = low;
+      if (lane + 32 < a.scale_words) to[lane + 32] = high;
+      for (u32 i = lane + 64; i < a.scale_words; i += 32)
+        to[i] = a.landed_scales[token * a.scale_words + i];
     }
   }
-}
+};
 
 // One received token, whose selection k has its row at `slot` of lane k. One warp.
-__device__ inline void spread_token(const SpreadArgs& a, u64 token, i32 slot, Copier& rows) {
-  u32 lane = threadIdx.x % 32, taken = __ballot_sync(~0u, slot >= 0);
+template <class Copier>
+__device__ void spread_token(const SpreadArgs& a, u64 token, i32 slot, const Beside& beside,
+                             Copier& rows) {
+  u32 taken = __ballot_sync(~0u, slot >= 0);
   if (taken == 0) return;
   u64 first = __shfl_sync(~0u, slot, __ffs(taken) - 1);
   bool other = slot >= 0 && (u64)slot != first;
   for (u64 at = 0; at < a.row_bytes && __popc(taken) > 1; at += a.stage_bytes)
     rows.copy(other ? a.x + slot * a.row_bytes + at : nullptr, a.x + first * a.row_bytes + at,
               (u32)min((u64)a.stage_bytes, a.row_bytes - at));
-  if (slot >= 0 && a.weights) a.weights[slot] = a.landed_weights[token * a.topk + lane];
-  if (slot >= 0 && a.source) a.source[slot] = a.landed_source[token];
-  spread_scales(a, token, slot, taken);
+  beside.store(a, token, slot, taken);
 }
 
 // Tokens `first`, `first + step` and so on. One warp.
-__device__ inline void spread_tokens(const SpreadArgs& a, Copier& rows, u64 first, u32 count,
-                                     u32 step) {
-  constexpr u32 kAtOnce = 4;  // looks at memory that are under way together
-  for (u32 i = 0; i < count; i += kAtOnce) {
-    i32 slots[kAtOnce];
+template <class Copier>
+__device__ void spread_tokens(const SpreadArgs& a, Copier& rows, u64 first, u32 count, u32 step) {
+  // Tokens whose looks at memory are under way together, first for slots, then for what goes beside rows.
+  constexpr u32 kSlots = 4, kBeside = 2;
+  for (u32 i = 0; i < count; i += kSlots) {
+    i32 slots[kSlots];
+    auto token = [&](u32 j) { return first + (u64)(i + j) * step; };
 #pragma unroll
-    for (u32 j = 0; j < kAtOnce; j++)
-      slots[j] = i + j < count ? slot_of(a.slots, first + (u64)(i + j) * step, a.topk, a.rows) : -1;
+    for (u32 j = 0; j < kSlots; j++)
+      slots[j] = i + j < count ? slot_of(a.slots, token(j), a.topk, a.rows) : -1;
 #pragma unroll
-    for (u32 j = 0; j < kAtOnce; j++)
-      spread_token(a, first + (u64)(i + j) * step, slots[j], rows);
+    for (u32 j = 0; j < kSlots; j += kBeside) {
+      Beside beside[kBeside];
+#pragma unroll
+      for (u32 b = 0; b < kBeside; b++) beside[b].load(a, token(j + b), slots[j + b]);
+#pragma unroll
+      for (u32 b = 0; b < kBeside; b++)
+        spread_token(a, token(j + b), slots[j + b], beside[b], rows);
+    }
   }
 }
 
@@ -148,7 +181,11 @@ __device__ inline void spread(const SpreadArgs& a, u8* shared) {
   u32 warp = threadIdx.x / 32, step = gridDim.x * a.movers;
   u64 first = blockIdx.x * a.movers + warp;
   if (warp < a.movers && first < tokens) {
-    Copier rows(shared, a.stage_bytes, a.stages);
+#if TY_ROWS_TMA
+    BulkCopier rows(shared, a.stage_bytes, a.stages);
+#else
+    VectorCopier rows;
+#endif
     spread_tokens(a, rows, first, (u32)((tokens - first + step - 1) / step), step);
     rows.finish();
   }
@@ -185,7 +222,8 @@ template <class Type>
 __device__ void merge(const MergeArgs& a, u8* shared) {
   u64 tokens = a.received ? *a.received : a.tokens;
   if (a.weights) merge_weights(a, tokens);
-  Summing s{{a.piece_bytes, a.pieces}, (u32)tokens, a.row_bytes, a.stages, a.stage_bytes};
+  Summing s{{a.piece_bytes, a.pieces}, (u32)tokens, a.row_bytes, a.stages, a.stage_bytes,
+            &a.state->summed};
   if (a.dispatch_weights)
     sum_rows<Type>(Copies<true>{a, a.out}, s, shared);
   else

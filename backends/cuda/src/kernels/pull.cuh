@@ -29,6 +29,7 @@ struct Summing {
   u64 row_bytes;
   u32 stages;       // pieces in flight of a ring
   u32 stage_bytes;
+  u64* taken;       // see `Dealer`
 };
 
 // Addresses of the biases, those that there are in front.
@@ -49,17 +50,54 @@ struct Biases {
 
 #if TY_ROWS_TMA
 
+constexpr u32 kNoUnit = ~0u;
+
 // A ring of pieces of rows: one of its warps loads, the others sum as they arrive. A block has two, so
 // that one sums while the other waits.
 struct Ring {
   static constexpr u32 kMost = 16;
   u64 full[kMost], empty[kMost];
   float weight[kMost];
+  // With the first piece of a unit: which it is, or kNoUnit behind the last one, and its pieces.
+  u32 unit[kMost], total[kMost];
 };
 
-// The units of a ring: every `step`th.
-struct Share {
-  u32 first = blockIdx.x * kRings + threadIdx.x / (kRingWarps * 32), step = gridDim.x * kRings;
+// Deals units to rings as they come free, so that none waits for the slowest at the end. The first few
+// of each are known without a look at memory; the others are counted, and who asks last makes the count 0
+// again. One warp.
+class Dealer {
+ public:
+  static constexpr u32 kKnown = 3;
+
+  __device__ Dealer(const Summing& s, u32 units) : taken_(s.taken), units_(units) {
+    rings_ = gridDim.x * kRings;
+    next_ = blockIdx.x * kRings + threadIdx.x / (kRingWarps * 32);
+    ask();
+  }
+  // One of the first kKnown; kNoUnit if there are not as many.
+  __device__ u32 known() {
+    u32 unit = next_;
+    next_ += rings_;
+    return unit < units_ ? unit : kNoUnit;
+  }
+  // One of the others. Called as long as it gives units, and once more.
+  __device__ u32 take() {
+    u32 count = __shfl_sync(~0u, asked_, 0);
+    u64 unit = (u64)kKnown * rings_ + count;
+    if (unit < units_) {
+      ask();
+      return (u32)unit;
+    }
+    u32 counted = units_ > kKnown * rings_ ? units_ - kKnown * rings_ : 0;
+    if (threadIdx.x % 32 == 0 && count == counted + rings_ - 1) *taken_ = 0;
+    return kNoUnit;
+  }
+
+ private:
+  __device__ void ask() { asked_ = threadIdx.x % 32 == 0 ? (u32)atomicAdd(taken_, 1ull) : 0; }
+
+  u64* taken_;
+  u32 units_, rings_, next_, asked_;
 };
 
 // Where in the ring a thread is.
@@ -74,9 +112,9 @@ struct Turn {
 };
 
 struct Unit {
-  u32 token, offset, bytes;
+  u32 number, token, offset, bytes;
 
-  __device__ Unit(const RowPieces& p, u64 row_bytes, u32 unit) {
+  __device__ Unit(const RowPieces& p, u64 row_bytes, u32 unit) : number(unit) {
     token = p.pieces == 1 ? unit : unit / p.pieces;
     offset = (unit - token * p.pieces) * p.piece_bytes;
     bytes = min(p.piece_bytes, (u32)row_bytes - offset);
@@ -88,6 +126,7 @@ struct Asked {
   u32 place;
   u64 from;
   float weight;
+  u32 total;  // of the unit
 };
 
 // Every lane of a warp asks as soon as its place is free; places beyond the ring are not for now.
@@ -99,6 +138,7 @@ __device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, 
   while (__any_sync(~0u, due)) {
     if (!due || !is_past(shared_address(&ring.empty[to.slot]), to.parity ^ 1)) continue;
     if (Terms::kWeighted) ring.weight[to.slot] = row.weight;
+    if (row.place == 0) ring.unit[to.slot] = u.number, ring.total[to.slot] = row.total;
     bulk_load(shared_address(stages + to.slot * s.stage_bytes),
               reinterpret_cast<const u8*>(row.from + u.offset), u.bytes,
               shared_address(&ring.full[to.slot]));
@@ -106,47 +146,73 @@ __device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, 
   }
 }
 
+// A unit without terms, or the end. One warp.
+__device__ inline void mark(const Summing& s, Ring& ring, Turn& turn, u32 unit) {
+  if (threadIdx.x % 32 == 0) {
+    wait_barrier(shared_address(&ring.empty[turn.slot]), turn.parity ^ 1);
+    ring.unit[turn.slot] = unit, ring.total[turn.slot] = 0;
+    arrive(shared_address(&ring.full[turn.slot]));
+  }
+  __syncwarp();
+  turn = turn.plus(1, s.stages);
+}
+
 // One warp: every lane asks for the row of its own term.
 template <class Terms>
 __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* stages) {
-  u32 lane = threadIdx.x % 32, units = s.tokens * s.p.pieces;
-  auto [begin, step] = Share();
+  u32 lane = threadIdx.x % 32;
+  Dealer dealer(s, s.tokens * s.p.pieces);
   Biases<Terms> biases(terms);
   Turn turn;
   // What is read was written by other means than bulk copies.
   asm volatile("fence.proxy.async;" ::: "memory");
   auto token_of = [&](u32 unit) { return Unit(s.p, s.row_bytes, unit).token; };
-  auto early = [&](u32 unit) { return unit < units ? terms.early(token_of(unit)) : 0; };
+  auto early = [&](u32 unit) { return unit != kNoUnit ? terms.early(token_of(unit)) : 0; };
   auto late = [&](u32 unit, u32 known) {
-    return unit < units && terms.there(known) ? terms.late(token_of(unit), known) : make_uint2(0, 0);
+    return unit != kNoUnit && terms.there(known) ? terms.late(token_of(unit), known) : make_uint2(0, 0);
   };
   // Two units ahead, as a look at memory takes longer than a unit.
-  u32 known = early(begin), next = early(begin + step), third = early(begin + 2 * step);
-  uint2 more = late(begin, known), then = late(begin + step, next);
-  for (u32 unit = begin; unit < units; unit += step) {
+  u32 unit = dealer.known(), second = dealer.known(), last = dealer.known();
+  u32 known = early(unit), next = early(second), third = early(last);
+  uint2 more = late(unit, known), then = late(second, next);
+  bool open = true;
+  while (unit != kNoUnit) {
     Unit u(s.p, s.row_bytes, unit);
     bool mine = terms.there(known);
     u32 rows = __ballot_sync(~0u, mine), total = biases.count + __popc(rows);
     u32 place = biases.count + __popc(rows & ((1u << lane) - 1));
     u64 from = mine ? terms.from(known, more) : 0;
     float weight = Terms::kWeighted && mine ? terms.weight(known) : 0.0f;
+    u32 fourth = open ? dealer.take() : kNoUnit;
+    open = fourth != kNoUnit;
+    unit = second, second = last, last = fourth;
     known = next, next = third, more = then;
-    then = late(unit + 2 * step, next);
-    third = early(unit + 3 * step);
+    then = late(second, next);
+    third = early(last);
+    if (total == 0) mark(s, ring, turn, u.number);
     // At most one time around the ring at once: a barrier tells no more than two phases apart.
     for (u32 first = 0; first < total; first += s.stages) {
       u64 bias = biases.of(lane, u.token, s.row_bytes);
-      if (biases.count > 0) ask<Terms>(s, ring, stages, turn, u, {lane - first, bias, 0.0f});
-      ask<Terms>(s, ring, stages, turn, u, {place - first, from, weight});
+      if (biases.count > 0) ask<Terms>(s, ring, stages, turn, u, {lane - first, bias, 0.0f, total});
+      ask<Terms>(s, ring, stages, turn, u, {place - first, from, weight, total});
       turn = turn.plus(min(total - first, s.stages), s.stages);
     }
   }
+  while (open) open = dealer.take() != kNoUnit;
+  mark(s, ring, turn, kNoUnit);
 }
 
 // The summing threads of a ring: every warp but the loading one.
 struct Summer {
   u32 thread = threadIdx.x % (kRingWarps * 32) - 32, threads = (kRingWarps - 1) * 32;
   Turn turn;
+
+  // This warp has done with the piece of its turn.
+  __device__ void pass(const Summing& s, Ring& ring) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(shared_address(&ring.empty[turn.slot]));
+    turn = turn.plus(1, s.stages);
+  }
 };
 
 // One piece of one token's sum: N vectors of each thread, of `vectors` in all. A thread that has one
@@ -165,9 +231,7 @@ __device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer&
     for (u32 v = 0; v < N; v++) term[v] = load_shared(row + at(v));
     bool weighted = Terms::kWeighted && r >= biases;
     float weight = weighted ? ring.weight[me.turn.slot] : 1.0f;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(shared_address(&ring.empty[me.turn.slot]));
-    me.turn = me.turn.plus(1, s.stages);
+    me.pass(s, ring);
 #pragma unroll
     for (u32 v = 0; v < N; v++) {
       float f[Type::kLanes];
@@ -188,16 +252,15 @@ __device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer&
 
 template <class Type, class Terms>
 __device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, const u8* stages) {
-  u32 units = s.tokens * s.p.pieces, biases = Biases<Terms>(terms).count;
-  auto [begin, step] = Share();
+  u32 biases = Biases<Terms>(terms).count;
   Summer me;
-  auto early = [&](u32 unit) { return unit < units ? terms.early(Unit(s.p, s.row_bytes, unit).token) : 0; };
-  u32 known = early(begin), next = early(begin + step);
-  for (u32 unit = begin; unit < units; unit += step) {
+  while (true) {
+    wait_barrier(shared_address(&ring.full[me.turn.slot]), me.turn.parity);
+    u32 unit = ring.unit[me.turn.slot], total = ring.total[me.turn.slot];
+    if (unit == kNoUnit) return;
     Unit u(s.p, s.row_bytes, unit);
-    u32 total = biases + __popc(__ballot_sync(~0u, terms.there(known))), vectors = u.bytes / 16;
-    known = next;
-    next = early(unit + 2 * step);
+    u32 vectors = u.bytes / 16;
+    if (total == 0) me.pass(s, ring);
     uint4* out = reinterpret_cast<uint4*>(terms.out + u.token * s.row_bytes + u.offset);
     // The same for all lanes of a warp.
     u32 first = me.thread / 32 * 32, mine = first < vectors ? (vectors - 1 - first) / me.threads + 1 : 0;

@@ -176,25 +176,23 @@ class Mover {
   __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, u8* shared)
       : a_(a), up_(up), to_(to), stages_(a, shared) {}
 
-  __device__ bool more() const { return more_; }
-
-  // Moves pieces that are dealt to this warp, at most `most`: then all are stored, and counted. Loads
-  // run ahead of stores by stages - 1, so that one group of stores is still reading shared memory
-  // while the next row arrives.
-  __device__ void move(u32 most) {
-    if (threadIdx.x / 32 >= a_.movers) more_ = false;
-    u32 ahead = a_.stages > 1 ? a_.stages - 1 : 1, loaded = 0, left = most;
-    while (loaded < ahead && load(left)) loaded++;
+  // Moves the pieces that are dealt to this warp: then all are stored, and counted. Loads run ahead of
+  // stores by stages - 1, so that one group of stores is still reading shared memory while the next row
+  // arrives.
+  __device__ void move() {
+    if (threadIdx.x / 32 >= a_.movers) return;
+    u32 ahead = a_.stages > 1 ? a_.stages - 1 : 1, loaded = 0;
+    while (loaded < ahead && load()) loaded++;
     for (; loaded > 0; loaded--) {
       u32 token = stages_.template store<kTiles>(to_);
       if constexpr (kTiles) note(token);
-      if (!more_ || left == 0) continue;
+      if (!more_) continue;
       if (a_.stages > 1)
         stores_read_but_one();
       else
         stores_read();
       __syncwarp();
-      loaded += load(left);
+      loaded += load();
     }
     stores_done();
     if constexpr (kTiles)
@@ -202,12 +200,7 @@ class Mover {
   }
 
  private:
-  __device__ bool load(u32& left) {
-    if (left == 0 || !more_) return false;
-    more_ = stages_.load();
-    left -= more_;
-    return more_;
-  }
+  __device__ bool load() { return more_ = stages_.load(); }
   // Takes note of the piece that was stored last. All older ones are complete, or nearly so. Towards the
   // end fewer are held back, so that few tiles come late.
   __device__ void note(u32 token) {
@@ -236,11 +229,9 @@ class Mover {
     if (threadIdx.x / 32 < a.movers) deal();
   }
 
-  __device__ bool more() const { return dealt_ < units_; }
-
-  // Moves pieces that are dealt to this warp, at most `most`: then all are stored, and counted.
-  __device__ void move(u32 most) {
-    for (; most > 0 && more(); most--) {
+  // Moves the pieces that are dealt to this warp: then all are stored, and counted.
+  __device__ void move() {
+    while (dealt_ < units_) {
       u64 unit = dealt_;
       deal();
       move_piece((u32)(unit / a_.pieces), (u32)(unit % a_.pieces));

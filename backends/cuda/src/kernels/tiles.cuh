@@ -3,9 +3,9 @@
 //
 // The rows that one source has for another rank are taken in tiles. A source adds to a tile's count, at
 // the rank, for every piece of a row and for what goes beside a row, each when it is complete there.
-// Warps take parts of tiles in the order in which they come, and spread them when they are there. While
-// a warp's part is not there it moves rows of this rank, a few at a time. It waits for others only when it
-// has no more rows to move, so no two ranks wait for each other.
+// Warps that move no rows take parts of tiles in the order in which they come, wait for them, and spread
+// them. Who moves rows waits for nobody, so no two ranks wait for each other. Spreading is done by loads and
+// stores: bulk copies of a block queue behind those that the link holds up.
 //
 // The rows that a rank has for itself are in no tile: who loads them stores them to all their places.
 #pragma once
@@ -16,7 +16,6 @@
 namespace ty {
 
 constexpr u32 kPartRows = 8;   // of a tile, which one warp spreads
-constexpr u32 kRowsBetween = 4;  // pieces that a warp moves before it looks again for its part
 
 // The count of a tile of `source` at `rank`: what is complete, and in the upper half the parts that are
 // spread. Zero between operations.
@@ -111,16 +110,7 @@ __device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables
   }
 }
 
-// Whether a tile is there by now. One warp.
-template <class Up>
-__device__ bool tile_came(const DispatchArgs& a, const Up& up, const TilePart& p) {
-  const u64* count = tile_count(a, up, a.c.rank, p.source, p.tile);
-  u32 found = threadIdx.x % 32 == 0 ? (u32)load_acquire(count) : 0;
-  // What one lane has seen holds for all.
-  return __shfl_sync(~0u, found, 0) == p.expected;
-}
-
-// Waits until a tile is there. One warp, which has no rows to move.
+// Waits until a tile is there. One warp.
 template <class Up>
 __device__ bool hear_tile(const DispatchArgs& a, const Up& up, const TilePart& p, Guard& guard) {
   bool ok = true;
@@ -147,47 +137,42 @@ __device__ void leave_tile(const DispatchArgs& a, const Up& up, const TilePart& 
   if (atomicAdd(count, 1ull << 32) >> 32 == p.parts - 1) store_relaxed(count, 0);
 }
 
-// Spreads what arrives until all has, and moves what is dealt to this warp, while it waits and then.
-// Every warp that moves rows; true unless a wait was ended.
-template <class Up, class Mover>
+// The next part that a warp takes on: its first lane knows.
+__device__ inline u32 take_part(const DispatchArgs& a) {
+  return threadIdx.x % 32 == 0 ? (u32)atomicAdd(&a.c.state->taken, 1ull) : 0;
+}
+
+// Spreads what arrives until all has. True unless a wait was ended. One warp of those that spread.
+template <class Up>
 __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
-                             const SpreadArgs& s, Mover& mover, Copier& rows, Guard& guard) {
-  u32 parts = parts_of(a, t);
+                             const SpreadArgs& s, Guard& guard) {
+  VectorCopier rows;
+  u32 parts = parts_of(a, t), unit = take_part(a);
   while (true) {
-    u32 unit = threadIdx.x % 32 == 0 ? (u32)atomicAdd(&a.c.state->taken, 1ull) : 0;
     unit = __shfl_sync(~0u, unit, 0);
-    bool over = unit >= parts, there;
-    TilePart p;
-    if (!over) p = TilePart(a, t, unit);
-    if (!over && p.rows == 0) continue;
-    while (!(there = !over && tile_came(a, up, p)) && mover.more()) {
-      // Both use the same shared memory.
-      rows.pause();
-      mover.move(over ? ~0u : kRowsBetween);
-    }
-    if (over) return true;
-    if (!there && !hear_tile(a, up, p, guard)) return false;
+    if (unit >= parts) return true;
+    TilePart p(a, t, unit);
+    unit = take_part(a);
+    if (p.rows == 0) continue;
+    if (!hear_tile(a, up, p, guard)) return false;
     // What one lane has seen holds for all.
     __syncwarp();
-    // Peers stored these rows by other means than the bulk copies that read them.
-    publish_places();
     spread_tokens(s, rows, (u64)t.first_row[p.source] + p.first, p.rows, 1);
     leave_tile(a, up, p);
   }
 }
 
-// All blocks.
+// All blocks, and all warps: those behind the ones that move rows spread what arrives, and the last ones
+// do this when what goes beside rows has left.
 template <class Up, class Mover>
 __device__ void spread_tiles(const DispatchArgs& a, const Up& up, const DispatchTables& t,
-                             Mover& mover, u8* shared, Guard& guard) {
+                             Mover& mover, Guard& guard) {
+  u32 warp = threadIdx.x / 32;
+  if (warp < a.movers) return mover.move();
   SpreadArgs s = spread_of(a, up, t);
-  if (a.zero_padding && threadIdx.x / 32 >= kWarps - kSideWarps) zero_paddings(a, t, s);
-  if (threadIdx.x / 32 >= a.movers) return;
-  Copier rows(shared, (a.piece_bytes + 127) / 128 * 128, a.stages);
-  bool ok = spread_parts(a, up, t, s, mover, rows, guard);
+  if (a.zero_padding && warp >= kWarps - kSideWarps) zero_paddings(a, t, s);
+  bool ok = spread_parts(a, up, t, s, guard);
   if (!ok && threadIdx.x % 32 == 0) a.c.state->stopped = 1;
-  // What is on its way into shared memory must be there before the block ends.
-  rows.finish();
 }
 
 }  // namespace ty

@@ -34,7 +34,7 @@ struct Rank : Brought {
   Rank(const Shape& shape, u32 rank) : Brought{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
     if (2 * entries > kControlBytes) fail("the control window is too small");
-    *state = State{0, 0, 1, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
+    *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
                    {control, arena}, room<u64>(s.ranks), told, 1};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
@@ -173,7 +173,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.scale_stride[0] = r.s.scale_words, a.scale_stride[1] = 1;
   a.region = 0, a.capacity = kStagingAt, a.row_bytes = r.s.row_bytes;
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
-  a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1, a.movers = 14;
+  a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1, a.movers = layout == kFlat ? 14 : 7;
   a.table_bytes = 16 << 10, a.side_tokens = 32, a.side_bytes = 16 << 10, a.side_scales = 1;
   a.side_at = 64 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
