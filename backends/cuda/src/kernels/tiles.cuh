@@ -160,8 +160,8 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
     TilePart p;
     if (!over) p = TilePart(a, t, unit);
     if (!over && p.rows == 0) continue;
-    while (!(there = !over && tile_came(a, up, p)) && mover.more()) {
-      // Both use the same shared memory.
+    // Both use the same shared memory.
+    while (!(there = !over && !mover.holds() && tile_came(a, up, p)) && mover.more()) {
       rows.pause();
       mover.move(over ? ~0u : kRowsBetween);
     }
