@@ -333,20 +333,18 @@ __device__ Decision settle(const DispatchArgs& a, const Up& up, const DispatchTa
   return place(a, t);
 }
 
-// Notes what was settled, for this rank and its host. One warp of the first block.
+// Tells this rank's host what was settled, and notes it in the region. One warp of the first block.
 template <class Up>
 __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& t, const Decision& d,
                      Guard& guard) {
   u64 heard = now_ns();
-  bool noted = d.code != kGo || note_counts(a, up, t, guard);
-  if (threadIdx.x % 32 == 0) {
-    if (noted)
-      tell_sizes(a, up, t, d, guard);
-    else
-      a.c.state->stopped = 1;
-    a.c.trace->heard = heard;
-  }
+  // The host first: it has the next call to make. It learns of a wait that ends behind this by itself.
+  if (threadIdx.x % 32 == 0) tell_sizes(a, up, t, d, guard);
   __syncwarp();
+  bool noted = d.code != kGo || note_counts(a, up, t, guard);
+  if (threadIdx.x % 32 != 0) return;
+  if (!noted) a.c.state->stopped = 1;
+  a.c.trace->heard = heard;
 }
 
 template <class Up>
@@ -377,6 +375,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   Decision d = settle(a, up, t, guard);
   if (d.code == 0) stop_all(a.c);
   if (d.code != 0 && scribe) note(a, up, t, d, guard);
+  __syncwarp();
   if (d.code != kGo) return stages.drop();
   if (!early) stages.prime();
   // Tiles number the rows of a source one after the other, which those of several groups are not.
