@@ -301,10 +301,10 @@ __device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guar
 
 // Moves all rows of this rank, and what goes beside them.
 template <bool kTiles, class Up>
-__device__ void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared,
-                         Guard& guard) {
+__device__ void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
+                         u8* shared, Guard& guard) {
   move_sides<kTiles>(a, up, t, shared + a.side_at);
-  Mover<kTiles, Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, shared);
+  Mover<kTiles, Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, stages);
   if constexpr (kTiles) {
     spread_tiles(a, up, t, mover, guard);
   } else {
@@ -316,9 +316,39 @@ __device__ void move_all(const DispatchArgs& a, const Up& up, const DispatchTabl
   }
 }
 
+// Hears all ranks and places their rows; code 0 if a wait was ended. The whole block.
+template <class Up>
+__device__ Decision settle(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                           Guard& guard) {
+  __shared__ Decision decision;
+  if (!hear(a.c, up, words_of(a), t.heard, guard)) return {0, a.c.rank};
+  if (threadIdx.x < 32) {
+    Decision found = decide(a.c, t.heard, words_of(a));
+    if (threadIdx.x == 0) decision = found;
+  }
+  __syncthreads();
+  Decision d = decision;
+  if (d.code != kGo) return d;
+  if (!a.is_flat() && !place_experts(a, up, t, guard)) return {0, a.c.rank};
+  return place(a, t);
+}
+
+// Tells this rank's host what was settled, and notes it in the region. One warp of the first block.
+template <class Up>
+__device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& t, const Decision& d,
+                     Guard& guard) {
+  u64 heard = now_ns();
+  // The host first: it has the next call to make. It learns of a wait that ends behind this by itself.
+  if (threadIdx.x % 32 == 0) tell_sizes(a, up, t, d, guard);
+  __syncwarp();
+  bool noted = d.code != kGo || note_counts(a, up, t, guard);
+  if (threadIdx.x % 32 != 0) return;
+  if (!noted) a.c.state->stopped = 1;
+  a.c.trace->heard = heard;
+}
+
 template <class Up>
 __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
-  __shared__ Decision decision;
   bool scribe = blockIdx.x == 0 && threadIdx.x / 32 == kWarps - 1;
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
@@ -338,36 +368,24 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
   }
-  if (!hear(a.c, up, words_of(a), t.heard, guard)) return stop_all(a.c);
-  if (threadIdx.x < 32) {
-    Decision found = decide(a.c, t.heard, words_of(a));
-    if (threadIdx.x == 0) decision = found;
-  }
-  __syncthreads();
-  Decision d = decision;
-  if (d.code == kGo && !a.is_flat() && !place_experts(a, up, t, guard)) return stop_all(a.c);
-  if (d.code == kGo) d = place(a, t);
-  if (scribe) {
-    u64 heard = now_ns();
-    bool noted = d.code != kGo || note_counts(a, up, t, guard);
-    if (threadIdx.x % 32 == 0) {
-      if (noted)
-        tell_sizes(a, up, t, d, guard);
-      else
-        a.c.state->stopped = 1;
-      a.c.trace->heard = heard;
-    }
-    __syncwarp();
-  }
-  if (d.code != kGo) return;
+  Stages stages(a, shared);
+  // Rows that are cast are of all blocks.
+  bool early = a.cast == 0 && a.c.verdict == kEnter;
+  if (early) stages.prime();
+  Decision d = settle(a, up, t, guard);
+  if (d.code == 0) stop_all(a.c);
+  if (d.code != 0 && scribe) note(a, up, t, d, guard);
+  __syncwarp();
+  if (d.code != kGo) return stages.drop();
+  if (!early) stages.prime();
   // Tiles number the rows of a source one after the other, which those of several groups are not.
   if constexpr (kMayTile) {
     if (a.in_tiles())
-      move_all<true>(a, up, t, shared, guard);
+      move_all<true>(a, up, t, stages, shared, guard);
     else
-      move_all<false>(a, up, t, shared, guard);
+      move_all<false>(a, up, t, stages, shared, guard);
   } else {
-    move_all<false>(a, up, t, shared, guard);
+    move_all<false>(a, up, t, stages, shared, guard);
   }
   if (blockIdx.x != 0) return;
   if (threadIdx.x == 0) {

@@ -260,7 +260,6 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   bool heard = !text || hear_text(c, up, d.rank, o.verdict, guard);
   if (c.unheard || !heard) c.state->stopped = 1;
   if (!heard) return;
-  __threadfence_system();
   store_release(&o.epoch, c.ticket);
 }
 
@@ -320,11 +319,11 @@ __device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase,
   if (threadIdx.x == 0) c.trace->arrived = now_ns();
 }
 
-// Raises a signal of every rank by one, after everything that this block stored; not if a wait of
-// one of its threads was ended.
+// Raises a signal of every rank by one, after everything that this block stored, for which a face that
+// stores has a release behind the barrier. Not if a wait of one of its threads was ended.
 template <class Up>
 __device__ bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
-  fence_system();
+  if constexpr (!Up::kLoadStore) __threadfence_system();
   bool ok = __syncthreads_and(!guard.ended());
   for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x)
     ok = up.signal(0, (c.rank + i) % c.ranks, {signal, 1}, guard);

@@ -54,10 +54,13 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
 #if TY_ROWS_TMA
 
 // One warp's stages, each with a piece of a row, what the piece is, and the words that tell its way.
+//
+// The first pieces of each warp are its own, and are loaded before it is known where rows go: all but
+// `prime` and `drop` is for when that is known.
 class Stages {
  public:
   __device__ Stages(const DispatchArgs& a, u8* shared)
-      : a_(a), units_(a.c.tokens() * a.pieces) {
+      : a_(a), units_(a.c.tokens() * a.pieces), warps_(gridDim.x * a.movers) {
     __shared__ u64 barriers[64];
     u32 first = threadIdx.x / 32 * a.stages;
     pitch_ = (a.piece_bytes + 127) / 128 * 128;
@@ -65,35 +68,54 @@ class Stages {
     barriers_ = shared_address(barriers) + first * 8;
     notes_ = reinterpret_cast<u32*>(shared + a.notes_at) + first * words();
     if (threadIdx.x / 32 < a.movers && lane() == 0) {
+#pragma unroll 1
       for (u32 s = 0; s < a.stages; s++) init_barrier(barriers_ + 8 * s, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     publish_places();
     __syncwarp();
-    if (threadIdx.x / 32 < a.movers) deal();
+  }
+
+  // How many loads run ahead of stores: one group of stores still reads shared memory while the next
+  // row arrives.
+  __device__ u32 ahead() const { return a_.stages > 1 ? a_.stages - 1 : 1; }
+
+  // Loads this warp's own pieces, if it moves rows.
+  __device__ void prime() {
+    u32 unit = threadIdx.x / 32 < a_.movers ? blockIdx.x * a_.movers + threadIdx.x / 32 : units_;
+#pragma unroll 1
+    for (; primed_ < ahead() && unit < units_; unit += warps_) start(unit, primed_++);
+    __syncwarp();
+  }
+  // Where rows do not go: waits for what was loaded, as the block ends.
+  __device__ void drop() {
+#pragma unroll 1
+    for (u32 s = 0; s < primed_; s++) wait_barrier(barriers_ + 8 * s, 0);
+  }
+  __device__ void deal() {
+    dealt_ = lane() == 0 ? (u32)atomicAdd(&a_.c.state->dealt, 1ull) + warps_ * ahead() : 0;
   }
 
   // Pieces that are left for each warp when the one that is dealt to this one is taken.
   __device__ u32 left() const {
     u32 dealt = __shfl_sync(~0u, dealt_, 0);
-    return dealt < units_ ? (units_ - dealt) / (gridDim.x * a_.movers) : 0;
+    return dealt < units_ ? (units_ - dealt) / warps_ : 0;
   }
 
-  // Loads the next piece that is dealt to this warp, if there is one. Pieces are dealt as warps come
+  // Loads the next piece of this warp, if there is one: its own, then those that are dealt as warps come
   // free, so that no block waits for the slowest at the end.
   __device__ bool load() {
-    u32 unit = __shfl_sync(~0u, dealt_, 0);
-    if (unit >= units_) return false;
-    u32 token = unit / a_.pieces, piece = unit - token * a_.pieces;
     u32* note = notes_ + fill_ * words();
-    if (lane() < a_.c.topk) copy_async(note + 2 + lane(), aims_of(a_, token) + lane(), 4);
-    if (lane() == 0) {
-      note[0] = token, note[1] = piece;
-      bulk_load(rows_ + fill_ * pitch_,
-                a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes, piece_length(a_, piece),
-                barriers_ + 8 * fill_);
+    if (aimed_ < primed_) {
+      aimed_++;
+    } else {
+      u32 unit = __shfl_sync(~0u, dealt_, 0);
+      if (unit >= units_) return false;
+      start(unit, fill_);
+      deal();
+      __syncwarp();
     }
-    deal();
+    if (lane() < a_.c.topk) copy_async(note + 2 + lane(), aims_of(a_, note[0]) + lane(), 4);
     fill_ = fill_ + 1 == a_.stages ? 0 : fill_ + 1;
     return true;
   }
@@ -118,12 +140,18 @@ class Stages {
   __device__ static u32 lane() { return threadIdx.x % 32; }
   // Of a note: token, piece, and a word for each k.
   __device__ u32 words() const { return 2 + a_.c.topk; }
-  __device__ void deal() {
-    dealt_ = lane() == 0 ? (u32)atomicAdd(&a_.c.state->dealt, 1ull) : 0;
+  __device__ void start(u32 unit, u32 stage) {
+    if (lane() != 0) return;
+    u32* note = notes_ + stage * words();
+    u32 token = unit / a_.pieces, piece = unit - token * a_.pieces;
+    note[0] = token, note[1] = piece;
+    bulk_load(rows_ + stage * pitch_,
+              a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes, piece_length(a_, piece),
+              barriers_ + 8 * stage);
   }
 
   const DispatchArgs& a_;
-  u32 units_, dealt_ = 0;
+  u32 units_, warps_, dealt_ = 0, primed_ = 0, aimed_ = 0;
   u32 pitch_, rows_, barriers_, slot_ = 0, fill_ = 0, parity_ = 0;
   u32* notes_;
 };
@@ -173,15 +201,19 @@ class Uncounted {
 template <bool kTiles, class Up>
 class Mover {
  public:
-  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, u8* shared)
-      : a_(a), up_(up), to_(to), stages_(a, shared) {}
+  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages& stages)
+      : a_(a), up_(up), to_(to), stages_(stages) {
+    // The places were said to be free by loads; bulk stores are of another proxy.
+    publish_places();
+    if (threadIdx.x / 32 < a.movers) stages_.deal();
+  }
 
   // Moves the pieces that are dealt to this warp: then all are stored, and counted. Loads run ahead of
   // stores by stages - 1, so that one group of stores is still reading shared memory while the next row
   // arrives.
   __device__ void move() {
     if (threadIdx.x / 32 >= a_.movers) return;
-    u32 ahead = a_.stages > 1 ? a_.stages - 1 : 1, loaded = 0;
+    u32 ahead = stages_.ahead(), loaded = 0;
     while (loaded < ahead && load()) loaded++;
     for (; loaded > 0; loaded--) {
       u32 token = stages_.template store<kTiles>(to_);
@@ -214,17 +246,25 @@ class Mover {
   const DispatchArgs& a_;
   const Up& up_;
   Targets to_;
-  Stages stages_;
+  Stages& stages_;
   Uncounted uncounted_;
   bool more_ = true;
 };
 
 #else
 
+// Vectors go through registers: nothing is loaded ahead.
+class Stages {
+ public:
+  __device__ Stages(const DispatchArgs&, u8*) {}
+  __device__ void prime() {}
+  __device__ void drop() {}
+};
+
 template <bool kTiles, class Up>
 class Mover {
  public:
-  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, u8*)
+  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages&)
       : a_(a), up_(up), to_(to), units_((u64)a.c.tokens() * a.pieces) {
     if (threadIdx.x / 32 < a.movers) deal();
   }
