@@ -330,7 +330,6 @@ struct MergeArgs {
   u8* out;                        // [N, row_bytes]
   float* out_weights;             // [N, K]
   const u64* received;            // N, where only the device knows it; or null
-  State* state;
   u64 tokens;                     // N
   u64 rows;
   u64 row_bytes;

@@ -307,7 +307,6 @@ pub(crate) struct MergeArgs {
     pub(crate) out: u64,
     pub(crate) out_weights: u64,
     pub(crate) received: u64,
-    pub(crate) state: u64,
     pub(crate) tokens: u64,
     pub(crate) rows: u64,
     pub(crate) row_bytes: u64,

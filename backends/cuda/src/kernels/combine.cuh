@@ -23,7 +23,7 @@ __device__ inline Decision check_rows(const CombineArgs& a, const u32* heard) {
 
 // The partial rows of this rank's tokens, at their owners.
 struct Partials {
-  static constexpr bool kWeighted = false;
+  static constexpr bool kWeighted = false, kDealt = true;
   const CombineArgs& a;
   const u64* first;  // [R]: address of this rank's first row at each
   const u32* row_base;  // kGrouped: what rows are named by from there on

@@ -212,7 +212,6 @@ impl Engine {
             out: self.arena_at + staged.x,
             out_weights: self.arena_at + staged.weights,
             received: if state.is_open { state.received_at() } else { 0 },
-            state: self.state.address(),
             tokens: state.received,
             rows: state.rows,
             row_bytes,

@@ -306,7 +306,7 @@ __device__ void move_all(const DispatchArgs& a, const Up& up, const DispatchTabl
   move_sides<kTiles>(a, up, t, shared + a.side_at);
   Mover<kTiles, Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, stages);
   if constexpr (kTiles) {
-    spread_tiles(a, up, t, mover, guard);
+    spread_tiles(a, up, t, mover, shared + a.table_bytes, guard);
   } else {
     mover.move();
     if constexpr (Up::kLoadStore)

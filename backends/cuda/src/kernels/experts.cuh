@@ -139,7 +139,7 @@ __device__ void spread_token(const SpreadArgs& a, u64 token, i32 slot, const Bes
 template <class Copier>
 __device__ void spread_tokens(const SpreadArgs& a, Copier& rows, u64 first, u32 count, u32 step) {
   // Tokens whose looks at memory are under way together, first for slots, then for what goes beside rows.
-  constexpr u32 kSlots = 4, kBeside = 2;
+  constexpr u32 kSlots = 8, kBeside = 2;
   for (u32 i = 0; i < count; i += kSlots) {
     i32 slots[kSlots];
     auto token = [&](u32 j) { return first + (u64)(i + j) * step; };
@@ -196,7 +196,7 @@ __device__ inline void spread(const SpreadArgs& a, u8* shared) {
 // The rows of a received token's copies.
 template <bool Weighted>
 struct Copies {
-  static constexpr bool kWeighted = Weighted;
+  static constexpr bool kWeighted = Weighted, kDealt = false;
   const MergeArgs& a;
   u8* out;
 
@@ -222,8 +222,7 @@ template <class Type>
 __device__ void merge(const MergeArgs& a, u8* shared) {
   u64 tokens = a.received ? *a.received : a.tokens;
   if (a.weights) merge_weights(a, tokens);
-  Summing s{{a.piece_bytes, a.pieces}, (u32)tokens, a.row_bytes, a.stages, a.stage_bytes,
-            &a.state->summed};
+  Summing s{{a.piece_bytes, a.pieces}, (u32)tokens, a.row_bytes, a.stages, a.stage_bytes, nullptr};
   if (a.dispatch_weights)
     sum_rows<Type>(Copies<true>{a, a.out}, s, shared);
   else

@@ -3,6 +3,7 @@
 // Two ways: bulk copies into rings of rows in shared memory (TMA, sm_90 and later), and vectors.
 //
 // What is summed is a class of terms:
+//   bool kDealt                 whether units are dealt to rings as they come free; see `Dealer`
 //   u32 early(token)            what lane k must know of its term; loaded ahead of its use
 //   bool there(early)           whether lane k has a term
 //   uint2 late(token, early)    what else; loaded ahead of its use, when `early` is known
@@ -29,7 +30,7 @@ struct Summing {
   u64 row_bytes;
   u32 stages;       // pieces in flight of a ring
   u32 stage_bytes;
-  u64* taken;       // see `Dealer`
+  u64* taken;       // what dealt units are counted by, or null
 };
 
 // Addresses of the biases, those that there are in front.
@@ -62,9 +63,10 @@ struct Ring {
   u32 unit[kMost], total[kMost];
 };
 
-// Deals units to rings as they come free, so that none waits for the slowest at the end. The first few
-// of each are known without a look at memory; the others are counted, and who asks last makes the count 0
-// again. One warp.
+// Deals units to rings: in turn, or as they come free, so that none waits for the slowest at the end. Then the
+// first few of each are known without a look at memory; the others are counted, and who asks last makes the
+// count 0 again. Where units take less than such a look, as those that lie near, turns are faster. One warp.
+template <bool kDealt>
 class Dealer {
  public:
   static constexpr u32 kKnown = 3;
@@ -72,7 +74,7 @@ class Dealer {
   __device__ Dealer(const Summing& s, u32 units) : taken_(s.taken), units_(units) {
     rings_ = gridDim.x * kRings;
     next_ = blockIdx.x * kRings + threadIdx.x / (kRingWarps * 32);
-    ask();
+    if (kDealt) ask();
   }
   // One of the first kKnown; kNoUnit if there are not as many.
   __device__ u32 known() {
@@ -82,6 +84,7 @@ class Dealer {
   }
   // One of the others. Called as long as it gives units, and once more.
   __device__ u32 take() {
+    if constexpr (!kDealt) return known();
     u32 count = __shfl_sync(~0u, asked_, 0);
     u64 unit = (u64)kKnown * rings_ + count;
     if (unit < units_) {
@@ -161,7 +164,7 @@ __device__ inline void mark(const Summing& s, Ring& ring, Turn& turn, u32 unit) 
 template <class Terms>
 __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* stages) {
   u32 lane = threadIdx.x % 32;
-  Dealer dealer(s, s.tokens * s.p.pieces);
+  Dealer<Terms::kDealt> dealer(s, s.tokens * s.p.pieces);
   Biases<Terms> biases(terms);
   Turn turn;
   // What is read was written by other means than bulk copies.

@@ -3,9 +3,10 @@
 //
 // The rows that one source has for another rank are taken in tiles. A source adds to a tile's count, at
 // the rank, for every piece of a row and for what goes beside a row, each when it is complete there.
-// Warps that move no rows take parts of tiles in the order in which they come, wait for them, and spread
-// them. Who moves rows waits for nobody, so no two ranks wait for each other. Spreading is done by loads and
-// stores: bulk copies of a block queue behind those that the link holds up.
+// Warps take parts of tiles in the order in which they come, wait for them, and spread them: first those that
+// move no rows, then all. Who has rows to move waits for nobody, so no two ranks wait for each other. While
+// rows are moved, others are spread by loads and stores: bulk copies of a block queue behind those that the
+// link holds up.
 //
 // The rows that a rank has for itself are in no tile: who loads them stores them to all their places.
 #pragma once
@@ -143,10 +144,9 @@ __device__ inline u32 take_part(const DispatchArgs& a) {
 }
 
 // Spreads what arrives until all has. True unless a wait was ended. One warp of those that spread.
-template <class Up>
+template <class Up, class Copier>
 __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
-                             const SpreadArgs& s, Guard& guard) {
-  VectorCopier rows;
+                             const SpreadArgs& s, Copier& rows, Guard& guard) {
   u32 parts = parts_of(a, t), unit = take_part(a);
   while (true) {
     unit = __shfl_sync(~0u, unit, 0);
@@ -157,21 +157,34 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
     if (!hear_tile(a, up, p, guard)) return false;
     // What one lane has seen holds for all.
     __syncwarp();
+    // Peers stored these rows by other means than bulk copies that may read them.
+    publish_places();
     spread_tokens(s, rows, (u64)t.first_row[p.source] + p.first, p.rows, 1);
     leave_tile(a, up, p);
   }
 }
 
-// All blocks, and all warps: those behind the ones that move rows spread what arrives, and the last ones
-// do this when what goes beside rows has left.
+// All blocks.
 template <class Up, class Mover>
 __device__ void spread_tiles(const DispatchArgs& a, const Up& up, const DispatchTables& t,
-                             Mover& mover, Guard& guard) {
+                             Mover& mover, u8* stages, Guard& guard) {
   u32 warp = threadIdx.x / 32;
-  if (warp < a.movers) return mover.move();
   SpreadArgs s = spread_of(a, up, t);
+  bool moves = warp < a.movers, ok;
+  if (moves) mover.move();
   if (a.zero_padding && warp >= kWarps - kSideWarps) zero_paddings(a, t, s);
-  bool ok = spread_parts(a, up, t, s, guard);
+#if TY_ROWS_TMA
+  if (moves) {
+    BulkCopier rows(stages, (a.piece_bytes + 127) / 128 * 128, a.stages);
+    ok = spread_parts(a, up, t, s, rows, guard);
+    // What is on its way into shared memory must be there before the block ends.
+    rows.finish();
+  } else
+#endif
+  {
+    VectorCopier rows;
+    ok = spread_parts(a, up, t, s, rows, guard);
+  }
   if (!ok && threadIdx.x % 32 == 0) a.c.state->stopped = 1;
 }
 
