@@ -30,8 +30,8 @@ static EQUAL: Rule = Rule {
     title: "NICs of each GPU",
     wanted: "equally many for all GPUs",
     why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
-          their own share one with a neighbour. Where NICs do not divide evenly among GPUs (7 for 8), one is missing: \
-          the topology refuses the node, as above.",
+          their own share one with a neighbour. Where there are too few NICs to divide evenly among GPUs (7 for 8), one is \
+          missing: the topology refuses the node, as above.",
     cost: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
     fix: "bring up the port of the missing NIC, or give the container that device",
     source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \
@@ -130,6 +130,9 @@ fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingR
         let none = missing.iter().find(|missing| {
             missing.gpu.pci == one.gpu.pci && matches!(missing.lack, Lack::NoNic { .. })
         });
+        // A card for a display is no rank's.
+        let is_odd =
+            all.iter().all(|near| near.distance > best || near.gpu.device_id != one.gpu.device_id);
         let is_near = |card| machine.distance(one.gpu.pci, card) <= best;
         let idle = match one.distance > best {
             true => machine.idle_cards(is_near),
@@ -140,7 +143,7 @@ fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingR
             (_, Some(_)) => of_missing(report, one),
             (distance, None) if distance == best => Verdict::Ok,
             // Nodes with fewer NICs than GPUs are built too.
-            _ if idle.is_empty() && 2 * far >= all.len() => Verdict::Unknown,
+            _ if idle.is_empty() && (is_odd || 2 * far >= all.len()) => Verdict::Unknown,
             _ => Verdict::Slow,
         };
         let down = if one.nics.iter().any(|nic| has_link(nic)) { "" } else { ", without a link" };

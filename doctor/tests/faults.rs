@@ -412,3 +412,22 @@ fn a_limit_on_locked_memory_that_holds_the_windows_is_not_called_broken() {
         assert_eq!(locked.verdict, verdict, "{limit}: {}", locked.found);
     }
 }
+
+#[test]
+fn a_gpu_for_a_display_lacks_no_nic() {
+    let card = "sys/bus/pci/devices/0000:02:00.0 -> ../../../devices/pci0000:00/0000:00:02.0/0000:02:00.0\n\
+                sys/bus/pci/devices/0000:02:00.0/vendor = 0x10de\n\
+                sys/bus/pci/devices/0000:02:00.0/device = 0x1fb0\n\
+                sys/bus/pci/devices/0000:02:00.0/class = 0x030000\n\
+                sys/bus/pci/devices/0000:02:00.0/numa_node = 0\n\
+                proc/driver/nvidia/gpus/0000:02:00.0/information = Device Minor: 8\n\
+                dev/nvidia8 =\n";
+    let base = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
+    let machine = Machine::read(&Tree::changed(&base, card).unwrap());
+    assert_eq!(machine.gpus.len(), 9);
+    assert!(machine.missing_rails().is_empty());
+    let found = examine(&machine, &job(&machine, &[]), None, None);
+    let near: Vec<&Finding> = found.iter().filter(|f| f.id == "rail-distance").collect();
+    assert_eq!(near.len(), 9);
+    assert!(near.iter().all(|finding| finding.verdict <= Verdict::Unknown), "{near:?}");
+}
