@@ -88,6 +88,13 @@ impl Job {
         }
     }
 
+    /// Whether the job uses it, or would with one of its alternatives.
+    pub(crate) fn may_need(&self, facility: Facility) -> bool {
+        let has =
+            |one: &Alternative| one.asks.uses.as_ref().is_some_and(|uses| uses.contains(&facility));
+        self.needs(facility) || self.alternatives.iter().any(has)
+    }
+
     /// Whether a config says that it is used.
     pub(crate) fn asks(&self, facility: Facility) -> bool {
         self.asks.uses.as_ref().is_some_and(|uses| uses.contains(&facility))

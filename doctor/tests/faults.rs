@@ -199,6 +199,40 @@ fn the_node_on_which_a_list_of_transports_falls_further_is_named() {
     assert_eq!((odd[0].found.as_str(), odd[0].wanted.as_str()), ("verbs", "efa, as on most"));
 }
 
+/// What differs among nodes that use these parts, by the ids of the findings.
+fn odd(trees_of: &[&str], uses: &[&str]) -> Vec<String> {
+    let told = |(host, name): (usize, &&str)| {
+        let machine = Machine::read(&Tree::open(&trees().join(name)).unwrap());
+        Summary::of(&machine, &job(&machine, uses), (&host.to_string(), "1"))
+    };
+    faults(&compare(&trees_of.iter().enumerate().map(told).collect::<Vec<_>>()))
+}
+
+#[test]
+fn a_node_with_fewer_links_speaks_what_the_others_speak() {
+    let hgx = "hgx-cx7.tree";
+    let found = odd(&[hgx, "faults/nic-missing.tree", hgx], &[]);
+    let expected = [
+        "slow world-nics NICs with a link of 1 (rank 1)",
+        "slow world-nics port rates of 1 (rank 1)",
+    ];
+    assert_eq!(found, expected);
+    let found = odd(&[hgx, "faults/link-layer-odd.tree", hgx], &[]);
+    assert!(found.contains(&"broken world-fabric link layers of 1 (rank 1)".into()), "{found:?}");
+}
+
+#[test]
+fn nodes_may_differ_in_what_their_job_does_not_use() {
+    let nodes = ["hgx-cx7.tree", "roce-bond.tree", "hgx-cx7.tree"];
+    let of_devices = |uses: &[&str]| {
+        let found = odd(&nodes, uses);
+        found.iter().filter(|fault| !fault.starts_with("unknown")).count()
+    };
+    assert_eq!(of_devices(&["kernel set cpu, transport shm"]), 0);
+    assert!(of_devices(&["kernel set cpu, transport verbs"]) > 0);
+    assert!(of_devices(&[]) > 0, "without a config all counts");
+}
+
 #[test]
 fn probes_say_which_transport_is_taken_and_a_fault_behind_a_probe_is_one() {
     let machine = Machine::read(&Tree::open(&trees().join("hgx-cx7.tree")).unwrap());
