@@ -45,6 +45,8 @@ pub struct Asks {
     pub nics: Vec<String>,
     /// The config says that NICs of all names reach each other.
     pub any_rails: bool,
+    /// A transport takes the first so many NICs that it finds, and not those that the topology chose.
+    pub counted_rails: bool,
     /// Entries of GID tables that the config names for `verbs`; it goes by rule where there are none.
     pub gid_indices: BTreeSet<u8>,
     /// Ports that the config names for `verbs`; all are used where there are none.
@@ -111,6 +113,7 @@ impl Job {
             job.asks.gid_indices.extend(&asks.gid_indices);
             job.asks.ports.extend(&asks.ports);
             job.asks.any_rails |= asks.any_rails;
+            job.asks.counted_rails |= asks.counted_rails;
         }
         job
     }

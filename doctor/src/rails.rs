@@ -70,10 +70,11 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 }
 
 /// The verdict on a missing rail, as the topology has it: it refuses the node, unless the config says
-/// which NICs to use, or NICs of all names reach each other.
+/// which NICs to use, or how many, or NICs of all names reach each other.
 fn of_missing(report: &Report<'_>, one: &RailShare<'_>) -> Verdict {
     let reach_all = one.nics.iter().all(|nic| nic.family == NicFamily::Efa);
-    let is_free = reach_all || report.job.asks.any_rails || !report.job.asks.nics.is_empty();
+    let asks = &report.job.asks;
+    let is_free = reach_all || asks.any_rails || asks.counted_rails || !asks.nics.is_empty();
     if is_free { Verdict::Slow } else { Verdict::Broken }
 }
 

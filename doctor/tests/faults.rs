@@ -308,6 +308,7 @@ fn a_near_card_without_an_rdma_device_is_told_from_a_card_that_is_missing() {
         fix("nic-missing.tree")
             .starts_with("modprobe mlx5_ib, then dmesg; lspci -k -s 0000:5e:00.0 shows")
     );
+    assert!(fix("nic-missing.tree").contains("in a container, where the host has its RDMA device"));
     assert!(fix("card-missing.tree").contains("reseat or replace it"));
     assert!(fix("half-wired.tree").contains("nothing, if the node is wired so"));
 }
@@ -325,6 +326,9 @@ fn a_missing_nic_breaks_a_job_only_where_the_topology_would_refuse_it() {
     assert_eq!(verdict(&verbs), (Verdict::Broken, true));
     verbs.asks.any_rails = true;
     assert_eq!(verdict(&verbs).0, Verdict::Ok, "no row of the cpu kernels lies on a GPU");
+    let mut counted = job(&machine, &["kernel set cpu, transport verbs"]);
+    counted.asks.counted_rails = true;
+    assert_eq!(verdict(&counted).0, Verdict::Ok, "the transport takes others");
     let mut cuda = job(&machine, &["kernel set cuda, transport verbs"]);
     cuda.asks.nics = vec!["mlx5_0".to_owned()];
     assert_eq!(verdict(&cuda), (Verdict::Slow, true));

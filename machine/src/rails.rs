@@ -335,7 +335,10 @@ impl MissingRail<'_> {
         match (self.cards.first(), &self.lack) {
             (Some(card), _) => {
                 let load = self.module.map_or(String::new(), |name| format!("modprobe {name}, "));
-                format!("{load}then dmesg; lspci -k -s {card} shows the card's driver")
+                format!(
+                    "{load}then dmesg; lspci -k -s {card} shows the card's driver; in a container, where the host \
+                     has its RDMA device: give that to the container"
+                )
             }
             (None, Lack::NoNic { .. }) => {
                 "lspci lists no such card there: reseat or replace it, or give the container its device"
