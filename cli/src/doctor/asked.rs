@@ -123,7 +123,7 @@ fn add_topology(asks: &mut Asks, choice: &PartChoice) {
 fn add_nics(asks: &mut Asks, choice: &PartChoice) -> Option<String> {
     // A table that is wrong is a finding of its own, as above.
     let keys: NicKeys = choice.table.parse(&choice.name).ok()?;
-    asks.counted_rails |= matches!(keys.rails, Some(Names::Count(_)));
+    asks.counted_rails |= matches!(keys.rails, Some(Names::Count(1..)));
     let named = [keys.device, keys.rails, keys.nics].into_iter().flatten().flat_map(Names::named);
     // libfabric's domains are the NICs' names with what kind of endpoint they are for.
     asks.nics.extend(named.map(|name| name.trim_end_matches("-rdm").to_owned()));
