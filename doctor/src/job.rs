@@ -71,6 +71,8 @@ pub struct Job {
     pub alternatives: Vec<Alternative>,
     /// Ranks that the node is to run.
     pub ranks: u64,
+    /// How many GPUs they drive, the first ones, where the operator said so; else all.
+    pub drives: Option<u64>,
     /// Processor threads of a rank.
     pub threads: u64,
     /// Bytes of one rank's windows, if all of them is touched.

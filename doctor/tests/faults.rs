@@ -332,6 +332,19 @@ fn a_missing_nic_breaks_a_job_only_where_the_topology_would_refuse_it() {
     let mut cuda = job(&machine, &["kernel set cuda, transport verbs"]);
     cuda.asks.nics = vec!["mlx5_0".to_owned()];
     assert_eq!(verdict(&cuda), (Verdict::Slow, true));
+    let mut few = job(&machine, &["kernel set cuda, transport verbs"]);
+    few.drives = Some(3);
+    assert_eq!(verdict(&few).0, Verdict::Unknown, "GPU 3 is the fourth");
+    few.drives = Some(4);
+    assert_eq!(verdict(&few).0, Verdict::Broken);
+    let tray = trees().join("faults/gb200-nic-missing.tree");
+    let tray = Machine::read(&Tree::open(&tray).unwrap());
+    for (ranks, expected) in [(2, Verdict::Unknown), (3, Verdict::Broken)] {
+        few.drives = Some(ranks);
+        let found = examine(&tray, &few, None, None);
+        let count = found.iter().find(|f| f.id == "rail-count").unwrap();
+        assert_eq!(count.verdict, expected, "GPU 2 and 3 share a NIC");
+    }
     let inside = job(&machine, &["kernel set cuda, transport nvlink"]);
     assert_eq!(verdict(&inside), (Verdict::Ok, false));
 }

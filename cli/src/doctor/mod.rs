@@ -166,7 +166,7 @@ fn examine_node(args: &Args, config: Option<&Config>, patience: Patience) -> Res
     };
     let tree = Tree::open(root).with_context(|| format!("--root: {}", root.display()))?;
     let machine = Machine::read(&tree);
-    let job = asked::job(&shape(args, &machine)?, config)?;
+    let job = job(args, &machine, config)?;
     let findings = examine(&machine, &job, None, None);
     Ok(Examined { machine, job, tried: None, findings, is_stuck: false })
 }
@@ -181,7 +181,7 @@ fn examine_system(args: &Args, config: Option<&Config>, patience: Patience) -> R
     });
     let parts = parts.map_err(|_| anyhow!("waiting for the probes panicked"))?.transpose()?;
     let tried = tried.map_err(|_| anyhow!("trying this node panicked"))?;
-    let mut job = asked::job(&shape(args, &machine)?, config)?;
+    let mut job = job(args, &machine, config)?;
     job.plugin_transport = match &parts {
         Some(found) => {
             found.parts.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some())
@@ -195,6 +195,11 @@ fn examine_system(args: &Args, config: Option<&Config>, patience: Patience) -> R
         findings.splice(0..0, unanswered(patience.parts.as_millis()));
     }
     Ok(Examined { machine, job, tried: Some(tried), findings, is_stuck: facts.is_none() })
+}
+
+fn job(args: &Args, machine: &Machine, config: Option<&Config>) -> Result<Job> {
+    let job = asked::job(&shape(args, machine)?, config)?;
+    Ok(Job { drives: args.ranks.map(u64::from), ..job })
 }
 
 /// Reads the running system, and its error counters twice.
