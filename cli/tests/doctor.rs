@@ -205,6 +205,16 @@ fn this_machine_is_read_for_real_and_says_how_long_it_took() {
     assert!(document["machine"]["kernel"]["release"].is_string(), "{}", document["machine"]);
 }
 
+#[test]
+fn a_missing_nic_of_a_gpu_that_no_rank_drives_breaks_nothing() {
+    let tree = repository("machine/trees/faults/nic-missing.tree");
+    for (ranks, code) in [(&[][..], 2), (&["--ranks", "4"], 2), (&["--ranks", "2"], 0)] {
+        let output =
+            tokenyard().args(["doctor", "--root"]).arg(&tree).args(ranks).output().unwrap();
+        expect_code(&output, code);
+    }
+}
+
 /// A rank of a world that meets at a file, on a node of its own.
 fn rank_command(rank: usize, roots: &[&str], folder: &Path) -> Command {
     let mut command: Command = tokenyard();

@@ -109,6 +109,8 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
         for (rank, nic) in expected.iter().enumerate() {
             assert_eq!(report["places"][rank]["nics"], serde_json::json!([nic]));
         }
+        assert_eq!(report["scale_out"]["placed_nics"], true);
+        assert_eq!(report["scale_up"]["placed_nics"], false);
         let warnings = report["warnings"].to_string();
         assert!(
             warnings.contains("every rank uses 1 of its NICs, because rank 2 on node1"),

@@ -45,6 +45,8 @@ pub struct Asks {
     pub nics: Vec<String>,
     /// The config says that NICs of all names reach each other.
     pub any_rails: bool,
+    /// A transport takes the first so many NICs that it finds, and not those that the topology chose.
+    pub counted_rails: bool,
     /// Entries of GID tables that the config names for `verbs`; it goes by rule where there are none.
     pub gid_indices: BTreeSet<u8>,
     /// Ports that the config names for `verbs`; all are used where there are none.
@@ -69,6 +71,8 @@ pub struct Job {
     pub alternatives: Vec<Alternative>,
     /// Ranks that the node is to run.
     pub ranks: u64,
+    /// How many GPUs they drive, the first ones, where the operator said so; else all.
+    pub drives: Option<u64>,
     /// Processor threads of a rank.
     pub threads: u64,
     /// Bytes of one rank's windows, if all of them is touched.
@@ -88,6 +92,13 @@ impl Job {
         }
     }
 
+    /// Whether the job uses it, or would with one of its alternatives.
+    pub(crate) fn may_need(&self, facility: Facility) -> bool {
+        let has =
+            |one: &Alternative| one.asks.uses.as_ref().is_some_and(|uses| uses.contains(&facility));
+        self.needs(facility) || self.alternatives.iter().any(has)
+    }
+
     /// Whether a config says that it is used.
     pub(crate) fn asks(&self, facility: Facility) -> bool {
         self.asks.uses.as_ref().is_some_and(|uses| uses.contains(&facility))
@@ -104,6 +115,7 @@ impl Job {
             job.asks.gid_indices.extend(&asks.gid_indices);
             job.asks.ports.extend(&asks.ports);
             job.asks.any_rails |= asks.any_rails;
+            job.asks.counted_rails |= asks.counted_rails;
         }
         job
     }

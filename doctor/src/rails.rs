@@ -2,7 +2,7 @@
 
 use tokenyard_machine::rails::share_in_words;
 use tokenyard_machine::{
-    Distance, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, RailShare,
+    Distance, Gpu, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, RailShare,
 };
 
 use crate::nics::{has_link, is_active, majority};
@@ -30,8 +30,8 @@ static EQUAL: Rule = Rule {
     title: "NICs of each GPU",
     wanted: "equally many for all GPUs",
     why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
-          their own share one with a neighbour. Where NICs do not divide evenly among GPUs (7 for 8), one is missing: \
-          the topology refuses the node, as above.",
+          their own share one with a neighbour. Where there are too few NICs to divide evenly among GPUs (7 for 8), one is \
+          missing: the topology refuses the node, as above.",
     cost: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
     fix: "bring up the port of the missing NIC, or give the container that device",
     source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \
@@ -52,6 +52,9 @@ static LAYER: Rule = Rule {
 /// What a missing rail costs where the topology refuses it.
 const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
                        this node (docs/topology.md)";
+/// Variables that say which GPUs a process sees.
+const SELECTING: [&str; 3] =
+    ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
 /// How to go on with the NICs that are there.
 const GO_ON: &str = "to go on with the NICs that are there, name them in `nics` of [topology.auto]";
 
@@ -70,19 +73,36 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 }
 
 /// The verdict on a missing rail, as the topology has it: it refuses the node, unless the config says
-/// which NICs to use, or NICs of all names reach each other.
-fn of_missing(report: &Report<'_>, one: &RailShare<'_>) -> Verdict {
+/// which NICs to use, or how many, or NICs of all names reach each other.
+fn of_missing(report: &Report<'_>, one: &RailShare<'_>, missing: &[&MissingRail<'_>]) -> Verdict {
+    if !missing.iter().any(|missing| is_driven(report, missing.gpu)) {
+        return Verdict::Unknown;
+    }
     let reach_all = one.nics.iter().all(|nic| nic.family == NicFamily::Efa);
-    let is_free = reach_all || report.job.asks.any_rails || !report.job.asks.nics.is_empty();
+    let asks = &report.job.asks;
+    let is_free = reach_all || asks.any_rails || asks.counted_rails || !asks.nics.is_empty();
     if is_free { Verdict::Slow } else { Verdict::Broken }
+}
+
+/// Whether a rank of the job may drive a GPU: they drive the first ones, unless the environment says which.
+fn is_driven(report: &Report<'_>, gpu: &Gpu) -> bool {
+    let selects = |name: &&str| report.machine.container.environment.contains_key(*name);
+    let given = report.machine.given_gpus();
+    let place = given.iter().filter(|of| of.vendor == gpu.vendor).position(|of| of.pci == gpu.pci);
+    let drives = |at: usize| report.job.drives.is_none_or(|gpus| (at as u64) < gpus);
+    SELECTING.iter().any(selects) || place.is_none_or(drives)
 }
 
 /// Fills in a finding on a missing rail.
 fn explain(finding: &mut Finding, missing: &MissingRail<'_>, verdict: Verdict) {
     finding.fix(format!("{}; {GO_ON}", missing.fix()));
-    if verdict == Verdict::Broken {
-        finding.cost(REFUSED);
-    }
+    match verdict {
+        Verdict::Broken => finding.cost(REFUSED),
+        Verdict::Unknown => {
+            finding.cost("nothing to a job whose ranks drive other GPUs, as this one's")
+        }
+        _ => finding,
+    };
 }
 
 fn words(distance: Distance) -> &'static str {
@@ -130,6 +150,9 @@ fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingR
         let none = missing.iter().find(|missing| {
             missing.gpu.pci == one.gpu.pci && matches!(missing.lack, Lack::NoNic { .. })
         });
+        // A card for a display is no rank's.
+        let is_odd =
+            all.iter().all(|near| near.distance > best || near.gpu.device_id != one.gpu.device_id);
         let is_near = |card| machine.distance(one.gpu.pci, card) <= best;
         let idle = match one.distance > best {
             true => machine.idle_cards(is_near),
@@ -137,10 +160,10 @@ fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingR
         };
         let verdict = match (one.distance, none) {
             (Distance::Unknown, _) => Verdict::Unknown,
-            (_, Some(_)) => of_missing(report, one),
+            (_, Some(none)) => of_missing(report, one, &[none]),
             (distance, None) if distance == best => Verdict::Ok,
             // Nodes with fewer NICs than GPUs are built too.
-            _ if idle.is_empty() && 2 * far >= all.len() => Verdict::Unknown,
+            _ if idle.is_empty() && (is_odd || 2 * far >= all.len()) => Verdict::Unknown,
             _ => Verdict::Slow,
         };
         let down = if one.nics.iter().any(|nic| has_link(nic)) { "" } else { ", without a link" };
@@ -186,10 +209,13 @@ fn counts(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail
     let uneven: Vec<_> =
         missing.iter().filter(|one| matches!(one.lack, Lack::Uneven { .. })).collect();
     let (verdict, found) = match (uneven.as_slice(), less.is_empty()) {
-        ([one], _) => (of_missing(report, first), one.to_string()),
+        ([one], _) => (of_missing(report, first, &uneven), one.to_string()),
         ([one, rest @ ..], _) => {
             let others: Vec<String> = rest.iter().map(|one| one.gpu.index.to_string()).collect();
-            (of_missing(report, first), format!("{one}; likewise GPU {}", others.join(", ")))
+            (
+                of_missing(report, first, &uneven),
+                format!("{one}; likewise GPU {}", others.join(", ")),
+            )
         }
         ([], true) => (Verdict::Ok, share_in_words(usual)),
         ([], false) => (Verdict::Slow, format!("fewer for GPU {}", less.join(", "))),

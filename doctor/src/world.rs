@@ -8,7 +8,7 @@ use tokenyard_machine::{Bound, LinkLayer, Machine, Nic};
 
 use crate::nics::{has_link, is_active, majority, rate};
 use crate::versions::numbers;
-use crate::{Finding, Job, Report, Rule, Verdict};
+use crate::{Facility, Finding, Job, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] =
     &[&PROGRAM, &SOFTWARE, &TRANSPORT, &NICS, &FABRIC, &SETTINGS, &CLOCK, &LOCAL];
@@ -182,8 +182,8 @@ impl Skew {
 }
 
 impl Summary {
-    /// What a node tells: `program` is the version of this program.
-    pub fn of(machine: &Machine, host: &str, program: &str) -> Self {
+    /// What a node tells of what the job may use: `program` is the version of this program.
+    pub fn of(machine: &Machine, job: &Job, (host, program): (&str, &str)) -> Self {
         let mut items = BTreeMap::new();
         let mut put = |name: &str, value: String| items.insert(name.to_owned(), value);
         put("tokenyard", program.to_owned());
@@ -207,10 +207,14 @@ impl Summary {
                 put(short, library.version.clone().unwrap_or_else(unknown));
             }
         }
-        put("GPUs", machine.gpus.len().to_string());
-        Self { host: host.to_owned(), items, ..Self::default() }
-            .with_nics(machine)
-            .with_settings(machine)
+        let uses_nics = job.may_need(Facility::Verbs) || job.may_need(Facility::Efa);
+        // Ranks take NICs by their GPUs, whether or not these hold the rows.
+        if uses_nics || job.may_need(Facility::Cuda) || job.may_need(Facility::Hip) {
+            put("GPUs", machine.gpus.len().to_string());
+        }
+        let told = Self { host: host.to_owned(), items, ..Self::default() };
+        let told = if uses_nics { told.with_nics(machine) } else { told };
+        told.with_settings(machine)
     }
 
     /// Adds which transport of several the node's findings say that it would take.
@@ -242,7 +246,8 @@ impl Summary {
                 LinkLayer::Unspecified => "unspecified".to_owned(),
             })
         });
-        self.put("link layers", counted(layers));
+        // How many there are is said above.
+        self.put("link layers", distinct(layers));
         let kinds = active()
             .filter(|(_, port)| port.link_layer.get() == Some(LinkLayer::Ethernet))
             .map(|(_, port)| match choose(LinkLayer::Ethernet, &port.gids) {
@@ -324,7 +329,7 @@ pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
         };
         let found = format!("{id} {subject}");
         report
-            .note((&LOCAL, crate::Facility::Node), places, (verdict, found))
+            .note((&LOCAL, Facility::Node), places, (verdict, found))
             .fix(format!("docs/findings.md#{id}"));
     }
     report.finish()
@@ -334,7 +339,7 @@ fn item(report: &mut Report<'_>, summaries: &[Summary], name: &str) {
     let values: Vec<Option<&String>> = summaries.iter().map(|one| one.items.get(name)).collect();
     let (rule, bad) = rule(name);
     let shown = |value: Option<&String>| value.map_or("none".to_owned(), Clone::clone);
-    let facility = crate::Facility::Node;
+    let facility = Facility::Node;
     if values.iter().all(|value| *value == values[0]) {
         report.note((rule, facility), name, (Verdict::Ok, shown(values[0])));
         return;
@@ -420,7 +425,7 @@ fn clocks(report: &mut Report<'_>, summaries: &[Summary]) {
             skew.error as f64 / 1e3
         );
         let subject = format!("clock of {}", places(summaries, ranks));
-        let finding = report.note((&CLOCK, crate::Facility::Node), subject, (verdict, found));
+        let finding = report.note((&CLOCK, Facility::Node), subject, (verdict, found));
         finding.wanted(format!("within 100 ms of {of}"));
     }
 }

@@ -199,6 +199,40 @@ fn the_node_on_which_a_list_of_transports_falls_further_is_named() {
     assert_eq!((odd[0].found.as_str(), odd[0].wanted.as_str()), ("verbs", "efa, as on most"));
 }
 
+/// What differs among nodes that use these parts, by the ids of the findings.
+fn odd(trees_of: &[&str], uses: &[&str]) -> Vec<String> {
+    let told = |(host, name): (usize, &&str)| {
+        let machine = Machine::read(&Tree::open(&trees().join(name)).unwrap());
+        Summary::of(&machine, &job(&machine, uses), (&host.to_string(), "1"))
+    };
+    faults(&compare(&trees_of.iter().enumerate().map(told).collect::<Vec<_>>()))
+}
+
+#[test]
+fn a_node_with_fewer_links_speaks_what_the_others_speak() {
+    let hgx = "hgx-cx7.tree";
+    let found = odd(&[hgx, "faults/nic-missing.tree", hgx], &[]);
+    let expected = [
+        "slow world-nics NICs with a link of 1 (rank 1)",
+        "slow world-nics port rates of 1 (rank 1)",
+    ];
+    assert_eq!(found, expected);
+    let found = odd(&[hgx, "faults/link-layer-odd.tree", hgx], &[]);
+    assert!(found.contains(&"broken world-fabric link layers of 1 (rank 1)".into()), "{found:?}");
+}
+
+#[test]
+fn nodes_may_differ_in_what_their_job_does_not_use() {
+    let nodes = ["hgx-cx7.tree", "roce-bond.tree", "hgx-cx7.tree"];
+    let of_devices = |uses: &[&str]| {
+        let found = odd(&nodes, uses);
+        found.iter().filter(|fault| !fault.starts_with("unknown")).count()
+    };
+    assert_eq!(of_devices(&["kernel set cpu, transport shm"]), 0);
+    assert!(of_devices(&["kernel set cpu, transport verbs"]) > 0);
+    assert!(of_devices(&[]) > 0, "without a config all counts");
+}
+
 #[test]
 fn probes_say_which_transport_is_taken_and_a_fault_behind_a_probe_is_one() {
     let machine = Machine::read(&Tree::open(&trees().join("hgx-cx7.tree")).unwrap());
@@ -274,6 +308,7 @@ fn a_near_card_without_an_rdma_device_is_told_from_a_card_that_is_missing() {
         fix("nic-missing.tree")
             .starts_with("modprobe mlx5_ib, then dmesg; lspci -k -s 0000:5e:00.0 shows")
     );
+    assert!(fix("nic-missing.tree").contains("in a container, where the host has its RDMA device"));
     assert!(fix("card-missing.tree").contains("reseat or replace it"));
     assert!(fix("half-wired.tree").contains("nothing, if the node is wired so"));
 }
@@ -291,9 +326,25 @@ fn a_missing_nic_breaks_a_job_only_where_the_topology_would_refuse_it() {
     assert_eq!(verdict(&verbs), (Verdict::Broken, true));
     verbs.asks.any_rails = true;
     assert_eq!(verdict(&verbs).0, Verdict::Ok, "no row of the cpu kernels lies on a GPU");
+    let mut counted = job(&machine, &["kernel set cpu, transport verbs"]);
+    counted.asks.counted_rails = true;
+    assert_eq!(verdict(&counted).0, Verdict::Ok, "the transport takes others");
     let mut cuda = job(&machine, &["kernel set cuda, transport verbs"]);
     cuda.asks.nics = vec!["mlx5_0".to_owned()];
     assert_eq!(verdict(&cuda), (Verdict::Slow, true));
+    let mut few = job(&machine, &["kernel set cuda, transport verbs"]);
+    few.drives = Some(3);
+    assert_eq!(verdict(&few).0, Verdict::Unknown, "GPU 3 is the fourth");
+    few.drives = Some(4);
+    assert_eq!(verdict(&few).0, Verdict::Broken);
+    let tray = trees().join("faults/gb200-nic-missing.tree");
+    let tray = Machine::read(&Tree::open(&tray).unwrap());
+    for (ranks, expected) in [(2, Verdict::Unknown), (3, Verdict::Broken)] {
+        few.drives = Some(ranks);
+        let found = examine(&tray, &few, None, None);
+        let count = found.iter().find(|f| f.id == "rail-count").unwrap();
+        assert_eq!(count.verdict, expected, "GPU 2 and 3 share a NIC");
+    }
     let inside = job(&machine, &["kernel set cuda, transport nvlink"]);
     assert_eq!(verdict(&inside), (Verdict::Ok, false));
 }
@@ -411,4 +462,23 @@ fn a_limit_on_locked_memory_that_holds_the_windows_is_not_called_broken() {
         let locked = found.iter().find(|finding| finding.id == "locked-memory").unwrap();
         assert_eq!(locked.verdict, verdict, "{limit}: {}", locked.found);
     }
+}
+
+#[test]
+fn a_gpu_for_a_display_lacks_no_nic() {
+    let card = "sys/bus/pci/devices/0000:02:00.0 -> ../../../devices/pci0000:00/0000:00:02.0/0000:02:00.0\n\
+                sys/bus/pci/devices/0000:02:00.0/vendor = 0x10de\n\
+                sys/bus/pci/devices/0000:02:00.0/device = 0x1fb0\n\
+                sys/bus/pci/devices/0000:02:00.0/class = 0x030000\n\
+                sys/bus/pci/devices/0000:02:00.0/numa_node = 0\n\
+                proc/driver/nvidia/gpus/0000:02:00.0/information = Device Minor: 8\n\
+                dev/nvidia8 =\n";
+    let base = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
+    let machine = Machine::read(&Tree::changed(&base, card).unwrap());
+    assert_eq!(machine.gpus.len(), 9);
+    assert!(machine.missing_rails().is_empty());
+    let found = examine(&machine, &job(&machine, &[]), None, None);
+    let near: Vec<&Finding> = found.iter().filter(|f| f.id == "rail-distance").collect();
+    assert_eq!(near.len(), 9);
+    assert!(near.iter().all(|finding| finding.verdict <= Verdict::Unknown), "{near:?}");
 }

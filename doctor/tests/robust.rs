@@ -33,7 +33,7 @@ fn judged(text: &str) {
         job.asks.add_part("transport", part, None);
     }
     examine(&machine, &job, None, None);
-    let summary = Summary::of(&machine, "host", "1");
+    let summary = Summary::of(&machine, &job, ("host", "1"));
     compare(&[summary.clone(), Summary::default(), summary]);
 }
 

@@ -85,19 +85,35 @@ struct Tool {
     /// Folders outside `PATH` that its packages use: a service, or a shell without the installer's
     /// profile, lacks them in its own.
     besides: &'static [&'static str],
+    /// An exit code that warns, with all that it was asked for printed.
+    warning: Option<i32>,
 }
 
 /// Where the driver's installer puts it, and where Google's device plugin does in a container.
 const NVIDIA: &[&str] = &["/usr/bin", "/usr/local/nvidia/bin"];
+/// nvidia-smi(1): the InfoROM of a board is corrupted, which is no matter of reaching memory.
+const INFOROM: Option<i32> = Some(14);
 const NVIDIA_SMI: Tool =
-    Tool { file: "nvidia-smi-q", words: &["nvidia-smi", "-q"], besides: NVIDIA };
-const NVLINK: Tool =
-    Tool { file: "nvidia-smi-nvlink", words: &["nvidia-smi", "nvlink", "-s"], besides: NVIDIA };
-const IBV_DEVINFO: Tool =
-    Tool { file: "ibv_devinfo", words: &["ibv_devinfo"], besides: &["/usr/bin", "/usr/sbin"] };
+    Tool { file: "nvidia-smi-q", words: &["nvidia-smi", "-q"], besides: NVIDIA, warning: INFOROM };
+const NVLINK: Tool = Tool {
+    file: "nvidia-smi-nvlink",
+    words: &["nvidia-smi", "nvlink", "-s"],
+    besides: NVIDIA,
+    warning: INFOROM,
+};
+const IBV_DEVINFO: Tool = Tool {
+    file: "ibv_devinfo",
+    words: &["ibv_devinfo"],
+    besides: &["/usr/bin", "/usr/sbin"],
+    warning: None,
+};
 /// AWS' EFA installer brings a libfabric of its own.
-const FI_INFO: Tool =
-    Tool { file: "fi_info", words: &["fi_info"], besides: &["/opt/amazon/efa/bin", "/usr/bin"] };
+const FI_INFO: Tool = Tool {
+    file: "fi_info",
+    words: &["fi_info"],
+    besides: &["/opt/amazon/efa/bin", "/usr/bin"],
+    warning: None,
+};
 
 /// A GPU, as `nvidia-smi -q` tells it.
 pub(crate) struct SmiGpu {
@@ -213,6 +229,7 @@ impl Deadline {
 /// A command that runs; killed when dropped, and reaped once it has ended.
 struct Run {
     child: Option<Child>,
+    warning: Option<i32>,
     stdout: mpsc::Receiver<Vec<u8>>,
     stderr: mpsc::Receiver<Vec<u8>>,
 }
@@ -223,6 +240,7 @@ impl Run {
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         Ok(Self {
             child: Some(child),
+            warning: tool.warning,
             stdout: in_thread(stdout, |pipe, bytes| pipe.take(MOST_BYTES).read_to_end(bytes)),
             stderr: in_thread(stderr, read_last),
         })
@@ -241,7 +259,7 @@ impl Run {
             }
         };
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        if status.success() {
+        if status.success() || (self.warning.is_some() && status.code() == self.warning) {
             return Ok(text);
         }
         let errors = self.stderr.recv_timeout(deadline.left()).unwrap_or_default();

@@ -70,7 +70,7 @@ fn message_units_and_fabric_domains_are_read() {
 
 fn run(words: &'static [&'static str], besides: &'static [&'static str], ms: u64) -> Answer {
     let deadline = Deadline { start: Instant::now(), patience: Duration::from_millis(ms) };
-    Run::start(&Tool { file: "", words, besides })?.output(&deadline)
+    Run::start(&Tool { file: "", words, besides, warning: Some(14) })?.output(&deadline)
 }
 
 fn failed(code: i32, said: &str) -> Answer {
@@ -92,6 +92,8 @@ fn a_command_says_why_it_told_nothing() {
     let nowhere = run(&["no-such-program-here"], &["/no/such/folder"], LONG);
     assert_eq!(nowhere, Err(Silence::NotFound { besides: vec!["/no/such/folder".to_owned()] }));
     assert_eq!(run(&["echo", "hello"], &[], LONG), Ok("hello\n".into()));
+    // All is told, and a warning besides.
+    assert_eq!(run(&["sh", "-c", "echo hello; exit 14"], &[], LONG), Ok("hello\n".into()));
     assert!(start.elapsed() < Duration::from_secs(900));
 }
 

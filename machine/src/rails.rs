@@ -101,8 +101,9 @@ impl Machine {
     }
 
     /// GPUs that this process was given and whose NIC is missing: they have none next to them where most
-    /// have one, or less than others where the NICs do not divide evenly among the GPUs. Nodes on which half
-    /// of the GPUs or more have none, or several share one, are built too.
+    /// have one, or less than others where there are too few NICs to divide evenly among the GPUs. Nodes on
+    /// which half of the GPUs or more have none, or several share one, are built too; so are nodes with a
+    /// NIC more than that, and those that lost a GPU look like them.
     pub fn missing_rails(&self) -> Vec<MissingRail<'_>> {
         let shares = self.rail_shares();
         if shares.len() < 2 {
@@ -111,7 +112,9 @@ impl Machine {
         let best = shares.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
         let with = shares.iter().filter(|one| is_as_near(&shares, one)).count();
         match is_next(best) && with < shares.len() {
-            true if 2 * with > shares.len() => self.without_nic(&shares, (best, with)),
+            true if 2 * with > shares.len() && have_different(&shares) => {
+                self.without_nic(&shares, (best, with))
+            }
             true => Vec::new(),
             false => self.uneven(&shares),
         }
@@ -122,7 +125,12 @@ impl Machine {
         shares: &[RailShare<'a>],
         (best, with): (Distance, usize),
     ) -> Vec<MissingRail<'a>> {
-        let far = shares.iter().filter(|one| !is_next(one.distance));
+        // A card for a display is no rank's.
+        let is_alike = |one: &RailShare<'_>| {
+            let mut near = shares.iter().filter(|near| is_next(near.distance));
+            near.any(|near| near.gpu.device_id == one.gpu.device_id)
+        };
+        let far = shares.iter().filter(|one| !is_next(one.distance) && is_alike(one));
         far.map(|one| {
             let place = self.pci_at(one.gpu.pci).and_then(|gpu| shared_bridge(gpu, best));
             let ports = place.map_or(Vec::new(), |(_, place)| self.ports_without_link(place));
@@ -141,12 +149,13 @@ impl Machine {
     fn uneven<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<MissingRail<'a>> {
         let there = self.rail_names();
         let (nics, gpus) = (there.len(), self.gpus.len());
-        let divides = nics == 0 || nics.is_multiple_of(gpus) || gpus.is_multiple_of(nics);
-        if divides || shares.len() != gpus {
-            return Vec::new();
-        }
         let usual = usual(shares);
         let some_have_less = shares.iter().any(|one| one.own < usual);
+        // Parts of a node that are built alike lack nothing.
+        let is_built_so = !some_have_less && have_different(shares);
+        if !is_short(nics, gpus) || is_built_so || shares.len() != gpus {
+            return Vec::new();
+        }
         let less = shares.iter().filter(|one| one.own < usual || !some_have_less);
         less.map(|one| {
             let by = one.nics.iter().map(|nic| sharers(shares, nic)).max().unwrap_or(1);
@@ -206,6 +215,27 @@ impl Machine {
         };
         self.pci.iter().filter(is_empty).map(|port| port.address).collect()
     }
+}
+
+/// Whether there are too few NICs to divide evenly, rather than too many: the next number that does is
+/// nearer than the one before. Where both are as near it is not known, and an odd number of GPUs, or
+/// one NIC for each, speaks against a NIC that is missing.
+fn is_short(nics: usize, gpus: usize) -> bool {
+    let divides = |nics: &usize| nics.is_multiple_of(gpus) || gpus.is_multiple_of(*nics);
+    let more = (nics..nics + gpus).find(divides);
+    let less = (1..=nics).rev().find(divides);
+    let (Some(more), Some(less)) = (more, less) else { return false };
+    let (lacks, spare) = (more - nics, nics - less);
+    lacks < spare || lacks == spare && lacks > 0 && nics < gpus && gpus.is_multiple_of(2)
+}
+
+/// Whether GPUs whose NICs are as near as any have different ones. Where all share the same there is
+/// nothing to compare with.
+fn have_different(all: &[RailShare<'_>]) -> bool {
+    let mut near = all.iter().filter(|one| is_as_near(all, one));
+    let Some(first) = near.next() else { return false };
+    let names = || first.nics.iter().map(|nic| &nic.name);
+    near.any(|one| one.nics.iter().map(|nic| &nic.name).ne(names()))
 }
 
 /// Below one switch, or below one root port: that makes a NIC a GPU's own.
@@ -305,7 +335,10 @@ impl MissingRail<'_> {
         match (self.cards.first(), &self.lack) {
             (Some(card), _) => {
                 let load = self.module.map_or(String::new(), |name| format!("modprobe {name}, "));
-                format!("{load}then dmesg; lspci -k -s {card} shows the card's driver")
+                format!(
+                    "{load}then dmesg; lspci -k -s {card} shows the card's driver; in a container, where the host \
+                     has its RDMA device: give that to the container"
+                )
             }
             (None, Lack::NoNic { .. }) => {
                 "lspci lists no such card there: reseat or replace it, or give the container its device"

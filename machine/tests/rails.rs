@@ -82,8 +82,16 @@ fn nodes_that_are_built_with_few_or_many_nics_lack_none() {
         (&[(4, 0), (0, 4)], "4 NICs for 4 GPUs, below switches of their own"),
         (&[(4, 0), (0, 1)], "1 NIC for 4 GPUs, below a switch of its own"),
         (&[(4, 0), (0, 8)], "8 NICs for 4 GPUs, below a switch of their own"),
+        (&[(2, 1), (1, 0)], "1 NIC for 3 GPUs, two of them below its switch"),
+        (&[(3, 2), (1, 0)], "one card with two ports, below the switch of 3 of 4 GPUs"),
+        (&[(5, 2), (5, 2)], "4 NICs for 10 GPUs, alike on both sides"),
+        (&[(3, 0), (0, 2)], "2 ports of a card for 3 GPUs"),
+        (&[(8, 0), (0, 9)], "one NIC more than GPUs"),
+        (&[(2, 3), (2, 2)], "one NIC more on one side"),
+        (&[(2, 2), (1, 2)], "4 NICs, and a GPU that is lost"),
+        (&[(7, 0), (0, 4)], "4 NICs for 8 GPUs, of which one is lost"),
     ] {
-        let machine = node(switches, 8);
+        let machine = node(switches, 16);
         assert_eq!(missing(&machine), Vec::<u32>::new(), "{of}");
     }
 }
@@ -109,6 +117,8 @@ fn gpus_with_less_than_others_are_named_where_nics_do_not_divide_evenly() {
     assert_eq!(missing(&node(&[(2, 2), (2, 1)], 4)), [2, 3]);
     // All are equally near to all.
     assert_eq!(missing(&node(&[(8, 0), (0, 7)], 8)), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(missing(&node(&[(4, 0), (0, 3)], 4)), [0, 1, 2, 3]);
+    assert_eq!(missing(&node(&[(8, 0), (0, 15)], 8)), [0, 1, 2, 3, 4, 5, 6, 7]);
     let node = node(&[(2, 2), (2, 1)], 4);
     assert_eq!(
         node.missing_rails()[0].to_string(),

@@ -71,8 +71,8 @@ impl Default for VerbsConfig {
 /// Which device a rank uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// Of the fastest active ports: the one that the topology chose for the rank; where it chose
-    /// none, rank i of the team takes number i, round and round.
+    /// The one that the topology chose for the rank; where it chose none, of the fastest active ports
+    /// rank i of the team takes number i, round and round.
     Auto,
     /// Of these: rank i of the team takes number i, round and round.
     Named(Vec<String>),

@@ -35,11 +35,12 @@ pub(crate) struct Adapter {
     pub(crate) signals: SignalMode,
 }
 
-/// Every adapter that the config lets ranks use, in the order in which they take them.
+/// Every adapter that the config lets ranks use, in the order in which they take them; with
+/// `device = "auto"` the one of `nics`, which the topology chose for this rank, if it can be used.
 ///
 /// # Errors
 /// [`ErrorKind::Unavailable`] with what is missing.
-pub(crate) fn adapters(config: &VerbsConfig) -> Result<Vec<Adapter>> {
+pub(crate) fn adapters(config: &VerbsConfig, nics: &[String]) -> Result<Vec<Adapter>> {
     let library = Library::get().map_err(|e| {
         Error::new(ErrorKind::Unavailable, "load libibverbs", e.to_string())
             .with_fix("apt-get install libibverbs1 ibverbs-providers, or the vendor's package")
@@ -65,7 +66,7 @@ pub(crate) fn adapters(config: &VerbsConfig) -> Result<Vec<Adapter>> {
     let open: Vec<_> =
         wanted.iter().map(|name| open(&devices, name, &names)).collect::<Result<_>>()?;
     let ports = open.iter().map(facts).collect::<Result<Vec<_>>>()?.concat();
-    choose(config, &ports)?
+    choose(config, nics, &ports)?
         .into_iter()
         .map(|port| {
             let context = open.iter().find(|context| context.name() == port.device);
@@ -75,7 +76,16 @@ pub(crate) fn adapters(config: &VerbsConfig) -> Result<Vec<Adapter>> {
         .collect()
 }
 
-fn choose<'a>(config: &VerbsConfig, ports: &'a [PortFacts]) -> Result<Vec<&'a PortFacts>> {
+fn choose<'a>(
+    config: &VerbsConfig,
+    nics: &[String],
+    ports: &'a [PortFacts],
+) -> Result<Vec<&'a PortFacts>> {
+    if let (DeviceChoice::Auto, Some(port)) =
+        (&config.device, rules::placed(ports, nics, config.port))
+    {
+        return Ok(vec![port]);
+    }
     let chosen = match &config.device {
         DeviceChoice::Named(names) => {
             let port = |name: &String| rules::port(ports, name, config.port);
@@ -233,4 +243,29 @@ fn unavailable(operation: &'static str, error: CallError) -> Error {
 
 fn broken(message: &'static str) -> Error {
     Error::new(ErrorKind::Internal, "choose device", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_opens_the_nic_of_the_topology_and_else_the_fastest() {
+        let port = |device: &str, speed| PortFacts {
+            device: device.into(),
+            port: 1,
+            active: true,
+            link_layer: ffi::LINK_LAYER_ETHERNET,
+            width: 2,
+            speed,
+        };
+        let ports = [port("mlx5_0", 32), port("mlx5_9", 128)];
+        let opened = |nics: &[&str]| {
+            let nics: Vec<String> = nics.iter().map(|nic| (*nic).to_owned()).collect();
+            let chosen = choose(&VerbsConfig::default(), &nics, &ports).unwrap();
+            chosen.iter().map(|port| port.device.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(opened(&["mlx5_0"]), ["mlx5_0"]);
+        assert_eq!(opened(&[]), ["mlx5_9"]);
+    }
 }

@@ -59,7 +59,17 @@ impl PortFacts {
     }
 }
 
-/// The ports that `"auto"` spreads the ranks over: of those that are active, the fastest; one per
+/// The port of the first of `nics` that can be used: those that the topology chose for a rank. It may be
+/// slower than others of the node, which are for something else, or on other rails.
+pub fn placed<'a>(
+    ports: &'a [PortFacts],
+    nics: &[String],
+    wish: Option<u8>,
+) -> Option<&'a PortFacts> {
+    nics.iter().find_map(|nic| port(ports, nic, wish).ok())
+}
+
+/// The ports that `"auto"` spreads the ranks over where the topology chose none: of those that are active, the fastest; one per
 /// device, in order of their devices' names, numbers counted as numbers.
 pub fn automatic(ports: &[PortFacts]) -> Vec<&PortFacts> {
     let usable = || ports.iter().filter(|port| port.is_usable());

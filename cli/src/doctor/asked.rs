@@ -36,7 +36,9 @@ enum Names {
     Many(Vec<String>),
     /// By local rank.
     ByRank(BTreeMap<String, Vec<String>>),
-    /// A count of rails, or what its part will refuse.
+    /// The first so many that the part finds.
+    Count(u32),
+    /// What its part will refuse.
     Other(serde::de::IgnoredAny),
 }
 
@@ -46,7 +48,7 @@ impl Names {
             Self::One(name) if name != "auto" => vec![name],
             Self::Many(names) => names,
             Self::ByRank(names) => names.into_values().flatten().collect(),
-            Self::One(_) | Self::Other(_) => Vec::new(),
+            Self::One(_) | Self::Count(_) | Self::Other(_) => Vec::new(),
         }
     }
 }
@@ -121,6 +123,7 @@ fn add_topology(asks: &mut Asks, choice: &PartChoice) {
 fn add_nics(asks: &mut Asks, choice: &PartChoice) -> Option<String> {
     // A table that is wrong is a finding of its own, as above.
     let keys: NicKeys = choice.table.parse(&choice.name).ok()?;
+    asks.counted_rails |= matches!(keys.rails, Some(Names::Count(1..)));
     let named = [keys.device, keys.rails, keys.nics].into_iter().flatten().flat_map(Names::named);
     // libfabric's domains are the NICs' names with what kind of endpoint they are for.
     asks.nics.extend(named.map(|name| name.trim_end_matches("-rdm").to_owned()));
@@ -164,6 +167,21 @@ mod tests {
         assert!(job.asks.any_rails);
         assert!(job.needs(tokenyard_doctor::Facility::Efa));
         assert!(!job.needs(tokenyard_doctor::Facility::Verbs));
+    }
+
+    #[test]
+    fn a_count_of_rails_goes_by_no_topology() {
+        let counted = |rails: &str| {
+            let text = format!(
+                "[kernels]\nuse = \"cpu\"\n[transport.scale_out]\nuse = \"libfabric\"\n\
+                 [transport.scale_out.libfabric]\nprovider = \"verbs\"\nrails = {rails}\n"
+            );
+            let config = Config::parse(&text, "config.toml").unwrap();
+            let shape = Shape { ranks: 2, experts: 8, topk: 2, hidden: 256, max_tokens: 16 };
+            job(&shape.new().unwrap(), Some(&config)).unwrap().asks.counted_rails
+        };
+        assert!(counted("2"));
+        assert!(!counted("\"auto\"") && !counted("[\"mlx5_0\"]"));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use serde::Serialize;
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Shape;
-use tokenyard_doctor::{Finding, Tried, Verdict, examine, unanswered};
+use tokenyard_doctor::{Finding, Job, Tried, Verdict, examine, unanswered};
 use tokenyard_machine::{Counters, Machine, Tree, commands};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
@@ -104,6 +104,7 @@ struct Document<'a> {
 /// A node that was examined.
 struct Examined {
     machine: Machine,
+    job: Job,
     tried: Option<Tried>,
     findings: Vec<Finding>,
     /// A probe has not come back: its thread is still inside a driver.
@@ -117,7 +118,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let config = args.config.as_deref().map(Config::load).transpose()?;
     let examined = examine_node(args, config.as_ref(), ALONE)?;
-    let Examined { machine, tried, findings, is_stuck } = examined;
+    let Examined { machine, tried, findings, is_stuck, .. } = examined;
     let elapsed_ms = start.elapsed().as_secs_f64() * 1e3;
     let verdict = worst(&findings);
     let people = People::new(args.json);
@@ -165,9 +166,9 @@ fn examine_node(args: &Args, config: Option<&Config>, patience: Patience) -> Res
     };
     let tree = Tree::open(root).with_context(|| format!("--root: {}", root.display()))?;
     let machine = Machine::read(&tree);
-    let job = asked::job(&shape(args, &machine)?, config)?;
+    let job = job(args, &machine, config)?;
     let findings = examine(&machine, &job, None, None);
-    Ok(Examined { machine, tried: None, findings, is_stuck: false })
+    Ok(Examined { machine, job, tried: None, findings, is_stuck: false })
 }
 
 fn examine_system(args: &Args, config: Option<&Config>, patience: Patience) -> Result<Examined> {
@@ -180,7 +181,7 @@ fn examine_system(args: &Args, config: Option<&Config>, patience: Patience) -> R
     });
     let parts = parts.map_err(|_| anyhow!("waiting for the probes panicked"))?.transpose()?;
     let tried = tried.map_err(|_| anyhow!("trying this node panicked"))?;
-    let mut job = asked::job(&shape(args, &machine)?, config)?;
+    let mut job = job(args, &machine, config)?;
     job.plugin_transport = match &parts {
         Some(found) => {
             found.parts.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some())
@@ -193,7 +194,12 @@ fn examine_system(args: &Args, config: Option<&Config>, patience: Patience) -> R
     if facts.is_none() {
         findings.splice(0..0, unanswered(patience.parts.as_millis()));
     }
-    Ok(Examined { machine, tried: Some(tried), findings, is_stuck: facts.is_none() })
+    Ok(Examined { machine, job, tried: Some(tried), findings, is_stuck: facts.is_none() })
+}
+
+fn job(args: &Args, machine: &Machine, config: Option<&Config>) -> Result<Job> {
+    let job = asked::job(&shape(args, machine)?, config)?;
+    Ok(Job { drives: args.ranks.map(u64::from), ..job })
 }
 
 /// Reads the running system, and its error counters twice.

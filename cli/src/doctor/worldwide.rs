@@ -78,10 +78,10 @@ fn join(config: Option<&Config>) -> Result<World> {
 
 /// What all ranks tell, and whether a probe of this one is stuck.
 fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<(Vec<Summary>, bool)> {
-    let Examined { machine, findings, is_stuck, .. } = examine_node(args, config, TOGETHER)?;
+    let Examined { machine, job, findings, is_stuck, .. } = examine_node(args, config, TOGETHER)?;
     let host = node_name(args, world.rank());
     let mut mine =
-        Summary::of(&machine, &host, env!("CARGO_PKG_VERSION")).with_transport(&findings);
+        Summary::of(&machine, &job, (&host, env!("CARGO_PKG_VERSION"))).with_transport(&findings);
     mine.faults = findings.iter().filter_map(fault).collect();
     mine.clock = clock(world)?;
     let bytes = serde_json::to_vec(&mine)?;

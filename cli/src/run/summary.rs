@@ -278,7 +278,8 @@ fn parts_line(opened: &Opened) -> String {
     )
 }
 
-/// Which NICs serve which rank, where there are any; of many ranks the first.
+/// Which NICs serve which rank, where there are any; of many ranks the first. Which ones a transport with a
+/// table of its own uses is not known here.
 fn nics_line(report: &serde_json::Value) -> Option<String> {
     const MOST: usize = 16;
     let of_place = |place: &serde_json::Value| -> Option<String> {
@@ -294,7 +295,13 @@ fn nics_line(report: &serde_json::Value) -> Option<String> {
         more => format!("; and {more} ranks more, see --json"),
     };
     let shown = ranks.iter().take(MOST).cloned().collect::<Vec<_>>().join(", ");
-    (!ranks.is_empty()).then(|| format!("NICs by rank {shown}{more}"))
+    let levels = ["scale_up", "scale_out"].map(|level| report.get(level)?.get("placed_nics"));
+    let are_used = levels.into_iter().flatten().any(|used| used.as_bool() == Some(true));
+    let (head, tail) = match are_used {
+        true => ("NICs by rank", ""),
+        false => ("NICs near by rank", " (no transport of this config goes by them)"),
+    };
+    (!ranks.is_empty()).then(|| format!("{head} {shown}{more}{tail}"))
 }
 
 /// 10^9 bytes per second; 0 where no time was measured.
@@ -309,7 +316,10 @@ mod tests {
     #[test]
     fn nics_are_told_by_rank_and_cut_short() {
         let place = |nics: &[&str]| serde_json::json!({ "host": "a", "nics": nics });
-        let report = |places: Vec<serde_json::Value>| serde_json::json!({ "places": places });
+        let report = |places: Vec<serde_json::Value>| {
+            let used = serde_json::json!({ "placed_nics": true });
+            serde_json::json!({ "places": places, "scale_up": null, "scale_out": used })
+        };
         let two = report(vec![
             place(&["mlx5_0", "mlx5_1"]),
             serde_json::Value::Null,
@@ -320,5 +330,10 @@ mod tests {
         let many = nics_line(&report(vec![place(&["n"]); 20])).unwrap();
         assert!(many.ends_with("15: n; and 4 ranks more, see --json"), "{many}");
         assert_eq!(nics_line(&report(vec![place(&[])])), None);
+        let mut unused = two;
+        unused["scale_out"]["placed_nics"] = false.into();
+        let line = nics_line(&unused).unwrap();
+        assert!(line.starts_with("NICs near by rank 0: mlx5_0"), "{line}");
+        assert!(line.ends_with("3: mlx5_2 (no transport of this config goes by them)"), "{line}");
     }
 }

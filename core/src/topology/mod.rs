@@ -19,7 +19,8 @@ pub struct Discover {
 /// Where one rank is.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Place {
-    /// Identity of the machine: equal on ranks that share memory; at most 63 bytes.
+    /// Identity of the machine: equal on ranks that share memory; at most 63 bytes. In the places of a yard's
+    /// report, and in errors, it is the host's name where names tell the machines apart.
     pub host: String,
     /// Device ordinal that the rank drives.
     pub device: Option<u32>,

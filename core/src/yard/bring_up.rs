@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::claims::Claims;
 use super::levels::{LevelReport, Levels, Transports, windows_of};
 use super::nics;
-use super::places::{discover_all, domains, scattered};
+use super::places::{discover_all, domains, name_hosts, scattered};
 use super::progress::Progress;
 use super::reporter::{Counters, Desk, Live, Looking, Meeting, OpenDesk, Ring};
 use super::watchdog::{Bounds, Links, Watchdog};
@@ -153,6 +153,7 @@ fn bring_up(
     let number = agree(members, config, &options)?;
     meet(members, &desk.0)?;
     let mut places = discover_all(members, config, &registry)?;
+    name_hosts(&mut places, desk.0.meeting.get().map_or(&[], |meeting| &meeting.ranks));
     share_nics(&mut places);
     let domains = match (&config.scale_up, config.domains) {
         // No row goes by the domains.

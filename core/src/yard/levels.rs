@@ -24,6 +24,8 @@ pub struct LevelReport {
     pub path: &'static str,
     /// World ranks that this rank reaches over it, itself included.
     pub team: Vec<u32>,
+    /// Whether it uses the NICs of the places; else its own table, or nobody, says which.
+    pub placed_nics: bool,
     /// Why this transport, where there was a choice.
     pub reasons: Vec<String>,
 }
@@ -42,11 +44,16 @@ impl Level<'_> {
         if self.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0 { "load_store" } else { "put" }
     }
 
+    fn goes_by_nics(&self) -> bool {
+        self.capabilities.flags & abi::TY_CAP_PLACED_NICS != 0
+    }
+
     fn report(&self) -> LevelReport {
         LevelReport {
             transport: self.choice.name.clone(),
             path: self.path(),
             team: self.team.world_ranks.clone(),
+            placed_nics: self.goes_by_nics(),
             reasons: self.reasons.clone(),
         }
     }
@@ -158,7 +165,7 @@ impl<'a> Levels<'a> {
 
     /// Whether a transport uses the NICs that the topology chose.
     pub(super) fn go_by_nics(&self) -> bool {
-        self.each().any(|(_, level)| level.capabilities.flags & abi::TY_CAP_PLACED_NICS != 0)
+        self.each().any(|(_, level)| level.goes_by_nics())
     }
 
     /// What the transports declared.

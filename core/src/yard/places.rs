@@ -1,6 +1,6 @@
 //! Who is where: the places of all ranks, and the domains they make.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bootstrap::Members;
 use crate::config::Config;
@@ -26,6 +26,31 @@ pub(super) fn discover_all(
         members.has(rank).then(|| serde_json::from_slice(bytes).map_err(encode)).transpose()
     };
     (0..).zip(&all).map(place).collect()
+}
+
+/// Gives machines the names of their hosts, as ranks `told` them, where these tell the machines apart: what a
+/// topology calls a machine may be a number that no operator knows. All ranks compute the same.
+pub(super) fn name_hosts(places: &mut [Option<Place>], told: &[Option<(String, u32)>]) {
+    let name = |rank: usize| Some(told.get(rank)?.as_ref()?.0.as_str());
+    let mut names: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    let mut machines: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for (rank, place) in places.iter().enumerate() {
+        let Some(Place { host, .. }) = place else { continue };
+        let name = name(rank).filter(|name| !["", "unknown"].contains(name)).unwrap_or(host);
+        names.entry(host.clone()).or_default().insert(name);
+        machines.entry(name).or_default().insert(host.clone());
+    }
+    let name_of = |place: &Place| {
+        let own = names.get(&place.host).filter(|names| names.len() == 1)?.first()?;
+        machines.get(own).is_some_and(|machines| machines.len() == 1).then(|| (*own).to_owned())
+    };
+    let found: Vec<Option<String>> =
+        places.iter().map(|place| place.as_ref().and_then(name_of)).collect();
+    for (place, name) in places.iter_mut().zip(found) {
+        if let (Some(place), Some(name)) = (place, name) {
+            place.host = name;
+        }
+    }
 }
 
 /// The number of machines, where no transport is for inside of a domain: ranks may be anywhere.
@@ -134,6 +159,24 @@ mod tests {
                 })
             })
             .collect()
+    }
+
+    #[test]
+    fn machines_have_the_names_of_their_hosts_where_these_tell_them_apart() {
+        let named = |hosts: &[&str], told: &[&str]| {
+            let mut places = places(hosts);
+            let told: Vec<_> = told.iter().map(|name| Some(((*name).to_owned(), 7))).collect();
+            name_hosts(&mut places, &told);
+            let host = |place: Option<Place>| place.map_or(String::new(), |place| place.host);
+            places.into_iter().map(host).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(named(&["7f", "7f", "", "9a"], &["n1", "n1", "n2", "n2"]), "n1 n1  n2");
+        // Two machines of one name, and containers of one machine that have names of their own.
+        assert_eq!(named(&["7f", "9a", "3c"], &["n1", "n1", "n2"]), "7f 9a n2");
+        assert_eq!(named(&["7f", "7f", "9a"], &["pod1", "pod2", "n2"]), "7f 7f n2");
+        // Nobody takes the name of a machine that keeps its own.
+        assert_eq!(named(&["7f", "9a"], &["unknown", "7f"]), "7f 9a");
+        assert_eq!(named(&["7f", "9a"], &[]), "7f 9a");
     }
 
     #[test]

@@ -85,6 +85,17 @@ fn a_missing_nic_is_told_to_the_rank_of_its_gpu_and_to_no_other() {
 }
 
 #[test]
+fn a_gpu_that_is_lost_is_no_missing_nic() {
+    let lost = "sys/bus/pci/devices/0019:01:00.0 !gone\ndev/nvidia3 !gone\n";
+    let node = Tree::changed(&text("gb200-nvl72.tree"), lost).unwrap();
+    let node = Machine::read_places(&node);
+    assert_eq!(node.gpus.len(), 3);
+    for rank in 0..3 {
+        assert_eq!(found(&node, None, rank).unwrap().missing_nic, None, "{rank}");
+    }
+}
+
+#[test]
 fn no_rank_of_a_healthy_node_lacks_a_nic() {
     for name in [
         "cpu-virtual",
