@@ -177,6 +177,9 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
     if settings.rails == Rails::Auto && has_nic(&found) {
         let names: Vec<String> = found.iter().map(Info::domain).collect();
         let chosen = of_nics(&names, &settings.nics);
+        if let Some(message) = unlisted(&names, &settings.nics) {
+            tracing::warn!("{message}");
+        }
         if !chosen.is_empty() {
             return Ok(pick(found, chosen));
         }
@@ -206,6 +209,20 @@ fn of_nics(domains: &[String], nics: &[String]) -> Vec<usize> {
     };
     let of = |nic: &String| domains.iter().position(|domain| is_of(domain, nic));
     nics.iter().filter_map(of).take(MAX_RAILS).collect()
+}
+
+/// Says which NICs of the topology the provider does not list: their rails are missing.
+fn unlisted(domains: &[String], nics: &[String]) -> Option<String> {
+    let missing: Vec<_> =
+        nics.iter().filter(|nic| of_nics(domains, &[(*nic).clone()]).is_empty()).cloned().collect();
+    (!missing.is_empty()).then(|| {
+        format!(
+            "rails = \"auto\": the topology chose {} for this rank, which the provider does not list; it \
+             lists {}. A port without a link or an address is not listed: mend it, or name `rails`",
+            missing.join(", "),
+            domains.join(", ")
+        )
+    })
 }
 
 /// Waits a moment where only the loopback interface can be used although another one is up: that one
@@ -417,6 +434,20 @@ mod tests {
         assert_eq!(of(&["rdmap85s0", "rdmap8s0"]), [1, 0]);
         assert_eq!(of(&["mlx5_10", "mlx5_2"]), [3]);
         assert!(of(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_nic_of_the_topology_that_the_provider_does_not_list_is_named() {
+        let domains = ["rdmap8s0-rdm", "mlx5_1"].map(str::to_owned);
+        let of = |nics: &[&str]| {
+            unlisted(&domains, &nics.iter().map(|nic| (*nic).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!([of(&[]), of(&["mlx5_1", "rdmap8s0"])], [None, None]);
+        let text = of(&["mlx5_1", "mlx5_2", "mlx5_10"]).unwrap();
+        assert!(
+            text.contains("chose mlx5_2, mlx5_10 for") && text.contains("rdmap8s0-rdm"),
+            "{text}"
+        );
     }
 
     #[test]
