@@ -270,7 +270,7 @@ __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
 
 // What those behind find, until it is known how the operation goes on. One thread.
 __device__ inline void begin(const DispatchArgs& a, bool counted) {
-  a.c.state->dealt = a.c.state->taken = a.c.state->gathered = 0;
+  a.c.state->dealt = a.c.state->taken = a.c.state->gathered = a.c.state->summed = 0;
   pass_turn(a.c);
   a.c.cell->slot = a.c.slot();
   a.c.cell->code = 0;
@@ -285,7 +285,8 @@ __device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guar
   u64 now = now_ns();
   Said said(a, shared);
   bool counted = !a.replay && a.c.verdict == kEnter;
-  bool given_up = load_relaxed(&a.c.state->stopped) != 0;
+  // The same for all threads, though another block may be giving up now.
+  bool given_up = __syncthreads_or(load_relaxed(&a.c.state->stopped) != 0);
   if (threadIdx.x == 0) {
     begin(a, counted);
     say_head(a, said, counted && a.c.state->problem != ~0ull);
@@ -364,10 +365,8 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   found.publish(!a.replay, tokens);
   if (given_up != 0) stop_all(a.c);
   enter_last(a, up, shared, guard);
-  if (a.c.epoch() == 0) {
-    if (blockIdx.x == 0) enter_nothing(a.c);
-    return;
-  }
+  // Blocks that came before an older operation failed know another epoch.
+  if (a.c.epoch() == 0) return enter_nothing(a.c);
   Stages stages(a, shared);
   // Rows that are cast are of all blocks.
   bool early = a.cast == 0 && a.c.verdict == kEnter;

@@ -8,6 +8,7 @@ use super::args::{ArriveArgs, WARPS};
 use super::engine::Engine;
 use super::exchange::Part;
 use super::order::Mode;
+use super::waits::{KEEP_TENSORS, see_end};
 use crate::driver::{Function, Launch, RawStream};
 
 impl Engine {
@@ -97,10 +98,20 @@ impl Engine {
     }
 
     /// Lets the stream of a refused call go on behind its kernel, which takes a turn: what the caller
-    /// queues there next, a graph too, must find the next one.
+    /// queues there next, a graph too, must find the next one. Without a stream the host waits: the kernel
+    /// has told what it came to, but blocks of it may still look at the call's tensors.
     pub(super) fn let_pass(&self, operation: u64, mode: &Mode) {
-        let Some(stream) = mode.stream.filter(|_| !mode.is_recorded()) else { return };
-        if let Err(error) = self.events[self.slot(operation)].hold(stream) {
+        if mode.is_recorded() {
+            return;
+        }
+        let event = &self.events[self.slot(operation)];
+        let Some(stream) = mode.stream else {
+            if !see_end(&|| event.is_done()) {
+                tracing::warn!("the kernel of a refused call still runs: {KEEP_TENSORS}");
+            }
+            return;
+        };
+        if let Err(error) = event.hold(stream) {
             tracing::warn!("a stream does not wait for a call that was refused: {error}");
         }
     }

@@ -294,9 +294,9 @@ pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> 
         ErrorKind::Unsupported,
         "plan needs",
         format!(
-            "{} ranks and {} experts need {needed} bytes of shared memory in a block; the device has \
+            "{} ranks, {} experts and top-{} need {needed} bytes of shared memory in a block; the device has \
              {most_shared}",
-            shape.ranks, shape.experts
+            shape.ranks, shape.experts, shape.topk
         ),
     )
     .with_fix("use fewer experts, or a device with more shared memory"))
@@ -407,20 +407,26 @@ mod tests {
 
     #[test]
     fn shapes_that_no_block_has_room_for_are_refused_before_the_first_operation() {
-        let shape = |experts| Shape { ranks: 8, experts, topk: 8, hidden: 7168, max_tokens: 64 };
-        for (experts, shared, fits) in [
-            (512, HOPPER, true),
-            (1536, HOPPER, true),
-            (2048, HOPPER, false),
-            (512, 101_376, true),
-            (1024, 101_376, false),
+        let shape = |experts, topk| Shape { ranks: 8, experts, topk, hidden: 7168, max_tokens: 64 };
+        const AMPERE: u32 = 166_912;
+        const SMALL: u32 = 101_376;
+        for (experts, topk, shared, fits) in [
+            (512, 8, HOPPER, true),
+            (512, 32, HOPPER, true),
+            (512, 32, AMPERE, true),
+            (1536, 8, HOPPER, true),
+            (2048, 8, HOPPER, false),
+            (512, 8, SMALL, true),
+            (256, 16, SMALL, true),
+            (256, 32, SMALL, false),
+            (1024, 8, SMALL, false),
         ] {
-            let found = check_shared(&whole(shape(experts), 2, None), shared);
-            assert_eq!(found.is_ok(), fits, "{experts} experts: {found:?}");
+            let found = check_shared(&whole(shape(experts, topk), 2, None), shared);
+            assert_eq!(found.is_ok(), fits, "{experts} experts, top-{topk}: {found:?}");
         }
-        let error = check_shared(&whole(shape(2048), 2, None), HOPPER).unwrap_err();
+        let error = check_shared(&whole(shape(2048, 8), 2, None), HOPPER).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("2048 experts need") && text.contains("232448"), "{text}");
+        assert!(text.contains("2048 experts and top-8 need") && text.contains("232448"), "{text}");
     }
 
     #[test]

@@ -17,6 +17,22 @@ const LAST_MOMENT: Duration = Duration::from_secs(5);
 /// wait that has a name has lasted for hundreds.
 const FOLLOWS: Duration = Duration::from_micros(10);
 
+pub(super) const KEEP_TENSORS: &str =
+    "keep the tensors of this operation until the device is idle, or end the process";
+
+/// Waits for the end of a kernel that nothing holds up: who is told that an operation failed may free its
+/// tensors. False if it lasts.
+pub(super) fn see_end(is_over: &dyn Fn() -> Result<bool>) -> bool {
+    let start = Instant::now();
+    while matches!(is_over(), Ok(false)) {
+        if start.elapsed() > LAST_MOMENT {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
 /// What is waited for, as far as the host knows by itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wait {
@@ -181,15 +197,10 @@ impl Waits {
         is_over: &dyn Fn() -> Result<bool>,
     ) -> Error {
         self.end_all();
-        // Who is told that the operation failed may free its tensors.
-        let start = Instant::now();
-        while matches!(is_over(), Ok(false)) {
-            if start.elapsed() > LAST_MOMENT {
-                return error.with_context("a kernel", "still runs, or waits behind another").with_fix(
-                    "keep the tensors of this operation until the device is idle, or end the process",
-                );
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        if !see_end(is_over) {
+            return error
+                .with_context("a kernel", "still runs, or waits behind another")
+                .with_fix(KEEP_TENSORS);
         }
         if self.posts().is_err() {
             return error;
