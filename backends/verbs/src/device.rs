@@ -248,18 +248,11 @@ fn broken(message: &'static str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::tests::facts;
 
     #[test]
     fn auto_opens_the_nic_of_the_topology_and_else_the_fastest() {
-        let port = |device: &str, speed| PortFacts {
-            device: device.into(),
-            port: 1,
-            active: true,
-            link_layer: ffi::LINK_LAYER_ETHERNET,
-            width: 2,
-            speed,
-        };
-        let ports = [port("mlx5_0", 32), port("mlx5_9", 128)];
+        let ports = [facts("mlx5_0", 32), facts("mlx5_9", 128)];
         let opened = |nics: &[&str]| {
             let nics: Vec<String> = nics.iter().map(|nic| (*nic).to_owned()).collect();
             let chosen = choose(&VerbsConfig::default(), &nics, &ports).unwrap();

@@ -271,4 +271,4 @@ pub fn longest_silence(timeout: u8, retries: u8) -> Duration {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -286,19 +286,9 @@ class Mover {
   __device__ void move_piece(u32 token, u32 piece) const {
     u32 lane = threadIdx.x % 32;
     u32 aimed = lane < a_.c.topk ? aims_of(a_, token)[lane] : kNoRow;
-    u64 mine = reinterpret_cast<u64>(target<kTiles>(a_, to_, token, piece, aimed));
-    u32 wanted = __ballot_sync(~0u, mine != 0), bytes = piece_length(a_, piece);
+    u8* there = target<kTiles>(a_, to_, token, piece, aimed);
     const u8* from = a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes;
-    // Whole turns of the warp, so that every lane takes part in every shuffle.
-    for (u32 turn = 0; turn < bytes; turn += 512) {
-      u32 at = turn + lane * 16;
-      uint4 value = {};
-      if (at < bytes) value = *reinterpret_cast<const uint4*>(from + at);
-      for (u32 left = wanted; left != 0; left &= left - 1) {
-        u64 there = __shfl_sync(~0u, mine, __ffs(left) - 1);
-        if (at < bytes) *reinterpret_cast<uint4*>(there + at) = value;
-      }
-    }
+    VectorCopier().copy(there, from, piece_length(a_, piece));
     if (!kTiles) return;
     __syncwarp();
     __threadfence_system();

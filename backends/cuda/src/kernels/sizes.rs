@@ -294,8 +294,8 @@ pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> 
         ErrorKind::Unsupported,
         "plan needs",
         format!(
-            "{} ranks, {} experts and top-{} need {needed} bytes of shared memory in a block; the device has \
-             {most_shared}",
+            "{} ranks, {} experts and top-{} need {needed} bytes of shared memory in a block; the \
+             device has {most_shared}",
             shape.ranks, shape.experts, shape.topk
         ),
     )

@@ -48,10 +48,9 @@ __device__ void count_sides(const DispatchArgs& a, const Up& up, u32 rank, u32 f
 
 // Part of a tile that arrives here.
 struct TilePart {
-  u32 source = 0, tile = 0, first = 0, rows = 0;  // `first` among the rows of the source
-  u32 expected = 0, parts = 0;                    // of the tile
+  u32 source, tile, first, rows;  // `first` among the rows of the source
+  u32 expected, parts;            // of the tile
 
-  TilePart() = default;
   // Number `unit` in the order in which parts are taken: other ranks in turn, from this one on.
   __device__ TilePart(const DispatchArgs& a, const DispatchTables& t, u32 unit) {
     u32 ranks = a.c.ranks, each = a.tile_rows / kPartRows, turn = unit / (ranks - 1);

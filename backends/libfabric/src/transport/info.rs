@@ -204,17 +204,20 @@ fn pick(found: Vec<Info>, indices: Vec<usize>) -> Vec<Info> {
 /// Indices of the domains of `nics`, in their order. A domain is named as its NIC is, with or without
 /// an ending: `mlx5_0`, `rdmap85s0-rdm`.
 fn of_nics(domains: &[String], nics: &[String]) -> Vec<usize> {
-    let is_of = |domain: &str, nic: &str| {
+    nics.iter().filter_map(|nic| of_nic(domains, nic)).take(MAX_RAILS).collect()
+}
+
+fn of_nic(domains: &[String], nic: &str) -> Option<usize> {
+    let is_of = |domain: &String| {
         domain.strip_prefix(nic).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     };
-    let of = |nic: &String| domains.iter().position(|domain| is_of(domain, nic));
-    nics.iter().filter_map(of).take(MAX_RAILS).collect()
+    domains.iter().position(is_of)
 }
 
 /// Says which NICs of the topology the provider does not list: their rails are missing.
 fn unlisted(domains: &[String], nics: &[String]) -> Option<String> {
     let missing: Vec<_> =
-        nics.iter().filter(|nic| of_nics(domains, &[(*nic).clone()]).is_empty()).cloned().collect();
+        nics.iter().map(String::as_str).filter(|nic| of_nic(domains, nic).is_none()).collect();
     (!missing.is_empty()).then(|| {
         format!(
             "rails = \"auto\": the topology chose {} for this rank, which the provider does not list; it \

@@ -1,6 +1,6 @@
 use super::*;
 
-fn facts(device: &str, speed: u8) -> PortFacts {
+pub(crate) fn facts(device: &str, speed: u8) -> PortFacts {
     PortFacts {
         device: device.into(),
         port: 1,
