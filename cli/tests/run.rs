@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use common::{Config, expect_code, json, repository, run, stderr, stdout, tokenyard};
 use rustix::process::{Pid, Signal, kill_process};
 use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
 
 const SMALL: &str = "--tokens 12 --hidden 128 --experts 8 --topk 3 --steps 3";
 
@@ -163,11 +164,16 @@ fn an_error_of_all_ranks_is_said_once() {
 
 /// A run that lasts until it is disturbed: its process and those of its ranks.
 fn endless(config: &Config) -> (Child, Vec<i32>) {
+    start(config, 3, "--experts 9 --steps 4000000000 --tokens 8 --hidden 64")
+}
+
+/// A run of so many ranks that have begun, and these.
+fn start(config: &Config, ranks: usize, more: &str) -> (Child, Vec<i32>) {
     let mut command = tokenyard();
-    command.arg("run").arg(config.path()).args("--ranks 3 --experts 9".split_whitespace());
-    command.args("--steps 4000000000 --tokens 8 --hidden 64".split_whitespace());
+    command.arg("run").arg(config.path()).arg("--ranks").arg(ranks.to_string());
+    command.args(more.split_whitespace());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    match running_ranks(child.id()) {
+    match running_ranks(child.id(), ranks) {
         Some(ranks) => (child, ranks),
         None => {
             let _ = child.kill();
@@ -178,11 +184,11 @@ fn endless(config: &Config) -> (Child, Vec<i32>) {
 }
 
 /// The ranks of a launcher, once they have mapped each other's windows: they are past bring-up.
-fn running_ranks(launcher: u32) -> Option<Vec<i32>> {
+fn running_ranks(launcher: u32, count: usize) -> Option<Vec<i32>> {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(20) {
         let ranks = children(launcher);
-        if ranks.len() == 3 && ranks.iter().all(|pid| maps_windows(*pid)) {
+        if ranks.len() == count && ranks.iter().all(|pid| maps_windows(*pid)) {
             return Some(ranks);
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -235,6 +241,60 @@ fn a_killed_rank_ends_the_run_is_named_first_and_nothing_is_left() {
     assert!(first.contains("rank 1: it died: killed by signal 9"), "{text}");
     // The connection ends closed or reset, as the kernel likes.
     assert!(text.contains("connection without a goodbye"), "{text}");
+}
+
+/// The others of a run that masks losses are through, and right; what they say of the loss.
+fn goes_on_without(config: &Config, (ranks, victim): (usize, usize), how: Signal) -> Value {
+    let out = config.file("out.safetensors");
+    let more = format!(
+        "--experts 12 --topk 3 --tokens 24 --hidden 256 --steps 1500 --json --output {}",
+        out.display()
+    );
+    let (child, pids) = start(config, ranks, &more);
+    signal(pids[victim], how);
+    let output = child.wait_with_output().unwrap();
+    expect_code(&output, 0);
+    assert!(!pids.iter().any(|pid| lives(*pid)), "a rank is left behind");
+    assert!(stderr(&output).contains(&format!("lost: rank {victim} from step")), "{output:?}");
+    let document = json(&output);
+    assert_eq!(document["check"]["passed"], true);
+    assert_eq!(document["ranks"].as_array().unwrap().len(), ranks - 1);
+    let bytes = std::fs::read(&out).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for rank in 0..ranks {
+        assert_eq!(file.tensor(&format!("rank{rank}.x")).is_ok(), rank != victim);
+    }
+    let lost = document["lost_ranks"].as_array().unwrap();
+    assert_eq!(lost.len(), 1);
+    assert_eq!(lost[0]["rank"], victim);
+    assert!((1..=1500).contains(&lost[0]["from_step"].as_u64().unwrap()), "{lost:?}");
+    assert!(document["tokens_missing_experts"].as_u64().unwrap() > 0);
+    document
+}
+
+#[test]
+fn ranks_that_mask_losses_go_on_without_a_killed_one_and_are_right() {
+    let document = goes_on_without(&Config::masking(""), (3, 1), Signal::KILL);
+    let lost = &document["lost_ranks"][0];
+    assert_eq!(lost["how"], "it died: killed by signal 9");
+    for rank in document["ranks"].as_array().unwrap() {
+        let from = rank["lost"][0]["from_step"].as_u64().unwrap();
+        assert!(from >= lost["from_step"].as_u64().unwrap(), "the first step of all is told");
+    }
+}
+
+#[test]
+fn ranks_that_mask_losses_go_on_without_a_stopped_one_which_is_killed_in_the_end() {
+    let document = goes_on_without(&Config::masking(""), (3, 2), Signal::STOP);
+    let how = document["lost_ranks"][0]["how"].as_str().unwrap();
+    assert!(how.contains("it did not end with the others"), "{how}");
+}
+
+/// Its sources on the same rail lose the whole of its domain.
+#[test]
+fn ranks_that_mask_losses_go_on_without_one_that_others_pass_on_the_way_to_its_domain() {
+    let scale_out = "[transport.scale_out]\nuse = \"shm\"\n[topology]\ndomains = 2";
+    goes_on_without(&Config::masking(scale_out), (4, 3), Signal::KILL);
 }
 
 #[test]

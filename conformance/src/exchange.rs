@@ -3,12 +3,16 @@
 mod arrived;
 mod brought;
 mod combined;
+mod losses;
 
 pub(crate) use arrived::{ARRAYS, array};
 pub use arrived::{check_received, compare_received, run_experts};
 pub use brought::{Aligned, Brought};
 pub use combined::{
     Buffers, Got, Placed, Staged, check_combined, check_combined_without, combine, combine_in_place,
+};
+pub use losses::{
+    Losses, check_combined_around, check_received_around, check_received_flagged, left_out, unheard,
 };
 
 use anyhow::{Context, Result};

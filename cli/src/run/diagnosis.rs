@@ -1,10 +1,12 @@
 //! Which rank is at fault, and what to show of what the others say.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use tokenyard_launch::Exit;
 
 use super::Verdict;
-use super::message::{Cause, Failure};
+use super::message::{Cause, Failure, RankResult};
 use crate::output;
 
 /// Lines of standard error that are shown of a rank that died without a word.
@@ -23,6 +25,8 @@ pub(crate) struct RankEnd {
     pub(crate) waited_for: Option<u32>,
     /// The end of its standard error.
     pub(crate) tail: String,
+    /// The others went on without it, as the config says they should.
+    pub(crate) is_masked: bool,
 }
 
 /// One failure, said once for all ranks that say the same.
@@ -33,12 +37,55 @@ pub(crate) struct Finding {
     pub(crate) text: String,
 }
 
+/// A rank that the others went on without, until they were through.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Lost {
+    pub(crate) rank: u32,
+    /// The first step, from 1, that some rank was without it in.
+    pub(crate) from_step: u32,
+    /// How it ended, where that is known.
+    pub(crate) how: Option<String>,
+}
+
+impl Lost {
+    /// As people read it.
+    pub(crate) fn line(&self) -> String {
+        let how = self.how.as_ref().map_or(String::new(), |how| format!(": {how}"));
+        format!("rank {} from step {} on{how}", self.rank, self.from_step)
+    }
+}
+
+/// Who was lost to the ranks that gave `results`, and gave none.
+pub(crate) fn lost(results: &[RankResult], how: impl Fn(u32) -> Option<String>) -> Vec<Lost> {
+    let mut from = BTreeMap::new();
+    for loss in results.iter().flat_map(|result| &result.lost) {
+        let step = from.entry(loss.rank).or_insert(loss.from_step);
+        *step = loss.from_step.min(*step);
+    }
+    from.retain(|rank, _| !results.iter().any(|result| result.rank == *rank));
+    from.into_iter().map(|(rank, from_step)| Lost { rank, from_step, how: how(rank) }).collect()
+}
+
+/// Who was lost, of ranks that ended like this: that is no failure then, but for what a check found.
+pub(crate) fn mask(ends: &mut [RankEnd], results: &[RankResult]) -> Vec<Lost> {
+    let lost = lost(results, |rank| Some(failure_of(ends.get(rank as usize)?)?.text));
+    for lost in &lost {
+        if let Some(end) = ends.get_mut(lost.rank as usize) {
+            end.is_masked = true;
+        }
+    }
+    lost
+}
+
 /// What went wrong, the root cause first: ranks that merely lost a peer come after the one that
 /// failed. Empty if nothing did.
 pub(crate) fn findings(ends: &[RankEnd]) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     for (rank, end) in (0..).zip(ends) {
         let Some(failure) = failure_of(end) else { continue };
+        if end.is_masked && failure.cause != Cause::Check {
+            continue;
+        }
         let same = |f: &&mut Finding| f.cause == failure.cause && f.text == failure.text;
         match findings.iter_mut().find(same) {
             Some(finding) => finding.ranks.push(rank),
@@ -53,11 +100,11 @@ pub(crate) fn findings(ends: &[RankEnd]) -> Vec<Finding> {
     findings
 }
 
-/// What `findings` come to.
-pub(crate) fn verdict<'a>(failures: impl IntoIterator<Item = &'a Failure>) -> Verdict {
+/// What failures of these causes come to.
+pub(crate) fn verdict(causes: impl IntoIterator<Item = Cause>) -> Verdict {
     let mut verdict = Verdict::Right;
-    for failure in failures {
-        match failure.cause {
+    for cause in causes {
+        match cause {
             Cause::Check => return Verdict::CheckFailed,
             Cause::Died | Cause::Own | Cause::Peer => verdict = Verdict::DidNotRun,
         }
@@ -101,6 +148,7 @@ fn tail(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::message::Loss;
     use super::*;
 
     fn said(cause: Cause, text: &str) -> RankEnd {
@@ -123,10 +171,43 @@ mod tests {
         let ends = [said(Cause::Peer, "rank 1 failed"), said(Cause::Check, "row 3 differs")];
         let findings = findings(&ends);
         assert_eq!(findings[0].ranks, [1]);
-        let failures: Vec<Failure> = ends.iter().filter_map(|end| end.failure.clone()).collect();
-        assert_eq!(verdict(&failures), Verdict::CheckFailed);
-        assert_eq!(verdict(&failures[..1]), Verdict::DidNotRun);
+        assert_eq!(verdict([Cause::Peer, Cause::Check]), Verdict::CheckFailed);
+        assert_eq!(verdict([Cause::Died, Cause::Peer]), Verdict::DidNotRun);
         assert_eq!(verdict([]), Verdict::Right);
+    }
+
+    /// A rank that was through, and went on without these from these steps on.
+    fn through(rank: u32, without: &[(u32, u32)]) -> RankResult {
+        let lost =
+            without.iter().map(|(rank, from_step)| Loss { rank: *rank, from_step: *from_step });
+        RankResult { rank, lost: lost.collect(), ..RankResult::default() }
+    }
+
+    #[test]
+    fn a_rank_that_the_others_went_on_without_is_told_with_its_step_and_is_no_failure() {
+        let right = RankEnd { exit: Some(Exit::Code(0)), ..RankEnd::default() };
+        let killed = RankEnd { exit: Some(Exit::Signal(9)), ..RankEnd::default() };
+        let mut ends = [right.clone(), killed.clone(), right, killed];
+        let results = [through(0, &[(1, 8)]), through(2, &[(1, 7)])];
+        let lines: Vec<String> = mask(&mut ends, &results).iter().map(Lost::line).collect();
+        assert_eq!(lines, ["rank 1 from step 7 on: it died: killed by signal 9"]);
+        let findings = findings(&ends);
+        assert_eq!(findings.len(), 1, "nobody says of rank 3 that it was masked");
+        assert_eq!(findings[0].ranks, [3]);
+    }
+
+    #[test]
+    fn a_failed_check_of_a_lost_rank_stays_a_failure() {
+        let mut ends = [RankEnd::default(), said(Cause::Check, "row 3 differs")];
+        ends[0].exit = Some(Exit::Code(0));
+        assert_eq!(mask(&mut ends, &[through(0, &[(1, 2)])]).len(), 1);
+        assert_eq!(findings(&ends)[0].cause, Cause::Check);
+    }
+
+    #[test]
+    fn a_rank_that_was_through_is_not_lost() {
+        let mut ends = vec![RankEnd { exit: Some(Exit::Code(0)), ..RankEnd::default() }; 2];
+        assert_eq!(mask(&mut ends, &[through(0, &[(1, 9)]), through(1, &[])]), []);
     }
 
     #[test]

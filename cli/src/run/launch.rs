@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use tempfile::TempDir;
 use tokenyard_core::bootstrap::Identity;
-use tokenyard_core::config::Config;
+use tokenyard_core::config::{Config, OnFailure, WorldConfig};
 use tokenyard_launch::{Event, Job, Running, Stderr};
 use tokenyard_reports::explain::words;
 
@@ -51,20 +51,18 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
             None => Stderr::Capture,
         },
     };
-    let mut heard = Heard::new(plan.case.ranks, args.steps, config.world.deadline);
+    let mut heard = Heard::new(plan.case.ranks, args.steps, &config.world);
     heard.listen(job.start()?);
-    let failures: Vec<_> = heard.ends.iter().filter_map(|end| end.failure.as_ref()).collect();
     let mut summary = Summary::new(args, &config, &plan.case);
-    summary.findings = diagnosis::findings(&heard.ends);
-    let verdict = match diagnosis::verdict(failures) {
-        Verdict::Right if !summary.findings.is_empty() => Verdict::DidNotRun,
-        verdict => verdict,
-    };
-    if let (Verdict::Right, Some(folder), Some(output)) = (verdict, &parts, &args.output) {
-        results::join(folder.path(), &plan.case, output)?;
-    }
     summary.opened = heard.opened;
     summary.ranks = heard.results.into_iter().flatten().collect();
+    summary.lost = diagnosis::mask(&mut heard.ends, &summary.ranks);
+    summary.findings = diagnosis::findings(&heard.ends);
+    let verdict = diagnosis::verdict(summary.findings.iter().map(|finding| finding.cause));
+    if let (Verdict::Right, Some(folder), Some(output)) = (verdict, &parts, &args.output) {
+        let ranks: Vec<u32> = summary.ranks.iter().map(|result| result.rank).collect();
+        results::join(folder.path(), (&plan.case, &ranks), output)?;
+    }
     summary.print(args.json)?;
     Ok(verdict)
 }
@@ -123,19 +121,22 @@ struct Heard {
     stages: Vec<Stage>,
     steps: u32,
     deadline: Duration,
-    /// When ranks that still run are killed. Set once one of them has ended.
+    /// Whether ranks go on without a lost one.
+    masks: bool,
+    /// When ranks that still run are killed. Set once one of them has ended that ends the others.
     give_up: Option<Instant>,
 }
 
 impl Heard {
-    fn new(ranks: usize, steps: u32, deadline: Duration) -> Self {
+    fn new(ranks: usize, steps: u32, world: &WorldConfig) -> Self {
         Self {
             opened: None,
             results: vec![None; ranks],
             ends: vec![RankEnd::default(); ranks],
             stages: vec![Stage::Starting; ranks],
             steps,
-            deadline,
+            deadline: world.deadline,
+            masks: world.on_failure == OnFailure::Mask,
             give_up: None,
         }
     }
@@ -143,7 +144,7 @@ impl Heard {
     /// Listens until all ranks have ended, by themselves or not.
     ///
     /// While all of them run there is no limit: each rank keeps the deadlines of its own waits
-    /// (INV-6). Once one has ended, the others must too.
+    /// (INV-6). Once one has ended, the others must too, unless they go on without it.
     fn listen(&mut self, mut running: Running) {
         let start = Instant::now();
         let mut bar = None;
@@ -197,7 +198,9 @@ impl Heard {
         match event {
             Event::Exited { rank, status } => {
                 self.ends[rank as usize].exit = Some(status);
-                self.limit(self.deadline + GRACE);
+                if status.success() || self.ends_all(rank) {
+                    self.limit(self.deadline + GRACE);
+                }
             }
             Event::Line { rank, line } => match serde_json::from_str(&line) {
                 Ok(Message::Joining) => self.stages[rank as usize] = Stage::Joining,
@@ -207,7 +210,9 @@ impl Heard {
                 Ok(Message::Done(result)) => self.results[rank as usize] = Some(result),
                 Ok(Message::Failed(failure)) => {
                     self.ends[rank as usize].failure = Some(failure);
-                    self.limit(self.deadline + GRACE);
+                    if self.ends_all(rank) {
+                        self.limit(self.deadline + GRACE);
+                    }
                 }
                 Ok(Message::Opened(_) | Message::Step { .. }) => {}
                 // A plugin may print. It is not ours to judge, and not for standard output.
@@ -218,6 +223,11 @@ impl Heard {
             self.limit(GRACE);
         }
         None
+    }
+
+    /// Whether the loss of this rank is the end of the others: all meet at rank 0.
+    fn ends_all(&self, rank: u32) -> bool {
+        !self.masks || rank == 0
     }
 
     /// A rank that ended before it joined, where all that still run can only wait for it.
@@ -264,10 +274,17 @@ mod tests {
 
     use super::*;
 
-    const DEADLINE: Duration = Duration::from_secs(30);
-
     fn heard(stages: &[Message]) -> Heard {
-        let mut heard = Heard::new(stages.len(), 1, DEADLINE);
+        heard_with("stop", stages)
+    }
+
+    fn heard_with(on_failure: &str, stages: &[Message]) -> Heard {
+        let text = format!(
+            "[world]\non_failure = \"{on_failure}\"\n[kernels]\nuse = \"cpu\"\n\
+             [transport.scale_up]\nuse = \"shm\"\n"
+        );
+        let config = Config::parse(&text, "test").unwrap();
+        let mut heard = Heard::new(stages.len(), 1, &config.world);
         for (rank, message) in (0..).zip(stages) {
             let line = serde_json::to_string(message).unwrap();
             heard.take(Event::Line { rank, line });
@@ -293,6 +310,15 @@ mod tests {
         heard.stages[0] = Stage::Starting;
         assert!(dies(&mut heard, 1) > GRACE);
         assert_eq!(heard.never_joins(), None);
+    }
+
+    #[test]
+    fn ranks_that_mask_a_loss_have_all_the_time_they_need_but_not_after_rank_0() {
+        let mut heard = heard_with("mask", &[Message::Joined, Message::Joined, Message::Joined]);
+        heard.take(Event::Exited { rank: 1, status: Exit::Signal(9) });
+        assert_eq!(heard.give_up, None);
+        dies(&mut heard, 0);
+        assert!(heard.give_up.is_some());
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(crate) struct Opened {
 }
 
 /// What one rank did, over all steps unless said otherwise.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RankResult {
     pub(crate) rank: u32,
     /// T, in each step.
@@ -52,6 +52,18 @@ pub(crate) struct RankResult {
     pub(crate) combine_us: f64,
     /// Row elements that were compared with the oracle's.
     pub(crate) elements_checked: u64,
+    /// Ranks that this one's yard went on without, in order.
+    pub(crate) lost: Vec<Loss>,
+    /// Tokens of this rank whose sum lacked an expert of a lost rank.
+    pub(crate) tokens_missing_experts: u64,
+}
+
+/// A rank that a yard went on without.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Loss {
+    pub(crate) rank: u32,
+    /// The first step, from 1, that it was lost in or before.
+    pub(crate) from_step: u32,
 }
 
 /// Why a rank ended.

@@ -26,7 +26,8 @@ Examples:
   tokenyard run configs/cpu.toml --input samples/skewed-router.safetensors
   torchrun --nproc-per-node 4 --no-python tokenyard run configs/cpu.toml --as-rank
 
-Exit codes: 0 everything is right, 1 a check failed, 2 it could not run.
+Exit codes: 0 everything is right (where losses are masked, on the ranks that were not lost), 1 a check failed,
+2 it could not run.
 Input files: docs/input-files.md";
 
 /// Arguments of `tokenyard run`.

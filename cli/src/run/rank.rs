@@ -1,24 +1,29 @@
 //! What one rank does.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokenyard_conformance::exchange::{
-    Brought, Placed, Staged, check_combined, check_received, domains, options, run_experts,
+    Brought, Losses, Placed, Staged, check_combined_around, check_received_around, domains,
+    options, run_experts,
 };
 use tokenyard_conformance::oracle::{Case, Inputs, routing};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
 use tokenyard_core::config::Config;
 use tokenyard_core::yard::Yard;
 
-use super::message::{Cause, Failure, Message, Opened, RankResult};
+use super::message::{Cause, Failure, Loss, Message, Opened, RankResult};
 use super::plan::Plan;
 use super::results::Part;
 use super::summary::Summary;
 use super::{Args, Verdict, results};
 use crate::output::{People, print_json};
 use crate::signals;
+
+/// How often the yard is asked who is lost, while this rank waits for word of it.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A rank that has joined the others.
 struct Rank<'a> {
@@ -44,7 +49,7 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
         })
     });
     let Err(failure) = end else { return Ok(Verdict::Right) };
-    let verdict = super::diagnosis::verdict([&failure]);
+    let verdict = super::diagnosis::verdict([failure.cause]);
     if launched {
         print_json(&Message::Failed(failure))?;
     } else {
@@ -92,6 +97,7 @@ impl<'a> Rank<'a> {
             let part = self
                 .step(&mut yard, &case, &inputs, &mut tally)
                 .map_err(|failure| failure.at(step + 1, self.args.steps))?;
+            tally.note_lost(&yard.lost_ranks(), step + 1);
             if last {
                 self.write(&part)?;
             }
@@ -132,25 +138,61 @@ impl<'a> Rank<'a> {
         let check = |error: anyhow::Error| Failure::check(&error);
         let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
         let arguments = brought.dispatch_on(yard)?;
+        let before = lost(yard);
         self.align("dispatch")?;
         let start = Instant::now();
         let (received, handle) = yard.dispatch(&arguments).context("dispatch")?;
         tally.dispatch.push(start.elapsed());
-        check_received(case, inputs, rank, &received).context("after dispatch").map_err(check)?;
+        self.check(yard, received.lost_ranks().is_empty(), |after| {
+            let losses = Losses { before: &before, after };
+            check_received_around(case, inputs, losses, (rank, &received))
+        })
+        .context("after dispatch")
+        .map_err(check)?;
         let output = run_experts(case, rank, &received).context("experts").map_err(check)?;
         let rows = received.tokens() as u64;
         let mut part = Part::new(rank, &received);
         drop(received);
         let staged = Staged::new(yard, (&brought, &output), &handle, Placed::CombineInput)
             .context("combine")?;
+        let before = lost(yard);
         self.align("combine")?;
         let start = Instant::now();
         let got = staged.combine(yard, &brought, &handle).context("combine")?;
         tally.combine.push(start.elapsed());
-        check_combined(case, inputs, rank, &got).context("after combine").map_err(check)?;
-        tally.count(case, inputs, rank, rows);
+        let lacks = self
+            .check(yard, got.missing.iter().all(|missing| *missing == 0), |after| {
+                let losses = Losses { before: &before, after };
+                check_combined_around(case, inputs, losses, (rank, &got))
+            })
+            .context("after combine")
+            .map_err(check)?;
+        tally.count(case, &inputs.without(case, &lacks), rank, rows);
+        tally.tokens_missing += got.missing.iter().filter(|missing| **missing > 0).count() as u64;
         part.add_combined(case, got);
         Ok(part)
+    }
+
+    /// Checks what came of an operation, given who is lost by now. What is not whole may be so because of a
+    /// loss that another rank told of, and that this one is still to hear of: it will soon, if there is one.
+    fn check<T>(
+        &self,
+        yard: &Yard,
+        is_whole: bool,
+        check: impl Fn(&[usize]) -> Result<T>,
+    ) -> Result<T> {
+        let end = Instant::now() + self.config.world.deadline;
+        let mut known = lost(yard);
+        let mut found = check(&known);
+        while found.is_err() && !is_whole && Instant::now() < end {
+            std::thread::sleep(LOOK_EVERY);
+            let now = lost(yard);
+            if now != known {
+                found = check(&now);
+                known = now;
+            }
+        }
+        found
     }
 
     /// Lets all ranks start a measured phase together, so that nobody's time is spent waiting for
@@ -176,11 +218,14 @@ impl<'a> Rank<'a> {
         let mine = serde_json::to_vec(&result).map_err(anyhow::Error::from)?;
         let all = self.world.all_gather("results", &mine).map_err(anyhow::Error::from)?;
         if self.world.rank() == 0 {
-            let decode = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
-            let results: Result<Vec<RankResult>, _> = all.iter().map(decode).collect();
+            // A lost rank gives nothing.
+            let given = all.iter().filter(|bytes| !bytes.is_empty());
+            let results: Result<Vec<RankResult>, _> =
+                given.map(|bytes| serde_json::from_slice(bytes)).collect();
             let mut summary = Summary::new(self.args, &self.config, &self.plan.case);
             summary.opened = opened;
             summary.ranks = results.context("results of the ranks")?;
+            summary.lost = super::diagnosis::lost(&summary.ranks, |_| None);
             summary.print(self.args.json)?;
         } else {
             // Rank 0 prints the table; where each rank has its own log, this is what it shows.
@@ -204,6 +249,11 @@ impl Failure {
     }
 }
 
+/// Ranks that a yard goes on without.
+fn lost(yard: &Yard) -> Vec<usize> {
+    yard.lost_ranks().into_iter().map(|rank| rank as usize).collect()
+}
+
 /// What happened so far.
 #[derive(Default)]
 struct Tally {
@@ -212,9 +262,18 @@ struct Tally {
     rows_sent: u64,
     rows_received: u64,
     elements: u64,
+    tokens_missing: u64,
+    /// From which step on each lost rank was.
+    lost: BTreeMap<u32, u32>,
 }
 
 impl Tally {
+    fn note_lost(&mut self, ranks: &[u32], step: u32) {
+        for rank in ranks {
+            self.lost.entry(*rank).or_insert(step);
+        }
+    }
+
     fn count(&mut self, case: &Case, inputs: &Inputs, rank: usize, received: u64) {
         let mine = &inputs.ranks[rank];
         let tokens = case.tokens_of(rank);
@@ -239,6 +298,8 @@ impl Tally {
             dispatch_us: median_us(&mut self.dispatch),
             combine_us: median_us(&mut self.combine),
             elements_checked: self.elements,
+            lost: self.lost.into_iter().map(|(rank, from_step)| Loss { rank, from_step }).collect(),
+            tokens_missing_experts: self.tokens_missing,
         }
     }
 }

@@ -87,13 +87,13 @@ pub(crate) fn rank_path(output: &Path, rank: usize) -> PathBuf {
     output.with_extension(format!("rank{rank}.safetensors"))
 }
 
-/// Makes one file of the parts of all ranks.
-pub(crate) fn join(folder: &Path, case: &Case, output: &Path) -> Result<()> {
-    let read = |rank| {
-        let path = part_path(folder, rank);
+/// Makes one file of the parts of these ranks: of all that were not lost.
+pub(crate) fn join(folder: &Path, (case, ranks): (&Case, &[u32]), output: &Path) -> Result<()> {
+    let read = |rank: &u32| {
+        let path = part_path(folder, *rank as usize);
         std::fs::read(&path).with_context(|| format!("read {}", path.display()))
     };
-    let files = (0..case.ranks).map(read).collect::<Result<Vec<_>>>()?;
+    let files = ranks.iter().map(read).collect::<Result<Vec<_>>>()?;
     let mut tensors = Vec::new();
     for file in &files {
         tensors.extend(SafeTensors::deserialize(file)?.tensors());

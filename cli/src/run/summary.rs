@@ -7,7 +7,7 @@ use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 
 use super::Args;
-use super::diagnosis::Finding;
+use super::diagnosis::{Finding, Lost};
 use super::message::{Opened, RankResult};
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
 
@@ -21,6 +21,8 @@ pub(crate) struct Summary<'a> {
     pub(crate) opened: Option<Opened>,
     /// By rank; those that did not finish are missing.
     pub(crate) ranks: Vec<RankResult>,
+    /// Ranks that the others went on without.
+    pub(crate) lost: Vec<Lost>,
     pub(crate) findings: Vec<Finding>,
 }
 
@@ -36,6 +38,9 @@ struct Document<'a> {
     seed: u64,
     steps: u32,
     ranks: Vec<RankInfo<'a>>,
+    lost_ranks: &'a [Lost],
+    /// Over all ranks and steps.
+    tokens_missing_experts: u64,
     busiest_expert_over_mean: Option<f64>,
     check: Check,
     failures: &'a [Finding],
@@ -78,7 +83,15 @@ struct Check {
 
 impl<'a> Summary<'a> {
     pub(crate) fn new(args: &'a Args, config: &'a Config, case: &'a Case) -> Self {
-        Self { args, config, case, opened: None, ranks: Vec::new(), findings: Vec::new() }
+        Self {
+            args,
+            config,
+            case,
+            opened: None,
+            ranks: Vec::new(),
+            lost: Vec::new(),
+            findings: Vec::new(),
+        }
     }
 
     /// Prints the result for people and, on request, as JSON.
@@ -92,11 +105,25 @@ impl<'a> Summary<'a> {
     }
 
     fn passed(&self) -> bool {
-        self.findings.is_empty() && self.ranks.len() == self.case.ranks
+        self.findings.is_empty() && self.ranks.len() + self.lost.len() == self.case.ranks
     }
 
     fn elements(&self) -> u64 {
         self.ranks.iter().map(|rank| rank.elements_checked).sum()
+    }
+
+    fn tokens_missing_experts(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.tokens_missing_experts).sum()
+    }
+
+    /// How much of what was brought is not whole, where ranks were lost.
+    fn missing_line(&self) -> String {
+        let tokens: u64 = self.ranks.iter().map(|rank| rank.tokens).sum();
+        format!(
+            "without them: {} of {} tokens of the ranks that went on lack an expert",
+            self.tokens_missing_experts(),
+            tokens * u64::from(self.args.steps)
+        )
     }
 
     fn print_table(&self, people: People) {
@@ -113,8 +140,15 @@ impl<'a> Summary<'a> {
         people.say("");
         people.say(self.table().render(people));
         people.say("");
+        for lost in &self.lost {
+            people.say(format_args!("{} {}", people.paint(Style::Bad, "lost:"), lost.line()));
+        }
+        if !self.lost.is_empty() {
+            people.say(self.missing_line());
+        }
         if self.passed() {
-            let text = format!("all {} row elements equal the oracle's", self.elements());
+            let without = if self.lost.is_empty() { "" } else { " without what was lost" };
+            let text = format!("all {} row elements equal the oracle's{without}", self.elements());
             people.say(format_args!("check: {} ({text})", people.paint(Style::Good, "passed")));
         }
         if !Conditions::find().optimised {
@@ -171,7 +205,7 @@ impl<'a> Summary<'a> {
         for rank in &self.ranks {
             table.row(line(rank.rank.into(), rank, "ok"));
         }
-        if self.ranks.len() == self.case.ranks {
+        if self.ranks.len() + self.lost.len() == self.case.ranks {
             table.row(line("all".into(), &self.total(), "ok"));
         }
         table
@@ -191,6 +225,8 @@ impl<'a> Summary<'a> {
             dispatch_us: slowest(|r| r.dispatch_us),
             combine_us: slowest(|r| r.combine_us),
             elements_checked: self.elements(),
+            lost: Vec::new(),
+            tokens_missing_experts: self.tokens_missing_experts(),
         }
     }
 
@@ -225,6 +261,8 @@ impl<'a> Summary<'a> {
                     combine_gb_per_s: gb_per_s(result.bytes_returned, result.combine_us * steps),
                 })
                 .collect(),
+            lost_ranks: &self.lost,
+            tokens_missing_experts: self.tokens_missing_experts(),
             busiest_expert_over_mean: self.opened.as_ref().map(|opened| opened.busiest_over_mean),
             check: Check { passed: self.passed(), elements: self.elements() },
             failures: &self.findings,

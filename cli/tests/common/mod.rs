@@ -21,9 +21,18 @@ impl Config {
 
     /// With more lines at its end.
     pub(crate) fn with(more: &str) -> Self {
+        Self::of_world("", more)
+    }
+
+    /// Ranks go on without a lost one.
+    pub(crate) fn masking(more: &str) -> Self {
+        Self::of_world("on_failure = \"mask\"\n", more)
+    }
+
+    fn of_world(world: &str, more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
-            "[world]\ndeadline_ms = 2000\nlate_ms = 10000\n[kernels]\nuse = \"cpu\"\n\
+            "[world]\ndeadline_ms = 2000\nlate_ms = 10000\n{world}[kernels]\nuse = \"cpu\"\n\
              [transport.scale_up]\nuse = \"shm\"\n{more}\n"
         );
         std::fs::write(folder.path().join("config.toml"), text).unwrap();

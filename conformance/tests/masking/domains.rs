@@ -4,7 +4,7 @@
 use anyhow::{Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};
 use serde::{Deserialize, Serialize};
-use tokenyard_conformance::exchange::{Aligned, Brought};
+use tokenyard_conformance::exchange::{self, Aligned, Brought};
 use tokenyard_conformance::oracle::{Case, Inputs, Layout};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::moe::DType;
@@ -67,23 +67,9 @@ impl Spread {
     }
 }
 
-/// Whether what `source` sends reaches `rank` and comes back, where these are lost.
-fn reaches(case: &Case, (source, rank): (usize, usize), lost: &[usize]) -> bool {
-    let size = case.ranks / case.domains;
-    let agent = case.domain_of(rank) * size + source % size;
-    let passes = if case.domain_of(source) == case.domain_of(rank) { rank } else { agent };
-    [source, rank, passes].iter().all(|needed| !lost.contains(needed))
-}
-
-/// Ranks whose experts are left out of what a rank gets back.
-pub(crate) fn left_out(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
-    (0..case.ranks).filter(|other| !reaches(case, (rank, *other), lost)).collect()
-}
-
 /// Sources of which a rank hears nothing once the victims are lost.
 pub(crate) fn unheard(order: &Order, rank: usize) -> Vec<usize> {
-    let case = order.case(0);
-    (0..case.ranks).filter(|source| !reaches(&case, (*source, rank), order.victims())).collect()
+    exchange::unheard(&order.case(0), rank, order.victims())
 }
 
 /// A case in another layout than the order's, among several domains: there, an agent may hear of a loss in

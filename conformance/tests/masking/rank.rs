@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tokenyard_conformance::exchange::{self, Brought, Got, Placed};
-use tokenyard_conformance::oracle::{self, Case, Inputs};
+use tokenyard_conformance::exchange::{self, Brought, Got, Losses, Placed};
+use tokenyard_conformance::oracle::{Case, Inputs};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::yard::{Handle, Received, Yard};
 
@@ -116,7 +116,7 @@ impl Old {
         let rank = yard.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
-        check_received(&case, &inputs, (rank, &received))?;
+        exchange::check_received_flagged(&case, &inputs, (rank, &received))?;
         Ok(Self { case, inputs, brought, handle })
     }
 
@@ -124,7 +124,8 @@ impl Old {
     fn again(&mut self, yard: &mut Yard) -> Result<Vec<usize>> {
         let rank = yard.rank() as usize;
         let received = yard.replay(&self.handle, &self.brought.replay()?).context("replay")?;
-        check_received(&self.case, &self.inputs, (rank, &received)).context("replay")?;
+        exchange::check_received_flagged(&self.case, &self.inputs, (rank, &received))
+            .context("replay")?;
         let output = exchange::run_experts(&self.case, rank, &received).context("experts")?;
         let got = exchange::combine(yard, &self.brought, &self.handle, &output, Placed::Outside)
             .context("combine after replay")?;
@@ -148,7 +149,7 @@ impl Kept {
         let rank = yard.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         let (received, _) = yard.dispatch(&brought.dispatch()?)?;
-        check_received(&case, &inputs, (rank, &received)).context("kept")?;
+        exchange::check_received_flagged(&case, &inputs, (rank, &received)).context("kept")?;
         let x = received.x().bytes().to_vec();
         Ok((received, x))
     }
@@ -173,19 +174,8 @@ pub(crate) fn indices(ranks: Vec<u32>) -> Vec<usize> {
 /// it has not.
 fn check_combined(case: &Case, inputs: &Inputs, yard: &Yard, got: &Got) -> Result<()> {
     let lost = indices(yard.lost_ranks());
-    let mut last = Ok(());
-    for chosen in 0..1_u32 << lost.len() {
-        let left_out = lost.iter().enumerate().filter(|(i, _)| chosen >> i & 1 != 0);
-        let left_out: Vec<usize> = left_out.map(|(_, rank)| *rank).collect();
-        let rank = yard.rank() as usize;
-        let left_out = domains::left_out(case, rank, &left_out);
-        last = exchange::check_combined_without(case, inputs, &left_out, (rank, got))
-            .with_context(|| format!("{left_out:?} of {lost:?} left out"));
-        if last.is_ok() {
-            break;
-        }
-    }
-    last
+    let losses = Losses { before: &[], after: &lost };
+    exchange::check_combined_around(case, inputs, losses, (yard.rank() as usize, got)).map(drop)
 }
 
 /// Goes on until the victim has found out, whatever it still writes.
@@ -242,7 +232,7 @@ pub(crate) fn exchange_once(
     let sent = yard.dispatch_send(&brought.dispatch()?)?;
     at(Phase::DispatchReceive)?;
     let (received, handle) = yard.dispatch_recv(sent)?;
-    let torn = check_received(&case, &inputs, (rank, &received));
+    let torn = exchange::check_received_flagged(&case, &inputs, (rank, &received));
     if torn.with_context(|| format!("round {round}"))? {
         order.mark("torn")?;
     }
@@ -261,7 +251,7 @@ pub(crate) fn exchange_once(
     // Among several domains rows are put, also where they could be read.
     if is_late && order.path == Path::Stores && order.spread.is_none() {
         // The victims answered, but what they answered with is theirs to change by now.
-        let left_out = domains::left_out(&case, rank, order.victims());
+        let left_out = exchange::left_out(&case, rank, order.victims());
         return exchange::check_combined_without(&case, &inputs, &left_out, (rank, &got))
             .map(|()| lost_sources(&received));
     }
@@ -297,7 +287,8 @@ fn overlap(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result
     let arrived = [yard.dispatch_recv(sent)?, yard.dispatch_recv(also)?];
     let mut buffers = Vec::new();
     for (i, (received, _)) in arrived.iter().enumerate() {
-        check_received(&cases[i], &inputs[i], (rank, received)).context("two at once")?;
+        exchange::check_received_flagged(&cases[i], &inputs[i], (rank, received))
+            .context("two at once")?;
         let output = exchange::run_experts(&cases[i], rank, received).context("experts")?;
         buffers.push(exchange::Buffers::new(&brought[i], &output));
     }
@@ -312,22 +303,4 @@ fn overlap(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result
         check_combined(case, inputs, yard, &buffers.into_got()?).context("two at once")?;
     }
     Ok(())
-}
-
-/// What arrived is all, or lacks rows of lost ranks: they were never given places, or hold zeros. Says
-/// whether there are such places.
-fn check_received(
-    case: &Case,
-    inputs: &Inputs,
-    (rank, received): (usize, &Received),
-) -> Result<bool> {
-    let counts = received.source_counts().context("no counts")?;
-    let counts = counts.elements::<i32>();
-    let lost = lost_sources(received);
-    let (torn, left_out): (Vec<_>, Vec<_>) = lost.into_iter().partition(|rank| counts[*rank] > 0);
-    let mut expected = oracle::expected_dispatch(case, &inputs.without(case, &left_out), rank);
-    expected.clear_rows_of(&torn);
-    exchange::compare_received(case, &expected, received)
-        .with_context(|| format!("{torn:?} torn and {left_out:?} left out"))?;
-    Ok(!torn.is_empty())
 }

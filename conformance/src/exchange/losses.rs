@@ -1,0 +1,175 @@
+//! One exchange while ranks are lost and the others go on: what is defined then.
+
+use anyhow::{Context, Result, ensure};
+use tokenyard_core::yard::Received;
+
+use super::{Got, check_combined_without, compare_received};
+use crate::oracle::{self, Case, Inputs};
+
+/// Losses in one half of an exchange whose parts are told apart by trying: more take too long.
+const MOST_AT_ONCE: usize = 16;
+
+/// Who is lost to a rank around one half of an exchange: a dispatch, or a combine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Losses<'a> {
+    /// Before any rank could begin it: nothing of theirs comes.
+    pub before: &'a [usize],
+    /// Once it has ended, those before it included: of the later ones their part comes, or it does not.
+    pub after: &'a [usize],
+}
+
+/// Whether what `source` sends reaches `rank` and comes back, where these are lost. Between domains it passes
+/// the rank of the other domain that is on the source's rail.
+fn reaches(case: &Case, (source, rank): (usize, usize), lost: &[usize]) -> bool {
+    let size = case.ranks / case.domains;
+    let agent = case.domain_of(rank) * size + source % size;
+    let passes = if case.domain_of(source) == case.domain_of(rank) { rank } else { agent };
+    [source, rank, passes].iter().all(|needed| !lost.contains(needed))
+}
+
+/// Ranks whose experts are left out of what `rank` gets back, where these are lost.
+pub fn left_out(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
+    (0..case.ranks).filter(|other| !reaches(case, (rank, *other), lost)).collect()
+}
+
+/// Sources of which `rank` hears nothing, where these are lost.
+pub fn unheard(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
+    (0..case.ranks).filter(|source| !reaches(case, (*source, rank), lost)).collect()
+}
+
+/// Sources that an output flags as left out.
+fn flagged(received: &Received) -> Vec<usize> {
+    received.lost_ranks().into_iter().map(|rank| rank as usize).collect()
+}
+
+/// Compares what arrived on a rank with what the oracle says, where rows of the sources that it flags are
+/// left out: they were never given places, or their places hold zeros. Says whether there are such places.
+///
+/// # Errors
+/// The first difference.
+pub fn check_received_flagged(
+    case: &Case,
+    inputs: &Inputs,
+    (rank, received): (usize, &Received),
+) -> Result<bool> {
+    let lost = flagged(received);
+    let counts = received.source_counts().context("the output has no counts of its sources")?;
+    let counts = counts.elements::<i32>();
+    let has_places = |rank: &usize| counts.get(*rank).is_some_and(|count| *count > 0);
+    let (torn, absent): (Vec<_>, Vec<_>) = lost.into_iter().partition(has_places);
+    let mut expected = oracle::expected_dispatch(case, &inputs.without(case, &absent), rank);
+    expected.clear_rows_of(&torn);
+    compare_received(case, &expected, received)
+        .with_context(|| format!("{torn:?} torn and {absent:?} left out"))?;
+    Ok(!torn.is_empty())
+}
+
+/// As [`check_received_flagged`], and whether `losses` are a reason for what is flagged, and all that is.
+///
+/// # Errors
+/// A source that is flagged without a reason, or is not with one; the first difference.
+pub fn check_received_around(
+    case: &Case,
+    inputs: &Inputs,
+    losses: Losses<'_>,
+    (rank, received): (usize, &Received),
+) -> Result<()> {
+    let found = flagged(received);
+    let (least, most) = (unheard(case, rank, losses.before), unheard(case, rank, losses.after));
+    ensure!(
+        least.iter().all(|source| found.contains(source)),
+        "sources {found:?} are flagged as left out; expected at least {least:?} with {:?} lost before",
+        losses.before
+    );
+    ensure!(
+        found.iter().all(|source| most.contains(source)),
+        "sources {found:?} are flagged as left out; expected at most {most:?} with {:?} lost",
+        losses.after
+    );
+    check_received_flagged(case, inputs, (rank, received)).map(drop)
+}
+
+/// Compares what came back with what the oracle says, where ranks were lost: it has the part of each one that
+/// was lost meanwhile, or says that it lacks it. Returns whose experts it lacks.
+///
+/// # Errors
+/// The first difference, with all losses left out; more than 16 losses at once, which are not told apart.
+pub fn check_combined_around(
+    case: &Case,
+    inputs: &Inputs,
+    losses: Losses<'_>,
+    (rank, got): (usize, &Got),
+) -> Result<Vec<usize>> {
+    let Losses { before, after } = losses;
+    let new: Vec<usize> = after.iter().copied().filter(|rank| !before.contains(rank)).collect();
+    ensure!(
+        new.len() <= MOST_AT_ONCE,
+        "cannot check: {} ranks were lost at once; expected at most {MOST_AT_ONCE}",
+        new.len()
+    );
+    let mut last = Ok(Vec::new());
+    for chosen in 0..1_u32 << new.len() {
+        let chosen = new.iter().enumerate().filter(|(i, _)| chosen >> i & 1 != 0);
+        let lost: Vec<usize> =
+            before.iter().copied().chain(chosen.map(|(_, rank)| *rank)).collect();
+        let lacks = left_out(case, rank, &lost);
+        last = check_combined_without(case, inputs, &lacks, (rank, got))
+            .with_context(|| format!("{lacks:?} left out, {after:?} lost"))
+            .map(|()| lacks);
+        if last.is_ok() {
+            break;
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exchange::Aligned;
+    use crate::oracle::{Combine, RowType};
+
+    fn case(ranks: usize, domains: usize) -> Case {
+        Case { ranks, domains, experts: 2 * ranks, topk: 2, ..Case::default() }
+    }
+
+    #[test]
+    fn between_domains_the_rank_on_the_source_s_rail_is_passed() {
+        let case = case(4, 2);
+        assert_eq!(left_out(&case, 0, &[2]), [2, 3], "all of the other domain");
+        assert_eq!(left_out(&case, 1, &[2]), [2]);
+        assert_eq!(unheard(&case, 3, &[2]), [0, 2]);
+        assert_eq!(unheard(&case, 1, &[2]), [2]);
+    }
+
+    /// What comes back to rank 0 without these.
+    fn got(case: &Case, inputs: &Inputs, lacks: &[usize]) -> Got {
+        let left = inputs.without(case, lacks);
+        let combined = oracle::expected_round_trip(case, &left.ranks[0], 0);
+        let missing = inputs.ranks[0].topk_idx.chunks(case.topk).map(|row| {
+            let is_lost = |e: &&i64| **e >= 0 && lacks.contains(&case.rank_of(**e as usize));
+            row.iter().filter(is_lost).count() as u8
+        });
+        Got {
+            missing: missing.collect(),
+            x: Aligned::copy_of(&combined.x.dense(0)),
+            weights: combined.weights.map(|w| oracle::number::f32s(&w.dense(0))),
+        }
+    }
+
+    #[test]
+    fn the_part_of_a_rank_lost_meanwhile_is_there_or_missing_and_one_lost_before_is_missing() {
+        let combine = Combine { row: RowType::F32, biases: 0, weighted: false };
+        let case = Case { combine, ..case(4, 1) };
+        let inputs = Inputs::all(&case);
+        let check = |lacks: &[usize], before, after| {
+            let got = got(&case, &inputs, lacks);
+            check_combined_around(&case, &inputs, Losses { before, after }, (0, &got))
+        };
+        assert_eq!(check(&[], &[], &[1, 3]).unwrap(), [0; 0]);
+        assert_eq!(check(&[3], &[], &[1, 3]).unwrap(), [3]);
+        assert_eq!(check(&[1, 3], &[1], &[1, 3]).unwrap(), [1, 3]);
+        assert!(check(&[], &[3], &[3]).is_err(), "its part cannot have come");
+        assert!(check(&[1], &[], &[3]).is_err(), "nobody says that rank 1 is lost");
+    }
+}
