@@ -140,10 +140,17 @@ impl DeviceProxy {
     }
 }
 
+impl DeviceProxy {
+    /// Tells the thread to end, and hands it to who waits for that: what it uses stays valid meanwhile.
+    pub(crate) fn stop(&mut self) -> Option<JoinHandle<()>> {
+        self.stop.store(true, Ordering::Release);
+        self.thread.take()
+    }
+}
+
 impl Drop for DeviceProxy {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take()
+        if let Some(thread) = self.stop()
             && thread.join().is_err()
         {
             tracing::error!("the thread of a device's command ring panicked");

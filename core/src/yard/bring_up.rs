@@ -3,7 +3,6 @@
 //! load → agree → discover → probe → needs → open → allocate → register → endpoint → exchange →
 //! connect → plan. A rank that fails anywhere tells the others, so that nobody waits for it.
 
-use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,8 +10,9 @@ use super::claims::Claims;
 use super::levels::{LevelReport, Levels, Transports, windows_of};
 use super::nics;
 use super::places::{discover_all, domains, name_hosts, scattered};
-use super::progress::Progress;
+use super::progress::{Progress, Proxies};
 use super::reporter::{Counters, Desk, Live, Looking, Meeting, OpenDesk, Ring};
+use super::stuck::Stuck;
 use super::watchdog::{Bounds, Links, Watchdog};
 use super::{OpenParts, Parts, Yard};
 use crate::abi;
@@ -175,26 +175,28 @@ fn bring_up(
     // Declared first, so that it is dropped last: the kernel set points to its board.
     let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
     let headway = world.liveness().headway(number);
-    let mut watchdog = Watchdog::start(world, headway, bounds, members.membership().clone())?;
+    let stuck = Stuck::default();
+    let watchdog = Watchdog::start(world, headway, bounds, members.membership().clone())?;
+    let mut watchdog = stuck.keep(watchdog);
     let kernel_shape = kernel_shape(world, &shape, &options, levels.domains);
-    let mut kernels = kernels_part.open(&config.kernels.table, &kernel_shape)?;
+    let mut kernels = stuck.keep(kernels_part.open(&config.kernels.table, &kernel_shape)?);
     let needs = kernels.needs(&levels.limits())?;
     check_masking(&levels, &kernels, (world.on_failure(), &needs))?;
     levels.agree(members, &needs)?;
-    let mut transports = levels.open(config, &needs)?;
+    let mut transports = stuck.keep(levels.open(config, &needs)?);
     let windows = transports.make_windows(&mut kernels, &needs)?;
-    levels.connect(members, &mut transports)?;
+    levels.connect(members, &mut transports, &stuck)?;
     let names = levels.link_names(&transports);
     watchdog.name_links(Links { names, domains: levels.domains });
 
     let cap = bounds.cap(world.on_failure());
     plan(&mut kernels, &transports, &windows, &watchdog, cap)?;
-    // SAFETY: `Parts` stops the thread before it drops transports and kernel set, and so does an error
-    // here.
+    // SAFETY: `Parts` stops the threads before it drops transports and kernel set, and so does an error
+    // here; where a thread is stuck, both are kept.
     let (proxies, rings) =
-        unsafe { start_proxies(&mut kernels, &transports, (&needs, &windows), &levels)? };
+        unsafe { start_proxies(&mut kernels, &transports, (&needs, &windows), &levels, &stuck)? };
     // SAFETY: as above.
-    let progress = unsafe { Progress::start(transports.links().into_iter().flatten())? };
+    let progress = unsafe { Progress::start(transports.links().into_iter().flatten(), &stuck)? };
     watchdog.report_to(&desk.0);
     let counters = kernels.counters(shape.ranks)?;
     // SAFETY: reports stop looking before `Parts` drops transports and kernel set, and nothing fails
@@ -202,7 +204,8 @@ fn bring_up(
     let looking = unsafe { look_at(&desk.0, &watchdog, (&transports, counters, rings)) };
     let parts = Arc::new(Parts {
         looking,
-        open: ManuallyDrop::new(OpenParts {
+        stuck,
+        open: OpenParts {
             _progress: progress,
             _proxies: proxies,
             _transports: transports,
@@ -213,7 +216,7 @@ fn bring_up(
                 .then(|| windows.first().map_or(0, |window| window.device)),
             streams: needs.flags & abi::TY_NEEDS_STREAMS != 0,
             no_sync: needs.flags & abi::TY_NEEDS_NO_SYNC != 0,
-        }),
+        },
     });
     members.barrier("yard ready")?;
     desk.0.track.opened();
@@ -419,14 +422,15 @@ fn plan(
 /// Serves the command rings of kernels that post through the host, on each level where they do.
 ///
 /// # Safety
-/// The value is dropped before the transports and the kernel set.
+/// The value is dropped before the transports and the kernel set, which are kept if `stuck` is set then.
 unsafe fn start_proxies(
     kernels: &mut OpenKernels,
     transports: &Transports,
     (needs, windows): (&KernelNeeds, &[Window]),
     levels: &Levels<'_>,
-) -> Result<(Vec<DeviceProxy>, [Option<Ring>; 2])> {
-    let (mut proxies, mut rings) = (Vec::new(), [None, None]);
+    stuck: &Stuck,
+) -> Result<(Proxies, [Option<Ring>; 2])> {
+    let (mut proxies, mut rings) = (Proxies::new(stuck), [None, None]);
     // SAFETY: by this function's contract.
     let links = unsafe { transports.links() };
     for (level, link) in [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].into_iter().zip(links) {
@@ -437,7 +441,7 @@ unsafe fn start_proxies(
         // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed.
         let proxy = unsafe { DeviceProxy::start(&ring, link, &windows, peers.len() as u32)? };
         rings[level as usize] = Some(Ring { counts: proxy.counts(), ranks: peers.to_vec() });
-        proxies.push(proxy);
+        proxies.push(link.name(), proxy);
     }
     Ok((proxies, rings))
 }

@@ -6,6 +6,7 @@
 //! for the rail (*hierarchical*).
 
 use super::progress::Progress;
+use super::stuck::Stuck;
 use crate::abi;
 use crate::bootstrap::Members;
 use crate::config::{Config, PartChoice};
@@ -224,7 +225,12 @@ impl<'a> Levels<'a> {
     }
 
     /// Exchanges endpoints and connects every team. Collective.
-    pub(super) fn connect(&self, members: &Members<'_>, transports: &mut Transports) -> Result<()> {
+    pub(super) fn connect(
+        &self,
+        members: &Members<'_>,
+        transports: &mut Transports,
+        stuck: &Stuck,
+    ) -> Result<()> {
         let levels = [
             ("scale-up endpoints", &self.scale_up, &mut transports.scale_up),
             ("scale-out endpoints", &self.scale_out, &mut transports.scale_out),
@@ -235,11 +241,13 @@ impl<'a> Levels<'a> {
         for (name, level, transport) in levels {
             if let (Some(level), Some(transport)) = (level, transport) {
                 connect_team(members, name, &level.team, transport)?;
-                // SAFETY: `driven` goes before this returns, and the transports outlive the call.
-                driven.extend(unsafe { Progress::start([transport.link()].into_iter())? });
+                // SAFETY: `driven` goes before this returns, and the transports outlive the call. `bring_up`
+                // keeps them where a thread is stuck.
+                driven.extend(unsafe { Progress::start([transport.link()].into_iter(), stuck)? });
             }
         }
-        Ok(())
+        drop(driven);
+        stuck.check("connect")
     }
 }
 

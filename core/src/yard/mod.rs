@@ -34,6 +34,7 @@ mod progress;
 mod refusal;
 mod reporter;
 mod stream;
+mod stuck;
 mod tensor;
 mod watchdog;
 
@@ -49,13 +50,12 @@ pub use reporter::{REPORTS_VARIABLE, Reporter, write_reports};
 pub use stream::{OnStream, Stream, ToolStream};
 pub use tensor::{Element, TensorMut, TensorRef};
 
-use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
+use self::stuck::{Kept, Stuck};
 use crate::bootstrap::World;
 use crate::config::Config;
-use crate::device_proxy::DeviceProxy;
 use crate::host::OpenKernels;
 use crate::moe::{Shape, TopkScratch};
 use crate::{Error, ErrorKind, Result};
@@ -64,19 +64,14 @@ use crate::{Error, ErrorKind, Result};
 struct Parts {
     /// Ends before everything else: reports look at all of it.
     looking: reporter::Looking,
-    open: ManuallyDrop<OpenParts>,
+    stuck: Stuck,
+    open: OpenParts,
 }
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        if self.looking.end() {
-            // SAFETY: it is dropped here only, and nobody uses it after this.
-            unsafe { ManuallyDrop::drop(&mut self.open) }
-        } else {
-            tracing::error!(
-                "a transport does not answer a report: it cannot be closed, and what it holds stays \
-                 until the process ends"
-            );
+        if !self.looking.end() {
+            self.stuck.set("a transport has not answered a report");
         }
     }
 }
@@ -94,15 +89,15 @@ struct OpenParts {
     /// Uses the transports, so it goes before them.
     _progress: Option<progress::Progress>,
     /// The same, and the rings of the kernel set.
-    _proxies: Vec<DeviceProxy>,
+    _proxies: progress::Proxies,
     /// No access to windows after it.
-    _transports: levels::Transports,
+    _transports: Kept<levels::Transports>,
     /// Its drop frees the windows. Behind a lock so that outputs may hold the parts from
     /// any thread. The yard takes it, and whoever copies from or frees a device's memory: that
     /// waits for an operation that runs.
-    kernels: Mutex<OpenKernels>,
+    kernels: Mutex<Kept<OpenKernels>>,
     /// Watches this yard's waits; the kernel set points to its board, so it is dropped last.
-    watchdog: watchdog::Watchdog,
+    watchdog: Kept<watchdog::Watchdog>,
     claims: claims::Claims,
     /// The device that the kernel set works on the memory of; none where it works on the host's.
     device: Option<i32>,
@@ -113,7 +108,7 @@ struct OpenParts {
 }
 
 impl OpenParts {
-    fn kernels(&self) -> std::sync::MutexGuard<'_, OpenKernels> {
+    fn kernels(&self) -> std::sync::MutexGuard<'_, Kept<OpenKernels>> {
         // A poisoned lock means a panic between two calls of the part; the part itself answers
         // for its own panics.
         self.kernels.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -1,9 +1,11 @@
 //! Drives transports that nobody else drives (`manual_progress`) while the ranks compute.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use super::stuck::{PATIENCE, Stuck, join_within};
+use crate::device_proxy::DeviceProxy;
 use crate::link::Link;
 use crate::{Error, Result};
 
@@ -15,35 +17,52 @@ const LONGEST: Duration = Duration::from_micros(500);
 /// one is for the time between operations, so it naps between its looks.
 #[derive(Debug)]
 pub(super) struct Progress {
-    stop: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
+    names: Vec<String>,
+    patience: Duration,
+    stuck: Stuck,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// The link whose `progress` the thread called last.
+    inside: AtomicUsize,
 }
 
 impl Progress {
     /// Starts the thread if one of `links` must be driven.
     ///
     /// # Safety
-    /// The links are usable until the returned value is dropped.
-    pub(super) unsafe fn start(links: impl Iterator<Item = Link>) -> Result<Option<Self>> {
+    /// The links are usable until the returned value is dropped, and after that for as long as the
+    /// process lives if `stuck` is set then.
+    pub(super) unsafe fn start(
+        links: impl Iterator<Item = Link>,
+        stuck: &Stuck,
+    ) -> Result<Option<Self>> {
         let links: Vec<Link> = links.filter(Link::needs_driving).collect();
         if links.is_empty() {
             return Ok(None);
         }
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let names = links.iter().map(|link| link.name().to_owned()).collect();
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("tokenyard-drive".into())
-            .spawn(move || drive(&links, &stopped))
+            .spawn(move || drive(&links, &of_thread))
             .map_err(|e| Error::system("start progress", "a thread cannot be made", e))?;
-        Ok(Some(Self { stop, thread: Some(thread) }))
+        let stuck = stuck.clone();
+        Ok(Some(Self { shared, thread: Some(thread), names, patience: PATIENCE, stuck }))
     }
 }
 
-fn drive(links: &[Link], stop: &AtomicBool) {
+fn drive(links: &[Link], shared: &Shared) {
     let mut pause = SHORTEST;
-    while !stop.load(Ordering::Acquire) {
+    while !shared.stop.load(Ordering::Acquire) {
         let mut moved = false;
-        for link in links {
+        for (number, link) in links.iter().enumerate() {
+            shared.inside.store(number, Ordering::Relaxed);
             // A failure stays in the transport's health, which every wait looks at (INV-7).
             moved |= link.progress().unwrap_or(false);
         }
@@ -54,11 +73,52 @@ fn drive(links: &[Link], stop: &AtomicBool) {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            if thread.join().is_err() {
-                tracing::error!("the progress thread panicked");
+        self.shared.stop.store(true, Ordering::Release);
+        let Some(thread) = self.thread.take() else { return };
+        thread.thread().unpark();
+        if self.stuck.is_set() || join_within(thread, self.patience) {
+            return;
+        }
+        let name = self.names.get(self.shared.inside.load(Ordering::Relaxed));
+        self.stuck.set(&format!(
+            "transport `{}` has not come back from `progress` within {:.0?} of the end of its yard",
+            name.map_or("?", String::as_str),
+            self.patience
+        ));
+    }
+}
+
+/// The threads that serve the rings of a kernel set, of one yard.
+#[derive(Debug)]
+pub(super) struct Proxies {
+    all: Vec<(String, DeviceProxy)>,
+    stuck: Stuck,
+}
+
+impl Proxies {
+    /// None yet. Those that are added need their transport and their ring as the links of
+    /// [`Progress::start`] are needed.
+    pub(super) fn new(stuck: &Stuck) -> Self {
+        Self { all: Vec::new(), stuck: stuck.clone() }
+    }
+
+    /// Adds the one that posts to the transport of this name.
+    pub(super) fn push(&mut self, transport: &str, proxy: DeviceProxy) {
+        self.all.push((transport.to_owned(), proxy));
+    }
+}
+
+impl Drop for Proxies {
+    fn drop(&mut self) {
+        let threads: Vec<_> =
+            self.all.iter_mut().map(|(name, proxy)| (name, proxy.stop())).collect();
+        for (name, thread) in threads {
+            let Some(thread) = thread else { continue };
+            if !self.stuck.is_set() && !join_within(thread, PATIENCE) {
+                self.stuck.set(&format!(
+                    "transport `{name}` has not come back from `post`, `poll`, `read_signal` or `health` \
+                     within {PATIENCE:?} of the end of its yard"
+                ));
             }
         }
     }
