@@ -270,7 +270,7 @@ struct DispatchArgs {
   u32 tile_rows;        // rows of a tile; 0: rows are not taken in tiles
   u32 zero_padding;
   u32 at_once;          // it waits for what others have for this rank, too
-  u32 reserved;
+  u32 tally_tokens;     // tokens that a warp counts at once: at most 32
 
   __device__ bool is_flat() const { return layout == kFlat; }
   // Each of these three is known when kernels are compiled, but for one that moves groups.

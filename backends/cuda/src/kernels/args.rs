@@ -217,7 +217,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) tile_rows: u32,
     pub(crate) zero_padding: u32,
     pub(crate) at_once: u32,
-    pub(crate) reserved: u32,
+    pub(crate) tally_tokens: u32,
 }
 
 #[repr(C)]

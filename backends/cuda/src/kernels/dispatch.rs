@@ -109,7 +109,7 @@ fn arguments(
         tile_rows: 0,
         zero_padding: 0,
         at_once: 0,
-        reserved: 0,
+        tally_tokens: moves.tally_tokens,
     }
 }
 

@@ -25,13 +25,13 @@ __device__ inline void group(const GroupArgs& a) {
 // Loops here are not unrolled: a kernel's instructions are no longer in any cache when it starts, and to
 // fetch them takes longer than to run them.
 struct Tally {
-  u32* bits;     // [columns]: which of 32 tokens go there
+  u32* bits;     // [columns]: which of some tokens go there
   u32* rows;     // [columns]: how many did before
-  u32* picks;    // [32, K]: the experts that 32 tokens select
+  u32* picks;    // [tokens, K]: the experts that they select
   u32 columns, pitch;
 
-  __device__ Tally(u8* shared, const Common& c)
-      : columns(c.ranks + c.experts), pitch(2 * columns + 32 * c.topk) {
+  __device__ Tally(u8* shared, const Common& c, u32 tokens)
+      : columns(c.ranks + c.experts), pitch(2 * columns + tokens * c.topk) {
     bits = reinterpret_cast<u32*>(shared) + threadIdx.x / 32 * pitch;
     rows = bits + columns, picks = rows + columns;
 #pragma unroll 1
@@ -41,7 +41,7 @@ struct Tally {
   __device__ const u32* rows_of(u32 warp) const {
     return rows + (i64)pitch * ((i32)warp - (i32)(threadIdx.x / 32));
   }
-  // Adds the 32 tokens from `first` on to what came before.
+  // Adds the tokens from `first` on, at most 32, to what came before.
   __device__ void close(const Common& c, const Routing& r, u32 first) {
     __syncwarp();
 #pragma unroll 1
@@ -54,7 +54,7 @@ struct Tally {
   }
 
  private:
-  // Of a column's tokens among the 32: those of each group.
+  // Of a column's tokens among those: those of each group.
   __device__ void note_groups(const Common& c, const Routing& r, u32 first, u32 column) const {
     for (u32 left = bits[column], g = 0; left != 0; g++) {
       u32 end = r.group_starts[g + 1], inside = end <= first ? 0 : end - first;
@@ -96,7 +96,7 @@ struct Look {
   }
 };
 
-// Up to 32 tokens. One warp.
+// Up to `tally_tokens` tokens. One warp.
 __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, u32 count) {
   Look look(a.c.topk);
   u64 base = (u64)first * a.c.topk;
@@ -150,11 +150,12 @@ __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
 
 // All blocks: each warp counts a span.
 __device__ inline void count(const DispatchArgs& a, u32 tokens, u8* shared) {
-  Tally t(shared, a.c);
+  Tally t(shared, a.c, a.tally_tokens);
   u32 first = (blockIdx.x * kWarps + threadIdx.x / 32) * a.r.span;
   u32 end = min(tokens, first + a.r.span);
 #pragma unroll 1
-  for (u32 token = first; token < end; token += 32) count_tokens(a, t, token, min(32u, end - token));
+  for (u32 token = first; token < end; token += a.tally_tokens)
+    count_tokens(a, t, token, min(a.tally_tokens, end - token));
   close_block(a, t);
 }
 

@@ -169,6 +169,8 @@ pub(super) struct Moves {
     /// Whether scales are gathered: they are not where they are wide.
     pub(super) side_scales: bool,
     pub(super) side_at: u32,
+    /// Tokens that a warp counts at once.
+    pub(super) tally_tokens: u32,
     /// What the stages hold: see `Stages` of the kernels.
     pub(super) notes_at: u32,
     pub(super) shared: u32,
@@ -183,23 +185,35 @@ const ROOMS: u32 = SIDE_WARPS * SIDE_ROOMS;
 /// Wider scales move from memory to memory.
 const WIDEST_SCALES: u32 = 1024;
 
+/// Tokens that a warp counts at once where a block has room for what they select: one bit each of a
+/// word. Fewer take longer: what was counted is summed up more often.
+const MOST_TALLY_TOKENS: u32 = 32;
+
 /// Shared memory of a dispatch that does not depend on its rows.
 struct Tables {
     /// See `DispatchTables`.
     table_bytes: u32,
-    /// While it counts, each warp has two numbers per rank and expert, and the experts that 32 tokens
-    /// select, where stages and gatherings are later.
+    /// While it counts, each warp has two numbers per rank and expert, and the experts that
+    /// `tally_tokens` tokens select, where stages and gatherings are later.
     counts: u32,
+    tally_tokens: u32,
 }
 
 impl Tables {
-    fn new(shape: &Shape, groups: u32) -> Self {
+    /// On a device that gives a block `most_shared` bytes.
+    fn new(Exchange { shape, groups, .. }: &Exchange, most_shared: u32) -> Self {
         let ranks = shape.ranks;
         // So many never have room, and are refused; their bytes can still be counted.
         let experts = shape.experts.min(1 << 20);
         let of_rank = 6 * 8 + 4 * (groups + 3) + 4 * (HEAD + ranks * groups);
         let table_bytes = (ranks * of_rank + 4 * (groups + 1) * experts).next_multiple_of(128);
-        Self { table_bytes, counts: WARPS * (2 * (ranks + experts) + 32 * shape.topk) * 4 }
+        let counts = |tokens| WARPS * (2 * (ranks + experts) + tokens * shape.topk) * 4;
+        let room = most_shared.saturating_sub(KEPT + table_bytes);
+        let mut tally_tokens = MOST_TALLY_TOKENS;
+        while tally_tokens > 1 && counts(tally_tokens) > room {
+            tally_tokens /= 2;
+        }
+        Self { table_bytes, counts: counts(tally_tokens), tally_tokens }
     }
 }
 
@@ -213,7 +227,7 @@ impl Moves {
     ) -> Self {
         let shape = &exchange.shape;
         let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
-        let Tables { table_bytes, counts } = Tables::new(shape, exchange.groups);
+        let Tables { table_bytes, counts, tally_tokens } = Tables::new(exchange, most_shared);
         let side_scales = row.scale_bytes <= WIDEST_SCALES;
         let each = 8 * topk + if side_scales { row.scale_bytes } else { 0 };
         let mut side_tokens = 32;
@@ -241,6 +255,7 @@ impl Moves {
             side_bytes,
             side_scales,
             side_at: table_bytes + stages_bytes,
+            tally_tokens,
             notes_at,
             shared: table_bytes + counts.max(used),
             pitch,
@@ -281,7 +296,7 @@ impl Pulls {
 pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> {
     let shape = &exchange.shape;
     let widest = 4 * u64::from(shape.hidden);
-    let Tables { table_bytes, counts } = Tables::new(shape, exchange.groups);
+    let Tables { table_bytes, counts, .. } = Tables::new(exchange, most_shared);
     // One stage, as fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
     let moves = table_bytes + counts.max(stage + ROOMS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
@@ -339,7 +354,10 @@ mod tests {
         }
     }
 
+    /// What a block has on sm_90 and sm_100, on sm_80, and on sm_86, sm_89 and sm_120.
     const HOPPER: u32 = 232_448;
+    const AMPERE: u32 = 166_912;
+    const SMALL: u32 = 101_376;
 
     #[test]
     fn pieces_cover_a_row_and_fit_shared_memory() {
@@ -408,8 +426,6 @@ mod tests {
     #[test]
     fn shapes_that_no_block_has_room_for_are_refused_before_the_first_operation() {
         let shape = |experts, topk| Shape { ranks: 8, experts, topk, hidden: 7168, max_tokens: 64 };
-        const AMPERE: u32 = 166_912;
-        const SMALL: u32 = 101_376;
         for (experts, topk, shared, fits) in [
             (512, 8, HOPPER, true),
             (512, 32, HOPPER, true),
@@ -418,7 +434,6 @@ mod tests {
             (2048, 8, HOPPER, false),
             (512, 8, SMALL, true),
             (256, 16, SMALL, true),
-            (256, 32, SMALL, false),
             (1024, 8, SMALL, false),
         ] {
             let found = check_shared(&whole(shape(experts, topk), 2, None), shared);
@@ -427,6 +442,39 @@ mod tests {
         let error = check_shared(&whole(shape(2048, 8), 2, None), HOPPER).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("2048 experts and top-8 need") && text.contains("232448"), "{text}");
+    }
+
+    #[test]
+    fn every_device_has_room_for_any_top_k_of_up_to_512_experts() {
+        for (shared, ranks) in [(HOPPER, 8), (AMPERE, 8), (SMALL, 8), (HOPPER, 72), (SMALL, 1)] {
+            for (topk, experts) in
+                (1..=32).flat_map(|topk| [8, 64, 256, 384, 512].map(|e| (topk, e)))
+            {
+                let experts = u32::max(experts, topk).next_multiple_of(ranks);
+                let shape = Shape { ranks, experts, topk, hidden: 7168, max_tokens: 4096 };
+                let exchange = whole(shape, 2, None);
+                let found = check_shared(&exchange, shared);
+                assert!(found.is_ok(), "{shape:?} in {shared} bytes: {found:?}");
+                let row = RowFormat { x_bytes: 14_336, scale_bytes: 224, weights: true };
+                let moves = Moves::new(&exchange, &row, (shared, true));
+                assert!(moves.shared + KEPT <= shared, "{shape:?}: {moves:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_warp_counts_32_tokens_at_once_unless_a_block_has_no_room_for_what_they_select() {
+        let tokens = |experts, topk, shared| {
+            let shape = Shape { ranks: 8, experts, topk, hidden: 7168, max_tokens: 4096 };
+            Tables::new(&whole(shape, 2, None), shared).tally_tokens
+        };
+        for (experts, topk) in [(256, 8), (512, 32), (384, 10)] {
+            assert_eq!([HOPPER, AMPERE].map(|shared| tokens(experts, topk, shared)), [32, 32]);
+        }
+        assert_eq!([8, 10, 16, 32].map(|topk| tokens(512, topk, SMALL)), [32, 32, 16, 8]);
+        assert_eq!([8, 16, 32].map(|topk| tokens(256, topk, SMALL)), [32, 32, 16]);
+        // A shape that has no room at all is refused with what it needs at least.
+        assert_eq!(tokens(4096, 8, SMALL), 1);
     }
 
     #[test]

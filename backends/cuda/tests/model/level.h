@@ -177,6 +177,8 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.table_bytes = 16 << 10, a.side_tokens = 32, a.side_bytes = 16 << 10, a.side_scales = 1;
   a.side_at = 64 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
+  // A device with little shared memory counts fewer tokens at once.
+  a.tally_tokens = 32 >> r.operations % 6;
   if (layout != kFlat && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
     a.tiles = r.state->outbox, a.tile_rows = 32;
