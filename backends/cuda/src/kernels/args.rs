@@ -9,6 +9,8 @@ pub(crate) const HEAD: u32 = 8;
 pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
 /// Warps of a block.
 pub(crate) const WARPS: u32 = 16;
+/// Bits of a place among the rows that one warp counts.
+pub(crate) const PLACE_BITS: u32 = 20;
 /// Warps of a block that move what goes beside rows.
 pub(crate) const SIDE_WARPS: u32 = 2;
 pub(crate) const SIDE_ROOMS: u32 = 2;

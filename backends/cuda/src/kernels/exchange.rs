@@ -85,8 +85,9 @@ impl Exchange {
             shape: Shape {
                 ranks: size,
                 experts: world.experts / domains,
-                // An agent hands on the rows of one rank of each domain.
-                max_tokens: domains * world.max_tokens,
+                // An agent hands on the rows of one rank of each domain. More than a number has room for
+                // are refused like others that are too many.
+                max_tokens: domains.saturating_mul(world.max_tokens),
                 ..world
             },
             regions: world,

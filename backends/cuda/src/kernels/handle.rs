@@ -40,6 +40,11 @@ const NOTE: u64 = 16;
 /// Tokens of the shortest span. Spans are powers of two.
 const SPAN: u32 = 8;
 
+/// Tokens that one warp counts, where so many blocks count.
+fn span(tokens: u32, blocks: u32) -> u32 {
+    tokens.div_ceil(blocks * WARPS).next_power_of_two().max(SPAN)
+}
+
 impl HandleState {
     /// Where the device notes N.
     pub(super) fn received_at(&self) -> u64 {
@@ -49,8 +54,7 @@ impl HandleState {
     /// Takes a new routing of so many tokens.
     pub(super) fn count(&mut self, tokens: u32) {
         self.tokens = tokens;
-        let each = tokens.div_ceil(self.routing.blocks * WARPS);
-        self.routing.span = each.next_power_of_two().max(SPAN);
+        self.routing.span = span(tokens, self.routing.blocks);
     }
 
     /// For counts by so many blocks.
@@ -159,5 +163,25 @@ impl Output {
             Layout::ExpertMajor { .. } => self.rows.experts,
             Layout::Packed => u64::from(shape.local_experts()) * self.rows.tokens,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::PLACE_BITS;
+    use super::super::limits::MOST_TOKENS;
+    use super::*;
+
+    #[test]
+    fn places_of_the_most_tokens_that_a_warp_counts_fit_their_bits() {
+        for blocks in [1, 2, 3, 78, 132, 148] {
+            for tokens in [0, 1, 4096, 1_000_003, MOST_TOKENS - 1, MOST_TOKENS] {
+                let span = span(tokens, blocks);
+                assert!(span <= 1 << PLACE_BITS, "{tokens} tokens, {blocks} blocks: {span}");
+                assert!(u64::from(span) * u64::from(blocks * WARPS) >= u64::from(tokens));
+            }
+        }
+        let line = format!("constexpr u32 kPlaceBits = {PLACE_BITS};");
+        assert!(include_str!("args.cuh").contains(&line), "the kernels have other places");
     }
 }

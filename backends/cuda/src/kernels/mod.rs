@@ -23,6 +23,7 @@ mod engine;
 mod exchange;
 mod face;
 mod handle;
+mod limits;
 mod observer;
 mod order;
 mod outcome;
@@ -41,7 +42,7 @@ use std::sync::Arc;
 
 use tokenyard_core::abi;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
-use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
+use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
@@ -50,18 +51,13 @@ use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream,
 use counters::Counters;
 use domains::{Exchanges, Rail};
 use engine::Engine;
-use exchange::{Exchange, Part};
-use sizes::{ARENA, CONTROL, Sizes, check_shared};
+use exchange::Exchange;
+use limits::{check, longest_put, unsupported};
+use sizes::{ARENA, CONTROL, Sizes};
 
 pub(crate) use face::Face;
 pub(crate) use proxy::proxy_face;
 pub(crate) use sizes::MOST_ARENA;
-
-/// Ranks that all hear each other's counts; more need counting in two half rounds.
-const MOST_RANKS: u32 = 72;
-
-/// One warp counts up to 2^20 of them (`kPlaceBits`), and there are 16 warps even on one processor.
-const MOST_TOKENS: u32 = 1 << 24;
 
 /// The kernel set. See the [module](self).
 #[derive(Debug)]
@@ -165,52 +161,8 @@ impl CudaKernels {
     }
 }
 
-fn unsupported<T>(message: String) -> Result<T> {
-    Err(Error::new(ErrorKind::Unsupported, "plan needs", message))
-}
-
 /// Windows of an exchange.
 const WINDOWS: usize = 2;
-
-const LONGEST_PUT: u64 = 1 << 30;
-
-/// Whether this device can do an exchange at all. Equal on equal devices.
-fn check(exchange: &Exchange, most_shared: u32) -> Result<()> {
-    let (ranks, max_tokens) = (exchange.shape.ranks, exchange.shape.max_tokens);
-    if ranks > MOST_RANKS {
-        let what = match exchange.part {
-            Part::Whole => "ranks in one domain",
-            Part::Inside => "ranks in a domain",
-            Part::Between => "domains",
-        };
-        return unsupported(format!("found {ranks} {what}; expected at most {MOST_RANKS}"));
-    }
-    if max_tokens > MOST_TOKENS {
-        let what = if exchange.groups > 1 { "domains * max_tokens" } else { "max_tokens" };
-        return unsupported(format!("found {what} = {max_tokens}; expected at most {MOST_TOKENS}"));
-    }
-    check_shared(exchange, most_shared)
-}
-
-/// The longest put, where kernels put: through the host, over a transport that has no face of its own.
-/// Nothing where they load and store.
-fn longest_put(limits: &Capabilities) -> Result<Option<u64>> {
-    let wanted = abi::TY_CAP_DEVICE_FACE | abi::TY_CAP_LOAD_STORE;
-    let found = limits.flags & wanted;
-    // Kernels put multiples of 4 bytes.
-    let longest = limits.largest_put.min(LONGEST_PUT) / 16 * 16;
-    let host = limits.memory_kinds & abi::TY_MEMORY_HOST != 0 && longest > 0;
-    match found {
-        _ if found == wanted => Ok(None),
-        _ if found & abi::TY_CAP_DEVICE_FACE == 0 && host => Ok(Some(longest)),
-        _ => unsupported(
-            "the transport has neither a device face with loads and stores, nor host memory for \
-             kernels that post through the host"
-                .to_owned(),
-        )
-        .map_err(|e| e.with_fix("use nvlink or shm, or kernels = \"cpu\"")),
-    }
-}
 
 impl KernelSet for CudaKernels {
     const NAME: &'static str = "cuda";
@@ -445,31 +397,5 @@ impl KernelSet for CudaKernels {
             tracing::warn!("a graph is destroyed after kernels that did not end well: {error}");
         }
         self.graphs.retain(|g| g.pointer() != graph);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokenyard_core::transport::NO_CAPABILITIES;
-
-    use super::*;
-
-    #[test]
-    fn kernels_put_where_a_transport_has_host_memory_and_no_face() {
-        const FACE: u64 = abi::TY_CAP_DEVICE_FACE;
-        const STORES: u64 = abi::TY_CAP_LOAD_STORE;
-        let of = |flags, memory_kinds, largest_put| {
-            longest_put(&Capabilities { flags, memory_kinds, largest_put, ..NO_CAPABILITIES })
-        };
-        let (host, cuda) = (abi::TY_MEMORY_HOST, abi::TY_MEMORY_CUDA);
-        assert_eq!(of(FACE | STORES, cuda, 1 << 40).unwrap(), None);
-        // What the host can load and store does not help kernels.
-        assert_eq!(of(STORES, host, 1 << 40).unwrap(), Some(LONGEST_PUT));
-        assert_eq!(of(0, host | cuda, 100).unwrap(), Some(96));
-        for (flags, kinds, largest) in [(0, cuda, 1 << 40), (0, host, 15), (FACE, host, 1 << 40)] {
-            let error = of(flags, kinds, largest).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(error.fix().is_some_and(|fix| fix.contains("nvlink")), "{error}");
-        }
     }
 }

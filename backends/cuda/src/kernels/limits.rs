@@ -1,0 +1,168 @@
+//! What a device, and a transport, must have for an exchange.
+
+use tokenyard_core::abi;
+use tokenyard_core::transport::Capabilities;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{PLACE_BITS, WARPS};
+use super::exchange::{Exchange, Part};
+use super::sizes::check_shared;
+
+/// Ranks that all hear each other's counts; more need counting in two half rounds.
+const MOST_RANKS: u32 = 72;
+
+/// Each warp of a block has places for so many, and there is a block even on one processor.
+pub(super) const MOST_TOKENS: u32 = WARPS << PLACE_BITS;
+
+const LONGEST_PUT: u64 = 1 << 30;
+
+/// Whether this device can do an exchange at all. Equal on equal devices.
+pub(super) fn check(exchange: &Exchange, most_shared: u32) -> Result<()> {
+    let (ranks, max_tokens) = (exchange.shape.ranks, exchange.shape.max_tokens);
+    if ranks > MOST_RANKS {
+        let what = match exchange.part {
+            Part::Whole => "ranks in one domain",
+            Part::Inside => "ranks in a domain",
+            Part::Between => "domains",
+        };
+        return unsupported(format!("found {ranks} {what}; expected at most {MOST_RANKS}"));
+    }
+    if max_tokens > MOST_TOKENS {
+        let (what, fix) = match exchange.part {
+            Part::Inside => ("domains * max_tokens", "lower max_tokens, or have fewer domains"),
+            Part::Whole | Part::Between => ("max_tokens", "lower max_tokens"),
+        };
+        let message = format!("found {what} = {max_tokens}; expected at most {MOST_TOKENS}");
+        return unsupported(message).map_err(|error| error.with_fix(fix));
+    }
+    check_shared(exchange, most_shared)
+}
+
+/// The longest put, where kernels put: through the host, over a transport that has no face of its own.
+/// Nothing where they load and store.
+pub(super) fn longest_put(limits: &Capabilities) -> Result<Option<u64>> {
+    let wanted = abi::TY_CAP_DEVICE_FACE | abi::TY_CAP_LOAD_STORE;
+    let found = limits.flags & wanted;
+    // Kernels put multiples of 4 bytes.
+    let longest = limits.largest_put.min(LONGEST_PUT) / 16 * 16;
+    let host = limits.memory_kinds & abi::TY_MEMORY_HOST != 0 && longest > 0;
+    match found {
+        _ if found == wanted => Ok(None),
+        _ if found & abi::TY_CAP_DEVICE_FACE == 0 && host => Ok(Some(longest)),
+        _ => unsupported(
+            "the transport has neither a device face with loads and stores, nor host memory for \
+             kernels that post through the host"
+                .to_owned(),
+        )
+        .map_err(|e| e.with_fix("use nvlink or shm, or kernels = \"cpu\"")),
+    }
+}
+
+#[cold]
+pub(super) fn unsupported<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Unsupported, "plan needs", message))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenyard_core::kernels::KernelShape;
+    use tokenyard_core::moe::RowFormat;
+    use tokenyard_core::transport::NO_CAPABILITIES;
+
+    use super::super::exchange::tests::SHAPE;
+    use super::super::sizes::{KEPT, Moves};
+    use super::*;
+
+    /// What a block has on sm_90 and sm_100, on sm_80, and on sm_86, sm_89 and sm_120.
+    const HOPPER: u32 = 232_448;
+    const AMPERE: u32 = 166_912;
+    const SMALL: u32 = 101_376;
+    const ROW: RowFormat = RowFormat { x_bytes: 14_336, scale_bytes: 224, weights: true };
+
+    fn shape(ranks: u32, experts: u32, topk: u32) -> KernelShape {
+        let domains = 1;
+        KernelShape { ranks, domains, experts, topk, hidden: 7168, max_tokens: 4096, ..SHAPE }
+    }
+
+    #[test]
+    fn more_tokens_of_all_domains_than_warps_have_places_for_are_refused() {
+        let check = |max_tokens| {
+            let shape = KernelShape { max_tokens, ..SHAPE };
+            let [inside, between] = Exchange::levels(&shape, [None, None]);
+            check(&inside, HOPPER).and_then(|()| check(&between, HOPPER))
+        };
+        // Of three domains.
+        assert!(check(MOST_TOKENS / 3).is_ok());
+        for (max_tokens, found) in [(MOST_TOKENS / 3 + 1, 16_777_218), (1 << 31, u32::MAX)] {
+            let error = check(max_tokens).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            let text = error.to_string();
+            let said = format!("found domains * max_tokens = {found}; expected at most 16777216");
+            assert!(text.contains(&said), "{text}");
+            assert!(error.fix().is_some_and(|fix| fix.contains("fewer domains")), "{text}");
+        }
+    }
+
+    #[test]
+    fn more_tokens_of_one_rank_than_warps_have_places_for_are_refused() {
+        let check = |max_tokens| {
+            let shape = KernelShape { max_tokens, domains: 1, ..SHAPE };
+            check(&Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, None), HOPPER)
+        };
+        assert!(check(MOST_TOKENS).is_ok());
+        let error = check(MOST_TOKENS + 1).unwrap_err();
+        assert!(error.to_string().contains("found max_tokens = 16777217"), "{error}");
+        assert_eq!(error.fix(), Some("lower max_tokens"));
+    }
+
+    #[test]
+    fn kernels_put_where_a_transport_has_host_memory_and_no_face() {
+        const FACE: u64 = abi::TY_CAP_DEVICE_FACE;
+        const STORES: u64 = abi::TY_CAP_LOAD_STORE;
+        let of = |flags, memory_kinds, largest_put| {
+            longest_put(&Capabilities { flags, memory_kinds, largest_put, ..NO_CAPABILITIES })
+        };
+        let (host, cuda) = (abi::TY_MEMORY_HOST, abi::TY_MEMORY_CUDA);
+        assert_eq!(of(FACE | STORES, cuda, 1 << 40).unwrap(), None);
+        // What the host can load and store does not help kernels.
+        assert_eq!(of(STORES, host, 1 << 40).unwrap(), Some(LONGEST_PUT));
+        assert_eq!(of(0, host | cuda, 100).unwrap(), Some(96));
+        for (flags, kinds, largest) in [(0, cuda, 1 << 40), (0, host, 15), (FACE, host, 1 << 40)] {
+            let error = of(flags, kinds, largest).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.fix().is_some_and(|fix| fix.contains("nvlink")), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_device_has_room_for_any_top_k_of_up_to_512_experts() {
+        for (shared, ranks) in [(HOPPER, 8), (AMPERE, 8), (SMALL, 8), (HOPPER, 72), (SMALL, 1)] {
+            for (topk, experts) in
+                (1..=32).flat_map(|topk| [8, 64, 256, 384, 512].map(|e| (topk, e)))
+            {
+                let experts = u32::max(experts, topk).next_multiple_of(ranks);
+                let shape = shape(ranks, experts, topk);
+                let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, None);
+                let found = check(&exchange, shared);
+                assert!(found.is_ok(), "{shape:?} in {shared} bytes: {found:?}");
+                let moves = Moves::new(&exchange, &ROW, (shared, true));
+                assert!(moves.shared + KEPT <= shared, "{shape:?}: {moves:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_warp_counts_32_tokens_at_once_unless_a_block_has_no_room_for_what_they_select() {
+        let tokens = |experts, topk, shared| {
+            let exchange = Exchange::whole(&shape(8, experts, topk), abi::TY_LEVEL_SCALE_UP, None);
+            Moves::new(&exchange, &ROW, (shared, true)).tally_tokens
+        };
+        for (experts, topk) in [(256, 8), (512, 32), (384, 10)] {
+            assert_eq!([HOPPER, AMPERE].map(|shared| tokens(experts, topk, shared)), [32, 32]);
+        }
+        assert_eq!([8, 10, 16, 32].map(|topk| tokens(512, topk, SMALL)), [32, 32, 16, 8]);
+        assert_eq!([8, 16, 32].map(|topk| tokens(256, topk, SMALL)), [32, 32, 16]);
+        // A shape that has no room at all is refused with what it needs at least.
+        assert_eq!(tokens(4096, 8, SMALL), 1);
+    }
+}
