@@ -1,0 +1,87 @@
+//! What a kernel set counts and notes, for reports and traces.
+
+use super::OpenKernels;
+use crate::kernels::Trace;
+use crate::{Error, ErrorKind, Result, abi};
+
+impl OpenKernels {
+    /// What it counts for reports; nothing where it does not.
+    ///
+    /// # Errors
+    /// What the part says; counters that cannot be of a world of `ranks`.
+    pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
+        if self.part.table.counters.is_none() {
+            return Ok(None);
+        }
+        let mut counters = abi::TyCounters {
+            size: size_of::<abi::TyCounters>(),
+            ranks: 0,
+            signals: 0,
+            queue_depth: [0; 2],
+            peers: std::ptr::null(),
+            raised: std::ptr::null(),
+        };
+        // SAFETY: an open instance of a judged table; the structures are valid for the call.
+        self.call("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
+        if counters.peers.is_null() {
+            return Ok(None);
+        }
+        check_counters(&counters, ranks)
+            .map_err(|error| error.with_context("part", self.name()))?;
+        Ok(Some(counters))
+    }
+
+    /// When things happened in an operation that has ended.
+    ///
+    /// # Errors
+    /// A part without the slot; what the part says.
+    pub fn trace(&mut self, operation: u64) -> Result<Trace> {
+        let mut trace = Trace { size: size_of::<Trace>(), ..Trace::default() };
+        // SAFETY: as in `counters`.
+        self.call("trace", |t, i, e| unsafe { t.trace.map(|f| f(i, operation, &mut trace, e)) })?;
+        Ok(trace)
+    }
+}
+
+/// Whether counters can be read as atomic words of a world of `ranks`.
+fn check_counters(counters: &abi::TyCounters, ranks: u32) -> Result<()> {
+    let is_aligned = |address: usize| address.is_multiple_of(size_of::<u64>());
+    let fits = is_aligned(counters.peers.addr()) && is_aligned(counters.raised.addr());
+    let is_there = counters.signals == 0 || !counters.raised.is_null();
+    if counters.ranks == ranks && is_there && fits {
+        return Ok(());
+    }
+    let message = format!(
+        "found counters of {} ranks at {:p}, {} signals of each at {:p}; expected {ranks} ranks, \
+         nothing at null, and addresses that are multiples of 8",
+        counters.ranks, counters.peers, counters.signals, counters.raised
+    );
+    Err(Error::new(ErrorKind::Plugin, "counters", message)
+        .with_fix("use a kernel set that was made for this version"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_that_cannot_be_read_as_atomic_words_are_refused() {
+        let at = |address: usize| std::ptr::without_provenance(address);
+        let counters = |peers: usize, signals: u32, raised: usize| abi::TyCounters {
+            size: size_of::<abi::TyCounters>(),
+            ranks: 2,
+            signals,
+            queue_depth: [0; 2],
+            peers: at(peers),
+            raised: at(raised).cast(),
+        };
+        for good in [counters(4096, 3, 8192), counters(4096, 0, 0)] {
+            assert!(check_counters(&good, 2).is_ok());
+            assert!(check_counters(&good, 3).is_err(), "of another world");
+        }
+        for bad in [counters(4100, 3, 8192), counters(4096, 3, 8193), counters(4096, 3, 0)] {
+            let error = check_counters(&bad, 2).expect_err("not words").to_string();
+            assert!(error.contains("addresses that are multiples of 8"), "{error}");
+        }
+    }
+}

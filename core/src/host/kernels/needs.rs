@@ -1,0 +1,133 @@
+//! What a kernel set asks for, judged.
+
+use super::OpenKernels;
+use crate::host::missing_slot;
+use crate::kernels::{KernelNeeds, Limits, LinkNeeds, NO_LINK_NEEDS, is_for_level};
+use crate::transport::Capabilities;
+use crate::{Error, ErrorKind, Result, abi};
+
+impl OpenKernels {
+    /// What the kernel set will use, within `limits`.
+    ///
+    /// # Errors
+    /// What the part says, or needs beyond the limits.
+    pub fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
+        let mut needs = KernelNeeds {
+            size: size_of::<KernelNeeds>(),
+            windows: 0,
+            flags: 0,
+            scale_up: NO_LINK_NEEDS,
+            scale_out: NO_LINK_NEEDS,
+            window_bytes: [0; abi::TY_MAX_WINDOWS],
+            window_levels: [0; abi::TY_MAX_WINDOWS],
+        };
+        // SAFETY: an open instance of a judged table; the structures are valid for the call.
+        self.call("needs", |t, i, e| unsafe { t.needs.map(|f| f(i, limits, &mut needs, e)) })?;
+        self.check_window_levels(&needs)?;
+        for (name, level, limits, link) in [
+            ("scale-up", abi::TY_LEVEL_SCALE_UP, &limits.scale_up, &needs.scale_up),
+            ("scale-out", abi::TY_LEVEL_SCALE_OUT, &limits.scale_out, &needs.scale_out),
+        ] {
+            let windows = (0..needs.windows.min(abi::TY_MAX_WINDOWS as u32))
+                .filter(|window| is_for_level(&needs, *window, level));
+            self.check_needs(name, limits, (windows.count() as u32, link))?;
+        }
+        let known = abi::TY_NEEDS_MASKING | abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC;
+        let unknown = needs.flags & !known;
+        if unknown != 0 {
+            let text =
+                format!("found needs with the flags {unknown:#x}, which this core does not know");
+            return Err(Error::new(ErrorKind::Plugin, "needs", text)
+                .with_context("part", self.name())
+                .with_fix("use a kernel set that was made for this version"));
+        }
+        if needs.flags & (abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC) != 0 {
+            self.check_stream_slots()?;
+        }
+        if needs.flags & abi::TY_NEEDS_NO_SYNC != 0 {
+            self.check_graph_slots(needs.flags)?;
+        }
+        Ok(needs)
+    }
+
+    /// Levels that windows are for must be known, and as many windows as there are places for them.
+    fn check_window_levels(&self, needs: &KernelNeeds) -> Result<()> {
+        let known = 1 << abi::TY_LEVEL_SCALE_UP | 1 << abi::TY_LEVEL_SCALE_OUT;
+        let windows = needs.window_levels.iter().take(needs.windows as usize);
+        let unknown = windows.fold(0, |all, levels| all | levels) & !known;
+        if unknown == 0 && needs.windows as usize <= abi::TY_MAX_WINDOWS {
+            return Ok(());
+        }
+        let text = format!(
+            "found {} windows, for unknown levels {unknown:#x}; expected at most {}, for levels 0 and 1",
+            needs.windows,
+            abi::TY_MAX_WINDOWS
+        );
+        Err(Error::new(ErrorKind::Plugin, "needs", text).with_context("part", self.name()))
+    }
+
+    fn check_graph_slots(&self, flags: u32) -> Result<()> {
+        if flags & abi::TY_NEEDS_STREAMS == 0 {
+            let text = "found TY_NEEDS_NO_SYNC alone; expected TY_NEEDS_STREAMS with it";
+            return Err(Error::new(ErrorKind::Plugin, "needs", text)
+                .with_context("part", self.name())
+                .with_fix("report it to the author of the kernel set"));
+        }
+        let table = self.part.table;
+        for (slot, is_missing) in [
+            ("graph_begin", table.graph_begin.is_none()),
+            ("graph_end", table.graph_end.is_none()),
+            ("graph_launch", table.graph_launch.is_none()),
+            ("graph_destroy", table.graph_destroy.is_none()),
+        ] {
+            if is_missing {
+                return Err(missing_slot(self.name(), slot));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_stream_slots(&self) -> Result<()> {
+        let table = self.part.table;
+        for (slot, is_missing) in [
+            ("stream_create", table.stream_create.is_none()),
+            ("stream_destroy", table.stream_destroy.is_none()),
+            ("copy_on", table.copy_on.is_none()),
+        ] {
+            if is_missing {
+                return Err(missing_slot(self.name(), slot));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_needs(
+        &self,
+        level: &str,
+        limits: &Capabilities,
+        needs: (u32, &LinkNeeds),
+    ) -> Result<()> {
+        let (windows, link) = needs;
+        let windows = if link.lanes == 0 { 0 } else { windows };
+        for (what, wanted, limit) in [
+            ("windows", windows.into(), limits.max_windows.min(abi::TY_MAX_WINDOWS as u32).into()),
+            ("lanes", u64::from(link.lanes), u64::from(limits.max_lanes)),
+            ("signals", link.signals.into(), limits.max_signals.into()),
+            ("queue depth", link.queue_depth.into(), limits.max_queue_depth.into()),
+            ("bytes of a put", link.largest_put, limits.largest_put),
+        ] {
+            if wanted > limit {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "plan needs",
+                    format!(
+                        "kernel set `{}` needs {wanted} {what}; the {level} transport has {limit}",
+                        self.name()
+                    ),
+                )
+                .with_fix("choose a smaller shape or another transport"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Memory, streams and graphs of a kernel set's device, for tools: they have no other way to make them.
+
+use std::ffi::c_void;
+
+use super::OpenKernels;
+use crate::Result;
+
+impl OpenKernels {
+    /// Memory of the kind it works on.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: an open instance of a judged table; the structures are valid for the call.
+        self.call("tensor_alloc", |t, i, e| unsafe {
+            t.tensor_alloc.map(|f| f(i, bytes, &mut pointer, e))
+        })?;
+        Ok(pointer)
+    }
+
+    /// Takes such memory back.
+    ///
+    /// # Safety
+    /// No operation uses it but those that are never received.
+    pub unsafe fn tensor_free(&mut self, pointer: *mut u8) {
+        if let Some(free) = self.part.table.tensor_free {
+            // SAFETY: as in `tensor_alloc`, and by this function's contract.
+            unsafe { free(self.instance, pointer) }
+        }
+    }
+
+    /// Copies between host memory and memory of the kind it works on.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// Both ranges are valid; of operations only those that are never received still use them.
+    pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
+        // SAFETY: as in `tensor_alloc`, and by this function's contract.
+        self.call("copy", |t, i, e| unsafe { t.copy.map(|f| f(i, to, from, bytes, e)) })
+    }
+
+    /// A stream for tools.
+    ///
+    /// # Errors
+    /// What the part says.
+    pub fn stream_create(&mut self) -> Result<*mut c_void> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: as in `tensor_alloc`.
+        self.call("stream_create", |t, i, e| unsafe {
+            t.stream_create.map(|f| f(i, &mut stream, e))
+        })?;
+        Ok(stream)
+    }
+
+    /// Takes such a stream back, after everything in it.
+    ///
+    /// # Safety
+    /// `stream` is of [`stream_create`](Self::stream_create), and no call names it any more.
+    pub unsafe fn stream_destroy(&mut self, stream: *mut c_void) {
+        if let Some(destroy) = self.part.table.stream_destroy {
+            // SAFETY: as in `tensor_alloc`, and by this function's contract.
+            unsafe { destroy(self.instance, stream) }
+        }
+    }
+
+    /// Queues a copy between two places of the device's memory.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// `stream` is one of the device's; it lives, and both ranges stay valid, until it has passed the
+    /// copy.
+    pub unsafe fn copy_on(
+        &mut self,
+        stream: *mut c_void,
+        to: *mut u8,
+        from: *const u8,
+        bytes: u64,
+    ) -> Result<()> {
+        // SAFETY: as in `tensor_alloc`, and by this function's contract.
+        self.call("copy_on", |t, i, e| unsafe {
+            t.copy_on.map(|f| f(i, stream, to, from, bytes, e))
+        })
+    }
+
+    /// What is queued on a tool's stream from now on is recorded.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// `stream` is of [`stream_create`](Self::stream_create).
+    pub unsafe fn graph_begin(&mut self, stream: *mut c_void) -> Result<()> {
+        // SAFETY: as in `tensor_alloc`, and by this function's contract.
+        self.call("graph_begin", |t, i, e| unsafe { t.graph_begin.map(|f| f(i, stream, e)) })
+    }
+
+    /// Ends a recording.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// As [`graph_begin`](Self::graph_begin).
+    pub unsafe fn graph_end(&mut self, stream: *mut c_void) -> Result<*mut c_void> {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: as in `tensor_alloc`, and by this function's contract.
+        self.call("graph_end", |t, i, e| unsafe {
+            t.graph_end.map(|f| f(i, stream, &mut graph, e))
+        })?;
+        Ok(graph)
+    }
+
+    /// Queues a graph.
+    ///
+    /// # Errors
+    /// What the part says.
+    ///
+    /// # Safety
+    /// `stream` is of [`stream_create`](Self::stream_create), `graph` of [`graph_end`](Self::graph_end),
+    /// and what was recorded may run again.
+    pub unsafe fn graph_launch(&mut self, stream: *mut c_void, graph: *mut c_void) -> Result<()> {
+        // SAFETY: as in `tensor_alloc`, and by this function's contract.
+        self.call("graph_launch", |t, i, e| unsafe {
+            t.graph_launch.map(|f| f(i, stream, graph, e))
+        })
+    }
+
+    /// Takes a graph back, after every launch of it.
+    ///
+    /// # Safety
+    /// `graph` is of [`graph_end`](Self::graph_end), and nobody launches it any more.
+    pub unsafe fn graph_destroy(&mut self, graph: *mut c_void) {
+        if let Some(destroy) = self.part.table.graph_destroy {
+            // SAFETY: as in `tensor_alloc`, and by this function's contract.
+            unsafe { destroy(self.instance, graph) }
+        }
+    }
+}

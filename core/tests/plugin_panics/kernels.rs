@@ -1,0 +1,258 @@
+//! A kernel set that panics, or needs what it must not.
+
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+
+use tokenyard_core::export::{self, Exported, KernelsPart};
+use tokenyard_core::host::{BuiltIn, OpenKernels, Registry};
+use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
+use tokenyard_core::transport::{MemoryNeeds, Window};
+use tokenyard_core::{Result, abi};
+
+use crate::{Config, caught, config, poisoned, window};
+
+struct PanickyKernels(Config);
+
+impl Drop for PanickyKernels {
+    fn drop(&mut self) {
+        self.0.enter("close");
+    }
+}
+
+impl KernelSet for PanickyKernels {
+    const NAME: &'static str = "panicky";
+    const ABOUT: &'static str = "panics where its config says";
+    type Config = Config;
+
+    fn probe(config: &Config) -> Result<u32> {
+        config.enter("probe");
+        Ok(abi::TY_MEMORY_HOST)
+    }
+
+    fn open(config: Config, _: &KernelShape) -> Result<Self> {
+        config.enter("open");
+        Ok(Self(config))
+    }
+
+    fn needs(&mut self, _: &Limits) -> Result<KernelNeeds> {
+        self.0.enter("needs");
+        let flags = match self.0.panic_in.as_str() {
+            UNKNOWN_NEEDS => abi::TY_NEEDS_MASKING | 8,
+            WITH_STREAMS => abi::TY_NEEDS_STREAMS,
+            WITH_GRAPHS => abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC,
+            GRAPHS_ALONE => abi::TY_NEEDS_NO_SYNC,
+            _ => 0,
+        };
+        Ok(KernelNeeds { flags, ..sized() })
+    }
+
+    fn allocate(&mut self, _: u32, _: u64, _: &MemoryNeeds) -> Result<Window> {
+        self.0.enter("allocate");
+        Ok(window())
+    }
+
+    unsafe fn plan(&mut self, _: &abi::TyPlan) -> Result<()> {
+        self.0.enter("plan");
+        Ok(())
+    }
+
+    unsafe fn dispatch_send(&mut self, _: &abi::TyDispatch) -> Result<()> {
+        self.0.enter("dispatch_send");
+        Ok(())
+    }
+
+    fn dispatch_recv(&mut self, _: u64) -> Result<abi::TyReceived> {
+        self.0.enter("dispatch_recv");
+        Ok(blank())
+    }
+
+    fn combine_input(&mut self, _: u32, _: u32) -> Result<(u64, abi::TyTensor)> {
+        self.0.enter("combine_input");
+        Ok(blank())
+    }
+
+    unsafe fn combine_send(&mut self, _: &abi::TyCombine) -> Result<()> {
+        self.0.enter("combine_send");
+        Ok(())
+    }
+
+    fn combine_recv(&mut self, _: u64) -> Result<()> {
+        self.0.enter("combine_recv");
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.0.enter("flush");
+        Ok(())
+    }
+
+    fn release(&mut self, _: u64) {
+        self.0.enter("release");
+    }
+
+    fn stream_create(&mut self) -> Result<*mut c_void> {
+        self.0.enter("stream_create");
+        Ok(null_mut())
+    }
+
+    fn stream_destroy(&mut self, _: *mut c_void) {
+        self.0.enter("stream_destroy");
+    }
+
+    unsafe fn copy_on(&mut self, _: *mut c_void, _: *mut u8, _: *const u8, _: u64) -> Result<()> {
+        self.0.enter("copy_on");
+        Ok(())
+    }
+
+    fn graph_begin(&mut self, _: *mut c_void) -> Result<()> {
+        self.0.enter("graph_begin");
+        Ok(())
+    }
+
+    fn graph_end(&mut self, _: *mut c_void) -> Result<*mut c_void> {
+        self.0.enter("graph_end");
+        Ok(null_mut())
+    }
+
+    unsafe fn graph_launch(&mut self, _: *mut c_void, _: *mut c_void) -> Result<()> {
+        self.0.enter("graph_launch");
+        Ok(())
+    }
+
+    fn graph_destroy(&mut self, _: *mut c_void) {
+        self.0.enter("graph_destroy");
+    }
+}
+
+/// The same with optional slots left out.
+const NO_GRAPHS: &abi::TyKernelsTable = &abi::TyKernelsTable {
+    name: abi::TyStr { data: "no_graphs".as_ptr(), bytes: 9 },
+    graph_launch: None,
+    ..*KernelsPart::<PanickyKernels>::TABLE
+};
+const NO_COPY_ON: &abi::TyKernelsTable = &abi::TyKernelsTable {
+    name: abi::TyStr { data: "no_copy_on".as_ptr(), bytes: 10 },
+    copy_on: None,
+    ..*KernelsPart::<PanickyKernels>::TABLE
+};
+
+static KERNELS: Exported<abi::TyKernelsExport> = {
+    const TABLES: &[*const abi::TyKernelsTable] = &[
+        &raw const *KernelsPart::<PanickyKernels>::TABLE,
+        &raw const *NO_COPY_ON,
+        &raw const *NO_GRAPHS,
+    ];
+    Exported(abi::TyKernelsExport {
+        header: export::KERNELS_HEADER,
+        parts: TABLES.as_ptr(),
+        count: TABLES.len(),
+    })
+};
+inventory::submit! { BuiltIn::Kernels(&KERNELS) }
+
+/// A structure of the ABI with nothing in it.
+fn blank<T>() -> T {
+    // SAFETY: the ABI's structures are integers and pointers; zero is a value of all of them.
+    unsafe { std::mem::zeroed() }
+}
+
+/// The same with its first field, the size, filled.
+fn sized<T>() -> T {
+    let mut value = blank::<T>();
+    // SAFETY: every structure that this is used for starts with its size.
+    unsafe { *(&raw mut value).cast::<usize>() = size_of::<T>() };
+    value
+}
+
+/// Instead of a call to panic in: the kernel set needs what no core knows.
+const UNKNOWN_NEEDS: &str = "unknown_needs";
+
+#[test]
+fn needs_that_this_core_does_not_know_are_refused() {
+    let error = open_kernels(UNKNOWN_NEEDS).unwrap().needs(&sized()).unwrap_err();
+    assert_eq!(error.kind(), tokenyard_core::ErrorKind::Plugin);
+    assert!(error.to_string().contains("the flags 0x8"), "{error}");
+}
+
+const WITH_STREAMS: &str = "with_streams";
+const WITH_GRAPHS: &str = "with_graphs";
+const GRAPHS_ALONE: &str = "graphs_alone";
+
+#[test]
+fn a_kernel_set_with_streams_has_the_slots_for_them() {
+    let needs = |name: &str, what: &str| {
+        let part = Registry::built_in()?.kernels(name)?;
+        part.open(&config(what), &sized::<KernelShape>())?.needs(&sized())
+    };
+    assert_eq!(needs("panicky", WITH_STREAMS).unwrap().flags, abi::TY_NEEDS_STREAMS);
+    assert!(needs("no_copy_on", "").is_ok());
+    let error = needs("no_copy_on", WITH_STREAMS).unwrap_err();
+    assert!(error.to_string().contains("copy_on"), "{error}");
+    assert!(needs("panicky", WITH_GRAPHS).is_ok());
+    assert!(needs("no_graphs", WITH_STREAMS).is_ok());
+    let error = needs("no_graphs", WITH_GRAPHS).unwrap_err();
+    assert!(error.to_string().contains("graph_launch"), "{error}");
+    let error = needs("panicky", GRAPHS_ALONE).unwrap_err();
+    assert!(error.to_string().contains("TY_NEEDS_STREAMS with it"), "{error}");
+}
+
+pub(crate) fn open_kernels(panic_in: &str) -> Result<OpenKernels> {
+    let part = Registry::built_in()?.kernels("panicky")?;
+    part.open(&config(panic_in), &sized::<KernelShape>())
+}
+
+#[test]
+fn a_panic_in_probe_or_open_of_a_kernel_set_is_an_error() {
+    let part = Registry::built_in().unwrap().kernels("panicky").unwrap();
+    caught(&part.probe(&config("probe")).unwrap_err(), "panicky", "probe");
+    caught(&open_kernels("open").map(|_| ()).unwrap_err(), "panicky", "open");
+    assert_eq!(part.probe(&config("")).unwrap(), abi::TY_MEMORY_HOST);
+}
+
+#[test]
+fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
+    type Call = fn(&mut OpenKernels) -> Result<()>;
+    let calls: [(&str, Call); 14] = [
+        ("needs", |k| k.needs(&sized()).map(|_| ())),
+        ("allocate", |k| k.allocate(0, 8, &sized()).map(|_| ())),
+        // SAFETY: the part looks at no pointer of these structures.
+        ("plan", |k| unsafe { k.plan(&sized()) }),
+        // SAFETY: as above.
+        ("dispatch_send", |k| unsafe { k.dispatch_send(&sized()) }),
+        ("dispatch_recv", |k| k.dispatch_recv(0).map(|_| ())),
+        ("combine_input", |k| k.combine_input(0, 1).map(|_| ())),
+        // SAFETY: as above.
+        ("combine_send", |k| unsafe { k.combine_send(&sized()) }),
+        ("combine_recv", |k| k.combine_recv(0)),
+        ("flush", OpenKernels::flush),
+        ("stream_create", |k| k.stream_create().map(|_| ())),
+        // SAFETY: the part looks at no pointer.
+        ("copy_on", |k| unsafe { k.copy_on(null_mut(), null_mut(), null(), 0) }),
+        // SAFETY: as above.
+        ("graph_begin", |k| unsafe { k.graph_begin(null_mut()) }),
+        // SAFETY: as above.
+        ("graph_end", |k| unsafe { k.graph_end(null_mut()) }.map(|_| ())),
+        // SAFETY: as above.
+        ("graph_launch", |k| unsafe { k.graph_launch(null_mut(), null_mut()) }),
+    ];
+    for (name, call) in calls {
+        let mut good = open_kernels("").unwrap();
+        call(&mut good).unwrap();
+        let mut bad = open_kernels(name).unwrap();
+        caught(&call(&mut bad).unwrap_err(), "panicky", name);
+        for (_, later) in calls {
+            poisoned(&later(&mut bad).unwrap_err(), "panicky");
+        }
+    }
+    let mut bad = open_kernels("release").unwrap();
+    bad.release(1);
+    poisoned(&bad.combine_recv(0).unwrap_err(), "panicky");
+    let mut bad = open_kernels("stream_destroy").unwrap();
+    // SAFETY: as above.
+    unsafe { bad.stream_destroy(null_mut()) };
+    poisoned(&bad.flush().unwrap_err(), "panicky");
+    let mut bad = open_kernels("graph_destroy").unwrap();
+    // SAFETY: as above.
+    unsafe { bad.graph_destroy(null_mut()) };
+    poisoned(&bad.flush().unwrap_err(), "panicky");
+}
