@@ -174,7 +174,9 @@ impl Yard {
 
     /// Closes the yard on all ranks together. Collective. No transport goes before every rank has
     /// nothing left to send: on a network, dropping a yard without this may end in an error on a
-    /// slower rank. Outputs and handles stay usable; they keep the windows.
+    /// slower rank. Outputs and handles stay usable; they keep the windows. Whoever drops the last of them
+    /// waits for a transport that is inside of a call, at most 10 s; then what it uses stays for good, and
+    /// the log says so.
     ///
     /// # Errors
     /// An operation that was sent and not received; whatever closed the yard before, or ended an

@@ -20,7 +20,6 @@ pub(super) struct Progress {
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
     names: Vec<String>,
-    patience: Duration,
     stuck: Stuck,
 }
 
@@ -53,7 +52,7 @@ impl Progress {
             .spawn(move || drive(&links, &of_thread))
             .map_err(|e| Error::system("start progress", "a thread cannot be made", e))?;
         let stuck = stuck.clone();
-        Ok(Some(Self { shared, thread: Some(thread), names, patience: PATIENCE, stuck }))
+        Ok(Some(Self { shared, thread: Some(thread), names, stuck }))
     }
 }
 
@@ -76,14 +75,13 @@ impl Drop for Progress {
         self.shared.stop.store(true, Ordering::Release);
         let Some(thread) = self.thread.take() else { return };
         thread.thread().unpark();
-        if self.stuck.is_set() || join_within(thread, self.patience) {
+        if self.stuck.is_set() || join_within(thread, PATIENCE) {
             return;
         }
         let name = self.names.get(self.shared.inside.load(Ordering::Relaxed));
         self.stuck.set(&format!(
-            "transport `{}` has not come back from `progress` within {:.0?} of the end of its yard",
-            name.map_or("?", String::as_str),
-            self.patience
+            "transport `{}` has not come back from `progress` within {PATIENCE:?} of being told to end",
+            name.map_or("?", String::as_str)
         ));
     }
 }
@@ -117,7 +115,7 @@ impl Drop for Proxies {
             if !self.stuck.is_set() && !join_within(thread, PATIENCE) {
                 self.stuck.set(&format!(
                     "transport `{name}` has not come back from `post`, `poll`, `read_signal` or `health` \
-                     within {PATIENCE:?} of the end of its yard"
+                     within {PATIENCE:?} of being told to end"
                 ));
             }
         }
