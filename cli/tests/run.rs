@@ -274,7 +274,7 @@ fn goes_on_without(config: &Config, (ranks, victim): (usize, usize), how: Signal
 
 #[test]
 fn ranks_that_mask_losses_go_on_without_a_killed_one_and_are_right() {
-    let document = goes_on_without(&Config::masking(""), (3, 1), Signal::KILL);
+    let document = goes_on_without(&Config::masking(30_000, ""), (3, 1), Signal::KILL);
     let lost = &document["lost_ranks"][0];
     assert_eq!(lost["how"], "it died: killed by signal 9");
     for rank in document["ranks"].as_array().unwrap() {
@@ -285,7 +285,7 @@ fn ranks_that_mask_losses_go_on_without_a_killed_one_and_are_right() {
 
 #[test]
 fn ranks_that_mask_losses_go_on_without_a_stopped_one_which_is_killed_in_the_end() {
-    let document = goes_on_without(&Config::masking(""), (3, 2), Signal::STOP);
+    let document = goes_on_without(&Config::masking(5000, ""), (3, 2), Signal::STOP);
     let how = document["lost_ranks"][0]["how"].as_str().unwrap();
     assert!(how.contains("it did not end with the others"), "{how}");
 }
@@ -294,7 +294,7 @@ fn ranks_that_mask_losses_go_on_without_a_stopped_one_which_is_killed_in_the_end
 #[test]
 fn ranks_that_mask_losses_go_on_without_one_that_others_pass_on_the_way_to_its_domain() {
     let scale_out = "[transport.scale_out]\nuse = \"shm\"\n[topology]\ndomains = 2";
-    goes_on_without(&Config::masking(scale_out), (4, 3), Signal::KILL);
+    goes_on_without(&Config::masking(30_000, scale_out), (4, 3), Signal::KILL);
 }
 
 #[test]

@@ -21,18 +21,19 @@ impl Config {
 
     /// With more lines at its end.
     pub(crate) fn with(more: &str) -> Self {
-        Self::of_world("", more)
+        Self::of_world("deadline_ms = 2000\nlate_ms = 10000", more)
     }
 
-    /// Ranks go on without a lost one.
-    pub(crate) fn masking(more: &str) -> Self {
-        Self::of_world("on_failure = \"mask\"\n", more)
+    /// Ranks go on without a lost one: one that is silent for so long, too.
+    pub(crate) fn masking(deadline_ms: u32, more: &str) -> Self {
+        let world = format!("deadline_ms = {deadline_ms}\nlate_ms = 60000\non_failure = \"mask\"");
+        Self::of_world(&world, more)
     }
 
     fn of_world(world: &str, more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
-            "[world]\ndeadline_ms = 2000\nlate_ms = 10000\n{world}[kernels]\nuse = \"cpu\"\n\
+            "[world]\n{world}\n[kernels]\nuse = \"cpu\"\n\
              [transport.scale_up]\nuse = \"shm\"\n{more}\n"
         );
         std::fs::write(folder.path().join("config.toml"), text).unwrap();
