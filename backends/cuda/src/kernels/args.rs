@@ -10,8 +10,7 @@ pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
 /// Warps of a block.
 pub(crate) const WARPS: u32 = 16;
 /// Warps of a block that move what goes beside rows.
-pub(crate) const SIDE_WARPS: u32 = 2;
-pub(crate) const SIDE_ROOMS: u32 = 2;
+pub(crate) const SIDE_WARPS: u32 = 4;
 /// Rings of a block that sums.
 pub(crate) const RINGS: u32 = 2;
 /// Warps of a ring.
