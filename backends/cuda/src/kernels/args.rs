@@ -12,8 +12,7 @@ pub(crate) const WARPS: u32 = 16;
 /// Bits of a place among the rows that one warp counts.
 pub(crate) const PLACE_BITS: u32 = 20;
 /// Warps of a block that move what goes beside rows.
-pub(crate) const SIDE_WARPS: u32 = 2;
-pub(crate) const SIDE_ROOMS: u32 = 2;
+pub(crate) const SIDE_WARPS: u32 = 4;
 /// Rings of a block that sums.
 pub(crate) const RINGS: u32 = 2;
 /// Warps of a ring.

@@ -98,7 +98,6 @@ __device__ inline void publish_shared() {}
 __device__ inline void publish_places() {}
 __device__ inline void close_stores() {}
 __device__ inline void stores_read() {}
-__device__ inline void stores_read_but_one() {}
 __device__ inline void stores_done() {}
 
 #endif

@@ -160,16 +160,16 @@ class Stages {
 // time: to make stores seen by others takes as long as to move a piece.
 class Uncounted {
  public:
-  static constexpr u32 kMost = 9;
+  static constexpr u32 kMost = 6;
 
   __device__ u32 held() const { return held_; }
   __device__ void add(u32 token) {
     if (threadIdx.x % 32 == held_) token_ = token;
     held_++;
   }
-  // Counts all but the `last` newest, 0 or 1; the stores of the others are complete.
-  template <class Up>
-  __device__ void count(const DispatchArgs& a, const Up& up, u32 last) {
+  // Counts all but the `last` newest, 0 or 1. `complete()` returns once their stores are complete.
+  template <class Up, class Complete>
+  __device__ void count(const DispatchArgs& a, const Up& up, u32 last, Complete complete) {
     constexpr u32 kAtOnce = 3;
     u32 due = held_ - last, topk = a.c.topk, pairs = due * topk;
 #pragma unroll 1
@@ -181,9 +181,11 @@ class Uncounted {
         u32 token = __shfl_sync(~0u, token_, which);
         counts[i] = pair < pairs ? count_of_row(a, up, token, pair - which * topk) : nullptr;
       }
+      // Behind the looks for counts, as these take a microsecond.
       if (first == 0) {
+        complete();
         __syncwarp();
-        __threadfence_system();
+        fence_system();
       }
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; i++)
@@ -226,9 +228,8 @@ class Mover {
       __syncwarp();
       loaded += load();
     }
+    if constexpr (kTiles) uncounted_.count(a_, up_, 0, [] { stores_done(); });
     stores_done();
-    if constexpr (kTiles)
-      if (uncounted_.held() > 0) uncounted_.count(a_, up_, 0);
   }
 
  private:
@@ -239,8 +240,7 @@ class Mover {
     uncounted_.add(token);
     u32 due = min(stages_.left(), Uncounted::kMost - 1);
     if (uncounted_.held() <= max(due, 1u)) return;
-    stores_done_but_one();
-    uncounted_.count(a_, up_, 1);
+    uncounted_.count(a_, up_, 1, [] { stores_done_but_one(); });
   }
 
   const DispatchArgs& a_;

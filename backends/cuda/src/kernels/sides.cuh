@@ -43,21 +43,45 @@ __device__ bool flat_sides(const DispatchArgs& a) {
   return kMayTile ? !kTiles : a.is_flat();
 }
 
-// The ids and weights of one lane's token at a rank; `place` is its number among the unit's.
+// The ids and weights of a unit's tokens at a rank. Lanes take pairs of token and k side by side, a few at
+// once: each look at memory takes a microsecond.
 template <bool kTiles>
-__device__ void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank,
-                                  u32 token, u32 place, const SideRoom& room) {
-  u32 topk = a.c.topk, local = a.c.local_experts();
-#pragma unroll 8
-  for (u32 k = 0; k < topk; k++) {
-    i32 expert = a.r.topk[(u64)token * topk + k], id = -1;
-    bool here = expert >= 0 && (u32)expert - rank * local < local;
-    if (here)
-      id = flat_sides<kTiles>(a) ? expert - (i32)(rank * local)
-                                 : (i32)expert_row(a.c, a.r, t.expert_base, token, k, expert);
-    room.ids[place * topk + k] = id;
-    if (a.weights)
-      room.weights[place * topk + k] = here ? a.weights[(u64)token * topk + k] : 0.0f;
+__device__ void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank, u32 first,
+                           u32 count, const SideRoom& room) {
+  constexpr u32 kAtOnce = 4;
+  u32 topk = a.c.topk, local = a.c.local_experts(), pairs = count * topk;
+#pragma unroll 1
+  for (u32 at = threadIdx.x % 32; at < pairs; at += 32 * kAtOnce) {
+    u32 token[kAtOnce], k[kAtOnce];
+    i32 expert[kAtOnce], id[kAtOnce];
+    float weight[kAtOnce];
+    // Those behind the last pair are looked up again, and not kept.
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) {
+      u32 pair = min(at + 32 * i, pairs - 1), place = pair / topk;
+      token[i] = first + room.tokens[place], k[i] = pair - place * topk;
+    }
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) {
+      u64 from = (u64)token[i] * topk + k[i];
+      expert[i] = a.r.topk[from];
+      weight[i] = a.weights ? a.weights[from] : 0.0f;
+    }
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) {
+      bool here = expert[i] >= 0 && (u32)expert[i] - rank * local < local;
+      u32 some = here ? (u32)expert[i] : rank * local;
+      id[i] = flat_sides<kTiles>(a) ? (i32)(some - rank * local)
+                                    : (i32)expert_row(a.c, a.r, t.expert_base, token[i], k[i], some);
+      if (!here) id[i] = -1, weight[i] = 0.0f;
+    }
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) {
+      u32 pair = at + 32 * i;
+      if (pair >= pairs) continue;
+      room.ids[pair] = id[i];
+      if (a.weights) room.weights[pair] = weight[i];
+    }
   }
 }
 
@@ -67,7 +91,7 @@ __device__ inline u32 scale_vector(const DispatchArgs& a) {
   return a.scale_stride[1] == 1 && (all & 15) == 0 ? 16 : 4;
 }
 
-// The scales of `count` tokens into shared memory. One warp.
+// The scales of `count` tokens on their way into shared memory. One warp.
 __device__ inline void gather_scales(const DispatchArgs& a, u32 first, u32 count,
                                      const SideRoom& room) {
   u32 vector = scale_vector(a), words = vector / 4, width = a.scale_words / words;
@@ -77,7 +101,6 @@ __device__ inline void gather_scales(const DispatchArgs& a, u32 first, u32 count
                       (i64)column * a.scale_stride[1];
     copy_async(room.scales + 4 * (row * a.scale_words + column), from, vector);
   }
-  copies_done();
 }
 
 // The same from memory to memory, for scales that are too wide.
@@ -102,31 +125,42 @@ struct SideRows {
   u32 first, count;
 };
 
+// What Routing::rows has for one lane's token and a rank, or kNoRow.
+__device__ inline u32 packed_for(const DispatchArgs& a, u32 token, u32 rank) {
+  constexpr u32 kAtOnce = 8;
+  const u32* rows = a.r.rows + (u64)token * a.c.topk;
+  u32 packed = kNoRow;
+#pragma unroll 1
+  for (u32 first = 0; first < a.c.topk; first += kAtOnce) {
+    u32 found[kAtOnce];
+#pragma unroll
+    for (u32 k = 0; k < kAtOnce; k++) found[k] = first + k < a.c.topk ? rows[first + k] : kNoRow;
+#pragma unroll
+    for (u32 k = 0; k < kAtOnce; k++)
+      if (found[k] >> kPlaceBits == rank) packed = found[k];
+  }
+  return packed;
+}
+
 // One unit for one rank; returns the rows that it was for. One warp.
 template <bool kTiles>
 __device__ SideRows move_side(const DispatchArgs& a, const DispatchTables& t,
                                      const SideTokens& unit, u32 rank, const SideRoom& room) {
-  u32 lane = threadIdx.x % 32, first = unit.first, token = first + lane;
-  u32 topk = a.c.topk, packed = kNoRow;
-  if (token < unit.end) {
-#pragma unroll 8
-    for (u32 k = 0; k < topk; k++) {
-      u32 found = a.r.rows[(u64)token * topk + k];
-      if (found >> kPlaceBits == rank) packed = found;
-    }
-  }
+  u32 lane = threadIdx.x % 32, first = unit.first, token = first + lane, topk = a.c.topk;
+  u32 packed = token < unit.end ? packed_for(a, token, rank) : kNoRow;
   u32 goes = __ballot_sync(~0u, packed != kNoRow), count = __popc(goes);
   if (count == 0) return {0, 0};
   u32 place = __popc(goes & ((1u << lane) - 1)), row = 0;
   if (packed != kNoRow) {
-    row = base_of(a.c, a.r, named_from(a, t), token, rank) + row_of(a.c, a.r, token, packed, rank);
     room.tokens[place] = lane;
-    gather_ids<kTiles>(a, t, rank, token, place, room);
+    row = base_of(a.c, a.r, named_from(a, t), token, rank) + row_of(a.c, a.r, token, packed, rank);
   }
-  row = __shfl_sync(~0u, row, __ffs(goes) - 1);
   __syncwarp();
   bool gathered = a.scale_words > 0 && a.side_scales;
   if (gathered) gather_scales(a, first, count, room);
+  gather_ids<kTiles>(a, t, rank, first, count, room);
+  row = __shfl_sync(~0u, row, __ffs(goes) - 1);
+  copies_done();
   publish_shared();
   __syncwarp();
   store_gathered(t.ids[rank] + (u64)row * topk * 4, room.ids, count * topk * 4);
@@ -190,9 +224,8 @@ template <bool kTiles, class Up>
 __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
   u32 warp = threadIdx.x / 32;
   if (warp < kWarps - kSideWarps) return;
-  u32 turn = warp - (kWarps - kSideWarps);
-  shared += turn * kSideRooms * a.side_bytes;
-  u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks, filled = 0;
+  SideRoom room(a, shared + (warp - (kWarps - kSideWarps)) * a.side_bytes);
+  u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
   u32 next = take_side(a);
   SpreadArgs s = {};
   if constexpr (kTiles) s = spread_of(a, up, t);
@@ -208,7 +241,6 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
       SideTokens part = unit;
       if constexpr (kGrouped) part = of_group(a, unit, g);
       if (kGrouped && part.first >= part.end) continue;
-      SideRoom room(a, shared + filled++ % kSideRooms * a.side_bytes);
       SideRows rows = move_side<kTiles>(a, t, part, rank, room);
       bool own = rank == a.c.rank;
       if constexpr (kTiles)
@@ -218,7 +250,7 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
         stores_done();
         if constexpr (kTiles) count_sides(a, up, rank, rows.first - t.row_base[rank], rows.count);
       } else {
-        stores_read_but_one();
+        stores_read();
       }
       __syncwarp();
     }

@@ -3,7 +3,7 @@
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{HEAD, RINGS, SIDE_ROOMS, SIDE_WARPS, TEXT_WORDS, WARPS};
+use super::args::{HEAD, RINGS, SIDE_WARPS, TEXT_WORDS, WARPS};
 use super::exchange::{Exchange, Part};
 use crate::config::CudaConfig;
 
@@ -13,7 +13,8 @@ pub(super) const CONTROL: usize = 0;
 pub(super) const ARENA: usize = 1;
 
 /// Warps of a block that move rows by bulk copies: with one or two stages each they fill what a
-/// multiprocessor has, and many shallow queues beat few deep ones. One more moves what goes beside.
+/// multiprocessor has, and many shallow queues beat few deep ones. The last of
+/// them move what goes beside rows first.
 const MOVERS: u32 = 14;
 /// The same for rows that only cross a link: more warps crowd it, and bf16 rows took 1.5 % longer.
 const LINK_MOVERS: u32 = 7;
@@ -180,8 +181,6 @@ pub(super) struct Moves {
 /// Shared memory that one gathering may take, but for its list of tokens.
 const SIDE_ROOM: u32 = 12 << 10;
 const MOST_SIDE_BYTES: u32 = (SIDE_ROOM + 2 * 16 + 128).next_multiple_of(128);
-/// Gatherings of a block.
-const ROOMS: u32 = SIDE_WARPS * SIDE_ROOMS;
 /// Wider scales move from memory to memory.
 const WIDEST_SCALES: u32 = 1024;
 
@@ -238,13 +237,13 @@ impl Moves {
         let side_bytes = (side_tokens * each + 2 * 16 + 128).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row.x_bytes.into());
         let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
-        let room =
-            most_shared.saturating_sub(KEPT + table_bytes + ROOMS * side_bytes) / (pitch + note);
+        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes)
+            / (pitch + note);
         let movers = if links { LINK_MOVERS } else { MOVERS }.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
-        let notes_at = table_bytes + stages_bytes + ROOMS * side_bytes;
-        let used = stages_bytes + ROOMS * side_bytes + movers * stages * note;
+        let notes_at = table_bytes + stages_bytes + SIDE_WARPS * side_bytes;
+        let used = stages_bytes + SIDE_WARPS * side_bytes + movers * stages * note;
         Self {
             piece_bytes,
             pieces,
@@ -299,7 +298,8 @@ pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> 
     let Tables { table_bytes, counts, .. } = Tables::new(exchange, most_shared);
     // One stage, as fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
-    let moves = table_bytes + counts.max(stage + ROOMS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
+    let moves =
+        table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
     let pulls = Pulls::new(exchange, widest, most_shared).shared;
     let needed = moves.max(pulls).saturating_add(KEPT);
     if needed <= most_shared {
