@@ -350,6 +350,42 @@ fn a_missing_nic_breaks_a_job_only_where_the_topology_would_refuse_it() {
 }
 
 #[test]
+fn a_port_that_is_down_breaks_a_job_only_where_the_topology_would_refuse_it() {
+    let node = |name: &str| {
+        let path = trees().join("faults").join(name).with_extension("tree");
+        Machine::read(&Tree::open(&path).unwrap())
+    };
+    for (tree, id, nic) in
+        [("port-down", "port-state", "mlx5_3"), ("gid-none", "gid", "rocep105s0")]
+    {
+        let machine = node(tree);
+        let told = |change: &dyn Fn(&mut Job)| {
+            let mut job = job(&machine, &["kernel set cpu, transport verbs"]);
+            change(&mut job);
+            let found = examine(&machine, &job, None, None);
+            let of = found.into_iter().find(|f| f.id == id && f.subject == nic).unwrap();
+            (of.verdict, of.found)
+        };
+        let (verdict, words) = told(&|_| ());
+        let missing = machine.missing_rails();
+        assert_eq!((verdict, words), (Verdict::Broken, missing[0].to_string()), "{tree}");
+        assert_eq!(told(&|job| job.asks.any_rails = true).0, Verdict::Slow, "{tree}");
+        assert_eq!(told(&|job| job.asks.counted_rails = true).0, Verdict::Slow, "{tree}");
+        assert_eq!(told(&|job| job.drives = Some(2)).0, Verdict::Slow, "{tree}");
+        assert_eq!(told(&|job| job.asks.nics = vec![nic.to_owned()]).0, Verdict::Broken, "{tree}");
+        let inside = job(&machine, &["kernel set cuda, transport nvlink"]);
+        let found = examine(&machine, &inside, None, None);
+        assert!(found.iter().all(|f| f.id != id || f.verdict == Verdict::Ok), "{tree}");
+    }
+    // Other NICs are named: this one is nobody's.
+    let machine = node("port-down");
+    let mut named = job(&machine, &["kernel set cpu, transport verbs"]);
+    named.asks.nics = vec!["mlx5_0".to_owned()];
+    let found = examine(&machine, &named, None, None);
+    assert!(found.iter().all(|finding| finding.verdict < Verdict::Slow), "{found:#?}");
+}
+
+#[test]
 fn what_a_config_does_not_use_is_no_fault_of_its_node() {
     let path = trees().join("container-no-rights.tree");
     assert!(findings(&path, &[]).iter().any(|finding| finding.verdict == Verdict::Broken));
