@@ -20,8 +20,10 @@ pub struct PortFacts {
     pub device: String,
     /// From 1.
     pub port: u8,
-    /// It carries traffic.
+    /// Its link is up.
     pub active: bool,
+    /// Its table has an entry that the config's `gid_index`, or the rule, takes.
+    pub has_gid: bool,
     /// `LINK_LAYER_*`.
     pub link_layer: u8,
     /// Bits `active_width` of its lanes, as the port says them.
@@ -31,10 +33,25 @@ pub struct PortFacts {
 }
 
 impl PortFacts {
-    fn is_usable(&self) -> bool {
+    fn has_link(&self) -> bool {
         let known =
             matches!(self.link_layer, ffi::LINK_LAYER_INFINIBAND | ffi::LINK_LAYER_ETHERNET);
         self.active && known
+    }
+
+    /// Who is named is not asked for its GID before it is opened: the error says what its table has.
+    fn is_usable(&self) -> bool {
+        self.has_link() && self.has_gid
+    }
+
+    /// `mlx5_0 port 1 (not active)`.
+    fn shown(&self) -> String {
+        let state = match (self.has_link(), self.has_gid) {
+            (true, true) => "can be used",
+            (true, false) => "no GID",
+            (false, _) => "not active",
+        };
+        format!("{} port {} ({state})", self.device, self.port)
     }
 
     /// Tenths of Gbit/s.
@@ -66,7 +83,44 @@ pub fn placed<'a>(
     nics: &[String],
     wish: Option<u8>,
 ) -> Option<&'a PortFacts> {
-    nics.iter().find_map(|nic| port(ports, nic, wish).ok())
+    let is_wished = |port: &&PortFacts| wish.is_none_or(|wish| port.port == wish);
+    let of = |nic: &String| {
+        let mut ports = ports.iter().filter(|port| port.device == *nic && port.is_usable());
+        ports.find(is_wished)
+    };
+    nics.iter().find_map(of)
+}
+
+/// What `"auto"` has where none of `nics`, which the topology chose for a rank, can be used.
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`], unless NICs of all names reach each other (`any_rails`): the rank would go on
+/// over the NIC of another, and nobody would know.
+pub fn instead(ports: &[PortFacts], nics: &[String], any_rails: bool) -> Result<()> {
+    if nics.is_empty() || any_rails {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unavailable,
+        "choose device",
+        format!(
+            "the topology chose {} for this rank, and verbs cannot use it; found {}",
+            nics.join(", "),
+            shown_ports(ports)
+        ),
+    )
+    .with_fix(
+        "bring it up (`ibv_devinfo`); or name devices in `device`; or set rails = \"any\" in [topology.auto], \
+         where NICs of all names reach each other",
+    ))
+}
+
+/// Each port and what of it can be used, for messages.
+pub fn shown_ports(ports: &[PortFacts]) -> String {
+    if ports.is_empty() {
+        return "no port".to_owned();
+    }
+    ports.iter().map(PortFacts::shown).collect::<Vec<_>>().join(", ")
 }
 
 /// The ports that `"auto"` spreads the ranks over where the topology chose none: of those that are active, the fastest; one per
@@ -107,7 +161,7 @@ pub fn port<'a>(ports: &'a [PortFacts], device: &str, wish: Option<u8>) -> Resul
     let mut of_device = ports.iter().filter(|port| port.device == device);
     let found = of_device.clone().find(|port| match wish {
         Some(wish) => port.port == wish,
-        None => port.is_usable(),
+        None => port.has_link(),
     });
     let unusable = |message: String, fix: &str| {
         Err(Error::new(ErrorKind::Unavailable, "choose port", message)
@@ -115,7 +169,7 @@ pub fn port<'a>(ports: &'a [PortFacts], device: &str, wish: Option<u8>) -> Resul
             .with_fix(fix))
     };
     match (found, wish) {
-        (Some(port), _) if port.is_usable() => Ok(port),
+        (Some(port), _) if port.has_link() => Ok(port),
         (Some(port), _) => unusable(
             format!("port {} is not active; expected an active InfiniBand or RoCE port", port.port),
             "bring the link up, or name another `device` or `port`",
