@@ -49,6 +49,8 @@ static LAYER: Rule = Rule {
     source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
 };
 
+/// A NIC of its own, in thousandths; a third of three is 999.
+const ONE: u64 = 995;
 /// What a missing rail costs where the topology refuses it.
 pub(crate) const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
                        this node (docs/topology.md)";
@@ -235,8 +237,12 @@ fn counts(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail
     let Some(first) = near.first() else { return };
     let shares: Vec<u64> = near.iter().map(|one| one.own).collect();
     let usual = majority(&shares).or(shares.iter().max().copied()).unwrap_or(0);
-    let less: Vec<String> =
-        near.iter().filter(|one| one.own < usual).map(|one| one.gpu.index.to_string()).collect();
+    let least = shares.iter().min().copied().unwrap_or(0);
+    let with_own = |is_so: &dyn Fn(u64) -> bool| -> Vec<String> {
+        let some = near.iter().filter(|one| is_so(one.own));
+        some.map(|one| one.gpu.index.to_string()).collect()
+    };
+    let less = with_own(&|own| own < usual);
     let uneven: Vec<_> =
         missing.iter().filter(|one| matches!(one.lack, Lack::Uneven { .. })).collect();
     let (verdict, found) = match (uneven.as_slice(), less.is_empty()) {
@@ -249,6 +255,14 @@ fn counts(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail
             )
         }
         ([], true) => (Verdict::Ok, share_in_words(usual)),
+        // Ranks use equally many, so a NIC that is left over changes nothing.
+        ([], false) if report.machine.has_nics_to_spare() && least >= ONE => {
+            let more = with_own(&|own| own > least);
+            (
+                Verdict::Ok,
+                format!("{}, and more for GPU {}", share_in_words(least), more.join(", ")),
+            )
+        }
         ([], false) => (Verdict::Slow, format!("fewer for GPU {}", less.join(", "))),
     };
     let finding = note(report, (&EQUAL, first), "GPUs".to_owned(), (verdict, found));

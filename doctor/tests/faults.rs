@@ -386,6 +386,18 @@ fn a_port_that_is_down_breaks_a_job_only_where_the_topology_would_refuse_it() {
 }
 
 #[test]
+fn a_nic_to_spare_on_one_side_is_no_fault() {
+    let mut machine = Machine::read(&Tree::open(&trees().join("gb200-nvl72.tree")).unwrap());
+    let fifth = machine.nics.iter().find(|nic| nic.name == "mlx5_5").unwrap();
+    let fifth = tokenyard_machine::Nic { name: "mlx5_9".to_owned(), ..fifth.clone() };
+    machine.nics.push(fifth);
+    let found = examine(&machine, &job(&machine, &[]), None, None);
+    let count = found.iter().find(|finding| finding.id == "rail-count").unwrap();
+    assert_eq!(count.verdict, Verdict::Ok, "{count:#?}");
+    assert_eq!(count.found, "one NIC for each, and more for GPU 2, 3");
+}
+
+#[test]
 fn what_a_config_does_not_use_is_no_fault_of_its_node() {
     let path = trees().join("container-no-rights.tree");
     assert!(findings(&path, &[]).iter().any(|finding| finding.verdict == Verdict::Broken));

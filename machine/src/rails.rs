@@ -200,6 +200,12 @@ impl Machine {
         .collect()
     }
 
+    /// There are more rail NICs than GPUs, and one or a few more than would divide evenly: 5 for 4.
+    pub fn has_nics_to_spare(&self) -> bool {
+        let (nics, gpus) = (self.rail_nics().len(), self.gpus.len());
+        gpus > 0 && nics > gpus && !nics.is_multiple_of(gpus) && !is_short(nics, gpus)
+    }
+
     fn rail_module(&self) -> Option<&'static str> {
         Some(match self.rail_nics().first()?.family {
             NicFamily::Mlx5 => "mlx5_ib",
