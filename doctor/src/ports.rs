@@ -43,7 +43,7 @@ static STATE: Rule = Rule {
     why: "A port carries traffic only while its logical state is active and its physical state is \
           LinkUp. Down and Polling mean no link; Init and Armed mean a link that no subnet manager has set up; \
           Disabled means switched off by software. Where no NIC next to a GPU can be used, and more than half of the \
-          GPUs have one that can, the topology refuses the node where a transport goes by its NICs, unless the \
+          GPUs have one that can (or no GPU has, and NICs for storage can be used), the topology refuses the node where a transport goes by its NICs, unless the \
           config names those to use: the port is broken. Where another port of the card or another NIC as near \
           serves instead, or NICs of all names reach each other (rails = \"any\", EFA), it is slow.",
     cost: "its rail is missing: ranks that would use it share others, so they get half of the \

@@ -58,8 +58,8 @@ pub(crate) const REFUSED: &str = "the job does not start where its transport goe
 const SELECTING: [&str; 3] =
     ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
 /// How to go on with the NICs that are there.
-const GO_ON: &str =
-    "to go on with the NICs that can be used, name them in `nics` of [topology.auto]";
+const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics` of [topology.auto] on every \
+                     node, or set rails = \"any\" there";
 
 pub(crate) fn judge(report: &mut Report<'_>) {
     // Those without a link too: that is said of their ports, and is no matter of distance.
@@ -106,14 +106,17 @@ pub(crate) fn of_unusable(report: &Report<'_>, nic: &Nic) -> (Verdict, Option<(S
     let serves = |other: &&Nic| {
         Facility::of(other) == Facility::of(nic) && other.ports.iter().any(Port::can_carry)
     };
-    // The config names it, or no other is left.
-    if report.job.asks.nics.contains(&nic.name) || !rails(report).iter().any(serves) {
+    let named = &report.job.asks.nics;
+    // Where no rail serves, the topology may take what is for something else.
+    let others = if named.is_empty() { report.machine.serving_nics() } else { Vec::new() };
+    if named.contains(&nic.name) {
         return (Verdict::Broken, None);
     }
-    match refused_for(report, nic) {
-        Some(refused) => (Verdict::Broken, Some(refused)),
+    match (refused_for(report, nic), rails(report).iter().chain(&others).any(serves)) {
+        (Some(refused), _) => (Verdict::Broken, Some(refused)),
         // Another port of it, of its card or of the node goes on.
-        None => (Verdict::Slow, None),
+        (None, true) => (Verdict::Slow, None),
+        (None, false) => (Verdict::Broken, None),
     }
 }
 

@@ -35,7 +35,7 @@ pub struct MissingRail<'a> {
     pub cards: Vec<PciAddress>,
     /// The module that makes cards of the rails' family RDMA devices; nothing where it is not known.
     pub module: Option<&'static str>,
-    /// Names of the rail NICs that are there, and can be used where this one's cannot.
+    /// Names of the rail NICs that are there; of those that ranks would use, where this one's cannot be used.
     pub there: Vec<&'a str>,
 }
 
@@ -64,7 +64,8 @@ pub enum Lack {
         /// How many GPUs there are.
         gpus: usize,
     },
-    /// Most GPUs have a NIC next to them that can be used, and of this one's none can.
+    /// Most GPUs have a NIC next to them that can be used, and of this one's none can. Or no GPU has, and
+    /// NICs that are for something else can be used.
     Idle {
         /// How many GPUs have one that can be used.
         with: usize,
@@ -117,7 +118,8 @@ impl Machine {
     /// have one, or less than others where there are too few NICs to divide evenly among the GPUs. Nodes on
     /// which half of the GPUs or more have none, or several share one, are built too; so are nodes with a
     /// NIC more than that, and those that lost a GPU look like them. And GPUs with NICs next to them of which
-    /// none can be used, where most have one that can: nodes are cabled by halves too.
+    /// none can be used, where most have one that can, or none has and ranks would go over NICs for storage:
+    /// nodes are cabled by halves too.
     pub fn missing_rails(&self) -> Vec<MissingRail<'_>> {
         let shares = self.rail_shares();
         if shares.len() < 2 {
@@ -355,10 +357,13 @@ impl Display for MissingRail<'_> {
                 }
             }
             Lack::Idle { with, gpus, nics } => {
+                let others = match with {
+                    0 => "nor has any other GPU".to_owned(),
+                    with => format!("and {with} of {gpus} GPUs have one"),
+                };
                 return write!(
                     f,
-                    "{gpu} has no NIC next to it that can be used, and {with} of {gpus} GPUs have one: {}; \
-                     NICs that can be used: {}",
+                    "{gpu} has no NIC next to it that can be used, {others}: {}; NICs that can be used: {}",
                     list(nics),
                     list(&self.there)
                 );

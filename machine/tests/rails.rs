@@ -185,6 +185,7 @@ fn nodes_where_another_nic_serves_or_that_are_cabled_with_few_lack_none() {
         (&[(1, 1); 8], &[0, 2, 4, 6], "cabled by halves"),
         (&[(1, 1); 8], &[0, 1, 2, 3, 4, 5, 6, 7], "no link at all"),
         (&[(8, 1)], &[0], "one NIC for all"),
+        (&[(2, 1), (2, 0)], &[0], "one NIC for half of them"),
         (&[(2, 1), (2, 1)], &[1], "half"),
         (&[(1, 1), (1, 1)], &[0], "one of two"),
         (&[(3, 1), (1, 1)], &[1], "around one card"),

@@ -24,7 +24,9 @@ impl Display for IdleNic {
 }
 
 impl Machine {
-    /// A GPU is served by any NIC next to it that can be used, and that speaks what most NICs do.
+    /// A GPU is served by any NIC next to it that can be used, and that speaks what most NICs do. Nodes on
+    /// which half of the GPUs or fewer are served may be cabled so. Where none is, and NICs for storage or the
+    /// like can be used, ranks would go over these.
     pub(super) fn idle_rails<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<MissingRail<'a>> {
         let rails = self.rail_nics();
         let usual = usual_layer(&rails);
@@ -35,15 +37,19 @@ impl Machine {
         };
         let serves = |one: &RailShare<'a>| own(one).iter().any(|nic| self.unusable(nic).is_none());
         let served: Vec<_> = shares.iter().filter(|one| serves(one)).cloned().collect();
-        if 2 * served.len() <= shares.len() || !have_different(&served) {
+        let others = self.serving_nics();
+        let with_own: Vec<_> = shares.iter().filter(|one| !own(one).is_empty()).cloned().collect();
+        let are_most =
+            |some: &[RailShare<'_>]| 2 * some.len() > shares.len() && have_different(some);
+        let is_none = served.is_empty() && !others.is_empty() && are_most(&with_own);
+        if !is_none && !are_most(&served) {
             return Vec::new();
         }
         // A card for a display is no rank's.
         let is_alike = |one: &RailShare<'_>| {
-            served.iter().any(|other| other.gpu.device_id == one.gpu.device_id)
+            is_none || served.iter().any(|other| other.gpu.device_id == one.gpu.device_id)
         };
-        let usable = rails.iter().filter(|nic| self.unusable(nic).is_none());
-        let there: Vec<&str> = usable.map(|nic| nic.name.as_str()).collect();
+        let there: Vec<&str> = others.iter().map(|nic| nic.name.as_str()).collect();
         let idle = |one: &RailShare<'a>| {
             let nics: Option<Vec<IdleNic>> =
                 own(one).into_iter().map(|nic| self.why_idle(nic)).collect();

@@ -153,6 +153,16 @@ fn links_that_are_down_where_others_serve_or_half_are_cabled_are_no_error() {
             assert_eq!(found(&node, None, rank).unwrap().missing_nic, None, "{name} {rank}");
         }
     }
+    // Without any rail ranks would go over the NICs for storage.
+    for (rank, words) in [(0, "mlx5_0 (port 1 is down"), (7, "mlx5_7 (port 1 is down")] {
+        let place = found(&with_down(tree("healthy/hgx-storage"), &all), None, rank).unwrap();
+        let missing = place.missing_nic.unwrap();
+        assert!(
+            missing.contains("nor has any other GPU: ") && missing.contains(words),
+            "{missing}"
+        );
+        assert!(missing.contains("NICs that can be used: mlx5_8"), "{missing}");
+    }
     // Of adapters that all reach each other a missing one is told, and is no error.
     let bridge = ["rdmap85s0", "rdmap86s0", "rdmap87s0", "rdmap88s0"];
     let place = found(&with_down(tree("p5en-efa"), &bridge), None, 0).unwrap();
