@@ -101,11 +101,11 @@ fn missing_nic(places: &[Option<Place>]) -> Option<String> {
     let others: Vec<String> = missing.map(|(rank, ..)| rank.to_string()).collect();
     let others = match others.as_slice() {
         [] => String::new(),
-        [one] => format!("; so does rank {one}"),
-        some => format!("; so do ranks {}", some.join(", ")),
+        [one] => format!(" (so does rank {one})"),
+        some => format!(" (so do ranks {})", some.join(", ")),
     };
     Some(format!(
-        "rank {rank} on {host} lacks a NIC: {words}{others}. Ranks that share a NIC have half of its bandwidth \
+        "rank {rank} on {host} lacks a NIC{others}: {words}. Ranks that share a NIC have half of its bandwidth \
          each, and all others wait for them"
     ))
 }
@@ -304,6 +304,13 @@ mod tests {
         assert!(text.contains("`nics` of [topology.auto]"), "{text}");
         assert!(
             text.contains("half of its bandwidth each") && text.contains("rails = \"any\""),
+            "{text}"
+        );
+        let mut both = node();
+        both[0].as_mut().unwrap().missing_nic = Some("GPU 0 has none".to_owned());
+        let text = even_out(&mut both, 1, true).unwrap_err().to_string();
+        assert!(
+            text.contains("rank 0 on a lacks a NIC (so does rank 1): GPU 0 has none"),
             "{text}"
         );
         assert_eq!(even_out(&mut node(), 1, false).unwrap(), Vec::<String>::new());
