@@ -13,6 +13,9 @@ use tokenyard_sys_verbs::ffi;
 
 use crate::config::{DeviceChoice, Mtu, SignalChoice};
 
+/// Most names of a list.
+const MOST_NAMES: usize = 10;
+
 /// What is known of a port before it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortFacts {
@@ -44,14 +47,17 @@ impl PortFacts {
         self.has_link() && self.has_gid
     }
 
-    /// `mlx5_0 port 1 (not active)`.
-    fn shown(&self) -> String {
-        let state = match (self.has_link(), self.has_gid) {
+    /// What of it can be used, in words.
+    fn state(&self) -> &'static str {
+        match (self.has_link(), self.has_gid) {
             (true, true) => "can be used",
             (true, false) => "no GID",
             (false, _) => "not active",
-        };
-        format!("{} port {} ({state})", self.device, self.port)
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("{} port {}", self.device, self.port)
     }
 
     /// Tenths of Gbit/s.
@@ -91,7 +97,8 @@ pub fn placed<'a>(
     nics.iter().find_map(of)
 }
 
-/// What `"auto"` has where none of `nics`, which the topology chose for a rank, can be used.
+/// Refuses to go on where none of `nics`, which the topology chose for a rank, is among the `ports` that can be
+/// used.
 ///
 /// # Errors
 /// [`ErrorKind::Unavailable`], unless NICs of all names reach each other (`any_rails`): the rank would go on
@@ -100,27 +107,41 @@ pub fn instead(ports: &[PortFacts], nics: &[String], any_rails: bool) -> Result<
     if nics.is_empty() || any_rails {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Unavailable,
-        "choose device",
-        format!(
-            "the topology chose {} for this rank, and verbs cannot use it; found {}",
-            nics.join(", "),
-            shown_ports(ports)
-        ),
-    )
-    .with_fix(
-        "bring it up (`ibv_devinfo`); or name devices in `device`; or set rails = \"any\" in [topology.auto], \
-         where NICs of all names reach each other",
+    let chosen = |nic: &String| {
+        let of = ports.iter().filter(|port| port.device == *nic);
+        let found: Vec<_> = of.map(|port| format!("{}: {}", port.name(), port.state())).collect();
+        if found.is_empty() { format!("{nic}: no such port") } else { found.join(", ") }
+    };
+    let usable = ports.iter().filter(|port| port.is_usable()).map(|port| port.device.clone());
+    let message = format!(
+        "verbs cannot use what the topology chose for this rank ({}); it can use {}",
+        nics.iter().map(chosen).collect::<Vec<_>>().join("; "),
+        some(usable.collect())
+    );
+    Err(Error::new(ErrorKind::Unavailable, "choose device", message).with_fix(
+        "mend it (`ibv_devinfo -v`); or name `device`; or set rails = \"any\" in [topology.auto], where NICs \
+         of all names reach each other",
     ))
 }
 
-/// Each port and what of it can be used, for messages.
-pub fn shown_ports(ports: &[PortFacts]) -> String {
-    if ports.is_empty() {
-        return "no port".to_owned();
-    }
-    ports.iter().map(PortFacts::shown).collect::<Vec<_>>().join(", ")
+/// The ports by what of them can be used: `not active: mlx5_0 port 1, mlx5_1 port 1`.
+pub fn by_state(ports: &[PortFacts]) -> String {
+    let of = |state: &&str| {
+        let of = ports.iter().filter(|port| port.state() == *state).map(PortFacts::name);
+        let names: Vec<String> = of.collect();
+        (!names.is_empty()).then(|| format!("{state}: {}", some(names)))
+    };
+    let groups: Vec<String> =
+        ["can be used", "not active", "no GID"].iter().filter_map(of).collect();
+    if groups.is_empty() { "no port".to_owned() } else { groups.join("; ") }
+}
+
+/// The first of a list, as an error has little room.
+fn some(mut names: Vec<String>) -> String {
+    names.dedup();
+    let more = if names.len() > MOST_NAMES { ", ..." } else { "" };
+    names.truncate(MOST_NAMES);
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") + more }
 }
 
 /// The ports that `"auto"` spreads the ranks over where the topology chose none: of those that are active, the fastest; one per
