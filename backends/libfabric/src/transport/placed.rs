@@ -31,7 +31,7 @@ pub(super) fn refuse_unlisted(provider: &str, any_rails: bool, message: String) 
     Err(Error::new(ErrorKind::Unavailable, "choose rails", message)
         .with_context("provider", provider)
         .with_fix(
-            "mend it: who has no link or address is not listed (`fi_info`); or name `rails`; or set rails = \
+            "give the process its device and a link (`fi_info -p PROVIDER`); or name `rails`; or set rails = \
              \"any\" in [topology.auto], where NICs of all names reach each other",
         ))
 }
