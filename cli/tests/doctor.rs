@@ -215,6 +215,48 @@ fn a_missing_nic_of_a_gpu_that_no_rank_drives_breaks_nothing() {
     }
 }
 
+#[test]
+fn a_port_that_is_down_breaks_a_job_until_the_config_says_what_to_use_instead() {
+    let folder = tempfile::tempdir().unwrap();
+    let call = |rest: &str, arguments: &[&str]| {
+        let config = folder.path().join("config.toml");
+        std::fs::write(&config, format!("[kernels]\nuse = \"cpu\"\n{rest}")).unwrap();
+        let tree = repository("machine/trees/faults/port-down.tree");
+        let mut command = tokenyard();
+        command.arg("doctor").arg(&config).arg("--root").arg(&tree).args(arguments);
+        command.output().unwrap()
+    };
+    let verbs = "[transport.scale_out]\nuse = \"verbs\"\n";
+    let broken = call(verbs, &[]);
+    expect_code(&broken, 2);
+    let text = stdout(&broken);
+    for words in [
+        "broken port-state: mlx5_3",
+        "GPU 3 (0000:61:00.0) has no NIC next to it that can be used, and 7 of 8 GPUs have one: mlx5_3 (port 1 \
+         is down, Polling)",
+        "`ibstat mlx5_3`",
+        "the topology refuses this node",
+        "`nics` of [topology.auto]",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let auto = |line: &str| format!("{verbs}[topology]\nuse = \"auto\"\n[topology.auto]\n{line}\n");
+    let others = "nics = [\"mlx5_0\", \"mlx5_1\", \"mlx5_2\", \"mlx5_4\", \"mlx5_5\", \"mlx5_6\", \"mlx5_7\"]";
+    expect_code(&call(&auto(others), &[]), 0);
+    expect_code(&call(&auto("rails = \"any\""), &[]), 1);
+    expect_code(&call(&auto("nics = [\"mlx5_3\"]"), &[]), 2);
+    expect_code(&call(verbs, &["--ranks", "2"]), 1);
+    let libfabric = |line: &str| {
+        format!(
+            "[transport.scale_out]\nuse = \"libfabric\"\n[transport.scale_out.libfabric]\n{line}\n"
+        )
+    };
+    expect_code(&call(&libfabric("provider = \"verbs\""), &[]), 2);
+    expect_code(&call(&libfabric("provider = \"verbs\"\nrails = 2"), &[]), 1);
+    expect_code(&call(&libfabric("provider = \"tcp\""), &[]), 0);
+    expect_code(&call("[transport.scale_up]\nuse = \"shm\"\n", &[]), 0);
+}
+
 /// A rank of a world that meets at a file, on a node of its own.
 fn rank_command(rank: usize, roots: &[&str], folder: &Path) -> Command {
     let mut command: Command = tokenyard();

@@ -13,8 +13,11 @@ use tokenyard_core::transport::{Capabilities, MemoryNeeds, Team, Transport, Tran
 use tokenyard_core::yard::{Yard, YardOptions};
 use tokenyard_core::{Result, abi};
 
-/// NICs that the transport `told` was opened with, by world rank.
-static TOLD: Mutex<BTreeMap<u32, Vec<String>>> = Mutex::new(BTreeMap::new());
+/// NICs that the transport `told` was opened with, and whether all reach each other, by world rank.
+static TOLD: Mutex<BTreeMap<u32, (Vec<String>, bool)>> = Mutex::new(BTreeMap::new());
+
+/// Who opens `told` and looks at what it was told.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// `shm`, which remembers what it was told.
 struct Told {
@@ -33,7 +36,8 @@ impl Transport for Told {
     }
 
     fn open(_: TwoNodes, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        TOLD.lock().unwrap().insert(team.world_ranks[team.me as usize], team.nics.clone());
+        let told = (team.nics.clone(), team.any_rails);
+        TOLD.lock().unwrap().insert(team.world_ranks[team.me as usize], told);
         let mut inner = find_transport("shm")?.open(&PartTable::empty(), team, needs)?;
         Ok(Self { memory: inner.memory_needs()?, inner })
     }
@@ -91,6 +95,7 @@ inventory::submit! { BuiltIn::Topology(&TOPOLOGIES) }
 
 #[test]
 fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
+    let _alone = ALONE.lock().unwrap();
     tokenyard_cpu::link();
     let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
                 [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"told\"\n\
@@ -118,8 +123,18 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
         );
         assert!(warnings.contains("rail 1 crosses: rank 1 on node0 uses nic2"), "{warnings}");
     }
-    let told: Vec<_> = TOLD.lock().unwrap().values().map(|nics| nics.join(",")).collect();
-    assert_eq!(told, expected);
+    let told = || {
+        let told = TOLD.lock().unwrap();
+        told.values().map(|(nics, any)| format!("{} {any}", nics.join(","))).collect::<Vec<_>>()
+    };
+    assert_eq!(told(), expected.map(|nic| format!("{nic} true")));
+    let equal = Config::parse(&text.replace("= 2\nany = true", "= 4"), "nics").unwrap();
+    let opened = in_threads(4, &equal, |world| {
+        let yard = Yard::open(world, &equal, YardOptions::new(8, 2, 64, 8)).unwrap();
+        yard.close().unwrap();
+    });
+    opened.unwrap();
+    assert_eq!(told(), ["nic0,nic1 false", "nic2,nic3 false"].repeat(2));
 }
 
 #[test]
@@ -142,13 +157,15 @@ fn a_node_with_fewer_nics_is_refused_on_every_rank_with_the_names() {
 }
 
 #[test]
-fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics() {
+fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics_and_rails_matter() {
+    let _alone = ALONE.lock().unwrap();
     tokenyard_cpu::link();
-    let config = |out: &str| {
+    let config = |out: &str, any: bool| {
         let text = format!(
             "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
              [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"{out}\"\n\
-             [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 4\ntwo_nodes.missing = true\n"
+             [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 4\ntwo_nodes.missing = true\n\
+             two_nodes.any = {any}\n"
         );
         Config::parse(&text, "nics").unwrap()
     };
@@ -161,11 +178,13 @@ fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics() {
         })
         .unwrap()
     };
-    for text in open(&config("told")) {
+    for text in open(&config("told", false)) {
         // What has no room is cut off between characters.
         assert!(text.contains("rank 3 on node1 lacks a NIC: ä"), "{text}");
     }
-    assert_eq!(open(&config("shm")), [""; 4]);
+    assert_eq!(open(&config("shm", false)), [""; 4]);
+    // What the error names as a way out.
+    assert_eq!(open(&config("told", true)), [""; 4]);
 }
 
 #[test]

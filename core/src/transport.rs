@@ -48,12 +48,15 @@ pub struct Team {
     /// NICs that the topology chose for this rank, by name; empty where it chose none. A transport
     /// whose table names NICs uses those.
     pub nics: Vec<String>,
+    /// NICs of all names reach each other: where a transport can use none of `nics`, it may use others, and
+    /// warns. Else it refuses to open.
+    pub any_rails: bool,
 }
 
 impl Team {
     /// The team of all `ranks`, seen from world rank `me`.
     pub fn world(me: u32, ranks: u32) -> Self {
-        Self { me, world_ranks: (0..ranks).collect(), nics: Vec::new() }
+        Self { me, world_ranks: (0..ranks).collect(), nics: Vec::new(), any_rails: false }
     }
 }
 

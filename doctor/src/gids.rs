@@ -4,6 +4,7 @@ use tokenyard_machine::gid::{Preference, choose};
 use tokenyard_machine::{Gid, GidKind, LinkLayer, Nic, NicFamily, Port};
 
 use crate::nics::{hardware, is_active, port_name, used_ports};
+use crate::rails::{REFUSED, of_unusable};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&GID];
@@ -15,7 +16,8 @@ static GID: Rule = Rule {
     why: "A RoCE port is addressed by an entry of its GID table. The transport verbs takes, of the entries \
           of RoCE v2, the first with an IPv4 address, then one with a routable IPv6 address, then a \
           link-local one; the entry that `gid_index` names it takes as it is, on InfiniBand too. libfabric \
-          asks the connection manager, which goes by the interface's IP address. Version 1 has no IP header and \
+          asks the connection manager, which goes by the interface's IP address. A port whose table is empty \
+          carries nothing: the topology passes over it, or refuses the node, as with a port without a link. Version 1 has no IP header and \
           crosses no router; link-local addresses cross none either.",
     cost: "queue pairs do not connect, or connect and every packet is lost: operations end with \
            «retry exceeded» after 17 s",
@@ -41,6 +43,9 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 
 /// The entry that the config names, whatever it holds.
 fn entry(report: &mut Report<'_>, (nic, port): (&Nic, &Port), index: u8) {
+    if !port.can_carry() {
+        return empty(report, nic, port);
+    }
     let own = format!("`gid_index = {index}`");
     let found = port.gids.iter().find(|gid| gid.index == u32::from(index));
     let is_ethernet = port.link_layer.get() == Some(LinkLayer::Ethernet);
@@ -69,6 +74,29 @@ fn entry(report: &mut Report<'_>, (nic, port): (&Nic, &Port), index: u8) {
     }
 }
 
+/// A RoCE port that has no address: the topology passes over it, as over one without a link.
+fn empty(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+    let (verdict, refused) = of_unusable(report, nic);
+    let told = |found: String| (verdict, found);
+    let subject = port_name(nic, port);
+    match refused {
+        Some((found, fix)) => {
+            report.note((&GID, Facility::of(nic)), subject, told(found)).fix(fix).cost(REFUSED)
+        }
+        None => {
+            let found = "no entry in the table".to_owned();
+            let finding = report.note((&GID, Facility::of(nic)), subject, told(found));
+            match verdict {
+                Verdict::Slow => finding.cost(
+                    "its rail is missing: ranks that would use it share others, so they get half of the \
+                     bandwidth or less",
+                ),
+                _ => finding,
+            }
+        }
+    };
+}
+
 fn address(report: &mut Report<'_>, nic: &Nic, port: &Port) {
     let told = choose(LinkLayer::Ethernet, &port.gids);
     let (verdict, found) = match told {
@@ -79,7 +107,7 @@ fn address(report: &mut Report<'_>, nic: &Nic, port: &Port) {
             }
             _ => (Verdict::Ok, shown(gid)),
         },
-        None if port.gids.is_empty() => (Verdict::Broken, "no entry in the table".to_owned()),
+        None if port.gids.is_empty() => return empty(report, nic, port),
         None if port.gids.iter().any(|gid| gid.kind.known().is_none()) => {
             (Verdict::Unknown, "entries whose version the kernel does not tell".to_owned())
         }

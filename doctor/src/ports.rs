@@ -1,12 +1,12 @@
 //! Ports: state, speed, packet size, errors.
 
-use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, PortState, Silence};
+use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, Silence};
 
 use crate::nics::{
-    NOT_RUN, function, hardware, has_link, is_active, majority, model, port_name, rails, rate,
-    used_ports,
+    NOT_RUN, function, hardware, is_active, majority, model, port_name, rails, rate, used_ports,
 };
 use crate::pci::capacity;
+use crate::rails::{REFUSED, of_unusable};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NO_NIC, &NAMED, &STATE, &RATE, &MTU, &ERRORS];
@@ -41,8 +41,11 @@ static STATE: Rule = Rule {
     title: "State of a port",
     wanted: "active, LinkUp",
     why: "A port carries traffic only while its logical state is active and its physical state is \
-          LinkUp. Down and Polling mean no link; Init means a link that no subnet manager has set up; \
-          Disabled means switched off by software.",
+          LinkUp. Down and Polling mean no link; Init and Armed mean a link that no subnet manager has set up; \
+          Disabled means switched off by software. Where no NIC next to a GPU can be used, and more than half of the \
+          GPUs have one that can (or no GPU has, and NICs for storage can be used), the topology refuses the node where a transport goes by its NICs, unless the \
+          config names those to use: the port is broken. Where another port of the card or another NIC as near \
+          serves instead, or NICs of all names reach each other (rails = \"any\", EFA), it is slow.",
     cost: "its rail is missing: ranks that would use it share others, so they get half of the \
            bandwidth or less",
     fix: "look at cable and switch port; then `ip link set IFACE up` (Ethernet) or `ibportstate` \
@@ -169,49 +172,29 @@ fn named(report: &mut Report<'_>) {
 }
 
 fn state(report: &mut Report<'_>, nic: &Nic, port: &Port) {
-    let physical = port.physical.known().map_or("physical state unknown", String::as_str);
-    let Some(state) = port.state.get() else {
-        let found = format!("state unknown, {physical}");
-        report.note((&STATE, Facility::of(nic)), port_name(nic, port), (Verdict::Unknown, found));
-        return;
+    let note = |report: &mut Report<'_>, verdict: Verdict, found: String, fix: String| {
+        let told = (verdict, found);
+        report.note((&STATE, Facility::of(nic)), port_name(nic, port), told).fix(fix);
     };
-    let word = match state {
-        PortState::Down => "down",
-        PortState::Init => "init",
-        PortState::Armed => "armed",
-        PortState::Active => "active",
-        PortState::Deferred => "active, deferred",
-    };
-    let named = report.job.asks.nics.contains(&nic.name);
-    let others = rails(report)
-        .iter()
-        .any(|other| Facility::of(other) == Facility::of(nic) && has_link(other));
-    let verdict = match (is_active(port), named, others) {
-        (true, ..) => Verdict::Ok,
-        // The rest of its NIC or of the node goes on.
-        (false, false, true) => Verdict::Slow,
-        (false, ..) => Verdict::Broken,
-    };
-    let found = format!("{word}, {physical}");
-    let interface = nic.interfaces.first().map_or("IFACE", String::as_str);
-    let fix = match (state, port.link_layer.get()) {
-        (PortState::Init | PortState::Armed, _) => {
-            "start the subnet manager (opensm, or the switch's own): nobody has set the port up"
-                .to_owned()
-        }
-        (_, Some(LinkLayer::Ethernet)) => {
-            format!("ip link set {interface} up; then look at cable, transceiver and switch port")
-        }
-        _ => format!(
-            "look at cable, transceiver and switch port; `ibstat {}` shows changes",
-            nic.name
-        ),
-    };
-    let finding = report.note((&STATE, Facility::of(nic)), port_name(nic, port), (verdict, found));
-    finding.fix(fix);
-    if named {
-        finding.cost("the config names this NIC: its ranks do not start");
+    let found = port.state_in_words();
+    if port.state.known().is_none() {
+        return note(report, Verdict::Unknown, found, nic.link_fix(port));
     }
+    if is_active(port) {
+        return note(report, Verdict::Ok, found, nic.link_fix(port));
+    }
+    let named = report.job.asks.nics.contains(&nic.name);
+    let (verdict, refused) = of_unusable(report, nic);
+    let is_refused = refused.is_some();
+    let (found, fix) = refused.unwrap_or_else(|| (found, nic.link_fix(port)));
+    let told = (verdict, found);
+    let finding = report.note((&STATE, Facility::of(nic)), port_name(nic, port), told);
+    finding.fix(fix);
+    match (named, is_refused) {
+        (true, _) => finding.cost("the config names this NIC: its ranks do not start"),
+        (false, true) => finding.cost(REFUSED),
+        (false, false) => finding,
+    };
 }
 
 fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {

@@ -2,10 +2,10 @@
 
 use tokenyard_machine::rails::share_in_words;
 use tokenyard_machine::{
-    Distance, Gpu, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, RailShare,
+    Distance, Gpu, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, Port, RailShare,
 };
 
-use crate::nics::{has_link, is_active, majority};
+use crate::nics::{has_link, is_active, majority, rails};
 use crate::{Facility, Finding, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NEAR, &EQUAL, &LAYER];
@@ -49,14 +49,17 @@ static LAYER: Rule = Rule {
     source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
 };
 
+/// A NIC of its own, in thousandths; a third of three is 999.
+const ONE: u64 = 995;
 /// What a missing rail costs where the topology refuses it.
-const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
+pub(crate) const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
                        this node (docs/topology.md)";
 /// Variables that say which GPUs a process sees.
 const SELECTING: [&str; 3] =
     ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
 /// How to go on with the NICs that are there.
-const GO_ON: &str = "to go on with the NICs that are there, name them in `nics` of [topology.auto]";
+const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics` of [topology.auto] on every \
+                     node, or set rails = \"any\" there";
 
 pub(crate) fn judge(report: &mut Report<'_>) {
     // Those without a link too: that is said of their ports, and is no matter of distance.
@@ -74,14 +77,47 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 
 /// The verdict on a missing rail, as the topology has it: it refuses the node, unless the config says
 /// which NICs to use, or how many, or NICs of all names reach each other.
-fn of_missing(report: &Report<'_>, one: &RailShare<'_>, missing: &[&MissingRail<'_>]) -> Verdict {
+fn of_missing(report: &Report<'_>, nics: &[&Nic], missing: &[&MissingRail<'_>]) -> Verdict {
     if !missing.iter().any(|missing| is_driven(report, missing.gpu)) {
         return Verdict::Unknown;
     }
-    let reach_all = one.nics.iter().all(|nic| nic.family == NicFamily::Efa);
+    let reach_all = nics.iter().all(|nic| nic.family == NicFamily::Efa);
     let asks = &report.job.asks;
     let is_free = reach_all || asks.any_rails || asks.counted_rails || !asks.nics.is_empty();
     if is_free { Verdict::Slow } else { Verdict::Broken }
+}
+
+/// The GPU whose rank the topology refuses because of this NIC, which cannot be used, in its words; and what to
+/// do about it.
+pub(crate) fn refused_for(report: &Report<'_>, nic: &Nic) -> Option<(String, String)> {
+    let is_of = |missing: &MissingRail<'_>| {
+        let Lack::Idle { nics, .. } = &missing.lack else { return false };
+        nics.iter().any(|idle| idle.name == nic.name)
+            && of_missing(report, &[nic], &[missing]) == Verdict::Broken
+    };
+    let missing = report.machine.missing_rails();
+    let one = missing.iter().find(|missing| is_of(missing))?;
+    Some((one.to_string(), format!("{}; {GO_ON}", one.fix())))
+}
+
+/// The verdict on a NIC that ranks would use and that cannot be used; and how the topology refuses the node
+/// for it, where it does.
+pub(crate) fn of_unusable(report: &Report<'_>, nic: &Nic) -> (Verdict, Option<(String, String)>) {
+    let serves = |other: &&Nic| {
+        Facility::of(other) == Facility::of(nic) && other.ports.iter().any(Port::can_carry)
+    };
+    let named = &report.job.asks.nics;
+    // Where no rail serves, the topology may take what is for something else.
+    let others = if named.is_empty() { report.machine.serving_nics() } else { Vec::new() };
+    if named.contains(&nic.name) {
+        return (Verdict::Broken, None);
+    }
+    match (refused_for(report, nic), rails(report).iter().chain(&others).any(serves)) {
+        (Some(refused), _) => (Verdict::Broken, Some(refused)),
+        // Another port of it, of its card or of the node goes on.
+        (None, true) => (Verdict::Slow, None),
+        (None, false) => (Verdict::Broken, None),
+    }
 }
 
 /// Whether a rank of the job may drive a GPU: they drive the first ones, unless the environment says which.
@@ -160,7 +196,7 @@ fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingR
         };
         let verdict = match (one.distance, none) {
             (Distance::Unknown, _) => Verdict::Unknown,
-            (_, Some(none)) => of_missing(report, one, &[none]),
+            (_, Some(none)) => of_missing(report, &one.nics, &[none]),
             (distance, None) if distance == best => Verdict::Ok,
             // Nodes with fewer NICs than GPUs are built too.
             _ if idle.is_empty() && (is_odd || 2 * far >= all.len()) => Verdict::Unknown,
@@ -204,20 +240,32 @@ fn counts(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail
     let Some(first) = near.first() else { return };
     let shares: Vec<u64> = near.iter().map(|one| one.own).collect();
     let usual = majority(&shares).or(shares.iter().max().copied()).unwrap_or(0);
-    let less: Vec<String> =
-        near.iter().filter(|one| one.own < usual).map(|one| one.gpu.index.to_string()).collect();
+    let least = shares.iter().min().copied().unwrap_or(0);
+    let with_own = |is_so: &dyn Fn(u64) -> bool| -> Vec<String> {
+        let some = near.iter().filter(|one| is_so(one.own));
+        some.map(|one| one.gpu.index.to_string()).collect()
+    };
+    let less = with_own(&|own| own < usual);
     let uneven: Vec<_> =
         missing.iter().filter(|one| matches!(one.lack, Lack::Uneven { .. })).collect();
     let (verdict, found) = match (uneven.as_slice(), less.is_empty()) {
-        ([one], _) => (of_missing(report, first, &uneven), one.to_string()),
+        ([one], _) => (of_missing(report, &first.nics, &uneven), one.to_string()),
         ([one, rest @ ..], _) => {
             let others: Vec<String> = rest.iter().map(|one| one.gpu.index.to_string()).collect();
             (
-                of_missing(report, first, &uneven),
+                of_missing(report, &first.nics, &uneven),
                 format!("{one}; likewise GPU {}", others.join(", ")),
             )
         }
         ([], true) => (Verdict::Ok, share_in_words(usual)),
+        // Ranks use equally many, so a NIC that is left over changes nothing.
+        ([], false) if report.machine.has_nics_to_spare() && least >= ONE => {
+            let more = with_own(&|own| own > least);
+            (
+                Verdict::Ok,
+                format!("{}, and more for GPU {}", share_in_words(least), more.join(", ")),
+            )
+        }
         ([], false) => (Verdict::Slow, format!("fewer for GPU {}", less.join(", "))),
     };
     let finding = note(report, (&EQUAL, first), "GPUs".to_owned(), (verdict, found));

@@ -265,25 +265,6 @@ fn probes_say_which_transport_is_taken_and_a_fault_behind_a_probe_is_one() {
 }
 
 #[test]
-fn gpus_and_cards_of_other_containers_are_no_missing_rails() {
-    // Two GPUs with their NICs; the other RDMA devices are in namespaces of their own.
-    let mut text = String::from("dev/infiniband/rdma_cm !gone\n");
-    for i in 2..8 {
-        text += &format!(
-            "dev/nvidia{i} !gone\nsys/class/infiniband/mlx5_{i} !gone\n\
-             sys/class/infiniband_verbs/uverbs{i} !gone\ndev/infiniband/uverbs{i} !gone\n"
-        );
-    }
-    let base = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
-    let machine = Machine::read(&Tree::changed(&base, &text).unwrap());
-    let found = examine(&machine, &job(&machine, &[]), None, None);
-    let near: Vec<&Finding> = found.iter().filter(|f| f.id == "rail-distance").collect();
-    assert_eq!(near.len(), 2, "{near:?}");
-    assert!(near.iter().all(|finding| finding.verdict == Verdict::Ok), "{near:?}");
-    assert_eq!(faults(&found), Vec::<String>::new());
-}
-
-#[test]
 fn a_port_that_the_config_does_not_use_is_not_judged() {
     let base = std::fs::read_to_string(trees().join("roce-port-down.tree")).unwrap();
     let port = "sys/class/infiniband/mlx5_0/ports/2";
@@ -311,42 +292,6 @@ fn a_near_card_without_an_rdma_device_is_told_from_a_card_that_is_missing() {
     assert!(fix("nic-missing.tree").contains("in a container, where the host has its RDMA device"));
     assert!(fix("card-missing.tree").contains("reseat or replace it"));
     assert!(fix("half-wired.tree").contains("nothing, if the node is wired so"));
-}
-
-#[test]
-fn a_missing_nic_breaks_a_job_only_where_the_topology_would_refuse_it() {
-    let machine = Machine::read(&Tree::open(&trees().join("faults/card-missing.tree")).unwrap());
-    let verdict = |job: &Job| {
-        let found = examine(&machine, job, None, None);
-        let of = found.iter().find(|f| f.id == "rail-distance" && f.subject == "GPU 3").unwrap();
-        (of.verdict, of.needed)
-    };
-    let mut verbs = job(&machine, &["kernel set cpu, transport verbs"]);
-    // The topology goes by GPUs, whatever kernels run.
-    assert_eq!(verdict(&verbs), (Verdict::Broken, true));
-    verbs.asks.any_rails = true;
-    assert_eq!(verdict(&verbs).0, Verdict::Ok, "no row of the cpu kernels lies on a GPU");
-    let mut counted = job(&machine, &["kernel set cpu, transport verbs"]);
-    counted.asks.counted_rails = true;
-    assert_eq!(verdict(&counted).0, Verdict::Ok, "the transport takes others");
-    let mut cuda = job(&machine, &["kernel set cuda, transport verbs"]);
-    cuda.asks.nics = vec!["mlx5_0".to_owned()];
-    assert_eq!(verdict(&cuda), (Verdict::Slow, true));
-    let mut few = job(&machine, &["kernel set cuda, transport verbs"]);
-    few.drives = Some(3);
-    assert_eq!(verdict(&few).0, Verdict::Unknown, "GPU 3 is the fourth");
-    few.drives = Some(4);
-    assert_eq!(verdict(&few).0, Verdict::Broken);
-    let tray = trees().join("faults/gb200-nic-missing.tree");
-    let tray = Machine::read(&Tree::open(&tray).unwrap());
-    for (ranks, expected) in [(2, Verdict::Unknown), (3, Verdict::Broken)] {
-        few.drives = Some(ranks);
-        let found = examine(&tray, &few, None, None);
-        let count = found.iter().find(|f| f.id == "rail-count").unwrap();
-        assert_eq!(count.verdict, expected, "GPU 2 and 3 share a NIC");
-    }
-    let inside = job(&machine, &["kernel set cuda, transport nvlink"]);
-    assert_eq!(verdict(&inside), (Verdict::Ok, false));
 }
 
 #[test]
@@ -462,23 +407,4 @@ fn a_limit_on_locked_memory_that_holds_the_windows_is_not_called_broken() {
         let locked = found.iter().find(|finding| finding.id == "locked-memory").unwrap();
         assert_eq!(locked.verdict, verdict, "{limit}: {}", locked.found);
     }
-}
-
-#[test]
-fn a_gpu_for_a_display_lacks_no_nic() {
-    let card = "sys/bus/pci/devices/0000:02:00.0 -> ../../../devices/pci0000:00/0000:00:02.0/0000:02:00.0\n\
-                sys/bus/pci/devices/0000:02:00.0/vendor = 0x10de\n\
-                sys/bus/pci/devices/0000:02:00.0/device = 0x1fb0\n\
-                sys/bus/pci/devices/0000:02:00.0/class = 0x030000\n\
-                sys/bus/pci/devices/0000:02:00.0/numa_node = 0\n\
-                proc/driver/nvidia/gpus/0000:02:00.0/information = Device Minor: 8\n\
-                dev/nvidia8 =\n";
-    let base = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
-    let machine = Machine::read(&Tree::changed(&base, card).unwrap());
-    assert_eq!(machine.gpus.len(), 9);
-    assert!(machine.missing_rails().is_empty());
-    let found = examine(&machine, &job(&machine, &[]), None, None);
-    let near: Vec<&Finding> = found.iter().filter(|f| f.id == "rail-distance").collect();
-    assert_eq!(near.len(), 9);
-    assert!(near.iter().all(|finding| finding.verdict <= Verdict::Unknown), "{near:?}");
 }

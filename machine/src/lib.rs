@@ -47,7 +47,7 @@ pub use nic::{
 };
 pub use numa::NumaNode;
 pub use pci::{Acs, Distance, Iommu, PciAddress, PciFunction, PcieControl, PcieLink};
-pub use rails::{Lack, MissingRail, RailShare};
+pub use rails::{IdleNic, Lack, MissingRail, RailShare};
 pub use tree::Tree;
 
 /// What a node has. Lists are in order of name, number or PCI address.

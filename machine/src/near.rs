@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{Distance, Fact, Gpu, LinkLayer, Machine, Nic, NicFamily, PciAddress};
+use crate::{Distance, Fact, Gpu, LinkLayer, Machine, Nic, NicFamily, PciAddress, Port};
 
 /// Where a process works, for the distance to NICs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Seat {
 pub enum Unusable {
     /// No port is active.
     PortDown,
+    /// Ports are active, and none has an address: RoCE sends nothing without an entry of the GID table.
+    NoAddress,
     /// Its character device is not there: a container was not given it.
     NoDevice,
 }
@@ -30,8 +32,11 @@ const BLUEFIELD: [&str; 3] = ["MT41682", "MT41686", "MT41692"];
 impl Machine {
     /// Why a NIC cannot be used; nothing for one that can, as far as files tell.
     pub fn unusable(&self, nic: &Nic) -> Option<Unusable> {
-        if !nic.ports.iter().any(|port| port.is_active()) {
+        if !nic.ports.iter().any(Port::is_active) {
             return Some(Unusable::PortDown);
+        }
+        if !nic.ports.iter().any(Port::can_carry) {
+            return Some(Unusable::NoAddress);
         }
         (!self.has_device(nic)).then_some(Unusable::NoDevice)
     }
@@ -218,7 +223,7 @@ fn is_one_card(nic: &Nic, other: &Nic) -> bool {
 }
 
 /// What its active port speaks, else its first.
-fn layer(nic: &Nic) -> Option<LinkLayer> {
+pub(crate) fn layer(nic: &Nic) -> Option<LinkLayer> {
     let active = nic.ports.iter().find(|port| port.is_active());
     active.or(nic.ports.first())?.link_layer.get()
 }
@@ -240,7 +245,7 @@ fn drop_other_layers(rails: &mut Vec<&Nic>, all_have: bool) {
 
 /// What most NICs speak. Of two that are as frequent the faster one, if links of both are up, else
 /// InfiniBand.
-fn usual_layer(nics: &[&Nic]) -> Option<LinkLayer> {
+pub(crate) fn usual_layer(nics: &[&Nic]) -> Option<LinkLayer> {
     let layers = [LinkLayer::Ethernet, LinkLayer::InfiniBand];
     let of = |which: LinkLayer| nics.iter().filter(move |nic| layer(nic) == Some(which));
     let count = |which: &LinkLayer| of(*which).count();
@@ -254,7 +259,7 @@ fn usual_layer(nics: &[&Nic]) -> Option<LinkLayer> {
 }
 
 /// Drops what `is_better` is not true of, if it is true of any.
-fn prefer(nics: &mut Vec<&Nic>, is_better: impl Fn(&Nic) -> bool) {
+pub(crate) fn prefer(nics: &mut Vec<&Nic>, is_better: impl Fn(&Nic) -> bool) {
     if nics.iter().any(|nic| is_better(nic)) {
         nics.retain(|nic| is_better(nic));
     }

@@ -256,12 +256,51 @@ impl Nic {
     pub fn port(&self, number: u32) -> Option<&Port> {
         self.ports.iter().find(|port| port.number == number)
     }
+
+    /// What to do about a port of it that is not active, as commands.
+    pub fn link_fix(&self, port: &Port) -> String {
+        let interface = self.interfaces.first().map_or("IFACE", String::as_str);
+        match (port.state.get(), port.link_layer.get()) {
+            (Some(PortState::Init | PortState::Armed), _) => {
+                "start the subnet manager (opensm, or the switch's own): nobody has set the port up"
+                    .to_owned()
+            }
+            (_, Some(LinkLayer::Ethernet)) => format!(
+                "ip link set {interface} up; then look at cable, transceiver and switch port"
+            ),
+            _ => format!(
+                "look at cable, transceiver and switch port; `ibstat {}` shows changes",
+                self.name
+            ),
+        }
+    }
 }
 
 impl Port {
     /// The port's state is known to be one that carries traffic.
     pub fn is_active(&self) -> bool {
         matches!(self.state, Fact::Known(PortState::Active | PortState::Deferred))
+    }
+
+    /// It is active, and where it speaks Ethernet some entry of its GID table holds an address. Which
+    /// entries serve is for the transport to say.
+    pub fn can_carry(&self) -> bool {
+        let is_ethernet = self.link_layer == Fact::Known(LinkLayer::Ethernet);
+        self.is_active() && !(is_ethernet && self.gids.is_empty())
+    }
+
+    /// Its state and physical state: `down, Polling`.
+    pub fn state_in_words(&self) -> String {
+        let state = match self.state.get() {
+            Some(PortState::Down) => "down",
+            Some(PortState::Init) => "init",
+            Some(PortState::Armed) => "armed",
+            Some(PortState::Active) => "active",
+            Some(PortState::Deferred) => "active, deferred",
+            None => "state unknown",
+        };
+        let physical = self.physical.known().map_or("physical state unknown", String::as_str);
+        format!("{state}, {physical}")
     }
 }
 

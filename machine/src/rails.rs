@@ -1,4 +1,8 @@
-//! Rails: which NICs each GPU has, and GPUs whose NIC is missing.
+//! Rails: which NICs each GPU has, and GPUs whose NIC is missing or cannot be used.
+
+mod idle;
+
+pub use idle::IdleNic;
 
 use std::fmt::{self, Display, Formatter};
 
@@ -18,8 +22,8 @@ pub struct RailShare<'a> {
     pub own: u64,
 }
 
-/// A GPU that has no NIC of its own, or fewer than others have. In words it names the GPU, what is
-/// missing as exactly as the node tells, and the NICs that are there.
+/// A GPU that has no NIC of its own, or fewer than others have, or none that can be used. In words it
+/// names the GPU, what is missing as exactly as the node tells, and the NICs that are there.
 #[derive(Clone, Debug)]
 pub struct MissingRail<'a> {
     /// The GPU.
@@ -31,7 +35,7 @@ pub struct MissingRail<'a> {
     pub cards: Vec<PciAddress>,
     /// The module that makes cards of the rails' family RDMA devices; nothing where it is not known.
     pub module: Option<&'static str>,
-    /// Names of the rail NICs that are there.
+    /// Names of the rail NICs that are there; of those that ranks would use, where this one's cannot be used.
     pub there: Vec<&'a str>,
 }
 
@@ -59,6 +63,16 @@ pub enum Lack {
         usual: u64,
         /// How many GPUs there are.
         gpus: usize,
+    },
+    /// Most GPUs have a NIC next to them that can be used, and of this one's none can. Or no GPU has, and
+    /// NICs that are for something else can be used.
+    Idle {
+        /// How many GPUs have one that can be used.
+        with: usize,
+        /// Of how many.
+        gpus: usize,
+        /// Its NICs.
+        nics: Vec<IdleNic>,
     },
 }
 
@@ -103,20 +117,32 @@ impl Machine {
     /// GPUs that this process was given and whose NIC is missing: they have none next to them where most
     /// have one, or less than others where there are too few NICs to divide evenly among the GPUs. Nodes on
     /// which half of the GPUs or more have none, or several share one, are built too; so are nodes with a
-    /// NIC more than that, and those that lost a GPU look like them.
+    /// NIC more than that, and those that lost a GPU look like them. And GPUs with NICs next to them of which
+    /// none can be used, where most have one that can, or none has and ranks would go over NICs for storage:
+    /// nodes are cabled by halves too.
     pub fn missing_rails(&self) -> Vec<MissingRail<'_>> {
         let shares = self.rail_shares();
         if shares.len() < 2 {
             return Vec::new();
         }
+        let mut missing = self.absent_rails(&shares);
+        let idle = self.idle_rails(&shares);
+        let is_new = |one: &MissingRail<'_>| missing.iter().all(|of| of.gpu.pci != one.gpu.pci);
+        let idle: Vec<_> = idle.into_iter().filter(is_new).collect();
+        missing.extend(idle);
+        missing
+    }
+
+    /// Whether links are up or not.
+    fn absent_rails<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<MissingRail<'a>> {
         let best = shares.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
-        let with = shares.iter().filter(|one| is_as_near(&shares, one)).count();
+        let with = shares.iter().filter(|one| is_as_near(shares, one)).count();
         match is_next(best) && with < shares.len() {
-            true if 2 * with > shares.len() && have_different(&shares) => {
-                self.without_nic(&shares, (best, with))
+            true if 2 * with > shares.len() && have_different(shares) => {
+                self.without_nic(shares, (best, with))
             }
             true => Vec::new(),
-            false => self.uneven(&shares),
+            false => self.uneven(shares),
         }
     }
 
@@ -174,6 +200,12 @@ impl Machine {
             }
         })
         .collect()
+    }
+
+    /// There are more rail NICs than GPUs, and one or a few more than would divide evenly: 5 for 4.
+    pub fn has_nics_to_spare(&self) -> bool {
+        let (nics, gpus) = (self.rail_nics().len(), self.gpus.len());
+        gpus > 0 && nics > gpus && !nics.is_multiple_of(gpus) && !is_short(nics, gpus)
     }
 
     fn rail_module(&self) -> Option<&'static str> {
@@ -324,6 +356,18 @@ impl Display for MissingRail<'_> {
                     write!(f, "; the card {cards} has no RDMA device")?;
                 }
             }
+            Lack::Idle { with, gpus, nics } => {
+                let others = match with {
+                    0 => "nor has any other GPU".to_owned(),
+                    with => format!("and {with} of {gpus} GPUs have one"),
+                };
+                return write!(
+                    f,
+                    "{gpu} has no NIC next to it that can be used, {others}: {}; NICs that can be used: {}",
+                    list(nics),
+                    list(&self.there)
+                );
+            }
         }
         write!(f, "; NICs that are there: {}", list(&self.there))
     }
@@ -333,6 +377,11 @@ impl MissingRail<'_> {
     /// What to do about it, as commands.
     pub fn fix(&self) -> String {
         match (self.cards.first(), &self.lack) {
+            (_, Lack::Idle { nics, .. }) => {
+                let mut fixes: Vec<&str> = nics.iter().map(|nic| nic.fix.as_str()).collect();
+                fixes.dedup();
+                fixes.join("; ")
+            }
             (Some(card), _) => {
                 let load = self.module.map_or(String::new(), |name| format!("modprobe {name}, "));
                 format!(

@@ -1,4 +1,5 @@
-//! Missing rails: named where a NIC must be missing, and not on nodes that are built with few.
+//! Missing rails: named where a NIC must be missing or cannot be used, and not on nodes that are built or cabled
+//! with few.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::fmt::Write;
@@ -6,7 +7,7 @@ use std::fmt::Write;
 use tokenyard_machine::{Machine, Tree};
 
 /// A node of PCIe switches, each with so many GPUs and NICs below it; `given` GPUs have device nodes.
-fn node(switches: &[(u8, u8)], given: u32) -> Machine {
+fn recorded(switches: &[(u8, u8)], given: u32) -> String {
     let mut text = String::new();
     let (mut gpu, mut nic) = (0, 0);
     for (place, (gpus, nics)) in switches.iter().enumerate() {
@@ -57,7 +58,25 @@ fn node(switches: &[(u8, u8)], given: u32) -> Machine {
             }
         }
     }
-    Machine::read_places(&Tree::recorded(&text).unwrap())
+    text
+}
+
+fn node(switches: &[(u8, u8)], given: u32) -> Machine {
+    Machine::read_places(&Tree::recorded(&recorded(switches, given)).unwrap())
+}
+
+/// The same with changes.
+fn changed(switches: &[(u8, u8)], changes: &str) -> Machine {
+    Machine::read_places(&Tree::changed(&recorded(switches, 16), changes).unwrap())
+}
+
+/// The same with these NICs without a link.
+fn down(switches: &[(u8, u8)], nics: &[u32]) -> Machine {
+    let line = |nic: &u32| {
+        let port = format!("sys/class/infiniband/mlx5_{nic}/ports/1");
+        format!("{port}/state = 1: DOWN\n{port}/phys_state = 2: Polling\n")
+    };
+    changed(switches, &nics.iter().map(line).collect::<String>())
 }
 
 fn missing(machine: &Machine) -> Vec<u32> {
@@ -136,4 +155,76 @@ fn only_gpus_that_the_process_was_given_count() {
     assert_eq!(missing(&node(&eight, 2)), Vec::<u32>::new());
     eight[1] = (1, 0);
     assert_eq!(missing(&node(&eight, 3)), [1]);
+}
+
+#[test]
+fn gpus_whose_own_nics_have_no_link_are_named_where_most_have_one() {
+    assert_eq!(missing(&down(&[(1, 1); 8], &[3])), [3]);
+    assert_eq!(missing(&down(&[(1, 1); 8], &[1, 3, 6])), [1, 3, 6]);
+    assert_eq!(missing(&down(&[(1, 2); 8], &[6, 7])), [3], "both ports of a card");
+    assert_eq!(missing(&down(&[(2, 1); 4], &[2])), [4, 5], "one NIC for two GPUs");
+    assert_eq!(missing(&down(&[(1, 1); 3], &[2])), [2]);
+    let words = down(&[(1, 1); 8], &[3]).missing_rails()[0].to_string();
+    assert_eq!(
+        words,
+        "GPU 3 (0000:43:00.0) has no NIC next to it that can be used, and 7 of 8 GPUs have one: mlx5_3 (port 1 \
+         is down, Polling); NICs that can be used: mlx5_0, mlx5_1, mlx5_2, mlx5_4, mlx5_5, mlx5_6, mlx5_7"
+    );
+    // A NIC that is missing, and one without a link.
+    let mut eight = [(1, 1); 8];
+    eight[5] = (1, 0);
+    assert_eq!(missing(&down(&eight, &[3])), [5, 3]);
+}
+
+#[test]
+fn nodes_where_another_nic_serves_or_that_are_cabled_with_few_lack_none() {
+    for (switches, nics, of) in [
+        (&[(1, 2); 8][..], &[6][..], "a card with two ports, of which one has a link"),
+        (&[(1, 2); 8], &[0, 2, 4, 6, 8, 10, 12, 14], "one port of each card"),
+        (&[(2, 4); 4], &[5], "another as near"),
+        (&[(1, 1); 8], &[0, 2, 4, 6], "cabled by halves"),
+        (&[(1, 1); 8], &[0, 1, 2, 3, 4, 5, 6, 7], "no link at all"),
+        (&[(8, 1)], &[0], "one NIC for all"),
+        (&[(2, 1), (2, 0)], &[0], "one NIC for half of them"),
+        (&[(2, 1), (2, 1)], &[1], "half"),
+        (&[(1, 1), (1, 1)], &[0], "one of two"),
+        (&[(3, 1), (1, 1)], &[1], "around one card"),
+        (&[(4, 0), (0, 4)], &[2], "NICs that are nobody's own"),
+        (&[(0, 1); 8], &[2], "no GPU"),
+        (&[(1, 1)], &[0], "one of each"),
+    ] {
+        assert_eq!(missing(&down(switches, nics)), Vec::<u32>::new(), "{of}");
+    }
+}
+
+#[test]
+fn a_nic_without_an_address_is_as_idle_and_one_whose_state_nobody_tells_is_not() {
+    let eight = [(1, 1); 8];
+    let nic = "sys/class/infiniband/mlx5_3/ports/1";
+    let found = |changes: &str| {
+        let machine = changed(&eight, changes);
+        let missing = machine.missing_rails();
+        missing.iter().map(|one| format!("{one}. {}", one.fix())).collect::<Vec<_>>().join(" | ")
+    };
+    let armed = found(&format!("{nic}/state = 3: ARMED\n{nic}/phys_state = 5: LinkUp\n"));
+    assert!(armed.contains("mlx5_3 (port 1 is armed, LinkUp)"), "{armed}");
+    assert!(armed.contains("start the subnet manager"), "{armed}");
+    let bare = found(&format!("{nic}/link_layer = Ethernet\n"));
+    assert!(bare.contains("mlx5_3 (port 1 is active, and no entry in its GID table)"), "{bare}");
+    assert!(bare.contains("ip addr add ADDRESS/LENGTH dev IFACE"), "{bare}");
+    // What a container was not given is nobody's fault here.
+    assert_eq!(found("sys/class/infiniband_verbs/uverbs3/ibdev = mlx5_3\n"), "");
+    assert_eq!(found(&format!("{nic}/state !gone\n")), "");
+    // What speaks something else than the rest is no rail of theirs.
+    let two = [(1, 2); 8];
+    let layers: String = (0..16)
+        .map(|i| {
+            let layer = if i % 2 == 0 { "InfiniBand" } else { "Ethernet" };
+            let port = format!("sys/class/infiniband/mlx5_{i}/ports/1");
+            format!("{port}/link_layer = {layer}\n{port}/gids/0 = fe80::{}\n", i + 1)
+        })
+        .collect();
+    let machine =
+        changed(&two, &format!("{layers}sys/class/infiniband/mlx5_6/ports/1/state = 1: DOWN\n"));
+    assert_eq!(missing(&machine), [3]);
 }

@@ -14,6 +14,7 @@ mod interfaces;
 mod lane;
 mod numa;
 mod objects;
+mod placed;
 mod proxied;
 mod rail;
 mod shared;
@@ -77,6 +78,8 @@ pub struct Settings {
     hmem: bool,
     /// NICs that the topology chose for this rank.
     nics: Vec<String>,
+    /// NICs of all names reach each other.
+    any_rails: bool,
 }
 
 /// The preset of [`Libfabric`].
@@ -99,6 +102,7 @@ impl Preset for AnyProvider {
             flush,
             hmem: false,
             nics: Vec::new(),
+            any_rails: false,
         }
     }
 }
@@ -124,6 +128,7 @@ impl Preset for EfaProvider {
             flush,
             hmem: true,
             nics: Vec::new(),
+            any_rails: false,
         }
     }
 }
@@ -183,7 +188,8 @@ where
     }
 
     fn open(config: P::Config, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let settings = Settings { nics: team.nics.clone(), ..P::settings(config) };
+        let (nics, any_rails) = (team.nics.clone(), team.any_rails);
+        let settings = Settings { nics, any_rails, ..P::settings(config) };
         let rails = info::choose(&settings)?;
         let kinds = memory_kinds(&rails);
         Ok(Self {

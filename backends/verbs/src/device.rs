@@ -35,12 +35,21 @@ pub(crate) struct Adapter {
     pub(crate) signals: SignalMode,
 }
 
+/// What the topology says of the NICs of a rank.
+pub(crate) struct Placed<'a> {
+    /// Those that it chose; none where it chose none.
+    pub(crate) nics: &'a [String],
+    /// NICs of all names reach each other.
+    pub(crate) any_rails: bool,
+}
+
 /// Every adapter that the config lets ranks use, in the order in which they take them; with
-/// `device = "auto"` the one of `nics`, which the topology chose for this rank, if it can be used.
+/// `device = "auto"` the one of the NICs that the topology chose for this rank. Of those the rank may do
+/// without only where NICs of all names reach each other.
 ///
 /// # Errors
 /// [`ErrorKind::Unavailable`] with what is missing.
-pub(crate) fn adapters(config: &VerbsConfig, nics: &[String]) -> Result<Vec<Adapter>> {
+pub(crate) fn adapters(config: &VerbsConfig, placed: &Placed<'_>) -> Result<Vec<Adapter>> {
     let library = Library::get().map_err(|e| {
         Error::new(ErrorKind::Unavailable, "load libibverbs", e.to_string())
             .with_fix("apt-get install libibverbs1 ibverbs-providers, or the vendor's package")
@@ -65,8 +74,9 @@ pub(crate) fn adapters(config: &VerbsConfig, nics: &[String]) -> Result<Vec<Adap
     };
     let open: Vec<_> =
         wanted.iter().map(|name| open(&devices, name, &names)).collect::<Result<_>>()?;
-    let ports = open.iter().map(facts).collect::<Result<Vec<_>>>()?.concat();
-    choose(config, nics, &ports)?
+    let ports: Vec<_> = open.iter().map(|of| facts(config, of)).collect::<Result<_>>()?;
+    let ports = ports.concat();
+    choose(config, placed, &ports)?
         .into_iter()
         .map(|port| {
             let context = open.iter().find(|context| context.name() == port.device);
@@ -78,13 +88,16 @@ pub(crate) fn adapters(config: &VerbsConfig, nics: &[String]) -> Result<Vec<Adap
 
 fn choose<'a>(
     config: &VerbsConfig,
-    nics: &[String],
+    placed: &Placed<'_>,
     ports: &'a [PortFacts],
 ) -> Result<Vec<&'a PortFacts>> {
-    if let (DeviceChoice::Auto, Some(port)) =
-        (&config.device, rules::placed(ports, nics, config.port))
-    {
-        return Ok(vec![port]);
+    if config.device == DeviceChoice::Auto {
+        if let Some(port) = rules::placed(ports, placed.nics, config.port) {
+            return Ok(vec![port]);
+        }
+        let is_wished = |of: &&PortFacts| config.port.is_none_or(|wish| of.port == wish);
+        let wished: Vec<PortFacts> = ports.iter().filter(is_wished).cloned().collect();
+        rules::instead(&wished, placed.nics, placed.any_rails)?;
     }
     let chosen = match &config.device {
         DeviceChoice::Named(names) => {
@@ -102,13 +115,14 @@ fn choose<'a>(
         },
     };
     if chosen.is_empty() {
-        let shown: Vec<_> = ports.iter().map(|p| format!("{} port {}", p.device, p.port)).collect();
         return Err(Error::new(
             ErrorKind::Unavailable,
             "choose device",
-            format!("no port of {} is active", shown.join(", ")),
+            format!("no port can be used; found {}", rules::by_state(ports)),
         )
-        .with_fix("bring a link up: see `ibv_devinfo` and `rdma link`"));
+        .with_fix(
+            "bring a link up, and on RoCE give its interface an address: see `ibv_devinfo -v` and `rdma link`",
+        ));
     }
     Ok(chosen)
 }
@@ -130,20 +144,26 @@ fn open(devices: &Devices, name: &str, names: &[String]) -> Result<Arc<Context>>
 }
 
 /// What the ports of a device say.
-fn facts(context: &Arc<Context>) -> Result<Vec<PortFacts>> {
+fn facts(config: &VerbsConfig, context: &Arc<Context>) -> Result<Vec<PortFacts>> {
     let failed = |e| unavailable("ask device", e).with_context("device", context.name());
     let attr = context.attributes().map_err(failed)?;
+    // Who does not tell is asked again when it is opened, and says why.
+    let gids = context.gids().ok();
     (1..=attr.phys_port_cnt)
         .map(|port| {
             let attr = context.port(port).map_err(failed)?;
-            Ok(PortFacts {
+            let facts = PortFacts {
                 device: context.name().to_owned(),
                 port,
                 active: attr.state == ffi::PORT_ACTIVE,
+                has_gid: true,
                 link_layer: attr.link_layer,
                 width: attr.active_width,
                 speed: attr.active_speed,
-            })
+            };
+            let has_gid =
+                gids.as_ref().is_none_or(|all| rules::gid(all, &facts, config.gid_index).is_ok());
+            Ok(PortFacts { has_gid, ..facts })
         })
         .collect()
 }
@@ -255,10 +275,75 @@ mod tests {
         let ports = [facts("mlx5_0", 32), facts("mlx5_9", 128)];
         let opened = |nics: &[&str]| {
             let nics: Vec<String> = nics.iter().map(|nic| (*nic).to_owned()).collect();
-            let chosen = choose(&VerbsConfig::default(), &nics, &ports).unwrap();
+            let placed = Placed { nics: &nics, any_rails: false };
+            let chosen = choose(&VerbsConfig::default(), &placed, &ports).unwrap();
             chosen.iter().map(|port| port.device.clone()).collect::<Vec<_>>()
         };
         assert_eq!(opened(&["mlx5_0"]), ["mlx5_0"]);
         assert_eq!(opened(&[]), ["mlx5_9"]);
+    }
+
+    #[test]
+    fn a_nic_of_the_topology_that_cannot_be_used_is_refused_unless_all_reach_each_other() {
+        let down = PortFacts { active: false, ..facts("mlx5_1", 128) };
+        let bare = PortFacts { has_gid: false, ..facts("mlx5_2", 128) };
+        let ports = [facts("mlx5_0", 128), down, bare];
+        let auto = VerbsConfig::default();
+        let open = |config: &VerbsConfig, nics: &[&str], any_rails: bool| {
+            let nics: Vec<String> = nics.iter().map(|nic| (*nic).to_owned()).collect();
+            let chosen = choose(config, &Placed { nics: &nics, any_rails }, &ports);
+            let name = |port: &PortFacts| port.device.clone();
+            chosen.map(|ports| ports.into_iter().map(name).collect::<Vec<_>>())
+        };
+        for (nic, found) in [
+            ("mlx5_1", " port 1: not active"),
+            ("mlx5_2", " port 1: no GID"),
+            ("mlx5_7", ": no such port"),
+        ] {
+            let error = open(&auto, &[nic], false).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            let text = error.to_string();
+            let chosen =
+                format!("what the topology chose for this rank ({nic}{found}); it can use mlx5_0");
+            assert!(text.contains(&chosen) && text.contains("rails = \"any\""), "{text}");
+            // Each way out opens; so does a NIC that is as near.
+            assert_eq!(open(&auto, &[nic], true).unwrap(), ["mlx5_0"]);
+            assert_eq!(open(&auto, &[nic, "mlx5_0"], false).unwrap(), ["mlx5_0"]);
+            let device = DeviceChoice::Named(vec!["mlx5_0".to_owned()]);
+            let named = VerbsConfig { device, ..VerbsConfig::default() };
+            assert_eq!(open(&named, &[nic], false).unwrap(), ["mlx5_0"]);
+        }
+    }
+
+    #[test]
+    fn an_error_about_many_devices_leaves_room_for_the_way_out() {
+        let bare = |i: u32| PortFacts { has_gid: i != 31, ..facts(&format!("rocep249s{i}"), 32) };
+        let ports: Vec<_> = (0..32).map(bare).collect();
+        let placed = Placed { nics: &["rocep249s31".to_owned()], any_rails: false };
+        let down: Vec<_> =
+            ports.iter().map(|port| PortFacts { active: false, ..port.clone() }).collect();
+        let nobody = Placed { nics: &[], any_rails: false };
+        for (placed, ports, end) in
+            [(placed, ports, "all names reach each other"), (nobody, down, "`rdma link`")]
+        {
+            let error = choose(&VerbsConfig::default(), &placed, &ports).unwrap_err();
+            let text = error.to_string();
+            assert!(text.len() < abi::TY_ERROR_MESSAGE && text.ends_with(end), "{text}");
+        }
+    }
+
+    #[test]
+    fn where_no_port_can_be_used_each_is_named() {
+        let down = PortFacts { active: false, ..facts("mlx5_0", 32) };
+        let bare = PortFacts { has_gid: false, ..facts("mlx5_1", 32) };
+        let placed = Placed { nics: &[], any_rails: false };
+        let error = choose(&VerbsConfig::default(), &placed, &[down, bare]).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains(
+                "no port can be used; found not active: mlx5_0 port 1; no GID: mlx5_1 port 1"
+            ),
+            "{text}"
+        );
     }
 }

@@ -13,6 +13,9 @@ use tokenyard_sys_verbs::ffi;
 
 use crate::config::{DeviceChoice, Mtu, SignalChoice};
 
+/// Most names of a list.
+const MOST_NAMES: usize = 10;
+
 /// What is known of a port before it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortFacts {
@@ -20,8 +23,10 @@ pub struct PortFacts {
     pub device: String,
     /// From 1.
     pub port: u8,
-    /// It carries traffic.
+    /// Its link is up.
     pub active: bool,
+    /// Its table has an entry that the config's `gid_index`, or the rule, takes.
+    pub has_gid: bool,
     /// `LINK_LAYER_*`.
     pub link_layer: u8,
     /// Bits `active_width` of its lanes, as the port says them.
@@ -31,10 +36,28 @@ pub struct PortFacts {
 }
 
 impl PortFacts {
-    fn is_usable(&self) -> bool {
+    fn has_link(&self) -> bool {
         let known =
             matches!(self.link_layer, ffi::LINK_LAYER_INFINIBAND | ffi::LINK_LAYER_ETHERNET);
         self.active && known
+    }
+
+    /// Who is named is not asked for its GID before it is opened: the error says what its table has.
+    fn is_usable(&self) -> bool {
+        self.has_link() && self.has_gid
+    }
+
+    /// What of it can be used, in words.
+    fn state(&self) -> &'static str {
+        match (self.has_link(), self.has_gid) {
+            (true, true) => "can be used",
+            (true, false) => "no GID",
+            (false, _) => "not active",
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("{} port {}", self.device, self.port)
     }
 
     /// Tenths of Gbit/s.
@@ -66,7 +89,59 @@ pub fn placed<'a>(
     nics: &[String],
     wish: Option<u8>,
 ) -> Option<&'a PortFacts> {
-    nics.iter().find_map(|nic| port(ports, nic, wish).ok())
+    let is_wished = |port: &&PortFacts| wish.is_none_or(|wish| port.port == wish);
+    let of = |nic: &String| {
+        let mut ports = ports.iter().filter(|port| port.device == *nic && port.is_usable());
+        ports.find(is_wished)
+    };
+    nics.iter().find_map(of)
+}
+
+/// Refuses to go on where none of `nics`, which the topology chose for a rank, is among the `ports` that can be
+/// used.
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`], unless NICs of all names reach each other (`any_rails`): the rank would go on
+/// over the NIC of another, and nobody would know.
+pub fn instead(ports: &[PortFacts], nics: &[String], any_rails: bool) -> Result<()> {
+    if nics.is_empty() || any_rails {
+        return Ok(());
+    }
+    let chosen = |nic: &String| {
+        let of = ports.iter().filter(|port| port.device == *nic);
+        let found: Vec<_> = of.map(|port| format!("{}: {}", port.name(), port.state())).collect();
+        if found.is_empty() { format!("{nic}: no such port") } else { found.join(", ") }
+    };
+    let usable = ports.iter().filter(|port| port.is_usable()).map(|port| port.device.clone());
+    let message = format!(
+        "verbs cannot use what the topology chose for this rank ({}); it can use {}",
+        nics.iter().map(chosen).collect::<Vec<_>>().join("; "),
+        some(usable.collect())
+    );
+    Err(Error::new(ErrorKind::Unavailable, "choose device", message).with_fix(
+        "mend it (`ibv_devinfo -v`); or name `device`; or set rails = \"any\" in [topology.auto], where NICs \
+         of all names reach each other",
+    ))
+}
+
+/// The ports by what of them can be used: `not active: mlx5_0 port 1, mlx5_1 port 1`.
+pub fn by_state(ports: &[PortFacts]) -> String {
+    let of = |state: &&str| {
+        let of = ports.iter().filter(|port| port.state() == *state).map(PortFacts::name);
+        let names: Vec<String> = of.collect();
+        (!names.is_empty()).then(|| format!("{state}: {}", some(names)))
+    };
+    let groups: Vec<String> =
+        ["can be used", "not active", "no GID"].iter().filter_map(of).collect();
+    if groups.is_empty() { "no port".to_owned() } else { groups.join("; ") }
+}
+
+/// The first of a list, as an error has little room.
+fn some(mut names: Vec<String>) -> String {
+    names.dedup();
+    let more = if names.len() > MOST_NAMES { ", ..." } else { "" };
+    names.truncate(MOST_NAMES);
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") + more }
 }
 
 /// The ports that `"auto"` spreads the ranks over where the topology chose none: of those that are active, the fastest; one per
@@ -107,7 +182,7 @@ pub fn port<'a>(ports: &'a [PortFacts], device: &str, wish: Option<u8>) -> Resul
     let mut of_device = ports.iter().filter(|port| port.device == device);
     let found = of_device.clone().find(|port| match wish {
         Some(wish) => port.port == wish,
-        None => port.is_usable(),
+        None => port.has_link(),
     });
     let unusable = |message: String, fix: &str| {
         Err(Error::new(ErrorKind::Unavailable, "choose port", message)
@@ -115,7 +190,7 @@ pub fn port<'a>(ports: &'a [PortFacts], device: &str, wish: Option<u8>) -> Resul
             .with_fix(fix))
     };
     match (found, wish) {
-        (Some(port), _) if port.is_usable() => Ok(port),
+        (Some(port), _) if port.has_link() => Ok(port),
         (Some(port), _) => unusable(
             format!("port {} is not active; expected an active InfiniBand or RoCE port", port.port),
             "bring the link up, or name another `device` or `port`",

@@ -30,7 +30,7 @@ use tokenyard_sys_verbs::ffi::{
 use tokenyard_sys_verbs::{CallError, Cq, Init, Mr, Pd, Qp, QpRequest};
 
 use crate::config::{Flush, VerbsConfig};
-use crate::device::{Adapter, COMPLETIONS, REQUESTS, adapters};
+use crate::device::{Adapter, COMPLETIONS, Placed, REQUESTS, adapters};
 use crate::endpoint::{Endpoint, Key, Queue as RemoteQueue, RemoteWindow};
 use crate::rules::{self, SignalMode};
 use connect::{Expected, Setup, unreachable};
@@ -72,7 +72,7 @@ impl Transport for Verbs {
 
     fn probe(config: &VerbsConfig) -> Result<Capabilities> {
         // Ranks of one node may have different devices: what all of them can.
-        let all = adapters(config, &[])?;
+        let all = adapters(config, &Placed { nics: &[], any_rails: false })?;
         let mut each = all.iter().map(|adapter| adapter.capabilities(config));
         let first = each.next().ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "probe", "found no port; expected one")
@@ -87,7 +87,7 @@ impl Transport for Verbs {
     }
 
     fn open(config: VerbsConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let mut all = adapters(&config, &team.nics)?;
+        let mut all = adapters(&config, &Placed { nics: &team.nics, any_rails: team.any_rails })?;
         let names: Vec<&str> = all.iter().map(|adapter| adapter.context.name()).collect();
         let index = rules::device(&names, &config.device, team);
         let adapter = all.swap_remove(index);

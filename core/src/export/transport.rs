@@ -79,7 +79,9 @@ impl<T: Transport> TransportPart<T> {
             };
             // SAFETY: the host's list has so many entries, valid for the call.
             let nics = unsafe { names(open.nics, open.nic_count)? };
-            let team = Team { me: open.team.me, world_ranks: world_ranks.to_vec(), nics };
+            let any_rails = open.flags & abi::TY_OPEN_ANY_RAILS != 0;
+            let world_ranks = world_ranks.to_vec();
+            let team = Team { me: open.team.me, world_ranks, nics, any_rails };
             let needs = TransportNeeds {
                 windows: open.needs.windows,
                 lanes: open.needs.lanes,

@@ -86,6 +86,8 @@ impl TransportRef {
             },
             nics: nics.as_ptr(),
             nic_count: nics.len(),
+            flags: if team.any_rails { abi::TY_OPEN_ANY_RAILS } else { 0 },
+            reserved: 0,
         };
         let mut instance = std::ptr::null_mut();
         let mut error = blank_error();

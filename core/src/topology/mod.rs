@@ -39,7 +39,7 @@ pub struct Place {
     /// NICs of all names reach each other: ranks of a rail may have different ones, or none.
     #[serde(default)]
     pub any_rails: bool,
-    /// What NIC is missing near the rank, in words: others of its machine have one of their own. At most
+    /// What NIC is missing near the rank, or cannot be used, in words: others of its machine have one of their own. At most
     /// [`TY_MISSING_NIC_BYTES`](crate::abi::TY_MISSING_NIC_BYTES); what is longer is cut short.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing_nic: Option<String>,

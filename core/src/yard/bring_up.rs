@@ -165,7 +165,7 @@ fn bring_up(
     let transports_use = levels.go_by_nics();
     warnings.extend(nics::even_out(&mut places, domains, transports_use)?);
     if let Some(Some(mine)) = places.get(world.rank() as usize) {
-        levels.use_nics(&mine.nics);
+        levels.use_nics(&mine.nics, nics::any_rails(&places));
     }
     if world.on_failure() == OnFailure::Mask && levels.domains > 1 {
         levels.put_only();

@@ -151,10 +151,11 @@ impl<'a> Levels<'a> {
         }
     }
 
-    /// Lets the transports know the NICs that the topology chose for this rank.
-    pub(super) fn use_nics(&mut self, nics: &[String]) {
+    /// Lets the transports know the NICs that the topology chose for this rank, and whether others do too.
+    pub(super) fn use_nics(&mut self, nics: &[String], any_rails: bool) {
         for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
             level.team.nics = nics.to_vec();
+            level.team.any_rails = any_rails;
         }
     }
 
@@ -369,7 +370,7 @@ fn owns_memory(transport: &OpenTransport) -> bool {
 fn team_of(members: &Members<'_>, ranks: impl Iterator<Item = u32>) -> Team {
     let world_ranks: Vec<u32> = ranks.filter(|rank| members.has(*rank)).collect();
     let me = world_ranks.iter().position(|rank| *rank == members.rank());
-    Team { me: me.map_or(0, |me| me as u32), world_ranks, nics: Vec::new() }
+    Team { me: me.map_or(0, |me| me as u32), world_ranks, nics: Vec::new(), any_rails: false }
 }
 
 fn connect_team(

@@ -9,8 +9,8 @@ use crate::{Error, ErrorKind, Result};
 /// # Errors
 /// [`ErrorKind::Config`] where the operator named unequally many, and [`ErrorKind::Mismatch`] where some ranks
 /// have NICs and one has none or fewer, or where a rail has different ones: on a fabric without ways between
-/// rails these do not reach each other; and where a topology says that a rank's NIC is missing. The text
-/// names ranks and NICs. Where a place says that NICs of all names reach each other, all but the first are
+/// rails these do not reach each other; [`ErrorKind::Unavailable`] where a topology says that a rank's NIC is
+/// missing or cannot be used. The text names ranks and NICs. Where a place says that NICs of all names reach each other, all but the first are
 /// warnings.
 pub(super) fn even_out(
     places: &mut [Option<Place>],
@@ -25,8 +25,7 @@ pub(super) fn even_out(
     let Some((poor, least)) = with_nics().min_by_key(|(_, place)| place.nics.len()) else {
         return Ok(Vec::new());
     };
-    let any_rails = places.iter().flatten().any(|place| place.any_rails);
-    let is_free = any_rails || !transports_use;
+    let is_free = any_rails(places) || !transports_use;
     let mut warnings = Vec::new();
     if let (Some(found), true) = (missing_nic(places), transports_use) {
         warnings.push(refuse_missing_unless(is_free, found)?);
@@ -63,6 +62,11 @@ pub(super) fn even_out(
     Ok(warnings)
 }
 
+/// Whether some place says that NICs of all names reach each other.
+pub(super) fn any_rails(places: &[Option<Place>]) -> bool {
+    places.iter().flatten().any(|place| place.any_rails)
+}
+
 /// A warning where it `is_free`, else an error, of NICs that may not reach each other.
 fn refuse_unless(is_free: bool, found: String) -> Result<String> {
     if is_free {
@@ -74,18 +78,19 @@ fn refuse_unless(is_free: bool, found: String) -> Result<String> {
     ))
 }
 
-/// The same of a NIC that is missing on a machine.
+/// The same of a NIC that is missing on a machine, or cannot be used.
 fn refuse_missing_unless(is_free: bool, found: String) -> Result<String> {
     if is_free {
         return Ok(found);
     }
     Err(Error::new(ErrorKind::Unavailable, "choose NICs", found).with_fix(
-        "`tokenyard doctor` on that node says how to mend it; to go on with the NICs that are there, name \
-         them in `nics` of [topology.auto]",
+        "`tokenyard doctor` on that node says all about it; to go on with the NICs that can be used, name \
+         them in `nics` of [topology.auto] on every node; or set rails = \"any\" there, where NICs of all names \
+         reach each other",
     ))
 }
 
-/// The first rank whose NIC is missing, as its topology says.
+/// The first rank whose NIC is missing or cannot be used, as its topology says.
 fn missing_nic(places: &[Option<Place>]) -> Option<String> {
     let ranks = (0_u32..).zip(places);
     let mut missing = ranks.filter_map(|(rank, place)| {
@@ -96,10 +101,13 @@ fn missing_nic(places: &[Option<Place>]) -> Option<String> {
     let others: Vec<String> = missing.map(|(rank, ..)| rank.to_string()).collect();
     let others = match others.as_slice() {
         [] => String::new(),
-        [one] => format!("; so does rank {one}"),
-        some => format!("; so do ranks {}", some.join(", ")),
+        [one] => format!(" (so does rank {one})"),
+        some => format!(" (so do ranks {})", some.join(", ")),
     };
-    Some(format!("rank {rank} on {host} lacks a NIC: {words}{others}"))
+    Some(format!(
+        "rank {rank} on {host} lacks a NIC{others}: {words}. Ranks that share a NIC have half of its bandwidth \
+         each, and all others wait for them"
+    ))
 }
 
 fn unequal((poor, least): (u32, &Place), (rich, most): (u32, &Place)) -> String {
@@ -294,6 +302,17 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("rank 1 on a lacks a NIC: GPU 1 has no NIC of its own"), "{text}");
         assert!(text.contains("`nics` of [topology.auto]"), "{text}");
+        assert!(
+            text.contains("half of its bandwidth each") && text.contains("rails = \"any\""),
+            "{text}"
+        );
+        let mut both = node();
+        both[0].as_mut().unwrap().missing_nic = Some("GPU 0 has none".to_owned());
+        let text = even_out(&mut both, 1, true).unwrap_err().to_string();
+        assert!(
+            text.contains("rank 0 on a lacks a NIC (so does rank 1): GPU 0 has none"),
+            "{text}"
+        );
         assert_eq!(even_out(&mut node(), 1, false).unwrap(), Vec::<String>::new());
         let mut free = node();
         free[0].as_mut().unwrap().any_rails = true;

@@ -345,7 +345,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 14435844322290853498ull
+#define TY_TRANSPORT_LAYOUT 242738892992535798
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -355,7 +355,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 10317723644377065136ull
+#define TY_KERNELS_LAYOUT 15346527212634103716ull
 
 /**
  * Major version of the topology ABI.
@@ -406,7 +406,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 5
+#define TY_TRANSPORT_MINOR 6
 
 /**
  * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -555,6 +555,12 @@ struct TyTransportTable;
  * Room that the host gives to `link_name`.
  */
 #define TY_LINK_NAME_BYTES 256
+
+/**
+ * NICs of all names reach each other: where a transport can use none of the NICs that the topology chose
+ * for this rank, it may use others, and says so. Without the flag it refuses to open.
+ */
+#define TY_OPEN_ANY_RAILS 1
 
 /**
  * What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
@@ -1171,6 +1177,14 @@ typedef struct TyTransportOpen {
    * Number of `nics`.
    */
   size_t nic_count;
+  /**
+   * Bits `TY_OPEN_*` (since minor version 6).
+   */
+  uint32_t flags;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
 } TyTransportOpen;
 
 /**
@@ -2108,8 +2122,8 @@ typedef struct TyPlace {
    */
   uint8_t nics[TY_PLACE_NICS][TY_NIC_BYTES];
   /**
-   * What NIC is missing near the rank, in words for people, where ranks of this machine have one and
-   * this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
+   * What NIC is missing near the rank, or cannot be used, in words for people, where ranks of this machine
+   * have one and this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
    * NICs (`TY_CAP_PLACED_NICS`) the yard does not open. UTF-8, ended by a zero byte or the array's end.
    */
   uint8_t missing_nic[TY_MISSING_NIC_BYTES];

@@ -47,7 +47,7 @@ const fn transport_layout() -> u64 {
         TyCommand { op, reserved, flags, lane, peer, signal, add, src_window, dst_window,
             src_offset, dst_offset, bytes, value, tag }
         TyEvent { kind, lane, peer, status, tag }
-        TyTransportOpen { size, config, team, needs, nics, nic_count }
+        TyTransportOpen { size, config, team, needs, nics, nic_count, flags, reserved }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
             link_name, device_face }
@@ -103,11 +103,11 @@ const fn kernels_layout() -> u64 {
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0xc856_6bed_3efc_667a;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0x035e_61bc_b1fd_dcf6;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x8f2f_eafd_29be_66b0;
+pub const TY_KERNELS_LAYOUT: u64 = 0xd4f9_d130_c4eb_dfa4;
 
 const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");

@@ -46,8 +46,8 @@ pub struct TyPlace {
     /// NICs that are nearest to the rank and equally near, in order. Ranks of a machine that name
     /// the same ones share them out. UTF-8, ended by a zero byte or the array's end.
     pub nics: [[u8; TY_NIC_BYTES]; TY_PLACE_NICS],
-    /// What NIC is missing near the rank, in words for people, where ranks of this machine have one and
-    /// this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
+    /// What NIC is missing near the rank, or cannot be used, in words for people, where ranks of this machine
+    /// have one and this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
     /// NICs (`TY_CAP_PLACED_NICS`) the yard does not open. UTF-8, ended by a zero byte or the array's end.
     pub missing_nic: [u8; TY_MISSING_NIC_BYTES],
 }

@@ -7,7 +7,7 @@ use crate::{TyError, TyExportHeader, TyHost, TyMemoryNeeds, TyStr, TyWindow};
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 5;
+pub const TY_TRANSPORT_MINOR: u32 = 6;
 
 /// Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -388,6 +388,10 @@ pub struct TyConfig {
     pub file: TyStr,
 }
 
+/// NICs of all names reach each other: where a transport can use none of the NICs that the topology chose
+/// for this rank, it may use others, and says so. Without the flag it refuses to open.
+pub const TY_OPEN_ANY_RAILS: u32 = 1;
+
 /// Arguments of `open`. Everything is valid for the call only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -405,6 +409,10 @@ pub struct TyTransportOpen {
     pub nics: *const TyStr,
     /// Number of `nics`.
     pub nic_count: usize,
+    /// Bits `TY_OPEN_*` (since minor version 6).
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// The symbol `tokenyard_transport_v1`.

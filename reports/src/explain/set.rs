@@ -36,24 +36,23 @@ pub(super) fn jobs(reports: &[Report]) -> Vec<String> {
 }
 
 /// Ranks that were asked with others, and did not answer when those were asked again: what they said is
-/// old. Who answered as often may have another clock.
+/// old. Who answered as often on another host may have another clock, or, where only the last reports of each
+/// were kept, have missed some: that is left open.
 fn missed_rounds<'a>(
     reports: impl Iterator<Item = &'a Report>,
     kept: &BTreeMap<u32, &Report>,
 ) -> Vec<u32> {
-    let mut times: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+    let mut times: BTreeMap<(&str, u32), BTreeSet<u64>> = BTreeMap::new();
     for report in reports.filter(|report| report.is_asked()) {
-        times.entry(report.rank).or_default().insert(report.unix_ms);
+        times.entry((&report.host, report.rank)).or_default().insert(report.unix_ms);
     }
-    let most = times.values().map(BTreeSet::len).max().unwrap_or(0);
     let has_missed = |report: &Report| {
         let at = report.unix_ms;
-        let mine = times.get(&report.rank).map_or(0, BTreeSet::len);
+        let mine = times.get(&(report.host.as_str(), report.rank)).map_or(0, BTreeSet::len);
         let with = at.saturating_sub(APART_MS)..=at.saturating_add(APART_MS);
         report.is_asked()
-            && mine < most
-            && times.values().any(|theirs| {
-                theirs.len() > mine
+            && times.iter().any(|((host, _), theirs)| {
+                (theirs.len() > mine || theirs.len() == mine && *host == report.host)
                     && theirs.range(with.clone()).next().is_some()
                     && theirs.last().is_some_and(|last| last > with.end())
             })

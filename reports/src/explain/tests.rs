@@ -457,3 +457,23 @@ fn what_a_rank_said_before_the_others_were_asked_again_is_left_out() {
     let all = first.into_iter().chain(again).chain([behind]).collect();
     assert_eq!(explain(all).expect("reports").missing, [0_u32; 0]);
 }
+
+#[test]
+fn who_missed_the_last_of_many_rounds_is_left_out_where_its_clock_is_known_to_be_that_of_the_others()
+ {
+    // Eight answers of each are kept.
+    let answers = |host: &dyn Fn(u32) -> String| {
+        let round = |rank: u32, round: u64| Report {
+            unix_ms: 100_000 + 60_000 * round,
+            host: host(rank),
+            ..idle(rank)
+        };
+        let of = |rank: u32| (0..8).map(move |of| (rank, if rank == 1 { of } else { of + 1 }));
+        (0..3).flat_map(of).map(|(rank, of)| round(rank, of)).collect::<Vec<_>>()
+    };
+    let one_host = explain(answers(&|_| "host0".to_owned())).expect("reports");
+    assert_eq!(one_host.missing, [1]);
+    assert!(one_host.notes[0].contains("rank 1 did not answer"), "{:?}", one_host.notes);
+    let three = explain(answers(&|rank| format!("host{rank}"))).expect("reports");
+    assert_eq!(three.missing, [0_u32; 0]);
+}

@@ -74,10 +74,11 @@ pub(crate) fn place(
     })
 }
 
-/// What NIC is missing near a GPU, as the doctor says it.
+/// What NIC is missing near a GPU or cannot be used, and what to do about it, as the doctor says it.
 fn missing_nic(machine: &Machine, gpu: &Gpu) -> Option<String> {
     let missing = machine.missing_rails();
-    missing.iter().find(|missing| missing.gpu.pci == gpu.pci).map(ToString::to_string)
+    let missing = missing.iter().find(|missing| missing.gpu.pci == gpu.pci)?;
+    Some(format!("{missing}; to mend it: {}", missing.fix()))
 }
 
 /// Whether the NICs of these names reach those of all others: EFA's fabric has no rails.

@@ -88,6 +88,9 @@ fn usable<'a>(machine: &'a Machine, name: &str) -> Result<&'a Nic> {
         )
         .with_fix(match why {
             Unusable::PortDown => "bring its link up, or name another in `nics` of [topology.auto]",
+            Unusable::NoAddress => {
+                "give its network interface an address, or name another in `nics` of [topology.auto]"
+            }
             Unusable::NoDevice => "pass its /dev/infiniband/uverbs* into the container",
         })),
     }
@@ -96,6 +99,7 @@ fn usable<'a>(machine: &'a Machine, name: &str) -> Result<&'a Nic> {
 fn in_words(why: Unusable) -> &'static str {
     match why {
         Unusable::PortDown => "no port is active",
+        Unusable::NoAddress => "its ports are active, and no entry in their GID tables",
         Unusable::NoDevice => "its device node is not there",
     }
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use tokenyard_core::Result;
 use tokenyard_core::topology::{Place, share_nics};
-use tokenyard_machine::{Machine, Tree};
+use tokenyard_machine::{Fact, Machine, PortState, Tree};
 
 use super::place;
-use crate::config::{NicChoice, TopologyConfig};
+use crate::config::{NicChoice, Rails, TopologyConfig};
 
 fn text(name: &str) -> String {
     let trees = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machine/trees");
@@ -21,6 +21,18 @@ fn machine(name: &str) -> Machine {
 fn found(machine: &Machine, nics: Option<NicChoice>, local_rank: u32) -> Result<Place> {
     let config = TopologyConfig { nics, ..TopologyConfig::default() };
     place(machine, &config, ("node".into(), local_rank, None))
+}
+
+fn place_of(machine: &Machine, config: &TopologyConfig, local_rank: u32) -> Place {
+    place(machine, config, ("node".into(), local_rank, None)).unwrap()
+}
+
+/// The same node with these NICs without a link.
+fn with_down(mut machine: Machine, names: &[&str]) -> Machine {
+    for nic in machine.nics.iter_mut().filter(|nic| names.contains(&nic.name.as_str())) {
+        nic.ports.iter_mut().for_each(|port| port.state = Fact::Known(PortState::Down));
+    }
+    machine
 }
 
 /// One line a rank: device, NUMA node, NICs.
@@ -70,7 +82,8 @@ fn a_missing_nic_is_told_to_the_rank_of_its_gpu_and_to_no_other() {
     let there = (0..8).filter(|i| *i != 3).map(|i| format!("mlx5_{i}")).collect::<Vec<_>>();
     let expected = format!(
         "GPU 3 (0000:61:00.0) has no NIC of its own, and 7 of 8 GPUs have one: below its switch \
-         0000:5c:00.0 is no such card, and port 0000:5d:00.0 has no link; NICs that are there: {}",
+         0000:5c:00.0 is no such card, and port 0000:5d:00.0 has no link; NICs that are there: {}; to mend it: \
+         lspci lists no such card there: reseat or replace it, or give the container its device",
         there.join(", ")
     );
     assert_eq!(words(3), Some(expected));
@@ -82,6 +95,78 @@ fn a_missing_nic_is_told_to_the_rank_of_its_gpu_and_to_no_other() {
     assert!(words.contains("is the card 0000:5e:00.0, which has no RDMA device"), "{words}");
     let words = found(&tree("faults/gb200-nic-missing"), None, 3).unwrap().missing_nic.unwrap();
     assert!(words.contains("3 NICs do not divide evenly among 4 GPUs: GPU 3"), "{words}");
+}
+
+#[test]
+fn a_nic_without_a_link_is_told_to_the_rank_of_its_gpu_with_the_fix_and_each_way_out_opens() {
+    let node = tree("faults/port-down");
+    let words = |rank| found(&node, None, rank).unwrap().missing_nic;
+    let can = (0..8).filter(|i| *i != 3).map(|i| format!("mlx5_{i}")).collect::<Vec<_>>();
+    let expected = format!(
+        "GPU 3 (0000:61:00.0) has no NIC next to it that can be used, and 7 of 8 GPUs have one: mlx5_3 (port 1 \
+         is down, Polling); NICs that can be used: {}; to mend it: look at cable, transceiver and switch port; \
+         `ibstat mlx5_3` shows changes",
+        can.join(", ")
+    );
+    assert_eq!(words(3), Some(expected));
+    assert!((0..8).filter(|rank| *rank != 3).all(|rank| words(rank).is_none()));
+    let among = Some(NicChoice::Among(can.clone()));
+    let place = found(&node, among.clone(), 3).unwrap();
+    assert_eq!(place.missing_nic, None);
+    // A node whose links are all up gives its ranks NICs of the same names.
+    assert_eq!(table(&node, 8, among.clone()), table(&machine("hgx-cx7.tree"), 8, among));
+    let all = Some(NicChoice::Among((0..8).map(|i| format!("mlx5_{i}")).collect()));
+    let text = found(&node, all, 3).unwrap_err().to_string();
+    assert!(text.contains("NIC `mlx5_3` cannot be used: no port is active"), "{text}");
+    let any = TopologyConfig { rails: Rails::Any, ..TopologyConfig::default() };
+    let place = place_of(&node, &any, 3);
+    assert!(place.any_rails && place.missing_nic.is_some() && !place.nics.is_empty());
+    let init = found(&tree("faults/no-subnet-manager"), None, 3).unwrap().missing_nic.unwrap();
+    assert!(init.contains("mlx5_3 (port 1 is init, LinkUp)"), "{init}");
+    assert!(init.contains("start the subnet manager"), "{init}");
+    let bare = found(&tree("faults/gid-none"), None, 2).unwrap().missing_nic.unwrap();
+    assert!(
+        bare.contains("rocep105s0 (port 1 is active, and no entry in its GID table)"),
+        "{bare}"
+    );
+    assert!(bare.contains("ip addr add"), "{bare}");
+}
+
+#[test]
+fn links_that_are_down_where_others_serve_or_half_are_cabled_are_no_error() {
+    let all = ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"];
+    for (name, down) in [
+        ("hgx-cx7", &["mlx5_0", "mlx5_2", "mlx5_4", "mlx5_6"][..]),
+        ("hgx-cx7", &all),
+        ("healthy/hgx-storage", &["mlx5_8", "mlx5_9", "mlx5_10", "mlx5_11"]),
+        ("healthy/hgx-storage-alike", &["mlx5_8"]),
+        ("healthy/hgx-storage-ethernet", &["mlx5_8", "mlx5_9"]),
+        ("healthy/hgx-vpi", &["mlx5_8"]),
+        ("gb200-nvl72", &["mlx5_1"]),
+        ("gb200-nvl72", &["mlx5_2", "mlx5_3"]),
+        ("p5en-efa", &["rdmap85s0"]),
+        ("roce-bond", &["mlx5_bond_0"]),
+        ("roce-port-down", &["mlx5_0"]),
+    ] {
+        let node = with_down(tree(name), down);
+        for rank in 0..8 {
+            assert_eq!(found(&node, None, rank).unwrap().missing_nic, None, "{name} {rank}");
+        }
+    }
+    // Without any rail ranks would go over the NICs for storage.
+    for (rank, words) in [(0, "mlx5_0 (port 1 is down"), (7, "mlx5_7 (port 1 is down")] {
+        let place = found(&with_down(tree("healthy/hgx-storage"), &all), None, rank).unwrap();
+        let missing = place.missing_nic.unwrap();
+        assert!(
+            missing.contains("nor has any other GPU: ") && missing.contains(words),
+            "{missing}"
+        );
+        assert!(missing.contains("NICs that can be used: mlx5_8"), "{missing}");
+    }
+    // Of adapters that all reach each other a missing one is told, and is no error.
+    let bridge = ["rdmap85s0", "rdmap86s0", "rdmap87s0", "rdmap88s0"];
+    let place = found(&with_down(tree("p5en-efa"), &bridge), None, 0).unwrap();
+    assert!(place.any_rails && place.missing_nic.is_some());
 }
 
 #[test]

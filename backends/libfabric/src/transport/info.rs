@@ -11,7 +11,7 @@ use tokenyard_sys_fabric::consts::*;
 use tokenyard_sys_fabric::types::{FI_BUS_PCI, fi_info};
 use tokenyard_sys_fabric::{Library, LoadError};
 
-use super::{Settings, interfaces, numa};
+use super::{Settings, interfaces, numa, placed};
 use crate::config::{Flush, MAX_RAILS, Rails};
 
 /// Providers that drive no NIC of their own: their interfaces share one network stack, so more
@@ -176,9 +176,9 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
     }
     if settings.rails == Rails::Auto && has_nic(&found) {
         let names: Vec<String> = found.iter().map(Info::domain).collect();
-        let chosen = of_nics(&names, &settings.nics);
-        if let Some(message) = unlisted(&names, &settings.nics) {
-            tracing::warn!("{message}");
+        let chosen = placed::of_nics(&names, &settings.nics);
+        if let Some(message) = placed::unlisted(&names, &settings.nics) {
+            placed::refuse_unlisted(&provider_of(&found), settings.any_rails, message)?;
         }
         if !chosen.is_empty() {
             return Ok(pick(found, chosen));
@@ -199,33 +199,6 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
 fn pick(found: Vec<Info>, indices: Vec<usize>) -> Vec<Info> {
     let mut found: Vec<_> = found.into_iter().map(Some).collect();
     indices.into_iter().filter_map(|index| found[index].take()).collect()
-}
-
-/// Indices of the domains of `nics`, in their order. A domain is named as its NIC is, with or without
-/// an ending: `mlx5_0`, `rdmap85s0-rdm`.
-fn of_nics(domains: &[String], nics: &[String]) -> Vec<usize> {
-    nics.iter().filter_map(|nic| of_nic(domains, nic)).take(MAX_RAILS).collect()
-}
-
-fn of_nic(domains: &[String], nic: &str) -> Option<usize> {
-    let is_of = |domain: &String| {
-        domain.strip_prefix(nic).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-    };
-    domains.iter().position(is_of)
-}
-
-/// Says which NICs of the topology the provider does not list: their rails are missing.
-fn unlisted(domains: &[String], nics: &[String]) -> Option<String> {
-    let missing: Vec<_> =
-        nics.iter().map(String::as_str).filter(|nic| of_nic(domains, nic).is_none()).collect();
-    (!missing.is_empty()).then(|| {
-        format!(
-            "rails = \"auto\": the topology chose {} for this rank, which the provider does not list; it \
-             lists {}. A port without a link or an address is not listed: mend it, or name `rails`",
-            missing.join(", "),
-            domains.join(", ")
-        )
-    })
 }
 
 /// Waits a moment where only the loopback interface can be used although another one is up: that one
@@ -261,8 +234,13 @@ pub(super) fn goes_by_places(settings: &Settings, found: &[Info]) -> bool {
 
 /// Whether the provider drives NICs of its own.
 fn has_nic(found: &[Info]) -> bool {
+    !WITHOUT_NIC.contains(&provider_of(found).as_str())
+}
+
+/// The provider without its layers.
+fn provider_of(found: &[Info]) -> String {
     let provider = found.first().map(Info::provider).unwrap_or_default();
-    !WITHOUT_NIC.contains(&provider.split(';').next().unwrap_or_default())
+    provider.split(';').next().unwrap_or_default().to_owned()
 }
 
 /// Indices into `names`, one per rail; or what is wrong.
@@ -426,31 +404,6 @@ mod tests {
 
     fn names() -> Vec<String> {
         ["eth0", "eth1", "lo"].map(String::from).to_vec()
-    }
-
-    #[test]
-    fn domains_of_chosen_nics_are_found_by_name_in_the_order_of_the_choice() {
-        let domains = ["rdmap8s0-rdm", "rdmap85s0-rdm", "mlx5_1", "mlx5_10"].map(str::to_owned);
-        let of = |nics: &[&str]| {
-            of_nics(&domains, &nics.iter().map(|nic| (*nic).to_owned()).collect::<Vec<_>>())
-        };
-        assert_eq!(of(&["rdmap85s0", "rdmap8s0"]), [1, 0]);
-        assert_eq!(of(&["mlx5_10", "mlx5_2"]), [3]);
-        assert!(of(&[]).is_empty());
-    }
-
-    #[test]
-    fn a_nic_of_the_topology_that_the_provider_does_not_list_is_named() {
-        let domains = ["rdmap8s0-rdm", "mlx5_1"].map(str::to_owned);
-        let of = |nics: &[&str]| {
-            unlisted(&domains, &nics.iter().map(|nic| (*nic).to_owned()).collect::<Vec<_>>())
-        };
-        assert_eq!([of(&[]), of(&["mlx5_1", "rdmap8s0"])], [None, None]);
-        let text = of(&["mlx5_1", "mlx5_2", "mlx5_10"]).unwrap();
-        assert!(
-            text.contains("chose mlx5_2, mlx5_10 for") && text.contains("rdmap8s0-rdm"),
-            "{text}"
-        );
     }
 
     #[test]

@@ -58,6 +58,17 @@ const UNIVERSE: &str = "the layer makes queues for FI_UNIVERSE_SIZE peers (256 u
      more than the NIC has (ibv_devinfo -v: max_cqe): set FI_UNIVERSE_SIZE to a little more than the \
      number of ranks, in the environment of all of them";
 
+/// What `fi_domain` of the provider verbs says of a NIC whose interface has no IP address: it is listed, and
+/// the connection manager does not find it. Tried with soft-RoCE and libfabric 1.17.
+const NO_DATA: i32 = 61;
+const NO_ADDRESS: &str = "give the network interface of this NIC an IP address, by which the connection manager finds \
+     it (ip addr add ADDRESS/LENGTH dev IFACE); or name other `rails`";
+
+/// What mostly is wrong where a layer over connections cannot make an object.
+fn layer_fix(error: i32) -> &'static str {
+    if error == NO_DATA { NO_ADDRESS } else { UNIVERSE }
+}
+
 /// Makes an error of a call that failed.
 pub(super) fn failed(library: &Library, operation: &'static str, error: i32) -> Error {
     Error::new(ErrorKind::System, operation, library.strerror(error)).with_context("error", error)
@@ -107,7 +118,7 @@ impl Objects {
         let fail = |operation: &'static str, status: i32| {
             let error =
                 failed(library, operation, -status).with_context("interface", info.domain());
-            if info.is_layered() { error.with_fix(UNIVERSE) } else { error }
+            if info.is_layered() { error.with_fix(layer_fix(-status)) } else { error }
         };
         let opened = |operation: &'static str, status: i32| match status {
             0 => Ok(()),

@@ -256,7 +256,7 @@ mod tests {
 
     fn shared() -> Shared {
         Shared::new(
-            &Team { me: 0, world_ranks: vec![4, 5, 6], nics: Vec::new() },
+            &Team { world_ranks: vec![4, 5, 6], ..Team::world(0, 3) },
             Slots::new(1, 1),
             1,
             1,

@@ -34,6 +34,7 @@ impl Rank {
             flush: Flush::Auto,
             hmem: false,
             nics: Vec::new(),
+            any_rails: false,
         };
         let needs = TransportNeeds {
             windows: 1,

@@ -5,6 +5,7 @@ pub(crate) fn facts(device: &str, speed: u8) -> PortFacts {
         device: device.into(),
         port: 1,
         active: true,
+        has_gid: true,
         link_layer: ffi::LINK_LAYER_ETHERNET,
         width: 2,
         speed,

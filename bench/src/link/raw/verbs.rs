@@ -222,16 +222,20 @@ fn port(config: &VerbsConfig, rank: u32) -> Result<Port> {
     let contexts = names.iter().map(open).collect::<Result<Vec<_>>>()?;
     let mut ports = Vec::new();
     for context in &contexts {
+        let gids = context.gids()?;
         for port in 1..=context.attributes()?.phys_port_cnt {
             let attr = context.port(port)?;
-            ports.push(PortFacts {
+            let facts = PortFacts {
                 device: context.name().to_owned(),
                 port,
                 active: attr.state == ffi::PORT_ACTIVE,
+                has_gid: true,
                 link_layer: attr.link_layer,
                 width: attr.active_width,
                 speed: attr.active_speed,
-            });
+            };
+            let has_gid = rules::gid(&gids, &facts, config.gid_index).is_ok();
+            ports.push(PortFacts { has_gid, ..facts });
         }
     }
     ports.retain(|port| config.port.is_none_or(|wish| port.port == wish));
@@ -242,7 +246,7 @@ fn port(config: &VerbsConfig, rank: u32) -> Result<Port> {
             .map(|name| rules::port(&ports, name, config.port))
             .collect::<tokenyard_core::Result<_>>()?,
     };
-    ensure!(!chosen.is_empty(), "choose device: no port of {names:?} is active");
+    ensure!(!chosen.is_empty(), "choose device: no port of {names:?} can be used");
     let facts = chosen[rank as usize % chosen.len()].clone();
     let context = contexts.iter().find(|context| context.name() == facts.device);
     let context = Arc::clone(context.context("the device is open")?);
