@@ -27,8 +27,10 @@ const TILE_ROWS: u32 = 64;
 const MOST_TILES: u32 = 1024;
 /// A longer row moves in pieces.
 const LONGEST_PIECE: u64 = 16_384;
-/// Shared memory that is not for stages: what kernels declare, and what the driver keeps.
-pub(super) const KEPT: u32 = 3072;
+/// The most shared memory that kernels declare.
+pub(super) const DECLARED: u32 = 2048;
+/// Shared memory that is not for stages: that, and what the driver keeps.
+pub(super) const KEPT: u32 = DECLARED + 1024;
 /// Most bytes that an arena takes for two outputs of any layout, unless the config says otherwise.
 const ARENA_LIMIT: u64 = 16 << 30;
 /// The same in host memory, which all ranks of a machine share, and which is pinned at once.
@@ -451,7 +453,10 @@ mod tests {
         assert!(check_shared(&inside, HOPPER).is_ok());
         let inside = Exchange { shape: Shape { ranks: 32, ..inside.shape }, ..inside };
         let error = check_shared(&inside, HOPPER).unwrap_err();
-        assert!(error.to_string().contains("32 ranks of each of 72 domains, 64 experts"), "{error}");
+        assert!(
+            error.to_string().contains("32 ranks of each of 72 domains, 64 experts"),
+            "{error}"
+        );
         assert!(error.fix().is_some_and(|fix| fix.contains("fewer domains")), "{error}");
     }
 
