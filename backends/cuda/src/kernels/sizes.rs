@@ -12,9 +12,9 @@ pub(super) const CONTROL: usize = 0;
 /// Window of rows.
 pub(super) const ARENA: usize = 1;
 
-/// Warps of a block that move rows by bulk copies: with one or two stages each they fill what a
-/// multiprocessor has, and many shallow queues beat few deep ones. The last two move what goes beside rows
-/// first: see `SIDE_WARPS`.
+/// Warps of a block that move rows: bulk copies of one or two stages each fill what a multiprocessor has,
+/// and many shallow queues beat few deep ones. The last two move what goes beside rows first: see
+/// `SIDE_WARPS`.
 const MOVERS: u32 = 14;
 /// The same for rows that only cross a link: more warps crowd it, and bf16 rows took 1.5 % longer.
 const LINK_MOVERS: u32 = 7;
