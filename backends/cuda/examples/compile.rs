@@ -1,5 +1,5 @@
 //! Compiles every kernel for every architecture, without a GPU, and says what each takes. Fails if
-//! a kernel spills registers.
+//! a kernel spills registers, or declares more shared memory than launches leave it.
 
 use tokenyard_core::Result;
 use tokenyard_cuda::compile::{Architecture, Compiled, Role, Rows, Up, compile, compile_probe};
@@ -19,6 +19,9 @@ const PROGRAMS: [(Up, Role, usize); 4] = [
 /// Kernels of `probe.cu` with bulk copies.
 const PROBE: usize = 7;
 
+/// Bytes of shared memory that a kernel may declare: `DECLARED` of `src/kernels/sizes.rs`.
+const DECLARED: u32 = 2048;
+
 /// What the assembler says about one kernel.
 #[derive(Default)]
 struct Usage {
@@ -26,6 +29,14 @@ struct Usage {
     registers: String,
     stack: String,
     spills: String,
+    /// Bytes of shared memory that it declares.
+    shared: u32,
+}
+
+impl Usage {
+    fn fits(&self) -> bool {
+        self.spills == "0" && self.shared <= DECLARED
+    }
 }
 
 /// The number before `unit` in a line such as `48 bytes stack frame, 0 bytes spill stores`.
@@ -48,12 +59,14 @@ fn usages(log: &str) -> Vec<Usage> {
         }
         if let Some(registers) = before(line, " registers") {
             last.registers = registers;
+            last.shared =
+                before(line, " bytes smem").map_or(0, |bytes| bytes.parse().unwrap_or(u32::MAX));
         }
     }
     all
 }
 
-/// Prints what each kernel takes; returns how many spill.
+/// Prints what each kernel takes; returns how many take too much.
 fn show(
     (capability, rows): (u32, Rows),
     up: &str,
@@ -64,31 +77,35 @@ fn show(
     assert_eq!(found, kernels, "found {found} kernels; expected {kernels}: {}", compiled.log);
     let target = Architecture { capability }.name();
     let rows = format!("{rows:?}").to_lowercase();
-    for Usage { kernel, registers, stack, spills } in &usages {
+    for Usage { kernel, registers, stack, spills, shared } in &usages {
         println!(
-            "{target:<9} {rows:<7} {up:<15} {kernel:<18} {registers:>9} {stack:>6} {spills:>8}"
+            "{target:<9} {rows:<7} {up:<15} {kernel:<18} {registers:>9} {stack:>6} {spills:>8} {shared:>7}"
         );
     }
-    usages.iter().filter(|usage| usage.spills != "0").count()
+    usages.iter().filter(|usage| !usage.fits()).count()
 }
 
 fn main() -> Result<()> {
     println!(
-        "{:<9} {:<7} {:<15} {:<18} registers  stack  spilled",
+        "{:<9} {:<7} {:<15} {:<18} registers  stack  spilled  shared",
         "target", "rows", "face", "kernel"
     );
-    let mut spilled = 0;
+    let mut too_much = 0;
     for target in WANTED {
         let (capability, rows) = target;
         let architecture = Architecture { capability };
         for (up, role, kernels) in PROGRAMS {
             let name = format!("{up:?} {role:?}").to_lowercase();
             let compiled = compile(architecture, rows, up, role)?;
-            spilled += show(target, &name, (&compiled, kernels));
+            too_much += show(target, &name, (&compiled, kernels));
         }
         let kernels = if rows == Rows::Tma { PROBE } else { PROBE - 1 };
-        spilled += show(target, "probe", (&compile_probe(architecture, rows)?, kernels));
+        too_much += show(target, "probe", (&compile_probe(architecture, rows)?, kernels));
     }
-    assert!(spilled == 0, "{spilled} kernels spill registers; expected none");
+    assert!(
+        too_much == 0,
+        "{too_much} kernels spill registers, or declare more than {DECLARED} bytes of shared memory; \
+         expected none"
+    );
     Ok(())
 }

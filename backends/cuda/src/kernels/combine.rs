@@ -7,7 +7,8 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, SUMMING_WARPS, WARPS};
 use super::dispatch::refusal;
-use super::engine::{Engine, Operation, summable};
+use super::engine::{Engine, Operation};
+use super::loaded::summable;
 use super::order::{CAPTURED, Mode};
 use super::outcome::Refusal;
 use super::sizes::{Pulls, landing_bytes};

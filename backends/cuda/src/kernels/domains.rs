@@ -19,7 +19,8 @@ use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::dispatch::{Ask, Grouped, refusal};
-use super::engine::{Engine, summable};
+use super::engine::Engine;
+use super::loaded::summable;
 use super::order::CAPTURED;
 use super::outcome::Refusal;
 

@@ -2,13 +2,12 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokenyard_core::abi;
 use tokenyard_core::link::Link;
 use tokenyard_core::moe::{Arena, DType, Holder, Layout, RowFormat, Shape};
-use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter};
+use tokenyard_core::wait::{WaitBoard, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{Common, ENTER, Outcome, State, TEXT, Trace};
@@ -18,15 +17,16 @@ use super::dispatch::DispatchOp;
 use super::exchange::{Exchange, Part};
 use super::face::Face;
 use super::handle::HandleState;
+use super::loaded::Kernels;
 use super::observer::Observer;
 use super::order::Order;
-use super::outcome::{Called, Refusal, ticket};
+use super::outcome::{Refusal, ticket};
 use super::proxy::Ring;
 use super::sizes::{Moves, Pulls, Sizes};
-use super::waits::{Turn, Wait, Waits};
-use crate::compile::{self, Architecture, Role, Rows};
+use super::waits::{Turn, Waits};
+use crate::compile::Rows;
 use crate::config::CudaConfig;
-use crate::driver::{Buffer, Context, Event, Function, Module, Pinned, RawStream, Stream, sys};
+use crate::driver::{Buffer, Context, Event, Pinned, RawStream, Stream, sys};
 
 /// An operation between its send and its receive.
 #[derive(Clone, Copy, Debug)]
@@ -37,38 +37,12 @@ pub(super) enum Operation {
     Combine(CombineOp),
 }
 
-/// The kernels.
-#[derive(Debug)]
-pub(super) struct Kernels {
-    pub(super) dispatch: Function,
-    /// By type: bf16, fp16, fp32. Where kernels put, what sums the rows that came back.
-    pub(super) combine: [Function; 3],
-    /// Where kernels put: enters a combine, and puts rows back.
-    pub(super) give_back: Option<Function>,
-    pub(super) arrive: Function,
-    pub(super) spread: Function,
-    /// By type, as `combine`.
-    pub(super) merge: [Function; 3],
-    pub(super) agree: Function,
-    /// Inside one of several domains: learns which tokens are of which group.
-    pub(super) group: Option<Function>,
-}
-
 /// Epoch 1 in slot 0.
 const FIRST_TURN: u64 = 1;
 
 /// Bytes of `Cell` of the kernels: slot and code, then a total and a tally per rank.
 fn cell_bytes(ranks: u32) -> u64 {
     8 + 2 * 8 * u64::from(ranks)
-}
-
-/// The index of a type's kernel, and the bytes of an element.
-pub(super) fn summable(dtype: u32) -> (usize, u64) {
-    match DType::from_code(dtype) {
-        Some(DType::F16) => (1, 2),
-        Some(DType::F32) => (2, 4),
-        _ => (0, 2),
-    }
 }
 
 /// The planned exchange. Fields drop in order: streams end before the memory that they use.
@@ -91,7 +65,7 @@ pub(super) struct Engine {
     pub(super) kernels: Kernels,
     /// Per slot: behind the last kernel of the operation.
     pub(super) events: Vec<Event>,
-    outcomes: Pinned<Outcome>,
+    pub(super) outcomes: Pinned<Outcome>,
     /// What went wrong with an operation that nobody waits for; the first one only.
     pub(super) late: Pinned<Outcome>,
     /// Per slot: what its first kernel leaves for those behind it.
@@ -125,8 +99,6 @@ pub(super) struct Engine {
     pub(super) cap_ns: u64,
     pub(super) blocks: u32,
     pub(super) most_shared: u32,
-    /// Rows are moved by bulk copies.
-    has_bulk_copies: bool,
 }
 
 impl Engine {
@@ -162,8 +134,7 @@ impl Engine {
             .device
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
             as u32;
-        let (kernels, rows) = load(context, config, (&face, exchange.role()), most_shared)?;
-        let has_bulk_copies = rows == Rows::Tma;
+        let kernels = Kernels::load(context, config, (&face, exchange.role()), most_shared)?;
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
@@ -237,7 +208,6 @@ impl Engine {
             cap_ns: plan.cap_ns,
             blocks,
             most_shared,
-            has_bulk_copies,
         };
         Ok(engine)
     }
@@ -293,7 +263,7 @@ impl Engine {
     /// How a dispatch of rows moves them.
     pub(super) fn moves(&self, row: &RowFormat, layout: Layout) -> Moves {
         let links = match layout {
-            Layout::Flat => self.has_bulk_copies,
+            Layout::Flat => self.kernels.rows == Rows::Tma,
             // Half of the warps spread what arrives: see `tiles.cuh`.
             _ => self.sizes.longest_put.is_none() && self.exchange.groups == 1,
         };
@@ -303,19 +273,6 @@ impl Engine {
     /// How a combine of rows reads them.
     pub(super) fn pulls(&self, row_bytes: u64) -> Pulls {
         Pulls::new(&self.exchange, row_bytes, self.most_shared)
-    }
-
-    /// Waits until everything has ended that was launched, and streams have passed the regions that
-    /// were taken back.
-    pub(super) fn flush(&mut self) -> Result<()> {
-        self.check()?;
-        self.take_back_late();
-        let wait = self.wait(self.latest, abi::TY_PHASE_DONE);
-        let is_over = || self.stream.is_idle();
-        self.waits.until(wait, &|| matches!(is_over(), Ok(true)), &is_over)?;
-        self.waits.ended(wait)?;
-        self.order.settle()?;
-        self.check()
     }
 
     /// A stream has ended, and nobody may name it any more.
@@ -334,101 +291,9 @@ impl Engine {
         }
     }
 
-    /// Waits until the kernel of an operation has told what it came to.
-    pub(super) fn hear_outcome(&mut self, operation: u64, ours: &Called) -> Result<Outcome> {
-        let slot = self.slot(operation);
-        let ticket = u64::from(ticket(operation));
-        let at = self.outcomes.at(slot);
-        // SAFETY: pinned memory that lives as long as `self`; the epoch is a word that the kernel
-        // writes last, with release order.
-        let heard = || unsafe { AtomicU64::from_ptr(&raw mut (*at).epoch).load(Ordering::Acquire) };
-        let wait = self.wait(operation, abi::TY_PHASE_ENTRY);
-        let waited = self.waits.until(wait, &|| heard() == ticket, &|| self.events[slot].is_done());
-        // Kernels enter nothing more once an operation has failed that nobody waited for.
-        waited.map_err(|error| self.check().err().unwrap_or(error))?;
-        // SAFETY: the kernel has written it and does not touch it again.
-        let outcome = unsafe { at.read_volatile() };
-        self.refusal = Refusal::of(&outcome, ours, &self.shape);
-        self.refusal.as_ref().map_or(Ok(outcome), |refusal| Err(refusal.error()))
-    }
-
-    /// Waits until everything of an operation that was launched has ended well.
-    pub(super) fn finish(&self, operation: u64, phase: u64) -> Result<()> {
-        let event = &self.events[self.slot(operation)];
-        let wait = self.wait(operation, phase);
-        self.waits.until(wait, &|| matches!(event.is_done(), Ok(true)), &|| event.is_done())?;
-        self.waits.ended(wait)?;
-        // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
-        let trace = unsafe { self.traces.at(self.slot(operation)).read_volatile() };
-        let since = |at: u64| at.wrapping_sub(trace.begun) as i64;
-        tracing::trace!(
-            operation,
-            phase,
-            counted_ns = since(trace.counted),
-            heard_ns = since(trace.heard),
-            moved_ns = since(trace.moved),
-            arrived_ns = since(trace.arrived),
-            "times of an operation, from the start of its kernel"
-        );
-        Ok(())
-    }
-
-    /// When things happened in an operation whose kernels have ended.
-    pub(super) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
-        let slots = self.operations.len() as u64;
-        if operation > self.latest || operation + slots <= self.latest {
-            let text = format!(
-                "found operation {operation}; expected one of the {slots} up to {}",
-                self.latest
-            );
-            return Err(Error::new(ErrorKind::InvalidInput, "trace operation", text));
-        }
-        // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
-        let t = unsafe { self.traces.at(self.slot(operation)).read_volatile() };
-        Ok(abi::TyTrace {
-            size: size_of::<abi::TyTrace>(),
-            begun: t.begun,
-            counted: t.counted,
-            heard: t.heard,
-            moved: t.moved,
-            arrived: t.arrived,
-        })
-    }
-
-    pub(super) fn wait(&self, operation: u64, phase: u64) -> Wait {
-        let exchange = &self.exchange;
-        let rank = exchange.team.rank((exchange.rank + 1) % self.shape.ranks);
-        let operation = operation / u64::from(exchange.steps());
-        Wait { operation, phase, level: exchange.level, rank }
-    }
-
     /// What the host serves, where kernels post through it.
     pub(super) fn proxy_ring(&self) -> Option<abi::TyProxyRing> {
         self.waits.ring.as_ref().map(Ring::as_abi)
-    }
-
-    /// Waits until everything that kernels have put is done (INV-4). No kernel runs.
-    pub(super) fn flush_puts(&self) -> Result<()> {
-        let Some(ring) = &self.waits.ring else { return Ok(()) };
-        let what = WaitFor {
-            phase: abi::TY_PHASE_QUEUE,
-            peer: self.exchange.world_rank(),
-            signal: 0,
-            expected: ring.numbered()?,
-            operation: 0,
-            level: self.exchange.level,
-        };
-        self.waits.waiter.until(&what, || ring.done(), || ring.explain())
-    }
-
-    /// Ends every wait of this rank's kernels after an error that closes the yard: nobody else does,
-    /// and memory must not go while a kernel runs.
-    pub(super) fn give_up<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| {
-            if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {
-                self.waits.end_all();
-            }
-        })
     }
 
     /// A region for the expert outputs of a handle.
@@ -469,38 +334,4 @@ impl Drop for Engine {
             tracing::warn!("the streams of the cuda kernel set did not end well: {error}");
         }
     }
-}
-
-fn load(
-    context: &Arc<Context>,
-    config: &CudaConfig,
-    (face, role): (&Face, Role),
-    most_shared: u32,
-) -> Result<(Kernels, Rows)> {
-    let architecture = Architecture { capability: context.device.capability()? };
-    let rows = compile::rows_of(config, architecture, face.source().puts)?;
-    let (image, _) = compile::kernels(config, architecture, (face.source(), role))?;
-    let module = Module::load(context, &image)?;
-    let dispatch = module.cooperative("ty_dispatch")?;
-    let combine = [
-        module.cooperative("ty_combine_bf16")?,
-        module.cooperative("ty_combine_f16")?,
-        module.cooperative("ty_combine_f32")?,
-    ];
-    let puts = face.source().puts;
-    let give_back = if puts { Some(module.function("ty_give_back")?) } else { None };
-    let spread = module.function("ty_spread")?;
-    let merge = [
-        module.function("ty_merge_bf16")?,
-        module.function("ty_merge_f16")?,
-        module.function("ty_merge_f32")?,
-    ];
-    for kernel in combine.iter().chain(&merge).chain(&give_back).chain([&dispatch, &spread]) {
-        kernel.allow_shared(most_shared.saturating_sub(2048))?;
-    }
-    let arrive = module.function("ty_arrive")?;
-    let agree = module.function("ty_agree")?;
-    let group = if role == Role::Inside { Some(module.function("ty_group")?) } else { None };
-    let kernels = Kernels { dispatch, combine, give_back, arrive, spread, merge, agree, group };
-    Ok((kernels, rows))
 }

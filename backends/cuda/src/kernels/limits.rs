@@ -145,8 +145,13 @@ mod tests {
                 let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, None);
                 let found = check(&exchange, shared);
                 assert!(found.is_ok(), "{shape:?} in {shared} bytes: {found:?}");
-                let moves = Moves::new(&exchange, &ROW, (shared, true));
-                assert!(moves.shared + KEPT <= shared, "{shape:?}: {moves:?}");
+                for (x_bytes, scale_bytes) in [(7168, 224), (14_336, 2048), (28_672, 1024)] {
+                    let row = RowFormat { x_bytes, scale_bytes, weights: true };
+                    for links in [false, true] {
+                        let moves = Moves::new(&exchange, &row, (shared, links));
+                        assert!(moves.shared + KEPT <= shared, "{shape:?}, {row:?}: {moves:?}");
+                    }
+                }
             }
         }
     }

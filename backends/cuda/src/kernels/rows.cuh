@@ -291,7 +291,7 @@ class Mover {
     VectorCopier().copy(there, from, piece_length(a_, piece));
     if (!kTiles) return;
     __syncwarp();
-    __threadfence_system();
+    fence_system();
     u64* count = lane < a_.c.topk ? count_of_row(a_, up_, token, lane) : nullptr;
     if (count) add_relaxed(count, 1);
   }

@@ -1,17 +1,18 @@
 // What goes beside rows: ids or slots, weights, sources and scales. The rows that one rank gets of
 // tokens that follow each other lie together there, so what belongs to them is gathered in shared
-// memory and stored at once.
+// memory and stored at once. A *unit* is up to `side_tokens` tokens that follow each other, for one rank;
+// the last kSideWarps warps of every block take units, each with room for one.
 #pragma once
 #include "tiles.cuh"
 
 namespace ty {
 
-// Shared memory of a unit: tokens that follow each other, for one rank.
+// Shared memory of a unit. Tokens of it that do not go to the rank have no place.
 struct SideRoom {
   i32* ids;        // [side_tokens, K]
   float* weights;  // [side_tokens, K]
   u8* scales;      // [side_tokens, scale_words]
-  u32* tokens;     // [side_tokens]: which of them go to the rank, as offsets
+  u32* tokens;     // [side_tokens]: which token is at each place, counted from the unit's first
 
   __device__ SideRoom(const DispatchArgs& a, u8* at) {
     u32 by_k = (a.side_tokens * a.c.topk * 4 + 15) / 16 * 16;
@@ -43,8 +44,9 @@ __device__ bool flat_sides(const DispatchArgs& a) {
   return kMayTile ? !kTiles : a.is_flat();
 }
 
-// The ids and weights of a unit's tokens at a rank. Lanes take pairs of token and k side by side, a few at
-// once: each look at memory takes a microsecond.
+// The ids and weights of a unit's `count` tokens at a rank. Lanes take pairs of token and k side by side, a
+// few at once, and do each step for all of these before the next: each look at memory takes a microsecond.
+// One warp.
 template <bool kTiles>
 __device__ void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 rank, u32 first,
                            u32 count, const SideRoom& room) {
@@ -70,6 +72,7 @@ __device__ void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 r
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
       bool here = expert[i] >= 0 && (u32)expert[i] - rank * local < local;
+      // For a selection of another rank some expert is looked up and not kept, which needs no branch.
       u32 some = here ? (u32)expert[i] : rank * local;
       id[i] = flat_sides<kTiles>(a) ? (i32)(some - rank * local)
                                     : (i32)expert_row(a.c, a.r, t.expert_base, token[i], k[i], some);
@@ -144,8 +147,8 @@ __device__ inline u32 packed_for(const DispatchArgs& a, u32 token, u32 rank) {
 
 // One unit for one rank; returns the rows that it was for. One warp.
 template <bool kTiles>
-__device__ SideRows move_side(const DispatchArgs& a, const DispatchTables& t,
-                                     const SideTokens& unit, u32 rank, const SideRoom& room) {
+__device__ SideRows move_side(const DispatchArgs& a, const DispatchTables& t, const SideTokens& unit,
+                              u32 rank, const SideRoom& room) {
   u32 lane = threadIdx.x % 32, first = unit.first, token = first + lane, topk = a.c.topk;
   u32 packed = token < unit.end ? packed_for(a, token, rank) : kNoRow;
   u32 goes = __ballot_sync(~0u, packed != kNoRow), count = __popc(goes);
@@ -157,6 +160,7 @@ __device__ SideRows move_side(const DispatchArgs& a, const DispatchTables& t,
   }
   __syncwarp();
   bool gathered = a.scale_words > 0 && a.side_scales;
+  // These are on their way while ids are looked up.
   if (gathered) gather_scales(a, first, count, room);
   gather_ids<kTiles>(a, t, rank, first, count, room);
   row = __shfl_sync(~0u, row, __ffs(goes) - 1);
@@ -214,12 +218,12 @@ __device__ inline void spread_side(const DispatchArgs& a, const SpreadArgs& s, c
 }
 
 // The next unit that a warp takes on: its first lane knows. They are dealt as warps come free, as one of
-// them has other things to do first.
+// them, the scribe of `dispatch`, has other things to do first.
 __device__ inline u32 take_side(const DispatchArgs& a) {
   return threadIdx.x % 32 == 0 ? (u32)atomicAdd(&a.c.state->gathered, 1ull) : 0;
 }
 
-// Units of all tokens and ranks. The last warps of a block do this, each with room for one unit.
+// Units of all tokens and ranks. The last warps of a block do this, before they move rows, if they do.
 template <bool kTiles, class Up>
 __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
   u32 warp = threadIdx.x / 32;

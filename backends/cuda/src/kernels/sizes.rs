@@ -12,9 +12,9 @@ pub(super) const CONTROL: usize = 0;
 /// Window of rows.
 pub(super) const ARENA: usize = 1;
 
-/// Warps of a block that move rows by bulk copies: with one or two stages each they fill what a
-/// multiprocessor has, and many shallow queues beat few deep ones. The last of
-/// them move what goes beside rows first.
+/// Warps of a block that move rows: bulk copies of one or two stages each fill what a multiprocessor has,
+/// and many shallow queues beat few deep ones. The last two move what goes beside rows first: see
+/// `SIDE_WARPS`.
 const MOVERS: u32 = 14;
 /// The same for rows that only cross a link: more warps crowd it, and bf16 rows took 1.5 % longer.
 const LINK_MOVERS: u32 = 7;
@@ -27,8 +27,10 @@ const TILE_ROWS: u32 = 64;
 const MOST_TILES: u32 = 1024;
 /// A longer row moves in pieces.
 const LONGEST_PIECE: u64 = 16_384;
-/// Shared memory that is not for stages: what kernels declare, and what the driver keeps.
-pub(super) const KEPT: u32 = 3072;
+/// The most shared memory that kernels declare.
+pub(super) const DECLARED: u32 = 2048;
+/// Shared memory that is not for stages: that, and what the driver keeps.
+pub(super) const KEPT: u32 = DECLARED + 1024;
 /// Most bytes that an arena takes for two outputs of any layout, unless the config says otherwise.
 const ARENA_LIMIT: u64 = 16 << 30;
 /// The same in host memory, which all ranks of a machine share, and which is pinned at once.
@@ -305,16 +307,21 @@ pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> 
     if needed <= most_shared {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Unsupported,
-        "plan needs",
-        format!(
-            "{} ranks, {} experts and top-{} need {needed} bytes of shared memory in a block; the \
+    let of = |what, fix| {
+        let message = format!(
+            "{} ranks{what}, {} experts and top-{} need {needed} bytes of shared memory in a block; the \
              device has {most_shared}",
             shape.ranks, shape.experts, shape.topk
+        );
+        Err(Error::new(ErrorKind::Unsupported, "plan needs", message).with_fix(fix))
+    };
+    match exchange.groups {
+        1 => of(String::new(), "use fewer experts, or a device with more shared memory"),
+        groups => of(
+            format!(" of each of {groups} domains"),
+            "use fewer domains or experts, or a device with more shared memory",
         ),
-    )
-    .with_fix("use fewer experts, or a device with more shared memory"))
+    }
 }
 
 #[cold]
@@ -441,6 +448,16 @@ mod tests {
         let error = check_shared(&whole(shape(2048, 8), 2, None), HOPPER).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("2048 experts and top-8 need") && text.contains("232448"), "{text}");
+        // What is heard of each domain's rows.
+        let inside = Exchange { groups: 72, ..whole(shape(64, 8), 2, None) };
+        assert!(check_shared(&inside, HOPPER).is_ok());
+        let inside = Exchange { shape: Shape { ranks: 32, ..inside.shape }, ..inside };
+        let error = check_shared(&inside, HOPPER).unwrap_err();
+        assert!(
+            error.to_string().contains("32 ranks of each of 72 domains, 64 experts"),
+            "{error}"
+        );
+        assert!(error.fix().is_some_and(|fix| fix.contains("fewer domains")), "{error}");
     }
 
     #[test]

@@ -172,6 +172,9 @@ int main() {
   // Puts that are shorter than a row, scales, a rank without tokens.
   run({3, 12, 4, 272, 3, 40, 112}, {0, 40, 7});
   run({1, 4, 2, 48, 1, 8, 1 << 20}, {8});
+  // More selections of a token than a lane looks up at once, and the most.
+  run({2, 24, 11, 32, 2, 40, 1 << 20}, {40, 37});
+  run({2, 64, 32, 16, 1, 33, 1 << 20}, {33, 32});
   // Tokens that several blocks count.
   run({2, 4, 2, 16, 1, 600, 64}, {600, 555});
   puts("all is well");

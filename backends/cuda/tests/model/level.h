@@ -174,11 +174,12 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.region = 0, a.capacity = kStagingAt, a.row_bytes = r.s.row_bytes;
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1, a.movers = layout == kFlat ? 14 : 7;
-  a.table_bytes = 16 << 10, a.side_tokens = 32, a.side_bytes = 16 << 10, a.side_scales = 1;
+  a.table_bytes = 16 << 10, a.side_bytes = 16 << 10;
   a.side_at = 64 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
-  // A device with little shared memory counts fewer tokens at once.
-  a.tally_tokens = 32 >> r.operations % 6;
+  // Where shared memory is small, or rows have much beside them: fewer tokens at once, scales by themselves.
+  a.tally_tokens = 32 >> r.operations % 6, a.side_tokens = 32 >> r.operations % 4;
+  a.side_scales = r.operations % 3 != 0;
   if (layout != kFlat && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
     a.tiles = r.state->outbox, a.tile_rows = 32;
