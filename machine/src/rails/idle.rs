@@ -32,6 +32,8 @@ impl Machine {
         let usual = usual_layer(&rails);
         let own = |one: &RailShare<'a>| {
             let mut nics = if is_next(one.distance) { one.nics.clone() } else { Vec::new() };
+            // What other containers were given stands in for none of these.
+            prefer(&mut nics, |nic| self.has_device(nic));
             prefer(&mut nics, |nic| layer(nic).is_none_or(|layer| Some(layer) == usual));
             nics
         };
