@@ -54,9 +54,6 @@ const ONE: u64 = 995;
 /// What a missing rail costs where the topology refuses it.
 pub(crate) const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
                        this node (docs/topology.md)";
-/// Variables that say which GPUs a process sees.
-const SELECTING: [&str; 3] =
-    ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
 /// How to go on with the NICs that are there.
 const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics` of [topology.auto] on every \
                      node, or set rails = \"any\" there";
@@ -120,13 +117,15 @@ pub(crate) fn of_unusable(report: &Report<'_>, nic: &Nic) -> (Verdict, Option<(S
     }
 }
 
-/// Whether a rank of the job may drive a GPU: they drive the first ones, unless the environment says which.
+/// Whether a rank of the job may drive a GPU: they drive the first ones of those that the environment leaves.
 fn is_driven(report: &Report<'_>, gpu: &Gpu) -> bool {
-    let selects = |name: &&str| report.machine.container.environment.contains_key(*name);
-    let given = report.machine.given_gpus();
-    let place = given.iter().filter(|of| of.vendor == gpu.vendor).position(|of| of.pci == gpu.pci);
-    let drives = |at: usize| report.job.drives.is_none_or(|gpus| (at as u64) < gpus);
-    SELECTING.iter().any(selects) || place.is_none_or(drives)
+    let machine = report.machine;
+    let ranks = report.job.drives.unwrap_or(u64::MAX).min(machine.gpus.len() as u64) as u32;
+    (0..ranks).any(|rank| match machine.gpu_of_rank(rank) {
+        Ok(driven) => driven.is_some_and(|(_, of)| of.pci == gpu.pci),
+        // Which one nobody knows.
+        Err(_) => true,
+    })
 }
 
 /// Fills in a finding on a missing rail.

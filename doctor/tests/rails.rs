@@ -85,6 +85,19 @@ fn a_port_that_is_down_breaks_a_job_only_where_the_topology_would_refuse_it() {
         let found = examine(&machine, &inside, None, None);
         assert!(found.iter().all(|f| f.id != id || f.verdict == Verdict::Ok), "{tree}");
     }
+    // GPUs that the environment leaves out have no rank.
+    for (devices, verdict) in [
+        ("0,1,2,4,5,6,7", Verdict::Slow),
+        ("4,3", Verdict::Broken),
+        ("GPU-5c1f0a70-0000-4000-8000-000000000061", Verdict::Broken),
+    ] {
+        let mut machine = node("port-down");
+        let environment = &mut machine.container.environment;
+        environment.insert("CUDA_VISIBLE_DEVICES".to_owned(), devices.to_owned());
+        let found = examine(&machine, &job(&machine, &["transport verbs"]), None, None);
+        let state = found.iter().find(|f| f.id == "port-state" && f.subject == "mlx5_3").unwrap();
+        assert_eq!(state.verdict, verdict, "{devices}");
+    }
     // Other NICs are named: this one is nobody's.
     let machine = node("port-down");
     let mut named = job(&machine, &["kernel set cpu, transport verbs"]);
