@@ -97,6 +97,10 @@ pub(crate) fn refused_for(report: &Report<'_>, nic: &Nic) -> Option<(String, Str
     Some((one.to_string(), format!("{}; {GO_ON}", one.fix())))
 }
 
+/// What a port costs that cannot carry where all GPUs have equally many that can.
+pub(crate) const SPARE: &str = "nothing, if the node is cabled so: all GPUs have equally many ports that can carry; else what the \
+                     port could carry, on each of them";
+
 /// The verdict on a NIC that ranks would use and that cannot be used; and how the topology refuses the node
 /// for it, where it does.
 pub(crate) fn of_unusable(report: &Report<'_>, nic: &Nic) -> (Verdict, Option<(String, String)>) {
@@ -111,6 +115,8 @@ pub(crate) fn of_unusable(report: &Report<'_>, nic: &Nic) -> (Verdict, Option<(S
     }
     match (refused_for(report, nic), rails(report).iter().chain(&others).any(serves)) {
         (Some(refused), _) => (Verdict::Broken, Some(refused)),
+        // No GPU has less than another: nodes whose cards have a port to spare are cabled so.
+        (None, true) if report.machine.has_even_links() => (Verdict::Unknown, None),
         // Another port of it, of its card or of the node goes on.
         (None, true) => (Verdict::Slow, None),
         (None, false) => (Verdict::Broken, None),

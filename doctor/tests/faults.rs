@@ -106,6 +106,7 @@ fn healthy_nodes_give_no_alarm_whatever_is_used() {
         ("healthy/hgx-storage-alike", &nvidia[..]),
         ("healthy/hgx-storage-ethernet", &nvidia[..]),
         ("healthy/hgx-bluefield", &nvidia[..]),
+        ("healthy/hgx-one-port", &nvidia[..]),
     ] {
         let path = trees().join(name).with_extension("tree");
         for uses in uses.iter().map(|uses| vec![*uses]).chain([Vec::new()]) {

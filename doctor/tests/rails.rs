@@ -155,3 +155,23 @@ fn gpus_and_cards_of_other_containers_are_no_missing_rails() {
     assert!(near.iter().all(|finding| finding.verdict == Verdict::Ok), "{near:?}");
     assert!(found.iter().all(|finding| finding.verdict == Verdict::Ok), "{found:#?}");
 }
+
+#[test]
+fn a_port_without_a_cable_is_slow_where_the_cards_of_other_gpus_have_one_more() {
+    let path = trees().join("healthy/hgx-one-port.tree");
+    let mut machine = Machine::read(&Tree::open(&path).unwrap());
+    let told = |machine: &Machine| {
+        let found = examine(machine, &job(machine, &["transport verbs"]), None, None);
+        let of =
+            found.into_iter().find(|f| f.id == "port-state" && f.subject == "mlx5_13").unwrap();
+        (of.verdict, of.cost)
+    };
+    let (verdict, cost) = told(&machine);
+    assert_eq!(verdict, Verdict::Unknown);
+    assert!(cost.unwrap().contains("nothing, if the node is cabled so"));
+    let up = machine.nics[0].ports.clone();
+    for nic in machine.nics.iter_mut().filter(|nic| nic.name != "mlx5_13") {
+        nic.ports = up.clone();
+    }
+    assert_eq!(told(&machine).0, Verdict::Slow);
+}

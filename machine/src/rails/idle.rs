@@ -63,6 +63,19 @@ impl Machine {
         shares.iter().filter_map(idle).collect()
     }
 
+    /// Every GPU has NICs next to it, and with them equally many ports that can carry: where a port cannot, all
+    /// are cabled without it.
+    pub fn has_even_links(&self) -> bool {
+        let shares = self.rail_shares();
+        let links = |one: &RailShare<'_>| {
+            let ports = one.nics.iter().flat_map(|nic| &nic.ports);
+            ports.filter(|port| port.can_carry()).count()
+        };
+        let first = shares.first().map_or(0, links);
+        let is_even = |one: &RailShare<'_>| is_next(one.distance) && links(one) == first;
+        shares.len() > 1 && first > 0 && shares.iter().all(is_even)
+    }
+
     /// Why a NIC cannot be used; nothing where it can, or where the node does not tell.
     fn why_idle(&self, nic: &Nic) -> Option<IdleNic> {
         let port = nic.ports.first()?;

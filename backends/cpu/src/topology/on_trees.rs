@@ -200,6 +200,7 @@ fn no_rank_of_a_healthy_node_lacks_a_nic() {
         "healthy/hgx-storage-ethernet",
         "healthy/hgx-vpi",
         "healthy/hgx-bluefield",
+        "healthy/hgx-one-port",
         "faults/half-wired",
         "faults/half-given",
         "faults/storage-and-frontend",
