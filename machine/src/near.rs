@@ -42,7 +42,7 @@ impl Machine {
     }
 
     /// Its character device is there, or the node does not tell.
-    pub(crate) fn has_device(&self, nic: &Nic) -> bool {
+    pub fn has_device(&self, nic: &Nic) -> bool {
         let node = nic.uverbs.known().map(|uverbs| format!("infiniband/{uverbs}"));
         node.is_none_or(|node| self.devices.nodes.contains_key(&node))
     }

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use tokenyard_core::Result;
 use tokenyard_core::topology::{Place, share_nics};
-use tokenyard_machine::{Fact, Machine, PortState, Tree};
+use tokenyard_machine::{Fact, Machine, PortState, Seat, Tree};
 
+use super::nics::passed_over;
 use super::place;
 use crate::config::{NicChoice, Rails, TopologyConfig};
 
@@ -260,6 +261,23 @@ fn a_virtual_function_without_a_link_is_told_though_those_of_other_containers_ha
     let missing = found(&node, None, 3).unwrap().missing_nic.unwrap();
     assert!(missing.contains("7 of 8 GPUs have one: mlx5_11 (port 1 is down"), "{missing}");
     assert_eq!(found(&node, None, 2).unwrap().missing_nic, None);
+}
+
+#[test]
+fn a_nic_without_a_link_is_said_where_another_as_near_serves_two_ranks_and_not_where_cards_have_a_port_to_spare()
+ {
+    let said = |machine: &Machine, gpu: usize| {
+        let gpu = &machine.gpus[gpu];
+        let seat = Seat { gpu: Some(gpu.pci), numa_node: gpu.numa_node.get() };
+        let told = passed_over(machine, seat);
+        told.into_iter().map(|(nic, _)| nic.to_owned()).collect::<Vec<_>>()
+    };
+    let tray = tree("faults/gb200-port-down");
+    assert_eq!([said(&tray, 0), said(&tray, 2)], [vec!["mlx5_1".to_owned()], vec![]]);
+    assert_eq!(said(&tree("faults/port-down"), 3), ["mlx5_3"]);
+    for healthy in ["healthy/hgx-one-port", "healthy/hgx-virtual", "healthy/hgx-storage"] {
+        assert_eq!(said(&tree(healthy), 3), Vec::<String>::new(), "{healthy}");
+    }
 }
 
 #[test]
