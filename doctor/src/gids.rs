@@ -4,7 +4,7 @@ use tokenyard_machine::gid::{Preference, choose};
 use tokenyard_machine::{Gid, GidKind, LinkLayer, Nic, NicFamily, Port};
 
 use crate::nics::{hardware, is_active, port_name, used_ports};
-use crate::rails::{REFUSED, of_unusable};
+use crate::rails::{REFUSED, SPARE, of_unusable};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&GID];
@@ -91,6 +91,7 @@ fn empty(report: &mut Report<'_>, nic: &Nic, port: &Port) {
                     "its rail is missing: ranks that would use it share others, so they get half of the \
                      bandwidth or less",
                 ),
+                Verdict::Unknown => finding.cost(SPARE),
                 _ => finding,
             }
         }

@@ -6,7 +6,7 @@ use crate::nics::{
     NOT_RUN, function, hardware, is_active, majority, model, port_name, rails, rate, used_ports,
 };
 use crate::pci::capacity;
-use crate::rails::{REFUSED, of_unusable};
+use crate::rails::{REFUSED, SPARE, of_unusable};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NO_NIC, &NAMED, &STATE, &RATE, &MTU, &ERRORS];
@@ -45,7 +45,8 @@ static STATE: Rule = Rule {
           Disabled means switched off by software. Where no NIC next to a GPU can be used, and more than half of the \
           GPUs have one that can (or no GPU has, and NICs for storage can be used), the topology refuses the node where a transport goes by its NICs, unless the \
           config names those to use: the port is broken. Where another port of the card or another NIC as near \
-          serves instead, or NICs of all names reach each other (rails = \"any\", EFA), it is slow.",
+          serves instead, or NICs of all names reach each other (rails = \"any\", EFA), it is slow. Where so every GPU has \
+          equally many ports next to it that can carry, as where one port of each card is cabled, it is not known whether it is meant so.",
     cost: "its rail is missing: ranks that would use it share others, so they get half of the \
            bandwidth or less",
     fix: "look at cable and switch port; then `ip link set IFACE up` (Ethernet) or `ibportstate` \
@@ -193,6 +194,7 @@ fn state(report: &mut Report<'_>, nic: &Nic, port: &Port) {
     match (named, is_refused) {
         (true, _) => finding.cost("the config names this NIC: its ranks do not start"),
         (false, true) => finding.cost(REFUSED),
+        (false, false) if verdict == Verdict::Unknown => finding.cost(SPARE),
         (false, false) => finding,
     };
 }

@@ -54,9 +54,6 @@ const ONE: u64 = 995;
 /// What a missing rail costs where the topology refuses it.
 pub(crate) const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
                        this node (docs/topology.md)";
-/// Variables that say which GPUs a process sees.
-const SELECTING: [&str; 3] =
-    ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
 /// How to go on with the NICs that are there.
 const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics` of [topology.auto] on every \
                      node, or set rails = \"any\" there";
@@ -100,6 +97,10 @@ pub(crate) fn refused_for(report: &Report<'_>, nic: &Nic) -> Option<(String, Str
     Some((one.to_string(), format!("{}; {GO_ON}", one.fix())))
 }
 
+/// What a port costs that cannot carry where all GPUs have equally many that can.
+pub(crate) const SPARE: &str = "nothing, if the node is cabled so: all GPUs have equally many ports that can carry; else what the \
+                     port could carry, on each of them";
+
 /// The verdict on a NIC that ranks would use and that cannot be used; and how the topology refuses the node
 /// for it, where it does.
 pub(crate) fn of_unusable(report: &Report<'_>, nic: &Nic) -> (Verdict, Option<(String, String)>) {
@@ -114,19 +115,23 @@ pub(crate) fn of_unusable(report: &Report<'_>, nic: &Nic) -> (Verdict, Option<(S
     }
     match (refused_for(report, nic), rails(report).iter().chain(&others).any(serves)) {
         (Some(refused), _) => (Verdict::Broken, Some(refused)),
+        // No GPU has less than another: nodes whose cards have a port to spare are cabled so.
+        (None, true) if report.machine.has_even_links() => (Verdict::Unknown, None),
         // Another port of it, of its card or of the node goes on.
         (None, true) => (Verdict::Slow, None),
         (None, false) => (Verdict::Broken, None),
     }
 }
 
-/// Whether a rank of the job may drive a GPU: they drive the first ones, unless the environment says which.
+/// Whether a rank of the job may drive a GPU: they drive the first ones of those that the environment leaves.
 fn is_driven(report: &Report<'_>, gpu: &Gpu) -> bool {
-    let selects = |name: &&str| report.machine.container.environment.contains_key(*name);
-    let given = report.machine.given_gpus();
-    let place = given.iter().filter(|of| of.vendor == gpu.vendor).position(|of| of.pci == gpu.pci);
-    let drives = |at: usize| report.job.drives.is_none_or(|gpus| (at as u64) < gpus);
-    SELECTING.iter().any(selects) || place.is_none_or(drives)
+    let machine = report.machine;
+    let ranks = report.job.drives.unwrap_or(u64::MAX).min(machine.gpus.len() as u64) as u32;
+    (0..ranks).any(|rank| match machine.gpu_of_rank(rank) {
+        Ok(driven) => driven.is_some_and(|(_, of)| of.pci == gpu.pci),
+        // Which one nobody knows.
+        Err(_) => true,
+    })
 }
 
 /// Fills in a finding on a missing rail.

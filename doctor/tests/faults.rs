@@ -105,6 +105,8 @@ fn healthy_nodes_give_no_alarm_whatever_is_used() {
         ("healthy/hgx-vpi", &nvidia[..]),
         ("healthy/hgx-storage-alike", &nvidia[..]),
         ("healthy/hgx-storage-ethernet", &nvidia[..]),
+        ("healthy/hgx-bluefield", &nvidia[..]),
+        ("healthy/hgx-one-port", &nvidia[..]),
     ] {
         let path = trees().join(name).with_extension("tree");
         for uses in uses.iter().map(|uses| vec![*uses]).chain([Vec::new()]) {
@@ -120,7 +122,8 @@ fn healthy_nodes_give_no_alarm_whatever_is_used() {
 fn nics_for_something_else_change_nothing_for_ranks() {
     let uses = ["kernel set cuda, transport verbs"];
     let plain = faults(&findings(&trees().join("hgx-cx7.tree"), &uses));
-    for name in ["hgx-storage.tree", "hgx-storage-alike.tree", "hgx-vpi.tree"] {
+    for name in ["hgx-storage.tree", "hgx-storage-alike.tree", "hgx-vpi.tree", "hgx-bluefield.tree"]
+    {
         let path = trees().join("healthy").join(name);
         let machine = Machine::read(&Tree::open(&path).unwrap());
         let rails: Vec<&str> = machine.rail_nics().iter().map(|nic| nic.name.as_str()).collect();

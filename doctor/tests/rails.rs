@@ -85,6 +85,19 @@ fn a_port_that_is_down_breaks_a_job_only_where_the_topology_would_refuse_it() {
         let found = examine(&machine, &inside, None, None);
         assert!(found.iter().all(|f| f.id != id || f.verdict == Verdict::Ok), "{tree}");
     }
+    // GPUs that the environment leaves out have no rank.
+    for (devices, verdict) in [
+        ("0,1,2,4,5,6,7", Verdict::Slow),
+        ("4,3", Verdict::Broken),
+        ("GPU-5c1f0a70-0000-4000-8000-000000000061", Verdict::Broken),
+    ] {
+        let mut machine = node("port-down");
+        let environment = &mut machine.container.environment;
+        environment.insert("CUDA_VISIBLE_DEVICES".to_owned(), devices.to_owned());
+        let found = examine(&machine, &job(&machine, &["transport verbs"]), None, None);
+        let state = found.iter().find(|f| f.id == "port-state" && f.subject == "mlx5_3").unwrap();
+        assert_eq!(state.verdict, verdict, "{devices}");
+    }
     // Other NICs are named: this one is nobody's.
     let machine = node("port-down");
     let mut named = job(&machine, &["kernel set cpu, transport verbs"]);
@@ -141,4 +154,24 @@ fn gpus_and_cards_of_other_containers_are_no_missing_rails() {
     assert_eq!(near.len(), 2, "{near:?}");
     assert!(near.iter().all(|finding| finding.verdict == Verdict::Ok), "{near:?}");
     assert!(found.iter().all(|finding| finding.verdict == Verdict::Ok), "{found:#?}");
+}
+
+#[test]
+fn a_port_without_a_cable_is_slow_where_the_cards_of_other_gpus_have_one_more() {
+    let path = trees().join("healthy/hgx-one-port.tree");
+    let mut machine = Machine::read(&Tree::open(&path).unwrap());
+    let told = |machine: &Machine| {
+        let found = examine(machine, &job(machine, &["transport verbs"]), None, None);
+        let of =
+            found.into_iter().find(|f| f.id == "port-state" && f.subject == "mlx5_13").unwrap();
+        (of.verdict, of.cost)
+    };
+    let (verdict, cost) = told(&machine);
+    assert_eq!(verdict, Verdict::Unknown);
+    assert!(cost.unwrap().contains("nothing, if the node is cabled so"));
+    let up = machine.nics[0].ports.clone();
+    for nic in machine.nics.iter_mut().filter(|nic| nic.name != "mlx5_13") {
+        nic.ports = up.clone();
+    }
+    assert_eq!(told(&machine).0, Verdict::Slow);
 }

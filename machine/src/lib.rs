@@ -15,6 +15,7 @@
 
 pub mod commands;
 pub mod container;
+mod driven;
 pub mod fact;
 pub mod gid;
 pub mod gpu;

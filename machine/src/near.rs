@@ -26,7 +26,7 @@ pub enum Unusable {
     NoDevice,
 }
 
-/// Models of BlueField cards, which serve storage and tenants where other NICs are there too.
+/// Models of BlueField cards. As a rule they serve storage and tenants where other NICs are there too.
 const BLUEFIELD: [&str; 3] = ["MT41682", "MT41686", "MT41692"];
 
 impl Machine {
@@ -41,7 +41,8 @@ impl Machine {
         (!self.has_device(nic)).then_some(Unusable::NoDevice)
     }
 
-    fn has_device(&self, nic: &Nic) -> bool {
+    /// Its character device is there, or the node does not tell.
+    pub fn has_device(&self, nic: &Nic) -> bool {
         let node = nic.uverbs.known().map(|uverbs| format!("infiniband/{uverbs}"));
         node.is_none_or(|node| self.devices.nodes.contains_key(&node))
     }
@@ -64,7 +65,8 @@ impl Machine {
     /// The NICs that are there for ranks, whether they can be used now or not: those of the boards
     /// that sit next to GPUs, else of the board that could carry most. Other boards serve storage and
     /// tenants; so do NICs of these boards that no GPU is next to where others have one each, those
-    /// that speak something else than most, and BlueField cards and virtual functions beside others.
+    /// that speak something else than most, and virtual functions and BlueField cards beside others, unless
+    /// it is BlueField cards that most GPUs have next to them.
     /// Whether a link is up decides nothing: a port that is down is its rank's all the same.
     pub fn rail_nics(&self) -> Vec<&Nic> {
         let hardware: Vec<&Nic> = self.nics.iter().filter(|nic| nic.is_hardware()).collect();
@@ -75,7 +77,9 @@ impl Machine {
             prefer(&mut own, |nic| self.has_device(nic));
         }
         prefer(&mut own, |nic| !self.is_virtual_function(nic));
-        prefer(&mut own, |nic| !is_bluefield(nic));
+        if !self.are_bluefields_rails(&own) {
+            prefer(&mut own, |nic| !is_bluefield(nic));
+        }
         let mut boards = self.boards_beside_gpus(&own);
         if boards.is_empty() {
             boards = self.boards_that_carry_most(&own);
@@ -90,6 +94,17 @@ impl Machine {
         }
         drop_other_layers(&mut rails, all_have);
         rails
+    }
+
+    /// More than half of the GPUs have a BlueField next to them, and fewer have another NIC: these are
+    /// SuperNICs, whose model is that of the cards for storage and tenants.
+    fn are_bluefields_rails(&self, nics: &[&Nic]) -> bool {
+        let beside = |is_of: &dyn Fn(&Nic) -> bool| {
+            let has = |gpu: &&Gpu| nics.iter().any(|nic| is_of(nic) && self.is_next_to(gpu, nic));
+            self.gpus.iter().filter(has).count()
+        };
+        let bluefields = beside(&is_bluefield);
+        2 * bluefields > self.gpus.len() && bluefields > beside(&|nic| !is_bluefield(nic))
     }
 
     /// A NIC of each board that GPUs have next to them: first the one that most have, then for the

@@ -319,13 +319,25 @@ mod tests {
     fn an_error_about_many_devices_leaves_room_for_the_way_out() {
         let bare = |i: u32| PortFacts { has_gid: i != 31, ..facts(&format!("rocep249s{i}"), 32) };
         let ports: Vec<_> = (0..32).map(bare).collect();
+        let bare_nics: Vec<String> =
+            (0..31).map(|i| format!("rocep249s{i}")).rev().take(8).collect();
         let placed = Placed { nics: &["rocep249s31".to_owned()], any_rails: false };
+        let many = Placed { nics: &bare_nics, any_rails: false };
+        let none: Vec<_> =
+            ports.iter().map(|port| PortFacts { has_gid: false, ..port.clone() }).collect();
         let down: Vec<_> =
             ports.iter().map(|port| PortFacts { active: false, ..port.clone() }).collect();
-        let nobody = Placed { nics: &[], any_rails: false };
-        for (placed, ports, end) in
-            [(placed, ports, "all names reach each other"), (nobody, down, "`rdma link`")]
-        {
+        let nobody = || Placed { nics: &[], any_rails: false };
+        let most: Vec<_> = ports
+            .iter()
+            .map(|port| PortFacts { has_gid: !bare_nics.contains(&port.device), ..port.clone() })
+            .collect();
+        for (placed, ports, end) in [
+            (placed, ports, "all names reach each other"),
+            (many, most, "all names reach each other"),
+            (nobody(), none, "`rdma link`"),
+            (nobody(), down, "`rdma link`"),
+        ] {
             let error = choose(&VerbsConfig::default(), &placed, &ports).unwrap_err();
             let text = error.to_string();
             assert!(text.len() < abi::TY_ERROR_MESSAGE && text.ends_with(end), "{text}");

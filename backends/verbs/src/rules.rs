@@ -15,6 +15,8 @@ use crate::config::{DeviceChoice, Mtu, SignalChoice};
 
 /// Most names of a list.
 const MOST_NAMES: usize = 10;
+/// Most NICs of the topology that an error tells of.
+const MOST_CHOSEN: usize = 2;
 
 /// What is known of a port before it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,14 +114,15 @@ pub fn instead(ports: &[PortFacts], nics: &[String], any_rails: bool) -> Result<
         let found: Vec<_> = of.map(|port| format!("{}: {}", port.name(), port.state())).collect();
         if found.is_empty() { format!("{nic}: no such port") } else { found.join(", ") }
     };
+    let more = if nics.len() > MOST_CHOSEN { "; ..." } else { "" };
     let usable = ports.iter().filter(|port| port.is_usable()).map(|port| port.device.clone());
     let message = format!(
         "verbs cannot use what the topology chose for this rank ({}); it can use {}",
-        nics.iter().map(chosen).collect::<Vec<_>>().join("; "),
+        nics.iter().take(MOST_CHOSEN).map(chosen).collect::<Vec<_>>().join("; ") + more,
         some(usable.collect())
     );
     Err(Error::new(ErrorKind::Unavailable, "choose device", message).with_fix(
-        "mend it (`ibv_devinfo -v`); or name `device`; or set rails = \"any\" in [topology.auto], where NICs \
+        "mend it, or `gid_index` (`ibv_devinfo -v`); or name `device`; or set rails = \"any\" in [topology.auto], where NICs \
          of all names reach each other",
     ))
 }

@@ -3,6 +3,9 @@
 use crate::topology::Place;
 use crate::{Error, ErrorKind, Result};
 
+/// Most ranks of a list.
+const MOST_RANKS: usize = 16;
+
 /// Makes all ranks have equally many NICs, for ranks that talk to each other pair up their rails. Says what it
 /// took away. What is wrong is an error only where transports use these NICs.
 ///
@@ -102,7 +105,12 @@ fn missing_nic(places: &[Option<Place>]) -> Option<String> {
     let others = match others.as_slice() {
         [] => String::new(),
         [one] => format!(" (so does rank {one})"),
-        some => format!(" (so do ranks {})", some.join(", ")),
+        some if some.len() <= MOST_RANKS => format!(" (so do ranks {})", some.join(", ")),
+        some => format!(
+            " (so do ranks {} and {} more)",
+            some[..MOST_RANKS].join(", "),
+            some.len() - MOST_RANKS
+        ),
     };
     Some(format!(
         "rank {rank} on {host} lacks a NIC{others}: {words}. Ranks that share a NIC have half of its bandwidth \
@@ -313,6 +321,12 @@ mod tests {
             text.contains("rank 0 on a lacks a NIC (so does rank 1): GPU 0 has none"),
             "{text}"
         );
+        let mut many: Vec<_> = (0..40).flat_map(|_| node()).collect();
+        for place in many.iter_mut().flatten() {
+            place.missing_nic = Some("none is there".to_owned());
+        }
+        let text = even_out(&mut many, 1, true).unwrap_err().to_string();
+        assert!(text.contains("14, 15, 16 and 63 more): none is there"), "{text}");
         assert_eq!(even_out(&mut node(), 1, false).unwrap(), Vec::<String>::new());
         let mut free = node();
         free[0].as_mut().unwrap().any_rails = true;

@@ -32,6 +32,8 @@ impl Machine {
         let usual = usual_layer(&rails);
         let own = |one: &RailShare<'a>| {
             let mut nics = if is_next(one.distance) { one.nics.clone() } else { Vec::new() };
+            // What other containers were given stands in for none of these.
+            prefer(&mut nics, |nic| self.has_device(nic));
             prefer(&mut nics, |nic| layer(nic).is_none_or(|layer| Some(layer) == usual));
             nics
         };
@@ -59,6 +61,19 @@ impl Machine {
             Some(MissingRail { gpu: one.gpu, lack, cards, module, there })
         };
         shares.iter().filter_map(idle).collect()
+    }
+
+    /// Every GPU has NICs next to it, and with them equally many ports that can carry: where a port cannot, all
+    /// are cabled without it.
+    pub fn has_even_links(&self) -> bool {
+        let shares = self.rail_shares();
+        let links = |one: &RailShare<'_>| {
+            let ports = one.nics.iter().flat_map(|nic| &nic.ports);
+            ports.filter(|port| port.can_carry()).count()
+        };
+        let first = shares.first().map_or(0, links);
+        let is_even = |one: &RailShare<'_>| is_next(one.distance) && links(one) == first;
+        shares.len() > 1 && first > 0 && shares.iter().all(is_even)
     }
 
     /// Why a NIC cannot be used; nothing where it can, or where the node does not tell.

@@ -1,6 +1,5 @@
 //! The `auto` topology: where this process is, as the operating system tells.
 
-mod gpus;
 mod nics;
 #[cfg(test)]
 mod on_trees;
@@ -50,7 +49,7 @@ pub(crate) fn place(
     config: &TopologyConfig,
     (host, local_rank, allowed): (String, u32, Option<BTreeSet<u32>>),
 ) -> Result<Place> {
-    let driven = gpus::of_rank(machine, local_rank).unwrap_or_else(|why| {
+    let driven = machine.gpu_of_rank(local_rank).unwrap_or_else(|why| {
         tracing::warn!("the GPU of local rank {local_rank} is unknown: {why}");
         None
     });

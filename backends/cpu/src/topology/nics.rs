@@ -104,15 +104,25 @@ fn in_words(why: Unusable) -> &'static str {
     }
 }
 
-/// Says which NIC would be nearer, if it could be used.
+/// Says which NICs would be nearer, or as near as those that serve, if they could be used.
 fn warn_of_nearer(machine: &Machine, seat: Seat) {
-    let distance = |nic: &Nic| machine.nic_distance(seat, nic);
-    let chosen = machine.serving_nics().iter().map(|nic| distance(nic)).min();
-    for nic in machine.rail_nics() {
-        if let (Some(why), Some(chosen)) = (machine.unusable(nic), chosen)
-            && distance(nic) < chosen
-        {
-            tracing::warn!("NIC {} is nearest to this rank; {}", nic.name, in_words(why));
-        }
+    for (nic, why) in passed_over(machine, seat) {
+        tracing::warn!("NIC {nic} is nearest to this rank; {}", in_words(why));
     }
+}
+
+/// Rail NICs that are nearer than those that serve, and cannot be used. Those that are as near only where some
+/// GPUs have less left than others: nodes whose cards have a port to spare are cabled so.
+pub(super) fn passed_over(machine: &Machine, seat: Seat) -> Vec<(&str, Unusable)> {
+    let distance = |nic: &Nic| machine.nic_distance(seat, nic);
+    let Some(chosen) = machine.serving_nics().iter().map(|nic| distance(nic)).min() else {
+        return Vec::new();
+    };
+    let is_uneven = seat.gpu.is_some() && !machine.has_even_links();
+    let counts = |nic: &Nic| {
+        let is_as_near = distance(nic) == chosen && is_uneven && machine.has_device(nic);
+        distance(nic) < chosen || is_as_near
+    };
+    let rails = machine.rail_nics().into_iter().filter(|nic| counts(nic));
+    rails.filter_map(|nic| Some((nic.name.as_str(), machine.unusable(nic)?))).collect()
 }

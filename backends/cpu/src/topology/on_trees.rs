@@ -4,8 +4,9 @@ use std::path::Path;
 
 use tokenyard_core::Result;
 use tokenyard_core::topology::{Place, share_nics};
-use tokenyard_machine::{Fact, Machine, PortState, Tree};
+use tokenyard_machine::{Fact, Machine, PortState, Seat, Tree};
 
+use super::nics::passed_over;
 use super::place;
 use crate::config::{NicChoice, Rails, TopologyConfig};
 
@@ -142,6 +143,7 @@ fn links_that_are_down_where_others_serve_or_half_are_cabled_are_no_error() {
         ("healthy/hgx-storage-alike", &["mlx5_8"]),
         ("healthy/hgx-storage-ethernet", &["mlx5_8", "mlx5_9"]),
         ("healthy/hgx-vpi", &["mlx5_8"]),
+        ("healthy/hgx-bluefield", &["mlx5_8", "mlx5_9", "mlx5_10", "mlx5_11"]),
         ("gb200-nvl72", &["mlx5_1"]),
         ("gb200-nvl72", &["mlx5_2", "mlx5_3"]),
         ("p5en-efa", &["rdmap85s0"]),
@@ -198,6 +200,8 @@ fn no_rank_of_a_healthy_node_lacks_a_nic() {
         "healthy/hgx-storage-alike",
         "healthy/hgx-storage-ethernet",
         "healthy/hgx-vpi",
+        "healthy/hgx-bluefield",
+        "healthy/hgx-one-port",
         "faults/half-wired",
         "faults/half-given",
         "faults/storage-and-frontend",
@@ -249,6 +253,46 @@ fn on_an_mi300x_node_with_thor2_ranks_follow_the_kernels_order_of_gpus_too() {
 fn of_virtual_functions_ranks_have_those_that_their_container_was_given() {
     let expected: Vec<_> = (0..8).map(|i| format!("{i} {} mlx5_{}", i / 4, i + 8)).collect();
     assert_eq!(table(&tree("healthy/hgx-virtual"), 8, None), expected);
+}
+
+#[test]
+fn a_virtual_function_without_a_link_is_told_though_those_of_other_containers_have_one() {
+    let node = with_down(tree("healthy/hgx-virtual"), &["mlx5_11"]);
+    let missing = found(&node, None, 3).unwrap().missing_nic.unwrap();
+    assert!(missing.contains("7 of 8 GPUs have one: mlx5_11 (port 1 is down"), "{missing}");
+    assert_eq!(found(&node, None, 2).unwrap().missing_nic, None);
+}
+
+#[test]
+fn a_nic_without_a_link_is_said_where_another_as_near_serves_two_ranks_and_not_where_cards_have_a_port_to_spare()
+ {
+    let said = |machine: &Machine, gpu: usize| {
+        let gpu = &machine.gpus[gpu];
+        let seat = Seat { gpu: Some(gpu.pci), numa_node: gpu.numa_node.get() };
+        let told = passed_over(machine, seat);
+        told.into_iter().map(|(nic, _)| nic.to_owned()).collect::<Vec<_>>()
+    };
+    let tray = tree("faults/gb200-port-down");
+    assert_eq!([said(&tray, 0), said(&tray, 2)], [vec!["mlx5_1".to_owned()], vec![]]);
+    assert_eq!(said(&tree("faults/port-down"), 3), ["mlx5_3"]);
+    for healthy in ["healthy/hgx-one-port", "healthy/hgx-virtual", "healthy/hgx-storage"] {
+        assert_eq!(said(&tree(healthy), 3), Vec::<String>::new(), "{healthy}");
+    }
+}
+
+#[test]
+fn bluefields_next_to_gpus_serve_ranks_and_those_beside_connectx_do_not() {
+    let super_nics = tree("healthy/hgx-bluefield");
+    let node = tree("hgx-cx7");
+    assert_eq!(table(&super_nics, 8, None), table(&node, 8, None));
+    let missing = found(&with_down(super_nics, &["mlx5_3"]), None, 3).unwrap().missing_nic;
+    assert!(missing.unwrap().contains("mlx5_3 (port 1 is down"));
+    // A card for tenants may sit below the switch of some GPUs.
+    let mut mixed = node.clone();
+    for nic in mixed.nics.iter_mut().take(4) {
+        nic.hca_type = Fact::Known("MT41692".to_owned());
+    }
+    assert!(mixed.rail_nics().iter().all(|nic| nic.hca_type == Fact::Known("MT4129".to_owned())));
 }
 
 #[test]

@@ -7,6 +7,8 @@ use crate::config::MAX_RAILS;
 /// Providers whose domains are named as the NICs of `/sys/class/infiniband` are. Others (`psm3`, `ucx`, `cxi`
 /// and what is yet to come) may have names of their own: a NIC that they do not list may be there.
 const NAMED_AS_NICS: [&str; 2] = ["verbs", "efa"];
+/// Most names of a list: an error has little room, and its way out stands last.
+const MOST_NAMES: usize = 8;
 
 /// Indices of the domains of `nics`, in their order. A domain is named as its NIC is, with or without
 /// an ending: `mlx5_0`, `rdmap85s0-rdm`.
@@ -44,14 +46,22 @@ pub(super) fn unlisted(domains: &[String], nics: &[String]) -> Option<String> {
         format!(
             "rails = \"auto\": the topology chose {} for this rank, which the provider does not list; it \
              lists {}",
-            missing.join(", "),
-            domains.join(", ")
+            some(&missing),
+            some(&domains.iter().map(String::as_str).collect::<Vec<_>>())
         )
     })
 }
 
+fn some(names: &[&str]) -> String {
+    let more = if names.len() > MOST_NAMES { ", ..." } else { "" };
+    let names = &names[..names.len().min(MOST_NAMES)];
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") + more }
+}
+
 #[cfg(test)]
 mod tests {
+    use tokenyard_core::abi::TY_ERROR_MESSAGE;
+
     use super::*;
 
     #[test]
@@ -77,6 +87,15 @@ mod tests {
             text.contains("chose mlx5_2, mlx5_10 for") && text.contains("rdmap8s0-rdm"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn an_error_about_many_domains_leaves_room_for_the_way_out() {
+        let domains: Vec<String> = (0..32).map(|i| format!("rocep249s{i}f1")).collect();
+        let nics: Vec<String> = (0..2).map(|i| format!("rocep250s{i}f1")).collect();
+        let message = unlisted(&domains, &nics).unwrap();
+        let text = refuse_unlisted("verbs", false, message).unwrap_err().to_string();
+        assert!(text.len() < TY_ERROR_MESSAGE && text.ends_with("reach each other"), "{text}");
     }
 
     #[test]
