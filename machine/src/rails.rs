@@ -64,15 +64,17 @@ pub enum Lack {
         /// How many GPUs there are.
         gpus: usize,
     },
-    /// Most GPUs have a NIC next to them that can be used, and of this one's none can. Or no GPU has, and
-    /// NICs that are for something else can be used.
+    /// Most GPUs have a NIC next to them that can be used, and of this one's none can, or too few for it to have
+    /// its own. Or no GPU has one, and NICs that are for something else can be used.
     Idle {
         /// How many GPUs have one that can be used.
         with: usize,
         /// Of how many.
         gpus: usize,
-        /// Its NICs.
+        /// Its NICs that cannot be used.
         nics: Vec<IdleNic>,
+        /// Names of NICs next to it that can, which it shares.
+        left: Vec<String>,
     },
 }
 
@@ -118,7 +120,7 @@ impl Machine {
     /// have one, or less than others where there are too few NICs to divide evenly among the GPUs. Nodes on
     /// which half of the GPUs or more have none, or several share one, are built too; so are nodes with a
     /// NIC more than that, and those that lost a GPU look like them. And GPUs with NICs next to them of which
-    /// none can be used, where most have one that can, or none has and ranks would go over NICs for storage:
+    /// none can be used, or too few for one each, where most have one that can, or none has and ranks would go over NICs for storage:
     /// nodes are cabled by halves too.
     pub fn missing_rails(&self) -> Vec<MissingRail<'_>> {
         let shares = self.rail_shares();
@@ -356,14 +358,22 @@ impl Display for MissingRail<'_> {
                     write!(f, "; the card {cards} has no RDMA device")?;
                 }
             }
-            Lack::Idle { with, gpus, nics } => {
+            Lack::Idle { with, gpus, nics, left } => {
+                match left.is_empty() {
+                    true => write!(f, "{gpu} has no NIC next to it that can be used")?,
+                    false => write!(
+                        f,
+                        "{gpu} has no NIC of its own that can be used, and shares {}",
+                        list(left)
+                    )?,
+                }
                 let others = match with {
                     0 => "nor has any other GPU".to_owned(),
                     with => format!("and {with} of {gpus} GPUs have one"),
                 };
                 return write!(
                     f,
-                    "{gpu} has no NIC next to it that can be used, {others}: {}; NICs that can be used: {}",
+                    ", {others}: {}; NICs that can be used: {}",
                     list(nics),
                     list(&self.there)
                 );

@@ -170,6 +170,18 @@ fn gpus_whose_own_nics_have_no_link_are_named_where_most_have_one() {
         "GPU 3 (0000:43:00.0) has no NIC next to it that can be used, and 7 of 8 GPUs have one: mlx5_3 (port 1 \
          is down, Polling); NICs that can be used: mlx5_0, mlx5_1, mlx5_2, mlx5_4, mlx5_5, mlx5_6, mlx5_7"
     );
+    // Two GPUs would share one NIC.
+    assert_eq!(missing(&down(&[(2, 2); 4], &[2])), [2, 3]);
+    assert_eq!(missing(&down(&[(2, 2); 4], &[2, 3])), [2, 3], "and here none");
+    assert_eq!(missing(&down(&[(3, 3); 3], &[8])), [6, 7, 8]);
+    let words = down(&[(2, 2); 4], &[2]).missing_rails()[0].to_string();
+    assert!(
+        words.contains(
+            "has no NIC of its own that can be used, and shares mlx5_3, and 6 of 8 GPUs have one: mlx5_2 (port 1 is \
+             down, Polling); NICs that can be used: mlx5_0,"
+        ),
+        "{words}"
+    );
     // A NIC that is missing, and one without a link.
     let mut eight = [(1, 1); 8];
     eight[5] = (1, 0);
@@ -182,6 +194,9 @@ fn nodes_where_another_nic_serves_or_that_are_cabled_with_few_lack_none() {
         (&[(1, 2); 8][..], &[6][..], "a card with two ports, of which one has a link"),
         (&[(1, 2); 8], &[0, 2, 4, 6, 8, 10, 12, 14], "one port of each card"),
         (&[(2, 4); 4], &[5], "another as near"),
+        (&[(2, 2); 4], &[0, 2, 4, 6], "one NIC of two for two GPUs"),
+        (&[(2, 2); 4], &[0, 2, 4], "cabled with few"),
+        (&[(2, 2), (2, 2)], &[0], "half share one"),
         (&[(1, 1); 8], &[0, 2, 4, 6], "cabled by halves"),
         (&[(1, 1); 8], &[0, 1, 2, 3, 4, 5, 6, 7], "no link at all"),
         (&[(8, 1)], &[0], "one NIC for all"),

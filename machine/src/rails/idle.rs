@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::{Lack, MissingRail, RailShare, have_different, is_next};
+use super::{Lack, MissingRail, RailShare, have_different, is_next, sharers};
 use crate::near::{layer, prefer, usual_layer};
 use crate::{Fact, Machine, Nic, Port, Unusable};
 
@@ -23,44 +23,72 @@ impl Display for IdleNic {
     }
 }
 
+/// A NIC for one GPU, in thousandths: a third of three NICs is 999.
+const ONE: usize = 995;
+
+/// More than half, and not all by the same NICs.
+fn are_most(some: &[RailShare<'_>], all: &[RailShare<'_>]) -> bool {
+    2 * some.len() > all.len() && have_different(some)
+}
+
 impl Machine {
-    /// A GPU is served by any NIC next to it that can be used, and that speaks what most NICs do. Nodes on
-    /// which half of the GPUs or fewer are served may be cabled so. Where none is, and NICs for storage or the
-    /// like can be used, ranks would go over these.
+    /// GPUs that are not served, on nodes where most are. Nodes on which half of the GPUs or fewer are served may be
+    /// cabled so. Where none is, and NICs for storage or the like can be used, ranks would go over these.
     pub(super) fn idle_rails<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<MissingRail<'a>> {
-        let rails = self.rail_nics();
-        let usual = usual_layer(&rails);
-        let own = |one: &RailShare<'a>| {
-            let mut nics = if is_next(one.distance) { one.nics.clone() } else { Vec::new() };
-            // What other containers were given stands in for none of these.
-            prefer(&mut nics, |nic| self.has_device(nic));
-            prefer(&mut nics, |nic| layer(nic).is_none_or(|layer| Some(layer) == usual));
-            nics
-        };
-        let serves = |one: &RailShare<'a>| own(one).iter().any(|nic| self.unusable(nic).is_none());
-        let served: Vec<_> = shares.iter().filter(|one| serves(one)).cloned().collect();
         let others = self.serving_nics();
-        let with_own: Vec<_> = shares.iter().filter(|one| !own(one).is_empty()).cloned().collect();
-        let are_most =
-            |some: &[RailShare<'_>]| 2 * some.len() > shares.len() && have_different(some);
-        let is_none = served.is_empty() && !others.is_empty() && are_most(&with_own);
-        if !is_none && !are_most(&served) {
+        let served = self.served(shares);
+        let with_own: Vec<_> =
+            shares.iter().filter(|one| !self.own_rails(one).is_empty()).cloned().collect();
+        let is_none = served.is_empty() && !others.is_empty() && are_most(&with_own, shares);
+        if !is_none && !are_most(&served, shares) {
             return Vec::new();
         }
         // A card for a display is no rank's.
         let is_alike = |one: &RailShare<'_>| {
             is_none || served.iter().any(|other| other.gpu.device_id == one.gpu.device_id)
         };
+        let is_served = |one: &RailShare<'_>| served.iter().any(|of| of.gpu.pci == one.gpu.pci);
         let there: Vec<&str> = others.iter().map(|nic| nic.name.as_str()).collect();
         let idle = |one: &RailShare<'a>| {
-            let nics: Option<Vec<IdleNic>> =
-                own(one).into_iter().map(|nic| self.why_idle(nic)).collect();
-            let nics = nics.filter(|nics| !nics.is_empty() && is_alike(one))?;
-            let lack = Lack::Idle { with: served.len(), gpus: shares.len(), nics };
+            let own = self.own_rails(one);
+            let idle = own.into_iter().filter(|nic| self.unusable(nic).is_some());
+            let nics: Option<Vec<IdleNic>> = idle.map(|nic| self.why_idle(nic)).collect();
+            let nics = nics.filter(|nics| !nics.is_empty() && is_alike(one) && !is_served(one))?;
+            let left = self.usable_rails(one).iter().map(|nic| nic.name.clone()).collect();
+            let lack = Lack::Idle { with: served.len(), gpus: shares.len(), nics, left };
             let (cards, module, there) = (Vec::new(), None, there.clone());
             Some(MissingRail { gpu: one.gpu, lack, cards, module, there })
         };
         shares.iter().filter_map(idle).collect()
+    }
+
+    /// GPUs that NICs next to them serve: with one for each, or with as much of one as a GPU has where all can
+    /// be used. Where that is so for half of them or fewer, they are cabled with few, and any NIC next to one will do.
+    fn served<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<RailShare<'a>> {
+        let share =
+            |nics: &[&Nic]| -> usize { nics.iter().map(|nic| 1000 / sharers(shares, nic)).sum() };
+        let reached = shares.iter().filter(|one| !self.usable_rails(one).is_empty());
+        let reached: Vec<_> = reached.cloned().collect();
+        let has_its_own = |one: &&RailShare<'a>| {
+            share(&self.usable_rails(one)) >= share(&self.own_rails(one)).min(ONE)
+        };
+        let with_one: Vec<_> = reached.iter().filter(has_its_own).cloned().collect();
+        if are_most(&with_one, shares) { with_one } else { reached }
+    }
+
+    /// NICs next to a GPU that speak what most NICs do. What other containers were given stands in for none
+    /// of these.
+    fn own_rails<'a>(&'a self, one: &RailShare<'a>) -> Vec<&'a Nic> {
+        let usual = usual_layer(&self.rail_nics());
+        let mut nics = if is_next(one.distance) { one.nics.clone() } else { Vec::new() };
+        prefer(&mut nics, |nic| self.has_device(nic));
+        prefer(&mut nics, |nic| layer(nic).is_none_or(|layer| Some(layer) == usual));
+        nics
+    }
+
+    fn usable_rails<'a>(&'a self, one: &RailShare<'a>) -> Vec<&'a Nic> {
+        let own = self.own_rails(one).into_iter();
+        own.filter(|nic| self.unusable(nic).is_none()).collect()
     }
 
     /// Every GPU has NICs next to it, and with them equally many ports that can carry: where a port cannot, all
