@@ -1,6 +1,6 @@
 //! The kernels, run without a GPU: their source is compiled for the host, with a stand-in for a GPU under
 //! it (`model/cuda.h`) and one for the proxy and a transport beside it (`model/exchange.cpp`). It shows
-//! where every byte goes and that every wait ends; it shows nothing of bulk copies, nor of what a GPU
+//! where every byte goes and that every wait ends; it shows nothing of what a GPU
 //! does to memory that it shares with others.
 
 // Helpers of a test may panic as a test may.
@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tokenyard_core::abi;
+use tokenyard_cuda::compile::Rows;
 
 /// Puts `with` in the place of what is between two texts of a file, the first one included.
 fn replace(text: &str, [from, to]: [&str; 2], with: &str) -> String {
@@ -19,13 +20,15 @@ fn replace(text: &str, [from, to]: [&str; 2], with: &str) -> String {
 }
 
 /// The file as a host compiler understands it: what is written in a GPU's own instructions is replaced.
-fn for_the_host(name: &str, text: &str) -> String {
+fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
+    const BULK: &str = include_str!("model/bulk.h");
     const MEMORY: &str = include_str!("model/memory.h");
     const SHARED: &str = include_str!("model/shared.h");
     match name {
         "transport.cuh" => {
             replace(text, ["__device__ inline u64 now_ns()", "// What the host sees"], MEMORY)
         }
+        "bulk.cuh" if rows == Rows::Tma => BULK.to_owned(),
         "bulk.cuh" => {
             replace(text, ["__device__ inline u32 shared_address", "#if TY_ROWS_TMA"], SHARED)
         }
@@ -41,7 +44,12 @@ fn for_the_host(name: &str, text: &str) -> String {
             // Each level has a namespace of its own.
             replace(text, ["extern __shared__", "\n"], shared).replace("extern \"C\" ", "")
         }
-        _ => text.to_owned(),
+        // Bulk copies of the model need no fences.
+        _ => text
+            .lines()
+            .filter(|l| !l.contains("asm volatile(\"fence"))
+            .collect::<Vec<_>>()
+            .join("\n"),
     }
 }
 
@@ -53,7 +61,7 @@ const NVLINK: Face = ("src/transport/nvlink.cuh", false, 32);
 
 /// Writes the sources for the host, over a face. `level` tells one copy from the other, which a
 /// compiler would take for the same file.
-fn write_all(to: &Path, (face, ..): Face, level: &str) {
+fn write_all(to: &Path, (face, ..): Face, rows: Rows, level: &str) {
     std::fs::create_dir_all(to).expect("made");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     for from in ["src/kernels", "src/probe", "../device"] {
@@ -62,7 +70,7 @@ fn write_all(to: &Path, (face, ..): Face, level: &str) {
             let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");
             if let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|_| is_source) {
                 let text = std::fs::read_to_string(&path).expect("a source");
-                let text = for_the_host(name, &text);
+                let text = for_the_host(name, &text, rows);
                 std::fs::write(to.join(name), format!("{text}// {level}\n")).expect("written");
             }
         }
@@ -75,7 +83,7 @@ fn run(folder: &Path, model: &str, defines: &[String]) {
     let program = folder.join("exchange");
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/model");
     let compiled = Command::new("g++")
-        .args(["-std=c++20", "-O1", "-pthread", "-DTY_ROWS_TMA=0"])
+        .args(["-std=c++20", "-O1", "-pthread"])
         .arg(format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION))
         .args(defines)
         .arg("-I")
@@ -91,15 +99,16 @@ fn run(folder: &Path, model: &str, defines: &[String]) {
 }
 
 /// The model of one level.
-fn run_level(face: Face) {
+fn run_level(face: Face, rows: Rows) {
     let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), face, "the level");
-    run(folder.path(), "exchange.cpp", &defines(face));
+    write_all(folder.path(), face, rows, "the level");
+    run(folder.path(), "exchange.cpp", &defines(face, rows));
 }
 
 /// What the sources of one level are compiled with.
-fn defines((_, puts, param_bytes): Face) -> [String; 3] {
+fn defines((_, puts, param_bytes): Face, rows: Rows) -> [String; 4] {
     [
+        format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma)),
         format!("-DTY_PUTS={}", u32::from(puts)),
         format!("-DTY_UP_PARAM_BYTES={param_bytes}"),
         "-DTY_GROUPED=0".to_owned(),
@@ -109,9 +118,9 @@ fn defines((_, puts, param_bytes): Face) -> [String; 3] {
 /// The model of several domains: a face inside, and one between them.
 fn run_domains(up: Face, out: Face) {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut defines = Vec::new();
+    let mut defines = vec!["-DTY_ROWS_TMA=0".to_owned()];
     for (name, face) in [("up", up), ("out", out)] {
-        write_all(&folder.path().join(name), face, name);
+        write_all(&folder.path().join(name), face, Rows::Vector, name);
         let name = name.to_uppercase();
         defines.push(format!("-D{name}_PUTS={}", u32::from(face.1)));
         defines.push(format!("-D{name}_PARAM_BYTES={}", face.2));
@@ -121,12 +130,17 @@ fn run_domains(up: Face, out: Face) {
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
-    run_level(PROXY);
+    run_level(PROXY, Rows::Vector);
 }
 
 #[test]
 fn rows_reach_their_places_and_come_back_over_loads_and_stores() {
-    run_level(NVLINK);
+    run_level(NVLINK, Rows::Vector);
+}
+
+#[test]
+fn rows_reach_their_places_and_come_back_by_bulk_copies() {
+    run_level(NVLINK, Rows::Tma);
 }
 
 #[test]
@@ -147,6 +161,6 @@ fn among_domains_rows_are_stored_at_both_levels() {
 #[test]
 fn copies_barriers_and_counts_of_the_probe_reach_every_rank() {
     let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), NVLINK, "the probe");
-    run(folder.path(), "probe.cpp", &defines(NVLINK));
+    write_all(folder.path(), NVLINK, Rows::Vector, "the probe");
+    run(folder.path(), "probe.cpp", &defines(NVLINK, Rows::Vector));
 }
