@@ -119,9 +119,10 @@ impl Machine {
     /// GPUs that this process was given and whose NIC is missing: they have none next to them where most
     /// have one, or less than others where there are too few NICs to divide evenly among the GPUs. Nodes on
     /// which half of the GPUs or more have none, or several share one, are built too; so are nodes with a
-    /// NIC more than that, and those that lost a GPU look like them. And GPUs with NICs next to them of which
-    /// none can be used, or too few for one each, where most have one that can, or none has and ranks would go over NICs for storage:
-    /// nodes are cabled by halves too.
+    /// NIC more than that, and those that lost a GPU look like them.
+    ///
+    /// And GPUs with NICs next to them of which none can be used, or too few for one each, where most GPUs have
+    /// one that can; or where none has, and ranks would go over NICs for storage. Nodes are cabled by halves too.
     pub fn missing_rails(&self) -> Vec<MissingRail<'_>> {
         let shares = self.rail_shares();
         if shares.len() < 2 {

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
+use tokenyard_core::error::first_names;
 use tokenyard_core::transport::Team;
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_machine::gid::choose;
@@ -115,11 +116,13 @@ pub fn instead(ports: &[PortFacts], nics: &[String], any_rails: bool) -> Result<
         if found.is_empty() { format!("{nic}: no such port") } else { found.join(", ") }
     };
     let more = if nics.len() > MOST_CHOSEN { "; ..." } else { "" };
-    let usable = ports.iter().filter(|port| port.is_usable()).map(|port| port.device.clone());
+    let usable = ports.iter().filter(|port| port.is_usable());
+    let mut usable: Vec<&str> = usable.map(|port| port.device.as_str()).collect();
+    usable.dedup();
     let message = format!(
         "verbs cannot use what the topology chose for this rank ({}); it can use {}",
         nics.iter().take(MOST_CHOSEN).map(chosen).collect::<Vec<_>>().join("; ") + more,
-        some(usable.collect())
+        first_names(&usable, MOST_NAMES)
     );
     Err(Error::new(ErrorKind::Unavailable, "choose device", message).with_fix(
         "mend it, or `gid_index` (`ibv_devinfo -v`); or name `device`; or set rails = \"any\" in [topology.auto], where NICs \
@@ -132,19 +135,11 @@ pub fn by_state(ports: &[PortFacts]) -> String {
     let of = |state: &&str| {
         let of = ports.iter().filter(|port| port.state() == *state).map(PortFacts::name);
         let names: Vec<String> = of.collect();
-        (!names.is_empty()).then(|| format!("{state}: {}", some(names)))
+        (!names.is_empty()).then(|| format!("{state}: {}", first_names(&names, MOST_NAMES)))
     };
     let groups: Vec<String> =
         ["can be used", "not active", "no GID"].iter().filter_map(of).collect();
     if groups.is_empty() { "no port".to_owned() } else { groups.join("; ") }
-}
-
-/// The first of a list, as an error has little room.
-fn some(mut names: Vec<String>) -> String {
-    names.dedup();
-    let more = if names.len() > MOST_NAMES { ", ..." } else { "" };
-    names.truncate(MOST_NAMES);
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") + more }
 }
 
 /// The ports that `"auto"` spreads the ranks over where the topology chose none: of those that are active, the fastest; one per

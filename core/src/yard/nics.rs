@@ -13,7 +13,8 @@ const MOST_RANKS: usize = 16;
 /// [`ErrorKind::Config`] where the operator named unequally many, and [`ErrorKind::Mismatch`] where some ranks
 /// have NICs and one has none or fewer, or where a rail has different ones: on a fabric without ways between
 /// rails these do not reach each other; [`ErrorKind::Unavailable`] where a topology says that a rank's NIC is
-/// missing or cannot be used. The text names ranks and NICs. Where a place says that NICs of all names reach each other, all but the first are
+/// missing or cannot be used. The text names ranks and NICs. Where a place says that NICs of all names reach
+/// each other, all but the first are
 /// warnings.
 pub(super) fn even_out(
     places: &mut [Option<Place>],

@@ -1,5 +1,6 @@
 //! The NICs that the topology chose, among those that the provider lists.
 
+use tokenyard_core::error::first_names;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::MAX_RAILS;
@@ -46,16 +47,10 @@ pub(super) fn unlisted(domains: &[String], nics: &[String]) -> Option<String> {
         format!(
             "rails = \"auto\": the topology chose {} for this rank, which the provider does not list; it \
              lists {}",
-            some(&missing),
-            some(&domains.iter().map(String::as_str).collect::<Vec<_>>())
+            first_names(&missing, MOST_NAMES),
+            first_names(domains, MOST_NAMES)
         )
     })
-}
-
-fn some(names: &[&str]) -> String {
-    let more = if names.len() > MOST_NAMES { ", ..." } else { "" };
-    let names = &names[..names.len().min(MOST_NAMES)];
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") + more }
 }
 
 #[cfg(test)]
