@@ -1,6 +1,6 @@
 //! Rails: which NIC each GPU has near, and whether all have the same.
 
-use tokenyard_machine::rails::share_in_words;
+use tokenyard_machine::rails::{ONE_NIC, share_in_words};
 use tokenyard_machine::{
     Distance, Gpu, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, Port, RailShare,
 };
@@ -49,8 +49,6 @@ static LAYER: Rule = Rule {
     source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
 };
 
-/// A NIC of its own, in thousandths; a third of three is 999.
-const ONE: u64 = 995;
 /// What a missing rail costs where the topology refuses it.
 pub(crate) const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: the topology refuses \
                        this node (docs/topology.md)";
@@ -264,7 +262,7 @@ fn counts(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail
         }
         ([], true) => (Verdict::Ok, share_in_words(usual)),
         // Ranks use equally many, so a NIC that is left over changes nothing.
-        ([], false) if report.machine.has_nics_to_spare() && least >= ONE => {
+        ([], false) if report.machine.has_nics_to_spare() && least >= ONE_NIC => {
             let more = with_own(&|own| own > least);
             (
                 Verdict::Ok,

@@ -78,6 +78,9 @@ pub enum Lack {
     },
 }
 
+/// A NIC for one GPU, in thousandths, or hardly less: a third of three NICs is 999.
+pub const ONE_NIC: u64 = 995;
+
 /// Class of network controllers.
 const NETWORK: u32 = 0x02;
 /// Most names of a list.
@@ -101,7 +104,7 @@ impl Machine {
         let owns: Vec<u64> = all
             .iter()
             .map(|one| match is_as_near(&all, one) {
-                true => one.nics.iter().map(|nic| 1000 / sharers(&all, nic) as u64).sum(),
+                true => share(&all, &one.nics),
                 false => 0,
             })
             .collect();
@@ -292,6 +295,11 @@ fn sharers(all: &[RailShare<'_>], nic: &Nic) -> usize {
     all.iter().filter(is_sharer).count().max(1)
 }
 
+/// NICs of one GPU, in thousandths: one that others are as near to counts for a part.
+fn share(all: &[RailShare<'_>], nics: &[&Nic]) -> u64 {
+    nics.iter().map(|nic| 1000 / sharers(all, nic) as u64).sum()
+}
+
 /// What most GPUs have; where no number is that of most, the largest.
 fn usual(all: &[RailShare<'_>]) -> u64 {
     let count = |own: u64| all.iter().filter(|one| one.own == own).count();
@@ -313,8 +321,7 @@ fn shared_bridge(gpu: &PciFunction, best: Distance) -> Option<(&'static str, Pci
 /// `one NIC for each GPU`, of thousandths.
 pub fn share_in_words(own: u64) -> String {
     match own {
-        // A third of three NICs is 999.
-        995..=1000 => "one NIC for each".to_owned(),
+        ONE_NIC..=1000 => "one NIC for each".to_owned(),
         own if own > 1000 && own.is_multiple_of(1000) => format!("{} NICs for each", own / 1000),
         own if own > 1000 => format!("{:.1} NICs for each", own as f64 / 1000.0),
         own => format!("one NIC for {:.0}", 1000.0 / own.max(1) as f64),

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::{Lack, MissingRail, RailShare, have_different, is_next, sharers};
+use super::{Lack, MissingRail, ONE_NIC, RailShare, have_different, is_next, share};
 use crate::near::{layer, prefer, usual_layer};
 use crate::{Fact, Machine, Nic, Port, Unusable};
 
@@ -22,9 +22,6 @@ impl Display for IdleNic {
         write!(f, "{} ({})", self.name, self.found)
     }
 }
-
-/// A NIC for one GPU, in thousandths: a third of three NICs is 999.
-const ONE: usize = 995;
 
 /// More than half, and not all by the same NICs.
 fn are_most(some: &[RailShare<'_>], all: &[RailShare<'_>]) -> bool {
@@ -65,12 +62,11 @@ impl Machine {
     /// GPUs that NICs next to them serve: with one for each, or with as much of one as a GPU has where all can
     /// be used. Where that is so for half of them or fewer, they are cabled with few, and any NIC next to one will do.
     fn served<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<RailShare<'a>> {
-        let share =
-            |nics: &[&Nic]| -> usize { nics.iter().map(|nic| 1000 / sharers(shares, nic)).sum() };
         let reached = shares.iter().filter(|one| !self.usable_rails(one).is_empty());
         let reached: Vec<_> = reached.cloned().collect();
         let has_its_own = |one: &&RailShare<'a>| {
-            share(&self.usable_rails(one)) >= share(&self.own_rails(one)).min(ONE)
+            let own = share(shares, &self.own_rails(one));
+            share(shares, &self.usable_rails(one)) >= own.min(ONE_NIC)
         };
         let with_one: Vec<_> = reached.iter().filter(has_its_own).cloned().collect();
         if are_most(&with_one, shares) { with_one } else { reached }
