@@ -31,6 +31,19 @@ pub enum RowCopy {
     Vector,
 }
 
+/// How a combine brings flat rows back that lie outside the arena, where peers cannot read them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outside {
+    /// As is faster by what was measured.
+    #[default]
+    Auto,
+    /// Their owner pushes them to who sums them, where kernels load and store and there is one domain.
+    Push,
+    /// They are copied into the arena first.
+    Copy,
+}
+
 /// Multiprocessors that an operation occupies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sms {
@@ -96,6 +109,8 @@ pub struct CudaConfig {
     pub sms: Sms,
     /// How rows are moved: "auto", "tma" or "vector".
     pub rows: RowCopy,
+    /// How a combine brings rows back that lie outside the arena: "auto", "push" or "copy".
+    pub outside: Outside,
     /// Size of the arena in MiB. Absent: enough for two worst-case outputs of any layout, at most
     /// 16 GiB, but for four of flat rows, at most 64 GiB.
     pub arena_mib: Option<u64>,
@@ -105,7 +120,14 @@ pub struct CudaConfig {
 
 impl Default for CudaConfig {
     fn default() -> Self {
-        Self { device: None, sms: Sms::Auto, rows: RowCopy::Auto, arena_mib: None, cache: None }
+        Self {
+            device: None,
+            sms: Sms::Auto,
+            rows: RowCopy::Auto,
+            outside: Outside::Auto,
+            arena_mib: None,
+            cache: None,
+        }
     }
 }
 
@@ -148,6 +170,14 @@ mod tests {
             let text = parse(wrong).unwrap_err();
             assert!(text.contains("\"auto\" or a number from 1 to 1024"), "{wrong}: {text}");
         }
+    }
+
+    #[test]
+    fn rows_outside_the_arena_are_pushed_or_copied_as_the_config_says() {
+        assert_eq!(parse("outside = \"push\"").unwrap().outside, Outside::Push);
+        assert_eq!(parse("outside = \"copy\"").unwrap().outside, Outside::Copy);
+        let text = parse("outside = \"pull\"").unwrap_err();
+        assert!(text.contains("`auto`, `push`, `copy`"), "{text}");
     }
 
     #[test]

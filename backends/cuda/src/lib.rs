@@ -15,6 +15,6 @@ pub mod probe;
 mod transport;
 
 pub use built_in::link;
-pub use config::{CudaConfig, NvlinkConfig, RowCopy, Sms};
+pub use config::{CudaConfig, NvlinkConfig, Outside, RowCopy, Sms};
 pub use kernels::CudaKernels;
 pub use transport::Nvlink;

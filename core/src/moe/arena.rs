@@ -76,6 +76,11 @@ impl Arena {
     /// # Errors
     /// As [`allocate`](Self::allocate), if there is no gap at all.
     pub fn reserve(&mut self, most: u64, holder: Holder) -> Result<Region> {
+        self.allocate(most.min(self.largest_gap()), holder)
+    }
+
+    /// Bytes that the next region may have; a multiple of [`REGION_ALIGN`].
+    pub fn largest_gap(&self) -> u64 {
         let mut largest = 0;
         let mut start = 0;
         let ends = self.regions.iter().map(|r| (r.offset, r.offset + r.bytes));
@@ -83,7 +88,7 @@ impl Arena {
             largest = largest.max((gap_end - start) / REGION_ALIGN * REGION_ALIGN);
             start = next;
         }
-        self.allocate(most.min(largest), holder)
+        largest
     }
 
     /// Gives the end of a region back. A region that is not held is ignored.
@@ -192,7 +197,7 @@ mod tests {
         let mut arena = Arena::new(1024, "");
         let a = arena.allocate(256, Holder::Dispatch(0)).expect("room");
         let b = arena.reserve(512, Holder::Dispatch(1)).expect("room");
-        assert_eq!((b.offset, b.bytes), (256, 512));
+        assert_eq!((b.offset, b.bytes, arena.largest_gap()), (256, 512, 256));
         arena.shrink(b.id, 100);
         let c = arena.reserve(4096, Holder::Dispatch(2)).expect("room");
         assert_eq!((c.offset, c.bytes), (384, 640));

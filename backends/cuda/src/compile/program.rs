@@ -19,7 +19,7 @@ const UP_FACE: &str = "up_face.cuh";
 /// The kernels of an exchange, and those that measure a link: name and text.
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
 const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
-const HEADERS: [(&str, &str); 19] = [
+const HEADERS: [(&str, &str); 20] = [
     ("transport.cuh", include_str!("../../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
     ("region.cuh", include_str!("../kernels/region.cuh")),
@@ -38,6 +38,7 @@ const HEADERS: [(&str, &str); 19] = [
     ("combine.cuh", include_str!("../kernels/combine.cuh")),
     ("puts.cuh", include_str!("../kernels/puts.cuh")),
     ("put_rows.cuh", include_str!("../kernels/put_rows.cuh")),
+    ("push_combine.cuh", include_str!("../kernels/push_combine.cuh")),
     ("put_combine.cuh", include_str!("../kernels/put_combine.cuh")),
 ];
 

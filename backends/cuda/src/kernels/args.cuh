@@ -24,6 +24,8 @@ constexpr bool kPuts = false;
 
 // Whether rows may be taken in tiles: see tiles.cuh.
 constexpr bool kMayTile = !kPuts && !kGrouped;
+// Whether rows of a combine may be pushed: see push_combine.cuh.
+constexpr bool kMayPush = !kPuts && !kGrouped;
 
 constexpr u32 kControl = 0;     // window of entry records
 constexpr u32 kArena = 1;       // window of rows
@@ -36,7 +38,7 @@ constexpr u32 kRings = 2;       // of a block that sums, each with a part of its
 constexpr u32 kRingWarps = 8;   // few, so that each has much of a row
 constexpr u32 kSummingWarps = kRings * kRingWarps;
 
-constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseDone = 5;
+constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseCombineRows = 4, kPhaseDone = 5;
 
 // How a rank enters.
 constexpr u32 kEnter = 0;       // it takes part
@@ -356,12 +358,19 @@ struct CombineArgs {
   u32 stage_bytes;
   u32 table_bytes;     // shared memory before the stages
   u32 returns_weights; // weights travel back too
-  // Where the face only puts: arena offsets of the rows that come back, those of rank 0 first, and
-  // of their weights.
+  // Arena offsets of the rows that come back, those of rank 0 first, and, where the face only puts, of
+  // their weights.
   u64 landing;
   u64 landing_weights;
+  u64 landing_bytes;   // room for those rows, if owners may push them; else 0
+  const u8* own;       // this rank's rows outside the arena, if it pushes them; else null
+  u64 flags;           // offset in the control window of [R, most_units]: see push_combine.cuh
+  u32 most_units;      // of one owner's rows
+  u32 unit_shift;      // a unit has 2^so many rows
+  u32 pushers;         // blocks that push
+  u32 push_warps;      // of each of them
+  u32 push_bytes;      // a unit moves in pieces of so many bytes
   u32 at_once;         // it waits until all have read, too
-  u32 reserved;
 };
 
 // Learns which tokens are of which group.

@@ -20,6 +20,11 @@ pub(crate) const RING_WARPS: u32 = 8;
 /// Warps of a block that sums.
 pub(crate) const SUMMING_WARPS: u32 = RINGS * RING_WARPS;
 
+/// Warps of a block that push rows by bulk copies: more crowd the link, fewer do not fill it.
+pub(crate) const PUSH_WARPS: u32 = 4;
+/// Pieces that each of them has in shared memory: `kPushStages` of the kernels.
+pub(crate) const PUSH_STAGES: u32 = 3;
+
 /// How a rank enters.
 pub(crate) const ENTER: u32 = 0;
 pub(crate) const REFUSE_TEXT: u32 = 1;
@@ -241,8 +246,15 @@ pub(crate) struct CombineArgs {
     pub(crate) returns_weights: u32,
     pub(crate) landing: u64,
     pub(crate) landing_weights: u64,
+    pub(crate) landing_bytes: u64,
+    pub(crate) own: u64,
+    pub(crate) flags: u64,
+    pub(crate) most_units: u32,
+    pub(crate) unit_shift: u32,
+    pub(crate) pushers: u32,
+    pub(crate) push_warps: u32,
+    pub(crate) push_bytes: u32,
     pub(crate) at_once: u32,
-    pub(crate) reserved: u32,
 }
 
 #[repr(C)]

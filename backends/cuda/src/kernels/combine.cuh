@@ -3,8 +3,7 @@
 // f32, in an order that depends on the routing alone: the biases, then ranks in the order of their
 // highest selecting k; rounded once.
 #pragma once
-#include "entry.cuh"
-#include "pull.cuh"
+#include "push_combine.cuh"
 
 namespace ty {
 
@@ -14,42 +13,61 @@ __device__ inline u32 rows_end(const CombineArgs& a, u32 d) {
   return a.r.row_base[last * a.c.ranks + d] + a.r.counts[d];
 }
 
-// Whether every owner has the rows that this rank's routing names.
-__device__ inline Decision check_rows(const CombineArgs& a, const u32* heard) {
-  for (u32 d = 0; d < a.c.ranks; d++)
-    if (rows_end(a, d) > heard[d * kHead + 5]) return {kBadRows, d};
+// Whether every owner has the rows that this rank's routing names. One warp.
+__device__ inline Decision check_owners(const CombineArgs& a, const u32* heard) {
+  for (u32 first = 0; first < a.c.ranks; first += 32) {
+    u32 d = first + threadIdx.x % 32;
+    u32 bad = __ballot_sync(~0u, d < a.c.ranks && rows_end(a, d) > heard[d * kHead + 5]);
+    if (bad != 0) return {kBadRows, first + __ffs(bad) - 1};
+  }
   return {kGo, a.c.rank};
 }
 
-// The partial rows of this rank's tokens, at their owners.
+// Where the rows and weights of this rank's tokens are to be found.
+struct Returned {
+  const u64* first;     // [R]: address of this rank's first row from each owner
+  const u64* weights;   // [R]: where the weights of the owners' first rows are
+  const u32* row_base;  // by which they are named; see `base_of`
+  const u64* flags;     // [R]: see CombineTables; null where all rows are there
+  Guard* guard;         // of waits for them
+};
+
+// The partial rows of this rank's tokens.
 struct Partials {
   static constexpr bool kWeighted = false, kDealt = true;
   const CombineArgs& a;
-  const u64* first;  // [R]: address of this rank's first row at each
-  const u32* row_base;  // kGrouped: what rows are named by from there on
+  const Returned& back;
   u8* out;
 
   __device__ u32 early(u32 token) const { return packed_row(a.c, a.r, token); }
   __device__ bool there(u32 packed) const { return packed != kNoRow; }
   __device__ uint2 late(u32 token, u32 packed) const {
     u32 rank = packed >> kPlaceBits, span = token / a.r.span;
-    u32 base = kGrouped ? base_of(a.c, a.r, row_base, token, rank) : 0;
+    u32 base = kGrouped ? base_of(a.c, a.r, back.row_base, token, rank) : 0;
     return make_uint2(base + a.r.span_ranks[span * a.c.ranks + rank],
                       a.r.block_ranks[span / kWarps * a.c.ranks + rank]);
   }
+  // Among this rank's rows from the owner.
+  __device__ u32 row(u32 packed, uint2 base) const {
+    return (packed & ((1u << kPlaceBits) - 1)) + base.x + base.y;
+  }
   __device__ u64 from(u32 packed, uint2 base) const {
-    u32 place = packed & ((1u << kPlaceBits) - 1);
-    return first[packed >> kPlaceBits] + (u64)(place + base.x + base.y) * a.row_bytes;
+    return back.first[packed >> kPlaceBits] + (u64)row(packed, base) * a.row_bytes;
+  }
+  // Each lane waits for the unit of its own row.
+  __device__ bool come(u32 packed, uint2 base) const {
+    if (!kMayPush || !back.flags) return true;
+    u32 owner = packed >> kPlaceBits, unit = row(packed, base) >> a.unit_shift, epoch = a.c.epoch();
+    const u64* flags = there(packed) ? reinterpret_cast<const u64*>(back.flags[owner]) : nullptr;
+    bool ok = !flags || back.guard->until({kPhaseCombineRows, owner, unit, epoch},
+                                          [&] { return load_acquire(flags + unit); },
+                                          [&](u64 found) { return found == epoch; });
+    // What is read then by bulk copies was stored before that word.
+    publish_places();
+    return __all_sync(~0u, ok);
   }
   __device__ float weight(u32) const { return 1.0f; }
   __device__ u64 bias(u32 i) const { return (u64)(i == 0 ? a.bias0 : a.bias1); }
-};
-
-// Where rows and weights of this rank's tokens are to be found.
-struct Returned {
-  const u64* first;     // [R]: address of this rank's first row
-  const u64* weights;   // [R]: where the weights of the owners' first rows are
-  const u32* row_base;  // by which they are named; see `base_of`
 };
 
 // The weight that came back for lane k's selection, from the owner's row of this token.
@@ -85,7 +103,7 @@ __device__ void sum_partials(const CombineArgs& a, u32 tokens, const Returned& f
   if (a.out_weights) fetch_weights(a, tokens, from);
   Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes,
                   &a.c.state->summed};
-  sum_rows<Type>(Partials{a, from.first, from.row_base, a.out}, summing, stages);
+  sum_rows<Type>(Partials{a, from, a.out}, summing, stages);
 }
 
 // What those behind find, until it is known how the operation goes on. One thread.
@@ -94,15 +112,75 @@ __device__ inline void begin(const CombineArgs& a) {
   a.c.cell->code = 0;
 }
 
+// Learns where the rows of this rank's tokens are, and where those go that it pushes. True if it is to wait
+// for some. The whole block.
+template <class Up>
+__device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTables& t) {
+  bool waits = false;
+  auto at = [&](u32 d, u64 offset) { return reinterpret_cast<u64>(up.peer_ptr(kArena, d, offset)); };
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
+    const u32* head = &t.heard[d * kHead];
+    u64 rows = kGrouped ? 0 : (u64)a.r.row_base[d] * a.row_bytes;
+    t.first[d] = at(d, (u64)head[3] * 16 + rows);
+    t.weights[d] = at(d, (u64)head[4] * 16);
+    if constexpr (kMayPush) {
+      bool pushed = (head[0] & kPushes) && d != a.c.rank;
+      t.flags[d] = pushed ? reinterpret_cast<u64>(unit_flags(a, up, a.c.rank, d)) : 0;
+      if (pushed && lands(a, t)) t.first[d] = at(a.c.rank, a.landing + t.before(d) * a.row_bytes);
+      if (a.own) t.to[d] = landing_of(a, up, t, d);
+      if (a.own && d == a.c.rank) t.first[d] = reinterpret_cast<u64>(a.own) + rows;
+      waits |= pushed;
+    }
+  }
+  return __syncthreads_or(waits);
+}
+
+// Enters: says where this rank's rows are, or that it pushes them. One block.
+template <class Up>
+__device__ void enter_combine(const CombineArgs& a, const Up& up, const CombineTables& t, Guard& guard,
+                              u64 given_up) {
+  u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
+  u32 head[kHead] = {a.c.verdict | gridDim.x << 8 | (a.own ? kPushes : 0),
+                     (u32)a.c.signature,
+                     a.c.origin(),
+                     place,
+                     (u32)(a.weights / 16),
+                     (u32)operation().rows,
+                     (u32)(a.c.signature >> 32),
+                     0};
+  // Who hears this record may read the rows that earlier kernels wrote here.
+  fence_system();
+  // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
+  u32 words = kHead + max(a.c.ranks * a.c.groups(), kLandingWords);
+  enter(a.c, up, words, a.c.verdict, nullptr, guard,
+        [&](u32 peer, u32 w) { return w < kHead ? head[w] : landing_word(a, t, peer, w - kHead); },
+        // A look at host memory takes longer than all else before records leave.
+        [&] { return !__syncthreads_or(given_up != 0); });
+}
+
+// How the operation goes on. The first warp; its first lane is told.
+__device__ inline Decision judge(const CombineArgs& a, const CombineTables& t) {
+  Decision found = decide(a.c, t.heard, kHead);
+  // Who refuses may have no routing.
+  Decision rows = a.c.verdict == kEnter ? check_owners(a, t.heard) : found;
+  if (found.code != kGo || rows.code != kGo) return found.code != kGo ? found : rows;
+  u32 last = 0;
+  if (a.own && threadIdx.x == 0 && !place_sources(a, t, &last)) return {kBadRows, last};
+  return found;
+}
+
 template <class Type, class Up>
 __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   __shared__ Decision decision;
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  u32* heard = reinterpret_cast<u32*>(shared);
+  CombineTables t(shared, a.c.ranks);
   Found found(a.c, a.r.note);
   // As in `dispatch`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
+  // As `Found`: a look at memory that records would wait for.
+  for (u32 d = threadIdx.x; kMayPush && a.c.verdict == kEnter && d < a.c.ranks; d += blockDim.x)
+    t.counts[d] = a.r.counts[d];
   found.publish();
   __syncthreads();
   if (a.c.epoch() == 0) {
@@ -112,49 +190,35 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   // A warp that has nothing else to do until records come.
   if (threadIdx.x == blockDim.x - 32) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
-  if (blockIdx.x == 0) {
-    u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
-    u32 head[kHead] = {a.c.verdict | gridDim.x << 8, (u32)a.c.signature, a.c.origin(),
-                       place,                        (u32)(a.weights / 16), (u32)operation().rows,
-                       (u32)(a.c.signature >> 32),   0};
-    // Who hears this record may read the rows that earlier kernels wrote here.
-    fence_system();
-    // As many words as a dispatch, so that ranks that do one find out and do not wait.
-    enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
-          [&](u32, u32 w) { return w < kHead ? head[w] : 0; },
-          // A look at host memory takes longer than all else before records leave.
-          [&] { return !__syncthreads_or(given_up != 0); });
-  }
-  if (!hear(a.c, up, kHead, heard, guard)) return stop_all(a.c);
+  if (blockIdx.x == 0) enter_combine(a, up, t, guard, given_up);
+  if (!hear(a.c, up, kHead, t.heard, guard)) return stop_all(a.c);
+  if (kMayPush && a.own && !hear_landings(a, up, t, guard)) return stop_all(a.c);
   if (threadIdx.x < 32) {
-    Decision found = decide(a.c, heard, kHead);
-    if (threadIdx.x == 0) decision = found.code == kGo ? check_rows(a, heard) : found;
+    Decision judged = judge(a, t);
+    if (threadIdx.x == 0) decision = judged;
   }
   __syncthreads();
   Decision d = decision;
   if (blockIdx.x == 0) {
     if (d.code == kGo)
       for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
-        a.c.expect(a.c.done_totals(), s, heard[s * kHead] >> 8);
+        a.c.expect(a.c.done_totals(), s, (t.heard[s * kHead] & ~kPushes) >> 8);
     __syncthreads();
     // The first warp is the one that loads.
     if (threadIdx.x == blockDim.x - 32) {
       u64 now = now_ns();
-      tell(a.c, up, d, &heard[d.rank * kHead], guard);
+      tell(a.c, up, d, &t.heard[d.rank * kHead], guard);
       a.c.trace->heard = now;
     }
   }
   if (d.code != kGo) return;
-  u64* first = reinterpret_cast<u64*>(heard + a.c.ranks * kHead);
-  u64* weights = first + a.c.ranks;
-  auto at = [&](u32 d, u64 offset) { return reinterpret_cast<u64>(up.peer_ptr(kArena, d, offset)); };
-  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
-    u64 rows = kGrouped ? 0 : (u64)a.r.row_base[d] * a.row_bytes;
-    first[d] = at(d, (u64)heard[d * kHead + 3] * 16 + rows);
-    weights[d] = at(d, (u64)heard[d * kHead + 4] * 16);
-  }
-  sum_partials<Type>(a, a.c.tokens(), {first, weights, a.r.row_base}, shared + a.table_bytes);
-  raise_all(a.c, up, a.c.done_signal(), guard);
+  bool waits = place_all(a, up, t);
+  u8* stages = shared + a.table_bytes;
+  if constexpr (kMayPush)
+    if (a.own && blockIdx.x < a.pushers) push_rows(a, up, t, stages);
+  Returned back{t.first, t.weights, a.r.row_base, waits ? t.flags : nullptr, &guard};
+  sum_partials<Type>(a, a.c.tokens(), back, stages);
+  if (!raise_all(a.c, up, a.c.done_signal(), guard)) return stop_all(a.c);
   if (blockIdx.x != 0) return;
   if (threadIdx.x == 0) {
     a.c.trace->begun = a.c.trace->counted = begun;

@@ -11,14 +11,16 @@ use super::engine::{Engine, Operation};
 use super::loaded::summable;
 use super::order::{CAPTURED, Mode};
 use super::outcome::Refusal;
-use super::sizes::{Pulls, landing_bytes};
+use super::pulls::Pulls;
+use super::push::{Push, Units, Work};
+use super::sizes::landing_bytes;
 
 /// A combine between send and receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CombineOp {
     operation: u64,
-    /// Copies of what the caller brought from outside the arena, and where kernels put, room for the
-    /// rows that come back.
+    /// Copies of what the caller brought from outside the arena, and where rows are put or pushed, room for
+    /// those that come back.
     staging: Option<Region>,
     handle: u32,
     mode: Mode,
@@ -30,8 +32,12 @@ struct Staged {
     region: Option<Region>,
     x: u64,
     weights: u64,
-    /// Where kernels put: where rows and weights come back.
+    /// Where kernels put: where rows and weights come back. The first also where rows are pushed.
     landing: [u64; 2],
+    /// Room for rows that others push.
+    landing_bytes: u64,
+    /// How this rank's rows are pushed.
+    push: Option<Push>,
 }
 
 /// The arguments of a combine without rows.
@@ -54,8 +60,15 @@ fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls
         returns_weights: 0,
         landing: 0,
         landing_weights: 0,
+        landing_bytes: 0,
+        own: 0,
+        flags: 0,
+        most_units: 0,
+        unit_shift: 0,
+        pushers: 0,
+        push_warps: 0,
+        push_bytes: pulls.push_bytes,
         at_once: 0,
-        reserved: 0,
     }
 }
 
@@ -158,8 +171,22 @@ impl Engine {
         }
     }
 
+    /// Bytes of the rows that are pushed back to this rank.
+    fn pushed_back(&self, call: &abi::TyCombine) -> u64 {
+        let tokens = self.handles[call.handle as usize].tokens;
+        landing_bytes(&self.shape, self.combine_widths(call), tokens)[0]
+    }
+
+    /// How flat rows of so many bytes outside the arena are pushed, unless they are copied there.
+    fn push(&self, bytes: u64) -> Option<Push> {
+        let (ranks, blocks) = (self.shape.ranks, self.blocks);
+        let may = self.sizes.longest_put.is_none() && self.exchange.groups == 1;
+        may.then(|| Work { ranks, blocks, bytes }.way(self.outside, self.kernels.rows)).flatten()
+    }
+
     /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
-    /// merged from them.
+    /// merged from them. Rows that are pushed are not copied, but they have room here, as a source may have
+    /// none for them to land.
     fn stage(&mut self, call: &abi::TyCombine) -> Result<Staged> {
         let state = &self.handles[call.handle as usize];
         let (rows, flat) = (state.received, state.layout == Layout::Flat);
@@ -173,7 +200,11 @@ impl Engine {
             None => (rows * widths[i]).next_multiple_of(REGION_ALIGN),
             Some(_) => 0,
         });
-        let landing = self.landing(call);
+        let push = if flat && room[0] > 0 { self.push(rows * widths[0]) } else { None };
+        let mut landing = self.landing(call);
+        let landing_bytes =
+            push.map_or(0, |_| self.spare(room[0] + room[1], self.pushed_back(call)));
+        landing[0] += landing_bytes;
         let region = match room[0] + room[1] + landing[0] + landing[1] {
             0 => None,
             bytes => Some(self.arena.allocate(bytes, Holder::Combine(call.operation))?),
@@ -183,10 +214,11 @@ impl Engine {
         let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
         let landing_at = base + room[0] + room[1];
         let landing = [landing_at, landing_at + landing[0]];
-        let staged = Staged { region, x, weights, landing };
+        let staged = Staged { region, x, weights, landing, landing_bytes, push };
+        let copies = |i: &usize| room[*i] > 0 && (*i == 1 || push.is_none());
         let copied = match flat {
             false => self.merge(call, &staged),
-            true => [0, 1].into_iter().filter(|i| room[*i] > 0).try_for_each(|i| {
+            true => [0, 1].into_iter().filter(copies).try_for_each(|i| {
                 let (to, bytes) = (self.arena_at + starts[i], rows * widths[i]);
                 self.work().copy(self.stream.context(), to, tensors[i], bytes)
             }),
@@ -195,6 +227,12 @@ impl Engine {
             region.iter().for_each(|r| self.arena.release(r.id));
         }
         copied.map(|()| staged)
+    }
+
+    /// So many bytes, if the arena has them beside what is needed and as many are left: what is only faster
+    /// must not fill it.
+    fn spare(&self, needed: u64, bytes: u64) -> u64 {
+        if needed + 2 * bytes <= self.arena.largest_gap() { bytes } else { 0 }
     }
 
     /// Expert-major and packed: sums the copies of each received token.
@@ -257,6 +295,7 @@ impl Engine {
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
             self.work().zero(self.stream.context(), at, bytes)?;
         }
+        let push = staged.push.unwrap_or(Push { blocks: 0, warps: 0 });
         let arguments = CombineArgs {
             bias0: call.bias0.data as u64,
             bias1: call.bias1.data as u64,
@@ -268,6 +307,13 @@ impl Engine {
             at_once: mode.at_once.into(),
             landing: staged.landing[0],
             landing_weights: staged.landing[1],
+            landing_bytes: staged.landing_bytes,
+            own: staged.push.map_or(0, |_| call.x.data as u64),
+            flags: self.sizes.flags(),
+            most_units: self.sizes.units,
+            unit_shift: Units::new(row_bytes, self.shape.max_tokens).shift,
+            pushers: push.blocks,
+            push_warps: push.warps,
             ..arguments((common, state.routing), row_bytes, &pulls)
         };
         // SAFETY: the tensors are valid by this function's contract.

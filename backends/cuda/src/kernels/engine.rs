@@ -22,10 +22,11 @@ use super::observer::Observer;
 use super::order::Order;
 use super::outcome::{Refusal, ticket};
 use super::proxy::Ring;
-use super::sizes::{Moves, Pulls, Sizes};
+use super::pulls::Pulls;
+use super::sizes::{Moves, Sizes};
 use super::waits::{Turn, Waits};
 use crate::compile::Rows;
-use crate::config::CudaConfig;
+use crate::config::{CudaConfig, Outside};
 use crate::driver::{Buffer, Context, Event, Pinned, RawStream, Stream, sys};
 
 /// An operation between its send and its receive.
@@ -99,6 +100,8 @@ pub(super) struct Engine {
     pub(super) cap_ns: u64,
     pub(super) blocks: u32,
     pub(super) most_shared: u32,
+    /// How rows outside the arena come back.
+    pub(super) outside: Outside,
 }
 
 impl Engine {
@@ -208,6 +211,7 @@ impl Engine {
             cap_ns: plan.cap_ns,
             blocks,
             most_shared,
+            outside: config.outside,
         };
         Ok(engine)
     }

@@ -204,6 +204,7 @@ struct Copies {
   __device__ bool there(u32 slot) const { return (i32)slot >= 0; }
   __device__ uint2 late(u32, u32) const { return make_uint2(0, 0); }
   __device__ u64 from(u32 slot, uint2) const { return (u64)a.x + (u64)slot * a.row_bytes; }
+  __device__ bool come(u32, uint2) const { return true; }
   __device__ float weight(u32 slot) const { return a.dispatch_weights[slot]; }
   __device__ u64 bias(u32) const { return 0; }
 };

@@ -30,6 +30,8 @@ mod observer;
 mod order;
 mod outcome;
 mod proxy;
+mod pulls;
+mod push;
 mod queue;
 mod received;
 mod sizes;

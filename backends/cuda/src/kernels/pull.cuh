@@ -8,6 +8,7 @@
 //   bool there(early)           whether lane k has a term
 //   uint2 late(token, early)    what else; loaded ahead of its use, when `early` is known
 //   u64 from(early, late)       its row; only where it is there
+//   bool come(early, late)      waits until rows may be read; false if that was ended. The whole warp
 //   float weight(early)         what it is multiplied by, where kWeighted
 //   u64 bias(i)                 rows of [T, row_bytes] that come before all terms, or 0
 //   u8* out                     [T, row_bytes]
@@ -186,12 +187,15 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
     u32 place = biases.count + __popc(rows & ((1u << lane) - 1));
     u64 from = mine ? terms.from(known, more) : 0;
     float weight = Terms::kWeighted && mine ? terms.weight(known) : 0.0f;
+    u32 waited = known;
+    uint2 where = more;
     u32 fourth = open ? dealer.take() : kNoUnit;
     open = fourth != kNoUnit;
     unit = second, second = last, last = fourth;
     known = next, next = third, more = then;
     then = late(second, next);
     third = early(last);
+    if (!terms.come(waited, where)) return mark(s, ring, turn, kNoUnit);
     if (total == 0) mark(s, ring, turn, u.number);
     // At most one time around the ring at once: a barrier tells no more than two phases apart.
     for (u32 first = 0; first < total; first += s.stages) {
@@ -309,7 +313,9 @@ __device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
        token += gridDim.x * warps) {
     u32 known = terms.early(token);
     bool mine = terms.there(known);
-    u64 from = mine ? terms.from(known, terms.late(token, known)) : 0;
+    uint2 more = mine ? terms.late(token, known) : make_uint2(0, 0);
+    u64 from = mine ? terms.from(known, more) : 0;
+    if (!terms.come(known, more)) return;
     u64 row = (u64)token * s.row_bytes;
     float weight = Terms::kWeighted && mine ? terms.weight(known) : 1.0f;
     u32 rows = __ballot_sync(~0u, mine);

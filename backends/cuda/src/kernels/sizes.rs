@@ -3,8 +3,10 @@
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{HEAD, RINGS, SIDE_WARPS, TEXT_WORDS, WARPS};
+use super::args::{HEAD, SIDE_WARPS, TEXT_WORDS, WARPS};
 use super::exchange::{Exchange, Part};
+use super::pulls::Pulls;
+use super::push::Units;
 use crate::config::CudaConfig;
 
 /// Window of entry records.
@@ -19,14 +21,12 @@ const MOVERS: u32 = 14;
 /// The same for rows that only cross a link: more warps crowd it, and bf16 rows took 1.5 % longer.
 const LINK_MOVERS: u32 = 7;
 const MOST_STAGES: u32 = 4;
-/// Rows that a ring reads at once; `Ring::kMost` of the kernels.
-const RING_STAGES: u32 = 16;
 /// Rows of a tile, which expert-major rows are spread by: see `tiles.cuh`. A source never has more
 /// than `MOST_TILES`.
 const TILE_ROWS: u32 = 64;
 const MOST_TILES: u32 = 1024;
 /// A longer row moves in pieces.
-const LONGEST_PIECE: u64 = 16_384;
+pub(super) const LONGEST_PIECE: u64 = 16_384;
 /// The most shared memory that kernels declare.
 pub(super) const DECLARED: u32 = 2048;
 /// Shared memory that is not for stages: that, and what the driver keeps.
@@ -50,6 +50,8 @@ pub(super) struct Sizes {
     pub(super) tile_rows: u32,
     /// Tiles of the rows that one rank has for another, at most.
     tiles: u32,
+    /// Units of them that a combine pushes, at most.
+    pub(super) units: u32,
     pub(super) arena_bytes: u64,
     /// The longest put, where kernels put; else they load and store.
     pub(super) longest_put: Option<u64>,
@@ -101,6 +103,7 @@ impl Sizes {
         Ok(Self {
             tile_rows,
             tiles: shape.max_tokens.div_ceil(tile_rows),
+            units: Units::most(shape.max_tokens),
             entry_words: words.next_multiple_of(16),
             slots: exchange.slots(),
             ranks: shape.ranks,
@@ -120,12 +123,18 @@ impl Sizes {
         self.entries(self.slots)
     }
 
+    /// Where the words of units that are pushed start in the control window: behind the counts of tiles.
+    pub(super) fn flags(&self) -> u64 {
+        self.tiles() + 8 * u64::from(self.ranks) * u64::from(self.tiles)
+    }
+
     /// Records that came, then, where kernels put, those that are staged: as many; else the counts of
-    /// tiles.
+    /// tiles and the words of units.
     pub(super) fn control_bytes(&self) -> u64 {
-        let records = self.entries(self.slots);
-        let tiles = 8 * u64::from(self.ranks) * u64::from(self.tiles);
-        records + if self.longest_put.is_some() { records } else { tiles }
+        match self.longest_put {
+            Some(_) => 2 * self.entries(self.slots),
+            None => self.flags() + 8 * u64::from(self.ranks) * u64::from(self.units),
+        }
     }
 
     /// Of each slot: the rows' arrival and the end of reading, each raised by one rank; where kernels
@@ -264,34 +273,6 @@ impl Moves {
     }
 }
 
-/// How a combine reads rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pulls {
-    pub(super) piece_bytes: u32,
-    pub(super) pieces: u32,
-    pub(super) stages: u32,
-    pub(super) stage_bytes: u32,
-    /// Shared memory before the stages: the heads of all ranks, and where their rows and weights are.
-    pub(super) table_bytes: u32,
-    pub(super) shared: u32,
-}
-
-impl Pulls {
-    /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
-    pub(super) fn new(exchange: &Exchange, row_bytes: u64, most_shared: u32) -> Self {
-        let (ranks, groups) = (exchange.shape.ranks, exchange.groups);
-        // Records that come back count each group; they are read before what else is there.
-        let each = HEAD * 4 + (2 * 8).max(4 * (1 + groups));
-        let table_bytes = (ranks * each).next_multiple_of(128);
-        let (piece_bytes, pieces) = pieces(row_bytes);
-        let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
-        let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
-        let stages = (room / RINGS).clamp(1, RING_STAGES);
-        let shared = table_bytes + RINGS * stages * stage_bytes;
-        Self { piece_bytes, pieces, stages, stage_bytes, table_bytes, shared }
-    }
-}
-
 /// Whether a block of a device that gives it `most_shared` bytes has room for the tables of a shape,
 /// and for a piece of its widest row. Equal on equal devices: an operation must not find out.
 pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> {
@@ -335,19 +316,22 @@ fn too_large(flat: u64) -> Error {
 }
 
 /// Bytes of a piece of a row, and how many there are.
-fn pieces(row_bytes: u64) -> (u32, u32) {
+pub(super) fn pieces(row_bytes: u64) -> (u32, u32) {
     let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
     let piece = row_bytes.div_ceil(pieces).next_multiple_of(REGION_ALIGN).min(row_bytes);
     (piece as u32, row_bytes.div_ceil(piece.max(1)).max(1) as u32)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::args::RING_WARPS;
+pub(super) mod tests {
     use super::super::exchange::Team;
     use super::*;
 
-    fn whole(shape: Shape, in_flight: u32, longest_put: Option<u64>) -> Exchange {
+    pub(in super::super) fn whole(
+        shape: Shape,
+        in_flight: u32,
+        longest_put: Option<u64>,
+    ) -> Exchange {
         Exchange {
             part: Part::Whole,
             level: 0,
@@ -361,7 +345,7 @@ mod tests {
         }
     }
 
-    const HOPPER: u32 = 232_448;
+    pub(in super::super) const HOPPER: u32 = 232_448;
 
     #[test]
     fn pieces_cover_a_row_and_fit_shared_memory() {
@@ -375,10 +359,6 @@ mod tests {
                 assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
                 assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
                 assert!(moves.shared + KEPT <= HOPPER, "{moves:?}");
-                let pulls = Pulls::new(&exchange, row_bytes, HOPPER);
-                assert!(pulls.shared + KEPT <= HOPPER && pulls.stages <= RING_STAGES, "{pulls:?}");
-                // All threads but those of one warp take five vectors of 16 bytes each.
-                assert!(pulls.piece_bytes <= (RING_WARPS - 1) * 32 * 5 * 16);
             }
         }
     }
@@ -405,8 +385,9 @@ mod tests {
         let (stores, puts) = (sizes(None), sizes(Some(1024)));
         let records = puts.entries(puts.slots);
         assert_eq!(puts.control_bytes(), 2 * records);
-        // A tile from each rank.
-        assert_eq!((stores.tiles(), stores.control_bytes()), (records, records + 2 * 8));
+        // A tile and two units from each rank.
+        assert_eq!([stores.tiles(), stores.flags()], [records, records + 2 * 8]);
+        assert_eq!(stores.control_bytes(), records + 2 * 8 + 2 * 2 * 8);
         assert_eq!([stores.signals(), puts.signals()], [8, 12]);
         let row = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
         // One row per token and rank: 2 ranks, though a token selects 4 experts.
@@ -489,7 +470,5 @@ mod tests {
         // Three times: 24 rows that come, and 16 that this rank stages, two domains per token.
         let row = u64::from(4 * SHAPE.hidden + SHAPE.hidden + 8 * SHAPE.topk + 4);
         assert!((3 * 40 * row..3 * 40 * row + 3 * 32 * 128).contains(&outer.arena_bytes));
-        // Heads of two ranks, and where their rows and weights are.
-        assert_eq!(Pulls::new(&inside, 128, HOPPER).table_bytes, 128);
     }
 }

@@ -32,9 +32,10 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
 
 // Every owner returns rows of its own making; sources sum them. f32.
 void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool weights,
-             bool unheard = false) {
+             std::vector<Combine> how = {}) {
   std::vector<std::thread> running;
   std::vector<std::vector<float>> outs(ranks.size()), out_weights(ranks.size());
+  how.resize(ranks.size());
   for (u32 d = 0; d < ranks.size(); d++) {
     Rank& r = *ranks[d];
     u64 values = told[d].tokens * r.s.row_bytes / 4;
@@ -48,7 +49,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
   for (u32 i = 0; i < ranks.size(); i++)
     running.emplace_back([&, i] {
       float* back = weights ? out_weights[i].data() : nullptr;
-      combine_on(*ranks[i], outs[i].data(), back, unheard);
+      combine_on(*ranks[i], outs[i].data(), back, how[i]);
     });
   for (auto& t : running) t.join();
   Rows row = received_rows(brought(ranks));
@@ -71,6 +72,21 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, bool w
         same("sum of token " + std::to_string(t), outs[s->me][(u64)t * s->s.row_bytes / 4 + i], sum);
       }
     }
+}
+
+// Some or all ranks push their rows; of those, some or all have room for what is pushed.
+void push_back(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, std::mt19937& random) {
+  if (TY_PUTS) return;
+  for (u32 turn = 0; turn < 4; turn++) {
+    std::vector<Combine> how(ranks.size());
+    for (Combine& c : how) {
+      c.pushes = turn == 0 || random() % 4 != 0;
+      c.lands = c.pushes && (turn == 0 || random() % 3 != 0);
+    }
+    // What an operation before has left here must not be taken for rows.
+    for (Rank* r : ranks) memset(r->arena + kStagingAt, 0xee, 1 << 20), memset(r->arena + kLandingAt, 0xee, 1 << 20);
+    combine(ranks, told, turn % 2, how);
+  }
 }
 
 // A second dispatch is sent before the first is received: it has a slot, a region and staging of its own.
@@ -157,6 +173,7 @@ void run(const Shape& shape, std::vector<u32> tokens) {
       for (u32 d = 0; d < shape.ranks; d++) same("dispatch", told[d].code, kGo);
       check_all(ranks, args, told);
       combine(ranks, told, replay);
+      if (layout == kFlat) push_back(ranks, told, random);
     }
     // Before records of operations that do not go on are sent.
     if (layout == kFlat) check_told(ranks);

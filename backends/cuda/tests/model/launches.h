@@ -23,7 +23,8 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
     }
     auto told = launch(args);
     check_all(ranks, args, told);
-    combine(ranks, told, turn % 2, turn % 3 != 0);
+    bool unheard = turn % 3 != 0, pushes = layout == kFlat && !TY_PUTS && turn == 1;
+    combine(ranks, told, turn % 2, std::vector<Combine>(ranks.size(), {unheard, pushes, pushes}));
     // A replay has the T of its handle, whatever the word says by now.
     std::vector<DispatchArgs> again;
     for (u32 d = 0; d < ranks.size(); d++) {

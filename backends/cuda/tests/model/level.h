@@ -33,7 +33,8 @@ struct Rank : Brought {
 
   Rank(const Shape& shape, u32 rank) : Brought{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
-    if (2 * entries > kControlBytes) fail("the control window is too small");
+    u64 units = 8ull * s.ranks * s.max_tokens + (16 << 10);
+    if (entries + std::max(entries, units) > kControlBytes) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.longest_put, 2ull * s.ranks * kSlots,
                    {control, arena}, room<u64>(s.ranks), told, 1};
@@ -299,18 +300,35 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
   if (a.layout == kPacked) check_ranges(ranks, d, (u64*)(base + region.ranges));
 }
 
+// How a rank brings the rows of a combine.
+struct Combine {
+  bool unheard = false;
+  // Its rows lie outside the arena, and it pushes them; `lands`: it has room for those of others.
+  bool pushes = false, lands = false;
+};
+
 // One rank of a combine of f32, until its sums are there. Its rows lie at kYAt, their weights 512 KiB
 // behind.
-void combine_on(Rank& r, float* out, float* out_weights, bool unheard = false) {
+void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   CombineArgs a{};
   a.c = r.common(signature(3, 0));
-  a.c.unheard = unheard, a.c.outcome = unheard ? r.late : r.outcome;
+  a.c.unheard = how.unheard, a.c.outcome = how.unheard ? r.late : r.outcome;
   a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10);
   a.out = (u8*)out, a.out_weights = out_weights;
   a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
   a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = out_weights != nullptr;
   a.at_once = kAtOnce && r.operations % 2;
   a.landing = kLandingAt, a.landing_weights = kLandingAt + (1 << 20);
+  // Units of 1, 2 or 4 rows, behind the counts of tiles.
+  a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.max_tokens, a.unit_shift = r.s.topk % 3;
+  a.push_bytes = 128, a.push_warps = 2 + r.operations % 3, a.pushers = 1 + r.operations % kBlocks;
+  if (how.lands) a.landing_bytes = 1 << 20;
+  std::vector<u8> outside;
+  if (how.pushes) {
+    outside.assign(r.arena + kYAt, r.arena + kYAt + (512 << 10));
+    // Where rows go that a source has no room for.
+    a.own = outside.data(), a.x = kStagingAt;
+  }
   auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
 #if TY_PUTS
   model::launch(1, kWarps * 32, [=, &r] { ty_give_back(a, r.params()); });

@@ -1,0 +1,160 @@
+//! Rows of a combine that lie outside the arena, where peers cannot read them: whether they are copied there
+//! first, or pushed to who sums them while others are summed. See `push_combine.cuh`.
+
+use super::args::{PUSH_WARPS, SUMMING_WARPS};
+use crate::compile::Rows;
+use crate::config::Outside;
+
+/// Rows of a unit, at least: each is told by a word of its own.
+const LEAST_ROWS: u32 = 8;
+/// Units of the rows that one owner has for a source, at most.
+const MOST_UNITS: u32 = 4096;
+/// Bytes of a unit, about: to tell it takes as long as to move some of them.
+const UNIT_BYTES: u64 = 112 << 10;
+
+/// How rows are told to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Units {
+    /// A unit has 2^so many rows.
+    pub(super) shift: u32,
+}
+
+impl Units {
+    /// For rows of `row_bytes`; equal on all ranks.
+    pub(super) fn new(row_bytes: u64, max_tokens: u32) -> Self {
+        let wanted = (UNIT_BYTES / row_bytes.max(1)).clamp(1, 1 << 20) as u32;
+        Self { shift: Self::least_rows(max_tokens).max(1 << wanted.ilog2()).ilog2() }
+    }
+
+    fn least_rows(max_tokens: u32) -> u32 {
+        max_tokens.div_ceil(MOST_UNITS).next_power_of_two().max(LEAST_ROWS)
+    }
+
+    /// Of one owner's rows for a source, whatever they are.
+    pub(super) fn most(max_tokens: u32) -> u32 {
+        max_tokens.div_ceil(Self::least_rows(max_tokens))
+    }
+}
+
+/// How rows are pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Push {
+    /// Blocks that push: the first ones.
+    pub(super) blocks: u32,
+    /// Warps of each of them.
+    pub(super) warps: u32,
+}
+
+/// What a combine has to do on this rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) ranks: u32,
+    /// Blocks that it has for it.
+    pub(super) blocks: u32,
+    /// Rows of this rank outside the arena; about as many are summed.
+    pub(super) bytes: u64,
+}
+
+/// Found on H200 with rows of 14 KiB; what counts is how they compare. GB/s, that is KB/µs: what a block
+/// pushes, and sums; what a link carries; what the driver copies.
+const BLOCK_PUSHES: f64 = 40.0;
+const BLOCK_SUMS: f64 = 46.6;
+const LINK: f64 = 315.0;
+const COPY: f64 = 2100.0;
+/// Below, what a combine costs besides weighs more than a copy.
+const LEAST_BYTES: u64 = 32 << 20;
+
+impl Work {
+    /// How rows are pushed, if that is wanted.
+    pub(super) fn way(&self, outside: Outside, rows: Rows) -> Option<Push> {
+        let warps = if rows == Rows::Tma { PUSH_WARPS } else { SUMMING_WARPS };
+        let pushed = Push { blocks: self.pushers(), warps };
+        let wins = rows == Rows::Tma && self.bytes >= LEAST_BYTES && self.pushed() < self.copied();
+        match outside {
+            _ if self.bytes == 0 => None,
+            Outside::Copy => None,
+            Outside::Push => Some(pushed),
+            Outside::Auto => wins.then_some(pushed),
+        }
+    }
+
+    /// What is pushed: this rank's own rows are read where they are.
+    fn crosses(&self) -> f64 {
+        self.bytes as f64 * f64::from(self.ranks - 1) / f64::from(self.ranks)
+    }
+
+    /// The fewest blocks that push as fast as the others sum.
+    fn pushers(&self) -> u32 {
+        let keeps_up = |pushers: &u32| {
+            let [push, sum] = [*pushers, self.blocks - pushers].map(f64::from);
+            self.crosses() * sum * BLOCK_SUMS <= self.bytes as f64 * push * BLOCK_PUSHES
+        };
+        (1..self.blocks).find(keeps_up).unwrap_or(self.blocks)
+    }
+
+    /// Nanoseconds: once all is pushed, all blocks sum what is left.
+    fn pushed(&self) -> f64 {
+        let pushers = self.pushers();
+        let [push, sum, all] = [pushers, self.blocks - pushers, self.blocks].map(f64::from);
+        let until = self.crosses() / LINK.min(push * BLOCK_PUSHES);
+        let left = self.bytes as f64 - until * sum * BLOCK_SUMS;
+        until + left.max(0.0) / (all * BLOCK_SUMS)
+    }
+
+    fn copied(&self) -> f64 {
+        let reads = self.bytes as f64 / (f64::from(self.blocks) * BLOCK_SUMS);
+        self.bytes as f64 / COPY + reads.max(self.crosses() / LINK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 4096 tokens, top-8, of 7168 bf16: the rows of a rank among so many.
+    fn work(ranks: u32, blocks: u32) -> Work {
+        let hit = 1.0 - (1.0 - 1.0 / f64::from(ranks)).powi(8);
+        let rows = f64::from(4096 * ranks) * hit;
+        Work { ranks, blocks, bytes: rows as u64 * 14_336 }
+    }
+
+    #[test]
+    fn rows_are_pushed_where_that_was_found_faster_than_a_copy() {
+        let pushes = |work: Work| work.way(Outside::Auto, Rows::Tma).map(|push| push.blocks);
+        assert_eq!(
+            [16, 20, 24].map(|blocks| pushes(work(4, blocks))),
+            [Some(8), Some(10), Some(12)]
+        );
+        // 598 and 689 µs were found there, and 603 for a copy.
+        assert_eq!([14, 12].map(|blocks| pushes(work(4, blocks))), [None; 2]);
+        assert!(pushes(work(8, 16)).is_some());
+        let few = |tokens: u64| Work { bytes: work(4, 16).bytes / 4096 * tokens, ..work(4, 16) };
+        assert_eq!([768, 512].map(|tokens| pushes(few(tokens)).is_some()), [true, false]);
+    }
+
+    #[test]
+    fn the_config_decides_before_the_model_but_nothing_is_pushed_where_there_are_no_rows() {
+        let of = |work: Work, outside, rows| work.way(outside, rows);
+        assert_eq!(of(work(8, 16), Outside::Copy, Rows::Tma), None);
+        assert_eq!(of(work(8, 16), Outside::Auto, Rows::Vector), None);
+        let vectors = of(work(8, 16), Outside::Push, Rows::Vector);
+        assert_eq!(vectors, Some(Push { blocks: 9, warps: SUMMING_WARPS }));
+        // One block pushes all, then sums; a rank alone has nothing to push.
+        for (ranks, blocks) in [(8, 1), (1, 16), (1, 1)] {
+            let push = of(work(ranks, blocks), Outside::Push, Rows::Tma);
+            assert_eq!(push, Some(Push { blocks: 1, warps: PUSH_WARPS }));
+        }
+        assert_eq!(of(Work { bytes: 0, ..work(2, 16) }, Outside::Push, Rows::Tma), None);
+    }
+
+    #[test]
+    fn every_row_has_a_unit_and_every_unit_a_word() {
+        for max_tokens in [1_u32, 7, 8, 9, 4096, 32_768, 32_769, 1 << 24] {
+            for row_bytes in [16, 4096, 14_336, 28_672, 1 << 20] {
+                let units = max_tokens.div_ceil(1 << Units::new(row_bytes, max_tokens).shift);
+                assert!(units <= Units::most(max_tokens) && units <= MOST_UNITS);
+            }
+        }
+        assert_eq!([14_336, 4096, 28_672].map(|bytes| Units::new(bytes, 4096).shift), [3, 4, 3]);
+    }
+}

@@ -1,0 +1,237 @@
+// Combine of rows outside the arena, which peers cannot read: their owner pushes them while others are summed.
+//
+// The rows of a source lie behind each other at their owner and where they go: to the source, where it
+// has room for them to land, else into the owner's arena, where the source reads them. They go in units, which are
+// taken in rounds over the sources, so that each gets its rows in the order of its tokens. A word per unit
+// at the source says by the epoch of the operation that the unit is there, so no word is ever reset; the next
+// combine's units come when its source has entered that, so has read these (INV-8).
+//
+// The first blocks of a rank push, and wait for nobody meanwhile; then they help the others, which sum from
+// the start.
+#pragma once
+#include "entry.cuh"
+#include "experts.cuh"
+
+namespace ty {
+
+constexpr u32 kPushes = 1u << 31;   // in the first word of a head: this rank's rows are pushed
+constexpr u32 kLands = 1u << 31;    // in the second landing word: there is room for the rows
+constexpr u32 kLandingWords = 2;    // behind the head: where an owner's rows land, and how many they are
+
+// What a block of a combine knows of all ranks, in shared memory.
+struct CombineTables {
+  u32* heard;    // [R, kHead]
+  u64* first;    // [R]: address of this rank's first row from each owner
+  u64* weights;  // [R]: where the weights of the owners' first rows are
+  u64* flags;    // [R]: words of the units that an owner pushes; 0: its rows are there
+  u64* to;       // [R]: where the rows of each source go, if this rank pushes
+  u32* told;     // [R, kLandingWords]: the same
+  u32* start;    // [R]: first of a source's rows here, the same
+  u32* counts;   // [R]: this rank's rows at each owner
+
+  __device__ CombineTables(u8* shared, u32 ranks) {
+    heard = reinterpret_cast<u32*>(shared);
+    first = reinterpret_cast<u64*>(heard + ranks * kHead);
+    weights = first + ranks, flags = weights + ranks, to = flags + ranks;
+    told = reinterpret_cast<u32*>(to + ranks);
+    start = told + ranks * kLandingWords, counts = start + ranks;
+  }
+  // This rank's rows at the owners before `d`: where those of `d` land.
+  __device__ u32 before(u32 d) const {
+    u32 rows = 0;
+    for (u32 i = 0; i < d; i++) rows += counts[i];
+    return rows;
+  }
+};
+
+// Whether this rank has room for all rows that come back to it.
+__device__ inline bool lands(const CombineArgs& a, const CombineTables& t) {
+  return a.landing_bytes != 0 && t.before(a.c.ranks) * a.row_bytes <= a.landing_bytes;
+}
+
+// What an owner that pushes must know of this rank. Zero where nobody may push.
+__device__ inline u32 landing_word(const CombineArgs& a, const CombineTables& t, u32 owner, u32 word) {
+  if (!kMayPush || a.c.verdict != kEnter || word >= kLandingWords) return 0;
+  if (word == 1) return t.counts[owner] | (lands(a, t) ? kLands : 0);
+  return lands(a, t) ? (u32)((a.landing + t.before(owner) * a.row_bytes) / 16) : 0;
+}
+
+// Hears that of all sources. Each block for itself.
+template <class Up>
+__device__ bool hear_landings(const CombineArgs& a, const Up& up, const CombineTables& t, Guard& guard) {
+  bool ok = true;
+  for (u32 i = threadIdx.x; i < a.c.ranks * kLandingWords && ok; i += blockDim.x)
+    ok = hear_word(a.c, up, i / kLandingWords, kHead + i % kLandingWords, guard, &t.told[i]);
+  return __syncthreads_and(ok);
+}
+
+__device__ inline u32 rows_of_source(const CombineTables& t, u32 s) {
+  return t.told[s * kLandingWords + 1] & ~kLands;
+}
+
+// Where each source's rows start here. True if there are as many as all name. One thread.
+__device__ inline bool place_sources(const CombineArgs& a, const CombineTables& t, u32* last) {
+  u64 rows = 0;
+  for (u32 s = 0; s < a.c.ranks; s++) {
+    t.start[s] = (u32)rows, *last = s;
+    rows += rows_of_source(t, s);
+    if (rows > operation().rows) return false;
+  }
+  return true;
+}
+
+// Where the rows of a source go.
+template <class Up>
+__device__ u64 landing_of(const CombineArgs& a, const Up& up, const CombineTables& t, u32 s) {
+  const u32* told = &t.told[s * kLandingWords];
+  if (told[1] & kLands) return reinterpret_cast<u64>(up.peer_ptr(kArena, s, (u64)told[0] * 16));
+  return reinterpret_cast<u64>(up.peer_ptr(kArena, a.c.rank, a.x + t.start[s] * a.row_bytes));
+}
+
+// The first word of the units that `owner` pushes to `source`.
+template <class Up>
+__device__ u64* unit_flags(const CombineArgs& a, const Up& up, u32 source, u32 owner) {
+  u64 offset = a.flags + 8 * (u64)owner * a.most_units;
+  return reinterpret_cast<u64*>(up.peer_ptr(kControl, source, offset));
+}
+
+// Rows for one source that go together; none behind the last unit.
+struct PushUnit {
+  u32 source, first, rows = 0;  // `first` among the rows of the source
+
+  // Number `at` of this rank's: in round n go the n-th units of all sources that have as many, those
+  // behind this rank first.
+  __device__ PushUnit(const CombineArgs& a, const CombineTables& t, u32 at) {
+    u32 ranks = a.c.ranks, begin = 0;
+    auto units = [&](u32 s) { return (rows_of_source(t, s) + (1u << a.unit_shift) - 1) >> a.unit_shift; };
+    while (true) {
+      // Rounds that go to the same sources.
+      u32 live = 0, end = ~0u;
+#pragma unroll 1
+      for (u32 i = 1; i < ranks; i++) {
+        u32 has = units((a.c.rank + i) % ranks);
+        if (has > begin) live++, end = min(end, has);
+      }
+      if (live == 0) return;
+      if (at < live * (end - begin)) break;
+      at -= live * (end - begin), begin = end;
+    }
+    u32 live = 0;
+    for (u32 i = 1; i < ranks; i++) live += units((a.c.rank + i) % ranks) > begin;
+    u32 nth = at % live;
+    first = (begin + at / live) << a.unit_shift, source = a.c.rank;
+    do {
+      source = source + 1 == ranks ? 0 : source + 1;
+    } while (units(source) <= begin || nth-- > 0);
+    rows = min(1u << a.unit_shift, rows_of_source(t, source) - first);
+  }
+};
+
+// A warp's way through its units, in pieces of some bytes.
+class PushWalk {
+ public:
+  __device__ PushWalk(const CombineArgs& a, const CombineTables& t)
+      : a_(a), t_(t), number_(blockIdx.x * a.push_warps + threadIdx.x / 32), unit_(a, t, number_) {}
+
+  __device__ bool open() const { return unit_.rows > 0; }
+  __device__ const PushUnit& unit() const { return unit_; }
+  __device__ u64 bytes() const { return unit_.rows * a_.row_bytes; }
+  __device__ u32 piece() const { return (u32)min((u64)a_.push_bytes, bytes() - at_); }
+  __device__ const u8* from() const {
+    return a_.own + (t_.start[unit_.source] + unit_.first) * a_.row_bytes + at_;
+  }
+  __device__ u8* to() const {
+    return reinterpret_cast<u8*>(t_.to[unit_.source]) + unit_.first * a_.row_bytes + at_;
+  }
+  // True if that was a unit's last piece.
+  __device__ bool step() {
+    at_ += piece();
+    if (at_ < bytes()) return false;
+    at_ = 0, number_ += a_.pushers * a_.push_warps;
+    unit_ = PushUnit(a_, t_, number_);
+    return true;
+  }
+
+ private:
+  const CombineArgs& a_;
+  const CombineTables& t_;
+  u32 number_;
+  u64 at_ = 0;
+  PushUnit unit_;
+};
+
+template <class Up>
+__device__ u64* flag_of(const CombineArgs& a, const Up& up, const PushUnit& unit) {
+  return unit_flags(a, up, unit.source, a.c.rank) + (unit.first >> a.unit_shift);
+}
+
+#if TY_ROWS_TMA
+
+constexpr u32 kPushStages = 3;  // pieces of a warp in shared memory
+
+// One thread of each warp that pushes. Loads run ahead of stores; a unit is told when its stores are
+// complete, which it looks for behind the first piece of the next.
+template <class Up>
+__device__ void push_units(const CombineArgs& a, const Up& up, const CombineTables& t, u8* stages) {
+  __shared__ u64 barriers[kSummingWarps * kPushStages];
+  if (threadIdx.x % 32 != 0) return;
+  u32 warp = threadIdx.x / 32, full = shared_address(&barriers[warp * kPushStages]);
+  u32 rows = shared_address(stages) + warp * kPushStages * a.push_bytes;
+  for (u32 i = 0; i < kPushStages; i++) init_barrier(full + 8 * i, 1);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  publish_places();
+  PushWalk ahead(a, t), walk(ahead);
+  u64* told = nullptr;
+  u32 fill = 0, slot = 0, parity = 0, loaded = 0;
+  auto load = [&] {
+    if (!ahead.open()) return;
+    bulk_load(rows + fill * a.push_bytes, ahead.from(), ahead.piece(), full + 8 * fill);
+    ahead.step();
+    fill = fill + 1 == kPushStages ? 0 : fill + 1, loaded++;
+  };
+  for (u32 i = 1; i < kPushStages; i++) load();
+  while (loaded > 0) {
+    wait_barrier(full + 8 * slot, parity >> slot & 1);
+    parity ^= 1u << slot;
+    bulk_store(walk.to(), rows + slot * a.push_bytes, walk.piece());
+    close_stores();
+    slot = slot + 1 == kPushStages ? 0 : slot + 1, loaded--;
+    if (told) {
+      stores_done_but_one();
+      fence_system();
+      store_relaxed(told, a.c.epoch());
+    }
+    u64* flag = flag_of(a, up, walk.unit());
+    told = walk.step() ? flag : nullptr;
+    stores_read_but_one();
+    load();
+  }
+  stores_done();
+  fence_system();
+  if (told) store_relaxed(told, a.c.epoch());
+}
+
+#else
+
+template <class Up>
+__device__ void push_units(const CombineArgs& a, const Up& up, const CombineTables& t, u8*) {
+  for (PushWalk walk(a, t); walk.open();) {
+    VectorCopier().copy(threadIdx.x % 32 == 0 ? walk.to() : nullptr, walk.from(), walk.piece());
+    u64* flag = flag_of(a, up, walk.unit());
+    if (!walk.step()) continue;
+    __syncwarp();
+    fence_system();
+    if (threadIdx.x % 32 == 0) store_relaxed(flag, a.c.epoch());
+  }
+}
+
+#endif
+
+// Pushes this rank's rows to those who sum them. The blocks that push.
+template <class Up>
+__device__ void push_rows(const CombineArgs& a, const Up& up, const CombineTables& t, u8* stages) {
+  if (threadIdx.x / 32 < a.push_warps) push_units(a, up, t, stages);
+  __syncthreads();
+}
+
+}  // namespace ty
