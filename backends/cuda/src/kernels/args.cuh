@@ -212,6 +212,7 @@ struct Routing {
   u32* expert_counts;  // [E]: the same for experts
   u32* row_base;       // [G, R]: first of this rank's rows at each rank; kGrouped: what to add to the
                        // place of a group's row among all of them
+  u32* source_rows;    // [R + 1]: first of each source's rows here, then N; not kGrouped
   u32* group_starts;   // [G + 1]: first token of each group; kGrouped
   u32* group_counts;   // [R + E, G]: this rank's rows for each rank and expert; kGrouped
   Note* note;
@@ -358,11 +359,10 @@ struct CombineArgs {
   u32 stage_bytes;
   u32 table_bytes;     // shared memory before the stages
   u32 returns_weights; // weights travel back too
-  // Arena offsets of the rows that come back, those of rank 0 first, and, where the face only puts, of
-  // their weights.
+  // Where the face only puts: arena offsets of the rows that come back, those of rank 0 first, and of
+  // their weights. Where rows are pushed: of [R, M] rows, or 0 where there is no room for them.
   u64 landing;
   u64 landing_weights;
-  u64 landing_bytes;   // room for those rows, if owners may push them; else 0
   const u8* own;       // this rank's rows outside the arena, if it pushes them; else null
   u64 flags;           // offset in the control window of [R, most_units]: see push_combine.cuh
   u32 most_units;      // of one owner's rows

@@ -117,56 +117,27 @@ __device__ inline void begin(const CombineArgs& a) {
 template <class Up>
 __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTables& t) {
   bool waits = false;
+  u32 me = a.c.rank;
   auto at = [&](u32 d, u64 offset) { return reinterpret_cast<u64>(up.peer_ptr(kArena, d, offset)); };
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
     const u32* head = &t.heard[d * kHead];
     u64 rows = kGrouped ? 0 : (u64)a.r.row_base[d] * a.row_bytes;
     t.first[d] = at(d, (u64)head[3] * 16 + rows);
     t.weights[d] = at(d, (u64)head[4] * 16);
-    if constexpr (kMayPush) {
-      bool pushed = (head[0] & kPushes) && d != a.c.rank;
-      t.flags[d] = pushed ? reinterpret_cast<u64>(unit_flags(a, up, a.c.rank, d)) : 0;
-      if (pushed && lands(a, t)) t.first[d] = at(a.c.rank, a.landing + t.before(d) * a.row_bytes);
-      if (a.own) t.to[d] = landing_of(a, up, t, d);
-      if (a.own && d == a.c.rank) t.first[d] = reinterpret_cast<u64>(a.own) + rows;
-      waits |= pushed;
-    }
+    if constexpr (!kMayPush) continue;
+    bool pushed = (head[0] & kPushes) && d != me;
+    t.flags[d] = pushed ? reinterpret_cast<u64>(unit_flags(a, up, me, d)) : 0;
+    waits |= pushed;
+    if (!a.own) continue;
+    if (pushed && a.landing) t.first[d] = at(me, landing_of(a, a.landing, d));
+    if (d == me) t.first[d] = reinterpret_cast<u64>(a.own) + rows;
+    t.start[d] = a.r.source_rows[d];
+    if (d + 1 == a.c.ranks) t.start[d + 1] = a.r.source_rows[d + 1];
+    // Into this rank's own arena where the source has no room.
+    t.to[d] = head[7] ? at(d, landing_of(a, (u64)head[7] * 16, me))
+                      : at(me, a.x + t.start[d] * a.row_bytes);
   }
   return __syncthreads_or(waits);
-}
-
-// Enters: says where this rank's rows are, or that it pushes them. One block.
-template <class Up>
-__device__ void enter_combine(const CombineArgs& a, const Up& up, const CombineTables& t, Guard& guard,
-                              u64 given_up) {
-  u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
-  u32 head[kHead] = {a.c.verdict | gridDim.x << 8 | (a.own ? kPushes : 0),
-                     (u32)a.c.signature,
-                     a.c.origin(),
-                     place,
-                     (u32)(a.weights / 16),
-                     (u32)operation().rows,
-                     (u32)(a.c.signature >> 32),
-                     0};
-  // Who hears this record may read the rows that earlier kernels wrote here.
-  fence_system();
-  // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
-  u32 words = kHead + max(a.c.ranks * a.c.groups(), kLandingWords);
-  enter(a.c, up, words, a.c.verdict, nullptr, guard,
-        [&](u32 peer, u32 w) { return w < kHead ? head[w] : landing_word(a, t, peer, w - kHead); },
-        // A look at host memory takes longer than all else before records leave.
-        [&] { return !__syncthreads_or(given_up != 0); });
-}
-
-// How the operation goes on. The first warp; its first lane is told.
-__device__ inline Decision judge(const CombineArgs& a, const CombineTables& t) {
-  Decision found = decide(a.c, t.heard, kHead);
-  // Who refuses may have no routing.
-  Decision rows = a.c.verdict == kEnter ? check_owners(a, t.heard) : found;
-  if (found.code != kGo || rows.code != kGo) return found.code != kGo ? found : rows;
-  u32 last = 0;
-  if (a.own && threadIdx.x == 0 && !place_sources(a, t, &last)) return {kBadRows, last};
-  return found;
 }
 
 template <class Type, class Up>
@@ -178,9 +149,6 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   Found found(a.c, a.r.note);
   // As in `dispatch`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
-  // As `Found`: a look at memory that records would wait for.
-  for (u32 d = threadIdx.x; kMayPush && a.c.verdict == kEnter && d < a.c.ranks; d += blockDim.x)
-    t.counts[d] = a.r.counts[d];
   found.publish();
   __syncthreads();
   if (a.c.epoch() == 0) {
@@ -190,12 +158,31 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   // A warp that has nothing else to do until records come.
   if (threadIdx.x == blockDim.x - 32) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
-  if (blockIdx.x == 0) enter_combine(a, up, t, guard, given_up);
+  if (blockIdx.x == 0) {
+    u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
+    bool pushes = kMayPush && a.own;
+    u32 head[kHead] = {a.c.verdict | gridDim.x << 8 | (pushes ? kPushes : 0),
+                       (u32)a.c.signature,
+                       a.c.origin(),
+                       place,
+                       (u32)(a.weights / 16),
+                       (u32)operation().rows,
+                       (u32)(a.c.signature >> 32),
+                       pushes ? (u32)(a.landing / 16) : 0};
+    // Who hears this record may read the rows that earlier kernels wrote here.
+    fence_system();
+    // As many words as a dispatch, so that ranks that do one find out and do not wait.
+    enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
+          [&](u32, u32 w) { return w < kHead ? head[w] : 0; },
+          // A look at host memory takes longer than all else before records leave.
+          [&] { return !__syncthreads_or(given_up != 0); });
+  }
   if (!hear(a.c, up, kHead, t.heard, guard)) return stop_all(a.c);
-  if (kMayPush && a.own && !hear_landings(a, up, t, guard)) return stop_all(a.c);
   if (threadIdx.x < 32) {
-    Decision judged = judge(a, t);
-    if (threadIdx.x == 0) decision = judged;
+    Decision found = decide(a.c, t.heard, kHead);
+    // Who refuses may have no routing.
+    Decision rows = a.c.verdict == kEnter ? check_owners(a, t.heard) : found;
+    if (threadIdx.x == 0) decision = found.code == kGo ? rows : found;
   }
   __syncthreads();
   Decision d = decision;

@@ -32,10 +32,9 @@ struct Staged {
     region: Option<Region>,
     x: u64,
     weights: u64,
-    /// Where kernels put: where rows and weights come back. The first also where rows are pushed.
+    /// Where kernels put: where rows and weights come back. Where rows are pushed, the first, too; 0 where
+    /// there is no room for them.
     landing: [u64; 2],
-    /// Room for rows that others push.
-    landing_bytes: u64,
     /// How this rank's rows are pushed.
     push: Option<Push>,
 }
@@ -60,7 +59,6 @@ fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls
         returns_weights: 0,
         landing: 0,
         landing_weights: 0,
-        landing_bytes: 0,
         own: 0,
         flags: 0,
         most_units: 0,
@@ -171,12 +169,6 @@ impl Engine {
         }
     }
 
-    /// Bytes of the rows that are pushed back to this rank.
-    fn pushed_back(&self, call: &abi::TyCombine) -> u64 {
-        let tokens = self.handles[call.handle as usize].tokens;
-        landing_bytes(&self.shape, self.combine_widths(call), tokens)[0]
-    }
-
     /// How flat rows of so many bytes outside the arena are pushed, unless they are copied there.
     fn push(&self, bytes: u64) -> Option<Push> {
         let (ranks, blocks) = (self.shape.ranks, self.blocks);
@@ -201,10 +193,10 @@ impl Engine {
             Some(_) => 0,
         });
         let push = if flat && room[0] > 0 { self.push(rows * widths[0]) } else { None };
-        let mut landing = self.landing(call);
-        let landing_bytes =
-            push.map_or(0, |_| self.spare(room[0] + room[1], self.pushed_back(call)));
-        landing[0] += landing_bytes;
+        let landing = match push {
+            Some(_) => [self.landing_of_pushed(room[0] + room[1], widths[0]), 0],
+            None => self.landing(call),
+        };
         let region = match room[0] + room[1] + landing[0] + landing[1] {
             0 => None,
             bytes => Some(self.arena.allocate(bytes, Holder::Combine(call.operation))?),
@@ -212,9 +204,9 @@ impl Engine {
         let base = region.map_or(0, |r| r.offset);
         let starts = [base, base + room[0]];
         let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
-        let landing_at = base + room[0] + room[1];
+        let landing_at = if landing[0] > 0 { base + room[0] + room[1] } else { 0 };
         let landing = [landing_at, landing_at + landing[0]];
-        let staged = Staged { region, x, weights, landing, landing_bytes, push };
+        let staged = Staged { region, x, weights, landing, push };
         let copies = |i: &usize| room[*i] > 0 && (*i == 1 || push.is_none());
         let copied = match flat {
             false => self.merge(call, &staged),
@@ -229,9 +221,11 @@ impl Engine {
         copied.map(|()| staged)
     }
 
-    /// So many bytes, if the arena has them beside what is needed and as many are left: what is only faster
-    /// must not fill it.
-    fn spare(&self, needed: u64, bytes: u64) -> u64 {
+    /// Bytes for rows that others push, beside what is needed; none where less would be left than they take:
+    /// what is only faster must not fill the arena.
+    fn landing_of_pushed(&self, needed: u64, row_bytes: u64) -> u64 {
+        let rows = u64::from(self.shape.ranks) * u64::from(self.shape.max_tokens);
+        let bytes = rows * row_bytes;
         if needed + 2 * bytes <= self.arena.largest_gap() { bytes } else { 0 }
     }
 
@@ -307,7 +301,6 @@ impl Engine {
             at_once: mode.at_once.into(),
             landing: staged.landing[0],
             landing_weights: staged.landing[1],
-            landing_bytes: staged.landing_bytes,
             own: staged.push.map_or(0, |_| call.x.data as u64),
             flags: self.sizes.flags(),
             most_units: self.sizes.units,

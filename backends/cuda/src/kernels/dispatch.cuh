@@ -224,6 +224,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
       reinterpret_cast<u32*>(base + own_region().rank_counts)[at] = counts[g];
       a.r.row_base[at] = t.row_base[at];
     }
+    if constexpr (!kGrouped) a.r.source_rows[s] = t.first_row[s];
     // What comes in tiles has been heard when this kernel ends.
     u64 signals = a.in_tiles() ? 0 : t.heard[s * n] >> 8;
     if (a.stages_rows()) signals = puts_of_rows(a, counts);
@@ -235,6 +236,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
     totals[0] = tokens;
     totals[1] = a.is_flat() ? tokens : rows;
     a.r.note->rows = tokens;
+    if constexpr (!kGrouped) a.r.source_rows[a.c.ranks] = (u32)tokens;
   }
   return ok;
 }

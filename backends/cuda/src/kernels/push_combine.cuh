@@ -14,9 +14,7 @@
 
 namespace ty {
 
-constexpr u32 kPushes = 1u << 31;   // in the first word of a head: this rank's rows are pushed
-constexpr u32 kLands = 1u << 31;    // in the second landing word: there is room for the rows
-constexpr u32 kLandingWords = 2;    // behind the head: where an owner's rows land, and how many they are
+constexpr u32 kPushes = 1u << 31;  // in the first word of a head: this rank's rows are pushed
 
 // What a block of a combine knows of all ranks, in shared memory.
 struct CombineTables {
@@ -25,67 +23,20 @@ struct CombineTables {
   u64* weights;  // [R]: where the weights of the owners' first rows are
   u64* flags;    // [R]: words of the units that an owner pushes; 0: its rows are there
   u64* to;       // [R]: where the rows of each source go, if this rank pushes
-  u32* told;     // [R, kLandingWords]: the same
-  u32* start;    // [R]: first of a source's rows here, the same
-  u32* counts;   // [R]: this rank's rows at each owner
+  u32* start;    // [R + 1]: first of each source's rows here, the same; then N
 
   __device__ CombineTables(u8* shared, u32 ranks) {
     heard = reinterpret_cast<u32*>(shared);
     first = reinterpret_cast<u64*>(heard + ranks * kHead);
     weights = first + ranks, flags = weights + ranks, to = flags + ranks;
-    told = reinterpret_cast<u32*>(to + ranks);
-    start = told + ranks * kLandingWords, counts = start + ranks;
+    start = reinterpret_cast<u32*>(to + ranks);
   }
-  // This rank's rows at the owners before `d`: where those of `d` land.
-  __device__ u32 before(u32 d) const {
-    u32 rows = 0;
-    for (u32 i = 0; i < d; i++) rows += counts[i];
-    return rows;
-  }
+  __device__ u32 rows_of(u32 source) const { return start[source + 1] - start[source]; }
 };
 
-// Whether this rank has room for all rows that come back to it.
-__device__ inline bool lands(const CombineArgs& a, const CombineTables& t) {
-  return a.landing_bytes != 0 && t.before(a.c.ranks) * a.row_bytes <= a.landing_bytes;
-}
-
-// What an owner that pushes must know of this rank. Zero where nobody may push.
-__device__ inline u32 landing_word(const CombineArgs& a, const CombineTables& t, u32 owner, u32 word) {
-  if (!kMayPush || a.c.verdict != kEnter || word >= kLandingWords) return 0;
-  if (word == 1) return t.counts[owner] | (lands(a, t) ? kLands : 0);
-  return lands(a, t) ? (u32)((a.landing + t.before(owner) * a.row_bytes) / 16) : 0;
-}
-
-// Hears that of all sources. Each block for itself.
-template <class Up>
-__device__ bool hear_landings(const CombineArgs& a, const Up& up, const CombineTables& t, Guard& guard) {
-  bool ok = true;
-  for (u32 i = threadIdx.x; i < a.c.ranks * kLandingWords && ok; i += blockDim.x)
-    ok = hear_word(a.c, up, i / kLandingWords, kHead + i % kLandingWords, guard, &t.told[i]);
-  return __syncthreads_and(ok);
-}
-
-__device__ inline u32 rows_of_source(const CombineTables& t, u32 s) {
-  return t.told[s * kLandingWords + 1] & ~kLands;
-}
-
-// Where each source's rows start here. True if there are as many as all name. One thread.
-__device__ inline bool place_sources(const CombineArgs& a, const CombineTables& t, u32* last) {
-  u64 rows = 0;
-  for (u32 s = 0; s < a.c.ranks; s++) {
-    t.start[s] = (u32)rows, *last = s;
-    rows += rows_of_source(t, s);
-    if (rows > operation().rows) return false;
-  }
-  return true;
-}
-
-// Where the rows of a source go.
-template <class Up>
-__device__ u64 landing_of(const CombineArgs& a, const Up& up, const CombineTables& t, u32 s) {
-  const u32* told = &t.told[s * kLandingWords];
-  if (told[1] & kLands) return reinterpret_cast<u64>(up.peer_ptr(kArena, s, (u64)told[0] * 16));
-  return reinterpret_cast<u64>(up.peer_ptr(kArena, a.c.rank, a.x + t.start[s] * a.row_bytes));
+// Where rows of `owner` land: each has room for as many as a source may have for it.
+__device__ inline u64 landing_of(const CombineArgs& a, u64 landing, u32 owner) {
+  return landing + (u64)owner * a.c.max_tokens * a.row_bytes;
 }
 
 // The first word of the units that `owner` pushes to `source`.
@@ -103,7 +54,7 @@ struct PushUnit {
   // behind this rank first.
   __device__ PushUnit(const CombineArgs& a, const CombineTables& t, u32 at) {
     u32 ranks = a.c.ranks, begin = 0;
-    auto units = [&](u32 s) { return (rows_of_source(t, s) + (1u << a.unit_shift) - 1) >> a.unit_shift; };
+    auto units = [&](u32 s) { return (t.rows_of(s) + (1u << a.unit_shift) - 1) >> a.unit_shift; };
     while (true) {
       // Rounds that go to the same sources.
       u32 live = 0, end = ~0u;
@@ -123,7 +74,7 @@ struct PushUnit {
     do {
       source = source + 1 == ranks ? 0 : source + 1;
     } while (units(source) <= begin || nth-- > 0);
-    rows = min(1u << a.unit_shift, rows_of_source(t, source) - first);
+    rows = min(1u << a.unit_shift, t.rows_of(source) - first);
   }
 };
 

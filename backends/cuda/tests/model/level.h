@@ -42,7 +42,7 @@ struct Rank : Brought {
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
                 room<u32>(kBlocks * s.experts), room<u32>(s.ranks), room<u32>(s.experts),
-                room<u32>(s.ranks * s.groups), room<u32>(s.groups + 1),
+                room<u32>(s.ranks * s.groups), room<u32>(s.ranks + 1), room<u32>(s.groups + 1),
                 room<u32>((s.ranks + s.experts) * s.groups), room<Note>(1), 32, kBlocks};
   }
   u32 entry_words() const {
@@ -322,9 +322,9 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   // Units of 1, 2 or 4 rows, behind the counts of tiles.
   a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.max_tokens, a.unit_shift = r.s.topk % 3;
   a.push_bytes = 128, a.push_warps = 2 + r.operations % 3, a.pushers = 1 + r.operations % kBlocks;
-  if (how.lands) a.landing_bytes = 1 << 20;
   std::vector<u8> outside;
   if (how.pushes) {
+    if (!how.lands) a.landing = 0;
     outside.assign(r.arena + kYAt, r.arena + kYAt + (512 << 10));
     // Where rows go that a source has no room for.
     a.own = outside.data(), a.x = kStagingAt;
