@@ -28,8 +28,8 @@ struct Returned {
   const u64* first;     // [R]: address of this rank's first row from each owner
   const u64* weights;   // [R]: where the weights of the owners' first rows are
   const u32* row_base;  // by which they are named; see `base_of`
-  const u64* flags;     // [R]: see CombineTables; null where all rows are there
-  Guard* guard;         // of waits for them
+  const CombineTables* pushed;  // null where all rows are there
+  Guard* guard;                 // of waits for them
 };
 
 // The partial rows of this rank's tokens.
@@ -54,17 +54,10 @@ struct Partials {
   __device__ u64 from(u32 packed, uint2 base) const {
     return back.first[packed >> kPlaceBits] + (u64)row(packed, base) * a.row_bytes;
   }
-  // Each lane waits for the unit of its own row.
   __device__ bool come(u32 packed, uint2 base) const {
-    if (!kMayPush || !back.flags) return true;
-    u32 owner = packed >> kPlaceBits, unit = row(packed, base) >> a.unit_shift, epoch = a.c.epoch();
-    const u64* flags = there(packed) ? reinterpret_cast<const u64*>(back.flags[owner]) : nullptr;
-    bool ok = !flags || back.guard->until({kPhaseCombineRows, owner, unit, epoch},
-                                          [&] { return load_acquire(flags + unit); },
-                                          [&](u64 found) { return found == epoch; });
-    // What is read then by bulk copies was stored before that word.
-    publish_places();
-    return __all_sync(~0u, ok);
+    if (!kMayPush || !back.pushed) return true;
+    u32 unit = row(packed, base) >> a.unit_shift;
+    return Units(a, *back.pushed).come(there(packed), there(packed) ? packed >> kPlaceBits : 0, unit, *back.guard);
   }
   __device__ float weight(u32) const { return 1.0f; }
   __device__ u64 bias(u32 i) const { return (u64)(i == 0 ? a.bias0 : a.bias1); }
@@ -128,6 +121,7 @@ __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTable
     bool pushed = (head[0] & kPushes) && d != me;
     t.flags[d] = pushed ? reinterpret_cast<u64>(unit_flags(a, up, me, d)) : 0;
     waits |= pushed;
+    for (u32 w = 0; w < kSummingWarps && pushed; w++) t.seen[w * a.c.ranks + d] = 0;
     if (!a.own) continue;
     if (pushed && a.landing) t.first[d] = at(me, landing_of(a, a.landing, d));
     if (d == me) t.first[d] = reinterpret_cast<u64>(a.own) + rows;
@@ -203,7 +197,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   u8* stages = shared + a.table_bytes;
   if constexpr (kMayPush)
     if (a.own && blockIdx.x < a.pushers) push_rows(a, up, t, stages);
-  Returned back{t.first, t.weights, a.r.row_base, waits ? t.flags : nullptr, &guard};
+  Returned back{t.first, t.weights, a.r.row_base, waits ? &t : nullptr, &guard};
   sum_partials<Type>(a, a.c.tokens(), back, stages);
   if (!raise_all(a.c, up, a.c.done_signal(), guard)) return stop_all(a.c);
   if (blockIdx.x != 0) return;

@@ -2,7 +2,7 @@
 
 use tokenyard_core::moe::REGION_ALIGN;
 
-use super::args::{HEAD, PUSH_STAGES, PUSH_WARPS, RINGS};
+use super::args::{HEAD, PUSH_STAGES, PUSH_WARPS, RINGS, SUMMING_WARPS};
 use super::exchange::Exchange;
 use super::sizes::{KEPT, LONGEST_PIECE, pieces};
 
@@ -28,7 +28,7 @@ impl Pulls {
     pub(super) fn new(exchange: &Exchange, row_bytes: u64, most_shared: u32) -> Self {
         let (ranks, groups) = (exchange.shape.ranks, exchange.groups);
         // Where kernels put, records count each group; they are read before what else is there.
-        let each = HEAD * 4 + (4 * 8 + 4 + 4).max(4 * (1 + groups));
+        let each = HEAD * 4 + (4 * 8 + 4 * SUMMING_WARPS + 4 + 4).max(4 * (1 + groups));
         let table_bytes = (ranks * each).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row_bytes);
         let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
@@ -75,11 +75,11 @@ mod tests {
 
     #[test]
     fn there_is_room_for_what_a_block_knows_of_all_ranks() {
-        // Heads of two ranks; four addresses and a number of each, and one more.
+        // Heads of two ranks; four addresses and 17 numbers of each, and one more.
         let [inside, _] = Exchange::levels(&SHAPE, [None, Some(1024)]);
         assert_eq!(
             Pulls::new(&inside, 128, HOPPER).table_bytes,
-            (2 * 72_u32).next_multiple_of(128)
+            (2 * 136_u32).next_multiple_of(128)
         );
     }
 }

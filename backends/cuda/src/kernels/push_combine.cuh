@@ -23,13 +23,14 @@ struct CombineTables {
   u64* weights;  // [R]: where the weights of the owners' first rows are
   u64* flags;    // [R]: words of the units that an owner pushes; 0: its rows are there
   u64* to;       // [R]: where the rows of each source go, if this rank pushes
-  u32* start;    // [R + 1]: first of each source's rows here, the same; then N
+  u32* seen;     // [kSummingWarps, R]: units of each owner that a warp knows to be there, all before it too
+  u32* start;    // [R + 1]: first of each source's rows here, if this rank pushes; then N
 
   __device__ CombineTables(u8* shared, u32 ranks) {
     heard = reinterpret_cast<u32*>(shared);
     first = reinterpret_cast<u64*>(heard + ranks * kHead);
     weights = first + ranks, flags = weights + ranks, to = flags + ranks;
-    start = reinterpret_cast<u32*>(to + ranks);
+    seen = reinterpret_cast<u32*>(to + ranks), start = seen + kSummingWarps * ranks;
   }
   __device__ u32 rows_of(u32 source) const { return start[source + 1] - start[source]; }
 };
@@ -45,6 +46,50 @@ __device__ u64* unit_flags(const CombineArgs& a, const Up& up, u32 source, u32 o
   u64 offset = a.flags + 8 * (u64)owner * a.most_units;
   return reinterpret_cast<u64*>(up.peer_ptr(kControl, source, offset));
 }
+
+// A warp's knowledge of the units that owners push to this rank.
+class Units {
+ public:
+  __device__ Units(const CombineArgs& a, const CombineTables& t)
+      : a_(a), flags_(t.flags), seen_(t.seen + threadIdx.x / 32 * a.c.ranks) {}
+
+  // Whether each lane's unit of its owner is there; a lane without `due` waits for none. The whole warp.
+  __device__ bool come(bool due, u32 owner, u32 unit, Guard& guard) const {
+    due = due && flags_[owner] != 0;
+    if (!__any_sync(~0u, due && unit >= seen_[owner])) return true;
+    look();
+    u64 epoch = a_.c.epoch();
+    bool ok = !due || unit < seen_[owner] ||
+              guard.until({kPhaseCombineRows, owner, unit, epoch},
+                          [&] { return load_acquire(flag(owner, unit)); },
+                          [&](u64 found) { return found == epoch; });
+    // What is read then by bulk copies was stored before those words.
+    publish_places();
+    return __all_sync(~0u, ok);
+  }
+
+ private:
+  __device__ const u64* flag(u32 owner, u32 unit) const {
+    return reinterpret_cast<const u64*>(flags_[owner]) + unit;
+  }
+  // Looks for the next units of all owners at once: to look for one takes as long.
+  __device__ void look() const {
+    u32 ranks = a_.c.ranks, each = 32 / min(ranks, 32u), lane = threadIdx.x % 32;
+    for (u32 first = 0; first < ranks; first += 32 / each) {
+      u32 owner = first + lane / each, unit = ~0u;
+      if (lane / each < 32 / each && owner < ranks && flags_[owner]) unit = seen_[owner] + lane % each;
+      bool there = unit < a_.most_units && load_acquire(flag(owner, unit)) == a_.c.epoch();
+      // Those that are there without a gap.
+      u32 missing = ~__ballot_sync(~0u, there) >> lane;
+      if (unit != ~0u && lane % each == 0) seen_[owner] += min(missing ? __ffs(missing) - 1 : 32, each);
+      __syncwarp();
+    }
+  }
+
+  const CombineArgs& a_;
+  const u64* flags_;
+  u32* seen_;
+};
 
 // Rows for one source that go together; none behind the last unit.
 struct PushUnit {
