@@ -28,15 +28,15 @@ struct Returned {
   const u64* first;     // [R]: address of this rank's first row from each owner
   const u64* weights;   // [R]: where the weights of the owners' first rows are
   const u32* row_base;  // by which they are named; see `base_of`
-  const CombineTables* pushed;  // null where all rows are there
-  Guard* guard;                 // of waits for them
 };
 
-// The partial rows of this rank's tokens.
+// The partial rows of this rank's tokens. By value, but for the arguments; see Units.
 struct Partials {
   static constexpr bool kWeighted = false, kDealt = true;
   const CombineArgs& a;
-  const Returned& back;
+  Returned back;
+  Units units;
+  Guard* guard;  // of waits for units
   u8* out;
 
   __device__ u32 early(u32 token) const { return packed_row(a.c, a.r, token); }
@@ -55,9 +55,9 @@ struct Partials {
     return back.first[packed >> kPlaceBits] + (u64)row(packed, base) * a.row_bytes;
   }
   __device__ bool come(u32 packed, uint2 base) const {
-    if (!kMayPush || !back.pushed) return true;
-    u32 unit = row(packed, base) >> a.unit_shift;
-    return Units(a, *back.pushed).come(there(packed), there(packed) ? packed >> kPlaceBits : 0, unit, *back.guard);
+    if (!kMayPush || !units.flags) return true;
+    u32 owner = there(packed) ? packed >> kPlaceBits : 0;
+    return units.come(there(packed), owner, row(packed, base) >> a.unit_shift, *guard);
   }
   __device__ float weight(u32) const { return 1.0f; }
   __device__ u64 bias(u32 i) const { return (u64)(i == 0 ? a.bias0 : a.bias1); }
@@ -91,12 +91,13 @@ __device__ inline void fetch_weights(const CombineArgs& a, u32 tokens, const Ret
 
 // Sums this rank's tokens from the rows whose places are in the tables. All blocks.
 template <class Type>
-__device__ void sum_partials(const CombineArgs& a, u32 tokens, const Returned& from, u8* stages) {
+__device__ void sum_partials(const Partials& terms, u32 tokens, u8* stages) {
+  const CombineArgs& a = terms.a;
   __syncthreads();
-  if (a.out_weights) fetch_weights(a, tokens, from);
+  if (a.out_weights) fetch_weights(a, tokens, terms.back);
   Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes,
                   &a.c.state->summed};
-  sum_rows<Type>(Partials{a, from, a.out}, summing, stages);
+  sum_rows<Type>(terms, summing, stages);
 }
 
 // What those behind find, until it is known how the operation goes on. One thread.
@@ -197,8 +198,8 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   u8* stages = shared + a.table_bytes;
   if constexpr (kMayPush)
     if (a.own && blockIdx.x < a.pushers) push_rows(a, up, t, stages);
-  Returned back{t.first, t.weights, a.r.row_base, waits ? &t : nullptr, &guard};
-  sum_partials<Type>(a, a.c.tokens(), back, stages);
+  Partials terms{a, {t.first, t.weights, a.r.row_base}, waits ? Units(a, t) : Units(), &guard, a.out};
+  sum_partials<Type>(terms, a.c.tokens(), stages);
   if (!raise_all(a.c, up, a.c.done_signal(), guard)) return stop_all(a.c);
   if (blockIdx.x != 0) return;
   if (threadIdx.x == 0) {

@@ -47,19 +47,24 @@ __device__ u64* unit_flags(const CombineArgs& a, const Up& up, u32 source, u32 o
   return reinterpret_cast<u64*>(up.peer_ptr(kControl, source, offset));
 }
 
-// A warp's knowledge of the units that owners push to this rank.
-class Units {
- public:
-  __device__ Units(const CombineArgs& a, const CombineTables& t)
-      : a_(a), flags_(t.flags), seen_(t.seen + threadIdx.x / 32 * a.c.ranks) {}
+// A warp's knowledge of the units that owners push to this rank. All by value: what a pointer leads to lies in
+// local memory, which each look at a word drops from the cache.
+struct Units {
+  const u64* flags = nullptr;  // as in CombineTables; null where all rows are there
+  u32* seen = nullptr;         // this warp's
+  u32 ranks = 0, most = 0, epoch = 0;
 
-  // Whether each lane's unit of its owner is there; a lane without `due` waits for none. The whole warp.
+  Units() = default;
+  __device__ Units(const CombineArgs& a, const CombineTables& t)
+      : flags(t.flags), seen(t.seen + threadIdx.x / 32 * a.c.ranks), ranks(a.c.ranks),
+        most(a.most_units), epoch(a.c.epoch()) {}
+
+  // Waits until each lane's unit of its owner is there; lanes without `due` wait for none. The whole warp.
   __device__ bool come(bool due, u32 owner, u32 unit, Guard& guard) const {
-    due = due && flags_[owner] != 0;
-    if (!__any_sync(~0u, due && unit >= seen_[owner])) return true;
+    due = due && flags[owner] != 0 && unit >= seen[owner];
+    if (!__any_sync(~0u, due)) return true;
     look();
-    u64 epoch = a_.c.epoch();
-    bool ok = !due || unit < seen_[owner] ||
+    bool ok = !due || unit < seen[owner] ||
               guard.until({kPhaseCombineRows, owner, unit, epoch},
                           [&] { return load_acquire(flag(owner, unit)); },
                           [&](u64 found) { return found == epoch; });
@@ -70,25 +75,21 @@ class Units {
 
  private:
   __device__ const u64* flag(u32 owner, u32 unit) const {
-    return reinterpret_cast<const u64*>(flags_[owner]) + unit;
+    return reinterpret_cast<const u64*>(flags[owner]) + unit;
   }
   // Looks for the next units of all owners at once: to look for one takes as long.
   __device__ void look() const {
-    u32 ranks = a_.c.ranks, each = 32 / min(ranks, 32u), lane = threadIdx.x % 32;
+    u32 each = 32 / min(ranks, 32u), lane = threadIdx.x % 32;
     for (u32 first = 0; first < ranks; first += 32 / each) {
       u32 owner = first + lane / each, unit = ~0u;
-      if (lane / each < 32 / each && owner < ranks && flags_[owner]) unit = seen_[owner] + lane % each;
-      bool there = unit < a_.most_units && load_acquire(flag(owner, unit)) == a_.c.epoch();
+      if (lane / each < 32 / each && owner < ranks && flags[owner]) unit = seen[owner] + lane % each;
+      bool there = unit < most && load_acquire(flag(owner, unit)) == epoch;
       // Those that are there without a gap.
       u32 missing = ~__ballot_sync(~0u, there) >> lane;
-      if (unit != ~0u && lane % each == 0) seen_[owner] += min(missing ? __ffs(missing) - 1 : 32, each);
+      if (unit != ~0u && lane % each == 0) seen[owner] += min(missing ? __ffs(missing) - 1 : 32, each);
       __syncwarp();
     }
   }
-
-  const CombineArgs& a_;
-  const u64* flags_;
-  u32* seen_;
 };
 
 // Rows for one source that go together; none behind the last unit.

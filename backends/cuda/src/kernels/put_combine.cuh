@@ -138,8 +138,8 @@ __device__ void sum_returned(const CombineArgs& a, u8* shared) {
     u64 named = kGrouped ? 0 : a.r.row_base[d];
     weights[d] = arena + a.landing_weights + (rows - named) * weight_bytes(a);
   }
-  Returned back{first, weights, kGrouped ? nullptr : a.r.row_base, nullptr, nullptr};
-  sum_partials<Type>(a, (u32)(made >> 32), back, shared + a.table_bytes);
+  Returned back{first, weights, kGrouped ? nullptr : a.r.row_base};
+  sum_partials<Type>({a, back, Units(), nullptr, a.out}, (u32)(made >> 32), shared + a.table_bytes);
 }
 
 }  // namespace ty
