@@ -1,7 +1,7 @@
 //! Combine: sources read the partial rows at their owners.
 
 use tokenyard_core::abi;
-use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region};
+use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region, Shape};
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -169,11 +169,12 @@ impl Engine {
         }
     }
 
-    /// How flat rows of so many bytes outside the arena are pushed, unless they are copied there.
-    fn push(&self, bytes: u64) -> Option<Push> {
-        let (ranks, blocks) = (self.shape.ranks, self.blocks);
+    /// How so many flat rows outside the arena are pushed, unless they are copied there.
+    fn push(&self, rows: u64, row_bytes: u64) -> Option<Push> {
+        let Shape { ranks, topk, .. } = self.shape;
+        let work = Work { ranks, blocks: self.blocks, bytes: rows * row_bytes, row_bytes, topk };
         let may = self.sizes.longest_put.is_none() && self.exchange.groups == 1;
-        may.then(|| Work { ranks, blocks, bytes }.way(self.outside, self.kernels.rows)).flatten()
+        may.then(|| work.way(self.outside, self.kernels.rows)).flatten()
     }
 
     /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
@@ -192,7 +193,7 @@ impl Engine {
             None => (rows * widths[i]).next_multiple_of(REGION_ALIGN),
             Some(_) => 0,
         });
-        let push = if flat && room[0] > 0 { self.push(rows * widths[0]) } else { None };
+        let push = if flat && room[0] > 0 { self.push(rows, widths[0]) } else { None };
         let landing = match push {
             Some(_) => [self.landing_of_pushed(room[0] + room[1], widths[0]), 0],
             None => self.landing(call),

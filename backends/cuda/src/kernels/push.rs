@@ -1,7 +1,7 @@
 //! Rows of a combine that lie outside the arena, where peers cannot read them: whether they are copied there
 //! first, or pushed to who sums them while others are summed. See `push_combine.cuh`.
 
-use super::args::{PUSH_WARPS, SUMMING_WARPS};
+use super::args::{PUSH_WARPS, RINGS, SUMMING_WARPS};
 use crate::compile::Rows;
 use crate::config::Outside;
 
@@ -53,14 +53,18 @@ pub(super) struct Work {
     pub(super) blocks: u32,
     /// Rows of this rank outside the arena; about as many are summed.
     pub(super) bytes: u64,
+    pub(super) row_bytes: u64,
+    pub(super) topk: u32,
 }
 
 /// Found on H200 with rows of 14 KiB; what counts is how they compare. GB/s, that is KB/µs: what a block
-/// pushes, and sums; what a link carries; what the driver copies.
+/// pushes, what one of its rings sums; what a link carries; what the driver copies.
 const BLOCK_PUSHES: f64 = 40.0;
-const BLOCK_SUMS: f64 = 46.6;
+const RING_SUMS: f64 = 23.3;
 const LINK: f64 = 315.0;
 const COPY: f64 = 2100.0;
+/// ns that a token takes a ring at least, where its rows are waited for.
+const TOKEN: f64 = 1700.0;
 /// Below, what a combine costs besides weighs more than a copy.
 const LEAST_BYTES: u64 = 32 << 20;
 
@@ -83,11 +87,19 @@ impl Work {
         self.bytes as f64 * f64::from(self.ranks - 1) / f64::from(self.ranks)
     }
 
+    /// What a block sums while units are waited for.
+    fn sums(&self) -> f64 {
+        let ranks = f64::from(self.ranks);
+        let of_token = ranks * (1.0 - (1.0 - 1.0 / ranks).powi(self.topk as i32));
+        let bytes = of_token * self.row_bytes as f64;
+        f64::from(RINGS) * bytes / (bytes / RING_SUMS).max(TOKEN)
+    }
+
     /// The fewest blocks that push as fast as the others sum.
     fn pushers(&self) -> u32 {
         let keeps_up = |pushers: &u32| {
             let [push, sum] = [*pushers, self.blocks - pushers].map(f64::from);
-            self.crosses() * sum * BLOCK_SUMS <= self.bytes as f64 * push * BLOCK_PUSHES
+            self.crosses() * sum * self.sums() <= self.bytes as f64 * push * BLOCK_PUSHES
         };
         (1..self.blocks).find(keeps_up).unwrap_or(self.blocks)
     }
@@ -97,13 +109,13 @@ impl Work {
         let pushers = self.pushers();
         let [push, sum, all] = [pushers, self.blocks - pushers, self.blocks].map(f64::from);
         let until = self.crosses() / LINK.min(push * BLOCK_PUSHES);
-        let left = self.bytes as f64 - until * sum * BLOCK_SUMS;
-        until + left.max(0.0) / (all * BLOCK_SUMS)
+        let left = self.bytes as f64 - until * sum * self.sums();
+        until + left.max(0.0) / (all * self.sums())
     }
 
     fn copied(&self) -> f64 {
-        let reads = self.bytes as f64 / (f64::from(self.blocks) * BLOCK_SUMS);
-        self.bytes as f64 / COPY + reads.max(self.crosses() / LINK)
+        let sums = f64::from(self.blocks * RINGS) * RING_SUMS;
+        self.bytes as f64 / COPY + (self.bytes as f64 / sums).max(self.crosses() / LINK)
     }
 }
 
@@ -115,7 +127,7 @@ mod tests {
     fn work(ranks: u32, blocks: u32) -> Work {
         let hit = 1.0 - (1.0 - 1.0 / f64::from(ranks)).powi(8);
         let rows = f64::from(4096 * ranks) * hit;
-        Work { ranks, blocks, bytes: rows as u64 * 14_336 }
+        Work { ranks, blocks, bytes: rows as u64 * 14_336, row_bytes: 14_336, topk: 8 }
     }
 
     #[test]
@@ -127,7 +139,9 @@ mod tests {
         );
         // 598 and 689 µs were found there, and 603 for a copy.
         assert_eq!([14, 12].map(|blocks| pushes(work(4, blocks))), [None; 2]);
-        assert!(pushes(work(8, 16)).is_some());
+        // Between two, a token's few rows take less than to wait for them: 317 to 330 and 253; 247 and 252.
+        assert_eq!([16, 20].map(|blocks| pushes(work(2, blocks))), [None; 2]);
+        assert!(pushes(work(2, 24)).is_some() && pushes(work(8, 16)).is_some());
         let few = |tokens: u64| Work { bytes: work(4, 16).bytes / 4096 * tokens, ..work(4, 16) };
         assert_eq!([768, 512].map(|tokens| pushes(few(tokens)).is_some()), [true, false]);
     }

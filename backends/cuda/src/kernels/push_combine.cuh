@@ -66,9 +66,11 @@ struct Units {
     look();
     bool ok = !due || unit < seen[owner] ||
               guard.until({kPhaseCombineRows, owner, unit, epoch},
-                          [&] { return load_acquire(flag(owner, unit)); },
+                          [&] { return load_relaxed(flag(owner, unit)); },
                           [&](u64 found) { return found == epoch; });
-    // What is read then by bulk copies was stored before those words.
+    // What is read then, by bulk copies too, was stored before those words. It waits for all that this warp
+    // has asked for, so looks must be few.
+    fence_system();
     publish_places();
     return __all_sync(~0u, ok);
   }
@@ -77,16 +79,24 @@ struct Units {
   __device__ const u64* flag(u32 owner, u32 unit) const {
     return reinterpret_cast<const u64*>(flags[owner]) + unit;
   }
-  // Looks for the next units of all owners at once: to look for one takes as long.
+  // Looks for the next units of all owners at once, each lane for some: to look for one takes as long.
   __device__ void look() const {
-    u32 each = 32 / min(ranks, 32u), lane = threadIdx.x % 32;
+    constexpr u32 kAtOnce = 8;
+    u32 lane = threadIdx.x % 32, each = 32 / min(ranks, 32u), leader = lane / each * each;
     for (u32 first = 0; first < ranks; first += 32 / each) {
-      u32 owner = first + lane / each, unit = ~0u;
-      if (lane / each < 32 / each && owner < ranks && flags[owner]) unit = seen[owner] + lane % each;
-      bool there = unit < most && load_acquire(flag(owner, unit)) == epoch;
-      // Those that are there without a gap.
-      u32 missing = ~__ballot_sync(~0u, there) >> lane;
-      if (unit != ~0u && lane % each == 0) seen[owner] += min(missing ? __ffs(missing) - 1 : 32, each);
+      u32 owner = first + lane / each, there = 0;
+      bool mine = lane / each < 32 / each && owner < ranks && flags[owner] != 0;
+      u32 begin = mine ? seen[owner] + lane % each * kAtOnce : most;
+      u64 words[kAtOnce];
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; i++)
+        words[i] = begin + i < most ? load_relaxed(flag(owner, begin + i)) : 0;
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; i++) there += there == i && words[i] == epoch;
+      // Those that are there without a gap: of lanes that have found all theirs, and of the next one.
+      u32 lanes = min(__ffs(~(__ballot_sync(~0u, there == kAtOnce) >> leader)) - 1, each);
+      u32 rest = __shfl_sync(~0u, there, leader + min(lanes, each - 1));
+      if (mine && lane == leader) seen[owner] += lanes * kAtOnce + (lanes < each ? rest : 0);
       __syncwarp();
     }
   }
