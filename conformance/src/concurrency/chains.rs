@@ -27,6 +27,9 @@ pub(super) fn tests() -> Vec<Test> {
         .collect();
     let about = "an output may be dropped on any thread";
     tests.push(test("dropped_on_another_thread", about, EXPERT_MAJOR, 2, dropped_elsewhere));
+    let about =
+        "tens of MiB of rows that no arena holds are combined, as even and as uneven as may be";
+    tests.push(test("many_rows_outside", about, Layout::Flat, 3, many_outside));
     tests
 }
 
@@ -98,6 +101,21 @@ fn out_of_order(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
             let (round, one) = live[n].take().context("each handle is combined once")?;
             round.finish(&mut yard, &one).with_context(|| format!("turn {turn}, handle {n}"))?;
         }
+    }
+    Ok(vec![yard])
+}
+
+/// So many rows that a backend may move them in parts; more than once, so that what a combine has left must not
+/// be taken for the next one's.
+fn many_outside(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
+    let sizes = Case { hidden: 1024, max_tokens: 1500, ..small(rank, layout) };
+    let base = Case { tokens: Tokens::Exactly(vec![1500, 1201, 1499]), ..sizes };
+    let mut yard = open(rank, &base)?;
+    for (n, routing) in
+        [Routing::Uniform, Routing::OneExpert, Routing::Uniform].into_iter().enumerate()
+    {
+        let case = Case { seed: n as u64, routing, ..base.clone() };
+        Round::new(&case, yard.rank()).run(&mut yard).with_context(|| at(n as u64))?;
     }
     Ok(vec![yard])
 }
