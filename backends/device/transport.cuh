@@ -127,7 +127,7 @@ struct Report {
   u64 ended;     // not 0: a wait ended without its signal; the fields below say which
   u64 phase;     // TY_PHASE_*
   u64 peer;      // index in the team
-  u64 signal;    // signal id, or index of a record's word
+  u64 signal;    // signal id, or index of a record's word, a tile or a unit of rows
   u64 expected;
   u64 found;
   u64 waiting;   // a wait that lasts: phase << 32 | peer + 1; 0 if there is none

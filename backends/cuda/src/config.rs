@@ -35,7 +35,7 @@ pub enum RowCopy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outside {
-    /// As is faster by what was measured.
+    /// As is expected to be faster, by what was measured.
     #[default]
     Auto,
     /// Their owner pushes them to who sums them, where kernels load and store and there is one domain.

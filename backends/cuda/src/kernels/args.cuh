@@ -350,7 +350,7 @@ struct CombineArgs {
   const u8* bias1;
   u8* out;             // [T, row_bytes]
   float* out_weights;  // [T, K], or null
-  u64 x;               // arena offset of this rank's expert outputs
+  u64 x;               // arena offset of this rank's expert outputs; of room for them, if it pushes them
   u64 weights;         // arena offset of their weights
   u64 row_bytes;
   u32 piece_bytes;     // a row is read in pieces of so many bytes

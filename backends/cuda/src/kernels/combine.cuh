@@ -1,4 +1,4 @@
-// Combine: sources read the rows of their tokens at the owners and sum them.
+// Combine: sources read the rows of their tokens at the owners, or where these push them, and sum them.
 //
 // f32, in an order that depends on the routing alone: the biases, then ranks in the order of their
 // highest selecting k; rounded once.

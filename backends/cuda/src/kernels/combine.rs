@@ -95,7 +95,7 @@ impl Engine {
         }
         let entered = self.enter(call.operation, &mode);
         self.give_up(entered)?;
-        let staged = match self.stage(call) {
+        let staged = match self.stage(call, &mode) {
             Ok(staged) => staged,
             Err(error) if error.kind() == ErrorKind::Full => {
                 let refusal = self.objection(ErrorKind::Full, error.detail());
@@ -180,7 +180,7 @@ impl Engine {
     /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
     /// merged from them. Rows that are pushed are not copied, but they have room here, as a source may have
     /// none for them to land.
-    fn stage(&mut self, call: &abi::TyCombine) -> Result<Staged> {
+    fn stage(&mut self, call: &abi::TyCombine, mode: &Mode) -> Result<Staged> {
         let state = &self.handles[call.handle as usize];
         let (rows, flat) = (state.received, state.layout == Layout::Flat);
         let widths = self.combine_widths(call);
@@ -195,6 +195,8 @@ impl Engine {
         });
         let push = if flat && room[0] > 0 { self.push(rows, widths[0]) } else { None };
         let landing = match push {
+            // A graph keeps its room as long as its handle.
+            Some(_) if mode.is_recorded() => [0; 2],
             Some(_) => [self.landing_of_pushed(room[0] + room[1], widths[0]), 0],
             None => self.landing(call),
         };
@@ -222,12 +224,13 @@ impl Engine {
         copied.map(|()| staged)
     }
 
-    /// Bytes for rows that others push, beside what is needed; none where less would be left than they take:
-    /// what is only faster must not fill the arena.
+    /// Bytes for rows that others push, beside what is needed; none where there would not be room left for an
+    /// output of as many rows, and what goes beside them: what is only faster must not fill the arena.
     fn landing_of_pushed(&self, needed: u64, row_bytes: u64) -> u64 {
         let rows = u64::from(self.shape.ranks) * u64::from(self.shape.max_tokens);
         let bytes = rows * row_bytes;
-        if needed + 2 * bytes <= self.arena.largest_gap() { bytes } else { 0 }
+        let spares = self.shape.ranks > 1 && needed + 3 * bytes <= self.arena.largest_gap();
+        if spares { bytes } else { 0 }
     }
 
     /// Expert-major and packed: sums the copies of each received token.

@@ -74,6 +74,12 @@ mod tests {
     }
 
     #[test]
+    fn kernels_push_by_as_many_pieces_as_they_have_room_for() {
+        let line = format!("constexpr u32 kPushStages = {PUSH_STAGES};");
+        assert!(include_str!("push_combine.cuh").contains(&line), "the kernels have other stages");
+    }
+
+    #[test]
     fn there_is_room_for_what_a_block_knows_of_all_ranks() {
         // Heads of two ranks; four addresses and 17 numbers of each, and one more.
         let [inside, _] = Exchange::levels(&SHAPE, [None, Some(1024)]);

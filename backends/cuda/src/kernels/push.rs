@@ -71,15 +71,18 @@ const LEAST_BYTES: u64 = 32 << 20;
 impl Work {
     /// How rows are pushed, if that is wanted.
     pub(super) fn way(&self, outside: Outside, rows: Rows) -> Option<Push> {
-        let warps = if rows == Rows::Tma { PUSH_WARPS } else { SUMMING_WARPS };
-        let pushed = Push { blocks: self.pushers(), warps };
-        let wins = rows == Rows::Tma && self.bytes >= LEAST_BYTES && self.pushed() < self.copied();
-        match outside {
-            _ if self.bytes == 0 => None,
-            Outside::Copy => None,
-            Outside::Push => Some(pushed),
-            Outside::Auto => wins.then_some(pushed),
+        let may = match outside {
+            Outside::Auto => rows == Rows::Tma && self.bytes >= LEAST_BYTES,
+            Outside::Push => self.bytes > 0,
+            Outside::Copy => false,
+        };
+        if !may {
+            return None;
         }
+        let warps = if rows == Rows::Tma { PUSH_WARPS } else { SUMMING_WARPS };
+        let push = Push { blocks: self.pushers(), warps };
+        let wins = outside == Outside::Push || self.pushed(push.blocks) < self.copied();
+        wins.then_some(push)
     }
 
     /// What is pushed: this rank's own rows are read where they are.
@@ -97,16 +100,16 @@ impl Work {
 
     /// The fewest blocks that push as fast as the others sum.
     fn pushers(&self) -> u32 {
+        let [crosses, sums] = [self.crosses(), self.sums()];
         let keeps_up = |pushers: &u32| {
             let [push, sum] = [*pushers, self.blocks - pushers].map(f64::from);
-            self.crosses() * sum * self.sums() <= self.bytes as f64 * push * BLOCK_PUSHES
+            crosses * sum * sums <= self.bytes as f64 * push * BLOCK_PUSHES
         };
         (1..self.blocks).find(keeps_up).unwrap_or(self.blocks)
     }
 
     /// Nanoseconds: once all is pushed, all blocks sum what is left.
-    fn pushed(&self) -> f64 {
-        let pushers = self.pushers();
+    fn pushed(&self, pushers: u32) -> f64 {
         let [push, sum, all] = [pushers, self.blocks - pushers, self.blocks].map(f64::from);
         let until = self.crosses() / LINK.min(push * BLOCK_PUSHES);
         let left = self.bytes as f64 - until * sum * self.sums();

@@ -3,8 +3,8 @@
 // The rows of a source lie behind each other at their owner and where they go: to the source, where it
 // has room for them to land, else into the owner's arena, where the source reads them. They go in units, which are
 // taken in rounds over the sources, so that each gets its rows in the order of its tokens. A word per unit
-// at the source says by the epoch of the operation that the unit is there, so no word is ever reset; the next
-// combine's units come when its source has entered that, so has read these (INV-8).
+// at the source says by the epoch of the operation that the unit is there, so no word is reset (an epoch comes again
+// after 2^32 operations); the next combine's units come when its source has entered that, so has read these (INV-8).
 //
 // The first blocks of a rank push, and wait for nobody meanwhile; then they help the others, which sum from
 // the start.
@@ -71,6 +71,7 @@ struct Units {
     // What is read then, by bulk copies too, was stored before those words. It waits for all that this warp
     // has asked for, so looks must be few.
     fence_system();
+    __syncwarp();
     publish_places();
     return __all_sync(~0u, ok);
   }

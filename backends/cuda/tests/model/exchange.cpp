@@ -84,9 +84,62 @@ void push_back(std::vector<Rank*>& ranks, const std::vector<Outcome>& told, std:
       c.lands = c.pushes && (turn == 0 || random() % 3 != 0);
     }
     // What an operation before has left here must not be taken for rows.
-    for (Rank* r : ranks) memset(r->arena + kStagingAt, 0xee, 1 << 20), memset(r->arena + kLandingAt, 0xee, 1 << 20);
+    for (Rank* r : ranks)
+      for (u64 at : {kStagingAt, kLandingAt}) memset(r->arena + at, 0xee, 1 << 20);
     combine(ranks, told, turn % 2, how);
   }
+}
+
+// All ranks' combines, whose sums nobody looks at.
+void combine_all(std::vector<Rank*>& ranks, const std::vector<Combine>& how) {
+  std::vector<std::thread> running;
+  std::vector<std::vector<float>> outs(ranks.size());
+  for (u32 i = 0; i < ranks.size(); i++) {
+    outs[i].assign(ranks[i]->tokens * ranks[i]->s.row_bytes / 4 + 4, -1);
+    running.emplace_back([&, i] { combine_on(*ranks[i], outs[i].data(), nullptr, how[i]); });
+  }
+  for (auto& t : running) t.join();
+}
+
+// More than a look for what they push has lanes.
+void many_ranks(Shape shape) {
+  std::vector<Rank*> ranks;
+  for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
+  std::mt19937 random(shape.ranks);
+  Fabric fabric(ranks);
+  std::vector<DispatchArgs> args;
+  for (Rank* r : ranks) bring(*r, r->me % 3 * 4, random), args.push_back(dispatch_args(*r, kFlat, false));
+  auto told = dispatch(ranks, args);
+  combine(ranks, told, false, std::vector<Combine>(ranks.size(), {.pushes = true, .lands = true}));
+}
+
+// Where one rank refuses, nobody pushes; where one does not push, those who wait for it say so.
+void no_push(Shape shape) {
+  std::vector<Rank*> ranks;
+  for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
+  std::mt19937 random(shape.ranks);
+  Fabric fabric(ranks);
+  std::vector<DispatchArgs> args;
+  for (Rank* r : ranks) bring(*r, shape.max_tokens, random), args.push_back(dispatch_args(*r, kFlat, false));
+  dispatch(ranks, args);
+  for (Rank* r : ranks) memset(r->arena + kLandingAt, 0xee, 1 << 20);
+  std::vector<Combine> refused(ranks.size(), {.pushes = true, .lands = true, .expected = kRefused});
+  refused[1] = {.refuses = true, .expected = kRefused};
+  combine_all(ranks, refused);
+  for (Rank* r : ranks)
+    for (u64 i = 0; i < 1 << 20; i++) same("a byte where rows land", r->arena[kLandingAt + i], 0xeeu);
+  std::vector<Combine> silent(ranks.size(), {.pushes = true, .lands = true});
+  silent[1].silent = true;
+  std::thread host([&] {
+    while (ranks[0]->report->waiting == 0) std::this_thread::yield();
+    for (Rank* r : ranks) model::at(r->abort).store(1);
+  });
+  combine_all(ranks, silent);
+  host.join();
+  same("a wait of rank 0 is ended", ranks[0]->report->ended, 2u);
+  same("for rows", ranks[0]->report->phase, kPhaseCombineRows);
+  same("of rank", ranks[0]->report->peer, 1u);
+  same("nothing more is entered", ranks[0]->state->stopped, 1u);
 }
 
 // A second dispatch is sent before the first is received: it has a slot, a region and staging of its own.
@@ -194,5 +247,7 @@ int main() {
   run({2, 64, 32, 16, 1, 33, 1 << 20}, {33, 32});
   // Tokens that several blocks count.
   run({2, 4, 2, 16, 1, 600, 64}, {600, 555});
+  if (!TY_PUTS) many_ranks({33, 66, 3, 16, 0, 8, 1 << 20});
+  if (!TY_PUTS) no_push({2, 8, 3, 64, 0, 72, 1 << 20});
   puts("all is well");
 }

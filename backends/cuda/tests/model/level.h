@@ -4,7 +4,7 @@
 using namespace ty;
 
 constexpr u32 kBlocks = 2, kSlots = 2, kCapacity = 32;
-constexpr u64 kControlBytes = 1 << 17, kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
+constexpr u64 kControlBytes = 1 << 18, kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
 constexpr u64 kLandingAt = 6 << 20, kYAt = 5 << 20;
 
 struct Rank : Brought {
@@ -25,7 +25,7 @@ struct Rank : Brought {
   u32* tokens_word = room<u32>(1);
   Trace* trace = room<Trace>(1);
   // One per operation that may be open, with room for all ranks' totals.
-  Cell* cells[kSlots] = {(Cell*)room<u64>(64), (Cell*)room<u64>(64)};
+  Cell* cells[kSlots] = {(Cell*)room<u64>(128), (Cell*)room<u64>(128)};
   Routing r{};
   // What reports read of each rank.
   Told* told = room<Told>(s.ranks);
@@ -63,7 +63,7 @@ struct Rank : Brought {
     return c;
   }
   void arrive(const Common& c, bool rows) {
-    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : 4, me, trace, state};
+    ArriveArgs a{abort, report, c.cap_ns, c.cell, s.ranks, !rows, rows ? kPhaseRows : kPhaseCombineRows, me, trace, state};
     model::launch(1, kWarps * 32, [=, this] { ty_arrive(a, params()); });
     same("an ended wait of rank " + std::to_string(me), report->ended, 0u);
   }
@@ -305,6 +305,9 @@ struct Combine {
   bool unheard = false;
   // Its rows lie outside the arena, and it pushes them; `lands`: it has room for those of others.
   bool pushes = false, lands = false;
+  // It refuses; or it does not push what it says that it does, so that others give up.
+  bool refuses = false, silent = false;
+  u32 expected = kGo;
 };
 
 // One rank of a combine of f32, until its sums are there. Its rows lie at kYAt, their weights 512 KiB
@@ -323,7 +326,9 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.max_tokens, a.unit_shift = r.s.topk % 3;
   a.push_bytes = 128, a.push_warps = 2 + r.operations % 3, a.pushers = 1 + r.operations % kBlocks;
   std::vector<u8> outside;
+  if (how.refuses) a.c.verdict = kRefuseText, a.r = Routing{};
   if (how.pushes) {
+    if (how.silent) a.pushers = 0;
     if (!how.lands) a.landing = 0;
     outside.assign(r.arena + kYAt, r.arena + kYAt + (512 << 10));
     // Where rows go that a source has no room for.
@@ -337,7 +342,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   model::launch(kBlocks, kSummingWarps * 32, sum);
 #else
   model::launch(kBlocks, kSummingWarps * 32, sum);
-  same("combine", a.c.cell->code, kGo);
-  if (!a.at_once) r.arrive(a.c, false);
+  same("combine", a.c.cell->code, how.expected);
+  if (how.expected == kGo && !a.at_once && *r.abort == 0) r.arrive(a.c, false);
 #endif
 }
