@@ -7,6 +7,12 @@ std::vector<Brought*> brought(const std::vector<Rank*>& ranks) {
   return std::vector<Brought*>(ranks.begin(), ranks.end());
 }
 
+std::vector<Rank*> all_ranks(const Shape& shape) {
+  std::vector<Rank*> ranks;
+  for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
+  return ranks;
+}
+
 // What a rank was told, or what its region says where nobody waits.
 Outcome told_to(Rank& r, const DispatchArgs& a) {
   if (!a.c.unheard) return *r.outcome;
@@ -103,8 +109,7 @@ void combine_all(std::vector<Rank*>& ranks, const std::vector<Combine>& how) {
 
 // More than a look for what they push has lanes.
 void many_ranks(Shape shape) {
-  std::vector<Rank*> ranks;
-  for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
+  std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks);
   Fabric fabric(ranks);
   std::vector<DispatchArgs> args;
@@ -115,8 +120,7 @@ void many_ranks(Shape shape) {
 
 // Where one rank refuses, nobody pushes; where one does not push, those who wait for it say so.
 void no_push(Shape shape) {
-  std::vector<Rank*> ranks;
-  for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
+  std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks);
   Fabric fabric(ranks);
   std::vector<DispatchArgs> args;
@@ -131,7 +135,9 @@ void no_push(Shape shape) {
   std::vector<Combine> silent(ranks.size(), {.pushes = true, .lands = true});
   silent[1].silent = true;
   std::thread host([&] {
-    while (ranks[0]->report->waiting == 0) std::this_thread::yield();
+    // Not while one is late to enter.
+    auto& waiting = model::at(&ranks[0]->report->waiting);
+    while (waiting.load() >> 32 != kPhaseCombineRows) model::rest(1000);
     for (Rank* r : ranks) model::at(r->abort).store(1);
   });
   combine_all(ranks, silent);
@@ -210,8 +216,7 @@ void check_all(std::vector<Rank*>& ranks, const std::vector<DispatchArgs>& args,
 #include "launches.h"
 
 void run(const Shape& shape, std::vector<u32> tokens) {
-  std::vector<Rank*> ranks;
-  for (u32 i = 0; i < shape.ranks; i++) ranks.push_back(new Rank(shape, i));
+  std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks * 100 + shape.topk);
   Fabric fabric(ranks);
   for (u32 layout : {kFlat, kExpertMajor, kPacked}) {
