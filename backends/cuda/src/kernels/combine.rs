@@ -12,7 +12,7 @@ use super::loaded::summable;
 use super::order::{CAPTURED, Mode};
 use super::outcome::Refusal;
 use super::pulls::Pulls;
-use super::push::{Push, Units, Work};
+use super::push::{Push, Work, unit_shift};
 use super::sizes::landing_bytes;
 
 /// A combine between send and receive.
@@ -308,7 +308,7 @@ impl Engine {
             own: staged.push.map_or(0, |_| call.x.data as u64),
             flags: self.sizes.flags(),
             most_units: self.sizes.units,
-            unit_shift: Units::new(row_bytes, self.shape.max_tokens).shift,
+            unit_shift: unit_shift(row_bytes, self.shape.max_tokens),
             pushers: push.blocks,
             push_warps: push.warps,
             ..arguments((common, state.routing), row_bytes, &pulls)

@@ -12,28 +12,19 @@ const MOST_UNITS: u32 = 4096;
 /// Bytes of a unit, about: to tell it takes as long as to move some of them.
 const UNIT_BYTES: u64 = 112 << 10;
 
-/// How rows are told to be there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Units {
-    /// A unit has 2^so many rows.
-    pub(super) shift: u32,
+/// A unit has 2^so many rows of `row_bytes`; equal on all ranks.
+pub(super) fn unit_shift(row_bytes: u64, max_tokens: u32) -> u32 {
+    let wanted = (UNIT_BYTES / row_bytes.max(1)).clamp(1, 1 << 20) as u32;
+    least_rows(max_tokens).max(1 << wanted.ilog2()).ilog2()
 }
 
-impl Units {
-    /// For rows of `row_bytes`; equal on all ranks.
-    pub(super) fn new(row_bytes: u64, max_tokens: u32) -> Self {
-        let wanted = (UNIT_BYTES / row_bytes.max(1)).clamp(1, 1 << 20) as u32;
-        Self { shift: Self::least_rows(max_tokens).max(1 << wanted.ilog2()).ilog2() }
-    }
+/// Units of one owner's rows for a source, whatever they are.
+pub(super) fn most_units(max_tokens: u32) -> u32 {
+    max_tokens.div_ceil(least_rows(max_tokens))
+}
 
-    fn least_rows(max_tokens: u32) -> u32 {
-        max_tokens.div_ceil(MOST_UNITS).next_power_of_two().max(LEAST_ROWS)
-    }
-
-    /// Of one owner's rows for a source, whatever they are.
-    pub(super) fn most(max_tokens: u32) -> u32 {
-        max_tokens.div_ceil(Self::least_rows(max_tokens))
-    }
+fn least_rows(max_tokens: u32) -> u32 {
+    max_tokens.div_ceil(MOST_UNITS).next_power_of_two().max(LEAST_ROWS)
 }
 
 /// How rows are pushed.
@@ -168,10 +159,10 @@ mod tests {
     fn every_row_has_a_unit_and_every_unit_a_word() {
         for max_tokens in [1_u32, 7, 8, 9, 4096, 32_768, 32_769, 1 << 24] {
             for row_bytes in [16, 4096, 14_336, 28_672, 1 << 20] {
-                let units = max_tokens.div_ceil(1 << Units::new(row_bytes, max_tokens).shift);
-                assert!(units <= Units::most(max_tokens) && units <= MOST_UNITS);
+                let units = max_tokens.div_ceil(1 << unit_shift(row_bytes, max_tokens));
+                assert!(units <= most_units(max_tokens) && units <= MOST_UNITS);
             }
         }
-        assert_eq!([14_336, 4096, 28_672].map(|bytes| Units::new(bytes, 4096).shift), [3, 4, 3]);
+        assert_eq!([14_336, 4096, 28_672].map(|bytes| unit_shift(bytes, 4096)), [3, 4, 3]);
     }
 }

@@ -6,7 +6,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{HEAD, SIDE_WARPS, TEXT_WORDS, WARPS};
 use super::exchange::{Exchange, Part};
 use super::pulls::Pulls;
-use super::push::Units;
+use super::push::most_units;
 use crate::config::CudaConfig;
 
 /// Window of entry records.
@@ -103,7 +103,7 @@ impl Sizes {
         Ok(Self {
             tile_rows,
             tiles: shape.max_tokens.div_ceil(tile_rows),
-            units: Units::most(shape.max_tokens),
+            units: most_units(shape.max_tokens),
             entry_words: words.next_multiple_of(16),
             slots: exchange.slots(),
             ranks: shape.ranks,
