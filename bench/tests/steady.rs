@@ -1,9 +1,7 @@
-//! A steady step takes no memory. A binary of its own, for it replaces the allocator; one test at a
-//! time, for the allocations of a process are counted together.
+//! A steady step takes no memory. A binary of its own, for it replaces the allocator.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
-use std::sync::Mutex;
-
+use libtest_mimic::{Arguments, Trial};
 use tokenyard_bench::allocations::{Allocations, Counting};
 use tokenyard_bench::steady::{Figures, SLACK_BYTES, Task, figures};
 use tokenyard_bench::workload::Workload;
@@ -14,14 +12,36 @@ use tokenyard_core::yard::Yard;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 /// What a scenario runs by default takes many steps; the ways beside the first one need fewer to show
 /// growth of more than 64 bytes a step.
 const FEWER: u32 = 1_000;
 
+/// One for each function.
+macro_rules! trials {
+    ($($test:ident),* $(,)?) => {
+        vec![$(Trial::test(stringify!($test), || {
+            $test();
+            Ok(())
+        })),*]
+    };
+}
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // One at a time runs on this thread, and nobody else is there to allocate.
+    arguments.test_threads = Some(1);
+    let trials = trials![
+        a_thousand_steps_allocate_nothing_and_ten_thousand_do_not_grow_memory,
+        the_same_holds_where_rows_are_put,
+        the_same_holds_among_two_domains,
+        the_same_holds_where_losses_are_masked,
+        the_same_holds_after_a_rank_was_lost,
+        the_counter_sees_every_thread_and_tells_heartbeats_apart,
+    ];
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
 fn steady_on(ranks: u32, task: &Task, extra: &str) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let config = config(extra);
     let found = in_threads(ranks, &config, |world| figures(world, &config, task).unwrap());
     found.unwrap().iter().for_each(check);
@@ -39,7 +59,6 @@ fn check(found: &Figures) {
     assert!(found.resident_growth <= SLACK_BYTES, "{found:?}");
 }
 
-#[test]
 fn a_thousand_steps_allocate_nothing_and_ten_thousand_do_not_grow_memory() {
     let task = Task::new(2);
     assert_eq!((task.counted_steps, task.grown_steps), (1_000, 10_000));
@@ -48,13 +67,11 @@ fn a_thousand_steps_allocate_nothing_and_ten_thousand_do_not_grow_memory() {
 
 const ALONE: &str = "[transport.scale_out]\nuse = \"none\"\n";
 
-#[test]
 fn the_same_holds_where_rows_are_put() {
     let task = Task { grown_steps: FEWER, ..Task::new(2) };
     steady_on(2, &task, &format!("{ALONE}[transport.scale_up.shm]\nload_store = false\n"));
 }
 
-#[test]
 fn the_same_holds_among_two_domains() {
     let task = Task { grown_steps: FEWER, ..Task::new(4) };
     steady_on(
@@ -65,13 +82,11 @@ fn the_same_holds_among_two_domains() {
     );
 }
 
-#[test]
 fn the_same_holds_where_losses_are_masked() {
     let task = Task { grown_steps: FEWER, ..Task::new(2) };
     steady_on(2, &task, MASKED);
 }
 
-#[test]
 fn the_same_holds_after_a_rank_was_lost() {
     let task = Task { grown_steps: FEWER, ..Task::new(3) };
     lose_one_on(&task, &format!("{MASKED}[transport.scale_up.shm]\nload_store = false\n"));
@@ -84,7 +99,6 @@ const MASKED: &str =
 
 /// Rank 1 leaves the others alone with the yard.
 fn lose_one_on(task: &Task, extra: &str) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let config = config(extra);
     let found = in_threads(3, &config, |world| {
         if world.rank() == 1 {
@@ -98,9 +112,7 @@ fn lose_one_on(task: &Task, extra: &str) {
     found.iter().for_each(check);
 }
 
-#[test]
 fn the_counter_sees_every_thread_and_tells_heartbeats_apart() {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let allocate = || drop(std::hint::black_box(vec![0_u8; 100]));
     let before = Allocations::now();
     allocate();
