@@ -21,7 +21,9 @@ fn split_over(inner: &str) -> Config {
 }
 
 const IN_ORDER: &str = "inner = \"shm\"\nshm.load_store = false";
-const REORDERED: &str = "inner = \"faulty\"\nfaulty.inner = \"shm\"";
+/// A signal and its payload lie milliseconds apart, so that a rank that seldom gets a processor sees one
+/// without the other all the same.
+const REORDERED: &str = "inner = \"faulty\"\nfaulty.inner = \"shm\"\nfaulty.delay_us = 5000";
 
 /// What goes wrong in some exchanges.
 fn exchanges(config: &Config) -> Vec<String> {
