@@ -17,6 +17,7 @@ use tokenyard_core::yard::{Cast, Yard};
 use crate::ceiling::Ceiling;
 use crate::job::{Output, Sizes};
 use crate::ranks::Speaker;
+use crate::spread::{Spread, median};
 use crate::workload::Workload;
 
 /// The part of the ceiling that dispatch of bf16 rows must reach on CPUs.
@@ -104,6 +105,9 @@ pub struct Samples {
 pub struct Row {
     /// R.
     pub ranks: u32,
+    /// Of a step.
+    #[serde(flatten)]
+    pub sizes: Sizes,
     /// For people.
     pub variant: &'static str,
     /// `dispatch` or `combine`.
@@ -114,6 +118,10 @@ pub struct Row {
     pub ceiling_ms: f64,
     /// Median of the exchange, in milliseconds.
     pub ms: f64,
+    /// Fastest exchange, in milliseconds.
+    pub min_ms: f64,
+    /// 99 of 100 exchanges take no longer; in milliseconds.
+    pub p99_ms: f64,
     /// GB/s per rank at the median.
     pub gb_per_s: f64,
     /// Median of ceiling / exchange over the pairs.
@@ -240,7 +248,8 @@ pub(crate) fn rows(ranks: u32, sizes: &Sizes, outputs: &[Output]) -> Result<Vec<
             if let Some(row) = row(&pairs, bytes) {
                 let variant = all[0].variant;
                 let required = required(variant, phase, sizes);
-                rows.push(Row { ranks, variant: variant.name(), phase, required, ..row });
+                let variant = variant.name();
+                rows.push(Row { ranks, sizes: *sizes, variant, phase, required, ..row });
             }
         }
     }
@@ -272,35 +281,24 @@ fn pairs(by_rank: &[&[(Lasted, Lasted)]]) -> Vec<(f64, f64)> {
 
 fn row(pairs: &[(f64, f64)], bytes: u64) -> Option<Row> {
     let ratio = median(pairs.iter().map(|(ceiling, ms)| ceiling / ms))?;
-    let ceilings = || pairs.iter().map(|pair| pair.0);
-    let exchanges = || pairs.iter().map(|pair| pair.1);
-    let ms = median(exchanges())?;
-    let fastest_ratio = ceilings().min_by(f64::total_cmp)? / exchanges().min_by(f64::total_cmp)?;
+    let ceiling = Spread::of(pairs.iter().map(|pair| pair.0))?;
+    let exchange = Spread::of(pairs.iter().map(|pair| pair.1))?;
     Some(Row {
         ranks: 0,
+        sizes: crate::report::NAMED_SIZES,
         variant: "",
         phase: "",
         bytes,
-        ceiling_ms: median(ceilings())?,
-        ms,
-        gb_per_s: bytes as f64 / ms / 1e6,
+        ceiling_ms: ceiling.median,
+        ms: exchange.median,
+        min_ms: exchange.min,
+        p99_ms: exchange.p99,
+        gb_per_s: bytes as f64 / exchange.median / 1e6,
         ratio,
-        fastest_ratio,
+        fastest_ratio: ceiling.min / exchange.min,
         samples: pairs.len(),
         required: None,
     })
-}
-
-/// The middle of the values; `None` without any.
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
 }
 
 #[cfg(test)]
@@ -319,9 +317,7 @@ mod tests {
     fn the_figure_is_the_median_of_the_ratios_not_the_ratio_of_the_medians() {
         let row = row(&[(1.0, 1.0), (1.0, 2.0), (10.0, 100.0)], 2_000_000).expect("samples");
         assert_eq!((row.ratio, row.fastest_ratio, row.ms, row.ceiling_ms), (0.5, 1.0, 2.0, 1.0));
-        assert_eq!(row.gb_per_s, 1.0);
-        assert_eq!(median([4.0, 1.0].into_iter()), Some(2.5));
-        assert_eq!(median(std::iter::empty()), None);
+        assert_eq!((row.min_ms, row.p99_ms, row.gb_per_s), (1.0, 100.0, 1.0));
     }
 
     #[test]

@@ -14,8 +14,6 @@ pub enum Scenario {
     Steady,
     /// Commands and bytes of a step.
     Scaling,
-    /// One link, bare and with tokenyard on top.
-    Link,
     /// Commands through proxy threads.
     Proxy,
 }
@@ -40,8 +38,8 @@ pub struct Plan {
     pub scenarios: Vec<Scenario>,
     /// Numbers of ranks of `exchange` and `steady`, each 1 to 64.
     pub ranks: Vec<u32>,
-    /// Sizes of `exchange`; the other scenarios have small sizes of their own.
-    pub sizes: Sizes,
+    /// Sizes of `exchange`, one or several; the other scenarios have small sizes of their own.
+    pub sizes: Vec<Sizes>,
     /// Samples of `exchange` per variant, at least 1.
     pub samples: u32,
 }
@@ -54,7 +52,9 @@ impl Plan {
                 (1..=64).contains(ranks),
                 "check bench: found {ranks} ranks; expected 1 to 64 (they share this machine)"
             );
-            crate::workload::Workload::shape(&self.sizes, *ranks)?;
+            for sizes in &self.sizes {
+                crate::workload::Workload::shape(sizes, *ranks)?;
+            }
         }
         Ok(())
     }

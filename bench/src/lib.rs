@@ -16,6 +16,7 @@
 pub mod allocations;
 pub mod ceiling;
 pub mod counting;
+mod csv;
 pub mod exchange;
 pub mod gpu;
 pub mod job;
@@ -24,12 +25,13 @@ pub mod proxy;
 pub mod ranks;
 pub mod report;
 pub mod scaling;
+pub mod spread;
 pub mod steady;
 mod table;
 pub mod workload;
 
 pub use job::{Job, Output, Plan, Scenario, Sizes};
-pub use ranks::{Progress, measure_gpu, measure_link, run, run_gpu, run_rank};
+pub use ranks::{Progress, measure_gpu, measure_link, run, run_gpu, run_link, run_rank};
 pub use report::{Report, SCHEMA_VERSION};
 
 /// Keeps this crate's part, the counting transport, in the calling program.

@@ -69,9 +69,12 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
         match scenario {
             Scenario::Exchange => {
                 for ranks in plan.ranks.iter().copied() {
-                    let task = exchange::Task { sizes: plan.sizes, samples: plan.samples };
-                    let outputs = group(ranks, "exchange", Job::Exchange(task))?;
-                    report.exchange.extend(exchange::rows(ranks, &plan.sizes, &outputs)?);
+                    for sizes in plan.sizes.iter().copied() {
+                        let what = format!("exchange, {} tokens", sizes.tokens);
+                        let task = exchange::Task { sizes, samples: plan.samples };
+                        let outputs = group(ranks, &what, Job::Exchange(task))?;
+                        report.exchange.extend(exchange::rows(ranks, &sizes, &outputs)?);
+                    }
                 }
             }
             Scenario::Steady => {
@@ -87,10 +90,6 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
                     report.scaling.extend(scaling::rows(ranks, &outputs)?);
                 }
             }
-            Scenario::Link => {
-                let task = link::Task::new(plan.sizes, plan.samples);
-                report.link = link::rows(&group(2, "link", Job::Link(task))?)?;
-            }
             Scenario::Proxy => {
                 let tasks = proxy::THREADS.map(proxy::Task::new).to_vec();
                 report.proxy = proxy::rows(&group(1, "proxy", Job::Proxy(tasks))?)?;
@@ -98,6 +97,23 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
         }
     }
     Ok(report)
+}
+
+/// Measures the link between two ranks that it starts. Blocks until everything is done.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_link(
+    task: &link::Task,
+    start: &Start,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report> {
+    task.check()?;
+    let config = Config::load(&start.config)?;
+    let what = "link, 2 ranks".to_owned();
+    let mut tell = |done, all| progress(Progress { what: what.clone(), done, all });
+    let outputs = group(start, 2, &Job::Link(task.clone()), &mut tell).context("measure link")?;
+    Ok(Report { link: link::rows(&outputs)?, ..Report::new(&config) })
 }
 
 /// Measures GPUs, one rank on each of `ranks`. Blocks until everything is done.
@@ -227,12 +243,11 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn measure_link(config: &Path, plan: &Plan) -> Result<Option<Report>> {
-    plan.check()?;
+pub fn measure_link(config: &Path, task: &link::Task) -> Result<Option<Report>> {
+    task.check()?;
     let config = Config::load(config)?;
     let world = Arc::new(World::from_config(&config.world)?);
-    let task = link::Task::new(plan.sizes, plan.samples);
-    let figures = link::measure(&world, &config, &task, &Speaker { speaks: false })?;
+    let figures = link::measure(&world, &config, task, &Speaker { speaks: false })?;
     let all = world.all_gather("link figures", &serde_json::to_vec(&figures)?)?;
     world.barrier("bench done")?;
     if world.rank() > 0 {

@@ -11,7 +11,7 @@ use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 
 /// Version of the JSON form; it grows when a reader would have to change.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// The sizes that requirements are about, and the defaults (E is free).
 pub const NAMED_SIZES: Sizes = Sizes { tokens: 1024, hidden: 4096, topk: 4, experts: 32 };
@@ -120,25 +120,32 @@ impl Report {
         missed
     }
 
-    fn exchange_table(&self) -> String {
-        let mut lines = vec![heading(
-            "exchange ranks phase MB/rank plain_ms ms GB/s/rank ratio of_fastest required",
-        )];
-        for row in &self.exchange {
-            lines.push(vec![
-                row.variant.to_owned(),
-                row.ranks.to_string(),
-                row.phase.to_owned(),
-                format!("{:.1}", row.bytes as f64 / 1e6),
-                format!("{:.2}", row.ceiling_ms),
-                format!("{:.2}", row.ms),
-                format!("{:.2}", row.gb_per_s),
-                format!("{:.2}", row.ratio),
-                format!("{:.2}", row.fastest_ratio),
-                row.required.map_or_else(|| "-".to_owned(), |ratio| format!(">= {ratio}")),
-            ]);
+    /// A table for each number of ranks and tokens.
+    fn exchange_tables(&self) -> String {
+        let of = |row: &exchange::Row| (row.ranks, row.sizes.tokens);
+        let mut text = String::new();
+        for rows in self.exchange.chunk_by(|a, b| of(a) == of(b)) {
+            let mut lines = vec![heading("exchange phase plain min median p99 GB/s ratio need")];
+            for row in rows {
+                lines.push(vec![
+                    row.variant.to_owned(),
+                    row.phase.to_owned(),
+                    short(row.ceiling_ms * 1e3),
+                    short(row.min_ms * 1e3),
+                    short(row.ms * 1e3),
+                    short(row.p99_ms * 1e3),
+                    short(row.gb_per_s),
+                    format!("{:.2}", row.ratio),
+                    row.required.map_or_else(|| "-".to_owned(), |ratio| ratio.to_string()),
+                ]);
+            }
+            let (ranks, tokens) = of(&rows[0]);
+            text += &format!("{ranks} ranks, T = {tokens}; times in us\n");
+            text += &table(2, &lines);
+            text.push('\n');
         }
-        table(3, &lines)
+        text + "plain: median of a plain copy of the same bytes. GB/s: per rank, by the median.\n\
+                ratio: plain / exchange. need: the ratio that is required\n"
     }
 
     fn steady_table(&self) -> String {
@@ -224,6 +231,12 @@ impl Report {
     }
 }
 
+/// Two decimals of small values, none of large ones.
+fn short(value: f64) -> String {
+    let decimals = if value < 100.0 { 2 } else { 0 };
+    format!("{value:.decimals$}")
+}
+
 pub(crate) fn heading(words: &str) -> Vec<String> {
     words.split_whitespace().map(|word| word.replace('_', " ")).collect()
 }
@@ -233,7 +246,7 @@ impl fmt::Display for Report {
         writeln!(f, "{}", self.conditions.line())?;
         writeln!(f, "config {}", self.config)?;
         let tables = [
-            (self.exchange.is_empty(), self.exchange_table()),
+            (self.exchange.is_empty(), self.exchange_tables()),
             (self.steady.is_empty(), self.steady_table()),
             (self.scaling.is_empty(), self.scaling_table()),
             (self.link.is_empty(), self.link_table()),
@@ -257,11 +270,14 @@ mod tests {
             config: "a.toml".to_owned(),
             exchange: vec![exchange::Row {
                 ranks: 2,
+                sizes: NAMED_SIZES,
                 variant: "flat bf16",
                 phase: "dispatch",
                 bytes: 16_000_000,
                 ceiling_ms: 2.0,
                 ms: 4.0,
+                min_ms: 3.5,
+                p99_ms: 6.0,
                 gb_per_s: 4.0,
                 ratio: 0.5,
                 fastest_ratio: 0.55,
@@ -326,9 +342,44 @@ mod tests {
     }
 
     #[test]
+    fn each_number_of_tokens_has_a_table_within_80_columns() {
+        let mut report = report();
+        let mut large = report.exchange[0].clone();
+        large.sizes.tokens = 8192;
+        large.variant = "expert-major bf16";
+        (large.ceiling_ms, large.min_ms) = (234.5, 200.25);
+        (large.ms, large.p99_ms, large.gb_per_s) = (345.6, 456.7, 10.0);
+        report.exchange.push(large);
+        let text = report.exchange_tables();
+        assert_eq!(text.matches("; times in us").count(), 2, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn csv_has_a_header_and_a_line_per_exchange_in_microseconds() {
+        let mut out = Vec::new();
+        report().write_csv(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "operation,variant,ranks,tokens,hidden,topk,experts,sms,samples,min_us,median_us,p99_us,\
+             gb_per_s,ratio"
+        );
+        assert_eq!(
+            lines[1],
+            "dispatch,flat bf16,2,1024,4096,4,32,,30,3500.0,4000.0,6000.0,4.0,0.5"
+        );
+        assert_eq!(lines.len(), 2);
+    }
+
+    #[test]
     fn only_scenarios_that_ran_are_shown() {
         let text = report().to_string();
-        assert!(text.contains("flat bf16  2      dispatch"), "{text}");
+        assert!(
+            text.contains("2 ranks, T = 1024") && text.contains("flat bf16  dispatch"),
+            "{text}"
+        );
         assert!(text.contains("of heartbeats") && !text.contains("bytes/pair"), "{text}");
     }
 }

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokenyard_bench::allocations::Counting;
 use tokenyard_bench::gpu::case::Phase;
+use tokenyard_bench::link::Task;
 use tokenyard_bench::ranks::{Place, Start};
 use tokenyard_bench::report::NAMED_SIZES;
 use tokenyard_bench::{Plan, Progress, Report, Scenario, Sizes};
@@ -24,6 +25,7 @@ const EXAMPLE: &str = "\
 Example:
   tokenyard bench configs/cpu.toml
   tokenyard bench configs/cpu.toml --scenario exchange --ranks 2,4 --out figures.json
+  tokenyard bench configs/cpu.toml --scenario exchange --tokens 1,8,128 --csv sweep.csv
   tokenyard bench link configs/libfabric.toml
   tokenyard bench dispatch configs/nvlink.toml
 
@@ -49,8 +51,13 @@ pub(crate) struct Args {
     /// Numbers of ranks for `exchange` and `steady`
     #[arg(long, value_delimiter = ',', default_values_t = [2, 4])]
     ranks: Vec<u32>,
+    /// T: tokens per rank, one or several
+    #[arg(long, value_delimiter = ',', default_values_t = [NAMED_SIZES.tokens])]
+    tokens: Vec<u32>,
     #[command(flatten)]
     common: Common,
+    #[command(flatten)]
+    csv: Csv,
     /// Runs as a rank.
     #[arg(long, hide = true, value_name = "JOB")]
     rank_job: Option<String>,
@@ -89,6 +96,9 @@ the options only --ranks, --as-rank, --json, --out and --plot count. Exit code a
 struct LinkArgs {
     /// The config: its scale-out transport (`libfabric`, `efa` or `verbs`) is measured, or `nvlink`
     config: PathBuf,
+    /// T: tokens per rank of the dispatch
+    #[arg(long, default_value_t = NAMED_SIZES.tokens)]
+    tokens: u32,
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
@@ -102,12 +112,27 @@ struct LinkArgs {
     namespaces: bool,
 }
 
+/// Figures of operations for spreadsheets.
+#[derive(Debug, clap::Args)]
+struct Csv {
+    /// Write a line per operation to this file, as CSV: minimum, median and 99th percentile in us
+    #[arg(long = "csv", value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+impl Csv {
+    fn write(&self, report: &Report) -> Result<()> {
+        let Some(path) = &self.file else { return Ok(()) };
+        let file = std::fs::File::create(path);
+        file.map_err(Into::into)
+            .and_then(|file| report.write_csv(file))
+            .with_context(|| format!("write {}", path.display()))
+    }
+}
+
 /// Arguments of all measurements.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// T: tokens per rank
-    #[arg(long, default_value_t = NAMED_SIZES.tokens)]
-    tokens: u32,
     /// H: hidden size
     #[arg(long, default_value_t = NAMED_SIZES.hidden)]
     hidden: u32,
@@ -180,8 +205,21 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         tokenyard_bench::run_rank(config, job)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let plan = plan(&args.common, args.scenario.scenarios(), args.ranks.clone());
-    judge(&args.common.output, &measure(&plan, &start(config, Place::Machine)?)?)
+    let has_csv = matches!(args.scenario, Choice::All | Choice::Exchange);
+    ensure!(
+        has_csv || args.csv.file.is_none(),
+        "found --csv with this --scenario; expected `exchange` or `all`: only operations have lines"
+    );
+    let plan = Plan {
+        scenarios: args.scenario.scenarios(),
+        ranks: args.ranks.clone(),
+        sizes: args.tokens.iter().map(|tokens| args.common.sizes(*tokens)).collect(),
+        samples: args.common.samples,
+    };
+    let start = start(config, Place::Machine)?;
+    let report = measuring(|progress| tokenyard_bench::run(&plan, &start, progress))?;
+    args.csv.write(&report)?;
+    judge(&args.common.output, &report)
 }
 
 fn link(args: &LinkArgs) -> Result<ExitCode> {
@@ -193,24 +231,24 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     ensure!(args.plot.is_none(), "found --plot; expected a config of GPUs, whose link is drawn");
     let ranks = args.ranks.count().unwrap_or(2);
     ensure!(ranks == 2, "found --ranks {ranks}; expected 2: this link has two ends");
-    let plan = plan(&args.common, vec![Scenario::Link], vec![2]);
+    let task = Task::new(args.common.sizes(args.tokens), args.common.samples);
     if !args.ranks.are_started() {
         let place = if args.namespaces { Place::Hosts } else { Place::Machine };
-        return judge(output, &measure(&plan, &start(&args.config, place)?)?);
+        let start = start(&args.config, place)?;
+        let report = measuring(|progress| tokenyard_bench::run_link(&task, &start, progress))?;
+        return judge(output, &report);
     }
-    match tokenyard_bench::measure_link(&args.config, &plan)? {
+    match tokenyard_bench::measure_link(&args.config, &task)? {
         Some(report) => judge(output, &report),
         None => Ok(ExitCode::SUCCESS),
     }
 }
 
-fn plan(args: &Common, scenarios: Vec<Scenario>, ranks: Vec<u32>) -> Plan {
-    let Common { tokens, hidden, topk, experts, samples, .. } = *args;
-    Plan { scenarios, ranks, sizes: Sizes { tokens, hidden, topk, experts }, samples }
-}
-
-fn measure(plan: &Plan, start: &Start) -> Result<Report> {
-    measuring(|progress| tokenyard_bench::run(plan, start, progress))
+impl Common {
+    fn sizes(&self, tokens: u32) -> Sizes {
+        let Self { hidden, topk, experts, .. } = *self;
+        Sizes { tokens, hidden, topk, experts }
+    }
 }
 
 /// Shows how far a measurement is.

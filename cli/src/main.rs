@@ -32,7 +32,7 @@ enum Command {
     /// Dispatches, runs experts and combines, every element checked.
     Run(run::Args),
     /// Measures an exchange against a ceiling of the same run.
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     /// Shows what a config's parts do and do not do right.
     Conformance(conformance::Args),
     /// Lists the parts that a config can name.

@@ -7,6 +7,7 @@ use super::bytes::{PairBytes, Traffic, gb_s, rule_us, us_of};
 use super::case::Case;
 use super::ceiling::{self, Copy};
 use super::exchange::{Samples, Spent, Task};
+use crate::spread::{Spread, median};
 
 /// Multiprocessors within which an operation must keep the rule.
 pub const MOST_SMS: u32 = 16;
@@ -73,6 +74,10 @@ pub struct Row {
     pub sms: u32,
     /// Routed input to usable rows: the slowest rank's median.
     pub us: f64,
+    /// Fastest operation of the rank whose fastest is the slowest.
+    pub min_us: f64,
+    /// 99 of 100 operations take no longer, on any rank.
+    pub p99_us: f64,
     /// Where it goes; none where kernels do not tell.
     pub breakdown: Option<Breakdown>,
     /// Bytes through the busiest port of any rank, in its busier direction.
@@ -104,7 +109,7 @@ pub(super) fn link(all: &[&ceiling::Figures]) -> Result<Link> {
             let same = launches.filter(|l| (l.copy, l.sms) == (of_first.copy, of_first.sms));
             by_rank.push(same.context("ranks measured different copies")?.us.as_slice());
         }
-        let us = median(&slowest(&by_rank)).context("found no launch of a copy")?;
+        let us = median(slowest(&by_rank)).context("found no launch of a copy")?;
         let (copy, sms) = (of_first.copy, of_first.sms);
         copies.push(CopyRow { copy, sms, us, gb_s: gb_s(first.bytes as f64, us) });
     }
@@ -143,8 +148,9 @@ fn row(task: &Task, all: &[&Samples], ceiling: f64) -> Result<Row> {
         all.iter().all(|samples| (samples.case, samples.sms) == (case, sms)),
         "ranks measured different operations at {case}"
     );
-    let medians = all.iter().filter_map(|samples| median(&samples.us));
-    let us = medians.max_by(f64::total_cmp).context("found no operation")?;
+    let spreads = all.iter().filter_map(|samples| Spread::of(samples.us.iter().copied()));
+    let spread = spreads.reduce(Spread::slowest).context("found no operation")?;
+    let us = spread.median;
     let sends: Vec<Vec<u64>> = all.iter().map(|samples| samples.sends.clone()).collect();
     let traffic = Traffic::new(&sends);
     let pair = PairBytes::new(case.phase, case.rows, &task.fixed);
@@ -156,6 +162,8 @@ fn row(task: &Task, all: &[&Samples], ceiling: f64) -> Result<Row> {
         routing: task.routing.to_string(),
         sms,
         us,
+        min_us: spread.min,
+        p99_us: spread.p99,
         breakdown: breakdown(&all.iter().map(|s| s.parts.as_slice()).collect::<Vec<_>>()),
         link_bytes,
         link_gb_s,
@@ -170,9 +178,7 @@ fn row(task: &Task, all: &[&Samples], ceiling: f64) -> Result<Row> {
 
 fn breakdown(by_rank: &[&[Spent]]) -> Option<Breakdown> {
     let part = |of: fn(&Spent) -> f64| {
-        let medians =
-            by_rank.iter().filter_map(|all| median(&all.iter().map(of).collect::<Vec<_>>()));
-        medians.max_by(f64::total_cmp)
+        by_rank.iter().filter_map(|all| median(all.iter().map(of))).max_by(f64::total_cmp)
     };
     let waits: Vec<Vec<f64>> =
         by_rank.iter().map(|all| all.iter().map(|spent| spent.exchange).collect()).collect();
@@ -182,10 +188,10 @@ fn breakdown(by_rank: &[&[Spent]]) -> Option<Breakdown> {
     Some(Breakdown {
         launch: part(|spent| spent.launch)?,
         count: part(|spent| spent.count)?,
-        exchange: median(&shortest)?,
+        exchange: median(shortest)?,
         rows: part(|spent| spent.rows)?,
         drain: part(|spent| spent.drain)?,
-        skew: median(&skews)?,
+        skew: median(skews)?,
     })
 }
 
@@ -224,18 +230,6 @@ fn across(by_rank: &[&[f64]], choose: fn(f64, f64) -> f64) -> Vec<f64> {
     let count = by_rank.iter().map(|values| values.len()).min().unwrap_or(0);
     let at = |index: usize| by_rank.iter().map(|values| values[index]).reduce(choose);
     (0..count).filter_map(at).collect()
-}
-
-/// The middle of the values; of two middles their mean. None without any.
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(sorted[middle]),
-        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
-    }
 }
 
 #[cfg(test)]
@@ -327,6 +321,8 @@ pub(super) mod tests {
         let all: Vec<&[Samples]> = all.iter().map(std::slice::from_ref).collect();
         let row = &rows(&task(), &all, 340.0).unwrap()[0];
         assert_eq!((row.us, row.samples), (195.0, 3));
+        // Both are of the first rank, the slower one.
+        assert_eq!((row.min_us, row.p99_us), (190.0, 900.0));
         assert_eq!(row.link_bytes, 4000 * 14_404);
         assert!((row.floor_us - 4000.0 * 14_404.0 / 340e3).abs() < 1e-6);
         assert!((row.ratio - row.floor_us / row.us).abs() < 1e-12);
@@ -364,6 +360,5 @@ pub(super) mod tests {
     #[test]
     fn kernels_that_tell_nothing_have_no_breakdown() {
         assert_eq!(breakdown(&[&[], &[]]), None);
-        assert_eq!(median(&[4.0, 1.0]), Some(2.5));
     }
 }

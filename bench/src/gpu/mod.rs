@@ -225,8 +225,8 @@ mod tests {
     #[test]
     fn reports_of_another_schema_or_without_gpus_are_refused() {
         let text = Report::parse("{\"schema_version\": 99}").unwrap_err().to_string();
-        assert!(text.contains("found schema_version Some(99); expected 1"), "{text}");
-        let text = Report::parse("{\"schema_version\": 1, \"gpu\": null}").unwrap_err().to_string();
+        assert!(text.contains("found schema_version Some(99); expected 2"), "{text}");
+        let text = Report::parse("{\"schema_version\": 2, \"gpu\": null}").unwrap_err().to_string();
         assert!(text.contains("found no figures of GPUs"), "{text}");
     }
 }

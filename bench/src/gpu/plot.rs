@@ -285,6 +285,8 @@ mod tests {
             routing: "uniform".to_owned(),
             sms,
             us,
+            min_us: us,
+            p99_us: us,
             breakdown: None,
             link_bytes: 100_000_000,
             link_gb_s: 1e5 / us,

@@ -1,6 +1,7 @@
 //! Tables of figures on GPUs.
 
 use super::Report;
+use super::case::Case;
 use super::figures::{Link, Row};
 use crate::report::heading;
 use crate::table::table;
@@ -17,9 +18,10 @@ pub fn tables(report: &Report) -> String {
             sizes.experts,
             operations(&report.rows)
         );
-        text += "us: routed input to usable rows, the slowest rank's median. link: bytes through the \
-                 busiest port, own rows excluded.\nothers count: rows and scales received, own rows \
-                 included. rule: 1.05 x floor + 20 us.\n";
+        text += "\ntimes: routed input to usable rows, of the slowest rank. MB: through the busiest \
+                 port,\nwithout own rows. ratio: of what the link carries. floor: the bytes at that \
+                 rate.\nrule: 1.05 x floor + 20 us. others count: rows and scales received, own rows \
+                 too.\n";
     }
     text
 }
@@ -45,33 +47,49 @@ fn link(link: &Link) -> String {
     )
 }
 
+/// Tables of one operation and routing: times and bytes, then where the time goes.
 fn operations(rows: &[Row]) -> String {
-    let mut lines = vec![heading(
-        "operation routing tokens SMs us launch count exchange rows drain skew link_MB link_GB/s \
-         of_ceiling others_count_GB/s floor_us rule_us holds",
-    )];
+    let of = |row: &Row| (Case { tokens: 0, ..row.case }, row.routing.clone());
+    let mut text = String::new();
+    for rows in rows.chunk_by(|a, b| of(a) == of(b)) {
+        let (case, routing) = of(&rows[0]);
+        text += &format!("\n{case}, {routing} routing; times in us\n{}", times(rows));
+        if rows.iter().any(|row| row.breakdown.is_some()) {
+            text += &format!("where they go\n{}", breakdowns(rows));
+        }
+    }
+    text
+}
+
+fn times(rows: &[Row]) -> String {
+    let mut lines = vec![heading("tokens SMs min median p99 MB GB/s ratio floor rule holds")];
     for row in rows {
-        let parts = row.breakdown.map(|b| {
-            [b.launch, b.count, b.exchange, b.rows, b.drain, b.skew].map(|us| format!("{us:.1}"))
-        });
-        let mut line = vec![
-            row.case.to_string(),
-            row.routing.clone(),
+        lines.push(vec![
             row.case.tokens.to_string(),
             row.sms.to_string(),
+            format!("{:.1}", row.min_us),
             format!("{:.1}", row.us),
-        ];
-        line.extend(parts.unwrap_or_else(|| std::array::from_fn(|_| "-".to_owned())));
-        line.extend([
+            format!("{:.1}", row.p99_us),
             format!("{:.1}", row.link_bytes as f64 / 1e6),
             format!("{:.1}", row.link_gb_s),
             format!("{:.2}", row.ratio),
-            format!("{:.1}", row.counted_gb_s),
             format!("{:.1}", row.floor_us),
             format!("{:.1}", row.rule_us),
             if row.holds { "yes" } else { "NO" }.to_owned(),
         ]);
+    }
+    table(0, &lines)
+}
+
+fn breakdowns(rows: &[Row]) -> String {
+    let mut lines =
+        vec![heading("tokens SMs launch count exchange rows drain skew others_count_GB/s")];
+    for row in rows {
+        let Some(b) = row.breakdown else { continue };
+        let parts = [b.launch, b.count, b.exchange, b.rows, b.drain, b.skew, row.counted_gb_s];
+        let mut line = vec![row.case.tokens.to_string(), row.sms.to_string()];
+        line.extend(parts.map(|value| format!("{value:.1}")));
         lines.push(line);
     }
-    table(2, &lines)
+    table(0, &lines)
 }

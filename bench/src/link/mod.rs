@@ -19,6 +19,7 @@ use tokenyard_core::yard::{Cast, Yard};
 
 use crate::job::{Output, Sizes};
 use crate::ranks::Speaker;
+use crate::spread::median;
 use crate::workload::Workload;
 use through::Through;
 
@@ -52,8 +53,15 @@ pub struct Task {
 }
 
 impl Task {
-    pub(crate) fn new(sizes: Sizes, turns: u32) -> Self {
+    /// `turns` turns, at least 1, with a dispatch of `sizes`.
+    pub fn new(sizes: Sizes, turns: u32) -> Self {
         Self { turns, pings: 1000, puts: 64, sizes }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(self.turns > 0, "check bench: found 0 samples; expected at least 1");
+        Workload::shape(&self.sizes, 2)?;
+        Ok(())
     }
 }
 
@@ -212,6 +220,7 @@ pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<Row>> {
     let one = |of: fn(&Turn) -> f64| first.turns.iter().map(of).collect::<Vec<_>>();
     let gb = |values: Vec<f64>| values.into_iter().map(|v| v / 1e9).collect::<Vec<_>>();
     let bare_gb = gb(slower(|t| t.raw_bytes_s));
+    let middle = |values: &[f64]| median(values.iter().copied()).unwrap_or(f64::NAN);
     let row = |what, unit, (bare, ours): (&[f64], &[f64]), required| {
         let ratios: Vec<f64> = ours.iter().zip(bare).map(|(ours, bare)| ours / bare).collect();
         Row {
@@ -219,9 +228,9 @@ pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<Row>> {
             unit,
             bare_link: first.bare.clone(),
             link: first.link.clone(),
-            bare: median(bare),
-            ours: median(ours),
-            ratio: median(&ratios),
+            bare: middle(bare),
+            ours: middle(ours),
+            ratio: middle(&ratios),
             required,
         }
     };
@@ -235,12 +244,6 @@ pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<Row>> {
         row("1 MiB bandwidth", GB, (&bare_gb, &through_gb), Some(REQUIRED_LARGE)),
         row("dispatch bandwidth", GB, (&bare_gb, &dispatch_gb), Some(REQUIRED_DISPATCH)),
     ])
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use tokenyard_bench::gpu::{self, Task, case, exchange};
 use tokenyard_bench::ranks::Place;
 use tokenyard_core::config::Config;
 
-use super::{Output, judge, measuring, start};
+use super::{Csv, Output, judge, measuring, start};
 
 /// SM counts where nothing else is asked for.
 const SMS: [u32; 6] = [4, 8, 12, 16, 24, 32];
@@ -18,7 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   tokenyard bench dispatch configs/nvlink.toml
   tokenyard bench dispatch configs/nvlink.toml --type fp8 --replay --plot replay.svg
-  tokenyard bench combine configs/nvlink.toml --tokens 128,1024,4096 --sms 8,16 --out combine.json
+  tokenyard bench combine configs/nvlink.toml --tokens 128,1024,4096 --sms 8,16 --csv combine.csv
   torchrun --nproc-per-node 8 --no-python tokenyard bench dispatch configs/nvlink.toml --as-rank
 
 Needs GPUs: one rank per GPU of this machine. The link is measured in the same run; an operation must
@@ -79,6 +79,8 @@ pub(super) struct OperationArgs {
     ranks: RankArgs,
     #[command(flatten)]
     output: Output,
+    #[command(flatten)]
+    csv: Csv,
     /// Draw time and bandwidth over SM count
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
@@ -154,6 +156,9 @@ pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
 pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<ExitCode> {
     let task = Task { link_sms: SMS.to_vec(), exchange: Some(exchange_task(phase, args)?) };
     let report = measure(&args.config, &task, &args.ranks)?;
+    if let Some(report) = &report {
+        args.csv.write(report)?;
+    }
     show(report, &args.output, args.plot.as_deref())
 }
 
