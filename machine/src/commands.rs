@@ -101,6 +101,12 @@ const NVLINK: Tool = Tool {
     besides: NVIDIA,
     warning: INFOROM,
 };
+const TOPOLOGY: Tool = Tool {
+    file: "nvidia-smi-topo",
+    words: &["nvidia-smi", "topo", "-m"],
+    besides: NVIDIA,
+    warning: INFOROM,
+};
 const IBV_DEVINFO: Tool = Tool {
     file: "ibv_devinfo",
     words: &["ibv_devinfo"],
@@ -208,6 +214,18 @@ pub fn capture(patience: Duration) -> Outputs {
     let runs = [&NVIDIA_SMI, &NVLINK, &IBV_DEVINFO, &FI_INFO].map(Run::start);
     let [nvidia_smi, nvlink, ibv_devinfo, fi_info] = runs.map(|run| run?.output(&deadline));
     Outputs { nvidia_smi, nvlink, ibv_devinfo, fi_info }
+}
+
+/// Runs `nvidia-smi topo -m`, which asks the driver about each pair of GPUs: it takes longer than the others, so
+/// it is run only where its matrix is wanted.
+pub fn capture_topology(patience: Duration) -> Answer {
+    let deadline = Deadline { start: Instant::now(), patience };
+    Run::start(&TOPOLOGY)?.output(&deadline)
+}
+
+/// What `nvidia-smi topo -m` printed on a recorded node: file `nvidia-smi-topo.txt`.
+pub fn recorded_topology(tree: &Tree) -> Answer {
+    recorded(tree, &TOPOLOGY)
 }
 
 /// Until when all commands together are waited for.

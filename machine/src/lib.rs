@@ -11,7 +11,8 @@
 //! why. Then one module per subject holds its types and how they are read: [`pci`], [`nic`],
 //! [`net`], [`gpu`], [`numa`], [`limits`], [`modules`], [`container`], [`libraries`], and
 //! [`commands`] for what no file tells. [`near`] says which NICs are nearest to a GPU,
-//! [`rails`] which GPUs lack one.
+//! [`rails`] which GPUs lack one, [`switches`] which GPUs are missing, [`topology`] how any two of the
+//! GPUs and NICs are linked.
 
 pub mod commands;
 pub mod container;
@@ -28,6 +29,8 @@ pub mod nic;
 pub mod numa;
 pub mod pci;
 pub mod rails;
+pub mod switches;
+pub mod topology;
 pub mod tree;
 
 use std::collections::BTreeMap;
@@ -49,6 +52,8 @@ pub use nic::{
 pub use numa::NumaNode;
 pub use pci::{Acs, Distance, Iommu, PciAddress, PciFunction, PcieControl, PcieLink};
 pub use rails::{IdleNic, Lack, MissingRail, RailShare};
+pub use switches::{GpuPlace, MissingGpus, Switch};
+pub use topology::{Device, DeviceKind, Link, Topology};
 pub use tree::Tree;
 
 /// What a node has. Lists are in order of name, number or PCI address.

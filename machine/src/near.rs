@@ -200,7 +200,7 @@ impl Machine {
     }
 
     /// Two NICs of one model and one board.
-    fn is_one_board(&self, nic: &Nic, other: &Nic) -> bool {
+    pub(crate) fn is_one_board(&self, nic: &Nic, other: &Nic) -> bool {
         let device = |nic: &Nic| {
             nic.pci.get().and_then(|at| self.pci_at(at)).and_then(|function| function.device.get())
         };
@@ -208,7 +208,7 @@ impl Machine {
         (nic.family, device(nic), board(nic)) == (other.family, device(other), board(other))
     }
 
-    fn is_virtual_function(&self, nic: &Nic) -> bool {
+    pub(crate) fn is_virtual_function(&self, nic: &Nic) -> bool {
         nic.pci.get().and_then(|at| self.pci_at(at)).is_some_and(|f| f.is_virtual_function)
     }
 }

@@ -59,6 +59,22 @@ pub fn cpu_list(list: &str) -> Option<BTreeSet<u32>> {
     Some(cpus)
 }
 
+/// Writes the kernel's list format.
+pub fn cpu_list_text(cpus: &BTreeSet<u32>) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for cpu in cpus {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *cpu => *last = *cpu,
+            _ => runs.push((*cpu, *cpu)),
+        }
+    }
+    let text = |(first, last): &(u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    runs.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
 /// Bytes of the line of `meminfo` that has the word `name`; the kernel writes `kB`.
 pub(crate) fn kilobytes(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
@@ -70,6 +86,14 @@ pub(crate) fn kilobytes(text: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processor_lists_are_written_as_they_are_read() {
+        for list in ["0-55,112-167", "0", "0,2,4-5"] {
+            assert_eq!(cpu_list_text(&cpu_list(list).unwrap()), list);
+        }
+        assert_eq!(cpu_list_text(&BTreeSet::new()), "");
+    }
 
     #[test]
     fn processor_lists_are_read_and_nonsense_is_not() {

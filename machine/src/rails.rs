@@ -244,7 +244,7 @@ impl Machine {
     }
 
     /// Ports below a bridge at which nothing is linked.
-    fn ports_without_link(&self, place: PciAddress) -> Vec<PciAddress> {
+    pub(crate) fn ports_without_link(&self, place: PciAddress) -> Vec<PciAddress> {
         let is_empty = |port: &&PciFunction| {
             port.is_bridge()
                 && port.bridges.contains(&place)
