@@ -51,6 +51,8 @@ pub struct Asks {
     pub gid_indices: BTreeSet<u8>,
     /// Ports that the config names for `verbs`; all are used where there are none.
     pub ports: BTreeSet<u32>,
+    /// The config names the GPU that a rank drives.
+    pub names_device: bool,
 }
 
 /// One of several transports of which the first that works is taken.
@@ -71,6 +73,8 @@ pub struct Job {
     pub alternatives: Vec<Alternative>,
     /// Ranks that the node is to run.
     pub ranks: u64,
+    /// Where their number comes from, `--ranks` or the launcher's variable; empty where it is one for each GPU.
+    pub ranks_from: String,
     /// How many GPUs they drive, the first ones, where the operator said so; else all.
     pub drives: Option<u64>,
     /// Processor threads of a rank.
@@ -115,6 +119,7 @@ impl Job {
             job.asks.gid_indices.extend(&asks.gid_indices);
             job.asks.ports.extend(&asks.ports);
             job.asks.any_rails |= asks.any_rails;
+            job.asks.names_device |= asks.names_device;
             job.asks.counted_rails |= asks.counted_rails;
         }
         job

@@ -17,6 +17,7 @@ mod efa;
 mod finding;
 mod gids;
 mod gpu_initiated;
+mod gpus;
 mod job;
 mod ladder;
 mod libraries;
@@ -75,6 +76,7 @@ fn judge(
     gids::judge(&mut report);
     bonds::judge(&mut report);
     pci::judge(&mut report);
+    gpus::judge(&mut report);
     rails::judge(&mut report);
     peer_memory::judge(&mut report);
     gpu_initiated::judge(&mut report);
@@ -98,6 +100,7 @@ pub fn catalogue() -> Vec<(&'static str, &'static [&'static Rule])> {
         ("GIDs", gids::RULES),
         ("Bonds", bonds::RULES),
         ("PCI Express", pci::RULES),
+        ("GPUs", gpus::RULES),
         ("Rails", rails::RULES),
         ("Peer memory", peer_memory::RULES),
         ("GPU-initiated RDMA", gpu_initiated::RULES),

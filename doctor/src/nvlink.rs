@@ -110,11 +110,17 @@ const SMI_LINKS: &str = "nvidia-smi nvlink -s";
 fn smi(report: &mut Report<'_>) {
     let Some(driver) = &report.machine.nvidia else { return };
     let silent = &report.machine.silent;
+    let is_seen = |gpu: &&Gpu| gpu.vendor == GpuVendor::Nvidia && gpu.is_visible;
+    let seen = report.machine.gpus.iter().filter(is_seen).count() as u64;
     let links = silent.get(SMI_LINKS).filter(|why| matches!(why, Silence::Late { .. }));
     let (verdict, found) = match (silent.get(SMI_ALL), links, driver.smi_gpus.get()) {
         (Some(why @ Silence::Failed { .. }), ..) => (Verdict::Broken, why.in_words(SMI_ALL)),
         (Some(why), ..) => (Verdict::Unknown, why.in_words(SMI_ALL)),
         (None, Some(why), _) => (Verdict::Unknown, why.in_words(SMI_LINKS)),
+        (None, None, Some(count)) if count < seen => (
+            Verdict::Slow,
+            format!("tells of {count} of {seen} GPUs: the driver has lost the others"),
+        ),
         (None, None, Some(count)) => (Verdict::Ok, format!("tells of {count} GPUs")),
         (None, None, None) => (Verdict::Unknown, "nothing that can be read".to_owned()),
     };

@@ -316,7 +316,7 @@ fn a_container_with_some_of_the_devices_is_well_until_more_are_asked_for() {
     (job.ranks, job.asks.nics) = (5, vec!["mlx5_6".to_owned()]);
     assert_eq!(
         faults(&examine(&machine, &job, None, None)),
-        ["broken uverbs-nodes mlx5_6", "broken nvidia-nodes NVIDIA GPUs"]
+        ["broken uverbs-nodes mlx5_6", "broken nvidia-nodes NVIDIA GPUs", "broken gpu-ranks GPUs"]
     );
 }
 

@@ -1,0 +1,119 @@
+//! GPUs: as many as the ranks need, and as many below each switch as below the others.
+
+use tokenyard_machine::{GpuPlace, GpuVendor, Machine};
+
+use crate::{Facility, Report, Rule, Verdict};
+
+pub(crate) const RULES: &[&Rule] = &[&RANKS, &MISSING];
+
+static RANKS: Rule = Rule {
+    id: "gpu-ranks",
+    title: "GPUs for the ranks",
+    wanted: "a GPU for each rank of the node",
+    why: "A rank drives one GPU: local rank i takes the GPU with ordinal i. Ranks of the node are those of --ranks, \
+          else those that the launcher starts here (the hosts of a world; LOCAL_WORLD_SIZE, \
+          OMPI_COMM_WORLD_LOCAL_SIZE, MPI_LOCALNRANKS, PMI_LOCAL_SIZE, SLURM_STEP_TASKS_PER_NODE, \
+          SLURM_TASKS_PER_NODE, SLURM_NTASKS_PER_NODE, where they start more than one), else one for each GPU. \
+          Where the config names the GPU (`device`), several ranks may share one.",
+    cost: "the ranks without a GPU do not start, and the others wait for them in vain",
+    fix: "start one rank for each GPU (--nproc-per-node, --ntasks-per-node), or give the container more GPUs",
+    source: "docs/config.md (kernels.cuda.device); docs/topology.md (which GPU a rank drives)",
+};
+
+static MISSING: Rule = Rule {
+    id: "gpu-missing",
+    title: "GPUs of each switch",
+    wanted: "equally many below each switch",
+    why: "A node has 2, 4, 8 or 16 GPUs, equally many below each of its PCI Express switches. A GPU that has failed \
+          may be on no bus, in no driver and in no list of devices: then only its empty place shows it. Where GPUs \
+          of one board (NVLink, xGMI) have no switch, NUMA nodes are compared. A number of GPUs that is a power of \
+          two gives no finding: it may be meant so.",
+    cost: "jobs that want a rank for each GPU of every node do not start here; others leave a NIC unused",
+    fix: "lspci for the GPU, dmesg for the driver's messages (NVIDIA: Xid 79, fallen off the bus); switch the node \
+          off and on; if the GPU is still missing, have the board looked at",
+    source: "NVIDIA DGX H100/H200 User Guide (a GPU and a NIC for each switch); NVIDIA, XID Errors (Xid 79)",
+};
+
+pub(crate) fn judge(report: &mut Report<'_>) {
+    ranks(report);
+    missing(report);
+}
+
+/// The kind of GPU that ranks of this node drive.
+fn facility(report: &Report<'_>) -> Option<Facility> {
+    let machine = report.machine;
+    let given = machine.given_gpus();
+    let has = |vendor| given.iter().any(|gpu| gpu.vendor == vendor);
+    match (has(GpuVendor::Nvidia), has(GpuVendor::Amd)) {
+        (true, _) => Some(Facility::Cuda),
+        (false, true) => Some(Facility::Hip),
+        (false, false) => [Facility::Cuda, Facility::Hip].into_iter().find(|f| report.job.asks(*f)),
+    }
+}
+
+/// Ranks of the node that find a GPU; nothing where that is not known. It is the first ones that do.
+fn served(machine: &Machine, ranks: u64) -> Option<u64> {
+    // How many instances there are no file tells.
+    if machine.gpus.iter().any(|gpu| gpu.mig.get() == Some(true)) {
+        return None;
+    }
+    let mut count = 0;
+    for rank in 0..u32::try_from(ranks).unwrap_or(u32::MAX) {
+        match machine.gpu_of_rank(rank) {
+            Ok(Some(_)) => count += 1,
+            Ok(None) => break,
+            // Which one a rank drives is not known, but how many there are is.
+            Err(_) => return Some(ranks.min(machine.given_gpus().len() as u64)),
+        }
+    }
+    Some(count)
+}
+
+fn ranks(report: &mut Report<'_>) {
+    let Some(facility) = facility(report) else { return };
+    let (machine, job) = (report.machine, report.job);
+    let is_given = machine.gpus.iter().any(|gpu| gpu.is_visible);
+    // Why the process sees none of its node's GPUs is judged by other rules.
+    if !is_given && !machine.gpus.is_empty() {
+        return;
+    }
+    let Some(count) = served(machine, job.ranks) else { return };
+    let (verdict, found) = match job.ranks - count {
+        0 => (Verdict::Ok, format!("{count} for {}", plural(job.ranks, "rank"))),
+        _ if count == 0 => (Verdict::Broken, "none".to_owned()),
+        1 => (Verdict::Broken, format!("{count}: none for local rank {count}")),
+        _ => {
+            (Verdict::Broken, format!("{count}: none for local ranks {count} to {}", job.ranks - 1))
+        }
+    };
+    let is_shared = verdict == Verdict::Broken && count > 0 && job.asks.names_device;
+    let verdict = if is_shared { Verdict::Slow } else { verdict };
+    let finding = report.note((&RANKS, facility), "GPUs", (verdict, found));
+    let from = match job.ranks_from.as_str() {
+        "" => String::new(),
+        from => format!(" ({from})"),
+    };
+    finding.wanted(format!("one for each of {}{from}", plural(job.ranks, "rank")));
+    if is_shared {
+        finding.cost("ranks that share a GPU take turns on it, unless they run under MPS");
+    }
+}
+
+fn plural(count: u64, thing: &str) -> String {
+    if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
+}
+
+fn missing(report: &mut Report<'_>) {
+    let machine = report.machine;
+    let Some(facility) = facility(report) else { return };
+    for one in machine.missing_gpus() {
+        let word = match one.place {
+            GpuPlace::NumaNode(_) => "on each NUMA node",
+            GpuPlace::RootPort(_) => "below each root port",
+            GpuPlace::Switch(_) => "below each switch",
+        };
+        let found = (Verdict::Slow, one.to_string());
+        let finding = report.note((&MISSING, facility), one.place.to_string(), found);
+        finding.wanted(format!("{} {word}", plural(one.usual as u64, "GPU")));
+    }
+}
