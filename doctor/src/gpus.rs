@@ -81,9 +81,12 @@ fn ranks(report: &mut Report<'_>) {
     let (verdict, found) = match job.ranks - count {
         0 => (Verdict::Ok, format!("{count} for {}", plural(job.ranks, "rank"))),
         _ if count == 0 => (Verdict::Broken, "none".to_owned()),
-        1 => (Verdict::Broken, format!("{count}: none for local rank {count}")),
-        _ => {
-            (Verdict::Broken, format!("{count}: none for local ranks {count} to {}", job.ranks - 1))
+        lacking => {
+            let without = match lacking {
+                1 => format!("local rank {count}"),
+                _ => format!("local ranks {count} to {}", job.ranks - 1),
+            };
+            (Verdict::Broken, format!("{}; none for {without}", plural(count, "GPU")))
         }
     };
     let is_shared = verdict == Verdict::Broken && count > 0 && job.asks.names_device;

@@ -122,7 +122,9 @@ fn tell(machine: &Machine, job: &Job, rungs: &[Rung], taken: Option<usize>) -> V
     let mut report = Report::new(machine, job);
     for (place, rung) in rungs.iter().enumerate() {
         let wanted = match taken.map(|taken| (taken, &rungs[taken].name)) {
-            Some((taken, name)) if place < taken => format!("nothing: the config falls to {name}"),
+            Some((taken, _)) if place < taken => {
+                "nothing, as another transport is taken".to_owned()
+            }
             Some((taken, name)) if place > taken => {
                 format!("nothing, while {name} works everywhere")
             }
@@ -132,7 +134,13 @@ fn tell(machine: &Machine, job: &Job, rungs: &[Rung], taken: Option<usize>) -> V
             Some(why) if taken.is_none() => {
                 (Verdict::Broken, format!("cannot be used here: {why}"))
             }
-            Some(why) => (Verdict::Ok, format!("cannot be used here: {why}")),
+            Some(why) => {
+                let falls = match taken.map(|taken| (taken, &rungs[taken].name)) {
+                    Some((taken, name)) if place < taken => format!("; the config falls to {name}"),
+                    _ => String::new(),
+                };
+                (Verdict::Ok, format!("cannot be used here: {why}{falls}"))
+            }
             None if taken == Some(place) => (Verdict::Ok, "would be taken".to_owned()),
             None => (Verdict::Ok, "works here too".to_owned()),
         };

@@ -311,7 +311,7 @@ fn translation(report: &mut Report<'_>) {
         (_, 0) => (Verdict::Ok, "passes through".to_owned()),
         (_, _) if smmu => (Verdict::Ok, "translates (Arm SMMU)".to_owned()),
         (_, count) => {
-            (Verdict::Slow, format!("translates for {count} NICs ({}, ...)", translated[0]))
+            (Verdict::Slow, format!("translates for {count} NICs: {}", translated.join(", ")))
         }
     };
     report.note((&IOMMU, Facility::GpuMemory), "IOMMU", (verdict, found));

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tokenyard_machine::gid::{Preference, choose};
-use tokenyard_machine::{Bound, LinkLayer, Machine, Nic};
+use tokenyard_machine::{Bound, LinkLayer, Machine, Nic, PciFunction};
 
 use crate::nics::{has_link, is_active, majority, rate};
 use crate::versions::numbers;
 use crate::{Facility, Finding, Job, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] =
-    &[&PROGRAM, &SOFTWARE, &TRANSPORT, &NICS, &FABRIC, &SETTINGS, &CLOCK, &LOCAL];
+    &[&PROGRAM, &SOFTWARE, &TRANSPORT, &RANKS, &NICS, &FABRIC, &SETTINGS, &CLOCK, &LOCAL];
 
 static PROGRAM: Rule = Rule {
     id: "world-program",
@@ -45,14 +45,25 @@ static TRANSPORT: Rule = Rule {
     source: "docs/config.md (transport.scale_out)",
 };
 
+static RANKS: Rule = Rule {
+    id: "world-ranks",
+    title: "Ranks of all nodes",
+    wanted: "equally many",
+    why: "A scale-up domain is the ranks of a node, and all domains have equally many, so that each rail has a rank of \
+          every domain.",
+    cost: "the ranks do not form domains of one size: the job does not start where it has a scale-up transport",
+    fix: "start equally many on each node (--ntasks-per-node, --nproc-per-node, --map-by ppr:N:node)",
+    source: "docs/topology.md (domains, rails); counted: gathered from all ranks",
+};
+
 static NICS: Rule = Rule {
     id: "world-nics",
-    title: "NICs and GPUs of all nodes",
+    title: "NICs, GPUs and switches of all nodes",
     wanted: "equally many, equally fast",
     why: "A rail connects the ranks with the same index in their domains. Every exchange waits for its \
           slowest rail.",
     cost: "all nodes run at the speed of this one, or its rails are missing and the job does not start",
-    fix: "run `tokenyard doctor` on that node: it names the port",
+    fix: "run `tokenyard doctor` on that node: it names the port, or the switch whose GPU is missing",
     source: "docs/topology.md (rails); measured: gathered from all ranks",
 };
 
@@ -104,6 +115,9 @@ static LOCAL: Rule = Rule {
 
 /// The item of the transport that a node would take.
 const TAKEN: &str = "transport of several";
+
+/// The item of the ranks on a node.
+const RANKS_HERE: &str = "ranks of the node";
 
 /// Skews smaller than this are everyday, in microseconds.
 const SKEW: i64 = 100_000;
@@ -211,6 +225,12 @@ impl Summary {
         // Ranks take NICs by their GPUs, whether or not these hold the rows.
         if uses_nics || job.may_need(Facility::Cuda) || job.may_need(Facility::Hip) {
             put("GPUs", machine.gpus.len().to_string());
+            let switches = machine.switches();
+            put(
+                "GPUs of each switch",
+                counted(switches.iter().map(|one| one.gpus.len().to_string())),
+            );
+            put("NVSwitches", machine.pci.iter().filter(|f| is_nvswitch(f)).count().to_string());
         }
         let told = Self { host: host.to_owned(), items, ..Self::default() };
         let told = if uses_nics { told.with_nics(machine) } else { told };
@@ -223,6 +243,12 @@ impl Summary {
         if let Some(taken) = taken.filter(|finding| finding.verdict == Verdict::Ok) {
             self.put(TAKEN, taken.subject.trim_start_matches("transport ").to_owned());
         }
+        self
+    }
+
+    /// Adds how many ranks of the world are on the node.
+    pub fn with_ranks(mut self, count: u32) -> Self {
+        self.put(RANKS_HERE, count.to_string());
         self
     }
 
@@ -282,6 +308,14 @@ impl Summary {
     }
 }
 
+/// A bridge of NVIDIA's that is none of PCI Express: class 0x0680.
+fn is_nvswitch(function: &PciFunction) -> bool {
+    const NVIDIA: u16 = 0x10de;
+    const OTHER_BRIDGE: u32 = 0x0680;
+    function.vendor.get() == Some(NVIDIA)
+        && function.class.get().is_some_and(|class| class >> 8 == OTHER_BRIDGE)
+}
+
 /// `8 x 400 Gb/s`, or `7 x 400 Gb/s, 1 x 200 Gb/s`.
 fn counted(values: impl Iterator<Item = String>) -> String {
     let mut counts = BTreeMap::<String, usize>::new();
@@ -300,7 +334,10 @@ fn rule(item: &str) -> (&'static Rule, Verdict) {
     match item {
         "tokenyard" => (&PROGRAM, Verdict::Broken),
         TAKEN => (&TRANSPORT, Verdict::Slow),
-        "GPUs" | "NICs with a link" | "port rates" => (&NICS, Verdict::Slow),
+        RANKS_HERE => (&RANKS, Verdict::Broken),
+        "GPUs" | "GPUs of each switch" | "NVSwitches" | "NICs with a link" | "port rates" => {
+            (&NICS, Verdict::Slow)
+        }
         "link layers" => (&FABRIC, Verdict::Broken),
         "interface mtu" => (&FABRIC, Verdict::Slow),
         // Whether they reach each other depends on the network.

@@ -162,7 +162,8 @@ fn of_several_transports_the_first_that_works_counts() {
     let told = told(&found);
     assert_eq!((told[0].0, told[0].1), (false, "ok"));
     assert!(told[0].2.starts_with("cannot be used here: NICs for efa: none"), "{told:?}");
-    assert_eq!(told[0].3, "nothing: the config falls to verbs");
+    assert!(told[0].2.ends_with("; the config falls to verbs"), "{told:?}");
+    assert_eq!(told[0].3, "nothing, as another transport is taken");
     assert_eq!((told[1].0, told[1].2.as_str()), (true, "would be taken"));
     // What only the other one needs is not needed.
     assert!(found.iter().filter(|f| f.id == "uverbs-nodes").all(|f| f.needed));
@@ -225,6 +226,42 @@ fn a_node_with_fewer_links_speaks_what_the_others_speak() {
 }
 
 #[test]
+fn a_node_with_a_gpu_less_is_named_by_its_gpus_and_its_switches() {
+    let hgx = "hgx-cx7.tree";
+    let found = odd(&[hgx, hgx, "faults/gpu-missing.tree"], &["kernel set cuda"]);
+    let expected =
+        ["slow world-nics GPUs of 2 (rank 2)", "slow world-nics GPUs of each switch of 2 (rank 2)"];
+    assert_eq!(found, expected);
+    assert!(odd(&[hgx, hgx, "faults/gpu-missing.tree"], &["kernel set cpu"]).is_empty());
+}
+
+#[test]
+fn a_node_with_an_nvswitch_less_is_named() {
+    let text = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
+    let node = |host: &str, switches: usize| {
+        let function = |i: usize| {
+            let path = format!("sys/bus/pci/devices/0000:0{i}:00.0");
+            format!("{path}/vendor = 0x10de\n{path}/device = 0x22a3\n{path}/class = 0x068000\n")
+        };
+        let change: String = (0..switches).map(function).collect();
+        let machine = Machine::read(&Tree::changed(&text, &change).unwrap());
+        Summary::of(&machine, &job(&machine, &[]), (host, "1"))
+    };
+    let found = faults(&compare(&[node("a", 4), node("b", 3), node("c", 4)]));
+    assert_eq!(found, ["slow world-nics NVSwitches of b (rank 1)"]);
+}
+
+#[test]
+fn hosts_with_unequally_many_ranks_are_named() {
+    let rank = |host: &str, ranks| {
+        Summary { host: host.to_owned(), ..Summary::default() }.with_ranks(ranks)
+    };
+    let found = compare(&[rank("a", 2), rank("a", 2), rank("b", 1), rank("c", 2), rank("c", 2)]);
+    assert_eq!(faults(&found), ["broken world-ranks ranks of the node of b (rank 2)"]);
+    assert!(faults(&compare(&[rank("a", 2), rank("a", 2)])).is_empty());
+}
+
+#[test]
 fn nodes_may_differ_in_what_their_job_does_not_use() {
     let nodes = ["hgx-cx7.tree", "roce-bond.tree", "hgx-cx7.tree"];
     let of_devices = |uses: &[&str]| {
@@ -257,7 +294,7 @@ fn probes_say_which_transport_is_taken_and_a_fault_behind_a_probe_is_one() {
     };
     let found = examine(&machine, &job, Some(&parts(Some("no adapter"), None)), None);
     assert_eq!(faults(&found), Vec::<String>::new());
-    assert_eq!(told(&found)[0].2, "cannot be used here: no adapter");
+    assert_eq!(told(&found)[0].2, "cannot be used here: no adapter; the config falls to verbs");
     // The yard takes what probes.
     let found = examine(&machine, &job, Some(&parts(None, None)), None);
     assert_eq!(told(&found)[0].2, "would be taken");

@@ -47,12 +47,15 @@ fn ranks(machine: &Machine, job: &Job) -> (Verdict, String, String) {
 fn more_ranks_than_gpus_are_broken_and_the_ranks_without_one_named() {
     let node = machine("hgx-cx7.tree");
     let (verdict, found, wanted) = ranks(&node, &job(16, &[]));
-    assert_eq!((verdict, found.as_str()), (Verdict::Broken, "8: none for local ranks 8 to 15"));
+    assert_eq!(
+        (verdict, found.as_str()),
+        (Verdict::Broken, "8 GPUs; none for local ranks 8 to 15")
+    );
     assert_eq!(wanted, "one for each of 16 ranks");
     let mut launched = job(9, &[("kernel set", "cuda")]);
     launched.ranks_from = "LOCAL_WORLD_SIZE".to_owned();
     let (verdict, found, wanted) = ranks(&node, &launched);
-    assert_eq!((verdict, found.as_str()), (Verdict::Broken, "8: none for local rank 8"));
+    assert_eq!((verdict, found.as_str()), (Verdict::Broken, "8 GPUs; none for local rank 8"));
     assert_eq!(wanted, "one for each of 9 ranks (LOCAL_WORLD_SIZE)");
     assert_eq!(ranks(&node, &job(8, &[])).0, Verdict::Ok);
     assert_eq!(ranks(&node, &job(4, &[])).1, "4 for 4 ranks");
@@ -77,7 +80,7 @@ fn gpus_that_the_environment_hides_serve_no_rank() {
         let change = format!("proc/self/environ = PATH=/usr/bin\\0CUDA_VISIBLE_DEVICES={list}\\0");
         Machine::read(&Tree::changed(&text, &change).unwrap())
     };
-    assert_eq!(ranks(&visible("0,1"), &job(4, &[])).1, "2: none for local ranks 2 to 3");
+    assert_eq!(ranks(&visible("0,1"), &job(4, &[])).1, "2 GPUs; none for local ranks 2 to 3");
     // A launcher that gives each rank one GPU.
     assert_eq!(ranks(&visible("5"), &job(8, &[])).0, Verdict::Ok);
 }
