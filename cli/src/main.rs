@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     });
     result.unwrap_or_else(|error| {
         let error = error_text(&error);
-        People::errors().say(format_args!("tokenyard: {error}"));
+        People::errors().say(format_args!("error: {error}"));
         // A program that asked for a document gets one, whatever happened.
         if std::env::args_os().any(|word| word == "--json") {
             let document = serde_json::json!({ "schema_version": SCHEMA_VERSION, "error": error });

@@ -141,6 +141,10 @@ impl Table {
         Self { header: header.iter().map(|h| (*h).to_owned()).collect(), rows: Vec::new() }
     }
 
+    pub(crate) fn columns(&self) -> usize {
+        self.header.len()
+    }
+
     /// Adds a line; missing cells are empty.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         self.rows.push(cells.into_iter().collect());

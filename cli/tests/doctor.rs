@@ -44,6 +44,11 @@ fn compare(name: &str, found: &str) {
     assert!(found == expected, "{}: expected\n{expected}\nfound\n{found}", path.display());
 }
 
+/// The text as one line: a table breaks what is longer than its columns.
+fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// `verdict finding subject` for each finding, in order.
 fn verdicts(document: &Value) -> String {
     let findings = document["findings"].as_array().unwrap();
@@ -95,6 +100,83 @@ fn the_document_tells_how_far_each_nic_is_from_each_gpu() {
     }
 }
 
+/// The lines of the output from the one that starts so.
+fn lines_from<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
+    text.lines().skip_while(|line| !line.starts_with(start)).collect()
+}
+
+#[test]
+fn tables_fit_a_terminal_of_eighty_columns_and_problems_come_first() {
+    for (name, _) in TREES {
+        let tree = repository("machine/trees").join(name).with_extension("tree");
+        let call = |arguments: &[&str]| {
+            let mut command = tokenyard();
+            stdout(
+                &command.arg("doctor").arg("--root").arg(&tree).args(arguments).output().unwrap(),
+            )
+        };
+        let (all, topology) = (call(&[]), call(&["--topology"]));
+        let table = lines_from(&all, "verdict ");
+        assert!(table.len() > 5, "{all}");
+        for line in table.iter().copied().chain(topology.lines()) {
+            assert!(line.chars().count() <= 80, "{name}: {line}");
+        }
+        assert!(table.iter().all(|line| !line.starts_with("  fix ")), "{all}");
+    }
+}
+
+#[test]
+fn quiet_prints_what_is_slow_or_broken_alone_and_ends_with_the_same_code() {
+    for (name, code, subjects) in [
+        ("hgx-cx7", 0, &[][..]),
+        ("p5en-efa", 0, &[]),
+        (
+            "container-no-rights",
+            2,
+            &["broken locked-memory: ", "broken uverbs-nodes: mlx5_0, mlx5_1"],
+        ),
+        ("faults/gpu-missing", 1, &["slow gpu-missing: switch 0000:da:00.0"]),
+    ] {
+        let tree = repository("machine/trees").join(name).with_extension("tree");
+        let output = tokenyard().args(["doctor", "-q", "--root"]).arg(&tree).output().unwrap();
+        expect_code(&output, code);
+        let text = stdout(&output);
+        let heads: Vec<&str> =
+            text.lines().filter(|line| !line.is_empty() && !line.starts_with(' ')).collect();
+        assert_eq!(heads.len(), subjects.len(), "{text}");
+        assert!(heads.iter().zip(subjects).all(|(head, of)| head.starts_with(of)), "{text}");
+    }
+}
+
+#[test]
+fn ranks_that_the_launcher_starts_beyond_the_gpus_are_broken() {
+    let tree = repository("machine/trees/hgx-cx7.tree");
+    let call = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = tokenyard();
+        command.args(["doctor", "-q", "--root"]).arg(&tree).args(arguments);
+        command.envs(variables.iter().copied()).output().unwrap()
+    };
+    for (name, value) in [
+        ("LOCAL_WORLD_SIZE", "16"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "16"),
+        ("SLURM_STEP_TASKS_PER_NODE", "16(x4)"),
+    ] {
+        let output = call(&[], &[(name, value)]);
+        expect_code(&output, 2);
+        let text = stdout(&output);
+        assert!(text.contains("8 GPUs; none for local ranks 8 to 15"), "{text}");
+        assert!(text.contains(&format!("one for each of 16 ranks ({name})")), "{text}");
+    }
+    expect_code(&call(&["--ranks", "16"], &[]), 2);
+    // What the operator says counts, and a process alone says nothing.
+    expect_code(&call(&["--ranks", "8"], &[("LOCAL_WORLD_SIZE", "16")]), 0);
+    expect_code(&call(&[], &[("LOCAL_WORLD_SIZE", "1")]), 0);
+    // A number that does not divide the experts is no error of this command.
+    expect_code(&call(&[], &[("LOCAL_WORLD_SIZE", "7")]), 0);
+    let cpu = repository("configs/cpu.toml");
+    expect_code(&call(&[cpu.to_str().unwrap()], &[("LOCAL_WORLD_SIZE", "16")]), 0);
+}
+
 /// Fields of a document as the guide writes them: those of its lists too, and what `machine` has.
 fn fields(document: &Value) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
@@ -115,7 +197,8 @@ fn fields(document: &Value) -> BTreeSet<String> {
 #[test]
 fn the_guide_has_the_fields_of_the_document() {
     let tree = repository("machine/trees/hgx-cx7.tree");
-    let output = tokenyard().args(["doctor", "--json", "--root"]).arg(&tree).output().unwrap();
+    let arguments = ["doctor", "--topology", "--json", "--root"];
+    let output = tokenyard().args(arguments).arg(&tree).output().unwrap();
     let document = json(&output);
     let guide = std::fs::read_to_string(repository("docs/operator-guide.md")).unwrap();
     let table = guide.split("| field | is |").nth(1).unwrap().split("\n\n").next().unwrap();
@@ -137,7 +220,7 @@ fn of_several_transports_the_one_that_works_is_named_and_another_is_no_fault() {
     let tree = repository("machine/trees/hgx-cx7.tree");
     let output = tokenyard().arg("doctor").arg(&config).arg("--root").arg(&tree).output().unwrap();
     expect_code(&output, 0);
-    let text = stdout(&output);
+    let text = flat(&stdout(&output));
     assert!(text.contains("cannot be used here: NICs for efa: none"), "{text}");
     assert!(text.contains("the config falls to verbs"), "{text}");
 }
@@ -152,7 +235,7 @@ fn the_entry_that_gid_index_names_is_judged() {
     let tree = repository("machine/trees/mi300x-pollara.tree");
     let output = tokenyard().arg("doctor").arg(&config).arg("--root").arg(&tree).output().unwrap();
     expect_code(&output, 0);
-    let text = stdout(&output);
+    let text = flat(&stdout(&output));
     assert!(text.contains("1: 10.0.1.2 (RoCE v2), by `gid_index = 1`"), "{text}");
     std::fs::write(&config, std::fs::read_to_string(&config).unwrap().replace("= 1", "= 7"))
         .unwrap();
@@ -187,6 +270,7 @@ fn a_root_that_is_not_there_or_no_tree_is_an_error_that_names_it() {
         let output = tokenyard().arg("doctor").arg("--root").arg(root).output().unwrap();
         expect_code(&output, 2);
         assert!(stderr(&output).contains(wanted), "{}", stderr(&output));
+        assert!(stderr(&output).starts_with("error: --root: "), "{}", stderr(&output));
     }
     // An empty folder is a node that tells nothing: no panic, nothing broken.
     let empty = tempfile::tempdir().unwrap();
@@ -320,6 +404,27 @@ fn nodes_that_are_alike_give_no_alarm() {
     for output in world(&["hgx-cx7.tree", "hgx-cx7.tree"]) {
         expect_code(&output, 0);
     }
+}
+
+#[test]
+fn ranks_of_one_host_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |rank: usize| {
+        let mut command = rank_command(rank, &["hgx-cx7.tree"; 2], folder.path());
+        // The node itself: both ranks are on it.
+        let arguments: Vec<_> = command.get_args().take(3).map(ToOwned::to_owned).collect();
+        let variables: Vec<_> = command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())))
+            .collect();
+        command = tokenyard();
+        command.args(arguments).envs(variables);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let ranks = [start(0), start(1)];
+    let outputs = ranks.map(|child| child.wait_with_output().unwrap());
+    let document = json(&outputs[0]);
+    assert_eq!(document["ranks"][1]["items"]["ranks of the node"], "2", "{document}");
 }
 
 #[test]

@@ -53,6 +53,12 @@ impl Names {
     }
 }
 
+/// The key of a GPU kernel set that says which GPU a rank drives.
+#[derive(Default, Deserialize)]
+struct DeviceKey {
+    device: Option<serde::de::IgnoredAny>,
+}
+
 /// What is to run.
 pub(super) fn job(shape: &Shape, config: Option<&Config>) -> Result<Job> {
     let table = config.map(|c| &c.kernels).filter(|k| k.name == "cpu").map(|k| &k.table);
@@ -81,6 +87,8 @@ pub(super) fn job(shape: &Shape, config: Option<&Config>) -> Result<Job> {
 /// Adds what the parts of a config ask. Of several transports the ranks take one.
 fn add_config(job: &mut Job, config: &Config) {
     job.asks.add_part("kernel set", &config.kernels.name, None);
+    let key: DeviceKey = config.kernels.table.parse(&config.kernels.name).unwrap_or_default();
+    job.asks.names_device = key.device.is_some();
     config.scale_up.iter().for_each(|choice| add_transport(&mut job.asks, choice));
     match config.scale_out.as_slice() {
         [one] => add_transport(&mut job.asks, one),

@@ -1,9 +1,10 @@
 //! How far each NIC is from each GPU.
 
 use serde::Serialize;
-use tokenyard_machine::{Distance, Fact, Machine};
+use tokenyard_machine::{Distance, Fact, Machine, Nic};
 
-use crate::output::{People, Table};
+use super::columns::Matrix;
+use crate::output::People;
 
 /// One NIC and one GPU.
 #[derive(Debug, Serialize)]
@@ -32,32 +33,31 @@ pub(super) fn of(machine: &Machine) -> Vec<Pair<'_>> {
 
 /// Prints a line for each NIC, with its NUMA node, and a column for each GPU.
 pub(super) fn print(machine: &Machine, pairs: &[Pair<'_>], people: People) {
-    let mut nics = machine.nics.iter().filter(|nic| nic.is_hardware()).peekable();
-    if nics.peek().is_none() {
+    let nics: Vec<&Nic> = machine.nics.iter().filter(|nic| nic.is_hardware()).collect();
+    let gpus = machine.gpus.len();
+    if nics.is_empty() || gpus == 0 {
         return;
     }
-    let gpus: Vec<String> = machine.gpus.iter().map(|gpu| format!("GPU {}", gpu.index)).collect();
-    let heads: Vec<&str> =
-        ["NIC", "NUMA"].into_iter().chain(gpus.iter().map(String::as_str)).collect();
-    let mut table = Table::new(&heads);
-    for nic in nics {
-        let numa = nic.numa_node.known().map_or("?".to_owned(), u32::to_string);
-        let own = pairs.iter().filter(|pair| pair.nic == nic.name);
-        let words = own.map(|pair| word(pair.distance).into());
-        table.row([nic.name.as_str().into(), numa.as_str().into()].into_iter().chain(words));
+    let numa = |nic: &Nic| nic.numa_node.known().map_or("?".to_owned(), u32::to_string);
+    Matrix {
+        heads: &["NIC", "NUMA"],
+        rows: nics.iter().map(|nic| vec![nic.name.clone(), numa(nic)]).collect(),
+        columns: machine.gpus.iter().map(|gpu| format!("GPU {}", gpu.index)).collect(),
+        word: &|nic, gpu| {
+            pairs.get(nic * gpus + gpu).map_or("?", |pair| word(pair.distance)).to_owned()
+        },
     }
-    people.say(format_args!("\n{}", table.render(people)));
-    if gpus.is_empty() {
-        return;
-    }
-    people.say(
-        "PIX below one switch, PXB below one root port, PHB below one host bridge, \
-         NODE on one NUMA node, SYS on another",
-    );
+    .print(people);
+    people.say(LEGEND);
 }
 
+/// What the words of distances mean.
+pub(super) const LEGEND: &str = "\
+PIX below one switch, PXB below one root port, PHB below one host bridge,
+NODE on one NUMA node, SYS on another, ? not known";
+
 /// As other tools write it.
-fn word(distance: Distance) -> &'static str {
+pub(super) fn word(distance: Distance) -> &'static str {
     match distance {
         Distance::SameSwitch => "PIX",
         Distance::SameRootPort => "PXB",

@@ -1,12 +1,14 @@
 //! `tokenyard doctor`: what is slow or broken on this node for a job, what it costs, and the fix.
 //!
 //! `tokenyard-machine` reads, `tokenyard-doctor` judges; here are the arguments, what only a running
-//! process can try (`tried`), what a config asks for (`asked`), the text (`text`), how far NICs are from
-//! GPUs (`distances`), and the comparison of all ranks
-//! (`worldwide`).
+//! process can try (`tried`), what a config asks for (`asked`), what its launcher starts (`launched`), the text (`text`, `columns`),
+//! how far NICs are from GPUs (`distances`), how all devices are linked (`matrix`), and the comparison of all ranks (`worldwide`).
 
 mod asked;
+mod columns;
 mod distances;
+mod launched;
+mod matrix;
 mod text;
 mod tried;
 mod worldwide;
@@ -22,10 +24,11 @@ use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Shape;
 use tokenyard_doctor::{Finding, Job, Tried, Verdict, examine, unanswered};
-use tokenyard_machine::{Counters, Machine, Tree, commands};
+use tokenyard_machine::{Counters, Machine, Topology, Tree, commands};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::parts::Parts;
+use launched::NodeRanks;
 
 /// How long to wait for what a driver answers.
 #[derive(Clone, Copy)]
@@ -47,10 +50,13 @@ Examples:
   tokenyard doctor
   tokenyard doctor configs/verbs.toml --ranks 8
   tokenyard doctor configs/cpu.toml --json
+  tokenyard doctor --quiet || echo \"look at this node\"
+  tokenyard doctor --topology
   tokenyard doctor --root machine/trees/hgx-cx7.tree
   srun tokenyard doctor --world configs/verbs.toml
 
 Exit codes: 0 all is well (or unknown), 1 something is slow, 2 something is broken.
+They are the same with --quiet, --topology, --json and --world.
 Every finding has its place in docs/findings.md.";
 
 /// Arguments of `tokenyard doctor`.
@@ -65,7 +71,14 @@ pub(crate) struct Args {
     /// Be one rank of the launcher's world, and compare all nodes; rank 0 prints.
     #[arg(long)]
     world: bool,
-    /// Ranks that this node is to run; by default one for each GPU that is given to it, or for each of up to 4 processors.
+    /// Print only what is slow or broken, and nothing where nothing is.
+    #[arg(long, short, conflicts_with = "topology")]
+    quiet: bool,
+    /// Print how all GPUs and NICs are linked, with NUMA nodes and processors, in place of the findings.
+    #[arg(long, conflicts_with = "world")]
+    topology: bool,
+    /// Ranks that this node is to run; by default as many as the launcher starts here, else one for each GPU that is
+    /// given to it, or for each of up to 4 processors.
     #[arg(long)]
     ranks: Option<u32>,
     /// Experts on all ranks together.
@@ -95,10 +108,21 @@ struct Document<'a> {
     machine: &'a Machine,
     /// From each NIC to each GPU.
     distances: Vec<distances::Pair<'a>>,
+    /// How all devices are linked, with `--topology`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topology: Option<&'a Topology>,
     tried: Option<&'a Tried>,
     /// How long reading and judging took.
     elapsed_ms: f64,
     conditions: Conditions,
+}
+
+/// What the node is judged for.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    config: Option<&'a Config>,
+    /// Ranks of the node, where somebody says how many.
+    ranks: Option<NodeRanks>,
 }
 
 /// A node that was examined.
@@ -117,15 +141,21 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     }
     let start = Instant::now();
     let config = args.config.as_deref().map(Config::load).transpose()?;
-    let examined = examine_node(args, config.as_ref(), ALONE)?;
+    let asked = Asked { config: config.as_ref(), ranks: node_ranks(args, None) };
+    let examined = examine_node(args, asked, ALONE)?;
     let Examined { machine, tried, findings, is_stuck, .. } = examined;
     let elapsed_ms = start.elapsed().as_secs_f64() * 1e3;
     let verdict = worst(&findings);
     let people = People::new(args.json);
-    text::print(&findings, people);
+    let topology = args.topology.then(|| matrix::of(args, &machine)).transpose()?;
     let distances = distances::of(&machine);
-    distances::print(&machine, &distances, people);
-    text::conclude(&findings, people);
+    if let Some(topology) = &topology {
+        matrix::print(topology, people);
+        text::conclude(&findings, people);
+    } else {
+        let show_distances = || distances::print(&machine, &distances, people);
+        text::print(&findings, args.quiet, people, show_distances);
+    }
     if args.json {
         print_json(&Document {
             schema_version: SCHEMA_VERSION,
@@ -134,6 +164,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             findings: &findings,
             machine: &machine,
             distances,
+            topology: topology.as_ref().map(|found| &found.topology),
             tried: tried.as_ref(),
             elapsed_ms,
             conditions: Conditions::find(),
@@ -160,18 +191,19 @@ fn worst(findings: &[Finding]) -> Verdict {
 
 /// Reads and judges the running system, or what `--root` names. Of that nothing can be tried, and this
 /// program's parts say nothing about it.
-fn examine_node(args: &Args, config: Option<&Config>, patience: Patience) -> Result<Examined> {
+fn examine_node(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<Examined> {
     let Some(root) = &args.root else {
-        return examine_system(args, config, patience);
+        return examine_system(args, asked, patience);
     };
     let tree = Tree::open(root).with_context(|| format!("--root: {}", root.display()))?;
     let machine = Machine::read(&tree);
-    let job = job(args, &machine, config)?;
+    let job = job(args, &machine, asked)?;
     let findings = examine(&machine, &job, None, None);
     Ok(Examined { machine, job, tried: None, findings, is_stuck: false })
 }
 
-fn examine_system(args: &Args, config: Option<&Config>, patience: Patience) -> Result<Examined> {
+fn examine_system(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<Examined> {
+    let config = asked.config;
     let (machine, parts, tried) = std::thread::scope(|scope| {
         // A name server that does not answer is waited for meanwhile, and so is a driver.
         let tried = scope.spawn(|| tried::gather(config));
@@ -181,7 +213,7 @@ fn examine_system(args: &Args, config: Option<&Config>, patience: Patience) -> R
     });
     let parts = parts.map_err(|_| anyhow!("waiting for the probes panicked"))?.transpose()?;
     let tried = tried.map_err(|_| anyhow!("trying this node panicked"))?;
-    let mut job = job(args, &machine, config)?;
+    let mut job = job(args, &machine, asked)?;
     job.plugin_transport = match &parts {
         Some(found) => {
             found.parts.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some())
@@ -197,9 +229,21 @@ fn examine_system(args: &Args, config: Option<&Config>, patience: Patience) -> R
     Ok(Examined { machine, job, tried: Some(tried), findings, is_stuck: facts.is_none() })
 }
 
-fn job(args: &Args, machine: &Machine, config: Option<&Config>) -> Result<Job> {
-    let job = asked::job(&shape(args, machine)?, config)?;
-    Ok(Job { drives: args.ranks.map(u64::from), ..job })
+/// `--ranks`, else what `launched` counted of a world, else what the launcher's variables say.
+fn node_ranks(args: &Args, launched: Option<NodeRanks>) -> Option<NodeRanks> {
+    let given = args.ranks.map(|count| NodeRanks { count, from: "--ranks" });
+    given.or(launched).or_else(|| launched::ranks(&|name| std::env::var(name).ok()))
+}
+
+fn job(args: &Args, machine: &Machine, Asked { config, ranks }: Asked<'_>) -> Result<Job> {
+    let job = asked::job(&shape(args, machine, ranks)?, config)?;
+    let Some(NodeRanks { count, from }) = ranks else {
+        // The shape's ranks divide its experts, which 7 GPUs may not.
+        let gpus = machine.given_gpus().len() as u64;
+        return Ok(Job { ranks: job.ranks.max(gpus), ..job });
+    };
+    let (ranks, ranks_from) = (u64::from(count), from.to_owned());
+    Ok(Job { ranks, ranks_from, drives: Some(ranks), ..job })
 }
 
 /// Reads the running system, and its error counters twice.
@@ -217,10 +261,15 @@ fn read_system(patience: Duration) -> Machine {
     machine
 }
 
-fn shape(args: &Args, machine: &Machine) -> tokenyard_core::Result<Shape> {
+fn shape(
+    args: &Args,
+    machine: &Machine,
+    ranks: Option<NodeRanks>,
+) -> tokenyard_core::Result<Shape> {
     let processors = machine.numa.iter().filter_map(|node| Some(node.processors.known()?.len()));
     let processors: usize = processors.sum();
     let some = match machine.gpus.iter().filter(|gpu| gpu.is_visible).count() {
+        _ if ranks.is_some() => ranks.map_or(1, |ranks| ranks.count as usize),
         0 => processors.clamp(1, 4),
         gpus => gpus,
     };

@@ -11,7 +11,8 @@ use tokenyard_core::config::Config;
 use tokenyard_doctor::world::{Fault, Skew, Summary, compare};
 use tokenyard_doctor::{Finding, Verdict};
 
-use super::{Args, Examined, Patience, examine_node, leave, text, worst};
+use super::launched::NodeRanks;
+use super::{Args, Asked, Examined, Patience, examine_node, leave, node_ranks, text, worst};
 use crate::output::{People, SCHEMA_VERSION, print_json};
 
 /// A preflight waits for nobody's checkpoints: a rank that does not come within this is named.
@@ -44,8 +45,7 @@ pub(super) fn main(args: &Args) -> Result<ExitCode> {
     let findings = compare(&summaries);
     let verdict = worst(&findings);
     if world.rank() == 0 {
-        text::print(&findings, People::new(args.json));
-        text::conclude(&findings, People::new(args.json));
+        text::print(&findings, args.quiet, People::new(args.json), || {});
         if args.json {
             print_json(&Document {
                 schema_version: SCHEMA_VERSION,
@@ -78,10 +78,15 @@ fn join(config: Option<&Config>) -> Result<World> {
 
 /// What all ranks tell, and whether a probe of this one is stuck.
 fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<(Vec<Summary>, bool)> {
-    let Examined { machine, job, findings, is_stuck, .. } = examine_node(args, config, TOGETHER)?;
     let host = node_name(args, world.rank());
-    let mut mine =
-        Summary::of(&machine, &job, (&host, env!("CARGO_PKG_VERSION"))).with_transport(&findings);
+    let here = ranks_of_host(world, &host)?;
+    // One rank of each node is a look at the nodes, which says nothing about the job.
+    let launched = (here > 1).then_some(NodeRanks { count: here, from: "as launched" });
+    let asked = Asked { config, ranks: node_ranks(args, launched) };
+    let Examined { machine, job, findings, is_stuck, .. } = examine_node(args, asked, TOGETHER)?;
+    let mut mine = Summary::of(&machine, &job, (&host, env!("CARGO_PKG_VERSION")))
+        .with_transport(&findings)
+        .with_ranks(here);
     mine.faults = findings.iter().filter_map(fault).collect();
     mine.clock = clock(world)?;
     let bytes = serde_json::to_vec(&mine)?;
@@ -93,6 +98,13 @@ fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<(Vec<Su
     };
     let all = all.into_iter().enumerate().map(read).collect::<Result<_>>()?;
     Ok((all, is_stuck))
+}
+
+/// How many ranks of the world are on this rank's host.
+fn ranks_of_host(world: &World, host: &str) -> Result<u32> {
+    let hosts = world.all_gather("doctor: hosts", host.as_bytes())?;
+    let here = hosts.iter().filter(|other| other.as_slice() == host.as_bytes()).count();
+    Ok(u32::try_from(here)?)
 }
 
 /// The host's name. A recorded node is a node of its own for each rank that reads it.

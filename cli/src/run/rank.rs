@@ -53,7 +53,7 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
     if launched {
         print_json(&Message::Failed(failure))?;
     } else {
-        People::errors().say(format_args!("tokenyard: {name}: {}", failure.text));
+        People::errors().say(format_args!("error: {name}: {}", failure.text));
     }
     Ok(verdict)
 }
