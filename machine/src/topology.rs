@@ -218,6 +218,8 @@ fn matrix(text: &str) -> Option<(usize, Matrix)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const FOUR: &str = "\t\u{1b}[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\u{1b}[0m\n\
@@ -241,6 +243,15 @@ mod tests {
             "GPU0\tGPU2\nGPU0\t X \tNV4\nGPU2\tNV4\t X \n",
         ] {
             assert_eq!(matrix(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_command_prints_is_read_or_tells_nothing(text in "(GPU[0-9]|NV[0-9]{0,12}|[ \t\nX]){0,40}") {
+            if let Some((count, links)) = matrix(&text) {
+                prop_assert_eq!(links.len(), count * count);
+            }
         }
     }
 }

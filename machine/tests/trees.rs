@@ -23,6 +23,28 @@ fn distances(machine: &Machine) -> Vec<Vec<Distance>> {
 }
 
 #[test]
+fn switches_have_the_gpus_and_nics_below_them_whatever_else_the_node_has() {
+    for (name, switches, gpus, nics) in [
+        ("hgx-cx7.tree", 8, 1, 1),
+        ("p5en-efa.tree", 4, 2, 4),
+        ("mi300x-pollara.tree", 8, 1, 1),
+        ("healthy/hgx-storage-alike.tree", 8, 1, 1),
+        ("healthy/hgx-bluefield.tree", 8, 1, 1),
+        // A function for each port of a card.
+        ("healthy/hgx-one-port.tree", 8, 1, 2),
+        ("gb200-nvl72.tree", 0, 0, 0),
+        ("cpu-virtual.tree", 0, 0, 0),
+    ] {
+        let machine = machine(name);
+        let all = machine.switches();
+        assert_eq!(all.len(), switches, "{name}");
+        for one in &all {
+            assert_eq!((one.gpus.len(), one.nics.len()), (gpus, nics), "{name}: {}", one.address);
+        }
+    }
+}
+
+#[test]
 fn an_hgx_node_has_a_nic_below_the_switch_of_each_gpu() {
     let machine = machine("hgx-cx7.tree");
     assert_eq!((machine.nics.len(), machine.gpus.len(), machine.numa.len()), (8, 8, 2));
