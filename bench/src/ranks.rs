@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
 use tokenyard_core::config::Config;
-use tokenyard_launch::{Event, Exit, Hosts, Launcher, Stderr};
+use tokenyard_launch::{Event, Exit, Hosts, Launcher, Stderr, interrupt};
 
 use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::Report;
@@ -178,6 +178,7 @@ fn group(
         Place::Machine => None,
         Place::Hosts => Some(Hosts::new(ranks as usize)?),
     };
+    interrupt::check()?;
     let mut running = match &hosts {
         None => job.start()?,
         Some(hosts) => job.start_on(hosts, Launcher::Hand)?,
@@ -185,7 +186,7 @@ fn group(
     let mut outputs = vec![None; ranks as usize];
     let mut last_word = Instant::now();
     while !running.all_exited() {
-        match running.next_event(Duration::from_secs(1)) {
+        match running.wait_event(Duration::from_secs(1))? {
             Some(Event::Line { rank, line }) => {
                 last_word = Instant::now();
                 let output = serde_json::from_str(&line)
@@ -196,8 +197,18 @@ fn group(
                 }
             }
             Some(Event::Exited { rank, status }) if status != Exit::Code(0) => {
+                // Ranks share the terminal's signals; what ended them is no fault of theirs.
+                interrupt::check()?;
                 // The others fail because of this one: its words are the cause.
                 bail!("rank {rank}: {status}: {}", running.stderr_tail(rank).trim_end());
+            }
+            // What its process ends with is no success: its figures are.
+            Some(Event::Exited { rank, status }) if outputs[rank as usize].is_none() => {
+                bail!(
+                    "rank {rank} ended with {status} and gave no figures: something ended its process, a \
+                     library for example: {}",
+                    running.stderr_tail(rank).trim_end()
+                );
             }
             Some(Event::Exited { .. }) => {}
             None if last_word.elapsed() > SILENCE => {

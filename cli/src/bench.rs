@@ -2,13 +2,11 @@
 
 mod gpu;
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
+use clap::ValueEnum;
 use tokenyard_bench::allocations::Counting;
 use tokenyard_bench::gpu::case::Phase;
 use tokenyard_bench::link::Task;
@@ -16,6 +14,11 @@ use tokenyard_bench::ranks::{Place, Start};
 use tokenyard_bench::report::NAMED_SIZES;
 use tokenyard_bench::{Plan, Progress, Report, Scenario, Sizes};
 use tokenyard_core::config::Config;
+use tokenyard_launch::interrupt::Interrupted;
+
+use crate::output::{People, print_json};
+use crate::writable::Files;
+use crate::{preload, progress, writable};
 
 /// Counts, so that the ranks of `steady`, which are this program, can say what a step allocates.
 #[global_allocator]
@@ -123,10 +126,9 @@ struct Csv {
 impl Csv {
     fn write(&self, report: &Report) -> Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
-        let file = std::fs::File::create(path);
-        file.map_err(Into::into)
-            .and_then(|file| report.write_csv(file))
-            .with_context(|| format!("write {}", path.display()))
+        let mut text = Vec::new();
+        report.write_csv(&mut text)?;
+        writable::write(path, &text)
     }
 }
 
@@ -210,12 +212,23 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         has_csv || args.csv.file.is_none(),
         "found --csv with this --scenario; expected `exchange` or `all`: only operations have lines"
     );
+    let loaded = Config::load(config)?;
+    check_files(
+        Files::default().reads("the config", config),
+        &loaded,
+        [
+            ("--out", args.common.output.out.as_deref()),
+            ("--csv", args.csv.file.as_deref()),
+            ("", None),
+        ],
+    )?;
     let plan = Plan {
         scenarios: args.scenario.scenarios(),
         ranks: args.ranks.clone(),
         sizes: args.tokens.iter().map(|tokens| args.common.sizes(*tokens)).collect(),
         samples: args.common.samples,
     };
+    print_head(&loaded, &args.words(), args.common.output.json);
     let start = start(config, Place::Machine)?;
     let report = measuring(|progress| tokenyard_bench::run(&plan, &start, progress))?;
     args.csv.write(&report)?;
@@ -224,7 +237,13 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 
 fn link(args: &LinkArgs) -> Result<ExitCode> {
     let output = &args.common.output;
-    if tokenyard_bench::gpu::is_gpu(&Config::load(&args.config)?) {
+    let config = Config::load(&args.config)?;
+    check_files(
+        Files::default().reads("the config", &args.config),
+        &config,
+        [("--out", output.out.as_deref()), ("--plot", args.plot.as_deref()), ("", None)],
+    )?;
+    if tokenyard_bench::gpu::is_gpu(&config) {
         ensure!(!args.namespaces, "found --namespaces; NVLink is inside one host");
         return gpu::link(&args.config, &args.ranks, (output, args.plot.as_deref()));
     }
@@ -232,7 +251,11 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     let ranks = args.ranks.count().unwrap_or(2);
     ensure!(ranks == 2, "found --ranks {ranks}; expected 2: this link has two ends");
     let task = Task::new(args.common.sizes(args.tokens), args.common.samples);
-    if !args.ranks.are_started() {
+    if args.ranks.are_started() {
+        preload::try_plugins(Some(&config))?;
+    } else {
+        let what = format!("one link between 2 ranks, {} samples", args.common.samples);
+        print_head(&config, &what, output.json);
         let place = if args.namespaces { Place::Hosts } else { Place::Machine };
         let start = start(&args.config, place)?;
         let report = measuring(|progress| tokenyard_bench::run_link(&task, &start, progress))?;
@@ -241,6 +264,23 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     match tokenyard_bench::measure_link(&args.config, &task)? {
         Some(report) => judge(output, &report),
         None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+impl Args {
+    /// What is to be measured.
+    fn words(&self) -> String {
+        let Common { hidden, topk, experts, samples, .. } = self.common;
+        let list =
+            |numbers: &[u32]| numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        let scenario = self.scenario.to_possible_value();
+        let scenario = scenario.map_or_else(String::new, |value| value.get_name().to_owned());
+        format!(
+            "scenario {scenario}; ranks {}; tokens {}, rows of {hidden}, top-{topk} of {experts} experts, \
+             {samples} samples",
+            list(&self.ranks),
+            list(&self.tokens)
+        )
     }
 }
 
@@ -253,15 +293,20 @@ impl Common {
 
 /// Shows how far a measurement is.
 fn measuring(run: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Report>) -> Result<Report> {
-    let bar = progress_bar();
+    let bar = progress::bar(1);
+    let mut at = "nothing was measured".to_owned();
     let report = run(&mut |progress| {
         let Progress { what, done, all } = progress;
+        at = format!("{what}: {done} of {all} steps were done");
         bar.set_length(all);
         bar.set_position(done);
         bar.set_message(what);
     });
     bar.finish_and_clear();
-    report
+    report.map_err(|error| match error.downcast_ref::<Interrupted>() {
+        Some(interrupted) => interrupted.clone().with_done(at).into(),
+        None => error,
+    })
 }
 
 /// Shows the report; the exit code says whether all that is required was reached.
@@ -269,10 +314,10 @@ fn judge(args: &Output, report: &Report) -> Result<ExitCode> {
     show(args, report)?;
     let missed = report.missed();
     for missed in &missed {
-        eprintln!("missed: {missed}");
+        People::errors().say(format_args!("missed: {missed}"));
     }
     if !missed.is_empty() && report.conditions.is_busy() {
-        eprintln!("other programs kept the cores busy; repeat on an idle machine");
+        People::errors().say("other programs kept the cores busy; repeat on an idle machine");
     }
     Ok(ExitCode::from(u8::from(!missed.is_empty() && !args.no_check)))
 }
@@ -283,28 +328,39 @@ fn start(config: &Path, place: Place) -> Result<Start> {
     Ok(Start { program, args, config: config.to_owned(), place })
 }
 
-/// On a terminal only; a measurement is not disturbed by it, for ranks speak between measurements.
-fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(1);
-    let style = ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {pos}/{len} {elapsed}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
-}
-
 fn show(args: &Output, report: &Report) -> Result<()> {
     if let Some(file) = &args.out {
-        let text = serde_json::to_string_pretty(report)? + "\n";
-        std::fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
+        writable::write(file, (serde_json::to_string_pretty(report)? + "\n").as_bytes())?;
     }
-    if args.json {
-        eprint!("{report}");
-        println!("{}", serde_json::to_string(report)?);
-    } else {
-        print!("{report}");
+    People::new(args.json).say(report.to_string().trim_end());
+    if args.json { print_json(report) } else { Ok(()) }
+}
+
+/// Refuses what could not be written in the end, before anything starts.
+fn check_files(
+    files: Files,
+    config: &Config,
+    outputs: [(&'static str, Option<&Path>); 3],
+) -> Result<()> {
+    writable::check_reports(config)?;
+    let mut files = files;
+    let given = outputs.into_iter().filter_map(|(name, path)| Some((name, path?)));
+    given.into_iter().try_for_each(|(name, path)| files.writes(name, path))
+}
+
+/// What is to be measured, before it is.
+fn print_head(config: &Config, what: &str, json: bool) {
+    People::new(json).say(format_args!("{}\n{what}", progress::head(config)));
+}
+
+impl Args {
+    /// Whether this process is to start ranks.
+    pub(crate) fn starts_ranks(&self) -> bool {
+        match &self.which {
+            Some(Which::Link(args)) => !args.ranks.are_started(),
+            Some(Which::Dispatch(args) | Which::Combine(args)) => args.starts_ranks(),
+            Some(Which::Plot(_)) => false,
+            None => self.rank_job.is_none(),
+        }
     }
-    Ok(())
 }

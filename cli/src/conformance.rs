@@ -1,12 +1,10 @@
 //! `tokenyard conformance`.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 use tokenyard_conformance::expected::{self, Expected};
 use tokenyard_conformance::faults::{self, Fault};
 use tokenyard_conformance::pace::Pace;
@@ -15,6 +13,11 @@ use tokenyard_conformance::runner::{self, Finished, Program, Settings, Verdict};
 use tokenyard_conformance::suite::{self, Level, Test};
 use tokenyard_core::config::Config;
 use tokenyard_core::host::Registry;
+use tokenyard_launch::interrupt::Interrupted;
+
+use crate::output::{People, print_json};
+use crate::writable::Files;
+use crate::{preload, progress, writable};
 
 /// The end of `--help`.
 const EXAMPLES: &str = "\
@@ -28,7 +31,8 @@ Examples:
   tokenyard conformance my-fabric.toml --level L3 --slow 5
   TOKENYARD_SOAK_ROUNDS=10000 tokenyard conformance my-fabric.toml --filter l2/soak --slow 5
 
-Exit code: 0 all as expected, 1 a test failed (or passed unexpectedly), 2 it could not run.";
+Exit code: 0 all as expected, 1 a test failed (or passed unexpectedly), 2 it could not run,
+128 and a signal's number: the signal ended it.";
 
 /// Arguments of `tokenyard conformance`.
 #[derive(Debug, clap::Args)]
@@ -147,7 +151,7 @@ impl Plan {
         let path = std::env::current_exe().context("find this program")?;
         let program = Program::new(path, vec!["conformance".into(), "--rank".into()]);
         let program = Program { pace: self.pace, ..program };
-        let bar = progress_bar((self.tests.len() + self.faults.len()) as u64)?;
+        let bar = progress::bar((self.tests.len() + self.faults.len()) as u64);
         let mut each = |done: Finished| {
             if let Verdict::Fail(_) = done.verdict {
                 bar.println(format!("failed: {}", done.name));
@@ -163,10 +167,24 @@ impl Plan {
     }
 }
 
-/// On standard error, and only if that is a terminal.
-fn progress_bar(length: u64) -> Result<ProgressBar> {
-    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg:>40!}")?;
-    Ok(ProgressBar::new(length).with_style(style))
+impl Args {
+    /// Whether this process is to start ranks.
+    pub(crate) fn starts_ranks(&self) -> bool {
+        self.rank.is_none() && !self.list
+    }
+
+    /// Refuses what could not be written in the end, before anything starts.
+    fn check_files(&self, config: &Config, path: &Path) -> Result<()> {
+        writable::check_reports(config)?;
+        let mut files = Files::default().reads("the config", path);
+        if let Some(expected) = &self.expected {
+            files = files.reads("--expected", expected);
+        }
+        if let Some(junit) = &self.junit {
+            files.writes("--junit", junit)?;
+        }
+        self.save.as_deref().map_or(Ok(()), |save| files.writes_deep("--save", save))
+    }
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
@@ -175,6 +193,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     }
     let path = args.config.as_deref().context("found no config; expected one")?;
     let config = Config::load(path)?;
+    args.check_files(&config, path)?;
+    preload::try_plugins(Some(&config))?;
     let settings = Settings::at(args.slow, config.clone())?;
     let expected = match &args.expected {
         None => Expected::shipped(&config)?,
@@ -192,22 +212,27 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     }
     let parts = Registry::load(&config.plugins)?.parts();
     let environment = Environment::new(&config, &parts, settings.capabilities(), args.slow);
-    eprintln!("{}", environment.summary());
+    People::new(args.json).say(environment.summary());
     let mut finished = plan.take_larger(args.ranks);
-    plan.run(path, &mut finished)?;
+    plan.run(path, &mut finished).map_err(|error| match error.downcast_ref::<Interrupted>() {
+        Some(interrupted) => {
+            let done = format!("{} of {} tests were done", finished.len(), chosen.len());
+            interrupted.clone().with_done(done).into()
+        }
+        None => error,
+    })?;
     let report = Report::new(environment, chosen, &finished, &expected);
     show(args, &report)?;
     Ok(if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn list(chosen: &[Chosen], json: bool) -> Result<ExitCode> {
-    let mut out = std::io::stdout().lock();
     if json {
         let names: Vec<&str> = chosen.iter().map(|test| test.name.as_str()).collect();
-        writeln!(out, "{}", serde_json::to_string(&names)?)?;
+        print_json(&names)?;
     } else {
         for Chosen { name, ranks, about, .. } in chosen {
-            writeln!(out, "{name}\n    {ranks} ranks: {about}")?;
+            People::new(false).say(format_args!("{name}\n    {ranks} ranks: {about}"));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -215,20 +240,11 @@ fn list(chosen: &[Chosen], json: bool) -> Result<ExitCode> {
 
 fn show(args: &Args, report: &Report) -> Result<()> {
     if let Some(file) = &args.junit {
-        std::fs::write(file, report.junit())
-            .with_context(|| format!("{} cannot be written", file.display()))?;
+        writable::write(file, report.junit().as_bytes())?;
     }
     if let Some(file) = &args.save {
-        let folder = file.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder)
-            .and_then(|()| std::fs::write(file, serde_json::to_vec(report)?))
-            .with_context(|| format!("{} cannot be written", file.display()))?;
+        writable::write_deep(file, &serde_json::to_vec(report)?)?;
     }
-    if args.json {
-        eprint!("{}", report.table());
-        println!("{}", serde_json::to_string(report)?);
-    } else {
-        print!("{}", report.table());
-    }
-    Ok(())
+    People::new(args.json).say(report.table().trim_end());
+    if args.json { print_json(report) } else { Ok(()) }
 }

@@ -8,14 +8,19 @@ mod memory;
 mod output;
 mod parts;
 mod plugins;
+mod preload;
+mod progress;
 mod run;
 mod shape;
 mod signals;
 mod warm;
+mod writable;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Result;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use tokenyard_launch::interrupt::Interrupted;
 
 use output::{People, SCHEMA_VERSION, error_text};
 
@@ -45,6 +50,35 @@ enum Command {
     Shape(shape::Args),
     /// Compiles a config's kernels before the first yard needs them.
     Warm(warm::Args),
+    /// Loads a config's plugins, to see whether that ends well.
+    #[command(hide = true)]
+    LoadPlugins(preload::Args),
+}
+
+impl Command {
+    /// Whether this process is to start ranks.
+    fn starts_ranks(&self) -> bool {
+        match self {
+            Self::Run(args) => args.starts_ranks(),
+            Self::Bench(args) => args.starts_ranks(),
+            Self::Conformance(args) => args.starts_ranks(),
+            _ => false,
+        }
+    }
+
+    fn run(self) -> Result<ExitCode> {
+        match self {
+            Self::Run(args) => run::main(&args),
+            Self::Bench(args) => bench::main(&args),
+            Self::Conformance(args) => conformance::main(&args),
+            Self::Plugins(args) => plugins::main(&args),
+            Self::Doctor(args) => doctor::main(&args),
+            Self::Explain(args) => explain::main(&args),
+            Self::Shape(args) => shape::main(&args),
+            Self::Warm(args) => warm::main(&args),
+            Self::LoadPlugins(args) => preload::main(&args),
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -52,25 +86,47 @@ fn main() -> ExitCode {
     tokenyard_cuda::link();
     tokenyard_faulty::link();
     output::init_log();
-    let command = Cli::parse().command;
-    let result = signals::answer().and_then(|()| match command {
-        Command::Run(args) => run::main(&args),
-        Command::Bench(args) => bench::main(&args),
-        Command::Conformance(args) => conformance::main(&args),
-        Command::Plugins(args) => plugins::main(&args),
-        Command::Doctor(args) => doctor::main(&args),
-        Command::Explain(args) => explain::main(&args),
-        Command::Shape(args) => shape::main(&args),
-        Command::Warm(args) => warm::main(&args),
-    });
-    result.unwrap_or_else(|error| {
-        let error = error_text(&error);
-        People::errors().say(format_args!("error: {error}"));
-        // A program that asked for a document gets one, whatever happened.
-        if std::env::args_os().any(|word| word == "--json") {
-            let document = serde_json::json!({ "schema_version": SCHEMA_VERSION, "error": error });
-            let _ = output::print_json(&document);
+    let code = match parse() {
+        Ok(command) => {
+            let done = signals::answer(command.starts_ranks()).and_then(|()| command.run());
+            done.unwrap_or_else(|error| refuse(&error))
         }
-        ExitCode::from(2)
-    })
+        // Help and the version come this way, too.
+        Err(error) => {
+            output::note(error.print());
+            ExitCode::from(error.exit_code() as u8)
+        }
+    };
+    output::exit_code(code)
+}
+
+fn parse() -> Result<Command, clap::Error> {
+    let command = with_negative_numbers(Cli::command());
+    Cli::from_arg_matches(&command.try_get_matches()?).map(|cli| cli.command)
+}
+
+/// `--steps -5` is a number out of range, and no unknown argument.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| match arg.get_action().takes_values() {
+        // A list may begin with one, and is no number.
+        true if arg.get_value_delimiter().is_some() => arg.allow_hyphen_values(true),
+        true if !arg.is_positional() => arg.allow_negative_numbers(true),
+        _ => arg,
+    });
+    command.mut_subcommands(with_negative_numbers)
+}
+
+/// Says why a command failed.
+fn refuse(error: &anyhow::Error) -> ExitCode {
+    let text = error_text(error);
+    People::errors().error(&text);
+    // A program that asked for a document gets one, whatever happened.
+    if std::env::args_os().any(|word| word == "--json") {
+        let document = serde_json::json!({ "schema_version": SCHEMA_VERSION, "error": text });
+        let _ = output::print_json(&document);
+    }
+    match error.downcast_ref::<Interrupted>() {
+        Some(interrupted) => ExitCode::from(interrupted.exit_code()),
+        None => ExitCode::from(2),
+    }
 }

@@ -5,9 +5,12 @@
 
 use std::fmt::{Display, Write as _};
 use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use tokenyard_core::Error;
 
 /// Version of the JSON documents; grows when a field changes its meaning or goes away.
 pub(crate) const SCHEMA_VERSION: u32 = 1;
@@ -73,13 +76,19 @@ impl People {
         Self::new(true)
     }
 
-    /// Writes a line. A reader that went away (`| head`) is no error.
+    /// Writes a line. What standard output does not take shows in the exit code ([`exit_code`]).
     pub(crate) fn say(self, text: impl Display) {
-        let _ = if self.to_stderr {
-            writeln!(std::io::stderr(), "{text}")
+        if self.to_stderr {
+            // Nobody could be told.
+            let _ = writeln!(std::io::stderr(), "{text}");
         } else {
-            writeln!(std::io::stdout(), "{text}")
-        };
+            note(writeln!(std::io::stdout(), "{text}"));
+        }
+    }
+
+    /// Says what went wrong.
+    pub(crate) fn error(self, text: impl Display) {
+        self.say(format_args!("{} {text}", self.paint(Style::Bad, "error:")));
     }
 
     /// `text` in a style, where colours are shown.
@@ -92,10 +101,43 @@ impl People {
     }
 }
 
-/// Writes one JSON document as the last line of standard output.
+/// Writes one JSON document as the last line of standard output. What that does not take shows in the exit
+/// code ([`exit_code`]).
 pub(crate) fn print_json<T: Serialize>(document: &T) -> Result<()> {
     let text = serde_json::to_string(document).context("write JSON")?;
-    writeln!(std::io::stdout(), "{text}").context("write to standard output")
+    note(writeln!(std::io::stdout(), "{text}"));
+    Ok(())
+}
+
+/// Why standard output did not take what was written to it, the first time; nothing to say where the reader
+/// went away.
+static LOST: OnceLock<Option<String>> = OnceLock::new();
+
+/// Remembers how writing to standard output went.
+pub(crate) fn note(written: std::io::Result<()>) {
+    let Err(error) = written else { return };
+    LOST.get_or_init(|| match error.kind() {
+        std::io::ErrorKind::BrokenPipe => None,
+        _ => Some(Error::system("write to standard output", "it takes no more", error).to_string()),
+    });
+}
+
+/// The exit code of a command that ends with `code`. If standard output did not take all that was written,
+/// success becomes [`lost_code`].
+pub(crate) fn exit_code(code: ExitCode) -> ExitCode {
+    match lost_code() {
+        Some(lost) if code == ExitCode::SUCCESS => ExitCode::from(lost),
+        _ => code,
+    }
+}
+
+/// Says what is wrong if standard output did not take all that was written, and the exit code of that: 1; and
+/// 141, without a word, where the reader went away (`| head`), as of a process that SIGPIPE has ended.
+pub(crate) fn lost_code() -> Option<u8> {
+    note(std::io::stdout().flush());
+    let Some(why) = LOST.get()? else { return Some(141) };
+    People::errors().error(why);
+    Some(1)
 }
 
 /// The contexts and the error itself in one line. An error of core already says its sources.
@@ -103,12 +145,17 @@ pub(crate) fn error_text(error: &anyhow::Error) -> String {
     let mut parts = Vec::new();
     for cause in error.chain() {
         parts.push(cause.to_string());
-        if cause.is::<tokenyard_core::Error>() {
+        if cause.is::<Error>() {
             break;
         }
     }
     parts.join(": ")
 }
+
+/// Characters of a line of a table.
+const LINE: usize = 80;
+/// The least that a last column is folded to.
+const NARROWEST: usize = 16;
 
 /// One field of a table.
 #[derive(Clone, Debug)]
@@ -134,11 +181,19 @@ impl<T: Display> From<T> for Cell {
 pub(crate) struct Table {
     header: Vec<String>,
     rows: Vec<Vec<Cell>>,
+    /// Words of the last column that do not fit into a line go on below.
+    is_folded: bool,
 }
 
 impl Table {
     pub(crate) fn new(header: &[&str]) -> Self {
-        Self { header: header.iter().map(|h| (*h).to_owned()).collect(), rows: Vec::new() }
+        let header = header.iter().map(|h| (*h).to_owned()).collect();
+        Self { header, rows: Vec::new(), is_folded: false }
+    }
+
+    /// A table whose last column is text of any length: words that do not fit into 80 columns go on below.
+    pub(crate) fn folded(header: &[&str]) -> Self {
+        Self { is_folded: true, ..Self::new(header) }
     }
 
     pub(crate) fn columns(&self) -> usize {
@@ -153,29 +208,55 @@ impl Table {
     /// The whole table, without a newline at its end.
     pub(crate) fn render(&self, people: People) -> String {
         let mut text = String::new();
-        let header = self.header.iter().map(|h| Cell::styled(Style::Strong, h)).collect();
+        let header: Vec<Cell> =
+            self.header.iter().map(|h| Cell::styled(Style::Strong, h)).collect();
         for row in std::iter::once(&header).chain(&self.rows) {
-            let mut line = String::new();
-            let mut blanks = 0;
-            for (column, title) in self.header.iter().enumerate() {
-                let cell = row.get(column).cloned().unwrap_or_else(|| "".into());
-                let width = self.width(column, title);
-                let pad = width - cell.text.chars().count();
-                let (before, after) = if self.is_numeric(column) { (pad, 0) } else { (0, pad) };
-                let _ = write!(
-                    line,
-                    "{:blanks$}{}",
-                    "",
-                    people.paint(cell.style, &cell.text),
-                    blanks = blanks + before
-                );
-                // Blanks are written only before something, so that no line ends in them.
-                blanks = after + 2;
+            let (first, more) = self.wrapped(row);
+            for row in std::iter::once(&first).chain(&more) {
+                text.push_str(&self.line(row, people));
+                text.push('\n');
             }
-            text.push_str(line.trim_end());
-            text.push('\n');
         }
         text.trim_end_matches('\n').to_owned()
+    }
+
+    fn line(&self, row: &[Cell], people: People) -> String {
+        let mut line = String::new();
+        let mut blanks = 0;
+        for (column, title) in self.header.iter().enumerate() {
+            let cell = row.get(column).cloned().unwrap_or_else(|| "".into());
+            let pad = self.width(column, title).saturating_sub(cell.text.chars().count());
+            let (before, after) = if self.is_numeric(column) { (pad, 0) } else { (0, pad) };
+            let _ = write!(
+                line,
+                "{:blanks$}{}",
+                "",
+                people.paint(cell.style, &cell.text),
+                blanks = blanks + before
+            );
+            // Blanks are written only before something, so that no line ends in them.
+            blanks = after + 2;
+        }
+        line.trim_end().to_owned()
+    }
+
+    /// A row as the lines that it takes.
+    fn wrapped(&self, row: &[Cell]) -> (Vec<Cell>, Vec<Vec<Cell>>) {
+        let last = self.header.len().saturating_sub(1);
+        let columns = self.header.iter().enumerate().take(last);
+        let before: usize = columns.map(|(column, title)| self.width(column, title) + 2).sum();
+        let fitting = LINE.saturating_sub(before).max(NARROWEST);
+        let room = if self.is_folded { fitting } else { usize::MAX };
+        let mut row = row.to_vec();
+        let Some(cell) = row.get_mut(last) else { return (row, Vec::new()) };
+        let style = cell.style;
+        let mut lines = fold(&cell.text, room).into_iter();
+        cell.text = lines.next().unwrap_or_default();
+        let below = |text| {
+            let blank = (0..last).map(|_| Cell::from(""));
+            blank.chain([Cell::styled(style, text)]).collect()
+        };
+        (row, lines.map(below).collect())
     }
 
     fn width(&self, column: usize, title: &str) -> usize {
@@ -188,6 +269,21 @@ impl Table {
         cells.peek().is_some()
             && cells.all(|cell| cell.text.starts_with(|c: char| c.is_ascii_digit() || c == '-'))
     }
+}
+
+/// The words of a text in lines of at most `room` characters, if no word is longer.
+fn fold(text: &str, room: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= room => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// A list of ranks as people write it: `0-2, 5`.
@@ -219,6 +315,23 @@ mod tests {
         table.row(["kernel set".into(), 12345.into()]);
         let expected = "part        bytes  note\ncpu             7  a\nkernel set  12345";
         assert_eq!(table.render(PLAIN), expected);
+    }
+
+    #[test]
+    fn a_last_column_that_is_too_wide_goes_on_below() {
+        let mut table = Table::folded(&["name", "about"]);
+        table.row(["x".repeat(50).into(), "words that take more room than a line has".into()]);
+        table.row(["y".into(), "few".into()]);
+        let text = table.render(PLAIN);
+        let below = " ".repeat(52);
+        let expected = [
+            format!("name{}about", " ".repeat(48)),
+            format!("{}  words that take more room", "x".repeat(50)),
+            format!("{below}than a line has"),
+            format!("y{}few", " ".repeat(51)),
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
     }
 
     #[test]

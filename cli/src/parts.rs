@@ -1,6 +1,6 @@
 //! The parts of this program and of a config's plugins, each asked whether it can run here.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use tokenyard_core::capabilities::Declared;
@@ -47,24 +47,7 @@ impl Parts {
     /// # Errors
     /// A built-in part that is not well formed: a bug.
     pub(crate) fn find(config: Option<&Config>) -> Result<Self> {
-        let mut registry = Registry::built_in()?;
-        let mut broken = Vec::new();
-        for path in config.map(|c| c.plugins.as_slice()).unwrap_or_default() {
-            let mut note = |path: Option<PathBuf>, error: Error| {
-                broken.push(BrokenFile { path, error: error.to_string() });
-            };
-            match plugin_files(std::slice::from_ref(path)) {
-                Err(error) => note(Some(path.clone()), error),
-                Ok(files) => {
-                    for file in files {
-                        let added = load_file(&file).and_then(|plugin| registry.add(plugin));
-                        if let Err(error) = added {
-                            note(Some(file), error);
-                        }
-                    }
-                }
-            }
-        }
+        let (registry, broken) = load(config, |_| ())?;
         let parts = registry.parts().into_iter().map(|info| {
             let choice = config.and_then(|config| choice_of(config, info.kind, info.name));
             let (why_not, capabilities) = probe(&registry, info.kind, info.name, choice);
@@ -96,6 +79,37 @@ impl Parts {
             .map(|(kind, choice)| (kind, choice.name.clone()))
             .collect()
     }
+}
+
+/// The built-in parts and those of the plugins of `config`, and the files that are no plugins. Calls `each` with
+/// every file before it is opened.
+///
+/// # Errors
+/// A built-in part that is not well formed: a bug.
+pub(crate) fn load(
+    config: Option<&Config>,
+    mut each: impl FnMut(&Path),
+) -> Result<(Registry, Vec<BrokenFile>)> {
+    let mut registry = Registry::built_in()?;
+    let mut broken = Vec::new();
+    for path in config.map(|c| c.plugins.as_slice()).unwrap_or_default() {
+        let mut note = |path: Option<PathBuf>, error: Error| {
+            broken.push(BrokenFile { path, error: error.to_string() });
+        };
+        match plugin_files(std::slice::from_ref(path)) {
+            Err(error) => note(Some(path.clone()), error),
+            Ok(files) => {
+                for file in files {
+                    each(&file);
+                    let added = load_file(&file).and_then(|plugin| registry.add(plugin));
+                    if let Err(error) = added {
+                        note(Some(file), error);
+                    }
+                }
+            }
+        }
+    }
+    Ok((registry, broken))
 }
 
 fn choice_of<'a>(config: &'a Config, kind: &str, name: &str) -> Option<&'a PartChoice> {

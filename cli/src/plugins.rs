@@ -11,6 +11,7 @@ use tokenyard_doctor::bytes;
 
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
 use crate::parts::{Part, Parts};
+use crate::preload;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,6 +41,7 @@ struct Document<'a> {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let config = args.config.as_deref().map(Config::load).transpose()?;
+    preload::try_plugins(config.as_ref())?;
     let parts = Parts::find(config.as_ref())?;
     print(&parts, People::new(args.json));
     if args.json {
@@ -53,7 +55,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 }
 
 fn print(parts: &Parts, people: People) {
-    let mut table = Table::new(&["kind", "name", "works", "from", "version", "about"]);
+    let mut table = Table::folded(&["kind", "name", "works", "from", "version", "about"]);
     for part in &parts.parts {
         let works = match part.why_not {
             None => Cell::styled(Style::Good, "yes"),
@@ -89,8 +91,8 @@ fn print_capabilities(part: &Part, declared: &Declared, people: People) {
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     };
     people.say(format_args!(
-        "\ntransport {}\n  yes: {}\n  no: {}\n  memory: {}\n  at most {} ranks, {} lanes, {} \
-         signals, {} commands of a lane, {} windows, {} a put",
+        "\ntransport {}\n  yes: {}\n  no: {}\n  memory: {}\n  at most {} ranks, {} lanes, {} signals,\n    \
+         {} commands of a lane, {} windows, {} a put",
         part.name,
         names(&declared.flags),
         names(&declared.missing()),

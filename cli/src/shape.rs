@@ -280,7 +280,7 @@ fn windows(args: &Args, shape: &Shape) -> Result<Vec<Buffer>> {
 }
 
 fn print(list: &[Buffer], (rank, world): (u64, u64), people: People) {
-    let mut table = Table::new(&["buffer", "bytes", "", "how it comes about"]);
+    let mut table = Table::folded(&["buffer", "bytes", "", "how it comes about"]);
     for buffer in list {
         let human = bytes(buffer.bytes);
         // A unit, so that the column reads as words and the numbers beside it as numbers.
@@ -290,7 +290,7 @@ fn print(list: &[Buffer], (rank, world): (u64, u64), people: People) {
     people.say(table.render(people));
     let total = |bytes_of: u64| people.paint(Style::Strong, bytes(bytes_of));
     people.say(format_args!(
-        "\none rank: {} (windows and handles; regions lie in the arena, the control area in the \
+        "\none rank: {} (windows and handles; regions lie in the arena,\n    the control area in the \
          control window)\nall ranks: {}",
         total(rank),
         total(world)

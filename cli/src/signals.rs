@@ -1,14 +1,16 @@
 //! SIGUSR1 asks a running process what it does: each of its yards writes a report. One without a yard
-//! says so, and one that started ranks hands it on to them.
+//! says so, and one that started ranks hands it on to them. SIGTERM, SIGINT and SIGHUP end a process that
+//! starts ranks in an orderly way ([`interrupt`]), and any other as they always do.
 //!
-//! The signal is blocked on every thread, and one waits for it: so nothing runs inside a signal handler.
+//! The signals are blocked on every thread, and one waits for them: so nothing runs inside a signal handler.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigHandler, SigSet, Signal};
 use tokenyard_core::yard::write_reports;
+use tokenyard_launch::interrupt;
 
 use crate::output::People;
 
@@ -21,14 +23,22 @@ static HANDS_ON: AtomicBool = AtomicBool::new(false);
 /// Signals that come faster are answered once.
 const REST: Duration = Duration::from_millis(100);
 
-/// Answers SIGUSR1 from here on. To be called before the process has other threads, which would otherwise
-/// end it at the signal.
-pub(crate) fn answer() -> Result<()> {
-    let mut signals = SigSet::empty();
+/// Answers SIGUSR1 from here on, and in a process that is to start ranks the signals that end it. A file
+/// that is longer than `ulimit -f` allows becomes an error of who writes it. To be called before the process
+/// has other threads, which would otherwise end it at the signal.
+pub(crate) fn answer(starts_ranks: bool) -> Result<()> {
+    // SAFETY: no code runs at the signal, which is ignored from here on; what this replaces is the default.
+    unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigIgn) }
+        .context("ignore SIGXFSZ")?;
+    let mut signals = if starts_ranks { interrupt::signals() } else { SigSet::empty() };
     signals.add(Signal::SIGUSR1);
-    signals.thread_block().context("block SIGUSR1")?;
+    signals.thread_block().context("block signals")?;
     let listen = move || {
-        while signals.wait().is_ok() {
+        while let Ok(signal) = signals.wait() {
+            if signal != Signal::SIGUSR1 {
+                interrupt::note(signal);
+                continue;
+            }
             ASKED.fetch_add(1, Ordering::Relaxed);
             tell(&write_reports("SIGUSR1"));
             std::thread::sleep(REST);
@@ -37,7 +47,7 @@ pub(crate) fn answer() -> Result<()> {
     std::thread::Builder::new()
         .name("tokenyard-asked".into())
         .spawn(listen)
-        .context("start the thread that answers SIGUSR1")?;
+        .context("start the thread that answers signals")?;
     Ok(())
 }
 

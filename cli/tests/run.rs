@@ -4,11 +4,12 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Config, expect_code, json, repository, run, stderr, stdout, tokenyard};
+use common::{
+    Config, children, expect_code, json, lives, repository, run, stderr, stdout, tokenyard,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -24,8 +25,11 @@ fn every_number_of_ranks_and_layout_is_right() {
             expect_code(&output, 0);
             let text = stdout(&output);
             assert!(text.contains("check: passed"), "{text}");
-            let lines = text.lines().filter(|line| line.trim_end().ends_with(" ok")).count();
+            let table = text.lines().skip_while(|line| !line.starts_with("rank  tokens"));
+            let table: Vec<&str> = table.take_while(|line| !line.is_empty()).collect();
+            let lines = table.len() - 1;
             assert_eq!(lines, ranks + 1, "one line per rank and one for all:\n{text}");
+            assert!(table.iter().all(|line| line.len() <= 80), "{text}");
         }
     }
 }
@@ -59,7 +63,7 @@ fn the_last_line_of_standard_output_is_one_document_and_all_else_is_on_standard_
     assert_eq!(document["check"]["passed"], true);
     assert_eq!(document["yard"]["scale_up"]["transport"], "shm");
     assert_eq!(document["shape"]["layout"], "flat");
-    assert_eq!(document["config"]["agreed"]["world.deadline_ms"], "2000");
+    assert_eq!(document["config"]["agreed"]["world.deadline_ms"], 2000);
     assert!(document["conditions"]["cores"].as_u64().unwrap() > 0);
     let ranks = document["ranks"].as_array().unwrap();
     let sum = |key: &str| ranks.iter().map(|r| r[key].as_u64().unwrap()).sum::<u64>();
@@ -138,7 +142,7 @@ fn what_is_wrong_is_refused_before_a_rank_starts() {
         (format!("{sample} --experts 64"), "num_experts = 32 in the file"),
         (format!("{sample} --input-type fp32"), "found rows of bf16"),
         ("--input /no/such/file".to_owned(), "/no/such/file"),
-        ("--output /no/such/folder/out".to_owned(), "cannot write in /no/such/folder"),
+        ("--output /no/such/folder/out".to_owned(), "Fix: mkdir -p /no/such/folder"),
         ("--tokens 100000000 --hidden 65536".to_owned(), "of memory"),
     ] {
         let output = run(&config, &arguments);
@@ -196,23 +200,9 @@ fn running_ranks(launcher: u32, count: usize) -> Option<Vec<i32>> {
     None
 }
 
-fn children(parent: u32) -> Vec<i32> {
-    let list = std::fs::read_dir(format!("/proc/{parent}/task")).unwrap();
-    let mut all: Vec<i32> = list
-        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("children")).ok())
-        .flat_map(|text| text.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
-        .collect();
-    all.sort_unstable();
-    all
-}
-
 fn maps_windows(pid: i32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.matches("/memfd:").count() >= 6
-}
-
-fn lives(pid: i32) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
 }
 
 fn signal(pid: i32, signal: Signal) {

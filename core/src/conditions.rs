@@ -4,7 +4,7 @@ use crate::machine;
 use serde::Serialize;
 
 /// What a reader must know to compare figures. What the system does not tell is `None`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Conditions {
     /// As `/proc/cpuinfo` names it.
     pub cpu: Option<String>,
@@ -15,7 +15,7 @@ pub struct Conditions {
     /// Frequency governor of the first core.
     pub governor: Option<String>,
     /// Processes that wanted to run in the last minute, on average: more than 0 is company.
-    pub load: Option<String>,
+    pub load: Option<f64>,
     /// Version of this program.
     pub version: &'static str,
     /// Commit that was built from, if the build was told (`TOKENYARD_COMMIT`).
@@ -33,7 +33,7 @@ impl Conditions {
             kernel: machine::kernel_release(),
             governor: first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             load: first_line("/proc/loadavg")
-                .and_then(|line| line.split_whitespace().next().map(str::to_owned)),
+                .and_then(|line| line.split_whitespace().next()?.parse().ok()),
             version: env!("CARGO_PKG_VERSION"),
             commit: option_env!("TOKENYARD_COMMIT"),
             optimised: !cfg!(debug_assertions),
@@ -43,8 +43,7 @@ impl Conditions {
     /// Whether other programs wanted the cores before the run began. Ratios suffer from that: an
     /// exchange waits for whoever is kept from a core, a plain copy waits for nobody.
     pub fn is_busy(&self) -> bool {
-        let load = self.load.as_ref().and_then(|load| load.parse::<f64>().ok());
-        load.zip(self.cores).is_some_and(|(load, cores)| load > cores as f64)
+        self.load.zip(self.cores).is_some_and(|(load, cores)| load > cores as f64)
     }
 
     /// In one line, for people.
@@ -57,7 +56,7 @@ impl Conditions {
             self.cores.map(|cores| format!("{cores} cores")),
             known("kernel", &self.kernel),
             known("governor", &self.governor),
-            known("load", &self.load),
+            self.load.map(|load| format!("load {load:.2}")),
             Some(format!("tokenyard {}", self.version)),
             self.commit.map(|commit| format!("commit {commit}")),
             (!self.optimised).then(|| "a DEBUG build".to_owned()),
@@ -80,12 +79,8 @@ mod tests {
 
     #[test]
     fn a_machine_with_more_work_than_cores_is_busy() {
-        let with = |load: &str| Conditions {
-            load: Some(load.to_owned()),
-            cores: Some(2),
-            ..Conditions::default()
-        };
-        assert!(with("2.01").is_busy() && !with("1.99").is_busy() && !with("?").is_busy());
+        let with = |load| Conditions { load: Some(load), cores: Some(2), ..Conditions::default() };
+        assert!(with(2.01).is_busy() && !with(1.99).is_busy());
         assert!(!Conditions::default().is_busy());
     }
 }

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use rustix::process::{Resource, getrlimit};
+
 /// Why an operation failed. Callers branch on this, so every kind is a different thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -102,13 +104,23 @@ impl Error {
         }))
     }
 
-    /// An [`ErrorKind::System`] error that carries what the operating system said.
+    /// An [`ErrorKind::System`] error that carries what the operating system said. Of a file that is too
+    /// long it says how long the files of this process may be.
     pub fn system(
         operation: &'static str,
         message: impl Into<String>,
         source: impl Into<std::io::Error>,
     ) -> Self {
-        Self::new(ErrorKind::System, operation, message).with_source(source.into())
+        let source = source.into();
+        let limit = match source.kind() {
+            std::io::ErrorKind::FileTooLarge => getrlimit(Resource::Fsize).current,
+            _ => None,
+        };
+        let error = Self::new(ErrorKind::System, operation, message).with_source(source);
+        match limit {
+            Some(bytes) => error.with_context("file size limit (ulimit -f) in bytes", bytes),
+            None => error,
+        }
     }
 
     /// Adds a named value, shown in brackets behind the message.

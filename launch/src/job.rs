@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use crate::adopt::LAUNCHER;
+use crate::interrupt;
 use crate::keeper::{self, Start};
 use crate::running::Running;
 
@@ -76,6 +77,7 @@ impl Job {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        interrupt::restore_in(&mut command);
         command
     }
 }

@@ -8,6 +8,8 @@
 //! Who ends the ranks:
 //! - the owner of [`Running`]: [`Running::wait_all`] with its deadline, or dropping it, kills and
 //!   reaps what is left (stopped processes too) and removes the folder;
+//! - a signal that ends the launcher, where it calls [`interrupt::note`]: every wait for an event then
+//!   returns [`Interrupted`](interrupt::Interrupted), and dropping [`Running`] gives the ranks SIGTERM first;
 //! - the kernel, if the launcher itself is killed: a rank calls [`adopt`] first thing and from then
 //!   on dies with its launcher. The folder then stays behind, empty of secrets, in the temporary
 //!   directory. Ranks share the launcher's process group, so Ctrl-C reaches them as well.
@@ -17,6 +19,7 @@
 mod adopt;
 mod event;
 mod hosts;
+pub mod interrupt;
 mod job;
 mod keeper;
 mod lines;

@@ -9,14 +9,18 @@ use rustix::process::{Signal, pidfd_send_signal};
 use tempfile::TempDir;
 
 use crate::event::{Event, Exit, Outcome};
+use crate::interrupt::{self, Interrupted};
 use crate::keeper::{Handle, Kept, lock};
 
 /// How long a rank may take to die of SIGTERM, before SIGKILL.
 const TERM_GRACE: Duration = Duration::from_secs(2);
 /// How long a rank may take to die of SIGKILL, before it is given up.
 const KILL_GRACE: Duration = Duration::from_secs(5);
+/// How often a wait looks whether a signal is to end this process.
+const LOOK: Duration = Duration::from_millis(50);
 
-/// Ranks that run. Dropping it kills and reaps them all and removes the rendezvous folder.
+/// Ranks that run. Dropping it kills and reaps them all and removes the rendezvous folder. If a signal ends
+/// this process ([`interrupt::note`]), they get SIGTERM first, and two seconds to end by it.
 #[must_use = "dropping it kills the ranks"]
 pub struct Running {
     ranks: Vec<Handle>,
@@ -40,6 +44,22 @@ impl Running {
             self.exits[rank as usize] = Some(status);
         }
         Some(event)
+    }
+
+    /// As [`next_event`](Self::next_event), unless a signal is to end this process.
+    ///
+    /// # Errors
+    /// The signal came, before the call or during it.
+    pub fn wait_event(&mut self, timeout: Duration) -> Result<Option<Event>, Interrupted> {
+        let start = Instant::now();
+        loop {
+            interrupt::check()?;
+            let left = timeout.saturating_sub(start.elapsed());
+            let event = self.next_event(left.min(LOOK));
+            if event.is_some() || self.all_exited() || left <= LOOK {
+                return Ok(event);
+            }
+        }
     }
 
     /// Whether the exit of every rank was delivered.
@@ -118,9 +138,7 @@ impl Running {
         let mut timed_out = vec![false; self.ranks.len()];
         self.collect(deadline, &mut lines);
         if !self.all_exited() {
-            timed_out = self.signal_all(Signal::TERM);
-            // A stopped process acts on SIGTERM only when it goes on.
-            self.signal_all(Signal::CONT);
+            timed_out = self.terminate_all();
             self.collect(TERM_GRACE, &mut lines);
             self.signal_all(Signal::KILL);
             // From here on nothing new is written, so this ends with what is in the pipes.
@@ -157,6 +175,14 @@ impl Running {
         })
     }
 
+    /// Asks all ranks to end. Says for each whether it was still there.
+    fn terminate_all(&self) -> Vec<bool> {
+        let were_there = self.signal_all(Signal::TERM);
+        // A stopped process acts on SIGTERM only when it goes on.
+        self.signal_all(Signal::CONT);
+        were_there
+    }
+
     /// Says for each rank whether it was still there to get the signal.
     fn signal_all(&self, signal: Signal) -> Vec<bool> {
         self.ranks.iter().map(|handle| pidfd_send_signal(&handle.pidfd, signal).is_ok()).collect()
@@ -165,6 +191,10 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if interrupt::check().is_err() && !self.all_exited() {
+            self.terminate_all();
+            self.collect(TERM_GRACE, &mut vec![Vec::new(); self.ranks.len()]);
+        }
         self.signal_all(Signal::KILL);
         // The channel disconnects when the last rank is reaped. The time limit is for a process
         // that is stuck inside the kernel: the keeper reaps it whenever it comes loose.

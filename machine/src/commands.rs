@@ -50,7 +50,7 @@ pub enum Silence {
         /// The deadline.
         milliseconds: u64,
     },
-    /// It failed.
+    /// It failed, or ended with 0 and said nothing.
     Failed {
         /// Exit code; a signal counts as 128 and its number, as in a shell.
         code: i32,
@@ -176,6 +176,9 @@ impl Silence {
             Self::Late { milliseconds } => {
                 format!("{command} did not answer in {milliseconds} ms")
             }
+            Self::Failed { code: 0, said } if said.is_empty() => {
+                format!("{command} ended with exit code 0 and said nothing")
+            }
             Self::Failed { code, said } if said.is_empty() => {
                 format!("{command} failed with exit code {code} and said nothing")
             }
@@ -277,7 +280,11 @@ impl Run {
             }
         };
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        if status.success() || (self.warning.is_some() && status.code() == self.warning) {
+        // One that succeeds and says nothing was ended by something, or is another command of that name.
+        let is_silent = text.trim().is_empty();
+        if !is_silent && status.success()
+            || (self.warning.is_some() && status.code() == self.warning)
+        {
             return Ok(text);
         }
         let errors = self.stderr.recv_timeout(deadline.left()).unwrap_or_default();

@@ -83,6 +83,7 @@ fn a_command_says_why_it_told_nothing() {
     let start = Instant::now();
     assert_eq!(run(&["sleep", "1000"], &[], 50), Err(Silence::Late { milliseconds: 50 }));
     assert_eq!(run(&["false"], &[], LONG), failed(1, ""));
+    assert_eq!(run(&["true"], &[], LONG), failed(0, ""));
     assert_eq!(run(&["sh", "-c", "kill -9 $$"], &[], LONG), failed(137, ""));
     const LOUD: &str =
         "yes debug 2>/dev/null | head -n 100000 >&2; echo 'no data' >&2; echo out; exit 61";

@@ -179,7 +179,8 @@ fn chart(title: &str, values: &str, mut curves: Vec<Curve>) -> Chart {
 /// As [`charts`]; a file that cannot be written.
 pub fn draw(reports: &[Report], file: &Path) -> Result<()> {
     let text = svg(reports)?;
-    std::fs::write(file, text).map_err(|e| anyhow!("write {}: {e}", file.display()))
+    let named = |error| tokenyard_core::Error::system("write", file.display().to_string(), error);
+    Ok(std::fs::write(file, text).map_err(named)?)
 }
 
 fn svg(reports: &[Report]) -> Result<String> {

@@ -4,12 +4,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
+use serde::Serialize;
 use tokenyard_bench::Report;
 use tokenyard_bench::gpu::{self, Task, case, exchange};
 use tokenyard_bench::ranks::Place;
 use tokenyard_core::config::Config;
 
-use super::{Csv, Output, judge, measuring, start};
+use crate::output::{People, SCHEMA_VERSION, print_json};
+use crate::preload;
+use crate::writable::Files;
+
+use super::{Csv, Output, check_files, judge, measuring, print_head, start};
 
 /// SM counts where nothing else is asked for.
 const SMS: [u32; 6] = [4, 8, 12, 16, 24, 32];
@@ -86,6 +91,28 @@ pub(super) struct OperationArgs {
     plot: Option<PathBuf>,
 }
 
+impl OperationArgs {
+    /// Whether this process is to start ranks.
+    pub(super) fn starts_ranks(&self) -> bool {
+        !self.ranks.as_rank
+    }
+
+    /// Refuses what could not be written in the end, before anything starts.
+    fn check_files(&self, config: &Config) -> Result<()> {
+        let files = Files::default().reads("the config", &self.config);
+        let files = match &self.input {
+            Some(input) => files.reads("--input", input),
+            None => files,
+        };
+        let outputs = [
+            ("--out", self.output.out.as_deref()),
+            ("--csv", self.csv.file.as_deref()),
+            ("--plot", self.plot.as_deref()),
+        ];
+        check_files(files, config, outputs)
+    }
+}
+
 /// Who the ranks are.
 #[derive(Debug, clap::Args)]
 pub(super) struct RankArgs {
@@ -135,8 +162,13 @@ enum RoutingName {
     Skewed,
 }
 
+const PLOT_EXAMPLE: &str = "\
+Example:
+  tokenyard bench plot dispatch.json combine.json --out both.svg";
+
 /// Arguments of `tokenyard bench plot`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = PLOT_EXAMPLE)]
 pub(super) struct PlotArgs {
     /// Reports that `--out` has written
     #[arg(required = true, value_name = "REPORT.json")]
@@ -144,18 +176,43 @@ pub(super) struct PlotArgs {
     /// The picture
     #[arg(long, value_name = "FILE.svg")]
     out: PathBuf,
+    /// Print one JSON document as the last line of standard output; the rest goes to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Plotted<'a> {
+    schema_version: u32,
+    command: &'static str,
+    reports: &'a [PathBuf],
+    picture: &'a Path,
 }
 
 pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
+    let files =
+        args.reports.iter().fold(Files::default(), |files, file| files.reads("a report", file));
+    let mut files = files;
+    files.writes("--out", &args.out)?;
     let reports =
         args.reports.iter().map(|file| gpu::Report::read(file)).collect::<Result<Vec<_>>>()?;
     gpu::plot::draw(&reports, &args.out)?;
+    People::new(args.json).say(format_args!("drawn: {}", args.out.display()));
+    if args.json {
+        print_json(&Plotted {
+            schema_version: SCHEMA_VERSION,
+            command: "bench plot",
+            reports: &args.reports,
+            picture: &args.out,
+        })?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<ExitCode> {
     let task = Task { link_sms: SMS.to_vec(), exchange: Some(exchange_task(phase, args)?) };
-    let report = measure(&args.config, &task, &args.ranks)?;
+    args.check_files(&Config::load(&args.config)?)?;
+    let report = measure(&args.config, &task, (&args.ranks, args.output.json))?;
     if let Some(report) = &report {
         args.csv.write(report)?;
     }
@@ -169,16 +226,18 @@ pub(super) fn link(
     shown: (&Output, Option<&Path>),
 ) -> Result<ExitCode> {
     let task = Task { link_sms: SMS.to_vec(), exchange: None };
-    let report = measure(config, &task, ranks)?;
+    let report = measure(config, &task, (ranks, shown.0.json))?;
     show(report, shown.0, shown.1)
 }
 
 /// The report; none on a rank that does not print it.
-fn measure(config: &Path, task: &Task, ranks: &RankArgs) -> Result<Option<Report>> {
+fn measure(config: &Path, task: &Task, (ranks, json): (&RankArgs, bool)) -> Result<Option<Report>> {
+    let loaded = Config::load(config)?;
+    preload::try_plugins(Some(&loaded))?;
     if ranks.as_rank {
         return tokenyard_bench::measure_gpu(config, task);
     }
-    let gpus = gpu::ranks_here(&Config::load(config)?)?;
+    let gpus = gpu::ranks_here(&loaded)?;
     let ranks = ranks.ranks.unwrap_or(gpus);
     ensure!(
         (2..=gpus).contains(&ranks),
@@ -187,6 +246,13 @@ fn measure(config: &Path, task: &Task, ranks: &RankArgs) -> Result<Option<Report
     if let Some(exchange) = &task.exchange {
         check(exchange, ranks)?;
     }
+    let what = match &task.exchange {
+        Some(exchange) => {
+            format!("{} on {ranks} GPUs, {} samples", exchange.phase, exchange.samples)
+        }
+        None => format!("the link between {ranks} GPUs"),
+    };
+    print_head(&loaded, &what, json);
     let start = start(config, Place::Machine)?;
     measuring(|progress| tokenyard_bench::run_gpu(task, ranks, &start, progress)).map(Some)
 }

@@ -13,7 +13,6 @@ mod text;
 mod tried;
 mod worldwide;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -26,9 +25,10 @@ use tokenyard_core::moe::Shape;
 use tokenyard_doctor::{Finding, Job, Tried, Verdict, examine, unanswered};
 use tokenyard_machine::{Counters, Machine, Topology, Tree, commands};
 
-use crate::output::{People, SCHEMA_VERSION, print_json};
+use crate::output::{self, People, SCHEMA_VERSION, print_json};
 use crate::parts::Parts;
 use launched::NodeRanks;
+use crate::preload;
 
 /// How long to wait for what a driver answers.
 #[derive(Clone, Copy)]
@@ -142,6 +142,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let config = args.config.as_deref().map(Config::load).transpose()?;
     let asked = Asked { config: config.as_ref(), ranks: node_ranks(args, None) };
+    preload::try_plugins(config.as_ref())?;
     let examined = examine_node(args, asked, ALONE)?;
     let Examined { machine, tried, findings, is_stuck, .. } = examined;
     let elapsed_ms = start.elapsed().as_secs_f64() * 1e3;
@@ -177,10 +178,11 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 /// exit could wait for that thread.
 fn leave(verdict: Verdict, is_stuck: bool) -> ExitCode {
     if is_stuck {
-        let _ = std::io::stdout().flush();
+        let code = output::lost_code().filter(|_| verdict.exit_code() == 0);
+        let code = code.unwrap_or(verdict.exit_code());
         // SAFETY: ends the process and runs nothing of it. What was printed is out: standard output was
         // flushed, standard error has no buffer.
-        unsafe { nix::libc::_exit(verdict.exit_code().into()) }
+        unsafe { nix::libc::_exit(code.into()) }
     }
     ExitCode::from(verdict.exit_code())
 }

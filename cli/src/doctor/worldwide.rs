@@ -14,6 +14,7 @@ use tokenyard_doctor::{Finding, Verdict};
 use super::launched::NodeRanks;
 use super::{Args, Asked, Examined, Patience, examine_node, leave, node_ranks, text, worst};
 use crate::output::{People, SCHEMA_VERSION, print_json};
+use crate::preload;
 
 /// A preflight waits for nobody's checkpoints: a rank that does not come within this is named.
 const LATEST: Duration = Duration::from_secs(60);
@@ -38,6 +39,7 @@ pub(super) fn main(args: &Args) -> Result<ExitCode> {
     tokenyard_launch::adopt()?;
     let start = Instant::now();
     let config = args.config.as_deref().map(Config::load).transpose()?;
+    preload::try_plugins(config.as_ref())?;
     let world = join(config.as_ref())?;
     // A rank that cannot go on tells the others why; they do not wait for it.
     let (summaries, is_stuck) = gather(args, config.as_ref(), &world)

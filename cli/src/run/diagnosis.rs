@@ -15,6 +15,8 @@ const TAIL_LINES: usize = 20;
 /// How one rank ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RankEnd {
+    /// It said that it did all steps, and what it found.
+    pub(crate) has_result: bool,
     /// What it said.
     pub(crate) failure: Option<Failure>,
     /// How its process ended; `None` if it does not die.
@@ -130,7 +132,12 @@ fn failure_of(end: &RankEnd) -> Option<Failure> {
     }
     let died = |text: String| Failure { cause: Cause::Died, about: None, text };
     match end.exit {
-        Some(exit) if exit.success() && !end.timed_out => None,
+        // What it said last may be lost: only a result is success.
+        Some(exit) if exit.success() && !end.timed_out && end.has_result => None,
+        Some(exit) if exit.success() && !end.timed_out => Some(died(format!(
+            "it ended with {exit} and gave no result: something ended its process, a library for example{}",
+            tail(&end.tail)
+        ))),
         _ if end.timed_out => Some(died(
             "it did not end with the others (stopped, or stuck in a call), and was killed".into(),
         )),
@@ -156,11 +163,24 @@ mod tests {
         RankEnd { failure: Some(failure), exit: Some(Exit::Code(2)), ..RankEnd::default() }
     }
 
+    /// How a rank ends that is through.
+    fn right() -> RankEnd {
+        RankEnd { has_result: true, exit: Some(Exit::Code(0)), ..RankEnd::default() }
+    }
+
+    #[test]
+    fn a_rank_that_ends_well_without_a_result_is_the_cause() {
+        let silent = RankEnd { has_result: false, ..right() };
+        let findings = findings(&[said(Cause::Peer, "rank 1 was lost"), silent, right()]);
+        assert_eq!((findings[0].ranks.as_slice(), findings[0].cause), (&[1][..], Cause::Died));
+        assert!(findings[0].text.contains("exit code 0 and gave no result"), "{findings:?}");
+    }
+
     #[test]
     fn the_root_cause_comes_first_and_equal_words_are_said_once() {
         let killed = RankEnd { exit: Some(Exit::Signal(9)), ..RankEnd::default() };
         let lost = said(Cause::Peer, "rank 2 was lost");
-        let right = RankEnd { exit: Some(Exit::Code(0)), ..RankEnd::default() };
+        let right = right();
         let ends = [lost.clone(), lost.clone(), killed, lost, right];
         let lines: Vec<String> = findings(&ends).iter().map(Finding::line).collect();
         assert_eq!(lines, ["rank 2: it died: killed by signal 9", "ranks 0-1, 3: rank 2 was lost"]);
@@ -185,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_the_others_went_on_without_is_told_with_its_step_and_is_no_failure() {
-        let right = RankEnd { exit: Some(Exit::Code(0)), ..RankEnd::default() };
+        let right = right();
         let killed = RankEnd { exit: Some(Exit::Signal(9)), ..RankEnd::default() };
         let mut ends = [right.clone(), killed.clone(), right, killed];
         let results = [through(0, &[(1, 8)]), through(2, &[(1, 7)])];
@@ -199,14 +219,14 @@ mod tests {
     #[test]
     fn a_failed_check_of_a_lost_rank_stays_a_failure() {
         let mut ends = [RankEnd::default(), said(Cause::Check, "row 3 differs")];
-        ends[0].exit = Some(Exit::Code(0));
+        ends[0] = right();
         assert_eq!(mask(&mut ends, &[through(0, &[(1, 2)])]).len(), 1);
         assert_eq!(findings(&ends)[0].cause, Cause::Check);
     }
 
     #[test]
     fn a_rank_that_was_through_is_not_lost() {
-        let mut ends = vec![RankEnd { exit: Some(Exit::Code(0)), ..RankEnd::default() }; 2];
+        let mut ends = vec![right(); 2];
         assert_eq!(mask(&mut ends, &[through(0, &[(1, 9)]), through(1, &[])]), []);
     }
 

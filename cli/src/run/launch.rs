@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 use tempfile::TempDir;
 use tokenyard_core::bootstrap::Identity;
 use tokenyard_core::config::{Config, OnFailure, WorldConfig};
+use tokenyard_launch::interrupt::{self, Interrupted};
 use tokenyard_launch::{Event, Job, Running, Stderr};
 use tokenyard_reports::explain::words;
 
@@ -18,7 +18,7 @@ use super::plan::Plan;
 use super::summary::Summary;
 use super::{Args, Verdict, results};
 use crate::output::{LOG_VARIABLE, People};
-use crate::signals;
+use crate::{progress, signals, writable};
 
 /// A file may ask for any number of ranks; a machine is not brought down by a wrong one.
 const MAX_PROCESSES: usize = 1024;
@@ -38,6 +38,7 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
         plan.case.ranks
     );
     plan.check_memory()?;
+    check_files(args, &config)?;
     warn_of_other_launcher();
     let parts = args.output.as_deref().map(parts_folder).transpose()?;
     let job = Job {
@@ -51,9 +52,11 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
             None => Stderr::Capture,
         },
     };
-    let mut heard = Heard::new(plan.case.ranks, args.steps, &config.world);
-    heard.listen(job.start()?);
     let mut summary = Summary::new(args, &config, &plan.case);
+    summary.print_head();
+    let mut heard = Heard::new(plan.case.ranks, args.steps, &config.world);
+    interrupt::check()?;
+    heard.listen(job.start()?).map_err(|interrupted| interrupted.with_done(heard.done()))?;
     summary.opened = heard.opened;
     summary.ranks = heard.results.into_iter().flatten().collect();
     summary.lost = diagnosis::mask(&mut heard.ends, &summary.ranks);
@@ -65,6 +68,13 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
     }
     summary.print(args.json)?;
     Ok(verdict)
+}
+
+/// Refuses what could not be written in the end, before anything starts.
+fn check_files(args: &Args, config: &Config) -> Result<()> {
+    writable::check_reports(config)?;
+    let Some(output) = &args.output else { return Ok(()) };
+    args.read_files().writes("--output", output)
 }
 
 /// Under torchrun or srun every process would start ranks of its own.
@@ -81,7 +91,7 @@ fn warn_of_other_launcher() {
     }
 }
 
-/// Made beside the output, so that a place that cannot be written is found before anything runs.
+/// Made beside the output, where there is room for it.
 fn parts_folder(output: &Path) -> Result<TempDir> {
     let parent = match output.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -120,6 +130,8 @@ struct Heard {
     ends: Vec<RankEnd>,
     stages: Vec<Stage>,
     steps: u32,
+    /// Steps that rank 0 has done.
+    done: u32,
     deadline: Duration,
     /// Whether ranks go on without a lost one.
     masks: bool,
@@ -135,6 +147,7 @@ impl Heard {
             ends: vec![RankEnd::default(); ranks],
             stages: vec![Stage::Starting; ranks],
             steps,
+            done: 0,
             deadline: world.deadline,
             masks: world.on_failure == OnFailure::Mask,
             give_up: None,
@@ -145,7 +158,10 @@ impl Heard {
     ///
     /// While all of them run there is no limit: each rank keeps the deadlines of its own waits
     /// (INV-6). Once one has ended, the others must too, unless they go on without it.
-    fn listen(&mut self, mut running: Running) {
+    ///
+    /// # Errors
+    /// A signal is to end this process. All ranks have ended then.
+    fn listen(&mut self, mut running: Running) -> Result<(), Interrupted> {
         let start = Instant::now();
         let mut bar = None;
         let mut asked = signals::hand_on();
@@ -154,11 +170,18 @@ impl Heard {
                 asked = signals::asked();
                 self.hand_on(&running);
             }
-            let Some(event) = running.next_event(TICK) else { continue };
-            if let (Some(done), true) = (self.take(event), start.elapsed() > SHOW_AFTER) {
-                bar.get_or_insert_with(|| progress(self.steps)).set_position(u64::from(done));
+            let Some(event) = running.wait_event(TICK)? else { continue };
+            if let Some(done) = self.take(event) {
+                self.done = done;
+                if start.elapsed() > SHOW_AFTER {
+                    let bar = bar.get_or_insert_with(|| progress::bar(u64::from(self.steps)));
+                    bar.set_message("steps");
+                    bar.set_position(u64::from(done));
+                }
             }
         }
+        // Ranks share the terminal's signals; what ended them is no fault of theirs.
+        interrupt::check()?;
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
@@ -174,6 +197,16 @@ impl Heard {
             end.tail = outcome.stderr_tail;
             end.waited_for = absent.filter(|_| outcome.timed_out);
         }
+        for (end, result) in self.ends.iter_mut().zip(&self.results) {
+            end.has_result = result.is_some();
+        }
+        Ok(())
+    }
+
+    /// How far the ranks came.
+    fn done(&self) -> String {
+        let Self { done, steps, .. } = self;
+        format!("{done} of {steps} steps were done, and all ranks have ended")
     }
 
     /// Asks the ranks what this process was asked: what the job does. One that has not joined may not have
@@ -257,15 +290,6 @@ impl Heard {
         let mut left = (0..).zip(&self.ends).filter(|(_, end)| end.exit.is_none()).peekable();
         left.peek().is_some() && left.all(|(rank, end)| end.failure.is_none() && lost(rank))
     }
-}
-
-fn progress(steps: u32) -> ProgressBar {
-    // Shown on a terminal only.
-    let bar = ProgressBar::new(u64::from(steps));
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {eta} left") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 #[cfg(test)]

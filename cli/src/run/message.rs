@@ -46,6 +46,8 @@ pub(crate) struct RankResult {
     pub(crate) bytes_received: u64,
     /// Bytes of the rows that combine brought back here.
     pub(crate) bytes_returned: u64,
+    /// Whose clock the times are by.
+    pub(crate) clock: Clock,
     /// Median over the steps.
     pub(crate) dispatch_us: f64,
     /// Median over the steps.
@@ -56,6 +58,17 @@ pub(crate) struct RankResult {
     pub(crate) lost: Vec<Loss>,
     /// Tokens of this rank whose sum lacked an expert of a lost rank.
     pub(crate) tokens_missing_experts: u64,
+}
+
+/// Whose clock says how long an operation took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Clock {
+    /// The device's: from the start of an operation's first kernel to the end of its last.
+    Device,
+    /// The host's: from the call to its return.
+    #[default]
+    Host,
 }
 
 /// A rank that a yard went on without.

@@ -2,7 +2,7 @@
 //!
 //! `plan` turns arguments into exchanges · `rank` is what one process does · `launch` starts the
 //! processes and listens to them · `message` is what they say · `diagnosis` finds whose fault a
-//! failure is · `summary` is what comes out · `results` writes it to a file.
+//! failure is · `summary` is what comes out, with the `times` of operations · `results` writes it to a file.
 
 mod diagnosis;
 mod launch;
@@ -11,6 +11,7 @@ mod plan;
 mod rank;
 mod results;
 mod summary;
+mod times;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,6 +19,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::ValueEnum;
 use tokenyard_conformance::oracle::Routing;
+
+use crate::writable::Files;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +30,7 @@ Examples:
   torchrun --nproc-per-node 4 --no-python tokenyard run configs/cpu.toml --as-rank
 
 Exit codes: 0 everything is right (where losses are masked, on the ranks that were not lost), 1 a check failed,
-2 it could not run.
+2 it could not run, 128 and a signal's number: the signal ended it.
 Input files: docs/input-files.md";
 
 /// Arguments of `tokenyard run`.
@@ -43,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     /// Decides all generated data.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = seed)]
     seed: u64,
     /// Tokens that each rank brings.
     #[arg(long, default_value_t = 256, conflicts_with = "input")]
@@ -84,6 +87,10 @@ pub(crate) struct Args {
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
     #[arg(long)]
     json: bool,
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{text} is not in 0..={}", u64::MAX))
 }
 
 /// The layouts, by the names of the arguments.
@@ -158,6 +165,22 @@ impl Verdict {
             Self::Right => 0,
             Self::CheckFailed => 1,
             Self::DidNotRun => 2,
+        }
+    }
+}
+
+impl Args {
+    /// Whether this process is to start ranks.
+    pub(crate) fn starts_ranks(&self) -> bool {
+        !self.as_rank
+    }
+
+    /// The files that a run reads, none of which it may write.
+    fn read_files(&self) -> Files {
+        let files = Files::default().reads("the config", &self.config);
+        match &self.input {
+            Some(input) => files.reads("--input", input),
+            None => files,
         }
     }
 }

@@ -12,15 +12,16 @@ use tokenyard_conformance::exchange::{
 use tokenyard_conformance::oracle::{Case, Inputs, routing};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
 use tokenyard_core::config::Config;
-use tokenyard_core::yard::Yard;
+use tokenyard_core::yard::{Combine, Yard};
 
 use super::message::{Cause, Failure, Loss, Message, Opened, RankResult};
 use super::plan::Plan;
 use super::results::Part;
 use super::summary::Summary;
+use super::times::Times;
 use super::{Args, Verdict, results};
 use crate::output::{People, print_json};
-use crate::signals;
+use crate::{preload, signals, writable};
 
 /// How often the yard is asked who is lost, while this rank waits for word of it.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -53,7 +54,7 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
     if launched {
         print_json(&Message::Failed(failure))?;
     } else {
-        People::errors().say(format_args!("error: {name}: {}", failure.text));
+        People::errors().error(format_args!("{name}: {}", failure.text));
     }
     Ok(verdict)
 }
@@ -65,10 +66,19 @@ fn env(name: &str) -> Option<String> {
 impl<'a> Rank<'a> {
     fn join(args: &'a Args, launched: bool) -> Result<Self> {
         let config = Config::load(&args.config)?;
+        if !launched {
+            // Its launcher sees nothing but its exit code.
+            preload::try_plugins(Some(&config))?;
+            writable::check_reports(&config)?;
+        }
         // The launcher's rendezvous counts, whatever the config says of other launchers.
         let spec = if launched { "env" } else { &config.world.bootstrap };
         let identity = Identity::resolve(spec, &env)?;
         let plan = Plan::new(args, Some(identity.place.ranks))?;
+        if let (false, Some(output)) = (launched, &args.output) {
+            let mine = results::rank_path(output, identity.place.rank as usize);
+            args.read_files().writes("--output", &mine)?;
+        }
         if launched {
             print_json(&Message::Joining)?;
         }
@@ -82,6 +92,9 @@ impl<'a> Rank<'a> {
     }
 
     fn run(&self) -> Result<(), Failure> {
+        if !self.launched && self.world.rank() == 0 {
+            Summary::new(self.args, &self.config, &self.plan.case).print_head();
+        }
         let mut yard = Yard::open(&self.world, &self.config, options(&self.plan.case))
             .map_err(anyhow::Error::from)?;
         self.agree()?;
@@ -140,9 +153,8 @@ impl<'a> Rank<'a> {
         let arguments = brought.dispatch_on(yard)?;
         let before = lost(yard);
         self.align("dispatch")?;
-        let start = Instant::now();
-        let (received, handle) = yard.dispatch(&arguments).context("dispatch")?;
-        tally.dispatch.push(start.elapsed());
+        let (received, handle) =
+            tally.dispatch.time(yard, |yard| yard.dispatch(&arguments)).context("dispatch")?;
         self.check(yard, received.lost_ranks().is_empty(), |after| {
             let losses = Losses { before: &before, after };
             check_received_around(case, inputs, losses, (rank, &received))
@@ -156,10 +168,11 @@ impl<'a> Rank<'a> {
         let staged = Staged::new(yard, (&brought, &output), &handle, Placed::CombineInput)
             .context("combine")?;
         let before = lost(yard);
-        self.align("combine")?;
-        let start = Instant::now();
-        let got = staged.combine(yard, &brought, &handle).context("combine")?;
-        tally.combine.push(start.elapsed());
+        let combine = |call: Combine<'_>| {
+            self.align("combine")?;
+            Ok(tally.combine.time(yard, |yard| yard.combine(&handle, call))?)
+        };
+        let got = staged.combine_by(&brought, &handle, combine).context("combine")?;
         let lacks = self
             .check(yard, got.missing.iter().all(|missing| *missing == 0), |after| {
                 let losses = Losses { before: &before, after };
@@ -230,7 +243,7 @@ impl<'a> Rank<'a> {
         } else {
             // Rank 0 prints the table; where each rank has its own log, this is what it shows.
             People::errors().say(format_args!(
-                "tokenyard: rank {}: {} elements of {} steps are right",
+                "rank {}: {} elements of {} steps are right",
                 result.rank, result.elements_checked, self.args.steps
             ));
         }
@@ -257,8 +270,8 @@ fn lost(yard: &Yard) -> Vec<usize> {
 /// What happened so far.
 #[derive(Default)]
 struct Tally {
-    dispatch: Vec<Duration>,
-    combine: Vec<Duration>,
+    dispatch: Times,
+    combine: Times,
     rows_sent: u64,
     rows_received: u64,
     elements: u64,
@@ -284,7 +297,7 @@ impl Tally {
         self.elements += (received + tokens as u64) * case.hidden as u64;
     }
 
-    fn result(mut self, rank: u32, case: &Case) -> RankResult {
+    fn result(self, rank: u32, case: &Case) -> RankResult {
         let scales = case.scales().map_or(0, |(elem, count)| elem.bytes() * count);
         let row = case.hidden * case.received_elem().bytes() + scales;
         let returned = case.hidden * case.combine.row.bytes();
@@ -295,19 +308,14 @@ impl Tally {
             rows_received: self.rows_received,
             bytes_received: self.rows_received * row as u64,
             bytes_returned: self.rows_sent * returned as u64,
-            dispatch_us: median_us(&mut self.dispatch),
-            combine_us: median_us(&mut self.combine),
+            clock: self.dispatch.clock.max(self.combine.clock),
+            dispatch_us: self.dispatch.median_us(),
+            combine_us: self.combine.median_us(),
             elements_checked: self.elements,
             lost: self.lost.into_iter().map(|(rank, from_step)| Loss { rank, from_step }).collect(),
             tokens_missing_experts: self.tokens_missing,
         }
     }
-}
-
-fn median_us(times: &mut [Duration]) -> f64 {
-    times.sort_unstable();
-    let middle = |i: usize| times.get(i).map_or(0.0, |time| time.as_secs_f64() * 1e6);
-    (middle(times.len().saturating_sub(1) / 2) + middle(times.len() / 2)) / 2.0
 }
 
 /// How uneven the experts' loads are.
@@ -326,14 +334,6 @@ mod tests {
     use tokenyard_conformance::oracle::Routing;
 
     use super::*;
-
-    #[test]
-    fn the_median_is_that_of_sorted_times() {
-        let us = Duration::from_micros;
-        assert_eq!(median_us(&mut [us(9), us(1), us(2)]), 2.0);
-        assert_eq!(median_us(&mut [us(9), us(1), us(2), us(4)]), 3.0);
-        assert_eq!(median_us(&mut [us(7)]), 7.0);
-    }
 
     #[test]
     fn a_skewed_routing_shows_in_the_load() {

@@ -9,6 +9,8 @@ use tokenyard_conformance::exchange::Got;
 use tokenyard_conformance::oracle::{Case, RowType};
 use tokenyard_core::yard::Received;
 
+use crate::writable;
+
 /// What one rank received and got back in one step.
 #[derive(Debug)]
 pub(crate) struct Part {
@@ -111,8 +113,7 @@ fn write(
     tensors: Vec<(String, TensorView<'_>)>,
     about: Option<HashMap<String, String>>,
 ) -> Result<()> {
-    let bytes = safetensors::serialize(tensors, about)?;
-    std::fs::write(path, bytes).with_context(|| format!("write {}", path.display()))
+    writable::write(path, &safetensors::serialize(tensors, about)?)
 }
 
 #[cfg(test)]

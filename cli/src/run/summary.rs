@@ -8,8 +8,9 @@ use tokenyard_core::config::Config;
 
 use super::Args;
 use super::diagnosis::{Finding, Lost};
-use super::message::{Opened, RankResult};
+use super::message::{Clock, Opened, RankResult};
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
+use crate::progress;
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -98,8 +99,7 @@ impl<'a> Summary<'a> {
     pub(crate) fn print(&self, json: bool) -> Result<()> {
         self.print_table(People::new(json));
         for finding in &self.findings {
-            let people = People::errors();
-            people.say(format_args!("{} {}", people.paint(Style::Bad, "error:"), finding.line()));
+            People::errors().error(finding.line());
         }
         if json { print_json(&self.document()) } else { Ok(()) }
     }
@@ -126,8 +126,14 @@ impl<'a> Summary<'a> {
         )
     }
 
-    fn print_table(&self, people: People) {
+    /// Prints what is to be run, before it runs.
+    pub(crate) fn print_head(&self) {
+        let people = People::new(self.args.json);
+        people.say(progress::head(self.config));
         people.say(self.headline());
+    }
+
+    fn print_table(&self, people: People) {
         if let Some(opened) = &self.opened {
             people.say(parts_line(opened));
             if let Some(line) = nics_line(&opened.report) {
@@ -140,6 +146,12 @@ impl<'a> Summary<'a> {
         people.say("");
         people.say(self.table().render(people));
         people.say("");
+        people.say(match self.clock() {
+            Clock::Device => {
+                "rows and MiB of a step; times of the operations alone, by the device's clock"
+            }
+            Clock::Host => "rows and MiB of a step; times of the calls alone, by the host's clock",
+        });
         for lost in &self.lost {
             people.say(format_args!("{} {}", people.paint(Style::Bad, "lost:"), lost.line()));
         }
@@ -178,37 +190,40 @@ impl<'a> Summary<'a> {
         let mut table = Table::new(&[
             "rank",
             "tokens",
-            "rows out",
-            "rows in",
-            "MiB in",
+            "sent",
+            "received",
+            "MiB",
             "dispatch us",
             "GB/s",
             "combine us",
             "GB/s",
-            "check",
         ]);
         let steps = f64::from(self.args.steps.max(1));
-        let line = |name: Cell, r: &RankResult, check: &str| {
+        let line = |name: Cell, r: &RankResult| {
             [
                 name,
                 r.tokens.into(),
                 format!("{:.0}", r.rows_sent as f64 / steps).into(),
                 format!("{:.0}", r.rows_received as f64 / steps).into(),
-                format!("{:.2}", r.bytes_received as f64 / steps / MIB).into(),
+                format!("{:.1}", r.bytes_received as f64 / steps / MIB).into(),
                 format!("{:.0}", r.dispatch_us).into(),
                 format!("{:.2}", gb_per_s(r.bytes_received, r.dispatch_us * steps)).into(),
                 format!("{:.0}", r.combine_us).into(),
                 format!("{:.2}", gb_per_s(r.bytes_returned, r.combine_us * steps)).into(),
-                Cell::styled(if check == "ok" { Style::Good } else { Style::Plain }, check),
             ]
         };
         for rank in &self.ranks {
-            table.row(line(rank.rank.into(), rank, "ok"));
+            table.row(line(rank.rank.into(), rank));
         }
         if self.ranks.len() + self.lost.len() == self.case.ranks {
-            table.row(line("all".into(), &self.total(), "ok"));
+            table.row(line("all".into(), &self.total()));
         }
         table
+    }
+
+    /// The device's only where all ranks have one that tells.
+    fn clock(&self) -> Clock {
+        self.ranks.iter().map(|rank| rank.clock).max().unwrap_or_default()
     }
 
     /// Sums, and the times of the slowest rank.
@@ -225,6 +240,7 @@ impl<'a> Summary<'a> {
             dispatch_us: slowest(|r| r.dispatch_us),
             combine_us: slowest(|r| r.combine_us),
             elements_checked: self.elements(),
+            clock: self.clock(),
             lost: Vec::new(),
             tokens_missing_experts: self.tokens_missing_experts(),
         }
@@ -233,7 +249,7 @@ impl<'a> Summary<'a> {
     fn document(&self) -> Document<'_> {
         let case = self.case;
         let steps = f64::from(self.args.steps.max(1));
-        let agreed = self.config.agreement().into_iter().map(|(k, v)| (k, v.into())).collect();
+        let agreed = self.config.agreement().into_iter().map(|(k, v)| (k, value(v))).collect();
         Document {
             schema_version: SCHEMA_VERSION,
             command: "run",
@@ -268,6 +284,14 @@ impl<'a> Summary<'a> {
             failures: &self.findings,
             conditions: Conditions::find(),
         }
+    }
+}
+
+/// What a config says, as JSON has it: a number is one.
+fn value(text: String) -> serde_json::Value {
+    match serde_json::from_str(&text) {
+        Ok(value @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_))) => value,
+        _ => text.into(),
     }
 }
 

@@ -96,3 +96,70 @@ pub(crate) fn json(output: &Output) -> serde_json::Value {
     let last = text.lines().last().unwrap_or_else(|| panic!("nothing: {}", stderr(output)));
     serde_json::from_str(last).unwrap()
 }
+
+/// A folder with nothing in it but a library, which runs `code` while it is opened. With the example plugin in
+/// it, where it is to be a plugin as well.
+pub(crate) struct Library {
+    folder: tempfile::TempDir,
+}
+
+impl Library {
+    /// `code` is the body of a constructor in C; `late` is a function that kills the process.
+    pub(crate) fn new(code: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let early = folder.path().join("early.h");
+        let includes = "#include <signal.h>\n#include <stdlib.h>\n#include <unistd.h>\n";
+        let late = "__attribute__((unused)) static void late(void) { kill(getpid(), SIGKILL); }\n";
+        let text = format!(
+            "{includes}{late}__attribute__((constructor)) static void early(void) {{ {code} }}\n"
+        );
+        std::fs::write(&early, text).unwrap();
+        let output = Command::new("cc")
+            .args(["-std=gnu11", "-Wall", "-Werror", "-shared", "-fPIC", "-include"])
+            .arg(&early)
+            .arg("-I")
+            .arg(repository("plugins/abi/include"))
+            .arg(repository("plugins/example-c/shm.c"))
+            .arg("-o")
+            .arg(folder.path().join("libearly.so"))
+            .output()
+            .unwrap_or_else(|e| panic!("cc cannot be run ({e}): apt-get install gcc"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::remove_file(early).unwrap();
+        Self { folder }
+    }
+
+    /// A config that names the library, and runs on it or not.
+    pub(crate) fn config(&self) -> Config {
+        let path = self.folder.path().join("libearly.so");
+        Config::with(&format!("[plugins]\npaths = [{:?}]", path.to_str().unwrap()))
+    }
+}
+
+/// The names in a folder.
+pub(crate) fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// The processes that a process has started and that live.
+pub(crate) fn children(parent: u32) -> Vec<i32> {
+    let list = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten();
+    let mut all: Vec<i32> = list
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("children")).ok())
+        .flat_map(|text| text.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+/// Whether a process is there and no zombie: reaping an orphan is the duty of process 1, which a container may
+/// lack.
+pub(crate) fn lives(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}

@@ -177,12 +177,26 @@ impl Staged {
     ///
     /// # Errors
     /// What the yard says.
-    pub fn combine(mut self, yard: &mut Yard, brought: &Brought, handle: &Handle) -> Result<Got> {
+    pub fn combine(self, yard: &mut Yard, brought: &Brought, handle: &Handle) -> Result<Got> {
+        self.combine_by(brought, handle, |combine| Ok(yard.combine(handle, combine)?))
+    }
+
+    /// As [`combine`](Self::combine), by a call that `run` makes. Inputs are where the yard works before it, and
+    /// what came back is fetched after it: so the call can be timed alone.
+    ///
+    /// # Errors
+    /// What the yard or `run` says.
+    pub fn combine_by(
+        mut self,
+        brought: &Brought,
+        handle: &Handle,
+        run: impl FnOnce(Combine<'_>) -> Result<()>,
+    ) -> Result<Got> {
         let mut arguments = self.buffers.arguments(brought, handle)?;
         if let Some(room) = &self.room {
             arguments.x = room.tensor();
         }
-        yard.combine(handle, arguments)?;
+        run(arguments)?;
         self.buffers.into_got()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tokenyard_launch::{Event, Exit, Hosts, Job, Launcher, Net, Running, Stderr};
+use tokenyard_launch::{Event, Exit, Hosts, Job, Launcher, Net, Running, Stderr, interrupt};
 
 use super::Program;
 use super::order::{Answer, Order, Told, Work};
@@ -53,7 +53,8 @@ pub struct Finished {
 /// Runs tests, those of the smallest worlds first, and hands each result to `each` as it comes.
 ///
 /// # Errors
-/// The ranks cannot be started at all.
+/// The ranks cannot be started at all, or a signal is to end this process
+/// ([`Interrupted`](tokenyard_launch::interrupt::Interrupted)).
 pub fn run_in_processes(
     program: &Program,
     config: &Path,
@@ -70,7 +71,7 @@ pub fn run_in_processes(
             let mut world =
                 Watched::start(program, config, (Work::Tests(rest.to_vec()), ranks), None)?;
             // At least one test ends: a world that ends at once fails its first test.
-            let done = world.watch_tests(rest, each);
+            let done = world.watch_tests(rest, each)?;
             rest = &rest[done..];
         }
     }
@@ -99,6 +100,7 @@ impl Watched {
         (work, ranks): (Work, u32),
         hosts: Option<&Hosts>,
     ) -> Result<Self> {
+        interrupt::check()?;
         let folder = tempfile::tempdir().context("run tests: no temporary folder")?;
         let path = folder.path().join("order.json");
         let config = std::path::absolute(config).context("run tests")?;
@@ -129,20 +131,20 @@ impl Watched {
 
     /// Watches the tests of the order up to the first that fails, or ends its world; returns how many
     /// ended.
-    fn watch_tests(&mut self, names: &[String], each: &mut dyn FnMut(Finished)) -> usize {
+    fn watch_tests(&mut self, names: &[String], each: &mut dyn FnMut(Finished)) -> Result<usize> {
         for (done, name) in names.iter().enumerate() {
             let start = Instant::now();
-            let verdict = self.watch_test(name, start);
+            let verdict = self.watch_test(name, start)?;
             let over = matches!(verdict, Verdict::Fail(_)) || self.told.values().any(Told::is_over);
             each(Finished { name: name.clone(), verdict, took: start.elapsed() });
             if over {
-                return done + 1;
+                return Ok(done + 1);
             }
         }
-        names.len()
+        Ok(names.len())
     }
 
-    fn watch_test(&mut self, name: &str, start: Instant) -> Verdict {
+    fn watch_test(&mut self, name: &str, start: Instant) -> Result<Verdict> {
         self.told.clear();
         for rank in 0..self.ranks {
             if let Some(told) = self.early.remove(&(rank, name.to_owned())) {
@@ -153,7 +155,7 @@ impl Watched {
         let mut failing = false;
         while !self.is_over() && start.elapsed() < limit {
             let left = limit.saturating_sub(start.elapsed());
-            if let Some(event) = self.running.next_event(left) {
+            if let Some(event) = self.running.wait_event(left)? {
                 self.note(name, event);
             }
             if !failing && self.has_failed() {
@@ -161,7 +163,9 @@ impl Watched {
                 limit = (start.elapsed() + self.pace.stretch(END_LIMIT)).min(self.limit);
             }
         }
-        self.verdict()
+        // Ranks share the terminal's signals; what ended them is no failure of theirs.
+        interrupt::check()?;
+        Ok(self.verdict())
     }
 
     fn note(&mut self, name: &str, event: Event) {
@@ -228,7 +232,7 @@ fn with_tail(what: String, stderr: &str) -> String {
 /// `each` as it comes. On a slow machine they mostly compute, so there they take turns.
 ///
 /// # Errors
-/// The ranks of a fault cannot be started at all.
+/// The ranks of a fault cannot be started at all; as [`run_in_processes`].
 pub fn run_faults(
     program: &Program,
     config: &Path,
@@ -256,7 +260,7 @@ pub fn run_faults(
 /// Plays one fault and judges it.
 ///
 /// # Errors
-/// The ranks cannot be started at all.
+/// The ranks cannot be started at all; as [`run_in_processes`].
 pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Finished> {
     let fault = &fault.clone().at(program.pace);
     let start = Instant::now();
@@ -296,7 +300,7 @@ impl<'a> Play<'a> {
         let limit = self.fault.pace.stretch(FAULT_LIMIT);
         while !self.is_over() && start.elapsed() < limit {
             let left = limit.saturating_sub(start.elapsed());
-            let Some(event) = self.world.running.next_event(left) else { continue };
+            let Some(event) = self.world.running.wait_event(left)? else { continue };
             let now = Instant::now();
             match event {
                 Event::Exited { rank, status } => {
@@ -317,7 +321,7 @@ impl<'a> Play<'a> {
                 },
             }
         }
-        Ok(())
+        Ok(interrupt::check()?)
     }
 
     /// What happens to the victim's host or link, if that is the fault. The victim stops itself first,

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::Hosts;
+use crate::interrupt;
 use crate::job::{Job, fresh_secret};
 use crate::keeper::{self, Start};
 use crate::running::Running;
@@ -89,6 +90,7 @@ impl Job {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         die_with_this_process(&mut command);
+        interrupt::restore_in(&mut command);
         command
     }
 }

@@ -84,7 +84,10 @@ impl Drop for Mapping {
 pub(super) fn create(name: &str, bytes: u64) -> Result<OwnedFd> {
     let failed = |e: Errno| {
         Error::system("create shared memory", format!("`{name}` of {bytes} bytes"), e)
-            .with_fix("allow memfd_create in the container's seccomp profile, and enough memory")
+            .with_fix(
+                "allow memfd_create in the container's seccomp profile, enough memory, and files of that \
+                 size (ulimit -f unlimited)",
+            )
     };
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(failed)?;

@@ -1,0 +1,141 @@
+//! Whether loading a config's plugins ends well, tried by a process of its own.
+//!
+//! A library runs code while it is opened. If that ends the process, it ends this program with an exit code
+//! of the library's choice, and 0 would look like success. A rank that ends so is noticed by its launcher;
+//! here is the same for commands that load plugins themselves.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::config::Config;
+use tokenyard_launch::interrupt;
+
+use crate::output::print_json;
+use crate::parts;
+
+/// How long all plugins of a config may take to load. A library with a GPU's whole software in it takes seconds.
+const LONGEST: Duration = Duration::from_secs(60);
+/// How often the process is looked at.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Arguments of `tokenyard load-plugins`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    config: PathBuf,
+}
+
+/// A line of the process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Message {
+    /// It opens this file now.
+    Opens(PathBuf),
+    /// All files are open, or refused.
+    Done,
+}
+
+/// The process: opens the plugins and says so.
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("follow the parent's death")?;
+    let config = Config::load(&args.config)?;
+    let mut told = Ok(());
+    let tell = |file: &Path| {
+        if told.is_ok() {
+            told = print_json(&Message::Opens(file.to_owned()));
+        }
+    };
+    parts::load(Some(&config), tell)?;
+    told?;
+    print_json(&Message::Done)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lets a process of its own load the plugins of `config`, if it names any. A file that is refused is no error
+/// here: whoever loads it next says why.
+///
+/// # Errors
+/// The process ended before all were loaded, or hangs.
+pub(crate) fn try_plugins(config: Option<&Config>) -> Result<()> {
+    let Some(config) = config.filter(|config| !config.plugins.is_empty()) else { return Ok(()) };
+    let mut child = Command::new(std::env::current_exe().context("find this program")?)
+        .args(["load-plugins", "--"])
+        .arg(&config.name)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        // What a library says it says again when this process loads it.
+        .stderr(Stdio::null())
+        .spawn()
+        .context("start a process that tries the plugins")?;
+    let ended = watch(&mut child);
+    if !matches!(ended, Ok((Some(_), _))) {
+        // Both fail only for a process that has ended.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let (status, text) = ended?;
+    judge(status, &text)
+}
+
+/// How the process ended, if it did in time, and what it said.
+fn watch(child: &mut Child) -> Result<(Option<ExitStatus>, String)> {
+    let mut stdout = child.stdout.take().context("the process has no standard output")?;
+    let (send, text) = std::sync::mpsc::channel();
+    // Ends with the process; a process that the library has started may hold the pipe for longer.
+    std::thread::Builder::new().name("tokenyard-plugins".into()).spawn(move || {
+        let mut chunk = [0; 4096];
+        while let Ok(count @ 1..) = stdout.read(&mut chunk) {
+            if send.send(chunk[..count].to_vec()).is_err() {
+                return;
+            }
+        }
+    })?;
+    let start = Instant::now();
+    let mut status = None;
+    while status.is_none() && start.elapsed() < LONGEST {
+        interrupt::check()?;
+        std::thread::sleep(LOOK);
+        status = child.try_wait().context("wait for the process that tries the plugins")?;
+    }
+    // What is in the pipe comes at once.
+    let chunks = std::iter::from_fn(|| text.recv_timeout(Duration::from_millis(200)).ok());
+    let bytes: Vec<u8> = chunks.flatten().collect();
+    Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+fn judge(status: Option<ExitStatus>, text: &str) -> Result<()> {
+    let mut last = None;
+    for line in text.lines() {
+        match serde_json::from_str(line) {
+            Ok(Message::Opens(file)) => last = Some(file),
+            Ok(Message::Done) => return Ok(()),
+            // A library may print.
+            Err(_) => {}
+        }
+    }
+    let Some(file) = last else {
+        // It did not come as far as a plugin: whoever loads them says why.
+        return if status.is_some_and(|status| status.code() == Some(2)) {
+            Ok(())
+        } else {
+            Err(anyhow!("the process that tries the plugins ended without a word ({status:?})"))
+        };
+    };
+    let file = file.display();
+    match status {
+        Some(status) => bail!(
+            "load plugin: {file} ended the process that opened it ({status}); expected a library that can be \
+             opened. Fix: remove the library from plugins.paths, or the call that ends the process from its \
+             constructors"
+        ),
+        None => bail!(
+            "load plugin: {file} is not open after {} s. Fix: remove the library from plugins.paths, or the \
+             wait from its constructors",
+            LONGEST.as_secs()
+        ),
+    }
+}

@@ -1,0 +1,275 @@
+//! The files that a command writes: whether they can be written is asked before it starts any work, so that
+//! nothing is computed in vain, and none of them may be one that it reads.
+
+use std::fs::{self, OpenOptions};
+use std::io::{Error as IoError, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::process::{Resource, getrlimit};
+use tokenyard_core::Error;
+use tokenyard_core::config::{Config, Reports};
+use tokenyard_core::yard::REPORTS_VARIABLE;
+
+/// Links that lead to links; the kernel follows as many.
+const MOST_LINKS: usize = 40;
+
+/// The files of one command, by what names them (`--output`).
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    known: Vec<(&'static str, Id)>,
+}
+
+/// What makes two paths the same file.
+#[derive(Debug, PartialEq, Eq)]
+enum Id {
+    /// Device and inode.
+    There(u64, u64),
+    /// The folder, without links, and the name in it.
+    Not(PathBuf),
+}
+
+impl Files {
+    /// Notes a file that the command reads. One that is not there is no error here.
+    pub(crate) fn reads(mut self, name: &'static str, path: &Path) -> Self {
+        if let Ok(found) = fs::metadata(path) {
+            self.known.push((name, Id::There(found.dev(), found.ino())));
+        }
+        self
+    }
+
+    /// Checks a file that the command is to write, in a folder that exists.
+    ///
+    /// # Errors
+    /// It cannot be written, or is one of the files so far.
+    pub(crate) fn writes(&mut self, name: &'static str, path: &Path) -> Result<()> {
+        self.check(name, path, false)
+    }
+
+    /// The same, in a folder that is made if need be.
+    ///
+    /// # Errors
+    /// As [`writes`](Self::writes); no such folder can be made.
+    pub(crate) fn writes_deep(&mut self, name: &'static str, path: &Path) -> Result<()> {
+        self.check(name, path, true)
+    }
+
+    fn check(&mut self, name: &'static str, path: &Path, is_deep: bool) -> Result<()> {
+        let id = can_write(path, is_deep).with_context(|| format!("{name} {}", path.display()))?;
+        let Some(id) = id else { return Ok(()) };
+        if let Some((other, _)) = self.known.iter().find(|(_, known)| *known == id) {
+            bail!(
+                "{name} {}: found the file of {other}, which would be overwritten; expected another file. \
+                 Fix: name another file for {name}",
+                path.display()
+            );
+        }
+        self.known.push((name, id));
+        Ok(())
+    }
+}
+
+/// Whether a file can be written, and which it is; nothing for a device or a pipe, which any number of outputs
+/// may share.
+fn can_write(path: &Path, is_deep: bool) -> Result<Option<Id>> {
+    let path = end_of_links(path)?;
+    match fs::metadata(&path) {
+        Ok(found) if found.is_dir() => {
+            bail!("found a folder; expected a file. Fix: name a file in it")
+        }
+        Ok(found) if !found.is_file() => Ok(None),
+        Ok(found) => {
+            OpenOptions::new().write(true).open(&path).context("it cannot be written")?;
+            check_limit()?;
+            Ok(Some(Id::There(found.dev(), found.ino())))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let name = path.file_name().context("found no name of a file; expected one")?;
+            let parent = parent(&path);
+            let folder = if is_deep { existing(parent) } else { parent };
+            can_write_in(folder)?;
+            check_limit()?;
+            let folder = if folder == parent { fs::canonicalize(parent)? } else { parent.into() };
+            Ok(Some(Id::Not(folder.join(name))))
+        }
+        Err(error) => Err(anyhow!(error).context("it cannot be reached")),
+    }
+}
+
+/// The path behind links, the last of which may lead to nothing.
+fn end_of_links(path: &Path) -> Result<PathBuf> {
+    let is_folder = path.as_os_str().as_encoded_bytes().ends_with(b"/")
+        || matches!(path.components().next_back(), Some(Component::CurDir | Component::ParentDir));
+    ensure!(!path.as_os_str().is_empty(), "found an empty name; expected a file");
+    ensure!(!is_folder, "found the name of a folder; expected a file. Fix: name a file in it");
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&path) {
+            Ok(target) => path = parent(&path).join(target),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(anyhow!("found more than {MOST_LINKS} links that lead to each other; expected a file"))
+}
+
+/// The folder of a file.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// The first of a folder and those that it is in that exists.
+fn existing(folder: &Path) -> &Path {
+    let exists = |folder: &&Path| folder.as_os_str().is_empty() || folder.exists();
+    match folder.ancestors().find(exists) {
+        Some(found) if !found.as_os_str().is_empty() => found,
+        _ => Path::new("."),
+    }
+}
+
+/// Whether files can be made in a folder, tried with one that has no name.
+fn can_write_in(folder: &Path) -> Result<()> {
+    let named = folder.display();
+    match fs::metadata(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("found no folder {named}; expected one. Fix: mkdir -p {named}")
+        }
+        Err(error) => return Err(anyhow!(error).context(format!("cannot write in {named}"))),
+        Ok(found) => ensure!(found.is_dir(), "{named} is no folder; expected one"),
+    }
+    tempfile::tempfile_in(folder).map(drop).with_context(|| {
+        format!("cannot write in {named}. Fix: name a file in a folder that this user can write to")
+    })
+}
+
+/// A limit of nothing lets every write fail, and need not be waited for.
+fn check_limit() -> Result<()> {
+    ensure!(
+        getrlimit(Resource::Fsize).current != Some(0),
+        "the file size limit of this process is 0 (ulimit -f), so no file can be written. \
+         Fix: ulimit -f unlimited"
+    );
+    Ok(())
+}
+
+/// Checks the folder of reports that a config names, or the environment in its place. Reports tell of failures;
+/// that none can be written would show only then.
+///
+/// # Errors
+/// It is no folder, or cannot be written or made.
+pub(crate) fn check_reports(config: &Config) -> Result<()> {
+    let variable = std::env::var_os(REPORTS_VARIABLE).filter(|value| !value.is_empty());
+    let (name, folder) = match (&variable, &config.world.reports) {
+        // `none`, or what opening a yard refuses.
+        (Some(value), _) if !Path::new(value).is_absolute() => return Ok(()),
+        (Some(value), _) => (REPORTS_VARIABLE, Path::new(value)),
+        (None, Reports::Folder(folder)) => ("world.reports", folder.as_path()),
+        (None, Reports::Nowhere | Reports::Temporary) => return Ok(()),
+    };
+    can_write_in(existing(folder)).with_context(|| format!("{name} {}", folder.display()))
+}
+
+/// Writes a file. One that was not there is there as a whole or not at all.
+///
+/// # Errors
+/// What the system says, with the limit that a file which is too long met.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let was_there = path.exists();
+    let named = |error: IoError| {
+        if !was_there {
+            // A part of it would look like the whole.
+            let _ = fs::remove_file(path);
+        }
+        Error::system("write", path.display().to_string(), error)
+    };
+    Ok(fs::write(path, bytes).map_err(named)?)
+}
+
+/// As [`write()`], in a folder that is made if need be.
+///
+/// # Errors
+/// As [`write()`]; the folder cannot be made.
+pub(crate) fn write_deep(path: &Path, bytes: &[u8]) -> Result<()> {
+    let folder = parent(path);
+    fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+    write(path, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn refusal(files: &mut Files, path: &Path) -> String {
+        format!("{:#}", files.writes("--out", path).unwrap_err())
+    }
+
+    #[test]
+    fn an_output_that_is_the_input_is_refused_by_whatever_name_it_comes() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("in"), "mine").unwrap();
+        symlink("in", at("link")).unwrap();
+        symlink("link", at("far")).unwrap();
+        fs::hard_link(at("in"), at("hard")).unwrap();
+        fs::create_dir(at("sub")).unwrap();
+        for name in ["in", "link", "far", "hard", "sub/../in"] {
+            let text = refusal(&mut Files::default().reads("--input", &at(name)), &at("in"));
+            assert!(text.contains("found the file of --input"), "{name}: {text}");
+            let text = refusal(&mut Files::default().reads("--input", &at("in")), &at(name));
+            assert!(text.contains("found the file of --input"), "{name}: {text}");
+        }
+        assert_eq!(fs::read(at("in")).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn two_outputs_may_not_be_one_file_that_is_not_there_yet() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        symlink("out", at("link")).unwrap();
+        fs::create_dir(at("sub")).unwrap();
+        for name in ["out", "link", "sub/../out"] {
+            let mut files = Files::default();
+            files.writes("--plot", &at("out")).unwrap();
+            let text = refusal(&mut files, &at(name));
+            assert!(text.contains("found the file of --plot"), "{name}: {text}");
+        }
+        let mut files = Files::default();
+        for name in ["--a", "--b"] {
+            files.writes(name, Path::new("/dev/null")).unwrap();
+        }
+        assert!(!at("out").exists(), "asking leaves nothing");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_named_with_the_fix() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("file"), "").unwrap();
+        symlink("round", at("round")).unwrap();
+        for (name, expected) in [
+            ("", "name of a folder"),
+            ("no/out", "Fix: mkdir -p"),
+            ("file/out", "cannot be reached"),
+            ("new/", "name of a folder"),
+            ("round", "more than 40 links"),
+        ] {
+            let text = refusal(&mut Files::default(), &at(name));
+            assert!(text.contains(expected), "{name}: {text}");
+        }
+        let text = refusal(&mut Files::default(), folder.path());
+        assert!(text.contains("found a folder"), "{text}");
+        // Nobody can make a file there, not even root.
+        let text = refusal(&mut Files::default(), Path::new("/proc/out"));
+        assert!(text.contains("cannot write in /proc"), "{text}");
+        let mut files = Files::default();
+        files.writes_deep("--save", &at("no/such/out")).unwrap();
+        let deep = files.writes_deep("--save", &at("file/such/out")).unwrap_err();
+        assert!(format!("{deep:#}").contains("cannot be reached"), "{deep:#}");
+        assert!(!at("no").exists(), "asking leaves nothing");
+    }
+}

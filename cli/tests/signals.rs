@@ -1,0 +1,176 @@
+//! SIGTERM, SIGINT and SIGHUP end a command that runs ranks, and leave nothing.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
+
+mod common;
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Config, Library, children, expect_code, lives, names, stderr, tokenyard};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A command whose temporary files lie in a folder of their own.
+struct Job {
+    child: Child,
+    temporary: tempfile::TempDir,
+    ranks: Vec<i32>,
+}
+
+impl Job {
+    fn start(config: &Config, words: &str) -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        let mut command = tokenyard();
+        let (first, rest) = words.split_once(' ').unwrap_or((words, ""));
+        command.arg(first).arg(config.path()).args(rest.split_whitespace());
+        command.env("TMPDIR", temporary.path()).process_group(0);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self { child, temporary, ranks: Vec::new() }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn await_ranks(mut self, count: usize) -> Self {
+        let start = Instant::now();
+        while self.ranks.len() < count {
+            assert!(start.elapsed() < SOON, "the ranks do not start");
+            std::thread::sleep(Duration::from_millis(5));
+            self.ranks = children(self.child.id());
+        }
+        self
+    }
+
+    /// Waits for the end; nothing may be left then. Returns what it said.
+    fn end(self, code: i32) -> String {
+        let output = self.child.wait_with_output().unwrap();
+        expect_code(&output, code);
+        assert!(!self.ranks.iter().any(|pid| lives(*pid)), "a rank is left behind");
+        assert_eq!(names(self.temporary.path()), [""; 0], "{}", stderr(&output));
+        stderr(&output)
+    }
+}
+
+fn endless(config: &Config) -> String {
+    let out = config.file("out");
+    format!(
+        "run --ranks 2 --experts 8 --steps 4000000000 --tokens 8 --hidden 64 --output {}",
+        out.display()
+    )
+}
+
+#[test]
+fn a_signal_ends_the_ranks_first_and_leaves_nothing_whenever_it_comes() {
+    let config = Config::new();
+    let folder = config.file("");
+    for (signal, code, name) in
+        [(Signal::TERM, 143, "SIGTERM"), (Signal::INT, 130, "SIGINT"), (Signal::HUP, 129, "SIGHUP")]
+    {
+        for milliseconds in [0, 20, 200] {
+            let job = Job::start(&config, &endless(&config)).await_ranks(2);
+            std::thread::sleep(Duration::from_millis(milliseconds));
+            kill_process(job.pid(), signal).unwrap();
+            let text = job.end(code);
+            assert!(text.contains(&format!("error: interrupted by {name}; ")), "{text}");
+            assert!(
+                text.contains(" of 4000000000 steps were done, and all ranks have ended"),
+                "{text}"
+            );
+            assert_eq!(names(Path::new(&folder)), ["config.toml"]);
+        }
+    }
+}
+
+#[test]
+fn a_terminal_s_signal_reaches_the_ranks_too_and_is_no_fault_of_theirs() {
+    let config = Config::new();
+    let job = Job::start(&config, &endless(&config)).await_ranks(2);
+    std::thread::sleep(Duration::from_millis(200));
+    kill_process_group(job.pid(), Signal::INT).unwrap();
+    let text = job.end(130);
+    assert!(text.contains("interrupted by SIGINT") && !text.contains("died"), "{text}");
+}
+
+#[test]
+fn a_rank_that_ignores_the_signal_is_killed_after_a_grace() {
+    let library = Library::new("signal(SIGTERM, SIG_IGN);");
+    let config = library.config();
+    let job = Job::start(&config, &endless(&config)).await_ranks(2);
+    // Long enough for the ranks to load the library.
+    std::thread::sleep(Duration::from_millis(1500));
+    let start = Instant::now();
+    kill_process(job.pid(), Signal::TERM).unwrap();
+    // `timeout` sends a second one right away; it is the same wish.
+    kill_process(job.pid(), Signal::TERM).unwrap();
+    job.end(143);
+    assert!(start.elapsed() >= Duration::from_secs(2), "they had no time: {:?}", start.elapsed());
+}
+
+#[test]
+fn a_second_signal_ends_everything_at_once() {
+    let library = Library::new("signal(SIGTERM, SIG_IGN);");
+    let config = library.config();
+    let mut job = Job::start(&config, &endless(&config)).await_ranks(2);
+    std::thread::sleep(Duration::from_millis(1500));
+    kill_process(job.pid(), Signal::TERM).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    kill_process(job.pid(), Signal::TERM).unwrap();
+    let status = job.child.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15));
+    await_end(&job.ranks);
+}
+
+#[test]
+fn ranks_end_with_a_launcher_that_is_killed() {
+    let config = Config::new();
+    let mut job = Job::start(&config, &endless(&config)).await_ranks(2);
+    std::thread::sleep(Duration::from_millis(300));
+    job.child.kill().unwrap();
+    job.child.wait().unwrap();
+    await_end(&job.ranks);
+}
+
+fn await_end(ranks: &[i32]) {
+    let start = Instant::now();
+    while ranks.iter().any(|pid| lives(*pid)) {
+        assert!(start.elapsed() < SOON, "ranks {ranks:?} outlived their launcher");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_signal_that_the_command_was_started_to_ignore_does_not_end_it() {
+    let config = Config::new();
+    let mut command = std::process::Command::new("sh");
+    let line = format!("trap '' HUP; exec {} \"$@\"", env!("CARGO_BIN_EXE_tokenyard"));
+    command.args(["-c", &line, "sh", "run"]).arg(config.path());
+    command.args("--ranks 2 --experts 8 --steps 200 --tokens 8 --hidden 64".split(' '));
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while children(child.id()).len() < 2 {
+        assert!(start.elapsed() < SOON, "the ranks do not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
+    expect_code(&child.wait_with_output().unwrap(), 0);
+}
+
+#[test]
+fn conformance_and_bench_leave_nothing_either_and_say_how_far_they_came() {
+    let config = Config::new();
+    for (words, said) in [
+        ("conformance --level L1,L3", "tests were done"),
+        ("conformance --level L3 --filter l3/stopped", "tests were done"),
+        ("bench --scenario exchange --ranks 2 --samples 10000", "steps were done"),
+    ] {
+        let job = Job::start(&config, words).await_ranks(2);
+        std::thread::sleep(Duration::from_millis(700));
+        kill_process(job.pid(), Signal::TERM).unwrap();
+        let text = job.end(143);
+        assert!(text.contains("interrupted by SIGTERM") && text.contains(said), "{words}: {text}");
+    }
+}
