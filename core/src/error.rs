@@ -111,6 +111,13 @@ impl Error {
         Self::new(ErrorKind::System, operation, message).with_source(source.into())
     }
 
+    /// An error of `kind` about a file that a user names and that was not read.
+    pub fn file(kind: ErrorKind, operation: &'static str, error: &crate::files::FileError) -> Self {
+        Self::new(kind, operation, error.problem())
+            .with_context("file", error.path().display())
+            .with_fix(error.fix())
+    }
+
     /// Adds a named value, shown in brackets behind the message.
     pub fn with_context(mut self, name: &'static str, value: impl fmt::Display) -> Self {
         self.0.context.push((name, value.to_string()));

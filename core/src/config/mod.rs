@@ -19,12 +19,10 @@ mod wording;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files};
 
 pub use part_table::PartTable;
 
@@ -149,17 +147,10 @@ impl Config {
     /// [`ErrorKind::Config`] if the file cannot be read or is wrong.
     pub fn load(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
-        let unreadable = |error: std::io::Error| {
-            Error::new(ErrorKind::Config, READ, format!("{name} cannot be read")).with_source(error)
-        };
-        // Asked before opening: to open a pipe could block for ever (INV-6).
-        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
-            let message = format!("{name} is not a regular file; expected a TOML file");
-            return Err(Error::new(ErrorKind::Config, READ, message));
-        }
-        let file = File::open(path).map_err(unreadable)?;
-        let mut bytes = Vec::new();
-        file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        let bytes = files::read(path, MAX_BYTES as u64).map_err(|error| {
+            let message = format!("{name}: {}", error.problem());
+            Error::new(ErrorKind::Config, READ, message).with_fix(error.fix())
+        })?;
         Self::parse_bytes(&bytes, &name)
     }
 
