@@ -17,6 +17,8 @@ use tokenyard_bench::report::NAMED_SIZES;
 use tokenyard_bench::{Plan, Progress, Report, Scenario, Sizes};
 use tokenyard_core::config::Config;
 
+use crate::memory;
+
 /// Counts, so that the ranks of `steady`, which are this program, can say what a step allocates.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -34,6 +36,9 @@ copy of the same bytes between the same processes reaches in the same run; `stea
 allocate; `scaling` counts commands and bytes; `proxy` shows what a proxy thread costs.
 `dispatch` and `combine` are for GPUs. Exit code 0: all that is required was reached;
 1: something was missed; 2: nothing could be measured. Repeating the figures: docs/performance.md.";
+
+/// What to do about sizes that take too much memory.
+const FEWER: &str = "choose fewer tokens, experts or ranks, or a smaller hidden size or top-k";
 
 /// Arguments of `tokenyard bench`.
 #[derive(Debug, clap::Args)]
@@ -216,6 +221,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         sizes: args.tokens.iter().map(|tokens| args.common.sizes(*tokens)).collect(),
         samples: args.common.samples,
     };
+    check_sizes(&plan, plan.bytes())?;
     let start = start(config, Place::Machine)?;
     let report = measuring(|progress| tokenyard_bench::run(&plan, &start, progress))?;
     args.csv.write(&report)?;
@@ -231,8 +237,12 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     ensure!(args.plot.is_none(), "found --plot; expected a config of GPUs, whose link is drawn");
     let ranks = args.ranks.count().unwrap_or(2);
     ensure!(ranks == 2, "found --ranks {ranks}; expected 2: this link has two ends");
-    let task = Task::new(args.common.sizes(args.tokens), args.common.samples);
-    if !args.ranks.are_started() {
+    let (sizes, samples) = (args.common.sizes(args.tokens), args.common.samples);
+    let ends = Plan { scenarios: Vec::new(), ranks: vec![2], sizes: vec![sizes], samples };
+    let is_one_end = args.ranks.are_started();
+    check_sizes(&ends, if is_one_end { ends.bytes() / 2 } else { ends.bytes() })?;
+    let task = Task::new(sizes, samples);
+    if !is_one_end {
         let place = if args.namespaces { Place::Hosts } else { Place::Machine };
         let start = start(&args.config, place)?;
         let report = measuring(|progress| tokenyard_bench::run_link(&task, &start, progress))?;
@@ -249,6 +259,12 @@ impl Common {
         let Self { hidden, topk, experts, .. } = *self;
         Sizes { tokens, hidden, topk, experts }
     }
+}
+
+/// Refuses sizes that no rank would take, and those that need more memory than there is.
+fn check_sizes(plan: &Plan, needed: u64) -> Result<()> {
+    plan.check()?;
+    memory::ensure_room(needed, "a step of these sizes", FEWER)
 }
 
 /// Shows how far a measurement is.
