@@ -1,6 +1,7 @@
 //! The `tokenyard` command.
 
 mod bench;
+mod config;
 mod conformance;
 mod doctor;
 mod explain;
@@ -35,6 +36,8 @@ enum Command {
     Bench(Box<bench::Args>),
     /// Shows what a config's parts do and do not do right.
     Conformance(conformance::Args),
+    /// Judges a config without starting anything.
+    Config(config::Args),
     /// Lists the parts that a config can name.
     Plugins(plugins::Args),
     /// Says what each part needs on this node, has and lacks.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Conformance(args) => conformance::main(&args),
+        Command::Config(args) => config::main(&args),
         Command::Plugins(args) => plugins::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Explain(args) => explain::main(&args),

@@ -124,6 +124,28 @@ impl Error {
         self
     }
 
+    /// Says which key of a component's own table is wrong. Core adds the file and line of that key,
+    /// also where the error has crossed the plugin ABI as text.
+    pub fn with_key(self, key: &str) -> Self {
+        self.with_context("key", key)
+    }
+
+    /// The key that [`Error::with_key`] named, of this side of the plugin ABI or of the other.
+    pub(crate) fn key(&self) -> Option<&str> {
+        let own = self.0.context.iter().find(|(name, _)| *name == "key");
+        let crossed = || {
+            let (_, context) = self.0.message.rsplit_once('[')?;
+            context.split([',', ']']).find_map(|item| item.trim_start().strip_prefix("key: "))
+        };
+        own.map(|(_, key)| key.as_str()).or_else(crossed)
+    }
+
+    /// Puts the place in a file that the error is about in front of the message.
+    pub(crate) fn at(mut self, place: &str) -> Self {
+        self.0.message = format!("{place}: {}", self.0.message);
+        self
+    }
+
     /// Adds what the reader should do.
     pub fn with_fix(mut self, fix: impl Into<String>) -> Self {
         self.0.fix = Some(fix.into());

@@ -37,6 +37,7 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
         "found {} ranks to start; expected at most {MAX_PROCESSES} on one machine",
         plan.case.ranks
     );
+    config.check_ranks(plan.case.ranks as u32)?;
     plan.check_memory(plan.case.ranks)?;
     warn_of_other_launcher();
     let parts = args.output.as_deref().map(parts_folder).transpose()?;
