@@ -44,9 +44,41 @@ pub struct Plan {
     pub samples: u32,
 }
 
+/// The most samples of a variant: more would take days.
+pub const MAX_SAMPLES: u32 = 100_000;
+
+impl Sizes {
+    /// About how many bytes of memory one rank of so many takes for a step: tensors, outputs, windows,
+    /// a plain copy of the rows beside them, and what an expert costs. Each is rounded up.
+    pub fn rank_bytes(&self, ranks: u32) -> u64 {
+        let [tokens, hidden, topk, experts] =
+            [self.tokens, self.hidden, self.topk, self.experts].map(u128::from);
+        let rows = tokens * (2 + 3 * topk.min(ranks.into()) + 2 * topk);
+        let bytes = rows * 2 * hidden + tokens * topk * 64 + experts * 128;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
 impl Plan {
-    pub(crate) fn check(&self) -> Result<()> {
-        ensure!(self.samples > 0, "check bench: found 0 samples; expected at least 1");
+    /// About how many bytes of memory the largest of the plan's worlds takes.
+    pub fn bytes(&self) -> u64 {
+        let worlds = self.ranks.iter().flat_map(|ranks| {
+            let all = u64::from(*ranks);
+            self.sizes.iter().map(move |sizes| sizes.rank_bytes(*ranks).saturating_mul(all))
+        });
+        worlds.max().unwrap_or(0)
+    }
+
+    /// Refuses what no rank would take.
+    ///
+    /// # Errors
+    /// Names what is out of range, and the range.
+    pub fn check(&self) -> Result<()> {
+        ensure!(
+            (1..=MAX_SAMPLES).contains(&self.samples),
+            "check bench: found {} samples; expected 1 to {MAX_SAMPLES}",
+            self.samples
+        );
         for ranks in &self.ranks {
             ensure!(
                 (1..=64).contains(ranks),

@@ -18,7 +18,7 @@ use tokenyard_launch::interrupt::Interrupted;
 
 use crate::output::{People, print_json};
 use crate::writable::Files;
-use crate::{preload, progress, writable};
+use crate::{memory, preload, progress, writable};
 
 /// Counts, so that the ranks of `steady`, which are this program, can say what a step allocates.
 #[global_allocator]
@@ -37,6 +37,9 @@ copy of the same bytes between the same processes reaches in the same run; `stea
 allocate; `scaling` counts commands and bytes; `proxy` shows what a proxy thread costs.
 `dispatch` and `combine` are for GPUs. Exit code 0: all that is required was reached;
 1: something was missed; 2: nothing could be measured. Repeating the figures: docs/performance.md.";
+
+/// What to do about sizes that take too much memory.
+const FEWER: &str = "choose fewer tokens, experts or ranks, or a smaller hidden size or top-k";
 
 /// Arguments of `tokenyard bench`.
 #[derive(Debug, clap::Args)]
@@ -228,6 +231,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         sizes: args.tokens.iter().map(|tokens| args.common.sizes(*tokens)).collect(),
         samples: args.common.samples,
     };
+    check_sizes(&plan, plan.bytes())?;
     print_head(&loaded, &args.words(), args.common.output.json);
     let start = start(config, Place::Machine)?;
     let report = measuring(|progress| tokenyard_bench::run(&plan, &start, progress))?;
@@ -250,11 +254,15 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     ensure!(args.plot.is_none(), "found --plot; expected a config of GPUs, whose link is drawn");
     let ranks = args.ranks.count().unwrap_or(2);
     ensure!(ranks == 2, "found --ranks {ranks}; expected 2: this link has two ends");
-    let task = Task::new(args.common.sizes(args.tokens), args.common.samples);
-    if args.ranks.are_started() {
+    let (sizes, samples) = (args.common.sizes(args.tokens), args.common.samples);
+    let ends = Plan { scenarios: Vec::new(), ranks: vec![2], sizes: vec![sizes], samples };
+    let is_one_end = args.ranks.are_started();
+    check_sizes(&ends, if is_one_end { ends.bytes() / 2 } else { ends.bytes() })?;
+    let task = Task::new(sizes, samples);
+    if is_one_end {
         preload::try_plugins(Some(&config))?;
     } else {
-        let what = format!("one link between 2 ranks, {} samples", args.common.samples);
+        let what = format!("one link between 2 ranks, {samples} samples");
         print_head(&config, &what, output.json);
         let place = if args.namespaces { Place::Hosts } else { Place::Machine };
         let start = start(&args.config, place)?;
@@ -289,6 +297,12 @@ impl Common {
         let Self { hidden, topk, experts, .. } = *self;
         Sizes { tokens, hidden, topk, experts }
     }
+}
+
+/// Refuses sizes that no rank would take, and those that need more memory than there is.
+fn check_sizes(plan: &Plan, needed: u64) -> Result<()> {
+    plan.check()?;
+    memory::ensure_room(needed, "a step of these sizes", FEWER)
 }
 
 /// Shows how far a measurement is.

@@ -12,12 +12,16 @@ use tokenyard_conformance::report::{Chosen, Environment, Report};
 use tokenyard_conformance::runner::{self, Finished, Program, Settings, Verdict};
 use tokenyard_conformance::suite::{self, Level, Test};
 use tokenyard_core::config::Config;
+use tokenyard_core::files;
 use tokenyard_core::host::Registry;
 use tokenyard_launch::interrupt::Interrupted;
 
 use crate::output::{People, print_json};
 use crate::writable::Files;
 use crate::{preload, progress, writable};
+
+/// The largest list of expected failures, in bytes.
+const MAX_EXPECTED: u64 = 1 << 20;
 
 /// The end of `--help`.
 const EXAMPLES: &str = "\
@@ -199,8 +203,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let expected = match &args.expected {
         None => Expected::shipped(&config)?,
         Some(file) => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("{} cannot be read", file.display()))?;
+            let text = files::read_text(file, MAX_EXPECTED)?;
             Expected::parse(&text, &config).with_context(|| file.display().to_string())?
         }
     };

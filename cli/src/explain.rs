@@ -2,14 +2,14 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Serialize;
+use tokenyard_core::files;
 use tokenyard_reports::explain::{Explanation, Kind, explain, words};
 use tokenyard_reports::{MAX_BYTES, Report, read, utc};
 
@@ -136,10 +136,9 @@ fn reports_in(folder: &Path) -> Result<Vec<PathBuf>> {
 /// What a file holds, at most one byte more than a report may have. One that is larger than what is `left`
 /// is refused.
 fn read_bytes(path: &Path, left: u64) -> Result<Vec<u8>> {
-    // Asked before opening: to open a pipe could block for ever.
-    ensure!(std::fs::metadata(path)?.is_file(), "it is not a regular file");
+    let (file, _) = files::open(path).map_err(|error| anyhow!(error.problem()))?;
     let mut bytes = Vec::new();
-    File::open(path)?.take(left.min(MAX_BYTES as u64) + 1).read_to_end(&mut bytes)?;
+    file.take(left.min(MAX_BYTES as u64) + 1).read_to_end(&mut bytes)?;
     ensure!(
         bytes.len() as u64 <= left,
         "the files before it and this one hold too much: one call reads {MOST_BYTES} bytes; name fewer"

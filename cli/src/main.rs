@@ -1,6 +1,7 @@
 //! The `tokenyard` command.
 
 mod bench;
+mod config;
 mod conformance;
 mod doctor;
 mod explain;
@@ -40,6 +41,8 @@ enum Command {
     Bench(Box<bench::Args>),
     /// Shows what a config's parts do and do not do right.
     Conformance(conformance::Args),
+    /// Judges a config without starting anything.
+    Config(config::Args),
     /// Lists the parts that a config can name.
     Plugins(plugins::Args),
     /// Says what each part needs on this node, has and lacks.
@@ -71,6 +74,7 @@ impl Command {
             Self::Run(args) => run::main(&args),
             Self::Bench(args) => bench::main(&args),
             Self::Conformance(args) => conformance::main(&args),
+            Self::Config(args) => config::main(&args),
             Self::Plugins(args) => plugins::main(&args),
             Self::Doctor(args) => doctor::main(&args),
             Self::Explain(args) => explain::main(&args),

@@ -1,4 +1,7 @@
-//! What the kernel says about memory.
+//! What the kernel says about memory, and whether something fits into it.
+
+use anyhow::{Result, ensure};
+use tokenyard_doctor::bytes;
 
 /// The text of a small file of the kernel, less the white space around it.
 pub(crate) fn read(path: &str) -> Option<String> {
@@ -10,6 +13,26 @@ pub(crate) fn meminfo(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
+}
+
+/// Bytes that this process may still use: of the machine, and of its container.
+fn available() -> Option<u64> {
+    let machine = meminfo(&read("/proc/meminfo")?, "MemAvailable")?;
+    let container = container_memory().map(|c| c.limit.saturating_sub(c.used));
+    Some(container.map_or(machine, |c| c.min(machine)))
+}
+
+/// Refuses what needs more memory than there is, before anything is allocated. `what` needs it;
+/// `fix` says what to choose instead.
+pub(crate) fn ensure_room(needed: u64, what: &str, fix: &str) -> Result<()> {
+    let Some(available) = available() else { return Ok(()) };
+    ensure!(
+        needed <= available,
+        "{what} takes about {} of memory; {} are available here. Fix: {fix}",
+        bytes(needed),
+        bytes(available)
+    );
+    Ok(())
 }
 
 /// Memory of the container that this process is in.

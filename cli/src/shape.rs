@@ -119,6 +119,21 @@ struct Buffer {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let list = sizes_of(args)?;
+    let counts = list.iter().filter(|b| b.counts).map(|b| b.bytes);
+    let rank_bytes = counts.fold(0, u64::saturating_add);
+    let world_bytes = rank_bytes.saturating_mul(u64::from(args.ranks));
+    print(&list, (rank_bytes, world_bytes), People::new(args.json));
+    if args.json {
+        let buffers = &list;
+        let (schema_version, command) = (SCHEMA_VERSION, "shape");
+        print_json(&Document { schema_version, command, buffers, rank_bytes, world_bytes })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The buffers of the shape that was asked for, which is checked.
+fn sizes_of(args: &Args) -> Result<Vec<Buffer>> {
     let shape = Shape {
         ranks: args.ranks,
         experts: args.experts,
@@ -133,16 +148,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         args.domains,
         shape.ranks
     );
-    let list = list(args, &shape)?;
-    let rank_bytes = list.iter().filter(|b| b.counts).map(|b| b.bytes).sum::<u64>();
-    let world_bytes = rank_bytes.saturating_mul(u64::from(shape.ranks));
-    print(&list, (rank_bytes, world_bytes), People::new(args.json));
-    if args.json {
-        let buffers = &list;
-        let (schema_version, command) = (SCHEMA_VERSION, "shape");
-        print_json(&Document { schema_version, command, buffers, rank_bytes, world_bytes })?;
-    }
-    Ok(ExitCode::SUCCESS)
+    list(args, &shape)
 }
 
 fn row_format(args: &Args) -> Result<RowFormat> {
@@ -300,6 +306,7 @@ fn print(list: &[Buffer], (rank, world): (u64, u64), people: People) {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -373,6 +380,35 @@ mod tests {
                 .sum();
         let routing = 2 * (4 * 8 * 2 + 24 * 2 + 4 * 8) + 4 * 8 * 2 + 8 * 4;
         assert_eq!(bytes("--domains 2 --handles 1"), plans + routing);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+
+        /// A size that is near a power of two, or near nothing, is where sums and products overflow.
+        #[test]
+        fn extreme_sizes_are_refused_or_summed_up_but_never_overflow(
+            sizes in prop::array::uniform5((0_u32..33, 0_u32..3)),
+            (alignment, in_flight, handles) in (1_u32..=4096, 1_u32..=16, 1_u32..=1024),
+            (domains, put, dtype) in (0_u32..33, any::<bool>(), 0_usize..5),
+        ) {
+            let [ranks, experts, topk, hidden, max_tokens] =
+                sizes.map(|(bits, off)| (1_u64 << bits).saturating_sub(off.into()) as u32);
+            let path = if put { PathName::Put } else { PathName::LoadStore };
+            let dtype = *RowName::value_variants().get(dtype).unwrap();
+            let domains = (1_u64 << domains).min(u32::MAX.into()) as u32;
+            let json = true;
+            let layout = None;
+            let args = Args {
+                ranks, experts, topk, hidden, max_tokens, dtype, layout, alignment, in_flight,
+                handles, domains, path, json,
+            };
+            if let Ok(all) = sizes_of(&args) {
+                let all = all.iter().map(|buffer| buffer.bytes).collect::<Vec<_>>();
+                // Every expert has a count in the records of both directions, on every rank.
+                prop_assert!(all.iter().max().unwrap() >= &(16 * u64::from(experts)));
+            }
+        }
     }
 
     #[test]

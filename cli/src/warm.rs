@@ -25,7 +25,7 @@ pub(crate) struct Args {
     config: PathBuf,
     /// For this compute capability, written without its dot: 90 for 9.0. Without it, for the GPU that
     /// is here.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(10..=999))]
     capability: Option<u32>,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
     #[arg(long)]

@@ -198,3 +198,86 @@ fn a_program_that_asked_for_a_document_gets_one_with_the_error() {
         assert!(stderr(&output).contains(error));
     }
 }
+
+/// A config of this text, and its errors as `config check` finds them.
+fn config_check(text: &str) -> (Output, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fabric.toml");
+    std::fs::write(&path, text).unwrap();
+    let output = call(&["config", "check", path.to_str().unwrap(), "--ranks", "4", "--json"]);
+    let errors = json(&output)["errors"].as_array().unwrap().clone();
+    (output, errors.iter().map(|error| error.as_str().unwrap().to_owned()).collect())
+}
+
+#[test]
+fn config_check_names_every_error_with_its_line_those_of_parts_too() {
+    let (output, errors) = config_check(
+        "[world]\nbootstrap = \"tcp://host:99999\"\ndeadline_ms = 5\ndeadine = 3\n\
+         [kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n\
+         [topology]\ndomains = 0\n",
+    );
+    expect_code(&output, 1);
+    for (line, words) in [
+        (2, "has the port \"99999\", which is not in 1 to 65535"),
+        (3, "deadline_ms = 5 is out of range"),
+        (4, "unknown key `deadine`"),
+        (10, "topology.domains = 0 is out of range"),
+    ] {
+        let place = format!("fabric.toml:{line}: ");
+        let found = errors.iter().any(|error| error.contains(&place) && error.contains(words));
+        assert!(found, "expected `{place}... {words}` in {errors:#?}");
+    }
+    assert_eq!(errors.len(), 4, "{errors:#?}");
+
+    let (output, errors) = config_check(
+        "[kernels]\nuse = \"cpu\"\n[kernels.cpu]\n\nthreads = 0\n\
+         [transport.scale_up]\nuse = \"smh\"\n[topology]\ndomains = 3\n\
+         [topology.auto]\nhost = \"\"\n[plugins]\npaths = [\n  \"/none/libx.so\",\n]\n",
+    );
+    expect_code(&output, 1);
+    for (line, words) in [
+        (5, "`threads`: found 0; expected 1 to 256"),
+        (7, "no transport is called `smh`"),
+        (7, "did you mean `shm`?"),
+        (9, "topology.domains = 3; expected a divisor of 4 ranks"),
+        (11, "`host` has 0 bytes"),
+        (14, "the file cannot be read"),
+    ] {
+        let place = format!("fabric.toml:{line}: ");
+        let found = errors.iter().any(|error| error.contains(&place) && error.contains(words));
+        assert!(found, "expected `{place}... {words}` in {errors:#?}");
+    }
+}
+
+#[test]
+fn config_check_of_a_right_config_says_ok_and_what_it_chooses() {
+    let config = Config::new();
+    let config = config.path();
+    let output = call(&["config", "check", config.to_str().unwrap()]);
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    assert!(text.contains(": ok: kernels cpu, scale-up shm, scale-out none"), "{text}");
+    let document = json(&call(&["config", "check", config.to_str().unwrap(), "--json"]));
+    assert_eq!((&document["ok"], &document["chosen"]["kernels"]), (&true.into(), &"cpu".into()));
+    let missing = call(&["config", "check", "/none/fabric.toml"]);
+    expect_code(&missing, 2);
+    assert!(stderr(&missing).contains("/none/fabric.toml"), "{}", stderr(&missing));
+}
+
+#[test]
+fn a_run_names_the_line_of_what_the_config_has_wrong_before_a_rank_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fabric.toml");
+    let shm = "[transport.scale_up]\nuse = \"shm\"\n";
+    for (text, place) in [
+        ("[kernels]\nuse = \"cup\"\n", "fabric.toml:2: no kernel set is called `cup`"),
+        ("[kernels]\nuse = \"cpu\"\n[kernels.cpu]\nthreads = 0\n", "fabric.toml:4: "),
+        ("[kernels]\nuse = \"cpu\"\n[topology]\ndomains = 3\n", "fabric.toml:4: "),
+        ("[kernels]\nuse = \"cpu\"\n[world]\nbootstrap = \"tcp://h:99999\"\n", "fabric.toml:4: "),
+    ] {
+        std::fs::write(&path, format!("{text}{shm}")).unwrap();
+        let output = call(&["run", path.to_str().unwrap(), "--ranks", "4", "--steps", "1"]);
+        expect_code(&output, 2);
+        assert!(stderr(&output).contains(place), "{place}: {}", stderr(&output));
+    }
+}

@@ -6,10 +6,10 @@
 //! rank is started.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind, Result, files};
 
 use crate::oracle::number::{f32s, i32s, i64s};
 use crate::oracle::{Case, Combine, Input, Inputs, RankInputs, Routing, RowType, Tokens};
@@ -18,6 +18,8 @@ use crate::oracle::{Case, Combine, Input, Inputs, RankInputs, Routing, RowType, 
 pub const MAX_BYTES: u64 = 4 << 30;
 /// The longest header, in bytes: three tensors and some metadata need less than one KiB.
 pub const MAX_HEADER: usize = 1 << 20;
+/// The bytes in front of the header, which say how long it is.
+const LENGTH_BYTES: u64 = 8;
 /// The metadata entry that says how many experts there are.
 pub const EXPERTS_KEY: &str = "num_experts";
 /// The most ranks, experts or top-k that a file may speak of. Core's own limits are tighter; this
@@ -30,6 +32,10 @@ const NAMES: [&str; 3] = ["x", "topk_idx", "topk_weights"];
 /// A file that was read and checked. Plain data: may be read from any thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputFile {
+    /// Where it was read; `None` for bytes without a file.
+    path: Option<PathBuf>,
+    /// Its size.
+    bytes: u64,
     /// R, where the tensors have a rank dimension.
     ranks: Option<usize>,
     /// Tokens in all.
@@ -45,27 +51,56 @@ pub struct InputFile {
 }
 
 impl InputFile {
-    /// Reads the file at `path`, which must be a regular file of at most [`MAX_BYTES`].
+    /// Reads the file at `path`, which must be a regular file of at most [`MAX_BYTES`]. Its header
+    /// is judged, and compared with the file's size, before anything behind it is read.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`], naming the file, what was found and what was expected.
     pub fn read(path: &Path) -> Result<Self> {
         let named = |error: Error| error.with_context("file", path.display());
-        let unreadable = |e: std::io::Error| named(refuse("it cannot be read").with_source(e));
-        // Asked before opening: to open a pipe could block for ever (INV-6).
-        let meta = std::fs::metadata(path).map_err(unreadable)?;
-        if !meta.is_file() || meta.len() > MAX_BYTES {
-            let found = format!("found {} bytes", meta.len());
-            let found = if meta.is_file() { &found } else { "found something else" };
-            return Err(named(refuse(format!(
-                "{found}; expected a regular file of at most {MAX_BYTES} bytes"
-            ))));
+        let unreadable =
+            |e: std::io::Error| named(refuse("the file cannot be read").with_source(e));
+        let (file, about) = files::open(path)
+            .map_err(|error| Error::file(ErrorKind::InvalidInput, OPERATION, &error))?;
+        let length = about.len();
+        if length > MAX_BYTES {
+            let message = format!("found {length} bytes; expected at most {MAX_BYTES}");
+            return Err(named(refuse(message).with_fix("save fewer tokens in one file")));
         }
         let mut bytes = Vec::new();
-        let file = std::fs::File::open(path).map_err(unreadable)?;
-        // The file may grow while it is read; what is too much is then cut, and refused below.
-        file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(unreadable)?;
-        Self::parse(&bytes).map_err(named)
+        let mut start = (&file).take(LENGTH_BYTES);
+        start.read_to_end(&mut bytes).map_err(unreadable)?;
+        let header = header_length(&bytes, length).map_err(named)?;
+        (&file).take(header).read_to_end(&mut bytes).map_err(unreadable)?;
+        check_header(&bytes, length).map_err(named)?;
+        // The file may grow or shrink while it is read; its size is compared once more below.
+        file.take(length - bytes.len() as u64).read_to_end(&mut bytes).map_err(unreadable)?;
+        let parsed = Self::parse(&bytes).map_err(named)?;
+        Ok(Self { path: Some(path.to_owned()), ..parsed })
+    }
+
+    /// The size of the file.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// An error about this file.
+    fn refuse(&self, message: impl Into<String>) -> Error {
+        match &self.path {
+            Some(path) => refuse(message).with_context("file", path.display()),
+            None => refuse(message),
+        }
+    }
+
+    /// An error about a row of one of its tensors.
+    fn refuse_row(&self, message: impl Into<String>, (tensor, token): (&str, usize)) -> Error {
+        let row = match self.ranks {
+            Some(ranks) => {
+                format!("[{}, {}]", token * ranks / self.tokens, token % (self.tokens / ranks))
+            }
+            None => token.to_string(),
+        };
+        self.refuse(message).with_context("tensor", tensor).with_context("row", row)
     }
 
     /// Reads a file from its bytes.
@@ -73,7 +108,7 @@ impl InputFile {
     /// # Errors
     /// As [`InputFile::read`].
     pub fn parse(bytes: &[u8]) -> Result<Self> {
-        check_header(bytes)?;
+        check_header(bytes, bytes.len() as u64)?;
         let file = SafeTensors::deserialize(bytes).map_err(not_safetensors)?;
         for name in file.names() {
             if !NAMES.contains(&name) {
@@ -86,6 +121,8 @@ impl InputFile {
         let dims = Dims::of(&x, &idx, weights.as_ref())?;
         let row = row_type(&x)?;
         let parsed = Self {
+            path: None,
+            bytes: bytes.len() as u64,
             ranks: dims.ranks,
             tokens: dims.tokens,
             hidden: dims.hidden,
@@ -126,20 +163,22 @@ impl InputFile {
     /// not say how many experts there are and `experts` does not either.
     pub fn case(&self, ranks: usize, experts: Option<usize>) -> Result<Case> {
         if let Some(found) = self.ranks.filter(|found| *found != ranks) {
-            return Err(refuse(format!("found tensors of {found} ranks; expected {ranks}"))
+            return Err(self
+                .refuse(format!("found tensors of {found} ranks; expected {ranks}"))
                 .with_fix(format!("run with --ranks {found}")));
         }
         let experts = match (self.experts, experts) {
             (Some(file), Some(asked)) if file != asked => {
-                return Err(refuse(format!(
+                return Err(self.refuse(format!(
                     "found {EXPERTS_KEY} = {file} in the file; expected {asked} as asked for"
                 )));
             }
             (None, None) => {
-                return Err(refuse(format!(
-                    "found no {EXPERTS_KEY} in the metadata; expected the number of experts"
-                ))
-                .with_fix("name it with --experts, or save it as metadata"));
+                return Err(self
+                    .refuse(format!(
+                        "found no {EXPERTS_KEY} in the metadata; expected the number of experts"
+                    ))
+                    .with_fix("name it with --experts, or save it as metadata"));
             }
             (file, asked) => file.or(asked).unwrap_or_default(),
         };
@@ -157,16 +196,17 @@ impl InputFile {
             routing: Routing::Given(self.digest),
             ..Case::default()
         };
-        case.validate().map_err(|e| refuse(e.0))?;
+        case.validate().map_err(|e| self.refuse(e.0))?;
         Ok(case)
     }
 
     /// What each rank of `case`, made by [`InputFile::case`], brings.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] names the rank, the token and the expert that does not exist or
+    /// [`ErrorKind::InvalidInput`] names the file, its row and the expert that does not exist or
     /// is selected twice.
     pub fn inputs(&self, case: &Case) -> Result<Inputs> {
+        self.check_routing(case.experts)?;
         let row_bytes = self.hidden * self.row.bytes();
         let ranks = (0..case.ranks).map(|rank| {
             let tokens = self.share(rank, case.ranks);
@@ -179,7 +219,23 @@ impl InputFile {
                 biases: Vec::new(),
             }
         });
-        Inputs::given(case, ranks.collect()).map_err(|e| refuse(e.0))
+        Inputs::given(case, ranks.collect()).map_err(|e| self.refuse(e.0))
+    }
+
+    /// Every expert exists, and no token selects one twice.
+    fn check_routing(&self, experts: usize) -> Result<()> {
+        for (token, row) in self.topk_idx.chunks_exact(self.topk).enumerate() {
+            let at = |message| Err(self.refuse_row(message, ("topk_idx", token)));
+            for (k, expert) in row.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
+                if *expert >= experts as i64 {
+                    return at(format!("k {k}: found expert {expert}; expected below {experts}"));
+                }
+                if row[..k].contains(expert) {
+                    return at(format!("k {k}: found expert {expert} twice; expected it once"));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The tokens of one rank. With a rank dimension this is its own slice.
@@ -192,17 +248,17 @@ impl InputFile {
         let bytes = self.hidden * self.row.bytes();
         for (token, row) in self.x.chunks_exact(bytes).enumerate() {
             if let Some(at) = self.row.decode(row).iter().position(|v| !v.is_finite()) {
-                let message = "found NaN or infinity in x; expected finite numbers";
-                return Err(refuse(message).with_context("token", token).with_context("h", at));
+                let message = format!("h {at}: found NaN or infinity; expected finite numbers");
+                return Err(self.refuse_row(message, ("x", token)));
             }
         }
         let weights = self.topk_weights.iter().flatten().zip(&self.topk_idx);
         for (i, (weight, expert)) in weights.enumerate() {
             // Entries that select nothing mean nothing.
             if *expert >= 0 && !weight.is_finite() {
-                let message = format!("topk_weights: found {weight}; expected finite numbers");
                 let (token, k) = (i / self.topk, i % self.topk);
-                return Err(refuse(message).with_context("token", token).with_context("k", k));
+                let message = format!("k {k}: found {weight}; expected finite numbers");
+                return Err(self.refuse_row(message, ("topk_weights", token)));
             }
         }
         Ok(())
@@ -272,32 +328,45 @@ fn split_shape<'a>(
     }
 }
 
-/// Checks what `safetensors` takes on trust: its own sum of the sizes can overflow.
-fn check_header(bytes: &[u8]) -> Result<()> {
-    let metadata = header(bytes)?;
-    let data = metadata.data_len();
-    if data > bytes.len() {
-        let found = bytes.len();
-        return Err(refuse(format!("found {found} bytes; expected tensors of {data} bytes"))
-            .with_fix("the file is cut short: copy it again"));
+/// Checks the header against the `length` of the file; `start` has at least the whole header. What
+/// `safetensors` takes on trust is found here, too: its own sum of the sizes can overflow.
+fn check_header(start: &[u8], length: u64) -> Result<()> {
+    let header_length = header_length(start, length)?;
+    let data = header(start)?.data_len() as u64;
+    let expected = data.saturating_add(LENGTH_BYTES + header_length);
+    if expected == length {
+        return Ok(());
     }
-    Ok(())
+    let message = format!("found {length} bytes; its header speaks of {expected}");
+    Err(refuse(message).with_fix(if expected > length {
+        "the file is cut short: copy it again"
+    } else {
+        "the file has more bytes than its tensors: save it again"
+    }))
+}
+
+/// The bytes of the header, which the first bytes of a file of `length` bytes say.
+fn header_length(start: &[u8], length: u64) -> Result<u64> {
+    let header = start.first_chunk::<{ LENGTH_BYTES as usize }>().map(|b| u64::from_le_bytes(*b));
+    match header {
+        Some(header) if header > MAX_HEADER as u64 => {
+            Err(refuse(format!("found a header of {header} bytes; expected at most {MAX_HEADER}"))
+                .with_fix("name a safetensors file"))
+        }
+        Some(header) if header + LENGTH_BYTES <= length => Ok(header),
+        _ => Err(within_header(length)),
+    }
+}
+
+fn within_header(length: u64) -> Error {
+    refuse(format!("found {length} bytes, which end within the header; expected more"))
+        .with_fix("the file is cut short, or it is no safetensors file")
 }
 
 fn header(bytes: &[u8]) -> Result<Metadata> {
-    let short = || {
-        refuse(format!("found {} bytes, which end within the header; expected more", bytes.len()))
-            .with_fix("the file is cut short, or it is no safetensors file")
-    };
-    let (length, rest) = bytes.split_first_chunk::<8>().ok_or_else(short)?;
-    let length = u64::from_le_bytes(*length);
-    if length > MAX_HEADER as u64 {
-        return Err(refuse(format!(
-            "found a header of {length} bytes; expected at most {MAX_HEADER}"
-        ))
-        .with_fix("name a safetensors file"));
-    }
-    let header = rest.get(..length as usize).ok_or_else(short)?;
+    let length = header_length(bytes, bytes.len() as u64)? as usize;
+    let header = bytes.get(LENGTH_BYTES as usize..).and_then(|rest| rest.get(..length));
+    let header = header.ok_or_else(|| within_header(bytes.len() as u64))?;
     serde_json::from_slice(header)
         .map_err(|e| refuse("the header is not that of a safetensors file").with_source(e))
 }

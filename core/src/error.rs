@@ -123,9 +123,38 @@ impl Error {
         }
     }
 
+    /// An error of `kind` about a file that a user names and that was not read.
+    pub fn file(kind: ErrorKind, operation: &'static str, error: &crate::files::FileError) -> Self {
+        Self::new(kind, operation, error.problem())
+            .with_context("file", error.path().display())
+            .with_fix(error.fix())
+    }
+
     /// Adds a named value, shown in brackets behind the message.
     pub fn with_context(mut self, name: &'static str, value: impl fmt::Display) -> Self {
         self.0.context.push((name, value.to_string()));
+        self
+    }
+
+    /// Says which key of a component's own table is wrong. Core adds the file and line of that key,
+    /// also where the error has crossed the plugin ABI as text.
+    pub fn with_key(self, key: &str) -> Self {
+        self.with_context("key", key)
+    }
+
+    /// The key that [`Error::with_key`] named, of this side of the plugin ABI or of the other.
+    pub(crate) fn key(&self) -> Option<&str> {
+        let own = self.0.context.iter().find(|(name, _)| *name == "key");
+        let crossed = || {
+            let (_, context) = self.0.message.rsplit_once('[')?;
+            context.split([',', ']']).find_map(|item| item.trim_start().strip_prefix("key: "))
+        };
+        own.map(|(_, key)| key.as_str()).or_else(crossed)
+    }
+
+    /// Puts the place in a file that the error is about in front of the message.
+    pub(crate) fn at(mut self, place: &str) -> Self {
+        self.0.message = format!("{place}: {}", self.0.message);
         self
     }
 

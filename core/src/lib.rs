@@ -32,6 +32,9 @@ pub mod yard;
 /// The plain structures of the plugin ABI.
 pub use tokenyard_abi as abi;
 
+/// Opens and reads the files that a user names: the only way to do so.
+pub use tokenyard_files as files;
+
 pub use error::{Error, ErrorKind, Result};
 
 // The Rust code of the plugin author's guide compiles.

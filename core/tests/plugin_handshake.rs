@@ -66,7 +66,7 @@ fn a_text_file_is_not_a_library() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("libtext.so");
     std::fs::write(&path, "this is not a library, whatever its name says\n".repeat(100)).unwrap();
-    refused_file(&path, &["it cannot be loaded", "invalid ELF header", "built for this machine"]);
+    refused_file(&path, &["it is no ELF file", "found \"this\"", "Fix: name a shared library"]);
 }
 
 #[test]
@@ -74,7 +74,43 @@ fn an_empty_file_is_not_a_library() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("libempty.so");
     std::fs::write(&path, "").unwrap();
-    refused_file(&path, &["it cannot be loaded", "file too short", "built for this machine"]);
+    refused_file(&path, &["the file is empty", "expected a shared library", "Fix: copy or build"]);
+}
+
+/// Without the judgement before it, the dynamic loader touches what is not there: SIGBUS.
+#[test]
+fn a_plugin_that_is_cut_short_is_refused_wherever_the_cut_is() {
+    let library = broken(&[]);
+    let whole = std::fs::read(&library.path).unwrap();
+    for eighths in 1..8 {
+        std::fs::write(&library.path, &whole[..whole.len() * eighths / 8]).unwrap();
+        refused_file(&library.path, &["it is cut short", "its headers speak of", "Fix: copy"]);
+    }
+    std::fs::write(&library.path, &whole[..whole.len() - 1]).unwrap();
+    refused_file(&library.path, &["it is cut short"]);
+}
+
+#[test]
+fn a_plugin_for_another_machine_is_named_as_that() {
+    let library = broken(&[]);
+    let mut bytes = std::fs::read(&library.path).unwrap();
+    let (foreign, name) =
+        if cfg!(target_arch = "x86_64") { (183_u16, "aarch64") } else { (62, "x86_64") };
+    bytes[18..20].copy_from_slice(&foreign.to_le_bytes());
+    std::fs::write(&library.path, bytes).unwrap();
+    refused_file(&library.path, &["it is for", name, "Fix: build the plugin for this machine"]);
+}
+
+#[test]
+fn a_fifo_or_a_device_is_refused_by_its_kind_at_once_also_in_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("libpipe.so");
+    let kind = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, rustix::fs::Mode::RUSR, 0).unwrap();
+    refused_file(&pipe, &["expected a regular file", "found a FIFO", "Fix: "]);
+    let text = Registry::load(&[folder.path().to_path_buf()]).unwrap_err().to_string();
+    assert!(text.contains(pipe.to_str().unwrap()) && text.contains("found a FIFO"), "{text}");
+    refused_file(Path::new("/dev/zero"), &["expected a regular file", "a character device"]);
 }
 
 #[test]

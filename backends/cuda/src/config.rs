@@ -137,8 +137,9 @@ impl CudaConfig {
             Err(Error::new(
                 ErrorKind::Config,
                 "check [kernels.cuda]",
-                format!("{key}: found {found}; expected {expected}"),
-            ))
+                format!("`{key}`: found {found}; expected {expected}"),
+            )
+            .with_key(key))
         };
         match self.arena_mib {
             Some(mib) if mib == 0 || mib > MOST_ARENA >> 20 => {

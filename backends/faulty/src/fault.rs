@@ -50,7 +50,7 @@ impl Breakage {
                      reaches by this transport",
                     team.world_ranks, fault.rank
                 );
-                Error::new(ErrorKind::Config, "open", message)
+                Error::new(ErrorKind::Config, "open", message).with_key("fault.peer")
             })
         };
         Ok(Some(Self {

@@ -293,6 +293,7 @@ pub fn mtu(wish: Mtu, active: i32) -> Result<u8> {
             "choose mtu",
             format!("found mtu {bytes}; expected at most {most}, which the port has"),
         )
+        .with_key("mtu")
         .with_fix("lower `mtu`, or raise that of the network interface and its switch"));
     }
     Ok(code)

@@ -254,6 +254,7 @@ fn check_flush(adapter: &Adapter, config: &VerbsConfig) -> Result<()> {
         "open",
         "found flush = \"always\" with atomic signals; expected immediate ones",
     )
+    .with_key("flush")
     .with_fix("set signals = \"immediate\", or flush = \"auto\""))
 }
 

@@ -22,11 +22,15 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{Config, PartTable};
+use tokenyard_core::files;
 use tokenyard_core::host::Registry;
 use tokenyard_cuda::{CudaConfig, NvlinkConfig};
 
 use crate::ranks::Speaker;
 use machine::Machine;
+
+/// The largest report that is read, in bytes.
+const MAX_REPORT: u64 = 256 << 20;
 
 pub use show::tables;
 
@@ -164,7 +168,7 @@ impl Report {
     /// Another schema, or a report without such figures.
     pub fn read(file: &Path) -> Result<Self> {
         let named = || format!("read {}", file.display());
-        let text = std::fs::read_to_string(file).with_context(named)?;
+        let text = files::read_text(file, MAX_REPORT).context("read report")?;
         Self::parse(&text).with_context(named)
     }
 

@@ -5,16 +5,17 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use tokenyard_bench::Report;
 use tokenyard_bench::gpu::{self, Task, case, exchange};
 use tokenyard_bench::ranks::Place;
+use tokenyard_bench::{Report, Sizes};
 use tokenyard_core::config::Config;
 
+use crate::memory;
 use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::preload;
 use crate::writable::Files;
 
-use super::{Csv, Output, check_files, judge, measuring, print_head, start};
+use super::{Csv, FEWER, Output, check_files, judge, measuring, print_head, start};
 
 /// SM counts where nothing else is asked for.
 const SMS: [u32; 6] = [4, 8, 12, 16, 24, 32];
@@ -264,7 +265,9 @@ fn check(task: &exchange::Task, ranks: u32) -> Result<()> {
         tokenyard_core::moe::Shape { ranks, experts, topk, hidden, max_tokens }.new()?;
     }
     ensure!(hidden.is_multiple_of(16), "found --hidden {hidden}; expected a multiple of 16");
-    Ok(())
+    let tokens = task.tokens.iter().copied().max().unwrap_or(0);
+    let needed = Sizes { tokens, hidden, topk, experts }.rank_bytes(ranks);
+    memory::ensure_room(needed.saturating_mul(ranks.into()), "a step of these sizes", FEWER)
 }
 
 fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::Task> {

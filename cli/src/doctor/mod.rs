@@ -27,8 +27,8 @@ use tokenyard_machine::{Counters, Machine, Topology, Tree, commands};
 
 use crate::output::{self, People, SCHEMA_VERSION, print_json};
 use crate::parts::Parts;
-use launched::NodeRanks;
 use crate::preload;
+use launched::NodeRanks;
 
 /// How long to wait for what a driver answers.
 #[derive(Clone, Copy)]

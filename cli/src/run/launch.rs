@@ -37,7 +37,8 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
         "found {} ranks to start; expected at most {MAX_PROCESSES} on one machine",
         plan.case.ranks
     );
-    plan.check_memory()?;
+    config.check_ranks(plan.case.ranks as u32)?;
+    plan.check_memory(plan.case.ranks)?;
     check_files(args, &config)?;
     warn_of_other_launcher();
     let parts = args.output.as_deref().map(parts_folder).transpose()?;

@@ -1,18 +1,20 @@
 //! From arguments to exchanges: everything that can be refused before a rank starts is refused here.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use tokenyard_conformance::exchange;
-use tokenyard_conformance::input::InputFile;
+use tokenyard_conformance::input::{self, InputFile};
 use tokenyard_conformance::oracle::{
     Case, Combine, Input, Inputs, Layout, RowType, Scales, Tokens,
 };
+use tokenyard_core::bootstrap::MAX_RANKS;
 use tokenyard_core::moe::Shape;
-use tokenyard_doctor::bytes;
 
 use super::{Args, InputType, LayoutName};
 use crate::memory;
+
 const DEFAULT_RANKS: u32 = 4;
 const DEFAULT_EXPERTS: u32 = 32;
 /// Rows must be whole multiples of this many bytes on the wire.
@@ -25,26 +27,44 @@ pub(crate) struct Plan {
     pub(crate) case: Case,
     /// What all ranks bring to every step, where a file says it.
     recorded: Option<Inputs>,
+    /// Bytes of that file.
+    file_bytes: u64,
+    steps: u32,
 }
+
+/// What takes memory while every element is checked. All ranks hold copies of the input file: as it
+/// was read, and as rows.
+const COPIES_OF_FILE: u64 = 2;
+/// Bytes of bookkeeping, in the product and in the oracle, for a row; for a selection of a token; for
+/// an expert on a rank (records of both directions, plans, counts; measured: 60 to 105); for a step
+/// (two times). Each is rounded up, because a refusal costs less than a machine without memory.
+const PER_ROW: u128 = 64;
+const PER_SELECTION: u128 = 16;
+const PER_EXPERT: u128 = 128;
+const PER_STEP: u128 = 32;
 
 impl Plan {
     /// Checks the arguments. `ranks` is the size of the world where it is known already.
     pub(crate) fn new(args: &Args, ranks: Option<u32>) -> Result<Self> {
-        let file = args.input.as_deref().map(InputFile::read).transpose()?;
+        let file = args.input.as_deref().map(read_input).transpose()?;
         let asked = [ranks, args.ranks].into_iter().flatten().collect::<Vec<_>>();
         if let [world, asked] = asked[..] {
             ensure!(world == asked, "found a world of {world} ranks; expected --ranks {asked}");
         }
         let recorded = file.as_ref().and_then(InputFile::ranks).map(|ranks| ranks as u32);
         let ranks = asked.first().copied().or(recorded).unwrap_or(DEFAULT_RANKS);
-        ensure!(ranks > 0, "found --ranks 0; expected at least 1");
+        ensure!(
+            (1..=MAX_RANKS).contains(&ranks),
+            "found {ranks} ranks; expected 1 to {MAX_RANKS}. Fix: give --ranks in that range"
+        );
         let case = match &file {
             Some(file) => recorded_case(args, file, ranks as usize)?,
             None => generated_case(args, ranks as usize)?,
         };
         check(&case)?;
+        let file_bytes = file.as_ref().map_or(0, InputFile::bytes);
         let recorded = file.map(|file| file.inputs(&case)).transpose()?;
-        Ok(Self { case, recorded })
+        Ok(Self { case, recorded, file_bytes, steps: args.steps })
     }
 
     /// The exchange of a step, counted from 0, and what all ranks bring to it.
@@ -60,20 +80,54 @@ impl Plan {
         }
     }
 
-    /// Refuses a run whose check would take more memory than this machine has left.
-    pub(crate) fn check_memory(&self) -> Result<()> {
-        let needed = check_bytes(&self.case);
-        let Some(available) = available_memory() else { return Ok(()) };
-        ensure!(
-            needed <= available,
-            "checking every element of {} takes about {} of memory; {} are available here. \
-             Fix: choose fewer tokens, a smaller hidden size or fewer ranks",
-            self.case,
-            bytes(needed),
-            bytes(available)
-        );
-        Ok(())
+    /// Refuses a run whose check would take more memory than this machine has left. `here` of the
+    /// ranks run on it.
+    pub(crate) fn check_memory(&self, here: usize) -> Result<()> {
+        let needed = self.bytes() / self.case.ranks as u64 * here as u64;
+        let what = format!("checking every element of {}, {} steps,", self.case, self.steps);
+        memory::ensure_room(
+            needed,
+            &what,
+            "choose fewer tokens, experts, ranks or steps, or a smaller hidden size or top-k",
+        )
     }
+
+    /// What all ranks together hold while they check: each knows what everybody brings, and what a
+    /// rank received exists as the product's rows, the oracle's, and the experts' outputs before and
+    /// after they are placed.
+    fn bytes(&self) -> u64 {
+        let case = &self.case;
+        let wide = |number: usize| number as u128;
+        let (ranks, most) = (wide(case.ranks), wide(case.max_tokens));
+        let (topk, experts) = (wide(case.topk), wide(case.experts));
+        let row = wide(case.hidden) * wide(case.combine.row.bytes().max(2));
+        let received = match case.layout {
+            Layout::Flat => ranks * most * topk.min(ranks),
+            Layout::ExpertMajor { alignment, .. } => {
+                ranks * most * topk + experts * wide(alignment)
+            }
+            Layout::Packed => experts * ranks * most,
+        };
+        // Inputs are copied where ranks may be lost.
+        let brought = 2 * ranks * ranks * most;
+        // Below 2^110: no size is above 2^32, and there are at most three in a product beside the
+        // row, which core limits to 2^30 bytes.
+        let bytes = (brought + 5 * received) * (row + PER_ROW)
+            + (brought + received) * topk * PER_SELECTION
+            + experts * (ranks + 1) * PER_EXPERT
+            + u128::from(self.steps) * ranks * PER_STEP
+            + u128::from(self.file_bytes * COPIES_OF_FILE) * (ranks + 1);
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+/// Reads an input file that fits into memory.
+fn read_input(path: &Path) -> Result<InputFile> {
+    // What cannot be looked at is refused where it is opened.
+    let length = std::fs::metadata(path).map_or(0, |about| about.len()).min(input::MAX_BYTES);
+    let what = format!("reading {}", path.display());
+    memory::ensure_room(length * COPIES_OF_FILE, &what, "save fewer tokens in one file")?;
+    Ok(InputFile::read(path)?)
 }
 
 fn generated_case(args: &Args, ranks: usize) -> Result<Case> {
@@ -170,33 +224,10 @@ fn check(case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// What all ranks together hold while they check: each knows what everybody brings, and what a rank
-/// received exists as the product's rows, the oracle's, and the experts' outputs before and after
-/// they are placed.
-fn check_bytes(case: &Case) -> u64 {
-    let (ranks, most) = (case.ranks as u64, case.max_tokens as u64);
-    let (topk, experts) = (case.topk as u64, case.experts as u64);
-    let row = case.hidden as u64 * case.combine.row.bytes().max(2) as u64;
-    let received = match case.layout {
-        Layout::Flat => ranks * most * topk.min(ranks),
-        Layout::ExpertMajor { alignment, .. } => ranks * most * topk + experts * alignment as u64,
-        Layout::Packed => experts * ranks * most,
-    };
-    let brought = ranks * ranks * most;
-    (brought + 4 * received).saturating_mul(row)
-}
-
-/// Bytes that this process may still use: of the machine, and of its container.
-fn available_memory() -> Option<u64> {
-    let text = memory::read("/proc/meminfo")?;
-    let machine = memory::meminfo(&text, "MemAvailable")?;
-    let container = memory::container_memory().map(|c| c.limit.saturating_sub(c.used));
-    Some(container.map_or(machine, |c| c.min(machine)))
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{Parser, ValueEnum};
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -229,7 +260,7 @@ mod tests {
     fn what_the_yard_would_refuse_is_refused_before_a_rank_starts() {
         for (arguments, reason) in [
             ("--ranks 3", "32 experts on 3 ranks"),
-            ("--ranks 0", "--ranks 0"),
+            ("--ranks 0", "found 0 ranks; expected 1 to 1048576"),
             ("--topk 33 --experts 64", "topk = 33"),
             ("--topk 9 --experts 8", "topk = 9; expected at most 8"),
             ("--tokens 0", "max_tokens = 0"),
@@ -257,11 +288,72 @@ mod tests {
     }
 
     #[test]
+    fn what_would_take_more_memory_than_any_machine_has_is_refused_with_both_sizes_and_the_fix() {
+        for arguments in [
+            "--experts 4294966272 --ranks 1024",
+            "--tokens 2147483647 --ranks 1 --hidden 4096",
+            "--hidden 268435456 --tokens 2097151 --ranks 4",
+            "--tokens 67108864 --topk 32 --layout packed",
+            "--experts 2147483648 --layout expert-major --alignment 4096",
+        ] {
+            let plan = plan(arguments).unwrap();
+            assert!(plan.bytes() > 1 << 43, "{arguments}: {}", plan.bytes());
+            let text = plan.check_memory(plan.case.ranks).unwrap_err().to_string();
+            assert!(text.contains("of memory;") && text.contains("are available here"), "{text}");
+            assert!(text.contains("Fix: choose fewer tokens, experts, ranks or steps"), "{text}");
+        }
+        // Measured: 2^20 experts on 8 ranks take 437 MiB.
+        let bytes = |a: &str| plan(a).unwrap().bytes();
+        assert!(bytes("--experts 1048576 --ranks 8 --tokens 1 --hidden 8") > 437 << 20);
+        assert!(bytes("--steps 4294967295") > 500 << 30);
+    }
+
+    proptest! {
+        /// Nothing is allocated by the size of an option before its memory was counted: what is taken
+        /// and counted as small is small.
+        #[test]
+        fn extreme_options_are_refused_or_counted(
+            sizes in prop::array::uniform6((0_u32..33, 0_u32..3)),
+            layout in 0_usize..3,
+            input in 0_usize..6,
+        ) {
+            let [ranks, experts, topk, hidden, tokens, alignment] =
+                sizes.map(|(bits, off)| (1_u64 << bits).saturating_sub(off.into()) as u32);
+            let layout = *LayoutName::value_variants().get(layout).unwrap();
+            let args = Args {
+                ranks: Some(ranks),
+                experts: Some(experts),
+                topk,
+                hidden,
+                tokens,
+                layout,
+                alignment: if layout == LayoutName::ExpertMajor { alignment } else { 1 },
+                input_type: InputType::value_variants().get(input).copied(),
+                ..Cli::try_parse_from(["run", "c.toml"]).unwrap().args
+            };
+            let Ok(plan) = Plan::new(&args, None) else { return Ok(()) };
+            let [ranks, experts, hidden, tokens] = [ranks, experts, hidden, tokens].map(u64::from);
+            prop_assert!(plan.bytes() >= 128_u64.saturating_mul(ranks * experts));
+            let rows = (2 * ranks * hidden).saturating_mul(ranks * tokens);
+            prop_assert!(plan.bytes() >= rows);
+            if plan.bytes() < 4 << 20 {
+                let (_, inputs) = plan.step(0);
+                prop_assert_eq!(inputs.ranks.len() as u64, ranks);
+            }
+        }
+    }
+
+    #[test]
     fn the_memory_of_a_check_counts_what_each_layout_holds() {
-        let bytes = |a: &str| check_bytes(&plan(a).unwrap().case);
-        let row = 2 * 64;
+        let bytes = |a: &str| plan(a).unwrap().bytes();
+        let (row, steps) = (2 * 64 + 64, 10 * 4 * 32_u64);
+        let experts = 8 * 5 * 128;
         let shape = "--tokens 10 --hidden 64 --experts 8 --topk 2";
-        assert_eq!(bytes(shape), (160 + 4 * 80) * row);
-        assert_eq!(bytes(&format!("{shape} --layout packed")), (160 + 4 * 320) * row);
+        let selections = |received: u64| (320 + received) * 2 * 16;
+        assert_eq!(bytes(shape), (320 + 5 * 80) * row + selections(80) + experts + steps);
+        assert_eq!(
+            bytes(&format!("{shape} --layout packed")),
+            (320 + 5 * 320) * row + selections(320) + experts + steps
+        );
     }
 }

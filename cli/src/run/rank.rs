@@ -81,6 +81,9 @@ impl<'a> Rank<'a> {
         }
         if launched {
             print_json(&Message::Joining)?;
+        } else {
+            // The launcher of `tokenyard run` has asked for all; of others' ranks each asks for itself.
+            plan.check_memory(1)?;
         }
         let world = World::join(WorldOptions {
             secret: Secret::from_env(&env)?,

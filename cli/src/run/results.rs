@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use tokenyard_conformance::exchange::Got;
 use tokenyard_conformance::oracle::{Case, RowType};
+use tokenyard_core::files;
 use tokenyard_core::yard::Received;
 
 use crate::writable;
@@ -78,6 +79,9 @@ impl Part {
     }
 }
 
+/// The largest part that is read back, in bytes: of the size of the memory that holds it.
+const MAX_PART: u64 = 1 << 40;
+
 /// The file that a rank leaves in the launcher's folder.
 pub(crate) fn part_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank{rank}.safetensors"))
@@ -93,7 +97,7 @@ pub(crate) fn rank_path(output: &Path, rank: usize) -> PathBuf {
 pub(crate) fn join(folder: &Path, (case, ranks): (&Case, &[u32]), output: &Path) -> Result<()> {
     let read = |rank: &u32| {
         let path = part_path(folder, *rank as usize);
-        std::fs::read(&path).with_context(|| format!("read {}", path.display()))
+        files::read(&path, MAX_PART).context("read what a rank wrote")
     };
     let files = ranks.iter().map(read).collect::<Result<Vec<_>>>()?;
     let mut tensors = Vec::new();

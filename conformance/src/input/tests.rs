@@ -103,7 +103,7 @@ fn the_number_of_experts_comes_from_one_place_or_two_that_agree() {
 }
 
 #[test]
-fn experts_that_do_not_exist_or_come_twice_are_named_with_rank_and_token() {
+fn experts_that_do_not_exist_or_come_twice_are_named_with_tensor_and_row() {
     let with = |values: [i64; 6]| {
         let mut tensors = tensors();
         tensors[1].3 = values.iter().flat_map(|i| i.to_le_bytes()).collect();
@@ -111,9 +111,11 @@ fn experts_that_do_not_exist_or_come_twice_are_named_with_rank_and_token() {
         file.inputs(&file.case(1, None).unwrap()).unwrap_err().to_string()
     };
     let outside = with([0, 1, 2, 4, 0, 1]);
-    assert!(outside.contains("token 1, k 1: found expert 4; expected below 4"), "{outside}");
+    let wanted = "k 1: found expert 4; expected below 4 [tensor: topk_idx, row: 1]";
+    assert!(outside.contains(wanted), "{outside}");
     let twice = with([0, 1, 2, 2, 0, 1]);
-    assert!(twice.contains("token 1: found expert 2 twice"), "{twice}");
+    let wanted = "k 1: found expert 2 twice; expected it once [tensor: topk_idx, row: 1]";
+    assert!(twice.contains(wanted), "{twice}");
 }
 
 #[test]
@@ -141,10 +143,16 @@ fn wrong_tensors_are_named_with_what_was_expected() {
 #[test]
 fn values_that_are_no_numbers_are_found_by_token() {
     let message = refusal(|t| t[0].3[4 * 9..4 * 10].copy_from_slice(&f32::NAN.to_le_bytes()));
-    assert!(message.contains("NaN or infinity in x") && message.contains("token: 1"), "{message}");
+    assert!(
+        message.contains("h 1: found NaN or infinity") && message.contains("[tensor: x, row: 1]"),
+        "{message}"
+    );
     let infinite = f32::INFINITY.to_le_bytes();
     let message = refusal(|t| t[2].3[4 * 5..].copy_from_slice(&infinite));
-    assert!(message.contains("topk_weights: found inf") && message.contains("k: 1"), "{message}");
+    assert!(
+        message.contains("k 1: found inf") && message.contains("[tensor: topk_weights, row: 2]"),
+        "{message}"
+    );
     // Token 1 has nothing selected at k = 1, so its weight means nothing.
     let mut tensors = tensors();
     tensors[2].3[4 * 3..4 * 4].copy_from_slice(&infinite);
@@ -195,4 +203,56 @@ fn a_folder_and_a_missing_file_are_refused_by_name() {
     let missing = folder.path().join("none.safetensors");
     let error = InputFile::read(&missing).unwrap_err().to_string();
     assert!(error.contains("none.safetensors") && error.contains("cannot be read"), "{error}");
+}
+
+#[test]
+fn a_row_of_a_file_with_ranks_is_named_by_rank_and_token_and_the_file_by_its_path() {
+    let mut tensors = tensors();
+    for (_, _, shape, _) in &mut tensors {
+        shape.insert(0, 3);
+        shape[1] = 1;
+    }
+    tensors[1].3[8 * 5..].copy_from_slice(&9_i64.to_le_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("routing.safetensors");
+    std::fs::write(&path, bytes(&tensors, Some("6"))).unwrap();
+    let file = InputFile::read(&path).unwrap();
+    let error = file.inputs(&file.case(3, None).unwrap()).unwrap_err().to_string();
+    let wanted = format!("[file: {}, tensor: topk_idx, row: [2, 0]]", path.display());
+    assert!(error.contains("k 1: found expert 9") && error.contains(&wanted), "{error}");
+    let error = file.case(2, None).unwrap_err().to_string();
+    assert!(error.contains("routing.safetensors"), "{error}");
+}
+
+/// Most memory that this process ever had, in bytes.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn a_header_is_judged_against_the_size_of_the_file_before_the_file_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.safetensors");
+    let refusal = |start: &[u8]| {
+        std::fs::write(&path, start).unwrap();
+        // Sparse: it takes no room on the disk, but would take it in memory.
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 30).unwrap();
+        let before = peak();
+        let error = InputFile::read(&path).unwrap_err().to_string();
+        let grown = peak() - before;
+        assert!(grown < 256 << 20, "{grown} bytes were read to say: {error}");
+        error
+    };
+    let error = refusal(&(MAX_HEADER as u64 + 1).to_le_bytes());
+    assert!(error.contains("found a header of 1048577 bytes"), "{error}");
+    let error = refusal(&raw("not json", b""));
+    assert!(error.contains("not that of a safetensors file"), "{error}");
+    let error = refusal(&bytes(&tensors(), Some("4")));
+    assert!(error.contains("found 1073741824 bytes; its header speaks of"), "{error}");
+    assert!(error.contains("more bytes than its tensors"), "{error}");
+    std::fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+    let error = InputFile::read(&path).unwrap_err().to_string();
+    assert!(error.contains("found 4294967297 bytes; expected at most 4294967296"), "{error}");
 }

@@ -82,8 +82,8 @@ impl Settings {
         // Ranks are started here, by threads or by the launcher: both say where rank 0 is.
         config.world.bootstrap = "env".to_owned();
         let registry = Registry::load(&config.plugins)?;
-        registry.kernels(&config.kernels.name)?.probe(&config.kernels.table)?;
-        registry.topology(&config.topology.name)?;
+        registry.choose_kernels(&config.kernels)?.probe(&config.kernels.table)?;
+        registry.choose_topology(&config.topology)?;
         let capabilities = transport::probe(&config)?;
         Ok(Self { config, capabilities })
     }

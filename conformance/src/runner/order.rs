@@ -4,9 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use tokenyard_core::files;
 
 use crate::pace::Pace;
 use crate::suite::Outcome;
+
+/// The largest order, in bytes: the names of all tests need less than 1 MiB.
+const MAX_ORDER: u64 = 16 << 20;
 
 /// What the ranks of one job do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,8 +34,7 @@ pub(super) enum Work {
 
 impl Order {
     pub(super) fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path)
-            .with_context(|| format!("read order: {} cannot be read", path.display()))?;
+        let bytes = files::read(path, MAX_ORDER).context("read order")?;
         serde_json::from_slice(&bytes)
             .with_context(|| format!("read order: {} is not an order", path.display()))
     }

@@ -78,7 +78,7 @@ pub(super) fn choose(config: &Config) -> Result<(TransportRef, &PartChoice)> {
     let registry = Registry::load(&config.plugins)?;
     let mut last = anyhow!("the config names no transport");
     for choice in config.scale_up.iter().chain(&config.scale_out) {
-        let part = registry.transport(&choice.name)?;
+        let part = registry.choose_transport(choice)?;
         match part.probe(&choice.table) {
             Ok(_) => return Ok((part, choice)),
             Err(error) => last = error.into(),

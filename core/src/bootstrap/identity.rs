@@ -80,37 +80,41 @@ impl Rendezvous {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for anything else.
     pub fn parse(spec: &str) -> Result<Self> {
-        let refuse = |why: String| {
-            Err(Error::new(
-                ErrorKind::InvalidInput,
-                OPERATION,
-                format!("found {spec:?}, {why}; expected \"tcp://host:port\" or \"file:///path\""),
-            ))
-        };
+        Self::judge(spec).map_err(|why| {
+            let message = format!(
+                "found {spec:?}, which {why}; expected \"tcp://host:port\" or \"file:///path\""
+            );
+            Error::new(ErrorKind::InvalidInput, OPERATION, message)
+        })
+    }
+
+    /// Like [`Rendezvous::parse`], with no more than the reason for a refusal.
+    pub(crate) fn judge(spec: &str) -> std::result::Result<Self, String> {
+        let refuse = |why: String| Err(why);
         if let Some(address) = spec.strip_prefix("tcp://") {
             let Some((host, port)) = address.rsplit_once(':') else {
-                return refuse("which has no port".into());
+                return refuse("has no port".into());
             };
             let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
             let host = match bracketed {
                 Some(inside) => inside,
                 None if host.contains(':') => {
-                    return refuse("an IPv6 address without its brackets".into());
+                    return refuse("is an IPv6 address without its brackets".into());
                 }
                 None => host,
             };
             return match port.parse::<u16>() {
-                _ if host.is_empty() => refuse("which has no host".into()),
+                _ if host.is_empty() => refuse("has no host".into()),
                 Ok(port) if port != 0 => Ok(Self::Tcp { host: host.to_owned(), port }),
-                _ => refuse(format!("whose port {port:?} is not in 1 to 65535")),
+                _ => refuse(format!("has the port {port:?}, which is not in 1 to 65535")),
             };
         }
         match spec.strip_prefix("file://") {
             Some(path) if path.starts_with('/') && !path.ends_with('/') => {
                 Ok(Self::File { path: path.into() })
             }
-            Some(_) => refuse("whose path is not that of a file, from the root".into()),
-            None => refuse("which is neither".into()),
+            Some(_) => refuse("has a path that is not that of a file, from the root".into()),
+            None => refuse("is neither tcp:// nor file://".into()),
         }
     }
 }

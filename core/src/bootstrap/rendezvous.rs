@@ -1,7 +1,7 @@
 //! Where rank 0 listens, and how the others learn it.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{ErrorKind as IoErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,9 +13,9 @@ use super::handshake::Credentials;
 use super::identity::{Place, Rendezvous};
 use super::interface::Local;
 use super::seal::{JOB_BYTES, random};
-use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, check_private};
+use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, open_private};
 use crate::machine::host_name;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files};
 
 pub(super) const OPERATION: &str = "meet the other ranks";
 const MAX_NOTICE_BYTES: u64 = 1024;
@@ -80,15 +80,30 @@ pub(super) fn enter(
             Ok(Entry::Spoke { target: Target::Address { host, port }, credentials, local })
         }
         Rendezvous::File { path } if place.rank == 0 => {
+            check_meeting(&path)?;
             let (listener, address) = listen_anywhere(local.own(), &credentials.secret)?;
             let credentials = Credentials { job: address.job, ..credentials };
             let notice = Some(Notice::publish(path, &address)?);
             Ok(Entry::Hub { listener, credentials, notice })
         }
         Rendezvous::File { path } => {
+            check_meeting(&path)?;
             Ok(Entry::Spoke { target: Target::File { path }, credentials, local })
         }
         Rendezvous::Exchange(exchange) => enter_by_exchange(place, exchange, credentials, local),
+    }
+}
+
+/// Refuses a file to meet at that is there and is no regular file. It may be missing as yet.
+fn check_meeting(path: &Path) -> Result<()> {
+    match std::fs::metadata(path) {
+        Ok(about) if !about.is_file() => {
+            let message = format!("found {}, expected a regular file", files::kind_name(&about));
+            Err(Error::new(ErrorKind::InvalidInput, OPERATION, message)
+                .with_context("file", path.display())
+                .with_fix("name a file in a folder that all ranks share; rank 0 makes it"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -236,7 +251,7 @@ impl Notice {
 
 impl Drop for Notice {
     fn drop(&mut self) {
-        if std::fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
+        if files::read_text(&self.path, MAX_NOTICE_BYTES).is_ok_and(|text| text == self.text) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -244,17 +259,14 @@ impl Drop for Notice {
 
 /// Reads where rank 0 is, as of now. The file may be missing, or of an earlier job.
 pub(super) fn read_notice(path: &Path) -> Result<Address> {
-    let read = || -> Result<Address> {
-        let unreadable =
-            |error| Error::system(OPERATION, "cannot read the address of rank 0", error);
-        let file = File::open(path).map_err(unreadable)?;
-        // Whoever can write this file decides where this rank connects to.
-        check_private(&file.metadata().map_err(unreadable)?, OPERATION)?;
-        let mut text = String::new();
-        file.take(MAX_NOTICE_BYTES).read_to_string(&mut text).map_err(unreadable)?;
-        Address::decode(&text)
-    };
-    read().map_err(|error| error.with_context("file", path.display()))
+    // Whoever can write this file decides where this rank connects to.
+    let file = open_private(path, OPERATION)?;
+    let mut text = String::new();
+    file.take(MAX_NOTICE_BYTES)
+        .read_to_string(&mut text)
+        .map_err(|e| Error::system(OPERATION, "cannot read the address of rank 0", e))
+        .and_then(|_| Address::decode(&text))
+        .map_err(|error| error.with_context("file", path.display()))
 }
 
 #[cfg(test)]
@@ -287,6 +299,24 @@ mod tests {
         let _new = Notice::publish(path.clone(), &Address { port: 1, ..address() }).unwrap();
         drop(old);
         assert_eq!(read_notice(&path).unwrap().port, 1);
+    }
+
+    #[test]
+    fn a_fifo_to_meet_at_is_refused_at_once_on_every_rank() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
+        for rank in 0..2 {
+            let place = Place { rank, ranks: 2, local_rank: rank };
+            let rendezvous = Rendezvous::File { path: path.clone() };
+            let entry = enter(place, rendezvous, Secret::none(), Local::Any);
+            let error = entry.err().unwrap().to_string();
+            assert!(error.contains("found a FIFO, expected a regular file"), "{error}");
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+        }
+        let error = read_notice(&path).unwrap_err().to_string();
+        assert!(error.contains("found a FIFO, expected a regular file"), "{error}");
     }
 
     #[test]

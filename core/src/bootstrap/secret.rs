@@ -1,12 +1,13 @@
 //! The secret that the ranks of one job share.
 
 use std::fmt;
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::seal;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files};
 
 /// Holds the secret itself.
 pub const SECRET_VARIABLE: &str = "TOKENYARD_SECRET";
@@ -60,18 +61,13 @@ impl Secret {
     /// [`ErrorKind::InvalidInput`] when it is no regular file of this user with mode 0600 or
     /// stricter, or its length is wrong; [`ErrorKind::System`] when it cannot be read.
     pub fn from_file(path: &Path) -> Result<Self> {
-        // O_NONBLOCK: opening a FIFO must not wait for a writer.
-        let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-        let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblock).open(path);
-        let unreadable = |error| Error::system(OPERATION, "cannot read it", error);
-        let text = file.map_err(unreadable).and_then(|file| {
-            check_private(&file.metadata().map_err(unreadable)?, OPERATION)?;
-            let mut text = String::new();
-            // One more than allowed, so that a longer file is noticed.
-            file.take(MAX_SECRET_BYTES as u64 + 1).read_to_string(&mut text).map_err(unreadable)?;
-            Ok(text)
-        });
-        text.and_then(|text| Self::from_text(text.trim()))
+        let file = open_private(path, OPERATION)?;
+        let mut text = String::new();
+        // One more than allowed, so that a longer file is noticed.
+        file.take(MAX_SECRET_BYTES as u64 + 1)
+            .read_to_string(&mut text)
+            .map_err(|error| Error::system(OPERATION, "cannot read it", error))
+            .and_then(|_| Self::from_text(text.trim()))
             .map_err(|error| error.with_context("file", path.display()))
     }
 
@@ -120,16 +116,20 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// Opens a file that nobody but this user can write or read.
+pub(super) fn open_private(path: &Path, operation: &'static str) -> Result<File> {
+    let (file, about) = files::open(path).map_err(|error| {
+        let kind = if error.io().is_some() { ErrorKind::System } else { ErrorKind::InvalidInput };
+        Error::file(kind, operation, &error)
+    })?;
+    check_private(&about, operation).map_err(|error| error.with_context("file", path.display()))?;
+    Ok(file)
+}
+
 /// Refuses a file that others could have written or read.
-pub(super) fn check_private(meta: &std::fs::Metadata, operation: &'static str) -> Result<()> {
+fn check_private(meta: &std::fs::Metadata, operation: &'static str) -> Result<()> {
     let refuse = |message| Error::new(ErrorKind::InvalidInput, operation, message);
     let (mode, owner, us) = (meta.mode() & 0o7777, meta.uid(), rustix::process::geteuid().as_raw());
-    if !meta.is_file() {
-        return Err(refuse(
-            "found something that is no regular file, expected a regular file".into(),
-        )
-        .with_fix("name the file itself"));
-    }
     if owner != us {
         return Err(refuse(format!("found a file of user id {owner}, expected this user's, {us}"))
             .with_fix("let the file belong to the user that runs the ranks"));
@@ -184,11 +184,22 @@ mod tests {
     fn a_folder_and_a_missing_file_are_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let error = Secret::from_file(folder.path()).unwrap_err();
-        assert!(error.message().contains("no regular file"), "{error}");
+        assert!(error.message().contains("found a folder, expected a regular file"), "{error}");
         let missing = folder.path().join("none");
         let error = Secret::from_file(&missing).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::System);
         assert!(error.to_string().contains(missing.to_str().unwrap()), "{error}");
+    }
+
+    #[test]
+    fn a_fifo_is_refused_by_its_kind_without_waiting_for_a_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
+        let error = Secret::from_file(&path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.message().contains("found a FIFO, expected a regular file"), "{error}");
     }
 
     #[test]

@@ -14,17 +14,15 @@
 mod part_table;
 mod schema;
 mod source;
-mod wording;
+pub(crate) mod wording;
 
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files};
 
 pub use part_table::PartTable;
 
@@ -63,6 +61,17 @@ pub struct Config {
     /// Tables of parts that the file does not choose. They are kept for a later choice; a tool
     /// that knows all parts can tell such a table from a misspelt name.
     pub unused_tables: Vec<UnusedTable>,
+    /// Where in the file values stand that can be judged only later.
+    pub lines: Lines,
+}
+
+/// Lines of a config file, counted from 1.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// Of `topology.domains`; 0 where the file has none.
+    pub domains: usize,
+    /// Of each of [`Config::plugins`].
+    pub plugins: Vec<usize>,
 }
 
 /// The section `[world]`.
@@ -149,18 +158,26 @@ impl Config {
     /// [`ErrorKind::Config`] if the file cannot be read or is wrong.
     pub fn load(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
-        let unreadable = |error: std::io::Error| {
-            Error::new(ErrorKind::Config, READ, format!("{name} cannot be read")).with_source(error)
-        };
-        // Asked before opening: to open a pipe could block for ever (INV-6).
-        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
-            let message = format!("{name} is not a regular file; expected a TOML file");
-            return Err(Error::new(ErrorKind::Config, READ, message));
-        }
-        let file = File::open(path).map_err(unreadable)?;
-        let mut bytes = Vec::new();
-        file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-        Self::parse_bytes(&bytes, &name)
+        Self::parse_bytes(&Self::read(path)?, &name)
+    }
+
+    /// Reads the file at `path` and says all that is wrong with it, where [`Config::load`] ends at
+    /// the first error.
+    ///
+    /// # Errors
+    /// At least one error, in the order of the file's sections.
+    pub fn judge(path: &Path) -> Result<Self, Vec<Error>> {
+        let one = |error| vec![error];
+        let (bytes, name) = (Self::read(path).map_err(one)?, path.display().to_string());
+        let text = text_of(&bytes, &name).map_err(one)?;
+        schema::read(&source::Source::new(text, &name))
+    }
+
+    fn read(path: &Path) -> Result<Vec<u8>> {
+        files::read(path, MAX_BYTES as u64).map_err(|error| {
+            let message = format!("{}: {}", path.display(), error.problem());
+            Error::new(ErrorKind::Config, READ, message).with_fix(error.fix())
+        })
     }
 
     /// Like [`Config::parse`], for bytes that may not be UTF-8.
@@ -169,15 +186,7 @@ impl Config {
     /// [`ErrorKind::Config`] if the bytes are not UTF-8 or not a valid config.
     pub fn parse_bytes(bytes: &[u8], name: &str) -> Result<Self> {
         check_size(bytes, name)?;
-        let text = std::str::from_utf8(bytes).map_err(|error| {
-            let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
-            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-            let found = bytes.get(error.valid_up_to()).copied().unwrap_or_default();
-            let message =
-                format!("{name}:{line}: found byte 0x{found:02x}, not UTF-8; expected UTF-8 text");
-            Error::new(ErrorKind::Config, READ, message)
-        })?;
-        Self::parse(text, name)
+        Self::parse(text_of(bytes, name)?, name)
     }
 
     /// Reads a config from `text`; `name` stands for the file in messages.
@@ -186,7 +195,33 @@ impl Config {
     /// [`ErrorKind::Config`] if the text is larger than [`MAX_BYTES`] or not a valid config.
     pub fn parse(text: &str, name: &str) -> Result<Self> {
         check_size(text.as_bytes(), name)?;
-        schema::read(&source::Source::new(text, name))
+        let read = schema::read(&source::Source::new(text, name));
+        read.map_err(|errors| match errors.into_iter().next() {
+            Some(first) => first,
+            None => Error::new(ErrorKind::Internal, READ, "found no config and no error"),
+        })
+    }
+
+    /// Refuses a split into domains that so many ranks do not allow, before any of them is started.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] with file and line.
+    pub fn check_ranks(&self, ranks: u32) -> Result<()> {
+        match self.domains {
+            Some(domains) if !ranks.is_multiple_of(domains) => {
+                let expected = format!("a divisor of {ranks} ranks");
+                Err(self.at_domains(wrong_domains(domains, &expected)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds the line of `topology.domains` to an error about it.
+    pub(crate) fn at_domains(&self, error: Error) -> Error {
+        match self.lines.domains {
+            0 => error,
+            line => error.at(&format!("{}:{line}", self.name)),
+        }
     }
 
     /// What all ranks must have in common, as (key, value), in a fixed order: the names of the
@@ -210,6 +245,34 @@ impl Config {
         .map(|(key, value)| (key.to_owned(), value))
         .into()
     }
+}
+
+/// The error for a number of domains that cannot be.
+pub(crate) fn wrong_domains(domains: u32, expected: &str) -> Error {
+    let message = format!("found topology.domains = {domains}; expected {expected}");
+    Error::new(ErrorKind::Config, "split domains", message)
+        .with_fix("leave topology.domains out: there is a domain for each machine then")
+}
+
+impl PartChoice {
+    /// The error of whoever looked for the part or asked it, with the file and line that chose it.
+    pub fn locate(&self, error: Error) -> Error {
+        match self.line {
+            0 => error,
+            line => error.at(&format!("{}:{line}", self.table.file())),
+        }
+    }
+}
+
+fn text_of<'a>(bytes: &'a [u8], name: &str) -> Result<&'a str> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        let found = bytes.get(error.valid_up_to()).copied().unwrap_or_default();
+        let message =
+            format!("{name}:{line}: found byte 0x{found:02x}, not UTF-8; expected UTF-8 text");
+        Error::new(ErrorKind::Config, READ, message)
+    })
 }
 
 fn check_size(bytes: &[u8], name: &str) -> Result<()> {

@@ -90,6 +90,21 @@ impl PartTable {
         self.error(at, &format!("`{}` {} {message}", shown(key), place(part, &[])))
     }
 
+    /// Adds file and line to what a part says of its table: those of the key that it names
+    /// ([`Error::with_key`]), else of the table. Errors of [`PartTable::parse`] have them already.
+    pub(crate) fn locate(&self, error: Error) -> Error {
+        let is_placed = error.message().contains(&format!("{}:", self.file));
+        if error.kind() != ErrorKind::Config || is_placed {
+            return error;
+        }
+        let table = DeTable::parse(&self.text).map(Spanned::into_inner).unwrap_or_default();
+        let offset = error.key().and_then(|key| key_offset(&table, key)).unwrap_or(0);
+        match file_line(&self.text, offset) {
+            Some(line) => error.at(&format!("{}:{line}", self.file)),
+            None => error,
+        }
+    }
+
     /// Takes the table under `key` out, for a part that hands it on to another part: what is left,
     /// and that table (empty if there is none). Keys keep their lines.
     ///

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use super::source::{Item, Section, Source};
 use super::{
-    Config, MAX_CHOICES, OnFailure, PartChoice, PartTable, Reports, UnusedTable, WorldConfig,
+    Config, Lines, MAX_CHOICES, OnFailure, PartChoice, PartTable, Reports, UnusedTable, WorldConfig,
 };
-use crate::Result;
+use crate::bootstrap::Rendezvous;
+use crate::{Error, Result};
 
 const DEFAULT_DEADLINE_MS: u64 = 30_000;
 const DEFAULT_LATE_MS: u64 = 30 * 60 * 1000;
@@ -29,21 +30,59 @@ const RESERVED: [&str; 3] = [NONE, "use", "domains"];
 const MAX_NAME: usize = 64;
 const PART_NAME: &str = "a part's name: 1 to 64 characters of a-z, 0-9, _ and -";
 
-/// Reads the whole file.
-pub(super) fn read(source: &Source<'_>) -> Result<Config> {
-    let document = source.parse()?;
+/// What is wrong with a file, in the order in which it was found.
+#[derive(Debug, Default)]
+pub(super) struct Errors(Vec<Error>);
+
+impl Errors {
+    /// The value, or a note of what is wrong with it.
+    fn note<T>(&mut self, result: Result<T>) -> Option<T> {
+        result.map_err(|error| self.0.push(error)).ok()
+    }
+
+    /// Notes every key of `section` that is not in `known`.
+    fn unknown_keys(&mut self, section: &Section<'_>, known: &[&str]) {
+        self.0.extend(section.unknown_keys(known));
+    }
+
+    /// The value of an optional key.
+    fn read<'a, T>(
+        &mut self,
+        section: &Section<'a>,
+        key: &str,
+        read: impl FnOnce(&Item<'a>) -> Result<T>,
+    ) -> Option<T> {
+        section.get(key).and_then(|item| self.note(read(&item)))
+    }
+}
+
+/// Reads the whole file; every section and every key is judged, whatever is wrong before it.
+pub(super) fn read(source: &Source<'_>) -> Result<Config, Vec<Error>> {
+    let document = source.parse().map_err(|error| vec![error])?;
     let root = Section::root(source, &document);
-    root.allow_only(&["world", "kernels", "transport", "topology", "plugins"])?;
+    let mut errors = Errors::default();
+    errors.unknown_keys(&root, &["world", "kernels", "transport", "topology", "plugins"]);
 
     let mut unused_tables = Vec::new();
-    let world = read_world(root.section("world")?)?;
-    let kernels = read_kernels(&root, &mut unused_tables)?;
-    let (scale_up, scale_out) = read_transports(&root, &mut unused_tables)?;
-    let (topology, domains) = read_topology(&root, &mut unused_tables)?;
-    let plugins = read_plugins(root.section("plugins")?)?;
-    let name = source.name().to_owned();
+    let mut lines = Lines::default();
+    let world = errors.note(root.section("world")).map(|world| read_world(world, &mut errors));
+    let kernels = errors.note(read_kernels(&root, &mut unused_tables));
+    let transports = errors.note(read_transports(&root, &mut unused_tables));
+    let topology = errors.note(read_topology(&root, &mut unused_tables, &mut lines));
+    let plugins = errors.note(root.section("plugins"));
+    let plugins = plugins.map(|section| read_plugins(section, (&mut errors, &mut lines)));
+    let parts = (world, kernels, transports, topology, plugins);
+    let (Some(world), Some(kernels), Some((scale_up, scale_out)), Some(topology), Some(plugins)) =
+        parts
+    else {
+        return Err(errors.0);
+    };
+    if !errors.0.is_empty() {
+        return Err(errors.0);
+    }
+    let (topology, domains) = topology;
     Ok(Config {
-        name,
+        name: source.name().to_owned(),
         digest: source.digest(),
         world,
         kernels,
@@ -53,10 +92,11 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config> {
         domains,
         plugins,
         unused_tables,
+        lines,
     })
 }
 
-fn read_world(section: Option<Section<'_>>) -> Result<WorldConfig> {
+fn read_world(section: Option<Section<'_>>, errors: &mut Errors) -> WorldConfig {
     let mut world = WorldConfig {
         bootstrap: "env".to_owned(),
         interface: None,
@@ -65,46 +105,38 @@ fn read_world(section: Option<Section<'_>>) -> Result<WorldConfig> {
         on_failure: OnFailure::Stop,
         reports: Reports::default(),
     };
-    let Some(section) = section else { return Ok(world) };
-    section.allow_only(&[
-        "bootstrap",
-        "interface",
-        "deadline_ms",
-        "late_ms",
-        "on_failure",
-        "reports",
-    ])?;
-    if let Some(item) = section.get("bootstrap") {
-        world.bootstrap = bootstrap(&item)?.to_owned();
+    let Some(section) = section else { return world };
+    let known = ["bootstrap", "interface", "deadline_ms", "late_ms", "on_failure", "reports"];
+    errors.unknown_keys(&section, &known);
+    if let Some(spec) = errors.read(&section, "bootstrap", |item| bootstrap(item)) {
+        world.bootstrap = spec.to_owned();
     }
-    if let Some(item) = section.get("interface") {
-        world.interface = Some(interface(&item)?.to_owned());
+    let name = errors.read(&section, "interface", |item| interface(item));
+    world.interface = name.map(str::to_owned);
+    if let Some(found) = errors.read(&section, "on_failure", on_failure) {
+        world.on_failure = found;
     }
-    if let Some(item) = section.get("on_failure") {
-        world.on_failure = on_failure(&item)?;
+    if let Some(found) = errors.read(&section, "reports", reports) {
+        world.reports = found;
     }
-    if let Some(item) = section.get("reports") {
-        world.reports = reports(&item)?;
-    }
-    if let Some(item) = section.get("deadline_ms") {
-        let ms = item.integer(MIN_DEADLINE_MS..=MAX_DEADLINE_MS, "milliseconds")?;
+    let unit = "milliseconds";
+    let deadline = |item: &Item<'_>| item.integer(MIN_DEADLINE_MS..=MAX_DEADLINE_MS, unit);
+    if let Some(ms) = errors.read(&section, "deadline_ms", deadline) {
         world.deadline = Duration::from_millis(ms);
     }
-    let late = match section.get("late_ms") {
-        Some(item) => item.integer(MIN_DEADLINE_MS..=MAX_LATE_MS, "milliseconds")?,
-        None => DEFAULT_LATE_MS,
-    };
-    world.late = Duration::from_millis(late);
-    if world.late < world.deadline {
-        // Only a value that the file gives can be wrong; the default follows the deadline.
-        if let Some(item) = section.get("late_ms") {
-            let deadline = world.deadline.as_millis();
+    let late = |item: &Item<'_>| {
+        let ms = item.integer(MIN_DEADLINE_MS..=MAX_LATE_MS, unit)?;
+        let deadline = world.deadline.as_millis();
+        if u128::from(ms) < deadline {
             let expected = format!("at least world.deadline_ms, which is {deadline}");
             return Err(item.error("is too short", &expected));
         }
-        world.late = world.deadline;
-    }
-    Ok(world)
+        Ok(ms)
+    };
+    let late = errors.read(&section, "late_ms", late).unwrap_or(DEFAULT_LATE_MS);
+    // Only a value that the file gives can be too short; the default follows the deadline.
+    world.late = Duration::from_millis(late).max(world.deadline);
+    world
 }
 
 fn on_failure(item: &Item<'_>) -> Result<OnFailure> {
@@ -128,10 +160,12 @@ fn reports(item: &Item<'_>) -> Result<Reports> {
 fn bootstrap<'a>(item: &Item<'a>) -> Result<&'a str> {
     let expected = "\"env\", \"tcp://host:port\" or \"file:///path\"";
     let spec = item.string(expected)?;
-    if spec == "env" || spec.starts_with("tcp://") || spec.starts_with("file:///") {
-        Ok(spec)
-    } else {
-        Err(item.error("is not a rendezvous", expected))
+    if spec == "env" {
+        return Ok(spec);
+    }
+    match Rendezvous::judge(spec) {
+        Ok(_) => Ok(spec),
+        Err(why) => Err(item.error(&format!("is not a rendezvous: it {why}"), expected)),
     }
 }
 
@@ -160,6 +194,7 @@ fn read_kernels(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<Par
 fn read_topology(
     root: &Section<'_>,
     unused: &mut Vec<UnusedTable>,
+    lines: &mut Lines,
 ) -> Result<(PartChoice, Option<u32>)> {
     let section = root.section("topology")?;
     let choice = match section.as_ref().and_then(|section| Some((section, section.get("use")?))) {
@@ -177,6 +212,7 @@ fn read_topology(
         check_tables(&section, (from_ref(&choice), &["use", "domains"]), unused)?;
         if let Some(item) = section.get("domains") {
             domains = Some(item.integer(1..=MAX_DOMAINS, "domains")? as u32);
+            lines.domains = item.line();
         }
     }
     Ok((choice, domains))
@@ -192,7 +228,9 @@ fn read_transports(
         let message = "missing section [transport]; expected a transport for at least one level";
         root.source().error(message).with_fix(fix)
     })?;
-    section.allow_only(&["scale_up", "scale_out"])?;
+    if let Some(error) = section.unknown_keys(&["scale_up", "scale_out"]).into_iter().next() {
+        return Err(error);
+    }
     let mut scale_up = None;
     if let Some(level) = section.section("scale_up")? {
         let expected = "the name of a transport, or \"none\"";
@@ -294,23 +332,29 @@ fn is_part_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed) && !RESERVED.contains(&name)
 }
 
-fn read_plugins(section: Option<Section<'_>>) -> Result<Vec<PathBuf>> {
-    let Some(section) = section else { return Ok(Vec::new()) };
-    section.allow_only(&["paths"])?;
+fn read_plugins(
+    section: Option<Section<'_>>,
+    (errors, lines): (&mut Errors, &mut Lines),
+) -> Vec<PathBuf> {
+    let Some(section) = section else { return Vec::new() };
+    errors.unknown_keys(&section, &["paths"]);
     let expected = "an array of absolute paths";
-    let item = section.require("paths", expected)?;
-    let elements = item.elements().ok_or_else(|| item.wrong_type(expected))?;
+    let elements = section
+        .require("paths", expected)
+        .and_then(|item| item.elements().ok_or_else(|| item.wrong_type(expected)));
+    let Some(elements) = errors.note(elements) else { return Vec::new() };
     let mut paths = Vec::with_capacity(elements.len());
     let mut first_use = BTreeMap::new();
     for (i, element) in elements.iter().enumerate() {
-        let path = plugin_path(element)?;
+        let Some(path) = errors.note(plugin_path(element)) else { continue };
         if let Some(first) = first_use.insert(path, i) {
             let problem = format!("repeats plugins.paths[{first}]");
-            return Err(element.error(&problem, "each path once"));
+            errors.0.push(element.error(&problem, "each path once"));
         }
         paths.push(path.to_owned());
+        lines.plugins.push(element.line());
     }
-    Ok(paths)
+    paths
 }
 
 fn plugin_path<'a>(item: &Item<'a>) -> Result<&'a Path> {

@@ -114,12 +114,10 @@ impl<'a> Section<'a> {
         entries.into_iter().map(|(_, key, value)| (key, self.item(key, value))).collect()
     }
 
-    /// Refuses every key but those of `known`.
-    pub(super) fn allow_only(&self, known: &[&str]) -> Result<()> {
-        match self.entries().into_iter().find(|(key, _)| !known.contains(key)) {
-            Some((key, item)) => Err(self.unknown(key, &item, known)),
-            None => Ok(()),
-        }
+    /// An error for every key but those of `known`.
+    pub(super) fn unknown_keys(&self, known: &[&str]) -> Vec<Error> {
+        let entries = self.entries().into_iter().filter(|(key, _)| !known.contains(key));
+        entries.map(|(key, item)| self.unknown(key, &item, known)).collect()
     }
 
     /// The error for a key that has no meaning in this section.

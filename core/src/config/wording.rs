@@ -41,7 +41,7 @@ pub(super) fn unknown_key(found: &str, place: &str, known: &[&str]) -> String {
 
 /// The known name that `found` is a likely misspelling of: at most two edits away, and at most a
 /// third of the name.
-fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
         .filter(|name| name.len().abs_diff(found.len()) <= 2)
@@ -51,20 +51,24 @@ fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|(_, name)| name)
 }
 
-/// The fewest insertions, removals and replacements that make `a` into `b`.
+/// The fewest insertions, removals, replacements and swaps of neighbours that make `a` into `b`.
 fn edits(a: &[u8], b: &[u8]) -> usize {
+    // Two rows of the usual table; a swap looks one further up.
     let mut row: Vec<usize> = (0..=b.len()).collect();
+    let mut above = row.clone();
     for (i, from) in a.iter().enumerate() {
-        let mut diagonal = i;
-        let mut left = i + 1;
-        for (to, cell) in b.iter().zip(row.iter_mut().skip(1)) {
-            let cost = (diagonal + usize::from(from != to)).min(*cell + 1).min(left + 1);
-            diagonal = std::mem::replace(cell, cost);
-            left = cost;
+        let mut next = vec![i + 1];
+        for (j, to) in b.iter().enumerate() {
+            let cell = |row: &[usize], at: usize| row.get(at).copied().unwrap_or(usize::MAX / 2);
+            let replaced = cell(&row, j) + usize::from(from != to);
+            let mut least = replaced.min(cell(&row, j + 1) + 1).min(cell(&next, j) + 1);
+            let swapped = i > 0 && j > 0 && a.get(i - 1) == Some(to) && b.get(j - 1) == Some(from);
+            if swapped {
+                least = least.min(cell(&above, j - 1) + 1);
+            }
+            next.push(least);
         }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
+        above = std::mem::replace(&mut row, next);
     }
     row.last().copied().unwrap_or(a.len())
 }
@@ -74,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn edits_counts_insertions_removals_and_replacements() {
+    fn edits_counts_insertions_removals_replacements_and_swaps() {
         for (a, b, expected) in [
             ("", "", 0),
             ("", "abc", 3),
@@ -82,7 +86,9 @@ mod tests {
             ("abc", "abc", 0),
             ("kitten", "sitting", 3),
             ("deadine_ms", "deadline_ms", 1),
-            ("ab", "ba", 2),
+            ("ab", "ba", 1),
+            ("cup", "cpu", 1),
+            ("abcd", "badc", 2),
         ] {
             assert_eq!(edits(a.as_bytes(), b.as_bytes()), expected, "{a} to {b}");
         }
@@ -95,6 +101,7 @@ mod tests {
         assert_eq!(nearest("late_s", &known), Some("late_ms"));
         assert_eq!(nearest("uses", &known), Some("use"));
         assert_eq!(nearest("sms", &known), None);
+        assert_eq!(nearest("cup", &["cuda", "cpu"]), Some("cpu"));
         assert_eq!(nearest("threads", &known), None);
     }
 

@@ -27,7 +27,8 @@ impl KernelsRef {
         let mut error = blank_error();
         // SAFETY: a judged table; every structure is ours and valid for the call.
         let status = unsafe { probe(services(), &config_as_ty(config), &mut kinds, &mut error) };
-        check("probe", status, &error).map_err(|e| e.with_context("part", self.name()))?;
+        check("probe", status, &error)
+            .map_err(|e| config.locate(e).with_context("part", self.name()))?;
         Ok(kinds)
     }
 
@@ -44,7 +45,8 @@ impl KernelsRef {
         // SAFETY: a judged table; every structure is ours and valid for the call.
         let status =
             unsafe { open(services(), &config_as_ty(config), shape, &mut instance, &mut error) };
-        check("open", status, &error).map_err(|e| e.with_context("part", self.name()))?;
+        check("open", status, &error)
+            .map_err(|e| config.locate(e).with_context("part", self.name()))?;
         Ok(OpenKernels { part: *self, instance, close })
     }
 }

@@ -1,10 +1,12 @@
 use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use object::read::ReadCache;
 
 use super::registry::{BuiltIn, KernelsRef, TopologyRef, TransportRef};
+use super::{elf, writable};
 use crate::abi;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files};
 
 /// Keep the library: Rust's thread-local destructors make unloading unsafe. From `dlfcn.h`.
 const RTLD_NODELETE: i32 = 0x1000;
@@ -64,6 +66,10 @@ pub fn plugin_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// [`ErrorKind::Plugin`]: which check failed, what was found, what was expected, what to do.
 pub fn load_file(path: &Path) -> Result<PluginFile> {
+    let (file, _) = files::open(path).map_err(|e| refused(path, e.problem()).with_fix(e.fix()))?;
+    // The loader maps the file by its path again: who can swap it in between can as well write it.
+    elf::judge(&ReadCache::new(file)).map_err(|e| refused(path, e.problem).with_fix(e.fix))?;
+    writable::warn(path);
     // SAFETY: loading runs the library's initialisers. The operator named it by absolute path in
     // the config, which is the documented act of trust (docs/plugin-guide.md).
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) }

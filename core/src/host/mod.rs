@@ -1,10 +1,12 @@
 //! The host's side of the plugin ABI: safe handles over judged tables, the loader and the registry.
 
+mod elf;
 mod kernels;
 mod loader;
 mod registry;
 mod topology;
 mod transport;
+mod writable;
 
 pub use kernels::{NO_TENSOR, OpenKernels};
 pub use loader::{PluginFile, load_file, plugin_files};

@@ -4,6 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::loader::{PluginFile, load_file, plugin_files};
 use crate::abi;
+use crate::config::PartChoice;
+use crate::config::wording::nearest;
 use crate::{Error, ErrorKind, Result};
 
 /// The kinds of parts.
@@ -253,14 +255,40 @@ impl Registry {
             .ok_or_else(|| self.unknown(PartKind::Topology, name))
     }
 
+    /// The transport that a config chooses.
+    ///
+    /// # Errors
+    /// As [`Registry::transport`], with file and line.
+    pub fn choose_transport(&self, choice: &PartChoice) -> Result<TransportRef> {
+        self.transport(&choice.name).map_err(|error| choice.locate(error))
+    }
+
+    /// The kernel set that a config chooses.
+    ///
+    /// # Errors
+    /// As [`Registry::choose_transport`].
+    pub fn choose_kernels(&self, choice: &PartChoice) -> Result<KernelsRef> {
+        self.kernels(&choice.name).map_err(|error| choice.locate(error))
+    }
+
+    /// The topology that a config chooses.
+    ///
+    /// # Errors
+    /// As [`Registry::choose_transport`].
+    pub fn choose_topology(&self, choice: &PartChoice) -> Result<TopologyRef> {
+        self.topology(&choice.name).map_err(|error| choice.locate(error))
+    }
+
     fn unknown(&self, kind: PartKind, name: &str) -> Error {
         let available: Vec<_> =
             self.parts().into_iter().filter(|p| p.kind == kind.name()).map(|p| p.name).collect();
+        let hint = nearest(name, &available).map(|name| format!("; did you mean `{name}`?"));
+        let hint = hint.unwrap_or_default();
         let available = if available.is_empty() { "none".into() } else { available.join(", ") };
         Error::new(
             ErrorKind::Config,
             "choose parts",
-            format!("no {} is called `{name}`; available: {available}", kind.name()),
+            format!("no {} is called `{name}`; available: {available}{hint}", kind.name()),
         )
         .with_fix("correct `use`, or add the plugin that provides it to [plugins] paths")
     }

@@ -35,7 +35,8 @@ pub fn discover(part: &TopologyRef, config: &PartTable, ask: &Discover) -> Resul
     let mut error = blank_error();
     // SAFETY: a judged table; every structure is ours and valid for the call.
     let status = unsafe { discover(services(), &request, &mut place, &mut error) };
-    check("discover", status, &error).map_err(|e| e.with_context("part", part.name()))?;
+    check("discover", status, &error)
+        .map_err(|e| config.locate(e).with_context("part", part.name()))?;
     let nics = place.nics.iter().take(place.nic_count as usize);
     Ok(Place {
         host: text(&place.host),

@@ -25,7 +25,8 @@ impl TransportRef {
         // SAFETY: a judged table; every structure is ours and valid for the call.
         let status =
             unsafe { probe(services(), &config_as_ty(config), &mut capabilities, &mut error) };
-        check("probe", status, &error).map_err(|e| e.with_context("part", self.name()))?;
+        check("probe", status, &error)
+            .map_err(|e| config.locate(e).with_context("part", self.name()))?;
         self.check_capabilities(&capabilities)?;
         Ok(capabilities)
     }
@@ -93,7 +94,8 @@ impl TransportRef {
         let mut error = blank_error();
         // SAFETY: a judged table; every structure is ours and valid for the call.
         let status = unsafe { open(services(), &request, &mut instance, &mut error) };
-        check("open", status, &error).map_err(|e| e.with_context("part", self.name()))?;
+        check("open", status, &error)
+            .map_err(|e| config.locate(e).with_context("part", self.name()))?;
         let link = abi::TyLink { table, instance, capabilities };
         // SAFETY: judged tables live for ever; the link is dropped with the instance or handed on
         // under the same promise (`OpenTransport::link`).

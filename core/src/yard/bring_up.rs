@@ -149,7 +149,7 @@ fn bring_up(
     let shape = options.shape(world.ranks())?;
     let desk = OpenDesk(Desk::new(world, config, options.in_flight)?);
     let registry = Registry::load(&config.plugins)?;
-    let kernels_part = registry.kernels(&config.kernels.name)?;
+    let kernels_part = registry.choose_kernels(&config.kernels)?;
     let number = agree(members, config, &options)?;
     meet(members, &desk.0)?;
     let mut places = discover_all(members, config, &registry)?;
@@ -158,7 +158,7 @@ fn bring_up(
     let domains = match (&config.scale_up, config.domains) {
         // No row goes by the domains.
         (None, None) => scattered(&places),
-        (_, wanted) => domains(&places, wanted)?,
+        (_, wanted) => domains(&places, wanted).map_err(|error| config.at_domains(error))?,
     };
     let mut warnings = unknown_tables(config, &registry);
     let mut levels = Levels::choose(members, config, &registry, domains)?;

@@ -101,7 +101,7 @@ impl<'a> Levels<'a> {
     ) -> Result<Self> {
         // Both levels are looked up, so that a wrong name is found even where it would not be used.
         for choice in config.scale_up.iter().chain(&config.scale_out) {
-            registry.transport(&choice.name)?;
+            registry.choose_transport(choice)?;
         }
         let me = members.rank();
         let ranks = members.ranks();
@@ -411,7 +411,7 @@ fn first_that_probes<'a>(
 ) -> Result<Level<'a>> {
     let mut reasons = Vec::new();
     for choice in choices {
-        let part = registry.transport(&choice.name)?;
+        let part = registry.choose_transport(choice)?;
         let mine = part.probe(&choice.table);
         let word = mine.as_ref().map_or_else(ToString::to_string, |_| String::new());
         let all = members.all_gather("probe", word.as_bytes())?;

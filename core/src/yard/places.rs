@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bootstrap::Members;
-use crate::config::Config;
+use crate::config::{Config, wrong_domains};
 use crate::host::{Registry, discover};
 use crate::topology::{Discover, Place};
 use crate::{Error, ErrorKind, Result};
@@ -14,7 +14,7 @@ pub(super) fn discover_all(
     config: &Config,
     registry: &Registry,
 ) -> Result<Vec<Option<Place>>> {
-    let part = registry.topology(&config.topology.name)?;
+    let part = registry.choose_topology(&config.topology)?;
     let (rank, ranks) = (members.rank(), members.ranks());
     let ask = Discover { rank, ranks, local_rank: members.local_rank() };
     let mine = discover(&part, &config.topology.table, &ask)?;
@@ -80,12 +80,7 @@ pub(super) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u
     } else {
         return Ok(domains);
     };
-    Err(Error::new(
-        ErrorKind::Config,
-        "split domains",
-        format!("found topology.domains = {domains}; expected {expected}"),
-    )
-    .with_fix("leave topology.domains out: there is a domain for each machine then"))
+    Err(wrong_domains(domains, &expected))
 }
 
 /// The known machines of each of so many domains.

@@ -160,14 +160,12 @@ impl Tree {
             }
         };
         let mut bytes = Vec::new();
-        let read = fs::metadata(&full).and_then(|about| {
-            if !about.is_file() {
-                return Err(io::ErrorKind::NotFound.into());
-            }
-            let mut file = fs::File::open(&full)?;
-            file.seek(SeekFrom::Start(offset))?;
-            file.take(most).read_to_end(&mut bytes)
-        });
+        let read = match tokenyard_files::open(&full) {
+            Ok((mut file, _)) => file
+                .seek(SeekFrom::Start(offset))
+                .and_then(|_| file.take(most).read_to_end(&mut bytes)),
+            Err(error) => Err(error.io().map_or(io::ErrorKind::NotFound, io::Error::kind).into()),
+        };
         // Other errors are the kernel's way to say that there is no value, such as EINVAL for the
         // speed of a link that is down.
         match read {
@@ -280,17 +278,13 @@ fn invalid(error: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// The text of a recorded tree's file. Other than regular files may wait for ever, or never end.
+/// The text of a recorded tree's file.
 fn text_of(path: &Path) -> io::Result<String> {
-    if !fs::metadata(path)?.is_file() {
-        return Err(invalid(format!("{} is neither a folder nor a regular file", path.display())));
-    }
-    let mut text = String::new();
-    let most = recorded::MOST_TOTAL as u64;
-    if fs::File::open(path)?.take(most + 1).read_to_string(&mut text)? as u64 > most {
-        return Err(invalid(format!("{} has more than {most} bytes", path.display())));
-    }
-    Ok(text)
+    let text = tokenyard_files::read_text(path, recorded::MOST_TOTAL as u64);
+    text.map_err(|error| match error.io() {
+        Some(system) => system.kind().into(),
+        None => invalid(error.to_string()),
+    })
 }
 
 /// Follows links within the root, component by component. `..` stops at the root.

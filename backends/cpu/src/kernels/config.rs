@@ -24,8 +24,9 @@ impl CpuConfig {
             Err(Error::new(
                 ErrorKind::Config,
                 "check [kernels.cpu]",
-                format!("{key}: found {found}; expected {expected}"),
-            ))
+                format!("`{key}`: found {found}; expected {expected}"),
+            )
+            .with_key(key))
         };
         if self.threads == 0 || self.threads > 256 {
             return refuse("threads", self.threads.to_string(), "1 to 256");

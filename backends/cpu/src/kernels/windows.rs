@@ -114,8 +114,10 @@ impl WindowSizes {
             control_bytes: 0,
             arena_bytes: arena_bytes(shape, several, config)?,
         };
+        // At most four areas of R*M rows, each less than 2^62 bytes by the limits of a shape.
         sizes.slot_bytes = sizes.rail_landing(0, if several { domains } else { 0 });
-        sizes.control_bytes = sizes.slot_bytes * u64::from(in_flight);
+        let control = sizes.slot_bytes.checked_mul(in_flight.into());
+        sizes.control_bytes = control.ok_or_else(too_large)?;
         Ok(sizes)
     }
 
@@ -196,10 +198,19 @@ fn arena_bytes(shape: &Shape, several: bool, config: &CpuConfig) -> Result<u64> 
     let expert_major =
         worst(Layout::ExpertMajor { alignment: 128, zero_padding: false }).unwrap_or(0);
     let packed = worst(Layout::Packed).unwrap_or(0);
-    let two = 2 * flat.max(expert_major).max(packed);
+    let two = flat.max(expert_major).max(packed).saturating_mul(2);
     // With several domains a combine also holds rows on their way between them.
     let flats = if several { 6 } else { 4 };
-    Ok(two.min(ARENA_LIMIT).max(flats * flat))
+    Ok(two.min(ARENA_LIMIT).max(flat.checked_mul(flats).ok_or_else(too_large)?))
+}
+
+fn too_large() -> Error {
+    Error::new(
+        ErrorKind::InvalidInput,
+        "size windows",
+        "the windows' bytes do not fit into 64 bits",
+    )
+    .with_fix("choose a smaller hidden size, fewer tokens, or fewer operations in flight")
 }
 
 #[cfg(test)]

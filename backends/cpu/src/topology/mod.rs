@@ -95,6 +95,7 @@ fn named_host(name: &str) -> Result<String> {
             "discover",
             format!("`host` has {} bytes; expected 1 to {}", name.len(), abi::TY_HOST_BYTES - 1),
         )
+        .with_key("host")
         .with_fix("shorten `host` in [topology.auto]"));
     }
     Ok(name.to_owned())

@@ -44,6 +44,7 @@ pub(super) fn choose(
                         said.join(", ")
                     ),
                 )
+                .with_key("nics")
                 .with_fix("name its NICs in [topology.auto.nics]")
             })?;
             for name in names {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use sha2::{Digest as _, Sha256};
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind, Result, files};
 
 /// A compilation takes seconds. Who holds the lock for longer than this is stuck; if it dies, the
 /// lock is free at once.
@@ -17,6 +17,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(20);
 /// Bytes of the hash in front of an image.
 const HASH: usize = 32;
+/// The largest file that is taken for an image, in bytes; kernels of one program are less than 10 MiB.
+const MAX_IMAGE: u64 = 256 << 20;
 
 /// A folder of compiled kernels. A file is a hash and the image; what is torn is not used.
 #[derive(Clone, Debug)]
@@ -148,7 +150,7 @@ fn check_owner((owner, mode): (u32, u32), user: u32) -> Result<()> {
 
 /// The image in a file; nothing if it is not there or not whole.
 fn read(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = std::fs::read(path).ok()?;
+    let mut bytes = files::read(path, MAX_IMAGE).ok()?;
     if bytes.len() < HASH {
         return None;
     }

@@ -81,7 +81,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[world]\nbootstrap = \"udp://a\"",
-        r#":6: world.bootstrap = "udp://a" is not a rendezvous; expected "env", "tcp://host:port" or "file:///path""#,
+        r#":6: world.bootstrap = "udp://a" is not a rendezvous: it is neither tcp:// nor file://; expected "env", "tcp://host:port" or "file:///path""#,
     ),
     (
         "",

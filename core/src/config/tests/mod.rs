@@ -197,9 +197,20 @@ fn files_that_are_no_config_are_refused() {
     )
     .unwrap();
     for (name, expected) in [
-        ("absent.toml", " cannot be read: No such file or directory (os error 2)"),
-        ("pipe", " is not a regular file; expected a TOML file"),
-        ("large.toml", " is too large; expected at most 1048576 bytes"),
+        (
+            "absent.toml",
+            ": the file cannot be read: No such file or directory (os error 2). Fix: correct the path",
+        ),
+        (
+            "pipe",
+            ": found a FIFO, expected a regular file. Fix: save what comes through the pipe to a file, \
+             and name that",
+        ),
+        (
+            "large.toml",
+            ": found 1048577 bytes or more, expected at most 1048576. Fix: name the right file; this one \
+             is too large to be it",
+        ),
         ("bytes.toml", ":2: found byte 0xff, not UTF-8; expected UTF-8 text"),
     ] {
         let error = Config::load(&path(name)).unwrap_err();

@@ -303,3 +303,22 @@ fn a_value_where_a_table_is_split_off_is_refused_with_its_line() {
     let error = table_of("[transport.scale_out.efa]\ntcp = 5\n").split("tcp").unwrap_err();
     assert!(error.to_string().contains("a.toml:8: `tcp` is no table"), "{error}");
 }
+
+#[test]
+fn an_error_that_names_a_key_gets_its_line_on_both_sides_of_the_plugin_abi() {
+    let table = PartTable::from_text("\n\n\nthreads = 0\nretry.limit = 9\n", "a.toml");
+    let wrong = || Error::new(ErrorKind::Config, "check", "found 0; expected 1 to 256");
+    let text = table.locate(wrong().with_key("threads")).to_string();
+    assert_eq!(text, "check: a.toml:4: found 0; expected 1 to 256 [key: threads]");
+    // What crosses the ABI is text, of a plugin in any language.
+    let crossed = Error::new(ErrorKind::Config, "open", "found 9 [device: 0, key: retry.limit]");
+    assert!(table.locate(crossed).to_string().starts_with("open: a.toml:5: found 9"));
+    // Without a key, or with one that is not in the file, the table itself is named.
+    assert!(table.locate(wrong()).to_string().starts_with("check: a.toml:4: "));
+    assert!(table.locate(wrong().with_key("none")).to_string().starts_with("check: a.toml:4: "));
+    // Errors that have their place already, and those that are not about the config, stay.
+    let placed = table.invalid("cpu", "threads", "is 0; expected 1 to 256");
+    assert_eq!(table.locate(placed).to_string().matches("a.toml:").count(), 1);
+    let other = Error::new(ErrorKind::Unavailable, "open", "no device [key: threads]");
+    assert!(!table.locate(other).to_string().contains("a.toml"));
+}

@@ -1,0 +1,196 @@
+//! `tokenyard config check`: judges a config without starting anything.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde::Serialize;
+use tokenyard_core::config::{Config, PartChoice};
+use tokenyard_core::host::{Registry, discover, load_file, plugin_files};
+use tokenyard_core::topology::Discover;
+use tokenyard_core::{Error, ErrorKind};
+
+use crate::output::{People, SCHEMA_VERSION, Style, print_json};
+
+const EXAMPLES: &str = "\
+Examples:
+  tokenyard config check configs/cpu.toml
+  tokenyard config check my-fabric.toml --ranks 8 --json
+
+Plugins are loaded; every chosen part reads its own table and is asked whether it can run here.
+Exit codes: 0 the config is right, 1 it is wrong, and every error is printed with its line, 2 the
+file cannot be read.";
+
+/// Arguments of `tokenyard config`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Judges every key of a config, those of its parts too, and starts nothing.
+    Check(CheckArgs),
+}
+
+/// Arguments of `tokenyard config check`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+struct CheckArgs {
+    /// The config file.
+    config: PathBuf,
+    /// Ranks that will use it: judges `topology.domains` too.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: Option<u32>,
+    /// Print one JSON document as the last line of standard output; the rest goes to standard error.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Document {
+    schema_version: u32,
+    command: &'static str,
+    ok: bool,
+    #[serde(flatten)]
+    judgement: Judgement,
+}
+
+/// What is to be said of a config.
+#[derive(Debug, Default, Serialize)]
+struct Judgement {
+    /// What the config chooses; absent where its own keys are wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<Chosen>,
+    /// What must be corrected; each names file and line.
+    errors: Vec<String>,
+    /// What is not wrong, and matters: a part that cannot run on this node, a table that nobody reads.
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Chosen {
+    kernels: String,
+    scale_up: Option<String>,
+    scale_out: Vec<String>,
+    topology: String,
+    /// Plugin files that were loaded.
+    plugins: Vec<PathBuf>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let Command::Check(args) = &args.command;
+    let judgement = match Config::judge(&args.config) {
+        Ok(config) => judge(&config, args.ranks)?,
+        Err(errors) => {
+            // What cannot be read was not judged.
+            tokenyard_core::files::open(&args.config)?;
+            let errors = errors.iter().map(Error::to_string).collect();
+            Judgement { errors, ..Judgement::default() }
+        }
+    };
+    let ok = judgement.errors.is_empty();
+    print(args, &judgement, People::new(args.json));
+    if args.json {
+        let (schema_version, command) = (SCHEMA_VERSION, "config check");
+        print_json(&Document { schema_version, command, ok, judgement })?;
+    }
+    Ok(ExitCode::from(u8::from(!ok)))
+}
+
+/// Judges what only the parts can: which there are, and their own tables.
+fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
+    let mut judgement = Judgement::default();
+    let mut registry = Registry::built_in()?;
+    let plugins = load_plugins(config, &mut registry, &mut judgement.errors);
+    if let Some(Err(error)) = ranks.map(|ranks| config.check_ranks(ranks)) {
+        judgement.errors.push(error.to_string());
+    }
+    let mut ask = |choice: &PartChoice, asked: Result<(), Error>| match asked {
+        Ok(()) => {}
+        // The part's own words name the line of the key.
+        Err(error) if error.kind() == ErrorKind::Config => judgement.errors.push(error.to_string()),
+        Err(error) => judgement.notes.push(format!("{} cannot run here: {error}", choice.name)),
+    };
+    let kernels = registry.choose_kernels(&config.kernels);
+    ask(&config.kernels, kernels.and_then(|p| p.probe(&config.kernels.table)).map(drop));
+    for choice in config.scale_up.iter().chain(&config.scale_out) {
+        let part = registry.choose_transport(choice);
+        ask(choice, part.and_then(|part| part.probe(&choice.table)).map(drop));
+    }
+    let one = Discover { rank: 0, ranks: 1, local_rank: 0 };
+    let topology = registry.choose_topology(&config.topology);
+    ask(
+        &config.topology,
+        topology.and_then(|part| discover(&part, &config.topology.table, &one)).map(drop),
+    );
+    let known: Vec<&str> = registry.parts().iter().map(|part| part.name).collect();
+    for table in config.unused_tables.iter().filter(|table| !known.contains(&&*table.part)) {
+        judgement.notes.push(format!(
+            "{}:{}: [{}.{}] is the table of no part; available: {}",
+            config.name,
+            table.line,
+            table.section,
+            table.part,
+            known.join(", ")
+        ));
+    }
+    judgement.chosen = Some(Chosen {
+        kernels: config.kernels.name.clone(),
+        scale_up: config.scale_up.as_ref().map(|choice| choice.name.clone()),
+        scale_out: config.scale_out.iter().map(|choice| choice.name.clone()).collect(),
+        topology: config.topology.name.clone(),
+        plugins,
+    });
+    Ok(judgement)
+}
+
+/// Loads the plugins, each error with the line that names its path; returns the files.
+fn load_plugins(
+    config: &Config,
+    registry: &mut Registry,
+    errors: &mut Vec<String>,
+) -> Vec<PathBuf> {
+    let mut loaded = Vec::new();
+    for (path, line) in config.plugins.iter().zip(&config.lines.plugins) {
+        let mut refuse = |error: Error| errors.push(format!("{}:{line}: {error}", config.name));
+        match plugin_files(std::slice::from_ref(path)) {
+            Err(error) => refuse(error),
+            Ok(files) => {
+                for file in files {
+                    match load_file(&file).and_then(|plugin| registry.add(plugin)) {
+                        Ok(()) => loaded.push(file),
+                        Err(error) => refuse(error),
+                    }
+                }
+            }
+        }
+    }
+    loaded
+}
+
+fn print(args: &CheckArgs, judgement: &Judgement, people: People) {
+    for error in &judgement.errors {
+        people.say(format_args!("{} {error}", people.paint(Style::Bad, "error:")));
+    }
+    for note in &judgement.notes {
+        people.say(format_args!("{} {note}", people.paint(Style::Warn, "note:")));
+    }
+    let file = args.config.display();
+    match (&judgement.chosen, judgement.errors.len()) {
+        (Some(chosen), 0) => {
+            let Chosen { kernels, scale_up, scale_out, topology, plugins } = chosen;
+            let out = if scale_out.is_empty() { "none".into() } else { scale_out.join(", ") };
+            people.say(format_args!(
+                "{file}: {}: kernels {kernels}, scale-up {}, scale-out {out}, topology {topology}, \
+                 {} plugin files",
+                people.paint(Style::Good, "ok"),
+                scale_up.as_deref().unwrap_or("none"),
+                plugins.len()
+            ));
+        }
+        (_, 1) => people.say(format_args!("{file}: 1 error")),
+        (_, errors) => people.say(format_args!("{file}: {errors} errors")),
+    }
+}

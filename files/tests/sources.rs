@@ -1,0 +1,131 @@
+//! No other code of the product opens a file that a user names: every other open is listed here,
+//! with the reason why its path is no user's.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Calls that open a file for reading, or run code from one.
+const OPENS: [&str; 9] = [
+    "File::open(",
+    "File::options(",
+    "OpenOptions::new(",
+    "fs::read(",
+    "fs::read_to_string(",
+    "fs::copy(",
+    "fs::openat(",
+    "fs::open(",
+    "Library::open(Some",
+];
+const LIBRARIES: &str = "Library::new(";
+
+/// Files that open something themselves: how often, and why they may.
+const ALLOWED: &[(&str, usize, &str)] = &[
+    ("files/src/lib.rs", 1, "the function itself"),
+    ("core/src/host/loader.rs", 1, "dlopen of a plugin that was opened and judged before"),
+    ("core/src/conditions.rs", 1, "/proc and /sys/fs/cgroup"),
+    ("core/src/machine.rs", 3, "/proc/cpuinfo and /proc/sys"),
+    ("core/src/yard/reporter/folder.rs", 1, "makes a new file (O_EXCL) in this user's folder"),
+    ("core/src/bootstrap/rendezvous.rs", 1, "makes a new file (O_EXCL), then renames it"),
+    ("cli/src/memory.rs", 1, "/proc/meminfo and /sys/fs/cgroup"),
+    ("launch/src/running.rs", 1, "/proc/PID/stat"),
+    ("launch/src/hosts/network.rs", 1, "/sys/class/net"),
+    ("launch/src/hosts/spaces.rs", 1, "/proc/PID/ns"),
+    ("bench/src/steady.rs", 1, "/proc/self"),
+    ("bench/src/allocations.rs", 1, "/proc/self/task"),
+    ("bench/src/gpu/machine.rs", 1, "/proc/driver/nvidia/version"),
+    ("backends/cuda/src/compile/cache.rs", 2, "writes in a folder that only this user can write"),
+    ("backends/cuda/src/compile/program.rs", 1, "/proc/self/maps"),
+    ("backends/cpu/src/topology/on_trees.rs", 1, "tests"),
+    ("backends/cpu/src/topology/mod.rs", 2, "/proc/sys/kernel and /proc/self/status"),
+    ("backends/libfabric/src/transport/numa.rs", 1, "/sys/class"),
+    ("backends/libfabric/src/transport/interfaces.rs", 1, "/sys/class/net"),
+    ("backends/sys/fabric/src/library.rs", 1, "libfabric.so.1, by its name, from the system"),
+    ("backends/sys/verbs/src/library.rs", 1, "libibverbs.so.1, by its name, from the system"),
+];
+
+/// The folders of the product; `testkit`, `xtask` and `fuzz` are tools of its makers.
+const PRODUCT: [&str; 11] = [
+    "backends",
+    "bench",
+    "cli",
+    "conformance",
+    "core",
+    "doctor",
+    "files",
+    "launch",
+    "machine",
+    "plugins",
+    "reports",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The sources below `folder`, without tests, benches and build output.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let is_test = ["tests", "benches", "target", "examples"].contains(&name)
+            || name == "tests.rs"
+            || name.ends_with("_tests.rs");
+        if is_test {
+        } else if path.is_dir() {
+            sources(&path, found);
+        } else if name.ends_with(".rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Opens in the product's part of a source, comments left out.
+fn opens(text: &str) -> usize {
+    let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let lines = product.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let count = |line: &str| {
+        // `files::read` and its like are the function this is about; `fs::open` is not in them.
+        let line = line.replace("files::open(", "").replace("files::read", "");
+        let plain: usize = OPENS.iter().map(|open| line.matches(open).count()).sum();
+        plain + line.matches(LIBRARIES).count()
+    };
+    lines.map(count).sum()
+}
+
+#[test]
+fn every_open_outside_of_this_crate_is_of_a_path_that_no_user_names() {
+    let root = root();
+    let mut found = Vec::new();
+    PRODUCT.iter().for_each(|folder| sources(&root.join(folder), &mut found));
+    assert!(found.len() > 300, "found {} sources; the search misses some", found.len());
+    let expected: BTreeMap<&str, usize> = ALLOWED.iter().map(|(file, n, _)| (*file, *n)).collect();
+    let mut wrong = Vec::new();
+    for path in found {
+        let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+        let count = opens(&std::fs::read_to_string(&path).unwrap());
+        let expected = expected.get(name.as_str()).copied().unwrap_or(0);
+        if count != expected {
+            wrong.push(format!("{name}: found {count} opens, expected {expected}"));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "a path that a user can name is opened by tokenyard_files (core::files); any other is \
+         listed in this test, with why:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn an_open_of_each_kind_is_seen_and_those_of_tests_and_of_this_crate_are_not() {
+    for open in OPENS {
+        assert_eq!(opens(&format!("let file = std::{open}path);\n")), 1, "{open}");
+    }
+    assert_eq!(opens("    libloading::Library::new(path)\n"), 1);
+    assert_eq!(opens("tokenyard_files::open(path); files::read(path, 3)"), 0);
+    assert_eq!(
+        opens("// fs::read(path)\nfn a() {}\n#[cfg(test)]\nmod tests { fs::read(path) }"),
+        0
+    );
+}
