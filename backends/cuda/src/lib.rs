@@ -2,19 +2,11 @@
 //! `cuda` kernel set.
 //!
 //! Nothing of CUDA is linked: driver and compiler are loaded at run time, and `probe` says where
-//! they are missing. Kernels are templates over a transport's device face
-//! (`backends/device/transport.cuh`) and compiled for the device that is there. One process drives
-//! one device. `docs.md` in this folder is the page for operators.
+//! they are missing. `docs.md` in this folder is the page for operators.
 
 mod built_in;
-pub mod compile;
-mod config;
-mod driver;
-pub mod kernels;
-pub mod probe;
-mod transport;
 
 pub use built_in::link;
-pub use config::{CudaConfig, NvlinkConfig, Outside, RowCopy, Sms};
-pub use kernels::CudaKernels;
-pub use transport::Nvlink;
+pub use tokenyard_gpu::{
+    CudaConfig, CudaKernels, Nvlink, NvlinkConfig, Outside, RowCopy, Sms, compile, kernels, probe,
+};

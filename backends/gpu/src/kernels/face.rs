@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_contract_in_the_header_is_that_of_the_abi() {
-        let header = include_str!("../../../device/transport.cuh");
+        let header = include_str!("../../device/transport.cuh");
         let line = format!("#define TY_FACE_VERSION {}\n", abi::TY_FACE_VERSION);
         assert!(header.contains(&line));
     }

@@ -2,7 +2,7 @@
 //! a kernel spills registers, or declares more shared memory than launches leave it.
 
 use tokenyard_core::Result;
-use tokenyard_cuda::compile::{Architecture, Compiled, Role, Rows, Up, compile, compile_probe};
+use tokenyard_gpu::compile::{Architecture, Compiled, Role, Rows, Up, compile, compile_probe};
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];

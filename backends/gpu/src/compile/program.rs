@@ -20,7 +20,7 @@ const UP_FACE: &str = "up_face.cuh";
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
 const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
 const HEADERS: [(&str, &str); 20] = [
-    ("transport.cuh", include_str!("../../../device/transport.cuh")),
+    ("transport.cuh", include_str!("../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
     ("region.cuh", include_str!("../kernels/region.cuh")),
     ("types.cuh", include_str!("../kernels/types.cuh")),

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tokenyard_core::abi;
-use tokenyard_cuda::compile::Rows;
+use tokenyard_gpu::compile::Rows;
 
 /// Puts `with` in the place of what is between two texts of a file, the first one included.
 fn replace(text: &str, [from, to]: [&str; 2], with: &str) -> String {
@@ -56,7 +56,7 @@ fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
 /// A face that the model runs over: where its source is, whether it puts, bytes of its parameters.
 type Face = (&'static str, bool, usize);
 
-const PROXY: Face = ("../device/proxy.cuh", true, 40);
+const PROXY: Face = ("device/proxy.cuh", true, 40);
 const NVLINK: Face = ("src/transport/nvlink.cuh", false, 32);
 
 /// Writes the sources for the host, over a face. `level` tells one copy from the other, which a
@@ -64,7 +64,7 @@ const NVLINK: Face = ("src/transport/nvlink.cuh", false, 32);
 fn write_all(to: &Path, (face, ..): Face, rows: Rows, level: &str) {
     std::fs::create_dir_all(to).expect("made");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for from in ["src/kernels", "src/probe", "../device"] {
+    for from in ["src/kernels", "src/probe", "device"] {
         for entry in std::fs::read_dir(crate_folder.join(from)).expect("a folder of the crate") {
             let path = entry.expect("an entry").path();
             let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");

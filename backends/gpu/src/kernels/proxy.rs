@@ -12,7 +12,7 @@ use crate::compile::FaceSource;
 use crate::driver::{self, Buffer, Context, Pinned};
 
 /// The source of the face.
-const FACE: &str = include_str!("../../../device/proxy.cuh");
+const FACE: &str = include_str!("../../device/proxy.cuh");
 /// Slots of a ring: some operations' worth of flat rows, so that kernels seldom wait for room.
 const CAPACITY: u32 = 1024;
 /// The lane that kernels post on.
