@@ -169,7 +169,7 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("pip3 install --quiet --upgrade --target {target}/cuda-compilers \
                  nvidia-cuda-nvrtc==13.0.*"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
-                 cargo run --package tokenyard-gpu --example compile"),
+                 cargo run --package tokenyard-cuda --example compile"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  XDG_CACHE_HOME={target}/cuda-cache \
                  cargo run --package tokenyard-cli -- warm configs/nvlink.toml --capability 90"),

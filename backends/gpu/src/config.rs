@@ -8,11 +8,12 @@ use serde::{Deserialize, Deserializer};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::kernels::MOST_ARENA;
+use crate::platform::Names;
 
-/// The table `[transport.scale_up.nvlink]`.
+/// The table of the transport between devices, such as `[transport.scale_up.nvlink]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct NvlinkConfig {
+pub struct PeersConfig {
     /// Ordinal of the device that this rank drives. Default: the device of the calling thread's
     /// current context, else the rank's index on its machine.
     pub device: Option<u32>,
@@ -99,10 +100,10 @@ impl Visitor<'_> for SmsVisitor {
     }
 }
 
-/// The table `[kernels.cuda]`.
+/// The table of the kernel set, such as `[kernels.cuda]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct CudaConfig {
+pub struct GpuConfig {
     /// As in the transport's table; must name the same device.
     pub device: Option<u32>,
     /// Multiprocessors that an operation occupies: "auto" or 1 to 1024. At most what the device has.
@@ -114,11 +115,12 @@ pub struct CudaConfig {
     /// Size of the arena in MiB. Absent: enough for two worst-case outputs of any layout, at most
     /// 16 GiB, but for four of flat rows, at most 64 GiB.
     pub arena_mib: Option<u64>,
-    /// Folder for compiled kernels. Default: `tokenyard/cuda` in the user's cache folder.
+    /// Folder for compiled kernels. Default: `tokenyard/cuda`, or of another kernel set's name, in the
+    /// user's cache folder.
     pub cache: Option<PathBuf>,
 }
 
-impl Default for CudaConfig {
+impl Default for GpuConfig {
     fn default() -> Self {
         Self {
             device: None,
@@ -131,14 +133,15 @@ impl Default for CudaConfig {
     }
 }
 
-impl CudaConfig {
-    pub(crate) fn check(&self) -> Result<()> {
+impl GpuConfig {
+    pub(crate) fn check(&self, names: &Names) -> Result<()> {
         let refuse = |key: &str, found: String, expected: &str| {
             Err(Error::new(
                 ErrorKind::Config,
-                "check [kernels.cuda]",
+                "check config",
                 format!("{key}: found {found}; expected {expected}"),
-            ))
+            )
+            .with_context("table", names.table()))
         };
         match self.arena_mib {
             Some(mib) if mib == 0 || mib > MOST_ARENA >> 20 => {
@@ -152,16 +155,17 @@ impl CudaConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::platform::tests::NAMES;
     use tokenyard_core::config::PartTable;
 
-    fn parse(text: &str) -> std::result::Result<CudaConfig, String> {
-        let parsed = PartTable::from_text(text, "a.toml").parse::<CudaConfig>("cuda");
-        parsed.and_then(|config| config.check().map(|()| config)).map_err(|e| e.to_string())
+    fn parse(text: &str) -> std::result::Result<GpuConfig, String> {
+        let parsed = PartTable::from_text(text, "a.toml").parse::<GpuConfig>("cuda");
+        parsed.and_then(|config| config.check(&NAMES).map(|()| config)).map_err(|e| e.to_string())
     }
 
     #[test]
     fn multiprocessors_are_a_number_or_auto_and_never_more_than_there_are() {
-        assert_eq!(parse("").unwrap(), CudaConfig::default());
+        assert_eq!(parse("").unwrap(), GpuConfig::default());
         assert_eq!(parse("sms = \"auto\"").unwrap().sms, Sms::Auto);
         assert_eq!(parse("sms = 24").unwrap().sms, Sms::Count(24));
         assert_eq!(Sms::Auto.blocks(132), ENOUGH_SMS);

@@ -1,18 +1,21 @@
-//! The backend for NVIDIA GPUs: the `nvlink` transport between the GPUs of one machine, and the
-//! `cuda` kernel set.
+//! The kernel set of GPUs and the transport between those of one machine, written once.
 //!
-//! Nothing of CUDA is linked: driver and compiler are loaded at run time, and `probe` says where
-//! they are missing. Kernels are templates over a transport's device face
-//! (`backends/gpu/device/transport.cuh`) and compiled for the device that is there. One process drives
-//! one device. `docs.md` in this folder is the page for operators.
+//! A maker's backend gives a [`Platform`]: its driver ([`driver::Driver`]), its compiler
+//! ([`compile::Compiler`]) and its names. [`GpuKernels`] and [`Peers`] are the components over it, named
+//! by [`Components`]. Nothing of a maker's is linked or named here.
+//!
+//! Kernels are templates over a transport's device face (`device/transport.cuh`) and compiled for the
+//! device that is there. One process drives one device.
 
 pub mod compile;
 mod config;
-mod driver;
+pub mod driver;
 pub mod kernels;
+mod platform;
 pub mod probe;
 mod transport;
 
-pub use config::{CudaConfig, NvlinkConfig, Outside, RowCopy, Sms};
-pub use kernels::CudaKernels;
-pub use transport::Nvlink;
+pub use config::{GpuConfig, Outside, PeersConfig, RowCopy, Sms};
+pub use kernels::GpuKernels;
+pub use platform::{Components, Names, Platform};
+pub use transport::Peers;

@@ -1,4 +1,4 @@
-//! The `nvlink` transport: GPUs of one machine that map each other's memory.
+//! The transport between GPUs of one machine that map each other's memory: `nvlink`, for example.
 //!
 //! Windows and signals are shareable allocations (VMM); their descriptors cross sockets while ranks
 //! connect. Legacy IPC is not used: it is undefined when an owner dies. Kernels use the device face;
@@ -8,6 +8,7 @@ mod card;
 mod lane;
 mod memory;
 
+use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -21,8 +22,9 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_handover::{Extent, Links, MAX_WINDOWS, Offer};
 
 use crate::compile::FaceSource;
-use crate::config::NvlinkConfig;
-use crate::driver::{self, Buffer, Context, Device, Stream, granularity, sys};
+use crate::config::PeersConfig;
+use crate::driver::{self, Buffer, Context, Device, Stream, granularity};
+use crate::platform::Components;
 use card::{Card, reachable};
 use lane::Lane;
 use memory::Local;
@@ -38,9 +40,9 @@ pub(crate) fn nvlink_face() -> FaceSource<'static> {
 /// Bytes between two signals: no two writers share a line.
 const SPACING: u64 = 64;
 
-/// NVLink, or PCIe peer access, between the GPUs of one machine.
+/// Peer access between the GPUs of one machine, over NVLink, xGMI or PCIe.
 #[derive(Debug)]
-pub struct Nvlink {
+pub struct Peers<C: Components> {
     context: Arc<Context>,
     deadline: Duration,
     needs: TransportNeeds,
@@ -51,6 +53,7 @@ pub struct Nvlink {
     face: OnceLock<Face>,
     links: Links<Local>,
     failure: OnceLock<(Command, String)>,
+    _components: PhantomData<C>,
 }
 
 /// What the face points to; dropped with the transport.
@@ -73,13 +76,13 @@ struct Params {
     reserved: u32,
 }
 
-impl Transport for Nvlink {
-    const NAME: &'static str = "nvlink";
-    const ABOUT: &'static str = "NVLink between the NVIDIA GPUs of one machine";
-    type Config = NvlinkConfig;
+impl<C: Components> Transport for Peers<C> {
+    const NAME: &'static str = C::LINK;
+    const ABOUT: &'static str = C::LINK_ABOUT;
+    type Config = PeersConfig;
 
-    fn probe(config: &NvlinkConfig) -> Result<Capabilities> {
-        let device = Device::choose(config.device)?;
+    fn probe(config: &PeersConfig) -> Result<Capabilities> {
+        let device = Device::choose(C::PLATFORM, config.device)?;
         check_device(device)?;
         tokenyard_handover::probe()?;
         Ok(Capabilities {
@@ -88,7 +91,7 @@ impl Transport for Nvlink {
                 | abi::TY_CAP_ORDERED
                 | abi::TY_CAP_BOUNDED_PUT
                 | abi::TY_CAP_DEVICE_FACE,
-            memory_kinds: abi::TY_MEMORY_CUDA,
+            memory_kinds: C::PLATFORM.memory,
             max_peers: 72,
             max_lanes: 64,
             max_signals: 65_536,
@@ -99,8 +102,8 @@ impl Transport for Nvlink {
         })
     }
 
-    fn open(config: NvlinkConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let context = Context::retain(Device::choose(config.device)?)?;
+    fn open(config: PeersConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        let context = Context::retain(Device::choose(C::PLATFORM, config.device)?)?;
         let (local, memory) = Local::new(&context, needs.signals)?;
         let peers = team.world_ranks.len();
         let lanes = (0..needs.lanes).map(|_| Lane::new(&context, needs, peers).map(Mutex::new));
@@ -112,6 +115,7 @@ impl Transport for Nvlink {
             face: OnceLock::new(),
             links: Links::new(Offer::new(team, needs.signals, memory)?, local)?,
             failure: OnceLock::new(),
+            _components: PhantomData,
             context,
         })
     }
@@ -247,7 +251,7 @@ impl Transport for Nvlink {
     }
 }
 
-impl Nvlink {
+impl<C: Components> Peers<C> {
     fn lane(&self, lane: u32) -> std::result::Result<std::sync::MutexGuard<'_, Lane>, i32> {
         let lane = self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)?;
         Ok(lane.lock().unwrap_or_else(PoisonError::into_inner))
@@ -327,11 +331,11 @@ impl Nvlink {
 
 /// Whether the device can share its memory with the others of the machine.
 fn check_device(device: Device) -> Result<()> {
-    use sys::CUdevice_attribute as A;
     let unavailable = |message: String, fix: &str| {
         Err(Error::new(ErrorKind::Unavailable, "probe", message).with_fix(fix))
     };
-    let capability = device.capability()?;
+    let facts = device.facts()?;
+    let capability = facts.capability;
     if capability < 80 {
         let found = format!("{}.{}", capability / 10, capability % 10);
         return unavailable(
@@ -339,22 +343,16 @@ fn check_device(device: Device) -> Result<()> {
             "use an A100 or a later GPU",
         );
     }
-    let exports = [
-        A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-        A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-    ];
-    for attribute in exports {
-        if device.attribute(attribute)? == 0 {
-            return unavailable(
-                "the device cannot hand its memory to other processes (no VMM export)".to_owned(),
-                "see whether the hypervisor or MIG keeps it from doing so",
-            );
-        }
+    if !facts.exports_memory {
+        return unavailable(
+            "the device cannot hand its memory to other processes (no VMM export)".to_owned(),
+            "see whether the hypervisor or MIG keeps it from doing so",
+        );
     }
     // Which of them this rank will talk to is known once they connect.
     let mut unreachable = Ok(());
     for other in device.others()? {
-        unreachable = reachable(device.ordinal, other.ordinal, device.reach(other)?);
+        unreachable = reachable(device, other, device.reach(other)?);
         if unreachable.is_ok() {
             break;
         }
@@ -362,7 +360,7 @@ fn check_device(device: Device) -> Result<()> {
     unreachable
 }
 
-impl Drop for Nvlink {
+impl<C: Components> Drop for Peers<C> {
     /// Peers' memory is unmapped after this: neither lanes nor kernels may still use it. Streams of
     /// the framework do not, and are not waited for.
     fn drop(&mut self) {

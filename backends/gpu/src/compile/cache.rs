@@ -11,6 +11,8 @@ use rustix::fs::FlockOperation;
 use sha2::{Digest as _, Sha256};
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::platform::Names;
+
 /// A compilation takes seconds. Who holds the lock for longer than this is stuck; if it dies, the
 /// lock is free at once.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
@@ -30,17 +32,17 @@ impl Cache {
     ///
     /// # Errors
     /// There is no such folder and it cannot be made; others can write to it.
-    pub(crate) fn open(configured: Option<&Path>) -> Result<Self> {
+    pub(crate) fn open(names: &Names, configured: Option<&Path>) -> Result<Self> {
         let of = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let folder = configured
             .map(Path::to_owned)
-            .or_else(|| of("XDG_CACHE_HOME").map(|p| p.join("tokenyard/cuda")))
-            .or_else(|| of("HOME").map(|p| p.join(".cache/tokenyard/cuda")))
+            .or_else(|| of("XDG_CACHE_HOME").map(|p| p.join("tokenyard").join(names.kernels)))
+            .or_else(|| of("HOME").map(|p| p.join(".cache/tokenyard").join(names.kernels)))
             .ok_or_else(|| {
                 let message =
                     "found neither XDG_CACHE_HOME nor HOME; expected a folder for kernels";
                 Error::new(ErrorKind::Unavailable, "open cache", message)
-                    .with_fix("set cache in [kernels.cuda] to a folder")
+                    .with_fix(format!("set cache in {} to a folder", names.table()))
             })?;
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         made.map_err(|e| failed("make folder", &folder, e))?;
@@ -137,7 +139,7 @@ fn check_owner((owner, mode): (u32, u32), user: u32) -> Result<()> {
     if owner != user && owner != 0 {
         return refuse(
             format!("of user {owner}"),
-            "set cache in [kernels.cuda] to one of your own",
+            "set `cache` of the kernel set to one of your own",
         );
     }
     if mode & 0o022 != 0 {
@@ -159,7 +161,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 fn failed(operation: &'static str, path: &Path, error: std::io::Error) -> Error {
     Error::system(operation, "the kernel cache cannot be used", error)
         .with_context("path", path.display())
-        .with_fix("make the folder writable, or set cache in [kernels.cuda] to another")
+        .with_fix("make the folder writable, or set `cache` of the kernel set to another")
 }
 
 #[cfg(test)]
@@ -167,10 +169,11 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::platform::tests::NAMES;
 
     fn cache() -> (tempfile::TempDir, Cache) {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::open(Some(&folder.path().join("deep/er"))).unwrap();
+        let cache = Cache::open(&NAMES, Some(&folder.path().join("deep/er"))).unwrap();
         (folder, cache)
     }
 
@@ -234,7 +237,7 @@ mod tests {
             assert!(text.contains("with mode") && text.contains("chmod"), "{text}");
         }
         let folder = tempfile::tempdir().unwrap();
-        let open = || Cache::open(Some(folder.path()));
+        let open = || Cache::open(&NAMES, Some(folder.path()));
         assert!(open().is_ok());
         let shared = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(folder.path(), shared).unwrap();

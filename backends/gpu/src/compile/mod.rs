@@ -1,43 +1,54 @@
-//! Kernels are compiled at run time, by NVRTC, for the device that is there.
+//! Kernels are compiled at run time for the device that is there.
 //!
-//! The sources are embedded; the face comes from the transport. NVRTC is loaded at run time.
+//! The sources are embedded; the face comes from the transport, the compiler from the platform.
 
 mod cache;
 mod program;
 
 pub(crate) use program::FaceSource;
-pub use program::{Architecture, Compiled, Role, Rows, Up, compile, compile_probe};
+pub use program::{Architecture, Compiled, Role, Rows, Source, Target, Up, compile, compile_probe};
 
+use std::fmt::Debug;
 use std::path::PathBuf;
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::config::{CudaConfig, RowCopy};
+use crate::config::{GpuConfig, RowCopy};
 use crate::driver::Device;
+use crate::platform::Platform;
 use cache::Cache;
 use program::Program;
 
-/// Loads the compiler.
-///
-/// # Errors
-/// [`ErrorKind::Unavailable`] with the fix.
-pub(crate) fn load() -> Result<()> {
-    // SAFETY: opening the library runs its constructors only.
-    if unsafe { cudarc::nvrtc::sys::is_culib_present() } {
-        return Ok(());
-    }
-    let message = "found no libnvrtc.so; expected the run-time compiler of CUDA 13";
-    Err(Error::new(ErrorKind::Unavailable, "load compiler", message).with_fix(
-        "install it (`pip install nvidia-cuda-nvrtc==13.*`, or the package cuda-nvrtc-13-0) and put \
-         its folder into LD_LIBRARY_PATH",
-    ))
+/// A compiler of kernels. Any thread may call.
+pub trait Compiler: Debug + Send + Sync {
+    /// Loads it. Succeeds before any other call.
+    ///
+    /// # Errors
+    /// `Unavailable` with the fix.
+    fn load(&self) -> Result<()>;
+
+    /// A text that differs between compilers that make different code of the same source: a part of
+    /// the cache's keys.
+    ///
+    /// # Errors
+    /// The compiler does not say it.
+    fn identity(&self) -> Result<String>;
+
+    /// The options that every program takes on an architecture.
+    fn options(&self, architecture: Architecture) -> Vec<String>;
+
+    /// Compiles for as long as it takes, seconds as a rule.
+    ///
+    /// # Errors
+    /// What the compiler says, with its log.
+    fn compile(&self, source: &Source) -> Result<Compiled>;
 }
 
 /// The oldest architecture that the kernels are written for.
 const OLDEST: u32 = 80;
 
 /// How rows move on an architecture.
-pub(crate) fn rows_of(config: &CudaConfig, architecture: Architecture, puts: bool) -> Result<Rows> {
+pub(crate) fn rows_of(config: &GpuConfig, architecture: Architecture, puts: bool) -> Result<Rows> {
     let has_bulk_copies = architecture.capability >= 90;
     let refuse = |message: String, fix: &'static str| {
         Err(Error::new(ErrorKind::Unsupported, "load kernels", message).with_fix(fix))
@@ -49,7 +60,7 @@ pub(crate) fn rows_of(config: &CudaConfig, architecture: Architecture, puts: boo
     match config.rows {
         RowCopy::Tma if !has_bulk_copies => refuse(
             format!("rows = \"tma\": found {name}; expected sm_90 or later"),
-            "set rows = \"auto\" in [kernels.cuda]",
+            "set rows = \"auto\"",
         ),
         RowCopy::Vector => Ok(Rows::Vector),
         // Where kernels put, windows are host memory, and speed is no matter.
@@ -61,33 +72,36 @@ pub(crate) fn rows_of(config: &CudaConfig, architecture: Architecture, puts: boo
 /// The machine code of the kernels over a face: from the cache, or compiled into it. Says whether it
 /// was compiled now.
 pub(crate) fn kernels(
-    config: &CudaConfig,
+    platform: &Platform,
+    config: &GpuConfig,
     architecture: Architecture,
     (face, role): (FaceSource<'_>, Role),
 ) -> Result<(Vec<u8>, bool)> {
     let rows = rows_of(config, architecture, face.puts)?;
-    let program = Program::new(architecture, rows, face, role);
-    image_of(config, &program)
+    let target = Target { compiler: platform.compiler, architecture, rows };
+    image_of(platform, config, &Program::new(target, face, role))
 }
 
 /// The same of the kernels that measure a link, and how the best of them move rows.
 pub(crate) fn probe(
-    config: &CudaConfig,
+    platform: &Platform,
+    config: &GpuConfig,
     architecture: Architecture,
     face: FaceSource<'_>,
 ) -> Result<(Vec<u8>, Rows)> {
     // Not as the config says it: what the link can carry does not depend on it.
-    let rows = rows_of(&CudaConfig::default(), architecture, false)?;
-    let (image, _) = image_of(config, &Program::probe(architecture, rows, face))?;
+    let rows = rows_of(&GpuConfig::default(), architecture, false)?;
+    let target = Target { compiler: platform.compiler, architecture, rows };
+    let (image, _) = image_of(platform, config, &Program::probe(target, face))?;
     Ok((image, rows))
 }
 
-fn image_of(config: &CudaConfig, program: &Program) -> Result<(Vec<u8>, bool)> {
-    let cache = Cache::open(config.cache.as_deref())?;
+fn image_of(platform: &Platform, config: &GpuConfig, program: &Program) -> Result<(Vec<u8>, bool)> {
+    let cache = Cache::open(&platform.names, config.cache.as_deref())?;
     let mut compiled = false;
-    let image = cache.get(&program.key()?, || {
+    let image = cache.get(&program.key(platform.compiler)?, || {
         compiled = true;
-        program.compile().map(|made| made.image)
+        program.compile(platform.compiler).map(|made| made.image)
     })?;
     Ok((image, compiled))
 }
@@ -141,19 +155,20 @@ pub fn programs(up: Option<&str>, out: &[&str], domains: Option<u32>) -> Vec<(Up
 /// # Errors
 /// No compiler, no GPU, what the compiler says, a cache that cannot be used.
 pub fn warm(
-    config: &CudaConfig,
+    platform: &'static Platform,
+    config: &GpuConfig,
     capability: Option<u32>,
     programs: &[(Up, Role)],
 ) -> Result<Vec<Warmed>> {
-    config.check()?;
+    config.check(&platform.names)?;
     let capability = match capability {
         Some(capability) => capability,
-        None => Device::choose(config.device)?.capability()?,
+        None => Device::choose(platform, config.device)?.facts()?.capability,
     };
     let architecture = Architecture { capability };
-    let folder = Cache::open(config.cache.as_deref())?.folder().to_owned();
+    let folder = Cache::open(&platform.names, config.cache.as_deref())?.folder().to_owned();
     let warm = |(face, role): &(Up, Role)| {
-        let (_, compiled) = kernels(config, architecture, (face.source(), *role))?;
+        let (_, compiled) = kernels(platform, config, architecture, (face.source(), *role))?;
         Ok(Warmed {
             architecture: architecture.name(),
             face: *face,
@@ -173,7 +188,7 @@ mod tests {
     #[test]
     fn rows_move_by_bulk_copies_where_there_are_any_and_nothing_else_is_asked_for() {
         let rows = |rows, capability| {
-            let config = CudaConfig { rows, ..CudaConfig::default() };
+            let config = GpuConfig { rows, ..GpuConfig::default() };
             rows_of(&config, Architecture { capability }, false)
         };
         assert_eq!(rows(RowCopy::Auto, 80).unwrap(), Rows::Vector);

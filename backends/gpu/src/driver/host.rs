@@ -7,14 +7,14 @@ use std::sync::Arc;
 use tokenyard_core::Result;
 use tokenyard_handover::SealedMemory;
 
-use super::{Context, check, sys};
+use super::Context;
 
 /// Sealed memory that is also mapped for this process's device. Zero at first.
 #[derive(Debug)]
 pub(crate) struct HostWindow {
     context: Arc<Context>,
     /// Where the device sees it; 0 until it is registered with the driver.
-    device: sys::CUdeviceptr,
+    device: u64,
     memory: SealedMemory,
 }
 
@@ -29,25 +29,14 @@ impl HostWindow {
 
     fn register(&mut self) -> Result<()> {
         let _entered = self.context.enter()?;
-        let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
-        let (mut device, pointer) = (0, self.memory.pointer().cast());
+        let (pointer, bytes) = (self.memory.pointer().cast(), self.memory.bytes());
         // SAFETY: a mapping of this length that lives until `drop`, which unregisters it.
-        check("pin window", unsafe {
-            sys::cuMemHostRegister_v2(pointer, self.memory.bytes(), flags)
-        })
-        .map_err(|e| {
-            e.with_context("bytes", self.memory.bytes()).with_fix(
+        let registered = unsafe { self.context.driver().register_host(pointer, bytes) };
+        self.device = registered.map_err(|e| {
+            e.with_context("bytes", bytes).with_fix(
                 "give the container more memory it may lock (ulimit -l), or lower arena_mib",
             )
         })?;
-        // SAFETY: memory that was just registered to be seen by the device.
-        let status = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, pointer, 0) };
-        if let Err(error) = check("map window", status) {
-            // SAFETY: registered above, and nobody knows its address on the device.
-            let _ = unsafe { sys::cuMemHostUnregister(pointer) };
-            return Err(error);
-        }
-        self.device = device;
         Ok(())
     }
 
@@ -78,7 +67,7 @@ impl Drop for HostWindow {
         if self.device != 0 {
             // SAFETY: our own mapping; kernels that use it have ended, and transports that
             // registered it were closed before.
-            let _ = unsafe { sys::cuMemHostUnregister(self.memory.pointer().cast()) };
+            unsafe { self.context.driver().unregister_host(self.memory.pointer().cast()) };
         }
     }
 }

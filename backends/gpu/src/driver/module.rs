@@ -5,27 +5,21 @@ use std::sync::Arc;
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::{Context, RawStream, check, sys};
+use super::{Context, Launch, RawFunction, RawModule, RawStream};
 
 /// A loaded image of machine code.
 #[derive(Debug)]
 pub(crate) struct Module {
     context: Arc<Context>,
-    raw: sys::CUmodule,
+    raw: RawModule,
 }
 
-// SAFETY: a module may be used from any thread; the driver locks for itself.
-unsafe impl Send for Module {}
-// SAFETY: as above.
-unsafe impl Sync for Module {}
-
 impl Module {
-    /// Loads an image that NVRTC made.
+    /// Loads an image that the platform's compiler has made.
     pub(crate) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Arc<Self>> {
         let _entered = context.enter()?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the image carries its own length; the driver checks it.
-        check("load kernels", unsafe { sys::cuModuleLoadData(&mut raw, image.as_ptr().cast()) })?;
+        // SAFETY: an image of the compiler, out of the cache of this user.
+        let raw = unsafe { context.driver().module_load(image)? };
         Ok(Arc::new(Self { context: Arc::clone(context), raw }))
     }
 
@@ -35,19 +29,17 @@ impl Module {
         let text = CString::new(name).map_err(|_| {
             Error::new(ErrorKind::Internal, "find kernel", format!("{name:?} is no name"))
         })?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: a module that lives and a text that ends.
-        unsafe {
-            check("find kernel", sys::cuModuleGetFunction(&mut raw, self.raw, text.as_ptr()))
-                .map_err(|e| e.with_context("kernel", name))?;
-            check("load kernel", sys::cuFuncLoad(raw))?;
-        }
-        Ok(Function { module: Arc::clone(self), raw, cooperative: false })
+        // SAFETY: a module that lives.
+        let found = unsafe { self.context.driver().module_function(self.raw, &text) };
+        let raw = found.map_err(|e| e.with_context("kernel", name))?;
+        Ok(Function { module: Arc::clone(self), raw })
     }
 
     /// The same for a kernel whose blocks wait for each other: all are resident at once.
     pub(crate) fn cooperative(self: &Arc<Self>, name: &str) -> Result<Function> {
-        Ok(Function { cooperative: true, ..self.function(name)? })
+        let mut function = self.function(name)?;
+        function.raw.cooperative = true;
+        Ok(function)
     }
 }
 
@@ -55,7 +47,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         let _entered = self.context.enter();
         // SAFETY: loaded by `load`; whoever launched its kernels has synchronised.
-        let _ = unsafe { sys::cuModuleUnload(self.raw) };
+        unsafe { self.context.driver().module_unload(self.raw) };
     }
 }
 
@@ -63,31 +55,15 @@ impl Drop for Module {
 #[derive(Debug)]
 pub(crate) struct Function {
     module: Arc<Module>,
-    raw: sys::CUfunction,
-    cooperative: bool,
-}
-
-// SAFETY: as for modules.
-unsafe impl Send for Function {}
-
-/// The size of a launch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Launch {
-    pub(crate) blocks: u32,
-    pub(crate) threads: u32,
-    /// Bytes of dynamic shared memory; at most what was allowed.
-    pub(crate) shared: u32,
+    raw: RawFunction,
 }
 
 impl Function {
     /// Allows so much dynamic shared memory.
     pub(crate) fn allow_shared(&self, bytes: u32) -> Result<()> {
         let _entered = self.module.context.enter()?;
-        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: a kernel that lives.
-        check("allow shared memory", unsafe {
-            sys::cuFuncSetAttribute(self.raw, which, bytes as i32)
-        })
+        unsafe { self.module.context.driver().function_allow_shared(self.raw, bytes) }
     }
 
     /// Launches behind everything in the stream.
@@ -102,22 +78,7 @@ impl Function {
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let _entered = self.module.context.enter()?;
-        let Launch { blocks, threads, shared } = launch;
-        let (kernel, stream, arguments) = (self.raw, stream.raw(), arguments.as_mut_ptr());
-        let none = std::ptr::null_mut();
-        // SAFETY: by this function's contract; the driver refuses sizes that do not fit.
-        let status = unsafe {
-            if self.cooperative {
-                sys::cuLaunchCooperativeKernel(
-                    kernel, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
-                )
-            } else {
-                sys::cuLaunchKernel(
-                    kernel, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, none,
-                )
-            }
-        };
-        check("launch kernel", status)
-            .map_err(|e| e.with_context("blocks", blocks).with_context("shared memory", shared))
+        // SAFETY: by this function's contract.
+        unsafe { self.module.context.driver().function_launch(self.raw, launch, stream, arguments) }
     }
 }

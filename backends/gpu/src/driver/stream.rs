@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokenyard_core::Result;
 
-use super::{Context, check, sys};
+use super::{Context, Driver, RawEvent, RawStream};
 
 /// Every stream of this process, with its device.
 static LIVE: Mutex<Vec<(i32, RawStream)>> = Mutex::new(Vec::new());
@@ -14,31 +14,17 @@ fn live() -> MutexGuard<'static, Vec<(i32, RawStream)>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name of a stream, which may be a caller's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RawStream(sys::CUstream);
-
-// SAFETY: a stream may be used from any thread; the driver locks for itself.
-unsafe impl Send for RawStream {}
-
 impl RawStream {
     /// As the ABI passes it. Null is the legacy default stream.
     pub(crate) fn of(pointer: *mut c_void) -> Self {
-        Self(pointer.cast())
+        Self(pointer)
     }
 
     /// Whether what is queued on it is recorded into a graph and does not run.
     pub(crate) fn is_captured(self, context: &Context) -> Result<bool> {
-        use sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE as NONE;
         let _entered = context.enter()?;
-        let mut status = NONE;
         // SAFETY: a stream of this crate, or one whose owner promised that it lives.
-        let asked = unsafe { sys::cuStreamIsCapturing(self.0, &mut status) };
-        check("ask for capture", asked).map(|()| status != NONE)
-    }
-
-    pub(super) fn raw(self) -> sys::CUstream {
-        self.0
+        unsafe { context.driver().stream_is_captured(self) }
     }
 
     /// Copies in stream order.
@@ -48,7 +34,7 @@ impl RawStream {
         }
         let _entered = context.enter()?;
         // SAFETY: the caller names memory and a stream that are valid until it has passed the copy.
-        check("copy memory", unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.0) })
+        unsafe { context.driver().copy_async(self, to, from, bytes as usize) }
     }
 
     /// Zeroes bytes in stream order.
@@ -58,12 +44,12 @@ impl RawStream {
         }
         let _entered = context.enter()?;
         // SAFETY: as in `copy`.
-        check("zero memory", unsafe { sys::cuMemsetD8Async(at, 0, bytes as usize, self.0) })
+        unsafe { context.driver().zero_async(self, at, bytes as usize) }
     }
 
     /// As the ABI passes it.
     pub(crate) fn pointer(self) -> *mut c_void {
-        self.0.cast()
+        self.0
     }
 }
 
@@ -71,27 +57,15 @@ impl RawStream {
 #[derive(Debug)]
 pub(crate) struct Stream {
     context: Arc<Context>,
-    raw: sys::CUstream,
+    raw: RawStream,
 }
-
-// SAFETY: a stream may be used from any thread; the driver locks for itself.
-unsafe impl Send for Stream {}
-// SAFETY: as above.
-unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
         let _entered = context.enter()?;
-        let mut raw = std::ptr::null_mut();
-        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: destroyed on drop.
-        check("make stream", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        live().push((context.device.ordinal, RawStream(raw)));
+        let raw = context.driver().stream_create()?;
+        live().push((context.device.ordinal, raw));
         Ok(Self { context: Arc::clone(context), raw })
-    }
-
-    pub(super) fn raw(&self) -> sys::CUstream {
-        self.raw
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -100,21 +74,21 @@ impl Stream {
 
     /// Names it while it lives.
     pub(crate) fn name(&self) -> RawStream {
-        RawStream(self.raw)
+        self.raw
     }
 
     /// Whether everything in the stream has ended. Errors of kernels show here.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         let _entered = self.context.enter()?;
         // SAFETY: a stream that lives.
-        is_done(unsafe { sys::cuStreamQuery(self.raw) })
+        unsafe { self.context.driver().stream_query(self.raw) }
     }
 
     /// Waits for everything in the stream. Kernels of this crate end by themselves (INV-6).
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: a stream that lives.
-        check("synchronize stream", unsafe { sys::cuStreamSynchronize(self.raw) })
+        unsafe { self.context.driver().stream_synchronize(self.raw) }
     }
 
     /// Waits for everything in every stream of a device that this crate has made.
@@ -124,7 +98,7 @@ impl Stream {
         // The lock keeps each stream alive until it has been waited for.
         live().iter().filter(|(of, _)| *of == device).try_for_each(|(_, stream)| {
             // SAFETY: a stream that lives.
-            check("synchronize stream", unsafe { sys::cuStreamSynchronize(stream.0) })
+            unsafe { context.driver().stream_synchronize(*stream) }
         })
     }
 
@@ -142,7 +116,7 @@ impl Stream {
     pub(crate) fn write(&self, at: u64, value: u64) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: as in `copy`.
-        check("write value", unsafe { sys::cuStreamWriteValue64_v2(self.raw, at, value, 0) })
+        unsafe { self.context.driver().stream_write(self.raw, at, value) }
     }
 }
 
@@ -151,7 +125,7 @@ impl Drop for Stream {
         live().retain(|(_, stream)| *stream != self.name());
         let _entered = self.context.enter();
         // SAFETY: made by `new`; the driver lets what is queued finish.
-        let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        unsafe { self.context.driver().stream_destroy(self.raw) };
     }
 }
 
@@ -159,36 +133,30 @@ impl Drop for Stream {
 #[derive(Debug)]
 pub(crate) struct Event {
     context: Arc<Context>,
-    raw: sys::CUevent,
+    raw: RawEvent,
 }
-
-// SAFETY: as for streams.
-unsafe impl Send for Event {}
 
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
-        Self::make(context, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+        Self::make(context, false)
     }
 
     /// One that also says when. Recording it costs more.
     pub(crate) fn timed(context: &Arc<Context>) -> Result<Self> {
-        Self::make(context, sys::CUevent_flags_enum::CU_EVENT_DEFAULT)
+        Self::make(context, true)
     }
 
-    fn make(context: &Arc<Context>, flags: sys::CUevent_flags_enum) -> Result<Self> {
+    fn make(context: &Arc<Context>, timed: bool) -> Result<Self> {
         let _entered = context.enter()?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: destroyed on drop.
-        check("make event", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
+        let raw = context.driver().event_create(timed)?;
         Ok(Self { context: Arc::clone(context), raw })
     }
 
     /// Microseconds from another mark to this one; both are timed and have been passed.
     pub(crate) fn us_since(&self, earlier: &Self) -> Result<f64> {
         let _entered = self.context.enter()?;
-        let mut ms = 0.0;
         // SAFETY: two events that live.
-        check("ask event", unsafe { sys::cuEventElapsedTime_v2(&mut ms, earlier.raw, self.raw) })?;
+        let ms = unsafe { self.context.driver().event_elapsed(earlier.raw, self.raw)? };
         Ok(f64::from(ms) * 1e3)
     }
 
@@ -197,28 +165,21 @@ impl Event {
     pub(crate) fn record(&self, stream: RawStream) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: an event that lives, and a stream of this crate or one whose owner promised so.
-        check("record event", unsafe { sys::cuEventRecord(self.raw, stream.0) })
+        unsafe { self.context.driver().event_record(self.raw, stream) }
     }
 
     /// What is queued in the stream from now on runs behind the mark.
     pub(crate) fn hold(&self, stream: RawStream) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: as in `record`.
-        check("wait for event", unsafe { sys::cuStreamWaitEvent(stream.0, self.raw, 0) })
+        unsafe { self.context.driver().stream_wait(stream, self.raw) }
     }
 
     /// Whether everything before the mark has ended. Errors of kernels show here.
     pub(crate) fn is_done(&self) -> Result<bool> {
         let _entered = self.context.enter()?;
         // SAFETY: an event that lives.
-        is_done(unsafe { sys::cuEventQuery(self.raw) })
-    }
-}
-
-fn is_done(status: sys::CUresult) -> Result<bool> {
-    match status {
-        sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-        status => check("run kernel", status).map(|()| true),
+        unsafe { self.context.driver().event_query(self.raw) }
     }
 }
 
@@ -226,7 +187,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         let _entered = self.context.enter();
         // SAFETY: made by `new`.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+        unsafe { self.context.driver().event_destroy(self.raw) };
     }
 }
 
@@ -234,21 +195,19 @@ impl Drop for Event {
 /// thread's. Who touches no stream that is captured disturbs nobody.
 #[derive(Debug)]
 pub(crate) struct RelaxedCapture {
-    before: sys::CUstreamCaptureMode,
+    driver: &'static dyn Driver,
+    before: i32,
 }
 
 impl RelaxedCapture {
-    pub(crate) fn enter() -> Result<Self> {
-        let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the driver writes the mode of before.
-        let status = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
-        check("relax capture", status).map(|()| Self { before: mode })
+    pub(crate) fn enter(context: &Context) -> Result<Self> {
+        let driver = context.driver();
+        driver.capture_relax().map(|before| Self { driver, before })
     }
 }
 
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
-        // SAFETY: as above.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+        self.driver.capture_restore(self.before);
     }
 }

@@ -80,7 +80,7 @@ impl Engine {
     ) -> Result<()> {
         self.check()?;
         let mode = self.combine_mode(call)?;
-        let _relaxed = mode.relax()?;
+        let _relaxed = mode.relax(self.stream.context())?;
         if mode.unheard {
             self.go_unheard()?;
         }

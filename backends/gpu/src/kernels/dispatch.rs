@@ -119,7 +119,7 @@ impl Engine {
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch, ask: Ask) -> Result<()> {
         self.check()?;
         let mode = self.mode_of(call)?;
-        let _relaxed = mode.relax()?;
+        let _relaxed = mode.relax(self.stream.context())?;
         if mode.unheard {
             self.go_unheard()?;
         }

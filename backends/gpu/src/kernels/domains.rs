@@ -124,7 +124,7 @@ impl Exchanges {
                 None => self.owners.dispatch_send(call, Ask { signature, grouped: None }),
                 Some(rail) => {
                     let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
-                    let _relaxed = self.owners.mode(stream, [0; 2])?.relax()?;
+                    let _relaxed = self.owners.relax(stream)?;
                     let sent = dispatch_both(&mut self.owners, rail, call, signature);
                     self.give_up(sent)
                 }
@@ -151,7 +151,7 @@ impl Exchanges {
                 None => self.owners.combine_send(call, signature),
                 Some(rail) => {
                     let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
-                    let _relaxed = self.owners.mode(stream, [0; 2])?.relax()?;
+                    let _relaxed = self.owners.relax(stream)?;
                     let sent = combine_both(&mut self.owners, rail, call, signature);
                     self.give_up(sent)
                 }

@@ -26,8 +26,8 @@ use super::pulls::Pulls;
 use super::sizes::{Moves, Sizes};
 use super::waits::{Turn, Waits};
 use crate::compile::Rows;
-use crate::config::{CudaConfig, Outside};
-use crate::driver::{Buffer, Context, Event, Pinned, RawStream, Stream, sys};
+use crate::config::{GpuConfig, Outside};
+use crate::driver::{Buffer, Context, DeviceFacts, Event, Pinned, RawStream, Stream};
 
 /// An operation between its send and its receive.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,7 @@ impl Engine {
         context: &Arc<Context>,
         (exchange, sizes, handles): (Exchange, Sizes, u32),
         plan: &abi::TyPlan,
-        (config, windows, told): (&CudaConfig, [u64; 2], Told),
+        (config, windows, told): (&GpuConfig, [u64; 2], Told),
     ) -> Result<Self> {
         let Exchange { shape: moe, level, .. } = exchange;
         let is_up = level == abi::TY_LEVEL_SCALE_UP;
@@ -119,7 +119,7 @@ impl Engine {
         // SAFETY: by this function's contract; the host passes judged tables.
         let (link, board) = unsafe { (Link::from_abi(raw)?, WaitBoard::from_abi(plan.board)) };
         if !plan.lost.is_null() {
-            let message = "a lost rank cannot be left out on CUDA yet";
+            let message = "a lost rank cannot be left out on GPUs yet";
             return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
                 .with_fix("let a lost rank end the yard, or use kernels = \"cpu\""));
         }
@@ -132,11 +132,7 @@ impl Engine {
             // SAFETY: the link lives, and with it what its face points to.
             None => unsafe { Face::read(&link.device_face()?)? },
         };
-        let most_shared = context.device.most_shared()?;
-        let processors = context
-            .device
-            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
-            as u32;
+        let DeviceFacts { most_shared, processors, .. } = context.device.facts()?;
         let kernels = Kernels::load(context, config, (&face, exchange.role()), most_shared)?;
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
@@ -201,7 +197,10 @@ impl Engine {
                 .map(|_| HandleState::new(context, &exchange, blocks))
                 .collect::<Result<_>>()?,
             operations: vec![Operation::None; slots],
-            arena: Arena::new(sizes.arena_bytes, "[kernels.cuda] arena_mib"),
+            arena: Arena::new(
+                sizes.arena_bytes,
+                format!("{} arena_mib", context.device.platform.names.table()),
+            ),
             arena_at: windows[1],
             exchange,
             shape: moe,
@@ -335,7 +334,7 @@ impl Drop for Engine {
         self.waits.end_all();
         let ended = self.stream.synchronize().and_then(|()| self.order.take_back_all());
         if let Err(error) = ended {
-            tracing::warn!("the streams of the cuda kernel set did not end well: {error}");
+            tracing::warn!("the streams of the kernel set did not end well: {error}");
         }
     }
 }

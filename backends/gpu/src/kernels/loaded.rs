@@ -8,7 +8,7 @@ use tokenyard_core::moe::DType;
 use super::face::Face;
 use super::sizes::DECLARED;
 use crate::compile::{self, Architecture, Role, Rows};
-use crate::config::CudaConfig;
+use crate::config::GpuConfig;
 use crate::driver::{Context, Function, Module};
 
 /// The kernels.
@@ -34,13 +34,14 @@ impl Kernels {
     /// Compiles them, unless that was done before, and lets them have the shared memory of a block.
     pub(super) fn load(
         context: &Arc<Context>,
-        config: &CudaConfig,
+        config: &GpuConfig,
         (face, role): (&Face, Role),
         most_shared: u32,
     ) -> Result<Self> {
-        let architecture = Architecture { capability: context.device.capability()? };
+        let architecture = Architecture { capability: context.device.facts()?.capability };
         let rows = compile::rows_of(config, architecture, face.source().puts)?;
-        let (image, _) = compile::kernels(config, architecture, (face.source(), role))?;
+        let (image, _) =
+            compile::kernels(context.device.platform, config, architecture, (face.source(), role))?;
         let module = Module::load(context, &image)?;
         let dispatch = module.cooperative("ty_dispatch")?;
         let combine = [

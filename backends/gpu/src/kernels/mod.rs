@@ -1,4 +1,4 @@
-//! The `cuda` kernel set: the direct algorithm over a transport's device face, or through the host; of
+//! The kernel set: the direct algorithm over a transport's device face, or through the host; of
 //! several domains, once between them and once inside each.
 //!
 //! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
@@ -41,6 +41,7 @@ mod wanted;
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
@@ -49,9 +50,9 @@ use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LI
 use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::compile;
-use crate::config::CudaConfig;
+use crate::config::GpuConfig;
 use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream, Stream, Vmm};
+use crate::platform::Components;
 use counters::Counters;
 use domains::{Exchanges, Rail};
 use engine::Engine;
@@ -65,8 +66,8 @@ pub(crate) use sizes::MOST_ARENA;
 
 /// The kernel set. See the [module](self).
 #[derive(Debug)]
-pub struct CudaKernels {
-    config: CudaConfig,
+pub struct GpuKernels<C: Components> {
+    config: GpuConfig,
     shape: KernelShape,
     context: Arc<Context>,
     /// Set by `needs`: one, or that inside the domain and that between domains. Each has its windows.
@@ -82,6 +83,7 @@ pub struct CudaKernels {
     streams: Vec<Stream>,
     /// Graphs of tools.
     graphs: Vec<Graph>,
+    _components: PhantomData<C>,
 }
 
 /// The memory of a window.
@@ -109,19 +111,20 @@ impl Memory {
         }
     }
 
-    fn window(&self, id: u32, device: i32) -> Window {
+    fn window(&self, id: u32, device: Device) -> Window {
         let (kind, pointer, bytes, fd) = match self {
             Self::Device(m) => {
-                (abi::TY_MEMORY_CUDA, m.address() as *mut u8, m.bytes(), m.fd().as_raw_fd())
+                (device.platform.memory, m.address() as *mut u8, m.bytes(), m.fd().as_raw_fd())
             }
             Self::Host(m) => (abi::TY_MEMORY_HOST, m.pointer(), m.bytes(), m.fd().as_raw_fd()),
         };
         // Of host memory too: it is the device that works on it.
-        Window { size: size_of::<Window>(), id, kind, pointer, bytes, fd, device, fd_offset: 0 }
+        let (size, device) = (size_of::<Window>(), device.ordinal);
+        Window { size, id, kind, pointer, bytes, fd, device, fd_offset: 0 }
     }
 }
 
-impl CudaKernels {
+impl<C: Components> GpuKernels<C> {
     /// Waits for the kernels of operations that were sent, received or not. All ranks have entered
     /// those, so they end without anybody else. And for what tools have queued.
     fn settle(&self) -> Result<()> {
@@ -168,21 +171,21 @@ impl CudaKernels {
 /// Windows of an exchange.
 const WINDOWS: usize = 2;
 
-impl KernelSet for CudaKernels {
-    const NAME: &'static str = "cuda";
-    const ABOUT: &'static str = "NVIDIA GPUs: device memory, all layouts and types";
-    type Config = CudaConfig;
+impl<C: Components> KernelSet for GpuKernels<C> {
+    const NAME: &'static str = C::KERNELS;
+    const ABOUT: &'static str = C::KERNELS_ABOUT;
+    type Config = GpuConfig;
 
-    fn probe(config: &CudaConfig) -> Result<u32> {
-        config.check()?;
-        Device::choose(config.device)?;
-        compile::load()?;
-        Ok(abi::TY_MEMORY_CUDA)
+    fn probe(config: &GpuConfig) -> Result<u32> {
+        config.check(&C::PLATFORM.names)?;
+        Device::choose(C::PLATFORM, config.device)?;
+        C::PLATFORM.compiler.load()?;
+        Ok(C::PLATFORM.memory)
     }
 
-    fn open(config: CudaConfig, shape: &KernelShape) -> Result<Self> {
-        config.check()?;
-        let context = Context::retain(Device::choose(config.device)?)?;
+    fn open(config: GpuConfig, shape: &KernelShape) -> Result<Self> {
+        config.check(&C::PLATFORM.names)?;
+        let context = Context::retain(Device::choose(C::PLATFORM, config.device)?)?;
         Ok(Self {
             config,
             shape: *shape,
@@ -194,6 +197,7 @@ impl KernelSet for CudaKernels {
             tensors: HashMap::new(),
             streams: Vec::new(),
             graphs: Vec::new(),
+            _components: PhantomData,
         })
     }
 
@@ -212,7 +216,7 @@ impl KernelSet for CudaKernels {
         };
         self.exchanges.clear();
         for (index, exchange) in exchanges.into_iter().enumerate() {
-            check(&exchange, self.context.device.most_shared()?)?;
+            check(&exchange, self.context.device.facts()?.most_shared)?;
             let sizes = Sizes::new(&exchange, &self.config)?;
             let first = WINDOWS * index;
             needs.window_bytes[first + CONTROL] = sizes.control_bytes();
@@ -233,7 +237,7 @@ impl KernelSet for CudaKernels {
         let puts = self.puts_from(id);
         let (kind, name) = match puts {
             true => (abi::TY_MEMORY_HOST, "host memory"),
-            false => (abi::TY_MEMORY_CUDA, "CUDA memory"),
+            false => (C::PLATFORM.memory, "device memory"),
         };
         if needs.kinds & kind == 0 {
             return unsupported(format!(
@@ -249,7 +253,7 @@ impl KernelSet for CudaKernels {
             ));
         }
         let memory = Memory::new(&self.context, bytes, puts)?;
-        let window = memory.window(id, self.context.device.ordinal);
+        let window = memory.window(id, self.context.device);
         self.memory.push(memory);
         Ok(window)
     }

@@ -61,7 +61,7 @@ impl Sight for Device {
     type Held = Option<RelaxedCapture>;
 
     fn begin(&self) -> Self::Held {
-        let relaxed = RelaxedCapture::enter();
+        let relaxed = RelaxedCapture::enter(self.stream.context());
         let warn = |error: &Error| {
             tracing::warn!("while a graph is captured, the observer may disturb that: {error}");
         };
@@ -189,7 +189,7 @@ impl<S: Sight> Watching<S> {
         if self.thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new()
-                .name("tokenyard-cuda".into())
+                .name("tokenyard-gpu".into())
                 .spawn(move || shared.run())
                 .map_err(|e| Error::system("start observer", "a thread cannot be made", e))?;
             self.thread = Some(thread);
@@ -230,7 +230,7 @@ impl<S> Watching<S> {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the observer of the cuda kernel set panicked");
+            tracing::error!("the observer of the kernel set panicked");
         }
     }
 }

@@ -52,8 +52,8 @@ impl Mode {
     }
 
     /// While the result lives, the driver may be asked how streams are that capture nothing.
-    pub(super) fn relax(&self) -> Result<Option<RelaxedCapture>> {
-        self.captured.then(RelaxedCapture::enter).transpose()
+    pub(super) fn relax(&self, context: &Context) -> Result<Option<RelaxedCapture>> {
+        self.captured.then(|| RelaxedCapture::enter(context)).transpose()
     }
 
     /// Whether it is recorded, and does not run.
@@ -257,7 +257,7 @@ impl Order {
             return Ok(());
         }
         // The streams that are asked capture nothing, whatever others do.
-        let _relaxed = RelaxedCapture::enter()?;
+        let _relaxed = RelaxedCapture::enter(self.freed.context())?;
         let start = Instant::now();
         while !self.freed.is_idle()? {
             if start.elapsed() > self.cap {

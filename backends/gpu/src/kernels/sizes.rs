@@ -7,7 +7,7 @@ use super::args::{HEAD, SIDE_WARPS, TEXT_WORDS, WARPS};
 use super::exchange::{Exchange, Part};
 use super::pulls::Pulls;
 use super::push::most_units;
-use crate::config::CudaConfig;
+use crate::config::GpuConfig;
 
 /// Window of entry records.
 pub(super) const CONTROL: usize = 0;
@@ -58,7 +58,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    pub(super) fn new(exchange: &Exchange, config: &CudaConfig) -> Result<Self> {
+    pub(super) fn new(exchange: &Exchange, config: &GpuConfig) -> Result<Self> {
         let Exchange { shape, groups, in_flight, longest_put, .. } = *exchange;
         let words = HEAD + (shape.ranks + shape.experts) * groups + TEXT_WORDS;
         // fp32 with as many scale bytes as channels: the widest row that any call may bring.
@@ -312,7 +312,7 @@ fn too_large(flat: u64) -> Error {
          can name places"
     );
     Error::new(ErrorKind::Unsupported, "plan needs", message)
-        .with_fix("lower max_tokens; or set [kernels.cuda] arena_mib for what really arrives")
+        .with_fix("lower max_tokens; or set `arena_mib` of the kernel set for what really arrives")
 }
 
 /// Bytes of a piece of a row, and how many there are.
@@ -365,7 +365,7 @@ pub(super) mod tests {
 
     #[test]
     fn an_arena_is_never_larger_than_what_combine_can_name() {
-        let config = CudaConfig::default();
+        let config = GpuConfig::default();
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let arena = |max_tokens| {
             let shape = Shape { max_tokens, ..shape };
@@ -381,7 +381,7 @@ pub(super) mod tests {
     #[test]
     fn where_kernels_put_there_is_room_for_staged_records_rows_and_signals_of_records() {
         let shape = Shape { ranks: 2, experts: 8, topk: 4, hidden: 64, max_tokens: 16 };
-        let sizes = |put| Sizes::new(&whole(shape, 2, put), &CudaConfig::default()).unwrap();
+        let sizes = |put| Sizes::new(&whole(shape, 2, put), &GpuConfig::default()).unwrap();
         let (stores, puts) = (sizes(None), sizes(Some(1024)));
         let records = puts.entries(puts.slots);
         assert_eq!(puts.control_bytes(), 2 * records);
@@ -400,7 +400,7 @@ pub(super) mod tests {
     fn tiles_grow_where_there_would_be_too_many() {
         let tiles = |max_tokens| {
             let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens };
-            let config = CudaConfig { arena_mib: Some(1024), ..CudaConfig::default() };
+            let config = GpuConfig { arena_mib: Some(1024), ..GpuConfig::default() };
             Sizes::new(&whole(shape, 1, None), &config).map(|s| (s.tile_rows, s.tiles)).unwrap()
         };
         assert_eq!(tiles(1), (64, 1));
@@ -460,7 +460,7 @@ pub(super) mod tests {
         use super::super::exchange::tests::SHAPE;
         // 3 domains of 2 ranks and 8 experts.
         let [inside, between] = Exchange::levels(&SHAPE, [None, Some(1024)]);
-        let config = CudaConfig { arena_mib: Some(7), ..CudaConfig::default() };
+        let config = GpuConfig { arena_mib: Some(7), ..GpuConfig::default() };
         let [inner, outer] = [&inside, &between].map(|e| Sizes::new(e, &config).unwrap());
         let words = |counts: u32| (HEAD + counts + TEXT_WORDS).next_multiple_of(16);
         assert_eq!(inner.entry_words, words((2 + 8) * 3));

@@ -11,6 +11,7 @@ use super::engine::Engine;
 use super::exchange::Part;
 use super::order::Mode;
 use super::outcome::{Refusal, numbered, told_late};
+use crate::driver::RelaxedCapture;
 
 impl Engine {
     /// What a call asks for.
@@ -19,6 +20,11 @@ impl Engine {
         // Else the host has something to do before everything has arrived.
         let can = self.exchange.part == Part::Whole && self.sizes.longest_put.is_none();
         Ok(Mode { at_once: mode.at_once && can, ..mode })
+    }
+
+    /// See [`Mode::relax`], for a call that is apart.
+    pub(super) fn relax(&self, stream: (u32, *mut c_void)) -> Result<Option<RelaxedCapture>> {
+        self.mode(stream, [0; 2])?.relax(self.stream.context())
     }
 
     /// Why this rank alone is told what is wrong with its call: nothing runs in a capture. What the call

@@ -1,5 +1,5 @@
 //! What the link can carry, for tools: copies between GPUs by multiprocessors and by copy engines,
-//! barriers, exchanges of counts; over the windows and the device face of the `nvlink` transport. And a
+//! barriers, exchanges of counts; over the windows and the device face of the transport between devices. And a
 //! [`Timer`] for calls on a stream.
 //!
 //! Each measurement is collective: all ranks make the same calls in the same order. Kernels end their
@@ -18,11 +18,10 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile::{self, Architecture, Rows};
-use crate::config::{CudaConfig, NvlinkConfig};
-use crate::driver::{
-    Buffer, Context, Device, Event, Function, Launch, Module, Pinned, Stream, version_text,
-};
+use crate::config::{GpuConfig, PeersConfig};
+use crate::driver::{Buffer, Context, Device, Event, Function, Launch, Module, Pinned, Stream};
 use crate::kernels::args::Report;
+use crate::platform::{Components, Platform};
 use args::{HEAD_BYTES, MOST_WORDS, VECTOR_WARPS, bulk_warps};
 use world::Links;
 
@@ -42,8 +41,8 @@ pub struct About {
     pub processors: u32,
     /// As the compiler calls it, such as `sm_90a`.
     pub architecture: String,
-    /// Version of CUDA that the driver speaks, such as `13.0`.
-    pub cuda: String,
+    /// Version of the interface that the driver speaks, such as `13.0` of CUDA.
+    pub interface: String,
     /// Its ordinal among those that this process sees.
     pub ordinal: i32,
 }
@@ -52,9 +51,8 @@ pub struct About {
 ///
 /// # Errors
 /// No driver, or no GPU, with the fix.
-pub fn devices() -> Result<u32> {
-    crate::driver::load()?;
-    Device::count().map(|count| count as u32)
+pub fn devices(platform: &'static Platform) -> Result<u32> {
+    Device::count(platform).map(|count| count as u32)
 }
 
 /// Who copies, and in which direction.
@@ -93,14 +91,14 @@ pub struct Copies {
 
 /// A rank's end of the links. One thread uses it.
 #[derive(Debug)]
-pub struct Probe {
+pub struct Probe<C: Components> {
     stream: Stream,
     engines: Vec<Stream>,
     kernels: Kernels,
     /// `Face::Params`, in words.
     params: Vec<u64>,
     /// Dropped before the memory that peers copy into.
-    links: Links,
+    links: Links<C>,
     local: Buffer,
     wrong: Buffer,
     abort: Pinned<u64>,
@@ -147,7 +145,7 @@ impl Kernels {
     }
 }
 
-impl Probe {
+impl<C: Components> Probe<C> {
     /// Connects the GPUs of all ranks, with room for `room_bytes` (a multiple of 128) from each rank to
     /// each other. Collective.
     ///
@@ -155,7 +153,7 @@ impl Probe {
     /// Fewer than two ranks; no GPU, no compiler; what the transport says.
     pub fn open(
         world: &World,
-        (kernels, link): (&CudaConfig, &NvlinkConfig),
+        (kernels, link): (&GpuConfig, &PeersConfig),
         room_bytes: u64,
     ) -> Result<Self> {
         let ranks = world.ranks();
@@ -163,19 +161,20 @@ impl Probe {
             let message = format!("found {ranks} rank; expected at least 2: a link has two ends");
             return Err(Error::new(ErrorKind::InvalidInput, "open probe", message));
         }
-        let context = Context::retain(Device::choose(kernels.device)?)?;
+        let context = Context::retain(Device::choose(C::PLATFORM, kernels.device)?)?;
         let links =
             Links::open(world, (&context, link), HEAD_BYTES + u64::from(ranks) * room_bytes)?;
         let face = links.face()?;
-        let architecture = Architecture { capability: context.device.capability()? };
-        let (image, rows) = compile::probe(kernels, architecture, face.source())?;
+        let facts = context.device.facts()?;
+        let architecture = Architecture { capability: facts.capability };
+        let (image, rows) = compile::probe(C::PLATFORM, kernels, architecture, face.source())?;
         let module = Module::load(&context, &image)?;
-        let shared = context.device.most_shared()?.saturating_sub(STATIC_SHARED);
+        let shared = facts.most_shared.saturating_sub(STATIC_SHARED);
         let about = About {
             name: context.device.name()?,
-            processors: context.device.processors()?,
+            processors: facts.processors,
             architecture: architecture.name(),
-            cuda: version_text(crate::driver::version()?),
+            interface: context.driver().version()?,
             ordinal: context.device.ordinal,
         };
         let probe = Self {
@@ -438,7 +437,7 @@ impl Probe {
     }
 }
 
-impl Drop for Probe {
+impl<C: Components> Drop for Probe<C> {
     fn drop(&mut self) {
         let streams = std::iter::once(&self.stream).chain(&self.engines);
         for stream in streams {

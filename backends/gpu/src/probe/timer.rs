@@ -4,8 +4,9 @@ use std::ffi::c_void;
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::config::CudaConfig;
+use crate::config::GpuConfig;
 use crate::driver::{Context, Device, Event, RawStream};
+use crate::platform::Platform;
 
 /// Marks in a stream, and the times between them by the device's clock.
 #[derive(Debug)]
@@ -20,8 +21,8 @@ impl Timer {
     ///
     /// # Errors
     /// No driver, or no such GPU.
-    pub fn new(config: &CudaConfig, most: usize) -> Result<Self> {
-        let context = Context::retain(Device::choose(config.device)?)?;
+    pub fn new(platform: &'static Platform, config: &GpuConfig, most: usize) -> Result<Self> {
+        let context = Context::retain(Device::choose(platform, config.device)?)?;
         let marks = (0..most).map(|_| Event::timed(&context)).collect::<Result<_>>()?;
         Ok(Self { marks, used: 0 })
     }

@@ -1,37 +1,37 @@
-//! The windows of all ranks, mapped by the `nvlink` transport.
+//! The windows of all ranks, mapped by the transport between devices.
 
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokenyard_core::Result;
-use tokenyard_core::abi;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::transport::{Team, Transport as _, TransportNeeds, Window};
 
-use crate::config::NvlinkConfig;
+use crate::config::PeersConfig;
 use crate::driver::{Context, Vmm};
 use crate::kernels::Face;
-use crate::transport::Nvlink;
+use crate::platform::Components;
+use crate::transport::Peers;
 
 const WINDOW: u32 = 0;
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// One window of each rank.
 #[derive(Debug)]
-pub(super) struct Links {
+pub(super) struct Links<C: Components> {
     pub(super) rank: u32,
     pub(super) ranks: u32,
     /// Dropped before the window that it shares.
-    transport: Nvlink,
+    transport: Peers<C>,
     pub(super) window: Vmm,
     context: Arc<Context>,
 }
 
-impl Links {
+impl<C: Components> Links<C> {
     pub(super) fn open(
         world: &World,
-        (context, config): (&Arc<Context>, &NvlinkConfig),
+        (context, config): (&Arc<Context>, &PeersConfig),
         bytes: u64,
     ) -> Result<Self> {
         let (rank, ranks) = (world.rank(), world.ranks());
@@ -43,13 +43,13 @@ impl Links {
             largest_put: 8,
             deadline: DEADLINE,
         };
-        Nvlink::probe(config)?;
+        Peers::<C>::probe(config)?;
         let window = Vmm::new(context, bytes)?;
-        let mut transport = Nvlink::open(config.clone(), &Team::world(rank, ranks), &needs)?;
+        let mut transport = Peers::<C>::open(config.clone(), &Team::world(rank, ranks), &needs)?;
         let shared = Window {
             size: size_of::<Window>(),
             id: WINDOW,
-            kind: abi::TY_MEMORY_CUDA,
+            kind: C::PLATFORM.memory,
             pointer: window.address() as *mut u8,
             bytes: window.bytes(),
             fd: window.fd().as_raw_fd(),

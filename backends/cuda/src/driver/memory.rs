@@ -1,0 +1,122 @@
+//! Shareable, pooled and registered memory.
+
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+
+use cudarc::driver::sys;
+use tokenyard_core::Result;
+use tokenyard_gpu::driver::{RawDevice, RawMemory};
+
+use super::check;
+use super::device::attribute;
+
+const POSIX_FD: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// CUDA's devices are their ordinals.
+fn location(device: RawDevice) -> sys::CUmemLocation {
+    sys::CUmemLocation {
+        type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE,
+        id: device.0,
+    }
+}
+
+fn properties(device: RawDevice) -> Result<sys::CUmemAllocationProp> {
+    use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED as RDMA;
+    // SAFETY: plain numbers, for which zero means "nothing special".
+    let mut flags: sys::CUmemAllocationProp_st__bindgen_ty_1 = unsafe { std::mem::zeroed() };
+    // Transports between machines register the same windows.
+    flags.gpuDirectRDMACapable = u8::from(attribute(device, RDMA)? != 0);
+    Ok(sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: POSIX_FD,
+        location: location(device),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: flags,
+    })
+}
+
+pub(super) fn granularity(device: RawDevice) -> Result<u64> {
+    let (mut bytes, properties) = (0, properties(device)?);
+    // SAFETY: the structure is valid for the call.
+    check("ask granularity", unsafe {
+        sys::cuMemGetAllocationGranularity(
+            &mut bytes,
+            &properties,
+            sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+        )
+    })?;
+    Ok(bytes as u64)
+}
+
+pub(super) fn create(device: RawDevice, bytes: usize) -> Result<RawMemory> {
+    let (mut raw, properties) = (0, properties(device)?);
+    // SAFETY: the structure is valid for the call.
+    let status = unsafe { sys::cuMemCreate(&mut raw, bytes, &properties, 0) };
+    check("allocate device memory", status).map(|()| RawMemory(raw))
+}
+
+/// # Safety
+/// The memory lives.
+pub(super) unsafe fn export(memory: RawMemory) -> Result<OwnedFd> {
+    let mut fd: i32 = -1;
+    // SAFETY: for this type of handle the driver writes one `int`.
+    check("export memory", unsafe {
+        sys::cuMemExportToShareableHandle((&raw mut fd).cast(), memory.0, POSIX_FD, 0)
+    })?;
+    // SAFETY: the driver gave a fresh descriptor to this process.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+pub(super) fn import(fd: BorrowedFd<'_>) -> Result<RawMemory> {
+    let mut raw = 0;
+    let os = fd.as_raw_fd() as usize as *mut c_void;
+    // SAFETY: the driver checks what is behind the descriptor.
+    let status = unsafe { sys::cuMemImportFromShareableHandle(&mut raw, os, POSIX_FD) };
+    check("import memory", status).map(|()| RawMemory(raw))
+}
+
+/// # Safety
+/// The range is mapped.
+pub(super) unsafe fn allow(address: u64, bytes: usize, device: RawDevice) -> Result<()> {
+    let access = sys::CUmemAccessDesc {
+        location: location(device),
+        flags: sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    // SAFETY: by this function's contract; the structure is valid for the call.
+    check("give access", unsafe { sys::cuMemSetAccess(address, bytes, &access, 1) })
+        .map_err(|e| e.with_fix("see nvidia-smi topo -p2p rw: the devices must reach each other"))
+}
+
+pub(super) fn alloc_pooled(device: RawDevice, bytes: usize) -> Result<u64> {
+    keep_pool(device)?;
+    let mut address = 0;
+    // SAFETY: the driver is loaded; null names the default stream.
+    let status = unsafe { sys::cuMemAllocAsync(&mut address, bytes, std::ptr::null_mut()) };
+    check("allocate device memory", status).map(|()| address)
+}
+
+/// Lets the device's pool keep what it has: giving memory back to the system waits for kernels.
+fn keep_pool(device: RawDevice) -> Result<()> {
+    let (mut pool, mut all) = (std::ptr::null_mut(), u64::MAX);
+    // SAFETY: a device that exists.
+    check("ask pool", unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, device.0) })?;
+    let key = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: the pool of a device; the value has the attribute's type.
+    check("set up pool", unsafe { sys::cuMemPoolSetAttribute(pool, key, (&raw mut all).cast()) })
+}
+
+/// # Safety
+/// The memory stays mapped until it is unregistered.
+pub(super) unsafe fn register_host(pointer: *mut c_void, bytes: usize) -> Result<u64> {
+    let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
+    let mut device = 0;
+    // SAFETY: by this function's contract.
+    check("pin window", unsafe { sys::cuMemHostRegister_v2(pointer, bytes, flags) })?;
+    // SAFETY: memory that was just registered to be seen by the device.
+    let status = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, pointer, 0) };
+    check("map window", status).map(|()| device).inspect_err(|_| {
+        // SAFETY: registered above, and nobody knows its address on the device.
+        let _ = unsafe { sys::cuMemHostUnregister(pointer) };
+    })
+}
