@@ -82,14 +82,14 @@ struct Face {
   // Whoever wrote a part of the source makes it visible to the host; then one posts for all.
   template <class Coop>
   __device__ bool post_all(Coop coop, const Command& command, ty::Guard& guard) const {
-    __threadfence_system();
+    ty::fence_system_all();
     coop.sync();
     return coop.index() != 0 || post(command, guard);
   }
 
   // An aborted wait leaves a hole in the ring, which nothing comes past: the yard is closed then.
   __device__ bool post(const Command& command, ty::Guard& guard) const {
-    ty::u64 number = atomicAdd(p.head, 1ull);
+    ty::u64 number = ty::atomic_add(p.head, 1ull);
     if (number > p.mask && !wait_done(number - p.mask, guard)) return false;
     Command* slot = p.commands + (number & p.mask);
     const ty::u64* from = reinterpret_cast<const ty::u64*>(&command);

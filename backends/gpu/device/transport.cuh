@@ -2,8 +2,8 @@
 //
 // A transport hands the kernel set the source of one struct, `Face`, and a parameter block. The
 // source is compiled once per level, inside a namespace of its own, so that one face may serve both
-// levels of a yard. Kernels are templates over faces and know no transport. This file has no
-// dependencies: it compiles with NVRTC, nvcc, hiprtc and hipcc.
+// levels of a yard. Kernels are templates over faces and know no transport. This file needs
+// arch.cuh alone: it compiles with NVRTC, nvcc, hiprtc and hipcc.
 //
 // A face has, and its kernels use nothing else:
 //
@@ -49,17 +49,11 @@
 // signal; who reads or overwrites by bulk copies what a signal covers does `fence.proxy.async` after
 // it has seen the signal.
 #pragma once
+#include "arch.cuh"
 
 #define TY_FACE_VERSION 1
 
 namespace ty {
-
-using u8 = unsigned char;
-using u16 = unsigned short;
-using u32 = unsigned int;
-using i32 = int;
-using u64 = unsigned long long;
-using i64 = long long;
 
 // A place in a window.
 struct At {
@@ -80,46 +74,15 @@ struct Thread {
   __device__ void sync() const {}
 };
 struct Warp {
-  __device__ u32 index() const { return threadIdx.x % 32; }
-  __device__ u32 size() const { return 32; }
-  __device__ void sync() const { __syncwarp(); }
+  __device__ u32 index() const { return lane_id(); }
+  __device__ u32 size() const { return kWave; }
+  __device__ void sync() const { sync_wave(); }
 };
 struct Block {
   __device__ u32 index() const { return threadIdx.x; }
   __device__ u32 size() const { return blockDim.x; }
-  __device__ void sync() const { __syncthreads(); }
+  __device__ void sync() const { sync_block(); }
 };
-
-__device__ inline u64 now_ns() {
-  u64 now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-}
-__device__ inline u64 load_acquire(const u64* at) {
-  u64 value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline u64 load_relaxed(const u64* at) {
-  u64 value;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-  return value;
-}
-// Accesses before it come before those behind it, for who learns of the latter. Cheaper than
-// __threadfence_system, which also orders stores before loads.
-__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-__device__ inline void store_relaxed(u64* at, u64 value) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-__device__ inline void store_release(u64* at, u64 value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-__device__ inline void add_relaxed(u64* at, u64 value) {
-  asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-__device__ inline void add_release(u64* at, u64 value) {
-  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
 
 // What the host sees of a kernel's waits: in pinned memory, one per yard. The host only reads it,
 // so atomics of the device suffice; not every machine has atomics that both sides see.
@@ -164,7 +127,7 @@ class Guard {
       if (++looks_ % 1024 == 0 && over(what, found)) return false;
       found = read();
     }
-    if (since_ != 0) atomicCAS(&report_->waiting, tag(what), 0ull);
+    if (since_ != 0) atomic_cas(&report_->waiting, tag(what), 0ull);
     return true;
   }
 
@@ -175,7 +138,7 @@ class Guard {
   // rank that waits for that one.
   __device__ void claim(u64 mine) {
     u64 told = load_relaxed(&report_->waiting);
-    if (told == 0 || told > mine) atomicCAS(&report_->waiting, told, mine);
+    if (told == 0 || told > mine) atomic_cas(&report_->waiting, told, mine);
   }
 
   __device__ bool over(const What& what, u64 found) {
@@ -189,13 +152,13 @@ class Guard {
     }
     if (load_relaxed(abort_) == 0 && now - since_ < cap_) return false;
     ended_ = true;
-    if (atomicCAS(&report_->ended, 0ull, 1ull) == 0) {
+    if (atomic_cas(&report_->ended, 0ull, 1ull) == 0) {
       report_->phase = what.phase;
       report_->peer = what.peer;
       report_->signal = what.signal;
       report_->expected = what.expected;
       report_->found = found;
-      __threadfence_system();
+      fence_system_all();
       store_release(&report_->ended, 2);
     }
     return true;

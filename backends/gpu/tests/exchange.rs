@@ -1,5 +1,5 @@
 //! The kernels, run without a GPU: their source is compiled for the host, with a stand-in for a GPU under
-//! it (`model/cuda.h`) and one for the proxy and a transport beside it (`model/exchange.cpp`). It shows
+//! it (`model/cuda.h`, `model/arch.cuh`) and one for the proxy and a transport beside it (`model/exchange.cpp`). It shows
 //! where every byte goes and that every wait ends; it shows nothing of what a GPU
 //! does to memory that it shares with others.
 
@@ -12,44 +12,14 @@ use std::process::Command;
 use tokenyard_core::abi;
 use tokenyard_gpu::compile::Rows;
 
-/// Puts `with` in the place of what is between two texts of a file, the first one included.
-fn replace(text: &str, [from, to]: [&str; 2], with: &str) -> String {
-    let start = text.find(from).unwrap_or_else(|| panic!("found no `{from}`"));
-    let end = start + text[start..].find(to).unwrap_or_else(|| panic!("found no `{to}` behind"));
-    [&text[..start], with, &text[end..]].concat()
-}
-
-/// The file as a host compiler understands it: what is written in a GPU's own instructions is replaced.
+/// The file as the model has it: the dialect's words are its own, all else is the product's.
 fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
+    const ARCH: &str = include_str!("model/arch.cuh");
     const BULK: &str = include_str!("model/bulk.h");
-    const MEMORY: &str = include_str!("model/memory.h");
     const SHARED: &str = include_str!("model/shared.h");
     match name {
-        "transport.cuh" => {
-            replace(text, ["__device__ inline u64 now_ns()", "// What the host sees"], MEMORY)
-        }
-        "bulk.cuh" if rows == Rows::Tma => BULK.to_owned(),
-        "bulk.cuh" => {
-            replace(text, ["__device__ inline u32 shared_address", "#if TY_ROWS_TMA"], SHARED)
-        }
-        "types.cuh" => [
-            ("asm(\"cvt.rn.bf16x2", "w[i] = model::bf16x2(f[2 * i], f[2 * i + 1]);"),
-            ("asm(\"cvt.f32.f16", "f[i] = model::from_f16(half);"),
-            ("asm(\"cvt.rn.f16x2", "w[i] = model::f16x2(f[2 * i], f[2 * i + 1]);"),
-        ]
-        .iter()
-        .fold(text.to_owned(), |text, (from, with)| replace(&text, [from, "\n"], with)),
-        "exchange.cu" | "probe.cu" => {
-            let shared = "static thread_local ty::u8 shared[1 << 17];";
-            // Each level has a namespace of its own.
-            replace(text, ["extern __shared__", "\n"], shared).replace("extern \"C\" ", "")
-        }
-        // Bulk copies of the model need no fences.
-        _ => text
-            .lines()
-            .filter(|l| !l.contains("asm volatile(\"fence"))
-            .collect::<Vec<_>>()
-            .join("\n"),
+        "arch.cuh" => [ARCH, if rows == Rows::Tma { BULK } else { SHARED }].concat(),
+        _ => text.to_owned(),
     }
 }
 
@@ -88,6 +58,8 @@ fn run(folder: &Path, model: &str, defines: &[String]) {
         .args(defines)
         .arg("-I")
         .arg(folder)
+        .arg("-I")
+        .arg(&models)
         .arg(models.join(model))
         .arg("-o")
         .arg(&program)

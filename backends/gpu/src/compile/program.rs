@@ -16,6 +16,7 @@ const UP_FACE: &str = "up_face.cuh";
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
 const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
 const HEADERS: [(&str, &str); 20] = [
+    ("arch.cuh", include_str!("../../device/arch.cuh")),
     ("transport.cuh", include_str!("../../device/transport.cuh")),
     ("args.cuh", include_str!("../kernels/args.cuh")),
     ("region.cuh", include_str!("../kernels/region.cuh")),
@@ -26,7 +27,6 @@ const HEADERS: [(&str, &str); 20] = [
     ("tables.cuh", include_str!("../kernels/tables.cuh")),
     ("sides.cuh", include_str!("../kernels/sides.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
-    ("bulk.cuh", include_str!("../kernels/bulk.cuh")),
     ("pull.cuh", include_str!("../kernels/pull.cuh")),
     ("rows.cuh", include_str!("../kernels/rows.cuh")),
     ("dispatch.cuh", include_str!("../kernels/dispatch.cuh")),

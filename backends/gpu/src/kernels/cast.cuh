@@ -15,8 +15,8 @@ __device__ inline u32 e4m3_magnitude(float value) {
   if (value != value) return 0x7f;
   float magnitude = fabsf(value);
   // Below 2^-6 codes are multiples of 2^-9; the largest of them rounds up to the first normal.
-  if (magnitude < 0.015625f) return (u32)__float2int_rn(magnitude * 512.0f);
-  u32 bits = __float_as_uint(magnitude);
+  if (magnitude < 0.015625f) return (u32)to_int_rn(magnitude * 512.0f);
+  u32 bits = bits_of(magnitude);
   u32 rounded = bits + 0x7ffff + (bits >> 20 & 1);
   u32 code = (rounded >> 20) - ((127 - 7) << 3);
   return code < 0x7e ? code : 0x7e;
@@ -25,14 +25,14 @@ __device__ inline u32 e4m3_magnitude(float value) {
 // 2^exponent, for -149 to 128; 128 gives infinity.
 __device__ inline float power_of_two(i32 exponent) {
   u32 bits = exponent >= -126 ? (u32)(exponent + 127) << 23 : 1u << (exponent + 149);
-  return __uint_as_float(bits);
+  return float_of(bits);
 }
 
 // What channels are multiplied by, and the scale that undoes it.
 __device__ inline float2 group_scale(float amax, u32 cast) {
-  float scale = __fmul_rn(amax, 1.0f / 448.0f);
-  if (cast < kCastRound) return make_float2(__fdiv_rn(448.0f, amax), scale);
-  u32 bits = __float_as_uint(scale);
+  float scale = mul_rn(amax, 1.0f / 448.0f);
+  if (cast < kCastRound) return make_float2(div_rn(448.0f, amax), scale);
+  u32 bits = bits_of(scale);
   i32 exponent = (i32)(bits >> 23) - 127 + ((bits & 0x7fffff) != 0);
   return make_float2(power_of_two(-exponent), power_of_two(exponent));
 }
@@ -50,7 +50,7 @@ struct Channels {
       uint4 low = from[0], high = from[1];
       F32::widen(low, x);
       F32::widen(high, x + 4);
-      for (u32 j = 0; j < 8; j++) signs |= __float_as_uint(x[j]) >> 31 << j;
+      for (u32 j = 0; j < 8; j++) signs |= bits_of(x[j]) >> 31 << j;
     } else {
       uint4 both = *reinterpret_cast<const uint4*>(a.raw + at * 2);
       a.dtype == 1 ? Bf16::widen(both, x) : F16::widen(both, x);
@@ -60,11 +60,9 @@ struct Channels {
   }
   // The codes of two of them, multiplied by a factor; the low byte is of the first.
   __device__ u32 codes(u32 pair, float factor) const {
-    float low = __fmul_rn(x[2 * pair], factor), high = __fmul_rn(x[2 * pair + 1], factor);
-#if __CUDA_ARCH__ >= 890
-    u16 found;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(found) : "f"(high), "f"(low));
-    u32 magnitudes = found & 0x7f7f;
+    float low = mul_rn(x[2 * pair], factor), high = mul_rn(x[2 * pair + 1], factor);
+#if TY_HAS_E4M3
+    u32 magnitudes = to_e4m3x2(low, high) & 0x7f7f;
 #else
     u32 magnitudes = e4m3_magnitude(low) | e4m3_magnitude(high) << 8;
 #endif
@@ -77,16 +75,16 @@ struct Channels {
 __device__ inline void store_scale(const DispatchArgs& a, u32 token, u32 group, float scale) {
   u32* scales = const_cast<u32*>(a.scales) + (u64)token * a.scale_words;
   if (a.cast != kCastUe8m0)
-    scales[group] = __float_as_uint(scale);
+    scales[group] = bits_of(scale);
   else
-    reinterpret_cast<u8*>(scales)[group] = (u8)(__float_as_uint(scale) >> 23);
+    reinterpret_cast<u8*>(scales)[group] = (u8)(bits_of(scale) >> 23);
 }
 
 // Groups of one token, two by two: 16 lanes each take eight channels. One warp. The channels of a
 // row are a multiple of 16, so a lane's are all inside it or none is.
 __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) {
   constexpr u32 kAtOnce = 4;
-  u32 lane = threadIdx.x % 32;
+  u32 lane = lane_id();
   u64 row = (u64)token * a.hidden;
   Channels c[kAtOnce];
 #pragma unroll
@@ -104,7 +102,7 @@ __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) 
     // Ignores NaN.
     for (u32 j = 0; j < 8; j++) amax = fmaxf(amax, fabsf(c[i].x[j]));
     for (u32 other = 8; other > 0; other /= 2)
-      amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, other));
+      amax = fmaxf(amax, shfl_xor(amax, other));
     float2 factor = group_scale(amax, a.cast);
     if (at >= a.hidden) continue;
     u32 codes[4];
@@ -117,16 +115,16 @@ __device__ inline void cast_groups(const DispatchArgs& a, u32 token, u32 first) 
 
 // All blocks. The rows are loaded in bulk after the blocks have met.
 __device__ inline void cast_rows(const DispatchArgs& a, u32 tokens) {
-  u32 warps = blockDim.x / 32, groups = (a.hidden + kGroup - 1) / kGroup;
-  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < tokens;
+  u32 warps = block_waves(), groups = (a.hidden + kGroup - 1) / kGroup;
+  for (u32 token = blockIdx.x * warps + wave_id(); token < tokens;
        token += gridDim.x * warps) {
     for (u32 group = 0; group < groups; group += 8) cast_groups(a, token, group);
-    u32 lane = threadIdx.x % 32, bytes = a.scale_words * 4;
+    u32 lane = lane_id(), bytes = a.scale_words * 4;
     if (a.cast == kCastUe8m0 && groups + lane < bytes)
       reinterpret_cast<u8*>(const_cast<u32*>(a.scales) + (u64)token * a.scale_words)[groups + lane] = 0;
   }
 #if TY_ROWS_TMA
-  asm volatile("fence.proxy.async;" ::: "memory");
+  publish_places();
 #endif
 }
 

@@ -15,10 +15,10 @@ __device__ inline u32 rows_end(const CombineArgs& a, u32 d) {
 
 // Whether every owner has the rows that this rank's routing names. One warp.
 __device__ inline Decision check_owners(const CombineArgs& a, const u32* heard) {
-  for (u32 first = 0; first < a.c.ranks; first += 32) {
-    u32 d = first + threadIdx.x % 32;
-    u32 bad = __ballot_sync(~0u, d < a.c.ranks && rows_end(a, d) > heard[d * kHead + 5]);
-    if (bad != 0) return {kBadRows, first + __ffs(bad) - 1};
+  for (u32 first = 0; first < a.c.ranks; first += kWave) {
+    u32 d = first + lane_id();
+    u32 bad = ballot(d < a.c.ranks && rows_end(a, d) > heard[d * kHead + 5]);
+    if (bad != 0) return {kBadRows, first + first_of(bad)};
   }
   return {kGo, a.c.rank};
 }
@@ -65,14 +65,14 @@ struct Partials {
 
 // The weight that came back for lane k's selection, from the owner's row of this token.
 __device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, u32 token) {
-  u32 lane = threadIdx.x % 32, owner = 0;
+  u32 lane = lane_id(), owner = 0;
   i64 row = row_at(a.c, a.r, from.row_base, token, packed_row(a.c, a.r, token), &owner);
   i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
   u32 rank = expert >= 0 ? a.c.rank_of(expert) : ~0u;
   i64 owners = -1;
   for (u32 k = 0; k < a.c.topk; k++) {
-    u32 other = __shfl_sync(~0u, rank, k);
-    i64 at = __shfl_sync(~0u, row, k);
+    u32 other = shfl(rank, k);
+    i64 at = shfl(row, k);
     if (other == rank && at >= 0) owners = at;
   }
   if (lane >= a.c.topk) return;
@@ -83,8 +83,8 @@ __device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, 
 }
 
 __device__ inline void fetch_weights(const CombineArgs& a, u32 tokens, const Returned& from) {
-  u32 warps = blockDim.x / 32;
-  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < tokens;
+  u32 warps = block_waves();
+  for (u32 token = blockIdx.x * warps + wave_id(); token < tokens;
        token += gridDim.x * warps)
     fetch_weight(a, from, token);
 }
@@ -93,7 +93,7 @@ __device__ inline void fetch_weights(const CombineArgs& a, u32 tokens, const Ret
 template <class Type>
 __device__ void sum_partials(const Partials& terms, u32 tokens, u8* stages) {
   const CombineArgs& a = terms.a;
-  __syncthreads();
+  sync_block();
   if (a.out_weights) fetch_weights(a, tokens, terms.back);
   Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes,
                   &a.c.state->summed};
@@ -132,7 +132,7 @@ __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTable
     t.to[d] = head[7] ? at(d, landing_of(a, (u64)head[7] * 16, me))
                       : at(me, a.x + t.start[d] * a.row_bytes);
   }
-  return __syncthreads_or(waits);
+  return sync_block_or(waits);
 }
 
 template <class Type, class Up>
@@ -145,13 +145,13 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   // As in `dispatch`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   found.publish();
-  __syncthreads();
+  sync_block();
   if (a.c.epoch() == 0) {
     if (blockIdx.x == 0) enter_nothing(a.c);
     return;
   }
   // A warp that has nothing else to do until records come.
-  if (threadIdx.x == blockDim.x - 32) leave_turn(a.c);
+  if (threadIdx.x == blockDim.x - kWave) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
   if (blockIdx.x == 0) {
     u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
@@ -170,24 +170,24 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; },
           // A look at host memory takes longer than all else before records leave.
-          [&] { return !__syncthreads_or(given_up != 0); });
+          [&] { return !sync_block_or(given_up != 0); });
   }
   if (!hear(a.c, up, kHead, t.heard, guard)) return stop_all(a.c);
-  if (threadIdx.x < 32) {
+  if (threadIdx.x < kWave) {
     Decision found = decide(a.c, t.heard, kHead);
     // Who refuses may have no routing.
     Decision rows = a.c.verdict == kEnter ? check_owners(a, t.heard) : found;
     if (threadIdx.x == 0) decision = found.code == kGo ? rows : found;
   }
-  __syncthreads();
+  sync_block();
   Decision d = decision;
   if (blockIdx.x == 0) {
     if (d.code == kGo)
       for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
         a.c.expect(a.c.done_totals(), s, (t.heard[s * kHead] & ~kPushes) >> 8);
-    __syncthreads();
+    sync_block();
     // The first warp is the one that loads.
-    if (threadIdx.x == blockDim.x - 32) {
+    if (threadIdx.x == blockDim.x - kWave) {
       u64 now = now_ns();
       tell(a.c, up, d, &t.heard[d.rank * kHead], guard);
       a.c.trace->heard = now;

@@ -98,16 +98,16 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
       });
     t.expert_all[e] = all;
   }
-  if (!__syncthreads_and(ok)) return false;
+  if (!sync_block_and(ok)) return false;
   // A warp for each rank, as starts are sums over its experts.
 #pragma unroll 1
-  for (u32 d = threadIdx.x / 32; d < a.c.ranks; d += kWarps) {
+  for (u32 d = wave_id(); d < a.c.ranks; d += kWarps) {
     u32 rows = scan_experts(a, t, d, [&](u32 e, u32 start) {
       for (u32 g = 0; g < groups; g++) t.expert_base[g * a.c.experts + e] += start;
     });
-    if (threadIdx.x % 32 == 0) t.expert_rows[d] = rows;
+    if (lane_id() == 0) t.expert_rows[d] = rows;
   }
-  __syncthreads();
+  sync_block();
   return true;
 }
 
@@ -116,7 +116,7 @@ __device__ bool place_experts(const DispatchArgs& a, const Up& up, const Dispatc
 __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t) {
   __shared__ u32 full;
   if (threadIdx.x == 0) full = a.c.ranks;
-  __syncthreads();
+  sync_block();
 #pragma unroll 1
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
     const u32* head = &t.heard[d * words_of(a)];
@@ -124,7 +124,7 @@ __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t)
     Region region = region_of(a, t, d);
     if (d == a.c.rank) own_region() = region;
     t.needed[d] = region.bytes;
-    if (region.bytes > (u64)head[4] * 128) atomicMin(&full, d);
+    if (region.bytes > (u64)head[4] * 128) atomic_min(&full, d);
     if (a.stages_rows()) {
       aim_at_staging(a, t, d);
       continue;
@@ -136,7 +136,7 @@ __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t)
     t.ids[d] = to.at(a, 3);
     t.source[d] = to.at(a, 4);
   }
-  __syncthreads();
+  sync_block();
   if (full < a.c.ranks) return {kFull, full};
   return {kGo, a.c.rank};
 }
@@ -149,19 +149,19 @@ __device__ inline Landing landing_at(const DispatchArgs& a, const DispatchTables
 template <class Up>
 __device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                            Guard& guard) {
-  __threadfence_system();
+  fence_system_all();
   if (!last_to_come(a.c)) return;
-  __threadfence_system();
+  fence_system_all();
   for (u32 i = threadIdx.x; i < a.c.ranks * kStagedArrays; i += blockDim.x) {
     u32 d = (a.c.rank + i / kStagedArrays) % a.c.ranks;
     put_array(a, up, t, landing_at(a, t, d), i % kStagedArrays, guard);
   }
   if (a.is_flat()) return;
-  u32 warps = blockDim.x / 32, tokens = a.c.tokens();
-  for (u32 token = threadIdx.x / 32; token < tokens; token += warps) {
+  u32 warps = block_waves(), tokens = a.c.tokens();
+  for (u32 token = wave_id(); token < tokens; token += warps) {
     Selection s(a, t, token);
     if (s.first >= 0) put_selection(a, up, t, landing_at(a, t, s.rank), s, guard);
-    __syncwarp();
+    sync_wave();
   }
 }
 
@@ -169,12 +169,12 @@ __device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTa
 // `sum` is of all lanes.
 template <class Up>
 __device__ bool hear_experts(const DispatchArgs& a, const Up& up, u8* base, u32* sum, Guard& guard) {
-  u32 lane = threadIdx.x % 32, local = a.c.local_experts(), groups = a.c.groups(), mine = 0;
+  u32 lane = lane_id(), local = a.c.local_experts(), groups = a.c.groups(), mine = 0;
   u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
   u64* ranges = reinterpret_cast<u64*>(base + own_region().ranges);
   bool ok = true;
 #pragma unroll 1
-  for (u32 e = lane; e < local && ok; e += 32) {
+  for (u32 e = lane; e < local && ok; e += kWave) {
     u32 all = 0, word = words_of(a) + (a.is_flat() ? e : a.c.rank * local + e) * groups;
 #pragma unroll 1
     for (u32 g = 0; g < groups && ok; g++) {
@@ -188,7 +188,7 @@ __device__ bool hear_experts(const DispatchArgs& a, const Up& up, u8* base, u32*
     mine += all;
   }
   sum_before(mine, sum);
-  return __all_sync(~0u, ok);
+  return all(ok);
 }
 
 // Rows of this rank's local experts, and where they start; returns how many there are, padding
@@ -204,7 +204,7 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
     starts[e - first] = start;
     counts[e - first] = t.expert_all[e];
   });
-  if (threadIdx.x % 32 == 0) starts[local] = *rows;
+  if (lane_id() == 0) starts[local] = *rows;
   return true;
 }
 
@@ -212,11 +212,11 @@ __device__ bool note_experts(const DispatchArgs& a, const Up& up, const Dispatch
 template <class Up>
 __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                             Guard& guard) {
-  u32 lane = threadIdx.x % 32, me = a.c.rank, n = words_of(a), rows = 0;
+  u32 lane = lane_id(), me = a.c.rank, n = words_of(a), rows = 0;
   u64 tokens = t.tokens[me];
   u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * n + 3] * 128);
 #pragma unroll 1
-  for (u32 s = lane; s < a.c.ranks; s += 32) {
+  for (u32 s = lane; s < a.c.ranks; s += kWave) {
     const u32* counts = counts_for(a, t, s, me);
 #pragma unroll 1
     for (u32 g = 0; g < a.c.groups(); g++) {
@@ -257,8 +257,8 @@ __device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTa
 
 // T. A replay has that of its handle.
 __device__ inline u32 tokens_of(const DispatchArgs& a) {
-  if (a.replay) return (u32)(__ldcg(&a.r.note->made) >> 32);
-  return a.tokens ? min(__ldcg(a.tokens), a.c.brought) : a.c.brought;
+  if (a.replay) return (u32)(load_device(&a.r.note->made) >> 32);
+  return a.tokens ? min(load_device(a.tokens), a.c.brought) : a.c.brought;
 }
 
 // Counts what this block has to, and casts its rows.
@@ -288,14 +288,14 @@ __device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guar
   Said said(a, shared);
   bool counted = !a.replay && a.c.verdict == kEnter;
   // The same for all threads, though another block may be giving up now.
-  bool given_up = __syncthreads_or(load_relaxed(&a.c.state->stopped) != 0);
+  bool given_up = sync_block_or(load_relaxed(&a.c.state->stopped) != 0);
   if (threadIdx.x == 0) {
     begin(a, counted);
     say_head(a, said, counted && a.c.state->problem != ~0ull);
   }
   scan(a, said.counts(), counted);
   if (!given_up) enter_dispatch(a, up, said, guard);
-  __syncthreads();
+  sync_block();
   if (threadIdx.x == 0) {
     a.c.state->problem = ~0ull;
     a.c.trace->counted = now;
@@ -325,11 +325,11 @@ __device__ Decision settle(const DispatchArgs& a, const Up& up, const DispatchTa
                            Guard& guard) {
   __shared__ Decision decision;
   if (!hear(a.c, up, words_of(a), t.heard, guard)) return {0, a.c.rank};
-  if (threadIdx.x < 32) {
+  if (threadIdx.x < kWave) {
     Decision found = decide(a.c, t.heard, words_of(a));
     if (threadIdx.x == 0) decision = found;
   }
-  __syncthreads();
+  sync_block();
   Decision d = decision;
   if (d.code != kGo) return d;
   if (!a.is_flat() && !place_experts(a, up, t, guard)) return {0, a.c.rank};
@@ -342,17 +342,17 @@ __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& 
                      Guard& guard) {
   u64 heard = now_ns();
   // The host first: it has the next call to make. It learns of a wait that ends behind this by itself.
-  if (threadIdx.x % 32 == 0) tell_sizes(a, up, t, d, guard);
-  __syncwarp();
+  if (lane_id() == 0) tell_sizes(a, up, t, d, guard);
+  sync_wave();
   bool noted = d.code != kGo || note_counts(a, up, t, guard);
-  if (threadIdx.x % 32 != 0) return;
+  if (lane_id() != 0) return;
   if (!noted) a.c.state->stopped = 1;
   a.c.trace->heard = heard;
 }
 
 template <class Up>
 __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
-  bool scribe = blockIdx.x == 0 && threadIdx.x / 32 == kWarps - 1;
+  bool scribe = blockIdx.x == 0 && wave_id() == kWarps - 1;
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
@@ -376,7 +376,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   Decision d = settle(a, up, t, guard);
   if (d.code == 0) stop_all(a.c);
   if (d.code != 0 && scribe) note(a, up, t, d, guard);
-  __syncwarp();
+  sync_wave();
   if (d.code != kGo) return stages.drop();
   if (!early) stages.prime();
   // Tiles number the rows of a source one after the other, which those of several groups are not.

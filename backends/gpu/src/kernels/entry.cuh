@@ -39,7 +39,7 @@ __device__ inline void pass_turn(const Common& c) {
 
 // The same for blocks that do not meet: the last of them passes it. One thread of each block.
 __device__ inline void leave_turn(const Common& c) {
-  if (atomicInc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1) pass_turn(c);
+  if (atomic_inc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1) pass_turn(c);
 }
 
 // A wait was ended: what is queued behind it must not be entered, as ranks are out of step.
@@ -57,13 +57,13 @@ __device__ inline void enter_nothing(const Common& c) {
 // seen. Nobody waits: who needs what the last one makes of it hears this rank's own record.
 __device__ inline bool last_to_come(const Common& c) {
   __shared__ u32 last;
-  __syncthreads();
+  sync_block();
   if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicInc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1;
-    __threadfence();
+    fence_device();
+    last = atomic_inc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1;
+    fence_device();
   }
-  __syncthreads();
+  sync_block();
   return last;
 }
 
@@ -105,7 +105,7 @@ __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
 #pragma unroll 1
   for (u32 own = 0; own < 2; own++) {
     // Blocks of this rank that hear its own record see what others of them have counted.
-    if (own) __threadfence();
+    if (own) fence_device();
     if (own && !goes_on()) return;
     u32 first = own ? 0 : 1, records = own ? 1 : c.ranks - 1;
 #pragma unroll 1
@@ -178,7 +178,7 @@ __device__ bool hear(const Common& c, const Up& up, u32 words, u32* table, Guard
     ok = hear_word(c, up, i / words, i % words, guard, &table[i]);
   // What is written behind the barrier goes to places that the records said are free: those who heard
   // them did so with acquire order.
-  return __syncthreads_and(ok);
+  return sync_block_and(ok);
 }
 
 // What a head says of its rank's call.
@@ -218,9 +218,9 @@ __device__ inline Decision first_objection(const Common& c, const u32* table, u3
 // That, or kGo. One warp; its first lane is told.
 __device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
   bool against = false;
-  for (u32 s = threadIdx.x % 32; s < c.ranks; s += 32) against |= objects(c, &table[s * words]);
-  against = !__all_sync(~0u, !against);
-  bool looks = against && threadIdx.x % 32 == 0;
+  for (u32 s = lane_id(); s < c.ranks; s += kWave) against |= objects(c, &table[s * words]);
+  against = !all(!against);
+  bool looks = against && lane_id() == 0;
   return looks ? first_objection(c, table, words) : Decision{kGo, c.rank};
 }
 
@@ -269,7 +269,7 @@ __device__ void agree(const Common& c, const Up& up, u8* shared) {
   Guard guard(c.abort, c.cap_ns, c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
   Found(c, nullptr).publish();
-  __syncthreads();
+  sync_block();
   if (c.epoch() == 0) return;
   if (threadIdx.x == 0) pass_turn(c);
   u32 head[kHead] = {c.verdict, (u32)c.signature, 0, c.objector,
@@ -312,10 +312,10 @@ __device__ void arrive(const Arrival& a, const Up& up, Guard& guard) {
 template <class Up>
 __device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase, Guard& guard) {
   // One warp of the block has written what all of it is to wait for.
-  __syncthreads();
+  sync_block();
   arrive({c.cell, c.state, c.rank, c.ranks, first, phase}, up, guard);
   if (guard.ended()) c.state->stopped = 1;
-  __syncthreads();
+  sync_block();
   if (threadIdx.x == 0) c.trace->arrived = now_ns();
 }
 
@@ -323,11 +323,11 @@ __device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase,
 // stores has a release behind the barrier. Not if a wait of one of its threads was ended.
 template <class Up>
 __device__ bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
-  if constexpr (!Up::kLoadStore) __threadfence_system();
-  bool ok = __syncthreads_and(!guard.ended());
+  if constexpr (!Up::kLoadStore) fence_system_all();
+  bool ok = sync_block_and(!guard.ended());
   for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x)
     ok = up.signal(0, (c.rank + i) % c.ranks, {signal, 1}, guard);
-  ok = __syncthreads_and(ok);
+  ok = sync_block_and(ok);
   if (threadIdx.x == 0) up.submit(0);
   return ok;
 }

@@ -7,7 +7,7 @@ namespace ty {
 
 // A slot that a peer wrote, if it names a row.
 __device__ inline i32 slot_of(const i32* slots, u64 token, u32 topk, u64 rows) {
-  u32 lane = threadIdx.x % 32;
+  u32 lane = lane_id();
   i32 slot = lane < topk ? slots[token * topk + lane] : -1;
   return slot >= 0 && (u64)slot < rows ? slot : -1;
 }
@@ -19,9 +19,9 @@ class VectorCopier {
   __device__ void copy(u8* to, const u8* from, u32 bytes) {
     constexpr u32 kAtOnce = 7;  // half a row of FP8 that is 7168 wide
     u64 mine = reinterpret_cast<u64>(to);
-    u32 wanted = __ballot_sync(~0u, mine != 0);
+    u32 wanted = ballot(mine != 0);
 #pragma unroll 1
-    for (u32 first = threadIdx.x % 32 * 16; first < bytes + threadIdx.x % 32 * 16;
+    for (u32 first = lane_id() * 16; first < bytes + lane_id() * 16;
          first += kAtOnce * 512) {
       uint4 value[kAtOnce];
 #pragma unroll
@@ -29,7 +29,7 @@ class VectorCopier {
         if (first + i * 512 < bytes) value[i] = *reinterpret_cast<const uint4*>(from + first + i * 512);
 #pragma unroll 1
       for (u32 left = wanted; left != 0; left &= left - 1) {
-        u64 there = __shfl_sync(~0u, mine, __ffs(left) - 1) + first;
+        u64 there = shfl(mine, first_of(left)) + first;
 #pragma unroll
         for (u32 i = 0; i < kAtOnce; i++)
           if (first + i * 512 < bytes) *reinterpret_cast<uint4*>(there + i * 512) = value[i];
@@ -46,17 +46,17 @@ class BulkCopier {
   // Every warp has `stages` of `pitch` bytes, from `shared` on; two are used.
   __device__ BulkCopier(u8* shared, u32 pitch, u32 stages) : pitch_(pitch), stages_(stages) {
     __shared__ u64 barriers[2 * kWarps];
-    u32 warp = threadIdx.x / 32;
+    u32 warp = wave_id();
     rows_ = shared_address(shared) + warp * stages * pitch;
     barriers_ = shared_address(&barriers[2 * warp]);
-    if (threadIdx.x % 32 == 0) {
+    if (lane_id() == 0) {
       init_barrier(barriers_, 1);
       init_barrier(barriers_ + 8, 1);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      publish_barriers();
     }
     // Peers stored these rows by other means, too.
     publish_places();
-    __syncwarp();
+    sync_wave();
   }
 
   // Copies at most `pitch` bytes to where each lane wants them, if it does. They are loaded now, and
@@ -64,9 +64,9 @@ class BulkCopier {
   __device__ void copy(u8* to, const u8* from, u32 bytes) {
     if (stages_ == 1) flush();
     stores_read();
-    __syncwarp();
+    sync_wave();
     u32 stage = stages_ == 1 ? 0 : last_ ^ 1;
-    if (threadIdx.x % 32 == 0) bulk_load(rows_ + stage * pitch_, from, bytes, barriers_ + 8 * stage);
+    if (lane_id() == 0) bulk_load(rows_ + stage * pitch_, from, bytes, barriers_ + 8 * stage);
     flush();
     last_ = stage, to_ = to, bytes_ = bytes;
   }
@@ -98,24 +98,24 @@ struct Beside {
 
   // Lane k's copy of the token is at `slot`, if it has one.
   __device__ void load(const SpreadArgs& a, u64 token, i32 slot) {
-    u32 lane = threadIdx.x % 32;
+    u32 lane = lane_id();
     const u32* scales = a.landed_scales + token * a.scale_words;
     if (slot >= 0 && a.weights) weight = a.landed_weights[token * a.topk + lane];
     if (slot >= 0 && a.source) source = a.landed_source[token];
-    if (!__any_sync(~0u, slot >= 0)) return;
+    if (!any(slot >= 0)) return;
     if (lane < a.scale_words) low = scales[lane];
-    if (lane + 32 < a.scale_words) high = scales[lane + 32];
+    if (lane + kWave < a.scale_words) high = scales[lane + kWave];
   }
   // To all copies.
   __device__ void store(const SpreadArgs& a, u64 token, i32 slot, u32 taken) const {
-    u32 lane = threadIdx.x % 32;
+    u32 lane = lane_id();
     if (slot >= 0 && a.weights) a.weights[slot] = weight;
     if (slot >= 0 && a.source) a.source[slot] = source;
     for (u32 left = a.scale_words > 0 ? taken : 0; left != 0; left &= left - 1) {
-      u32* to = a.scales + (u64)__shfl_sync(~0u, slot, __ffs(left) - 1) * a.scale_words;
+      u32* to = a.scales + (u64)shfl(slot, first_of(left)) * a.scale_words;
       if (lane < a.scale_words) to[lane] = low;
-      if (lane + 32 < a.scale_words) to[lane + 32] = high;
-      for (u32 i = lane + 64; i < a.scale_words; i += 32)
+      if (lane + kWave < a.scale_words) to[lane + kWave] = high;
+      for (u32 i = lane + 2 * kWave; i < a.scale_words; i += kWave)
         to[i] = a.landed_scales[token * a.scale_words + i];
     }
   }
@@ -125,11 +125,11 @@ struct Beside {
 template <class Copier>
 __device__ void spread_token(const SpreadArgs& a, u64 token, i32 slot, const Beside& beside,
                              Copier& rows) {
-  u32 taken = __ballot_sync(~0u, slot >= 0);
+  u32 taken = ballot(slot >= 0);
   if (taken == 0) return;
-  u64 first = __shfl_sync(~0u, slot, __ffs(taken) - 1);
+  u64 first = shfl(slot, first_of(taken));
   bool other = slot >= 0 && (u64)slot != first;
-  for (u64 at = 0; at < a.row_bytes && __popc(taken) > 1; at += a.stage_bytes)
+  for (u64 at = 0; at < a.row_bytes && popc(taken) > 1; at += a.stage_bytes)
     rows.copy(other ? a.x + slot * a.row_bytes + at : nullptr, a.x + first * a.row_bytes + at,
               (u32)min((u64)a.stage_bytes, a.row_bytes - at));
   beside.store(a, token, slot, taken);
@@ -178,7 +178,7 @@ __device__ inline void zero_rows(const SpreadArgs& a, u64 begin, u64 end, const 
 __device__ inline void spread(const SpreadArgs& a, u8* shared) {
   if (a.cell && a.cell->code != kGo) return;
   u64 tokens = a.totals ? a.totals[0] : a.tokens;
-  u32 warp = threadIdx.x / 32, step = gridDim.x * a.movers;
+  u32 warp = wave_id(), step = gridDim.x * a.movers;
   u64 first = blockIdx.x * a.movers + warp;
   if (warp < a.movers && first < tokens) {
 #if TY_ROWS_TMA

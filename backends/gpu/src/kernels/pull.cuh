@@ -13,7 +13,6 @@
 //   u64 bias(i)                 rows of [T, row_bytes] that come before all terms, or 0
 //   u8* out                     [T, row_bytes]
 #pragma once
-#include "bulk.cuh"
 #include "route.cuh"
 #include "types.cuh"
 
@@ -74,7 +73,7 @@ class Dealer {
 
   __device__ Dealer(const Summing& s, u32 units) : taken_(s.taken), units_(units) {
     rings_ = gridDim.x * kRings;
-    next_ = blockIdx.x * kRings + threadIdx.x / (kRingWarps * 32);
+    next_ = blockIdx.x * kRings + threadIdx.x / (kRingWarps * kWave);
     if (kDealt) ask();
   }
   // One of the first kKnown; kNoUnit if there are not as many.
@@ -86,19 +85,19 @@ class Dealer {
   // One of the others. Called as long as it gives units, and once more.
   __device__ u32 take() {
     if constexpr (!kDealt) return known();
-    u32 count = __shfl_sync(~0u, asked_, 0);
+    u32 count = shfl(asked_, 0);
     u64 unit = (u64)kKnown * rings_ + count;
     if (unit < units_) {
       ask();
       return (u32)unit;
     }
     u32 counted = units_ > kKnown * rings_ ? units_ - kKnown * rings_ : 0;
-    if (threadIdx.x % 32 == 0 && count == counted + rings_ - 1) *taken_ = 0;
+    if (lane_id() == 0 && count == counted + rings_ - 1) *taken_ = 0;
     return kNoUnit;
   }
 
  private:
-  __device__ void ask() { asked_ = threadIdx.x % 32 == 0 ? (u32)atomicAdd(taken_, 1ull) : 0; }
+  __device__ void ask() { asked_ = lane_id() == 0 ? (u32)atomic_add(taken_, 1ull) : 0; }
 
   u64* taken_;
   u32 units_, rings_, next_, asked_;
@@ -139,7 +138,7 @@ __device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, 
                     const Asked& row) {
   bool due = row.from != 0 && row.place < s.stages;
   Turn to = turn.plus(due ? row.place : 0, s.stages);
-  while (__any_sync(~0u, due)) {
+  while (any(due)) {
     if (!due || !is_past(shared_address(&ring.empty[to.slot]), to.parity ^ 1)) continue;
     if (Terms::kWeighted) ring.weight[to.slot] = row.weight;
     if (row.place == 0) ring.unit[to.slot] = u.number, ring.total[to.slot] = row.total;
@@ -152,24 +151,24 @@ __device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, 
 
 // A unit without terms, or the end. One warp.
 __device__ inline void mark(const Summing& s, Ring& ring, Turn& turn, u32 unit) {
-  if (threadIdx.x % 32 == 0) {
+  if (lane_id() == 0) {
     wait_barrier(shared_address(&ring.empty[turn.slot]), turn.parity ^ 1);
     ring.unit[turn.slot] = unit, ring.total[turn.slot] = 0;
     arrive(shared_address(&ring.full[turn.slot]));
   }
-  __syncwarp();
+  sync_wave();
   turn = turn.plus(1, s.stages);
 }
 
 // One warp: every lane asks for the row of its own term.
 template <class Terms>
 __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* stages) {
-  u32 lane = threadIdx.x % 32;
+  u32 lane = lane_id();
   Dealer<Terms::kDealt> dealer(s, s.tokens * s.p.pieces);
   Biases<Terms> biases(terms);
   Turn turn;
   // What is read was written by other means than bulk copies.
-  asm volatile("fence.proxy.async;" ::: "memory");
+  publish_places();
   auto token_of = [&](u32 unit) { return Unit(s.p, s.row_bytes, unit).token; };
   auto early = [&](u32 unit) { return unit != kNoUnit ? terms.early(token_of(unit)) : 0; };
   auto late = [&](u32 unit, u32 known) {
@@ -183,8 +182,8 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
   while (unit != kNoUnit) {
     Unit u(s.p, s.row_bytes, unit);
     bool mine = terms.there(known);
-    u32 rows = __ballot_sync(~0u, mine), total = biases.count + __popc(rows);
-    u32 place = biases.count + __popc(rows & ((1u << lane) - 1));
+    u32 rows = ballot(mine), total = biases.count + popc(rows);
+    u32 place = biases.count + popc(rows & lanes_before(lane));
     u64 from = mine ? terms.from(known, more) : 0;
     float weight = Terms::kWeighted && mine ? terms.weight(known) : 0.0f;
     u32 waited = known;
@@ -211,13 +210,13 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
 
 // The summing threads of a ring: every warp but the loading one.
 struct Summer {
-  u32 thread = threadIdx.x % (kRingWarps * 32) - 32, threads = (kRingWarps - 1) * 32;
+  u32 thread = threadIdx.x % (kRingWarps * kWave) - kWave, threads = (kRingWarps - 1) * kWave;
   Turn turn;
 
   // This warp has done with the piece of its turn.
   __device__ void pass(const Summing& s, Ring& ring) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(shared_address(&ring.empty[turn.slot]));
+    sync_wave();
+    if (lane_id() == 0) arrive(shared_address(&ring.empty[turn.slot]));
     turn = turn.plus(1, s.stages);
   }
 };
@@ -246,9 +245,9 @@ __device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer&
 #pragma unroll
       for (u32 l = 0; l < Type::kLanes; l++) {
         if (r == 0)
-          sum[v][l] = weighted ? __fmul_rn(weight, f[l]) : f[l];
+          sum[v][l] = weighted ? mul_rn(weight, f[l]) : f[l];
         else
-          sum[v][l] = weighted ? __fmaf_rn(weight, f[l], sum[v][l]) : __fadd_rn(sum[v][l], f[l]);
+          sum[v][l] = weighted ? fma_rn(weight, f[l], sum[v][l]) : add_rn(sum[v][l], f[l]);
       }
     }
   }
@@ -270,7 +269,7 @@ __device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, con
     if (total == 0) me.pass(s, ring);
     uint4* out = reinterpret_cast<uint4*>(terms.out + u.token * s.row_bytes + u.offset);
     // The same for all lanes of a warp.
-    u32 first = me.thread / 32 * 32, mine = first < vectors ? (vectors - 1 - first) / me.threads + 1 : 0;
+    u32 first = me.thread / kWave * kWave, mine = first < vectors ? (vectors - 1 - first) / me.threads + 1 : 0;
     switch (mine) {
       case 0:
       case 1: sum_unit<1, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
@@ -285,31 +284,31 @@ __device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, con
 template <class Type, class Terms>
 __device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
   __shared__ Ring rings[kRings];
-  u32 mine = threadIdx.x / (kRingWarps * 32);
+  u32 mine = threadIdx.x / (kRingWarps * kWave);
   Ring& ring = rings[mine];
   stages += mine * s.stages * s.stage_bytes;
-  if (threadIdx.x % (kRingWarps * 32) == 0) {
+  if (threadIdx.x % (kRingWarps * kWave) == 0) {
     for (u32 i = 0; i < s.stages; i++) {
       init_barrier(shared_address(&ring.full[i]), 1);
       init_barrier(shared_address(&ring.empty[i]), kRingWarps - 1);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    publish_barriers();
   }
-  __syncthreads();
-  if (threadIdx.x % (kRingWarps * 32) < 32)
+  sync_block();
+  if (threadIdx.x % (kRingWarps * kWave) < kWave)
     load_rows(terms, s, ring, stages);
   else
     sum_stages<Type>(terms, s, ring, stages);
-  __syncthreads();
+  sync_block();
 }
 
 #else
 
 template <class Type, class Terms>
 __device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
-  u32 warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  u32 warps = block_waves(), lane = lane_id();
   Biases<Terms> biases(terms);
-  for (u32 token = blockIdx.x * warps + threadIdx.x / 32; token < s.tokens;
+  for (u32 token = blockIdx.x * warps + wave_id(); token < s.tokens;
        token += gridDim.x * warps) {
     u32 known = terms.early(token);
     bool mine = terms.there(known);
@@ -318,15 +317,15 @@ __device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
     if (!terms.come(known, more)) return;
     u64 row = (u64)token * s.row_bytes;
     float weight = Terms::kWeighted && mine ? terms.weight(known) : 1.0f;
-    u32 rows = __ballot_sync(~0u, mine);
+    u32 rows = ballot(mine);
     for (u64 at = lane * 16; at < s.row_bytes + lane * 16; at += Sums<Type>::kBytes) {
       i64 room = (i64)s.row_bytes - (i64)at;
       Sums<Type> sums;
       for (u32 i = 0; i < biases.count; i++) sums.add(biases.at[i] + row + at, room, false, 0.0f);
       for (u32 left = rows; left != 0; left &= left - 1) {
-        u32 k = __ffs(left) - 1;
-        u64 term = __shfl_sync(~0u, from, k);
-        float by = __shfl_sync(~0u, weight, k);
+        u32 k = first_of(left);
+        u64 term = shfl(from, k);
+        float by = shfl(weight, k);
         sums.add(term + at, room, Terms::kWeighted, by);
       }
       sums.store(terms.out + row + at, room);

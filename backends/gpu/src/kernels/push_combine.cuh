@@ -56,13 +56,13 @@ struct Units {
 
   Units() = default;
   __device__ Units(const CombineArgs& a, const CombineTables& t)
-      : flags(t.flags), seen(t.seen + threadIdx.x / 32 * a.c.ranks), ranks(a.c.ranks),
+      : flags(t.flags), seen(t.seen + wave_id() * a.c.ranks), ranks(a.c.ranks),
         most(a.most_units), epoch(a.c.epoch()) {}
 
   // Waits until each lane's unit of its owner is there; lanes without `due` wait for none. The whole warp.
   __device__ bool come(bool due, u32 owner, u32 unit, Guard& guard) const {
     due = due && flags[owner] != 0 && unit >= seen[owner];
-    if (!__any_sync(~0u, due)) return true;
+    if (!any(due)) return true;
     look();
     bool ok = !due || unit < seen[owner] ||
               guard.until({kPhaseCombineRows, owner, unit, epoch},
@@ -71,9 +71,9 @@ struct Units {
     // What is read then, by bulk copies too, was stored before those words. It waits for all that this warp
     // has asked for, so looks must be few.
     fence_system();
-    __syncwarp();
+    sync_wave();
     publish_places();
-    return __all_sync(~0u, ok);
+    return all(ok);
   }
 
  private:
@@ -83,10 +83,10 @@ struct Units {
   // Looks for the next units of all owners at once, each lane for some: to look for one takes as long.
   __device__ void look() const {
     constexpr u32 kAtOnce = 8;
-    u32 lane = threadIdx.x % 32, each = 32 / min(ranks, 32u), leader = lane / each * each;
-    for (u32 first = 0; first < ranks; first += 32 / each) {
+    u32 lane = lane_id(), each = kWave / min(ranks, kWave), leader = lane / each * each;
+    for (u32 first = 0; first < ranks; first += kWave / each) {
       u32 owner = first + lane / each, there = 0;
-      bool mine = lane / each < 32 / each && owner < ranks && flags[owner] != 0;
+      bool mine = lane / each < kWave / each && owner < ranks && flags[owner] != 0;
       u32 begin = mine ? seen[owner] + lane % each * kAtOnce : most;
       u64 words[kAtOnce];
 #pragma unroll
@@ -95,10 +95,10 @@ struct Units {
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; i++) there += there == i && words[i] == epoch;
       // Those that are there without a gap: of lanes that have found all theirs, and of the next one.
-      u32 lanes = min(__ffs(~(__ballot_sync(~0u, there == kAtOnce) >> leader)) - 1, each);
-      u32 rest = __shfl_sync(~0u, there, leader + min(lanes, each - 1));
+      u32 lanes = min(first_of(~(ballot(there == kAtOnce) >> leader)), each);
+      u32 rest = shfl(there, leader + min(lanes, each - 1));
       if (mine && lane == leader) seen[owner] += lanes * kAtOnce + (lanes < each ? rest : 0);
-      __syncwarp();
+      sync_wave();
     }
   }
 };
@@ -139,7 +139,7 @@ struct PushUnit {
 class PushWalk {
  public:
   __device__ PushWalk(const CombineArgs& a, const CombineTables& t)
-      : a_(a), t_(t), number_(blockIdx.x * a.push_warps + threadIdx.x / 32), unit_(a, t, number_) {}
+      : a_(a), t_(t), number_(blockIdx.x * a.push_warps + wave_id()), unit_(a, t, number_) {}
 
   __device__ bool open() const { return unit_.rows > 0; }
   __device__ const PushUnit& unit() const { return unit_; }
@@ -182,11 +182,11 @@ constexpr u32 kPushStages = 3;  // pieces of a warp in shared memory
 template <class Up>
 __device__ void push_units(const CombineArgs& a, const Up& up, const CombineTables& t, u8* stages) {
   __shared__ u64 barriers[kSummingWarps * kPushStages];
-  if (threadIdx.x % 32 != 0) return;
-  u32 warp = threadIdx.x / 32, full = shared_address(&barriers[warp * kPushStages]);
+  if (lane_id() != 0) return;
+  u32 warp = wave_id(), full = shared_address(&barriers[warp * kPushStages]);
   u32 rows = shared_address(stages) + warp * kPushStages * a.push_bytes;
   for (u32 i = 0; i < kPushStages; i++) init_barrier(full + 8 * i, 1);
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  publish_barriers();
   publish_places();
   PushWalk ahead(a, t), walk(ahead);
   u64* told = nullptr;
@@ -224,12 +224,12 @@ __device__ void push_units(const CombineArgs& a, const Up& up, const CombineTabl
 template <class Up>
 __device__ void push_units(const CombineArgs& a, const Up& up, const CombineTables& t, u8*) {
   for (PushWalk walk(a, t); walk.open();) {
-    VectorCopier().copy(threadIdx.x % 32 == 0 ? walk.to() : nullptr, walk.from(), walk.piece());
+    VectorCopier().copy(lane_id() == 0 ? walk.to() : nullptr, walk.from(), walk.piece());
     u64* flag = flag_of(a, up, walk.unit());
     if (!walk.step()) continue;
-    __syncwarp();
+    sync_wave();
     fence_system();
-    if (threadIdx.x % 32 == 0) store_relaxed(flag, a.c.epoch());
+    if (lane_id() == 0) store_relaxed(flag, a.c.epoch());
   }
 }
 
@@ -238,8 +238,8 @@ __device__ void push_units(const CombineArgs& a, const Up& up, const CombineTabl
 // Pushes this rank's rows to those who sum them. The blocks that push.
 template <class Up>
 __device__ void push_rows(const CombineArgs& a, const Up& up, const CombineTables& t, u8* stages) {
-  if (threadIdx.x / 32 < a.push_warps) push_units(a, up, t, stages);
-  __syncthreads();
+  if (wave_id() < a.push_warps) push_units(a, up, t, stages);
+  sync_block();
 }
 
 }  // namespace ty

@@ -95,7 +95,7 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
   Found(a.c, a.r.note).publish();
-  __syncthreads();
+  sync_block();
   if (a.c.epoch() == 0) return enter_nothing(a.c);
   if (threadIdx.x == 0) {
     pass_turn(a.c);
@@ -108,7 +108,7 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
     decision = first_objection(a.c, heard, words);
     if (decision.code == kGo) decision = check_returned(a, heard);
   }
-  __syncthreads();
+  sync_block();
   Decision d = decision;
   for (u32 s = threadIdx.x; s < a.c.ranks && d.code == kGo; s += blockDim.x)
     a.c.expect(a.c.done_totals(), s, puts_back(a, s));
@@ -119,14 +119,14 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   if (d.code != kGo) return;
   for (u32 i = threadIdx.x; i < 2 * a.c.ranks; i += blockDim.x)
     put_back(a, up, heard, (a.c.rank + i / 2) % a.c.ranks, i % 2, guard);
-  __syncthreads();
+  sync_block();
   if (threadIdx.x == 0) a.c.trace->moved = now_ns();
 }
 
 // Sums the rows that have come. All blocks.
 template <class Type>
 __device__ void sum_returned(const CombineArgs& a, u8* shared) {
-  u64 made = __ldcg(&a.r.note->made);
+  u64 made = load_device(&a.r.note->made);
   if (a.c.cell->code != kGo) return;
   u64* first = reinterpret_cast<u64*>(shared);
   u64* weights = first + a.c.ranks;

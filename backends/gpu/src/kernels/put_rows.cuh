@@ -120,11 +120,11 @@ struct Selection {
   i64 from;   // the token's row among those that the rank gets, in the order of tokens
 
   __device__ Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
-    u32 lane = threadIdx.x % 32, packed = packed_row(a.c, a.r, token);
+    u32 lane = lane_id(), packed = packed_row(a.c, a.r, token);
     i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
     first = first_expert_row(a, {t.row_base, t.expert_base, t.x}, token, expert, &rank);
     for (u32 k = 0; k < a.c.topk; k++) {
-      u32 other = __shfl_sync(~0u, packed, k);
+      u32 other = shfl(packed, k);
       if (other != kNoRow && other >> kPlaceBits == rank)
         from = base_of(a.c, a.r, named_from(a, t), token, rank) +
                row_of(a.c, a.r, token, other, rank);

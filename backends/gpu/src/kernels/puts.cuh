@@ -47,17 +47,17 @@ __device__ inline u64 outbox(const Common& c, u32 peer) {
 // of everybody is waited for, which this rank's own record tells its other blocks. One block.
 template <class Up>
 __device__ bool begin_records(const Common& c, const Up& up, Guard& guard) {
-  bool ok = __syncthreads_and(up.flush(Block(), 0, guard));
+  bool ok = sync_block_and(up.flush(Block(), 0, guard));
   if (threadIdx.x == 0 && ok) c.state->entered[c.slot()] += 1;
-  __syncthreads();
+  sync_block();
   return ok;
 }
 
 // Sends the records that were staged. One block.
 template <class Up>
 __device__ void put_records(const Common& c, const Up& up, Guard& guard) {
-  __threadfence_system();
-  __syncthreads();
+  fence_system_all();
+  sync_block();
   u64 to = c.entries() + 8 * (u64)c.rank * c.entry_words, bytes = 8 * (u64)c.entry_words;
   for (u32 i = 1 + threadIdx.x; i < c.ranks; i += blockDim.x) {
     u32 peer = (c.rank + i) % c.ranks;
@@ -78,7 +78,7 @@ __device__ bool records_come(const Common& c, const Up& up, Guard& guard) {
   u64 expected = ok ? load_relaxed(&c.state->entered[c.slot()]) : 0;
   for (u32 s = threadIdx.x; s < c.ranks && ok; s += blockDim.x)
     if (s != c.rank) ok = wait_signal(up, 0, {kPhaseEntry, s, c.entry_signal(s), expected}, guard);
-  return __syncthreads_and(ok);
+  return sync_block_and(ok);
 }
 
 }  // namespace ty

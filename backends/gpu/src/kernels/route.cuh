@@ -5,7 +5,7 @@
 namespace ty {
 
 __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32 kind) {
-  atomicMin(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
+  atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
 
 // Before a dispatch of grouped tokens counts. One block.
@@ -32,25 +32,25 @@ struct Tally {
 
   __device__ Tally(u8* shared, const Common& c, u32 tokens)
       : columns(c.ranks + c.experts), pitch(2 * columns + tokens * c.topk) {
-    bits = reinterpret_cast<u32*>(shared) + threadIdx.x / 32 * pitch;
+    bits = reinterpret_cast<u32*>(shared) + wave_id() * pitch;
     rows = bits + columns, picks = rows + columns;
 #pragma unroll 1
-    for (u32 i = threadIdx.x % 32; i < 2 * columns; i += 32) bits[i] = 0;
+    for (u32 i = lane_id(); i < 2 * columns; i += kWave) bits[i] = 0;
   }
   // Those of another warp of the block.
   __device__ const u32* rows_of(u32 warp) const {
-    return rows + (i64)pitch * ((i32)warp - (i32)(threadIdx.x / 32));
+    return rows + (i64)pitch * ((i32)warp - (i32)(wave_id()));
   }
   // Adds the tokens from `first` on, at most 32, to what came before.
   __device__ void close(const Common& c, const Routing& r, u32 first) {
-    __syncwarp();
+    sync_wave();
 #pragma unroll 1
-    for (u32 i = threadIdx.x % 32; i < columns; i += 32) {
-      rows[i] += __popc(bits[i]);
+    for (u32 i = lane_id(); i < columns; i += kWave) {
+      rows[i] += popc(bits[i]);
       if constexpr (kGrouped) note_groups(c, r, first, i);
       bits[i] = 0;
     }
-    __syncwarp();
+    sync_wave();
   }
 
  private:
@@ -58,8 +58,8 @@ struct Tally {
   __device__ void note_groups(const Common& c, const Routing& r, u32 first, u32 column) const {
     for (u32 left = bits[column], g = 0; left != 0; g++) {
       u32 end = r.group_starts[g + 1], inside = end <= first ? 0 : end - first;
-      u32 of_group = inside >= 32 ? left : left & ((1u << inside) - 1);
-      if (of_group != 0) atomicAdd(&r.group_counts[column * c.groups() + g], __popc(of_group));
+      u32 of_group = inside >= kWave ? left : left & ((1u << inside) - 1);
+      if (of_group != 0) atomic_add(&r.group_counts[column * c.groups() + g], popc(of_group));
       left &= ~of_group;
     }
   }
@@ -71,17 +71,17 @@ constexpr u32 kNobody = ~0u;
 __device__ inline void load_picks(const DispatchArgs& a, const Tally& t, u64 first, u32 pairs) {
   constexpr u32 kAtOnce = 8;
 #pragma unroll 1
-  for (u32 turn = threadIdx.x % 32; turn < pairs; turn += 32 * kAtOnce) {
+  for (u32 turn = lane_id(); turn < pairs; turn += kWave * kAtOnce) {
     i64 found[kAtOnce];
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++)
-      found[i] = turn + 32 * i < pairs ? (i64)a.topk_idx[first + turn + 32 * i] : -1;
+      found[i] = turn + kWave * i < pairs ? (i64)a.topk_idx[first + turn + kWave * i] : -1;
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++)
-      if (turn + 32 * i < pairs)
-        t.picks[turn + 32 * i] = found[i] < 0 ? kNobody : (u32)min(found[i], (i64)a.c.experts);
+      if (turn + kWave * i < pairs)
+        t.picks[turn + kWave * i] = found[i] < 0 ? kNobody : (u32)min(found[i], (i64)a.c.experts);
   }
-  __syncwarp();
+  sync_wave();
 }
 
 // A warp's look at a few tokens: lane by lane their selections, no token in two looks.
@@ -89,10 +89,10 @@ struct Look {
   u32 lane, each, own, k;  // `each`: tokens of a look; `own`: this lane's among them
 
   __device__ explicit Look(u32 topk)
-      : lane(threadIdx.x % 32), each(32 / topk), own(lane / topk), k(lane - own * topk) {}
+      : lane(lane_id()), each(kWave / topk), own(lane / topk), k(lane - own * topk) {}
   // Which lanes bring the same for the same token. `column` is below 2^20.
   __device__ u32 like(bool valid, u32 column) const {
-    return __match_any_sync(~0u, valid ? (i32)(own << kPlaceBits | column) : -1 - (i32)lane);
+    return match_any(valid ? (i32)(own << kPlaceBits | column) : -1 - (i32)lane);
   }
 };
 
@@ -103,7 +103,7 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, 
   load_picks(a, t, base, count * a.c.topk);
 #pragma unroll 1
   for (u32 turn = 0; turn < count; turn += look.each) {
-    u32 token = turn + look.own, at = turn * a.c.topk + look.lane, mine = 1u << token % 32;
+    u32 token = turn + look.own, at = turn * a.c.topk + look.lane, mine = 1u << token % kWave;
     bool counts = look.own < look.each && token < count;
     u32 expert = counts ? t.picks[at] : kNobody, problem = 0;
     if (expert == a.c.experts) problem = kNoExpert, expert = kNobody;
@@ -115,16 +115,16 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, 
     u32 rank = valid ? a.c.rank_of(expert) : 0, column = a.c.ranks + expert;
     // The last one of a rank stands for it.
     bool last = look.like(valid, rank) >> look.lane == 1 && valid;
-    if (valid) atomicOr(&t.bits[column], mine);
-    if (last) atomicOr(&t.bits[rank], mine);
-    __syncwarp();
+    if (valid) atomic_or(&t.bits[column], mine);
+    if (last) atomic_or(&t.bits[rank], mine);
+    sync_wave();
     if (!counts) continue;
     a.r.topk[base + at] = (i32)expert;
-    u32 row = t.rows[rank] + __popc(t.bits[rank] & (mine - 1));
+    u32 row = t.rows[rank] + popc(t.bits[rank] & (mine - 1));
     a.r.rows[base + at] = last ? rank << kPlaceBits | row : kNoRow;
     if (a.layout == kFlat) continue;
     a.r.places[base + at] =
-        valid ? t.rows[column] + __popc(t.bits[column] & (mine - 1)) : kNoRow;
+        valid ? t.rows[column] + popc(t.bits[column] & (mine - 1)) : kNoRow;
   }
   t.close(a.c, a.r, first);
 }
@@ -133,7 +133,7 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, 
 __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
   const Routing& r = a.r;
   u32 ranks = a.c.ranks, experts = a.c.experts;
-  __syncthreads();
+  sync_block();
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < t.columns; i += blockDim.x) {
     bool is_rank = i < ranks;
@@ -151,7 +151,7 @@ __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
 // All blocks: each warp counts a span.
 __device__ inline void count(const DispatchArgs& a, u32 tokens, u8* shared) {
   Tally t(shared, a.c, a.tally_tokens);
-  u32 first = (blockIdx.x * kWarps + threadIdx.x / 32) * a.r.span;
+  u32 first = (blockIdx.x * kWarps + wave_id()) * a.r.span;
   u32 end = min(tokens, first + a.r.span);
 #pragma unroll 1
   for (u32 token = first; token < end; token += a.tally_tokens)
@@ -167,7 +167,7 @@ __device__ inline u32 scan_column(u32* table, u32 columns, bool wanted) {
   for (u32 left = gridDim.x; left > 0;) {
     u32 rows[kAtOnce], some = min(left, kAtOnce);
 #pragma unroll
-    for (u32 i = 0; i < kAtOnce; i++) rows[i] = i < some ? __ldcg(&table[i * columns]) : 0;
+    for (u32 i = 0; i < kAtOnce; i++) rows[i] = i < some ? load_device(&table[i * columns]) : 0;
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
       if (i < some && wanted) table[i * columns] = sum;
@@ -191,11 +191,11 @@ __device__ inline void scan(const DispatchArgs& a, u32* said, bool counted) {
     if (counted) *counts = scan_column(table, width, is_rank || a.layout != kFlat);
     said[i] = *counts;
   }
-  __syncthreads();
+  sync_block();
 }
 
 // The span that a token is of: spans are powers of two, which need no division.
-__device__ inline u32 span_of(const Routing& r, u32 token) { return token >> __popc(r.span - 1); }
+__device__ inline u32 span_of(const Routing& r, u32 token) { return token >> popc(r.span - 1); }
 
 // Where the row that `packed` of Routing::rows stands for lies among this rank's rows for `rank`.
 __device__ inline u32 row_of(const Common& c, const Routing& r, u32 token, u32 packed, u32 rank) {
@@ -222,7 +222,7 @@ __device__ inline i64 row_at(const Common& c, const Routing& r, const u32* row_b
 
 // What Routing::rows has for a token and lane k. All lanes of a warp.
 __device__ inline u32 packed_row(const Common& c, const Routing& r, u32 token) {
-  u32 lane = threadIdx.x % 32;
+  u32 lane = lane_id();
   return lane < c.topk ? r.rows[(u64)token * c.topk + lane] : kNoRow;
 }
 

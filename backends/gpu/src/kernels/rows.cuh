@@ -24,12 +24,12 @@ __device__ inline const u32* aims_of(const DispatchArgs& a, u64 token) {
 // warp.
 __device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to, u32 token,
                                        i32 expert, u32* rank) {
-  u32 lane = threadIdx.x % 32;
+  u32 lane = lane_id();
   *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
-  u32 same = __match_any_sync(~0u, expert >= 0 ? (i32)*rank : -1 - (i32)lane);
+  u32 same = match_any(expert >= 0 ? (i32)*rank : -1 - (i32)lane);
   // What stays on this rank goes to all its places at once, where others' rows come in tiles.
   bool every = a.in_tiles() && *rank == a.c.rank;
-  if (expert < 0 || !(every || __ffs(same) - 1 == lane)) return -1;
+  if (expert < 0 || !(every || first_of(same) == lane)) return -1;
   return expert_row(a.c, a.r, to.expert_base, token, lane, expert);
 }
 
@@ -62,18 +62,18 @@ class Stages {
   __device__ Stages(const DispatchArgs& a, u8* shared)
       : a_(a), units_(a.c.tokens() * a.pieces), warps_(gridDim.x * a.movers) {
     __shared__ u64 barriers[64];
-    u32 first = threadIdx.x / 32 * a.stages;
+    u32 first = wave_id() * a.stages;
     pitch_ = (a.piece_bytes + 127) / 128 * 128;
     rows_ = shared_address(shared + a.table_bytes) + first * pitch_;
     barriers_ = shared_address(barriers) + first * 8;
     notes_ = reinterpret_cast<u32*>(shared + a.notes_at) + first * words();
-    if (threadIdx.x / 32 < a.movers && lane() == 0) {
+    if (wave_id() < a.movers && lane() == 0) {
 #pragma unroll 1
       for (u32 s = 0; s < a.stages; s++) init_barrier(barriers_ + 8 * s, 1);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      publish_barriers();
     }
     publish_places();
-    __syncwarp();
+    sync_wave();
   }
 
   // How many loads run ahead of stores: one group of stores still reads shared memory while the next
@@ -82,10 +82,10 @@ class Stages {
 
   // Loads this warp's own pieces, if it moves rows.
   __device__ void prime() {
-    u32 unit = threadIdx.x / 32 < a_.movers ? blockIdx.x * a_.movers + threadIdx.x / 32 : units_;
+    u32 unit = wave_id() < a_.movers ? blockIdx.x * a_.movers + wave_id() : units_;
 #pragma unroll 1
     for (; primed_ < ahead() && unit < units_; unit += warps_) start(unit, primed_++);
-    __syncwarp();
+    sync_wave();
   }
   // Where rows do not go: waits for what was loaded, as the block ends.
   __device__ void drop() {
@@ -93,12 +93,12 @@ class Stages {
     for (u32 s = 0; s < primed_; s++) wait_barrier(barriers_ + 8 * s, 0);
   }
   __device__ void deal() {
-    dealt_ = lane() == 0 ? (u32)atomicAdd(&a_.c.state->dealt, 1ull) + warps_ * ahead() : 0;
+    dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.state->dealt, 1ull) + warps_ * ahead() : 0;
   }
 
   // Pieces that are left for each warp when the one that is dealt to this one is taken.
   __device__ u32 left() const {
-    u32 dealt = __shfl_sync(~0u, dealt_, 0);
+    u32 dealt = shfl(dealt_, 0);
     return dealt < units_ ? (units_ - dealt) / warps_ : 0;
   }
 
@@ -109,11 +109,11 @@ class Stages {
     if (aimed_ < primed_) {
       aimed_++;
     } else {
-      u32 unit = __shfl_sync(~0u, dealt_, 0);
+      u32 unit = shfl(dealt_, 0);
       if (unit >= units_) return false;
       start(unit, fill_);
       deal();
-      __syncwarp();
+      sync_wave();
     }
     if (lane() < a_.c.topk) copy_async(note + 2 + lane(), aims_of(a_, note[0]) + lane(), 4);
     fill_ = fill_ + 1 == a_.stages ? 0 : fill_ + 1;
@@ -124,7 +124,7 @@ class Stages {
   template <bool kTiles>
   __device__ u32 store(const Targets& to) {
     copies_done();
-    __syncwarp();
+    sync_wave();
     const u32* note = notes_ + slot_ * words();
     u32 token = note[0], piece = note[1];
     u8* there = target<kTiles>(a_, to, token, piece, lane() < a_.c.topk ? note[2 + lane()] : kNoRow);
@@ -137,7 +137,7 @@ class Stages {
   }
 
  private:
-  __device__ static u32 lane() { return threadIdx.x % 32; }
+  __device__ static u32 lane() { return lane_id(); }
   // Of a note: token, piece, and a word for each k.
   __device__ u32 words() const { return 2 + a_.c.topk; }
   __device__ void start(u32 unit, u32 stage) {
@@ -164,7 +164,7 @@ class Uncounted {
 
   __device__ u32 held() const { return held_; }
   __device__ void add(u32 token) {
-    if (threadIdx.x % 32 == held_) token_ = token;
+    if (lane_id() == held_) token_ = token;
     held_++;
   }
   // Counts all but the `last` newest, 0 or 1. `complete()` returns once their stores are complete.
@@ -173,25 +173,25 @@ class Uncounted {
     constexpr u32 kAtOnce = 3;
     u32 due = held_ - last, topk = a.c.topk, pairs = due * topk;
 #pragma unroll 1
-    for (u32 first = 0; first < pairs; first += 32 * kAtOnce) {
+    for (u32 first = 0; first < pairs; first += kWave * kAtOnce) {
       u64* counts[kAtOnce];
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; i++) {
-        u32 pair = first + 32 * i + threadIdx.x % 32, which = pair / topk;
-        u32 token = __shfl_sync(~0u, token_, which);
+        u32 pair = first + kWave * i + lane_id(), which = pair / topk;
+        u32 token = shfl(token_, which);
         counts[i] = pair < pairs ? count_of_row(a, up, token, pair - which * topk) : nullptr;
       }
       // Behind the looks for counts, as these take a microsecond.
       if (first == 0) {
         complete();
-        __syncwarp();
+        sync_wave();
         fence_system();
       }
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; i++)
         if (counts[i]) add_relaxed(counts[i], 1);
     }
-    token_ = __shfl_sync(~0u, token_, due);
+    token_ = shfl(token_, due);
     held_ = last;
   }
 
@@ -207,14 +207,14 @@ class Mover {
       : a_(a), up_(up), to_(to), stages_(stages) {
     // The places were said to be free by loads; bulk stores are of another proxy.
     publish_places();
-    if (threadIdx.x / 32 < a.movers) stages_.deal();
+    if (wave_id() < a.movers) stages_.deal();
   }
 
   // Moves the pieces that are dealt to this warp: then all are stored, and counted. Loads run ahead of
   // stores by stages - 1, so that one group of stores is still reading shared memory while the next row
   // arrives.
   __device__ void move() {
-    if (threadIdx.x / 32 >= a_.movers) return;
+    if (wave_id() >= a_.movers) return;
     u32 ahead = stages_.ahead(), loaded = 0;
     while (loaded < ahead && load()) loaded++;
     for (; loaded > 0; loaded--) {
@@ -225,7 +225,7 @@ class Mover {
         stores_read_but_one();
       else
         stores_read();
-      __syncwarp();
+      sync_wave();
       loaded += load();
     }
     if constexpr (kTiles) uncounted_.count(a_, up_, 0, [] { stores_done(); });
@@ -266,7 +266,7 @@ class Mover {
  public:
   __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages&)
       : a_(a), up_(up), to_(to), units_((u64)a.c.tokens() * a.pieces) {
-    if (threadIdx.x / 32 < a.movers) deal();
+    if (wave_id() < a.movers) deal();
   }
 
   // Moves the pieces that are dealt to this warp: then all are stored, and counted.
@@ -280,17 +280,17 @@ class Mover {
 
  private:
   __device__ void deal() {
-    dealt_ = threadIdx.x % 32 == 0 ? atomicAdd(&a_.c.state->dealt, 1ull) : 0;
-    dealt_ = __shfl_sync(~0u, dealt_, 0);
+    dealt_ = lane_id() == 0 ? atomic_add(&a_.c.state->dealt, 1ull) : 0;
+    dealt_ = shfl(dealt_, 0);
   }
   __device__ void move_piece(u32 token, u32 piece) const {
-    u32 lane = threadIdx.x % 32;
+    u32 lane = lane_id();
     u32 aimed = lane < a_.c.topk ? aims_of(a_, token)[lane] : kNoRow;
     u8* there = target<kTiles>(a_, to_, token, piece, aimed);
     const u8* from = a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes;
     VectorCopier().copy(there, from, piece_length(a_, piece));
     if (!kTiles) return;
-    __syncwarp();
+    sync_wave();
     fence_system();
     u64* count = lane < a_.c.topk ? count_of_row(a_, up_, token, lane) : nullptr;
     if (count) add_relaxed(count, 1);

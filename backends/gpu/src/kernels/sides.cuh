@@ -26,7 +26,7 @@ struct SideRoom {
 // Stores what lies in shared memory, in bulk if that can be. One warp. Addresses and lengths are
 // multiples of 4.
 __device__ inline void store_gathered(u64 to, const void* from, u32 bytes) {
-  u32 lane = threadIdx.x % 32;
+  u32 lane = lane_id();
 #if TY_ROWS_TMA
   if (((to | bytes) & 15) == 0) {
     if (lane == 0) bulk_store(reinterpret_cast<u8*>(to), shared_address(from), bytes);
@@ -34,7 +34,7 @@ __device__ inline void store_gathered(u64 to, const void* from, u32 bytes) {
   }
 #endif
 #pragma unroll 1
-  for (u32 i = lane; i < bytes / 4; i += 32)
+  for (u32 i = lane; i < bytes / 4; i += kWave)
     reinterpret_cast<u32*>(to)[i] = reinterpret_cast<const u32*>(from)[i];
 }
 
@@ -53,14 +53,14 @@ __device__ void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 r
   constexpr u32 kAtOnce = 4;
   u32 topk = a.c.topk, local = a.c.local_experts(), pairs = count * topk;
 #pragma unroll 1
-  for (u32 at = threadIdx.x % 32; at < pairs; at += 32 * kAtOnce) {
+  for (u32 at = lane_id(); at < pairs; at += kWave * kAtOnce) {
     u32 token[kAtOnce], k[kAtOnce];
     i32 expert[kAtOnce], id[kAtOnce];
     float weight[kAtOnce];
     // Those behind the last pair are looked up again, and not kept.
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
-      u32 pair = min(at + 32 * i, pairs - 1), place = pair / topk;
+      u32 pair = min(at + kWave * i, pairs - 1), place = pair / topk;
       token[i] = first + room.tokens[place], k[i] = pair - place * topk;
     }
 #pragma unroll
@@ -80,7 +80,7 @@ __device__ void gather_ids(const DispatchArgs& a, const DispatchTables& t, u32 r
     }
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; i++) {
-      u32 pair = at + 32 * i;
+      u32 pair = at + kWave * i;
       if (pair >= pairs) continue;
       room.ids[pair] = id[i];
       if (a.weights) room.weights[pair] = weight[i];
@@ -98,7 +98,7 @@ __device__ inline u32 scale_vector(const DispatchArgs& a) {
 __device__ inline void gather_scales(const DispatchArgs& a, u32 first, u32 count,
                                      const SideRoom& room) {
   u32 vector = scale_vector(a), words = vector / 4, width = a.scale_words / words;
-  for (u32 i = threadIdx.x % 32; i < count * width; i += 32) {
+  for (u32 i = lane_id(); i < count * width; i += kWave) {
     u32 row = i / width, column = i % width * words;
     const u32* from = a.scales + (i64)(first + room.tokens[row]) * a.scale_stride[0] +
                       (i64)column * a.scale_stride[1];
@@ -111,7 +111,7 @@ __device__ inline void move_scales(const DispatchArgs& a, u64 to, u32 first, u32
                                    const SideRoom& room) {
   u32* scales = reinterpret_cast<u32*>(to);
 #pragma unroll 1
-  for (u32 i = threadIdx.x % 32; i < count * a.scale_words; i += 32) {
+  for (u32 i = lane_id(); i < count * a.scale_words; i += kWave) {
     i64 token = first + room.tokens[i / a.scale_words];
     scales[i] = a.scales[token * a.scale_stride[0] +
                          (i64)(i % a.scale_words) * a.scale_stride[1]];
@@ -149,24 +149,24 @@ __device__ inline u32 packed_for(const DispatchArgs& a, u32 token, u32 rank) {
 template <bool kTiles>
 __device__ SideRows move_side(const DispatchArgs& a, const DispatchTables& t, const SideTokens& unit,
                               u32 rank, const SideRoom& room) {
-  u32 lane = threadIdx.x % 32, first = unit.first, token = first + lane, topk = a.c.topk;
+  u32 lane = lane_id(), first = unit.first, token = first + lane, topk = a.c.topk;
   u32 packed = token < unit.end ? packed_for(a, token, rank) : kNoRow;
-  u32 goes = __ballot_sync(~0u, packed != kNoRow), count = __popc(goes);
+  u32 goes = ballot(packed != kNoRow), count = popc(goes);
   if (count == 0) return {0, 0};
-  u32 place = __popc(goes & ((1u << lane) - 1)), row = 0;
+  u32 place = popc(goes & lanes_before(lane)), row = 0;
   if (packed != kNoRow) {
     room.tokens[place] = lane;
     row = base_of(a.c, a.r, named_from(a, t), token, rank) + row_of(a.c, a.r, token, packed, rank);
   }
-  __syncwarp();
+  sync_wave();
   bool gathered = a.scale_words > 0 && a.side_scales;
   // These are on their way while ids are looked up.
   if (gathered) gather_scales(a, first, count, room);
   gather_ids<kTiles>(a, t, rank, first, count, room);
-  row = __shfl_sync(~0u, row, __ffs(goes) - 1);
+  row = shfl(row, first_of(goes));
   copies_done();
   publish_shared();
-  __syncwarp();
+  sync_wave();
   store_gathered(t.ids[rank] + (u64)row * topk * 4, room.ids, count * topk * 4);
   if (a.weights)
     store_gathered(t.weights[rank] + (u64)row * topk * 4, room.weights, count * topk * 4);
@@ -191,12 +191,12 @@ __device__ inline SideTokens of_group(const DispatchArgs& a, const SideTokens& u
 // One warp, behind `move_side`.
 __device__ inline void spread_side(const DispatchArgs& a, const SpreadArgs& s, const SideRoom& room,
                                    u32 first, u32 count) {
-  u32 lane = threadIdx.x % 32, topk = a.c.topk, words = a.scale_words;
+  u32 lane = lane_id(), topk = a.c.topk, words = a.scale_words;
   bool gathered = words > 0 && a.side_scales, whole = false;
 #if TY_ROWS_TMA
   whole = gathered && words % 4 == 0;
 #endif
-  for (u32 i = lane; i < count * topk; i += 32) {
+  for (u32 i = lane; i < count * topk; i += kWave) {
     i32 slot = room.ids[i];
     if (slot < 0) continue;
     if (s.weights) s.weights[slot] = room.weights[i];
@@ -212,7 +212,7 @@ __device__ inline void spread_side(const DispatchArgs& a, const SpreadArgs& s, c
     i64 token = first + room.tokens[i / topk];
     const u32* near = reinterpret_cast<const u32*>(room.scales) + i / topk * words;
     const u32* far = a.scales + token * a.scale_stride[0];
-    for (u32 w = lane; w < words && slot >= 0; w += 32)
+    for (u32 w = lane; w < words && slot >= 0; w += kWave)
       s.scales[(u64)slot * words + w] = gathered ? near[w] : far[(i64)w * a.scale_stride[1]];
   }
 }
@@ -220,13 +220,13 @@ __device__ inline void spread_side(const DispatchArgs& a, const SpreadArgs& s, c
 // The next unit that a warp takes on: its first lane knows. They are dealt as warps come free, as one of
 // them, the scribe of `dispatch`, has other things to do first.
 __device__ inline u32 take_side(const DispatchArgs& a) {
-  return threadIdx.x % 32 == 0 ? (u32)atomicAdd(&a.c.state->gathered, 1ull) : 0;
+  return lane_id() == 0 ? (u32)atomic_add(&a.c.state->gathered, 1ull) : 0;
 }
 
 // Units of all tokens and ranks. The last warps of a block do this, before they move rows, if they do.
 template <bool kTiles, class Up>
 __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
-  u32 warp = threadIdx.x / 32;
+  u32 warp = wave_id();
   if (warp < kWarps - kSideWarps) return;
   SideRoom room(a, shared + (warp - (kWarps - kSideWarps)) * a.side_bytes);
   u32 units = (a.c.tokens() + a.side_tokens - 1) / a.side_tokens * a.c.ranks;
@@ -236,7 +236,7 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
   // The places were said to be free by loads; bulk stores are of another proxy.
   publish_places();
   while (true) {
-    u32 i = __shfl_sync(~0u, next, 0);
+    u32 i = shfl(next, 0);
     if (i >= units) break;
     next = take_side(a);
     u32 first = i / a.c.ranks * a.side_tokens, rank = (a.c.rank + i) % a.c.ranks;
@@ -256,7 +256,7 @@ __device__ void move_sides(const DispatchArgs& a, const Up& up, const DispatchTa
       } else {
         stores_read();
       }
-      __syncwarp();
+      sync_wave();
     }
   }
   stores_done();

@@ -75,11 +75,11 @@ __device__ inline u32 room_of(const DispatchArgs& a, u32 rows) {
 __device__ inline u32 sum_before(u32 value, u32* all) {
   u32 sum = value;
 #pragma unroll 1
-  for (u32 step = 1; step < 32; step *= 2) {
-    u32 other = __shfl_up_sync(~0u, sum, step);
-    if (threadIdx.x % 32 >= step) sum += other;
+  for (u32 step = 1; step < kWave; step *= 2) {
+    u32 other = shfl_up(sum, step);
+    if (lane_id() >= step) sum += other;
   }
-  *all = __shfl_sync(~0u, sum, 31);
+  *all = shfl(sum, 31);
   return sum - value;
 }
 
@@ -89,8 +89,8 @@ template <class Each>
 __device__ u32 scan_experts(const DispatchArgs& a, const DispatchTables& t, u32 rank, Each each) {
   u32 local = a.c.local_experts(), start = 0;
 #pragma unroll 1
-  for (u32 first = 0; first < local; first += 32) {
-    u32 at = first + threadIdx.x % 32, e = rank * local + at, all;
+  for (u32 first = 0; first < local; first += kWave) {
+    u32 at = first + lane_id(), e = rank * local + at, all;
     u32 before = sum_before(at < local ? room_of(a, t.expert_all[e]) : 0, &all);
     if (at < local) each(e, start + before);
     start += all;

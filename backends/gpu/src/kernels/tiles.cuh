@@ -38,11 +38,11 @@ __device__ u64* count_of_row(const DispatchArgs& a, const Up& up, u32 token, u32
 // Tells a rank that what goes beside so many of this rank's rows there is complete. One warp.
 template <class Up>
 __device__ void count_sides(const DispatchArgs& a, const Up& up, u32 rank, u32 first, u32 rows) {
-  __syncwarp();
+  sync_wave();
   // A unit has no more rows than a tile, so it is of two at most.
-  u32 tile = first / a.tile_rows + threadIdx.x % 32;
+  u32 tile = first / a.tile_rows + lane_id();
   u32 begin = max(first, tile * a.tile_rows), end = min(first + rows, (tile + 1) * a.tile_rows);
-  if (threadIdx.x % 32 < 2 && begin < end)
+  if (lane_id() < 2 && begin < end)
     add_release(tile_count(a, up, rank, a.c.rank, tile), end - begin);
 }
 
@@ -102,7 +102,7 @@ __device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const Dispa
 __device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables& t,
                                      const SpreadArgs& s) {
   u32 first = a.c.rank * s.local_experts, start = 0;
-  Threads some{threadIdx.x - (kWarps - kSideWarps) * 32, kSideWarps * 32};
+  Threads some{threadIdx.x - (kWarps - kSideWarps) * kWave, kSideWarps * kWave};
   for (u32 e = 0; e < s.local_experts; e++) {
     u32 rows = t.expert_all[first + e], room = room_of(a, rows);
     if (e % gridDim.x == blockIdx.x) zero_rows(s, start + rows, start + room, some);
@@ -114,32 +114,32 @@ __device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables
 template <class Up>
 __device__ bool hear_tile(const DispatchArgs& a, const Up& up, const TilePart& p, Guard& guard) {
   bool ok = true;
-  if (threadIdx.x % 32 == 0) {
+  if (lane_id() == 0) {
     const u64* count = tile_count(a, up, a.c.rank, p.source, p.tile);
     auto look = [&] {
       u64 found = load_acquire(count);
       // Every warp of the rank may be looking, and sources are adding.
-      if ((u32)found != p.expected) __nanosleep(200);
+      if ((u32)found != p.expected) pause_ns(200);
       return found;
     };
     ok = guard.until({kPhaseRows, p.source, p.tile, p.expected}, look,
                      [&](u64 found) { return (u32)found == p.expected; });
   }
-  return __shfl_sync(~0u, ok, 0);
+  return shfl(ok, 0);
 }
 
 // A part is spread: the last one of a tile makes its count ready for the next operation. One warp.
 template <class Up>
 __device__ void leave_tile(const DispatchArgs& a, const Up& up, const TilePart& p) {
-  __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
+  sync_wave();
+  if (lane_id() != 0) return;
   u64* count = tile_count(a, up, a.c.rank, p.source, p.tile);
-  if (atomicAdd(count, 1ull << 32) >> 32 == p.parts - 1) store_relaxed(count, 0);
+  if (atomic_add(count, 1ull << 32) >> 32 == p.parts - 1) store_relaxed(count, 0);
 }
 
 // The next part that a warp takes on: its first lane knows.
 __device__ inline u32 take_part(const DispatchArgs& a) {
-  return threadIdx.x % 32 == 0 ? (u32)atomicAdd(&a.c.state->taken, 1ull) : 0;
+  return lane_id() == 0 ? (u32)atomic_add(&a.c.state->taken, 1ull) : 0;
 }
 
 // Spreads what arrives until all has. True unless a wait was ended. One warp of those that spread.
@@ -148,14 +148,14 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
                              const SpreadArgs& s, Copier& rows, Guard& guard) {
   u32 parts = parts_of(a, t), unit = take_part(a);
   while (true) {
-    unit = __shfl_sync(~0u, unit, 0);
+    unit = shfl(unit, 0);
     if (unit >= parts) return true;
     TilePart p(a, t, unit);
     unit = take_part(a);
     if (p.rows == 0) continue;
     if (!hear_tile(a, up, p, guard)) return false;
     // What one lane has seen holds for all.
-    __syncwarp();
+    sync_wave();
     // Peers stored these rows by other means than bulk copies that may read them.
     publish_places();
     spread_tokens(s, rows, (u64)t.first_row[p.source] + p.first, p.rows, 1);
@@ -167,7 +167,7 @@ __device__ bool spread_parts(const DispatchArgs& a, const Up& up, const Dispatch
 template <class Up, class Mover>
 __device__ void spread_tiles(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                              Mover& mover, u8* stages, Guard& guard) {
-  u32 warp = threadIdx.x / 32;
+  u32 warp = wave_id();
   SpreadArgs s = spread_of(a, up, t);
   bool moves = warp < a.movers, ok;
   if (moves) mover.move();
@@ -184,7 +184,7 @@ __device__ void spread_tiles(const DispatchArgs& a, const Up& up, const Dispatch
     VectorCopier rows;
     ok = spread_parts(a, up, t, s, rows, guard);
   }
-  if (!ok && threadIdx.x % 32 == 0) a.c.state->stopped = 1;
+  if (!ok && lane_id() == 0) a.c.state->stopped = 1;
 }
 
 }  // namespace ty

@@ -9,14 +9,14 @@ struct Bf16 {
   __device__ static void widen(const uint4& v, float* f) {
     const u32* w = &v.x;
     for (u32 i = 0; i < 4; i++) {
-      f[2 * i] = __uint_as_float(w[i] << 16);
-      f[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+      f[2 * i] = float_of(w[i] << 16);
+      f[2 * i + 1] = float_of(w[i] & 0xffff0000u);
     }
   }
   __device__ static uint4 narrow(const float* f) {
     u32 w[4];
     for (u32 i = 0; i < 4; i++)
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[i]) : "f"(f[2 * i + 1]), "f"(f[2 * i]));
+      w[i] = to_bf16x2(f[2 * i], f[2 * i + 1]);
     return make_uint4(w[0], w[1], w[2], w[3]);
   }
 };
@@ -26,13 +26,13 @@ struct F16 {
     const u32* w = &v.x;
     for (u32 i = 0; i < 8; i++) {
       u16 half = (u16)(w[i / 2] >> 16 * (i % 2));
-      asm("cvt.f32.f16 %0, %1;" : "=f"(f[i]) : "h"(half));
+      f[i] = from_f16(half);
     }
   }
   __device__ static uint4 narrow(const float* f) {
     u32 w[4];
     for (u32 i = 0; i < 4; i++)
-      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w[i]) : "f"(f[2 * i + 1]), "f"(f[2 * i]));
+      w[i] = to_f16x2(f[2 * i], f[2 * i + 1]);
     return make_uint4(w[0], w[1], w[2], w[3]);
   }
 };
@@ -40,11 +40,11 @@ struct F32 {
   static constexpr u32 kLanes = 4;
   __device__ static void widen(const uint4& v, float* f) {
     const u32* w = &v.x;
-    for (u32 i = 0; i < 4; i++) f[i] = __uint_as_float(w[i]);
+    for (u32 i = 0; i < 4; i++) f[i] = float_of(w[i]);
   }
   __device__ static uint4 narrow(const float* f) {
-    return make_uint4(__float_as_uint(f[0]), __float_as_uint(f[1]), __float_as_uint(f[2]),
-                      __float_as_uint(f[3]));
+    return make_uint4(bits_of(f[0]), bits_of(f[1]), bits_of(f[2]),
+                      bits_of(f[3]));
   }
 };
 
@@ -57,7 +57,7 @@ struct Sum {
   __device__ void add(const uint4& term) {
     float f[Type::kLanes];
     Type::widen(term, f);
-    for (u32 i = 0; i < Type::kLanes; i++) value[i] = empty ? f[i] : __fadd_rn(value[i], f[i]);
+    for (u32 i = 0; i < Type::kLanes; i++) value[i] = empty ? f[i] : add_rn(value[i], f[i]);
     empty = false;
   }
   // One rounding per term: a product first, then multiply-adds.
@@ -65,18 +65,19 @@ struct Sum {
     float f[Type::kLanes];
     Type::widen(term, f);
     for (u32 i = 0; i < Type::kLanes; i++)
-      value[i] = empty ? __fmul_rn(weight, f[i]) : __fmaf_rn(weight, f[i], value[i]);
+      value[i] = empty ? mul_rn(weight, f[i]) : fma_rn(weight, f[i], value[i]);
     empty = false;
   }
   __device__ uint4 result() const { return empty ? make_uint4(0, 0, 0, 0) : Type::narrow(value); }
 };
 
-// The sums of one thread: vectors that are 512 bytes apart, so that a warp has four lines each in
-// flight.
+// The sums of one thread: vectors that are as far apart as a warp's are long, so that a warp has four
+// lines each in flight.
 template <class Type>
 struct Sums {
   static constexpr u32 kCount = 4;
-  static constexpr u64 kBytes = kCount * 512;
+  static constexpr u32 kApart = kWave * 16;
+  static constexpr u64 kBytes = kCount * kApart;
   Sum<Type> sum[kCount];
 
   // Adds a row from `from` on; `left` bytes of it follow the thread's first.
@@ -84,10 +85,10 @@ struct Sums {
     uint4 term[kCount];
 #pragma unroll
     for (u32 i = 0; i < kCount; i++)
-      if (left > (i64)i * 512) term[i] = *reinterpret_cast<const uint4*>(from + i * 512);
+      if (left > (i64)i * kApart) term[i] = *reinterpret_cast<const uint4*>(from + i * kApart);
 #pragma unroll
     for (u32 i = 0; i < kCount; i++) {
-      if (left <= (i64)i * 512) continue;
+      if (left <= (i64)i * kApart) continue;
       if (weighted)
         sum[i].add_weighted(term[i], weight);
       else
@@ -97,7 +98,7 @@ struct Sums {
   __device__ void store(u8* to, i64 left) const {
 #pragma unroll
     for (u32 i = 0; i < kCount; i++)
-      if (left > (i64)i * 512) *reinterpret_cast<uint4*>(to + i * 512) = sum[i].result();
+      if (left > (i64)i * kApart) *reinterpret_cast<uint4*>(to + i * kApart) = sum[i].result();
   }
 };
 

@@ -1,6 +1,6 @@
 // What a link can carry: copies between GPUs by their multiprocessors, barriers, counts. Over a face
 // that loads and stores. Defines: TY_ROWS_TMA, TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
-#include "bulk.cuh"
+#include "transport.cuh"
 
 namespace up {
 #include "up_face.cuh"
@@ -57,12 +57,12 @@ __device__ inline bool barrier(const ProbeArgs& a, const Up& up, u32 epoch, bool
     ok = guard.until({1, peer, 0, epoch}, [&] { return load_acquire(mine); },
                      [&](u64 found) { return (i32)((u32)found - epoch) >= 0; });
   }
-  return __syncthreads_and(ok);
+  return sync_block_and(ok);
 }
 
 // Every store of this block is complete: says so to all, and block 0 waits until all have.
 __device__ inline void leave(const ProbeArgs& a, const Up& up, Guard& guard) {
-  __syncthreads();
+  sync_block();
   u32 peer = threadIdx.x;
   if (peer < a.ranks) {
     add_release(word(up, peer, kExits + a.rank * 128), 1);
@@ -72,7 +72,7 @@ __device__ inline void leave(const ProbeArgs& a, const Up& up, Guard& guard) {
                   [&](u64 found) { return (i64)(found - a.left) >= 0; });
     }
   }
-  __syncthreads();
+  sync_block();
 }
 
 // Rows in the order in which they are taken: peers in turn, row by row.
@@ -91,8 +91,8 @@ __device__ inline u32 items(const ProbeArgs& a) { return a.rows * (a.ranks - 1);
 
 // Each warp takes the next row: 16 bytes a lane, four in flight.
 __device__ inline void copy_vectors(const ProbeArgs& a, const Up& up) {
-  u32 warps = blockDim.x / 32, lane = threadIdx.x % 32, vectors = a.row_bytes / 16;
-  for (u32 item = blockIdx.x * warps + threadIdx.x / 32; item < items(a); item += gridDim.x * warps) {
+  u32 warps = block_waves(), lane = lane_id(), vectors = a.row_bytes / 16;
+  for (u32 item = blockIdx.x * warps + wave_id(); item < items(a); item += gridDim.x * warps) {
     Row row = row_of(a, up, item);
     const uint4* from = reinterpret_cast<const uint4*>(a.pull ? row.there : row.here);
     uint4* to = reinterpret_cast<uint4*>(a.pull ? row.here : row.there);
@@ -100,13 +100,13 @@ __device__ inline void copy_vectors(const ProbeArgs& a, const Up& up) {
       uint4 v[4];
 #pragma unroll
       for (u32 j = 0; j < 4; j++)
-        if (i + 32 * j < vectors) v[j] = from[i + 32 * j];
+        if (i + kWave * j < vectors) v[j] = from[i + kWave * j];
 #pragma unroll
       for (u32 j = 0; j < 4; j++)
-        if (i + 32 * j < vectors) to[i + 32 * j] = v[j];
+        if (i + kWave * j < vectors) to[i + kWave * j] = v[j];
     }
   }
-  __threadfence_system();
+  fence_system_all();
 }
 
 #if TY_ROWS_TMA
@@ -116,11 +116,11 @@ constexpr u32 kMostWarps = 16;
 // row each are faster than few with several.
 __device__ inline void copy_bulk(const ProbeArgs& a, const Up& up, u8* shared) {
   __shared__ u64 barriers[kMostWarps];
-  if (threadIdx.x % 32 != 0) return;
-  u32 warp = threadIdx.x / 32, warps = blockDim.x / 32, parity = 0;
+  if (lane_id() != 0) return;
+  u32 warp = wave_id(), warps = block_waves(), parity = 0;
   u32 room = shared_address(shared) + warp * a.pitch, loaded = shared_address(barriers + warp);
   init_barrier(loaded, 1);
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  publish_barriers();
   // That peers are ready was learned by loads; bulk copies are of another proxy.
   publish_places();
   for (u32 item = blockIdx.x * warps + warp; item < items(a); item += gridDim.x * warps) {
@@ -168,27 +168,27 @@ __device__ void each_word(const ProbeArgs& a, const Up& up, bool in_local, bool 
 
 }  // namespace ty
 
-extern __shared__ __align__(1024) ty::u8 shared[];
+TY_SHARED_BYTES(shared);
 
 #if TY_ROWS_TMA
-extern "C" __global__ void __launch_bounds__(512, 1)
-    ty_probe_bulk(const __grid_constant__ ty::ProbeArgs a, const __grid_constant__ ty::Up::Params p) {
+TY_KERNEL_ALONE(512)
+    ty_probe_bulk(TY_ARGUMENT ty::ProbeArgs a, TY_ARGUMENT ty::Up::Params p) {
   ty::Up up(p);
   ty::timed(a, up, [&] { ty::copy_bulk(a, up, shared); });
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(1024, 1)
-    ty_probe_vectors(const __grid_constant__ ty::ProbeArgs a,
-                     const __grid_constant__ ty::Up::Params p) {
+TY_KERNEL_ALONE(1024)
+    ty_probe_vectors(TY_ARGUMENT ty::ProbeArgs a,
+                     TY_ARGUMENT ty::Up::Params p) {
   ty::Up up(p);
   ty::timed(a, up, [&] { ty::copy_vectors(a, up); });
 }
 
 // Barriers, one after the other. One block.
-extern "C" __global__ void __launch_bounds__(128, 1)
-    ty_probe_barriers(const __grid_constant__ ty::ProbeArgs a,
-                      const __grid_constant__ ty::Up::Params p) {
+TY_KERNEL_ALONE(128)
+    ty_probe_barriers(TY_ARGUMENT ty::ProbeArgs a,
+                      TY_ARGUMENT ty::Up::Params p) {
   ty::Up up(p);
   ty::Guard guard(a.abort, a.cap_ns, a.report);
   if (!ty::barrier(a, up, a.epoch, true, guard)) return;
@@ -199,9 +199,9 @@ extern "C" __global__ void __launch_bounds__(128, 1)
 }
 
 // Exchanges of counts: every rank tells every rank `words` words of {epoch, count}. One block.
-extern "C" __global__ void __launch_bounds__(1024, 1)
-    ty_probe_counts(const __grid_constant__ ty::ProbeArgs a,
-                    const __grid_constant__ ty::Up::Params p) {
+TY_KERNEL_ALONE(1024)
+    ty_probe_counts(TY_ARGUMENT ty::ProbeArgs a,
+                    TY_ARGUMENT ty::Up::Params p) {
   ty::Up up(p);
   ty::Guard guard(a.abort, a.cap_ns, a.report);
   if (!ty::barrier(a, up, a.epoch, true, guard)) return;
@@ -221,22 +221,22 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
                          [&](ty::u64 found) { return (ty::i32)((ty::u32)(found >> 32) - epoch) >= 0; });
       }
     }
-    if (!__syncthreads_and(ok)) return;
+    if (!ty::sync_block_and(ok)) return;
   }
   if (threadIdx.x == 0) a.times[0] = begun, a.times[1] = ty::now_ns();
 }
 
-extern "C" __global__ void ty_probe_nothing(const __grid_constant__ ty::ProbeArgs,
-                                            const __grid_constant__ ty::Up::Params) {}
+TY_KERNEL(1024) ty_probe_nothing(TY_ARGUMENT ty::ProbeArgs,
+                                            TY_ARGUMENT ty::Up::Params) {}
 
-extern "C" __global__ void __launch_bounds__(256)
-    ty_probe_fill(const __grid_constant__ ty::ProbeArgs a, const __grid_constant__ ty::Up::Params p) {
+TY_KERNEL(256)
+    ty_probe_fill(TY_ARGUMENT ty::ProbeArgs a, TY_ARGUMENT ty::Up::Params p) {
   ty::each_word(a, ty::Up(p), !a.pull, true, [](ty::u32* at, ty::u32 value) { *at = value; });
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    ty_probe_check(const __grid_constant__ ty::ProbeArgs a, const __grid_constant__ ty::Up::Params p) {
+TY_KERNEL(256)
+    ty_probe_check(TY_ARGUMENT ty::ProbeArgs a, TY_ARGUMENT ty::Up::Params p) {
   ty::each_word(a, ty::Up(p), a.pull, false, [&](ty::u32* at, ty::u32 value) {
-    if (*at != value) atomicAdd(a.wrong, 1ull);
+    if (*at != value) ty::atomic_add(a.wrong, 1ull);
   });
 }

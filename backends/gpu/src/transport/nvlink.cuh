@@ -34,7 +34,7 @@ struct Face {
   __device__ bool put_signal(Coop coop, ty::u32 lane, ty::u32 peer, ty::At dst, ty::At src,
                              ty::u64 bytes, ty::Raise raise, ty::Guard& guard) const {
     put(coop, lane, peer, dst, src, bytes, guard);
-    __threadfence_system();
+    ty::fence_system_all();
     coop.sync();
     return coop.index() != 0 || signal(lane, peer, raise, guard);
   }

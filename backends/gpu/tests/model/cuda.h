@@ -1,4 +1,5 @@
-// A stand-in for a GPU: CUDA's words for a host compiler. A block is a thread of the system, its
+// A stand-in for a GPU: blocks, threads and memory for a host compiler; arch.cuh has the words of its
+// dialect. A block is a thread of the system, its
 // threads are fibers of it that change at barriers and waits. Slow, and it shows no races of threads
 // of one block; what it shows is where bytes go, and that every wait ends.
 #pragma once
@@ -22,9 +23,6 @@
 #define __device__
 #define __global__
 #define __shared__ static thread_local
-#define __grid_constant__
-#define __launch_bounds__(...)
-#define __align__(n) alignas(n)
 
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
@@ -34,6 +32,9 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace model {
+
+// Threads of a warp.
+constexpr unsigned kWave = 32;
 
 struct Dim { unsigned x; };
 
@@ -111,7 +112,7 @@ inline const std::vector<uint64_t>& meet(Meeting& m, unsigned index, uint64_t va
 }
 inline const std::vector<uint64_t>& meet_warp(uint64_t value) {
   unsigned i = here->current;
-  return meet(here->warps[i / 32], i % 32, value);
+  return meet(here->warps[i / kWave], i % kWave, value);
 }
 inline const std::vector<uint64_t>& meet_block(uint64_t value) {
   return meet(here->all, here->current, value);
@@ -126,8 +127,8 @@ inline void entry() {
 
 inline void run_block(unsigned index, unsigned grid, unsigned threads, std::function<void()> kernel) {
   Block block{{index}, {grid}, {threads}, std::vector<Fiber>(threads), {}, {}, 0, {}, kernel};
-  block.warps.resize(threads / 32);
-  for (auto& w : block.warps) w.size = 32, w.values.resize(32);
+  block.warps.resize(threads / kWave);
+  for (auto& w : block.warps) w.size = kWave, w.values.resize(kWave);
   block.all.size = threads, block.all.values.resize(threads);
   here = &block;
   constexpr size_t kStack = 48 << 10;
@@ -192,81 +193,6 @@ inline uint32_t f16x2(float low, float high) {
 #define blockDim (model::here->size)
 #define gridDim (model::here->grid)
 
-inline void __syncthreads() { model::meet_block(0); }
-inline int __syncthreads_and(int ok) {
-  int all = 1;
-  for (uint64_t v : model::meet_block(ok != 0)) all &= (int)v;
-  return all;
-}
-inline int __syncthreads_or(int any) { return !__syncthreads_and(!any); }
-inline void __syncwarp() { model::meet_warp(0); }
-template <class T>
-T __shfl_sync(unsigned, T value, int lane) {
-  uint64_t bits = 0;
-  memcpy(&bits, &value, sizeof(T));
-  bits = model::meet_warp(bits)[lane % 32];
-  memcpy(&value, &bits, sizeof(T));
-  return value;
-}
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned by) {
-  unsigned lane = model::here->current % 32;
-  return __shfl_sync(mask, value, (int)(lane < by ? lane : lane - by));
-}
-template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int other) {
-  return __shfl_sync(mask, value, (int)(model::here->current % 32) ^ other);
-}
-inline unsigned __ballot_sync(unsigned, int set) {
-  unsigned bits = 0;
-  const auto& values = model::meet_warp(set != 0);
-  for (unsigned i = 0; i < 32; i++) bits |= (unsigned)values[i] << i;
-  return bits;
-}
-inline int __any_sync(unsigned, int set) { return __ballot_sync(~0u, set) != 0; }
-inline int __all_sync(unsigned, int set) { return __ballot_sync(~0u, set) == ~0u; }
-inline unsigned __match_any_sync(unsigned, int value) {
-  unsigned bits = 0;
-  const auto& values = model::meet_warp((uint64_t)(int64_t)value);
-  for (unsigned i = 0; i < 32; i++) bits |= (unsigned)(values[i] == (uint64_t)(int64_t)value) << i;
-  return bits;
-}
-
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-inline void __threadfence_system() { __threadfence(); }
-template <class T, class V>
-T atomicAdd(T* at, V value) { return model::at(at).fetch_add((T)value); }
-template <class T, class V>
-T atomicOr(T* at, V value) { return model::at(at).fetch_or((T)value); }
-template <class T, class V>
-T atomicMin(T* at, V value) {
-  T old = model::at(at).load();
-  while (old > (T)value && !model::at(at).compare_exchange_weak(old, (T)value)) {}
-  return old;
-}
-inline unsigned atomicInc(unsigned* at, unsigned most) {
-  unsigned old = model::at(at).load();
-  while (!model::at(at).compare_exchange_weak(old, old >= most ? 0 : old + 1)) {}
-  return old;
-}
-template <class T>
-T atomicCAS(T* at, T from, T to) {
-  model::at(at).compare_exchange_strong(from, to);
-  return from;
-}
-
-inline void __nanosleep(unsigned) { model::yield(); }
-inline int __popc(unsigned v) { return __builtin_popcount(v); }
-inline unsigned __ffs(unsigned v) { return (unsigned)__builtin_ffs((int)v); }
-template <class T>
-T __ldcg(const T* at) { return *at; }
-inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
-inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline int __float2int_rn(float f) { return (int)std::nearbyint(f); }
 template <class A, class B>
 auto min(A a, B b) { using C = std::common_type_t<A, B>; return (C)a < (C)b ? (C)a : (C)b; }
 template <class A, class B>
