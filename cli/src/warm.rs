@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 use tokenyard_core::config::Config;
-use tokenyard_cuda::compile::{Role, Rows, Up, Warmed, programs, warm};
+use tokenyard_gpu::compile::{Role, Rows, Up, Warmed, programs, warm};
 
 use crate::output::{People, SCHEMA_VERSION, print_json};
 
@@ -108,6 +108,11 @@ fn compile(config: &Config, capability: Option<u32>) -> Result<Vec<Compiled>> {
     let up = config.scale_up.as_ref().map(|choice| choice.name.as_str());
     let out: Vec<_> = config.scale_out.iter().map(|choice| choice.name.as_str()).collect();
     let programs = programs(up, &out, config.domains);
-    let warmed = warm(&config.kernels.table.parse("cuda")?, capability, &programs)?;
+    let warmed = warm(
+        &tokenyard_cuda::PLATFORM,
+        &config.kernels.table.parse("cuda")?,
+        capability,
+        &programs,
+    )?;
     Ok(warmed.into_iter().map(Compiled::from).collect())
 }

@@ -1,5 +1,5 @@
 //! Core's proxy for kernels over the `shm` transport. The test plays the kernels: it writes commands into
-//! a ring as `backends/device/proxy.cuh` does. A binary of its own, for it replaces the allocator.
+//! a ring as `backends/gpu/device/proxy.cuh` does. A binary of its own, for it replaces the allocator.
 
 // Helpers of a test may panic as a test may.
 #![allow(clippy::unwrap_used)]

@@ -2,7 +2,10 @@
 //! a kernel spills registers, or declares more shared memory than launches leave it.
 
 use tokenyard_core::Result;
-use tokenyard_cuda::compile::{Architecture, Compiled, Role, Rows, Up, compile, compile_probe};
+use tokenyard_cuda::Nvrtc;
+use tokenyard_gpu::compile::{
+    Architecture, Compiled, Role, Rows, Target, Up, compile, compile_probe,
+};
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
@@ -19,7 +22,7 @@ const PROGRAMS: [(Up, Role, usize); 4] = [
 /// Kernels of `probe.cu` with bulk copies.
 const PROBE: usize = 7;
 
-/// Bytes of shared memory that a kernel may declare: `DECLARED` of `src/kernels/sizes.rs`.
+/// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/kernels/sizes.rs`.
 const DECLARED: u32 = 2048;
 
 /// What the assembler says about one kernel.
@@ -93,14 +96,16 @@ fn main() -> Result<()> {
     let mut too_much = 0;
     for target in WANTED {
         let (capability, rows) = target;
+        let compiler = &Nvrtc;
         let architecture = Architecture { capability };
+        let about = Target { compiler, architecture, rows };
         for (up, role, kernels) in PROGRAMS {
             let name = format!("{up:?} {role:?}").to_lowercase();
-            let compiled = compile(architecture, rows, up, role)?;
+            let compiled = compile(about, up, role)?;
             too_much += show(target, &name, (&compiled, kernels));
         }
         let kernels = if rows == Rows::Tma { PROBE } else { PROBE - 1 };
-        too_much += show(target, "probe", (&compile_probe(architecture, rows)?, kernels));
+        too_much += show(target, "probe", (&compile_probe(about)?, kernels));
     }
     assert!(
         too_much == 0,

@@ -1,20 +1,48 @@
 //! The backend for NVIDIA GPUs: the `nvlink` transport between the GPUs of one machine, and the
 //! `cuda` kernel set.
 //!
-//! Nothing of CUDA is linked: driver and compiler are loaded at run time, and `probe` says where
-//! they are missing. Kernels are templates over a transport's device face
-//! (`backends/device/transport.cuh`) and compiled for the device that is there. One process drives
-//! one device. `docs.md` in this folder is the page for operators.
+//! Kernels and host code are those of `tokenyard-gpu`; here are CUDA's driver and compiler, and the
+//! names. Nothing of CUDA is linked: driver and compiler are loaded at run time, and `probe` says where
+//! they are missing. `docs.md` in this folder is the page for operators.
 
 mod built_in;
-pub mod compile;
-mod config;
 mod driver;
-pub mod kernels;
-pub mod probe;
-mod transport;
+mod nvrtc;
 
 pub use built_in::link;
-pub use config::{CudaConfig, NvlinkConfig, Outside, RowCopy, Sms};
-pub use kernels::CudaKernels;
-pub use transport::Nvlink;
+pub use driver::CudaDriver;
+pub use nvrtc::Nvrtc;
+
+use tokenyard_core::abi;
+use tokenyard_gpu::{Components, GpuKernels, Names, Peers, Platform};
+
+/// NVIDIA's GPUs.
+pub static PLATFORM: Platform = Platform {
+    driver: &CudaDriver,
+    compiler: &Nvrtc,
+    names: Names {
+        kernels: "cuda",
+        link: "nvlink",
+        interface: "CUDA",
+        see_devices: "what nvidia-smi says, and CUDA_VISIBLE_DEVICES",
+        see_access: "nvidia-smi topo -p2p rw and -p2p a; use GPUs that NVLink connects",
+    },
+    memory: abi::TY_MEMORY_CUDA,
+};
+
+/// The components of this backend.
+#[derive(Debug)]
+pub struct Cuda;
+
+impl Components for Cuda {
+    const PLATFORM: &'static Platform = &PLATFORM;
+    const KERNELS: &'static str = "cuda";
+    const KERNELS_ABOUT: &'static str = "NVIDIA GPUs: device memory, all layouts and types";
+    const LINK: &'static str = "nvlink";
+    const LINK_ABOUT: &'static str = "NVLink between the NVIDIA GPUs of one machine";
+}
+
+/// The `cuda` kernel set.
+pub type CudaKernels = GpuKernels<Cuda>;
+/// The `nvlink` transport.
+pub type Nvlink = Peers<Cuda>;

@@ -3,7 +3,8 @@
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
-use tokenyard_cuda::probe::{About, Copies, Probe, Way};
+use tokenyard_cuda::Cuda;
+use tokenyard_gpu::probe::{About, Copies, Probe, Way};
 
 use super::Parts;
 use crate::ranks::Speaker;
@@ -100,7 +101,7 @@ pub(crate) fn measure(
 ) -> Result<(About, Figures)> {
     let peers = u64::from(world.ranks().saturating_sub(1).max(1));
     let room = (BYTES / peers).next_multiple_of(u64::from(ROW_BYTES));
-    let mut probe = Probe::open(world, (&parts.kernels, &parts.link), room)?;
+    let mut probe = Probe::<Cuda>::open(world, (&parts.kernels, &parts.link), room)?;
     let about = probe.about().clone();
     let sms = counts(sms, fewest(world, about.processors)?);
     let mut plan = vec![(Copy::PushEngines, 0)];

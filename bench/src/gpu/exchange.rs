@@ -16,7 +16,7 @@ use tokenyard_core::moe::DType;
 use tokenyard_core::yard::{
     Buffer, Combine, Handle, Received, Stream, TensorRef, Yard, YardOptions,
 };
-use tokenyard_cuda::probe::{About, Timer};
+use tokenyard_gpu::probe::{About, Timer};
 
 use super::Parts;
 use super::case::{Case, Fixed, Layout, Manner, Phase, Routing, Rows};
@@ -101,7 +101,11 @@ pub(super) fn measure(
         let mut bench = Bench {
             world: Arc::clone(world),
             yard,
-            timer: Timer::new(&parts.kernels, (WARM_UP + task.samples + 1) as usize)?,
+            timer: Timer::new(
+                &tokenyard_cuda::PLATFORM,
+                &parts.kernels,
+                (WARM_UP + task.samples + 1) as usize,
+            )?,
             samples: task.samples,
         };
         for routed in &routed {

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tokenyard_cuda::probe::About;
+use tokenyard_gpu::probe::About;
 
 /// How long `nvidia-smi` may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ impl Machine {
             sms: about.processors,
             architecture: about.architecture.clone(),
             driver: driver.as_deref().and_then(driver_version),
-            cuda: about.cuda.clone(),
+            cuda: about.interface.clone(),
             clocks: text.and_then(|text| clocks(&text, &about.name)),
         }
     }

@@ -24,7 +24,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{Config, PartTable};
 use tokenyard_core::files;
 use tokenyard_core::host::Registry;
-use tokenyard_cuda::{CudaConfig, NvlinkConfig};
+use tokenyard_gpu::{GpuConfig, PeersConfig};
 
 use crate::ranks::Speaker;
 use machine::Machine;
@@ -73,8 +73,8 @@ pub struct Report {
 /// The parts that a config must name for this measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
-    pub(crate) kernels: CudaConfig,
-    pub(crate) link: NvlinkConfig,
+    pub(crate) kernels: GpuConfig,
+    pub(crate) link: PeersConfig,
 }
 
 /// Whether a config names GPUs for its kernels.
@@ -109,7 +109,7 @@ pub fn ranks_here(config: &Config) -> Result<u32> {
     if let Some(link) = &config.scale_up {
         registry.transport(&link.name)?.probe(&link.table)?;
     }
-    Ok(tokenyard_cuda::probe::devices()?)
+    Ok(tokenyard_gpu::probe::devices(&tokenyard_cuda::PLATFORM)?)
 }
 
 /// The config with another number of multiprocessors.
@@ -210,11 +210,11 @@ mod tests {
     fn the_number_of_multiprocessors_is_changed_and_nothing_else() {
         let changed = with_sms(&config(GPU), 24).unwrap();
         let parts = Parts::of(&changed).unwrap();
-        assert_eq!(parts.kernels.sms, tokenyard_cuda::Sms::Count(24));
+        assert_eq!(parts.kernels.sms, tokenyard_gpu::Sms::Count(24));
         assert_eq!(parts.kernels.arena_mib, Some(64));
         let bare = "[kernels]\nuse = \"cuda\"\n[transport.scale_up]\nuse = \"nvlink\"\n";
         let changed = with_sms(&config(bare), 4).unwrap();
-        assert_eq!(Parts::of(&changed).unwrap().kernels.sms, tokenyard_cuda::Sms::Count(4));
+        assert_eq!(Parts::of(&changed).unwrap().kernels.sms, tokenyard_gpu::Sms::Count(4));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A kernel set whose kernels use a transport without a device face gives the host a ring of commands
 //! in memory that both sides see ([`abi::TyProxyRing`]; the device's half is
-//! `backends/device/proxy.cuh`). A thread here takes commands out in order, posts them in batches
+//! `backends/gpu/device/proxy.cuh`). A thread here takes commands out in order, posts them in batches
 //! to the transport's host face, and tells the kernels what is done and which signals have come.
 //!
 //! ```text

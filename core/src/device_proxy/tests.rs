@@ -1,4 +1,4 @@
-//! A model of the kernels' side (`backends/device/proxy.cuh`) over a fabric that is made of memory.
+//! A model of the kernels' side (`backends/gpu/device/proxy.cuh`) over a fabric that is made of memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -34,7 +34,7 @@ pub struct Arena {
     regions: Vec<Region>,
     next_id: u64,
     /// The config key that makes it larger.
-    key: &'static str,
+    key: String,
 }
 
 /// Regions that may be held at once.
@@ -42,7 +42,8 @@ const MOST_REGIONS: usize = 4096;
 
 impl Arena {
     /// An empty arena of `bytes`; `key` is the config key that would make it larger.
-    pub fn new(bytes: u64, key: &'static str) -> Self {
+    pub fn new(bytes: u64, key: impl Into<String>) -> Self {
+        let key = key.into();
         Self { bytes, regions: Vec::with_capacity(MOST_REGIONS), next_id: 1, key }
     }
 

@@ -512,7 +512,7 @@ struct TyTransportTable;
 #define TY_EVENT_ERROR 2
 
 /**
- * The contract of device faces: `backends/device/transport.cuh` of this version.
+ * The contract of device faces: `backends/gpu/device/transport.cuh` of this version.
  */
 #define TY_FACE_VERSION 1
 

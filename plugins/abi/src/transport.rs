@@ -324,7 +324,7 @@ pub struct TyTransportTable {
     >,
 }
 
-/// The contract of device faces: `backends/device/transport.cuh` of this version.
+/// The contract of device faces: `backends/gpu/device/transport.cuh` of this version.
 pub const TY_FACE_VERSION: u32 = 1;
 /// A face in CUDA C++.
 pub const TY_DIALECT_CUDA: u32 = 1;

@@ -1,35 +1,28 @@
-//! CUDA's driver, as this crate uses it: loaded at run time, every object a type with a drop.
-//!
-//! Nothing of CUDA is linked. [`load`] must have succeeded before any other call: the bindings panic
-//! where the library is missing, and this is the one place that makes sure it is not.
+//! CUDA's driver behind [`Driver`], loaded at run time. Nothing of CUDA is linked.
 
 mod device;
-mod graph;
-mod host;
 mod memory;
-mod module;
-mod stream;
 
-pub(crate) use device::{Context, Device, Reach, Uuid};
-pub(crate) use graph::Graph;
-pub(crate) use host::HostWindow;
-pub(crate) use memory::{Buffer, Pinned, Pooled, Reserved, Vmm, copy, granularity};
-pub(crate) use module::{Function, Launch, Module};
-pub(crate) use stream::{Event, RawStream, RelaxedCapture, Stream};
-
+use std::ffi::{CStr, c_void};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-pub(crate) use cudarc::driver::sys;
+use cudarc::driver::sys;
 use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_gpu::driver::{
+    DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,
+    RawModule, RawStream, Reach, Uuid,
+};
 
 /// The oldest driver whose calls the bindings know: CUDA 13.0.
 const OLDEST: i32 = 13_000;
 
-/// Loads and initialises the driver, once per process.
-///
-/// # Errors
-/// [`ErrorKind::Unavailable`]: no driver, too old a driver, or no device, with the fix.
-pub(crate) fn load() -> Result<()> {
+/// The driver of NVIDIA GPUs. The bindings panic where the library is missing; `load` is the one place
+/// that makes sure it is not.
+#[derive(Debug)]
+pub struct CudaDriver;
+
+fn load() -> Result<()> {
     static LOADED: OnceLock<std::result::Result<(), (String, &'static str)>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
         // SAFETY: opening the driver's library runs its constructors only.
@@ -62,22 +55,13 @@ pub(crate) fn load() -> Result<()> {
     })
 }
 
-/// The version of CUDA that the driver speaks.
-pub(crate) fn version() -> Result<i32> {
-    load()?;
-    let mut version = 0;
-    // SAFETY: the driver is loaded.
-    check("ask driver", unsafe { sys::cuDriverGetVersion(&mut version) })?;
-    Ok(version)
-}
-
 /// The version in words, as CUDA numbers it.
-pub(crate) fn version_text(version: i32) -> String {
+fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
 /// Turns a status into an error that names the call.
-pub(crate) fn check(operation: &'static str, status: sys::CUresult) -> Result<()> {
+fn check(operation: &'static str, status: sys::CUresult) -> Result<()> {
     if status == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
@@ -94,6 +78,373 @@ fn failed(operation: &'static str, status: sys::CUresult) -> Error {
             "let other users of the device leave it more memory, or lower [kernels.cuda] arena_mib",
         ),
         _ => error,
+    }
+}
+
+/// Whether something that was asked for has ended.
+fn is_done(status: sys::CUresult) -> Result<bool> {
+    match status {
+        sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        status => check("run kernel", status).map(|()| true),
+    }
+}
+
+// SAFETY of the blocks below: `load` has succeeded, and handles, addresses and pointers are valid, by
+// the contract of `Driver`. Out parameters are locals. A block says what it relies on beyond this.
+impl Driver for CudaDriver {
+    fn load(&self) -> Result<()> {
+        load()
+    }
+
+    fn version(&self) -> Result<String> {
+        load()?;
+        let mut version = 0;
+        // SAFETY: see above.
+        check("ask driver", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        Ok(version_text(version))
+    }
+
+    fn device_count(&self) -> Result<i32> {
+        device::count()
+    }
+
+    fn device(&self, ordinal: i32) -> Result<RawDevice> {
+        device::get(ordinal)
+    }
+
+    fn current_device(&self) -> Option<RawDevice> {
+        device::current()
+    }
+
+    fn facts(&self, device: RawDevice) -> Result<DeviceFacts> {
+        device::facts(device)
+    }
+
+    fn name(&self, device: RawDevice) -> Result<String> {
+        device::name(device)
+    }
+
+    fn uuid(&self, device: RawDevice) -> Result<Uuid> {
+        device::uuid(device)
+    }
+
+    fn reach(&self, device: RawDevice, other: RawDevice) -> Result<Reach> {
+        device::reach(device, other)
+    }
+
+    fn context_retain(&self, device: RawDevice) -> Result<RawContext> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: see above.
+        check("retain context", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.0) })?;
+        Ok(RawContext(raw.cast()))
+    }
+
+    unsafe fn context_release(&self, device: RawDevice) {
+        // SAFETY: retained as often, by this function's contract.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device.0) };
+    }
+
+    unsafe fn context_push(&self, context: RawContext) -> Result<()> {
+        // SAFETY: see above.
+        check("enter context", unsafe { sys::cuCtxPushCurrent_v2(context.0.cast()) })
+    }
+
+    unsafe fn context_pop(&self) {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: pushed on this thread, by this function's contract.
+        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut raw) };
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: see above.
+        check("allocate device memory", unsafe { sys::cuMemAlloc_v2(&mut address, bytes) })?;
+        Ok(address)
+    }
+
+    unsafe fn free(&self, address: u64) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuMemFree_v2(address) };
+    }
+
+    fn alloc_pooled(&self, device: RawDevice, bytes: usize) -> Result<u64> {
+        memory::alloc_pooled(device, bytes)
+    }
+
+    unsafe fn free_pooled(&self, address: u64) {
+        // SAFETY: see above; null names the default stream.
+        let _ = unsafe { sys::cuMemFreeAsync(address, std::ptr::null_mut()) };
+    }
+
+    fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void> {
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: see above.
+        check("allocate pinned memory", unsafe { sys::cuMemHostAlloc(&mut raw, bytes, flags) })?;
+        Ok(raw)
+    }
+
+    unsafe fn free_pinned(&self, pointer: *mut c_void) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuMemFreeHost(pointer) };
+    }
+
+    unsafe fn register_host(&self, pointer: *mut c_void, bytes: usize) -> Result<u64> {
+        // SAFETY: by this function's contract.
+        unsafe { memory::register_host(pointer, bytes) }
+    }
+
+    unsafe fn unregister_host(&self, pointer: *mut c_void) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuMemHostUnregister(pointer) };
+    }
+
+    fn granularity(&self, device: RawDevice) -> Result<u64> {
+        memory::granularity(device)
+    }
+
+    fn memory_create(&self, device: RawDevice, bytes: usize) -> Result<RawMemory> {
+        memory::create(device, bytes)
+    }
+
+    unsafe fn memory_export(&self, memory: RawMemory) -> Result<OwnedFd> {
+        // SAFETY: by this function's contract.
+        unsafe { memory::export(memory) }
+    }
+
+    fn memory_import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory> {
+        memory::import(fd)
+    }
+
+    unsafe fn memory_release(&self, memory: RawMemory) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuMemRelease(memory.0) };
+    }
+
+    fn range_reserve(&self, bytes: usize) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: the driver chooses a fresh range.
+        let status = unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
+        check("reserve addresses", status).map(|()| address)
+    }
+
+    unsafe fn range_free(&self, address: u64, bytes: usize) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuMemAddressFree(address, bytes) };
+    }
+
+    unsafe fn range_map(&self, address: u64, bytes: usize, memory: RawMemory) -> Result<()> {
+        // SAFETY: see above; the driver refuses a length beyond that of the memory.
+        check("map memory", unsafe { sys::cuMemMap(address, bytes, 0, memory.0, 0) })
+    }
+
+    unsafe fn range_allow(&self, address: u64, bytes: usize, device: RawDevice) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { memory::allow(address, bytes, device) }
+    }
+
+    unsafe fn range_unmap(&self, address: u64, bytes: usize) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuMemUnmap(address, bytes) };
+    }
+
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: see above; the driver finds out of which kind each place is, and refuses addresses
+        // that it does not know.
+        check("copy memory", unsafe { sys::cuMemcpy(to, from, bytes) })
+    }
+
+    unsafe fn zero(&self, at: u64, bytes: usize) -> Result<()> {
+        // SAFETY: see above.
+        check("zero memory", unsafe { sys::cuMemsetD8_v2(at, 0, bytes) })
+    }
+
+    unsafe fn copy_async(&self, stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: see above.
+        check("copy memory", unsafe { sys::cuMemcpyAsync(to, from, bytes, stream.0.cast()) })
+    }
+
+    unsafe fn zero_async(&self, stream: RawStream, at: u64, bytes: usize) -> Result<()> {
+        // SAFETY: see above.
+        check("zero memory", unsafe { sys::cuMemsetD8Async(at, 0, bytes, stream.0.cast()) })
+    }
+
+    fn stream_create(&self) -> Result<RawStream> {
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: see above.
+        check("make stream", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        Ok(RawStream(raw.cast()))
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuStreamDestroy_v2(stream.0.cast()) };
+    }
+
+    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
+        // SAFETY: see above.
+        is_done(unsafe { sys::cuStreamQuery(stream.0.cast()) })
+    }
+
+    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: see above.
+        check("synchronize stream", unsafe { sys::cuStreamSynchronize(stream.0.cast()) })
+    }
+
+    unsafe fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        // SAFETY: see above.
+        check("wait for event", unsafe {
+            sys::cuStreamWaitEvent(stream.0.cast(), event.0.cast(), 0)
+        })
+    }
+
+    unsafe fn stream_write(&self, stream: RawStream, at: u64, value: u64) -> Result<()> {
+        // SAFETY: see above.
+        check("write value", unsafe { sys::cuStreamWriteValue64_v2(stream.0.cast(), at, value, 0) })
+    }
+
+    unsafe fn stream_is_captured(&self, stream: RawStream) -> Result<bool> {
+        use sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE as NONE;
+        let mut status = NONE;
+        // SAFETY: see above.
+        let asked = unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &mut status) };
+        check("ask for capture", asked).map(|()| status != NONE)
+    }
+
+    fn capture_relax(&self) -> Result<i32> {
+        let mut mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver writes the mode of before.
+        let status = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        check("relax capture", status).map(|()| mode as i32)
+    }
+
+    fn capture_restore(&self, mode: i32) {
+        use sys::CUstreamCaptureMode_enum as M;
+        let modes = [
+            M::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            M::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            M::CU_STREAM_CAPTURE_MODE_RELAXED,
+        ];
+        if let Some(mut mode) = modes.into_iter().find(|known| *known as i32 == mode) {
+            // SAFETY: as in `capture_relax`.
+            let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        }
+    }
+
+    fn event_create(&self, timed: bool) -> Result<RawEvent> {
+        use sys::CUevent_flags_enum as F;
+        let flags = if timed { F::CU_EVENT_DEFAULT } else { F::CU_EVENT_DISABLE_TIMING };
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: see above.
+        check("make event", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
+        Ok(RawEvent(raw.cast()))
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuEventDestroy_v2(event.0.cast()) };
+    }
+
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        // SAFETY: see above.
+        check("record event", unsafe { sys::cuEventRecord(event.0.cast(), stream.0.cast()) })
+    }
+
+    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
+        // SAFETY: see above.
+        is_done(unsafe { sys::cuEventQuery(event.0.cast()) })
+    }
+
+    unsafe fn event_elapsed(&self, earlier: RawEvent, later: RawEvent) -> Result<f32> {
+        let mut ms = 0.0;
+        // SAFETY: see above.
+        let status =
+            unsafe { sys::cuEventElapsedTime_v2(&mut ms, earlier.0.cast(), later.0.cast()) };
+        check("ask event", status).map(|()| ms)
+    }
+
+    unsafe fn graph_begin(&self, stream: RawStream) -> Result<()> {
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: see above.
+        check("begin capture", unsafe { sys::cuStreamBeginCapture_v2(stream.0.cast(), mode) })
+    }
+
+    unsafe fn graph_end(&self, stream: RawStream) -> Result<RawGraph> {
+        let (mut graph, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: see above; the graph of the recording is destroyed below.
+        check("end capture", unsafe { sys::cuStreamEndCapture(stream.0.cast(), &mut graph) })?;
+        // SAFETY: the graph of just now.
+        let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, graph, 0) };
+        // SAFETY: as above.
+        let _ = unsafe { sys::cuGraphDestroy(graph) };
+        check("make graph", made).map(|()| RawGraph(raw.cast()))
+    }
+
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> Result<()> {
+        // SAFETY: see above.
+        check("launch graph", unsafe { sys::cuGraphLaunch(graph.0.cast(), stream.0.cast()) })
+    }
+
+    unsafe fn graph_destroy(&self, graph: RawGraph) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuGraphExecDestroy(graph.0.cast()) };
+    }
+
+    unsafe fn module_load(&self, image: &[u8]) -> Result<RawModule> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: see above; the image carries its own length, and the driver checks it.
+        check("load kernels", unsafe { sys::cuModuleLoadData(&mut raw, image.as_ptr().cast()) })?;
+        Ok(RawModule(raw.cast()))
+    }
+
+    unsafe fn module_unload(&self, module: RawModule) {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuModuleUnload(module.0.cast()) };
+    }
+
+    unsafe fn module_function(&self, module: RawModule, name: &CStr) -> Result<RawFunction> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: see above.
+        let found = unsafe { sys::cuModuleGetFunction(&mut raw, module.0.cast(), name.as_ptr()) };
+        check("find kernel", found)?;
+        // SAFETY: the kernel of just now.
+        check("load kernel", unsafe { sys::cuFuncLoad(raw) })?;
+        Ok(RawFunction { raw: raw.cast(), cooperative: false })
+    }
+
+    unsafe fn function_allow_shared(&self, function: RawFunction, bytes: u32) -> Result<()> {
+        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: see above.
+        check("allow shared memory", unsafe {
+            sys::cuFuncSetAttribute(function.raw.cast(), which, bytes as i32)
+        })
+    }
+
+    unsafe fn function_launch(
+        &self,
+        function: RawFunction,
+        launch: Launch,
+        stream: RawStream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let Launch { blocks, threads, shared } = launch;
+        let (kernel, stream) = (function.raw.cast(), stream.0.cast());
+        let (arguments, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
+        // SAFETY: by this function's contract; the driver refuses sizes that do not fit.
+        let status = unsafe {
+            if function.cooperative {
+                sys::cuLaunchCooperativeKernel(
+                    kernel, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
+                )
+            } else {
+                sys::cuLaunchKernel(
+                    kernel, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, none,
+                )
+            }
+        };
+        check("launch kernel", status)
+            .map_err(|e| e.with_context("blocks", blocks).with_context("shared memory", shared))
     }
 }
 

@@ -1,0 +1,167 @@
+//! CUDA's run-time compiler behind [`Compiler`], loaded at run time.
+
+use std::ffi::{CStr, CString, c_char};
+use std::os::unix::fs::MetadataExt as _;
+
+use cudarc::nvrtc::sys;
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_gpu::compile::{Architecture, Compiled, Compiler, Source};
+
+/// NVRTC.
+#[derive(Debug)]
+pub struct Nvrtc;
+
+impl Compiler for Nvrtc {
+    fn load(&self) -> Result<()> {
+        // SAFETY: opening the library runs its constructors only.
+        if unsafe { sys::is_culib_present() } {
+            return Ok(());
+        }
+        let message = "found no libnvrtc.so; expected the run-time compiler of CUDA 13";
+        Err(Error::new(ErrorKind::Unavailable, "load compiler", message).with_fix(
+            "install it (`pip install nvidia-cuda-nvrtc==13.*`, or the package cuda-nvrtc-13-0) and \
+             put its folder into LD_LIBRARY_PATH",
+        ))
+    }
+
+    fn identity(&self) -> Result<String> {
+        identity()
+    }
+
+    fn options(&self, architecture: Architecture) -> Vec<String> {
+        vec![
+            format!("-arch={}", architecture.name()),
+            "-std=c++20".to_owned(),
+            "--ptxas-options=-v".to_owned(),
+        ]
+    }
+
+    fn compile(&self, source: &Source) -> Result<Compiled> {
+        let texts = |all: &mut dyn Iterator<Item = &str>| -> Result<Vec<CString>> {
+            all.map(|text| {
+                CString::new(text).map_err(|_| {
+                    Error::new(
+                        ErrorKind::InvalidInput,
+                        "compile kernels",
+                        "a source has a zero byte",
+                    )
+                })
+            })
+            .collect()
+        };
+        let names = texts(&mut source.headers.iter().map(|(name, _)| name.as_str()))?;
+        let contents = texts(&mut source.headers.iter().map(|(_, text)| text.as_str()))?;
+        let options = texts(&mut source.options.iter().map(String::as_str))?;
+        let main = texts(&mut [source.main.1, source.main.0].into_iter())?;
+        let pointers = |all: &[CString]| all.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
+        let (names_at, contents_at) = (pointers(&names), pointers(&contents));
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: every text ends with a zero and lives until the end of this function.
+        check("read kernels", unsafe {
+            sys::nvrtcCreateProgram(
+                &mut raw,
+                main[0].as_ptr(),
+                main[1].as_ptr(),
+                names.len() as i32,
+                contents_at.as_ptr(),
+                names_at.as_ptr(),
+            )
+        })?;
+        let program = Raw(raw);
+        let options_at = pointers(&options);
+        // SAFETY: a program that lives, and texts as above.
+        let status = unsafe {
+            sys::nvrtcCompileProgram(program.0, options.len() as i32, options_at.as_ptr())
+        };
+        let log = program.log()?;
+        check("compile kernels", status).map_err(|e| e.with_context("log", &log))?;
+        Ok(Compiled { image: program.image()?, log })
+    }
+}
+
+/// The version, which many releases share, and the size and time of the library's file.
+fn identity() -> Result<String> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the compiler is loaded; both numbers are ours.
+    check("ask compiler", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
+    let system = |e| Error::system("ask compiler", "its library cannot be looked at", e);
+    let maps = std::fs::read_to_string("/proc/self/maps").map_err(system)?;
+    let library = library_in(&maps).ok_or_else(|| {
+        let message = "found no libnvrtc.so among the files that are mapped; expected it there";
+        Error::new(ErrorKind::System, "ask compiler", message)
+    })?;
+    let file = std::fs::metadata(library).map_err(system)?;
+    let (bytes, seconds, nanoseconds) = (file.len(), file.mtime(), file.mtime_nsec());
+    Ok(format!("nvrtc {major}.{minor}, {bytes} bytes of {seconds}.{nanoseconds:09}"))
+}
+
+/// The path of the compiler's library, in the list of a process's mappings.
+fn library_in(maps: &str) -> Option<&str> {
+    maps.lines()
+        .filter_map(|line| line.find('/').map(|path| &line[path..]))
+        .find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("libnvrtc.so")))
+}
+
+/// A program of the compiler.
+struct Raw(sys::nvrtcProgram);
+
+impl Raw {
+    fn log(&self) -> Result<String> {
+        let mut bytes = 0;
+        // SAFETY: a program that lives.
+        check("read log", unsafe { sys::nvrtcGetProgramLogSize(self.0, &mut bytes) })?;
+        let mut text = vec![0_u8; bytes];
+        // SAFETY: room for as many bytes as the compiler said.
+        check("read log", unsafe {
+            sys::nvrtcGetProgramLog(self.0, text.as_mut_ptr().cast::<c_char>())
+        })?;
+        let text = text.strip_suffix(&[0]).unwrap_or(&text);
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+
+    fn image(&self) -> Result<Vec<u8>> {
+        let mut bytes = 0;
+        // SAFETY: a program that was compiled.
+        check("read image", unsafe { sys::nvrtcGetCUBINSize(self.0, &mut bytes) })?;
+        let mut image = vec![0_u8; bytes];
+        // SAFETY: room for as many bytes as the compiler said.
+        check("read image", unsafe {
+            sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast::<c_char>())
+        })?;
+        Ok(image)
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: made once; the call forgets it.
+        let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+fn check(operation: &'static str, status: sys::nvrtcResult) -> Result<()> {
+    if status == sys::nvrtcResult::NVRTC_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: the compiler is loaded; its texts are static.
+    let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(status)) };
+    let message = format!("NVRTC says {}", text.to_string_lossy());
+    Err(Error::new(ErrorKind::System, operation, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compiler_is_found_among_mapped_files_by_its_name() {
+        let maps = "\
+7f0000000000-7f0000001000 r--p 00000000 08:01 17  /opt/libnvrtc.so.d/libother.so.1
+7f0000001000-7f0000002000 rw-p 00000000 00:00 0
+7f0000002000-7f0000003000 r-xp 00001000 08:01 18  /opt/a b/lib/libnvrtc-builtins.so.13.0
+7f0000003000-7f0000004000 r-xp 00001000 08:01 19  /opt/a b/lib/libnvrtc.so.13
+";
+        assert_eq!(library_in(maps), Some("/opt/a b/lib/libnvrtc.so.13"));
+        assert_eq!(library_in("7f0000000000-7f0000001000 r--p 00000000 00:00 0 [stack]\n"), None);
+    }
+}

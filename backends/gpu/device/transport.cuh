@@ -1,0 +1,198 @@
+// The device face: what a kernel may ask of a transport. Version 1.
+//
+// A transport hands the kernel set the source of one struct, `Face`, and a parameter block. The
+// source is compiled once per level, inside a namespace of its own, so that one face may serve both
+// levels of a yard. Kernels are templates over faces and know no transport. This file needs
+// arch.cuh alone: it compiles with NVRTC, nvcc, hiprtc and hipcc.
+//
+// A face has, and its kernels use nothing else:
+//
+//   struct Face {
+//     struct Params;                      // plain data, passed to the kernel by value
+//     static constexpr bool kLoadStore;   // peer_ptr works: peers' windows are mapped here
+//     static constexpr bool kSharedLanes; // a lane may be used by several blocks at once
+//     __device__ explicit Face(const Params&);
+//
+//     // Where `offset` of `window` of `peer` is mapped. Only where kLoadStore.
+//     u8* peer_ptr(u32 window, u32 peer, u64 offset) const;
+//
+//     // Copies `bytes` from a window of this rank to one of `peer`. Addresses and lengths are
+//     // multiples of 16 where kLoadStore, else of 4. Called by every thread of `coop`, with equal arguments.
+//     template <class Coop>
+//     bool put(Coop, u32 lane, u32 peer, At dst, At src, u64 bytes, Guard&) const;
+//     // The same, then adds to a signal of `peer`: payload before signal (INV-1).
+//     template <class Coop>
+//     bool put_signal(Coop, u32 lane, u32 peer, At dst, At src, u64 bytes, Raise, Guard&) const;
+//     // Stores 8 bytes, whole (INV-3). One thread.
+//     bool put_value(u32 lane, u32 peer, At dst, u64 value, Guard&) const;
+//     // Adds to a signal of `peer`. One thread. Where kLoadStore it also carries every plain store
+//     // that this thread made or observed before, as a release does.
+//     bool signal(u32 lane, u32 peer, Raise, Guard&) const;
+//     // Ends a deferred doorbell of the lane. One thread.
+//     void submit(u32 lane) const;
+//     // The total of a signal of this rank, with acquire order at system scope. One thread.
+//     u64 read_signal(u32 lane, u32 id) const;
+//     // Waits until the sources of all puts of the lane are reusable (INV-4).
+//     template <class Coop> bool flush(Coop, u32 lane, Guard&) const;
+//     // Optional: copies from a window of `peer` to one of this rank.
+//     template <class Coop>
+//     bool get(Coop, u32 lane, u32 peer, At src, At dst, u64 bytes, Guard&) const;
+//   };
+//
+// Window ids are dense, in order of registration. Signal totals only grow and compare rolling. A
+// lane belongs to one block unless kSharedLanes. What can block takes the guard and returns false
+// when the guard ended it (INV-6): the kernel then returns, and the context lives. Barriers are
+// built above the face.
+//
+// Bulk copies (TMA) are another proxy than loads and stores. Who stores to a peer in bulk completes
+// its own stores (`cp.async.bulk.wait_group 0`, not `.read`) before the block's barrier and the
+// signal; who reads or overwrites by bulk copies what a signal covers does `fence.proxy.async` after
+// it has seen the signal.
+#pragma once
+#include "arch.cuh"
+
+#define TY_FACE_VERSION 1
+
+namespace ty {
+
+// A place in a window.
+struct At {
+  u32 window;
+  u64 offset;
+};
+
+// What is added to which signal.
+struct Raise {
+  u32 signal;
+  u32 add;
+};
+
+// Who calls together: every thread of the group, with equal arguments.
+struct Thread {
+  __device__ u32 index() const { return 0; }
+  __device__ u32 size() const { return 1; }
+  __device__ void sync() const {}
+};
+struct Warp {
+  __device__ u32 index() const { return lane_id(); }
+  __device__ u32 size() const { return kWave; }
+  __device__ void sync() const { sync_wave(); }
+};
+struct Block {
+  __device__ u32 index() const { return threadIdx.x; }
+  __device__ u32 size() const { return blockDim.x; }
+  __device__ void sync() const { sync_block(); }
+};
+
+// What the host sees of a kernel's waits: in pinned memory, one per yard. The host only reads it,
+// so atomics of the device suffice; not every machine has atomics that both sides see.
+struct Report {
+  u64 ended;     // not 0: a wait ended without its signal; the fields below say which
+  u64 phase;     // TY_PHASE_*
+  u64 peer;      // index in the team
+  u64 signal;    // signal id, or index of a record's word, a tile or a unit of rows
+  u64 expected;
+  u64 found;
+  u64 waiting;   // a wait that lasts: phase << 32 | peer + 1; 0 if there is none
+  u64 wait_signal;    // what it is for: not torn enough to matter, for people
+  u64 wait_expected;
+  u64 wait_found;
+  u64 begun;          // number of the last operation that all ranks have entered; kernels store it
+};
+
+// What a wait is for.
+struct What {
+  u32 phase;
+  u32 peer;
+  u32 signal;
+  u64 expected;
+};
+
+// Ends waits (INV-6): when the host raises the abort word, or after the cap.
+class Guard {
+ public:
+  __device__ Guard(const u64* abort, u64 cap_ns, Report* report)
+      : abort_(abort), cap_(cap_ns), report_(report), since_(0), looks_(0), ended_(false) {}
+
+  __device__ bool ended() const { return ended_; }
+
+  // Returns once `ready(found)` is true of what `read` gives; false if the wait was ended.
+  template <class Read, class Ready>
+  __device__ bool until(const What& what, Read read, Ready ready) {
+    if (ended_) return false;
+    since_ = 0;
+    looks_ = 0;
+    u64 found = read();
+    while (!ready(found)) {
+      if (++looks_ % 1024 == 0 && over(what, found)) return false;
+      found = read();
+    }
+    if (since_ != 0) atomic_cas(&report_->waiting, tag(what), 0ull);
+    return true;
+  }
+
+ private:
+  __device__ static u64 tag(const What& what) { return (u64)what.phase << 32 | (what.peer + 1); }
+
+  // Of waits that last, the one for the lowest phase and peer is told: the others may wait for a
+  // rank that waits for that one.
+  __device__ void claim(u64 mine) {
+    u64 told = load_relaxed(&report_->waiting);
+    if (told == 0 || told > mine) atomic_cas(&report_->waiting, told, mine);
+  }
+
+  __device__ bool over(const What& what, u64 found) {
+    u64 now = now_ns();
+    if (since_ == 0) since_ = now;
+    claim(tag(what));
+    if (load_relaxed(&report_->waiting) == tag(what)) {
+      store_relaxed(&report_->wait_signal, what.signal);
+      store_relaxed(&report_->wait_expected, what.expected);
+      store_relaxed(&report_->wait_found, found);
+    }
+    if (load_relaxed(abort_) == 0 && now - since_ < cap_) return false;
+    ended_ = true;
+    if (atomic_cas(&report_->ended, 0ull, 1ull) == 0) {
+      report_->phase = what.phase;
+      report_->peer = what.peer;
+      report_->signal = what.signal;
+      report_->expected = what.expected;
+      report_->found = found;
+      fence_system_all();
+      store_release(&report_->ended, 2);
+    }
+    return true;
+  }
+
+  const u64* abort_;
+  u64 cap_;
+  Report* report_;
+  u64 since_;
+  u32 looks_;
+  bool ended_;
+};
+
+// Waits for a total; totals compare rolling.
+template <class Face>
+__device__ bool wait_signal(const Face& face, u32 lane, const What& what, Guard& guard) {
+  return guard.until(
+      what, [&] { return face.read_signal(lane, what.signal); },
+      [&](u64 found) { return (i64)(found - what.expected) >= 0; });
+}
+
+// Copies multiples of 16 bytes by loads and stores, four of a thread in flight.
+template <class Coop>
+__device__ void copy_16(Coop coop, u8* dst, const u8* src, u64 bytes) {
+  u64 step = (u64)coop.size() * 16, at = (u64)coop.index() * 16;
+  for (; at + 3 * step < bytes; at += 4 * step) {
+    uint4 value[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) value[i] = *reinterpret_cast<const uint4*>(src + at + i * step);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) *reinterpret_cast<uint4*>(dst + at + i * step) = value[i];
+  }
+  for (; at < bytes; at += step)
+    *reinterpret_cast<uint4*>(dst + at) = *reinterpret_cast<const uint4*>(src + at);
+}
+
+}  // namespace ty

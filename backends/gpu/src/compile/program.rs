@@ -1,0 +1,217 @@
+//! One program: sources, options, compiler; and what comes out of it.
+
+use sha2::{Digest as _, Sha256};
+use tokenyard_core::Result;
+use tokenyard_core::abi;
+
+use super::Compiler;
+use crate::kernels::args;
+use crate::kernels::proxy_face;
+use crate::probe::ProbeArgs;
+use crate::transport::nvlink_face;
+
+/// The name under which the kernels include the face of the level inside a domain.
+const UP_FACE: &str = "up_face.cuh";
+/// The kernels of an exchange, and those that measure a link: name and text.
+const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
+const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
+const HEADERS: [(&str, &str); 20] = [
+    ("arch.cuh", include_str!("../../device/arch.cuh")),
+    ("transport.cuh", include_str!("../../device/transport.cuh")),
+    ("args.cuh", include_str!("../kernels/args.cuh")),
+    ("region.cuh", include_str!("../kernels/region.cuh")),
+    ("types.cuh", include_str!("../kernels/types.cuh")),
+    ("cast.cuh", include_str!("../kernels/cast.cuh")),
+    ("entry.cuh", include_str!("../kernels/entry.cuh")),
+    ("route.cuh", include_str!("../kernels/route.cuh")),
+    ("tables.cuh", include_str!("../kernels/tables.cuh")),
+    ("sides.cuh", include_str!("../kernels/sides.cuh")),
+    ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
+    ("pull.cuh", include_str!("../kernels/pull.cuh")),
+    ("rows.cuh", include_str!("../kernels/rows.cuh")),
+    ("dispatch.cuh", include_str!("../kernels/dispatch.cuh")),
+    ("experts.cuh", include_str!("../kernels/experts.cuh")),
+    ("combine.cuh", include_str!("../kernels/combine.cuh")),
+    ("puts.cuh", include_str!("../kernels/puts.cuh")),
+    ("put_rows.cuh", include_str!("../kernels/put_rows.cuh")),
+    ("push_combine.cuh", include_str!("../kernels/push_combine.cuh")),
+    ("put_combine.cuh", include_str!("../kernels/put_combine.cuh")),
+];
+
+/// A GPU architecture that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    /// Compute capability, as major * 10 + minor.
+    pub capability: u32,
+}
+
+impl Architecture {
+    /// As the compiler writes it, with the features of exactly this architecture from 9.0 on.
+    pub fn name(self) -> String {
+        format!("sm_{}{}", self.capability, if self.capability >= 90 { "a" } else { "" })
+    }
+}
+
+/// How rows are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// By bulk copies through shared memory: compute capability 9.0 and later.
+    Tma,
+    /// By vectors of 16 bytes.
+    Vector,
+}
+
+/// The compiler of a program, and for which devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The compiler.
+    pub compiler: &'static dyn Compiler,
+    /// The devices.
+    pub architecture: Architecture,
+    /// How rows move there.
+    pub rows: Rows,
+}
+
+/// What a compiler reads.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The name and the text of the file that is compiled.
+    pub main: (&'static str, &'static str),
+    /// Names and texts of the files that it may include.
+    pub headers: Vec<(String, String)>,
+    /// Options, in order.
+    pub options: Vec<String>,
+}
+
+/// What the compiler made.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// Machine code.
+    pub image: Vec<u8>,
+    /// What the assembler says: registers, spills and shared memory of each kernel.
+    pub log: String,
+}
+
+/// The face that the kernels are compiled over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FaceSource<'a> {
+    pub(crate) text: &'a str,
+    /// Of the form `NAME=VALUE`.
+    pub(crate) defines: &'a [String],
+    /// The size of the parameters that the transport passes.
+    pub(crate) param_bytes: usize,
+    /// It puts; else it loads and stores.
+    pub(crate) puts: bool,
+}
+
+/// A face that this crate has the source of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Up {
+    /// Over NVLink, by loads and stores.
+    Nvlink,
+    /// Through the host, by puts.
+    Proxy,
+}
+
+impl Up {
+    pub(crate) fn source(self) -> FaceSource<'static> {
+        match self {
+            Self::Nvlink => nvlink_face(),
+            Self::Proxy => proxy_face(),
+        }
+    }
+}
+
+/// Whose rows the kernels move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Those of this rank, straight to their owners; or, of several domains, to their domains.
+    Direct,
+    /// Inside one of several domains: those that came for it, grouped by where they came from.
+    Inside,
+}
+
+/// Everything that decides what comes out.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    source: Source,
+}
+
+impl Program {
+    /// The kernels of an exchange over a face.
+    pub(crate) fn new(target: Target, face: FaceSource<'_>, role: Role) -> Self {
+        let own = [
+            format!("-DTY_ARGS_BYTES={}", args::bytes()),
+            format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION),
+            format!("-DTY_PUTS={}", u32::from(face.puts)),
+            format!("-DTY_GROUPED={}", u32::from(role == Role::Inside)),
+        ];
+        Self::of(EXCHANGE, target, face, &own)
+    }
+
+    /// The kernels that measure a link, over a face that loads and stores.
+    pub(crate) fn probe(target: Target, face: FaceSource<'_>) -> Self {
+        let own = [format!("-DTY_PROBE_BYTES={}", size_of::<ProbeArgs>())];
+        Self::of(PROBE, target, face, &own)
+    }
+
+    fn of(
+        main: (&'static str, &'static str),
+        target: Target,
+        face: FaceSource<'_>,
+        own: &[String],
+    ) -> Self {
+        let headers = HEADERS.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+        let Target { compiler, architecture, rows } = target;
+        let mut options = compiler.options(architecture);
+        options.push(format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma)));
+        options.push(format!("-DTY_UP_PARAM_BYTES={}", face.param_bytes));
+        options.extend_from_slice(own);
+        options.extend(face.defines.iter().map(|define| format!("-D{define}")));
+        let headers = headers.chain([(UP_FACE.to_owned(), face.text.to_owned())]).collect();
+        Self { source: Source { main, headers, options } }
+    }
+
+    /// Names what comes out: a hash of every byte that goes in and of what tells the compiler from
+    /// others.
+    pub(crate) fn key(&self, compiler: &dyn Compiler) -> Result<String> {
+        compiler.load()?;
+        let compiler = compiler.identity()?;
+        let mut hash = Sha256::new();
+        let mut add = |text: &str| {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        };
+        add(&compiler);
+        add(self.source.main.1);
+        self.source.headers.iter().for_each(|(name, text)| {
+            add(name);
+            add(text);
+        });
+        self.source.options.iter().for_each(|option| add(option));
+        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Compiles.
+    pub(crate) fn compile(&self, compiler: &dyn Compiler) -> Result<Compiled> {
+        compiler.load()?;
+        compiler.compile(&self.source)
+    }
+}
+
+/// Compiles the kernels over a face, without a GPU and without the cache: for tests and for who wants
+/// to know registers and spills.
+///
+/// # Errors
+/// No compiler, or what it says.
+pub fn compile(target: Target, up: Up, role: Role) -> Result<Compiled> {
+    Program::new(target, up.source(), role).compile(target.compiler)
+}
+
+/// Compiles the kernels that measure a link over NVLink, as [`compile`] does.
+///
+/// # Errors
+/// No compiler, or what it says.
+pub fn compile_probe(target: Target) -> Result<Compiled> {
+    Program::probe(target, nvlink_face()).compile(target.compiler)
+}

@@ -1,0 +1,196 @@
+//! The config tables of this backend's parts.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::kernels::MOST_ARENA;
+use crate::platform::Names;
+
+/// The table of the transport between devices, such as `[transport.scale_up.nvlink]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PeersConfig {
+    /// Ordinal of the device that this rank drives. Default: the device of the calling thread's
+    /// current context, else the rank's index on its machine.
+    pub device: Option<u32>,
+}
+
+/// How rows are moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RowCopy {
+    /// The best that the device has.
+    #[default]
+    Auto,
+    /// Bulk copies through shared memory.
+    Tma,
+    /// Vectors of 16 bytes.
+    Vector,
+}
+
+/// How a combine brings flat rows back that lie outside the arena, where peers cannot read them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outside {
+    /// As is expected to be faster, by what was measured.
+    #[default]
+    Auto,
+    /// Their owner pushes them to who sums them, where kernels load and store and there is one domain.
+    Push,
+    /// They are copied into the arena first.
+    Copy,
+}
+
+/// Multiprocessors that an operation occupies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sms {
+    /// As many as the link needs.
+    #[default]
+    Auto,
+    /// So many, 1 to 1024.
+    Count(u32),
+}
+
+/// What operations are built to fill the link with, at most.
+const ENOUGH_SMS: u32 = 16;
+const MOST_SMS: u32 = 1024;
+
+impl Sms {
+    /// Blocks of an operation, on a device with so many multiprocessors.
+    pub(crate) fn blocks(self, processors: u32) -> u32 {
+        let wanted = match self {
+            Self::Auto => ENOUGH_SMS,
+            Self::Count(count) => count,
+        };
+        wanted.min(processors)
+    }
+}
+
+impl<'de> Deserialize<'de> for Sms {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(SmsVisitor)
+    }
+}
+
+struct SmsVisitor;
+
+impl Visitor<'_> for SmsVisitor {
+    type Value = Sms;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"auto\" or a number from 1 to {MOST_SMS}")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Sms, E> {
+        match text {
+            "auto" => Ok(Sms::Auto),
+            _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+        }
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> std::result::Result<Sms, E> {
+        match u32::try_from(number) {
+            Ok(count) if (1..=MOST_SMS).contains(&count) => Ok(Sms::Count(count)),
+            _ => Err(E::invalid_value(de::Unexpected::Signed(number), &self)),
+        }
+    }
+}
+
+/// The table of the kernel set, such as `[kernels.cuda]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GpuConfig {
+    /// As in the transport's table; must name the same device.
+    pub device: Option<u32>,
+    /// Multiprocessors that an operation occupies: "auto" or 1 to 1024. At most what the device has.
+    pub sms: Sms,
+    /// How rows are moved: "auto", "tma" or "vector".
+    pub rows: RowCopy,
+    /// How a combine brings rows back that lie outside the arena: "auto", "push" or "copy".
+    pub outside: Outside,
+    /// Size of the arena in MiB. Absent: enough for two worst-case outputs of any layout, at most
+    /// 16 GiB, but for four of flat rows, at most 64 GiB.
+    pub arena_mib: Option<u64>,
+    /// Folder for compiled kernels. Default: `tokenyard/cuda`, or of another kernel set's name, in the
+    /// user's cache folder.
+    pub cache: Option<PathBuf>,
+}
+
+impl Default for GpuConfig {
+    fn default() -> Self {
+        Self {
+            device: None,
+            sms: Sms::Auto,
+            rows: RowCopy::Auto,
+            outside: Outside::Auto,
+            arena_mib: None,
+            cache: None,
+        }
+    }
+}
+
+impl GpuConfig {
+    pub(crate) fn check(&self, names: &Names) -> Result<()> {
+        let refuse = |key: &str, found: String, expected: &str| {
+            Err(Error::new(
+                ErrorKind::Config,
+                "check config",
+                format!("`{key}`: found {found}; expected {expected}"),
+            )
+            .with_context("table", names.table())
+            .with_key(key))
+        };
+        match self.arena_mib {
+            Some(mib) if mib == 0 || mib > MOST_ARENA >> 20 => {
+                refuse("arena_mib", mib.to_string(), "1 to 65536 (64 GiB)")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::platform::tests::NAMES;
+    use tokenyard_core::config::PartTable;
+
+    fn parse(text: &str) -> std::result::Result<GpuConfig, String> {
+        let parsed = PartTable::from_text(text, "a.toml").parse::<GpuConfig>("cuda");
+        parsed.and_then(|config| config.check(&NAMES).map(|()| config)).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn multiprocessors_are_a_number_or_auto_and_never_more_than_there_are() {
+        assert_eq!(parse("").unwrap(), GpuConfig::default());
+        assert_eq!(parse("sms = \"auto\"").unwrap().sms, Sms::Auto);
+        assert_eq!(parse("sms = 24").unwrap().sms, Sms::Count(24));
+        assert_eq!(Sms::Auto.blocks(132), ENOUGH_SMS);
+        assert_eq!([Sms::Count(24).blocks(132), Sms::Count(24).blocks(20)], [24, 20]);
+        for wrong in ["sms = 0", "sms = 1025", "sms = -1", "sms = \"all\"", "sms = 1.5"] {
+            let text = parse(wrong).unwrap_err();
+            assert!(text.contains("\"auto\" or a number from 1 to 1024"), "{wrong}: {text}");
+        }
+    }
+
+    #[test]
+    fn rows_outside_the_arena_are_pushed_or_copied_as_the_config_says() {
+        assert_eq!(parse("outside = \"push\"").unwrap().outside, Outside::Push);
+        assert_eq!(parse("outside = \"copy\"").unwrap().outside, Outside::Copy);
+        let text = parse("outside = \"pull\"").unwrap_err();
+        assert!(text.contains("`auto`, `push`, `copy`"), "{text}");
+    }
+
+    #[test]
+    fn arenas_that_combine_cannot_name_are_refused() {
+        assert_eq!(parse("arena_mib = 65536").unwrap().arena_mib, Some(65536));
+        for wrong in ["arena_mib = 0", "arena_mib = 65537"] {
+            let text = parse(wrong).unwrap_err();
+            assert!(text.contains("expected 1 to 65536 (64 GiB)"), "{text}");
+        }
+    }
+}

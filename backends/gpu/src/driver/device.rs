@@ -1,0 +1,191 @@
+//! Devices and their contexts.
+
+use std::sync::Arc;
+
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::{DeviceFacts, Driver, RawContext, RawDevice, Reach, Uuid};
+use crate::platform::Platform;
+
+/// A device of this machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device {
+    pub(crate) ordinal: i32,
+    pub(crate) platform: &'static Platform,
+    raw: RawDevice,
+}
+
+impl Device {
+    /// The device that this rank drives: what the config says, else the device of the calling
+    /// thread's current context (the framework's choice), else the rank's index on its machine as
+    /// the launcher says it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] with the fix, if there is no such device.
+    pub(crate) fn choose(platform: &'static Platform, configured: Option<u32>) -> Result<Self> {
+        let driver = platform.driver;
+        let count = Self::count(platform)?;
+        let ordinal = match configured {
+            Some(ordinal) => i32::try_from(ordinal).unwrap_or(i32::MAX),
+            None => match driver.current_device() {
+                Some(raw) => {
+                    let mut all = Self::all(platform, count)?.into_iter();
+                    return all.find(|device| device.raw == raw).ok_or_else(|| none(platform));
+                }
+                None => ordinal_of(launched_as(), count),
+            },
+        };
+        if ordinal >= count {
+            let names = &platform.names;
+            let found = format!("found {count} {} devices", names.interface);
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "choose device",
+                format!("{found}; expected one with ordinal {ordinal}"),
+            )
+            .with_fix(format!(
+                "correct `device`, start one rank per GPU, or see {}",
+                names.see_devices
+            )));
+        }
+        Self::get(platform, ordinal)
+    }
+
+    /// Devices that this process sees; at least one. Loads the driver.
+    pub(crate) fn count(platform: &'static Platform) -> Result<i32> {
+        platform.driver.load()?;
+        let count = platform.driver.device_count()?;
+        if count == 0 { Err(none(platform)) } else { Ok(count) }
+    }
+
+    fn all(platform: &'static Platform, count: i32) -> Result<Vec<Self>> {
+        (0..count).map(|ordinal| Self::get(platform, ordinal)).collect()
+    }
+
+    fn get(platform: &'static Platform, ordinal: i32) -> Result<Self> {
+        Ok(Self { ordinal, platform, raw: platform.driver.device(ordinal)? })
+    }
+
+    fn driver(&self) -> &'static dyn Driver {
+        self.platform.driver
+    }
+
+    pub(super) fn raw(&self) -> RawDevice {
+        self.raw
+    }
+
+    /// Its numbers.
+    pub(crate) fn facts(&self) -> Result<DeviceFacts> {
+        self.driver().facts(self.raw)
+    }
+
+    /// As its maker calls it.
+    pub(crate) fn name(&self) -> Result<String> {
+        self.driver().name(self.raw)
+    }
+
+    /// Names the device wherever it is seen from.
+    pub(crate) fn uuid(&self) -> Result<Uuid> {
+        self.driver().uuid(self.raw)
+    }
+
+    /// The device of this name, if this process sees it.
+    pub(crate) fn with_uuid(&self, uuid: Uuid) -> Result<Option<Self>> {
+        for device in Self::all(self.platform, Self::count(self.platform)?)? {
+            if device.uuid()? == uuid {
+                return Ok(Some(device));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Every visible device but this one.
+    pub(crate) fn others(&self) -> Result<Vec<Self>> {
+        let all = Self::all(self.platform, Self::count(self.platform)?)?;
+        Ok(all.into_iter().filter(|other| other.raw != self.raw).collect())
+    }
+
+    /// The access of this device to the memory of another.
+    pub(crate) fn reach(&self, other: Self) -> Result<Reach> {
+        self.driver().reach(self.raw, other.raw)
+    }
+}
+
+fn none(platform: &Platform) -> Error {
+    let text = format!("found no {} device; expected one", platform.names.interface);
+    let fix = format!("see {}", platform.names.see_devices);
+    Error::new(ErrorKind::Unavailable, "choose device", text).with_fix(fix)
+}
+
+/// The device of the rank with this index on its machine, which may not be there. Launchers that
+/// show each rank one device show it as the first.
+fn ordinal_of(index: u32, count: i32) -> i32 {
+    if count == 1 { 0 } else { i32::try_from(index).unwrap_or(i32::MAX) }
+}
+
+/// The rank's index on its machine, as launchers say it; 0 where nobody does.
+fn launched_as() -> u32 {
+    ["TOKENYARD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// A device's primary context, which frameworks share. Retained while this lives.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) device: Device,
+    raw: RawContext,
+}
+
+impl Context {
+    pub(crate) fn retain(device: Device) -> Result<Arc<Self>> {
+        let raw = device.driver().context_retain(device.raw)?;
+        Ok(Arc::new(Self { device, raw }))
+    }
+
+    /// Makes it current on this thread until the result is dropped.
+    pub(crate) fn enter(&self) -> Result<Entered> {
+        // SAFETY: a context that lives; popped on drop, in reverse order.
+        unsafe { self.driver().context_push(self.raw)? };
+        Ok(Entered { driver: self.driver(), _not_send: std::marker::PhantomData })
+    }
+
+    pub(crate) fn driver(&self) -> &'static dyn Driver {
+        self.device.driver()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `retain`.
+        unsafe { self.driver().context_release(self.device.raw) };
+    }
+}
+
+/// A context that is current on this thread.
+#[derive(Debug)]
+#[must_use = "the context is current only while this lives"]
+pub(crate) struct Entered {
+    driver: &'static dyn Driver,
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // SAFETY: pushed by `enter` on this thread.
+        unsafe { self.driver.context_pop() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_do_not_share_devices_where_there_are_too_few() {
+        assert_eq!([0, 3, 4].map(|index| ordinal_of(index, 4)), [0, 3, 4]);
+        assert_eq!(ordinal_of(5, 1), 0);
+        assert_eq!(ordinal_of(u32::MAX, 8), i32::MAX);
+    }
+}

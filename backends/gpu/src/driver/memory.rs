@@ -1,0 +1,258 @@
+//! Memory: shareable allocations and their mappings, plain device memory, pinned host memory.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+
+use tokenyard_core::Result;
+
+use super::{Context, Device, RawMemory, RawStream};
+
+/// The unit of shareable memory: addresses and lengths are multiples of it.
+pub(crate) fn granularity(device: Device) -> Result<u64> {
+    device.platform.driver.granularity(device.raw())
+}
+
+/// Physical memory that other processes can map.
+#[derive(Debug)]
+struct Handle {
+    context: Arc<Context>,
+    raw: RawMemory,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: made or imported once; mappings keep the memory themselves.
+        unsafe { self.context.driver().memory_release(self.raw) };
+    }
+}
+
+/// A mapping of shareable memory at an address of this process.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    context: Arc<Context>,
+    address: u64,
+    bytes: usize,
+    mapped: bool,
+}
+
+impl Reserved {
+    /// Maps memory that another process made, for this rank's device. Its descriptor may be closed
+    /// afterwards. `bytes` is a multiple of the granularity.
+    pub(crate) fn import(context: &Arc<Context>, fd: &OwnedFd, bytes: u64) -> Result<Self> {
+        let _entered = context.enter()?;
+        let raw = context.driver().memory_import(fd.as_fd()).map_err(|e| {
+            e.with_fix("let the ranks of a machine see the same devices (containers, cgroups)")
+        })?;
+        let handle = Handle { context: Arc::clone(context), raw };
+        Self::map(context, &handle, bytes)
+    }
+
+    fn map(context: &Arc<Context>, handle: &Handle, bytes: u64) -> Result<Self> {
+        let (driver, bytes) = (context.driver(), bytes as usize);
+        let address = driver.range_reserve(bytes)?;
+        let mut this = Self { context: Arc::clone(context), address, bytes, mapped: false };
+        // SAFETY: a range of our own that nothing is mapped at; the driver refuses a length beyond
+        // that of the memory.
+        unsafe { driver.range_map(address, bytes, handle.raw)? };
+        this.mapped = true;
+        // SAFETY: the range was just mapped.
+        unsafe { driver.range_allow(address, bytes, context.device.raw())? };
+        Ok(this)
+    }
+
+    /// First byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let _entered = self.context.enter();
+        // SAFETY: our own range; kernels that use it have ended (transports and kernel sets
+        // synchronise before they drop memory).
+        unsafe {
+            if self.mapped {
+                self.context.driver().range_unmap(self.address, self.bytes);
+            }
+            self.context.driver().range_free(self.address, self.bytes);
+        }
+    }
+}
+
+/// Shareable device memory of this rank, mapped and zeroed.
+#[derive(Debug)]
+pub(crate) struct Vmm {
+    mapping: Reserved,
+    fd: OwnedFd,
+    bytes: u64,
+}
+
+impl Vmm {
+    /// `bytes` is rounded up to the granularity.
+    pub(crate) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+        let _entered = context.enter()?;
+        let bytes = bytes.max(1).next_multiple_of(granularity(context.device)?);
+        let driver = context.driver();
+        let made = driver.memory_create(context.device.raw(), bytes as usize);
+        let raw = made.map_err(|e| e.with_context("bytes", bytes))?;
+        let handle = Handle { context: Arc::clone(context), raw };
+        // SAFETY: the memory of just now.
+        let fd = unsafe { driver.memory_export(raw)? };
+        let mapping = Reserved::map(context, &handle, bytes)?;
+        zero(context, mapping.address, bytes as usize)?;
+        Ok(Self { mapping, fd, bytes })
+    }
+
+    /// First byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.mapping.address
+    }
+
+    /// Length, a multiple of the granularity.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The descriptor that others map.
+    pub(crate) fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+}
+
+/// Plain device memory, zeroed.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    context: Arc<Context>,
+    address: u64,
+}
+
+impl Buffer {
+    pub(crate) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+        let _entered = context.enter()?;
+        let bytes = bytes.max(1) as usize;
+        let address = context.driver().alloc(bytes).map_err(|e| e.with_context("bytes", bytes))?;
+        let this = Self { context: Arc::clone(context), address };
+        zero(context, address, bytes)?;
+        Ok(this)
+    }
+
+    /// First byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// A copy of plain values.
+    pub(crate) fn of<T: Copy>(context: &Arc<Context>, values: &[T]) -> Result<Self> {
+        let this = Self::new(context, size_of_val(values) as u64)?;
+        copy(context, this.address, values.as_ptr() as u64, size_of_val(values) as u64)?;
+        Ok(this)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let _entered = self.context.enter();
+        // SAFETY: allocated by `new`; whoever launched kernels on it has synchronised.
+        unsafe { self.context.driver().free(self.address) };
+    }
+}
+
+/// Plain device memory from the driver's pool, zeroed: other than that of [`Buffer`], it comes and
+/// goes without waiting for kernels, which may wait for peers that wait for this process.
+#[derive(Debug)]
+pub(crate) struct Pooled {
+    context: Arc<Context>,
+    address: u64,
+}
+
+impl Pooled {
+    pub(crate) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+        let _entered = context.enter()?;
+        let bytes = bytes.max(1) as usize;
+        // In the order of the default stream, which `zero` waits for.
+        let made = context.driver().alloc_pooled(context.device.raw(), bytes);
+        let address = made.map_err(|e| e.with_context("bytes", bytes))?;
+        let this = Self { context: Arc::clone(context), address };
+        zero(context, address, bytes)?;
+        Ok(this)
+    }
+
+    /// First byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        let _entered = self.context.enter();
+        // SAFETY: allocated by `new`; whoever launched kernels on it has synchronised.
+        unsafe { self.context.driver().free_pooled(self.address) };
+    }
+}
+
+/// Copies between any two places that this process can name, and waits for it.
+pub(crate) fn copy(context: &Context, to: u64, from: u64, bytes: u64) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let _entered = context.enter()?;
+    // SAFETY: the caller names memory of its own; the driver finds out of which kind each is, and
+    // refuses addresses that it does not know.
+    unsafe { context.driver().copy(to, from, bytes as usize)? };
+    settle(context)
+}
+
+/// Zeroes memory of this context's device that was just allocated, and waits for it. The context is
+/// current.
+fn zero(context: &Context, at: u64, bytes: usize) -> Result<()> {
+    // SAFETY: the callers' own memory, of this length.
+    unsafe { context.driver().zero(at, bytes)? };
+    settle(context)
+}
+
+/// Calls without a stream run in the default stream and may return before they have ended; the
+/// streams of this crate do not wait for it.
+fn settle(context: &Context) -> Result<()> {
+    // SAFETY: null names the default stream of the current context.
+    unsafe { context.driver().stream_synchronize(RawStream(std::ptr::null_mut())) }
+}
+
+/// One value in pinned host memory that the device reads and writes too. Zero at first; accessed
+/// by raw pointer only, because both sides write it.
+#[derive(Debug)]
+pub(crate) struct Pinned<T> {
+    context: Arc<Context>,
+    raw: *mut T,
+}
+
+// SAFETY: an address; every access is unsafe and its caller's affair.
+unsafe impl<T> Send for Pinned<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Pinned<T> {}
+
+impl<T: Copy> Pinned<T> {
+    /// Room for `count` values.
+    pub(crate) fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
+        let _entered = context.enter()?;
+        let bytes = count.max(1) * size_of::<T>();
+        let raw = context.driver().alloc_pinned(bytes)?;
+        // SAFETY: memory of this length that was just allocated.
+        unsafe { std::ptr::write_bytes(raw.cast::<u8>(), 0, bytes) };
+        Ok(Self { context: Arc::clone(context), raw: raw.cast() })
+    }
+
+    /// Value number `index`, at an address that both sides use (unified addressing).
+    pub(crate) fn at(&self, index: usize) -> *mut T {
+        self.raw.wrapping_add(index)
+    }
+}
+
+impl<T> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        let _entered = self.context.enter();
+        // SAFETY: allocated by `new`; whoever launched kernels on it has synchronised.
+        unsafe { self.context.driver().free_pinned(self.raw.cast()) };
+    }
+}

@@ -1,0 +1,23 @@
+//! A GPU's driver, and the objects made of it: every object is a type with a drop.
+//!
+//! Makers implement [`Driver`]; the objects hold it through their context. [`Driver::load`] must have
+//! succeeded before any other call; [`Device::choose`] makes sure of it.
+
+mod device;
+mod graph;
+mod host;
+mod memory;
+mod module;
+mod raw;
+mod stream;
+
+pub(crate) use device::{Context, Device};
+pub(crate) use graph::Graph;
+pub(crate) use host::HostWindow;
+pub(crate) use memory::{Buffer, Pinned, Pooled, Reserved, Vmm, copy, granularity};
+pub(crate) use module::{Function, Module};
+pub use raw::{
+    DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,
+    RawModule, RawStream, Reach, Uuid,
+};
+pub(crate) use stream::{Event, RelaxedCapture, Stream};

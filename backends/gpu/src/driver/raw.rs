@@ -1,0 +1,404 @@
+//! The calls that a GPU's driver has to offer: all that CUDA and HIP implement.
+
+use std::ffi::{CStr, c_void};
+use std::fmt::Debug;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use tokenyard_core::Result;
+
+/// Handles are the driver's own pointers and numbers. They are plain data: only the objects of this
+/// crate's `driver` folder own what they name.
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident($raw:ty),)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $name(pub $raw);
+
+        // SAFETY: a name without an owner; drivers take their handles on any thread.
+        unsafe impl Send for $name {}
+        // SAFETY: as above.
+        unsafe impl Sync for $name {}
+    )*};
+}
+
+handles! {
+    /// A device.
+    RawDevice(i32),
+    /// A device's primary context.
+    RawContext(*mut c_void),
+    /// A stream, which may be a caller's own. Null is the legacy default stream.
+    RawStream(*mut c_void),
+    /// A mark in a stream.
+    RawEvent(*mut c_void),
+    /// A graph that can be launched.
+    RawGraph(*mut c_void),
+    /// A loaded image of machine code.
+    RawModule(*mut c_void),
+    /// Physical memory that other processes can map.
+    RawMemory(u64),
+}
+
+/// A kernel of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawFunction {
+    /// The driver's handle.
+    pub raw: *mut c_void,
+    /// Blocks wait for each other: all are resident at once, or the launch fails.
+    pub cooperative: bool,
+}
+
+// SAFETY: as for the handles above.
+unsafe impl Send for RawFunction {}
+// SAFETY: as above.
+unsafe impl Sync for RawFunction {}
+
+/// A device's name, the same in every process.
+pub type Uuid = [u8; 16];
+
+/// The access that one device has to the memory of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// None.
+    Nothing,
+    /// Loads and stores. Signals are added to by many blocks at once, which needs atomics.
+    WithoutAtomics,
+    /// Loads, stores and atomics.
+    Whole,
+}
+
+/// The numbers of a device that sizes and kernels depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Compute capability, as major * 10 + minor.
+    pub capability: u32,
+    /// Multiprocessors.
+    pub processors: u32,
+    /// Most bytes of dynamic shared memory that a block may ask for.
+    pub most_shared: u32,
+    /// Whether it can share its memory with other processes by a file descriptor.
+    pub exports_memory: bool,
+}
+
+/// The size of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// Blocks of the grid, 1 or more.
+    pub blocks: u32,
+    /// Threads of a block: a multiple of the warp, at most 1024.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory; at most what was allowed.
+    pub shared: u32,
+}
+
+/// A GPU's driver.
+///
+/// Implementations translate calls and statuses, and keep no state but the loaded library. Errors name
+/// the operation and the driver's own word for the status. Any thread may call; the driver locks for
+/// itself.
+///
+/// # Order
+/// [`load`](Self::load) succeeds before any other call. Calls from [`alloc`](Self::alloc) on work in
+/// the context that is current on the calling thread ([`context_push`](Self::context_push)).
+///
+/// # Safety of calls
+/// In all `unsafe` calls, handles and addresses come from this driver and have not been destroyed;
+/// memory that is freed, unmapped or destroyed is used by no kernel and no copy that still runs. A
+/// call says what it asks for beyond this.
+pub trait Driver: Debug + Send + Sync {
+    /// Loads and initialises the library, once per process.
+    ///
+    /// # Errors
+    /// `Unavailable`: no driver, too old a driver, or no device, with the fix.
+    fn load(&self) -> Result<()>;
+
+    /// The version of the interface that the driver speaks, in its maker's words.
+    fn version(&self) -> Result<String>;
+
+    /// Devices that this process sees; may be 0.
+    fn device_count(&self) -> Result<i32>;
+
+    /// The device number `ordinal`, below [`device_count`](Self::device_count).
+    fn device(&self, ordinal: i32) -> Result<RawDevice>;
+
+    /// The device of the context that is current on this thread, if one is.
+    fn current_device(&self) -> Option<RawDevice>;
+
+    /// The numbers of a device.
+    fn facts(&self, device: RawDevice) -> Result<DeviceFacts>;
+
+    /// A device's name, as its maker calls it.
+    fn name(&self, device: RawDevice) -> Result<String>;
+
+    /// A device's name, the same in every process.
+    fn uuid(&self, device: RawDevice) -> Result<Uuid>;
+
+    /// The access of `device` to the memory of `other`.
+    fn reach(&self, device: RawDevice, other: RawDevice) -> Result<Reach>;
+
+    /// Retains a device's primary context, which frameworks share.
+    fn context_retain(&self, device: RawDevice) -> Result<RawContext>;
+
+    /// Releases it once.
+    ///
+    /// # Safety
+    /// It was retained as often.
+    unsafe fn context_release(&self, device: RawDevice);
+
+    /// Makes a context current on this thread.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn context_push(&self, context: RawContext) -> Result<()>;
+
+    /// Makes the context of before current again.
+    ///
+    /// # Safety
+    /// This thread has pushed one.
+    unsafe fn context_pop(&self);
+
+    /// Plain device memory.
+    fn alloc(&self, bytes: usize) -> Result<u64>;
+
+    /// Frees what [`alloc`](Self::alloc) gave. May wait for kernels.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn free(&self, address: u64);
+
+    /// Device memory from the driver's pool, in the order of the default stream. Comes and goes
+    /// without waiting for kernels; the pool gives nothing back to the system.
+    fn alloc_pooled(&self, device: RawDevice, bytes: usize) -> Result<u64>;
+
+    /// Returns it to the pool.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn free_pooled(&self, address: u64);
+
+    /// Pinned host memory that every device reads and writes at the same address.
+    fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void>;
+
+    /// Frees it.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn free_pinned(&self, pointer: *mut c_void);
+
+    /// Pins `bytes` of host memory; returns the device's address of it.
+    ///
+    /// # Safety
+    /// The memory stays mapped until [`unregister_host`](Self::unregister_host).
+    unsafe fn register_host(&self, pointer: *mut c_void, bytes: usize) -> Result<u64>;
+
+    /// Unpins it.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn unregister_host(&self, pointer: *mut c_void);
+
+    /// The unit of shareable memory: addresses and lengths are multiples of it.
+    fn granularity(&self, device: RawDevice) -> Result<u64>;
+
+    /// Physical memory that other processes can map; NICs too, where the device can.
+    fn memory_create(&self, device: RawDevice, bytes: usize) -> Result<RawMemory>;
+
+    /// A descriptor of it for another process.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn memory_export(&self, memory: RawMemory) -> Result<OwnedFd>;
+
+    /// The memory behind another process's descriptor, which may be closed afterwards.
+    fn memory_import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory>;
+
+    /// Releases it. Mappings keep the memory themselves.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn memory_release(&self, memory: RawMemory);
+
+    /// A fresh range of addresses.
+    fn range_reserve(&self, bytes: usize) -> Result<u64>;
+
+    /// Frees a range.
+    ///
+    /// # Safety
+    /// Nothing is mapped there.
+    unsafe fn range_free(&self, address: u64, bytes: usize);
+
+    /// Maps memory at a range; refuses a length beyond the memory's.
+    ///
+    /// # Safety
+    /// The range is the caller's own, and nothing is mapped there.
+    unsafe fn range_map(&self, address: u64, bytes: usize, memory: RawMemory) -> Result<()>;
+
+    /// Lets a device load from and store to a mapped range.
+    ///
+    /// # Safety
+    /// The range is mapped.
+    unsafe fn range_allow(&self, address: u64, bytes: usize, device: RawDevice) -> Result<()>;
+
+    /// Unmaps a range.
+    ///
+    /// # Safety
+    /// The range is mapped.
+    unsafe fn range_unmap(&self, address: u64, bytes: usize);
+
+    /// Copies between places of any kind that this process can name, in the order of the default
+    /// stream. May return before it has ended.
+    ///
+    /// # Safety
+    /// Both places are valid for `bytes` until the default stream has passed the copy.
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
+
+    /// Zeroes device memory in the order of the default stream. May return before it has ended.
+    ///
+    /// # Safety
+    /// The memory is valid for `bytes` until the default stream has passed.
+    unsafe fn zero(&self, at: u64, bytes: usize) -> Result<()>;
+
+    /// Copies in stream order.
+    ///
+    /// # Safety
+    /// Both places are valid for `bytes` until the stream has passed the copy.
+    unsafe fn copy_async(&self, stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<()>;
+
+    /// Zeroes in stream order.
+    ///
+    /// # Safety
+    /// The memory is valid for `bytes` until the stream has passed.
+    unsafe fn zero_async(&self, stream: RawStream, at: u64, bytes: usize) -> Result<()>;
+
+    /// A stream that does not wait for the default stream.
+    fn stream_create(&self) -> Result<RawStream>;
+
+    /// Destroys it; what is queued ends by itself.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn stream_destroy(&self, stream: RawStream);
+
+    /// Whether everything in the stream has ended. Errors of kernels show here.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool>;
+
+    /// Waits for everything in the stream.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()>;
+
+    /// Queues a wait for a mark.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()>;
+
+    /// Stores 8 bytes, whole, after everything before it in the stream.
+    ///
+    /// # Safety
+    /// `at` is aligned, and valid until the stream has passed.
+    unsafe fn stream_write(&self, stream: RawStream, at: u64, value: u64) -> Result<()>;
+
+    /// Whether calls on the stream are recorded into a graph.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn stream_is_captured(&self, stream: RawStream) -> Result<bool>;
+
+    /// Lets this thread make calls that a capture elsewhere would refuse; returns the mode of before.
+    fn capture_relax(&self) -> Result<i32>;
+
+    /// Sets the mode of before.
+    fn capture_restore(&self, mode: i32);
+
+    /// A mark; `timed` ones know when they were passed, and cost more.
+    fn event_create(&self, timed: bool) -> Result<RawEvent>;
+
+    /// Destroys it.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn event_destroy(&self, event: RawEvent);
+
+    /// Marks the present end of a stream.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
+
+    /// Whether everything before the mark has ended. Errors of kernels show here.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn event_query(&self, event: RawEvent) -> Result<bool>;
+
+    /// Milliseconds from one mark to another; both are timed and have been passed.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn event_elapsed(&self, earlier: RawEvent, later: RawEvent) -> Result<f32>;
+
+    /// Records what is queued on the stream from now on; other threads are not disturbed.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn graph_begin(&self, stream: RawStream) -> Result<()>;
+
+    /// Ends the recording.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn graph_end(&self, stream: RawStream) -> Result<RawGraph>;
+
+    /// Launches a graph behind everything in the stream.
+    ///
+    /// # Safety
+    /// The recorded work may run again.
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> Result<()>;
+
+    /// Destroys it; a launch that runs ends by itself.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn graph_destroy(&self, graph: RawGraph);
+
+    /// Loads machine code that this driver's compiler has made.
+    ///
+    /// # Safety
+    /// The image is one of a compiler; it runs on the device.
+    unsafe fn module_load(&self, image: &[u8]) -> Result<RawModule>;
+
+    /// Unloads it.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn module_unload(&self, module: RawModule);
+
+    /// One kernel of it, loaded now: loading under a kernel that spins can wait for ever.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn module_function(&self, module: RawModule, name: &CStr) -> Result<RawFunction>;
+
+    /// Allows a kernel so many bytes of dynamic shared memory.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn function_allow_shared(&self, function: RawFunction, bytes: u32) -> Result<()>;
+
+    /// Launches a kernel behind everything in the stream.
+    ///
+    /// # Safety
+    /// `arguments` point to one value per parameter of the kernel, of its type. What they name stays
+    /// valid until the stream has passed the kernel.
+    unsafe fn function_launch(
+        &self,
+        function: RawFunction,
+        launch: Launch,
+        stream: RawStream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()>;
+}

@@ -1,0 +1,212 @@
+// Combine: sources read the rows of their tokens at the owners, or where these push them, and sum them.
+//
+// f32, in an order that depends on the routing alone: the biases, then ranks in the order of their
+// highest selecting k; rounded once.
+#pragma once
+#include "push_combine.cuh"
+
+namespace ty {
+
+// Behind this rank's last row at an owner.
+__device__ inline u32 rows_end(const CombineArgs& a, u32 d) {
+  u32 last = a.c.groups() - 1;
+  return a.r.row_base[last * a.c.ranks + d] + a.r.counts[d];
+}
+
+// Whether every owner has the rows that this rank's routing names. One warp.
+__device__ inline Decision check_owners(const CombineArgs& a, const u32* heard) {
+  for (u32 first = 0; first < a.c.ranks; first += kWave) {
+    u32 d = first + lane_id();
+    u32 bad = ballot(d < a.c.ranks && rows_end(a, d) > heard[d * kHead + 5]);
+    if (bad != 0) return {kBadRows, first + first_of(bad)};
+  }
+  return {kGo, a.c.rank};
+}
+
+// Where the rows and weights of this rank's tokens are to be found.
+struct Returned {
+  const u64* first;     // [R]: address of this rank's first row from each owner
+  const u64* weights;   // [R]: where the weights of the owners' first rows are
+  const u32* row_base;  // by which they are named; see `base_of`
+};
+
+// The partial rows of this rank's tokens. By value, but for the arguments; see Units.
+struct Partials {
+  static constexpr bool kWeighted = false, kDealt = true;
+  const CombineArgs& a;
+  Returned back;
+  Units units;
+  Guard* guard;  // of waits for units
+  u8* out;
+
+  __device__ u32 early(u32 token) const { return packed_row(a.c, a.r, token); }
+  __device__ bool there(u32 packed) const { return packed != kNoRow; }
+  __device__ uint2 late(u32 token, u32 packed) const {
+    u32 rank = packed >> kPlaceBits, span = token / a.r.span;
+    u32 base = kGrouped ? base_of(a.c, a.r, back.row_base, token, rank) : 0;
+    return make_uint2(base + a.r.span_ranks[span * a.c.ranks + rank],
+                      a.r.block_ranks[span / kWarps * a.c.ranks + rank]);
+  }
+  // Among this rank's rows from the owner.
+  __device__ u32 row(u32 packed, uint2 base) const {
+    return (packed & ((1u << kPlaceBits) - 1)) + base.x + base.y;
+  }
+  __device__ u64 from(u32 packed, uint2 base) const {
+    return back.first[packed >> kPlaceBits] + (u64)row(packed, base) * a.row_bytes;
+  }
+  __device__ bool come(u32 packed, uint2 base) const {
+    if (!kMayPush || !units.flags) return true;
+    u32 owner = there(packed) ? packed >> kPlaceBits : 0;
+    return units.come(there(packed), owner, row(packed, base) >> a.unit_shift, *guard);
+  }
+  __device__ float weight(u32) const { return 1.0f; }
+  __device__ u64 bias(u32 i) const { return (u64)(i == 0 ? a.bias0 : a.bias1); }
+};
+
+// The weight that came back for lane k's selection, from the owner's row of this token.
+__device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, u32 token) {
+  u32 lane = lane_id(), owner = 0;
+  i64 row = row_at(a.c, a.r, from.row_base, token, packed_row(a.c, a.r, token), &owner);
+  i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
+  u32 rank = expert >= 0 ? a.c.rank_of(expert) : ~0u;
+  i64 owners = -1;
+  for (u32 k = 0; k < a.c.topk; k++) {
+    u32 other = shfl(rank, k);
+    i64 at = shfl(row, k);
+    if (other == rank && at >= 0) owners = at;
+  }
+  if (lane >= a.c.topk) return;
+  float weight = 0.0f;
+  if (expert >= 0)
+    weight = reinterpret_cast<const float*>(from.weights[rank])[(u64)owners * a.c.topk + lane];
+  a.out_weights[(u64)token * a.c.topk + lane] = weight;
+}
+
+__device__ inline void fetch_weights(const CombineArgs& a, u32 tokens, const Returned& from) {
+  u32 warps = block_waves();
+  for (u32 token = blockIdx.x * warps + wave_id(); token < tokens;
+       token += gridDim.x * warps)
+    fetch_weight(a, from, token);
+}
+
+// Sums this rank's tokens from the rows whose places are in the tables. All blocks.
+template <class Type>
+__device__ void sum_partials(const Partials& terms, u32 tokens, u8* stages) {
+  const CombineArgs& a = terms.a;
+  sync_block();
+  if (a.out_weights) fetch_weights(a, tokens, terms.back);
+  Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes,
+                  &a.c.state->summed};
+  sum_rows<Type>(terms, summing, stages);
+}
+
+// What those behind find, until it is known how the operation goes on. One thread.
+__device__ inline void begin(const CombineArgs& a) {
+  a.c.cell->slot = a.c.slot();
+  a.c.cell->code = 0;
+}
+
+// Learns where the rows of this rank's tokens are, and where those go that it pushes. True if it is to wait
+// for some. The whole block.
+template <class Up>
+__device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTables& t) {
+  bool waits = false;
+  u32 me = a.c.rank;
+  auto at = [&](u32 d, u64 offset) { return reinterpret_cast<u64>(up.peer_ptr(kArena, d, offset)); };
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
+    const u32* head = &t.heard[d * kHead];
+    u64 rows = kGrouped ? 0 : (u64)a.r.row_base[d] * a.row_bytes;
+    t.first[d] = at(d, (u64)head[3] * 16 + rows);
+    t.weights[d] = at(d, (u64)head[4] * 16);
+    if constexpr (!kMayPush) continue;
+    bool pushed = (head[0] & kPushes) && d != me;
+    t.flags[d] = pushed ? reinterpret_cast<u64>(unit_flags(a, up, me, d)) : 0;
+    waits |= pushed;
+    for (u32 w = 0; w < kSummingWarps && pushed; w++) t.seen[w * a.c.ranks + d] = 0;
+    if (!a.own) continue;
+    if (pushed && a.landing) t.first[d] = at(me, landing_of(a, a.landing, d));
+    if (d == me) t.first[d] = reinterpret_cast<u64>(a.own) + rows;
+    t.start[d] = a.r.source_rows[d];
+    if (d + 1 == a.c.ranks) t.start[d + 1] = a.r.source_rows[d + 1];
+    // Into this rank's own arena where the source has no room.
+    t.to[d] = head[7] ? at(d, landing_of(a, (u64)head[7] * 16, me))
+                      : at(me, a.x + t.start[d] * a.row_bytes);
+  }
+  return sync_block_or(waits);
+}
+
+template <class Type, class Up>
+__device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
+  __shared__ Decision decision;
+  u64 begun = now_ns();
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  CombineTables t(shared, a.c.ranks);
+  Found found(a.c, a.r.note);
+  // As in `dispatch`.
+  u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
+  found.publish();
+  sync_block();
+  if (a.c.epoch() == 0) {
+    if (blockIdx.x == 0) enter_nothing(a.c);
+    return;
+  }
+  // A warp that has nothing else to do until records come.
+  if (threadIdx.x == blockDim.x - kWave) leave_turn(a.c);
+  if (blockIdx.x + threadIdx.x == 0) begin(a);
+  if (blockIdx.x == 0) {
+    u32 place = a.c.verdict == kEnter ? (u32)(a.x / 16) : a.c.objector;
+    bool pushes = kMayPush && a.own;
+    u32 head[kHead] = {a.c.verdict | gridDim.x << 8 | (pushes ? kPushes : 0),
+                       (u32)a.c.signature,
+                       a.c.origin(),
+                       place,
+                       (u32)(a.weights / 16),
+                       (u32)operation().rows,
+                       (u32)(a.c.signature >> 32),
+                       pushes ? (u32)(a.landing / 16) : 0};
+    // Who hears this record may read the rows that earlier kernels wrote here.
+    fence_system();
+    // As many words as a dispatch, so that ranks that do one find out and do not wait.
+    enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
+          [&](u32, u32 w) { return w < kHead ? head[w] : 0; },
+          // A look at host memory takes longer than all else before records leave.
+          [&] { return !sync_block_or(given_up != 0); });
+  }
+  if (!hear(a.c, up, kHead, t.heard, guard)) return stop_all(a.c);
+  if (threadIdx.x < kWave) {
+    Decision found = decide(a.c, t.heard, kHead);
+    // Who refuses may have no routing.
+    Decision rows = a.c.verdict == kEnter ? check_owners(a, t.heard) : found;
+    if (threadIdx.x == 0) decision = found.code == kGo ? rows : found;
+  }
+  sync_block();
+  Decision d = decision;
+  if (blockIdx.x == 0) {
+    if (d.code == kGo)
+      for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
+        a.c.expect(a.c.done_totals(), s, (t.heard[s * kHead] & ~kPushes) >> 8);
+    sync_block();
+    // The first warp is the one that loads.
+    if (threadIdx.x == blockDim.x - kWave) {
+      u64 now = now_ns();
+      tell(a.c, up, d, &t.heard[d.rank * kHead], guard);
+      a.c.trace->heard = now;
+    }
+  }
+  if (d.code != kGo) return;
+  bool waits = place_all(a, up, t);
+  u8* stages = shared + a.table_bytes;
+  if constexpr (kMayPush)
+    if (a.own && blockIdx.x < a.pushers) push_rows(a, up, t, stages);
+  Partials terms{a, {t.first, t.weights, a.r.row_base}, waits ? Units(a, t) : Units(), &guard, a.out};
+  sum_partials<Type>(terms, a.c.tokens(), stages);
+  if (!raise_all(a.c, up, a.c.done_signal(), guard)) return stop_all(a.c);
+  if (blockIdx.x != 0) return;
+  if (threadIdx.x == 0) {
+    a.c.trace->begun = a.c.trace->counted = begun;
+    a.c.trace->moved = now_ns();
+  }
+  if (a.at_once) end_at_once(a.c, up, a.c.done_signal() - a.c.rank, kPhaseDone, guard);
+}
+
+}  // namespace ty

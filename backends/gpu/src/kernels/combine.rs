@@ -1,0 +1,391 @@
+//! Combine: sources read the partial rows at their owners.
+
+use tokenyard_core::abi;
+use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region, Shape};
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, SUMMING_WARPS, WARPS};
+use super::dispatch::refusal;
+use super::engine::{Engine, Operation};
+use super::loaded::summable;
+use super::order::{CAPTURED, Mode};
+use super::outcome::Refusal;
+use super::pulls::Pulls;
+use super::push::{Push, Work, unit_shift};
+use super::sizes::landing_bytes;
+
+/// A combine between send and receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CombineOp {
+    operation: u64,
+    /// Copies of what the caller brought from outside the arena, and where rows are put or pushed, room for
+    /// those that come back.
+    staging: Option<Region>,
+    handle: u32,
+    mode: Mode,
+}
+
+/// Arena offsets of rows and of their weights, for peers to read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Staged {
+    region: Option<Region>,
+    x: u64,
+    weights: u64,
+    /// Where kernels put: where rows and weights come back. Where rows are pushed, the first, too; 0 where
+    /// there is no room for them.
+    landing: [u64; 2],
+    /// How this rank's rows are pushed.
+    push: Option<Push>,
+}
+
+/// The arguments of a combine without rows.
+fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls) -> CombineArgs {
+    CombineArgs {
+        common,
+        routing,
+        bias0: 0,
+        bias1: 0,
+        out: 0,
+        out_weights: 0,
+        x: 0,
+        weights: 0,
+        row_bytes,
+        piece_bytes: pulls.piece_bytes,
+        pieces: pulls.pieces,
+        stages: pulls.stages,
+        stage_bytes: pulls.stage_bytes,
+        table_bytes: pulls.table_bytes,
+        returns_weights: 0,
+        landing: 0,
+        landing_weights: 0,
+        own: 0,
+        flags: 0,
+        most_units: 0,
+        unit_shift: 0,
+        pushers: 0,
+        push_warps: 0,
+        push_bytes: pulls.push_bytes,
+        at_once: 0,
+    }
+}
+
+impl Engine {
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn combine_send(
+        &mut self,
+        call: &abi::TyCombine,
+        signature: Signature,
+    ) -> Result<()> {
+        self.check()?;
+        let mode = self.combine_mode(call)?;
+        let _relaxed = mode.relax(self.stream.context())?;
+        if mode.unheard {
+            self.go_unheard()?;
+        }
+        // SAFETY: the host's string is valid for the call.
+        let why = match unsafe { refusal(call.refusal) } {
+            Some(text) => Some(text),
+            None => (mode.captured && !mode.unheard).then(|| CAPTURED.to_owned()),
+        };
+        if let Some(why) = why {
+            let refusal = self.objection(ErrorKind::Refused, why);
+            return self.refuse_combine((call, signature), &refusal);
+        }
+        let entered = self.enter(call.operation, &mode);
+        self.give_up(entered)?;
+        let staged = match self.stage(call, &mode) {
+            Ok(staged) => staged,
+            Err(error) if error.kind() == ErrorKind::Full => {
+                let refusal = self.objection(ErrorKind::Full, error.detail());
+                let told = self.refuse_combine((call, signature), &refusal);
+                // Its own reason says more than what the others are told.
+                return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
+            }
+            Err(error) => return self.give_up(Err(error)),
+        };
+        // SAFETY: by this function's contract.
+        let sent = unsafe { self.sum_rows((call, signature), &mode, &staged) };
+        if let Err(error) = self.give_up(sent) {
+            self.let_pass(call.operation, &mode);
+            staged.region.iter().for_each(|r| self.arena.release(r.id));
+            return Err(error);
+        }
+        let slot = self.slot(call.operation);
+        self.operations[slot] = Operation::Combine(CombineOp {
+            operation: call.operation,
+            staging: staged.region,
+            handle: call.handle,
+            mode,
+        });
+        Ok(())
+    }
+
+    fn combine_mode(&self, call: &abi::TyCombine) -> Result<Mode> {
+        let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+        let flags = [abi::TY_COMBINE_NO_SYNC, abi::TY_COMBINE_AT_ONCE];
+        self.mode(stream, flags.map(|flag| call.flags & flag))
+    }
+
+    /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
+    pub(super) fn refuse_combine(
+        &mut self,
+        (call, signature): (&abi::TyCombine, Signature),
+        refusal: &Refusal,
+    ) -> Result<()> {
+        let mode = self.combine_mode(call)?;
+        if mode.is_recorded() {
+            return Err(self.refuse_recorded(&mode, refusal));
+        }
+        self.take_up(None);
+        // The handle may be another yard's, so its routing is not named.
+        let mut common = self.refused(call.operation, refusal, mode.unheard);
+        let called = self.sign(call.operation, &mut common, signature);
+        let pulls = self.pulls(16);
+        let arguments = arguments((common, Routing::default()), 16, &pulls);
+        // SAFETY: the arguments name no tensors.
+        let sent = unsafe { self.launch_combine(call, &arguments, &pulls) };
+        let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        self.let_pass(call.operation, &mode);
+        self.give_up(self.tell_unheard(&mode, told))?;
+        let message = "all ranks went on with a call that this one refused";
+        Err(Error::new(ErrorKind::Internal, "combine", message))
+    }
+
+    /// Bytes of a row, and of the weights that go with it.
+    pub(super) fn combine_widths(&self, call: &abi::TyCombine) -> [u64; 2] {
+        let (_, element) = summable(call.x.dtype);
+        let weights = if call.weights.data.is_null() { 0 } else { 4 * u64::from(self.shape.topk) };
+        [u64::from(self.shape.hidden) * element, weights]
+    }
+
+    /// Where kernels put: bytes of the rows and weights that come back.
+    pub(super) fn landing(&self, call: &abi::TyCombine) -> [u64; 2] {
+        let tokens = self.handles[call.handle as usize].tokens;
+        match self.sizes.longest_put {
+            Some(_) => landing_bytes(&self.shape, self.combine_widths(call), tokens),
+            None => [0; 2],
+        }
+    }
+
+    /// How so many flat rows outside the arena are pushed, unless they are copied there.
+    fn push(&self, rows: u64, row_bytes: u64) -> Option<Push> {
+        let Shape { ranks, topk, .. } = self.shape;
+        let work = Work { ranks, blocks: self.blocks, bytes: rows * row_bytes, row_bytes, topk };
+        let may = self.sizes.longest_put.is_none() && self.exchange.groups == 1;
+        may.then(|| work.way(self.outside, self.kernels.rows)).flatten()
+    }
+
+    /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
+    /// merged from them. Rows that are pushed are not copied, but they have room here, as a source may have
+    /// none for them to land.
+    fn stage(&mut self, call: &abi::TyCombine, mode: &Mode) -> Result<Staged> {
+        let state = &self.handles[call.handle as usize];
+        let (rows, flat) = (state.received, state.layout == Layout::Flat);
+        let widths = self.combine_widths(call);
+        let tensors = [call.x.data as u64, call.weights.data as u64];
+        let inside = [0, 1].map(|i| match flat {
+            true => self.arena_offset(tensors[i], rows * widths[i]),
+            false => None,
+        });
+        let room = [0, 1].map(|i| match inside[i] {
+            None => (rows * widths[i]).next_multiple_of(REGION_ALIGN),
+            Some(_) => 0,
+        });
+        let push = if flat && room[0] > 0 { self.push(rows, widths[0]) } else { None };
+        let landing = match push {
+            // A graph keeps its room as long as its handle.
+            Some(_) if mode.is_recorded() => [0; 2],
+            Some(_) => [self.landing_of_pushed(room[0] + room[1], widths[0]), 0],
+            None => self.landing(call),
+        };
+        let region = match room[0] + room[1] + landing[0] + landing[1] {
+            0 => None,
+            bytes => Some(self.arena.allocate(bytes, Holder::Combine(call.operation))?),
+        };
+        let base = region.map_or(0, |r| r.offset);
+        let starts = [base, base + room[0]];
+        let [x, weights] = [0, 1].map(|i| inside[i].unwrap_or(starts[i]));
+        let landing_at = if landing[0] > 0 { base + room[0] + room[1] } else { 0 };
+        let landing = [landing_at, landing_at + landing[0]];
+        let staged = Staged { region, x, weights, landing, push };
+        let copies = |i: &usize| room[*i] > 0 && (*i == 1 || push.is_none());
+        let copied = match flat {
+            false => self.merge(call, &staged),
+            true => [0, 1].into_iter().filter(copies).try_for_each(|i| {
+                let (to, bytes) = (self.arena_at + starts[i], rows * widths[i]);
+                self.work().copy(self.stream.context(), to, tensors[i], bytes)
+            }),
+        };
+        if copied.is_err() {
+            region.iter().for_each(|r| self.arena.release(r.id));
+        }
+        copied.map(|()| staged)
+    }
+
+    /// Bytes for rows that others push, beside what is needed; none where there would not be room left for an
+    /// output of as many rows, and what goes beside them: what is only faster must not fill the arena.
+    fn landing_of_pushed(&self, needed: u64, row_bytes: u64) -> u64 {
+        let rows = u64::from(self.shape.ranks) * u64::from(self.shape.max_tokens);
+        let bytes = rows * row_bytes;
+        let spares = self.shape.ranks > 1 && needed + 3 * bytes <= self.arena.largest_gap();
+        if spares { bytes } else { 0 }
+    }
+
+    /// Expert-major and packed: sums the copies of each received token.
+    fn merge(&self, call: &abi::TyCombine, staged: &Staged) -> Result<()> {
+        let state = &self.handles[call.handle as usize];
+        let (kernel, element) = summable(call.x.dtype);
+        let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
+        let row_bytes = u64::from(self.shape.hidden) * element;
+        let pulls = self.pulls(row_bytes);
+        let size = (self.blocks, SUMMING_WARPS, RINGS * pulls.stages * pulls.stage_bytes);
+        let arguments = MergeArgs {
+            x: call.x.data as u64,
+            weights: call.weights.data as u64,
+            dispatch_weights: if weighted { state.weights } else { 0 },
+            slots: state.slots,
+            out: self.arena_at + staged.x,
+            out_weights: self.arena_at + staged.weights,
+            received: if state.is_open { state.received_at() } else { 0 },
+            tokens: state.received,
+            rows: state.rows,
+            row_bytes,
+            topk: self.shape.topk,
+            piece_bytes: pulls.piece_bytes,
+            pieces: pulls.pieces,
+            stages: pulls.stages,
+            stage_bytes: pulls.stage_bytes,
+            reserved: 0,
+        };
+        let slot = self.slot(call.operation);
+        // SAFETY: the kernel's type; the tensors are valid by the contract of `combine_send`, the
+        // rest is held by the handle and the operation.
+        unsafe { self.launch(&self.kernels.merge[kernel], size, &arguments, slot) }
+    }
+
+    /// The arena offset of memory that lies there whole, at an address that can be read by 16 bytes.
+    fn arena_offset(&self, address: u64, bytes: u64) -> Option<u64> {
+        let offset = address.checked_sub(self.arena_at)?;
+        let end = offset.checked_add(bytes)?;
+        (end <= self.sizes.arena_bytes && offset.is_multiple_of(16)).then_some(offset)
+    }
+
+    /// Launches the kernel, and waits until it says how the operation goes on.
+    ///
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    unsafe fn sum_rows(
+        &mut self,
+        (call, signature): (&abi::TyCombine, Signature),
+        mode: &Mode,
+        staged: &Staged,
+    ) -> Result<()> {
+        let state = &self.handles[call.handle as usize];
+        let mut common = self.common(call.operation, (ENTER, &[]), mode.unheard);
+        let called = self.sign(call.operation, &mut common, signature);
+        let (_, element) = summable(call.x.dtype);
+        let row_bytes = u64::from(self.shape.hidden) * element;
+        let pulls = self.pulls(row_bytes);
+        if !call.missing.data.is_null() {
+            // A lost rank ends the yard, so no expert is left out of a sum.
+            let (at, bytes) = (call.missing.data as u64, state.tokens.into());
+            self.work().zero(self.stream.context(), at, bytes)?;
+        }
+        let push = staged.push.unwrap_or(Push { blocks: 0, warps: 0 });
+        let arguments = CombineArgs {
+            bias0: call.bias0.data as u64,
+            bias1: call.bias1.data as u64,
+            out: call.out.data as u64,
+            out_weights: call.out_weights.data as u64,
+            x: staged.x,
+            weights: staged.weights,
+            returns_weights: (!call.weights.data.is_null()).into(),
+            at_once: mode.at_once.into(),
+            landing: staged.landing[0],
+            landing_weights: staged.landing[1],
+            own: staged.push.map_or(0, |_| call.x.data as u64),
+            flags: self.sizes.flags(),
+            most_units: self.sizes.units,
+            unit_shift: unit_shift(row_bytes, self.shape.max_tokens),
+            pushers: push.blocks,
+            push_warps: push.warps,
+            ..arguments((common, state.routing), row_bytes, &pulls)
+        };
+        // SAFETY: the tensors are valid by this function's contract.
+        unsafe { self.launch_combine(call, &arguments, &pulls)? };
+        if !mode.unheard {
+            self.hear_outcome(call.operation, &called)?;
+        }
+        if self.sizes.longest_put.is_some() {
+            // SAFETY: as above.
+            unsafe { self.sum_returned(call, &arguments, &pulls)? };
+        }
+        Ok(())
+    }
+
+    /// Where kernels put: sums the rows once they have come back.
+    ///
+    /// # Safety
+    /// As [`combine_send`](Self::combine_send).
+    unsafe fn sum_returned(
+        &self,
+        call: &abi::TyCombine,
+        arguments: &CombineArgs,
+        pulls: &Pulls,
+    ) -> Result<()> {
+        self.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
+        let (kernel, _) = summable(call.x.dtype);
+        let size = (self.blocks, SUMMING_WARPS, pulls.shared);
+        let slot = self.slot(call.operation);
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(&self.kernels.combine[kernel], size, arguments, slot) }
+    }
+
+    /// # Safety
+    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    unsafe fn launch_combine(
+        &self,
+        call: &abi::TyCombine,
+        arguments: &CombineArgs,
+        pulls: &Pulls,
+    ) -> Result<()> {
+        let slot = self.slot(call.operation);
+        let (kernel, size) = match &self.kernels.give_back {
+            Some(give_back) => (give_back, (1, WARPS, pulls.table_bytes)),
+            None => {
+                let (kernel, _) = summable(call.x.dtype);
+                (&self.kernels.combine[kernel], (self.blocks, SUMMING_WARPS, pulls.shared))
+            }
+        };
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(kernel, size, arguments, slot) }
+    }
+
+    pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        self.check()?;
+        let slot = self.slot(operation);
+        let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
+            Operation::Combine(op) if op.operation == operation => op,
+            other => {
+                self.operations[slot] = other;
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "receive combine",
+                    format!("no combine with number {operation} was sent"),
+                ));
+            }
+        };
+        self.go_on(&op.mode)?;
+        // The caller may change its rows after this, so nobody may still be reading them. Where kernels
+        // put, what waited for the rows to come back has also waited until these have left.
+        let read = match self.sizes.longest_put {
+            Some(_) => Ok(()),
+            None => self.arrive_unless(op.mode.at_once, (operation, abi::TY_PHASE_DONE)),
+        };
+        let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, &op.mode));
+        self.unstage(op.staging, op.handle, &op.mode);
+        self.give_up(done)
+    }
+}

@@ -1,0 +1,400 @@
+// Dispatch: counts, enters, and stores every row straight to its place at its
+// owner.
+//
+// Every rank hears every rank's counts, so each derives all places by itself; a record also says
+// that the region it names is free. So one exchange is counting, grant and entry barrier at once.
+#pragma once
+#include "cast.cuh"
+#include "entry.cuh"
+#include "put_rows.cuh"
+#include "sides.cuh"
+
+namespace ty {
+
+// The experts that a record for `peer` counts: all where every rank must know every start.
+struct Counted {
+  u32 first, count;
+
+  __device__ Counted(const DispatchArgs& a, u32 peer) {
+    u32 local = a.c.local_experts();
+    first = a.is_flat() ? peer * local : 0;
+    count = a.is_flat() ? local : a.c.experts;
+  }
+};
+
+// What records say, in shared memory: the head, then rows for ranks, then for experts.
+struct Said {
+  u32* words;
+
+  __device__ Said(const DispatchArgs& a, u8* shared)
+      : words(reinterpret_cast<u32*>(shared + a.table_bytes)) {}
+  __device__ u32* counts() const { return words + kHead; }
+};
+
+// The head. One thread. `bad`: the routing is refused.
+__device__ inline void say_head(const DispatchArgs& a, const Said& said, bool bad) {
+  u32 verdict = bad ? kRefuseRoute : a.c.verdict;
+  u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
+  u32* head = said.words;
+  head[0] = verdict | gridDim.x << 8;
+  head[1] = (u32)a.c.signature;
+  head[2] = a.c.origin();
+  head[3] = place;
+  head[4] = (u32)(a.capacity / 128);
+  head[5] = 0;
+  head[6] = (u32)(a.c.signature >> 32);
+  head[7] = a.c.text_bytes;
+}
+
+template <class Up>
+__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, const Said& said, Guard& guard) {
+  u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
+  enter(a.c, up, words, said.words[0] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
+    if (w < kHead) return said.words[w];
+    if (a.c.verdict != kEnter) return 0;
+    w -= kHead;
+    u32 ranks = a.c.ranks * a.c.groups(), first = Counted(a, peer).first * a.c.groups();
+    if (w >= ranks) w += first;
+    if constexpr (kGrouped) return a.r.group_counts[w];
+    return said.counts()[w];
+  });
+}
+
+// Fills what depends on how many rows a rank gets.
+__device__ inline void place_rows(const DispatchArgs& a, const DispatchTables& t, u32 d) {
+  u32 groups = a.c.groups(), me = a.c.rank, first = 0, own = 0;
+#pragma unroll 1
+  for (u32 g = 0; g < groups; g++)
+#pragma unroll 1
+    for (u32 s = 0; s < a.c.ranks; s++) {
+      u32 rows = t.heard[s * words_of(a) + kHead + d * groups + g];
+      if (s == me) {
+        t.row_base[g * a.c.ranks + d] = first - own;
+        if constexpr (kGrouped) own += rows;
+      }
+      if (d == me) t.first_row[s] = first;
+      first += rows;
+    }
+  t.tokens[d] = first;
+}
+
+// Expert-major and packed: hears all counts of experts and places them. The whole block.
+template <class Up>
+__device__ bool place_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                              Guard& guard) {
+  bool ok = true;
+  u32 groups = a.c.groups();
+#pragma unroll 1
+  for (u32 e = threadIdx.x; e < a.c.experts && ok; e += blockDim.x) {
+    u32 all = 0, own = 0;
+#pragma unroll 1
+    for (u32 g = 0; g < groups && ok; g++)
+      ok = hear_word_of_all(a.c, up, words_of(a) + e * groups + g, guard, [&](u32 source, u32 rows) {
+        if (source == a.c.rank) {
+          t.expert_base[g * a.c.experts + e] = all - own;
+          if constexpr (kGrouped) own += rows;
+        }
+        all += rows;
+      });
+    t.expert_all[e] = all;
+  }
+  if (!sync_block_and(ok)) return false;
+  // A warp for each rank, as starts are sums over its experts.
+#pragma unroll 1
+  for (u32 d = wave_id(); d < a.c.ranks; d += kWarps) {
+    u32 rows = scan_experts(a, t, d, [&](u32 e, u32 start) {
+      for (u32 g = 0; g < groups; g++) t.expert_base[g * a.c.experts + e] += start;
+    });
+    if (lane_id() == 0) t.expert_rows[d] = rows;
+  }
+  sync_block();
+  return true;
+}
+
+// Fills the tables, which know where arenas are; the decision of the first rank whose region is too
+// small, if there is one.
+__device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t) {
+  __shared__ u32 full;
+  if (threadIdx.x == 0) full = a.c.ranks;
+  sync_block();
+#pragma unroll 1
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
+    const u32* head = &t.heard[d * words_of(a)];
+    place_rows(a, t, d);
+    Region region = region_of(a, t, d);
+    if (d == a.c.rank) own_region() = region;
+    t.needed[d] = region.bytes;
+    if (region.bytes > (u64)head[4] * 128) atomic_min(&full, d);
+    if (a.stages_rows()) {
+      aim_at_staging(a, t, d);
+      continue;
+    }
+    Landing to{d, t.x[d] + (u64)head[3] * 128, region};
+    t.x[d] = to.at(a, 0);
+    t.scales[d] = to.at(a, 1);
+    t.weights[d] = to.at(a, 2);
+    t.ids[d] = to.at(a, 3);
+    t.source[d] = to.at(a, 4);
+  }
+  sync_block();
+  if (full < a.c.ranks) return {kFull, full};
+  return {kGo, a.c.rank};
+}
+
+__device__ inline Landing landing_at(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
+  return {rank, (u64)t.heard[rank * words_of(a) + 3] * 128, region_of(a, t, rank)};
+}
+
+// The last block to come puts what all have staged. Where a wait is ended, so are those behind it.
+template <class Up>
+__device__ void put_staged(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                           Guard& guard) {
+  fence_system_all();
+  if (!last_to_come(a.c)) return;
+  fence_system_all();
+  for (u32 i = threadIdx.x; i < a.c.ranks * kStagedArrays; i += blockDim.x) {
+    u32 d = (a.c.rank + i / kStagedArrays) % a.c.ranks;
+    put_array(a, up, t, landing_at(a, t, d), i % kStagedArrays, guard);
+  }
+  if (a.is_flat()) return;
+  u32 warps = block_waves(), tokens = a.c.tokens();
+  for (u32 token = wave_id(); token < tokens; token += warps) {
+    Selection s(a, t, token);
+    if (s.first >= 0) put_selection(a, up, t, landing_at(a, t, s.rank), s, guard);
+    sync_wave();
+  }
+}
+
+// Rows of this rank's local experts as their own ranks count them: what no block has heard. One warp;
+// `sum` is of all lanes.
+template <class Up>
+__device__ bool hear_experts(const DispatchArgs& a, const Up& up, u8* base, u32* sum, Guard& guard) {
+  u32 lane = lane_id(), local = a.c.local_experts(), groups = a.c.groups(), mine = 0;
+  u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
+  u64* ranges = reinterpret_cast<u64*>(base + own_region().ranges);
+  bool ok = true;
+#pragma unroll 1
+  for (u32 e = lane; e < local && ok; e += kWave) {
+    u32 all = 0, word = words_of(a) + (a.is_flat() ? e : a.c.rank * local + e) * groups;
+#pragma unroll 1
+    for (u32 g = 0; g < groups && ok; g++) {
+      u64* from = ranges + (e * groups + g) * a.c.ranks;
+      ok = hear_word_of_all(a.c, up, word + g, guard, [&](u32 source, u32 rows) {
+        if (a.layout == kPacked) from[source] = rows | (u64)all << 32;
+        all += rows;
+      });
+    }
+    counts[e] = all;
+    mine += all;
+  }
+  sum_before(mine, sum);
+  return all(ok);
+}
+
+// Rows of this rank's local experts, and where they start; returns how many there are, padding
+// included, through `rows`. One warp.
+template <class Up>
+__device__ bool note_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* base,
+                             u32* rows, Guard& guard) {
+  if (a.layout != kExpertMajor) return hear_experts(a, up, base, rows, guard);
+  u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
+  u32* starts = reinterpret_cast<u32*>(base + own_region().expert_starts);
+  u32 local = a.c.local_experts(), first = a.c.rank * local;
+  *rows = scan_experts(a, t, a.c.rank, [&](u32 e, u32 start) {
+    starts[e - first] = start;
+    counts[e - first] = t.expert_all[e];
+  });
+  if (lane_id() == 0) starts[local] = *rows;
+  return true;
+}
+
+// What this rank's own region says about counts, and what combine needs. One warp.
+template <class Up>
+__device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                            Guard& guard) {
+  u32 lane = lane_id(), me = a.c.rank, n = words_of(a), rows = 0;
+  u64 tokens = t.tokens[me];
+  u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * n + 3] * 128);
+#pragma unroll 1
+  for (u32 s = lane; s < a.c.ranks; s += kWave) {
+    const u32* counts = counts_for(a, t, s, me);
+#pragma unroll 1
+    for (u32 g = 0; g < a.c.groups(); g++) {
+      u32 at = g * a.c.ranks + s;
+      reinterpret_cast<u32*>(base + own_region().rank_counts)[at] = counts[g];
+      a.r.row_base[at] = t.row_base[at];
+    }
+    if constexpr (!kGrouped) a.r.source_rows[s] = t.first_row[s];
+    // What comes in tiles has been heard when this kernel ends.
+    u64 signals = a.in_tiles() ? 0 : t.heard[s * n] >> 8;
+    if (a.stages_rows()) signals = puts_of_rows(a, counts);
+    a.c.expect(a.c.rows_totals(), s, signals);
+  }
+  bool ok = note_experts(a, up, t, base, &rows, guard);
+  if (lane == 0) {
+    u64* totals = reinterpret_cast<u64*>(base + own_region().totals);
+    totals[0] = tokens;
+    totals[1] = a.is_flat() ? tokens : rows;
+    a.r.note->rows = tokens;
+    if constexpr (!kGrouped) a.r.source_rows[a.c.ranks] = (u32)tokens;
+  }
+  return ok;
+}
+
+// What the host learns: sizes of this rank, or of the rank that has no room. One thread.
+template <class Up>
+__device__ void tell_sizes(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                           const Decision& d, Guard& guard) {
+  const u32* head = &t.heard[d.rank * words_of(a)];
+  if (d.code == kGo || d.code == kFull) {
+    a.c.outcome->tokens = t.tokens[d.rank];
+    a.c.outcome->rows = a.is_flat() ? 0 : t.expert_rows[d.rank];
+    a.c.outcome->needed = t.needed[d.rank];
+    a.c.outcome->capacity = (u64)head[4] * 128;
+  }
+  tell(a.c, up, d, head, guard);
+}
+
+// T. A replay has that of its handle.
+__device__ inline u32 tokens_of(const DispatchArgs& a) {
+  if (a.replay) return (u32)(load_device(&a.r.note->made) >> 32);
+  return a.tokens ? min(load_device(a.tokens), a.c.brought) : a.c.brought;
+}
+
+// Counts what this block has to, and casts its rows.
+__device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
+  if (a.c.verdict != kEnter) return;
+  if (!a.replay) count(a, tokens, shared);
+  if (a.cast != 0) cast_rows(a, tokens);
+  u32 found = a.tokens && blockIdx.x + threadIdx.x == 0 ? *a.tokens : 0;
+  if (found > a.c.brought) note_problem(a, found, 0, kTooMany);
+}
+
+// What those behind find, until it is known how the operation goes on. One thread.
+__device__ inline void begin(const DispatchArgs& a, bool counted) {
+  a.c.state->dealt = a.c.state->taken = a.c.state->gathered = a.c.state->summed = 0;
+  pass_turn(a.c);
+  a.c.cell->slot = a.c.slot();
+  a.c.cell->code = 0;
+  if (counted) *a.r.note = {a.c.epoch() | (u64)a.c.tokens() << 32, 0};
+}
+
+// The last block to have prepared enters for all; not where the host has given up while the kernel
+// waited behind another, which the first block has found.
+template <class Up>
+__device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guard& guard) {
+  if (!last_to_come(a.c) || a.c.epoch() == 0) return;
+  u64 now = now_ns();
+  Said said(a, shared);
+  bool counted = !a.replay && a.c.verdict == kEnter;
+  // The same for all threads, though another block may be giving up now.
+  bool given_up = sync_block_or(load_relaxed(&a.c.state->stopped) != 0);
+  if (threadIdx.x == 0) {
+    begin(a, counted);
+    say_head(a, said, counted && a.c.state->problem != ~0ull);
+  }
+  scan(a, said.counts(), counted);
+  if (!given_up) enter_dispatch(a, up, said, guard);
+  sync_block();
+  if (threadIdx.x == 0) {
+    a.c.state->problem = ~0ull;
+    a.c.trace->counted = now;
+  }
+}
+
+// Moves all rows of this rank, and what goes beside them.
+template <bool kTiles, class Up>
+__device__ void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
+                         u8* shared, Guard& guard) {
+  move_sides<kTiles>(a, up, t, shared + a.side_at);
+  Mover<kTiles, Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, stages);
+  if constexpr (kTiles) {
+    spread_tiles(a, up, t, mover, shared + a.table_bytes, guard);
+  } else {
+    mover.move();
+    if constexpr (Up::kLoadStore)
+      raise_all(a.c, up, a.c.rows_signal(), guard);
+    else
+      put_staged(a, up, t, guard);
+  }
+}
+
+// Hears all ranks and places their rows; code 0 if a wait was ended. The whole block.
+template <class Up>
+__device__ Decision settle(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                           Guard& guard) {
+  __shared__ Decision decision;
+  if (!hear(a.c, up, words_of(a), t.heard, guard)) return {0, a.c.rank};
+  if (threadIdx.x < kWave) {
+    Decision found = decide(a.c, t.heard, words_of(a));
+    if (threadIdx.x == 0) decision = found;
+  }
+  sync_block();
+  Decision d = decision;
+  if (d.code != kGo) return d;
+  if (!a.is_flat() && !place_experts(a, up, t, guard)) return {0, a.c.rank};
+  return place(a, t);
+}
+
+// Tells this rank's host what was settled, and notes it in the region. One warp of the first block.
+template <class Up>
+__device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& t, const Decision& d,
+                     Guard& guard) {
+  u64 heard = now_ns();
+  // The host first: it has the next call to make. It learns of a wait that ends behind this by itself.
+  if (lane_id() == 0) tell_sizes(a, up, t, d, guard);
+  sync_wave();
+  bool noted = d.code != kGo || note_counts(a, up, t, guard);
+  if (lane_id() != 0) return;
+  if (!noted) a.c.state->stopped = 1;
+  a.c.trace->heard = heard;
+}
+
+template <class Up>
+__device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
+  bool scribe = blockIdx.x == 0 && wave_id() == kWarps - 1;
+  u64 begun = now_ns();
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  DispatchTables t(shared, a.c);
+  Found found(a.c, a.replay ? a.r.note : nullptr);
+  // One block asks for all: a look at host memory takes a microsecond, and looks follow each other.
+  u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
+  // Looked up now, as it takes longer than anything else before rows move.
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x)
+    t.x[d] = reinterpret_cast<u64>(reach(a.c, up, kArena, d, 0));
+  u32 tokens = tokens_of(a);
+  prepare(a, tokens, shared + a.table_bytes);
+  found.publish(!a.replay, tokens);
+  if (given_up != 0) stop_all(a.c);
+  enter_last(a, up, shared, guard);
+  // Blocks that came before an older operation failed know another epoch.
+  if (a.c.epoch() == 0) return enter_nothing(a.c);
+  Stages stages(a, shared);
+  // Rows that are cast are of all blocks.
+  bool early = a.cast == 0 && a.c.verdict == kEnter;
+  if (early) stages.prime();
+  Decision d = settle(a, up, t, guard);
+  if (d.code == 0) stop_all(a.c);
+  if (d.code != 0 && scribe) note(a, up, t, d, guard);
+  sync_wave();
+  if (d.code != kGo) return stages.drop();
+  if (!early) stages.prime();
+  // Tiles number the rows of a source one after the other, which those of several groups are not.
+  if constexpr (kMayTile) {
+    if (a.in_tiles())
+      move_all<true>(a, up, t, stages, shared, guard);
+    else
+      move_all<false>(a, up, t, stages, shared, guard);
+  } else {
+    move_all<false>(a, up, t, stages, shared, guard);
+  }
+  if (blockIdx.x != 0) return;
+  if (threadIdx.x == 0) {
+    a.c.trace->begun = begun;
+    a.c.trace->moved = now_ns();
+  }
+  if constexpr (Up::kLoadStore)
+    if (a.at_once) end_at_once(a.c, up, a.c.rows_signal() - a.c.rank, kPhaseRows, guard);
+}
+
+}  // namespace ty

@@ -1,0 +1,470 @@
+//! Dispatch and its replay.
+
+use tokenyard_core::abi;
+use tokenyard_core::moe::{Holder, Layout, Region, RegionLayout, RegionRows, RowFormat, Span};
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, WARPS};
+use super::engine::{Engine, Operation};
+use super::handle::Output;
+use super::order::{CAPTURED, Mode};
+use super::outcome::Refusal;
+use super::sizes::{Moves, staged_bytes};
+use super::wanted::{Format, Wanted};
+
+/// A dispatch between send and receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DispatchOp {
+    operation: u64,
+    pub(super) format: Format,
+    pub(super) output: Output,
+    pub(super) arrangement: Layout,
+    mode: Mode,
+    handle: u32,
+    pub(super) worst: bool,
+    /// True N, or the most that it may be.
+    pub(super) received: u64,
+    /// Whether only the device knows N and X.
+    is_open: bool,
+    /// Where kernels put: what they put from.
+    staging: Option<Region>,
+}
+
+/// The text of a refusal.
+///
+/// # Safety
+/// `text` is valid memory, or empty.
+pub(super) unsafe fn refusal(text: abi::TyStr) -> Option<String> {
+    if text.bytes == 0 {
+        return None;
+    }
+    // SAFETY: by this function's contract.
+    let bytes = unsafe { std::slice::from_raw_parts(text.data, text.bytes) };
+    Some(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// What is told on inside a domain: device addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grouped {
+    /// i32 `source rank * M + source token` of each token.
+    pub(super) sources: u64,
+    /// i32, tokens of each group.
+    pub(super) counts: u64,
+}
+
+/// What an exchange must know of a dispatch beyond the call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    /// Of the caller's own call.
+    pub(super) signature: Signature,
+    /// Inside one of several domains.
+    pub(super) grouped: Option<Grouped>,
+}
+
+/// The arguments of a dispatch without rows.
+fn arguments(
+    call: &abi::TyDispatch,
+    (common, routing): (Common, Routing),
+    moves: &Moves,
+) -> DispatchArgs {
+    DispatchArgs {
+        common,
+        routing,
+        topk_idx: 0,
+        tokens: 0,
+        x: 0,
+        scales: 0,
+        weights: 0,
+        scale_stride: [0; 2],
+        region: 0,
+        capacity: 0,
+        row_bytes: 0,
+        scale_words: 0,
+        replay: 0,
+        worst: 0,
+        // Decides how many words a record has, so it is the caller's also where that is refused.
+        layout: call.layout,
+        worst_experts: 0,
+        alignment: 1,
+        staged: 0,
+        piece_bytes: moves.piece_bytes,
+        pieces: moves.pieces,
+        stages: moves.stages,
+        movers: moves.movers,
+        table_bytes: moves.table_bytes,
+        side_tokens: moves.side_tokens,
+        side_bytes: moves.side_bytes,
+        side_scales: moves.side_scales.into(),
+        side_at: moves.side_at,
+        notes_at: moves.notes_at,
+        raw: 0,
+        cast: 0,
+        dtype: 0,
+        hidden: 0,
+        source_first: 0,
+        sources: 0,
+        staging: 0,
+        tiles: 0,
+        tile_rows: 0,
+        zero_padding: 0,
+        at_once: 0,
+        tally_tokens: moves.tally_tokens,
+    }
+}
+
+impl Engine {
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch, ask: Ask) -> Result<()> {
+        self.check()?;
+        let mode = self.mode_of(call)?;
+        let _relaxed = mode.relax(self.stream.context())?;
+        if mode.unheard {
+            self.go_unheard()?;
+        }
+        // SAFETY: the host's string is valid for the call.
+        let why = match unsafe { refusal(call.refusal) } {
+            Some(text) => text,
+            None if mode.captured && !mode.unheard => CAPTURED.to_owned(),
+            None => match Wanted::of(call, &self.exchange.regions, mode) {
+                // SAFETY: by this function's contract.
+                Ok(wanted) => return unsafe { self.send_rows((call, ask), &wanted) },
+                Err(why) => why.detail(),
+            },
+        };
+        let refusal = self.objection(ErrorKind::Refused, why);
+        self.refuse_dispatch((call, ask), &refusal)
+    }
+
+    fn mode_of(&self, call: &abi::TyDispatch) -> Result<Mode> {
+        let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
+        let flags = [abi::TY_DISPATCH_NO_SYNC, abi::TY_DISPATCH_AT_ONCE];
+        self.mode(stream, flags.map(|flag| call.flags & flag))
+    }
+
+    /// Enters without rows, so that all ranks learn why: nobody may wait for this one.
+    pub(super) fn refuse_dispatch(
+        &mut self,
+        (call, ask): (&abi::TyDispatch, Ask),
+        refusal: &Refusal,
+    ) -> Result<()> {
+        let mode = self.mode_of(call)?;
+        if mode.is_recorded() {
+            return Err(self.refuse_recorded(&mode, refusal));
+        }
+        self.take_up(None);
+        let mut common = self.refused(call.operation, refusal, mode.unheard);
+        // The handle may be another yard's.
+        let routing = Routing::default();
+        let called = self.sign(call.operation, &mut common, ask.signature);
+        let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
+        let moves = self.moves(&row, Layout::Flat);
+        let arguments = arguments(call, (common, routing), &moves);
+        // SAFETY: the arguments name no tensors.
+        let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &moves) };
+        let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
+        self.let_pass(call.operation, &mode);
+        self.give_up(self.tell_unheard(&mode, outcome))?;
+        let message = "all ranks went on with a call that this one refused";
+        Err(Error::new(ErrorKind::Internal, "dispatch", message))
+    }
+
+    /// # Safety
+    /// As [`dispatch_send`](Self::dispatch_send).
+    unsafe fn send_rows(
+        &mut self,
+        (call, ask): (&abi::TyDispatch, Ask),
+        wanted: &Wanted,
+    ) -> Result<()> {
+        let entered = self.enter(call.operation, &wanted.mode);
+        self.give_up(entered)?;
+        if !wanted.replay {
+            self.renew(call.handle);
+        }
+        let room = self
+            .stage_dispatch(call, wanted)
+            .and_then(|staging| self.make_room(call, wanted, staging).map(|r| [r, staging]));
+        let [region, staging] = match room {
+            Ok(room) => room,
+            Err(error) => {
+                let refusal = self.objection(ErrorKind::Full, error.detail());
+                let told = self.refuse_dispatch((call, ask), &refusal);
+                // Its own reason says more than what the others are told.
+                return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
+            }
+        };
+        // SAFETY: by this function's contract.
+        let counted = unsafe { self.enter_with_rows((call, ask), wanted, [region, staging]) };
+        let (counted, region) = match (self.give_up(counted), region) {
+            (Ok(counted), Some(region)) => (counted, region),
+            (Ok(_), None) => {
+                return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
+            }
+            (Err(error), region) => {
+                self.let_pass(call.operation, &wanted.mode);
+                region.iter().chain(&staging).for_each(|r| self.arena.release(r.id));
+                return Err(error);
+            }
+        };
+        let arrangement = wanted.spec.layout;
+        let rows = wanted.rows(counted);
+        let layout = RegionLayout::new(&wanted.spec, rows)?;
+        self.arena.shrink(region.id, layout.bytes);
+        let output =
+            Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
+        let received = counted.tokens;
+        self.order.give(region.id, wanted.mode.stream);
+        let state = &mut self.handles[call.handle as usize];
+        if !wanted.replay {
+            state.note_output(&output, received, &wanted.spec);
+            state.is_open = wanted.mode.unheard;
+            state.stream = wanted.mode.stream;
+        }
+        let is_open = state.is_open;
+        let slot = self.slot(call.operation);
+        self.operations[slot] = Operation::Dispatch(DispatchOp {
+            operation: call.operation,
+            format: wanted.format,
+            output,
+            arrangement,
+            mode: wanted.mode,
+            handle: call.handle,
+            worst: wanted.worst,
+            received,
+            is_open,
+            staging,
+        });
+        Ok(())
+    }
+
+    /// Where kernels put: room for what they put from.
+    fn stage_dispatch(
+        &mut self,
+        call: &abi::TyDispatch,
+        wanted: &Wanted,
+    ) -> Result<Option<Region>> {
+        if self.sizes.longest_put.is_none() {
+            return Ok(None);
+        }
+        let tokens = match wanted.replay {
+            true => self.handles[call.handle as usize].tokens,
+            false => call.topk_idx.shape[0] as u32,
+        };
+        let bytes = staged_bytes(&self.shape, &wanted.format.row, tokens);
+        self.arena.allocate(bytes, Holder::Dispatch(call.operation)).map(Some)
+    }
+
+    /// Room for what arrives. A full arena is found out by the kernel, which knows what is needed; where
+    /// nobody waits for it, before.
+    fn make_room(
+        &mut self,
+        call: &abi::TyDispatch,
+        wanted: &Wanted,
+        staging: Option<Region>,
+    ) -> Result<Option<Region>> {
+        let holder = Holder::Dispatch(call.operation);
+        if !wanted.mode.unheard {
+            return Ok(self.arena.reserve(wanted.room.bytes, holder).ok());
+        }
+        let rows = wanted.rows(self.handles[call.handle as usize].exact);
+        let bytes = RegionLayout::new(&wanted.spec, rows)?.bytes;
+        let region = self.arena.allocate(bytes, holder);
+        if region.is_err() {
+            staging.iter().for_each(|r| self.arena.release(r.id));
+        }
+        region.map(Some)
+    }
+
+    /// Launches the kernel, and waits until it says how the operation goes on; then tells N and X. Where
+    /// nobody waits, tells what is known of them.
+    ///
+    /// # Safety
+    /// As [`dispatch_send`](Self::dispatch_send).
+    unsafe fn enter_with_rows(
+        &mut self,
+        (call, ask): (&abi::TyDispatch, Ask),
+        wanted: &Wanted,
+        [region, staging]: [Option<Region>; 2],
+    ) -> Result<RegionRows> {
+        let (region, capacity) = region.map_or((0, 0), |r| (r.offset, r.bytes));
+        // Who holds the arena, should it turn out to be too full.
+        let scarce = capacity < wanted.room.bytes;
+        let holders = if scarce { self.arena.holders() } else { String::new() };
+        let unheard = wanted.mode.unheard;
+        let mut common = self.common(call.operation, (ENTER, holders.as_bytes()), unheard);
+        let state = &mut self.handles[call.handle as usize];
+        if !wanted.replay {
+            state.count(call.topk_idx.shape[0] as u32);
+            state.worst = wanted.worst;
+            state.layout = wanted.spec.layout;
+        }
+        common.brought = state.tokens;
+        let (routing, worst) = (state.routing, state.worst);
+        let known = match wanted.replay && !state.is_open {
+            true => RegionRows { tokens: state.received, ..state.exact },
+            false => wanted.most,
+        };
+        let called = self.sign(call.operation, &mut common, ask.signature);
+        if let Some(grouped) = ask.grouped.filter(|_| !wanted.replay) {
+            self.group(self.slot(call.operation), &routing, grouped.counts)?;
+        }
+        let format = &wanted.format;
+        let moves = self.moves(&format.row, wanted.spec.layout);
+        let (x, scales, scale_stride) = match call.cast {
+            abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
+            _ => {
+                let [rows, scales] = &self.cast;
+                (rows.address(), scales.address(), [format.scale_columns as i64, 1])
+            }
+        };
+        let arguments = DispatchArgs {
+            topk_idx: call.topk_idx.data as u64,
+            tokens: call.tokens as u64,
+            x,
+            scales,
+            weights: call.topk_weights.data as u64,
+            scale_stride,
+            region,
+            capacity,
+            row_bytes: format.row.x_bytes.into(),
+            scale_words: format.scale_columns as u32,
+            replay: wanted.replay.into(),
+            worst: worst.into(),
+            staged: staging.is_some().into(),
+            staging: staging.map_or(0, |r| r.offset),
+            worst_experts: wanted.most.experts,
+            alignment: wanted.spec.layout.alignment(),
+            raw: call.x.data as u64,
+            cast: call.cast,
+            dtype: call.x.dtype,
+            hidden: self.shape.hidden,
+            source_first: self.exchange.world_rank() * self.shape.max_tokens,
+            sources: ask.grouped.map_or(0, |grouped| grouped.sources),
+            at_once: wanted.mode.at_once.into(),
+            tiles: self.sizes.tiles(),
+            tile_rows: if wanted.in_tiles(self) { self.sizes.tile_rows } else { 0 },
+            zero_padding: matches!(
+                wanted.spec.layout,
+                Layout::ExpertMajor { zero_padding: true, .. }
+            )
+            .into(),
+            ..arguments(call, (common, routing), &moves)
+        };
+        // SAFETY: the tensors are valid by this function's contract.
+        unsafe { self.launch_dispatch(call.operation, &arguments, &moves)? };
+        if unheard {
+            return Ok(known);
+        }
+        let Outcome { tokens, rows, .. } = self.hear_outcome(call.operation, &called)?;
+        Ok(RegionRows { tokens, experts: rows })
+    }
+
+    /// Inside one of several domains: learns which tokens are of which group, before they are counted.
+    fn group(&self, slot: usize, routing: &Routing, counts: u64) -> Result<()> {
+        let Some(group) = &self.kernels.group else {
+            return Err(Error::new(ErrorKind::Internal, "dispatch", "there are no groups"));
+        };
+        let (shape, groups) = (&self.shape, self.exchange.groups);
+        let arguments = GroupArgs {
+            counts,
+            starts: routing.group_starts,
+            zeros: routing.group_counts,
+            groups,
+            words: (shape.ranks + shape.experts) * groups,
+        };
+        // SAFETY: the kernel's type; counts lie in a region that is held, the rest in the handle.
+        unsafe { self.launch(group, (1, WARPS, 0), &arguments, slot) }
+    }
+
+    /// # Safety
+    /// What the arguments name beyond the engine's own is valid until the operation is received.
+    unsafe fn launch_dispatch(
+        &self,
+        operation: u64,
+        arguments: &DispatchArgs,
+        moves: &Moves,
+    ) -> Result<()> {
+        let size = (self.blocks, WARPS, moves.shared);
+        let slot = self.slot(operation);
+        // SAFETY: the kernel's type; the rest by this function's contract.
+        unsafe { self.launch(&self.kernels.dispatch, size, arguments, slot) }
+    }
+
+    pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        self.check()?;
+        let slot = self.slot(operation);
+        let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
+            Operation::Dispatch(op) if op.operation == operation => op,
+            other => {
+                self.operations[slot] = other;
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "receive dispatch",
+                    format!("no dispatch with number {operation} was sent"),
+                ));
+            }
+        };
+        self.go_on(&op.mode)?;
+        let arrived = self
+            .arrive_unless(op.mode.at_once, (operation, abi::TY_PHASE_ROWS))
+            .and_then(|()| self.spread(slot, &op))
+            .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
+        self.unstage(op.staging, op.handle, &op.mode);
+        self.give_up(arrived)?;
+        Ok(self.describe(&op))
+    }
+
+    /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source one
+    /// after the other, which those of several groups are not.
+    pub(super) fn has_tiles(&self) -> bool {
+        self.sizes.longest_put.is_none() && self.exchange.groups == 1
+    }
+
+    /// Where there are no tiles: copies rows to the other experts of their tokens. Else a dispatch has
+    /// done that.
+    fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
+        let zero_padding = match op.arrangement {
+            Layout::Flat => return Ok(()),
+            _ if self.has_tiles() => return Ok(()),
+            Layout::ExpertMajor { zero_padding, .. } => zero_padding,
+            Layout::Packed => false,
+        };
+        let (layout, row) = (&op.output.layout, &op.format.row);
+        let at = |span: Span| op.output.address + span.offset;
+        let packed = op.arrangement == Layout::Packed;
+        let weights = |span: Span| if row.weights { at(span) } else { 0 };
+        let source = |span: Span| if packed { at(span) } else { 0 };
+        // As many warps as have room for a stage.
+        let moves = self.moves(row, op.arrangement);
+        let movers = WARPS.min(moves.movers * moves.stages);
+        let arguments = SpreadArgs {
+            x: at(layout.x),
+            scales: at(layout.scales),
+            weights: weights(layout.weights),
+            source: source(layout.source),
+            slots: at(layout.slots),
+            landed_scales: at(layout.landed_scales),
+            landed_weights: weights(layout.landed_weights),
+            landed_source: source(layout.landed_source),
+            counts: at(layout.expert_counts),
+            starts: at(layout.expert_starts),
+            cell: if op.mode.unheard { self.cell(slot) } else { 0 },
+            totals: if op.is_open { at(layout.totals) } else { 0 },
+            tokens: op.received,
+            rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
+            row_bytes: row.x_bytes.into(),
+            scale_words: op.format.scale_columns as u32,
+            topk: self.shape.topk,
+            local_experts: self.shape.local_experts(),
+            zero_padding: zero_padding.into(),
+            stage_bytes: moves.pitch,
+            movers,
+            stages: 1,
+            reserved: 0,
+        };
+        let size = (self.blocks, WARPS, movers * moves.pitch);
+        // SAFETY: the kernel's type; it names a region that is held.
+        unsafe { self.launch(&self.kernels.spread, size, &arguments, slot) }
+    }
+}

@@ -1,0 +1,403 @@
+//! Operations over one level, or over both: several domains are a composition of two exchanges.
+//!
+//! A dispatch goes *between* domains first: every row crosses to its agent in each domain that wants
+//! it, the rank there on its source's rail. What has come is then dispatched *inside* the domain, with
+//! the source domains as groups, so that the order of received rows is that of one domain. A combine
+//! goes the other way: inside, each agent sums what became of the rows that it had handed on, and
+//! rounds; between domains, sources sum one row per domain.
+//!
+//! All ranks agree. What a rail has refused its ranks refuse inside their domains, and what a domain has
+//! refused its ranks refuse on their rails. That takes one more round between domains, without rows: a
+//! dispatch ends with it, and a combine begins with it, so that ranks out of step meet on their rail.
+//!
+//! The host waits for the first of both exchanges, and for the second when it is received.
+
+use tokenyard_core::abi;
+use tokenyard_core::host::NO_TENSOR;
+use tokenyard_core::moe::{DType, Holder, REGION_ALIGN};
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::dispatch::{Ask, Grouped, refusal};
+use super::engine::Engine;
+use super::loaded::summable;
+use super::order::CAPTURED;
+use super::outcome::Refusal;
+
+/// What the yard's operations run on.
+#[derive(Debug)]
+pub(super) struct Exchanges {
+    /// To the owners of experts: of all ranks, or of those of this domain.
+    pub(super) owners: Engine,
+    /// Of several domains.
+    pub(super) rail: Option<Rail>,
+}
+
+/// The exchange between domains.
+#[derive(Debug)]
+pub(super) struct Rail {
+    pub(super) between: Engine,
+    /// By slot of the caller's operations: the region that one holds until it is received.
+    held: Vec<Option<u64>>,
+}
+
+impl Rail {
+    pub(super) fn new(between: Engine) -> Self {
+        let slots = between.exchange.in_flight.max(2) as usize;
+        Self { between, held: vec![None; slots] }
+    }
+
+    fn slot(&mut self, operation: u64) -> &mut Option<u64> {
+        let slots = self.held.len() as u64;
+        &mut self.held[(operation % slots) as usize]
+    }
+
+    fn release(&mut self, operation: u64) {
+        if let Some(region) = self.slot(operation).take() {
+            self.between.release(region);
+        }
+    }
+
+    /// Its own number of an operation, and the next one too: of a dispatch for its rows, then for what
+    /// came of them inside the domains; of a combine for whether all take part, then for its rows.
+    fn number(operation: u64) -> u64 {
+        2 * operation
+    }
+}
+
+/// What a rank objects to: as others are told, and, if it is its own, as it says it itself.
+struct Objection {
+    refusal: Refusal,
+    own: Option<Error>,
+}
+
+impl Objection {
+    /// Of an exchange that ended with an error.
+    ///
+    /// # Errors
+    /// One that others cannot be told.
+    fn of(engine: &mut Engine, error: Error) -> Result<Self> {
+        match engine.take_refusal(&error) {
+            Some(refusal) => {
+                let is_own = refusal.rank() == engine.exchange.world_rank();
+                Ok(Self { refusal, own: is_own.then_some(error) })
+            }
+            None => Err(error),
+        }
+    }
+
+    /// After an error the exchange is at its end, on all ranks of its team.
+    fn is_broken(&self) -> bool {
+        !matches!(self.refusal.kind, ErrorKind::Refused | ErrorKind::Full)
+    }
+}
+
+/// The error that all have agreed on; a rank's own objection in its own words.
+fn agreed(error: Error, own: Option<Error>) -> Error {
+    match own {
+        Some(own) if own.kind() == error.kind() && own.rank().or(error.rank()) == error.rank() => {
+            own
+        }
+        _ => error,
+    }
+}
+
+fn internal<T>(message: &str) -> Result<T> {
+    Err(Error::new(ErrorKind::Internal, "agree among domains", message))
+}
+
+/// Rows that are on their way back, in the arena of the rail.
+struct Partials {
+    region: u64,
+    x: abi::TyTensor,
+    weights: abi::TyTensor,
+}
+
+impl Exchanges {
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
+        let signature = Signature::dispatch(call);
+        // SAFETY: by this function's contract.
+        unsafe {
+            match &mut self.rail {
+                None => self.owners.dispatch_send(call, Ask { signature, grouped: None }),
+                Some(rail) => {
+                    let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
+                    let _relaxed = self.owners.relax(stream)?;
+                    let sent = dispatch_both(&mut self.owners, rail, call, signature);
+                    self.give_up(sent)
+                }
+            }
+        }
+    }
+
+    pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        let received = self.owners.dispatch_recv(operation);
+        if let Some(rail) = &mut self.rail {
+            // Nobody reads the rows that came over it any more.
+            rail.release(operation);
+        }
+        self.give_up(received)
+    }
+
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
+        let signature = Signature::combine(call);
+        // SAFETY: by this function's contract.
+        unsafe {
+            match &mut self.rail {
+                None => self.owners.combine_send(call, signature),
+                Some(rail) => {
+                    let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+                    let _relaxed = self.owners.relax(stream)?;
+                    let sent = combine_both(&mut self.owners, rail, call, signature);
+                    self.give_up(sent)
+                }
+            }
+        }
+    }
+
+    pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        let Some(rail) = &mut self.rail else { return self.owners.combine_recv(operation) };
+        let received = rail.between.combine_recv(Rail::number(operation) + 1);
+        rail.release(operation);
+        self.give_up(received)
+    }
+
+    pub(super) fn each(&mut self) -> impl Iterator<Item = &mut Engine> {
+        let between = self.rail.as_mut().map(|rail| &mut rail.between);
+        [&mut self.owners].into_iter().chain(between)
+    }
+
+    pub(super) fn flush(&mut self) -> Result<()> {
+        self.each().try_for_each(|engine| engine.flush().and_then(|()| engine.flush_puts()))
+    }
+
+    pub(super) fn synchronize(&self) -> Result<()> {
+        self.owners.stream.synchronize()?;
+        self.rail.as_ref().map_or(Ok(()), |rail| rail.between.stream.synchronize())
+    }
+
+    /// When things happened in an operation that has ended.
+    pub(super) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
+        if self.rail.is_some() {
+            let message =
+                "an operation of several domains is several exchanges, which keep times apart";
+            return Err(Error::new(ErrorKind::Unsupported, "trace operation", message));
+        }
+        self.owners.trace(operation)
+    }
+
+    pub(super) fn proxy_ring(&mut self, level: u64) -> Option<abi::TyProxyRing> {
+        self.each().find(|engine| engine.exchange.level == level)?.proxy_ring()
+    }
+
+    /// Ends the kernels of both after an error that closes the yard.
+    fn give_up<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.each().fold(result, |result, engine| engine.give_up(result))
+    }
+}
+
+/// # Safety
+/// As [`Exchanges::dispatch_send`].
+unsafe fn dispatch_both(
+    inside: &mut Engine,
+    rail: &mut Rail,
+    call: &abi::TyDispatch,
+    signature: Signature,
+) -> Result<()> {
+    // SAFETY: by this function's contract.
+    let came = unsafe { cross(rail, call, signature) };
+    let (sent, mut first) = match came {
+        Ok(received) => {
+            *rail.slot(call.operation) = Some(received.region);
+            let grouped = Grouped {
+                sources: received.source.data as u64,
+                counts: received.source_counts.data as u64,
+            };
+            let ask = Ask { signature, grouped: Some(grouped) };
+            // SAFETY: what has come is held until the operation is received.
+            (unsafe { inside.dispatch_send(&hand_on(call, &received), ask) }, None)
+        }
+        Err(error) => {
+            let objection = Objection::of(&mut rail.between, error)?;
+            let ask = Ask { signature, grouped: None };
+            (inside.refuse_dispatch((call, ask), &objection.refusal), Some(objection))
+        }
+    };
+    let mut told = None;
+    if let Err(error) = sent {
+        if first.as_ref().is_some_and(Objection::is_broken) {
+            return Err(error);
+        }
+        let objection = match Objection::of(inside, error) {
+            Ok(objection) => objection,
+            Err(error) => {
+                rail.release(call.operation);
+                return Err(error);
+            }
+        };
+        told = Some(objection);
+    }
+    let refusal = told.as_ref().map(|objection| &objection.refusal);
+    let number = Rail::number(call.operation) + 1;
+    let Err(error) = rail.between.agree(number, signature, refusal) else {
+        return if told.is_none() { Ok(()) } else { internal("ranks went on after a refusal") };
+    };
+    if told.is_none() && rail.between.take_refusal(&error).is_some() {
+        // Inside this domain rows are on their way. They arrive, and nobody gets them.
+        let received = inside.dispatch_recv(call.operation)?;
+        inside.release(received.region);
+    }
+    rail.release(call.operation);
+    let own = first.take().and_then(|o| o.own).or(told.and_then(|o| o.own));
+    Err(agreed(error, own))
+}
+
+/// Between domains: rows go to their agents, in the order of tokens whatever the caller's layout.
+///
+/// # Safety
+/// As [`Exchanges::dispatch_send`].
+unsafe fn cross(
+    rail: &mut Rail,
+    call: &abi::TyDispatch,
+    signature: Signature,
+) -> Result<abi::TyReceived> {
+    let operation = Rail::number(call.operation);
+    let crossing = abi::TyDispatch {
+        operation,
+        flags: call.flags & (abi::TY_DISPATCH_REPLAY | abi::TY_DISPATCH_ON_STREAM),
+        layout: abi::TY_LAYOUT_FLAT,
+        alignment: 1,
+        ..*call
+    };
+    // SAFETY: by this function's contract.
+    unsafe { rail.between.dispatch_send(&crossing, Ask { signature, grouped: None })? };
+    rail.between.dispatch_recv(operation)
+}
+
+/// The dispatch of what has come over the rail.
+fn hand_on(call: &abi::TyDispatch, received: &abi::TyReceived) -> abi::TyDispatch {
+    abi::TyDispatch {
+        cast: abi::TY_CAST_NONE,
+        x: received.x,
+        scales: received.scales,
+        topk_idx: received.ids,
+        topk_weights: received.weights,
+        ..*call
+    }
+}
+
+/// # Safety
+/// As [`Exchanges::combine_send`].
+unsafe fn combine_both(
+    inside: &mut Engine,
+    rail: &mut Rail,
+    call: &abi::TyCombine,
+    signature: Signature,
+) -> Result<()> {
+    let number = Rail::number(call.operation);
+    // SAFETY: the host's string is valid for the call.
+    let (partials, objects, mut own) = match unsafe { why_not(inside, call) }? {
+        Some(why) => (None, Some(inside.objection(ErrorKind::Refused, why)), None),
+        None => match make_room(rail, call) {
+            Ok(partials) => (Some(partials), None, None),
+            Err(error) => {
+                (None, Some(inside.objection(ErrorKind::Full, error.detail())), Some(error))
+            }
+        },
+    };
+    *rail.slot(call.operation) = partials.as_ref().map(|partials| partials.region);
+    let asked = rail.between.agree(number, signature, objects.as_ref());
+    let summed = match (asked, &partials) {
+        (Ok(()), Some(partials)) => {
+            let inner = abi::TyCombine {
+                bias0: NO_TENSOR,
+                bias1: NO_TENSOR,
+                out: partials.x,
+                out_weights: partials.weights,
+                missing: NO_TENSOR,
+                ..*call
+            };
+            // SAFETY: by this function's contract; partial rows are held until the operation is received.
+            let sent = unsafe { inside.combine_send(&inner, signature) };
+            sent.and_then(|()| inside.combine_recv(call.operation))
+        }
+        (Ok(()), None) => return internal("ranks went on after a refusal"),
+        (Err(error), _) => {
+            let objection = Objection::of(&mut rail.between, error)?;
+            let told = inside.refuse_combine((call, signature), &objection.refusal);
+            if objection.is_broken() {
+                return told;
+            }
+            told
+        }
+    };
+    let outer = abi::TyCombine {
+        operation: number + 1,
+        flags: call.flags & abi::TY_COMBINE_ON_STREAM,
+        x: partials.as_ref().map_or(NO_TENSOR, |partials| partials.x),
+        weights: partials.as_ref().map_or(NO_TENSOR, |partials| partials.weights),
+        ..*call
+    };
+    let sent = match summed {
+        // SAFETY: as above.
+        Ok(()) => unsafe { rail.between.combine_send(&outer, signature) },
+        Err(error) => {
+            let objection = Objection::of(inside, error)?;
+            own = own.or(objection.own);
+            rail.between.refuse_combine((&outer, signature), &objection.refusal)
+        }
+    };
+    sent.map_err(|error| {
+        rail.release(call.operation);
+        agreed(error, own)
+    })
+}
+
+/// Why this rank does not take part in a combine, if it does not.
+///
+/// # Safety
+/// The refusal is valid memory, or empty.
+unsafe fn why_not(inside: &Engine, call: &abi::TyCombine) -> Result<Option<String>> {
+    // SAFETY: by this function's contract.
+    if let Some(text) = unsafe { refusal(call.refusal) } {
+        return Ok(Some(text));
+    }
+    let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
+    Ok(inside.mode(stream, [0; 2])?.captured.then(|| CAPTURED.to_owned()))
+}
+
+/// Room for the sums of the rows that this agent had handed on. Also for those that come back to this
+/// rank: others learn of a rank without room before rows move.
+fn make_room(rail: &mut Rail, call: &abi::TyCombine) -> Result<Partials> {
+    let between = &mut rail.between;
+    let holder = Holder::Combine(call.operation);
+    let rows = between.handles[call.handle as usize].received;
+    let widths = between.combine_widths(call);
+    let bytes = widths.map(|width| (rows * width).next_multiple_of(REGION_ALIGN));
+    let region = between.arena.allocate(bytes[0] + bytes[1], holder)?;
+    match between.arena.allocate(between.landing(call).iter().sum(), holder) {
+        Ok(landing) => between.arena.release(landing.id),
+        Err(error) => {
+            between.arena.release(region.id);
+            return Err(error);
+        }
+    }
+    let (_, element) = summable(call.x.dtype);
+    let tensor = |at: u64, dtype: u32, columns: u64| abi::TyTensor {
+        data: (between.arena_at + region.offset + at) as *mut u8,
+        dtype,
+        reserved: 0,
+        shape: [rows, columns],
+        stride: [columns as i64, 1],
+    };
+    let weights = match widths[1] {
+        0 => NO_TENSOR,
+        width => tensor(bytes[0], DType::F32.code(), width / 4),
+    };
+    let x = tensor(0, call.x.dtype, widths[0] / element);
+    Ok(Partials { region: region.id, x, weights })
+}

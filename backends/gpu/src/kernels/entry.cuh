@@ -1,0 +1,335 @@
+// How ranks enter an operation: records of words {epoch, value} in each other's control windows.
+//
+// A word says by itself whether it is of this operation, so no fence and no signal is needed. A
+// slot's records are written again two operations later at the earliest; by then every rank has
+// entered the operation between, so has read them.
+//
+// Where the face only puts, records are staged and put whole, and each comes with a signal.
+#pragma once
+#include "puts.cuh"
+
+namespace ty {
+
+// What thread 0 of a block reads as soon as its kernel starts, so that it is there when it is needed.
+struct Found {
+  u64 turn = 0, stopped = 0, made = 0, rows = 0;
+
+  __device__ Found(const Common& c, const Note* note) {
+    if (threadIdx.x != 0) return;
+    turn = load_relaxed(&c.state->turn);
+    stopped = load_relaxed(&c.state->stopped);
+    if (!note) return;
+    made = load_relaxed(&note->made);
+    rows = load_relaxed(&note->rows);
+  }
+  // For the block, behind its next barrier. A dispatch that makes its handle is its own origin.
+  __device__ void publish(bool makes, u32 tokens) const {
+    if (threadIdx.x != 0) return;
+    u32 epoch = stopped ? 0 : (u32)turn;
+    operation() = {epoch, (u32)(turn >> 32), tokens, makes ? epoch : (u32)made, rows};
+  }
+  __device__ void publish() const { publish(false, (u32)(made >> 32)); }
+};
+
+// The next operation's turn, once all blocks have read this one's. One thread.
+__device__ inline void pass_turn(const Common& c) {
+  u32 epoch = c.epoch() + 1, slot = c.slot() + 1;
+  c.state->turn = (epoch == 0 ? 1 : epoch) | (u64)(slot == c.slots ? 0 : slot) << 32;
+}
+
+// The same for blocks that do not meet: the last of them passes it. One thread of each block.
+__device__ inline void leave_turn(const Common& c) {
+  if (atomic_inc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1) pass_turn(c);
+}
+
+// A wait was ended: what is queued behind it must not be entered, as ranks are out of step.
+__device__ inline void stop_all(const Common& c) {
+  if (threadIdx.x == 0) c.state->stopped = 1;
+}
+
+// An operation that is not entered, as an older one has failed: what is queued behind it must not take
+// what the one before has left in its cell. One block.
+__device__ inline void enter_nothing(const Common& c) {
+  if (threadIdx.x == 0) c.cell->code = 0;
+}
+
+// Whether a block is the last of its launch to come here: then what all others stored before is
+// seen. Nobody waits: who needs what the last one makes of it hears this rank's own record.
+__device__ inline bool last_to_come(const Common& c) {
+  __shared__ u32 last;
+  sync_block();
+  if (threadIdx.x == 0) {
+    fence_device();
+    last = atomic_inc(&c.state->arrived, gridDim.x - 1) == gridDim.x - 1;
+    fence_device();
+  }
+  sync_block();
+  return last;
+}
+
+// Word `word` of the record that `source` writes at `peer`, which is one of the two where the face
+// only puts.
+template <class Up>
+__device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, u32 word) {
+  u64 offset = c.entries() + 8 * ((u64)source * c.entry_words + word);
+  if constexpr (!Up::kLoadStore)
+    if (peer != c.rank) offset = outbox(c, peer) + 8 * (u64)word;
+  return reinterpret_cast<u64*>(reach(c, up, kControl, peer, offset));
+}
+
+// Word `word` of the text that goes with a refusal.
+__device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const GivenId* topk_idx) {
+  if (verdict != kRefuseRoute) {
+    if (word == 0) return c.text_bytes;
+    u32 value = 0;
+    for (u32 i = 0; i < 4; i++) value |= (u32)c.text[4 * (word - 1) + i] << 8 * i;
+    return value;
+  }
+  u64 problem = c.state->problem, token = problem >> 16, k = problem >> 8 & 0xff;
+  bool too_many = (problem & 0xff) == kTooMany;
+  i64 found = too_many ? c.brought : topk_idx[token * c.topk + k];
+  u32 words[] = {(u32)token, (u32)(problem & 0xffff), (u32)found, (u32)((u64)found >> 32)};
+  return word < 4 ? words[word] : 0;
+}
+
+// Enters at every peer; `word(peer, i)` gives the words of the head and what follows it, `words` in
+// all. One block. Of what this kernel has stored, other ranks need nothing but their record. The blocks of
+// this rank go on once `goes_on()` is true and its own record is there, too; the whole block asks.
+template <class Up, class Word, class GoesOn>
+__device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
+                      const GivenId* topk_idx, Guard& guard, Word word, GoesOn goes_on) {
+  if constexpr (!Up::kLoadStore)
+    if (!begin_records(c, up, guard)) return;
+  u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
+  u64 epoch = (u64)c.epoch() << 32;
+#pragma unroll 1
+  for (u32 own = 0; own < 2; own++) {
+    // Blocks of this rank that hear its own record see what others of them have counted.
+    if (own) fence_device();
+    if (own && !goes_on()) return;
+    u32 first = own ? 0 : 1, records = own ? 1 : c.ranks - 1;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < records * all; i += blockDim.x) {
+      u32 peer = (c.rank + first + i / all) % c.ranks, w = i % all;
+      u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
+      u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
+      store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
+    }
+  }
+  if constexpr (!Up::kLoadStore) put_records(c, up, guard);
+}
+template <class Up, class Word>
+__device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
+                      const GivenId* topk_idx, Guard& guard, Word word) {
+  enter(c, up, words, verdict, topk_idx, guard, word, [] { return true; });
+}
+
+// One word of another rank's record, once it is there.
+template <class Up>
+__device__ bool hear_word(const Common& c, const Up& up, u32 source, u32 word, Guard& guard,
+                          u32* value) {
+  const u64* at = entry_word(c, up, c.rank, source, word);
+  u64 seen = 0, epoch = c.epoch();
+  bool ok = guard.until({kPhaseEntry, source, word, epoch},
+                        [&] { return (seen = load_acquire(at)) >> 32; },
+                        [&](u64 found) { return found == epoch; });
+  *value = (u32)seen;
+  return ok;
+}
+
+// The same word of all ranks' records: `each(source, value)`. What only counts needs no order, so
+// the words are loaded side by side.
+template <class Up, class Each>
+__device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard& guard, Each each) {
+  constexpr u32 kAtOnce = 8;
+  const u64* at = entry_word(c, up, c.rank, 0, word);
+  u32 epoch = c.epoch();
+#pragma unroll 1
+  for (u32 first = 0; first < c.ranks; first += kAtOnce) {
+    u64 seen[kAtOnce];
+    bool there = true;
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      seen[i] = first + i < c.ranks ? load_relaxed(at + (u64)(first + i) * c.entry_words) : 0;
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      if (first + i < c.ranks) there &= seen[i] >> 32 == epoch;
+    // One after the other, if one is late: all that are there by then were loaded too early at worst.
+#pragma unroll 1
+    for (u32 i = first; i < min(first + kAtOnce, c.ranks) && !there; i++) {
+      u32 value;
+      if (!hear_word(c, up, i, word, guard, &value)) return false;
+      each(i, value);
+    }
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      if (there && first + i < c.ranks) each(first + i, (u32)seen[i]);
+  }
+  return true;
+}
+
+// Hears the first `words` words of every rank's record: `table[source * words + word]`. Each block
+// for itself.
+template <class Up>
+__device__ bool hear(const Common& c, const Up& up, u32 words, u32* table, Guard& guard) {
+  bool ok = true;
+  if constexpr (!Up::kLoadStore) ok = records_come(c, up, guard);
+  for (u32 i = threadIdx.x; i < c.ranks * words && ok; i += blockDim.x)
+    ok = hear_word(c, up, i / words, i % words, guard, &table[i]);
+  // What is written behind the barrier goes to places that the records said are free: those who heard
+  // them did so with acquire order.
+  return sync_block_and(ok);
+}
+
+// What a head says of its rank's call.
+__device__ inline u64 signature_of(const u32* head) { return head[1] | (u64)head[6] << 32; }
+
+struct Decision {
+  u32 code;
+  u32 rank;
+};
+
+// Whether a head says that its rank takes part.
+__device__ inline bool takes_part(const u32* head) { return (head[0] & 0xff) == kEnter; }
+
+// Whether something in a head speaks against going on.
+__device__ inline bool objects(const Common& c, const u32* head) {
+  return !takes_part(head) || signature_of(head) != c.signature || head[2] != c.origin();
+}
+
+// The first objection in order of ranks: what heads say that does not depend on sizes. A refusal may be
+// another rank's that its agent tells on; its order is in the place of a region.
+__device__ inline Decision first_objection(const Common& c, const u32* table, u32 words) {
+  for (u32 s = 0; s < c.ranks; s++)
+    if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
+  u32 refused = c.ranks;
+  for (u32 s = 0; s < c.ranks; s++)
+    if (!takes_part(&table[s * words]) &&
+        (refused == c.ranks || table[s * words + 3] < table[refused * words + 3]))
+      refused = s;
+  if (refused < c.ranks) return {kRefused, refused};
+  for (u32 s = 0; s < c.ranks; s++)
+    if (signature_of(&table[s * words]) != c.signature) return {kMismatch, s};
+  for (u32 s = 0; s < c.ranks; s++)
+    if (table[s * words + 2] != c.origin()) return {kOrigin, s};
+  return {kGo, c.rank};
+}
+
+// That, or kGo. One warp; its first lane is told.
+__device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
+  bool against = false;
+  for (u32 s = lane_id(); s < c.ranks; s += kWave) against |= objects(c, &table[s * words]);
+  against = !all(!against);
+  bool looks = against && lane_id() == 0;
+  return looks ? first_objection(c, table, words) : Decision{kGo, c.rank};
+}
+
+// Hears the text that goes with a record. One thread.
+template <class Up>
+__device__ bool hear_text(const Common& c, const Up& up, u32 source, u32 verdict, Guard& guard) {
+  Outcome& o = *c.outcome;
+  u32 first = c.entry_words - kTextWords;
+  for (u32 w = 0; w < kTextWords; w++) {
+    u32 value;
+    if (!hear_word(c, up, source, first + w, guard, &value)) return false;
+    if (verdict != kRefuseRoute && w == 0) o.text_bytes = value;
+    u32 at = verdict != kRefuseRoute ? w - 1 : w;
+    if (at < kTextBytes / 4) reinterpret_cast<u32*>(o.text)[at] = value;
+  }
+  return true;
+}
+
+// Tells the host, with what the head of the rank in question says. One thread.
+template <class Up>
+__device__ void tell(const Common& c, const Up& up, const Decision& d, const u32* head,
+                     Guard& guard) {
+  Outcome& o = *c.outcome;
+  c.cell->code = d.code;
+  store_relaxed(&c.report->begun, c.epoch());
+  if (c.unheard && d.code == kGo) return;
+  o.code = d.code;
+  o.rank = d.rank;
+  o.verdict = head[0] & 0xff;
+  o.signature = signature_of(head);
+  o.own_signature = c.signature;
+  o.origin = head[2];
+  o.objector = head[3];
+  o.own_origin = c.origin();
+  o.text_bytes = 0;
+  bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
+  bool heard = !text || hear_text(c, up, d.rank, o.verdict, guard);
+  if (c.unheard || !heard) c.state->stopped = 1;
+  if (!heard) return;
+  store_release(&o.epoch, c.ticket);
+}
+
+// An operation without rows: what each host has found, and the first objection. One block.
+template <class Up>
+__device__ void agree(const Common& c, const Up& up, u8* shared) {
+  Guard guard(c.abort, c.cap_ns, c.report);
+  u32* heard = reinterpret_cast<u32*>(shared);
+  Found(c, nullptr).publish();
+  sync_block();
+  if (c.epoch() == 0) return;
+  if (threadIdx.x == 0) pass_turn(c);
+  u32 head[kHead] = {c.verdict, (u32)c.signature, 0, c.objector,
+                     0,         0,                (u32)(c.signature >> 32), 0};
+  // As many words as a dispatch, so that ranks that do one find out and do not wait.
+  enter(c, up, kHead + c.ranks * c.groups(), c.verdict, nullptr, guard,
+        [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
+  if (!hear(c, up, kHead, heard, guard)) return stop_all(c);
+  if (threadIdx.x != 0) return;
+  Decision d = first_objection(c, heard, kHead);
+  tell(c, up, d, &heard[d.rank * kHead], guard);
+}
+
+// What is waited for from every rank: signals of a slot from `first` on.
+struct Arrival {
+  const Cell* cell;
+  const State* state;
+  u32 rank, ranks, first, phase;
+};
+
+// Waits for a signal of every rank. One block.
+template <class Up>
+__device__ void arrive(const Arrival& a, const Up& up, Guard& guard) {
+  bool waits = a.cell->code == kGo;
+  for (u32 s = threadIdx.x; s < a.ranks; s += blockDim.x) {
+    // Loaded together with the others.
+    u64 total = a.cell->totals[s], all = a.cell->totals[a.ranks + s];
+    u64 own = a.cell->totals[a.ranks + a.rank];
+    if (!waits) continue;
+    // Nobody waits for these stores. This rank has raised its signals at all ranks as it has at itself.
+    Told& told = a.state->told[s * a.state->told_step];
+    if constexpr (Up::kLoadStore) store_relaxed(&told.raised, own);
+    store_relaxed(&told.expected, all);
+    if (wait_signal(up, 0, {a.phase, s, a.first + s, total}, guard))
+      store_relaxed(&told.received, all);
+  }
+}
+
+// The same for an operation that is received by the kernel that has sent it.
+template <class Up>
+__device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase, Guard& guard) {
+  // One warp of the block has written what all of it is to wait for.
+  sync_block();
+  arrive({c.cell, c.state, c.rank, c.ranks, first, phase}, up, guard);
+  if (guard.ended()) c.state->stopped = 1;
+  sync_block();
+  if (threadIdx.x == 0) c.trace->arrived = now_ns();
+}
+
+// Raises a signal of every rank by one, after everything that this block stored, for which a face that
+// stores has a release behind the barrier. Not if a wait of one of its threads was ended.
+template <class Up>
+__device__ bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
+  if constexpr (!Up::kLoadStore) fence_system_all();
+  bool ok = sync_block_and(!guard.ended());
+  for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x)
+    ok = up.signal(0, (c.rank + i) % c.ranks, {signal, 1}, guard);
+  ok = sync_block_and(ok);
+  if (threadIdx.x == 0) up.submit(0);
+  return ok;
+}
+
+}  // namespace ty

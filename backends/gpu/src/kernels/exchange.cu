@@ -1,0 +1,104 @@
+// The kernels, over the face of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES,
+// TY_HOST_FACE_VERSION, TY_UP_PARAM_BYTES, TY_PUTS (the face only puts), TY_GROUPED (see args.cuh).
+//
+// Where there are several domains, each level has a program of its own: this one over its face.
+#include "args.cuh"
+
+namespace up {
+#include "up_face.cuh"
+}
+
+#include "combine.cuh"
+#include "dispatch.cuh"
+#include "experts.cuh"
+#include "put_combine.cuh"
+
+using Up = up::Face;
+static_assert(Up::kLoadStore == !TY_PUTS, "the face loads and stores, or it puts, as the host was told");
+static_assert(Up::kSharedLanes, "every block raises signals on lane 0");
+static_assert(TY_FACE_VERSION == TY_HOST_FACE_VERSION, "the face's contract is of another version");
+static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
+              "the transport passes other parameters than its face takes");
+TY_SHARED_BYTES(shared);
+
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_dispatch(TY_ARGUMENT ty::DispatchArgs a, TY_ARGUMENT Up::Params p) {
+  ty::dispatch(a, Up(p), shared);
+}
+
+#if TY_PUTS
+
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_give_back(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::give_back(a, Up(p), shared);
+}
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_combine_bf16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
+  ty::sum_returned<ty::Bf16>(a, shared);
+}
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_combine_f16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
+  ty::sum_returned<ty::F16>(a, shared);
+}
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_combine_f32(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
+  ty::sum_returned<ty::F32>(a, shared);
+}
+
+#else
+
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_combine_bf16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine<ty::Bf16>(a, Up(p), shared);
+}
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_combine_f16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine<ty::F16>(a, Up(p), shared);
+}
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_combine_f32(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine<ty::F32>(a, Up(p), shared);
+}
+
+#endif
+
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_spread(TY_ARGUMENT ty::SpreadArgs a, TY_ARGUMENT Up::Params) {
+  ty::spread(a, shared);
+}
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_merge_bf16(TY_ARGUMENT ty::MergeArgs a, TY_ARGUMENT Up::Params) {
+  ty::merge<ty::Bf16>(a, shared);
+}
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_merge_f16(TY_ARGUMENT ty::MergeArgs a, TY_ARGUMENT Up::Params) {
+  ty::merge<ty::F16>(a, shared);
+}
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_merge_f32(TY_ARGUMENT ty::MergeArgs a, TY_ARGUMENT Up::Params) {
+  ty::merge<ty::F32>(a, shared);
+}
+
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_agree(TY_ARGUMENT ty::Common c, TY_ARGUMENT Up::Params p) {
+  ty::agree(c, Up(p), shared);
+}
+
+#if TY_GROUPED
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_group(TY_ARGUMENT ty::GroupArgs a, TY_ARGUMENT Up::Params) {
+  ty::group(a);
+}
+#endif
+
+TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
+    ty_arrive(TY_ARGUMENT ty::ArriveArgs a, TY_ARGUMENT Up::Params p) {
+  ty::Guard guard(a.abort, a.cap_ns, a.report);
+  Up face(p);
+  ty::u32 first = (2 * a.cell->slot + a.done) * a.ranks;
+  ty::arrive({a.cell, a.state, a.rank, a.ranks, first, a.phase}, face, guard);
+  face.flush(ty::Block(), 0, guard);
+  if (guard.ended()) a.state->stopped = 1;
+  ty::sync_block();
+  if (threadIdx.x == 0) a.trace->arrived = ty::now_ns();
+}

@@ -1,0 +1,77 @@
+//! The kernels of an exchange, loaded.
+
+use std::sync::Arc;
+
+use tokenyard_core::Result;
+use tokenyard_core::moe::DType;
+
+use super::face::Face;
+use super::sizes::DECLARED;
+use crate::compile::{self, Architecture, Role, Rows};
+use crate::config::GpuConfig;
+use crate::driver::{Context, Function, Module};
+
+/// The kernels.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    pub(super) dispatch: Function,
+    /// By type: bf16, fp16, fp32. Where kernels put, what sums the rows that came back.
+    pub(super) combine: [Function; 3],
+    /// Where kernels put: enters a combine, and puts rows back.
+    pub(super) give_back: Option<Function>,
+    pub(super) arrive: Function,
+    pub(super) spread: Function,
+    /// By type, as `combine`.
+    pub(super) merge: [Function; 3],
+    pub(super) agree: Function,
+    /// Inside one of several domains: learns which tokens are of which group.
+    pub(super) group: Option<Function>,
+    /// How they move rows.
+    pub(super) rows: Rows,
+}
+
+impl Kernels {
+    /// Compiles them, unless that was done before, and lets them have the shared memory of a block.
+    pub(super) fn load(
+        context: &Arc<Context>,
+        config: &GpuConfig,
+        (face, role): (&Face, Role),
+        most_shared: u32,
+    ) -> Result<Self> {
+        let architecture = Architecture { capability: context.device.facts()?.capability };
+        let rows = compile::rows_of(config, architecture, face.source().puts)?;
+        let (image, _) =
+            compile::kernels(context.device.platform, config, architecture, (face.source(), role))?;
+        let module = Module::load(context, &image)?;
+        let dispatch = module.cooperative("ty_dispatch")?;
+        let combine = [
+            module.cooperative("ty_combine_bf16")?,
+            module.cooperative("ty_combine_f16")?,
+            module.cooperative("ty_combine_f32")?,
+        ];
+        let puts = face.source().puts;
+        let give_back = if puts { Some(module.function("ty_give_back")?) } else { None };
+        let spread = module.function("ty_spread")?;
+        let merge = [
+            module.function("ty_merge_bf16")?,
+            module.function("ty_merge_f16")?,
+            module.function("ty_merge_f32")?,
+        ];
+        for kernel in combine.iter().chain(&merge).chain(&give_back).chain([&dispatch, &spread]) {
+            kernel.allow_shared(most_shared.saturating_sub(DECLARED))?;
+        }
+        let arrive = module.function("ty_arrive")?;
+        let agree = module.function("ty_agree")?;
+        let group = if role == Role::Inside { Some(module.function("ty_group")?) } else { None };
+        Ok(Self { dispatch, combine, give_back, arrive, spread, merge, agree, group, rows })
+    }
+}
+
+/// The index of a type's kernel, and the bytes of an element.
+pub(super) fn summable(dtype: u32) -> (usize, u64) {
+    match DType::from_code(dtype) {
+        Some(DType::F16) => (1, 2),
+        Some(DType::F32) => (2, 4),
+        _ => (0, 2),
+    }
+}

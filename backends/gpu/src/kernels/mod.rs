@@ -1,0 +1,409 @@
+//! The kernel set: the direct algorithm over a transport's device face, or through the host; of
+//! several domains, once between them and once inside each.
+//!
+//! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
+//! (outputs; a receiver chooses the place and says so when it enters). A dispatch is one persistent
+//! kernel that counts, enters, moves rows and waits for those of others; a combine is one that enters,
+//! reads its partial rows at their owners, sums them and waits until all have read. Where send and
+//! receive are apart, a second, small kernel waits. The host learns sizes through pinned memory while
+//! rows move.
+//!
+//! Over a transport without a device face, kernels stage what they send in these windows, which lie in
+//! host memory then, and put it through a proxy: see `puts.cuh` and `proxy.rs`.
+//!
+//! See `args.cuh` for what the kernels are passed, `entry.cuh` for how ranks enter.
+
+mod agree;
+pub(crate) mod args;
+mod combine;
+mod counters;
+mod dispatch;
+mod domains;
+mod ends;
+mod engine;
+mod exchange;
+mod face;
+mod handle;
+mod limits;
+mod loaded;
+mod observer;
+mod order;
+mod outcome;
+mod proxy;
+mod pulls;
+mod push;
+mod queue;
+mod received;
+mod sizes;
+mod unheard;
+mod waits;
+mod wanted;
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+
+use tokenyard_core::abi;
+use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
+use tokenyard_core::transport::{MemoryNeeds, Window};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::config::GpuConfig;
+use crate::driver::{self, Context, Device, Graph, HostWindow, Pooled, RawStream, Stream, Vmm};
+use crate::platform::Components;
+use counters::Counters;
+use domains::{Exchanges, Rail};
+use engine::Engine;
+use exchange::Exchange;
+use limits::{check, longest_put, unsupported};
+use sizes::{ARENA, CONTROL, Sizes};
+
+pub(crate) use face::Face;
+pub(crate) use proxy::proxy_face;
+pub(crate) use sizes::MOST_ARENA;
+
+/// The kernel set. See the [module](self).
+#[derive(Debug)]
+pub struct GpuKernels<C: Components> {
+    config: GpuConfig,
+    shape: KernelShape,
+    context: Arc<Context>,
+    /// Set by `needs`: one, or that inside the domain and that between domains. Each has its windows.
+    exchanges: Vec<(Exchange, Sizes)>,
+    /// Set by `plan`. Dropped before the memory it points to.
+    planned: Option<Exchanges>,
+    /// Set by `plan`, too: kernels write there.
+    counters: Option<Counters>,
+    memory: Vec<Memory>,
+    /// Tensors of tools, by address.
+    tensors: HashMap<u64, Pooled>,
+    /// Streams of tools.
+    streams: Vec<Stream>,
+    /// Graphs of tools.
+    graphs: Vec<Graph>,
+    _components: PhantomData<C>,
+}
+
+/// The memory of a window.
+#[derive(Debug)]
+enum Memory {
+    /// The device's, which other devices map.
+    Device(Vmm),
+    /// The host's, which the device reads and writes.
+    Host(HostWindow),
+}
+
+impl Memory {
+    fn new(context: &Arc<Context>, bytes: u64, puts: bool) -> Result<Self> {
+        Ok(match puts {
+            true => Self::Host(HostWindow::new(context, bytes)?),
+            false => Self::Device(Vmm::new(context, bytes)?),
+        })
+    }
+
+    /// First byte, for kernels.
+    fn address(&self) -> u64 {
+        match self {
+            Self::Device(memory) => memory.address(),
+            Self::Host(memory) => memory.address(),
+        }
+    }
+
+    fn window(&self, id: u32, device: Device) -> Window {
+        let (kind, pointer, bytes, fd) = match self {
+            Self::Device(m) => {
+                (device.platform.memory, m.address() as *mut u8, m.bytes(), m.fd().as_raw_fd())
+            }
+            Self::Host(m) => (abi::TY_MEMORY_HOST, m.pointer(), m.bytes(), m.fd().as_raw_fd()),
+        };
+        // Of host memory too: it is the device that works on it.
+        let (size, device) = (size_of::<Window>(), device.ordinal);
+        Window { size, id, kind, pointer, bytes, fd, device, fd_offset: 0 }
+    }
+}
+
+impl<C: Components> GpuKernels<C> {
+    /// Waits for the kernels of operations that were sent, received or not. All ranks have entered
+    /// those, so they end without anybody else. And for what tools have queued.
+    fn settle(&self) -> Result<()> {
+        self.planned.as_ref().map_or(Ok(()), Exchanges::synchronize)?;
+        self.streams.iter().try_for_each(Stream::synchronize)
+    }
+
+    fn stream(&self, pointer: *mut c_void) -> Result<&Stream> {
+        self.streams.iter().find(|stream| stream.name().pointer() == pointer).ok_or_else(|| {
+            let text =
+                format!("found {pointer:p}; expected a stream that this kernel set has made");
+            Error::new(ErrorKind::InvalidInput, "use stream", text)
+        })
+    }
+
+    fn planned(&mut self) -> Result<&mut Exchanges> {
+        self.planned.as_mut().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
+        })
+    }
+
+    /// The exchanges that the levels allow.
+    fn exchanges(&self, limits: &Limits) -> Result<Vec<Exchange>> {
+        let Limits { scale_up, scale_out, .. } = limits;
+        if self.shape.domains > 1 {
+            let longest_puts = [longest_put(scale_up)?, longest_put(scale_out)?];
+            return Ok(Exchange::levels(&self.shape, longest_puts).into());
+        }
+        let (level, limits) = if scale_up.max_lanes > 0 {
+            (abi::TY_LEVEL_SCALE_UP, scale_up)
+        } else {
+            (abi::TY_LEVEL_SCALE_OUT, scale_out)
+        };
+        Ok(vec![Exchange::whole(&self.shape, level, longest_put(limits)?)])
+    }
+
+    /// Whether kernels put from a window.
+    fn puts_from(&self, window: u32) -> bool {
+        let exchange = self.exchanges.get(window as usize / WINDOWS);
+        exchange.is_some_and(|(exchange, _)| exchange.longest_put.is_some())
+    }
+}
+
+/// Windows of an exchange.
+const WINDOWS: usize = 2;
+
+impl<C: Components> KernelSet for GpuKernels<C> {
+    const NAME: &'static str = C::KERNELS;
+    const ABOUT: &'static str = C::KERNELS_ABOUT;
+    type Config = GpuConfig;
+
+    fn probe(config: &GpuConfig) -> Result<u32> {
+        config.check(&C::PLATFORM.names)?;
+        Device::choose(C::PLATFORM, config.device)?;
+        C::PLATFORM.compiler.load()?;
+        Ok(C::PLATFORM.memory)
+    }
+
+    fn open(config: GpuConfig, shape: &KernelShape) -> Result<Self> {
+        config.check(&C::PLATFORM.names)?;
+        let context = Context::retain(Device::choose(C::PLATFORM, config.device)?)?;
+        Ok(Self {
+            config,
+            shape: *shape,
+            context,
+            exchanges: Vec::new(),
+            planned: None,
+            counters: None,
+            memory: Vec::new(),
+            tensors: HashMap::new(),
+            streams: Vec::new(),
+            graphs: Vec::new(),
+            _components: PhantomData,
+        })
+    }
+
+    fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
+        let exchanges = self.exchanges(limits)?;
+        let is_whole = exchanges.len() == 1;
+        let mut needs = KernelNeeds {
+            size: size_of::<KernelNeeds>(),
+            windows: (WINDOWS * exchanges.len()) as u32,
+            // Among several domains the host waits between levels.
+            flags: abi::TY_NEEDS_STREAMS | if is_whole { abi::TY_NEEDS_NO_SYNC } else { 0 },
+            scale_up: NO_LINK_NEEDS,
+            scale_out: NO_LINK_NEEDS,
+            window_bytes: [0; abi::TY_MAX_WINDOWS],
+            window_levels: [0; abi::TY_MAX_WINDOWS],
+        };
+        self.exchanges.clear();
+        for (index, exchange) in exchanges.into_iter().enumerate() {
+            check(&exchange, self.context.device.facts()?.most_shared)?;
+            let sizes = Sizes::new(&exchange, &self.config)?;
+            let first = WINDOWS * index;
+            needs.window_bytes[first + CONTROL] = sizes.control_bytes();
+            needs.window_bytes[first + ARENA] = sizes.arena_bytes;
+            needs.window_levels[first..][..WINDOWS].fill(1 << exchange.level);
+            match exchange.level {
+                abi::TY_LEVEL_SCALE_UP => {
+                    needs.scale_up = exchange.link_needs(&sizes, &limits.scale_up);
+                }
+                _ => needs.scale_out = exchange.link_needs(&sizes, &limits.scale_out),
+            }
+            self.exchanges.push((exchange, sizes));
+        }
+        Ok(needs)
+    }
+
+    fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
+        let puts = self.puts_from(id);
+        let (kind, name) = match puts {
+            true => (abi::TY_MEMORY_HOST, "host memory"),
+            false => (C::PLATFORM.memory, "device memory"),
+        };
+        if needs.kinds & kind == 0 {
+            return unsupported(format!(
+                "the transport wants memory kinds {:#x}; expected {name}",
+                needs.kinds
+            ));
+        }
+        let page = rustix::param::page_size() as u64;
+        if puts && needs.alignment > page {
+            return unsupported(format!(
+                "the transport wants alignment {}; expected at most a page, {page}",
+                needs.alignment
+            ));
+        }
+        let memory = Memory::new(&self.context, bytes, puts)?;
+        let window = memory.window(id, self.context.device);
+        self.memory.push(memory);
+        Ok(window)
+    }
+
+    unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
+        // Dropped behind the engines, whatever fails.
+        let counters = Counters::new(&self.context, self.shape.ranks)?;
+        let mut engines = Vec::new();
+        for (index, (exchange, sizes)) in self.exchanges.iter().enumerate() {
+            let [Some(control), Some(arena)] = [CONTROL, ARENA]
+                .map(|id| self.memory.get(WINDOWS * index + id).map(Memory::address))
+            else {
+                let message = "windows of another owner than this kernel set";
+                return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message));
+            };
+            let of = (*exchange, *sizes, self.shape.handles);
+            let told = counters.of(exchange);
+            // SAFETY: links stay valid while there are operations, windows and the board until the
+            // engine is dropped, by this function's contract.
+            engines.push(unsafe {
+                Engine::new(&self.context, of, plan, (&self.config, [control, arena], told))?
+            });
+        }
+        let mut engines = engines.into_iter();
+        let Some(owners) = engines.next() else {
+            let message = "`plan` came before `needs`";
+            return Err(Error::new(ErrorKind::Internal, "plan kernels", message));
+        };
+        self.planned = Some(Exchanges { owners, rail: engines.next().map(Rail::new) });
+        self.counters = Some(counters);
+        Ok(())
+    }
+
+    unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.planned()?.dispatch_send(dispatch) }
+    }
+
+    fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        self.planned()?.dispatch_recv(operation)
+    }
+
+    fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
+        self.planned()?.owners.combine_input(handle, dtype)
+    }
+
+    unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.planned()?.combine_send(combine) }
+    }
+
+    fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        self.planned()?.combine_recv(operation)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.planned()?.flush()
+    }
+
+    fn proxy_ring(&mut self, level: u64) -> Result<Option<abi::TyProxyRing>> {
+        Ok(self.planned.as_mut().and_then(|planned| planned.proxy_ring(level)))
+    }
+
+    fn counters(&mut self) -> Option<abi::TyCounters> {
+        self.counters.as_ref().map(Counters::as_abi)
+    }
+
+    fn trace(&mut self, operation: u64) -> Result<abi::TyTrace> {
+        self.planned()?.trace(operation)
+    }
+
+    fn release(&mut self, region: u64) {
+        if let Some(planned) = &mut self.planned {
+            planned.owners.release(region);
+        }
+    }
+
+    fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
+        let tensor = Pooled::new(&self.context, bytes)?;
+        let address = tensor.address();
+        self.tensors.insert(address, tensor);
+        Ok(address as *mut u8)
+    }
+
+    fn tensor_free(&mut self, pointer: *mut u8) {
+        if let Err(error) = self.settle() {
+            tracing::warn!("a tensor is freed after kernels that did not end well: {error}");
+        }
+        self.tensors.remove(&(pointer as u64));
+    }
+
+    unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: u64) -> Result<()> {
+        self.settle()?;
+        driver::copy(&self.context, to as u64, from as u64, bytes)
+    }
+
+    fn stream_create(&mut self) -> Result<*mut c_void> {
+        let stream = Stream::new(&self.context)?;
+        let pointer = stream.name().pointer();
+        self.streams.push(stream);
+        Ok(pointer)
+    }
+
+    fn stream_destroy(&mut self, stream: *mut c_void) {
+        let Some(index) = self.streams.iter().position(|s| s.name().pointer() == stream) else {
+            return;
+        };
+        let stream = self.streams.swap_remove(index);
+        if let Err(error) = stream.synchronize() {
+            tracing::warn!("a tool's stream did not end well: {error}");
+        }
+        for engine in self.planned.iter_mut().flat_map(Exchanges::each) {
+            engine.forget(stream.name());
+        }
+    }
+
+    unsafe fn copy_on(
+        &mut self,
+        stream: *mut c_void,
+        to: *mut u8,
+        from: *const u8,
+        bytes: u64,
+    ) -> Result<()> {
+        RawStream::of(stream).copy(&self.context, to as u64, from as u64, bytes)
+    }
+
+    fn graph_begin(&mut self, stream: *mut c_void) -> Result<()> {
+        Graph::begin(self.stream(stream)?)
+    }
+
+    fn graph_end(&mut self, stream: *mut c_void) -> Result<*mut c_void> {
+        let graph = Graph::end(self.stream(stream)?)?;
+        let pointer = graph.pointer();
+        self.graphs.push(graph);
+        Ok(pointer)
+    }
+
+    unsafe fn graph_launch(&mut self, stream: *mut c_void, graph: *mut c_void) -> Result<()> {
+        let Some(graph) = self.graphs.iter().find(|g| g.pointer() == graph) else {
+            let text = format!("found {graph:p}; expected a graph that this kernel set has made");
+            return Err(Error::new(ErrorKind::InvalidInput, "launch graph", text));
+        };
+        // SAFETY: by this function's contract.
+        unsafe { graph.launch(self.stream(stream)?) }
+    }
+
+    fn graph_destroy(&mut self, graph: *mut c_void) {
+        if let Err(error) = self.settle() {
+            tracing::warn!("a graph is destroyed after kernels that did not end well: {error}");
+        }
+        self.graphs.retain(|g| g.pointer() != graph);
+    }
+}

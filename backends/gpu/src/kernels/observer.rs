@@ -1,0 +1,348 @@
+//! Who watches operations that nobody waits for (INV-6): received in the order of a stream, they go on
+//! while the host does something else. The observer does for them what a host's wait does: it
+//! publishes what they wait for, passes the host's abort word on to the kernels, and keeps the error.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::waits::{Seen, Wait, Waits};
+use crate::driver::{Context, Pinned, RelaxedCapture, Stream};
+
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Looks without work before it sleeps until it is woken, which costs the caller a system call.
+const IDLE_LOOKS: u32 = 100;
+
+/// Room for operations: those that may be outstanding, one per slot, and such as ended since it looked.
+const MOST: usize = 64;
+
+/// An operation that was received and may not have ended.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    wait: Wait,
+    /// Number that the device writes when it has ended.
+    mark: u64,
+}
+
+/// What the observer looks at.
+trait Sight: Send + Sync + 'static {
+    /// What the thread holds while it looks.
+    type Held;
+    /// What the thread does first.
+    fn begin(&self) -> Self::Held;
+    /// The last number that the device has written.
+    fn mark(&self) -> u64;
+    /// Looks at an operation that has not ended; an error ends it.
+    fn look(&self, wait: Wait, seen: &mut Seen) -> Result<()>;
+    /// Whether an operation that is over failed.
+    fn judge(&self, wait: Wait) -> Result<()>;
+    /// Ends all operations, and says why.
+    fn wind_up(&self, one: &Outstanding, error: Error) -> Error;
+    /// Looks at whatever kernels wait for that no host call launched; an error ends them all.
+    fn look_around(&self, seen: &mut Seen) -> Result<()>;
+}
+
+/// The GPU.
+#[derive(Debug)]
+struct Device {
+    stream: Arc<Stream>,
+    waits: Arc<Waits>,
+    marks: Pinned<u64>,
+    level: u64,
+}
+
+impl Sight for Device {
+    type Held = Option<RelaxedCapture>;
+
+    fn begin(&self) -> Self::Held {
+        let relaxed = RelaxedCapture::enter(self.stream.context());
+        let warn = |error: &Error| {
+            tracing::warn!("while a graph is captured, the observer may disturb that: {error}");
+        };
+        relaxed.inspect_err(warn).ok()
+    }
+
+    fn mark(&self) -> u64 {
+        // SAFETY: pinned memory that lives as long as `self`; an aligned word. What kernels said before
+        // it is read after it.
+        unsafe { AtomicU64::from_ptr(self.marks.at(0)).load(Ordering::Acquire) }
+    }
+
+    fn look(&self, wait: Wait, seen: &mut Seen) -> Result<()> {
+        self.waits.look_at(wait, seen)?;
+        self.stream.is_idle().map(|_| ())
+    }
+
+    fn judge(&self, wait: Wait) -> Result<()> {
+        self.waits.look_away();
+        self.waits.ended(wait)
+    }
+
+    fn wind_up(&self, one: &Outstanding, error: Error) -> Error {
+        self.waits.look_away();
+        let is_over = || self.stream.is_idle().map(|_| self.mark() >= one.mark);
+        self.waits.wind_up(error, one.wait, &is_over)
+    }
+
+    fn look_around(&self, seen: &mut Seen) -> Result<()> {
+        self.waits.look_around(self.level, seen)
+    }
+}
+
+/// The observer of one yard. Its thread starts with the first operation that it watches.
+#[derive(Debug)]
+pub(super) struct Observer {
+    device: Arc<Device>,
+    watching: Watching<Device>,
+    marks: u64,
+}
+
+impl Observer {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        stream: &Arc<Stream>,
+        (waits, level): (&Arc<Waits>, u64),
+    ) -> Result<Self> {
+        let device = Arc::new(Device {
+            stream: Arc::clone(stream),
+            waits: Arc::clone(waits),
+            marks: Pinned::new(context, 1)?,
+            level,
+        });
+        Ok(Self { watching: Watching::new(&device), device, marks: 0 })
+    }
+
+    /// Watches the operation whose kernels were launched last.
+    pub(super) fn watch(&mut self, wait: Wait) -> Result<()> {
+        self.marks += 1;
+        self.device.stream.write(self.device.marks.at(0) as u64, self.marks)?;
+        self.watching.add(Outstanding { wait, mark: self.marks })
+    }
+
+    /// Watches from now on what kernels wait for that no host call waits for, and that graphs launch.
+    pub(super) fn stand(&mut self) -> Result<()> {
+        self.watching.stand()
+    }
+
+    /// Keeps an error for the next call.
+    pub(super) fn fail(&self, error: Error) {
+        self.watching.shared.fail(&error);
+    }
+
+    /// The error of an operation that was watched, as long as this lives.
+    pub(super) fn check(&self) -> Result<()> {
+        self.watching.shared.check()
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&mut self) {
+        self.watching.stop();
+    }
+}
+
+/// The thread, and what it shares with who calls.
+#[derive(Debug)]
+struct Watching<S> {
+    shared: Arc<Shared<S>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared<S> {
+    sight: Arc<S>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// In the order of the device's stream.
+    outstanding: VecDeque<Outstanding>,
+    /// Kept as data: every call after it makes a fresh error of it.
+    failure: Option<(ErrorKind, Option<u32>, String)>,
+    /// Kernels may wait that are none of these.
+    stands: bool,
+    sleeps: bool,
+    stop: bool,
+}
+
+impl<S: Sight> Watching<S> {
+    fn new(sight: &Arc<S>) -> Self {
+        let state = State {
+            outstanding: VecDeque::with_capacity(MOST),
+            failure: None,
+            stands: false,
+            sleeps: false,
+            stop: false,
+        };
+        let (sight, changed) = (Arc::clone(sight), Condvar::new());
+        Self { shared: Arc::new(Shared { sight, state: Mutex::new(state), changed }), thread: None }
+    }
+
+    fn start(&mut self) -> Result<()> {
+        if self.thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new()
+                .name("tokenyard-gpu".into())
+                .spawn(move || shared.run())
+                .map_err(|e| Error::system("start observer", "a thread cannot be made", e))?;
+            self.thread = Some(thread);
+        }
+        Ok(())
+    }
+
+    fn stand(&mut self) -> Result<()> {
+        self.start()?;
+        let mut state = self.shared.state();
+        state.stands = true;
+        if state.sleeps {
+            self.shared.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, one: Outstanding) -> Result<()> {
+        self.start()?;
+        let ended = self.shared.sight.mark();
+        let mut state = self.shared.state();
+        if state.outstanding.len() == MOST {
+            // A failure shows at those that follow.
+            state.outstanding.retain(|other| other.mark > ended);
+        }
+        state.outstanding.push_back(one);
+        if state.sleeps {
+            self.shared.changed.notify_one();
+        }
+        Ok(())
+    }
+}
+
+impl<S> Watching<S> {
+    fn stop(&mut self) {
+        self.shared.state().stop = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the observer of the kernel set panicked");
+        }
+    }
+}
+
+impl<S> Drop for Watching<S> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl<S> Shared<S> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, error: &Error) {
+        let failure = (error.kind(), error.rank(), error.detail());
+        self.state().failure.get_or_insert(failure);
+    }
+
+    fn check(&self) -> Result<()> {
+        match &self.state().failure {
+            None => Ok(()),
+            Some((kind, rank, text)) => {
+                let error = Error::new(*kind, "watch operation", text.clone());
+                Err(match rank {
+                    Some(rank) => error.with_rank(*rank),
+                    None => error,
+                })
+            }
+        }
+    }
+
+    /// Waits for a moment, or until there is news.
+    fn pause<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        sleeps: bool,
+    ) -> MutexGuard<'a, State> {
+        if sleeps {
+            state.sleeps = true;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.sleeps = false;
+            return state;
+        }
+        let waited = self.changed.wait_timeout(state, LOOK);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl<S: Sight> Shared<S> {
+    fn run(&self) {
+        let _held = self.sight.begin();
+        while let Some(one) = self.next() {
+            let seen = self.see_through(&one);
+            let Err(error) = seen else {
+                self.state().outstanding.retain(|other| other.mark > one.mark);
+                continue;
+            };
+            self.fail(&error);
+            // The kernels of all others end by the same word.
+            self.state().outstanding.clear();
+        }
+    }
+
+    /// The operation that ends next; none once nobody watches any more.
+    fn next(&self) -> Option<Outstanding> {
+        let (mut looks, mut seen) = (0, Seen::default());
+        let mut state = self.state();
+        loop {
+            if state.stop {
+                return None;
+            }
+            if let Some(one) = state.outstanding.front() {
+                return Some(*one);
+            }
+            if state.stands {
+                drop(state);
+                self.look_around(&mut seen);
+                state = self.state();
+            }
+            let sleeps = !state.stands && looks == IDLE_LOOKS;
+            state = self.pause(state, sleeps);
+            looks = (looks + 1).min(IDLE_LOOKS);
+        }
+    }
+
+    fn look_around(&self, seen: &mut Seen) {
+        if let Err(error) = self.sight.look_around(seen) {
+            self.fail(&error);
+            // What waits was ended, and nothing is begun any more.
+            self.state().stands = false;
+        }
+    }
+
+    /// Looks at an operation until it is over.
+    fn see_through(&self, one: &Outstanding) -> Result<()> {
+        let mut seen = Seen::default();
+        loop {
+            if self.sight.mark() >= one.mark {
+                return self.sight.judge(one.wait);
+            }
+            if let Err(error) = self.sight.look(one.wait, &mut seen) {
+                return Err(self.sight.wind_up(one, error));
+            }
+            let state = self.pause(self.state(), false);
+            if state.stop {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,319 @@
+//! Order between the kernel set's stream and those of callers. It is made of events alone: the host
+//! waits for nothing, and nothing is allocated.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::driver::{Context, Event, RawStream, RelaxedCapture, Stream};
+
+/// How often the host looks at a caller's stream that it waits for.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// Room for regions that are given out in the order of a stream: as many as an arena can hold.
+const MOST_REGIONS: usize = 4096;
+
+/// The stream that a call names, where its flag is set.
+fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
+    (flag != 0).then(|| RawStream::of(pointer))
+}
+
+/// In whose order a call is, and who waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mode {
+    /// Without one it is the host's.
+    pub(super) stream: Option<RawStream>,
+    /// The host does not wait for what it comes to.
+    pub(super) unheard: bool,
+    /// Its stream captures a graph.
+    pub(super) captured: bool,
+    /// It receives what it sends: kernels wait for what arrives themselves, and are queued on the
+    /// caller's stream itself, which saves the time that streams take to wait for each other.
+    pub(super) at_once: bool,
+}
+
+impl Mode {
+    /// What a call asks for.
+    pub(super) fn of(
+        (stream_flag, pointer): (u32, *mut c_void),
+        [no_sync_flag, at_once_flag]: [u32; 2],
+        context: &Context,
+    ) -> Result<Self> {
+        let stream = stream_of(stream_flag, pointer);
+        let captured = stream.map_or(Ok(false), |stream| stream.is_captured(context))?;
+        Ok(Self {
+            stream,
+            unheard: no_sync_flag != 0 && stream.is_some(),
+            captured,
+            at_once: at_once_flag != 0,
+        })
+    }
+
+    /// While the result lives, the driver may be asked how streams are that capture nothing.
+    pub(super) fn relax(&self, context: &Context) -> Result<Option<RelaxedCapture>> {
+        self.captured.then(|| RelaxedCapture::enter(context)).transpose()
+    }
+
+    /// Whether it is recorded, and does not run.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.captured && self.unheard
+    }
+
+    /// The caller's stream, where kernels are queued there.
+    pub(super) fn direct(&self) -> Option<RawStream> {
+        self.stream.filter(|_| self.at_once)
+    }
+}
+
+/// Why calls that wait are refused on a stream that is captured.
+pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs, or a \
+                                   call without synchronisation";
+
+/// Which stream each region was given out on; those of the host's order are not in it.
+#[derive(Debug)]
+struct Owners<S> {
+    held: Vec<(u64, S)>,
+}
+
+impl<S: Copy> Owners<S> {
+    fn new() -> Self {
+        Self { held: Vec::with_capacity(MOST_REGIONS) }
+    }
+
+    fn give(&mut self, region: u64, stream: Option<S>) {
+        self.held.extend(stream.map(|stream| (region, stream)));
+    }
+
+    fn of(&self, region: u64) -> Option<S> {
+        self.held.iter().find(|(id, _)| *id == region).map(|(_, stream)| *stream)
+    }
+
+    fn take(&mut self, region: u64) -> Option<S> {
+        let index = self.held.iter().position(|(id, _)| *id == region)?;
+        Some(self.held.swap_remove(index).1)
+    }
+}
+
+impl<S: PartialEq> Owners<S> {
+    fn forget(&mut self, stream: S) {
+        self.held.retain(|(_, owner)| *owner != stream);
+    }
+}
+
+/// On which streams regions were used that `freed` waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead<S> {
+    Nothing,
+    /// On this one alone, or it has waited for all others: what is queued there is behind their use anyhow.
+    One(S),
+    Several,
+}
+
+impl<S: Copy + PartialEq> Ahead<S> {
+    fn add(&mut self, stream: S) {
+        *self = match *self {
+            Self::Nothing => Self::One(stream),
+            Self::One(other) if other == stream => Self::One(stream),
+            _ => Self::Several,
+        };
+    }
+
+    /// Whether everything is behind what `stream` has.
+    fn is_within(self, stream: S) -> bool {
+        self == Self::Nothing || self == Self::One(stream)
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Order {
+    owners: Owners<RawStream>,
+    /// Carries waits only: behind all of them, every region that was taken back is free.
+    freed: Stream,
+    /// What `freed` has got a wait for, as streams of operations know it.
+    ahead: Ahead<RawStream>,
+    /// Whether `freed` ever got one.
+    is_used: bool,
+    /// Regions that came back while their stream captured a graph, where no mark can be made.
+    late: Vec<u64>,
+    /// For one stream to wait for another; free again at once.
+    mark: Event,
+    /// The longest that the host waits for a caller's stream.
+    cap: Duration,
+}
+
+impl Order {
+    pub(super) fn new(context: &Arc<Context>, cap: Duration) -> Result<Self> {
+        Ok(Self {
+            owners: Owners::new(),
+            freed: Stream::new(context)?,
+            ahead: Ahead::Nothing,
+            is_used: false,
+            late: Vec::new(),
+            mark: Event::new(context)?,
+            cap,
+        })
+    }
+
+    /// What is queued on `then` from now on runs behind what `first` has by now.
+    fn chain(&self, first: RawStream, then: RawStream) -> Result<()> {
+        self.mark.record(first)?;
+        self.mark.hold(then)
+    }
+
+    /// The next operation runs on `work` behind what its caller's stream has by now, and in regions
+    /// that nobody uses any more.
+    pub(super) fn enter(&mut self, work: RawStream, mode: &Mode) -> Result<()> {
+        if mode.is_recorded() {
+            // A graph waits for nothing outside it.
+            self.settle()?;
+        } else if !self.ahead.is_within(work) {
+            self.chain(self.freed.name(), work)?;
+            self.ahead = Ahead::One(work);
+        }
+        match mode.stream {
+            Some(stream) if stream != work => self.chain(stream, work),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends what `work` has in the capture of a stream, if it has something there.
+    pub(super) fn join(&self, work: &Stream, stream: RawStream) -> Result<()> {
+        if !work.name().is_captured(self.freed.context())? {
+            return Ok(());
+        }
+        self.chain(work.name(), stream)
+    }
+
+    /// What was taken back, and what is taken back from now on, is free behind `event`, which was
+    /// recorded on `stream`.
+    pub(super) fn free_behind(&mut self, event: &Event, stream: RawStream) -> Result<()> {
+        event.hold(self.freed.name())?;
+        self.ahead.add(stream);
+        self.is_used = true;
+        Ok(())
+    }
+
+    /// A region is used on `stream` until it is taken back, and was filled in its order.
+    pub(super) fn give(&mut self, region: u64, stream: Option<RawStream>) {
+        self.owners.give(region, stream);
+    }
+
+    /// A region is written on `stream`, or by whoever the host lets, until it is taken back.
+    pub(super) fn lend(&mut self, region: u64, stream: Option<RawStream>) -> Result<()> {
+        match stream {
+            Some(stream) if !stream.is_captured(self.freed.context())? => {
+                if !self.ahead.is_within(stream) {
+                    self.chain(self.freed.name(), stream)?;
+                }
+            }
+            _ => self.settle()?,
+        }
+        self.give(region, stream);
+        Ok(())
+    }
+
+    /// Nobody uses a region any more, but for what its stream has by now. While that captures a graph,
+    /// a mark there would be in the graph: then the region waits among the late, and this is false.
+    pub(super) fn take_back(&mut self, region: u64) -> Result<bool> {
+        let Some(stream) = self.owners.of(region) else { return Ok(true) };
+        if stream.is_captured(self.freed.context())? {
+            self.late.push(region);
+            return Ok(false);
+        }
+        self.owners.take(region);
+        self.chain(stream, self.freed.name())?;
+        self.ahead.add(stream);
+        self.is_used = true;
+        Ok(true)
+    }
+
+    /// Regions to be taken back again.
+    pub(super) fn late(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.late)
+    }
+
+    /// A stream has ended: its regions are the host's from now on.
+    pub(super) fn forget(&mut self, stream: RawStream) {
+        self.owners.forget(stream);
+    }
+
+    /// Takes every region back, and waits until it is free.
+    pub(super) fn take_back_all(&mut self) -> Result<()> {
+        while let Some((region, _)) = self.owners.held.last() {
+            let region = *region;
+            if !self.take_back(region)? {
+                self.owners.take(region);
+            }
+        }
+        self.settle()
+    }
+
+    /// Waits until callers' streams have passed every region that was taken back.
+    pub(super) fn settle(&self) -> Result<()> {
+        if !self.is_used {
+            return Ok(());
+        }
+        // The streams that are asked capture nothing, whatever others do.
+        let _relaxed = RelaxedCapture::enter(self.freed.context())?;
+        let start = Instant::now();
+        while !self.freed.is_idle()? {
+            if start.elapsed() > self.cap {
+                let text = format!(
+                    "a stream of the caller has not passed the outputs that were dropped, after {:.1} s",
+                    start.elapsed().as_secs_f64()
+                );
+                return Err(Error::new(ErrorKind::Deadline, "wait for stream", text)
+                    .with_fix("see what is queued on the streams that calls were given"));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_knows_its_stream_until_it_is_taken_back_once() {
+        let mut owners = Owners::new();
+        owners.give(7, Some('a'));
+        owners.give(8, None);
+        owners.give(9, Some('b'));
+        assert_eq!((owners.of(7), owners.of(8)), (Some('a'), None));
+        assert_eq!((owners.take(7), owners.take(7)), (Some('a'), None));
+        assert_eq!((owners.take(8), owners.take(9)), (None, Some('b')));
+        assert!(owners.held.is_empty() && owners.held.capacity() >= MOST_REGIONS);
+        owners.give(10, Some('a'));
+        owners.give(11, Some('b'));
+        owners.forget('a');
+        assert_eq!((owners.take(10), owners.take(11)), (None, Some('b')));
+    }
+
+    #[test]
+    fn a_stream_need_not_wait_for_regions_that_were_used_on_it_alone() {
+        let mut ahead = Ahead::Nothing;
+        assert!(ahead.is_within('a'));
+        ahead.add('a');
+        ahead.add('a');
+        assert!(ahead.is_within('a') && !ahead.is_within('b'));
+        ahead.add('b');
+        assert!(!ahead.is_within('a') && !ahead.is_within('b'));
+        ahead.add('b');
+        assert!(!ahead.is_within('b'));
+        // Once 'a' has waited for all, no other is behind them for that.
+        ahead = Ahead::One('a');
+        assert!(ahead.is_within('a') && !ahead.is_within('b'));
+    }
+
+    #[test]
+    fn a_null_stream_counts_where_the_flag_is_set() {
+        let null = std::ptr::null_mut();
+        assert_eq!(stream_of(8, null), Some(RawStream::of(null)));
+        assert_eq!(stream_of(0, null), None);
+    }
+}

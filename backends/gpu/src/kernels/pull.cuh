@@ -1,0 +1,338 @@
+// Summing rows: those of a token are read one after the other, and their sum is stored once.
+//
+// Two ways: bulk copies into rings of rows in shared memory (TMA, sm_90 and later), and vectors.
+//
+// What is summed is a class of terms:
+//   bool kDealt                 whether units are dealt to rings as they come free; see `Dealer`
+//   u32 early(token)            what lane k must know of its term; loaded ahead of its use
+//   bool there(early)           whether lane k has a term
+//   uint2 late(token, early)    what else; loaded ahead of its use, when `early` is known
+//   u64 from(early, late)       its row; only where it is there
+//   bool come(early, late)      waits until rows may be read; false if that was ended. The whole warp
+//   float weight(early)         what it is multiplied by, where kWeighted
+//   u64 bias(i)                 rows of [T, row_bytes] that come before all terms, or 0
+//   u8* out                     [T, row_bytes]
+#pragma once
+#include "route.cuh"
+#include "types.cuh"
+
+namespace ty {
+
+// How rows are taken to pieces.
+struct RowPieces {
+  u32 piece_bytes, pieces;
+};
+
+// What is summed for how many tokens.
+struct Summing {
+  RowPieces p;
+  u32 tokens;
+  u64 row_bytes;
+  u32 stages;       // pieces in flight of a ring
+  u32 stage_bytes;
+  u64* taken;       // what dealt units are counted by, or null
+};
+
+// Addresses of the biases, those that there are in front.
+template <class Terms>
+struct Biases {
+  u64 at[2];
+  u32 count;
+
+  __device__ explicit Biases(const Terms& terms) : at{terms.bias(0), terms.bias(1)} {
+    if (at[0] == 0) at[0] = at[1], at[1] = 0;
+    count = (at[0] != 0) + (at[1] != 0);
+  }
+  // The row of a token in the bias that comes at `place`, or 0.
+  __device__ u64 of(u32 place, u32 token, u64 row_bytes) const {
+    return place < count ? (place == 0 ? at[0] : at[1]) + token * row_bytes : 0;
+  }
+};
+
+#if TY_ROWS_TMA
+
+constexpr u32 kNoUnit = ~0u;
+
+// A ring of pieces of rows: one of its warps loads, the others sum as they arrive. A block has two, so
+// that one sums while the other waits.
+struct Ring {
+  static constexpr u32 kMost = 16;
+  u64 full[kMost], empty[kMost];
+  float weight[kMost];
+  // With the first piece of a unit: which it is, or kNoUnit behind the last one, and its pieces.
+  u32 unit[kMost], total[kMost];
+};
+
+// Deals units to rings: in turn, or as they come free, so that none waits for the slowest at the end. Then the
+// first few of each are known without a look at memory; the others are counted, and who asks last makes the
+// count 0 again. Where units take less than such a look, as those that lie near, turns are faster. One warp.
+template <bool kDealt>
+class Dealer {
+ public:
+  static constexpr u32 kKnown = 3;
+
+  __device__ Dealer(const Summing& s, u32 units) : taken_(s.taken), units_(units) {
+    rings_ = gridDim.x * kRings;
+    next_ = blockIdx.x * kRings + threadIdx.x / (kRingWarps * kWave);
+    if (kDealt) ask();
+  }
+  // One of the first kKnown; kNoUnit if there are not as many.
+  __device__ u32 known() {
+    u32 unit = next_;
+    next_ += rings_;
+    return unit < units_ ? unit : kNoUnit;
+  }
+  // One of the others. Called as long as it gives units, and once more.
+  __device__ u32 take() {
+    if constexpr (!kDealt) return known();
+    u32 count = shfl(asked_, 0);
+    u64 unit = (u64)kKnown * rings_ + count;
+    if (unit < units_) {
+      ask();
+      return (u32)unit;
+    }
+    u32 counted = units_ > kKnown * rings_ ? units_ - kKnown * rings_ : 0;
+    if (lane_id() == 0 && count == counted + rings_ - 1) *taken_ = 0;
+    return kNoUnit;
+  }
+
+ private:
+  __device__ void ask() { asked_ = lane_id() == 0 ? (u32)atomic_add(taken_, 1ull) : 0; }
+
+  u64* taken_;
+  u32 units_, rings_, next_, asked_;
+};
+
+// Where in the ring a thread is.
+struct Turn {
+  u32 slot = 0, parity = 0;
+
+  // So many stages on, at most one time around.
+  __device__ Turn plus(u32 by, u32 stages) const {
+    u32 to = slot + by;
+    return to < stages ? Turn{to, parity} : Turn{to - stages, parity ^ 1};
+  }
+};
+
+struct Unit {
+  u32 number, token, offset, bytes;
+
+  __device__ Unit(const RowPieces& p, u64 row_bytes, u32 unit) : number(unit) {
+    token = p.pieces == 1 ? unit : unit / p.pieces;
+    offset = (unit - token * p.pieces) * p.piece_bytes;
+    bytes = min(p.piece_bytes, (u32)row_bytes - offset);
+  }
+};
+
+// What a lane asks for: a row, or none (0), for a place in the ring counted from the warp's turn.
+struct Asked {
+  u32 place;
+  u64 from;
+  float weight;
+  u32 total;  // of the unit
+};
+
+// Every lane of a warp asks as soon as its place is free; places beyond the ring are not for now.
+template <class Terms>
+__device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, const Unit& u,
+                    const Asked& row) {
+  bool due = row.from != 0 && row.place < s.stages;
+  Turn to = turn.plus(due ? row.place : 0, s.stages);
+  while (any(due)) {
+    if (!due || !is_past(shared_address(&ring.empty[to.slot]), to.parity ^ 1)) continue;
+    if (Terms::kWeighted) ring.weight[to.slot] = row.weight;
+    if (row.place == 0) ring.unit[to.slot] = u.number, ring.total[to.slot] = row.total;
+    bulk_load(shared_address(stages + to.slot * s.stage_bytes),
+              reinterpret_cast<const u8*>(row.from + u.offset), u.bytes,
+              shared_address(&ring.full[to.slot]));
+    due = false;
+  }
+}
+
+// A unit without terms, or the end. One warp.
+__device__ inline void mark(const Summing& s, Ring& ring, Turn& turn, u32 unit) {
+  if (lane_id() == 0) {
+    wait_barrier(shared_address(&ring.empty[turn.slot]), turn.parity ^ 1);
+    ring.unit[turn.slot] = unit, ring.total[turn.slot] = 0;
+    arrive(shared_address(&ring.full[turn.slot]));
+  }
+  sync_wave();
+  turn = turn.plus(1, s.stages);
+}
+
+// One warp: every lane asks for the row of its own term.
+template <class Terms>
+__device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* stages) {
+  u32 lane = lane_id();
+  Dealer<Terms::kDealt> dealer(s, s.tokens * s.p.pieces);
+  Biases<Terms> biases(terms);
+  Turn turn;
+  // What is read was written by other means than bulk copies.
+  publish_places();
+  auto token_of = [&](u32 unit) { return Unit(s.p, s.row_bytes, unit).token; };
+  auto early = [&](u32 unit) { return unit != kNoUnit ? terms.early(token_of(unit)) : 0; };
+  auto late = [&](u32 unit, u32 known) {
+    return unit != kNoUnit && terms.there(known) ? terms.late(token_of(unit), known) : make_uint2(0, 0);
+  };
+  // Two units ahead, as a look at memory takes longer than a unit.
+  u32 unit = dealer.known(), second = dealer.known(), last = dealer.known();
+  u32 known = early(unit), next = early(second), third = early(last);
+  uint2 more = late(unit, known), then = late(second, next);
+  bool open = true;
+  while (unit != kNoUnit) {
+    Unit u(s.p, s.row_bytes, unit);
+    bool mine = terms.there(known);
+    u32 rows = ballot(mine), total = biases.count + popc(rows);
+    u32 place = biases.count + popc(rows & lanes_before(lane));
+    u64 from = mine ? terms.from(known, more) : 0;
+    float weight = Terms::kWeighted && mine ? terms.weight(known) : 0.0f;
+    u32 waited = known;
+    uint2 where = more;
+    u32 fourth = open ? dealer.take() : kNoUnit;
+    open = fourth != kNoUnit;
+    unit = second, second = last, last = fourth;
+    known = next, next = third, more = then;
+    then = late(second, next);
+    third = early(last);
+    if (!terms.come(waited, where)) return mark(s, ring, turn, kNoUnit);
+    if (total == 0) mark(s, ring, turn, u.number);
+    // At most one time around the ring at once: a barrier tells no more than two phases apart.
+    for (u32 first = 0; first < total; first += s.stages) {
+      u64 bias = biases.of(lane, u.token, s.row_bytes);
+      if (biases.count > 0) ask<Terms>(s, ring, stages, turn, u, {lane - first, bias, 0.0f, total});
+      ask<Terms>(s, ring, stages, turn, u, {place - first, from, weight, total});
+      turn = turn.plus(min(total - first, s.stages), s.stages);
+    }
+  }
+  while (open) open = dealer.take() != kNoUnit;
+  mark(s, ring, turn, kNoUnit);
+}
+
+// The summing threads of a ring: every warp but the loading one.
+struct Summer {
+  u32 thread = threadIdx.x % (kRingWarps * kWave) - kWave, threads = (kRingWarps - 1) * kWave;
+  Turn turn;
+
+  // This warp has done with the piece of its turn.
+  __device__ void pass(const Summing& s, Ring& ring) {
+    sync_wave();
+    if (lane_id() == 0) arrive(shared_address(&ring.empty[turn.slot]));
+    turn = turn.plus(1, s.stages);
+  }
+};
+
+// One piece of one token's sum: N vectors of each thread, of `vectors` in all. A thread that has one
+// less sums its last one twice and stores it once.
+template <u32 N, class Type, class Terms>
+__device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer& me, u32 vectors,
+                         u32 biases, u32 total, uint4* out) {
+  float sum[N][Type::kLanes] = {};
+  u32 last = min(me.thread + (N - 1) * me.threads, vectors - 1);
+  auto at = [&](u32 v) { return v + 1 < N ? me.thread + v * me.threads : last; };
+  for (u32 r = 0; r < total; r++) {
+    wait_barrier(shared_address(&ring.full[me.turn.slot]), me.turn.parity);
+    const uint4* row = reinterpret_cast<const uint4*>(stages + me.turn.slot * s.stage_bytes);
+    uint4 term[N];
+#pragma unroll
+    for (u32 v = 0; v < N; v++) term[v] = load_shared(row + at(v));
+    bool weighted = Terms::kWeighted && r >= biases;
+    float weight = weighted ? ring.weight[me.turn.slot] : 1.0f;
+    me.pass(s, ring);
+#pragma unroll
+    for (u32 v = 0; v < N; v++) {
+      float f[Type::kLanes];
+      Type::widen(term[v], f);
+#pragma unroll
+      for (u32 l = 0; l < Type::kLanes; l++) {
+        if (r == 0)
+          sum[v][l] = weighted ? mul_rn(weight, f[l]) : f[l];
+        else
+          sum[v][l] = weighted ? fma_rn(weight, f[l], sum[v][l]) : add_rn(sum[v][l], f[l]);
+      }
+    }
+  }
+#pragma unroll
+  for (u32 v = 0; v < N; v++)
+    if (me.thread + v * me.threads < vectors) out[at(v)] = Type::narrow(sum[v]);
+}
+
+template <class Type, class Terms>
+__device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, const u8* stages) {
+  u32 biases = Biases<Terms>(terms).count;
+  Summer me;
+  while (true) {
+    wait_barrier(shared_address(&ring.full[me.turn.slot]), me.turn.parity);
+    u32 unit = ring.unit[me.turn.slot], total = ring.total[me.turn.slot];
+    if (unit == kNoUnit) return;
+    Unit u(s.p, s.row_bytes, unit);
+    u32 vectors = u.bytes / 16;
+    if (total == 0) me.pass(s, ring);
+    uint4* out = reinterpret_cast<uint4*>(terms.out + u.token * s.row_bytes + u.offset);
+    // The same for all lanes of a warp.
+    u32 first = me.thread / kWave * kWave, mine = first < vectors ? (vectors - 1 - first) / me.threads + 1 : 0;
+    switch (mine) {
+      case 0:
+      case 1: sum_unit<1, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      case 2: sum_unit<2, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      case 3: sum_unit<3, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      case 4: sum_unit<4, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
+      default: sum_unit<5, Type, Terms>(s, ring, stages, me, vectors, biases, total, out);
+    }
+  }
+}
+
+template <class Type, class Terms>
+__device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
+  __shared__ Ring rings[kRings];
+  u32 mine = threadIdx.x / (kRingWarps * kWave);
+  Ring& ring = rings[mine];
+  stages += mine * s.stages * s.stage_bytes;
+  if (threadIdx.x % (kRingWarps * kWave) == 0) {
+    for (u32 i = 0; i < s.stages; i++) {
+      init_barrier(shared_address(&ring.full[i]), 1);
+      init_barrier(shared_address(&ring.empty[i]), kRingWarps - 1);
+    }
+    publish_barriers();
+  }
+  sync_block();
+  if (threadIdx.x % (kRingWarps * kWave) < kWave)
+    load_rows(terms, s, ring, stages);
+  else
+    sum_stages<Type>(terms, s, ring, stages);
+  sync_block();
+}
+
+#else
+
+template <class Type, class Terms>
+__device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
+  u32 warps = block_waves(), lane = lane_id();
+  Biases<Terms> biases(terms);
+  for (u32 token = blockIdx.x * warps + wave_id(); token < s.tokens;
+       token += gridDim.x * warps) {
+    u32 known = terms.early(token);
+    bool mine = terms.there(known);
+    uint2 more = mine ? terms.late(token, known) : make_uint2(0, 0);
+    u64 from = mine ? terms.from(known, more) : 0;
+    if (!terms.come(known, more)) return;
+    u64 row = (u64)token * s.row_bytes;
+    float weight = Terms::kWeighted && mine ? terms.weight(known) : 1.0f;
+    u32 rows = ballot(mine);
+    for (u64 at = lane * 16; at < s.row_bytes + lane * 16; at += Sums<Type>::kBytes) {
+      i64 room = (i64)s.row_bytes - (i64)at;
+      Sums<Type> sums;
+      for (u32 i = 0; i < biases.count; i++) sums.add(biases.at[i] + row + at, room, false, 0.0f);
+      for (u32 left = rows; left != 0; left &= left - 1) {
+        u32 k = first_of(left);
+        u64 term = shfl(from, k);
+        float by = shfl(weight, k);
+        sums.add(term + at, room, Terms::kWeighted, by);
+      }
+      sums.store(terms.out + row + at, room);
+    }
+  }
+}
+
+#endif
+
+}  // namespace ty

@@ -1,0 +1,145 @@
+// Combine over a face that only puts: owners put their rows back, and sources sum what has come.
+//
+// The rows that an owner has of one source lie behind each other, so they go in one run to where the
+// source wants them. Two kernels, with a wait for the rows between them.
+#pragma once
+#include "combine.cuh"
+
+namespace ty {
+
+// Words of a record: the head, the first of the owner's rows where they land, and how many there are of
+// each group.
+__device__ inline u32 return_words(const CombineArgs& a) { return kHead + 1 + a.c.groups(); }
+
+// This rank's rows at the owners before `d`: the first of those at `d` where they land.
+__device__ inline u32 rows_before(const CombineArgs& a, u32 d) {
+  u32 rows = 0;
+  for (u32 s = 0; s < d; s++) rows += a.r.counts[s];
+  return rows;
+}
+
+// Rows that this owner has of the groups before `group`, and of this one of the sources before `s`.
+__device__ inline u64 owned_before(const CombineArgs& a, const u32* heard, u32 group, u32 s) {
+  u64 rows = 0;
+  for (u32 i = 0; i < a.c.ranks; i++) {
+    const u32* counts = &heard[i * return_words(a) + kHead + 1];
+    for (u32 g = 0; g < group; g++) rows += counts[g];
+    if (i < s) rows += counts[group];
+  }
+  return rows;
+}
+
+// Whether every owner has the rows that routings name.
+__device__ inline Decision check_returned(const CombineArgs& a, const u32* heard) {
+  for (u32 d = 0; d < a.c.ranks; d++) {
+    bool there = rows_end(a, d) <= heard[d * return_words(a) + 5];
+    bool here = owned_before(a, heard, a.c.groups() - 1, d + 1) <= operation().rows;
+    if (!there || !here) return {kBadRows, d};
+  }
+  return {kGo, a.c.rank};
+}
+
+__device__ inline u64 weight_bytes(const CombineArgs& a) {
+  return a.returns_weights ? 4 * (u64)a.c.topk : 0;
+}
+
+template <class Up>
+__device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard) {
+  u32 place = a.c.verdict == kEnter ? (u32)(a.landing / 16) : a.c.objector;
+  u32 head[kHead] = {a.c.verdict,       (u32)a.c.signature,
+                     a.c.origin(),      place,
+                     (u32)(a.landing_weights / 16), (u32)operation().rows,
+                     (u32)(a.c.signature >> 32),    0};
+  // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
+  u32 groups = a.c.groups(), words = kHead + max(a.c.ranks * groups, groups + 1);
+  enter(a.c, up, words, a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
+    if (w < kHead) return head[w];
+    if (a.c.verdict != kEnter || w >= return_words(a)) return 0;
+    if (w == kHead) return rows_before(a, peer);
+    return kGrouped ? a.r.group_counts[peer * groups + w - kHead - 1] : a.r.counts[peer];
+  });
+}
+
+// Rows (0) or weights (1) of one source. One thread.
+template <class Up>
+__device__ bool put_back(const CombineArgs& a, const Up& up, const u32* heard, u32 source, u32 array,
+                         Guard& guard) {
+  const u32* head = heard + source * return_words(a);
+  u64 width = array == 0 ? a.row_bytes : weight_bytes(a), from = array == 0 ? a.x : a.weights;
+  u64 to = (u64)head[3 + array] * 16 + head[kHead] * width;
+  bool ok = true;
+  for (u32 g = 0; g < a.c.groups() && ok; g++) {
+    u64 bytes = head[kHead + 1 + g] * width;
+    Run run{source, to, from + owned_before(a, heard, g, source) * width, bytes};
+    ok = put_run(a.c, up, run, a.c.done_signal(), guard);
+    to += bytes;
+  }
+  return ok;
+}
+
+// Puts that an owner's rows come with.
+__device__ inline u32 puts_back(const CombineArgs& a, u32 owner) {
+  u32 puts = 0;
+  for (u32 g = 0; g < a.c.groups(); g++) {
+    u64 rows = kGrouped ? a.r.group_counts[owner * a.c.groups() + g] : a.r.counts[owner];
+    puts += puts_of(a.c, rows * a.row_bytes) + puts_of(a.c, rows * weight_bytes(a));
+  }
+  return puts;
+}
+
+// Enters, and puts every source's rows back. One block.
+template <class Up>
+__device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
+  __shared__ Decision decision;
+  if (threadIdx.x == 0) a.c.trace->begun = now_ns();
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  u32* heard = reinterpret_cast<u32*>(shared);
+  Found(a.c, a.r.note).publish();
+  sync_block();
+  if (a.c.epoch() == 0) return enter_nothing(a.c);
+  if (threadIdx.x == 0) {
+    pass_turn(a.c);
+    begin(a);
+  }
+  enter_returning(a, up, guard);
+  u32 words = return_words(a);
+  if (!hear(a.c, up, words, heard, guard)) return stop_all(a.c);
+  if (threadIdx.x == 0) {
+    decision = first_objection(a.c, heard, words);
+    if (decision.code == kGo) decision = check_returned(a, heard);
+  }
+  sync_block();
+  Decision d = decision;
+  for (u32 s = threadIdx.x; s < a.c.ranks && d.code == kGo; s += blockDim.x)
+    a.c.expect(a.c.done_totals(), s, puts_back(a, s));
+  if (threadIdx.x == 0) {
+    a.c.trace->heard = now_ns();
+    tell(a.c, up, d, &heard[d.rank * words], guard);
+  }
+  if (d.code != kGo) return;
+  for (u32 i = threadIdx.x; i < 2 * a.c.ranks; i += blockDim.x)
+    put_back(a, up, heard, (a.c.rank + i / 2) % a.c.ranks, i % 2, guard);
+  sync_block();
+  if (threadIdx.x == 0) a.c.trace->moved = now_ns();
+}
+
+// Sums the rows that have come. All blocks.
+template <class Type>
+__device__ void sum_returned(const CombineArgs& a, u8* shared) {
+  u64 made = load_device(&a.r.note->made);
+  if (a.c.cell->code != kGo) return;
+  u64* first = reinterpret_cast<u64*>(shared);
+  u64* weights = first + a.c.ranks;
+  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
+  for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
+    u64 rows = rows_before(a, d);
+    first[d] = arena + a.landing + rows * a.row_bytes;
+    // Weights are named by the owner's own rows, where those of this rank lie together.
+    u64 named = kGrouped ? 0 : a.r.row_base[d];
+    weights[d] = arena + a.landing_weights + (rows - named) * weight_bytes(a);
+  }
+  Returned back{first, weights, kGrouped ? nullptr : a.r.row_base};
+  sum_partials<Type>({a, back, Units(), nullptr, a.out}, (u32)(made >> 32), shared + a.table_bytes);
+}
+
+}  // namespace ty

@@ -1,0 +1,145 @@
+// Dispatch over a face that only puts: the rows of each rank are staged in the order of tokens, with
+// what goes beside them, and put to their places.
+//
+// In the flat layout the rows that one rank gets of another lie behind each other at both ends, so an
+// array takes one put per rank, or a few if it is longer than a put may be. In the others each row is
+// put to the place of its first expert.
+#pragma once
+#include "rows.cuh"
+#include "tables.cuh"
+
+namespace ty {
+
+constexpr u32 kStagedArrays = 5;
+
+// What is staged for one rank: arena offsets of x, scales, weights, ids (or slots) and source, and the
+// bytes that a row has in each.
+struct Staged {
+  u64 at[kStagedArrays], width[kStagedArrays], end;
+
+  __device__ Staged(const DispatchArgs& a, u64 base, u64 rows) : end(base) {
+    u64 by_k = 4 * (u64)a.c.topk;
+    width[0] = a.row_bytes, width[1] = 4 * (u64)a.scale_words, width[2] = a.weights ? by_k : 0;
+    width[3] = by_k, width[4] = 4;
+    for (u32 i = 0; i < kStagedArrays; i++) {
+      at[i] = end;
+      end += align_128(rows * width[i]);
+    }
+  }
+};
+
+// Rows that `source` has for `d`, of each group.
+__device__ inline const u32* counts_for(const DispatchArgs& a, const DispatchTables& t, u32 source,
+                                        u32 d) {
+  u32 groups = a.c.groups();
+  return &t.heard[source * (kHead + a.c.ranks * groups) + kHead + d * groups];
+}
+
+// Rows that this rank has for `d`.
+__device__ inline u32 rows_for(const DispatchArgs& a, const DispatchTables& t, u32 d) {
+  u32 rows = 0;
+  for (u32 g = 0; g < a.c.groups(); g++) rows += counts_for(a, t, a.c.rank, d)[g];
+  return rows;
+}
+
+// Behind what is staged for the ranks before.
+__device__ inline Staged staged_for(const DispatchArgs& a, const DispatchTables& t, u32 d) {
+  u64 base = a.staging;
+  for (u32 s = 0; s < d; s++) base = Staged(a, base, rows_for(a, t, s)).end;
+  return Staged(a, base, rows_for(a, t, d));
+}
+
+// Points the tables of rank `d` to where its rows are staged, such that rows at `d` name them.
+__device__ inline void aim_at_staging(const DispatchArgs& a, const DispatchTables& t, u32 d) {
+  Staged staged = staged_for(a, t, d);
+  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
+  u64 first = kGrouped ? 0 : t.row_base[d];
+  u64* tables[kStagedArrays] = {t.x, t.scales, t.weights, t.ids, t.source};
+  for (u32 i = 0; i < kStagedArrays; i++)
+    tables[i][d] = arena + staged.at[i] - first * staged.width[i];
+}
+
+// Whether an array goes with one run per rank; else it goes by rows.
+__device__ inline bool goes_whole(const DispatchArgs& a, u32 array) {
+  return a.is_flat() || array != 0;
+}
+
+// Signals that come with so many rows of a rank, by group.
+__device__ inline u32 puts_of_rows(const DispatchArgs& a, const u32* counts) {
+  Staged widths(a, 0, 0);
+  u32 puts = 0;
+  for (u32 i = 0; i < kStagedArrays; i++)
+    for (u32 g = 0; g < a.c.groups(); g++)
+      if (goes_whole(a, i)) puts += puts_of(a.c, counts[g] * widths.width[i]);
+  if (a.is_flat()) return puts;
+  for (u32 g = 0; g < a.c.groups(); g++) puts += counts[g] * puts_of(a.c, a.row_bytes);
+  return puts;
+}
+
+// A rank's region, where rows and what goes beside them land.
+struct Landing {
+  u32 rank;
+  u64 base;  // arena offset, or address
+  Region region;
+
+  // Of an array of `Staged`.
+  __device__ u64 at(const DispatchArgs& a, u32 array) const {
+    bool flat = a.is_flat();
+    switch (array) {
+      case 0: return base;
+      case 1: return base + (flat ? region.scales : region.landed_scales);
+      case 2: return base + (flat ? region.weights : region.landed_weights);
+      case 3: return base + (flat ? region.ids : region.slots);
+      default: return base + (a.layout == kPacked ? region.landed_source : region.source);
+    }
+  }
+};
+
+// One array of one rank, if it goes whole. One thread.
+template <class Up>
+__device__ bool put_array(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                          const Landing& to, u32 array, Guard& guard) {
+  if (!goes_whole(a, array)) return true;
+  Staged staged = staged_for(a, t, to.rank);
+  u64 width = staged.width[array];
+  const u32* counts = counts_for(a, t, a.c.rank, to.rank);
+  bool ok = true;
+  for (u32 g = 0, before = 0; g < a.c.groups() && ok; before += counts[g++]) {
+    u32 row = t.row_base[g * a.c.ranks + to.rank] + before;
+    Run run{to.rank, to.at(a, array) + row * width, staged.at[array] + before * width,
+            counts[g] * width};
+    ok = put_run(a.c, up, run, a.c.rows_signal(), guard);
+  }
+  return ok;
+}
+
+// Where lane k's selection of a token goes, in the layouts by experts. All lanes of a warp.
+struct Selection {
+  u32 rank;   // its owner
+  i64 first;  // the row there, if lane k is the token's first for that rank; else -1
+  i64 from;   // the token's row among those that the rank gets, in the order of tokens
+
+  __device__ Selection(const DispatchArgs& a, const DispatchTables& t, u32 token) : from(-1) {
+    u32 lane = lane_id(), packed = packed_row(a.c, a.r, token);
+    i32 expert = lane < a.c.topk ? a.r.topk[(u64)token * a.c.topk + lane] : -1;
+    first = first_expert_row(a, {t.row_base, t.expert_base, t.x}, token, expert, &rank);
+    for (u32 k = 0; k < a.c.topk; k++) {
+      u32 other = shfl(packed, k);
+      if (other != kNoRow && other >> kPlaceBits == rank)
+        from = base_of(a.c, a.r, named_from(a, t), token, rank) +
+               row_of(a.c, a.r, token, other, rank);
+    }
+  }
+};
+
+// A selection's row, if it is the first. One thread each.
+template <class Up>
+__device__ bool put_selection(const DispatchArgs& a, const Up& up, const DispatchTables& t,
+                              const Landing& to, const Selection& s, Guard& guard) {
+  u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
+  Run run{s.rank, to.base + s.first * a.row_bytes, t.x[s.rank] + s.from * a.row_bytes - arena,
+          a.row_bytes};
+  return put_run(a.c, up, run, a.c.rows_signal(), guard);
+}
+
+}  // namespace ty

@@ -1,0 +1,239 @@
+// Counting: which token goes where, in order of tokens, the same on every run.
+#pragma once
+#include "args.cuh"
+
+namespace ty {
+
+__device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32 kind) {
+  atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
+}
+
+// Before a dispatch of grouped tokens counts. One block.
+__device__ inline void group(const GroupArgs& a) {
+  for (u32 i = threadIdx.x; i < a.words; i += blockDim.x) a.zeros[i] = 0;
+  if (threadIdx.x != 0) return;
+  u32 start = 0;
+  for (u32 g = 0; g < a.groups; g++) {
+    a.starts[g] = start;
+    start += a.counts[g];
+  }
+  a.starts[a.groups] = start;
+}
+
+// What a warp counts in shared memory: `columns` are the ranks, then the experts.
+//
+// Loops here are not unrolled: a kernel's instructions are no longer in any cache when it starts, and to
+// fetch them takes longer than to run them.
+struct Tally {
+  u32* bits;     // [columns]: which of some tokens go there
+  u32* rows;     // [columns]: how many did before
+  u32* picks;    // [tokens, K]: the experts that they select
+  u32 columns, pitch;
+
+  __device__ Tally(u8* shared, const Common& c, u32 tokens)
+      : columns(c.ranks + c.experts), pitch(2 * columns + tokens * c.topk) {
+    bits = reinterpret_cast<u32*>(shared) + wave_id() * pitch;
+    rows = bits + columns, picks = rows + columns;
+#pragma unroll 1
+    for (u32 i = lane_id(); i < 2 * columns; i += kWave) bits[i] = 0;
+  }
+  // Those of another warp of the block.
+  __device__ const u32* rows_of(u32 warp) const {
+    return rows + (i64)pitch * ((i32)warp - (i32)(wave_id()));
+  }
+  // Adds the tokens from `first` on, at most 32, to what came before.
+  __device__ void close(const Common& c, const Routing& r, u32 first) {
+    sync_wave();
+#pragma unroll 1
+    for (u32 i = lane_id(); i < columns; i += kWave) {
+      rows[i] += popc(bits[i]);
+      if constexpr (kGrouped) note_groups(c, r, first, i);
+      bits[i] = 0;
+    }
+    sync_wave();
+  }
+
+ private:
+  // Of a column's tokens among those: those of each group.
+  __device__ void note_groups(const Common& c, const Routing& r, u32 first, u32 column) const {
+    for (u32 left = bits[column], g = 0; left != 0; g++) {
+      u32 end = r.group_starts[g + 1], inside = end <= first ? 0 : end - first;
+      u32 of_group = inside >= kWave ? left : left & ((1u << inside) - 1);
+      if (of_group != 0) atomic_add(&r.group_counts[column * c.groups() + g], popc(of_group));
+      left &= ~of_group;
+    }
+  }
+};
+
+// Some pairs (token, k) from `first` on as `Tally::picks`: an expert, kNobody, or `experts` for one that
+// there is none of. One warp.
+constexpr u32 kNobody = ~0u;
+__device__ inline void load_picks(const DispatchArgs& a, const Tally& t, u64 first, u32 pairs) {
+  constexpr u32 kAtOnce = 8;
+#pragma unroll 1
+  for (u32 turn = lane_id(); turn < pairs; turn += kWave * kAtOnce) {
+    i64 found[kAtOnce];
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      found[i] = turn + kWave * i < pairs ? (i64)a.topk_idx[first + turn + kWave * i] : -1;
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++)
+      if (turn + kWave * i < pairs)
+        t.picks[turn + kWave * i] = found[i] < 0 ? kNobody : (u32)min(found[i], (i64)a.c.experts);
+  }
+  sync_wave();
+}
+
+// A warp's look at a few tokens: lane by lane their selections, no token in two looks.
+struct Look {
+  u32 lane, each, own, k;  // `each`: tokens of a look; `own`: this lane's among them
+
+  __device__ explicit Look(u32 topk)
+      : lane(lane_id()), each(kWave / topk), own(lane / topk), k(lane - own * topk) {}
+  // Which lanes bring the same for the same token. `column` is below 2^20.
+  __device__ u32 like(bool valid, u32 column) const {
+    return match_any(valid ? (i32)(own << kPlaceBits | column) : -1 - (i32)lane);
+  }
+};
+
+// Up to `tally_tokens` tokens. One warp.
+__device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, u32 count) {
+  Look look(a.c.topk);
+  u64 base = (u64)first * a.c.topk;
+  load_picks(a, t, base, count * a.c.topk);
+#pragma unroll 1
+  for (u32 turn = 0; turn < count; turn += look.each) {
+    u32 token = turn + look.own, at = turn * a.c.topk + look.lane, mine = 1u << token % kWave;
+    bool counts = look.own < look.each && token < count;
+    u32 expert = counts ? t.picks[at] : kNobody, problem = 0;
+    if (expert == a.c.experts) problem = kNoExpert, expert = kNobody;
+    // Of those that select the same expert the first one counts.
+    if ((look.like(expert != kNobody, expert) & ((1u << look.lane) - 1)) != 0)
+      problem = kTwice, expert = kNobody;
+    if (problem != 0) note_problem(a, first + token, look.k, problem);
+    bool valid = expert != kNobody;
+    u32 rank = valid ? a.c.rank_of(expert) : 0, column = a.c.ranks + expert;
+    // The last one of a rank stands for it.
+    bool last = look.like(valid, rank) >> look.lane == 1 && valid;
+    if (valid) atomic_or(&t.bits[column], mine);
+    if (last) atomic_or(&t.bits[rank], mine);
+    sync_wave();
+    if (!counts) continue;
+    a.r.topk[base + at] = (i32)expert;
+    u32 row = t.rows[rank] + popc(t.bits[rank] & (mine - 1));
+    a.r.rows[base + at] = last ? rank << kPlaceBits | row : kNoRow;
+    if (a.layout == kFlat) continue;
+    a.r.places[base + at] =
+        valid ? t.rows[column] + popc(t.bits[column] & (mine - 1)) : kNoRow;
+  }
+  t.close(a.c, a.r, first);
+}
+
+// Makes of a block's counts of warps the first rows of its spans, and sums them up for the block.
+__device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
+  const Routing& r = a.r;
+  u32 ranks = a.c.ranks, experts = a.c.experts;
+  sync_block();
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < t.columns; i += blockDim.x) {
+    bool is_rank = i < ranks;
+    u32 width = is_rank ? ranks : experts, column = is_rank ? i : i - ranks, sum = 0;
+    u32* spans = (is_rank ? r.span_ranks : r.span_experts) + column;
+#pragma unroll 4
+    for (u32 warp = 0; warp < kWarps; warp++) {
+      if (is_rank || a.layout != kFlat) spans[(u64)(blockIdx.x * kWarps + warp) * width] = sum;
+      sum += t.rows_of(warp)[i];
+    }
+    (is_rank ? r.block_ranks : r.block_experts)[(u64)blockIdx.x * width + column] = sum;
+  }
+}
+
+// All blocks: each warp counts a span.
+__device__ inline void count(const DispatchArgs& a, u32 tokens, u8* shared) {
+  Tally t(shared, a.c, a.tally_tokens);
+  u32 first = (blockIdx.x * kWarps + wave_id()) * a.r.span;
+  u32 end = min(tokens, first + a.r.span);
+#pragma unroll 1
+  for (u32 token = first; token < end; token += a.tally_tokens)
+    count_tokens(a, t, token, min(a.tally_tokens, end - token));
+  close_block(a, t);
+}
+
+// Counts of blocks become first rows, if those are wanted; returns the sum of a column.
+__device__ inline u32 scan_column(u32* table, u32 columns, bool wanted) {
+  constexpr u32 kAtOnce = 16;
+  u32 sum = 0;
+#pragma unroll 1
+  for (u32 left = gridDim.x; left > 0;) {
+    u32 rows[kAtOnce], some = min(left, kAtOnce);
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) rows[i] = i < some ? load_device(&table[i * columns]) : 0;
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; i++) {
+      if (i < some && wanted) table[i * columns] = sum;
+      sum += rows[i];
+    }
+    left -= some, table += some * columns;
+  }
+  return sum;
+}
+
+// One block, after all have counted, or for a routing that was counted before: `said` is then rows
+// for ranks and experts, in shared memory.
+__device__ inline void scan(const DispatchArgs& a, u32* said, bool counted) {
+  u32 ranks = a.c.ranks, experts = a.c.experts;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < ranks + experts && a.c.verdict == kEnter; i += blockDim.x) {
+    bool is_rank = i < ranks;
+    u32 width = is_rank ? ranks : experts, column = is_rank ? i : i - ranks;
+    u32* counts = (is_rank ? a.r.counts : a.r.expert_counts) + column;
+    u32* table = (is_rank ? a.r.block_ranks : a.r.block_experts) + column;
+    if (counted) *counts = scan_column(table, width, is_rank || a.layout != kFlat);
+    said[i] = *counts;
+  }
+  sync_block();
+}
+
+// The span that a token is of: spans are powers of two, which need no division.
+__device__ inline u32 span_of(const Routing& r, u32 token) { return token >> popc(r.span - 1); }
+
+// Where the row that `packed` of Routing::rows stands for lies among this rank's rows for `rank`.
+__device__ inline u32 row_of(const Common& c, const Routing& r, u32 token, u32 packed, u32 rank) {
+  u32 span = span_of(r, token);
+  return (packed & ((1u << kPlaceBits) - 1)) + r.span_ranks[span * c.ranks + rank] +
+         r.block_ranks[span / kWarps * c.ranks + rank];
+}
+
+// What is to be added to a token's place among this rank's rows for a rank. kGrouped: nothing where
+// there is no table.
+__device__ inline u32 base_of(const Common& c, const Routing& r, const u32* row_base, u32 token,
+                              u32 rank) {
+  if constexpr (!kGrouped) return row_base[rank];
+  return row_base ? row_base[group_of(c, r, token) * c.ranks + rank] : 0;
+}
+
+// The row of a token at the rank of its selection k, or -1 if another k stands for that rank.
+__device__ inline i64 row_at(const Common& c, const Routing& r, const u32* row_base, u32 token,
+                             u32 packed, u32* rank) {
+  if (packed == kNoRow) return -1;
+  *rank = packed >> kPlaceBits;
+  return base_of(c, r, row_base, token, *rank) + row_of(c, r, token, packed, *rank);
+}
+
+// What Routing::rows has for a token and lane k. All lanes of a warp.
+__device__ inline u32 packed_row(const Common& c, const Routing& r, u32 token) {
+  u32 lane = lane_id();
+  return lane < c.topk ? r.rows[(u64)token * c.topk + lane] : kNoRow;
+}
+
+// The expert-major row of a token's selection k, which selects `expert`.
+__device__ inline u32 expert_row(const Common& c, const Routing& r, const u32* expert_base,
+                                 u32 token, u32 k, u32 expert) {
+  u32 span = span_of(r, token);
+  if constexpr (kGrouped) expert_base += group_of(c, r, token) * c.experts;
+  return expert_base[expert] + r.span_experts[(u64)span * c.experts + expert] +
+         r.block_experts[(u64)(span / kWarps) * c.experts + expert] +
+         r.places[(u64)token * c.topk + k];
+}
+
+}  // namespace ty

@@ -1,0 +1,307 @@
+// Moving rows: each is loaded once and stored to every rank that wants it, straight to its place.
+//
+// Two ways: bulk copies through shared memory (TMA, sm_90 and later), and vectors of 16 bytes. Lane k
+// of a warp stores to the rank of selection k, so that ranks are taken in the order of the routing.
+#pragma once
+#include "tiles.cuh"
+
+namespace ty {
+
+// Where the rows of this rank go.
+struct Targets {
+  const u32* row_base;     // [R]
+  const u32* expert_base;  // [E], expert-major and packed
+  const u64* x;            // [R]: address of the first received row
+};
+
+// What lanes must know of a token before they can tell where its row goes: a word for each k.
+__device__ inline const u32* aims_of(const DispatchArgs& a, u64 token) {
+  const u32* all = a.by_token() ? a.r.rows : reinterpret_cast<const u32*>(a.r.topk);
+  return all + token * a.c.topk;
+}
+
+// Expert-major and packed: a row goes to the place of its first expert at each rank. All lanes of a
+// warp.
+__device__ inline i64 first_expert_row(const DispatchArgs& a, const Targets& to, u32 token,
+                                       i32 expert, u32* rank) {
+  u32 lane = lane_id();
+  *rank = expert >= 0 ? a.c.rank_of(expert) : 0;
+  u32 same = match_any(expert >= 0 ? (i32)*rank : -1 - (i32)lane);
+  // What stays on this rank goes to all its places at once, where others' rows come in tiles.
+  bool every = a.in_tiles() && *rank == a.c.rank;
+  if (expert < 0 || !(every || first_of(same) == lane)) return -1;
+  return expert_row(a.c, a.r, to.expert_base, token, lane, expert);
+}
+
+// Where lane k stores a piece of a token's row, or null. All lanes of a warp.
+template <bool kTiles>
+__device__ inline u8* target(const DispatchArgs& a, const Targets& to, u32 token, u32 piece,
+                             u32 aimed) {
+  u32 rank = 0;
+  // Kernels that may take tiles move all other rows in the order of tokens.
+  bool by_token = kMayTile ? !kTiles : a.by_token();
+  i64 row = by_token ? row_at(a.c, a.r, to.row_base, token, aimed, &rank)
+                         : first_expert_row(a, to, token, (i32)aimed, &rank);
+  if (row < 0) return nullptr;
+  return reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
+}
+
+__device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
+  u64 left = a.row_bytes - (u64)piece * a.piece_bytes;
+  return left < a.piece_bytes ? (u32)left : a.piece_bytes;
+}
+
+#if TY_ROWS_TMA
+
+// One warp's stages, each with a piece of a row, what the piece is, and the words that tell its way.
+//
+// The first pieces of each warp are its own, and are loaded before it is known where rows go: all but
+// `prime` and `drop` is for when that is known.
+class Stages {
+ public:
+  __device__ Stages(const DispatchArgs& a, u8* shared)
+      : a_(a), units_(a.c.tokens() * a.pieces), warps_(gridDim.x * a.movers) {
+    __shared__ u64 barriers[64];
+    u32 first = wave_id() * a.stages;
+    pitch_ = (a.piece_bytes + 127) / 128 * 128;
+    rows_ = shared_address(shared + a.table_bytes) + first * pitch_;
+    barriers_ = shared_address(barriers) + first * 8;
+    notes_ = reinterpret_cast<u32*>(shared + a.notes_at) + first * words();
+    if (wave_id() < a.movers && lane() == 0) {
+#pragma unroll 1
+      for (u32 s = 0; s < a.stages; s++) init_barrier(barriers_ + 8 * s, 1);
+      publish_barriers();
+    }
+    publish_places();
+    sync_wave();
+  }
+
+  // How many loads run ahead of stores: one group of stores still reads shared memory while the next
+  // row arrives.
+  __device__ u32 ahead() const { return a_.stages > 1 ? a_.stages - 1 : 1; }
+
+  // Loads this warp's own pieces, if it moves rows.
+  __device__ void prime() {
+    u32 unit = wave_id() < a_.movers ? blockIdx.x * a_.movers + wave_id() : units_;
+#pragma unroll 1
+    for (; primed_ < ahead() && unit < units_; unit += warps_) start(unit, primed_++);
+    sync_wave();
+  }
+  // Where rows do not go: waits for what was loaded, as the block ends.
+  __device__ void drop() {
+#pragma unroll 1
+    for (u32 s = 0; s < primed_; s++) wait_barrier(barriers_ + 8 * s, 0);
+  }
+  __device__ void deal() {
+    dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.state->dealt, 1ull) + warps_ * ahead() : 0;
+  }
+
+  // Pieces that are left for each warp when the one that is dealt to this one is taken.
+  __device__ u32 left() const {
+    u32 dealt = shfl(dealt_, 0);
+    return dealt < units_ ? (units_ - dealt) / warps_ : 0;
+  }
+
+  // Loads the next piece of this warp, if there is one: its own, then those that are dealt as warps come
+  // free, so that no block waits for the slowest at the end.
+  __device__ bool load() {
+    u32* note = notes_ + fill_ * words();
+    if (aimed_ < primed_) {
+      aimed_++;
+    } else {
+      u32 unit = shfl(dealt_, 0);
+      if (unit >= units_) return false;
+      start(unit, fill_);
+      deal();
+      sync_wave();
+    }
+    if (lane() < a_.c.topk) copy_async(note + 2 + lane(), aims_of(a_, note[0]) + lane(), 4);
+    fill_ = fill_ + 1 == a_.stages ? 0 : fill_ + 1;
+    return true;
+  }
+
+  // Stores the oldest piece to every rank that wants it; returns its token.
+  template <bool kTiles>
+  __device__ u32 store(const Targets& to) {
+    copies_done();
+    sync_wave();
+    const u32* note = notes_ + slot_ * words();
+    u32 token = note[0], piece = note[1];
+    u8* there = target<kTiles>(a_, to, token, piece, lane() < a_.c.topk ? note[2 + lane()] : kNoRow);
+    wait_barrier(barriers_ + 8 * slot_, parity_ >> slot_ & 1);
+    parity_ ^= 1u << slot_;
+    if (there) bulk_store(there, rows_ + slot_ * pitch_, piece_length(a_, piece));
+    close_stores();
+    slot_ = slot_ + 1 == a_.stages ? 0 : slot_ + 1;
+    return token;
+  }
+
+ private:
+  __device__ static u32 lane() { return lane_id(); }
+  // Of a note: token, piece, and a word for each k.
+  __device__ u32 words() const { return 2 + a_.c.topk; }
+  __device__ void start(u32 unit, u32 stage) {
+    if (lane() != 0) return;
+    u32* note = notes_ + stage * words();
+    u32 token = unit / a_.pieces, piece = unit - token * a_.pieces;
+    note[0] = token, note[1] = piece;
+    bulk_load(rows_ + stage * pitch_,
+              a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes, piece_length(a_, piece),
+              barriers_ + 8 * stage);
+  }
+
+  const DispatchArgs& a_;
+  u32 units_, warps_, dealt_ = 0, primed_ = 0, aimed_ = 0;
+  u32 pitch_, rows_, barriers_, slot_ = 0, fill_ = 0, parity_ = 0;
+  u32* notes_;
+};
+
+// Tokens of pieces that a warp has stored and not counted, one per lane. They are counted a few at a
+// time: to make stores seen by others takes as long as to move a piece.
+class Uncounted {
+ public:
+  static constexpr u32 kMost = 6;
+
+  __device__ u32 held() const { return held_; }
+  __device__ void add(u32 token) {
+    if (lane_id() == held_) token_ = token;
+    held_++;
+  }
+  // Counts all but the `last` newest, 0 or 1. `complete()` returns once their stores are complete.
+  template <class Up, class Complete>
+  __device__ void count(const DispatchArgs& a, const Up& up, u32 last, Complete complete) {
+    constexpr u32 kAtOnce = 3;
+    u32 due = held_ - last, topk = a.c.topk, pairs = due * topk;
+#pragma unroll 1
+    for (u32 first = 0; first < pairs; first += kWave * kAtOnce) {
+      u64* counts[kAtOnce];
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; i++) {
+        u32 pair = first + kWave * i + lane_id(), which = pair / topk;
+        u32 token = shfl(token_, which);
+        counts[i] = pair < pairs ? count_of_row(a, up, token, pair - which * topk) : nullptr;
+      }
+      // Behind the looks for counts, as these take a microsecond.
+      if (first == 0) {
+        complete();
+        sync_wave();
+        fence_system();
+      }
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; i++)
+        if (counts[i]) add_relaxed(counts[i], 1);
+    }
+    token_ = shfl(token_, due);
+    held_ = last;
+  }
+
+ private:
+  u32 token_ = 0, held_ = 0;
+};
+
+// One warp's way of moving rows.
+template <bool kTiles, class Up>
+class Mover {
+ public:
+  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages& stages)
+      : a_(a), up_(up), to_(to), stages_(stages) {
+    // The places were said to be free by loads; bulk stores are of another proxy.
+    publish_places();
+    if (wave_id() < a.movers) stages_.deal();
+  }
+
+  // Moves the pieces that are dealt to this warp: then all are stored, and counted. Loads run ahead of
+  // stores by stages - 1, so that one group of stores is still reading shared memory while the next row
+  // arrives.
+  __device__ void move() {
+    if (wave_id() >= a_.movers) return;
+    u32 ahead = stages_.ahead(), loaded = 0;
+    while (loaded < ahead && load()) loaded++;
+    for (; loaded > 0; loaded--) {
+      u32 token = stages_.template store<kTiles>(to_);
+      if constexpr (kTiles) note(token);
+      if (!more_) continue;
+      if (a_.stages > 1)
+        stores_read_but_one();
+      else
+        stores_read();
+      sync_wave();
+      loaded += load();
+    }
+    if constexpr (kTiles) uncounted_.count(a_, up_, 0, [] { stores_done(); });
+    stores_done();
+  }
+
+ private:
+  __device__ bool load() { return more_ = stages_.load(); }
+  // Takes note of the piece that was stored last. All older ones are complete, or nearly so. Towards the
+  // end fewer are held back, so that few tiles come late.
+  __device__ void note(u32 token) {
+    uncounted_.add(token);
+    u32 due = min(stages_.left(), Uncounted::kMost - 1);
+    if (uncounted_.held() <= max(due, 1u)) return;
+    uncounted_.count(a_, up_, 1, [] { stores_done_but_one(); });
+  }
+
+  const DispatchArgs& a_;
+  const Up& up_;
+  Targets to_;
+  Stages& stages_;
+  Uncounted uncounted_;
+  bool more_ = true;
+};
+
+#else
+
+// Vectors go through registers: nothing is loaded ahead.
+class Stages {
+ public:
+  __device__ Stages(const DispatchArgs&, u8*) {}
+  __device__ void prime() {}
+  __device__ void drop() {}
+};
+
+template <bool kTiles, class Up>
+class Mover {
+ public:
+  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages&)
+      : a_(a), up_(up), to_(to), units_((u64)a.c.tokens() * a.pieces) {
+    if (wave_id() < a.movers) deal();
+  }
+
+  // Moves the pieces that are dealt to this warp: then all are stored, and counted.
+  __device__ void move() {
+    while (dealt_ < units_) {
+      u64 unit = dealt_;
+      deal();
+      move_piece((u32)(unit / a_.pieces), (u32)(unit % a_.pieces));
+    }
+  }
+
+ private:
+  __device__ void deal() {
+    dealt_ = lane_id() == 0 ? atomic_add(&a_.c.state->dealt, 1ull) : 0;
+    dealt_ = shfl(dealt_, 0);
+  }
+  __device__ void move_piece(u32 token, u32 piece) const {
+    u32 lane = lane_id();
+    u32 aimed = lane < a_.c.topk ? aims_of(a_, token)[lane] : kNoRow;
+    u8* there = target<kTiles>(a_, to_, token, piece, aimed);
+    const u8* from = a_.x + token * a_.row_bytes + (u64)piece * a_.piece_bytes;
+    VectorCopier().copy(there, from, piece_length(a_, piece));
+    if (!kTiles) return;
+    sync_wave();
+    fence_system();
+    u64* count = lane < a_.c.topk ? count_of_row(a_, up_, token, lane) : nullptr;
+    if (count) add_relaxed(count, 1);
+  }
+
+  const DispatchArgs& a_;
+  const Up& up_;
+  Targets to_;
+  u64 units_, dealt_ = ~0ull;
+};
+
+#endif
+
+}  // namespace ty

@@ -1,0 +1,474 @@
+//! Windows, records, and how a launch uses shared memory.
+
+use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use super::args::{HEAD, SIDE_WARPS, TEXT_WORDS, WARPS};
+use super::exchange::{Exchange, Part};
+use super::pulls::Pulls;
+use super::push::most_units;
+use crate::config::GpuConfig;
+
+/// Window of entry records.
+pub(super) const CONTROL: usize = 0;
+/// Window of rows.
+pub(super) const ARENA: usize = 1;
+
+/// Warps of a block that move rows: bulk copies of one or two stages each fill what a multiprocessor has,
+/// and many shallow queues beat few deep ones. The last two move what goes beside rows first: see
+/// `SIDE_WARPS`.
+const MOVERS: u32 = 14;
+/// The same for rows that only cross a link: more warps crowd it, and bf16 rows took 1.5 % longer.
+const LINK_MOVERS: u32 = 7;
+const MOST_STAGES: u32 = 4;
+/// Rows of a tile, which expert-major rows are spread by: see `tiles.cuh`. A source never has more
+/// than `MOST_TILES`.
+const TILE_ROWS: u32 = 64;
+const MOST_TILES: u32 = 1024;
+/// A longer row moves in pieces.
+pub(super) const LONGEST_PIECE: u64 = 16_384;
+/// The most shared memory that kernels declare.
+pub(super) const DECLARED: u32 = 2048;
+/// Shared memory that is not for stages: that, and what the driver keeps.
+pub(super) const KEPT: u32 = DECLARED + 1024;
+/// Most bytes that an arena takes for two outputs of any layout, unless the config says otherwise.
+const ARENA_LIMIT: u64 = 16 << 30;
+/// The same in host memory, which all ranks of a machine share, and which is pinned at once.
+const HOST_ARENA_LIMIT: u64 = 4 << 30;
+/// Most bytes of an arena: a combine names places in units of 16 bytes, in 32 bits.
+pub(crate) const MOST_ARENA: u64 = 64 << 30;
+
+/// Sizes and offsets of both windows; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    /// 64-bit words of one record.
+    pub(super) entry_words: u32,
+    /// Operations whose records have places of their own.
+    pub(super) slots: u32,
+    ranks: u32,
+    /// Rows of a tile.
+    pub(super) tile_rows: u32,
+    /// Tiles of the rows that one rank has for another, at most.
+    tiles: u32,
+    /// Units of them that a combine pushes, at most.
+    pub(super) units: u32,
+    pub(super) arena_bytes: u64,
+    /// The longest put, where kernels put; else they load and store.
+    pub(super) longest_put: Option<u64>,
+}
+
+impl Sizes {
+    pub(super) fn new(exchange: &Exchange, config: &GpuConfig) -> Result<Self> {
+        let Exchange { shape, groups, in_flight, longest_put, .. } = *exchange;
+        let words = HEAD + (shape.ranks + shape.experts) * groups + TEXT_WORDS;
+        // fp32 with as many scale bytes as channels: the widest row that any call may bring.
+        let row = RowFormat {
+            x_bytes: 4 * shape.hidden,
+            scale_bytes: shape.hidden.max(4),
+            weights: true,
+        };
+        let worst = |layout| {
+            let spec = RegionSpec { shape: exchange.regions, layout, row };
+            RegionLayout::worst(&spec).map(|r| r.bytes)
+        };
+        let staged = match longest_put {
+            Some(_) => staged_bytes(&shape, &row, shape.max_tokens),
+            None => 0,
+        };
+        let arena_bytes = match config.arena_mib {
+            // Rows on their way between domains, there and back: no output lies there.
+            _ if exchange.part == Part::Between => {
+                let each = worst(Layout::Flat)? + staged;
+                u64::from(in_flight.max(2) + 1) * each
+            }
+            Some(mib) => mib << 20,
+            None => {
+                let flat = worst(Layout::Flat)?;
+                if flat > MOST_ARENA {
+                    return Err(too_large(flat));
+                }
+                // A shape whose other layouts have too many rows for an index still works flat.
+                let major = Layout::ExpertMajor { alignment: 128, zero_padding: false };
+                let others = [major, Layout::Packed].map(|layout| worst(layout).unwrap_or(0));
+                let two = 2 * others.into_iter().fold(flat, u64::max);
+                let limit = if longest_put.is_some() { HOST_ARENA_LIMIT } else { ARENA_LIMIT };
+                let moving = u64::from(in_flight) * staged;
+                (two.min(limit).max(4 * flat) + moving).min(MOST_ARENA)
+            }
+        };
+        if arena_bytes > MOST_ARENA {
+            return Err(too_large(arena_bytes));
+        }
+        let tile_rows = shape.max_tokens.div_ceil(MOST_TILES).next_multiple_of(TILE_ROWS);
+        Ok(Self {
+            tile_rows,
+            tiles: shape.max_tokens.div_ceil(tile_rows),
+            units: most_units(shape.max_tokens),
+            entry_words: words.next_multiple_of(16),
+            slots: exchange.slots(),
+            ranks: shape.ranks,
+            arena_bytes,
+            longest_put,
+        })
+    }
+
+    /// Where the records of a slot start in the control window.
+    pub(super) fn entries(&self, slot: u32) -> u64 {
+        8 * u64::from(slot) * u64::from(self.ranks) * u64::from(self.entry_words)
+    }
+
+    /// Where the counts of tiles start in the control window: behind the records. Kernels that put have
+    /// none.
+    pub(super) fn tiles(&self) -> u64 {
+        self.entries(self.slots)
+    }
+
+    /// Where the words of units that are pushed start in the control window: behind the counts of tiles.
+    pub(super) fn flags(&self) -> u64 {
+        self.tiles() + 8 * u64::from(self.ranks) * u64::from(self.tiles)
+    }
+
+    /// Records that came, then, where kernels put, those that are staged: as many; else the counts of
+    /// tiles and the words of units.
+    pub(super) fn control_bytes(&self) -> u64 {
+        match self.longest_put {
+            Some(_) => 2 * self.entries(self.slots),
+            None => self.flags() + 8 * u64::from(self.ranks) * u64::from(self.units),
+        }
+    }
+
+    /// Of each slot: the rows' arrival and the end of reading, each raised by one rank; where kernels
+    /// put, the arrival of records too.
+    pub(super) fn signals(&self) -> u32 {
+        let kinds = if self.longest_put.is_some() { 3 } else { 2 };
+        kinds * self.ranks * self.slots
+    }
+}
+
+/// The most rows that this rank's tokens make: one per token and rank that it selects.
+fn most_rows(shape: &Shape, tokens: u32) -> u64 {
+    u64::from(tokens) * u64::from(shape.topk.min(shape.ranks))
+}
+
+/// Bytes that a dispatch of so many tokens stages, where kernels put: `Staged` of the kernels, for all
+/// ranks.
+pub(super) fn staged_bytes(shape: &Shape, row: &RowFormat, tokens: u32) -> u64 {
+    let by_k = 4 * u64::from(shape.topk);
+    let weights = if row.weights { by_k } else { 0 };
+    let each = u64::from(row.x_bytes) + u64::from(row.scale_bytes) + weights + by_k + 4;
+    let arrays = 5 * u64::from(shape.ranks);
+    most_rows(shape, tokens) * each + arrays * REGION_ALIGN
+}
+
+/// Bytes that the rows of a combine take where they come back, if kernels put them: rows, weights.
+pub(super) fn landing_bytes(shape: &Shape, widths: [u64; 2], tokens: u32) -> [u64; 2] {
+    widths.map(|width| (most_rows(shape, tokens) * width).next_multiple_of(REGION_ALIGN))
+}
+
+/// How a dispatch moves rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moves {
+    pub(super) piece_bytes: u32,
+    pub(super) pieces: u32,
+    pub(super) stages: u32,
+    pub(super) movers: u32,
+    /// Shared memory of a dispatch before the stages: see `DispatchTables`.
+    pub(super) table_bytes: u32,
+    /// Tokens whose ids, weights and scales are gathered at once: see `SideRoom`.
+    pub(super) side_tokens: u32,
+    /// Shared memory of one gathering.
+    pub(super) side_bytes: u32,
+    /// Whether scales are gathered: they are not where they are wide.
+    pub(super) side_scales: bool,
+    pub(super) side_at: u32,
+    /// Tokens that a warp counts at once.
+    pub(super) tally_tokens: u32,
+    /// What the stages hold: see `Stages` of the kernels.
+    pub(super) notes_at: u32,
+    pub(super) shared: u32,
+    pub(super) pitch: u32,
+}
+
+/// Shared memory that one gathering may take, but for its list of tokens.
+const SIDE_ROOM: u32 = 12 << 10;
+const MOST_SIDE_BYTES: u32 = (SIDE_ROOM + 2 * 16 + 128).next_multiple_of(128);
+/// Wider scales move from memory to memory.
+const WIDEST_SCALES: u32 = 1024;
+
+/// Tokens that a warp counts at once where a block has room for what they select: one bit each of a
+/// word. Fewer take longer: what was counted is summed up more often.
+const MOST_TALLY_TOKENS: u32 = 32;
+
+/// Shared memory of a dispatch that does not depend on its rows.
+struct Tables {
+    /// See `DispatchTables`.
+    table_bytes: u32,
+    /// While it counts, each warp has two numbers per rank and expert, and the experts that
+    /// `tally_tokens` tokens select, where stages and gatherings are later.
+    counts: u32,
+    tally_tokens: u32,
+}
+
+impl Tables {
+    /// On a device that gives a block `most_shared` bytes.
+    fn new(Exchange { shape, groups, .. }: &Exchange, most_shared: u32) -> Self {
+        let ranks = shape.ranks;
+        // So many never have room, and are refused; their bytes can still be counted.
+        let experts = shape.experts.min(1 << 20);
+        let of_rank = 6 * 8 + 4 * (groups + 3) + 4 * (HEAD + ranks * groups);
+        let table_bytes = (ranks * of_rank + 4 * (groups + 1) * experts).next_multiple_of(128);
+        let counts = |tokens| WARPS * (2 * (ranks + experts) + tokens * shape.topk) * 4;
+        let room = most_shared.saturating_sub(KEPT + table_bytes);
+        let mut tally_tokens = MOST_TALLY_TOKENS;
+        while tally_tokens > 1 && counts(tally_tokens) > room {
+            tally_tokens /= 2;
+        }
+        Self { table_bytes, counts: counts(tally_tokens), tally_tokens }
+    }
+}
+
+impl Moves {
+    /// For rows on a device that gives a block `most_shared` bytes.
+    /// `links`: rows go by bulk copies, and each to one place of a rank.
+    pub(super) fn new(
+        exchange: &Exchange,
+        row: &RowFormat,
+        (most_shared, links): (u32, bool),
+    ) -> Self {
+        let shape = &exchange.shape;
+        let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
+        let Tables { table_bytes, counts, tally_tokens } = Tables::new(exchange, most_shared);
+        let side_scales = row.scale_bytes <= WIDEST_SCALES;
+        let each = 8 * topk + if side_scales { row.scale_bytes } else { 0 };
+        let mut side_tokens = 32;
+        while side_tokens > 1 && side_tokens * each > SIDE_ROOM {
+            side_tokens /= 2;
+        }
+        // Two arrays by K of multiples of 16 bytes, a list of tokens, scales.
+        let side_bytes = (side_tokens * each + 2 * 16 + 128).next_multiple_of(128);
+        let (piece_bytes, pieces) = pieces(row.x_bytes.into());
+        let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
+        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes)
+            / (pitch + note);
+        let movers = if links { LINK_MOVERS } else { MOVERS }.min(room).max(1);
+        let stages = (room / movers).clamp(1, MOST_STAGES);
+        let stages_bytes = movers * stages * pitch;
+        let notes_at = table_bytes + stages_bytes + SIDE_WARPS * side_bytes;
+        let used = stages_bytes + SIDE_WARPS * side_bytes + movers * stages * note;
+        Self {
+            piece_bytes,
+            pieces,
+            stages,
+            movers,
+            table_bytes,
+            side_tokens,
+            side_bytes,
+            side_scales,
+            side_at: table_bytes + stages_bytes,
+            tally_tokens,
+            notes_at,
+            shared: table_bytes + counts.max(used),
+            pitch,
+        }
+    }
+}
+
+/// Whether a block of a device that gives it `most_shared` bytes has room for the tables of a shape,
+/// and for a piece of its widest row. Equal on equal devices: an operation must not find out.
+pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> {
+    let shape = &exchange.shape;
+    let widest = 4 * u64::from(shape.hidden);
+    let Tables { table_bytes, counts, .. } = Tables::new(exchange, most_shared);
+    // One stage, as fewer warps may move rows.
+    let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
+    let moves =
+        table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
+    let pulls = Pulls::new(exchange, widest, most_shared).shared;
+    let needed = moves.max(pulls).saturating_add(KEPT);
+    if needed <= most_shared {
+        return Ok(());
+    }
+    let of = |what, fix| {
+        let message = format!(
+            "{} ranks{what}, {} experts and top-{} need {needed} bytes of shared memory in a block; the \
+             device has {most_shared}",
+            shape.ranks, shape.experts, shape.topk
+        );
+        Err(Error::new(ErrorKind::Unsupported, "plan needs", message).with_fix(fix))
+    };
+    match exchange.groups {
+        1 => of(String::new(), "use fewer experts, or a device with more shared memory"),
+        groups => of(
+            format!(" of each of {groups} domains"),
+            "use fewer domains or experts, or a device with more shared memory",
+        ),
+    }
+}
+
+#[cold]
+fn too_large(flat: u64) -> Error {
+    let message = format!(
+        "one flat output may take {flat} bytes; an arena has at most {MOST_ARENA}, in which combine \
+         can name places"
+    );
+    Error::new(ErrorKind::Unsupported, "plan needs", message)
+        .with_fix("lower max_tokens; or set `arena_mib` of the kernel set for what really arrives")
+}
+
+/// Bytes of a piece of a row, and how many there are.
+pub(super) fn pieces(row_bytes: u64) -> (u32, u32) {
+    let pieces = row_bytes.div_ceil(LONGEST_PIECE).max(1);
+    let piece = row_bytes.div_ceil(pieces).next_multiple_of(REGION_ALIGN).min(row_bytes);
+    (piece as u32, row_bytes.div_ceil(piece.max(1)).max(1) as u32)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::exchange::Team;
+    use super::*;
+
+    pub(in super::super) fn whole(
+        shape: Shape,
+        in_flight: u32,
+        longest_put: Option<u64>,
+    ) -> Exchange {
+        Exchange {
+            part: Part::Whole,
+            level: 0,
+            shape,
+            regions: shape,
+            groups: 1,
+            team: Team { first: 0, step: 1 },
+            rank: 0,
+            longest_put,
+            in_flight,
+        }
+    }
+
+    pub(in super::super) const HOPPER: u32 = 232_448;
+
+    #[test]
+    fn pieces_cover_a_row_and_fit_shared_memory() {
+        for (ranks, experts) in [(1, 4), (2, 512), (8, 256), (72, 288)] {
+            let shape = Shape { ranks, experts, topk: 2, hidden: 64, max_tokens: 8 };
+            for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
+                let row = RowFormat { x_bytes: row_bytes as u32, scale_bytes: 224, weights: true };
+                let exchange = whole(shape, 2, None);
+                let moves = Moves::new(&exchange, &row, (HOPPER, row_bytes % 32 == 0));
+                let covered = u64::from(moves.pieces) * u64::from(moves.piece_bytes);
+                assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
+                assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
+                assert!(moves.shared + KEPT <= HOPPER, "{moves:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_arena_is_never_larger_than_what_combine_can_name() {
+        let config = GpuConfig::default();
+        let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
+        let arena = |max_tokens| {
+            let shape = Shape { max_tokens, ..shape };
+            Sizes::new(&whole(shape, 1, None), &config).map(|sizes| sizes.arena_bytes)
+        };
+        assert_eq!(arena(4096).unwrap(), ARENA_LIMIT);
+        assert_eq!(arena(65_536).unwrap(), MOST_ARENA);
+        let error = arena(1 << 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("an arena has at most 68719476736"), "{error}");
+    }
+
+    #[test]
+    fn where_kernels_put_there_is_room_for_staged_records_rows_and_signals_of_records() {
+        let shape = Shape { ranks: 2, experts: 8, topk: 4, hidden: 64, max_tokens: 16 };
+        let sizes = |put| Sizes::new(&whole(shape, 2, put), &GpuConfig::default()).unwrap();
+        let (stores, puts) = (sizes(None), sizes(Some(1024)));
+        let records = puts.entries(puts.slots);
+        assert_eq!(puts.control_bytes(), 2 * records);
+        // A tile and two units from each rank.
+        assert_eq!([stores.tiles(), stores.flags()], [records, records + 2 * 8]);
+        assert_eq!(stores.control_bytes(), records + 2 * 8 + 2 * 2 * 8);
+        assert_eq!([stores.signals(), puts.signals()], [8, 12]);
+        let row = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
+        // One row per token and rank: 2 ranks, though a token selects 4 experts.
+        assert_eq!(staged_bytes(&shape, &row, 3), 6 * (128 + 4 + 16 + 16 + 4) + 10 * 128);
+        assert!(puts.arena_bytes > stores.arena_bytes);
+        assert_eq!(landing_bytes(&shape, [128, 16], 3), [768, 128]);
+    }
+
+    #[test]
+    fn tiles_grow_where_there_would_be_too_many() {
+        let tiles = |max_tokens| {
+            let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens };
+            let config = GpuConfig { arena_mib: Some(1024), ..GpuConfig::default() };
+            Sizes::new(&whole(shape, 1, None), &config).map(|s| (s.tile_rows, s.tiles)).unwrap()
+        };
+        assert_eq!(tiles(1), (64, 1));
+        assert_eq!(tiles(4096), (64, 64));
+        assert_eq!(tiles(1 << 20), (1024, 1024));
+    }
+
+    #[test]
+    fn shapes_that_no_block_has_room_for_are_refused_before_the_first_operation() {
+        let shape = |experts, topk| Shape { ranks: 8, experts, topk, hidden: 7168, max_tokens: 64 };
+        const AMPERE: u32 = 166_912;
+        const SMALL: u32 = 101_376;
+        for (experts, topk, shared, fits) in [
+            (512, 8, HOPPER, true),
+            (512, 32, HOPPER, true),
+            (512, 32, AMPERE, true),
+            (1536, 8, HOPPER, true),
+            (2048, 8, HOPPER, false),
+            (512, 8, SMALL, true),
+            (256, 16, SMALL, true),
+            (1024, 8, SMALL, false),
+        ] {
+            let found = check_shared(&whole(shape(experts, topk), 2, None), shared);
+            assert_eq!(found.is_ok(), fits, "{experts} experts, top-{topk}: {found:?}");
+        }
+        let error = check_shared(&whole(shape(2048, 8), 2, None), HOPPER).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("2048 experts and top-8 need") && text.contains("232448"), "{text}");
+        // What is heard of each domain's rows.
+        let inside = Exchange { groups: 72, ..whole(shape(64, 8), 2, None) };
+        assert!(check_shared(&inside, HOPPER).is_ok());
+        let inside = Exchange { shape: Shape { ranks: 32, ..inside.shape }, ..inside };
+        let error = check_shared(&inside, HOPPER).unwrap_err();
+        assert!(
+            error.to_string().contains("32 ranks of each of 72 domains, 64 experts"),
+            "{error}"
+        );
+        assert!(error.fix().is_some_and(|fix| fix.contains("fewer domains")), "{error}");
+    }
+
+    #[test]
+    fn a_row_of_7168_channels_has_fourteen_stages_in_as_many_warps_or_half_of_them() {
+        let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
+        let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
+        let exchange = whole(shape, 2, None);
+        let moves = |row, links| {
+            let moves = Moves::new(&exchange, row, (HOPPER, links));
+            (moves.pieces, moves.movers, moves.stages)
+        };
+        assert_eq!([false, true].map(|links| moves(&row, links)), [(1, 14, 1), (1, 7, 2)]);
+        let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };
+        assert_eq!([false, true].map(|links| moves(&row, links)), [(1, 14, 1), (1, 7, 3)]);
+    }
+
+    #[test]
+    fn of_several_domains_records_count_every_group_and_the_rail_has_room_for_rows_on_their_way() {
+        use super::super::exchange::tests::SHAPE;
+        // 3 domains of 2 ranks and 8 experts.
+        let [inside, between] = Exchange::levels(&SHAPE, [None, Some(1024)]);
+        let config = GpuConfig { arena_mib: Some(7), ..GpuConfig::default() };
+        let [inner, outer] = [&inside, &between].map(|e| Sizes::new(e, &config).unwrap());
+        let words = |counts: u32| (HEAD + counts + TEXT_WORDS).next_multiple_of(16);
+        assert_eq!(inner.entry_words, words((2 + 8) * 3));
+        assert_eq!(outer.entry_words, words(3 + 24));
+        assert_eq!([inner.signals(), outer.signals()], [2 * 2 * 2, 3 * 3 * 4]);
+        assert_eq!(inner.arena_bytes, 7 << 20);
+        // Three times: 24 rows that come, and 16 that this rank stages, two domains per token.
+        let row = u64::from(4 * SHAPE.hidden + SHAPE.hidden + 8 * SHAPE.topk + 4);
+        assert!((3 * 40 * row..3 * 40 * row + 3 * 32 * 128).contains(&outer.arena_bytes));
+    }
+}

@@ -1,0 +1,101 @@
+// What a block of a dispatch knows of all ranks.
+#pragma once
+#include "region.cuh"
+#include "route.cuh"
+
+namespace ty {
+
+// What a block knows of all ranks, in shared memory.
+struct DispatchTables {
+  u64* x;            // [R]: addresses in the ranks' regions
+  u64* scales;       // expert-major and packed: where scales and weights land
+  u64* weights;
+  u64* ids;          // expert-major and packed: slots
+  u64* source;       // packed: where sources land
+  u64* needed;       // [R]: bytes of the ranks' regions
+  u32* row_base;     // [G, R]: see Routing
+  u32* tokens;       // [R]: N
+  u32* first_row;    // [R]: the first row of each source here
+  u32* expert_rows;  // [R]: X; all places, packed
+  u32* heard;        // [R, kHead + R * G]
+  u32* expert_base;  // [G, E]: this rank's first row of each expert, at its owner; kGrouped: as row_base
+  u32* expert_all;   // [E]: rows of each expert from all ranks
+
+  __device__ DispatchTables(u8* shared, const Common& c) {
+    u64* wide = reinterpret_cast<u64*>(shared);
+    x = wide, scales = x + c.ranks, weights = scales + c.ranks, ids = weights + c.ranks;
+    source = ids + c.ranks, needed = source + c.ranks;
+    row_base = reinterpret_cast<u32*>(needed + c.ranks);
+    tokens = row_base + c.ranks * c.groups(), first_row = tokens + c.ranks;
+    expert_rows = first_row + c.ranks;
+    heard = expert_rows + c.ranks;
+    expert_base = heard + c.ranks * (kHead + c.ranks * c.groups());
+    expert_all = expert_base + c.experts * c.groups();
+  }
+};
+
+// The table by which rows are stored: those that are staged are numbered as this rank counts them,
+// where groups have rows of others between them.
+__device__ inline const u32* named_from(const DispatchArgs& a, const DispatchTables& t) {
+  return kGrouped && a.stages_rows() ? nullptr : t.row_base;
+}
+
+__device__ inline u32 words_of(const DispatchArgs& a) {
+  return kHead + a.c.ranks * a.c.groups();
+}
+
+// Rows that `rank` gets of a source, all groups of them.
+__device__ inline u32 rows_from(const DispatchArgs& a, const u32* heard, u32 rank, u32 source) {
+  u32 rows = 0, groups = a.c.groups();
+#pragma unroll 1
+  for (u32 g = 0; g < groups; g++) rows += heard[source * words_of(a) + kHead + rank * groups + g];
+  return rows;
+}
+
+// This rank's own region, once it is placed.
+__device__ inline Region& own_region() {
+  __shared__ Region region;
+  return region;
+}
+
+// Once it is known how many rows come to a rank.
+__device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
+  bool packed = a.layout == kPacked, exact = !packed && !a.worst;
+  u64 rows = a.is_flat() ? 0 : !packed && a.worst ? a.worst_experts : t.expert_rows[rank];
+  return Region(a.region_shape(), exact ? t.tokens[rank] : a.most_tokens(), rows);
+}
+
+// Rows from one expert's start to the next.
+__device__ inline u32 room_of(const DispatchArgs& a, u32 rows) {
+  if (a.layout == kPacked) return (u32)a.most_tokens();
+  return (rows + a.alignment - 1) / a.alignment * a.alignment;
+}
+
+// The sum of what the lanes before this one bring; `all` is that of all. One warp.
+__device__ inline u32 sum_before(u32 value, u32* all) {
+  u32 sum = value;
+#pragma unroll 1
+  for (u32 step = 1; step < kWave; step *= 2) {
+    u32 other = shfl_up(sum, step);
+    if (lane_id() >= step) sum += other;
+  }
+  *all = shfl(sum, 31);
+  return sum - value;
+}
+
+// Where the rows of each expert of a rank start there: `each(expert, start)`, by lanes. Returns where the
+// last one's end. One warp, once all rows of experts are known.
+template <class Each>
+__device__ u32 scan_experts(const DispatchArgs& a, const DispatchTables& t, u32 rank, Each each) {
+  u32 local = a.c.local_experts(), start = 0;
+#pragma unroll 1
+  for (u32 first = 0; first < local; first += kWave) {
+    u32 at = first + lane_id(), e = rank * local + at, all;
+    u32 before = sum_before(at < local ? room_of(a, t.expert_all[e]) : 0, &all);
+    if (at < local) each(e, start + before);
+    start += all;
+  }
+  return start;
+}
+
+}  // namespace ty

@@ -1,0 +1,21 @@
+//! The kernel set of GPUs and the transport between those of one machine, written once.
+//!
+//! A maker's backend gives a [`Platform`]: its driver ([`driver::Driver`]), its compiler
+//! ([`compile::Compiler`]) and its names. [`GpuKernels`] and [`Peers`] are the components over it, named
+//! by [`Components`]. Nothing of a maker's is linked or named here.
+//!
+//! Kernels are templates over a transport's device face (`device/transport.cuh`) and compiled for the
+//! device that is there. One process drives one device.
+
+pub mod compile;
+mod config;
+pub mod driver;
+pub mod kernels;
+mod platform;
+pub mod probe;
+mod transport;
+
+pub use config::{GpuConfig, Outside, PeersConfig, RowCopy, Sms};
+pub use kernels::GpuKernels;
+pub use platform::{Components, Names, Platform};
+pub use transport::Peers;

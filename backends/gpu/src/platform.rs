@@ -1,0 +1,70 @@
+//! One maker's GPUs: driver, compiler, and the names that users know them by.
+
+use std::fmt::Debug;
+
+use crate::compile::Compiler;
+use crate::driver::Driver;
+
+/// All that differs between one maker's GPUs and another's, outside the kernels.
+#[derive(Debug)]
+pub struct Platform {
+    /// Its driver.
+    pub driver: &'static dyn Driver,
+    /// The compiler of its kernels.
+    pub compiler: &'static dyn Compiler,
+    /// Names for people.
+    pub names: Names,
+    /// The kind of its device memory, one of `TY_MEMORY_*`.
+    pub memory: u32,
+}
+
+/// The words that errors and paths use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// The kernel set, such as `cuda`: `[kernels.cuda]`, and the cache's folder.
+    pub kernels: &'static str,
+    /// The transport between devices, such as `nvlink`: `[transport.scale_up.nvlink]`.
+    pub link: &'static str,
+    /// The interface, such as `CUDA`.
+    pub interface: &'static str,
+    /// The command that shows devices, and the variable that hides them.
+    pub see_devices: &'static str,
+    /// The commands that show the access between devices.
+    pub see_access: &'static str,
+}
+
+impl Names {
+    /// The kernel set's table in a config.
+    pub(crate) fn table(&self) -> String {
+        format!("[kernels.{}]", self.kernels)
+    }
+}
+
+/// The components of a platform, as types: [`GpuKernels`](crate::GpuKernels) and
+/// [`Peers`](crate::Peers) are written once and named by this.
+pub trait Components: Debug + Send + Sync + 'static {
+    /// The platform.
+    const PLATFORM: &'static Platform;
+    /// The name of the kernel set, as `PLATFORM` says it.
+    const KERNELS: &'static str;
+    /// The kernel set in one line.
+    const KERNELS_ABOUT: &'static str;
+    /// The name of the transport, as `PLATFORM` says it.
+    const LINK: &'static str;
+    /// The transport in one line.
+    const LINK_ABOUT: &'static str;
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::Names;
+
+    /// Those of a platform that is not there.
+    pub(crate) const NAMES: Names = Names {
+        kernels: "kernels",
+        link: "link",
+        interface: "GPU",
+        see_devices: "the devices",
+        see_access: "their access",
+    };
+}

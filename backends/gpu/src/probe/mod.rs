@@ -1,0 +1,456 @@
+//! What the link can carry, for tools: copies between GPUs by multiprocessors and by copy engines,
+//! barriers, exchanges of counts; over the windows and the device face of the transport between devices. And a
+//! [`Timer`] for calls on a stream.
+//!
+//! Each measurement is collective: all ranks make the same calls in the same order. Kernels end their
+//! waits by a cap (INV-6), and the error says which rank they waited for.
+
+mod args;
+mod timer;
+mod world;
+
+pub(crate) use args::ProbeArgs;
+pub use timer::Timer;
+
+use std::ffi::c_void;
+
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::compile::{self, Architecture, Rows};
+use crate::config::{GpuConfig, PeersConfig};
+use crate::driver::{Buffer, Context, Device, Event, Function, Launch, Module, Pinned, Stream};
+use crate::kernels::args::Report;
+use crate::platform::{Components, Platform};
+use args::{HEAD_BYTES, MOST_WORDS, VECTOR_WARPS, bulk_warps};
+use world::Links;
+
+/// Longest wait of a kernel for other ranks.
+const CAP_NS: u64 = 20_000_000_000;
+/// Launches whose times are remembered.
+const MOST_LAUNCHES: u32 = 64;
+/// Shared memory that the kernels declare themselves, and more.
+const STATIC_SHARED: u32 = 1024;
+
+/// The GPU of a rank, and what drives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    /// As its maker calls it.
+    pub name: String,
+    /// Multiprocessors.
+    pub processors: u32,
+    /// As the compiler calls it, such as `sm_90a`.
+    pub architecture: String,
+    /// Version of the interface that the driver speaks, such as `13.0` of CUDA.
+    pub interface: String,
+    /// Its ordinal among those that this process sees.
+    pub ordinal: i32,
+}
+
+/// GPUs that this process sees.
+///
+/// # Errors
+/// No driver, or no GPU, with the fix.
+pub fn devices(platform: &'static Platform) -> Result<u32> {
+    Device::count(platform).map(|count| count as u32)
+}
+
+/// Who copies, and in which direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Bulk copies (TMA) to peers: compute capability 9.0 and later.
+    PushBulk,
+    /// Bulk copies from peers.
+    PullBulk,
+    /// Vectors of 16 bytes, stored to peers.
+    PushVectors,
+    /// Vectors of 16 bytes, loaded from peers.
+    PullVectors,
+    /// The copy engines, one stream per peer, to peers; no multiprocessor.
+    PushEngines,
+}
+
+impl Way {
+    fn pulls(self) -> bool {
+        matches!(self, Self::PullBulk | Self::PullVectors)
+    }
+}
+
+/// One measurement of all-to-all copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copies {
+    /// Who copies.
+    pub way: Way,
+    /// Multiprocessors of each GPU; of no meaning to copy engines.
+    pub blocks: u32,
+    /// Bytes of a row: a multiple of 128.
+    pub row_bytes: u32,
+    /// Launches, 1 to 64; the first ones find cold caches.
+    pub launches: u32,
+}
+
+/// A rank's end of the links. One thread uses it.
+#[derive(Debug)]
+pub struct Probe<C: Components> {
+    stream: Stream,
+    engines: Vec<Stream>,
+    kernels: Kernels,
+    /// `Face::Params`, in words.
+    params: Vec<u64>,
+    /// Dropped before the memory that peers copy into.
+    links: Links<C>,
+    local: Buffer,
+    wrong: Buffer,
+    abort: Pinned<u64>,
+    report: Pinned<Report>,
+    times: Pinned<u64>,
+    room_bytes: u64,
+    shared: u32,
+    /// Barriers so far.
+    epoch: u32,
+    /// Blocks of one rank that have copied so far.
+    left: u64,
+    seed: u32,
+    about: About,
+}
+
+/// Its kernels.
+#[derive(Debug)]
+struct Kernels {
+    bulk: Option<Function>,
+    vectors: Function,
+    barriers: Function,
+    counts: Function,
+    nothing: Function,
+    fill: Function,
+    check: Function,
+}
+
+impl Kernels {
+    fn load(module: &std::sync::Arc<Module>, rows: Rows, shared: u32) -> Result<Self> {
+        let bulk = match rows {
+            Rows::Tma => Some(module.cooperative("ty_probe_bulk")?),
+            Rows::Vector => None,
+        };
+        bulk.iter().try_for_each(|kernel| kernel.allow_shared(shared))?;
+        Ok(Self {
+            bulk,
+            vectors: module.cooperative("ty_probe_vectors")?,
+            barriers: module.function("ty_probe_barriers")?,
+            counts: module.function("ty_probe_counts")?,
+            nothing: module.function("ty_probe_nothing")?,
+            fill: module.function("ty_probe_fill")?,
+            check: module.function("ty_probe_check")?,
+        })
+    }
+}
+
+impl<C: Components> Probe<C> {
+    /// Connects the GPUs of all ranks, with room for `room_bytes` (a multiple of 128) from each rank to
+    /// each other. Collective.
+    ///
+    /// # Errors
+    /// Fewer than two ranks; no GPU, no compiler; what the transport says.
+    pub fn open(
+        world: &World,
+        (kernels, link): (&GpuConfig, &PeersConfig),
+        room_bytes: u64,
+    ) -> Result<Self> {
+        let ranks = world.ranks();
+        if ranks < 2 {
+            let message = format!("found {ranks} rank; expected at least 2: a link has two ends");
+            return Err(Error::new(ErrorKind::InvalidInput, "open probe", message));
+        }
+        let context = Context::retain(Device::choose(C::PLATFORM, kernels.device)?)?;
+        let links =
+            Links::open(world, (&context, link), HEAD_BYTES + u64::from(ranks) * room_bytes)?;
+        let face = links.face()?;
+        let facts = context.device.facts()?;
+        let architecture = Architecture { capability: facts.capability };
+        let (image, rows) = compile::probe(C::PLATFORM, kernels, architecture, face.source())?;
+        let module = Module::load(&context, &image)?;
+        let shared = facts.most_shared.saturating_sub(STATIC_SHARED);
+        let about = About {
+            name: context.device.name()?,
+            processors: facts.processors,
+            architecture: architecture.name(),
+            interface: context.driver().version()?,
+            ordinal: context.device.ordinal,
+        };
+        let probe = Self {
+            stream: Stream::new(&context)?,
+            engines: (1..ranks).map(|_| Stream::new(&context)).collect::<Result<_>>()?,
+            kernels: Kernels::load(&module, rows, shared)?,
+            params: face.params,
+            local: Buffer::new(&context, u64::from(ranks - 1) * room_bytes)?,
+            wrong: Buffer::new(&context, 8)?,
+            abort: Pinned::new(&context, 1)?,
+            report: Pinned::new(&context, 1)?,
+            times: Pinned::new(&context, 2 * MOST_LAUNCHES as usize)?,
+            links,
+            room_bytes,
+            shared,
+            epoch: 0,
+            left: 0,
+            seed: 0,
+            about,
+        };
+        // No kernel waits for a rank that still allocates.
+        world.barrier("probe ready")?;
+        Ok(probe)
+    }
+
+    /// The GPU.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// Whether the device copies in bulk.
+    pub fn has_bulk_copies(&self) -> bool {
+        self.kernels.bulk.is_some()
+    }
+
+    /// Copies from every rank to every other, peers in turn, and checks what came. Returns microseconds
+    /// of each launch on this rank: from the moment when all ranks have begun until all copies to and
+    /// from this rank are done. Collective.
+    ///
+    /// # Errors
+    /// A way that the device does not have, wrong bytes, a rank that does not come.
+    pub fn copies(&mut self, world: &World, copies: &Copies) -> Result<Vec<f64>> {
+        let launches = copies.launches.clamp(1, MOST_LAUNCHES);
+        self.seed += 1;
+        let arguments = self.arguments(copies);
+        self.prepare(copies, &arguments)?;
+        world.barrier("probe copies")?;
+        let us = match copies.way {
+            Way::PushEngines => self.copy_by_engines(world, &arguments, launches)?,
+            _ => self.copy_by_kernels(copies, arguments, launches)?,
+        };
+        world.barrier("probe copied")?;
+        self.check(copies, &arguments)?;
+        Ok(us)
+    }
+
+    /// Bytes that one call of [`copies`](Self::copies) moves from each rank to each other.
+    pub fn bytes_per_peer(&self, row_bytes: u32) -> u64 {
+        self.room_bytes / u64::from(row_bytes) * u64::from(row_bytes)
+    }
+
+    fn arguments(&self, copies: &Copies) -> ProbeArgs {
+        ProbeArgs {
+            rows: (self.room_bytes / u64::from(copies.row_bytes)) as u32,
+            row_bytes: copies.row_bytes,
+            pitch: copies.row_bytes.next_multiple_of(128),
+            pull: copies.way.pulls().into(),
+            ..self.blank()
+        }
+    }
+
+    fn blank(&self) -> ProbeArgs {
+        ProbeArgs {
+            abort: self.abort.at(0) as u64,
+            report: self.report.at(0) as u64,
+            cap_ns: CAP_NS,
+            times: self.times.at(0) as u64,
+            local: self.local.address(),
+            wrong: self.wrong.address(),
+            rooms: HEAD_BYTES,
+            room_bytes: self.room_bytes,
+            rank: self.links.rank,
+            ranks: self.links.ranks,
+            seed: self.seed,
+            ..ProbeArgs::default()
+        }
+    }
+
+    /// Fills what is copied, and empties where it goes.
+    fn prepare(&self, copies: &Copies, arguments: &ProbeArgs) -> Result<()> {
+        let peers = u64::from(self.links.ranks - 1) * self.room_bytes;
+        match copies.way.pulls() {
+            true => self.stream.zero(self.local.address(), peers)?,
+            false => {
+                let rooms = self.links.window.address() + HEAD_BYTES;
+                self.stream.zero(rooms, peers + self.room_bytes)?;
+            }
+        }
+        self.launch(&self.kernels.fill, (4 * self.about.processors, 8, 0), arguments)?;
+        self.settle()
+    }
+
+    fn copy_by_kernels(
+        &mut self,
+        copies: &Copies,
+        arguments: ProbeArgs,
+        launches: u32,
+    ) -> Result<Vec<f64>> {
+        let bulk = matches!(copies.way, Way::PushBulk | Way::PullBulk);
+        let warps = bulk_warps(copies.row_bytes, self.shared);
+        for index in 0..launches {
+            self.epoch += 1;
+            self.left += u64::from(copies.blocks);
+            let arguments = ProbeArgs {
+                epoch: self.epoch,
+                left: self.left,
+                times: self.times.at(2 * index as usize) as u64,
+                ..arguments
+            };
+            let (kernel, warps, shared) = match (&self.kernels.bulk, bulk) {
+                (Some(kernel), true) if warps > 0 => (kernel, warps, warps * arguments.pitch),
+                (_, true) => return Err(no_bulk_copies(&self.about, copies.row_bytes)),
+                (_, false) => (&self.kernels.vectors, VECTOR_WARPS, 0),
+            };
+            self.launch(kernel, (copies.blocks, warps, shared), &arguments)?;
+        }
+        self.settle()?;
+        Ok((0..launches as usize).map(|index| self.lasted(index)).collect())
+    }
+
+    /// Each launch is one copy per peer, all at once, behind a barrier of all ranks.
+    fn copy_by_engines(
+        &mut self,
+        world: &World,
+        arguments: &ProbeArgs,
+        launches: u32,
+    ) -> Result<Vec<f64>> {
+        let context = self.links.context();
+        let [begun, ended, done] =
+            [Event::timed(context)?, Event::timed(context)?, Event::timed(context)?];
+        let bytes = u64::from(arguments.rows) * u64::from(arguments.row_bytes);
+        let mut us = Vec::new();
+        for _ in 0..launches {
+            world.barrier("probe engines")?;
+            begun.record(self.stream.name())?;
+            for (turn, stream) in (0_u32..).zip(&self.engines) {
+                begun.hold(stream.name())?;
+                let peer = (self.links.rank + 1 + turn) % self.links.ranks;
+                let room = HEAD_BYTES + u64::from(self.links.rank) * self.room_bytes;
+                let from = self.local.address() + u64::from(turn) * self.room_bytes;
+                stream.copy(self.links.peer(peer)? + room, from, bytes)?;
+                done.record(stream.name())?;
+                done.hold(self.stream.name())?;
+            }
+            ended.record(self.stream.name())?;
+            self.settle()?;
+            us.push(ended.us_since(&begun)?);
+        }
+        Ok(us)
+    }
+
+    fn check(&self, copies: &Copies, arguments: &ProbeArgs) -> Result<()> {
+        let context = self.links.context();
+        self.stream.zero(self.wrong.address(), 8)?;
+        self.launch(&self.kernels.check, (4 * self.about.processors, 8, 0), arguments)?;
+        self.settle()?;
+        let mut wrong = 0_u64;
+        crate::driver::copy(context, &raw mut wrong as u64, self.wrong.address(), 8)?;
+        if wrong == 0 {
+            return Ok(());
+        }
+        let message = format!(
+            "found {wrong} wrong words of 4 bytes after {:?} with {} multiprocessors; expected none",
+            copies.way, copies.blocks
+        );
+        Err(Error::new(ErrorKind::Transport, "check copies", message)
+            .with_fix("test the GPUs and their links (nvidia-smi nvlink -e, dcgmi diag)"))
+    }
+
+    /// Microseconds of one barrier of all ranks: a word that each stores at all others. Collective.
+    ///
+    /// # Errors
+    /// A rank that does not come.
+    pub fn barrier_us(&mut self, rounds: u32) -> Result<f64> {
+        let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, ..self.blank() };
+        self.epoch += 1 + rounds;
+        self.launch(&self.kernels.barriers, (1, 4, 0), &arguments)?;
+        self.settle()?;
+        Ok(self.lasted(0) / f64::from(rounds.max(1)))
+    }
+
+    /// Microseconds of one exchange of counts: every rank tells every rank `words` (at most 1024)
+    /// words of {epoch, count}. Collective.
+    ///
+    /// # Errors
+    /// A rank that does not come.
+    pub fn counts_us(&mut self, words: u32, rounds: u32) -> Result<f64> {
+        let words = words.min(MOST_WORDS);
+        let arguments = ProbeArgs { epoch: self.epoch + 1, rounds, words, ..self.blank() };
+        self.epoch += 1 + rounds;
+        let warps = words.max(self.links.ranks).div_ceil(32);
+        self.launch(&self.kernels.counts, (1, warps, 0), &arguments)?;
+        self.settle()?;
+        Ok(self.lasted(0) / f64::from(rounds.max(1)))
+    }
+
+    /// Microseconds of an empty kernel, back to back with others.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn launch_us(&mut self, launches: u32) -> Result<f64> {
+        let context = self.links.context();
+        let (begun, ended) = (Event::timed(context)?, Event::timed(context)?);
+        begun.record(self.stream.name())?;
+        for _ in 0..launches {
+            self.launch(&self.kernels.nothing, (1, 1, 0), &self.blank())?;
+        }
+        ended.record(self.stream.name())?;
+        self.settle()?;
+        Ok(ended.us_since(&begun)? / f64::from(launches.max(1)))
+    }
+
+    fn launch(
+        &self,
+        kernel: &Function,
+        (blocks, warps, shared): (u32, u32, u32),
+        arguments: &ProbeArgs,
+    ) -> Result<()> {
+        let mut pointers = [
+            std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
+            self.params.as_ptr().cast_mut().cast::<c_void>(),
+        ];
+        let launch = Launch { blocks, threads: 32 * warps, shared };
+        // SAFETY: the kernels take these two; what they name lives as long as `self`, which waits for
+        // its stream before it goes.
+        unsafe { kernel.launch(self.stream.name(), launch, &mut pointers) }
+    }
+
+    /// Waits for everything that was launched, and says which rank a kernel has waited for in vain.
+    fn settle(&self) -> Result<()> {
+        self.stream.synchronize()?;
+        // SAFETY: pinned memory that lives as long as `self`; no kernel runs.
+        let report = unsafe { self.report.at(0).read_volatile() };
+        if report.ended == 0 {
+            return Ok(());
+        }
+        let text = format!("rank {} did not come within {} s", report.peer, CAP_NS / 1_000_000_000);
+        Err(Error::new(ErrorKind::Deadline, "wait for peers", text)
+            .with_rank(report.peer as u32)
+            .with_context("expected", report.expected)
+            .with_context("found", report.found))
+    }
+
+    /// Microseconds of a launch that has ended.
+    fn lasted(&self, index: usize) -> f64 {
+        // SAFETY: pinned memory that lives as long as `self`; no kernel runs.
+        let [begun, ended] =
+            [0, 1].map(|at| unsafe { self.times.at(2 * index + at).read_volatile() });
+        ended.saturating_sub(begun) as f64 / 1e3
+    }
+}
+
+impl<C: Components> Drop for Probe<C> {
+    fn drop(&mut self) {
+        let streams = std::iter::once(&self.stream).chain(&self.engines);
+        for stream in streams {
+            if let Err(error) = stream.synchronize() {
+                tracing::warn!("a stream of the probe did not end well: {error}");
+            }
+        }
+    }
+}
+
+#[cold]
+fn no_bulk_copies(about: &About, row_bytes: u32) -> Error {
+    let text =
+        format!("{} ({}) has no bulk copies of {row_bytes} bytes", about.name, about.architecture);
+    Error::new(ErrorKind::Unsupported, "copy in bulk", text)
+}

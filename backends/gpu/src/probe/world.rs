@@ -1,0 +1,85 @@
+//! The windows of all ranks, mapped by the transport between devices.
+
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenyard_core::Result;
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::transport::{Team, Transport as _, TransportNeeds, Window};
+
+use crate::config::PeersConfig;
+use crate::driver::{Context, Vmm};
+use crate::kernels::Face;
+use crate::platform::Components;
+use crate::transport::Peers;
+
+const WINDOW: u32 = 0;
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// One window of each rank.
+#[derive(Debug)]
+pub(super) struct Links<C: Components> {
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+    /// Dropped before the window that it shares.
+    transport: Peers<C>,
+    pub(super) window: Vmm,
+    context: Arc<Context>,
+}
+
+impl<C: Components> Links<C> {
+    pub(super) fn open(
+        world: &World,
+        (context, config): (&Arc<Context>, &PeersConfig),
+        bytes: u64,
+    ) -> Result<Self> {
+        let (rank, ranks) = (world.rank(), world.ranks());
+        let needs = TransportNeeds {
+            windows: 1,
+            lanes: 1,
+            signals: ranks,
+            queue_depth: 1,
+            largest_put: 8,
+            deadline: DEADLINE,
+        };
+        Peers::<C>::probe(config)?;
+        let window = Vmm::new(context, bytes)?;
+        let mut transport = Peers::<C>::open(config.clone(), &Team::world(rank, ranks), &needs)?;
+        let shared = Window {
+            size: size_of::<Window>(),
+            id: WINDOW,
+            kind: C::PLATFORM.memory,
+            pointer: window.address() as *mut u8,
+            bytes: window.bytes(),
+            fd: window.fd().as_raw_fd(),
+            device: context.device.ordinal,
+            fd_offset: 0,
+        };
+        // SAFETY: the window is dropped after the transport (field order, and order of locals here).
+        unsafe { transport.register(&shared)? };
+        let outgoing = (0..ranks).map(|peer| transport.endpoint(peer));
+        let incoming = world.exchange("probe endpoints", outgoing.collect::<Result<_>>()?)?;
+        for (peer, endpoint) in (0..).zip(&incoming) {
+            transport.connect(peer, endpoint)?;
+        }
+        world.barrier("probe connected")?;
+        Ok(Self { rank, ranks, transport, window, context: Arc::clone(context) })
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// What kernels reach the windows by.
+    pub(super) fn face(&self) -> Result<Face> {
+        let face = self.transport.device_face()?;
+        // SAFETY: the transport lives, and with it what its face points to.
+        unsafe { Face::read(&face) }
+    }
+
+    /// First byte of a rank's window, mapped here.
+    pub(super) fn peer(&self, peer: u32) -> Result<u64> {
+        self.transport.peer_address(WINDOW, peer).map(|at| at as u64)
+    }
+}

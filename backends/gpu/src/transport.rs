@@ -1,0 +1,371 @@
+//! The transport between GPUs of one machine that map each other's memory: `nvlink`, for example.
+//!
+//! Windows and signals are shareable allocations (VMM); their descriptors cross sockets while ranks
+//! connect. Legacy IPC is not used: it is undefined when an owner dies. Kernels use the device face;
+//! the host face copies with the copy engines and is for whoever has no kernels.
+
+mod card;
+mod lane;
+mod memory;
+
+use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokenyard_core::abi;
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportNeeds,
+    Window,
+};
+use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_handover::{Extent, Links, MAX_WINDOWS, Offer};
+
+use crate::compile::FaceSource;
+use crate::config::PeersConfig;
+use crate::driver::{self, Buffer, Context, Device, Stream, granularity};
+use crate::platform::Components;
+use card::{Card, reachable};
+use lane::Lane;
+use memory::Local;
+
+/// The source of the device face.
+const FACE: &str = include_str!("transport/nvlink.cuh");
+
+/// The device face, for who compiles it without a transport.
+pub(crate) fn nvlink_face() -> FaceSource<'static> {
+    FaceSource { text: FACE, defines: &[], param_bytes: size_of::<Params>(), puts: false }
+}
+
+/// Bytes between two signals: no two writers share a line.
+const SPACING: u64 = 64;
+
+/// Peer access between the GPUs of one machine, over NVLink, xGMI or PCIe.
+#[derive(Debug)]
+pub struct Peers<C: Components> {
+    context: Arc<Context>,
+    deadline: Duration,
+    needs: TransportNeeds,
+    /// The config names the device: then ranks may share it.
+    shares: bool,
+    /// Dropped before `links`: its lanes copy to peers' memory.
+    lanes: Vec<Mutex<Lane>>,
+    face: OnceLock<Face>,
+    links: Links<Local>,
+    failure: OnceLock<(Command, String)>,
+    _components: PhantomData<C>,
+}
+
+/// What the face points to; dropped with the transport.
+#[derive(Debug)]
+struct Face {
+    _windows: Buffer,
+    _signals: Buffer,
+    params: Params,
+}
+
+/// `Face::Params` of `nvlink.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Params {
+    windows: u64,
+    signals: u64,
+    peers: u32,
+    me: u32,
+    spacing: u32,
+    reserved: u32,
+}
+
+impl<C: Components> Transport for Peers<C> {
+    const NAME: &'static str = C::LINK;
+    const ABOUT: &'static str = C::LINK_ABOUT;
+    type Config = PeersConfig;
+
+    fn probe(config: &PeersConfig) -> Result<Capabilities> {
+        let device = Device::choose(C::PLATFORM, config.device)?;
+        check_device(device)?;
+        tokenyard_handover::probe()?;
+        Ok(Capabilities {
+            flags: abi::TY_CAP_LOAD_STORE
+                | abi::TY_CAP_GET
+                | abi::TY_CAP_ORDERED
+                | abi::TY_CAP_BOUNDED_PUT
+                | abi::TY_CAP_DEVICE_FACE,
+            memory_kinds: C::PLATFORM.memory,
+            max_peers: 72,
+            max_lanes: 64,
+            max_signals: 65_536,
+            max_queue_depth: 4096,
+            max_windows: MAX_WINDOWS,
+            largest_put: 1 << 40,
+            ..NO_CAPABILITIES
+        })
+    }
+
+    fn open(config: PeersConfig, team: &Team, needs: &TransportNeeds) -> Result<Self> {
+        let context = Context::retain(Device::choose(C::PLATFORM, config.device)?)?;
+        let (local, memory) = Local::new(&context, needs.signals)?;
+        let peers = team.world_ranks.len();
+        let lanes = (0..needs.lanes).map(|_| Lane::new(&context, needs, peers).map(Mutex::new));
+        Ok(Self {
+            deadline: needs.deadline,
+            needs: *needs,
+            shares: config.device.is_some(),
+            lanes: lanes.collect::<Result<_>>()?,
+            face: OnceLock::new(),
+            links: Links::new(Offer::new(team, needs.signals, memory)?, local)?,
+            failure: OnceLock::new(),
+            _components: PhantomData,
+            context,
+        })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        MemoryNeeds {
+            size: size_of::<MemoryNeeds>(),
+            kinds: abi::TY_MEMORY_CUDA,
+            handles: abi::TY_HANDLE_FD,
+            alignment: granularity(self.context.device).unwrap_or(2 << 20),
+        }
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        let refused = |message: String| {
+            Err(Error::new(ErrorKind::InvalidInput, "register", message)
+                .with_context("window", window.id)
+                .with_fix("allocate the window as `memory_needs` says: shareable device memory"))
+        };
+        let device = self.context.device.ordinal;
+        if window.kind != abi::TY_MEMORY_CUDA || window.fd < 0 || window.fd_offset != 0 {
+            return refused(format!(
+                "found kind {}, descriptor {} at {}; expected CUDA memory with a descriptor at 0",
+                window.kind, window.fd, window.fd_offset
+            ));
+        }
+        if window.device != device {
+            return refused(format!("found device {}; expected {device}", window.device));
+        }
+        // SAFETY: open for as long as the links are, by this function's contract.
+        let fd = unsafe { BorrowedFd::borrow_raw(window.fd) };
+        self.links.offer.add_window(fd, Extent { offset: 0, bytes: window.bytes });
+        self.links.memory.windows.push(window.pointer as u64);
+        Ok(())
+    }
+
+    fn endpoint(&mut self, _: u32) -> Result<Vec<u8>> {
+        let device = self.context.device.uuid()?;
+        Ok(Card { device, endpoint: self.links.offer.endpoint }.to_bytes())
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        let card = Card::parse(data)?;
+        if peer != self.links.offer.team.me {
+            let checked = card.check(self.context.device, self.shares);
+            let rank = self.links.offer.team.world_ranks.get(peer as usize);
+            checked.map_err(|e| match rank {
+                Some(rank) => e.with_rank(*rank),
+                None => e,
+            })?;
+        }
+        self.links.connect(peer, &card.endpoint, self.deadline)
+    }
+
+    fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
+        self.window(window, peer).map(|at| at as *mut u8).ok_or_else(|| {
+            let message = "the peer is not connected, or there is no such window";
+            Error::new(ErrorKind::InvalidInput, "peer_address", message)
+        })
+    }
+
+    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        let mut lane = self.lane(lane)?;
+        for (done, command) in commands.iter().enumerate() {
+            if lane.is_full() {
+                return Ok(done);
+            }
+            let result = self.execute(&mut lane, command);
+            let failed = result.map_err(|e| self.failure.set((*command, e.to_string()))).is_err();
+            lane.note(command, failed);
+        }
+        Ok(commands.len())
+    }
+
+    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        Ok(self.lane(lane)?.take(events))
+    }
+
+    fn read_signal(&self, _: u32, id: u32) -> u64 {
+        let mut total = 0_u64;
+        let at = self.links.memory.signals() + u64::from(id) * SPACING;
+        let copied = driver::copy(&self.context, &raw mut total as u64, at, 8);
+        if let Err(error) = copied {
+            let _ = self.failure.set((tokenyard_core::transport::NO_COMMAND, error.to_string()));
+        }
+        total
+    }
+
+    fn health(&self) -> Result<()> {
+        match self.failure.get() {
+            None => Ok(()),
+            Some((command, why)) => {
+                Err(Error::new(ErrorKind::Transport, "execute command", why.clone())
+                    .with_context("op", command.op)
+                    .with_context("peer", command.peer)
+                    .with_context("tag", command.tag))
+            }
+        }
+    }
+
+    fn device_face(&self) -> Result<abi::TyDeviceFace> {
+        let face = match self.face.get() {
+            Some(face) => face,
+            None => {
+                let made = self.make_face()?;
+                self.face.get_or_init(|| made)
+            }
+        };
+        Ok(abi::TyDeviceFace {
+            size: size_of::<abi::TyDeviceFace>(),
+            version: abi::TY_FACE_VERSION,
+            dialect: abi::TY_DIALECT_CUDA,
+            compiler: abi::TY_COMPILER_NVRTC,
+            reserved: 0,
+            source: abi::TyStr { data: FACE.as_ptr(), bytes: FACE.len() },
+            include_folders: std::ptr::null(),
+            include_folder_count: 0,
+            defines: std::ptr::null(),
+            define_count: 0,
+            params: (&raw const face.params).cast(),
+            param_bytes: size_of::<Params>(),
+            param_alignment: align_of::<Params>(),
+        })
+    }
+
+    fn link_name(&self, peer: u32) -> String {
+        let rank = self.links.offer.team.world_ranks.get(peer as usize);
+        format!(
+            "nvlink from device {} to that of rank {}",
+            self.context.device.ordinal,
+            rank.map_or("?".to_owned(), u32::to_string)
+        )
+    }
+}
+
+impl<C: Components> Peers<C> {
+    fn lane(&self, lane: u32) -> std::result::Result<std::sync::MutexGuard<'_, Lane>, i32> {
+        let lane = self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)?;
+        Ok(lane.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn window(&self, window: u32, peer: u32) -> Option<u64> {
+        self.links.peer(peer)?.windows.get(window as usize).copied()
+    }
+
+    /// The address of a command's signal, and which of the lane's totals is its.
+    fn signal(&self, command: &Command) -> Option<(u64, usize)> {
+        let base = self.links.peer(command.peer)?.signals;
+        let (signal, signals) = (command.signal, self.needs.signals);
+        let index = command.peer as usize * signals as usize + signal as usize;
+        (signal < signals).then_some((base + u64::from(signal) * SPACING, index))
+    }
+
+    fn execute(&self, lane: &mut Lane, command: &Command) -> Result<()> {
+        let missing = |what: &str| {
+            Error::new(ErrorKind::Transport, "execute command", format!("there is no such {what}"))
+        };
+        let ends = || -> Option<(u64, u64)> {
+            let own = self.links.memory.windows.get(usize::from(command.src_window))?;
+            let there = self.window(command.dst_window.into(), command.peer)?;
+            Some((own + command.src_offset, there + command.dst_offset))
+        };
+        match command.op {
+            abi::TY_OP_PUT | abi::TY_OP_PUT_SIGNAL => {
+                let (own, there) = ends().ok_or_else(|| missing("peer or window"))?;
+                lane.copy(there, own, command.bytes)?;
+            }
+            abi::TY_OP_GET => {
+                let (own, there) = ends().ok_or_else(|| missing("peer or window"))?;
+                lane.copy(own, there, command.bytes)?;
+            }
+            abi::TY_OP_PUT_VALUE => {
+                let there = self.window(command.dst_window.into(), command.peer);
+                let there = there.ok_or_else(|| missing("peer or window"))?;
+                lane.write(there + command.dst_offset, command.value)?;
+            }
+            abi::TY_OP_SIGNAL => {}
+            _ => return Err(missing("op")),
+        }
+        if matches!(command.op, abi::TY_OP_PUT_SIGNAL | abi::TY_OP_SIGNAL) {
+            let at = self.signal(command).ok_or_else(|| missing("peer or signal"))?;
+            lane.raise(at, command.add)?;
+        }
+        Ok(())
+    }
+
+    fn make_face(&self) -> Result<Face> {
+        let peers = self.links.offer.team.world_ranks.len() as u32;
+        let mut windows = Vec::new();
+        for window in 0..self.links.memory.windows.len() as u32 {
+            for peer in 0..peers {
+                windows.push(self.peer_address(window, peer)? as u64);
+            }
+        }
+        let signals: Option<Vec<u64>> =
+            (0..peers).map(|peer| self.links.peer(peer).map(|p| p.signals)).collect();
+        let signals = signals.ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "device_face", "a peer is not connected yet")
+        })?;
+        let windows = Buffer::of(&self.context, &windows)?;
+        let signals = Buffer::of(&self.context, &signals)?;
+        let params = Params {
+            windows: windows.address(),
+            signals: signals.address(),
+            peers,
+            me: self.links.offer.team.me,
+            spacing: SPACING as u32,
+            reserved: 0,
+        };
+        Ok(Face { _windows: windows, _signals: signals, params })
+    }
+}
+
+/// Whether the device can share its memory with the others of the machine.
+fn check_device(device: Device) -> Result<()> {
+    let unavailable = |message: String, fix: &str| {
+        Err(Error::new(ErrorKind::Unavailable, "probe", message).with_fix(fix))
+    };
+    let facts = device.facts()?;
+    let capability = facts.capability;
+    if capability < 80 {
+        let found = format!("{}.{}", capability / 10, capability % 10);
+        return unavailable(
+            format!("found compute capability {found}; expected at least 8.0"),
+            "use an A100 or a later GPU",
+        );
+    }
+    if !facts.exports_memory {
+        return unavailable(
+            "the device cannot hand its memory to other processes (no VMM export)".to_owned(),
+            "see whether the hypervisor or MIG keeps it from doing so",
+        );
+    }
+    // Which of them this rank will talk to is known once they connect.
+    let mut unreachable = Ok(());
+    for other in device.others()? {
+        unreachable = reachable(device, other, device.reach(other)?);
+        if unreachable.is_ok() {
+            break;
+        }
+    }
+    unreachable
+}
+
+impl<C: Components> Drop for Peers<C> {
+    /// Peers' memory is unmapped after this: neither lanes nor kernels may still use it. Streams of
+    /// the framework do not, and are not waited for.
+    fn drop(&mut self) {
+        if let Err(error) = Stream::synchronize_all(&self.context) {
+            tracing::warn!("the streams of this device did not end well: {error}");
+        }
+    }
+}

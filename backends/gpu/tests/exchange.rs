@@ -1,0 +1,138 @@
+//! The kernels, run without a GPU: their source is compiled for the host, with a stand-in for a GPU under
+//! it (`model/cuda.h`, `model/arch.cuh`) and one for the proxy and a transport beside it (`model/exchange.cpp`). It shows
+//! where every byte goes and that every wait ends; it shows nothing of what a GPU
+//! does to memory that it shares with others.
+
+// Helpers of a test may panic as a test may.
+#![allow(clippy::expect_used, clippy::panic)]
+
+use std::path::Path;
+use std::process::Command;
+
+use tokenyard_core::abi;
+use tokenyard_gpu::compile::Rows;
+
+/// The file as the model has it: the dialect's words are its own, all else is the product's.
+fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
+    const ARCH: &str = include_str!("model/arch.cuh");
+    const BULK: &str = include_str!("model/bulk.h");
+    const SHARED: &str = include_str!("model/shared.h");
+    match name {
+        "arch.cuh" => [ARCH, if rows == Rows::Tma { BULK } else { SHARED }].concat(),
+        _ => text.to_owned(),
+    }
+}
+
+/// A face that the model runs over: where its source is, whether it puts, bytes of its parameters.
+type Face = (&'static str, bool, usize);
+
+const PROXY: Face = ("device/proxy.cuh", true, 40);
+const NVLINK: Face = ("src/transport/nvlink.cuh", false, 32);
+
+/// Writes the sources for the host, over a face. `level` tells one copy from the other, which a
+/// compiler would take for the same file.
+fn write_all(to: &Path, (face, ..): Face, rows: Rows, level: &str) {
+    std::fs::create_dir_all(to).expect("made");
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for from in ["src/kernels", "src/probe", "device"] {
+        for entry in std::fs::read_dir(crate_folder.join(from)).expect("a folder of the crate") {
+            let path = entry.expect("an entry").path();
+            let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");
+            if let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|_| is_source) {
+                let text = std::fs::read_to_string(&path).expect("a source");
+                let text = for_the_host(name, &text, rows);
+                std::fs::write(to.join(name), format!("{text}// {level}\n")).expect("written");
+            }
+        }
+    }
+    std::fs::copy(crate_folder.join(face), to.join("up_face.cuh")).expect("the face");
+}
+
+/// Compiles and runs a model of `tests/model`, with the sources in a folder.
+fn run(folder: &Path, model: &str, defines: &[String]) {
+    let program = folder.join("exchange");
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/model");
+    let compiled = Command::new("g++")
+        .args(["-std=c++20", "-O1", "-pthread"])
+        .arg(format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION))
+        .args(defines)
+        .arg("-I")
+        .arg(folder)
+        .arg("-I")
+        .arg(&models)
+        .arg(models.join(model))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap_or_else(|e| panic!("g++ cannot be run ({e}): apt-get install g++"));
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let run = Command::new(&program).output().expect("it runs");
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+}
+
+/// The model of one level.
+fn run_level(face: Face, rows: Rows) {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), face, rows, "the level");
+    run(folder.path(), "exchange.cpp", &defines(face, rows));
+}
+
+/// What the sources of one level are compiled with.
+fn defines((_, puts, param_bytes): Face, rows: Rows) -> [String; 4] {
+    [
+        format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma)),
+        format!("-DTY_PUTS={}", u32::from(puts)),
+        format!("-DTY_UP_PARAM_BYTES={param_bytes}"),
+        "-DTY_GROUPED=0".to_owned(),
+    ]
+}
+
+/// The model of several domains: a face inside, and one between them.
+fn run_domains(up: Face, out: Face) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut defines = vec!["-DTY_ROWS_TMA=0".to_owned()];
+    for (name, face) in [("up", up), ("out", out)] {
+        write_all(&folder.path().join(name), face, Rows::Vector, name);
+        let name = name.to_uppercase();
+        defines.push(format!("-D{name}_PUTS={}", u32::from(face.1)));
+        defines.push(format!("-D{name}_PARAM_BYTES={}", face.2));
+    }
+    run(folder.path(), "domains.cpp", &defines);
+}
+
+#[test]
+fn rows_reach_their_places_and_come_back_over_puts_in_any_order() {
+    run_level(PROXY, Rows::Vector);
+}
+
+#[test]
+fn rows_reach_their_places_and_come_back_over_loads_and_stores() {
+    run_level(NVLINK, Rows::Vector);
+}
+
+#[test]
+fn rows_reach_their_places_and_come_back_by_bulk_copies() {
+    run_level(NVLINK, Rows::Tma);
+}
+
+#[test]
+fn among_domains_rows_are_put_between_them_and_stored_inside() {
+    run_domains(NVLINK, PROXY);
+}
+
+#[test]
+fn among_domains_rows_are_put_at_both_levels() {
+    run_domains(PROXY, PROXY);
+}
+
+#[test]
+fn among_domains_rows_are_stored_at_both_levels() {
+    run_domains(NVLINK, NVLINK);
+}
+
+#[test]
+fn copies_barriers_and_counts_of_the_probe_reach_every_rank() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), NVLINK, Rows::Vector, "the probe");
+    run(folder.path(), "probe.cpp", &defines(NVLINK, Rows::Vector));
+}

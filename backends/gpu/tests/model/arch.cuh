@@ -1,0 +1,132 @@
+// The dialect of the model: the words of device/arch.cuh for a host compiler, over fibers (cuda.h). A wait
+// that looks again lets the others of its block go on.
+#pragma once
+#include "cuda.h"
+
+namespace ty {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using i32 = int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+constexpr u32 kWave = model::kWave;
+using Lanes = u32;
+constexpr Lanes kAllLanes = ~Lanes(0);
+
+#define TY_KERNEL(threads) void
+#define TY_KERNEL_ALONE(threads) void
+#define TY_ARGUMENT const
+#define TY_SHARED_BYTES(name) static thread_local ty::u8 name[1 << 17]
+
+inline u32 lane_id() { return threadIdx.x % kWave; }
+inline u32 wave_id() { return threadIdx.x / kWave; }
+inline u32 block_waves() { return blockDim.x / kWave; }
+
+inline void sync_wave() { model::meet_warp(0); }
+inline void sync_block() { model::meet_block(0); }
+inline int sync_block_and(int yes) {
+  bool all = true;
+  for (u64 v : model::meet_block(yes != 0)) all &= v != 0;
+  return all;
+}
+inline int sync_block_or(int yes) { return !sync_block_and(!yes); }
+
+template <class T>
+T shfl(T value, u32 lane) {
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  bits = model::meet_warp(bits)[lane % kWave];
+  memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+template <class T>
+T shfl_up(T value, u32 by) {
+  u32 lane = lane_id();
+  return shfl(value, lane < by ? lane : lane - by);
+}
+template <class T>
+T shfl_xor(T value, u32 bits) { return shfl(value, lane_id() ^ bits); }
+inline Lanes ballot(int yes) {
+  Lanes lanes = 0;
+  const auto& values = model::meet_warp(yes != 0);
+  for (u32 i = 0; i < kWave; i++) lanes |= Lanes(values[i]) << i;
+  return lanes;
+}
+inline int any(int yes) { return ballot(yes) != 0; }
+inline int all(int yes) { return ballot(yes) == kAllLanes; }
+inline Lanes match_any(i32 value) {
+  Lanes lanes = 0;
+  const auto& values = model::meet_warp((u64)(i64)value);
+  for (u32 i = 0; i < kWave; i++) lanes |= Lanes(values[i] == (u64)(i64)value) << i;
+  return lanes;
+}
+inline u32 popc(Lanes lanes) { return (u32)std::popcount(lanes); }
+inline u32 first_of(Lanes lanes) { return (u32)std::countr_zero(lanes); }
+inline Lanes lanes_before(u32 lane) { return (Lanes(1) << lane) - 1; }
+
+inline u64 load_acquire(const u64* at) {
+  model::poll();
+  return model::at(const_cast<u64*>(at)).load(std::memory_order_acquire);
+}
+inline u64 load_relaxed(const u64* at) {
+  model::poll();
+  return model::at(const_cast<u64*>(at)).load(std::memory_order_relaxed);
+}
+inline void store_relaxed(u64* at, u64 value) { model::at(at).store(value, std::memory_order_relaxed); }
+inline void store_release(u64* at, u64 value) { model::at(at).store(value, std::memory_order_release); }
+inline void add_relaxed(u64* at, u64 value) {
+  model::at(at).fetch_add(value, std::memory_order_relaxed);
+}
+inline void add_release(u64* at, u64 value) { model::at(at).fetch_add(value); }
+inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void fence_system_all() { fence_system(); }
+inline void fence_device() { fence_system(); }
+template <class T>
+T load_device(const T* at) { return *at; }
+
+template <class T>
+T atomic_add(T* at, T value) { return model::at(at).fetch_add(value); }
+template <class T>
+T atomic_or(T* at, T value) { return model::at(at).fetch_or(value); }
+template <class T>
+T atomic_min(T* at, T value) {
+  T old = model::at(at).load();
+  while (old > value && !model::at(at).compare_exchange_weak(old, value)) {
+  }
+  return old;
+}
+inline u32 atomic_inc(u32* at, u32 most) {
+  u32 old = model::at(at).load();
+  while (!model::at(at).compare_exchange_weak(old, old >= most ? 0 : old + 1)) {
+  }
+  return old;
+}
+template <class T>
+T atomic_cas(T* at, T from, T to) {
+  model::at(at).compare_exchange_strong(from, to);
+  return from;
+}
+
+inline u64 now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (u64)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+inline void pause_ns(u32) { model::yield(); }
+
+inline float add_rn(float a, float b) { return a + b; }
+inline float mul_rn(float a, float b) { return a * b; }
+inline float div_rn(float a, float b) { return a / b; }
+inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline i32 to_int_rn(float value) { return (i32)std::nearbyint(value); }
+inline u32 bits_of(float value) { return std::bit_cast<u32>(value); }
+inline float float_of(u32 bits) { return std::bit_cast<float>(bits); }
+inline u32 to_bf16x2(float low, float high) { return model::bf16x2(low, high); }
+inline u32 to_f16x2(float low, float high) { return model::f16x2(low, high); }
+inline float from_f16(u16 half) { return model::from_f16(half); }
+#define TY_HAS_E4M3 0
+
+}  // namespace ty
