@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::seal;
+use super::noise;
 use crate::{Error, ErrorKind, Result};
 
 /// Holds the secret itself.
@@ -35,8 +35,8 @@ impl Secret {
     /// # Errors
     /// [`ErrorKind::System`] when the operating system gives no random bytes.
     pub fn generate() -> Result<Self> {
-        let bytes: [u8; 32] = seal::random()?;
-        Ok(Self(Some(super::fields::hex(&bytes))))
+        let bytes: [u8; 32] = noise::random()?;
+        Ok(Self(Some(super::text::hex(&bytes))))
     }
 
     /// The secret `text`, of 16 to 4096 bytes.
