@@ -16,6 +16,7 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use super::handshake::{Claim, Credentials, HANDSHAKE_LIMIT, Proven, prove};
 use super::noise::FRESH_BYTES;
+use crate::sparse_log::SparseLog;
 use crate::{Error, Result};
 
 /// Handshakes of those who hold the secret that may be under way beyond one per rank.
@@ -61,8 +62,8 @@ impl Door {
                 ..Finishing::default()
             },
             seen: HashSet::new(),
-            log: Log::new("more connections were turned away"),
-            full: Log::new("more connections were dropped at the full door"),
+            log: SparseLog::new("more connections were turned away"),
+            full: SparseLog::new("more connections were dropped at the full door"),
             pressure: Arc::clone(&pressure),
         };
         let task = tokio::spawn(porter.serve(listener));
@@ -189,8 +190,8 @@ struct Porter {
     finishing: Finishing,
     /// The fresh keys of all first messages so far.
     seen: HashSet<[u8; FRESH_BYTES]>,
-    log: Log,
-    full: Log,
+    log: SparseLog,
+    full: SparseLog,
     pressure: Arc<Pressure>,
 }
 
@@ -224,8 +225,8 @@ impl Porter {
                         self.log.warn(&why);
                     }
                 }
-                () = self.log.is_due() => self.log.catch_up(),
-                () = self.full.is_due() => self.full.catch_up(),
+                () = is_due(&self.log) => self.log.catch_up(),
+                () = is_due(&self.full) => self.full.catch_up(),
                 accepted = accept => match accepted {
                     Ok((stream, address)) => {
                         if self.crowd.is_full() {
@@ -291,53 +292,16 @@ async fn greet(stream: TcpStream, address: SocketAddr, credentials: Credentials)
     (address, proven)
 }
 
+/// Ends when a log left lines out and nobody else will say so; else never.
+async fn is_due(log: &SparseLog) {
+    match log.due() {
+        Some(when) => tokio::time::sleep_until(when.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
 fn turned_away(address: SocketAddr, why: impl std::fmt::Display) -> String {
     format!("turned a connection from {address} away: {why}")
-}
-
-/// What the log says of strangers. Whoever reaches the port can cause as many lines as it likes, so
-/// most are left out, and counted.
-struct Log {
-    /// What is said of the lines that were left out.
-    of_others: &'static str,
-    last: Option<Instant>,
-    left_out: u64,
-}
-
-impl Log {
-    const EVERY: Duration = Duration::from_secs(1);
-
-    fn new(of_others: &'static str) -> Self {
-        Self { of_others, last: None, left_out: 0 }
-    }
-
-    fn warn(&mut self, why: &str) {
-        if self.last.is_some_and(|last| last.elapsed() < Self::EVERY) {
-            self.left_out += 1;
-            return;
-        }
-        self.catch_up();
-        tracing::warn!("{why}");
-    }
-
-    /// Says how many lines were left out.
-    fn catch_up(&mut self) {
-        self.last = Some(Instant::now());
-        match std::mem::take(&mut self.left_out) {
-            0 => {}
-            left_out => tracing::warn!(left_out, "{}", self.of_others),
-        }
-    }
-
-    /// Ends when lines were left out and nobody else will say so; else never.
-    async fn is_due(&self) {
-        match self.last {
-            Some(last) if self.left_out > 0 => {
-                tokio::time::sleep_until((last + Self::EVERY).into()).await;
-            }
-            _ => std::future::pending().await,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -378,7 +342,7 @@ mod tests {
 
     impl Subscriber for Seen {
         fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            metadata.target().contains("bootstrap::door")
+            metadata.target().contains("sparse_log")
         }
 
         fn new_span(&self, _: &Attributes<'_>) -> Id {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use super::noise;
 use crate::{Error, ErrorKind, Result};
@@ -17,6 +18,29 @@ pub const SECRET_FILE_VARIABLE: &str = "TOKENYARD_SECRET_FILE";
 pub const MIN_SECRET_BYTES: usize = 16;
 const MAX_SECRET_BYTES: usize = 4096;
 const OPERATION: &str = "read job secret";
+
+/// `TOKENYARD_SECRET`, once it was taken out of the environment.
+static TAKEN: OnceLock<String> = OnceLock::new();
+
+/// Takes `TOKENYARD_SECRET` out of the environment of this process, so that what it spawns, or its
+/// plugins spawn, does not inherit it. [`environment`] still finds it.
+///
+/// # Safety
+/// As [`std::env::remove_var`]: no other thread may read or write the environment meanwhile. Call it
+/// first in `main`.
+pub unsafe fn take_secret_from_environment() {
+    if let Ok(secret) = std::env::var(SECRET_VARIABLE) {
+        let _ = TAKEN.set(secret);
+        // SAFETY: the caller promises that no other thread is at the environment.
+        unsafe { std::env::remove_var(SECRET_VARIABLE) };
+    }
+}
+
+/// A variable of the environment, [`SECRET_VARIABLE`] also where it was taken out.
+pub fn environment(name: &str) -> Option<String> {
+    let taken = || TAKEN.get().filter(|_| name == SECRET_VARIABLE).cloned();
+    std::env::var(name).ok().or_else(taken)
+}
 
 /// What proves that a process belongs to the job. Never printed by `Debug`; there is no `Display`.
 ///

@@ -21,7 +21,7 @@ use super::message::{
     Contribution, MAX_AGREED, MAX_TOPIC, Op, Start, encode, encode_items, items_bytes,
 };
 use super::rendezvous::{Entry, enter};
-use super::secret::Secret;
+use super::secret::{Secret, environment};
 use super::spoke::{Route, Spoke};
 use crate::config::{OnFailure, WorldConfig};
 use crate::{Error, ErrorKind, Result};
@@ -193,7 +193,8 @@ impl World {
     /// [`ErrorKind::InvalidInput`]: the options cannot be, the interface is not there, or there is
     /// no secret although other hosts can reach rank 0. [`ErrorKind::Deadline`]: a rank did not come; it is named.
     /// [`ErrorKind::Mismatch`]: this rank is taken, or the ranks differ in size or timing.
-    /// [`ErrorKind::Protocol`]: the secrets differ, or rank 0's address has another owner.
+    /// [`ErrorKind::Protocol`]: up to `late` only others answered at rank 0's address: another job, one
+    /// of another secret or version.
     /// [`ErrorKind::PeerLost`]: a rank that had joined is gone. [`ErrorKind::System`].
     pub fn join(options: WorldOptions) -> Result<Self> {
         let WorldOptions { identity, secret, deadline, late, bind, interface, on_failure } =
@@ -252,9 +253,8 @@ impl World {
     /// # Errors
     /// Those of [`Identity::resolve`], [`Secret::from_env`] and [`World::join`].
     pub fn from_config(config: &WorldConfig) -> Result<Self> {
-        let env = |name: &str| std::env::var(name).ok();
-        let identity = Identity::resolve(&config.bootstrap, &env)?;
-        let secret = Secret::from_env(&env)?;
+        let identity = Identity::resolve(&config.bootstrap, &environment)?;
+        let secret = Secret::from_env(&environment)?;
         Self::join(WorldOptions { secret, ..WorldOptions::configured(config, identity) })
     }
 
