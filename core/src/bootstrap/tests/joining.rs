@@ -302,6 +302,40 @@ fn a_rank_that_expects_another_world_ends_the_join_of_all() {
 }
 
 #[test]
+fn ranks_that_wait_say_for_whom_to_whoever_asks() {
+    // Nobody else has worlds of these sizes here.
+    let line = |rank: u32, ranks: u32| {
+        let start = format!("rank {rank} of {ranks} has waited ");
+        joins_under_way().into_iter().find(|line| line.starts_with(&start)).unwrap_or_default()
+    };
+    let meeting = Meeting::new();
+    std::thread::scope(|scope| {
+        for rank in [0, 1] {
+            scope.spawn({
+                let meeting = &meeting;
+                move || drop(meeting.join(rank, 23).unwrap_err())
+            });
+        }
+        wait_for("the word of rank 0", LATE, || {
+            line(0, 23).ends_with("to join: ranks 2-22 did not join yet")
+        });
+        wait_for("the word of rank 1", LATE, || {
+            line(1, 23).ends_with("to join: rank 0 answers, and waits for ranks 2-22")
+        });
+    });
+    assert_eq!((line(0, 23), line(1, 23)), (String::new(), String::new()));
+    let late = Duration::from_millis(300);
+    let alone = WorldOptions { late, ..options(1, 29, at(free_port())) };
+    std::thread::scope(|scope| {
+        scope.spawn(|| World::join(alone).unwrap_err());
+        wait_for("the word of a lone rank", LATE, || {
+            let line = line(1, 29);
+            line.contains("rank 0 at 127.0.0.1:") && line.contains("does not answer yet")
+        });
+    });
+}
+
+#[test]
 fn ranks_that_never_come_are_named_to_all_that_came() {
     let meeting = Meeting::new();
     let late = Duration::from_millis(600);

@@ -73,10 +73,10 @@ async fn knock(address: SocketAddr, speaks: bool, dropped: Arc<AtomicU32>) {
 fn ranks_join_while_thousands_of_strangers_from_their_address_come_again_and_again() {
     let meeting = Meeting::new();
     let flooded = Gate::new(4);
-    let took = on_threads(4, |rank| {
+    on_threads(4, |rank| {
         let mut flood = None;
-        let started = match rank {
-            0 => Instant::now(),
+        match rank {
+            0 => {}
             _ => {
                 wait_for("the file", LATE, || meeting.path().exists());
                 let address = read_notice(&meeting.path()).unwrap();
@@ -87,17 +87,13 @@ fn ranks_join_while_thousands_of_strangers_from_their_address_come_again_and_aga
                     flooded.arrived.fetch_add(1, Ordering::SeqCst);
                 }
                 wait_for("all", 4 * LATE, || flooded.arrived.load(Ordering::SeqCst) >= 4);
-                Instant::now()
             }
-        };
-        let late = 6 * LATE;
+        }
+        let late = 2 * LATE;
         let world = World::join(WorldOptions { late, ..meeting.options(rank, 4) }).unwrap();
-        let took = started.elapsed();
         world.barrier("met").unwrap();
         drop(flood);
-        took
     });
-    println!("joined in {took:?}");
 }
 
 #[test]
