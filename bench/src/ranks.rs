@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
+use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions, environment};
 use tokenyard_core::config::Config;
 use tokenyard_launch::{Event, Exit, Hosts, Launcher, Stderr, interrupt};
 
@@ -272,9 +272,8 @@ pub fn measure_link(config: &Path, task: &link::Task) -> Result<Option<Report>> 
 
 /// The ranks of a bench meet where their launcher says, whatever the config says about real jobs.
 fn join(config: &Config) -> Result<World> {
-    let variable = |name: &str| std::env::var(name).ok();
-    let mut options = WorldOptions::new(Identity::resolve("env", &variable)?);
-    options.secret = Secret::from_env(&variable)?;
+    let mut options = WorldOptions::new(Identity::resolve("env", &environment)?);
+    options.secret = Secret::from_env(&environment)?;
     options.deadline = config.world.deadline;
     options.late = config.world.late;
     Ok(World::join(options)?)

@@ -86,6 +86,8 @@ impl Command {
 }
 
 fn main() -> ExitCode {
+    // SAFETY: nothing has run yet that could have started a thread.
+    unsafe { tokenyard_core::bootstrap::take_secret_from_environment() };
     tokenyard_cpu::link();
     tokenyard_cuda::link();
     tokenyard_faulty::link();

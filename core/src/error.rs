@@ -8,7 +8,8 @@ use std::fmt;
 use rustix::process::{Resource, getrlimit};
 
 /// Why an operation failed. Callers branch on this, so every kind is a different thing to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The config file is wrong. Fix the file.

@@ -24,6 +24,7 @@ pub mod machine;
 pub mod moe;
 pub mod proxy;
 pub mod signature;
+pub mod sparse_log;
 pub mod topology;
 pub mod transport;
 pub mod wait;

@@ -312,6 +312,8 @@ fn spawn(tool: &Tool) -> Result<Child, Silence> {
     let mut refused = None;
     for path in std::iter::once((*program).to_owned()).chain(besides) {
         let mut command = Command::new(path);
+        // The secret of a job is no business of a tool.
+        command.env_remove("TOKENYARD_SECRET");
         command.args(rest).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         match command.spawn() {
             Ok(child) => return Ok(child),

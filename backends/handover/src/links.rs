@@ -8,10 +8,12 @@
 //! listen is lost, which is said at once.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use tokenyard_core::sparse_log::SparseLog;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::offer::{Memory, Offer};
@@ -162,7 +164,7 @@ impl<M: Memory> Links<M> {
             let Some(caller) = socket::accept(door.listener.as_fd())? else { break };
             match socket::check_owner(caller.as_fd()) {
                 Ok(()) => door.callers.push(caller),
-                Err(error) => tracing::warn!("turned a caller away: {error}"),
+                Err(error) => turned_away(&format!("turned a caller away: {error}")),
             }
         }
         let mut silent = std::mem::take(&mut door.callers);
@@ -174,7 +176,7 @@ impl<M: Memory> Links<M> {
                 false
             }
             Err(error) => {
-                tracing::warn!("turned a caller away: {error}");
+                turned_away(&format!("turned a caller away: {error}"));
                 false
             }
         });
@@ -285,12 +287,18 @@ impl<M: Memory> Links<M> {
     }
 }
 
+/// Any process of this network namespace can call, as often as it likes.
+fn turned_away(why: &str) {
+    static LOG: Mutex<SparseLog> = Mutex::new(SparseLog::new("more callers were turned away"));
+    LOG.lock().unwrap_or_else(PoisonError::into_inner).warn(why);
+}
+
 /// Tells a caller why it is turned away.
 fn refuse(caller: &OwnedFd, error: &Error) {
-    tracing::warn!("refused a caller: {error}");
+    turned_away(&format!("refused a caller: {error}"));
     let record = Record::Refusal(error.detail()).to_bytes();
     if let Err(error) = socket::send(caller.as_fd(), &record, &[]) {
-        tracing::warn!("the caller does not hear why: {error}");
+        turned_away(&format!("the caller does not hear why: {error}"));
     }
 }
 

@@ -91,6 +91,7 @@ fn clocks(text: &str, name: &str) -> Option<Clocks> {
 /// What `nvidia-smi` says, if it is there and answers.
 fn nvidia_smi() -> Option<String> {
     let mut child = Command::new("nvidia-smi")
+        .env_remove(tokenyard_core::bootstrap::SECRET_VARIABLE)
         .args([QUERY, "--format=csv,noheader"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

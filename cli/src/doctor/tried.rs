@@ -20,7 +20,7 @@ use crate::memory::{self, container_memory};
 const NAMES: Duration = Duration::from_millis(500);
 
 fn env(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+    tokenyard_core::bootstrap::environment(name)
 }
 
 /// Looks, and tries.

@@ -66,7 +66,7 @@ pub(super) fn main(args: &Args) -> Result<ExitCode> {
 }
 
 fn join(config: Option<&Config>) -> Result<World> {
-    let env = |name: &str| std::env::var(name).ok();
+    let env = tokenyard_core::bootstrap::environment;
     let identity = Identity::resolve(config.map_or("env", |c| &c.world.bootstrap), &env)
         .context("--world wants to be one rank of a launcher's world (torchrun, srun, mpirun)")?;
     let mut options = match config {

@@ -60,7 +60,7 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
 }
 
 fn env(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+    tokenyard_core::bootstrap::environment(name)
 }
 
 impl<'a> Rank<'a> {

@@ -56,7 +56,10 @@ impl Drop for CutLink {
 
 fn set(rank: u32, to: &str) -> Result<()> {
     let name = format!("veth{rank}");
-    let status = Command::new("ip").args(["link", "set", &name, to]).status();
+    let status = Command::new("ip")
+        .env_remove(tokenyard_core::bootstrap::SECRET_VARIABLE)
+        .args(["link", "set", &name, to])
+        .status();
     ensure!(status.context("run ip")?.success(), "ip cannot set the link {name} {to}");
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, getpid, kill_process};
-use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
+use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions, environment};
 use tokenyard_core::config::Config;
 use tokenyard_core::yard::Yard;
 use tokenyard_launch::{Hosts, Net};
@@ -153,7 +153,7 @@ impl Player<'_> {
 
     fn join(&self, config: &Config, identity: Identity) -> Result<Arc<World>> {
         let mut options = WorldOptions::configured(&config.world, identity);
-        options.secret = Secret::from_env(&|name| std::env::var(name).ok())?;
+        options.secret = Secret::from_env(&environment)?;
         if let Some(lie) = self.lie() {
             lie.spoil_world(&mut options)?;
         }

@@ -1,21 +1,12 @@
 //! Whether all ranks hold the same named values, and who does not.
 
-use super::fields::{List, clean, name_ranks, put_item};
-use crate::{Error, ErrorKind, Result};
+use super::message::decode_pairs;
+use super::text::{clean, name_ranks};
+use crate::Result;
 
 const MAX_ITEMS_SHOWN: usize = 4;
 const MAX_GROUPS_SHOWN: usize = 8;
 const MAX_TEXT_SHOWN: usize = 80;
-
-/// The items of one rank, as they cross the wire: names and values in turn.
-pub(super) fn encode(items: &[(String, String)]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (name, value) in items {
-        put_item(&mut out, name.as_bytes());
-        put_item(&mut out, value.as_bytes());
-    }
-    out
-}
 
 /// The ranks that arrived, grouped by what they hold. Ranks that agree share one copy.
 #[derive(Default)]
@@ -24,29 +15,26 @@ pub(super) struct Agreement {
 }
 
 struct Group {
-    items: List,
+    encoded: Vec<u8>,
+    items: Vec<(String, String)>,
     ranks: Vec<u32>,
 }
 
 /// A name and its value.
-type Item<'a> = (&'a [u8], &'a [u8]);
+type Item<'a> = (&'a str, &'a str);
 
 impl Agreement {
     /// Adds what `rank` holds.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`] when `encoded` is not what [`encode`] makes.
+    /// [`ErrorKind::Protocol`] when `encoded` is no list of names and values.
     pub(super) fn add(&mut self, rank: u32, encoded: Vec<u8>) -> Result<()> {
-        if let Some(group) = self.groups.iter_mut().find(|group| group.items.bytes() == encoded) {
+        if let Some(group) = self.groups.iter_mut().find(|group| group.encoded == encoded) {
             group.ranks.push(rank);
             return Ok(());
         }
-        let items = List::parse_all(encoded)?;
-        if items.len() % 2 != 0 {
-            let found = format!("found {} names and values, expected pairs", items.len());
-            return Err(Error::new(ErrorKind::Protocol, "read agreement", found));
-        }
-        self.groups.push(Group { items, ranks: vec![rank] });
+        let items = decode_pairs(&encoded)?;
+        self.groups.push(Group { encoded, items, ranks: vec![rank] });
         Ok(())
     }
 
@@ -55,7 +43,7 @@ impl Agreement {
         if self.groups.len() < 2 {
             return None;
         }
-        let longest = self.groups.iter().map(|group| group.items.len() / 2).max().unwrap_or(0);
+        let longest = self.groups.iter().map(|group| group.items.len()).max().unwrap_or(0);
         let mut differing = (0..longest).filter_map(|at| self.describe(at));
         let mut text = differing.by_ref().take(MAX_ITEMS_SHOWN).collect::<Vec<_>>().join("; ");
         match differing.count() {
@@ -69,8 +57,8 @@ impl Agreement {
     /// Who holds what at place `at`, or nothing when all hold the same there.
     fn describe(&self, at: usize) -> Option<String> {
         let mut held: Vec<(Option<Item<'_>>, Vec<u32>)> = Vec::new();
-        for Group { items, ranks } in &self.groups {
-            let item = (2 * at < items.len()).then(|| (items.get(2 * at), items.get(2 * at + 1)));
+        for Group { items, ranks, .. } in &self.groups {
+            let item = items.get(at).map(|(name, value)| (name.as_str(), value.as_str()));
             match held.iter_mut().find(|(other, _)| *other == item) {
                 Some((_, holders)) => holders.extend(ranks),
                 None => held.push((item, ranks.clone())),
@@ -105,12 +93,13 @@ fn who_has(ranks: &[u32], item: Option<Item<'_>>, name_is_known: bool) -> String
     format!("{} {} {what}", name_ranks(ranks), if ranks.len() == 1 { "has" } else { "have" })
 }
 
-fn shorten(text: &[u8]) -> String {
-    clean(&String::from_utf8_lossy(text), MAX_TEXT_SHOWN)
+fn shorten(text: &str) -> String {
+    clean(text, MAX_TEXT_SHOWN)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::message::encode;
     use super::*;
 
     fn items(pairs: &[(&str, &str)]) -> Vec<u8> {
@@ -188,7 +177,7 @@ mod tests {
 
     #[test]
     fn malformed_items_are_refused() {
-        for bytes in [&[1, 0, 0, 0][..], &[0, 0, 0, 0], &[1, 2], &[255; 8]] {
+        for bytes in [&[][..], &[1], &[1, 1, b'a'], &[1, 0, 0, 0], &[1, 1, 255, 0], &[255; 8]] {
             assert!(Agreement::default().add(0, bytes.to_vec()).is_err(), "{bytes:?}");
         }
     }

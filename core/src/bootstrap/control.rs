@@ -8,13 +8,12 @@ use async_trait::async_trait;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::fields::clean;
 use super::frame::Kind;
 use super::identity::Place;
 use super::liveness::Liveness;
-use super::message::{
-    Admitted, End, MAX_REASON, Op, Start, Verdict, decode_outcome, encode_reason,
-};
+use super::message::{End, MAX_REASON, Op, Start, Verdict, decode, decode_outcome, encode_reason};
+use super::text::clean;
+use super::waiting::Waiting;
 use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
 
@@ -60,12 +59,12 @@ pub(super) fn result_of(op: Op, kind: Kind, payload: &[u8], ranks: u32) -> Resul
     let items = match op {
         Op::AllGather | Op::Exchange => ranks as usize,
         Op::Barrier | Op::Agree => 0,
-        Op::Admit => Admitted::ITEMS,
+        Op::Admit => 1,
     };
     if kind == Kind::Outcome {
         return decode_outcome(payload, items).map(|(round, items)| Outcome { round, items });
     }
-    let (_, Verdict { kind, text }) = Verdict::decode(payload)?;
+    let (_, Verdict { kind, text }): (u64, _) = decode(payload)?;
     let error = Error::new(kind, op.name(), text);
     Err(match kind {
         ErrorKind::Mismatch => error.with_fix("run every rank with the same code and config"),
@@ -135,6 +134,19 @@ pub(super) struct Member {
     pub(super) timing: Timing,
     pub(super) on_failure: OnFailure,
     pub(super) liveness: Arc<Liveness>,
+    pub(super) waiting: Arc<Waiting>,
+}
+
+impl Member {
+    /// A member that begins to join.
+    pub(super) fn new(
+        place: Place,
+        timing: Timing,
+        on_failure: OnFailure,
+        liveness: Arc<Liveness>,
+    ) -> Self {
+        Self { place, timing, on_failure, liveness, waiting: Waiting::begin(place) }
+    }
 }
 
 /// How long things may take.

@@ -1,25 +1,46 @@
 //! Where rank 0 lets the others in. What strangers send here disturbs nobody.
+//!
+//! A connection has no place of its own until its first message proves the job secret. Until then it
+//! is one of a bounded crowd, whose oldest member goes when another comes, and takes the longest where
+//! one address has the most of them. A rank says its first message as it connects, so it leaves the
+//! crowd at once; one that was pushed out all the same tries again.
 
-use std::net::SocketAddr;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
-use super::handshake::{Claim, Credentials, HANDSHAKE_LIMIT, answer};
+use super::handshake::{Claim, Credentials, HANDSHAKE_LIMIT, Proven, prove};
+use super::noise::FRESH_BYTES;
+use crate::sparse_log::SparseLog;
 use crate::{Error, Result};
 
-/// Handshakes that may be under way beyond one per rank.
+/// Handshakes of those who hold the secret that may be under way beyond one per rank.
 const SPARE_HANDSHAKES: usize = 64;
+/// A connection has this long to prove itself, however many others come: the time that a rank on a
+/// busy host takes to say its first message.
+const GRACE: Duration = Duration::from_millis(50);
+/// First messages that are remembered, so that none is taken twice.
+const REMEMBERED: usize = 1 << 16;
+/// How long a full door counts as a reason why ranks do not come.
+const LATELY: Duration = Duration::from_secs(10);
 
 /// Accepts connections and brings them through the handshake, each in a task of its own with a
 /// deadline. Dropping it ends every unfinished handshake.
 pub(super) struct Door {
     /// Processes that hold the secret.
     pub(super) claims: mpsc::Receiver<Claim>,
+    pressure: Arc<Pressure>,
     task: JoinHandle<()>,
 }
+
+/// When the door was full, and of whom.
+#[derive(Default)]
+struct Pressure(Mutex<Option<(Instant, String)>>);
 
 impl Door {
     pub(super) fn open(
@@ -30,9 +51,30 @@ impl Door {
         let listener = TcpListener::from_std(listener)
             .map_err(|error| Error::system("join world", "cannot watch the listener", error))?;
         let (sender, claims) = mpsc::channel(64);
-        let most = ranks as usize + SPARE_HANDSHAKES;
-        let task = tokio::spawn(accept_all(listener, credentials, most, sender));
-        Ok(Self { claims, task })
+        let pressure = Arc::new(Pressure::default());
+        let porter = Porter {
+            credentials,
+            claims: sender,
+            crowd: Crowd::new(crowd_limit()),
+            strangers: JoinSet::new(),
+            finishing: Finishing {
+                most: ranks as usize + SPARE_HANDSHAKES,
+                ..Finishing::default()
+            },
+            seen: HashSet::new(),
+            log: SparseLog::new("more connections were turned away"),
+            full: SparseLog::new("more connections were dropped at the full door"),
+            pressure: Arc::clone(&pressure),
+        };
+        let task = tokio::spawn(porter.serve(listener));
+        Ok(Self { claims, pressure, task })
+    }
+
+    /// Why ranks may not have come through: who fills the door, if it was full lately.
+    pub(super) fn pressure(&self) -> Option<String> {
+        let pressure = self.pressure.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lately = pressure.as_ref().filter(|(when, _)| when.elapsed() < LATELY);
+        lately.map(|(_, of_whom)| of_whom.clone())
     }
 
     /// Closes the listener before it returns, so that another world may have its port.
@@ -48,95 +90,218 @@ impl Drop for Door {
     }
 }
 
-async fn accept_all(
-    listener: TcpListener,
-    credentials: Credentials,
+/// How many connections may be open that have proven nothing: a part of the files that this process
+/// may open, so that the rest of it does not go without.
+fn crowd_limit() -> usize {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    usize::try_from(files.unwrap_or(u64::MAX) / 4).unwrap_or(usize::MAX).clamp(16, 512)
+}
+
+/// The connections that have proven nothing yet, by address, each address's oldest first.
+struct Crowd {
     most: usize,
-    claims: mpsc::Sender<Claim>,
-) {
-    // Aborted with this task.
-    let mut handshakes = JoinSet::new();
-    let mut log = Log::default();
-    loop {
-        tokio::select! {
-            accepted = listener.accept(), if handshakes.len() < most => match accepted {
-                Ok((stream, address)) => {
-                    handshakes.spawn(greet(stream, address, credentials.clone(), claims.clone()));
-                }
-                Err(error) => {
-                    log.warn(&format!("cannot accept a connection: {error}"));
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            },
-            Some(greeted) = handshakes.join_next() => {
-                // A task that panicked has said so.
-                if let Ok(Err(why)) = greeted {
-                    log.warn(&why);
-                }
-            }
-            () = log.is_due() => log.catch_up(),
+    count: usize,
+    waiting: HashMap<IpAddr, VecDeque<(Instant, AbortHandle)>>,
+}
+
+impl Crowd {
+    fn new(most: usize) -> Self {
+        Self { most, count: 0, waiting: HashMap::new() }
+    }
+
+    fn is_full(&self) -> bool {
+        self.count >= self.most
+    }
+
+    fn add(&mut self, ip: IpAddr, task: AbortHandle) {
+        self.waiting.entry(ip).or_default().push_back((Instant::now(), task));
+        self.count += 1;
+    }
+
+    /// Forgets a connection that proved itself or ended.
+    fn remove(&mut self, ip: IpAddr, id: tokio::task::Id) {
+        let Some(queue) = self.waiting.get_mut(&ip) else { return };
+        if let Some(at) = queue.iter().position(|(_, task)| task.id() == id) {
+            queue.remove(at);
+            self.count -= 1;
         }
+        if queue.is_empty() {
+            self.waiting.remove(&ip);
+        }
+    }
+
+    /// The address that has the most of them, and how many.
+    fn greediest(&self) -> Option<(IpAddr, usize)> {
+        let counts = self.waiting.iter().map(|(ip, queue)| (*ip, queue.len()));
+        counts.max_by_key(|(_, count)| *count)
+    }
+
+    /// When the next one may be dropped for another.
+    fn yields_at(&self) -> Option<Instant> {
+        let (ip, _) = self.greediest()?;
+        self.waiting.get(&ip)?.front().map(|(since, _)| *since + GRACE)
+    }
+
+    /// Drops the oldest connection of the address that has the most of them.
+    fn evict(&mut self) -> Option<String> {
+        let (ip, count) = self.greediest()?;
+        let (_, task) = self.waiting.get_mut(&ip)?.pop_front()?;
+        self.count -= 1;
+        task.abort();
+        if count == 1 {
+            self.waiting.remove(&ip);
+        }
+        Some(format!("the door is full of connections that prove nothing: {count} from {ip}"))
     }
 }
 
-/// `Err`: why a connection was turned away.
-async fn greet(
-    stream: TcpStream,
-    address: SocketAddr,
+/// Handshakes of those who proved the secret.
+#[derive(Default)]
+struct Finishing {
+    most: usize,
+    tasks: JoinSet<std::result::Result<(), String>>,
+    oldest_first: VecDeque<AbortHandle>,
+}
+
+impl Finishing {
+    fn add(
+        &mut self,
+        task: impl Future<Output = std::result::Result<(), String>> + Send + 'static,
+    ) {
+        self.oldest_first.retain(|task| !task.is_finished());
+        if self.oldest_first.len() >= self.most
+            && let Some(oldest) = self.oldest_first.pop_front()
+        {
+            oldest.abort();
+        }
+        self.oldest_first.push_back(self.tasks.spawn(task));
+    }
+}
+
+type Greeted = (SocketAddr, std::result::Result<Proven, String>);
+
+/// Who serves the door.
+struct Porter {
     credentials: Credentials,
     claims: mpsc::Sender<Claim>,
-) -> std::result::Result<(), String> {
-    let _ = stream.set_nodelay(true);
-    match tokio::time::timeout(HANDSHAKE_LIMIT, answer(stream, address, &credentials)).await {
-        Ok(Ok(claim)) => {
-            let _ = claims.send(claim).await;
-            Ok(())
-        }
-        Ok(Err(error)) => Err(format!("turned a connection from {address} away: {error}")),
-        Err(_) => {
-            Err(format!("turned a connection from {address} away: it said nothing for too long"))
-        }
-    }
+    crowd: Crowd,
+    /// The tasks of the crowd. Aborted with this value.
+    strangers: JoinSet<Greeted>,
+    finishing: Finishing,
+    /// The fresh keys of all first messages so far.
+    seen: HashSet<[u8; FRESH_BYTES]>,
+    log: SparseLog,
+    full: SparseLog,
+    pressure: Arc<Pressure>,
 }
 
-/// What the log says of strangers. Whoever reaches the port can cause as many lines as it likes, so
-/// most are left out, and counted.
-#[derive(Default)]
-struct Log {
-    last: Option<Instant>,
-    left_out: u64,
-}
-
-impl Log {
-    const EVERY: Duration = Duration::from_secs(1);
-
-    fn warn(&mut self, why: &str) {
-        if self.last.is_some_and(|last| last.elapsed() < Self::EVERY) {
-            self.left_out += 1;
-            return;
-        }
-        self.catch_up();
-        tracing::warn!("{why}");
-    }
-
-    /// Says how many lines were left out.
-    fn catch_up(&mut self) {
-        self.last = Some(Instant::now());
-        match std::mem::take(&mut self.left_out) {
-            0 => {}
-            left_out => tracing::warn!(left_out, "more connections were turned away"),
-        }
-    }
-
-    /// Ends when lines were left out and nobody else will say so; else never.
-    async fn is_due(&self) {
-        match self.last {
-            Some(last) if self.left_out > 0 => {
-                tokio::time::sleep_until((last + Self::EVERY).into()).await;
+impl Porter {
+    async fn serve(mut self, listener: TcpListener) {
+        // From which address a task is, also when it was aborted.
+        let mut addresses = HashMap::new();
+        loop {
+            let wait = self.crowd.is_full().then(|| self.crowd.yields_at()).flatten();
+            let accept = async {
+                if let Some(wait) = wait {
+                    tokio::time::sleep_until(wait.into()).await;
+                }
+                listener.accept().await
+            };
+            tokio::select! {
+                // Who has proven itself goes first, then who ended: both make room.
+                biased;
+                Some(greeted) = self.strangers.join_next_with_id() => {
+                    let id = greeted.as_ref().map_or_else(|error| error.id(), |(id, _)| *id);
+                    if let Some(ip) = addresses.remove(&id) {
+                        self.crowd.remove(ip, id);
+                    }
+                    // A task that was aborted made room; one that panicked has said so.
+                    if let Ok((_, (address, proven))) = greeted {
+                        self.on_greeted(address, proven);
+                    }
+                }
+                Some(finished) = self.finishing.tasks.join_next() => {
+                    if let Ok(Err(why)) = finished {
+                        self.log.warn(&why);
+                    }
+                }
+                () = is_due(&self.log) => self.log.catch_up(),
+                () = is_due(&self.full) => self.full.catch_up(),
+                accepted = accept => match accepted {
+                    Ok((stream, address)) => {
+                        if self.crowd.is_full() {
+                            self.make_room();
+                        }
+                        let task = greet(stream, address, self.credentials.clone());
+                        let task = self.strangers.spawn(task);
+                        addresses.insert(task.id(), address.ip());
+                        self.crowd.add(address.ip(), task);
+                    }
+                    Err(error) => {
+                        // Most likely no file descriptor is left.
+                        self.log.warn(&format!("cannot accept a connection: {error}"));
+                        self.make_room();
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                },
             }
-            _ => std::future::pending().await,
         }
     }
+
+    fn make_room(&mut self) {
+        let Some(why) = self.crowd.evict() else { return };
+        self.full.warn(&why);
+        let mut pressure = self.pressure.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *pressure = Some((Instant::now(), why));
+    }
+
+    fn on_greeted(&mut self, address: SocketAddr, proven: std::result::Result<Proven, String>) {
+        let proven = match proven {
+            Ok(proven) => proven,
+            Err(why) => return self.log.warn(&why),
+        };
+        if self.seen.len() >= REMEMBERED {
+            self.seen.clear();
+        }
+        if !self.seen.insert(proven.fresh) {
+            let why = "its first message was heard before: a replay";
+            return self.log.warn(&turned_away(address, why));
+        }
+        let claims = self.claims.clone();
+        self.finishing.add(async move {
+            match tokio::time::timeout(HANDSHAKE_LIMIT, proven.confirm()).await {
+                Ok(Ok(claim)) => {
+                    let _ = claims.send(claim).await;
+                    Ok(())
+                }
+                Ok(Err(error)) => Err(turned_away(address, error)),
+                Err(_) => Err(turned_away(address, "it proved the secret and then said nothing")),
+            }
+        });
+    }
+}
+
+async fn greet(stream: TcpStream, address: SocketAddr, credentials: Credentials) -> Greeted {
+    let _ = stream.set_nodelay(true);
+    let proven =
+        match tokio::time::timeout(HANDSHAKE_LIMIT, prove(stream, address, &credentials)).await {
+            Ok(Ok(proven)) => Ok(proven),
+            Ok(Err(error)) => Err(turned_away(address, error)),
+            Err(_) => Err(turned_away(address, "it said nothing for too long")),
+        };
+    (address, proven)
+}
+
+/// Ends when a log left lines out and nobody else will say so; else never.
+async fn is_due(log: &SparseLog) {
+    match log.due() {
+        Some(when) => tokio::time::sleep_until(when.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn turned_away(address: SocketAddr, why: impl std::fmt::Display) -> String {
+    format!("turned a connection from {address} away: {why}")
 }
 
 #[cfg(test)]
@@ -148,7 +313,7 @@ mod tests {
     use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
-    use crate::bootstrap::seal::JOB_BYTES;
+    use crate::bootstrap::noise::JOB_BYTES;
     use crate::bootstrap::secret::Secret;
 
     /// Lines of the log, and what they say was left out.
@@ -177,7 +342,7 @@ mod tests {
 
     impl Subscriber for Seen {
         fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            metadata.target().contains("bootstrap::door")
+            metadata.target().contains("sparse_log")
         }
 
         fn new_span(&self, _: &Attributes<'_>) -> Id {

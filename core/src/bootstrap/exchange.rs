@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use super::fields::clean;
 use super::handshake::Credentials;
 use super::identity::{ExchangeFn, Place};
 use super::interface::Local;
 use super::rendezvous::{Address, Entry, OPERATION, Target, listen_anywhere};
 use super::secret::Secret;
+use super::text::clean;
 use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result};
 

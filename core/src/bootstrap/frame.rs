@@ -1,81 +1,67 @@
-//! The layout of a frame, the only thing that crosses a control connection.
+//! Frames: what crosses a control connection once both ends hold its keys.
 //!
-//! All integers are little-endian.
+//! A frame is a kind and a payload. It travels as one or more Noise messages, each behind its length
+//! (16 bits, little-endian). The first message begins with a [`Head`], all the rest is the payload. A
+//! long payload goes piece by piece, and others run in between.
 //!
-//! | bytes | field | meaning |
-//! |---|---|---|
-//! | 0..4 | magic | `TYBS` |
-//! | 4..6 | version | 2 |
-//! | 6..8 | kind | see [`Kind`] |
-//! | 8..12 | sender | rank that sealed the frame |
-//! | 12..16 | length | payload bytes, at most [`Kind::payload_limit`] |
-//! | 16..24 | topic | hash of the collective and its topic, 0 outside of collectives |
-//! | 24..32 | sequence | frames sealed before this one, in this direction of this connection |
-//! | 32..32+length | payload | |
-//! | then 32 | mac | HMAC-SHA256 over the direction, the header and the payload |
-//!
-//! Everything here is a pure function over bytes: nothing is read, allocated by what a length says,
-//! or trusted. Whether the MAC and the sequence are right is for [`super::seal::Opener`].
+//! The cipher covers direction and order: a message that is replayed, reflected, left out or altered
+//! does not open.
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::identity::MAX_RANKS;
+use super::message;
+use super::noise::{MAX_PLAIN, Opener, Sealer};
 use crate::{Error, ErrorKind, Result};
 
-/// The first four bytes of every frame.
-pub const MAGIC: [u8; 4] = *b"TYBS";
-/// The version of this layout. Another version is refused.
-pub const VERSION: u16 = 2;
-/// Bytes of a header.
-pub const HEADER_BYTES: usize = 32;
-/// Bytes of the MAC that ends a frame.
-pub const MAC_BYTES: usize = 32;
 /// The most payload bytes of any frame: 64 MiB.
 pub const MAX_PAYLOAD: usize = 64 << 20;
+/// A long payload goes in pieces of about this many bytes.
+const PIECE: usize = 256 << 10;
 
 const OPERATION: &str = "read frame";
 
 /// What a frame is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u16)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
-    /// Joiner to rank 0, first frame: which rank of which job, and a nonce.
-    Hello = 1,
-    /// Rank 0 to joiner: its nonce.
-    Challenge = 2,
-    /// Joiner to rank 0, first frame under the connection's key: timing, host and process.
-    Proof = 3,
+    /// Joiner to rank 0, first frame: it holds the keys of this connection, so its first message is no
+    /// replay.
+    Confirm,
     /// Rank 0 to joiner: you are in.
-    Welcome = 4,
+    Welcome,
     /// Rank 0 to joiner: you are not, and why.
-    Refused = 5,
+    Refused,
     /// Rank 0 to all, or to one that comes back: collectives begin, with which number and without
     /// whom.
-    Start = 6,
+    Start,
     /// Both ways: the sender runs, and what it has begun. From rank 0: what all ranks have begun, and
     /// which of them are quiet.
-    Heartbeat = 7,
+    Heartbeat,
     /// To rank 0: this rank's part of a collective.
-    Contribution = 8,
+    Contribution,
     /// From rank 0: the result of a collective.
-    Outcome = 9,
+    Outcome,
     /// From rank 0: a collective failed the same way on every rank.
-    Verdict = 10,
+    Verdict,
     /// From rank 0: a rank left or was lost.
-    Departure = 11,
+    Departure,
     /// Both ways, last frame: a clean end.
-    Goodbye = 12,
+    Goodbye,
     /// Both ways, last frame: the sender ends because of an error.
-    Failed = 13,
+    Failed,
     /// From rank 0: whether a process waits to come back as a lost rank.
-    Returning = 14,
+    Returning,
     /// To rank 0, last frame: the sender ends because it hears rank 0 no more.
-    GaveUp = 15,
+    GaveUp,
+    /// From rank 0: the ranks that have not joined.
+    Missing,
 }
 
 impl Kind {
-    const ALL: [Self; 15] = [
-        Self::Hello,
-        Self::Challenge,
-        Self::Proof,
+    /// All kinds.
+    pub const ALL: [Self; 14] = [
+        Self::Confirm,
         Self::Welcome,
         Self::Refused,
         Self::Start,
@@ -88,25 +74,16 @@ impl Kind {
         Self::Failed,
         Self::Returning,
         Self::GaveUp,
+        Self::Missing,
     ];
-
-    /// The kind of a code, if there is one.
-    pub fn from_code(code: u16) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.code() == code)
-    }
-
-    /// The code in the header.
-    pub fn code(self) -> u16 {
-        self as u16
-    }
 
     /// The most payload bytes of this kind.
     pub fn payload_limit(self) -> usize {
         match self {
-            Self::Welcome | Self::Goodbye => 0,
+            Self::Confirm | Self::Welcome | Self::Goodbye => 0,
             Self::Returning => 8,
-            Self::Start => 16 + 4 * MAX_RANKS as usize,
-            Self::Hello | Self::Challenge | Self::Proof => 512,
+            Self::Missing => 2048,
+            Self::Start => 16 + 5 * MAX_RANKS as usize,
             Self::Refused | Self::Departure | Self::Failed | Self::GaveUp => 1024,
             Self::Heartbeat | Self::Verdict => 8192,
             Self::Contribution | Self::Outcome => MAX_PAYLOAD,
@@ -114,235 +91,266 @@ impl Kind {
     }
 }
 
-/// The first 32 bytes of a frame, checked: magic, version, kind and length are right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameHeader {
+/// The start of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
     /// What the frame is for.
     pub kind: Kind,
-    /// The rank that sealed it.
-    pub sender: u32,
-    /// Hash of the collective and its topic, 0 outside of collectives.
-    pub topic: u64,
-    /// Frames sealed before this one, in this direction of this connection.
-    pub sequence: u64,
-    /// Bytes of the payload that follows.
-    pub payload_bytes: u32,
+    /// Bytes of the payload, at most [`Kind::payload_limit`].
+    pub bytes: u32,
 }
 
-impl FrameHeader {
-    /// Reads the first 32 of `bytes`.
+impl Head {
+    /// The most bytes of a head.
+    const MAX_BYTES: usize = 6;
+
+    /// Reads the head of a first message. Returns it with the payload bytes behind it.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`] when fewer bytes are there, or magic, version, kind or length are
-    /// not what this version writes.
-    pub fn parse(bytes: &[u8]) -> Result<Self> {
-        let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
+    /// [`ErrorKind::Protocol`] for an unknown kind, a payload beyond its limit, and more bytes than
+    /// the head announces.
+    pub fn parse(plain: &[u8]) -> Result<(Self, &[u8])> {
+        let (head, rest): (Self, _) = postcard::take_from_bytes(plain)
+            .map_err(|error| refuse("found no head of a frame".into()).with_source(error))?;
+        let Self { kind, bytes } = head;
+        let limit = kind.payload_limit();
+        if bytes as usize > limit {
             return Err(refuse(format!(
-                "found {} bytes, expected a header of {HEADER_BYTES}",
-                bytes.len()
-            )));
-        };
-        if header[..4] != MAGIC {
-            return Err(refuse(format!(
-                "found magic {:02x?}, expected {MAGIC:02x?}: the other end does not speak this \
-                 protocol",
-                &header[..4]
+                "found a {kind:?} frame of {bytes} bytes, expected at most {limit}"
             )));
         }
-        let version = u16::from_le_bytes([header[4], header[5]]);
-        if version != VERSION {
-            return Err(refuse(format!("found version {version}, expected {VERSION}"))
-                .with_fix("run the same tokenyard on every rank"));
+        if rest.len() > bytes as usize {
+            return Err(too_much(head));
         }
-        let code = u16::from_le_bytes([header[6], header[7]]);
-        let Some(kind) = Kind::from_code(code) else {
-            return Err(refuse(format!(
-                "found frame kind {code}, expected 1 to {}",
-                Kind::ALL.len()
-            )));
-        };
-        let payload_bytes = u32_at(header, 12);
-        if payload_bytes as usize > kind.payload_limit() {
-            return Err(refuse(format!(
-                "found a {kind:?} frame of {payload_bytes} bytes, expected at most {}",
-                kind.payload_limit()
-            )));
+        Ok((head, rest))
+    }
+}
+
+/// A frame that was authenticated.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) kind: Kind,
+    pub(super) payload: Vec<u8>,
+}
+
+/// Seals and writes one frame.
+pub(super) async fn write_frame(
+    stream: &mut (impl AsyncWrite + Unpin),
+    sealer: &mut Sealer,
+    kind: Kind,
+    payload: &[u8],
+) -> std::io::Result<()> {
+    debug_assert!(payload.len() <= kind.payload_limit(), "{kind:?}: {}", payload.len());
+    let head = message::encode(&Head { kind, bytes: payload.len() as u32 });
+    let (first, rest) = payload.split_at(payload.len().min(MAX_PLAIN - Head::MAX_BYTES));
+    let mut out = Vec::new();
+    sealer.seal(&[&head, first].concat(), &mut out)?;
+    for plain in rest.chunks(MAX_PLAIN) {
+        if out.len() >= PIECE {
+            stream.write_all(&out).await?;
+            out.clear();
+            tokio::task::yield_now().await;
         }
-        Ok(Self {
-            kind,
-            sender: u32_at(header, 8),
-            topic: u64_at(header, 16),
-            sequence: u64_at(header, 24),
-            payload_bytes,
+        sealer.seal(plain, &mut out)?;
+    }
+    stream.write_all(&out).await
+}
+
+/// Why no frame was read.
+#[derive(Debug)]
+pub(super) enum ReadError {
+    /// The connection ended. What the peer did, behind its name.
+    Closed(String),
+    /// What came is not the next frame of the peer.
+    Refused(Error),
+}
+
+impl From<Error> for ReadError {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<std::io::Error> for ReadError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Closed(match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                "closed its connection within a frame: the process ended or was killed".to_owned()
+            }
+            _ => format!("broke its connection without a goodbye: {error}"),
         })
     }
-
-    /// The header as bytes: the inverse of [`FrameHeader::parse`].
-    pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut out = [0; HEADER_BYTES];
-        out[..4].copy_from_slice(&MAGIC);
-        out[4..6].copy_from_slice(&VERSION.to_le_bytes());
-        out[6..8].copy_from_slice(&self.kind.code().to_le_bytes());
-        out[8..12].copy_from_slice(&self.sender.to_le_bytes());
-        out[12..16].copy_from_slice(&self.payload_bytes.to_le_bytes());
-        out[16..24].copy_from_slice(&self.topic.to_le_bytes());
-        out[24..32].copy_from_slice(&self.sequence.to_le_bytes());
-        out
-    }
-
-    /// Bytes that follow the header: payload and MAC.
-    pub fn body_bytes(&self) -> usize {
-        self.payload_bytes as usize + MAC_BYTES
-    }
 }
 
-/// One whole frame within borrowed bytes. Its MAC is *not* checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame<'a> {
-    /// The checked header.
-    pub header: FrameHeader,
-    /// `header.payload_bytes` bytes.
-    pub payload: &'a [u8],
-    /// The claimed MAC, for [`super::seal::Opener::open`].
-    pub mac: &'a [u8; MAC_BYTES],
-}
-
-impl<'a> Frame<'a> {
-    /// Takes `bytes` apart. They must hold one frame and nothing else.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Protocol`] for whatever [`FrameHeader::parse`] refuses, and for bytes that are
-    /// missing or left over.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self> {
-        let header = FrameHeader::parse(bytes)?;
-        Self::join(header, &bytes[HEADER_BYTES..])
+/// Reads one frame of the `expected` kinds. Memory grows with what arrives, not with what a head
+/// announces; `heard` is called for every piece.
+pub(super) async fn read_frame(
+    stream: &mut (impl AsyncRead + Unpin),
+    opener: &mut Opener,
+    expected: &[Kind],
+    heard: impl Fn(),
+) -> std::result::Result<Received, ReadError> {
+    let mut sealed = Vec::new();
+    let mut plain = Vec::new();
+    let mut length = [0; 2];
+    // The end of the connection is proper here and nowhere else, so look for it apart.
+    if stream.read(&mut length[..1]).await? == 0 {
+        return Err(ReadError::Closed(
+            "closed its connection without a goodbye: the process ended or was killed".to_owned(),
+        ));
     }
-
-    /// Joins a checked header with the bytes that followed it.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Protocol`] when `body` is not of [`FrameHeader::body_bytes`].
-    pub fn join(header: FrameHeader, body: &'a [u8]) -> Result<Self> {
-        let wrong_length = || {
-            refuse(format!(
-                "found {} bytes behind the header of a {:?} frame, expected {}",
-                body.len(),
-                header.kind,
-                header.body_bytes()
-            ))
-        };
-        if body.len() != header.body_bytes() {
-            return Err(wrong_length());
+    stream.read_exact(&mut length[1..]).await?;
+    read_sealed(stream, length, &mut sealed).await?;
+    opener.open(&sealed, &mut plain)?;
+    heard();
+    let (head, first) = Head::parse(&plain)?;
+    let Head { kind, bytes } = head;
+    if !expected.contains(&kind) {
+        return Err(refuse(format!("found a {kind:?} frame, expected one of {expected:?}")).into());
+    }
+    let (mut payload, total) = (first.to_vec(), bytes as usize);
+    let mut yielded = 0;
+    while payload.len() < total {
+        if payload.len() - yielded >= PIECE {
+            yielded = payload.len();
+            tokio::task::yield_now().await;
         }
-        let (payload, mac) = body.split_last_chunk().ok_or_else(wrong_length)?;
-        Ok(Self { header, payload, mac })
+        stream.read_exact(&mut length).await?;
+        read_sealed(stream, length, &mut sealed).await?;
+        opener.open(&sealed, &mut plain)?;
+        heard();
+        if plain.is_empty() {
+            return Err(refuse(format!("found an empty piece of a {kind:?} frame")).into());
+        }
+        if plain.len() > total - payload.len() {
+            return Err(too_much(head).into());
+        }
+        payload.extend(&plain);
     }
+    Ok(Received { kind, payload })
+}
+
+async fn read_sealed(
+    stream: &mut (impl AsyncRead + Unpin),
+    length: [u8; 2],
+    sealed: &mut Vec<u8>,
+) -> std::io::Result<()> {
+    sealed.resize(u16::from_le_bytes(length).into(), 0);
+    stream.read_exact(sealed).await.map(drop)
+}
+
+fn too_much(Head { kind, bytes }: Head) -> Error {
+    refuse(format!("found more payload of a {kind:?} frame than the {bytes} bytes it announced"))
 }
 
 fn refuse(message: String) -> Error {
     Error::new(ErrorKind::Protocol, OPERATION, message)
 }
 
-fn u32_at(bytes: &[u8; HEADER_BYTES], at: usize) -> u32 {
-    let mut field = [0; 4];
-    field.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(field)
-}
-
-fn u64_at(bytes: &[u8; HEADER_BYTES], at: usize) -> u64 {
-    let mut field = [0; 8];
-    field.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(field)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::noise::pair_for_tests;
     use super::*;
 
-    fn header() -> FrameHeader {
-        FrameHeader {
-            kind: Kind::Contribution,
-            sender: 3,
-            topic: 0x0123_4567_89ab_cdef,
-            sequence: 9,
-            payload_bytes: 2,
-        }
+    /// What the other end reads of `bytes`.
+    fn read(opener: &mut Opener, mut bytes: &[u8]) -> Result<Received> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let frame = runtime.block_on(read_frame(&mut bytes, opener, &Kind::ALL, || ()));
+        frame.map_err(|error| match error {
+            ReadError::Closed(why) => Error::new(ErrorKind::PeerLost, OPERATION, why),
+            ReadError::Refused(error) => error,
+        })
     }
 
-    fn frame() -> Vec<u8> {
-        [&header().encode()[..], b"hi", &[7; MAC_BYTES]].concat()
+    fn write(sealer: &mut Sealer, kind: Kind, payload: &[u8]) -> Vec<u8> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut out = Vec::new();
+        runtime.block_on(write_frame(&mut out, sealer, kind, payload)).unwrap();
+        out
     }
 
-    fn message(bytes: &[u8]) -> String {
-        let error = Frame::parse(bytes).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Protocol);
+    fn refused(result: Result<Received>) -> String {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
         error.to_string()
     }
 
     #[test]
-    fn layout_is_the_documented_one() {
-        let bytes = frame();
-        assert_eq!(&bytes[..8], b"TYBS\x02\x00\x08\x00");
-        assert_eq!(&bytes[8..16], &[3, 0, 0, 0, 2, 0, 0, 0]);
-        assert_eq!(&bytes[16..24], &[0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01]);
-        assert_eq!(&bytes[24..34], b"\x09\0\0\0\0\0\0\0hi");
-        let frame = Frame::parse(&bytes).unwrap();
-        assert_eq!((frame.header, frame.payload, frame.mac), (header(), &b"hi"[..], &[7; 32]));
+    fn frames_open_in_the_order_they_were_sealed_whatever_their_length() {
+        let ((mut sealer, _), (_, mut opener)) = pair_for_tests();
+        for bytes in [0, 1, MAX_PLAIN - 6, MAX_PLAIN - 5, MAX_PLAIN, 3 * MAX_PLAIN, 1 << 20] {
+            let payload: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
+            let frame = read(&mut opener, &write(&mut sealer, Kind::Outcome, &payload)).unwrap();
+            assert!(frame.kind == Kind::Outcome && frame.payload == payload, "{bytes}");
+        }
     }
 
     #[test]
-    fn every_wrong_field_is_named_with_what_was_expected() {
-        let altered = |at: usize, value: u8| {
-            let mut bytes = frame();
-            bytes[at] = value;
-            message(&bytes)
-        };
-        assert!(altered(0, b'X').contains("found magic [58, 59, 42, 53]"));
-        assert!(altered(4, 1).contains("found version 1, expected 2"));
-        assert!(altered(6, 77).contains("found frame kind 77, expected 1 to 15"));
-        assert!(altered(15, 5).contains("expected at most 67108864"));
-        assert!(altered(12, 3).contains("found 34 bytes behind the header"));
-        assert!(message(&frame()[..31]).contains("found 31 bytes, expected a header of 32"));
-        assert!(message(&frame()[..40]).contains("found 8 bytes behind the header"));
+    fn a_replayed_a_skipped_and_a_reflected_frame_are_refused() {
+        let ((mut sealer, mut own), (_, mut opener)) = pair_for_tests();
+        let first = write(&mut sealer, Kind::Contribution, b"1");
+        let second = write(&mut sealer, Kind::Contribution, b"2");
+        assert!(refused(read(&mut opener, &second)).contains("does not open"));
+        read(&mut opener, &first).unwrap();
+        assert!(refused(read(&mut opener, &first)).contains("does not open"));
+        assert!(refused(read(&mut own, &first)).contains("does not open"));
+        assert_eq!(read(&mut opener, &second).unwrap().payload, b"2");
     }
 
     #[test]
-    fn a_small_kind_may_not_carry_a_large_payload() {
-        let hello = FrameHeader { kind: Kind::Hello, payload_bytes: 513, ..header() };
-        assert!(
-            message(&hello.encode()).contains("Hello frame of 513 bytes, expected at most 512")
-        );
+    fn a_head_that_cannot_be_is_refused_before_its_payload_is_read() {
+        for (plain, says) in [
+            (&[77, 0][..], "no head of a frame"),
+            (&[], "no head of a frame"),
+            (&message::encode(&Head { kind: Kind::Welcome, bytes: 1 }), "at most 0"),
+            (&message::encode(&Head { kind: Kind::Outcome, bytes: 1 + (64 << 20) }), "67108864"),
+            (
+                &[&message::encode(&Head { kind: Kind::Failed, bytes: 1 })[..], b"ab"].concat(),
+                "than the 1 bytes",
+            ),
+        ] {
+            let ((mut sealer, _), (_, mut opener)) = pair_for_tests();
+            let mut bytes = Vec::new();
+            sealer.seal(plain, &mut bytes).unwrap();
+            let text = refused(read(&mut opener, &bytes));
+            assert!(text.contains(says), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_payload_that_stops_goes_on_for_too_long_or_with_nothing_is_refused() {
+        for (piece, says) in [(&b""[..], "empty piece"), (&[7; 200], "than the 100 bytes")] {
+            let ((mut sealer, _), (_, mut opener)) = pair_for_tests();
+            let mut bytes = Vec::new();
+            let head = message::encode(&Head { kind: Kind::Failed, bytes: 100 });
+            sealer.seal(&head, &mut bytes).unwrap();
+            sealer.seal(piece, &mut bytes).unwrap();
+            let text = refused(read(&mut opener, &bytes));
+            assert!(text.contains(says), "{text}");
+        }
     }
 
     proptest! {
         #[test]
-        fn parsing_any_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Frame::parse(&bytes);
+        fn any_single_altered_byte_and_any_truncation_is_refused(
+            payload in prop::collection::vec(any::<u8>(), 0..100), at: prop::sample::Index,
+            flip in 1u8..=255,
+        ) {
+            let ((mut sealer, _), (_, mut opener)) = pair_for_tests();
+            let mut bytes = write(&mut sealer, Kind::Contribution, &payload);
+            let at = at.index(bytes.len());
+            prop_assert!(read(&mut opener, &bytes[..at]).is_err());
+            bytes[at] ^= flip;
+            prop_assert!(read(&mut opener, &bytes).is_err());
         }
 
         #[test]
-        fn parsing_any_bytes_behind_a_valid_start_never_panics(
-            tail in prop::collection::vec(any::<u8>(), 0..200), code in 0u16..20,
-        ) {
-            let bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &code.to_le_bytes(), &tail].concat();
-            if let Ok(frame) = Frame::parse(&bytes) {
-                prop_assert_eq!(frame.payload.len() + MAC_BYTES + HEADER_BYTES, bytes.len());
+        fn parsing_any_head_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..50)) {
+            if let Ok((head, rest)) = Head::parse(&bytes) {
+                prop_assert!(rest.len() <= head.bytes as usize);
             }
-        }
-
-        #[test]
-        fn a_frame_survives_the_round_trip(
-            code in 1u16..=14, sender: u32, topic: u64, sequence: u64, mac: [u8; 32],
-            payload in prop::collection::vec(any::<u8>(), 0..600),
-        ) {
-            let kind = Kind::from_code(code).unwrap();
-            let payload = &payload[..payload.len().min(kind.payload_limit())];
-            let payload_bytes = payload.len() as u32;
-            let header = FrameHeader { kind, sender, topic, sequence, payload_bytes };
-            let bytes = [&header.encode()[..], payload, &mac].concat();
-            prop_assert_eq!(Frame::parse(&bytes).unwrap(), Frame { header, payload, mac: &mac });
         }
     }
 }

@@ -96,7 +96,7 @@ fn too_many(list: &str) -> Error {
 }
 
 fn refuse(list: &str, found: &str) -> Error {
-    let shown = super::fields::clean(list, 200);
+    let shown = super::text::clean(list, 200);
     Error::new(
         ErrorKind::InvalidInput,
         "expand host list",

@@ -16,21 +16,23 @@ use super::control::{
     Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::door::Door;
-use super::fields::name_ranks;
-use super::frame::Kind;
+use super::frame::{Kind, Received};
 use super::handshake::{Claim, Credentials};
 use super::headway::{Begun, least};
-use super::link::{Event, Link, Received, What};
+use super::link::{Event, Link, What};
 use super::liveness::PeerState;
 use super::message::{
-    Ask, Beat, Contribution, End, Op, Refusal, Start, decode_reason, encode_reason,
+    Ask, Beat, Contribution, End, Missing, Op, Refusal, Start, decode, decode_reason, encode,
+    encode_reason,
 };
 use super::rendezvous::Notice;
 use super::rounds::{Delivery, Rounds};
-use super::seal::topic_hash;
-use super::spoke::LOG_EVERY;
+use super::text::name_ranks;
 use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
+
+/// How often rank 0 tells those who have joined who has not.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// The center of the star.
 pub(super) struct Hub {
@@ -124,9 +126,9 @@ impl Hub {
             self.close_door().await;
         }
         self.started = true;
-        let start = Arc::new(Start::default().encode());
+        let start = Arc::new(encode(&Start::default()));
         for rank in 1..self.member.place.ranks {
-            self.send(rank, Kind::Start, 0, Arc::clone(&start));
+            self.send(rank, Kind::Start, Arc::clone(&start));
         }
         tracing::info!(ranks = self.member.place.ranks, took = ?started.elapsed(), "all joined");
         Ok(())
@@ -140,8 +142,7 @@ impl Hub {
     }
 
     async fn gather(&mut self, started: Instant) -> Result<()> {
-        let mut log = tokio::time::interval(LOG_EVERY);
-        log.tick().await;
+        let mut word = tokio::time::interval(TELL_EVERY);
         loop {
             let missing = self.missing();
             if missing.is_empty() {
@@ -149,10 +150,7 @@ impl Hub {
             }
             tokio::select! {
                 () = self.step() => {}
-                _ = log.tick() => {
-                    let waited = started.elapsed().as_secs();
-                    tracing::info!("waited {waited} s, {} missing", name_ranks(&missing));
-                }
+                _ = word.tick() => self.tell_missing(&missing),
             }
             // No loss is masked before the world has been whole once.
             if let Some(error) = self.member.liveness.any_gone("join world") {
@@ -165,6 +163,23 @@ impl Hub {
                 return Err(self.give_up(&missing));
             }
         }
+    }
+
+    /// Says who has not joined: here, and to those who have.
+    fn tell_missing(&self, missing: &[u32]) {
+        let strangers = self.pressure();
+        let what = format!("{} did not join yet{strangers}", name_ranks(missing));
+        self.member.waiting.waits_for(what);
+        let payload = Arc::new(Missing::new(missing).encode());
+        for rank in 1..self.member.place.ranks {
+            self.send(rank, Kind::Missing, Arc::clone(&payload));
+        }
+    }
+
+    /// Who keeps ranks out, to be read behind what is missing.
+    fn pressure(&self) -> String {
+        let pressure = self.door.as_ref().and_then(Door::pressure);
+        pressure.map(|why| format!("; {why}")).unwrap_or_default()
     }
 
     fn missing(&self) -> Vec<u32> {
@@ -187,10 +202,11 @@ impl Hub {
     /// Tells those who came who did not.
     fn give_up(&mut self, missing: &[u32]) -> Error {
         let text = format!(
-            "{} did not join within {:.1} s, expected all {} ranks",
+            "{} did not join within {:.1} s, expected all {} ranks{}",
             name_ranks(missing),
             self.member.timing.late.as_secs_f64(),
-            self.member.place.ranks
+            self.member.place.ranks,
+            self.pressure()
         );
         self.refuse_all(Refusal::Late, &text);
         Error::new(ErrorKind::Deadline, "join world", text).with_fix(
@@ -201,7 +217,7 @@ impl Hub {
     fn refuse_all(&mut self, refusal: Refusal, text: &str) {
         let payload = Arc::new(refusal.encode(text));
         for rank in 1..self.member.place.ranks {
-            self.send(rank, Kind::Refused, 0, Arc::clone(&payload));
+            self.send(rank, Kind::Refused, Arc::clone(&payload));
         }
     }
 
@@ -228,7 +244,7 @@ impl Hub {
         }
         if *self.member.liveness.state(peer) != PeerState::Alive {
             // A rank whose silence was judged right after a stop of rank 0 may yet say who was silent.
-            let gave_up = matches!(&what, What::Frame(frame) if frame.header.kind == Kind::GaveUp);
+            let gave_up = matches!(&what, What::Frame(frame) if frame.kind == Kind::GaveUp);
             if !gave_up || !self.ticker.stalled_lately() {
                 return;
             }
@@ -245,14 +261,10 @@ impl Hub {
         }
     }
 
-    fn on_frame(&mut self, peer: u32, Received { header, payload }: Received) -> Result<()> {
-        match header.kind {
+    fn on_frame(&mut self, peer: u32, Received { kind, payload }: Received) -> Result<()> {
+        match kind {
             Kind::Contribution => {
-                let part = Contribution::decode(payload)?;
-                if header.topic != topic_hash(part.op as u8, &part.topic) {
-                    let message = "found a topic whose hash is not the one in the header";
-                    return Err(Error::new(ErrorKind::Protocol, "read contribution", message));
-                }
+                let part: Contribution = decode(&payload)?;
                 self.contribute(peer, part)?;
             }
             Kind::Goodbye => self.depart(peer, End::Left),
@@ -293,7 +305,7 @@ impl Hub {
         tracing::error!("rank 0, this one, {why}");
         if self.member.liveness.end(0, End::Lost(why)) {
             for rank in 1..self.member.place.ranks {
-                self.send(rank, Kind::Failed, 0, Arc::clone(&payload));
+                self.send(rank, Kind::Failed, Arc::clone(&payload));
             }
         }
     }
@@ -306,7 +318,7 @@ impl Hub {
 
     fn contribute(&mut self, rank: u32, part: Contribution) -> Result<()> {
         if part.op == Op::Admit
-            && let Ask::Without(why) = Ask::decode(&part.data)?
+            && let Ask::Without(why) = decode(&part.data)?
         {
             self.refuse_on_trial(rank, &why);
         }
@@ -352,10 +364,10 @@ impl Hub {
         self.member.liveness.all_begun(&begun);
         let payload = Arc::new(Beat { begun, quiet }.encode());
         for (rank, _) in alive {
-            self.send(rank, Kind::Heartbeat, 0, Arc::clone(&payload));
+            self.send(rank, Kind::Heartbeat, Arc::clone(&payload));
         }
         for waiting in self.returning.values() {
-            waiting.link.send(Kind::Heartbeat, 0, Arc::clone(&payload));
+            waiting.link.send(Kind::Heartbeat, Arc::clone(&payload));
         }
         let silent = |rank: &u32| self.member.liveness.silence(*rank) > timing.deadline;
         let silent: Vec<u32> = self.returning.keys().copied().filter(silent).collect();
@@ -381,7 +393,7 @@ impl Hub {
 
     /// Notes the end of a rank and tells everybody, the rank itself included.
     fn depart(&mut self, rank: u32, end: End) {
-        let payload = Arc::new(end.encode(rank));
+        let payload = Arc::new(encode(&(rank, &end)));
         if !self.member.liveness.end(rank, end.clone()) {
             return;
         }
@@ -390,7 +402,7 @@ impl Hub {
             tracing::error!("rank {rank} ({}) {why}", peer.map_or("unknown", |peer| &peer.name));
         }
         for to in 1..self.member.place.ranks {
-            self.send(to, Kind::Departure, 0, Arc::clone(&payload));
+            self.send(to, Kind::Departure, Arc::clone(&payload));
         }
         if let Some(Some(peer)) = self.peers.get_mut(rank as usize) {
             peer.link.close();
@@ -409,15 +421,15 @@ impl Hub {
             if delivery.rank == 0 {
                 self.mine = Some(delivery);
             } else {
-                let Delivery { rank, kind, topic, payload } = delivery;
-                self.send(rank, kind, topic, payload);
+                let Delivery { rank, kind, payload } = delivery;
+                self.send(rank, kind, payload);
             }
         }
     }
 
-    fn send(&self, rank: u32, kind: Kind, topic: u64, payload: Arc<Vec<u8>>) {
+    fn send(&self, rank: u32, kind: Kind, payload: Arc<Vec<u8>>) {
         if let Some(Some(peer)) = self.peers.get(rank as usize) {
-            peer.link.send(kind, topic, payload);
+            peer.link.send(kind, payload);
         }
     }
 }
@@ -467,7 +479,7 @@ impl Bootstrap for Hub {
         self.returning.clear();
         let (kind, payload) = farewell.frame();
         for rank in 1..self.member.place.ranks {
-            self.send(rank, kind, 0, Arc::clone(&payload));
+            self.send(rank, kind, Arc::clone(&payload));
         }
         // Readers must not wait for this task any more.
         self.events.close();

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::liveness::{Liveness, PeerState};
-use super::message::{Admitted, Ask, Op, Start};
+use super::message::{Admitted, Ask, Op, Start, encode};
 use super::world::World;
 use crate::config::OnFailure;
 use crate::transport::Team;
@@ -93,7 +93,7 @@ impl World {
     /// Tries again where another rank was lost meanwhile, or was still in the bring-up before.
     fn admit_all(&self, liveness: &Liveness, ask: &Ask) -> Result<Admitted> {
         loop {
-            match self.call(Op::Admit, "bring up yard", ask.encode()) {
+            match self.call(Op::Admit, "bring up yard", encode(&ask)) {
                 Ok(outcome) => return Admitted::decode(&outcome.items),
                 Err(error) if error.kind() == ErrorKind::PeerLost => {
                     if liveness.gone("admit").is_some() {

@@ -12,9 +12,10 @@
 //!
 //! # Who is trusted
 //! A peer is believed once it has proven that it holds the job secret, and then every frame is
-//! still checked for origin, direction, order and form (`frame`, `seal`, `message`). Before that it
-//! may send two small frames within five seconds. Without a secret the ranks may meet on the
-//! loopback interface only. Payloads are authenticated, not encrypted.
+//! still checked for origin, direction, order and form (`noise`, `frame`, `message`). Before that it
+//! may send one small message within five seconds, while no more come than the door has room for.
+//! Without a secret the ranks may meet on the loopback interface only. What crosses a connection is
+//! encrypted.
 //!
 //! # Every wait ends (INV-6)
 //! - A rank whose connection closes without a goodbye is lost at once.
@@ -26,16 +27,15 @@
 //! then come back as such a rank: rank 0 keeps its door open, and a bring-up lets in who waits.
 //!
 //! # Where to find what
-//! `identity`, `launcher`, `hostlist`: who am I · `interface`: at which address · `secret`, `seal`: keys and MACs · `frame`,
-//! `message`, `fields`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: getting in · `link`: one connection ·
-//! `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` · `members`: who is there · `control`, `world`: the
+//! `identity`, `launcher`, `hostlist`: who am I · `interface`: at which address · `secret`, `noise`: keys · `frame`, `message`,
+//! `text`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: getting in · `link`: one connection ·
+//! `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` · `members`: who is there · `waiting`: who waits for whom · `control`, `world`: the
 //! thread and its face.
 
 mod agreement;
 mod control;
 mod door;
 mod exchange;
-mod fields;
 pub mod frame;
 mod handshake;
 mod headway;
@@ -47,12 +47,14 @@ mod launcher;
 mod link;
 mod liveness;
 mod members;
-mod message;
+pub mod message;
+pub mod noise;
 mod rendezvous;
 mod rounds;
-pub mod seal;
 mod secret;
 mod spoke;
+mod text;
+mod waiting;
 mod world;
 
 #[cfg(test)]
@@ -66,6 +68,10 @@ pub use liveness::{Liveness, Loss, PeerState};
 pub(crate) use members::{Members, Membership, Next};
 pub(crate) use message::Ask;
 pub use message::{MAX_REASON, MAX_TOPIC};
-pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
+pub use secret::{
+    MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, environment,
+    take_secret_from_environment,
+};
+pub use waiting::joins_under_way;
 pub(crate) use world::{CallUnderWay, Witness};
 pub use world::{MAX_WAIT, MIN_DEADLINE, World, WorldOptions};

@@ -8,16 +8,18 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::exchange::enter_by_exchange;
-use super::fields::{clean, hex};
 use super::handshake::Credentials;
 use super::identity::{Place, Rendezvous};
 use super::interface::Local;
-use super::seal::{JOB_BYTES, random};
+use super::noise::{JOB_BYTES, random};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, open_private};
+use super::text::{clean, hex};
 use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result, files};
 
 pub(super) const OPERATION: &str = "meet the other ranks";
+/// Connections that may wait to be accepted, as far as the kernel lets them (`net.core.somaxconn`).
+const BACKLOG: i32 = 4096;
 const MAX_NOTICE_BYTES: u64 = 1024;
 
 /// How this rank goes on.
@@ -151,6 +153,10 @@ fn listen(addresses: &[SocketAddr], secret: &Secret) -> Result<TcpListener> {
                 listener.set_nonblocking(true).map_err(|error| {
                     Error::system(OPERATION, "cannot make the listener non-blocking", error)
                 })?;
+                // The standard library asks for 128. Strangers would fill that at once, and the
+                // kernel then drops what ranks send.
+                rustix::net::listen(&listener, BACKLOG)
+                    .map_err(|error| Error::system(OPERATION, "cannot listen", error))?;
                 return Ok(listener);
             }
             Err(error) => {

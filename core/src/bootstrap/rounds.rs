@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::fields::{name_ranks, put_item};
 use super::frame::Kind;
-use super::message::{Admitted, Contribution, Op, Start};
+use super::message::{Admitted, Contribution, Op, Start, encode, encode_outcome};
+use super::text::name_ranks;
 use crate::{ErrorKind, Result};
 use round::{Parts, Round, refuse};
 
@@ -24,7 +24,6 @@ pub(super) struct Delivery {
     pub(super) rank: u32,
     /// [`Kind::Outcome`] or [`Kind::Verdict`]; [`Kind::Start`] to a rank that comes back.
     pub(super) kind: Kind,
-    pub(super) topic: u64,
     pub(super) payload: Arc<Vec<u8>>,
 }
 
@@ -167,15 +166,12 @@ impl Rounds {
             }
         }
         let admitted = Admitted { back, absent, on_trial: self.on_trial() };
-        let mut payload = number.to_le_bytes().to_vec();
-        admitted.encode().iter().for_each(|item| put_item(&mut payload, item));
-        let payload = Arc::new(payload);
+        let payload = Arc::new(encode_outcome(number, &[encode(&admitted)]));
         let Admitted { back, absent, .. } = admitted;
-        let start = Arc::new(Start { round: number + 1, absent }.encode());
+        let start = Arc::new(encode(&Start { round: number + 1, absent }));
         let starts = back.iter().map(|rank| Delivery {
             rank: *rank,
             kind: Kind::Start,
-            topic: 0,
             payload: Arc::clone(&start),
         });
         let arrived = round.ranks_that(|arrived| arrived);
@@ -218,7 +214,7 @@ impl Rounds {
 #[cfg(test)]
 mod tests {
     use super::super::frame::MAX_PAYLOAD;
-    use super::super::message::{Ask, Verdict, decode_outcome};
+    use super::super::message::{Ask, Verdict, decode, decode_outcome, encode_items};
     use super::*;
 
     fn part(round: u64, op: Op, topic: &str, data: &[u8]) -> Contribution {
@@ -231,7 +227,7 @@ mod tests {
 
     fn verdict(delivery: &Delivery) -> Verdict {
         assert_eq!(delivery.kind, Kind::Verdict);
-        Verdict::decode(&delivery.payload).unwrap().1
+        decode::<(u64, _)>(&delivery.payload).unwrap().1
     }
 
     fn to(due: &[Delivery]) -> Vec<u32> {
@@ -301,7 +297,7 @@ mod tests {
         refused(&mut rounds, 1, part(0, Op::Barrier, "t", b"not empty"));
         refused(&mut rounds, 1, part(0, Op::Exchange, "t", b"no list"));
         refused(&mut rounds, 1, part(0, Op::Agree, "t", b"no items"));
-        rounds.contribute(1, part(0, Op::Exchange, "t", &[0; 12]), now).unwrap();
+        rounds.contribute(1, part(0, Op::Exchange, "t", &encode_items(&[b""; 3])), now).unwrap();
         refused(&mut rounds, 1, part(1, Op::Barrier, "ahead", b""));
     }
 
@@ -339,12 +335,12 @@ mod tests {
         rounds.leave(1);
         rounds.leave(2);
         rounds.set_returning(1, true);
-        let due = rounds.contribute(0, part(0, Op::Admit, "a", &Ask::First.encode()), now).unwrap();
+        let due = rounds.contribute(0, part(0, Op::Admit, "a", &encode(&Ask::First)), now).unwrap();
         assert_eq!(to(&due), [1, 0]);
         assert_eq!(due[0].kind, Kind::Start);
-        let start = Start::decode(&due[0].payload).unwrap();
+        let start: Start = decode(&due[0].payload).unwrap();
         assert_eq!(start, Start { round: 1, absent: vec![2] });
-        let (_, items) = decode_outcome(&due[1].payload, Admitted::ITEMS).unwrap();
+        let (_, items) = decode_outcome(&due[1].payload, 1).unwrap();
         let admitted = Admitted { back: vec![1], absent: vec![2], on_trial: vec![1] };
         assert_eq!(Admitted::decode(&items).unwrap(), admitted);
         assert!(rounds.contribute(0, part(1, Op::Barrier, "b", b""), now).unwrap().is_empty());
@@ -355,7 +351,7 @@ mod tests {
     fn an_admit_that_meets_another_collective_lets_all_begin_anew() {
         let (mut rounds, now) = (rounds(), Instant::now());
         rounds.contribute(0, part(0, Op::Barrier, "yard ready", b""), now).unwrap();
-        let due = rounds.contribute(2, part(0, Op::Admit, "a", &Ask::First.encode()), now).unwrap();
+        let due = rounds.contribute(2, part(0, Op::Admit, "a", &encode(&Ask::First)), now).unwrap();
         assert_eq!(to(&due), [0, 2]);
         assert_eq!(verdict(&due[0]).kind, ErrorKind::PeerLost);
     }

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::OnceLock;
 
-use super::seal;
+use super::noise;
 use crate::{Error, ErrorKind, Result, files};
 
 /// Holds the secret itself.
@@ -18,6 +19,29 @@ pub const SECRET_FILE_VARIABLE: &str = "TOKENYARD_SECRET_FILE";
 pub const MIN_SECRET_BYTES: usize = 16;
 const MAX_SECRET_BYTES: usize = 4096;
 const OPERATION: &str = "read job secret";
+
+/// `TOKENYARD_SECRET`, once it was taken out of the environment.
+static TAKEN: OnceLock<String> = OnceLock::new();
+
+/// Takes `TOKENYARD_SECRET` out of the environment of this process, so that what it spawns, or its
+/// plugins spawn, does not inherit it. [`environment`] still finds it.
+///
+/// # Safety
+/// As [`std::env::remove_var`]: no other thread may read or write the environment meanwhile. Call it
+/// first in `main`.
+pub unsafe fn take_secret_from_environment() {
+    if let Ok(secret) = std::env::var(SECRET_VARIABLE) {
+        let _ = TAKEN.set(secret);
+        // SAFETY: the caller promises that no other thread is at the environment.
+        unsafe { std::env::remove_var(SECRET_VARIABLE) };
+    }
+}
+
+/// A variable of the environment, [`SECRET_VARIABLE`] also where it was taken out.
+pub fn environment(name: &str) -> Option<String> {
+    let taken = || TAKEN.get().filter(|_| name == SECRET_VARIABLE).cloned();
+    std::env::var(name).ok().or_else(taken)
+}
 
 /// What proves that a process belongs to the job. Never printed by `Debug`; there is no `Display`.
 ///
@@ -36,8 +60,8 @@ impl Secret {
     /// # Errors
     /// [`ErrorKind::System`] when the operating system gives no random bytes.
     pub fn generate() -> Result<Self> {
-        let bytes: [u8; 32] = seal::random()?;
-        Ok(Self(Some(super::fields::hex(&bytes))))
+        let bytes: [u8; 32] = noise::random()?;
+        Ok(Self(Some(super::text::hex(&bytes))))
     }
 
     /// The secret `text`, of 16 to 4096 bytes.

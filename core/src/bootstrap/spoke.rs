@@ -13,23 +13,21 @@ use tokio::time::timeout;
 use super::control::{
     Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
 };
-use super::frame::Kind;
+use super::frame::{Kind, Received};
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
 use super::interface::Local;
-use super::link::{Event, Link, Received, Secured, What};
+use super::link::{Event, Link, Secured, What};
 use super::liveness::PeerState;
 use super::message::{
-    Admitted, Beat, Contribution, End, Op, Proof, Start, decode_reason, decode_returning,
+    Admitted, Beat, Contribution, End, Missing, Op, Proof, Start, decode, decode_reason, encode,
     encode_reason,
 };
 use super::rendezvous::{Address, Target, check_secret, read_notice};
-use super::seal::topic_hash;
+use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use crate::config::OnFailure;
 use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result};
 
-/// How often a wait for others is mentioned in the log.
-pub(super) const LOG_EVERY: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const OPERATION: &str = "join world";
@@ -70,6 +68,7 @@ impl Spoke {
         let started = Instant::now();
         let late = member.timing.late;
         let secured = connect(&member, route, credentials).await?;
+        member.waiting.waits_for("rank 0 answers, and has not let this rank in yet".into());
         let mut spoke = Self::start(member, secured);
         // Rank 0 gives up first, and knows who is missing.
         let limit = late + spoke.member.timing.deadline;
@@ -145,7 +144,7 @@ impl Spoke {
     fn on_frame(&mut self, received: Received) -> Result<()> {
         let liveness = &self.member.liveness;
         let payload = &received.payload;
-        match received.header.kind {
+        match received.kind {
             Kind::Heartbeat => {
                 let Beat { begun, quiet } = Beat::decode(payload)?;
                 liveness.all_begun(&begun);
@@ -157,13 +156,18 @@ impl Spoke {
             }
             Kind::Start => self.on_start(payload)?,
             Kind::Refused => self.refusal = Some(refused(payload)),
+            Kind::Missing => {
+                let missing: Missing = decode(payload)?;
+                let what = format!("rank 0 answers, and waits for {missing}");
+                self.member.waiting.waits_for(what);
+            }
             Kind::Outcome | Kind::Verdict => self.answer = Some(received),
             Kind::Departure => {
-                let (rank, end) = End::decode(payload)?;
+                let (rank, end) = decode(payload)?;
                 self.on_departure(rank, end);
             }
             Kind::Returning => {
-                let (rank, waits) = decode_returning(payload)?;
+                let (rank, waits) = decode(payload)?;
                 liveness.set_waiting(rank, waits);
             }
             Kind::Goodbye => {
@@ -181,7 +185,7 @@ impl Spoke {
 
     /// Collectives begin; without whom, is what this rank finds that comes back.
     fn on_start(&mut self, payload: &[u8]) -> Result<()> {
-        let start = Start::decode(payload)?;
+        let start: Start = decode(payload)?;
         self.begun = start.round;
         for rank in &start.absent {
             self.member.liveness.end(*rank, End::Lost("was lost before this rank joined".into()));
@@ -209,7 +213,7 @@ impl Spoke {
         }
         let liveness = &self.member.liveness;
         let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
-        self.link.send(Kind::Heartbeat, 0, Arc::new(beat.encode()));
+        self.link.send(Kind::Heartbeat, Arc::new(beat.encode()));
         let silence = liveness.silence(0);
         if may_judge && silence > self.member.timing.deadline {
             self.lose_hub(describe_silence(silence, self.member.timing, self.member.place.rank));
@@ -220,7 +224,7 @@ impl Spoke {
         tracing::error!("rank 0 {why}");
         // If rank 0 does run after all, it need not guess why this rank is gone.
         let last_words = encode_reason(&format!("it gave up on rank 0, which {why}"));
-        self.link.send(Kind::GaveUp, 0, Arc::new(last_words));
+        self.link.send(Kind::GaveUp, Arc::new(last_words));
         self.member.liveness.end(0, End::Lost(why));
         self.link.close();
     }
@@ -236,13 +240,12 @@ impl Bootstrap for Spoke {
         }
         let part = Contribution { round: self.begun, op, topic, data };
         self.begun += 1;
-        let hash = topic_hash(op as u8, &part.topic);
-        self.link.send(Kind::Contribution, hash, Arc::new(part.encode()));
+        self.link.send(Kind::Contribution, Arc::new(encode(&part)));
         // Rank 0 fails the round first, and knows who is missing; this is for one that does not.
         let limit = Instant::now() + self.member.timing.late + 2 * self.member.timing.deadline;
         loop {
-            if let Some(Received { header, payload }) = self.answer.take() {
-                let result = result_of(op, header.kind, &payload, self.member.place.ranks)?;
+            if let Some(Received { kind, payload }) = self.answer.take() {
+                let result = result_of(op, kind, &payload, self.member.place.ranks)?;
                 if op == Op::Admit {
                     let back = Admitted::decode(&result.items)?.back;
                     back.into_iter().for_each(|rank| self.member.liveness.returns(rank));
@@ -272,7 +275,7 @@ impl Bootstrap for Spoke {
 
     async fn leave(&mut self, farewell: Farewell) {
         let (kind, payload) = farewell.frame();
-        self.link.send(kind, 0, payload);
+        self.link.send(kind, payload);
         // The reader must not wait for this task any more.
         self.events.close();
         self.link.close();
@@ -289,40 +292,86 @@ impl Bootstrap for Spoke {
 async fn connect(member: &Member, route: &Route, credentials: Credentials) -> Result<Secured> {
     let started = Instant::now();
     let late = member.timing.late;
-    let (mut pause, mut logged, mut earlier) = (FIRST_PAUSE, started, None);
+    let mut pause = FIRST_PAUSE;
+    let mut tries = Tries { last: None, strangers: 0 };
     loop {
         // On a network that swallows what is sent, an attempt takes longer than a short lateness.
         let left = late.saturating_sub(started.elapsed());
-        let setback = match timeout(left, attempt(member, route, &credentials)).await {
+        match timeout(left, attempt(member, route, &credentials)).await {
             Ok(Ok(secured)) => return Ok(secured),
             Ok(Err(Setback::Fatal(error))) => return Err(error),
-            Ok(Err(Setback::Again(error))) => error,
-            Err(_) => earlier.unwrap_or_else(|| no_answer(late)),
-            // The file may still be that of an earlier job, whose port has a new owner.
-            Ok(Err(Setback::Stranger(error))) if matches!(route.target, Target::File { .. }) => {
-                error
-            }
+            Ok(Err(Setback::Again(error))) => tries.last = Some(error),
+            // Rank 0 may yet come: the port, or the file that names it, may be of an earlier job.
             Ok(Err(Setback::Stranger(error))) => {
-                return Err(error.with_fix("let nothing but rank 0 of this job listen there"));
+                tries.strangers += 1;
+                tries.last = Some(error);
             }
-        };
-        if started.elapsed() + pause > late {
-            let message = format!("cannot reach rank 0 within {:.1} s", late.as_secs_f64());
-            return Err(Error::new(ErrorKind::Deadline, OPERATION, message)
-                .with_context("where", &route.target)
-                .with_source(setback)
+            Err(_) => {
+                tries.last.get_or_insert_with(|| no_answer(late));
+            }
+        }
+        if left.is_zero() {
+            return Err(tries.give_up(&route.target, late));
+        }
+        member.waiting.waits_for(tries.describe(&route.target));
+        tokio::time::sleep(pause.min(late.saturating_sub(started.elapsed()))).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+/// What came of the attempts to reach rank 0.
+struct Tries {
+    last: Option<Error>,
+    /// How many answers failed the proof.
+    strangers: u64,
+}
+
+impl Tries {
+    /// Why this rank waits.
+    fn describe(&self, target: &Target) -> String {
+        let why = self.last.as_ref().map(Error::detail).unwrap_or_default();
+        if self.strangers > 0 {
+            format!("{}; last: {why}", self.failed_proofs(target))
+        } else {
+            format!("rank 0 at {target} does not answer yet: {why}")
+        }
+    }
+
+    fn failed_proofs(&self, target: &Target) -> String {
+        let count = self.strangers;
+        let answers = if count == 1 { "answer" } else { "answers" };
+        format!(
+            "{count} {answers} at {target} failed the proof: another job has this port, or the \
+             secrets differ"
+        )
+    }
+
+    fn give_up(self, target: &Target, late: Duration) -> Error {
+        let message = format!("cannot reach rank 0 within {:.1} s", late.as_secs_f64());
+        let error = if self.strangers > 0 {
+            let message = format!("{message}: {}", self.failed_proofs(target));
+            let fix = self.last.as_ref().and_then(Error::fix).map_or_else(
+                || {
+                    format!(
+                        "give all ranks the same {SECRET_VARIABLE} or {SECRET_FILE_VARIABLE}, and \
+                         let nothing but rank 0 of this job listen there"
+                    )
+                },
+                str::to_owned,
+            );
+            Error::new(ErrorKind::Protocol, OPERATION, message).with_fix(fix)
+        } else {
+            Error::new(ErrorKind::Deadline, OPERATION, message)
+                .with_context("where", target)
                 .with_fix(
                     "check that rank 0 runs, that this host can reach it, and that no other process \
                      has taken this rank",
-                ));
+                )
+        };
+        match self.last {
+            Some(last) => error.with_source(last),
+            None => error,
         }
-        if logged.elapsed() > LOG_EVERY {
-            logged = Instant::now();
-            tracing::info!("waited {} s for rank 0: {setback}", started.elapsed().as_secs());
-        }
-        earlier = Some(setback);
-        tokio::time::sleep(pause).await;
-        pause = (2 * pause).min(LONGEST_PAUSE);
     }
 }
 
@@ -390,13 +439,15 @@ async fn greet(
 ) -> std::result::Result<Secured, Setback> {
     let _ = stream.set_nodelay(true);
     let proof = Proof {
+        rank: member.place.rank,
+        ranks: member.place.ranks,
         deadline_ms: member.timing.deadline.as_millis() as u64,
         late_ms: member.timing.late.as_millis() as u64,
         on_failure: member.on_failure,
         pid: std::process::id(),
         host: host_name(),
     };
-    let greeted = introduce(stream, credentials, member.place, &proof);
+    let greeted = introduce(stream, credentials, &proof);
     timeout(HANDSHAKE_LIMIT, greeted)
         .await
         .unwrap_or_else(|_| Err(Setback::Again(no_answer(HANDSHAKE_LIMIT))))

@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 use tokenyard_reports::Collective;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::agreement;
 use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Outcome, Request, Timing, serve};
-use super::fields::put_item;
 use super::frame::MAX_PAYLOAD;
 use super::hub::Hub;
 use super::identity::{Identity, Place};
 use super::interface::Local;
 use super::liveness::Liveness;
-use super::message::{Contribution, MAX_TOPIC, Op, Start};
+use super::message::{
+    Contribution, MAX_AGREED, MAX_TOPIC, Op, Start, encode, encode_items, items_bytes,
+};
 use super::rendezvous::{Entry, enter};
-use super::secret::Secret;
+use super::secret::{Secret, environment};
 use super::spoke::{Route, Spoke};
 use crate::config::{OnFailure, WorldConfig};
 use crate::{Error, ErrorKind, Result};
@@ -183,7 +183,9 @@ struct Control {
 }
 
 impl World {
-    /// Joins: blocks until all ranks have, for `late` at most. Who is missing is logged every 5 s.
+    /// Joins: blocks until all ranks have, for `late` at most. A rank that waits for longer than 2 s logs
+    /// a warning that names who is missing, and again at growing intervals; see also
+    /// [`joins_under_way`](super::joins_under_way).
     ///
     /// A world of one rank needs no rendezvous and opens no socket.
     ///
@@ -191,7 +193,8 @@ impl World {
     /// [`ErrorKind::InvalidInput`]: the options cannot be, the interface is not there, or there is
     /// no secret although other hosts can reach rank 0. [`ErrorKind::Deadline`]: a rank did not come; it is named.
     /// [`ErrorKind::Mismatch`]: this rank is taken, or the ranks differ in size or timing.
-    /// [`ErrorKind::Protocol`]: the secrets differ, or rank 0's address has another owner.
+    /// [`ErrorKind::Protocol`]: up to `late` only others answered at rank 0's address: another job, one
+    /// of another secret or version.
     /// [`ErrorKind::PeerLost`]: a rank that had joined is gone. [`ErrorKind::System`].
     pub fn join(options: WorldOptions) -> Result<Self> {
         let WorldOptions { identity, secret, deadline, late, bind, interface, on_failure } =
@@ -209,7 +212,7 @@ impl World {
         let entry = enter(place, identity.rendezvous, secret, local)?;
         let timing = Timing { deadline, late };
         let liveness = Arc::new(Liveness::new(place.rank, place.ranks, on_failure));
-        let member = Member { place, timing, on_failure, liveness: Arc::clone(&liveness) };
+        let member = Member::new(place, timing, on_failure, Arc::clone(&liveness));
         let (requests, request_queue) = unbounded_channel();
         let (farewells, farewell_queue) = unbounded_channel();
         let (joined, when_joined) = sync_channel(1);
@@ -250,9 +253,8 @@ impl World {
     /// # Errors
     /// Those of [`Identity::resolve`], [`Secret::from_env`] and [`World::join`].
     pub fn from_config(config: &WorldConfig) -> Result<Self> {
-        let env = |name: &str| std::env::var(name).ok();
-        let identity = Identity::resolve(&config.bootstrap, &env)?;
-        let secret = Secret::from_env(&env)?;
+        let identity = Identity::resolve(&config.bootstrap, &environment)?;
+        let secret = Secret::from_env(&environment)?;
         Self::join(WorldOptions { secret, ..WorldOptions::configured(config, identity) })
     }
 
@@ -296,11 +298,8 @@ impl World {
             let message = format!("{topic:?}: found {found} outgoing items, expected {ranks}");
             return Err(Error::new(ErrorKind::InvalidInput, Op::Exchange.name(), message));
         }
-        let bytes = outgoing.iter().fold(0usize, |sum, item| sum.saturating_add(4 + item.len()));
-        check_size(Op::Exchange, topic, bytes)?;
-        let mut data = Vec::with_capacity(bytes);
-        outgoing.iter().for_each(|item| put_item(&mut data, item));
-        self.call(Op::Exchange, topic, data).map(|outcome| outcome.items)
+        check_size(Op::Exchange, topic, items_bytes(outgoing.iter().map(Vec::len)))?;
+        self.call(Op::Exchange, topic, encode_items(&outgoing)).map(|outcome| outcome.items)
     }
 
     /// Returns once all ranks have called it.
@@ -322,7 +321,12 @@ impl World {
 
     /// As [`agree`](Self::agree). Returns the number of the collective, which is the same on all ranks.
     pub(super) fn agree_on(&self, topic: &str, items: &[(String, String)]) -> Result<u64> {
-        self.call(Op::Agree, topic, agreement::encode(items)).map(|outcome| outcome.round)
+        if items.len() > MAX_AGREED {
+            let found = items.len();
+            let message = format!("{topic:?}: found {found} values, expected at most {MAX_AGREED}");
+            return Err(Error::new(ErrorKind::InvalidInput, Op::Agree.name(), message));
+        }
+        self.call(Op::Agree, topic, encode(items)).map(|outcome| outcome.round)
     }
 
     /// Tells the others that this rank ends because of an error, and ends its part in the world.
@@ -457,7 +461,8 @@ fn run(
 
 /// Joins as what this rank is.
 pub(super) async fn bring_up(entry: Entry, member: Member) -> Result<Box<dyn Bootstrap>> {
-    Ok(match entry {
+    let waiting = Arc::clone(&member.waiting);
+    let bootstrap: Box<dyn Bootstrap> = match entry {
         Entry::Alone => Box::new(Hub::new(member)),
         Entry::Hub { listener, credentials, notice } => {
             let mut hub = Hub::new(member);
@@ -467,5 +472,7 @@ pub(super) async fn bring_up(entry: Entry, member: Member) -> Result<Box<dyn Boo
         Entry::Spoke { target, credentials, local } => {
             Box::new(Spoke::join(member, &Route { target, local }, credentials).await?)
         }
-    })
+    };
+    waiting.done();
+    Ok(bootstrap)
 }

@@ -108,7 +108,8 @@ pub enum Reports {
 }
 
 /// What the others do when a rank is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OnFailure {
     /// All waits end with an error that names the lost rank, and the yard is closed.
     #[default]

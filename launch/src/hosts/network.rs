@@ -98,6 +98,7 @@ fn ip(spaces: &Spaces, lines: &[String]) -> Result<()> {
     let text = lines.join("\n") + "\n";
     let output = inside(spaces, || {
         let mut child = Command::new("ip")
+            .env_remove("TOKENYARD_SECRET")
             .args(["-batch", "-"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -8,23 +8,20 @@ use super::super::handshake::{Claim, refuse};
 use super::super::headway::Begun;
 use super::super::link::{Link, What};
 use super::super::liveness::PeerState;
-use super::super::message::{End, Proof, Refusal, encode_returning};
+use super::super::message::{End, Proof, Refusal, encode};
 use super::{Difference, Hub, Peer};
 
 impl Hub {
     /// Lets a process in, or tells it why not. One of this job whose config differs ends the join
     /// for all: the world that the others wait for cannot come about.
     pub(super) fn admit(&mut self, claim: Claim) {
-        let Proof { pid, host, .. } = &claim.proof;
+        let Proof { rank, pid, host, .. } = &claim.proof;
+        let rank = *rank;
         let name = format!("pid {pid} on {host} at {}", claim.address);
         let difference = self.find_difference(&claim);
         if let Some(why) = difference.as_ref().filter(|_| !self.started) {
-            let text = format!("rank {} ({name}) differs: {why}", claim.rank);
-            self.difference.get_or_insert_with(|| Difference {
-                rank: claim.rank,
-                text,
-                since: Instant::now(),
-            });
+            let text = format!("rank {rank} ({name}) differs: {why}");
+            self.difference.get_or_insert_with(|| Difference { rank, text, since: Instant::now() });
         }
         let refusal = match difference {
             Some(why) => Some((Refusal::Claim, why)),
@@ -38,14 +35,13 @@ impl Hub {
             });
             return;
         }
-        let rank = claim.rank;
         let Some(place) = self.peers.get_mut(rank as usize) else { return };
         // Closes the connection of a former life, if there was one.
         *place = None;
         self.links += 1;
         let (events, liveness) = (self.event_sender.clone(), Arc::clone(&self.member.liveness));
         let link = Link::start(claim.secured, (rank, self.links), events, liveness);
-        link.send(Kind::Welcome, 0, Arc::default());
+        link.send(Kind::Welcome, Arc::default());
         let peer = Peer { link, id: self.links, name, begun: Begun::new() };
         if self.started {
             tracing::info!("rank {rank} ({}) waits to come back", peer.name);
@@ -61,9 +57,9 @@ impl Hub {
     fn tell_returning(&mut self, rank: u32, waits: bool) {
         self.rounds.set_returning(rank, waits);
         self.member.liveness.set_waiting(rank, waits);
-        let payload = Arc::new(encode_returning(rank, waits));
+        let payload = Arc::new(encode(&(rank, waits)));
         for to in 1..self.member.place.ranks {
-            self.send(to, Kind::Returning, 0, Arc::clone(&payload));
+            self.send(to, Kind::Returning, Arc::clone(&payload));
         }
     }
 
@@ -80,8 +76,11 @@ impl Hub {
         let mode = (claim.proof.on_failure.name(), self.member.on_failure.name());
         let theirs = (claim.proof.deadline_ms, claim.proof.late_ms);
         let ours = (timing.deadline.as_millis() as u64, timing.late.as_millis() as u64);
-        if claim.ranks != ranks {
-            return Some(format!("found a world of {} ranks, rank 0 expects {ranks}", claim.ranks));
+        if claim.proof.ranks != ranks {
+            return Some(format!(
+                "found a world of {} ranks, rank 0 expects {ranks}",
+                claim.proof.ranks
+            ));
         }
         if mode.0 != mode.1 {
             return Some(format!("found on_failure = {:?}, rank 0 has {:?}", mode.0, mode.1));
@@ -95,7 +94,7 @@ impl Hub {
     }
 
     fn judge(&self, claim: &Claim, name: &str) -> std::result::Result<(), (Refusal, String)> {
-        let (rank, ranks) = (claim.rank, self.member.place.ranks);
+        let (rank, ranks) = (claim.proof.rank, self.member.place.ranks);
         let two = |holder: &Peer| {
             format!(
                 "found two processes that claim rank {rank}: {name}, and before it {}",
@@ -122,7 +121,7 @@ impl Hub {
     pub(super) fn on_returning(&mut self, rank: u32, what: What) {
         match what {
             What::Closed(why) => self.stop_returning(rank, &why),
-            What::Frame(frame) => match frame.header.kind {
+            What::Frame(frame) => match frame.kind {
                 Kind::Heartbeat => {}
                 Kind::Goodbye | Kind::Failed => self.stop_returning(rank, "left"),
                 _ => self.stop_returning(rank, "spoke before it was let in"),

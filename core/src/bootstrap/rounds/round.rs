@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::agreement::Agreement;
-use super::super::fields::{List, put_item};
 use super::super::frame::{Kind, MAX_PAYLOAD};
-use super::super::message::{Ask, Contribution, Op, Verdict};
-use super::super::seal::topic_hash;
+use super::super::message::{
+    Ask, Contribution, Op, Verdict, decode, decode_items, encode, encode_outcome, items_bytes,
+};
 use super::Delivery;
 use crate::{Error, ErrorKind, Result};
 
@@ -27,7 +27,8 @@ pub(super) struct Round {
 pub(super) enum Parts {
     None,
     Items(Vec<Vec<u8>>),
-    Columns(Vec<Option<List>>),
+    /// Lists that were found to hold one item per rank.
+    Columns(Vec<Option<Vec<u8>>>),
     Values(Agreement),
     /// Whether for all ranks the bring-up begins.
     Asks {
@@ -69,13 +70,13 @@ impl Round {
                 }
             }
             Parts::Columns(columns) => {
-                let list = List::parse(data, ranks)?;
+                decode_items(&data, ranks)?;
                 if let Some(column) = columns.get_mut(at) {
-                    *column = Some(list);
+                    *column = Some(data);
                 }
             }
             Parts::Values(agreement) => agreement.add(rank, data)?,
-            Parts::Asks { first } => *first &= Ask::decode(&data)? == Ask::First,
+            Parts::Asks { first } => *first &= decode::<Ask>(&data)? == Ask::First,
         }
         Ok(())
     }
@@ -87,23 +88,27 @@ impl Round {
             vec![shared; self.arrived.len()]
         };
         let payloads = match &self.parts {
-            Parts::None | Parts::Asks { .. } => to_all(number.to_le_bytes().to_vec()),
-            Parts::Items(items) => match joined(number, items.iter().map(Vec::as_slice)) {
+            Parts::None | Parts::Asks { .. } => to_all(encode_outcome::<&[u8]>(number, &[])),
+            Parts::Items(items) => match joined(number, items) {
                 Ok(payload) => to_all(payload),
                 Err(bytes) => return self.too_large(number, bytes),
             },
             Parts::Columns(columns) => {
-                let row = |to| {
-                    columns.iter().map(move |list| list.as_ref().map_or(&[][..], |l| l.get(to)))
-                };
-                let rows = (0..columns.len()).map(|to| joined(number, row(to)).map(Arc::new));
+                let none = || vec![&[][..]; columns.len()];
+                let lists = columns.iter().map(|list| {
+                    let items = list.as_ref().and_then(|l| decode_items(l, columns.len()).ok());
+                    items.unwrap_or_else(none)
+                });
+                let lists: Vec<Vec<&[u8]>> = lists.collect();
+                let row = |to| lists.iter().filter_map(|l| l.get(to).copied()).collect::<Vec<_>>();
+                let rows = (0..columns.len()).map(|to| joined(number, &row(to)).map(Arc::new));
                 match rows.collect() {
                     Ok(payloads) => payloads,
                     Err(bytes) => return self.too_large(number, bytes),
                 }
             }
             Parts::Values(agreement) => match agreement.difference() {
-                None => to_all(number.to_le_bytes().to_vec()),
+                None => to_all(encode_outcome::<&[u8]>(number, &[])),
                 Some(difference) => {
                     let text = format!("{:?}: ranks disagree: {difference}", self.topic);
                     return self.fail(number, ErrorKind::Mismatch, text);
@@ -124,7 +129,7 @@ impl Round {
 
     /// Settles the round: a verdict for all who arrived, kept for those who come later.
     pub(super) fn fail(&mut self, number: u64, kind: ErrorKind, text: String) -> Vec<Delivery> {
-        let payload = Arc::new(Verdict { kind, text }.encode(number));
+        let payload = Arc::new(encode(&(number, Verdict { kind, text })));
         self.parts = Parts::None;
         self.verdict = Some(Arc::clone(&payload));
         let arrived = self.ranks_that(|arrived| arrived);
@@ -148,24 +153,18 @@ impl Round {
     }
 
     pub(super) fn delivery(&self, rank: u32, kind: Kind, payload: &Arc<Vec<u8>>) -> Delivery {
-        let topic = topic_hash(self.op as u8, &self.topic);
-        Delivery { rank, kind, topic, payload: Arc::clone(payload) }
+        Delivery { rank, kind, payload: Arc::clone(payload) }
     }
 }
 
 /// An outcome of `items`, or its size when that is beyond the limit.
-fn joined<'a>(
-    number: u64,
-    items: impl Iterator<Item = &'a [u8]> + Clone,
-) -> std::result::Result<Vec<u8>, usize> {
-    let bytes = 8 + items.clone().map(|item| 4 + item.len()).sum::<usize>();
+fn joined<I: AsRef<[u8]>>(number: u64, items: &[I]) -> std::result::Result<Vec<u8>, usize> {
+    const ROUND: usize = 10;
+    let bytes = ROUND + items_bytes(items.iter().map(|item| item.as_ref().len()));
     if bytes > MAX_PAYLOAD {
         return Err(bytes);
     }
-    let mut out = Vec::with_capacity(bytes);
-    out.extend(number.to_le_bytes());
-    items.for_each(|item| put_item(&mut out, item));
-    Ok(out)
+    Ok(encode_outcome(number, items))
 }
 
 /// A working rank could not have sent this.

@@ -146,38 +146,30 @@ fn an_exchange_that_fails_ends_the_join_with_its_reason() {
 }
 
 #[test]
-fn a_wrong_secret_is_refused_and_the_joiner_learns_why() {
+fn a_wrong_secret_is_no_end_before_late_and_the_joiner_then_learns_why() {
     let meeting = Meeting::new();
-    on_threads(4, |thread| {
+    on_threads(3, |rank| {
         let secret = |text: &str| Secret::from_text(text).unwrap();
-        let with = |rank, secret| WorldOptions { secret, ..meeting.options(rank, 3) };
+        // Lateness is compared only of those who prove the secret.
+        let with = |late, secret| WorldOptions { late, secret, ..meeting.options(rank, 3) };
         let right = "the right secret, long enough";
-        match thread {
-            0 | 1 => {
-                let world = World::join(with(thread, secret(right))).unwrap();
-                world.barrier("met").unwrap();
+        if rank == 2 {
+            address_in(&meeting.path());
+            for wrong in [secret("the wrong secret, long enough"), Secret::none()] {
+                let late = Duration::from_millis(300);
+                let started = Instant::now();
+                let error = World::join(with(late, wrong)).unwrap_err();
+                assert!(started.elapsed() >= late / 2, "it did not try again: {error}");
+                assert_eq!(error.kind(), ErrorKind::Protocol);
+                let text = error.to_string();
+                let says = "failed the proof: another job has this port, or the secrets differ";
+                assert!(text.contains(says) && text.contains(" answers at "), "{text}");
+                assert!(text.contains(SECRET_VARIABLE) && !text.contains("long enough"), "{text}");
             }
-            2 => {
-                address_in(&meeting.path());
-                for wrong in [secret("the wrong secret, long enough"), Secret::none()] {
-                    let error = World::join(with(2, wrong)).unwrap_err();
-                    assert_eq!(error.kind(), ErrorKind::Protocol);
-                    let text = error.to_string();
-                    assert!(
-                        text.contains("job secret of this rank is not the one of rank 0"),
-                        "{text}"
-                    );
-                    assert!(
-                        text.contains(SECRET_VARIABLE) && !text.contains("long enough"),
-                        "{text}"
-                    );
-                }
-                // The real rank 2 still gets in.
-                let world = World::join(with(2, secret(right))).unwrap();
-                world.barrier("met").unwrap();
-            }
-            _ => {}
         }
+        // The real rank 2 still gets in.
+        let world = World::join(with(LATE, secret(right))).unwrap();
+        world.barrier("met").unwrap();
     });
 }
 
@@ -206,21 +198,16 @@ fn garbage_and_silence_at_the_door_do_not_disturb_the_join() {
                 // Rank 0 may close while this is still being sent.
                 let _ = stream.write_all(&garbage.repeat(4));
             }
-            let mut huge = frame::FrameHeader {
-                kind: frame::Kind::Contribution,
-                sender: 1,
-                topic: 0,
-                sequence: 0,
-                payload_bytes: frame::MAX_PAYLOAD as u32,
+            // A first message that announces more than any has, and one of another version.
+            for first in [b"TYBS\x03\0\xff\xff", b"TYBS\x02\0\x20\0"] {
+                let mut stream = TcpStream::connect(address).unwrap();
+                let _ = stream.write_all(first);
+                stream.set_read_timeout(Some(LATE)).unwrap();
+                // Turned away at once, with the version that rank 0 speaks.
+                let mut answer = [0; 8];
+                stream.read_exact(&mut answer).unwrap();
+                assert_eq!(&answer, b"TYBS\x03\0\0\0");
             }
-            .encode()
-            .to_vec();
-            huge.resize(100_000, 0);
-            let mut stream = TcpStream::connect(address).unwrap();
-            let _ = stream.write_all(&huge);
-            // Refused by its kind, long before its announced end.
-            stream.set_read_timeout(Some(LATE)).unwrap();
-            assert!(matches!(stream.read(&mut [0; 8]), Ok(0) | Err(_)));
             let world = meeting.join(2, 3).unwrap();
             return world.barrier("met").unwrap();
         }
@@ -229,19 +216,43 @@ fn garbage_and_silence_at_the_door_do_not_disturb_the_join() {
     });
 }
 
-#[test]
-fn a_stranger_at_the_address_of_rank_0_is_recognised() {
+/// What a joiner says at its end of a program at the address of rank 0 that answers with `answer`.
+fn join_where_others_answer(answer: &'static [u8]) -> Error {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
+    let (ended, end) = std::sync::mpsc::channel::<()>();
     let stranger = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").unwrap();
-        let _ = stream.read_to_end(&mut Vec::new());
+        listener.set_nonblocking(true).unwrap();
+        let mut open = Vec::new();
+        while end.try_recv().is_err() {
+            if let Ok((mut stream, _)) = listener.accept() {
+                let _ = stream.write_all(answer);
+                open.push(stream);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     });
-    let error = World::join(options(1, 2, at(port))).unwrap_err();
+    let late = Duration::from_millis(200);
+    let error = World::join(WorldOptions { late, ..options(1, 2, at(port)) }).unwrap_err();
+    ended.send(()).unwrap();
+    stranger.join().unwrap();
+    error
+}
+
+#[test]
+fn a_stranger_at_the_address_of_rank_0_is_recognised() {
+    let error = join_where_others_answer(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
     assert_eq!(error.kind(), ErrorKind::Protocol);
     assert!(error.to_string().contains("does not speak this protocol"), "{error}");
-    stranger.join().unwrap();
+}
+
+#[test]
+fn a_rank_0_of_another_version_is_named_with_the_way_out() {
+    let error = join_where_others_answer(b"TYBS\x09\0\0\0");
+    assert_eq!(error.kind(), ErrorKind::Protocol);
+    let text = error.to_string();
+    assert!(text.contains("found version 9 of the protocol, expected 3"), "{text}");
+    assert!(text.contains("run the same tokenyard on every rank"), "{text}");
 }
 
 #[test]
@@ -288,6 +299,40 @@ fn a_rank_that_expects_another_world_ends_the_join_of_all() {
         }
         assert_eq!(files_in(meeting.folder.path()), 0);
     }
+}
+
+#[test]
+fn ranks_that_wait_say_for_whom_to_whoever_asks() {
+    // Nobody else has worlds of these sizes here.
+    let line = |rank: u32, ranks: u32| {
+        let start = format!("rank {rank} of {ranks} has waited ");
+        joins_under_way().into_iter().find(|line| line.starts_with(&start)).unwrap_or_default()
+    };
+    let meeting = Meeting::new();
+    std::thread::scope(|scope| {
+        for rank in [0, 1] {
+            scope.spawn({
+                let meeting = &meeting;
+                move || drop(meeting.join(rank, 23).unwrap_err())
+            });
+        }
+        wait_for("the word of rank 0", LATE, || {
+            line(0, 23).ends_with("to join: ranks 2-22 did not join yet")
+        });
+        wait_for("the word of rank 1", LATE, || {
+            line(1, 23).ends_with("to join: rank 0 answers, and waits for ranks 2-22")
+        });
+    });
+    assert_eq!((line(0, 23), line(1, 23)), (String::new(), String::new()));
+    let late = Duration::from_millis(300);
+    let alone = WorldOptions { late, ..options(1, 29, at(free_port())) };
+    std::thread::scope(|scope| {
+        scope.spawn(|| World::join(alone).unwrap_err());
+        wait_for("the word of a lone rank", LATE, || {
+            let line = line(1, 29);
+            line.contains("rank 0 at 127.0.0.1:") && line.contains("does not answer yet")
+        });
+    });
 }
 
 #[test]

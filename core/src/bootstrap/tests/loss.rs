@@ -30,7 +30,7 @@ impl Puppet {
         let on_failure = meeting.on_failure;
         let liveness = Arc::new(Liveness::new(rank, ranks, on_failure));
         let timing = Timing { deadline: DEADLINE, late: LATE };
-        let member = Member { place, timing, on_failure, liveness: Arc::clone(&liveness) };
+        let member = Member::new(place, timing, on_failure, Arc::clone(&liveness));
         let rendezvous = Rendezvous::File { path: meeting.path() };
         let entry = enter(place, rendezvous, Secret::none(), Local::Any).unwrap();
         let joined = async { tokio::time::timeout(limit, bring_up(entry, member)).await };

@@ -203,7 +203,7 @@ fn give_up_on_rank_0(meeting: &Meeting, (rank, ranks): (u32, u32)) {
     let place = Place { rank, ranks, local_rank: rank };
     let (on_failure, timing) = (meeting.on_failure, Timing { deadline: DEADLINE, late: LATE });
     let liveness = Arc::new(Liveness::new(rank, ranks, on_failure));
-    let member = Member { place, timing, on_failure, liveness };
+    let member = Member::new(place, timing, on_failure, liveness);
     let rendezvous = Rendezvous::File { path: meeting.path() };
     let entry = enter(place, rendezvous, Secret::none(), Local::Any).unwrap();
     let Entry::Spoke { target, credentials, local } = entry else { panic!("it is rank 0") };

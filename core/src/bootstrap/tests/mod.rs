@@ -5,6 +5,7 @@ mod joining;
 mod loss;
 mod masking;
 mod proofs;
+mod strangers;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

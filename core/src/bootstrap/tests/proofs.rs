@@ -1,57 +1,64 @@
 //! Processes at the door of rank 0 whose proof is wrong, or cannot be read.
 
-use tokio::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 
-use super::super::frame::Kind;
-use super::super::link::{read_raw, write_frame};
-use super::super::message::{Hello, Proof, Refusal};
-use super::super::rendezvous::read_notice;
-use super::super::seal::{Direction, Key, Opener, Sealer, Transcript, random};
+use super::super::frame::{Kind, read_frame, write_frame};
+use super::super::message::{Proof, Refusal, encode};
+use super::super::noise::{Handshake, Preamble};
+use super::super::rendezvous::{Address, read_notice};
 use super::masking::without_rank_1;
 use super::*;
 
 /// A proof that rank 0 would take.
 fn proof() -> Vec<u8> {
-    Proof {
+    encode(&Proof {
+        rank: 1,
+        ranks: 3,
         deadline_ms: DEADLINE.as_millis() as u64,
         late_ms: LATE.as_millis() as u64,
         on_failure: OnFailure::Mask,
         pid: 7,
         host: "here".into(),
-    }
-    .encode()
+    })
 }
 
-/// Claims rank 1 of three with this proof, and a key of this secret. Returns what rank 0 says to that,
-/// and whether it proves that it is rank 0.
-fn claim(meeting: &Meeting, proof: &[u8], secret: &Secret) -> (Refusal, String, bool) {
+/// A joiner's first message, with this proof and this secret, and its side of the handshake.
+fn first_message(address: &Address, proof: &[u8], secret: &Secret) -> (Handshake, Vec<u8>) {
+    let mut handshake = Handshake::joiner(secret, &address.job).unwrap();
+    let message = handshake.write(proof).unwrap();
+    (handshake, message)
+}
+
+/// Says `hello` to rank 0. Returns what it answers: nothing where it turns this process away.
+fn say(address: &Address, hello: &[u8]) -> (TcpStream, Vec<u8>) {
+    let mut stream = TcpStream::connect((&*address.host, address.port)).unwrap();
+    stream.set_read_timeout(Some(2 * LATE)).unwrap();
+    stream.write_all(hello).unwrap();
+    let mut preamble = [0; Preamble::BYTES];
+    if stream.read_exact(&mut preamble).is_err() {
+        return (stream, Vec::new());
+    }
+    let mut answer = vec![0; Preamble::parse(&preamble).unwrap().bytes.into()];
+    stream.read_exact(&mut answer).unwrap();
+    (stream, answer)
+}
+
+/// Claims rank 1 of three with this proof. Returns the refusal of rank 0.
+fn claim(meeting: &Meeting, proof: &[u8]) -> (Refusal, String) {
     let address = read_notice(&meeting.path()).unwrap();
+    let (mut handshake, hello) = first_message(&address, proof, &Secret::none());
+    let (stream, answer) = say(&address, &hello);
+    handshake.read(&answer).unwrap();
+    let (mut sealer, mut opener) = handshake.finish().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let talk = async {
-        let mut stream = TcpStream::connect((&*address.host, address.port)).await.unwrap();
-        let mut sealer = Sealer::new(Key::public(), Direction::ToHub, u32::MAX);
-        let mut public = Opener::new(Key::public(), Direction::FromHub, 0);
-        let (rank, ranks, spoke_nonce) = (1, 3, random().unwrap());
-        let hello = Hello { job: address.job, nonce: spoke_nonce, rank, ranks }.encode();
-        write_frame(&mut stream, &mut sealer, (Kind::Hello, 0), &hello).await.unwrap();
-        let Ok(raw) = read_raw(&mut stream, &[Kind::Challenge]).await else {
-            panic!("expected a challenge")
-        };
-        let hub_nonce = raw.open(&mut public).unwrap().try_into().unwrap();
-        let transcript = Transcript { job: address.job, hub_nonce, spoke_nonce, rank, ranks };
-        let key = Key::derive(secret, &transcript);
-        let mut sealer = Sealer::new(key.clone(), Direction::ToHub, rank);
-        write_frame(&mut stream, &mut sealer, (Kind::Proof, 0), proof).await.unwrap();
-        let Ok(raw) = read_raw(&mut stream, &[Kind::Refused]).await else {
-            panic!("expected a refusal")
-        };
-        let proven = raw.open(&mut Opener::new(key, Direction::FromHub, 0));
-        let is_proven = proven.is_ok();
-        let payload = proven.or_else(|_| raw.open(&mut public)).unwrap();
-        let (refusal, why) = Refusal::decode(payload).unwrap();
-        (refusal, why, is_proven)
-    };
-    runtime.block_on(talk)
+    runtime.block_on(async {
+        stream.set_nonblocking(true).unwrap();
+        let mut stream = tokio::net::TcpStream::from_std(stream).unwrap();
+        write_frame(&mut stream, &mut sealer, Kind::Confirm, &[]).await.unwrap();
+        let refused = read_frame(&mut stream, &mut opener, &[Kind::Refused], || ()).await.unwrap();
+        Refusal::decode(&refused.payload).unwrap()
+    })
 }
 
 #[test]
@@ -60,23 +67,29 @@ fn a_process_whose_proof_cannot_be_read_is_told_why_and_its_rank_stays_free_for_
         world.admit(Ask::First).unwrap();
         std::thread::scope(|scope| {
             if world.rank() == 0 {
-                let (right, shared) = (proof(), Secret::none());
+                let right = proof();
                 let mut unknown_mode = right.clone();
-                unknown_mode[16] = 7;
+                unknown_mode[6] = 7;
                 let longer = [&right[..], &[0]].concat();
                 for (proof, says) in [
-                    (&right[..5], "found 5 bytes, expected 8 more"),
-                    (&unknown_mode, "found on_failure 7, expected 0 or 1"),
+                    (&right[..5], "no such message"),
+                    (&unknown_mode, "no such message"),
                     (&longer, "found 1 bytes behind the payload"),
-                    (&[], "found 0 bytes, expected 8 more"),
+                    (&[], "no such message"),
                 ] {
-                    let (refusal, why, is_proven) = claim(meeting, proof, &shared);
-                    assert!(refusal == Refusal::Claim && is_proven, "{refusal:?}: {why}");
-                    assert!(why.contains(says), "{why}");
+                    let (refusal, why) = claim(meeting, proof);
+                    assert!(refusal == Refusal::Claim && why.contains(says), "{refusal:?}: {why}");
                 }
+                let address = read_notice(&meeting.path()).unwrap();
                 let other = Secret::from_text("the secret of another job").unwrap();
-                let (refusal, why, is_proven) = claim(meeting, &right, &other);
-                assert!(refusal == Refusal::Secret && !is_proven, "{refusal:?}: {why}");
+                let (_, hello) = first_message(&address, &right, &other);
+                assert!(say(&address, &hello).1.is_empty(), "turned away");
+                // The first message is right, but whoever repeats it cannot go on: not once may a
+                // replay hold the place of a handshake.
+                let (mut handshake, hello) = first_message(&address, &right, &Secret::none());
+                let (_stream, answer) = say(&address, &hello);
+                handshake.read(&answer).unwrap();
+                assert!(say(&address, &hello).1.is_empty(), "a replay is answered");
                 assert!(!world.liveness().waits_to_return(1), "none of them waits to come back");
                 scope.spawn(|| {
                     let back = meeting.join(1, 3).unwrap();
