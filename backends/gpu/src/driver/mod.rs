@@ -1,7 +1,7 @@
 //! A GPU's driver, and the objects made of it: every object is a type with a drop.
 //!
 //! Makers implement [`Driver`]; the objects hold it through their context. [`Driver::load`] must have
-//! succeeded before any other call; [`Device::choose`] makes sure of it.
+//! succeeded before any other call; `Device::choose` makes sure of it.
 
 mod device;
 mod graph;
