@@ -7,7 +7,7 @@ use tokenyard_sys_mlx5::mailbox::{
 };
 use tokenyard_sys_mlx5::{cqe, doorbell, wqe};
 
-use crate::hca::Hca;
+use crate::hca::{Hca, Profile};
 use crate::object::{Access, Connection, State};
 use crate::queues::{CqRequest, QpRequest, Receives};
 use crate::wire::End;
@@ -120,6 +120,10 @@ impl Hca {
             receives: Receives::None,
             umems: vec![qp.wq_umem_id, qp.dbr_umem_id],
         })?;
+        // A program that writes mailboxes itself writes requests itself.
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            qp.limits = Profile::Kernels.limits();
+        }
         Ok(CreateQpOut { qpn, ..CreateQpOut::default() }.to_bytes())
     }
 

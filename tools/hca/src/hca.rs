@@ -26,10 +26,8 @@ pub enum Profile {
 impl Profile {
     pub(crate) fn limits(self) -> Limits {
         match self {
-            Self::Kernels => {
-                Limits { segments: 4, inline: MOST_INLINE, one_piece: true, sends: false }
-            }
-            Self::Library => Limits { segments: 63, inline: 1000, one_piece: false, sends: true },
+            Self::Kernels => Limits { segments: 4, inline: MOST_INLINE, exact: true, sends: false },
+            Self::Library => Limits { segments: 63, inline: 1000, exact: false, sends: true },
         }
     }
 }
