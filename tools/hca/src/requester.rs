@@ -251,7 +251,8 @@ impl Hca {
             }
             let operation = &sent.work.operation;
             let back = if operation.reads() { operation.locals() } else { &[] };
-            self.complete(qpn, &sent.work, back.iter().map(|piece| piece.bytes).sum());
+            let bytes: u64 = back.iter().map(|piece| u64::from(piece.bytes)).sum();
+            self.complete(qpn, &sent.work, bytes as u32);
         }
     }
 

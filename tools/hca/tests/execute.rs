@@ -169,3 +169,29 @@ fn what_is_unused_is_freed() {
     assert_eq!(hca.violations(), []);
     assert!(hca.register(pd, (0, 8), 0, Access::ALL).is_err());
 }
+
+#[test]
+fn rings_in_one_register_are_found_by_the_records_of_its_page() {
+    let mut pair = Pair::new(Config::default(), 6);
+    for value in 1..=3 {
+        let request = Request::WriteInline { to: pair.b.remote(8 * value), data: inline(value) };
+        let block = pair.a.block(&request, true);
+        pair.a.write(&block);
+        pair.a.publish();
+    }
+    let ring = Ring::NextIndex { next: 1, qpn: pair.a.qpn };
+    // The last ring but two is what the register has; the record is ahead.
+    let register = pair.a.registers + FIRST_REGISTER as u64;
+    pair.arena.write(register, &ring.to_bytes()).unwrap();
+    assert!(pair.hca().poll_registers());
+    assert!(!pair.hca().poll_registers(), "each ring is taken once");
+    pair.run();
+    assert_eq!([1, 2, 3].map(|at| pair.b.word(8 * at)), [1, 2, 3]);
+    let slot = |at: u64| {
+        let mut bytes = [0; 64];
+        pair.arena.read(pair.a.sq + 64 * at, &mut bytes).unwrap();
+        bytes
+    };
+    assert_eq!(slot(1), [0xa5; 64]);
+    assert_ne!(slot(2), [0xa5; 64], "its ring may be on its way");
+}

@@ -32,6 +32,9 @@ const EXTENDED: u32 = 0x8000_0000;
 const QP_FLAG_UAR_PAGE: u32 = 1 << 10;
 /// Reads and atomics of a queue pair at once.
 const READS: u32 = 16;
+/// Entries of a completion queue, and of a shared receive queue.
+const MOST_COMPLETIONS: u32 = 1 << 22;
+const MOST_RECEIVES: u32 = 1 << 15;
 /// The longest message.
 const LONGEST: u32 = 1 << 30;
 /// The least bytes of a receive of a shared queue.
@@ -149,15 +152,15 @@ fn query_device(call: &mut Command<'_>) {
     out.u64(32, 0xffff_f000); // sizes of pages
     out.u32(40, 0x2c9); // vendor
     for (at, value) in [
-        (52, 1 << 18), // queue pairs
-        (56, 32_768),  // requests of one
-        (64, 30),      // pieces of a request
-        (68, 30),      // pieces of a read
-        (72, 1 << 18), // completion queues
-        (76, 1 << 22), // completions of one
-        (80, 1 << 20), // regions
-        (84, 1 << 20), // domains
-        (88, READS),   // that a queue pair serves at once
+        (52, 1 << 18),              // queue pairs
+        (56, 32_768),               // requests of one
+        (64, 30),                   // pieces of a request
+        (68, 30),                   // pieces of a read
+        (72, 1 << 18),              // completion queues
+        (76, MOST_COMPLETIONS - 1), // completions of one
+        (80, 1 << 20),              // regions
+        (84, 1 << 20),              // domains
+        (88, READS),                // that a queue pair serves at once
         (96, READS << 18),
         (100, READS),   // that it has under way at once
         (108, 1),       // atomics: of this device
@@ -220,10 +223,17 @@ fn register(device: &mut Device, call: &mut Command<'_>) -> Result<(), c_int> {
     Ok(())
 }
 
+/// Entries of a queue that has room for more than `asked`, which come to at most `most`.
+fn entries(asked: u32, most: u32) -> Result<u32, c_int> {
+    if asked < most { Ok((asked + 1).next_power_of_two()) } else { Err(libc::EINVAL) }
+}
+
 fn create_cq(device: &mut Device, call: &mut Command<'_>) -> Result<(), c_int> {
     let at = if call.extended { 8 } else { 16 };
-    let entries = (call.input.u32(at) + 1).next_power_of_two();
-    let driver = call.driver;
+    let (entries, driver) = (entries(call.input.u32(at), MOST_COMPLETIONS)?, call.driver);
+    if !matches!(driver.u32(16), 64 | 128) {
+        return Err(libc::EINVAL);
+    }
     let request = CqRequest {
         buffer: driver.u64(0),
         log_size: entries.trailing_zeros() as u8,
@@ -247,8 +257,7 @@ fn create_cq(device: &mut Device, call: &mut Command<'_>) -> Result<(), c_int> {
 
 fn create_srq(device: &mut Device, call: &mut Command<'_>) -> Result<(), c_int> {
     let input = call.input;
-    let entries = (input.u32(20) + 1).next_power_of_two();
-    let pieces = input.u32(24);
+    let (entries, pieces) = (entries(input.u32(20), MOST_RECEIVES)?, input.u32(24).min(31));
     let request = ReceiveRequest {
         pd: pd(device, input.u32(16))?,
         buffer: call.driver.u64(0),
@@ -331,7 +340,7 @@ fn modify_qp(device: &mut Device, call: &mut Command<'_>) -> Result<(), c_int> {
         (3, Some(State::ReadyToReceive)) => {
             let to = Connection {
                 send_number: input.u32(80),
-                timeout: input.u8(105),
+                timeout: input.u8(105) & 31,
                 retries: input.u8(106),
                 rnr_retries: input.u8(107),
                 reads: u32::from(input.u8(101)),

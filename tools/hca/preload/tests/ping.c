@@ -12,16 +12,17 @@
 struct info { unsigned qpn, lid, key; unsigned long long address; };
 static struct { char bytes[4096]; unsigned long long total, old; } mem __attribute__((aligned(4096)));
 
-static void tell(const char *folder, int rank, struct info *mine, struct info *theirs) {
+// Leaves a record for the other rank, and waits for its own.
+static void swap(const char *folder, const char *what, int rank, struct info *mine, struct info *theirs) {
     char path[4096], name[4096];
     snprintf(path, sizeof path, "%s/part-%d", folder, rank);
-    snprintf(name, sizeof name, "%s/info-%d", folder, rank);
+    snprintf(name, sizeof name, "%s/%s-%d", folder, what, rank);
     FILE *file = fopen(path, "w");
     OK(file && fwrite(mine, sizeof *mine, 1, file) == 1 && !fclose(file));
     OK(!rename(path, name));
-    snprintf(name, sizeof name, "%s/info-%d", folder, !rank);
+    snprintf(name, sizeof name, "%s/%s-%d", folder, what, !rank);
     for (int i = 0; !(file = fopen(name, "r")); i++) {
-        OK(i < 20000);
+        OK(i < 200000);
         usleep(1000);
     }
     OK(fread(theirs, sizeof *theirs, 1, file) == 1);
@@ -30,7 +31,7 @@ static void tell(const char *folder, int rank, struct info *mine, struct info *t
 static struct ibv_wc wait_for(struct ibv_cq *cq) {
     struct ibv_wc wc;
     for (int i = 0, n; !(n = ibv_poll_cq(cq, 1, &wc)); i++) {
-        OK(i < 200000);
+        OK(i < 2000000);
         usleep(100);
     }
     if (wc.status) {
@@ -53,7 +54,7 @@ static void connect_to(struct ibv_qp *q, struct info *peer) {
     OK(!ibv_modify_qp(q, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
                                  | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
     a.qp_state = IBV_QPS_RTS;
-    a.timeout = 18;
+    a.timeout = 21;
     a.retry_cnt = 7;
     a.rnr_retry = 7;
     a.max_rd_atomic = 16;
@@ -82,7 +83,7 @@ static void ask(struct ibv_qp *q, struct ibv_mr *mr, struct info *peer) {
 
 static void answer(struct ibv_qp *q, struct ibv_mr *mr) {
     for (int i = 0; *(volatile unsigned long long *)&mem.total != 21; i++) {
-        OK(i < 200000);
+        OK(i < 2000000);
         usleep(100);
     }
     for (int i = 0; i < 3000; i++)
@@ -116,8 +117,10 @@ int main(int count, char **args) {
     struct ibv_qp *q = ibv_create_qp(pd, &init);
     OK(q);
     struct info mine = {q->qp_num, port.lid, mr->rkey, (uintptr_t)&mem}, theirs;
-    tell(args[1], rank, &mine, &theirs);
+    swap(args[1], "info", rank, &mine, &theirs);
     connect_to(q, &theirs);
+    struct info connected;
+    swap(args[1], "connected", rank, &mine, &connected);
     if (rank)
         ask(q, mr, &theirs);
     else

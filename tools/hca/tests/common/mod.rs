@@ -24,6 +24,8 @@ pub(crate) struct Driver {
     pub(crate) log_depth: u8,
     pub(crate) pd: u32,
     pub(crate) page: u32,
+    /// Where the page lies.
+    pub(crate) registers: u64,
     pub(crate) umem: u32,
     pub(crate) cqn: u32,
     pub(crate) qpn: u32,
@@ -44,7 +46,8 @@ impl Driver {
         let (sq, cq, record) = (queues, queues + bytes, queues + bytes + 4096);
         arena.write(cq, &[cqe::FILL; cqe::BYTES]).unwrap();
         let pd = hca.allocate_pd();
-        let page = hca.allocate_page(arena.allocate(4096));
+        let registers = arena.allocate(4096);
+        let page = hca.allocate_page(registers);
         let umem = hca.register_umem(queues, bytes + 8192);
         let key = hca.register(pd, (window, WINDOW), window, tokenyard_hca::Access::ALL).unwrap();
         let mut this = Self {
@@ -53,6 +56,7 @@ impl Driver {
             log_depth,
             pd,
             page,
+            registers,
             umem,
             cqn: 0,
             qpn: 0,
