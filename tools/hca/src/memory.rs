@@ -1,7 +1,7 @@
 //! The memory that a device reads and writes.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// An access to addresses that nothing is mapped at.
@@ -14,7 +14,7 @@ pub struct Unmapped {
     pub bytes: usize,
 }
 
-/// Memory by address. Aligned 8-byte words are never torn. Every access is ordered behind those before it.
+/// Memory by address. Aligned words of 4 and 8 bytes are never torn. Every access is ordered behind those before it.
 pub trait Memory: Send {
     /// Reads.
     ///
@@ -126,36 +126,42 @@ impl HostMemory {
     }
 }
 
-/// Whole words where both ends allow it, so that nothing aligned is torn.
-fn words(address: u64, bytes: usize) -> (usize, usize) {
-    let head = (address.wrapping_neg() as usize % 8).min(bytes);
-    (head, (bytes - head) / 8 * 8)
+/// The most bytes at an address that are read or written at once: aligned words are never torn, records of
+/// 4 bytes among them.
+fn unit(address: u64, bytes: usize) -> usize {
+    [8, 4]
+        .into_iter()
+        .find(|size| address.is_multiple_of(*size) && bytes as u64 >= *size)
+        .unwrap_or(1) as usize
 }
 
-fn byte(address: u64) -> &'static AtomicU8 {
-    // SAFETY: by the contract of `HostMemory::new` the address is mapped while it is used, which is until the
-    // caller's next statement; a byte has no alignment.
-    unsafe { AtomicU8::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) }
-}
-
-fn word(address: u64) -> &'static AtomicU64 {
-    debug_assert!(address.is_multiple_of(8));
-    // SAFETY: as in `byte`; callers align.
-    unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) }
+/// The atomic of a type at an address.
+macro_rules! at {
+    ($atomic:ident, $address:expr) => {{
+        let address = $address as usize;
+        debug_assert!(address.is_multiple_of(align_of::<$atomic>()));
+        // SAFETY: by the contract of `HostMemory::new` the address is mapped while it is used, which is in
+        // this statement; `unit` and its callers align.
+        unsafe { $atomic::from_ptr(std::ptr::with_exposed_provenance_mut(address)) }
+    }};
 }
 
 impl Memory for HostMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unmapped> {
-        let (head, middle) = words(address, into.len());
-        for (offset, to) in into[..head].iter_mut().enumerate() {
-            *to = byte(address + offset as u64).load(Ordering::Relaxed);
-        }
-        for (at, to) in into[head..head + middle].chunks_exact_mut(8).enumerate() {
-            let at = address + (head + 8 * at) as u64;
-            to.copy_from_slice(&word(at).load(Ordering::Relaxed).to_ne_bytes());
-        }
-        for (offset, to) in into.iter_mut().enumerate().skip(head + middle) {
-            *to = byte(address + offset as u64).load(Ordering::Relaxed);
+        let (mut at, mut rest) = (address, into);
+        while !rest.is_empty() {
+            let (part, behind) = rest.split_at_mut(unit(at, rest.len()));
+            match part.len() {
+                8 => {
+                    part.copy_from_slice(&at!(AtomicU64, at).load(Ordering::Relaxed).to_ne_bytes())
+                }
+                4 => {
+                    part.copy_from_slice(&at!(AtomicU32, at).load(Ordering::Relaxed).to_ne_bytes())
+                }
+                _ => part.fill(at!(AtomicU8, at).load(Ordering::Relaxed)),
+            }
+            at += part.len() as u64;
+            rest = behind;
         }
         std::sync::atomic::fence(Ordering::SeqCst);
         Ok(())
@@ -163,18 +169,18 @@ impl Memory for HostMemory {
 
     fn write(&self, address: u64, from: &[u8]) -> Result<(), Unmapped> {
         std::sync::atomic::fence(Ordering::SeqCst);
-        let (head, middle) = words(address, from.len());
-        for (offset, value) in from[..head].iter().enumerate() {
-            byte(address + offset as u64).store(*value, Ordering::Relaxed);
-        }
-        for (at, value) in from[head..head + middle].chunks_exact(8).enumerate() {
-            let mut whole = [0; 8];
-            whole.copy_from_slice(value);
-            let at = address + (head + 8 * at) as u64;
-            word(at).store(u64::from_ne_bytes(whole), Ordering::Relaxed);
-        }
-        for (offset, value) in from.iter().enumerate().skip(head + middle) {
-            byte(address + offset as u64).store(*value, Ordering::Relaxed);
+        let (mut at, mut rest) = (address, from);
+        while !rest.is_empty() {
+            let (part, behind) = rest.split_at(unit(at, rest.len()));
+            if let Ok(word) = part.try_into() {
+                at!(AtomicU64, at).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+            } else if let Ok(word) = part.try_into() {
+                at!(AtomicU32, at).store(u32::from_ne_bytes(word), Ordering::Relaxed);
+            } else {
+                at!(AtomicU8, at).store(part[0], Ordering::Relaxed);
+            }
+            at += part.len() as u64;
+            rest = behind;
         }
         std::sync::atomic::fence(Ordering::SeqCst);
         Ok(())
@@ -186,7 +192,7 @@ impl Memory for HostMemory {
         }
         let change = |old| Some(change(old));
         let (Ok(old) | Err(old)) =
-            word(address).fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
+            at!(AtomicU64, address).fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
         Ok(old)
     }
 }
@@ -225,6 +231,10 @@ mod tests {
                 assert_eq!(found, data, "{offset} {length}");
             }
         }
+        assert_eq!(
+            [unit(8, 8), unit(8, 7), unit(4, 64), unit(12, 4), unit(4, 3), unit(6, 8)],
+            [8, 4, 4, 4, 1, 1]
+        );
         memory.write(base, &7_u64.to_ne_bytes()).unwrap();
         assert_eq!(memory.update(base, &|old| old + 5).unwrap(), 7);
         assert_eq!(buffer[0], 12);
