@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fs};
@@ -19,7 +19,7 @@ const FAULTS: &str = "TOKENYARD_HCA_FAULTS";
 /// `in-order`, which is the default, or `adaptive`.
 const ORDER: &str = "TOKENYARD_HCA_ORDER";
 /// So many turns without work, and the thread naps.
-const IDLE_TURNS: u32 = 200;
+const IDLE_TURNS: u32 = 20;
 const NAP: Duration = Duration::from_micros(50);
 /// Where pages of registers begin among the offsets that programs map.
 const FIRST_OFFSET: i64 = 1 << 40;
@@ -33,6 +33,8 @@ static OPEN: [AtomicI32; 16] = [const { AtomicI32::new(-1) }; 16];
 /// The descriptors that asynchronous events come by.
 static ASYNC: [AtomicI32; 16] = [const { AtomicI32::new(-1) }; 16];
 static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
+/// Calls of the program that wait for the device.
+static CALLS: AtomicUsize = AtomicUsize::new(0);
 
 /// What a handle names.
 #[derive(Clone, Debug)]
@@ -153,8 +155,15 @@ pub(crate) fn open() -> c_int {
     fd
 }
 
-/// Does something with the device.
+/// Does something with the device, for a call of the program.
 pub(crate) fn with<T>(then: impl FnOnce(&mut Device) -> Result<T, c_int>) -> Result<T, c_int> {
+    CALLS.fetch_add(1, Ordering::AcqRel);
+    let answer = locked(then);
+    CALLS.fetch_sub(1, Ordering::AcqRel);
+    answer
+}
+
+fn locked<T>(then: impl FnOnce(&mut Device) -> Result<T, c_int>) -> Result<T, c_int> {
     let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let device = device.as_mut().ok_or(libc::ENODEV)?;
     let answer = then(device);
@@ -170,9 +179,12 @@ fn drive() {
     }
     let mut idle = 0;
     loop {
-        let moved = with(|device| Ok(device.turn())).unwrap_or(false);
+        let moved = locked(|device| Ok(device.turn())).unwrap_or(false);
         idle = if moved { 0 } else { idle + 1 };
-        if idle > IDLE_TURNS { std::thread::sleep(NAP) } else { std::thread::yield_now() }
+        // On a busy machine, who naps is soon back; who yields waits for everybody.
+        if idle > IDLE_TURNS || CALLS.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(NAP);
+        }
     }
 }
 
