@@ -1,0 +1,30 @@
+//! libmlx5 for tokenyard: DEVX objects of a ConnectX device, and the bytes of its queues.
+//!
+//! Nothing is linked: [`Library::get`] opens `libmlx5.so.1` at run time, so that its absence is an answer
+//! and not a loader's error. [`ffi`] was made from rdma-core 44's `mlx5dv.h` and is compared with the header
+//! by a test.
+//!
+//! | module | what it defines |
+//! |---|---|
+//! | [`mailbox`] | commands to the device: one table of fields serves the writer (a driver) and the strict reader (a software device) |
+//! | [`wqe`] | work requests of one block of 64 bytes |
+//! | [`cqe`] | completions |
+//! | [`doorbell`] | doorbell records, and the two ways to ring |
+//!
+//! Those four modules are plain data: they call nothing and contain no `unsafe`.
+//!
+//! Threads: libmlx5 allows every call from any thread; what is unsafe here says what else holds.
+
+pub mod cqe;
+mod devx;
+pub mod doorbell;
+pub mod ffi;
+mod field;
+mod library;
+pub mod mailbox;
+pub mod wqe;
+
+pub use devx::{Devx, Object, Uar, UarKind, Umem, UmemRequest};
+pub use field::{Field, Value};
+pub use library::{Library, LoadError};
+pub use tokenyard_sys_verbs::CallError;

@@ -1,0 +1,37 @@
+//! The C library's own functions.
+
+use std::ffi::{c_char, c_int, c_ulong, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Defines a function that finds the next definition of a symbol behind this library, once.
+macro_rules! next {
+    ($($name:ident: $type:ty;)*) => {$(
+        pub(crate) fn $name() -> $type {
+            static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            let mut found = FOUND.load(Ordering::Acquire);
+            if found.is_null() {
+                const NAME: &str = concat!(stringify!($name), "\0");
+                // SAFETY: the name is terminated.
+                found = unsafe { libc::dlsym(libc::RTLD_NEXT, NAME.as_ptr().cast()) };
+                if found.is_null() {
+                    // There is no C library, so there is nobody to say it to.
+                    std::process::abort();
+                }
+                FOUND.store(found, Ordering::Release);
+            }
+            // SAFETY: the C library's function of this name has this type.
+            unsafe { std::mem::transmute::<*mut c_void, $type>(found) }
+        }
+    )*};
+}
+
+next! {
+    open: unsafe extern "C" fn(*const c_char, c_int, c_int) -> c_int;
+    stat: unsafe extern "C" fn(*const c_char, *mut libc::stat) -> c_int;
+    close: unsafe extern "C" fn(c_int) -> c_int;
+    socket: unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
+    ioctl: unsafe extern "C" fn(c_int, c_ulong, *mut c_void) -> c_int;
+    write: unsafe extern "C" fn(c_int, *const c_void, usize) -> isize;
+    read: unsafe extern "C" fn(c_int, *mut c_void, usize) -> isize;
+    mmap: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, i64) -> *mut c_void;
+}

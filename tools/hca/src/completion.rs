@@ -1,0 +1,147 @@
+//! Telling programs what is done.
+
+use tokenyard_sys_mlx5::cqe::{self, Cqe, Kind, Word};
+
+use crate::hca::Hca;
+use crate::object::{Held, Inlet, State};
+use crate::parse::Work;
+use crate::violation::{Rule, ensure};
+
+impl Hca {
+    /// A request is done.
+    pub(crate) fn complete(&mut self, qpn: u32, work: &Work, byte_count: u32) {
+        if work.signaled {
+            let cqe = self.request_cqe(qpn, work, Kind::Request, 0);
+            let cqe = cqe.map(|cqe| Cqe { byte_count, ..cqe });
+            self.report(qpn, work, cqe);
+        }
+    }
+
+    /// A request failed: it shows, whatever was asked for.
+    pub(crate) fn complete_failed(&mut self, qpn: u32, work: &Work, syndrome: u8) {
+        let cqe = self.request_cqe(qpn, work, Kind::RequestError, syndrome);
+        self.report(qpn, work, cqe);
+    }
+
+    fn request_cqe(&self, qpn: u32, work: &Work, kind: Kind, syndrome: u8) -> Option<Cqe> {
+        let qp = self.qps.get(&qpn)?;
+        Some(Cqe {
+            word: Word { kind, counter: work.index, owner: false },
+            qpn,
+            opcode: work.opcode,
+            user_index: qp.user_index,
+            imm: [0; 4],
+            byte_count: 0,
+            syndrome,
+            // So that a dump shows where it comes from.
+            vendor: if syndrome == 0 { 0 } else { 0x51 },
+        })
+    }
+
+    fn report(&mut self, qpn: u32, work: &Work, cqe: Option<Cqe>) {
+        let (Some(cqe), Some(qp)) = (cqe, self.qps.get(&qpn)) else { return };
+        let behind = Some(work.index.wrapping_add(work.blocks()));
+        self.hold(qp.send_cq, Held { due: self.now, cqe, behind });
+    }
+
+    /// A receive is used.
+    pub(crate) fn complete_receive(&mut self, qpn: u32, cqe: Cqe) {
+        let Some(qp) = self.qps.get(&qpn) else { return };
+        let cqe = Cqe { user_index: qp.user_index, qpn, ..cqe };
+        self.hold(qp.receive_cq, Held { due: self.now, cqe, behind: None });
+    }
+
+    fn hold(&mut self, cqn: u32, held: Held) {
+        let most = self.faults.completions_late;
+        let late = if most > 0 { self.random.below(most) } else { 0 };
+        let Some(cq) = self.cqs.get_mut(&cqn) else { return };
+        let last = cq.held.back().map_or(0, |held| held.due);
+        cq.held.push_back(Held { due: last.max(held.due + late), ..held });
+        if most == 0 && self.faults.merged == 0 {
+            self.write_held();
+        }
+    }
+
+    /// Writes what was held back and is due. Whether there was something.
+    pub(crate) fn write_held(&mut self) -> bool {
+        let mut moved = false;
+        let cqns: Vec<u32> = self.cqs.keys().copied().collect();
+        for cqn in cqns {
+            while let Some(held) = self.next_held(cqn) {
+                self.write_cqe(cqn, &held);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    /// The next completion of a queue; of some that are merged, the last.
+    fn next_held(&mut self, cqn: u32) -> Option<Held> {
+        let merged = self.faults.merged;
+        let cq = self.cqs.get(&cqn)?;
+        let is_good = |held: &Held| held.cqe.word.kind == Kind::Request;
+        let first = cq.held.front().filter(|held| held.due <= self.now)?;
+        if merged == 0 || !cq.collapsed || !is_good(first) {
+            return self.cqs.get_mut(&cqn)?.held.pop_front();
+        }
+        let due = cq.held.iter().take_while(|held| held.due <= self.now && is_good(held)).count();
+        let failed = cq.held.len() > due;
+        let busy = self.qps.values().any(|qp| qp.send_cq == cqn && qp.is_busy());
+        if busy && !failed && (due as u64) < u64::from(merged) {
+            return None;
+        }
+        let count = due.min(merged as usize);
+        self.cqs.get_mut(&cqn)?.held.drain(..count).next_back()
+    }
+
+    fn write_cqe(&mut self, cqn: u32, held: &Held) {
+        let Some(cq) = self.cqs.get_mut(&cqn) else { return };
+        let entries = 1_u32 << cq.log_size;
+        let (at, written) = (cq.written, cq.written.wrapping_add(1));
+        cq.written = written;
+        let index = if cq.collapsed { 0 } else { at & (entries - 1) };
+        let entry = cq.buffer + u64::from(index) * cq.stride + (cq.stride - cqe::BYTES as u64);
+        let (record, ignored) = (cq.record, cq.overrun_ignored);
+        let owner = at >> cq.log_size & 1 == 1;
+        let bytes = Cqe { word: Word { owner, ..held.cqe.word }, ..held.cqe }.to_bytes();
+        let consumed = self.read_array(record).map_or(0, u32::from_be_bytes) & 0x00ff_ffff;
+        let unread = at.wrapping_sub(consumed) & 0x00ff_ffff;
+        let room = ensure(ignored || unread < entries, Rule::Completion, || {
+            format!(
+                "completion queue {cqn:#x}: {unread} completions were not read, of {entries} entries"
+            )
+        });
+        // The word that programs wait for comes last.
+        let (front, back) = bytes.split_at(cqe::layout::COUNTER);
+        let wrote = self.memory.write(entry, front);
+        let wrote = wrote.and_then(|()| self.memory.write(entry + front.len() as u64, back));
+        let wrote = wrote.map_err(|e| (Rule::Completion, e.to_string()));
+        if let Err((rule, text)) = room.and(wrote) {
+            self.violate(rule, Some(held.cqe.qpn), text, &bytes);
+        }
+        if let (Some(behind), Some(qp)) = (held.behind, self.qps.get_mut(&held.cqe.qpn)) {
+            qp.reported = behind;
+        }
+    }
+
+    /// Breaks a queue pair: what is posted comes back as flushed.
+    pub(crate) fn break_off(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let first = qp.state != State::Error;
+        qp.state = State::Error;
+        (qp.due, qp.pause) = (None, None);
+        qp.inbox.clear();
+        qp.landing.clear();
+        let sent: Vec<_> =
+            qp.sent.drain(..).filter(|sent| !sent.done).map(|sent| sent.work).collect();
+        let waiting: Vec<_> = qp.waiting.drain(..).collect();
+        let shared = matches!(qp.inlet, Inlet::Shared(_));
+        for work in sent.iter().chain(&waiting) {
+            self.complete_failed(qpn, work, cqe::syndrome::FLUSHED);
+        }
+        if shared && first {
+            self.events.push_back(crate::Event::LastReceive { qpn });
+        }
+        self.flush_receives(qpn);
+    }
+}

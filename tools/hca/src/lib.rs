@@ -1,0 +1,39 @@
+//! A ConnectX in software: a **stand-in for hardware, for tests only**. It reads doorbells and work requests
+//! of queue pairs, executes them in the memory of this process, writes completions, and refuses what a
+//! driver must not do. `docs.md` in this folder lists what is refused, by which source, and what this cannot
+//! prove.
+//!
+//! A [`Hca`] is one device. It calls nothing by itself: whoever owns it hands it doorbells ([`Hca::ring`]) or
+//! lets it look for them ([`Hca::poll_registers`]), lets time pass ([`Hca::step`]) and carries its packets
+//! ([`Hca::take_packets`], [`Hca::receive`]). [`Switch`] does that for several devices of one process. So a
+//! run is the same on the same seed.
+//!
+//! Threads: a device belongs to one thread at a time.
+
+mod commands;
+mod completion;
+mod doorbell;
+mod fault;
+mod hca;
+mod lifetime;
+mod memory;
+mod object;
+mod parse;
+mod queues;
+mod random;
+mod requester;
+mod responder;
+mod switch;
+mod violation;
+mod wire;
+
+pub use commands::Refused;
+pub use fault::{Fault, FaultPlan};
+pub use hca::{Config, Event, Hca, Order, Profile};
+pub use memory::{Arena, HostMemory, Memory, Unmapped};
+pub use object::{Access, Connection, State};
+pub use queues::{CqRequest, QpRequest, ReceiveRequest, Receives};
+pub use random::Random;
+pub use switch::Switch;
+pub use violation::{Rule, Violation};
+pub use wire::{Body, End, Packet};

@@ -1,0 +1,306 @@
+//! Making and ending objects.
+
+use crate::commands::Refused;
+use crate::hca::Hca;
+use crate::object::{
+    Access, CompletionQueue, Connection, Inlet, QueuePair, ReceiveQueue, Region, State, UserMemory,
+};
+use crate::violation::Rule;
+
+/// What a completion queue is made with.
+#[derive(Clone, Debug)]
+pub struct CqRequest {
+    /// Where its entries lie.
+    pub buffer: u64,
+    /// Entries, as a power of two.
+    pub log_size: u8,
+    /// Bytes of an entry: 64 or 128.
+    pub stride: u64,
+    /// Every completion goes to the first entry.
+    pub collapsed: bool,
+    /// Completions may overwrite what was not read.
+    pub overrun_ignored: bool,
+    /// Where its doorbell record lies.
+    pub record: u64,
+    /// The umems that both lie in.
+    pub umems: Vec<u32>,
+}
+
+/// What a receive queue is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveRequest {
+    /// Its domain.
+    pub pd: u32,
+    /// Where its entries lie.
+    pub buffer: u64,
+    /// Bytes of an entry.
+    pub stride: u64,
+    /// Entries, a power of two.
+    pub entries: u32,
+    /// Where its doorbell record lies.
+    pub record: u64,
+}
+
+/// Where receives come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Receives {
+    /// There are none.
+    None,
+    /// A shared queue, by number.
+    Shared(u32),
+    /// A queue of its own.
+    Own(ReceiveRequest),
+}
+
+/// What a queue pair is made with.
+#[derive(Clone, Debug)]
+pub struct QpRequest {
+    /// Its domain.
+    pub pd: u32,
+    /// Its page of doorbell registers.
+    pub page: u32,
+    /// Comes back in completions.
+    pub user_index: u32,
+    /// Where its send queue lies.
+    pub sq: u64,
+    /// Blocks of the send queue, a power of two.
+    pub blocks: u32,
+    /// Where its doorbell record lies.
+    pub record: u64,
+    /// Where requests report.
+    pub send_cq: u32,
+    /// Where receives report.
+    pub receive_cq: u32,
+    /// Where receives come from.
+    pub receives: Receives,
+    /// The umems that send queue and record lie in.
+    pub umems: Vec<u32>,
+}
+
+impl Hca {
+    /// Makes a protection domain, and returns its number.
+    pub fn allocate_pd(&mut self) -> u32 {
+        let pd = self.number();
+        self.pds.insert(pd);
+        pd
+    }
+
+    /// Registers `bytes` bytes at `memory`, which requests count from `address` on, and returns the key.
+    ///
+    /// # Errors
+    /// There is no such domain.
+    pub fn register(
+        &mut self,
+        pd: u32,
+        (memory, bytes): (u64, u64),
+        address: u64,
+        access: Access,
+    ) -> Result<u32, Refused> {
+        self.known("protection domain", self.pds.contains(&pd), pd)?;
+        // The lowest 8 bits are the driver's.
+        let key = self.number() << 8;
+        self.regions.insert(key, Region { pd, address, bytes, memory, access });
+        Ok(key)
+    }
+
+    /// Names memory for commands, and returns its id.
+    pub fn register_umem(&mut self, address: u64, bytes: u64) -> u32 {
+        let id = self.number();
+        self.umems.insert(id, UserMemory { address, bytes });
+        id
+    }
+
+    /// Makes a page of doorbell registers that lies at `address`, and returns its number.
+    pub fn allocate_page(&mut self, address: u64) -> u32 {
+        let page = self.number();
+        self.pages.insert(page, address);
+        page
+    }
+
+    /// Says where a page of registers lies.
+    pub fn place_page(&mut self, page: u32, address: u64) {
+        self.pages.insert(page, address);
+    }
+
+    /// Makes a completion queue, and returns its number.
+    ///
+    /// # Errors
+    /// What is asked for is not possible.
+    pub fn create_cq(&mut self, request: CqRequest) -> Result<u32, Refused> {
+        let CqRequest { buffer, log_size, stride, collapsed, overrun_ignored, record, umems } =
+            request;
+        if log_size > 22 || !matches!(stride, 64 | 128) {
+            let text = format!("a completion queue of 2^{log_size} entries of {stride} bytes");
+            return Err(self.refuse(text));
+        }
+        let cqn = self.number();
+        let (written, held) = (0, std::collections::VecDeque::new());
+        let queue = CompletionQueue {
+            buffer,
+            log_size,
+            stride,
+            collapsed,
+            overrun_ignored,
+            record,
+            umems,
+            written,
+            held,
+        };
+        self.cqs.insert(cqn, queue);
+        Ok(cqn)
+    }
+
+    /// Makes a shared receive queue, and returns its number.
+    ///
+    /// # Errors
+    /// There is no such domain.
+    pub fn create_srq(&mut self, request: ReceiveRequest) -> Result<u32, Refused> {
+        self.known("protection domain", self.pds.contains(&request.pd), request.pd)?;
+        let number = self.number();
+        self.srqs.insert(number, receive_queue(request, true));
+        Ok(number)
+    }
+
+    /// Makes a queue pair, and returns its number.
+    ///
+    /// # Errors
+    /// Something that it names is not there, or its size is none.
+    pub fn create_qp(&mut self, request: QpRequest) -> Result<u32, Refused> {
+        self.known("protection domain", self.pds.contains(&request.pd), request.pd)?;
+        self.known("page", self.pages.contains_key(&request.page), request.page)?;
+        for cqn in [request.send_cq, request.receive_cq] {
+            self.known("completion queue", self.cqs.contains_key(&cqn), cqn)?;
+        }
+        if let Receives::Shared(srqn) = request.receives {
+            self.known("shared receive queue", self.srqs.contains_key(&srqn), srqn)?;
+        }
+        if !request.blocks.is_power_of_two() || request.blocks > 32_768 {
+            return Err(self.refuse(format!("a send queue of {} blocks", request.blocks)));
+        }
+        let receive_word = self.read_array(request.record).unwrap_or_default();
+        let qpn = self.number();
+        let qp = queue_pair(request, receive_word, self.config.profile.limits());
+        self.qps.insert(qpn, qp);
+        Ok(qpn)
+    }
+
+    /// Gives a queue pair the rights of its peer.
+    ///
+    /// # Errors
+    /// It is in another state than [`State::Reset`].
+    pub fn to_init(&mut self, qpn: u32, access: Access) -> Result<(), Refused> {
+        let qp = self.in_state(qpn, State::Reset)?;
+        qp.access = access;
+        qp.state = State::Init;
+        Ok(())
+    }
+
+    /// Lets a queue pair receive from its peer. The fields about sending are not looked at.
+    ///
+    /// # Errors
+    /// It is in another state than [`State::Init`].
+    pub fn to_ready_to_receive(&mut self, qpn: u32, to: Connection) -> Result<(), Refused> {
+        let qp = self.in_state(qpn, State::Init)?;
+        qp.to = to;
+        qp.expected = to.receive_number;
+        qp.state = State::ReadyToReceive;
+        Ok(())
+    }
+
+    /// Lets a queue pair send. The fields about receiving are not looked at.
+    ///
+    /// # Errors
+    /// It is in another state than [`State::ReadyToReceive`].
+    pub fn to_ready_to_send(&mut self, qpn: u32, to: Connection) -> Result<(), Refused> {
+        let qp = self.in_state(qpn, State::ReadyToReceive)?;
+        let Connection { peer, receive_number, rnr_timer, .. } = qp.to;
+        qp.to = Connection { peer, receive_number, rnr_timer, ..to };
+        qp.next_number = to.send_number;
+        qp.state = State::ReadyToSend;
+        Ok(())
+    }
+
+    /// Breaks a queue pair: what was posted comes back as flushed.
+    ///
+    /// # Errors
+    /// There is none of this number.
+    pub fn to_error(&mut self, qpn: u32) -> Result<(), Refused> {
+        self.known("queue pair", self.qps.contains_key(&qpn), qpn)?;
+        self.break_off(qpn);
+        Ok(())
+    }
+
+    /// The state of a queue pair.
+    pub fn state(&self, qpn: u32) -> Option<State> {
+        self.qps.get(&qpn).map(|qp| qp.state)
+    }
+
+    fn in_state(&mut self, qpn: u32, expected: State) -> Result<&mut QueuePair, Refused> {
+        self.known("queue pair", self.qps.contains_key(&qpn), qpn)?;
+        let found = self.state(qpn);
+        if found != Some(expected) {
+            let text = format!("queue pair {qpn:#x}: found state {found:?}; expected {expected:?}");
+            return Err(self.refuse(text));
+        }
+        self.qps.get_mut(&qpn).ok_or_else(|| Refused("no queue pair".to_owned()))
+    }
+
+    pub(crate) fn known(&mut self, what: &str, is: bool, number: u32) -> Result<(), Refused> {
+        if is { Ok(()) } else { Err(self.refuse(format!("found no {what} {number:#x}"))) }
+    }
+
+    /// A kernel would say no, so a driver that asks is wrong.
+    pub(crate) fn refuse(&mut self, text: String) -> Refused {
+        self.violate(Rule::Mailbox, None, text.clone(), &[]);
+        Refused(text)
+    }
+}
+
+fn receive_queue(request: ReceiveRequest, linked: bool) -> ReceiveQueue {
+    let ReceiveRequest { pd, buffer, stride, entries, record } = request;
+    ReceiveQueue { buffer, stride, entries, record, taken: 0, at: 0, linked, pd }
+}
+
+fn queue_pair(
+    request: QpRequest,
+    receive_word: [u8; 4],
+    limits: crate::parse::Limits,
+) -> QueuePair {
+    let inlet = match request.receives {
+        Receives::None => Inlet::None,
+        Receives::Shared(number) => Inlet::Shared(number),
+        Receives::Own(request) => Inlet::Own(receive_queue(request, false)),
+    };
+    QueuePair {
+        pd: request.pd,
+        page: request.page,
+        user_index: request.user_index,
+        limits,
+        sq: request.sq,
+        blocks: request.blocks,
+        record: request.record,
+        receive_word,
+        umems: request.umems,
+        send_cq: request.send_cq,
+        receive_cq: request.receive_cq,
+        inlet,
+        state: State::Reset,
+        access: Access::default(),
+        to: Connection::default(),
+        taken: 0,
+        reported: 0,
+        unpoisoned: None,
+        waiting: Default::default(),
+        sent: Default::default(),
+        next_number: 0,
+        tries: 0,
+        rnr_tries: 0,
+        due: None,
+        pause: None,
+        most_reads_seen: 0,
+        expected: 0,
+        answers: Default::default(),
+        inbox: Default::default(),
+        landing: Vec::new(),
+    }
+}
