@@ -168,7 +168,7 @@ fn an_error_of_all_ranks_is_said_once() {
 
 /// A run that lasts until it is disturbed: its process and those of its ranks.
 fn endless(config: &Config) -> (Child, Vec<i32>) {
-    start(config, 3, "--experts 9 --steps 4000000000 --tokens 8 --hidden 64")
+    start(config, 3, "--experts 9 --steps 40000000 --tokens 8 --hidden 64")
 }
 
 /// A run of so many ranks that have begun, and these.

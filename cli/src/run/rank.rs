@@ -18,7 +18,7 @@ use super::message::{Cause, Failure, Loss, Message, Opened, RankResult};
 use super::plan::Plan;
 use super::results::Part;
 use super::summary::Summary;
-use super::times::Times;
+use super::times::{Times, settle};
 use super::{Args, Verdict, results};
 use crate::output::{People, print_json};
 use crate::{preload, signals, writable};
@@ -176,6 +176,8 @@ impl<'a> Rank<'a> {
             Ok(tally.combine.time(yard, |yard| yard.combine(&handle, call))?)
         };
         let got = staged.combine_by(&brought, &handle, combine).context("combine")?;
+        let Tally { dispatch, combine, .. } = tally;
+        settle(&self.world, [dispatch, combine]).context("after combine")?;
         let lacks = self
             .check(yard, got.missing.iter().all(|missing| *missing == 0), |after| {
                 let losses = Losses { before: &before, after };

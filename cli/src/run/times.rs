@@ -1,8 +1,10 @@
 //! How long operations take. What a caller does around them is not counted: rows are where the kernel set
-//! works before the clock starts, and are fetched and checked after it has stopped.
+//! works before the clock starts, and are fetched and checked after it has stopped. Nor is the time counted
+//! that a rank waits for others to begin: hosts start an operation some 100 us apart.
 
 use std::time::{Duration, Instant};
 
+use tokenyard_core::bootstrap::World;
 use tokenyard_core::yard::Yard;
 use tokenyard_core::{ErrorKind, Result};
 
@@ -13,17 +15,51 @@ use super::message::Clock;
 pub(super) struct Times {
     us: Vec<f64>,
     pub(super) clock: Clock,
+    /// The operation that has run, until it is known how long other ranks have waited.
+    last: Option<Timed>,
+}
+
+/// One operation on this rank.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    /// Of the call.
+    host: Duration,
+    /// Of the kernels, where they note it.
+    device: Option<DeviceTime>,
+}
+
+/// An operation by the device's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DeviceTime {
+    /// From the first kernel's begin until the last row was there.
+    whole: Duration,
+    /// The part of it that this rank waited for the records of all ranks.
+    waited: Duration,
+}
+
+/// The shortest wait for records of any rank: that of the rank which began last. The rest of a longer
+/// wait is the distance between the ranks' hosts, and no part of the operation.
+pub(super) fn settle(world: &World, kinds: [&mut Times; 2]) -> Result<()> {
+    let mine: Vec<u8> = kinds.iter().flat_map(|times| times.waited_ns().to_le_bytes()).collect();
+    let all = world.all_gather("waits", &mine)?;
+    for (index, times) in kinds.into_iter().enumerate() {
+        // A lost rank gives nothing.
+        let waits = all.iter().filter_map(|bytes| bytes.as_chunks().0.get(index));
+        let least = waits.map(|wait| u64::from_le_bytes(*wait)).min().unwrap_or(0);
+        times.end(Duration::from_nanos(least));
+    }
+    Ok(())
 }
 
 impl Default for Times {
     /// By the device's clock, until an operation has no time by it.
     fn default() -> Self {
-        Self { us: Vec::new(), clock: Clock::Device }
+        Self { us: Vec::new(), clock: Clock::Device, last: None }
     }
 }
 
 impl Times {
-    /// Runs an operation and notes how long it took. A kernel set of a device notes itself when its kernels
+    /// Runs an operation and measures how long it takes; [`settle`] notes it. A kernel set of a device notes itself when its kernels
     /// began and when the last row was there; so neither compilation nor launches count, nor what the host does
     /// before and after. Where none does, on CPUs for example, the time is that of the call.
     pub(super) fn time<T>(
@@ -34,12 +70,21 @@ impl Times {
         let start = Instant::now();
         let done = operation(yard)?;
         let host = start.elapsed();
-        self.note(host, device_time(yard)?);
+        self.last = Some(Timed { host, device: device_time(yard)? });
         Ok(done)
     }
 
-    /// Notes the time of an operation by the host's clock, and by the device's if there is one.
-    fn note(&mut self, host: Duration, device: Option<Duration>) {
+    /// How long this rank has waited for others to begin, in nanoseconds; no other rank's wait is longer
+    /// than that of a rank that notes none.
+    fn waited_ns(&self) -> u64 {
+        let device = self.last.and_then(|timed| timed.device);
+        device.map_or(u64::MAX, |device| device.waited.as_nanos() as u64)
+    }
+
+    /// Notes the operation that has run, of which the rank that began last has waited so long.
+    fn end(&mut self, least: Duration) {
+        let Some(Timed { host, device }) = self.last.take() else { return };
+        let device = device.map(|time| time.whole - time.waited.saturating_sub(least));
         if device.is_none() && self.clock == Clock::Device {
             // The two are not mixed.
             self.clock = Clock::Host;
@@ -58,13 +103,15 @@ impl Times {
 }
 
 /// How long the last operation took by the device's clock, if its kernel set notes that.
-fn device_time(yard: &mut Yard) -> Result<Option<Duration>> {
+fn device_time(yard: &mut Yard) -> Result<Option<DeviceTime>> {
     let trace = match yard.trace(0) {
         Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(None),
         trace => trace?,
     };
-    let nanoseconds = trace.arrived.checked_sub(trace.begun).filter(|_| trace.begun > 0);
-    Ok(nanoseconds.map(Duration::from_nanos))
+    let between = |from: u64, to: u64| to.checked_sub(from).map(Duration::from_nanos);
+    let whole = between(trace.begun, trace.arrived).filter(|_| trace.begun > 0);
+    let waited = between(trace.counted, trace.heard).unwrap_or_default();
+    Ok(whole.map(|whole| DeviceTime { whole, waited: waited.min(whole) }))
 }
 
 #[cfg(test)]
@@ -73,16 +120,33 @@ mod tests {
 
     #[test]
     fn times_are_the_device_s_where_every_operation_has_one_and_else_the_host_s() {
-        let (host, device) = (Duration::from_millis(68), Some(Duration::from_micros(200)));
+        let host = Duration::from_millis(68);
+        let whole = Duration::from_micros(200);
+        let device = Some(DeviceTime { whole, waited: Duration::ZERO });
         let mut times = Times::default();
-        times.note(host, device);
-        times.note(host, device);
-        assert_eq!((times.clock, times.us.as_slice()), (Clock::Device, &[200.0, 200.0][..]));
-        times.note(host, None);
-        times.note(host, device);
-        assert_eq!((times.clock, times.us.as_slice()), (Clock::Host, &[68_000.0, 68_000.0][..]));
+        let mut note = |device| {
+            times.last = Some(Timed { host, device });
+            times.end(Duration::ZERO);
+            (times.clock, times.us.clone())
+        };
+        note(device);
+        assert_eq!(note(device), (Clock::Device, vec![200.0, 200.0]));
+        note(None);
+        let times_are = note(device);
+        assert_eq!(times_are, (Clock::Host, vec![68_000.0, 68_000.0]));
     }
 
+    #[test]
+    fn a_wait_for_ranks_that_begin_later_is_no_part_of_the_operation() {
+        let us = Duration::from_micros;
+        let mut times = Times::default();
+        let device = Some(DeviceTime { whole: us(450), waited: us(255) });
+        times.last = Some(Timed { host: us(900), device });
+        assert_eq!(times.waited_ns(), 255_000);
+        // The rank that began last has waited for 5 us: that is what records take to cross.
+        times.end(us(5));
+        assert_eq!((times.us.as_slice(), times.waited_ns()), (&[200.0][..], u64::MAX));
+    }
     #[test]
     fn the_median_is_that_of_sorted_times() {
         let median = |us: &[f64]| Times { us: us.to_vec(), ..Times::default() }.median_us();
