@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 use tokenyard_core::config::{Config, PartChoice};
-use tokenyard_core::host::{Registry, discover, load_file, plugin_files};
+use tokenyard_core::host::{Registry, discover};
 use tokenyard_core::topology::Discover;
 use tokenyard_core::{Error, ErrorKind};
 
 use crate::output::{People, SCHEMA_VERSION, Style, print_json};
+use crate::parts;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -102,8 +103,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 /// Judges what only the parts can: which there are, and their own tables.
 fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
     let mut judgement = Judgement::default();
-    let mut registry = Registry::built_in()?;
-    let plugins = load_plugins(config, &mut registry, &mut judgement.errors);
+    let (registry, broken) = parts::load(Some(config), |_| ())?;
+    let refused = broken.into_iter();
+    let refused = refused.map(|file| format!("{}:{}: {}", config.name, file.line, file.error));
+    judgement.errors.extend(refused);
     if let Some(Err(error)) = ranks.map(|ranks| config.check_ranks(ranks)) {
         judgement.errors.push(error.to_string());
     }
@@ -141,33 +144,17 @@ fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
         scale_up: config.scale_up.as_ref().map(|choice| choice.name.clone()),
         scale_out: config.scale_out.iter().map(|choice| choice.name.clone()).collect(),
         topology: config.topology.name.clone(),
-        plugins,
+        plugins: files(&registry),
     });
     Ok(judgement)
 }
 
-/// Loads the plugins, each error with the line that names its path; returns the files.
-fn load_plugins(
-    config: &Config,
-    registry: &mut Registry,
-    errors: &mut Vec<String>,
-) -> Vec<PathBuf> {
-    let mut loaded = Vec::new();
-    for (path, line) in config.plugins.iter().zip(&config.lines.plugins) {
-        let mut refuse = |error: Error| errors.push(format!("{}:{line}: {error}", config.name));
-        match plugin_files(std::slice::from_ref(path)) {
-            Err(error) => refuse(error),
-            Ok(files) => {
-                for file in files {
-                    match load_file(&file).and_then(|plugin| registry.add(plugin)) {
-                        Ok(()) => loaded.push(file),
-                        Err(error) => refuse(error),
-                    }
-                }
-            }
-        }
-    }
-    loaded
+/// The plugin files whose parts are there, each one once.
+fn files(registry: &Registry) -> Vec<PathBuf> {
+    let mut files: Vec<_> = registry.parts().into_iter().filter_map(|part| part.file).collect();
+    files.sort();
+    files.dedup();
+    files
 }
 
 fn print(args: &CheckArgs, judgement: &Judgement, people: People) {

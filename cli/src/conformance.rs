@@ -213,7 +213,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if args.list {
         return list(&chosen, args.json);
     }
-    let parts = Registry::load(&config.plugins)?.parts();
+    let parts = Registry::for_config(&config)?.parts();
     let environment = Environment::new(&config, &parts, settings.capabilities(), args.slow);
     People::new(args.json).say(environment.summary());
     let mut finished = plan.take_larger(args.ranks);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use tokenyard_core::capabilities::Declared;
 use tokenyard_core::config::{Config, PartChoice, PartTable};
-use tokenyard_core::host::{Registry, discover, load_file, plugin_files};
+use tokenyard_core::host::{PartKind, PluginFile, Registry, discover, load_file, plugin_files};
 use tokenyard_core::topology::Discover;
 use tokenyard_core::{Error, Result};
 
@@ -15,6 +15,18 @@ pub(crate) struct Parts {
     pub(crate) parts: Vec<Part>,
     /// Plugin files that failed the handshake.
     pub(crate) broken: Vec<BrokenFile>,
+    /// What the config names and no part has.
+    pub(crate) missing: Vec<Missing>,
+}
+
+/// A choice of the config that no part has the name of.
+#[derive(Debug, Serialize)]
+pub(crate) struct Missing {
+    pub(crate) kind: &'static str,
+    pub(crate) name: String,
+    /// What there is instead, and where its plugin was looked for.
+    pub(crate) found: String,
+    pub(crate) fix: String,
 }
 
 /// One part.
@@ -37,8 +49,11 @@ pub(crate) struct Part {
 /// A file that is no usable plugin.
 #[derive(Debug, Serialize)]
 pub(crate) struct BrokenFile {
-    pub(crate) path: Option<PathBuf>,
+    pub(crate) path: PathBuf,
     pub(crate) error: String,
+    /// The line of the config that asks for it.
+    #[serde(skip)]
+    pub(crate) line: usize,
 }
 
 impl Parts {
@@ -62,63 +77,74 @@ impl Parts {
                 capabilities,
             }
         });
-        Ok(Self { parts: parts.collect(), broken })
-    }
-
-    /// The names that `config` gives and no part has, as the registry words it.
-    pub(crate) fn missing(&self, config: &Config) -> Vec<(&'static str, String)> {
-        let kernels = std::iter::once(("kernel set", &config.kernels));
-        let transports = config.scale_up.iter().chain(&config.scale_out).map(|c| ("transport", c));
-        let topology = std::iter::once(("topology", &config.topology));
-        kernels
-            .chain(transports)
-            .chain(topology)
-            .filter(|(kind, choice)| {
-                !self.parts.iter().any(|part| part.kind == *kind && part.name == choice.name)
-            })
-            .map(|(kind, choice)| (kind, choice.name.clone()))
-            .collect()
+        let parts = parts.collect();
+        let missing = config.map(|config| registry.missing(config)).unwrap_or_default();
+        let missing = missing.into_iter().map(|(kind, choice)| {
+            let error = registry.unknown(kind, &choice.name);
+            Missing {
+                kind: kind.name(),
+                name: choice.name.clone(),
+                found: error.message().to_owned(),
+                fix: error.fix().unwrap_or_default().to_owned(),
+            }
+        });
+        Ok(Self { parts, broken, missing: missing.collect() })
     }
 }
 
 /// The built-in parts and those of the plugins of `config`, and the files that are no plugins. Calls `each` with
-/// every file before it is opened.
+/// every file before it is opened. As `Registry::for_config`, but does not end at the first file that is refused.
 ///
 /// # Errors
 /// A built-in part that is not well formed: a bug.
 pub(crate) fn load(
     config: Option<&Config>,
-    mut each: impl FnMut(&Path),
+    each: impl FnMut(&Path),
 ) -> Result<(Registry, Vec<BrokenFile>)> {
-    let mut registry = Registry::built_in()?;
-    let mut broken = Vec::new();
-    for path in config.map(|c| c.plugins.as_slice()).unwrap_or_default() {
-        let mut note = |path: Option<PathBuf>, error: Error| {
-            broken.push(BrokenFile { path, error: error.to_string() });
-        };
-        match plugin_files(std::slice::from_ref(path)) {
-            Err(error) => note(Some(path.clone()), error),
-            Ok(files) => {
-                for file in files {
-                    each(&file);
-                    let added = load_file(&file).and_then(|plugin| registry.add(plugin));
-                    if let Err(error) = added {
-                        note(Some(file), error);
-                    }
+    let mut loading = Loading { registry: Registry::built_in()?, broken: Vec::new(), each };
+    if let Some(config) = config {
+        for (path, line) in config.plugins.iter().zip(&config.lines.plugins) {
+            match plugin_files(std::slice::from_ref(path)) {
+                Err(error) => loading.refuse(path.clone(), *line, &error),
+                Ok(files) => {
+                    files.into_iter().for_each(|file| loading.load(file, *line, Registry::add));
                 }
             }
         }
+        for (file, choice) in loading.registry.installed(config) {
+            loading.load(file, choice.line, Registry::add_installed);
+        }
     }
-    Ok((registry, broken))
+    Ok((loading.registry, loading.broken))
+}
+
+struct Loading<E> {
+    registry: Registry,
+    broken: Vec<BrokenFile>,
+    each: E,
+}
+
+impl<E: FnMut(&Path)> Loading<E> {
+    fn load(
+        &mut self,
+        file: PathBuf,
+        line: usize,
+        add: impl Fn(&mut Registry, PluginFile) -> Result<()>,
+    ) {
+        (self.each)(&file);
+        if let Err(error) = load_file(&file).and_then(|plugin| add(&mut self.registry, plugin)) {
+            self.refuse(file, line, &error);
+        }
+    }
+
+    fn refuse(&mut self, path: PathBuf, line: usize, error: &Error) {
+        self.broken.push(BrokenFile { path, error: error.to_string(), line });
+    }
 }
 
 fn choice_of<'a>(config: &'a Config, kind: &str, name: &str) -> Option<&'a PartChoice> {
-    let choices: Vec<&PartChoice> = match kind {
-        "kernel set" => vec![&config.kernels],
-        "topology" => vec![&config.topology],
-        _ => config.scale_up.iter().chain(&config.scale_out).collect(),
-    };
-    choices.into_iter().find(|choice| choice.name == name)
+    let mut all = PartKind::choices(config).into_iter();
+    all.find(|(of, choice)| of.name() == kind && choice.name == name).map(|(_, choice)| choice)
 }
 
 fn probe(

@@ -10,7 +10,7 @@ use tokenyard_core::config::Config;
 use tokenyard_doctor::bytes;
 
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
-use crate::parts::{Part, Parts};
+use crate::parts::{Missing, Part, Parts};
 use crate::preload;
 
 const EXAMPLES: &str = "\
@@ -18,7 +18,8 @@ Examples:
   tokenyard plugins
   tokenyard plugins configs/cpu.toml --json
 
-Exit codes: 0 all plugins could be loaded, 1 a plugin failed the handshake, 2 the config is wrong.";
+Exit codes: 0 all plugins could be loaded, 1 a plugin failed the handshake or is not there, 2 the
+config is wrong.";
 
 /// Arguments of `tokenyard plugins`.
 #[derive(Debug, clap::Args)]
@@ -51,7 +52,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             parts: &parts,
         })?;
     }
-    Ok(ExitCode::from(u8::from(!parts.broken.is_empty())))
+    Ok(ExitCode::from(u8::from(!parts.broken.is_empty() || !parts.missing.is_empty())))
 }
 
 fn print(parts: &Parts, people: People) {
@@ -80,9 +81,14 @@ fn print(parts: &Parts, people: People) {
         }
     }
     for file in &parts.broken {
-        let path = file.path.as_ref().map_or(String::new(), |path| path.display().to_string());
+        let path = file.path.display();
         let bad = people.paint(Style::Bad, "not loaded:");
         people.say(format_args!("\n{path} {bad} {}", file.error));
+    }
+    for missing in &parts.missing {
+        let bad = people.paint(Style::Bad, "not found:");
+        let Missing { kind, name, found, fix } = missing;
+        people.say(format_args!("\n{kind} {name} {bad} {found}. Fix: {fix}"));
     }
 }
 

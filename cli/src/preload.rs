@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::config::Config;
+use tokenyard_core::host::Registry;
 use tokenyard_launch::interrupt;
 
 use crate::output::print_json;
@@ -55,13 +56,17 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lets a process of its own load the plugins of `config`, if it names any. A file that is refused is no error
+/// Lets a process of its own load the plugins of `config`, if it takes any. A file that is refused is no error
 /// here: whoever loads it next says why.
 ///
 /// # Errors
 /// The process ended before all were loaded, or hangs.
 pub(crate) fn try_plugins(config: Option<&Config>) -> Result<()> {
-    let Some(config) = config.filter(|config| !config.plugins.is_empty()) else { return Ok(()) };
+    let Some(config) = config else { return Ok(()) };
+    // With no path, only the plugins of missing parts can be loaded.
+    if config.plugins.is_empty() && Registry::built_in()?.installed(config).is_empty() {
+        return Ok(());
+    }
     let mut child = Command::new(std::env::current_exe().context("find this program")?)
         .args(["load-plugins", "--"])
         .arg(&config.name)

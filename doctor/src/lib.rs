@@ -39,7 +39,7 @@ use tokenyard_machine::Machine;
 pub use finding::{Finding, Report, Rule, Verdict};
 pub use job::{Alternative, Asks, Facility, Job};
 pub use node::{Meeting, Place, Secret, Tried, bytes};
-pub use parts::{Part, Parts, unanswered};
+pub use parts::{MissingPart, Part, Parts, unanswered};
 
 /// Judges a node for a job.
 ///

@@ -45,9 +45,9 @@ pub(crate) static PLUGIN: Rule = Rule {
     id: "plugin-file",
     title: "A plugin file",
     wanted: "a plugin",
-    why: "Files under [plugins] paths are judged before anything of them runs: symbol, version, tables.",
+    why: "Plugin files are judged before anything of them runs: symbol, version, tables.",
     cost: "no rank starts",
-    fix: "remove it from [plugins] paths, or build it again for this version",
+    fix: "remove it, from [plugins] paths too, or build it again for this version",
     source: "docs/plugin-guide.md (the handshake)",
 };
 

@@ -11,8 +11,8 @@ use crate::{Facility, Finding, Job, Report, Verdict};
 pub struct Parts {
     /// The parts, those of plugins too.
     pub parts: Vec<Part>,
-    /// What the config names and no part has: kind and name.
-    pub missing: Vec<(String, String)>,
+    /// What the config names and no part has.
+    pub missing: Vec<MissingPart>,
     /// Plugin files that failed the handshake: path and error.
     pub broken_files: Vec<(String, String)>,
 }
@@ -28,6 +28,19 @@ pub struct Part {
     pub chosen: bool,
     /// What keeps it from running here, in the probe's words.
     pub why_not: Option<String>,
+}
+
+/// A choice of the config that no part has the name of.
+#[derive(Clone, Debug, Serialize)]
+pub struct MissingPart {
+    /// `transport`, `kernel set` or `topology`.
+    pub kind: String,
+    /// The name in the config.
+    pub name: String,
+    /// Which parts there are, and where its plugin was looked for.
+    pub found: String,
+    /// How to get it.
+    pub fix: String,
 }
 
 /// What is said of parts whose probes did not answer in time: nothing else is known of them.
@@ -59,12 +72,12 @@ pub(crate) fn judge(report: &mut Report<'_>, parts: &Parts) {
         finding.wanted(if part.chosen { "chosen" } else { "not chosen" });
         finding.needed = part.chosen || part.why_not.is_none();
     }
-    for (kind, name) in &parts.missing {
-        let found = (Verdict::Broken, "no part of this name");
+    for MissingPart { kind, name, found, fix } in &parts.missing {
+        let found = (Verdict::Broken, found.as_str());
         report
             .note((&PART, Facility::Node), format!("{kind} {name}"), found)
             .wanted("chosen")
-            .fix("correct `use`, or add the plugin that provides it to [plugins] paths");
+            .fix(fix.as_str());
     }
     for (path, error) in &parts.broken_files {
         let found = (Verdict::Broken, error.as_str());

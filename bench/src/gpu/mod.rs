@@ -104,7 +104,7 @@ impl Parts {
 /// What the parts say that cannot run here: no driver, no GPU, no compiler, no way between GPUs.
 pub fn ranks_here(config: &Config) -> Result<u32> {
     Parts::of(config)?;
-    let registry = Registry::load(&config.plugins)?;
+    let registry = Registry::for_config(config)?;
     registry.kernels("cuda")?.probe(&config.kernels.table)?;
     if let Some(link) = &config.scale_up {
         registry.transport(&link.name)?.probe(&link.table)?;

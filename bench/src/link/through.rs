@@ -33,7 +33,7 @@ pub(super) struct Through {
 
 impl Through {
     pub(super) fn open(world: &World, config: &Config, choice: &PartChoice) -> Result<Self> {
-        let part = Registry::load(&config.plugins)?.transport(&choice.name)?;
+        let part = Registry::for_config(config)?.choose_transport(choice)?;
         let team = Team::world(world.rank(), world.ranks());
         let needs = TransportNeeds {
             windows: 1,

@@ -9,9 +9,9 @@ use tokenyard_core::config::{Config, PartChoice};
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes};
-use tokenyard_doctor::{Alternative, Asks, Job, Part, Parts as PartFacts};
+use tokenyard_doctor::{Alternative, Asks, Job, MissingPart, Part, Parts as PartFacts};
 
-use crate::parts::Parts;
+use crate::parts::{BrokenFile, Missing, Parts};
 
 /// Keys of `verbs` that say how its NICs are addressed.
 #[derive(Default, Deserialize)]
@@ -139,7 +139,7 @@ fn add_nics(asks: &mut Asks, choice: &PartChoice) -> Option<String> {
 }
 
 /// The program's parts, as the rules see them.
-pub(super) fn parts(parts: &Parts, config: Option<&Config>) -> PartFacts {
+pub(super) fn parts(parts: &Parts) -> PartFacts {
     let own = |name: &str| name.to_owned();
     let part = |part: &crate::parts::Part| Part {
         kind: own(part.kind),
@@ -147,14 +147,17 @@ pub(super) fn parts(parts: &Parts, config: Option<&Config>) -> PartFacts {
         chosen: part.chosen,
         why_not: part.why_not.clone(),
     };
-    let missing = config.map(|config| parts.missing(config)).unwrap_or_default();
-    let path = |path: &Option<std::path::PathBuf>| {
-        path.as_ref().map_or(String::new(), |path| path.display().to_string())
+    let missing = |missing: &Missing| MissingPart {
+        kind: own(missing.kind),
+        name: missing.name.clone(),
+        found: missing.found.clone(),
+        fix: missing.fix.clone(),
     };
+    let broken = |file: &BrokenFile| (file.path.display().to_string(), file.error.clone());
     PartFacts {
         parts: parts.parts.iter().map(part).collect(),
-        missing: missing.into_iter().map(|(kind, name)| (own(kind), name)).collect(),
-        broken_files: parts.broken.iter().map(|f| (path(&f.path), f.error.clone())).collect(),
+        missing: parts.missing.iter().map(missing).collect(),
+        broken_files: parts.broken.iter().map(broken).collect(),
     }
 }
 

@@ -223,7 +223,7 @@ fn examine_system(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<E
         // Nobody knows what the plugins have.
         None => config.is_some_and(|config| !config.plugins.is_empty()),
     };
-    let facts = parts.as_ref().map(|parts| asked::parts(parts, config));
+    let facts = parts.as_ref().map(asked::parts);
     let mut findings = examine(&machine, &job, facts.as_ref(), Some(&tried));
     if facts.is_none() {
         findings.splice(0..0, unanswered(patience.parts.as_millis()));

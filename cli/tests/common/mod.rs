@@ -57,7 +57,12 @@ pub(crate) fn repository(path: &str) -> PathBuf {
 
 /// The command, without the variables of whatever launched this test.
 pub(crate) fn tokenyard() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tokenyard"));
+    program(Path::new(env!("CARGO_BIN_EXE_tokenyard")))
+}
+
+/// The command in a file of its own, in the same way.
+pub(crate) fn program(file: &Path) -> Command {
+    let mut command = Command::new(file);
     command.stdin(Stdio::null());
     let foreign = ["TOKENYARD_", "SLURM_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_"];
     for (name, _) in std::env::vars_os() {
@@ -129,9 +134,13 @@ impl Library {
         Self { folder }
     }
 
+    pub(crate) fn file(&self) -> PathBuf {
+        self.folder.path().join("libearly.so")
+    }
+
     /// A config that names the library, and runs on it or not.
     pub(crate) fn config(&self) -> Config {
-        let path = self.folder.path().join("libearly.so");
+        let path = self.file();
         Config::with(&format!("[plugins]\npaths = [{:?}]", path.to_str().unwrap()))
     }
 }

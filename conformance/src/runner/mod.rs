@@ -81,7 +81,7 @@ impl Settings {
         config.world.late = config.world.late.min(pace.stretch(MOST_LATE));
         // Ranks are started here, by threads or by the launcher: both say where rank 0 is.
         config.world.bootstrap = "env".to_owned();
-        let registry = Registry::load(&config.plugins)?;
+        let registry = Registry::for_config(&config)?;
         registry.choose_kernels(&config.kernels)?.probe(&config.kernels.table)?;
         registry.choose_topology(&config.topology)?;
         let capabilities = transport::probe(&config)?;

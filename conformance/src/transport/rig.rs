@@ -75,7 +75,7 @@ impl Needs {
 
 /// The transport that carries the rows of `config`, as bring-up would choose it on one node.
 pub(super) fn choose(config: &Config) -> Result<(TransportRef, &PartChoice)> {
-    let registry = Registry::load(&config.plugins)?;
+    let registry = Registry::for_config(config)?;
     let mut last = anyhow!("the config names no transport");
     for choice in config.scale_up.iter().chain(&config.scale_out) {
         let part = registry.choose_transport(choice)?;

@@ -37,7 +37,7 @@ pub fn plugin_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     for path in paths {
         if !path.is_absolute() {
             return Err(refused(path, "the path is relative; expected an absolute path")
-                .with_fix("write the whole path: plugins are never searched for"));
+                .with_fix("write the whole path: the current folder decides nothing"));
         }
         let meta = std::fs::metadata(path).map_err(|e| {
             refused(path, "the file cannot be read").with_source(e).with_fix(
@@ -71,7 +71,8 @@ pub fn load_file(path: &Path) -> Result<PluginFile> {
     elf::judge(&ReadCache::new(file)).map_err(|e| refused(path, e.problem).with_fix(e.fix))?;
     writable::warn(path);
     // SAFETY: loading runs the library's initialisers. The operator named it by absolute path in
-    // the config, which is the documented act of trust (docs/plugin-guide.md).
+    // the config, or installed it with the program: the documented acts of trust
+    // (docs/plugin-guide.md).
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) }
         .map_err(|e| {
             refused(path, format!("it cannot be loaded: {}", loading_text(&e)))

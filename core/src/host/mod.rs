@@ -1,6 +1,7 @@
 //! The host's side of the plugin ABI: safe handles over judged tables, the loader and the registry.
 
 mod elf;
+mod installed;
 mod kernels;
 mod loader;
 mod registry;
@@ -10,7 +11,9 @@ mod writable;
 
 pub use kernels::{NO_TENSOR, OpenKernels};
 pub use loader::{PluginFile, load_file, plugin_files};
-pub use registry::{BuiltIn, KernelsRef, PartInfo, PartKind, Registry, TopologyRef, TransportRef};
+pub use registry::{
+    BuiltIn, KernelsRef, PartInfo, PartKind, Registry, TopologyRef, TransportRef, add_built_in,
+};
 pub use topology::discover;
 pub use transport::OpenTransport;
 pub(crate) use transport::missing_slot;

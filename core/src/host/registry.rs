@@ -2,10 +2,11 @@ use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use super::installed;
 use super::loader::{PluginFile, load_file, plugin_files};
 use crate::abi;
-use crate::config::PartChoice;
 use crate::config::wording::nearest;
+use crate::config::{Config, PartChoice};
 use crate::{Error, ErrorKind, Result};
 
 /// The kinds of parts.
@@ -27,6 +28,15 @@ impl PartKind {
             Self::Kernels => "kernel set",
             Self::Topology => "topology",
         }
+    }
+
+    /// All that `config` chooses: kernel set, scale-up, scale-out in order of preference, topology.
+    pub fn choices(config: &Config) -> Vec<(Self, &PartChoice)> {
+        let transports = config.scale_up.iter().chain(&config.scale_out);
+        std::iter::once((Self::Kernels, &config.kernels))
+            .chain(transports.map(|choice| (Self::Transport, choice)))
+            .chain([(Self::Topology, &config.topology)])
+            .collect()
     }
 }
 
@@ -97,6 +107,18 @@ pub enum BuiltIn {
 
 inventory::collect!(BuiltIn);
 
+/// Parts that [`add_built_in`] has added.
+static ADDED: Mutex<Vec<&'static BuiltIn>> = Mutex::new(Vec::new());
+
+/// Adds a part of this image to every registry that is made from now on: one that a program has for
+/// a purpose of its own, and does not offer to every config. A part that was added is not added again.
+pub fn add_built_in(part: &'static BuiltIn) {
+    let mut added = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !added.iter().any(|known| std::ptr::eq(*known, part)) {
+        added.push(part);
+    }
+}
+
 /// What there is to know about a part without opening it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PartInfo {
@@ -121,6 +143,35 @@ pub struct Registry {
 }
 
 impl Registry {
+    /// The parts that `config` can choose: those compiled into this image and those of the files and
+    /// folders in `[plugins] paths`; and, for a part that the config names and none of these has, those
+    /// of its installed plugin ([`Registry::installed`]).
+    ///
+    /// # Errors
+    /// As [`Registry::load`].
+    pub fn for_config(config: &Config) -> Result<Self> {
+        let mut registry = Self::load(&config.plugins)?;
+        for (file, choice) in registry.installed(config) {
+            let plugin = load_file(&file).map_err(|error| choice.locate(error))?;
+            registry.add_installed(plugin)?;
+        }
+        Ok(registry)
+    }
+
+    /// The installed plugins of the parts that `config` names and this registry lacks, each with the
+    /// choice that asks for it. The plugin of a part `NAME` is `libtokenyard_plugin_NAME.so` (`-` becomes
+    /// `_`; `efa` is in that of `libfabric`), in the folder of the running program or in
+    /// `../lib/tokenyard` of it. Nothing is opened.
+    pub fn installed<'a>(&self, config: &'a Config) -> Vec<(PathBuf, &'a PartChoice)> {
+        installed::wanted(config, self)
+    }
+
+    /// The choices of `config` that no part of this registry has the name of.
+    pub fn missing<'a>(&self, config: &'a Config) -> Vec<(PartKind, &'a PartChoice)> {
+        let all = PartKind::choices(config).into_iter();
+        all.filter(|(kind, choice)| self.find(*kind, &choice.name).is_none()).collect()
+    }
+
     /// The parts compiled into this image, and those of the plugin files and folders in `paths`.
     ///
     /// # Errors
@@ -139,7 +190,8 @@ impl Registry {
     /// A built-in table that fails the judgement: a bug.
     pub fn built_in() -> Result<Self> {
         let mut registry = Self::default();
-        for part in inventory::iter::<BuiltIn> {
+        let added = ADDED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for part in inventory::iter::<BuiltIn>.into_iter().chain(added) {
             registry.add(PluginFile::from_built_in(part)?)?;
         }
         Ok(registry)
@@ -188,11 +240,21 @@ impl Registry {
         Ok(())
     }
 
+    /// Adds the parts of one judged plugin that was found where it is installed. Those that are there
+    /// already stay: no config names the file, so it replaces nothing.
+    ///
+    /// # Errors
+    /// As [`Registry::add`].
+    pub fn add_installed(&mut self, mut file: PluginFile) -> Result<()> {
+        let is_new = |kind, name: &str| self.find(kind, name).is_none();
+        file.transports.retain(|part| is_new(PartKind::Transport, part.name()));
+        file.kernels.retain(|part| is_new(PartKind::Kernels, part.name()));
+        file.topologies.retain(|part| is_new(PartKind::Topology, part.name()));
+        self.add(file)
+    }
+
     fn refuse_double(&self, kind: PartKind, name: &str, file: &Option<PathBuf>) -> Result<()> {
-        let Some(old) = self.parts().into_iter().find(|p| p.kind == kind.name() && p.name == name)
-        else {
-            return Ok(());
-        };
+        let Some(old) = self.find(kind, name) else { return Ok(()) };
         let from = |file: &Option<PathBuf>| {
             file.as_ref().map_or("this program".into(), |f| f.display().to_string())
         };
@@ -226,6 +288,10 @@ impl Registry {
             .chain(info!(self.transports, PartKind::Transport))
             .chain(info!(self.topologies, PartKind::Topology))
             .collect()
+    }
+
+    fn find(&self, kind: PartKind, name: &str) -> Option<PartInfo> {
+        self.parts().into_iter().find(|part| part.kind == kind.name() && part.name == name)
     }
 
     /// Finds a transport by name.
@@ -279,18 +345,18 @@ impl Registry {
         self.topology(&choice.name).map_err(|error| choice.locate(error))
     }
 
-    fn unknown(&self, kind: PartKind, name: &str) -> Error {
+    /// The error of a choice that no part has the name of: what there is, where the plugin was looked
+    /// for, and how to get it.
+    pub fn unknown(&self, kind: PartKind, name: &str) -> Error {
         let available: Vec<_> =
             self.parts().into_iter().filter(|p| p.kind == kind.name()).map(|p| p.name).collect();
         let hint = nearest(name, &available).map(|name| format!("; did you mean `{name}`?"));
         let hint = hint.unwrap_or_default();
         let available = if available.is_empty() { "none".into() } else { available.join(", ") };
-        Error::new(
-            ErrorKind::Config,
-            "choose parts",
-            format!("no {} is called `{name}`; available: {available}{hint}", kind.name()),
-        )
-        .with_fix("correct `use`, or add the plugin that provides it to [plugins] paths")
+        let (looked, fix) = installed::explain(kind, name);
+        let kind = kind.name();
+        let text = format!("no {kind} is called `{name}`; available: {available}{hint}; {looked}");
+        Error::new(ErrorKind::Config, "choose parts", text).with_fix(fix)
     }
 }
 
@@ -340,6 +406,36 @@ fn find<P: Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A transport that nobody calls.
+    fn transport(name: &'static str) -> TransportRef {
+        // SAFETY: tables are made of integers, pointers and optional functions, for which zero is a value.
+        let mut table: abi::TyTransportTable = unsafe { std::mem::zeroed() };
+        table.name = crate::export::static_str(name);
+        table.version = crate::export::static_str("1");
+        table.about = crate::export::static_str("");
+        TransportRef { table: Box::leak(Box::new(table)) }
+    }
+
+    fn plugin(file: &str, names: &[&'static str]) -> PluginFile {
+        let transports = names.iter().map(|name| transport(name)).collect();
+        PluginFile { path: Some(file.into()), transports, ..PluginFile::default() }
+    }
+
+    #[test]
+    fn a_plugin_of_the_config_goes_before_a_built_in_part_and_an_installed_one_behind_both() {
+        let mut registry = Registry::default();
+        let built_in = PluginFile { path: None, ..plugin("", &["x-shm", "x-tcp"]) };
+        registry.add(built_in).unwrap();
+        registry.add(plugin("/named.so", &["x-shm", "x-ib"])).unwrap();
+        registry.add_installed(plugin("/lib/x.so", &["x-tcp", "x-ib", "x-efa"])).unwrap();
+        let of = |name| registry.find(PartKind::Transport, name).unwrap().file;
+        assert_eq!(of("x-shm"), Some("/named.so".into()));
+        assert_eq!(of("x-ib"), Some("/named.so".into()));
+        assert_eq!(of("x-tcp"), None);
+        assert_eq!(of("x-efa"), Some("/lib/x.so".into()));
+        assert_eq!(registry.parts().len(), 4);
+    }
 
     #[test]
     fn a_built_in_part_goes_for_a_plugin_of_its_name_and_a_loaded_one_stays() {

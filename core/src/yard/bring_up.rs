@@ -148,7 +148,7 @@ fn bring_up(
     check_mode(world, config)?;
     let shape = options.shape(world.ranks())?;
     let desk = OpenDesk(Desk::new(world, config, options.in_flight)?);
-    let registry = Registry::load(&config.plugins)?;
+    let registry = Registry::for_config(config)?;
     let kernels_part = registry.choose_kernels(&config.kernels)?;
     let number = agree(members, config, &options)?;
     meet(members, &desk.0)?;

@@ -1,0 +1,149 @@
+//! Finds the plugins that are installed with the running program.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::{Config, PartChoice};
+
+use super::registry::{PartKind, Registry};
+
+/// The plugins of this project, by the parts that they provide and no program has built in: the part,
+/// and the plugin that has it.
+const OWN: [(&str, &str); 4] =
+    [("verbs", "verbs"), ("libfabric", "libfabric"), ("efa", "libfabric"), ("faulty", "faulty")];
+
+/// Where plugins are below the folder that holds `bin`.
+const LIB: &str = "lib/tokenyard";
+
+/// The file of the plugin that provides `part`.
+fn file_name(part: &str) -> String {
+    let own = own_plugin(part).unwrap_or(part);
+    format!("libtokenyard_plugin_{}.so", own.replace('-', "_"))
+}
+
+fn own_plugin(part: &str) -> Option<&'static str> {
+    OWN.iter().find(|(name, _)| *name == part).map(|(_, plugin)| *plugin)
+}
+
+/// The folders that are searched, in order: that of the program, and `../lib/tokenyard` of it.
+///
+/// The kernel says which file runs (`/proc/self/exe`), whatever the program was called with. Neither
+/// the current folder nor a variable decides which code is loaded.
+fn folders() -> Vec<PathBuf> {
+    std::env::current_exe().map(|program| beside(&program)).unwrap_or_default()
+}
+
+fn beside(program: &Path) -> Vec<PathBuf> {
+    let mut above = program.ancestors().skip(1).map(Path::to_path_buf);
+    let (own, prefix) = (above.next(), above.next().map(|prefix| prefix.join(LIB)));
+    own.into_iter().chain(prefix).filter(|folder| folder.is_absolute()).collect()
+}
+
+/// The first file of the plugin that provides `part`. Nothing is opened, and no other name looked at.
+fn find(part: &str, folders: &[PathBuf]) -> Option<PathBuf> {
+    // Links count, wherever they lead: whoever opens the file says what is wrong with it.
+    let there = |file: &PathBuf| std::fs::symlink_metadata(file).is_ok();
+    folders.iter().map(|folder| folder.join(file_name(part))).find(there)
+}
+
+/// The installed plugins of the parts that `config` names and `registry` lacks, each one once, with
+/// the first choice that asks for it.
+pub(super) fn wanted<'a>(
+    config: &'a Config,
+    registry: &Registry,
+) -> Vec<(PathBuf, &'a PartChoice)> {
+    let folders = folders();
+    let mut files: Vec<(PathBuf, &PartChoice)> = Vec::new();
+    for (_, choice) in registry.missing(config) {
+        if let Some(file) = find(&choice.name, &folders)
+            && !files.iter().any(|(known, _)| *known == file)
+        {
+            files.push((file, choice));
+        }
+    }
+    files
+}
+
+/// Of a part that nobody has: where its plugin was looked for, and how to get it.
+pub(super) fn explain(kind: PartKind, part: &str) -> (String, String) {
+    explain_in(kind, part, &folders())
+}
+
+fn explain_in(kind: PartKind, part: &str, folders: &[PathBuf]) -> (String, String) {
+    let other = "correct `use`, or add the plugin that provides it to [plugins] paths";
+    if let Some(file) = find(part, folders) {
+        let text = format!("{} has no {} of this name", file.display(), kind.name());
+        return (text, other.to_owned());
+    }
+    let searched = match folders {
+        [] => "no folder, as the kernel does not say which program runs".to_owned(),
+        folders => {
+            let names: Vec<_> = folders.iter().map(|f| f.display().to_string()).collect();
+            names.join(" and ")
+        }
+    };
+    let file = file_name(part);
+    let text = format!("{file} was looked for in {searched}, and is not there");
+    let fix = own_plugin(part).map(|plugin| {
+        format!(
+            "build it (cargo build --release -p tokenyard-plugin-{plugin}, or cargo xtask install \
+             PREFIX for the program and its plugins), or name its file in [plugins] paths"
+        )
+    });
+    (text, fix.unwrap_or_else(|| other.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folders_are_that_of_the_program_and_lib_of_its_prefix() {
+        let text = |program| {
+            beside(Path::new(program)).iter().map(|f| f.display().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(text("/opt/ty/bin/tokenyard"), ["/opt/ty/bin", "/opt/ty/lib/tokenyard"]);
+        assert_eq!(text("/tokenyard"), ["/"]);
+        assert!(text("bin/tokenyard").is_empty());
+    }
+
+    #[test]
+    fn a_plugin_is_found_by_its_exact_name_first_beside_the_program() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = ["bin", "lib"].map(|name| root.path().join(name));
+        folders.iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+        for name in ["libtokenyard_plugin_my.so.1", "libtokenyard_plugin_myx.so", "my.so"] {
+            std::fs::write(folders[1].join(name), "").unwrap();
+        }
+        assert_eq!(find("my-net", &folders), None);
+        let lib = folders[1].join("libtokenyard_plugin_my_net.so");
+        std::fs::write(&lib, "").unwrap();
+        assert_eq!(find("my-net", &folders), Some(lib));
+        let bin = folders[0].join("libtokenyard_plugin_my_net.so");
+        std::os::unix::fs::symlink("/none", &bin).unwrap();
+        assert_eq!(find("my-net", &folders), Some(bin));
+    }
+
+    #[test]
+    fn a_missing_plugin_of_this_project_comes_with_file_folders_and_the_command_that_builds_it() {
+        let folders = [PathBuf::from("/none/bin"), PathBuf::from("/none/lib/tokenyard")];
+        let text = |part| {
+            let (looked, fix) = explain_in(PartKind::Transport, part, &folders);
+            format!("{looked}. Fix: {fix}")
+        };
+        let verbs = text("verbs");
+        for words in [
+            "libtokenyard_plugin_verbs.so",
+            "/none/bin and /none/lib/tokenyard",
+            "cargo build --release -p tokenyard-plugin-verbs",
+            "cargo xtask install PREFIX",
+        ] {
+            assert!(verbs.contains(words), "{words}: {verbs}");
+        }
+        let efa = text("efa");
+        assert!(efa.contains("libtokenyard_plugin_libfabric.so"), "{efa}");
+        assert!(efa.contains("-p tokenyard-plugin-libfabric"), "{efa}");
+        let other = text("acme");
+        assert!(other.contains("libtokenyard_plugin_acme.so"), "{other}");
+        assert!(other.contains("Fix: correct `use`") && !other.contains("cargo"), "{other}");
+    }
+}
