@@ -3,13 +3,12 @@
 //! Counters belong to world ranks, not to instances, so that whoever runs ranks (as threads or as
 //! processes) finds them without reaching into a yard. Two yards of one rank add up.
 
-use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart};
-use tokenyard_core::host::BuiltIn;
+use tokenyard_core::host::{BuiltIn, add_built_in};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
 };
@@ -154,9 +153,10 @@ static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportE
     count: TABLES.len(),
 });
 
-inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
+static PART: BuiltIn = BuiltIn::Transport(&TRANSPORTS);
 
-/// Keeps the part in the calling program; see `tokenyard_cpu::link`.
-pub(crate) fn link() {
-    black_box(&TRANSPORTS);
+/// Lets configs of this process name the part. Only who counts calls this, so that no list of the program's parts
+/// shows it, and no other config can choose it.
+pub fn provide() {
+    add_built_in(&PART);
 }

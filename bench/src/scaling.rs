@@ -127,8 +127,9 @@ pub fn predict(path: Path, sizes: &Sizes, workload: &Workload) -> Counts {
     }
 }
 
-/// The config with the counting transport, on the path.
+/// The config with the counting transport, on the path. From now on this process has that transport.
 pub fn counted_config(config: &Config, path: Path) -> Config {
+    counting::provide();
     let text = match path {
         Path::Put => "load_store = false\n",
         Path::LoadStore => "load_store = true\n",

@@ -47,6 +47,7 @@ fn counted(layout: Layout) -> Vec<[Counts; 2]> {
 #[test]
 fn a_row_crosses_once_per_domain_and_one_comes_back() {
     tokenyard_bench::link();
+    counting::provide();
     // Rows of this rank's tokens that have business in the other domain.
     let pairs: Vec<u64> = (0..RANKS)
         .map(|rank| Workload::new(&SIZES, rank, RANKS).crossings(DOMAINS as u32))

@@ -90,7 +90,6 @@ fn main() -> ExitCode {
     unsafe { tokenyard_core::bootstrap::take_secret_from_environment() };
     tokenyard_cpu::link();
     tokenyard_cuda::link();
-    tokenyard_faulty::link();
     output::init_log();
     let code = match parse() {
         Ok(command) => {

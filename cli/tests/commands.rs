@@ -16,7 +16,7 @@ fn plugins_lists_the_built_in_parts_with_their_capabilities() {
     let output = call(&["plugins"]);
     expect_code(&output, 0);
     let text = stdout(&output);
-    for part in ["kernel set  cpu", "transport   shm", "transport   faulty", "topology    auto"] {
+    for part in ["kernel set  cpu", "transport   shm", "topology    auto"] {
         assert!(text.contains(part), "{text}");
     }
     assert!(text.contains("yes: load_store"), "{text}");
@@ -26,6 +26,10 @@ fn plugins_lists_the_built_in_parts_with_their_capabilities() {
     let flags = shm["capabilities"]["flags"].as_array().unwrap();
     assert!(flags.contains(&"load_store".into()), "{flags:?}");
     assert_eq!(shm["why_not"], serde_json::Value::Null);
+    // None for tests or measurements.
+    let mut names: Vec<_> = parts.iter().map(|part| part["name"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["auto", "cpu", "cuda", "nvlink", "shm"]);
 }
 
 #[test]

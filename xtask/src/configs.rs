@@ -28,6 +28,7 @@ struct Template {
 }
 
 const LIBFABRIC: &str = "release/libtokenyard_plugin_libfabric.so";
+const FAULTY: &str = "release/libtokenyard_plugin_faulty.so";
 
 const TEMPLATES: [Template; 8] = [
     Template {
@@ -106,10 +107,10 @@ pub(crate) fn write(target: &Path) -> Result<()> {
         Ok(())
     };
     TEMPLATES.iter().try_for_each(|template| save(template.file, text(template, target)?))?;
-    BAD_DAYS.iter().try_for_each(|day| save(day.file, bad_day(day)))
+    BAD_DAYS.iter().try_for_each(|day| save(day.file, bad_day(day, target)?))
 }
 
-fn bad_day(day: &BadDay) -> String {
+fn bad_day(day: &BadDay, target: &Path) -> Result<String> {
     let mut text = format!("[kernels]\nuse = \"cpu\"\n\n{}", day.rest);
     for level in day.levels {
         text.push_str(&format!(
@@ -118,17 +119,21 @@ fn bad_day(day: &BadDay) -> String {
             day.keys
         ));
     }
-    text
+    text.push_str(&plugins(FAULTY, target)?);
+    Ok(text)
 }
 
 fn text(template: &Template, target: &Path) -> Result<String> {
-    let library: PathBuf = target.join(template.library);
+    let plugins = plugins(template.library, target)?;
+    Ok(format!("[kernels]\nuse = \"cpu\"\n\n{}\n{plugins}", template.transport))
+}
+
+/// The section that names `library`, which lies below cargo's target folder.
+fn plugins(library: &str, target: &Path) -> Result<String> {
+    let library: PathBuf = target.join(library);
     let path = library.to_str().context("find the plugin: its path is not UTF-8")?;
     ensure!(!path.contains(['"', '\\', '\n']), "found path {path}, which TOML would have to quote");
-    Ok(format!(
-        "[kernels]\nuse = \"cpu\"\n\n{}\n[plugins]\npaths = [\"{path}\"]\n",
-        template.transport
-    ))
+    Ok(format!("[plugins]\npaths = [\"{path}\"]\n"))
 }
 
 #[cfg(test)]
@@ -152,6 +157,8 @@ mod tests {
             let text = std::fs::read_to_string(file).unwrap();
             assert_eq!(text.matches("use = \"faulty\"").count(), day.levels.len(), "{text}");
             assert!(text.contains(day.keys) && text.contains(day.rest), "{text}");
+            let path = folder.path().join(FAULTY);
+            assert!(text.contains(&format!("paths = [\"{}\"]", path.display())), "{text}");
         }
     }
 
