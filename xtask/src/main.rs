@@ -3,6 +3,7 @@
 mod configs;
 mod exec;
 mod header;
+mod install;
 mod needs;
 mod report;
 mod results;
@@ -23,6 +24,9 @@ Developer tasks of tokenyard.
   cargo xtask test                 run every step; exit code 1 if one fails
   cargo xtask test --only NAME     run this step and those it builds on (may be repeated)
   cargo xtask test --list          list the steps
+  cargo xtask install PREFIX       build for use, and install below PREFIX: the program (bin), plugins
+                                   (lib/tokenyard), configs (share/tokenyard/configs), the C header
+                                   (include). Example: cargo xtask install ~/.local
   cargo xtask header               write the C header of the plugin ABI
   cargo xtask header --check       say whether the checked-in header is up to date
   cargo xtask configs              write configs of the plugins that were built here
@@ -54,6 +58,7 @@ fn run(args: &[&str]) -> Result<ExitCode> {
         ["header", "--check"] => header::check(&root)?,
         ["results"] => results::write(&root, &report::target_folder(&root))?,
         ["results", "--check"] => results::check(&root, &report::target_folder(&root))?,
+        ["install", prefix] => install::run(&root, &report::target_folder(&root), prefix)?,
         ["configs"] => configs::write(&report::target_folder(&root))?,
         ["vm", rest @ ..] => {
             return vm::Job::read(rest)

@@ -185,6 +185,7 @@ pub(crate) const STEPS: &[Step] = &[
         needs: &[],
         commands: &[
             cmd("cargo build --release --package tokenyard-cli"),
+            cmd("cargo build --release --package tokenyard-plugin-faulty"),
             cmd("cargo xtask configs"),
             cmd("{target}/release/tokenyard conformance configs/cpu.toml \
                  --save {target}/conformance/results/cpu.json"),
@@ -259,6 +260,29 @@ pub(crate) const STEPS: &[Step] = &[
                  {target}/conformance/libfabric-verbs.toml --filter l0/*,l1/routing/* --slow 10 \
                  --save {target}/conformance/results/libfabric-verbs.json",
             ),
+        ],
+    },
+    Step {
+        name: "install",
+        about: "program and plugins, installed below an empty prefix, run the configs that come with them",
+        // Their builds are installed.
+        after: &["conformance", "libfabric"],
+        needs: &[],
+        commands: &[
+            cmd("rm -rf {target}/installed"),
+            cmd("cargo xtask install {target}/installed"),
+            cmd("test -s {target}/installed/include/tokenyard_plugin.h"),
+            cmd("{target}/installed/bin/tokenyard run --steps 2 \
+                 {target}/installed/share/tokenyard/configs/cpu.toml"),
+            cmd("{target}/installed/bin/tokenyard run --steps 2 \
+                 {target}/installed/share/tokenyard/configs/domains.toml"),
+            cmd("{target}/installed/bin/tokenyard run --steps 2 \
+                 {target}/installed/share/tokenyard/configs/libfabric.toml"),
+            // No device is needed to judge its keys.
+            cmd("{target}/installed/bin/tokenyard config check \
+                 {target}/installed/share/tokenyard/configs/verbs.toml"),
+            cmd("{target}/installed/bin/tokenyard config check \
+                 {target}/installed/share/tokenyard/configs/efa.toml"),
         ],
     },
     Step {

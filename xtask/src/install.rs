@@ -1,0 +1,161 @@
+//! `cargo xtask install PREFIX`: builds the program and its plugins for use, and puts them where the
+//! program finds them.
+//!
+//! ```text
+//! PREFIX/bin/tokenyard
+//! PREFIX/lib/tokenyard/libtokenyard_plugin_*.so
+//! PREFIX/share/tokenyard/configs/*.toml
+//! PREFIX/include/tokenyard_plugin.h
+//! ```
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::exec::{self, Line};
+
+/// Each one built by itself, as the steps of `cargo xtask test` build it: together, cargo would join the
+/// features of what they share, and build that anew.
+const PACKAGES: [&str; 3] =
+    ["tokenyard-cli", "tokenyard-plugin-libfabric", "tokenyard-plugin-verbs"];
+
+/// The plugins that no program has built in, without the one for tests.
+const PLUGINS: [&str; 2] = ["libtokenyard_plugin_libfabric.so", "libtokenyard_plugin_verbs.so"];
+
+/// How long a build may take; it turns a hang into a failure with a name.
+const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
+
+const PROGRAM: u32 = 0o755;
+const DATA: u32 = 0o644;
+
+/// A file, and where it goes below the prefix.
+#[derive(Debug)]
+struct Place {
+    from: PathBuf,
+    to: PathBuf,
+    mode: u32,
+}
+
+/// Builds, and installs below `prefix`. Files that are there are replaced, others are left alone.
+pub(crate) fn run(root: &Path, target: &Path, prefix: &str) -> Result<()> {
+    ensure!(
+        !prefix.is_empty() && !prefix.starts_with('-'),
+        "found prefix `{prefix}`, expected a folder, such as /opt/tokenyard"
+    );
+    let prefix = std::path::absolute(prefix).with_context(|| format!("find {prefix}"))?;
+    // Before the build, which takes minutes.
+    for folder in ["bin", "lib/tokenyard", "share/tokenyard/configs", "include"] {
+        let folder = prefix.join(folder);
+        fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    }
+    PACKAGES.iter().try_for_each(|package| build(root, target, package))?;
+    let places = places(root, &target.join("release"))?;
+    places.iter().try_for_each(|place| put(place, &prefix))?;
+    let prefix = prefix.display();
+    println!("installed {} files; try:", places.len());
+    println!("  {prefix}/bin/tokenyard run {prefix}/share/tokenyard/configs/cpu.toml");
+    Ok(())
+}
+
+fn build(root: &Path, target: &Path, package: &str) -> Result<()> {
+    let line = format!("cargo build --release --package {package} --target-dir");
+    let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    words.push(target.display().to_string());
+    match exec::run(&Line { words, env: &[], folder: root }, BUILD_LIMIT).failure {
+        None => Ok(()),
+        Some(failure) => bail!("build {package}: {failure}"),
+    }
+}
+
+fn places(root: &Path, built: &Path) -> Result<Vec<Place>> {
+    let place = |from: PathBuf, folder: &str, mode| -> Result<Place> {
+        let name = from.file_name().with_context(|| format!("{} has no name", from.display()))?;
+        Ok(Place { to: Path::new(folder).join(name), from, mode })
+    };
+    let mut all = vec![
+        place(built.join("tokenyard"), "bin", PROGRAM)?,
+        place(root.join("plugins/abi/include/tokenyard_plugin.h"), "include", DATA)?,
+    ];
+    for plugin in PLUGINS {
+        all.push(place(built.join(plugin), "lib/tokenyard", PROGRAM)?);
+    }
+    let configs = root.join("configs");
+    let entries = fs::read_dir(&configs).with_context(|| format!("read {}", configs.display()))?;
+    let mut configs: Vec<PathBuf> =
+        entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    configs.sort();
+    for config in configs {
+        all.push(place(config, "share/tokenyard/configs", DATA)?);
+    }
+    Ok(all)
+}
+
+/// Copies beside the destination and renames: a job that runs keeps the file that it has mapped.
+fn put(place: &Place, prefix: &Path) -> Result<()> {
+    let to = prefix.join(&place.to);
+    let folder = to.parent().with_context(|| format!("{} is in no folder", to.display()))?;
+    let copy = || -> Result<()> {
+        let mut new = tempfile::NamedTempFile::new_in(folder)?;
+        std::io::copy(&mut fs::File::open(&place.from)?, new.as_file_mut())?;
+        new.as_file().set_permissions(Permissions::from_mode(place.mode))?;
+        new.as_file().sync_all()?;
+        new.persist(&to)?;
+        Ok(())
+    };
+    copy().with_context(|| format!("install {} as {}", place.from.display(), to.display()))?;
+    println!("installed {}", to.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_config_is_installed_and_needs_no_path_of_a_plugin() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let places = places(root, Path::new("/built")).unwrap();
+        let configs: Vec<_> = places.iter().filter(|p| p.to.starts_with("share")).collect();
+        assert!(configs.len() >= 8, "{configs:?}");
+        for config in configs {
+            let text = fs::read_to_string(&config.from).unwrap();
+            assert!(!text.contains("\n[plugins]"), "{}", config.from.display());
+        }
+        let plugin = places.iter().find(|p| p.from.ends_with(PLUGINS[1])).unwrap();
+        assert_eq!(plugin.to, Path::new("lib/tokenyard/libtokenyard_plugin_verbs.so"));
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_whoever_has_it_open_keeps_the_old_one() {
+        use std::io::Read;
+        let folder = tempfile::tempdir().unwrap();
+        let from = folder.path().join("from");
+        fs::write(&from, "new").unwrap();
+        fs::create_dir(folder.path().join("bin")).unwrap();
+        let to = folder.path().join("bin/tokenyard");
+        fs::write(&to, "old").unwrap();
+        let mut open = fs::File::open(&to).unwrap();
+        put(&Place { from, to: "bin/tokenyard".into(), mode: PROGRAM }, folder.path()).unwrap();
+        assert_eq!(fs::read_to_string(&to).unwrap(), "new");
+        assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o7777, 0o755);
+        let mut old = String::new();
+        open.read_to_string(&mut old).unwrap();
+        assert_eq!(old, "old");
+        assert_eq!(fs::read_dir(folder.path().join("bin")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_prefix_that_is_a_file_or_an_option_is_refused_before_anything_is_built() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().display().to_string();
+        let error = run(Path::new("/none"), Path::new("/none"), &path).unwrap_err();
+        assert!(format!("{error:#}").contains(&format!("make {path}/bin")), "{error:#}");
+        for prefix in ["", "--help"] {
+            let error = run(Path::new("/none"), Path::new("/none"), prefix).unwrap_err();
+            assert!(error.to_string().contains("expected a folder"), "{error}");
+        }
+    }
+}
