@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -154,6 +155,23 @@ fn a_part_without_its_plugin_is_refused_with_file_folders_and_the_command_that_b
         expect_code(&listed, 1);
         assert_eq!(json(&listed)["missing"][0]["name"], part);
     }
+}
+
+#[test]
+fn an_installed_plugin_in_a_folder_that_others_may_write_is_warned_about() {
+    let prefix = Prefix::new();
+    prefix.put(&Library::new(""), "lib/tokenyard/libtokenyard_plugin_example_c.so");
+    let folder = prefix.root.join("lib/tokenyard");
+    let words = format!("other users may write the folder {}, mode 0777", folder.display());
+    let config = prefix.config("example_c");
+    let warned = |mode| {
+        fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
+        let output = prefix.call("config check", &config);
+        expect_code(&output, 0);
+        stderr(&output).contains(&words)
+    };
+    assert!(!warned(0o755));
+    assert!(warned(0o777));
 }
 
 #[test]

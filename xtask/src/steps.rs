@@ -267,7 +267,7 @@ pub(crate) const STEPS: &[Step] = &[
         about: "program and plugins, installed below an empty prefix, run the configs that come with them",
         // Their builds are installed.
         after: &["conformance", "libfabric"],
-        needs: &[],
+        needs: &[FI_INFO],
         commands: &[
             cmd("rm -rf {target}/installed"),
             cmd("cargo xtask install {target}/installed"),
