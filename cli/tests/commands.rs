@@ -196,7 +196,7 @@ fn a_program_that_asked_for_a_document_gets_one_with_the_error() {
         let output = call(&[command, "/no/such/config.toml", "--json"]);
         expect_code(&output, 2);
         let document = json(&output);
-        assert_eq!(document["schema_version"], 1);
+        assert_eq!(document["schema_version"], 2);
         let error = document["error"].as_str().unwrap();
         assert!(error.contains("/no/such/config.toml"), "{error}");
         assert!(stderr(&output).contains(error));
@@ -283,5 +283,9 @@ fn a_run_names_the_line_of_what_the_config_has_wrong_before_a_rank_starts() {
         let output = call(&["run", path.to_str().unwrap(), "--ranks", "4", "--steps", "1"]);
         expect_code(&output, 2);
         assert!(stderr(&output).contains(place), "{place}: {}", stderr(&output));
+        // The launcher says it, not each rank.
+        assert_eq!(stderr(&output).matches("fabric.toml:").count(), 1, "{}", stderr(&output));
+        assert!(!stderr(&output).contains("rank "), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "", "{place}");
     }
 }
