@@ -195,5 +195,6 @@ fn a_process_that_is_asked_before_it_opens_a_yard_says_so() {
     kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
     let output = child.wait_with_output().unwrap();
     let text = stderr(&output);
-    assert!(text.contains("no yard is open or being opened in this process"), "{text}");
+    assert!(text.contains("no yard yet: rank 0 of 2 has waited"), "{text}");
+    assert!(text.contains("to join: rank 1 did not join yet"), "{text}");
 }

@@ -44,10 +44,11 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("backends/libfabric/src/transport/interfaces.rs", 1, "/sys/class/net"),
     ("backends/sys/fabric/src/library.rs", 1, "libfabric.so.1, by its name, from the system"),
     ("backends/sys/verbs/src/library.rs", 1, "libibverbs.so.1, by its name, from the system"),
+    ("sys/mlx5/src/library.rs", 1, "libmlx5.so.1, by its name, from the system"),
 ];
 
 /// The folders of the product; `testkit`, `xtask` and `fuzz` are tools of its makers.
-const PRODUCT: [&str; 11] = [
+const PRODUCT: [&str; 12] = [
     "backends",
     "bench",
     "cli",
@@ -59,6 +60,7 @@ const PRODUCT: [&str; 11] = [
     "machine",
     "plugins",
     "reports",
+    "sys",
 ];
 
 fn root() -> PathBuf {
