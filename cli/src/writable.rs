@@ -2,14 +2,16 @@
 //! nothing is computed in vain, and none of them may be one that it reads.
 
 use std::fs::{self, OpenOptions};
-use std::io::{Error as IoError, ErrorKind};
-use std::os::unix::fs::MetadataExt;
+use std::io::{Error as IoError, ErrorKind, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Resource, getrlimit};
 use tokenyard_core::Error;
 use tokenyard_core::config::{Config, Reports};
+use tokenyard_core::files;
 use tokenyard_core::yard::REPORTS_VARIABLE;
 
 /// Links that lead to links; the kernel follows as many.
@@ -70,17 +72,24 @@ impl Files {
     }
 }
 
-/// Whether a file can be written, and which it is; nothing for a device or a pipe, which any number of outputs
-/// may share.
+/// Whether a file can be written, and which it is; nothing for a character device (`/dev/null`), which any
+/// number of outputs may share. A FIFO or a socket is refused, because writing would wait for a reader when
+/// all work is done (INV-6); a block device, because all that it holds would be lost.
 fn can_write(path: &Path, is_deep: bool) -> Result<Option<Id>> {
     let path = end_of_links(path)?;
     match fs::metadata(&path) {
         Ok(found) if found.is_dir() => {
             bail!("found a folder; expected a file. Fix: name a file in it")
         }
-        Ok(found) if !found.is_file() => Ok(None),
+        Ok(found) if found.file_type().is_char_device() => Ok(None),
+        Ok(found) if !found.is_file() => bail!(
+            "found {}; expected a regular file. Fix: name a regular file, and read it afterwards",
+            files::kind_name(&found)
+        ),
         Ok(found) => {
-            OpenOptions::new().write(true).open(&path).context("it cannot be written")?;
+            let mut options = OpenOptions::new();
+            options.write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+            options.open(&path).context("it cannot be written")?;
             check_limit()?;
             Ok(Some(Id::There(found.dev(), found.ino())))
         }
@@ -185,7 +194,15 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
         }
         Error::system("write", path.display().to_string(), error)
     };
-    Ok(fs::write(path, bytes).map_err(named)?)
+    // NONBLOCK means nothing to a file. What took its place since it was checked does not wait for a reader.
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    let written = options.open(path).and_then(|mut file| {
+        fcntl_setfl(&file, OFlags::empty())?;
+        file.write_all(bytes)
+    });
+    Ok(written.map_err(named)?)
 }
 
 /// As [`write()`], in a folder that is made if need be.
@@ -201,6 +218,9 @@ pub(crate) fn write_deep(path: &Path, bytes: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -224,6 +244,22 @@ mod tests {
             assert!(text.contains("found the file of --input"), "{name}: {text}");
         }
         assert_eq!(fs::read(at("in")).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn what_would_wait_for_a_reader_is_refused_by_its_kind() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        symlink("fifo", at("link")).unwrap();
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        for (name, kind) in [("fifo", "a FIFO"), ("link", "a FIFO"), ("socket", "a socket")] {
+            let text = refusal(&mut Files::default(), &at(name));
+            assert!(text.contains(&format!("found {kind}; expected a regular file")), "{text}");
+        }
+        // Nor does a FIFO block that took the place of a file which was checked.
+        assert!(write(&at("fifo"), b"lost").is_err());
+        assert!(at("fifo").exists(), "what was there stays");
     }
 
     #[test]
