@@ -224,7 +224,8 @@ fn waits_for(explanation: &Explanation, report: &Report) -> Vec<u32> {
 }
 
 fn table(explanation: &Explanation) -> Table {
-    let mut table = Table::new(&["rank", "host", "at (UTC)", "why", "begun", "waits for", "now"]);
+    let mut table =
+        Table::folded(&["rank", "host", "at (UTC)", "why", "begun", "waits for", "now"]);
     for line in lines(explanation) {
         let stay = |report: &&Report| (report.activity.since_ms, Reverse(report.rank));
         let Some(longest) = line.iter().copied().max_by_key(stay) else { continue };

@@ -13,7 +13,9 @@ use serde::Serialize;
 use tokenyard_core::Error;
 
 /// Version of the JSON documents; grows when a field changes its meaning or goes away.
-pub(crate) const SCHEMA_VERSION: u32 = 1;
+///
+/// - 2: what ranks agree on (`config.agreed` of `run`) and `conditions.load` are numbers, no longer texts.
+pub(crate) const SCHEMA_VERSION: u32 = 2;
 
 /// Chooses what of the log is shown.
 pub(crate) const LOG_VARIABLE: &str = "TOKENYARD_LOG";

@@ -196,7 +196,7 @@ fn a_program_that_asked_for_a_document_gets_one_with_the_error() {
         let output = call(&[command, "/no/such/config.toml", "--json"]);
         expect_code(&output, 2);
         let document = json(&output);
-        assert_eq!(document["schema_version"], 1);
+        assert_eq!(document["schema_version"], 2);
         let error = document["error"].as_str().unwrap();
         assert!(error.contains("/no/such/config.toml"), "{error}");
         assert!(stderr(&output).contains(error));
