@@ -82,6 +82,8 @@ struct Chosen {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let Command::Check(args) = &args.command;
+    // `run` asks in a process of its own, which must not outlive it.
+    tokenyard_launch::adopt()?;
     let judgement = match Config::judge(&args.config) {
         Ok(config) => judge(&config, args.ranks)?,
         Err(errors) => {
@@ -122,11 +124,11 @@ fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
         let part = registry.choose_transport(choice);
         ask(choice, part.and_then(|part| part.probe(&choice.table)).map(drop));
     }
-    let one = Discover { rank: 0, ranks: 1, local_rank: 0 };
+    let first = Discover { rank: 0, ranks: ranks.unwrap_or(1), local_rank: 0 };
     let topology = registry.choose_topology(&config.topology);
     ask(
         &config.topology,
-        topology.and_then(|part| discover(&part, &config.topology.table, &one)).map(drop),
+        topology.and_then(|part| discover(&part, &config.topology.table, &first)).map(drop),
     );
     let known: Vec<&str> = registry.parts().iter().map(|part| part.name).collect();
     for table in config.unused_tables.iter().filter(|table| !known.contains(&&*table.part)) {

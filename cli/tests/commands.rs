@@ -283,5 +283,9 @@ fn a_run_names_the_line_of_what_the_config_has_wrong_before_a_rank_starts() {
         let output = call(&["run", path.to_str().unwrap(), "--ranks", "4", "--steps", "1"]);
         expect_code(&output, 2);
         assert!(stderr(&output).contains(place), "{place}: {}", stderr(&output));
+        // The launcher says it, not each rank.
+        assert_eq!(stderr(&output).matches("fabric.toml:").count(), 1, "{}", stderr(&output));
+        assert!(!stderr(&output).contains("rank "), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "", "{place}");
     }
 }

@@ -16,7 +16,7 @@ use super::diagnosis::{self, RankEnd};
 use super::message::{Cause, Message, Opened, RankResult};
 use super::plan::Plan;
 use super::summary::Summary;
-use super::{Args, Verdict, results};
+use super::{Args, Verdict, judge, results};
 use crate::output::{LOG_VARIABLE, People};
 use crate::{progress, signals, writable};
 
@@ -41,6 +41,7 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
     plan.check_memory(plan.case.ranks)?;
     check_files(args, &config)?;
     warn_of_other_launcher();
+    judge::refuse_wrong(args, &config, plan.case.ranks as u32)?;
     let parts = args.output.as_deref().map(parts_folder).transpose()?;
     let job = Job {
         program: std::env::current_exe().context("find this program")?,

@@ -1,10 +1,11 @@
 //! `tokenyard run`: dispatch, experts, combine on real processes, every element checked.
 //!
-//! `plan` turns arguments into exchanges · `rank` is what one process does · `launch` starts the
+//! `plan` turns arguments into exchanges · `judge` asks the parts whether the config is right · `rank` is what one process does · `launch` starts the
 //! processes and listens to them · `message` is what they say · `diagnosis` finds whose fault a
 //! failure is · `summary` is what comes out, with the `times` of operations · `results` writes it to a file.
 
 mod diagnosis;
+mod judge;
 mod launch;
 mod message;
 mod plan;

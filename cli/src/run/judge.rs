@@ -1,0 +1,54 @@
+//! Judges the config before ranks start, as `tokenyard config check` does: in a process of its own, because
+//! a plugin that crashes or hangs while it is asked must not take this one with it.
+
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use tokenyard_core::config::Config;
+use tokenyard_launch::{Event, Job, Stderr};
+
+use super::Args;
+
+/// How often the limit is looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What this reads of the document of `config check`.
+#[derive(Deserialize)]
+struct Document {
+    command: String,
+    errors: Vec<String>,
+}
+
+/// Refuses a config in which a part finds an error. A part that crashes or takes longer than a wait of the
+/// job may is left to the ranks, whose diagnosis names it.
+///
+/// # Errors
+/// What is wrong, each with file and line; a signal that is to end this process; no process can be started.
+pub(super) fn refuse_wrong(args: &Args, config: &Config, ranks: u32) -> Result<()> {
+    let words = ["config", "check", "--json", "--ranks", &ranks.to_string(), "--"];
+    let job = Job {
+        program: std::env::current_exe().context("find this program")?,
+        args: words.map(OsString::from).into_iter().chain([args.config.clone().into()]).collect(),
+        ranks: 1,
+        env: Vec::new(),
+        stderr: Stderr::Capture,
+    };
+    let mut running = job.start()?;
+    let limit = Instant::now() + config.world.deadline;
+    let mut errors = Vec::new();
+    while !running.all_exited() && Instant::now() < limit {
+        // A plugin may print lines of its own.
+        if let Some(Event::Line { line, .. }) = running.wait_event(TICK)?
+            && let Ok(document) = serde_json::from_str::<Document>(&line)
+            && document.command == "config check"
+        {
+            errors = document.errors;
+        }
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    bail!("{}", errors.join("\n"))
+}
