@@ -155,11 +155,15 @@ fn what_is_wrong_is_refused_before_a_rank_starts() {
 
 #[test]
 fn an_error_of_all_ranks_is_said_once() {
-    let config = Config::with("[topology]\nuse = \"nowhere\"");
-    let output = run(&config, &format!("{SMALL} --ranks 4 --json"));
+    // A config is right or wrong before ranks start; the environment is found by each rank.
+    let mut command = tokenyard();
+    let config = Config::new();
+    command.arg("run").arg(config.path()).env("TOKENYARD_REPORTS", "not/absolute");
+    let output =
+        command.args(format!("{SMALL} --ranks 4 --json").split_whitespace()).output().unwrap();
     expect_code(&output, 2);
     let text = stderr(&output);
-    assert_eq!(text.matches("no topology is called `nowhere`").count(), 1, "{text}");
+    assert_eq!(text.matches("expected an absolute path, or none").count(), 1, "{text}");
     assert!(text.contains("ranks 0-3"), "{text}");
     let document = json(&output);
     assert_eq!(document["check"]["passed"], false);

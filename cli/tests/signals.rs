@@ -58,7 +58,7 @@ impl Job {
 fn endless(config: &Config) -> String {
     let out = config.file("out");
     format!(
-        "run --ranks 2 --experts 8 --steps 4000000000 --tokens 8 --hidden 64 --output {}",
+        "run --ranks 2 --experts 8 --steps 40000000 --tokens 8 --hidden 64 --output {}",
         out.display()
     )
 }
@@ -77,7 +77,7 @@ fn a_signal_ends_the_ranks_first_and_leaves_nothing_whenever_it_comes() {
             let text = job.end(code);
             assert!(text.contains(&format!("error: interrupted by {name}; ")), "{text}");
             assert!(
-                text.contains(" of 4000000000 steps were done, and all ranks have ended"),
+                text.contains(" of 40000000 steps were done, and all ranks have ended"),
                 "{text}"
             );
             assert_eq!(names(Path::new(&folder)), ["config.toml"]);

@@ -38,9 +38,12 @@ pub(super) fn refuse_wrong(args: &Args, config: &Config, ranks: u32) -> Result<(
     let mut running = job.start()?;
     let limit = Instant::now() + config.world.deadline;
     let mut errors = Vec::new();
+    let done = || format!("0 of {} steps were done, and no rank was started", args.steps);
     while !running.all_exited() && Instant::now() < limit {
+        let event =
+            running.wait_event(TICK).map_err(|interrupted| interrupted.with_done(done()))?;
         // A plugin may print lines of its own.
-        if let Some(Event::Line { line, .. }) = running.wait_event(TICK)?
+        if let Some(Event::Line { line, .. }) = event
             && let Ok(document) = serde_json::from_str::<Document>(&line)
             && document.command == "config check"
         {
