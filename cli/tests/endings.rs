@@ -136,6 +136,18 @@ fn what_cannot_be_written_is_refused_before_anything_runs() {
     }
 }
 
+#[test]
+fn a_library_that_hangs_while_it_is_loaded_ends_the_run_before_ranks_start() {
+    let library = Library::new("sleep(1000);");
+    let config = library.config();
+    let text = std::fs::read_to_string(config.path()).unwrap();
+    std::fs::write(config.path(), text.replace("late_ms = 10000", "late_ms = 2000")).unwrap();
+    let output = run(&config, SMALL);
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("a plugin hangs while it is loaded"), "{output:?}");
+    assert_eq!(stdout(&output), "", "no rank has started");
+}
+
 /// A command line under a limit on the size of files, in units of 512 bytes.
 fn limited(units: u32, line: &str) -> Output {
     let line = format!("ulimit -f {units}; exec {} {line}", env!("CARGO_BIN_EXE_tokenyard"));

@@ -4,10 +4,10 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use tokenyard_core::config::Config;
-use tokenyard_launch::{Event, Job, Stderr};
+use tokenyard_launch::{Event, Job, Stderr, interrupt};
 
 use super::Args;
 
@@ -21,11 +21,11 @@ struct Document {
     errors: Vec<String>,
 }
 
-/// Refuses a config in which a part finds an error. A part that crashes or takes longer than a wait of the
-/// job may is left to the ranks, whose diagnosis names it.
+/// Refuses a config in which a part finds an error. A part that crashes is left to the ranks, whose
+/// diagnosis names it; ranks would wait for one that hangs, so it is refused.
 ///
 /// # Errors
-/// What is wrong, each with file and line; a signal that is to end this process; no process can be started.
+/// What is wrong, each with file and line; a part that hangs for `world.late_ms`; a signal that is to end this process; no process can be started.
 pub(super) fn refuse_wrong(args: &Args, config: &Config, ranks: u32) -> Result<()> {
     let words = ["config", "check", "--json", "--ranks", &ranks.to_string(), "--"];
     let job = Job {
@@ -36,7 +36,7 @@ pub(super) fn refuse_wrong(args: &Args, config: &Config, ranks: u32) -> Result<(
         stderr: Stderr::Capture,
     };
     let mut running = job.start()?;
-    let limit = Instant::now() + config.world.deadline;
+    let limit = Instant::now() + config.world.late;
     let mut errors = Vec::new();
     let done = || format!("0 of {} steps were done, and no rank was started", args.steps);
     while !running.all_exited() && Instant::now() < limit {
@@ -50,6 +50,14 @@ pub(super) fn refuse_wrong(args: &Args, config: &Config, ranks: u32) -> Result<(
             errors = document.errors;
         }
     }
+    interrupt::check().map_err(|interrupted| interrupted.with_done(done()))?;
+    ensure!(
+        running.all_exited(),
+        "{}: the parts of this config did not say within {:?} (world.late_ms) whether they can run: a plugin \
+         hangs while it is loaded or asked. Fix: take out plugins until `tokenyard config check` ends",
+        config.name,
+        config.world.late
+    );
     if errors.is_empty() {
         return Ok(());
     }
