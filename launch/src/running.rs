@@ -177,6 +177,9 @@ impl Running {
 
     /// Asks all ranks to end. Says for each whether it was still there.
     fn terminate_all(&self) -> Vec<bool> {
+        // All stand still before the first one ends: else another one could see that, take it for a loss
+        // and write a report of it.
+        self.signal_all(Signal::STOP);
         let were_there = self.signal_all(Signal::TERM);
         // A stopped process acts on SIGTERM only when it goes on.
         self.signal_all(Signal::CONT);
