@@ -197,4 +197,8 @@ fn a_process_that_is_asked_before_it_opens_a_yard_says_so() {
     let text = stderr(&output);
     assert!(text.contains("no yard yet: rank 0 of 2 has waited"), "{text}");
     assert!(text.contains("to join: rank 1 did not join yet"), "{text}");
+    // And without being asked, after 2 s and then at growing intervals.
+    for waited in ["has waited 2 s to join", "has waited 5 s to join"] {
+        assert!(text.lines().any(|l| l.contains("WARN") && l.contains(waited)), "{text}");
+    }
 }
