@@ -83,6 +83,7 @@ pub(super) fn enter(
         }
         Rendezvous::File { path } if place.rank == 0 => {
             check_meeting(&path)?;
+            check_replaced(&path)?;
             let (listener, address) = listen_anywhere(local.own(), &credentials.secret)?;
             let credentials = Credentials { job: address.job, ..credentials };
             let notice = Some(Notice::publish(path, &address)?);
@@ -107,6 +108,24 @@ fn check_meeting(path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses a file with anything but the address of an earlier job, which rank 0 would replace and then
+/// remove: it is the user's. An empty one is what `mktemp` makes.
+fn check_replaced(path: &Path) -> Result<()> {
+    if !path.exists() {
+        return Ok(());
+    }
+    let is_ours = files::read_text(path, MAX_NOTICE_BYTES)
+        .is_ok_and(|text| text.is_empty() || Address::decode(&text).is_ok());
+    if is_ours {
+        return Ok(());
+    }
+    let message = "found a file with other contents than the address of an earlier job, expected \
+                   none or an empty one: rank 0 would replace it";
+    Err(Error::new(ErrorKind::InvalidInput, OPERATION, message)
+        .with_context("file", path.display())
+        .with_fix("name another file, or remove this one"))
 }
 
 /// Refuses an address that others can reach when there is no secret to keep them out.
@@ -305,6 +324,27 @@ mod tests {
         let _new = Notice::publish(path.clone(), &Address { port: 1, ..address() }).unwrap();
         drop(old);
         assert_eq!(read_notice(&path).unwrap().port, 1);
+    }
+
+    #[test]
+    fn a_file_of_the_user_is_not_replaced_by_the_address_of_rank_0() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        let enter_there = || {
+            let place = Place { rank: 0, ranks: 2, local_rank: 0 };
+            enter(place, Rendezvous::File { path: path.clone() }, Secret::none(), Local::Any)
+        };
+        for contents in ["my thesis\n", "my thesis", &"x".repeat(5000)] {
+            std::fs::write(&path, contents).unwrap();
+            let error = enter_there().err().unwrap().to_string();
+            assert!(error.contains("rank 0 would replace it"), "{error}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), contents);
+        }
+        for contents in [String::new(), address().encode()] {
+            std::fs::write(&path, contents).unwrap();
+            assert!(enter_there().is_ok());
+            assert!(!path.exists(), "it is removed with the listener");
+        }
     }
 
     #[test]
