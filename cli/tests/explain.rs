@@ -16,7 +16,7 @@ fn explain(files: &[&Path]) -> Output {
 }
 
 fn recorded(set: &str) -> PathBuf {
-    repository("reports/tests/recorded").join(set)
+    repository("tools/reports/tests/recorded").join(set)
 }
 
 #[test]

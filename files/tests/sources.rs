@@ -29,10 +29,10 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("core/src/bootstrap/rendezvous.rs", 1, "makes a new file (O_EXCL), then renames it"),
     ("cli/src/memory.rs", 1, "/proc/meminfo and /sys/fs/cgroup"),
     ("cli/src/writable.rs", 2, "outputs: of a kind that was asked before, and without waiting"),
-    ("launch/src/interrupt.rs", 1, "/proc/self/status"),
-    ("launch/src/running.rs", 1, "/proc/PID/stat"),
-    ("launch/src/hosts/network.rs", 1, "/sys/class/net"),
-    ("launch/src/hosts/spaces.rs", 1, "/proc/PID/ns"),
+    ("tools/launch/src/interrupt.rs", 1, "/proc/self/status"),
+    ("tools/launch/src/running.rs", 1, "/proc/PID/stat"),
+    ("tools/launch/src/hosts/network.rs", 1, "/sys/class/net"),
+    ("tools/launch/src/hosts/spaces.rs", 1, "/proc/PID/ns"),
     ("bench/src/steady.rs", 1, "/proc/self"),
     ("bench/src/allocations.rs", 1, "/proc/self/task"),
     ("bench/src/gpu/machine.rs", 1, "/proc/driver/nvidia/version"),
@@ -42,25 +42,26 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("backends/cpu/src/topology/mod.rs", 2, "/proc/sys/kernel and /proc/self/status"),
     ("backends/libfabric/src/transport/numa.rs", 1, "/sys/class"),
     ("backends/libfabric/src/transport/interfaces.rs", 1, "/sys/class/net"),
-    ("backends/sys/fabric/src/library.rs", 1, "libfabric.so.1, by its name, from the system"),
-    ("backends/sys/verbs/src/library.rs", 1, "libibverbs.so.1, by its name, from the system"),
+    ("sys/fabric/src/library.rs", 1, "libfabric.so.1, by its name, from the system"),
+    ("sys/verbs/src/library.rs", 1, "libibverbs.so.1, by its name, from the system"),
     ("sys/mlx5/src/library.rs", 1, "libmlx5.so.1, by its name, from the system"),
 ];
 
-/// The folders of the product; `testkit`, `xtask` and `fuzz` are tools of its makers.
-const PRODUCT: [&str; 12] = [
+/// The folders of the product; `tools/testkit`, `tools/hca`, `xtask` and `fuzz` are tools of its makers.
+const PRODUCT: [&str; 13] = [
+    "abi",
     "backends",
     "bench",
     "cli",
     "conformance",
     "core",
-    "doctor",
     "files",
-    "launch",
-    "machine",
     "plugins",
-    "reports",
     "sys",
+    "tools/doctor",
+    "tools/launch",
+    "tools/machine",
+    "tools/reports",
 ];
 
 fn root() -> PathBuf {

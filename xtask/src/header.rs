@@ -1,4 +1,4 @@
-//! The C header of the plugin ABI, generated from the crate `plugins/abi`.
+//! The C header of the plugin ABI, generated from the crate `abi`.
 
 use std::fs;
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use cbindgen::Config;
 
-const ABI: &str = "plugins/abi";
-const HEADER: &str = "plugins/abi/include/tokenyard_plugin.h";
+const ABI: &str = "abi";
+const HEADER: &str = "abi/include/tokenyard_plugin.h";
 
 /// Writes the header.
 pub(crate) fn write(root: &Path) -> Result<()> {
@@ -131,7 +131,7 @@ fn defines(text: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    const SETTINGS: &str = include_str!("../../plugins/abi/cbindgen.toml");
+    const SETTINGS: &str = include_str!("../../abi/cbindgen.toml");
 
     fn abi(source: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();

@@ -77,7 +77,7 @@ fn places(root: &Path, built: &Path) -> Result<Vec<Place>> {
     };
     let mut all = vec![
         place(built.join("tokenyard"), "bin", PROGRAM)?,
-        place(root.join("plugins/abi/include/tokenyard_plugin.h"), "include", DATA)?,
+        place(root.join("abi/include/tokenyard_plugin.h"), "include", DATA)?,
     ];
     for plugin in PLUGINS {
         all.push(place(built.join(plugin), "lib/tokenyard", PROGRAM)?);

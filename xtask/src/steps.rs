@@ -142,9 +142,9 @@ pub(crate) const STEPS: &[Step] = &[
         commands: &[
             cmd("cargo xtask header --check"),
             cmd("gcc -x c -std=c11 -pedantic -Wall -Wextra -Werror -fsyntax-only \
-                 plugins/abi/include/tokenyard_plugin.h"),
+                 abi/include/tokenyard_plugin.h"),
             cmd("g++ -x c++ -std=c++17 -pedantic -Wall -Wextra -Werror -fsyntax-only \
-                 plugins/abi/include/tokenyard_plugin.h"),
+                 abi/include/tokenyard_plugin.h"),
         ],
     },
     Step {
@@ -154,9 +154,9 @@ pub(crate) const STEPS: &[Step] = &[
         needs: &[GCC, GXX, EXAMPLE_C],
         commands: &[
             cmd("mkdir -p {target}/example-c"),
-            cmd("gcc -Wall -Wextra -Werror -std=c11 -shared -fPIC -Iplugins/abi/include \
+            cmd("gcc -Wall -Wextra -Werror -std=c11 -shared -fPIC -Iabi/include \
                  plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_c.so"),
-            cmd("g++ -Wall -Wextra -Werror -std=c++17 -shared -fPIC -Iplugins/abi/include \
+            cmd("g++ -Wall -Wextra -Werror -std=c++17 -shared -fPIC -Iabi/include \
                  plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_cpp.so"),
         ],
     },

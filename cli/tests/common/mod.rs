@@ -123,7 +123,7 @@ impl Library {
             .args(["-std=gnu11", "-Wall", "-Werror", "-shared", "-fPIC", "-include"])
             .arg(&early)
             .arg("-I")
-            .arg(repository("plugins/abi/include"))
+            .arg(repository("abi/include"))
             .arg(repository("plugins/example-c/shm.c"))
             .arg("-o")
             .arg(folder.path().join("libearly.so"))

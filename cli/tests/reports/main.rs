@@ -2,7 +2,7 @@
 //! `tokenyard explain` makes of it.
 //!
 //! With TOKENYARD_RECORD_REPORTS=FOLDER the reports of each job are kept there, in a folder of its name:
-//! so the recorded sets of `reports/tests/recorded` were made.
+//! so the recorded sets of `tools/reports/tests/recorded` were made.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod job;

@@ -27,7 +27,7 @@ pub(crate) fn compile(source: impl AsRef<Path>, compiler: &str, options: &[&str]
 pub(crate) fn compile_to(out: &Path, source: &Path, compiler: &str, options: &[&str]) {
     let output = Command::new(compiler)
         .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-shared", "-fPIC", "-I"])
-        .arg(repository("plugins/abi/include"))
+        .arg(repository("abi/include"))
         .arg(source)
         .args(options)
         .arg("-o")

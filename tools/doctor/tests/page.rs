@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use tokenyard_doctor::{Rule, catalogue};
 
 fn page() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/findings.md")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/findings.md")
 }
 
 fn entry(text: &mut String, rule: &Rule) {
@@ -27,7 +27,7 @@ fn rendered() -> String {
         One entry for each check. The tool prints the entry's anchor, and in the numbers of the node what was found and \
         wanted. What the verdicts mean, and how to go from a node to a running job: \
         [operator-guide.md](operator-guide.md).\n\n\
-        This page is made of the rules themselves (`doctor/src`); a test keeps them equal.\n"
+        This page is made of the rules themselves (`tools/doctor/src`); a test keeps them equal.\n"
         .to_owned();
     for (subject, rules) in catalogue() {
         write!(text, "\n## {subject}\n").unwrap();
@@ -50,7 +50,7 @@ fn the_page_of_findings_is_that_of_the_catalogue() {
 fn links_of_other_pages_lead_to_findings_that_there_are() {
     let ids: BTreeSet<&str> =
         catalogue().iter().flat_map(|(_, r)| r.iter()).map(|r| r.id).collect();
-    let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let mut count = 0;
     for entry in std::fs::read_dir(docs).unwrap() {
         let path = entry.unwrap().path();

@@ -1,5 +1,5 @@
 /*
- * The plugin ABI of tokenyard. Generated from plugins/abi/src: do not edit.
+ * The plugin ABI of tokenyard. Generated from abi/src: do not edit.
  *
  * A plugin is a shared library that exports one *data* symbol per kind of part it provides (see
  * the end of this file), so that nothing of it is called before it was judged. The author's guide
