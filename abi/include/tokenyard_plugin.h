@@ -1,7 +1,7 @@
 /*
  * The plugin ABI of tokenyard. Generated from abi/src: do not edit.
  *
- * A plugin is a shared library that exports one *data* symbol per kind of part it provides (see
+ * A plugin is a shared library that exports one *data* symbol per kind of component it provides (see
  * the end of this file), so that nothing of it is called before it was judged. The author's guide
  * is docs/plugin-guide.md; plugins/example-c is a complete transport in one file.
  *
@@ -40,17 +40,17 @@ struct TyTransportTable;
 #define TY_AGAIN 1
 
 /**
- * The part cannot run here: a library, device, right or capability is missing.
+ * The component cannot run here: a library, device, right or capability is missing.
  */
 #define TY_UNAVAILABLE -1
 
 /**
- * The part does not support what was asked.
+ * The component does not support what was asked.
  */
 #define TY_UNSUPPORTED -2
 
 /**
- * The part's own config table is wrong.
+ * The component's own config table is wrong.
  */
 #define TY_CONFIG -3
 
@@ -95,12 +95,12 @@ struct TyTransportTable;
 #define TY_REFUSED -11
 
 /**
- * The part broke its own contract.
+ * The component broke its own contract.
  */
 #define TY_INTERNAL -12
 
 /**
- * The part panicked; the instance must not be used again.
+ * The component panicked; the instance must not be used again.
  */
 #define TY_PANIC -13
 
@@ -125,7 +125,7 @@ struct TyTransportTable;
 #define TY_LOG_ERROR 1
 
 /**
- * Something is wrong but the part goes on.
+ * Something is wrong but the component goes on.
  */
 #define TY_LOG_WARN 2
 
@@ -135,7 +135,7 @@ struct TyTransportTable;
 #define TY_LOG_INFO 3
 
 /**
- * What a developer of the part wants to see.
+ * What a developer of the component wants to see.
  */
 #define TY_LOG_DEBUG 4
 
@@ -308,7 +308,7 @@ struct TyTransportTable;
 /**
  * With `TY_DISPATCH_ON_STREAM`: the host waits for nothing, `dispatch_send` not even for what the ranks
  * agree on. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. What goes wrong on the device closes the
- * yard: a later call, or `flush`, tells it. Ranks need not agree on it; a refusal ends those that do too.
+ * communicator: a later call, or `flush`, tells it. Ranks need not agree on it; a refusal ends those that do too.
  *
  * The stream may capture a graph: then nothing runs, and what this rank refuses is told to it alone.
  * Both halves come within one capture, and the graph may be launched any number of times while no
@@ -409,7 +409,7 @@ struct TyTransportTable;
 #define TY_TRANSPORT_MINOR 6
 
 /**
- * Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
+ * Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
  */
 #define TY_CAP_ORDERED 1
 
@@ -461,13 +461,13 @@ struct TyTransportTable;
 #define TY_CAP_MASKING (1 << 8)
 
 /**
- * `device_face` works: kernels post and wait by themselves (since minor version 3).
+ * `device_api` works: kernels post and wait by themselves (since minor version 3).
  */
-#define TY_CAP_DEVICE_FACE (1 << 9)
+#define TY_CAP_DEVICE_API (1 << 9)
 
 /**
  * It uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs that reach
- * each other, and a missing one keeps the yard from opening.
+ * each other, and a missing one keeps the communicator from opening.
  */
 #define TY_CAP_PLACED_NICS (1 << 10)
 
@@ -512,22 +512,22 @@ struct TyTransportTable;
 #define TY_EVENT_ERROR 2
 
 /**
- * The contract of device faces: `backends/gpu/device/transport.cuh` of this version.
+ * The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.
  */
-#define TY_FACE_VERSION 1
+#define TY_DEVICE_API_VERSION 1
 
 /**
- * A face in CUDA C++.
+ * A device API in CUDA C++.
  */
 #define TY_DIALECT_CUDA 1
 
 /**
- * A face in HIP C++.
+ * A device API in HIP C++.
  */
 #define TY_DIALECT_HIP 2
 
 /**
- * CUDA's run-time compiler can compile the face; so can nvcc.
+ * CUDA's run-time compiler can compile the device API; so can nvcc.
  */
 #define TY_COMPILER_NVRTC 1
 
@@ -537,7 +537,7 @@ struct TyTransportTable;
 #define TY_COMPILER_NVCC 2
 
 /**
- * HIP's run-time compiler can compile the face; so can hipcc.
+ * HIP's run-time compiler can compile the device API; so can hipcc.
  */
 #define TY_COMPILER_HIPRTC 3
 
@@ -567,7 +567,7 @@ struct TyTransportTable;
  */
 typedef struct TyCapabilities {
   /**
-   * `sizeof(TyCapabilities)`; set by the host, kept by the part.
+   * `sizeof(TyCapabilities)`; set by the host, kept by the component.
    */
   size_t size;
   /**
@@ -583,15 +583,15 @@ typedef struct TyCapabilities {
    */
   uint32_t max_peers;
   /**
-   * Most lanes.
+   * Most queues.
    */
-  uint32_t max_lanes;
+  uint32_t max_queues;
   /**
    * Most signals on one rank; at most 65,536.
    */
   uint32_t max_signals;
   /**
-   * Most commands of a lane that are not done yet.
+   * Most commands of a queue that are not done yet.
    */
   uint32_t max_queue_depth;
   /**
@@ -706,7 +706,7 @@ typedef struct TyCombine {
 } TyCombine;
 
 /**
- * One command: 64 bytes of plain data. Commands of a lane may overtake each other.
+ * One command: 64 bytes of plain data. Commands of a queue may overtake each other.
  */
 typedef struct TyCommand {
   /**
@@ -722,9 +722,9 @@ typedef struct TyCommand {
    */
   uint16_t flags;
   /**
-   * The lane it is posted on; repeated here for the transport's convenience.
+   * The queue it is posted on; repeated here for the transport's convenience.
    */
-  uint32_t lane;
+  uint32_t queue;
   /**
    * Index into the team. May be this rank itself.
    */
@@ -768,7 +768,7 @@ typedef struct TyCommand {
 } TyCommand;
 
 /**
- * A part's own config table.
+ * A component's own config table.
  */
 typedef struct TyConfig {
   /**
@@ -843,7 +843,7 @@ typedef struct TyCounters {
    */
   uint32_t signals;
   /**
-   * Most commands of a lane that are not done, per level.
+   * Most commands of a queue that are not done, per level.
    */
   uint32_t queue_depth[2];
   /**
@@ -859,13 +859,13 @@ typedef struct TyCounters {
 /**
  * What a kernel set compiles into its kernels to use a transport.
  */
-typedef struct TyDeviceFace {
+typedef struct TyDeviceApi {
   /**
-   * `sizeof(TyDeviceFace)`.
+   * `sizeof(TyDeviceApi)`.
    */
   size_t size;
   /**
-   * [`TY_FACE_VERSION`] that the source was written for.
+   * [`TY_DEVICE_API_VERSION`] that the source was written for.
    */
   uint32_t version;
   /**
@@ -881,7 +881,7 @@ typedef struct TyDeviceFace {
    */
   uint32_t reserved;
   /**
-   * Source text of `struct Face`, to be included inside a namespace.
+   * Source text of `struct DeviceApi`, to be included inside a namespace.
    */
   struct TyStr source;
   /**
@@ -901,7 +901,7 @@ typedef struct TyDeviceFace {
    */
   size_t define_count;
   /**
-   * The value of `Face::Params`, which kernels take by value.
+   * The value of `DeviceApi::Params`, which kernels take by value.
    */
   const uint8_t *params;
   /**
@@ -912,7 +912,7 @@ typedef struct TyDeviceFace {
    * Its alignment.
    */
   size_t param_alignment;
-} TyDeviceFace;
+} TyDeviceApi;
 
 /**
  * Arguments of `discover`.
@@ -923,7 +923,7 @@ typedef struct TyDiscover {
    */
   size_t size;
   /**
-   * The part's own table.
+   * The component's own table.
    */
   struct TyConfig config;
   /**
@@ -1014,7 +1014,7 @@ typedef struct TyDispatch {
 } TyDispatch;
 
 /**
- * Where a part writes what went wrong. The caller owns it and sets `size`; the part fills the
+ * Where a component writes what went wrong. The caller owns it and sets `size`; the component fills the
  * rest when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
  */
 typedef struct TyError {
@@ -1049,9 +1049,9 @@ typedef struct TyEvent {
    */
   uint32_t kind;
   /**
-   * Lane of the command.
+   * Queue of the command.
    */
-  uint32_t lane;
+  uint32_t queue;
   /**
    * Peer of the command.
    */
@@ -1127,15 +1127,15 @@ typedef struct TyTransportNeeds {
    */
   uint32_t windows;
   /**
-   * Lanes that will be used: 0 .. lanes.
+   * Queues that will be used: 0 .. queues.
    */
-  uint32_t lanes;
+  uint32_t queues;
   /**
    * Signal ids that will be used on every rank: 0 .. signals; at most 65,536.
    */
   uint32_t signals;
   /**
-   * Most commands of a lane that are not done yet.
+   * Most commands of a queue that are not done yet.
    */
   uint32_t queue_depth;
   /**
@@ -1157,7 +1157,7 @@ typedef struct TyTransportOpen {
    */
   size_t size;
   /**
-   * The part's own table.
+   * The component's own table.
    */
   struct TyConfig config;
   /**
@@ -1253,7 +1253,7 @@ typedef struct TyWindow {
  *
  * Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
  * `endpoint`, `connect`, `peer_address`) are called on one thread that may block. *Hot* slots
- * (`post`, `poll`, `read_signal`) of one lane are called by one thread at a time; different lanes
+ * (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
  * may be used by different threads at once. `health` may be called from any thread.
  *
  * Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
@@ -1265,11 +1265,11 @@ typedef struct TyTransportTable {
    */
   size_t size;
   /**
-   * The part's name as a config writes it: `[a-z0-9_-]+`. Static.
+   * The component's name as a config writes it: `[a-z0-9_-]+`. Static.
    */
   struct TyStr name;
   /**
-   * The part's own version, for people. Static.
+   * The component's own version, for people. Static.
    */
   struct TyStr version;
   /**
@@ -1277,8 +1277,8 @@ typedef struct TyTransportTable {
    */
   struct TyStr about;
   /**
-   * Required, cold. Says what the part can do here, without side effects. `config` is the
-   * text of the part's own TOML table, `file` the name of the file for messages.
+   * Required, cold. Says what the component can do here, without side effects. `config` is the
+   * text of the component's own TOML table, `file` the name of the file for messages.
    */
   int32_t (*probe)(const struct TyHost *host,
                    const struct TyConfig *config,
@@ -1338,20 +1338,20 @@ typedef struct TyTransportTable {
                           uint8_t **address,
                           struct TyError *error);
   /**
-   * Required, hot. Accepts the first `*accepted` of `count` commands of a lane. Accepting fewer
+   * Required, hot. Accepts the first `*accepted` of `count` commands of a queue. Accepting fewer
    * is back-pressure, not an error. A command that cannot be accepted because its peer is lost
    * is accepted and ends as a `TY_EVENT_ERROR`.
    */
   int32_t (*post)(void *instance,
-                  uint32_t lane,
+                  uint32_t queue,
                   const struct TyCommand *commands,
                   size_t count,
                   size_t *accepted);
   /**
-   * Required, hot. Drives the lane and writes up to `capacity` events.
+   * Required, hot. Drives the queue and writes up to `capacity` events.
    */
   int32_t (*poll)(void *instance,
-                  uint32_t lane,
+                  uint32_t queue,
                   struct TyEvent *events,
                   size_t capacity,
                   size_t *count);
@@ -1359,7 +1359,7 @@ typedef struct TyTransportTable {
    * Required, hot. The 64-bit total of signal `id` on this rank, never reset, with acquire
    * order: what came with the signal is visible to the caller (INV-1).
    */
-  uint64_t (*read_signal)(void *instance, uint32_t lane, uint32_t id);
+  uint64_t (*read_signal)(void *instance, uint32_t queue, uint32_t id);
   /**
    * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). With
    * `TY_CAP_MASKING` the first error of each peer, from call to call that of another, unless one
@@ -1367,7 +1367,7 @@ typedef struct TyTransportTable {
    */
   int32_t (*health)(void *instance, struct TyError *error);
   /**
-   * Optional, any thread, also beside hot calls of every lane; required with
+   * Optional, any thread, also beside hot calls of every queue; required with
    * `TY_CAP_MANUAL_PROGRESS`. Moves the fabric forward and keeps what completes for the next
    * `poll`. Returns at once if somebody else is driving. 1 if something moved, `TY_OK` if not,
    * or a status below zero.
@@ -1379,15 +1379,15 @@ typedef struct TyTransportTable {
    */
   int32_t (*link_name)(void *instance, uint32_t peer, uint8_t *data, size_t capacity, size_t *bytes);
   /**
-   * Optional, cold, after `connect`; required with `TY_CAP_DEVICE_FACE`. What kernels compile
+   * Optional, cold, after `connect`; required with `TY_CAP_DEVICE_API`. What kernels compile
    * in to use this transport. What it points to is valid until `close`.
    */
-  int32_t (*device_face)(void *instance, struct TyDeviceFace *face, struct TyError *error);
+  int32_t (*device_api)(void *instance, struct TyDeviceApi *device_api, struct TyError *error);
 } TyTransportTable;
 
 /**
- * Services of the host. Statics are per library, so a part logs through this table. It outlives
- * every part. Any thread may call any slot.
+ * Services of the host. Statics are per library, so a component logs through this table. It outlives
+ * every component. Any thread may call any slot.
  */
 typedef struct TyHost {
   /**
@@ -1399,11 +1399,11 @@ typedef struct TyHost {
    */
   void *context;
   /**
-   * Writes one line to the host's log. `target` names the part.
+   * Writes one line to the host's log. `target` names the component.
    */
   void (*log)(void *context, uint32_t level, struct TyStr target, struct TyStr message);
   /**
-   * Finds the table of a transport that the host has loaded, for parts that wrap others; null if
+   * Finds the table of a transport that the host has loaded, for components that wrap others; null if
    * there is none of that name. The table lives as long as the process.
    */
   const struct TyTransportTable *(*find_transport)(void *context, struct TyStr name);
@@ -1414,15 +1414,15 @@ typedef struct TyHost {
  */
 typedef struct TyLinkNeeds {
   /**
-   * Lanes used.
+   * Queues used.
    */
-  uint32_t lanes;
+  uint32_t queues;
   /**
    * Signals used.
    */
   uint32_t signals;
   /**
-   * Most commands of a lane that are not done yet.
+   * Most commands of a queue that are not done yet.
    */
   uint32_t queue_depth;
   /**
@@ -1467,7 +1467,7 @@ typedef struct TyKernelNeeds {
    * Which levels each window is for: bits `1 << TY_LEVEL_*`, or 0 for every level that has a
    * transport. It is registered with those transports only, and only their memory needs count. A
    * transport numbers the windows that it gets from 0 on, in their order here: commands and device
-   * faces name those numbers.
+   * device APIs name those numbers.
    */
   uint32_t window_levels[TY_MAX_WINDOWS];
 } TyKernelNeeds;
@@ -1563,7 +1563,7 @@ typedef struct TyLink {
 
 /**
  * What a waiting kernel set tells the host, and how the host stops it (INV-6). Shared by both
- * sides while the yard lives. Every field is accessed with atomic loads and stores of 8 bytes.
+ * sides while the communicator lives. Every field is accessed with atomic loads and stores of 8 bytes.
  * A waiter writes `phase` last when it starts to wait, and 0 when it ends.
  */
 typedef struct TyWaitBoard {
@@ -1655,7 +1655,7 @@ typedef struct TyPlan {
    */
   uint64_t cap_ns;
   /**
-   * Null where a lost rank ends the yard. Else R bytes, one per rank, which stay valid like the
+   * Null where a lost rank ends the communicator. Else R bytes, one per rank, which stay valid like the
    * board: `TY_RANK_LOST` once a rank is lost, and then for ever; `TY_RANK_ABSENT` from the start
    * for a rank that is not there; else 0. The host writes them, with atomic stores of one byte.
    * Neither's signals come any more: waits on it end, what it owes is left out, and no command
@@ -1738,10 +1738,10 @@ typedef struct TyReceived {
 } TyReceived;
 
 /**
- * One command of a device, written by a kernel into a [`TyProxyRing`]: the fields of
+ * One command of a device, written by a kernel into a [`TyGpuRing`]: the fields of
  * [`TyCommand`](crate::TyCommand) that a kernel fills, then `sequence`.
  */
-typedef struct TyProxyCommand {
+typedef struct TyGpuRingCommand {
   /**
    * One of `TY_OP_*`, but not `TY_OP_GET`.
    */
@@ -1787,12 +1787,12 @@ typedef struct TyProxyCommand {
    * belongs to the host until the command is done.
    */
   uint64_t sequence;
-} TyProxyCommand;
+} TyGpuRingCommand;
 
 /**
  * What the host tells kernels about a ring. Every field is stored with release order.
  */
-typedef struct TyProxyStatus {
+typedef struct TyGpuRingStatus {
   /**
    * Commands that are done (INV-4, INV-5), all before it included: only grows.
    */
@@ -1806,19 +1806,19 @@ typedef struct TyProxyStatus {
    * Status below zero of the failure.
    */
   int64_t status;
-} TyProxyStatus;
+} TyGpuRingStatus;
 
 /**
  * Memory that a kernel set gives the host, so that its kernels may use a transport that has no device
- * face: they write commands, and a thread of the host posts them and tells what came of it.
+ * device API: they write commands, and a thread of the host posts them and tells what came of it.
  *
  * Command number n is in slot n mod `capacity`. A kernel may write it once `done` + `capacity` > n.
  * Everything starts as zeros and is written by both sides, so it is accessed by atomic loads and
  * stores, but for a command whose `sequence` was seen.
  */
-typedef struct TyProxyRing {
+typedef struct TyGpuRing {
   /**
-   * `sizeof(TyProxyRing)`.
+   * `sizeof(TyGpuRing)`.
    */
   size_t size;
   /**
@@ -1826,9 +1826,9 @@ typedef struct TyProxyRing {
    */
   uint64_t level;
   /**
-   * The lane that commands are posted on, which nobody else uses.
+   * The queue that commands are posted on, which nobody else uses.
    */
-  uint32_t lane;
+  uint32_t queue;
   /**
    * Number of slots, a power of two.
    */
@@ -1836,11 +1836,11 @@ typedef struct TyProxyRing {
   /**
    * `capacity` slots.
    */
-  struct TyProxyCommand *commands;
+  struct TyGpuRingCommand *commands;
   /**
    * One.
    */
-  struct TyProxyStatus *status;
+  struct TyGpuRingStatus *status;
   /**
    * `signals` words: the totals of the signals on this rank, stored after what came with them is
    * visible to the device (INV-1).
@@ -1854,7 +1854,7 @@ typedef struct TyProxyRing {
    * Zero.
    */
   uint32_t reserved;
-} TyProxyRing;
+} TyGpuRing;
 
 /**
  * When things happened in an operation on this rank, for tools: nanoseconds of the device's clock,
@@ -1900,11 +1900,11 @@ typedef struct TyKernelsTable {
    */
   size_t size;
   /**
-   * The part's name as a config writes it. Static.
+   * The component's name as a config writes it. Static.
    */
   struct TyStr name;
   /**
-   * The part's own version, for people. Static.
+   * The component's own version, for people. Static.
    */
   struct TyStr version;
   /**
@@ -1912,7 +1912,7 @@ typedef struct TyKernelsTable {
    */
   struct TyStr about;
   /**
-   * Required. Whether the part can run here, without side effects; `memory_kinds` becomes the
+   * Required. Whether the component can run here, without side effects; `memory_kinds` becomes the
    * kinds of memory it works on (bits `TY_MEMORY_*`).
    */
   int32_t (*probe)(const struct TyHost *host,
@@ -2032,7 +2032,7 @@ typedef struct TyKernelsTable {
    * Optional, after `plan`, once for each level that has a transport. Where kernels post through the
    * host on the level that `ring` names: its ring, valid until `close`. Else `commands` stays null. The host stops looking at it before transports are closed.
    */
-  int32_t (*proxy_ring)(void *instance, struct TyProxyRing *ring, struct TyError *error);
+  int32_t (*gpu_ring)(void *instance, struct TyGpuRing *ring, struct TyError *error);
   /**
    * Optional; required with `TY_NEEDS_NO_SYNC`, as are the next three. For tools: what is queued on
    * such a stream from now on is recorded into a graph, and does not run.
@@ -2072,7 +2072,7 @@ typedef struct TyKernelsExport {
   /**
    * `count` tables.
    */
-  const struct TyKernelsTable *const *parts;
+  const struct TyKernelsTable *const *components;
   /**
    * Number of tables.
    */
@@ -2124,7 +2124,7 @@ typedef struct TyPlace {
   /**
    * What NIC is missing near the rank, or cannot be used, in words for people, where ranks of this machine
    * have one and this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
-   * NICs (`TY_CAP_PLACED_NICS`) the yard does not open. UTF-8, ended by a zero byte or the array's end.
+   * NICs (`TY_CAP_PLACED_NICS`) the communicator does not open. UTF-8, ended by a zero byte or the array's end.
    */
   uint8_t missing_nic[TY_MISSING_NIC_BYTES];
 } TyPlace;
@@ -2138,11 +2138,11 @@ typedef struct TyTopologyTable {
    */
   size_t size;
   /**
-   * The part's name as a config writes it. Static.
+   * The component's name as a config writes it. Static.
    */
   struct TyStr name;
   /**
-   * The part's own version, for people. Static.
+   * The component's own version, for people. Static.
    */
   struct TyStr version;
   /**
@@ -2169,7 +2169,7 @@ typedef struct TyTopologyExport {
   /**
    * `count` tables.
    */
-  const struct TyTopologyTable *const *parts;
+  const struct TyTopologyTable *const *components;
   /**
    * Number of tables.
    */
@@ -2187,7 +2187,7 @@ typedef struct TyTransportExport {
   /**
    * `count` tables, one per transport.
    */
-  const struct TyTransportTable *const *parts;
+  const struct TyTransportTable *const *components;
   /**
    * Number of tables.
    */
@@ -2211,7 +2211,7 @@ extern "C" {
  * What a plugin exports: it defines one or more of these constants. Their header is
  *   { TY_MAGIC, TY_TRANSPORT_MAJOR, TY_TRANSPORT_MINOR, TY_TRANSPORT_LAYOUT,
  *     sizeof(TyTransportExport) }
- * and likewise with TOPOLOGY and KERNELS. The tables that `parts` points to, and their strings,
+ * and likewise with TOPOLOGY and KERNELS. The tables that `components` points to, and their strings,
  * are constants of the library too.
  */
 

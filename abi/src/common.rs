@@ -1,4 +1,4 @@
-//! What all kinds of parts share: status codes, strings, errors, the export header, host services.
+//! What all kinds of components share: status codes, strings, errors, the export header, host services.
 
 use core::ffi::c_void;
 
@@ -11,11 +11,11 @@ pub const TY_MAGIC: u64 = 0x4452_4159_4e4b_4f54;
 pub const TY_OK: i32 = 0;
 /// Nothing was done because a queue is full or nothing is there yet; call again later.
 pub const TY_AGAIN: i32 = 1;
-/// The part cannot run here: a library, device, right or capability is missing.
+/// The component cannot run here: a library, device, right or capability is missing.
 pub const TY_UNAVAILABLE: i32 = -1;
-/// The part does not support what was asked.
+/// The component does not support what was asked.
 pub const TY_UNSUPPORTED: i32 = -2;
-/// The part's own config table is wrong.
+/// The component's own config table is wrong.
 pub const TY_CONFIG: i32 = -3;
 /// The operating system refused a call; `TyError.os_errno` says why.
 pub const TY_SYSTEM: i32 = -4;
@@ -33,9 +33,9 @@ pub const TY_PROTOCOL: i32 = -9;
 pub const TY_FULL: i32 = -10;
 /// This rank or a peer refused its input; nothing was moved.
 pub const TY_REFUSED: i32 = -11;
-/// The part broke its own contract.
+/// The component broke its own contract.
 pub const TY_INTERNAL: i32 = -12;
-/// The part panicked; the instance must not be used again.
+/// The component panicked; the instance must not be used again.
 pub const TY_PANIC: i32 = -13;
 /// Ranks disagree on what must be equal, for example on which operation comes next.
 pub const TY_MISMATCH: i32 = -14;
@@ -55,7 +55,7 @@ pub const TY_ERROR_OPERATION: usize = 32;
 /// Bytes that fit a message in a [`TyError`].
 pub const TY_ERROR_MESSAGE: usize = 464;
 
-/// Where a part writes what went wrong. The caller owns it and sets `size`; the part fills the
+/// Where a component writes what went wrong. The caller owns it and sets `size`; the component fills the
 /// rest when it returns a negative status. Text is UTF-8, ended by a zero byte or the array's end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -74,15 +74,15 @@ pub struct TyError {
 
 /// Log levels of [`TyHost::log`].
 pub const TY_LOG_ERROR: u32 = 1;
-/// Something is wrong but the part goes on.
+/// Something is wrong but the component goes on.
 pub const TY_LOG_WARN: u32 = 2;
 /// What an operator wants to see once.
 pub const TY_LOG_INFO: u32 = 3;
-/// What a developer of the part wants to see.
+/// What a developer of the component wants to see.
 pub const TY_LOG_DEBUG: u32 = 4;
 
-/// Services of the host. Statics are per library, so a part logs through this table. It outlives
-/// every part. Any thread may call any slot.
+/// Services of the host. Statics are per library, so a component logs through this table. It outlives
+/// every component. Any thread may call any slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyHost {
@@ -90,11 +90,11 @@ pub struct TyHost {
     pub size: usize,
     /// Passed back to every slot.
     pub context: *mut c_void,
-    /// Writes one line to the host's log. `target` names the part.
+    /// Writes one line to the host's log. `target` names the component.
     pub log: Option<
         unsafe extern "C" fn(context: *mut c_void, level: u32, target: TyStr, message: TyStr),
     >,
-    /// Finds the table of a transport that the host has loaded, for parts that wrap others; null if
+    /// Finds the table of a transport that the host has loaded, for components that wrap others; null if
     /// there is none of that name. The table lives as long as the process.
     pub find_transport:
         Option<unsafe extern "C" fn(context: *mut c_void, name: TyStr) -> *const TyTransportTable>,

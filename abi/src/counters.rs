@@ -37,7 +37,7 @@ pub struct TyCounters {
     pub ranks: u32,
     /// Entries of `raised` per level and rank.
     pub signals: u32,
-    /// Most commands of a lane that are not done, per level.
+    /// Most commands of a queue that are not done, per level.
     pub queue_depth: [u32; 2],
     /// `2 * R`: by level, then world rank.
     pub peers: *const TyPeerCounters,

@@ -3,8 +3,8 @@
 use core::ffi::c_void;
 
 use crate::{
-    TyCombine, TyConfig, TyCounters, TyDispatch, TyError, TyExportHeader, TyHost, TyKernelNeeds,
-    TyLimits, TyMemoryNeeds, TyPlan, TyProxyRing, TyReceived, TyShape, TyStr, TyTensor, TyTrace,
+    TyCombine, TyConfig, TyCounters, TyDispatch, TyError, TyExportHeader, TyGpuRing, TyHost,
+    TyKernelNeeds, TyLimits, TyMemoryNeeds, TyPlan, TyReceived, TyShape, TyStr, TyTensor, TyTrace,
     TyWindow,
 };
 
@@ -23,13 +23,13 @@ pub const TY_KERNELS_MINOR: u32 = 6;
 pub struct TyKernelsTable {
     /// `sizeof(TyKernelsTable)` of the plugin.
     pub size: usize,
-    /// The part's name as a config writes it. Static.
+    /// The component's name as a config writes it. Static.
     pub name: TyStr,
-    /// The part's own version, for people. Static.
+    /// The component's own version, for people. Static.
     pub version: TyStr,
     /// One line for people. Static.
     pub about: TyStr,
-    /// Required. Whether the part can run here, without side effects; `memory_kinds` becomes the
+    /// Required. Whether the component can run here, without side effects; `memory_kinds` becomes the
     /// kinds of memory it works on (bits `TY_MEMORY_*`).
     pub probe: Option<
         unsafe extern "C" fn(
@@ -175,10 +175,10 @@ pub struct TyKernelsTable {
     >,
     /// Optional, after `plan`, once for each level that has a transport. Where kernels post through the
     /// host on the level that `ring` names: its ring, valid until `close`. Else `commands` stays null. The host stops looking at it before transports are closed.
-    pub proxy_ring: Option<
+    pub gpu_ring: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
-            ring: *mut TyProxyRing,
+            ring: *mut TyGpuRing,
             error: *mut TyError,
         ) -> i32,
     >,
@@ -238,7 +238,7 @@ pub struct TyKernelsExport {
     /// Judged first.
     pub header: TyExportHeader,
     /// `count` tables.
-    pub parts: *const *const TyKernelsTable,
+    pub components: *const *const TyKernelsTable,
     /// Number of tables.
     pub count: usize,
 }

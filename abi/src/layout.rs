@@ -40,20 +40,20 @@ const fn transport_layout() -> u64 {
     hash_layout! { common_layout();
         TyMemoryNeeds { size, kinds, handles, alignment }
         TyWindow { size, id, kind, pointer, bytes, fd, device, fd_offset }
-        TyCapabilities { size, flags, memory_kinds, max_peers, max_lanes, max_signals,
+        TyCapabilities { size, flags, memory_kinds, max_peers, max_queues, max_signals,
             max_queue_depth, max_windows, largest_put }
-        TyTransportNeeds { size, windows, lanes, signals, queue_depth, largest_put, deadline_ns }
+        TyTransportNeeds { size, windows, queues, signals, queue_depth, largest_put, deadline_ns }
         TyTeam { size, me, count, world_ranks }
-        TyCommand { op, reserved, flags, lane, peer, signal, add, src_window, dst_window,
+        TyCommand { op, reserved, flags, queue, peer, signal, add, src_window, dst_window,
             src_offset, dst_offset, bytes, value, tag }
-        TyEvent { kind, lane, peer, status, tag }
+        TyEvent { kind, queue, peer, status, tag }
         TyTransportOpen { size, config, team, needs, nics, nic_count, flags, reserved }
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
-            link_name, device_face }
-        TyDeviceFace { size, version, dialect, compiler, reserved, source, include_folders,
+            link_name, device_api }
+        TyDeviceApi { size, version, dialect, compiler, reserved, source, include_folders,
             include_folder_count, defines, define_count, params, param_bytes, param_alignment }
-        TyTransportExport { header, parts, count }
+        TyTransportExport { header, components, count }
     }
 }
 
@@ -63,7 +63,7 @@ const fn topology_layout() -> u64 {
             missing_nic }
         TyDiscover { size, config, rank, ranks, local_rank, reserved }
         TyTopologyTable { size, name, version, about, discover }
-        TyTopologyExport { header, parts, count }
+        TyTopologyExport { header, components, count }
     }
 }
 
@@ -73,7 +73,7 @@ const fn kernels_layout() -> u64 {
         TyShape { size, rank, ranks, domains, experts, topk, hidden, max_tokens, in_flight, handles,
             reserved }
         TyLimits { size, scale_up, scale_out }
-        TyLinkNeeds { lanes, signals, queue_depth, reserved, largest_put }
+        TyLinkNeeds { queues, signals, queue_depth, reserved, largest_put }
         TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes,
             window_levels }
         TyLink { table, instance, capabilities }
@@ -88,17 +88,17 @@ const fn kernels_layout() -> u64 {
             missing, refusal, stream }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
             dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, flush, release,
-            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, proxy_ring,
+            tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on, gpu_ring,
             graph_begin, graph_end, graph_launch, graph_destroy, counters, trace }
         TyPeerCounters { posted, done, raised, expected, received }
         TyRaised { signal, total }
         TyCounters { size, ranks, signals, queue_depth, peers, raised }
-        TyProxyCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
+        TyGpuRingCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
             value, sequence }
-        TyProxyStatus { done, failed, status }
-        TyProxyRing { size, level, lane, capacity, commands, status, totals, signals, reserved }
+        TyGpuRingStatus { done, failed, status }
+        TyGpuRing { size, level, queue, capacity, commands, status, totals, signals, reserved }
         TyTrace { size, begun, counted, heard, moved, arrived }
-        TyKernelsExport { header, parts, count }
+        TyKernelsExport { header, components, count }
     }
 }
 
@@ -113,7 +113,7 @@ const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI 
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");
 const _: () = assert!(TY_KERNELS_LAYOUT == kernels_layout(), "kernel set ABI changed: re-pin");
 const _: () = assert!(size_of::<TyCommand>() == 64);
-const _: () = assert!(size_of::<TyProxyCommand>() == 64);
+const _: () = assert!(size_of::<TyGpuRingCommand>() == 64);
 const _: () = assert!(size_of::<TyEvent>() == 24);
 const _: () = assert!(size_of::<TyError>() == 512);
 

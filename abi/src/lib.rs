@@ -1,6 +1,6 @@
 //! The plugin ABI of tokenyard: plain C structures, `no_std`, no dependencies.
 //!
-//! A plugin is a shared library that exports one **data** symbol per kind of part it provides, so
+//! A plugin is a shared library that exports one **data** symbol per kind of component it provides, so
 //! that nothing of it runs before it was judged:
 //!
 //! | symbol | type | stability |
@@ -29,8 +29,8 @@ mod kernels;
 mod plan;
 mod wait;
 
+mod gpu_ring;
 mod operations;
-mod proxy;
 
 mod counters;
 mod layout;
@@ -39,11 +39,11 @@ mod transport;
 
 pub use common::*;
 pub use counters::*;
+pub use gpu_ring::*;
 pub use kernels::*;
 pub use layout::*;
 pub use operations::*;
 pub use plan::*;
-pub use proxy::*;
 pub use topology::*;
 pub use transport::*;
 pub use wait::*;

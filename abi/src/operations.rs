@@ -50,7 +50,7 @@ pub const TY_DISPATCH_ON_STREAM: u32 = 8;
 
 /// With `TY_DISPATCH_ON_STREAM`: the host waits for nothing, `dispatch_send` not even for what the ranks
 /// agree on. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. What goes wrong on the device closes the
-/// yard: a later call, or `flush`, tells it. Ranks need not agree on it; a refusal ends those that do too.
+/// communicator: a later call, or `flush`, tells it. Ranks need not agree on it; a refusal ends those that do too.
 ///
 /// The stream may capture a graph: then nothing runs, and what this rank refuses is told to it alone.
 /// Both halves come within one capture, and the graph may be launched any number of times while no

@@ -59,11 +59,11 @@ pub struct TyLimits {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TyLinkNeeds {
-    /// Lanes used.
-    pub lanes: u32,
+    /// Queues used.
+    pub queues: u32,
     /// Signals used.
     pub signals: u32,
-    /// Most commands of a lane that are not done yet.
+    /// Most commands of a queue that are not done yet.
     pub queue_depth: u32,
     /// Zero.
     pub reserved: u32,
@@ -106,7 +106,7 @@ pub struct TyKernelNeeds {
     /// Which levels each window is for: bits `1 << TY_LEVEL_*`, or 0 for every level that has a
     /// transport. It is registered with those transports only, and only their memory needs count. A
     /// transport numbers the windows that it gets from 0 on, in their order here: commands and device
-    /// faces name those numbers.
+    /// device APIs name those numbers.
     pub window_levels: [u32; TY_MAX_WINDOWS],
 }
 
@@ -142,7 +142,7 @@ pub struct TyPlan {
     pub board: *mut TyWaitBoard,
     /// A wait that lasts longer than this ends by itself, whatever the host does.
     pub cap_ns: u64,
-    /// Null where a lost rank ends the yard. Else R bytes, one per rank, which stay valid like the
+    /// Null where a lost rank ends the communicator. Else R bytes, one per rank, which stay valid like the
     /// board: `TY_RANK_LOST` once a rank is lost, and then for ever; `TY_RANK_ABSENT` from the start
     /// for a rank that is not there; else 0. The host writes them, with atomic stores of one byte.
     /// Neither's signals come any more: waits on it end, what it owes is left out, and no command

@@ -48,7 +48,7 @@ pub struct TyPlace {
     pub nics: [[u8; TY_NIC_BYTES]; TY_PLACE_NICS],
     /// What NIC is missing near the rank, or cannot be used, in words for people, where ranks of this machine
     /// have one and this rank has none of its own; else empty (since minor version 2). Where a transport goes by the
-    /// NICs (`TY_CAP_PLACED_NICS`) the yard does not open. UTF-8, ended by a zero byte or the array's end.
+    /// NICs (`TY_CAP_PLACED_NICS`) the communicator does not open. UTF-8, ended by a zero byte or the array's end.
     pub missing_nic: [u8; TY_MISSING_NIC_BYTES],
 }
 
@@ -58,7 +58,7 @@ pub struct TyPlace {
 pub struct TyDiscover {
     /// `sizeof(TyDiscover)`.
     pub size: usize,
-    /// The part's own table.
+    /// The component's own table.
     pub config: TyConfig,
     /// World rank.
     pub rank: u32,
@@ -76,9 +76,9 @@ pub struct TyDiscover {
 pub struct TyTopologyTable {
     /// `sizeof(TyTopologyTable)` of the plugin.
     pub size: usize,
-    /// The part's name as a config writes it. Static.
+    /// The component's name as a config writes it. Static.
     pub name: TyStr,
-    /// The part's own version, for people. Static.
+    /// The component's own version, for people. Static.
     pub version: TyStr,
     /// One line for people. Static.
     pub about: TyStr,
@@ -100,7 +100,7 @@ pub struct TyTopologyExport {
     /// Judged first.
     pub header: TyExportHeader,
     /// `count` tables.
-    pub parts: *const *const TyTopologyTable,
+    pub components: *const *const TyTopologyTable,
     /// Number of tables.
     pub count: usize,
 }

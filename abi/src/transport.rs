@@ -9,7 +9,7 @@ pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
 pub const TY_TRANSPORT_MINOR: u32 = 6;
 
-/// Puts of one lane to one peer arrive in order. Informative: protocols never need it (INV-2).
+/// Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
 /// Signals are raised by the fabric's own atomics.
 pub const TY_CAP_NATIVE_ATOMICS: u64 = 1 << 1;
@@ -34,17 +34,17 @@ pub const TY_CAP_OWNS_MEMORY: u64 = 1 << 7;
 /// its error event, and hides none of another: `health` tells them in turn. A put to the lost peer
 /// may keep its place in the queue until the fabric gives it up.
 pub const TY_CAP_MASKING: u64 = 1 << 8;
-/// `device_face` works: kernels post and wait by themselves (since minor version 3).
-pub const TY_CAP_DEVICE_FACE: u64 = 1 << 9;
+/// `device_api` works: kernels post and wait by themselves (since minor version 3).
+pub const TY_CAP_DEVICE_API: u64 = 1 << 9;
 /// It uses the NICs that `open` names (since minor version 5): ranks of a rail then need NICs that reach
-/// each other, and a missing one keeps the yard from opening.
+/// each other, and a missing one keeps the communicator from opening.
 pub const TY_CAP_PLACED_NICS: u64 = 1 << 10;
 
 /// What a transport can do here. Declared, not guessed; the conformance suite tests exactly this.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyCapabilities {
-    /// `sizeof(TyCapabilities)`; set by the host, kept by the part.
+    /// `sizeof(TyCapabilities)`; set by the host, kept by the component.
     pub size: usize,
     /// Bits `TY_CAP_*`.
     pub flags: u64,
@@ -52,11 +52,11 @@ pub struct TyCapabilities {
     pub memory_kinds: u32,
     /// Most ranks of a team, this one included.
     pub max_peers: u32,
-    /// Most lanes.
-    pub max_lanes: u32,
+    /// Most queues.
+    pub max_queues: u32,
     /// Most signals on one rank; at most 65,536.
     pub max_signals: u32,
-    /// Most commands of a lane that are not done yet.
+    /// Most commands of a queue that are not done yet.
     pub max_queue_depth: u32,
     /// Most windows.
     pub max_windows: u32,
@@ -72,11 +72,11 @@ pub struct TyTransportNeeds {
     pub size: usize,
     /// Windows that will be registered.
     pub windows: u32,
-    /// Lanes that will be used: 0 .. lanes.
-    pub lanes: u32,
+    /// Queues that will be used: 0 .. queues.
+    pub queues: u32,
     /// Signal ids that will be used on every rank: 0 .. signals; at most 65,536.
     pub signals: u32,
-    /// Most commands of a lane that are not done yet.
+    /// Most commands of a queue that are not done yet.
     pub queue_depth: u32,
     /// Most bytes of one put.
     pub largest_put: u64,
@@ -112,7 +112,7 @@ pub const TY_OP_GET: u8 = 5;
 /// Ask for a `TY_EVENT_DONE` with the command's tag. Errors are always reported.
 pub const TY_FLAG_NOTIFY: u16 = 1;
 
-/// One command: 64 bytes of plain data. Commands of a lane may overtake each other.
+/// One command: 64 bytes of plain data. Commands of a queue may overtake each other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyCommand {
@@ -122,8 +122,8 @@ pub struct TyCommand {
     pub reserved: u8,
     /// Bits `TY_FLAG_*`.
     pub flags: u16,
-    /// The lane it is posted on; repeated here for the transport's convenience.
-    pub lane: u32,
+    /// The queue it is posted on; repeated here for the transport's convenience.
+    pub queue: u32,
     /// Index into the team. May be this rank itself.
     pub peer: u32,
     /// Signal id on the peer.
@@ -157,8 +157,8 @@ pub const TY_EVENT_ERROR: u32 = 2;
 pub struct TyEvent {
     /// One of `TY_EVENT_*`.
     pub kind: u32,
-    /// Lane of the command.
-    pub lane: u32,
+    /// Queue of the command.
+    pub queue: u32,
     /// Peer of the command.
     pub peer: u32,
     /// `TY_OK` or why it failed.
@@ -171,7 +171,7 @@ pub struct TyEvent {
 ///
 /// Thread rules: *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`, `register`,
 /// `endpoint`, `connect`, `peer_address`) are called on one thread that may block. *Hot* slots
-/// (`post`, `poll`, `read_signal`) of one lane are called by one thread at a time; different lanes
+/// (`post`, `poll`, `read_signal`) of one queue are called by one thread at a time; different queues
 /// may be used by different threads at once. `health` may be called from any thread.
 ///
 /// Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
@@ -181,14 +181,14 @@ pub struct TyEvent {
 pub struct TyTransportTable {
     /// `sizeof(TyTransportTable)` of the plugin.
     pub size: usize,
-    /// The part's name as a config writes it: `[a-z0-9_-]+`. Static.
+    /// The component's name as a config writes it: `[a-z0-9_-]+`. Static.
     pub name: TyStr,
-    /// The part's own version, for people. Static.
+    /// The component's own version, for people. Static.
     pub version: TyStr,
     /// One line for people: fabric, hardware. Static.
     pub about: TyStr,
-    /// Required, cold. Says what the part can do here, without side effects. `config` is the
-    /// text of the part's own TOML table, `file` the name of the file for messages.
+    /// Required, cold. Says what the component can do here, without side effects. `config` is the
+    /// text of the component's own TOML table, `file` the name of the file for messages.
     pub probe: Option<
         unsafe extern "C" fn(
             host: *const TyHost,
@@ -268,23 +268,23 @@ pub struct TyTransportTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Required, hot. Accepts the first `*accepted` of `count` commands of a lane. Accepting fewer
+    /// Required, hot. Accepts the first `*accepted` of `count` commands of a queue. Accepting fewer
     /// is back-pressure, not an error. A command that cannot be accepted because its peer is lost
     /// is accepted and ends as a `TY_EVENT_ERROR`.
     pub post: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
-            lane: u32,
+            queue: u32,
             commands: *const TyCommand,
             count: usize,
             accepted: *mut usize,
         ) -> i32,
     >,
-    /// Required, hot. Drives the lane and writes up to `capacity` events.
+    /// Required, hot. Drives the queue and writes up to `capacity` events.
     pub poll: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
-            lane: u32,
+            queue: u32,
             events: *mut TyEvent,
             capacity: usize,
             count: *mut usize,
@@ -292,12 +292,13 @@ pub struct TyTransportTable {
     >,
     /// Required, hot. The 64-bit total of signal `id` on this rank, never reset, with acquire
     /// order: what came with the signal is visible to the caller (INV-1).
-    pub read_signal: Option<unsafe extern "C" fn(instance: *mut c_void, lane: u32, id: u32) -> u64>,
+    pub read_signal:
+        Option<unsafe extern "C" fn(instance: *mut c_void, queue: u32, id: u32) -> u64>,
     /// Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). With
     /// `TY_CAP_MASKING` the first error of each peer, from call to call that of another, unless one
     /// is about no peer: then that.
     pub health: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
-    /// Optional, any thread, also beside hot calls of every lane; required with
+    /// Optional, any thread, also beside hot calls of every queue; required with
     /// `TY_CAP_MANUAL_PROGRESS`. Moves the fabric forward and keeps what completes for the next
     /// `poll`. Returns at once if somebody else is driving. 1 if something moved, `TY_OK` if not,
     /// or a status below zero.
@@ -313,28 +314,28 @@ pub struct TyTransportTable {
             bytes: *mut usize,
         ) -> i32,
     >,
-    /// Optional, cold, after `connect`; required with `TY_CAP_DEVICE_FACE`. What kernels compile
+    /// Optional, cold, after `connect`; required with `TY_CAP_DEVICE_API`. What kernels compile
     /// in to use this transport. What it points to is valid until `close`.
-    pub device_face: Option<
+    pub device_api: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
-            face: *mut TyDeviceFace,
+            device_api: *mut TyDeviceApi,
             error: *mut TyError,
         ) -> i32,
     >,
 }
 
-/// The contract of device faces: `backends/gpu/device/transport.cuh` of this version.
-pub const TY_FACE_VERSION: u32 = 1;
-/// A face in CUDA C++.
+/// The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.
+pub const TY_DEVICE_API_VERSION: u32 = 1;
+/// A device API in CUDA C++.
 pub const TY_DIALECT_CUDA: u32 = 1;
-/// A face in HIP C++.
+/// A device API in HIP C++.
 pub const TY_DIALECT_HIP: u32 = 2;
-/// CUDA's run-time compiler can compile the face; so can nvcc.
+/// CUDA's run-time compiler can compile the device API; so can nvcc.
 pub const TY_COMPILER_NVRTC: u32 = 1;
 /// Only nvcc can.
 pub const TY_COMPILER_NVCC: u32 = 2;
-/// HIP's run-time compiler can compile the face; so can hipcc.
+/// HIP's run-time compiler can compile the device API; so can hipcc.
 pub const TY_COMPILER_HIPRTC: u32 = 3;
 /// Only hipcc can.
 pub const TY_COMPILER_HIPCC: u32 = 4;
@@ -342,10 +343,10 @@ pub const TY_COMPILER_HIPCC: u32 = 4;
 /// What a kernel set compiles into its kernels to use a transport.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct TyDeviceFace {
-    /// `sizeof(TyDeviceFace)`.
+pub struct TyDeviceApi {
+    /// `sizeof(TyDeviceApi)`.
     pub size: usize,
-    /// [`TY_FACE_VERSION`] that the source was written for.
+    /// [`TY_DEVICE_API_VERSION`] that the source was written for.
     pub version: u32,
     /// One of `TY_DIALECT_*`.
     pub dialect: u32,
@@ -353,7 +354,7 @@ pub struct TyDeviceFace {
     pub compiler: u32,
     /// Zero.
     pub reserved: u32,
-    /// Source text of `struct Face`, to be included inside a namespace.
+    /// Source text of `struct DeviceApi`, to be included inside a namespace.
     pub source: TyStr,
     /// Folders that the source includes from.
     pub include_folders: *const TyStr,
@@ -363,7 +364,7 @@ pub struct TyDeviceFace {
     pub defines: *const TyStr,
     /// Number of macros.
     pub define_count: usize,
-    /// The value of `Face::Params`, which kernels take by value.
+    /// The value of `DeviceApi::Params`, which kernels take by value.
     pub params: *const u8,
     /// Its size.
     pub param_bytes: usize,
@@ -376,7 +377,7 @@ pub const TY_ENDPOINT_BYTES: usize = 4096;
 /// Room that the host gives to `link_name`.
 pub const TY_LINK_NAME_BYTES: usize = 256;
 
-/// A part's own config table.
+/// A component's own config table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyConfig {
@@ -398,7 +399,7 @@ pub const TY_OPEN_ANY_RAILS: u32 = 1;
 pub struct TyTransportOpen {
     /// `sizeof(TyTransportOpen)`.
     pub size: usize,
-    /// The part's own table.
+    /// The component's own table.
     pub config: TyConfig,
     /// The ranks that will talk to each other.
     pub team: TyTeam,
@@ -422,7 +423,7 @@ pub struct TyTransportExport {
     /// Judged first.
     pub header: TyExportHeader,
     /// `count` tables, one per transport.
-    pub parts: *const *const TyTransportTable,
+    pub components: *const *const TyTransportTable,
     /// Number of tables.
     pub count: usize,
 }

@@ -1,7 +1,7 @@
 //! How a waiting kernel set says what it waits for.
 
 /// What a waiting kernel set tells the host, and how the host stops it (INV-6). Shared by both
-/// sides while the yard lives. Every field is accessed with atomic loads and stores of 8 bytes.
+/// sides while the communicator lives. Every field is accessed with atomic loads and stores of 8 bytes.
 /// A waiter writes `phase` last when it starts to wait, and 0 when it ends.
 #[repr(C)]
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use criterion::Criterion;
 use tokenyard_core::abi;
 use tokenyard_core::conditions::Conditions;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef, load_file};
 use tokenyard_core::link::Link;
 use tokenyard_core::transport::{Command, NO_COMMAND, Team, Transport, TransportNeeds};
@@ -28,12 +28,12 @@ const MOST_LOAD: Duration = Duration::from_millis(50);
 const CALLS: [&str; 2] = ["read_signal", "post_signal"];
 const PATHS: [&str; 3] = ["direct", "built_in", "loaded"];
 
-const LANE: u32 = 0;
+const QUEUE: u32 = 0;
 const SIGNAL: u32 = 3;
 
 const NEEDS: TransportNeeds = TransportNeeds {
     windows: 0,
-    lanes: 1,
+    queues: 1,
     signals: 8,
     queue_depth: 16,
     largest_put: 0,
@@ -83,8 +83,8 @@ fn open_direct() -> Result<Shm> {
     Ok(shm)
 }
 
-fn open(part: &TransportRef) -> Result<OpenTransport> {
-    let mut transport = part.open(&PartTable::empty(), &Team::world(0, 1), &NEEDS)?;
+fn open(component: &TransportRef) -> Result<OpenTransport> {
+    let mut transport = component.open(&ComponentTable::empty(), &Team::world(0, 1), &NEEDS)?;
     let endpoint = transport.endpoint(0)?;
     transport.connect(0, &endpoint)?;
     Ok(transport)
@@ -93,11 +93,11 @@ fn open(part: &TransportRef) -> Result<OpenTransport> {
 fn read_signal(criterion: &mut Criterion, direct: &Shm, tables: [Link; 2]) {
     let mut group = criterion.benchmark_group(CALLS[0]);
     group.bench_function(PATHS[0], |b| {
-        b.iter(|| black_box(direct).read_signal(LANE, black_box(SIGNAL)));
+        b.iter(|| black_box(direct).read_signal(QUEUE, black_box(SIGNAL)));
     });
     for (path, link) in PATHS[1..].iter().zip(tables) {
         group.bench_function(*path, |b| {
-            b.iter(|| black_box(&link).read_signal(LANE, black_box(SIGNAL)));
+            b.iter(|| black_box(&link).read_signal(QUEUE, black_box(SIGNAL)));
         });
     }
     group.finish();
@@ -108,12 +108,12 @@ fn post_signal(criterion: &mut Criterion, direct: &Shm, tables: [Link; 2]) {
     let commands = [RAISE];
     group.bench_function(PATHS[0], |b| {
         // SAFETY: the command is in range of what was opened, moves nothing, and one thread posts.
-        b.iter(|| unsafe { black_box(direct).post(LANE, black_box(&commands)) });
+        b.iter(|| unsafe { black_box(direct).post(QUEUE, black_box(&commands)) });
     });
     for (path, link) in PATHS[1..].iter().zip(tables) {
         group.bench_function(*path, |b| {
             // SAFETY: as above.
-            b.iter(|| unsafe { black_box(&link).post(LANE, black_box(&commands)) });
+            b.iter(|| unsafe { black_box(&link).post(QUEUE, black_box(&commands)) });
         });
     }
     group.finish();

@@ -10,25 +10,25 @@ use tokenyard_conformance::oracle::{Case, Tokens};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
 use tokenyard_core::bootstrap::World;
+use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::{Config, Reports};
-use tokenyard_core::yard::Yard;
 
 /// Exchanges of one turn, and turns.
 const EACH: usize = 200;
 const TURNS: usize = 100;
 
 /// Times of a turn's exchanges, one after the other.
-fn turn(yard: &mut Yard, round: &Round) -> anyhow::Result<Vec<Duration>> {
+fn turn(comm: &mut Communicator, round: &Round) -> anyhow::Result<Vec<Duration>> {
     let mut times = Vec::with_capacity(EACH);
     for _ in 0..EACH {
-        let brought = round.brought.dispatch_on(yard)?;
+        let brought = round.brought.dispatch_on(comm)?;
         let start = Instant::now();
-        let (received, handle) = yard.dispatch(&brought)?;
+        let (received, handle) = comm.dispatch(&brought)?;
         let sent = start.elapsed();
         let mut buffers = round.experts(&received)?;
         let arguments = buffers.arguments(&round.brought, &handle)?;
         let start = Instant::now();
-        yard.combine(&handle, arguments)?;
+        comm.combine(&handle, arguments)?;
         times.push(sent + start.elapsed());
     }
     Ok(times)
@@ -46,14 +46,16 @@ fn measure(world: &Arc<World>, config: &Config) -> anyhow::Result<[Vec<Duration>
     };
     let mut without = config.clone();
     without.world.reports = Reports::Nowhere;
-    let mut yards =
-        [Yard::open(world, config, options(&case))?, Yard::open(world, &without, options(&case))?];
+    let mut comms = [
+        Communicator::open(world, config, options(&case))?,
+        Communicator::open(world, &without, options(&case))?,
+    ];
     let round = Round::new(&case, world.rank());
     let mut times = [Vec::new(), Vec::new()];
     for number in 0..2 * TURNS {
         let which = number % 2;
         world.barrier("turn")?;
-        times[which].extend(turn(&mut yards[which], &round)?);
+        times[which].extend(turn(&mut comms[which], &round)?);
     }
     times.iter_mut().for_each(|times| times.sort());
     Ok(times)
@@ -70,9 +72,9 @@ fn main() {
     let ranks = in_threads(2, &config, |world| measure(world, &config)).expect("two ranks");
     for (rank, times) in ranks.into_iter().enumerate() {
         let [with, without] = times.expect("exchanges");
-        let at = |times: &[Duration], part: usize| times[times.len() / part].as_nanos();
-        for (name, part) in [("fastest of 100", 100), ("quarter", 4), ("median", 2)] {
-            let (with, without) = (at(&with, part), at(&without, part));
+        let at = |times: &[Duration], component: usize| times[times.len() / component].as_nanos();
+        for (name, component) in [("fastest of 100", 100), ("quarter", 4), ("median", 2)] {
+            let (with, without) = (at(&with, component), at(&without, component));
             println!(
                 "rank {rank} {name}: with {with} ns, without {without} ns, ratio {:.3}",
                 with as f64 / without as f64

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tokenyard_core::abi;
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry};
 use tokenyard_core::kernels::{KernelSet, KernelShape};
 use tokenyard_core::transport::{Command, NO_COMMAND, Team, TransportNeeds};
@@ -19,7 +19,7 @@ use tokenyard_cpu::kernels::CpuConfig;
 
 /// How long a barrier may take.
 const DEADLINE: Duration = Duration::from_secs(30);
-const LANE: u32 = 0;
+const QUEUE: u32 = 0;
 const WINDOW: u32 = 0;
 
 /// Shared windows for plain copies. Used by one thread.
@@ -47,7 +47,7 @@ impl Ceiling {
         let bytes = (room * ranks as usize) as u64;
         let needs = TransportNeeds {
             windows: 1,
-            lanes: 1,
+            queues: 1,
             signals: ranks,
             queue_depth: 16,
             largest_put: bytes,
@@ -55,7 +55,8 @@ impl Ceiling {
         };
         let shm = Registry::built_in()?.transport("shm")?;
         let mut memory = CpuKernels::open(CpuConfig::default(), &any_shape(rank, ranks))?;
-        let mut transport = shm.open(&PartTable::empty(), &Team::world(rank, ranks), &needs)?;
+        let mut transport =
+            shm.open(&ComponentTable::empty(), &Team::world(rank, ranks), &needs)?;
         let window = memory.allocate(WINDOW, bytes, &transport.memory_needs()?)?;
         // SAFETY: the memory is dropped after the transport (field order, and order of locals here).
         unsafe { transport.register(&window)? };
@@ -83,7 +84,7 @@ impl Ceiling {
             let command =
                 Command { op: abi::TY_OP_SIGNAL, peer, signal: self.rank, add: 1, ..NO_COMMAND };
             // SAFETY: the command moves no memory; the signal is this rank's to raise; one thread.
-            let accepted = unsafe { self.transport.post(LANE, &[command]) };
+            let accepted = unsafe { self.transport.post(QUEUE, &[command]) };
             if accepted != Ok(1) {
                 self.transport.health()?;
                 bail!("barrier: found {accepted:?}; expected the signal to be posted");
@@ -91,7 +92,7 @@ impl Ceiling {
         }
         let start = Instant::now();
         for peer in 0..ranks {
-            while self.transport.read_signal(LANE, peer) < self.barriers {
+            while self.transport.read_signal(QUEUE, peer) < self.barriers {
                 if start.elapsed() > DEADLINE {
                     bail!("barrier: rank {peer} did not come within {} s", DEADLINE.as_secs());
                 }

@@ -1,13 +1,13 @@
 //! A transport that counts what is asked of it: `shm` behind, counters in front.
 //!
 //! Counters belong to world ranks, not to instances, so that whoever runs ranks (as threads or as
-//! processes) finds them without reaching into a yard. Two yards of one rank add up.
+//! processes) finds them without reaching into a communicator. Two communicators of one rank add up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
-use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart};
+use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportComponent};
 use tokenyard_core::host::{BuiltIn, add_built_in};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
@@ -71,7 +71,7 @@ impl Counters {
     }
 }
 
-/// What `rank` has posted through this part so far, in this process. Ranks from 64 on share
+/// What `rank` has posted through this component so far, in this process. Ranks from 64 on share
 /// counters.
 pub fn counts(rank: u32) -> Counts {
     let counters = &COUNTS[rank as usize % MOST_RANKS];
@@ -126,19 +126,19 @@ impl Transport for CountedShm {
         self.inner.peer_address(window, peer)
     }
 
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         // SAFETY: the same contract.
-        let accepted = unsafe { self.inner.post(lane, commands)? };
+        let accepted = unsafe { self.inner.post(queue, commands)? };
         commands.iter().take(accepted).for_each(|command| self.counters.count(command));
         Ok(accepted)
     }
 
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        self.inner.poll(lane, events)
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        self.inner.poll(queue, events)
     }
 
-    fn read_signal(&self, lane: u32, id: u32) -> u64 {
-        self.inner.read_signal(lane, id)
+    fn read_signal(&self, queue: u32, id: u32) -> u64 {
+        self.inner.read_signal(queue, id)
     }
 
     fn health(&self) -> Result<()> {
@@ -146,17 +146,18 @@ impl Transport for CountedShm {
     }
 }
 
-const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<CountedShm>::TABLE];
+const TABLES: &[*const abi::TyTransportTable] =
+    &[&raw const *TransportComponent::<CountedShm>::TABLE];
 static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
     header: TRANSPORT_HEADER,
-    parts: TABLES.as_ptr(),
+    components: TABLES.as_ptr(),
     count: TABLES.len(),
 });
 
-static PART: BuiltIn = BuiltIn::Transport(&TRANSPORTS);
+static COMPONENT: BuiltIn = BuiltIn::Transport(&TRANSPORTS);
 
-/// Lets configs of this process name the part. Only who counts calls this, so that no list of the program's parts
+/// Lets configs of this process name the component. Only who counts calls this, so that no list of the program's components
 /// shows it, and no other config can choose it.
 pub fn provide() {
-    add_built_in(&PART);
+    add_built_in(&COMPONENT);
 }

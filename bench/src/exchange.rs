@@ -9,10 +9,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::{Config, PartTable};
+use tokenyard_core::communicator::{Cast, Communicator};
+use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::moe::Layout;
 use tokenyard_core::wait::monotonic_ns;
-use tokenyard_core::yard::{Cast, Yard};
 
 use crate::ceiling::Ceiling;
 use crate::job::{Output, Sizes};
@@ -138,7 +138,7 @@ pub struct Row {
 fn put_config(config: &Config) -> Option<Config> {
     let mut config = config.clone();
     let choice = config.scale_up.as_mut().filter(|choice| choice.name == "shm")?;
-    choice.table = PartTable::from_text("load_store = false\n", &config.name);
+    choice.table = ComponentTable::from_text("load_store = false\n", &config.name);
     Some(config)
 }
 
@@ -162,9 +162,9 @@ pub(crate) fn measure(
             _ => config.clone(),
         };
         say.progress(done, Variant::ALL.len() as u64)?;
-        let mut yard = Yard::open(world, &config, Workload::options(sizes))?;
-        results.push(bench.variant(&mut yard, variant, task)?);
-        yard.close()?;
+        let mut comm = Communicator::open(world, &config, Workload::options(sizes))?;
+        results.push(bench.variant(&mut comm, variant, task)?);
+        comm.close()?;
     }
     Ok(results)
 }
@@ -175,7 +175,12 @@ struct Bench {
 }
 
 impl Bench {
-    fn variant(&mut self, yard: &mut Yard, variant: Variant, task: &Task) -> Result<Samples> {
+    fn variant(
+        &mut self,
+        comm: &mut Communicator,
+        variant: Variant,
+        task: &Task,
+    ) -> Result<Samples> {
         let row = variant.row_bytes(&task.sizes);
         let all = (WARM_UP + task.samples) as usize;
         let mut samples = Samples {
@@ -185,7 +190,7 @@ impl Bench {
             combine: Vec::with_capacity(all),
         };
         for _ in 0..all {
-            self.pair(yard, row, &mut samples).with_context(|| variant.name())?;
+            self.pair(comm, row, &mut samples).with_context(|| variant.name())?;
         }
         samples.dispatch.drain(..WARM_UP as usize);
         if !samples.combine.is_empty() {
@@ -195,7 +200,7 @@ impl Bench {
     }
 
     /// One pair of dispatch and one of combine.
-    fn pair(&mut self, yard: &mut Yard, row: u64, samples: &mut Samples) -> Result<()> {
+    fn pair(&mut self, comm: &mut Communicator, row: u64, samples: &mut Samples) -> Result<()> {
         let Self { ceiling, workload } = self;
         let bytes: Vec<usize> = workload.sends().iter().map(|rows| (rows * row) as usize).collect();
         let variant = samples.variant;
@@ -208,7 +213,7 @@ impl Bench {
         ceiling.barrier()?;
         let start = monotonic_ns();
         let (received, handle) =
-            yard.dispatch(&workload.dispatch(variant.layout(), variant.cast())?)?;
+            comm.dispatch(&workload.dispatch(variant.layout(), variant.cast())?)?;
         samples.dispatch.push((plain, (start, monotonic_ns())));
         workload.check(&received)?;
         if variant == Variant::Fp8 {
@@ -222,7 +227,7 @@ impl Bench {
 
         ceiling.barrier()?;
         let start = monotonic_ns();
-        yard.combine(&handle, workload.combine(&received)?)?;
+        comm.combine(&handle, workload.combine(&received)?)?;
         samples.combine.push((plain, (start, monotonic_ns())));
         Ok(())
     }

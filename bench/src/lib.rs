@@ -34,7 +34,7 @@ pub use job::{Job, Output, Plan, Scenario, Sizes};
 pub use ranks::{Progress, measure_gpu, measure_link, run, run_gpu, run_link, run_rank};
 pub use report::{Report, SCHEMA_VERSION};
 
-/// Keeps the parts that are measured in the calling program.
+/// Keeps the components that are measured in the calling program.
 pub fn link() {
     tokenyard_cpu::link();
     tokenyard_cuda::link();

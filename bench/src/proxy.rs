@@ -21,7 +21,7 @@ pub const REQUIRED_RATE: f64 = 1e6;
 
 /// Commands of one post.
 const BATCH: usize = 16;
-/// Commands of a lane that may be in flight.
+/// Commands of a queue that may be in flight.
 const DEPTH: u32 = 256;
 /// Batches before the first that counts.
 const WARM_UP: u32 = 1_000;
@@ -33,13 +33,13 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// What is done for one number of threads.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Task {
-    /// Proxy threads; each has one lane, which one thread posts to.
+    /// Proxy threads; each has one queue, which one thread posts to.
     pub threads: u32,
-    /// Batches of each lane whose allocations are counted.
+    /// Batches of each queue whose allocations are counted.
     pub counted_batches: u32,
-    /// Batches of each lane that are timed.
+    /// Batches of each queue that are timed.
     pub timed_batches: u32,
-    /// Lone commands of each lane whose round trip is timed.
+    /// Lone commands of each queue whose round trip is timed.
     pub round_trips: u32,
 }
 
@@ -63,9 +63,9 @@ pub struct Row {
     /// for.
     pub required: Option<f64>,
     /// From the post of a lone command to its event, in microseconds: the median, of the slowest
-    /// lane. Both threads are awake.
+    /// queue. Both threads are awake.
     pub round_trip_us: f64,
-    /// Batches of each lane whose allocations were counted.
+    /// Batches of each queue whose allocations were counted.
     pub counted_batches: u32,
     /// Allocations of all threads over them; 0 is required.
     pub allocations: u64,
@@ -84,16 +84,16 @@ impl NullEngine {
 }
 
 impl Engine for NullEngine {
-    unsafe fn post(&mut self, lane: u32, commands: &[Command]) -> Result<usize, i32> {
+    unsafe fn post(&mut self, queue: u32, commands: &[Command]) -> Result<usize, i32> {
         let count = commands.len().min(self.in_flight.capacity() - self.in_flight.len());
-        self.in_flight.extend(commands[..count].iter().map(|command| (lane, command.tag)));
+        self.in_flight.extend(commands[..count].iter().map(|command| (queue, command.tag)));
         Ok(count)
     }
 
     fn poll(&mut self, events: &mut [Event]) -> Result<usize, i32> {
         let count = events.len().min(self.in_flight.len());
-        for (event, (lane, tag)) in events.iter_mut().zip(self.in_flight.drain(..count)) {
-            *event = Event { kind: abi::TY_EVENT_DONE, lane, tag, ..NO_EVENT };
+        for (event, (queue, tag)) in events.iter_mut().zip(self.in_flight.drain(..count)) {
+            *event = Event { kind: abi::TY_EVENT_DONE, queue, tag, ..NO_EVENT };
         }
         Ok(count)
     }
@@ -109,12 +109,12 @@ pub fn measure(task: &Task) -> Result<Row> {
     let proxy = Proxy::start(engines, &ProxyOptions::new(task.threads, DEPTH))?;
     let phase = Barrier::new(task.threads as usize + 1);
     let (mut found, allocations) = std::thread::scope(|scope| {
-        let poster = |lane| Poster { proxy: &proxy, lane, posted: 0, ended: 0, idle: 0 };
+        let poster = |queue| Poster { proxy: &proxy, queue, posted: 0, ended: 0, idle: 0 };
         let posters: Vec<_> = (0..task.threads)
-            .map(|lane| {
+            .map(|queue| {
                 scope.spawn({
                     let phase = &phase;
-                    move || poster(lane).run(task, phase)
+                    move || poster(queue).run(task, phase)
                 })
             })
             .collect();
@@ -146,10 +146,10 @@ pub fn measure(task: &Task) -> Result<Row> {
     })
 }
 
-/// The thread that posts to one lane.
+/// The thread that posts to one queue.
 struct Poster<'a> {
     proxy: &'a Proxy,
-    lane: u32,
+    queue: u32,
     /// Commands that asked for an event, and events.
     posted: u64,
     ended: u64,
@@ -176,7 +176,7 @@ impl Poster<'_> {
 
     /// Posts so many batches, the last command of each with an event, and waits for the last event.
     fn batches(&mut self, count: u32) -> Result<()> {
-        let mut batch = [Command { lane: self.lane, ..NO_COMMAND }; BATCH];
+        let mut batch = [Command { queue: self.queue, ..NO_COMMAND }; BATCH];
         batch[BATCH - 1].flags = abi::TY_FLAG_NOTIFY;
         let start = Instant::now();
         for _ in 0..count {
@@ -189,7 +189,7 @@ impl Poster<'_> {
         let mut left = batch;
         while !left.is_empty() {
             // SAFETY: the engine touches no memory.
-            let accepted = unsafe { self.proxy.post(self.lane, left) };
+            let accepted = unsafe { self.proxy.post(self.queue, left) };
             let accepted = accepted.map_err(|status| anyhow!("post: status {status}"))?;
             left = &left[accepted..];
             if accepted == 0 {
@@ -209,7 +209,7 @@ impl Poster<'_> {
 
     fn poll(&mut self, start: Instant) -> Result<()> {
         let mut events = [NO_EVENT; BATCH];
-        let count = self.proxy.poll(self.lane, &mut events);
+        let count = self.proxy.poll(self.queue, &mut events);
         let count = count.map_err(|status| anyhow!("poll: status {status}"))?;
         self.ended += count as u64;
         self.idle = if count == 0 { self.idle.saturating_add(1) } else { 0 };
@@ -218,8 +218,8 @@ impl Poster<'_> {
         } else {
             ensure!(
                 start.elapsed() < DEADLINE,
-                "lane {}: found {} events; expected {} within {} s",
-                self.lane,
+                "queue {}: found {} events; expected {} within {} s",
+                self.queue,
                 self.ended,
                 self.posted,
                 DEADLINE.as_secs()
@@ -231,7 +231,7 @@ impl Poster<'_> {
     }
 
     fn round_trip(&mut self, count: u32) -> Result<f64> {
-        let command = [Command { lane: self.lane, flags: abi::TY_FLAG_NOTIFY, ..NO_COMMAND }];
+        let command = [Command { queue: self.queue, flags: abi::TY_FLAG_NOTIFY, ..NO_COMMAND }];
         let mut times = Vec::with_capacity(count as usize);
         for _ in 0..count {
             let start = Instant::now();

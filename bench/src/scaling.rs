@@ -10,9 +10,9 @@ use std::time::Instant;
 use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::{Config, PartChoice, PartTable};
+use tokenyard_core::communicator::{Cast, Communicator};
+use tokenyard_core::config::{ComponentChoice, ComponentTable, Config};
 use tokenyard_core::moe::{Layout, RECORD_HEADER};
-use tokenyard_core::yard::{Cast, Yard};
 use tokenyard_cpu::kernels::PIECE_BYTES;
 
 use crate::counting::{self, Counts};
@@ -134,36 +134,36 @@ pub fn counted_config(config: &Config, path: Path) -> Config {
         Path::Put => "load_store = false\n",
         Path::LoadStore => "load_store = true\n",
     };
-    let table = PartTable::from_text(text, &config.name);
-    let choice = PartChoice { name: counting::NAME.to_owned(), line: 0, table };
+    let table = ComponentTable::from_text(text, &config.name);
+    let choice = ComponentChoice { name: counting::NAME.to_owned(), line: 0, table };
     Config { scale_up: Some(choice), scale_out: Vec::new(), ..config.clone() }
 }
 
 /// Counts on one rank of `world`, both paths, three T. Collective.
 ///
 /// # Errors
-/// What the yard says.
+/// What the communicator says.
 pub fn measure(world: &Arc<World>, config: &Config, task: &Task) -> Result<Vec<Figures>> {
     let mut all = Vec::new();
     for path in [Path::Put, Path::LoadStore] {
         let config = counted_config(config, path);
         for factor in [1, 2, 4] {
             let sizes = Sizes { tokens: factor * task.sizes.tokens, ..task.sizes };
-            let mut yard = Yard::open(world, &config, Workload::options(&sizes))?;
-            all.push(figures(&mut yard, path, &sizes, task.steps)?);
-            yard.close()?;
+            let mut comm = Communicator::open(world, &config, Workload::options(&sizes))?;
+            all.push(figures(&mut comm, path, &sizes, task.steps)?);
+            comm.close()?;
         }
     }
     Ok(all)
 }
 
-fn figures(yard: &mut Yard, path: Path, sizes: &Sizes, steps: u32) -> Result<Figures> {
-    let rank = yard.rank();
-    let mut workload = Workload::new(sizes, rank, yard.shape().ranks);
-    step(yard, &mut workload)?;
+fn figures(comm: &mut Communicator, path: Path, sizes: &Sizes, steps: u32) -> Result<Figures> {
+    let rank = comm.rank();
+    let mut workload = Workload::new(sizes, rank, comm.shape().ranks);
+    step(comm, &mut workload)?;
     let (before, start) = (counting::counts(rank), Instant::now());
     for _ in 0..steps {
-        step(yard, &mut workload)?;
+        step(comm, &mut workload)?;
     }
     let elapsed = start.elapsed();
     let sum = counting::counts(rank).since(&before);
@@ -187,10 +187,10 @@ fn figures(yard: &mut Yard, path: Path, sizes: &Sizes, steps: u32) -> Result<Fig
     })
 }
 
-fn step(yard: &mut Yard, workload: &mut Workload) -> Result<()> {
-    let (received, handle) = yard.dispatch(&workload.dispatch(Layout::Flat, Cast::None)?)?;
+fn step(comm: &mut Communicator, workload: &mut Workload) -> Result<()> {
+    let (received, handle) = comm.dispatch(&workload.dispatch(Layout::Flat, Cast::None)?)?;
     workload.check(&received)?;
-    yard.combine(&handle, workload.combine(&received)?)?;
+    comm.combine(&handle, workload.combine(&received)?)?;
     Ok(())
 }
 

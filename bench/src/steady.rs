@@ -6,9 +6,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
+use tokenyard_core::communicator::{Cast, Communicator};
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Layout;
-use tokenyard_core::yard::{Cast, Yard};
 
 use crate::allocations::{Allocations, are_counted};
 use crate::job::{Output, Sizes};
@@ -93,29 +93,29 @@ pub(crate) fn measure(
 /// Steps on one rank of `world`, in a program that counts allocations. Collective.
 ///
 /// # Errors
-/// What the yard says, or a program that does not count.
+/// What the communicator says, or a program that does not count.
 pub fn figures(world: &Arc<World>, config: &Config, task: &Task) -> Result<Figures> {
     ensure!(are_counted(), "steady: this program does not use the counting allocator");
-    let mut yard = Yard::open(world, config, Workload::options(&task.sizes))?;
+    let mut comm = Communicator::open(world, config, Workload::options(&task.sizes))?;
     let mut workload = Workload::new(&task.sizes, world.rank(), world.ranks());
-    steps(&mut yard, &mut workload, WARM_UP)?;
+    steps(&mut comm, &mut workload, WARM_UP)?;
 
     // Ranks of one process share the counters: none may still be in what the others count.
     world.barrier("count")?;
-    steps(&mut yard, &mut workload, WARM_UP)?;
+    steps(&mut comm, &mut workload, WARM_UP)?;
     let before = Allocations::now();
-    steps(&mut yard, &mut workload, task.counted_steps)?;
+    steps(&mut comm, &mut workload, task.counted_steps)?;
     let counted = Allocations::now();
-    steps(&mut yard, &mut workload, WARM_UP)?;
+    steps(&mut comm, &mut workload, WARM_UP)?;
     let (allocations, control_allocations) = counted.since(&before);
     world.barrier("counted")?;
 
     let (heap, resident) = (Allocations::now().live_bytes, resident()?);
     let start = Instant::now();
-    steps(&mut yard, &mut workload, task.grown_steps)?;
+    steps(&mut comm, &mut workload, task.grown_steps)?;
     let elapsed = start.elapsed();
     let (heap_after, resident_after) = (Allocations::now().live_bytes, self::resident()?);
-    // Nobody closes its yard while others of the same process still look at memory.
+    // Nobody closes its communicator while others of the same process still look at memory.
     world.barrier("grown")?;
     Ok(Figures {
         allocations,
@@ -130,10 +130,10 @@ fn growth(before: u64, after: u64) -> i64 {
     after as i64 - before as i64
 }
 
-fn steps(yard: &mut Yard, workload: &mut Workload, steps: u32) -> Result<()> {
+fn steps(comm: &mut Communicator, workload: &mut Workload, steps: u32) -> Result<()> {
     for _ in 0..steps {
-        let (received, handle) = yard.dispatch(&workload.dispatch(Layout::Flat, Cast::None)?)?;
-        yard.combine(&handle, workload.combine(&received)?)?;
+        let (received, handle) = comm.dispatch(&workload.dispatch(Layout::Flat, Cast::None)?)?;
+        comm.combine(&handle, workload.combine(&received)?)?;
     }
     Ok(())
 }

@@ -2,10 +2,11 @@
 
 use anyhow::{Context, Result};
 use half::bf16;
-use tokenyard_core::moe::{Layout, Shape};
-use tokenyard_core::yard::{
-    Cast, Combine, Dispatch, Received, Sizes as WhoCounts, TensorMut, TensorRef, YardOptions,
+use tokenyard_core::communicator::{
+    Cast, Combine, CommunicatorOptions, Dispatch, Received, Sizes as WhoCounts, TensorMut,
+    TensorRef,
 };
+use tokenyard_core::moe::{Layout, Shape};
 
 use crate::job::Sizes;
 
@@ -98,15 +99,15 @@ impl Workload {
     /// The shape of the exchange, checked.
     ///
     /// # Errors
-    /// Sizes that no yard takes.
+    /// Sizes that no communicator takes.
     pub fn shape(sizes: &Sizes, ranks: u32) -> Result<Shape> {
         let Sizes { tokens: max_tokens, hidden, topk, experts } = *sizes;
         Ok(Shape { ranks, experts, topk, hidden, max_tokens }.new()?)
     }
 
-    /// The yard for these sizes.
-    pub fn options(sizes: &Sizes) -> YardOptions {
-        YardOptions::new(sizes.experts, sizes.topk, sizes.hidden, sizes.tokens)
+    /// The communicator for these sizes.
+    pub fn options(sizes: &Sizes) -> CommunicatorOptions {
+        CommunicatorOptions::new(sizes.experts, sizes.topk, sizes.hidden, sizes.tokens)
     }
 
     /// Whose tensors they are.
@@ -148,7 +149,7 @@ impl Workload {
     /// The arguments of a dispatch.
     ///
     /// # Errors
-    /// None for sizes that the yard took.
+    /// None for sizes that the communicator took.
     pub fn dispatch(&self, layout: Layout, cast: Cast) -> Result<Dispatch<'_>> {
         let (tokens, topk) = (self.sizes.tokens as usize, self.sizes.topk as usize);
         Ok(Dispatch {
@@ -165,7 +166,7 @@ impl Workload {
     /// The arguments of a combine of the rows as they arrived: experts that work in place.
     ///
     /// # Errors
-    /// None for sizes that the yard took.
+    /// None for sizes that the communicator took.
     pub fn combine<'a>(&'a mut self, received: &'a Received) -> Result<Combine<'a>> {
         let (tokens, hidden) = (self.sizes.tokens as usize, self.sizes.hidden as usize);
         Ok(Combine {

@@ -6,9 +6,9 @@ use tokenyard_bench::counting::{self, Counts};
 use tokenyard_bench::job::Sizes;
 use tokenyard_bench::workload::Workload;
 use tokenyard_conformance::ranks::in_threads;
+use tokenyard_core::communicator::{Cast, Communicator};
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Layout;
-use tokenyard_core::yard::{Cast, Yard};
 
 const RANKS: u32 = 4;
 const DOMAINS: u64 = 2;
@@ -30,15 +30,15 @@ fn counted(layout: Layout) -> Vec<[Counts; 2]> {
     );
     let config = Config::parse(&text, "test.toml").unwrap();
     in_threads(RANKS, &config, |world| {
-        let mut yard = Yard::open(world, &config, Workload::options(&SIZES)).unwrap();
+        let mut comm = Communicator::open(world, &config, Workload::options(&SIZES)).unwrap();
         let mut workload = Workload::new(&SIZES, world.rank(), RANKS);
         let counts = || counting::counts(world.rank());
         let start = counts();
         let (received, handle) =
-            yard.dispatch(&workload.dispatch(layout, Cast::None).unwrap()).unwrap();
+            comm.dispatch(&workload.dispatch(layout, Cast::None).unwrap()).unwrap();
         workload.check(&received).unwrap();
         let half = counts();
-        yard.combine(&handle, workload.combine(&received).unwrap()).unwrap();
+        comm.combine(&handle, workload.combine(&received).unwrap()).unwrap();
         [half.since(&start), counts().since(&half)]
     })
     .unwrap()

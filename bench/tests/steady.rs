@@ -6,8 +6,8 @@ use tokenyard_bench::allocations::{Allocations, Counting};
 use tokenyard_bench::steady::{Figures, SLACK_BYTES, Task, figures};
 use tokenyard_bench::workload::Workload;
 use tokenyard_conformance::ranks::in_threads;
+use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::Config;
-use tokenyard_core::yard::Yard;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -97,12 +97,12 @@ fn the_same_holds_after_a_rank_was_lost() {
 const MASKED: &str =
     "[transport.scale_out]\nuse = \"none\"\n[world]\non_failure = \"mask\"\nreports = \"none\"\n";
 
-/// Rank 1 leaves the others alone with the yard.
+/// Rank 1 leaves the others alone with the communicator.
 fn lose_one_on(task: &Task, extra: &str) {
     let config = config(extra);
     let found = in_threads(3, &config, |world| {
         if world.rank() == 1 {
-            drop(Yard::open(world, &config, Workload::options(&task.sizes)).unwrap());
+            drop(Communicator::open(world, &config, Workload::options(&task.sizes)).unwrap());
             return None;
         }
         Some(figures(world, &config, task).unwrap())

@@ -5,20 +5,20 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use serde::Serialize;
-use tokenyard_core::config::{Config, PartChoice};
+use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::host::{Registry, discover};
 use tokenyard_core::topology::Discover;
 use tokenyard_core::{Error, ErrorKind};
 
+use crate::components;
 use crate::output::{People, SCHEMA_VERSION, Style, print_json};
-use crate::parts;
 
 const EXAMPLES: &str = "\
 Examples:
   tokenyard config check configs/cpu.toml
   tokenyard config check my-fabric.toml --ranks 8 --json
 
-Plugins are loaded; every chosen part reads its own table and is asked whether it can run here.
+Plugins are loaded; every chosen component reads its own table and is asked whether it can run here.
 Exit codes: 0 the config is right, 1 it is wrong, and every error is printed with its line, 2 the
 file cannot be read.";
 
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Judges every key of a config, those of its parts too, and starts nothing.
+    /// Judges every key of a config, those of its components too, and starts nothing.
     Check(CheckArgs),
 }
 
@@ -66,7 +66,7 @@ struct Judgement {
     chosen: Option<Chosen>,
     /// What must be corrected; each names file and line.
     errors: Vec<String>,
-    /// What is not wrong, and matters: a part that cannot run on this node, a table that nobody reads.
+    /// What is not wrong, and matters: a component that cannot run on this node, a table that nobody reads.
     notes: Vec<String>,
 }
 
@@ -102,42 +102,44 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!ok)))
 }
 
-/// Judges what only the parts can: which there are, and their own tables.
+/// Judges what only the components can: which there are, and their own tables.
 fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
     let mut judgement = Judgement::default();
-    let (registry, broken) = parts::load(Some(config), |_| ())?;
+    let (registry, broken) = components::load(Some(config), |_| ())?;
     let refused = broken.into_iter();
     let refused = refused.map(|file| format!("{}:{}: {}", config.name, file.line, file.error));
     judgement.errors.extend(refused);
     if let Some(Err(error)) = ranks.map(|ranks| config.check_ranks(ranks)) {
         judgement.errors.push(error.to_string());
     }
-    let mut ask = |choice: &PartChoice, asked: Result<(), Error>| match asked {
+    let mut ask = |choice: &ComponentChoice, asked: Result<(), Error>| match asked {
         Ok(()) => {}
-        // The part's own words name the line of the key.
+        // The component's own words name the line of the key.
         Err(error) if error.kind() == ErrorKind::Config => judgement.errors.push(error.to_string()),
         Err(error) => judgement.notes.push(format!("{} cannot run here: {error}", choice.name)),
     };
     let kernels = registry.choose_kernels(&config.kernels);
     ask(&config.kernels, kernels.and_then(|p| p.probe(&config.kernels.table)).map(drop));
     for choice in config.scale_up.iter().chain(&config.scale_out) {
-        let part = registry.choose_transport(choice);
-        ask(choice, part.and_then(|part| part.probe(&choice.table)).map(drop));
+        let component = registry.choose_transport(choice);
+        ask(choice, component.and_then(|component| component.probe(&choice.table)).map(drop));
     }
     let first = Discover { rank: 0, ranks: ranks.unwrap_or(1), local_rank: 0 };
     let topology = registry.choose_topology(&config.topology);
     ask(
         &config.topology,
-        topology.and_then(|part| discover(&part, &config.topology.table, &first)).map(drop),
+        topology
+            .and_then(|component| discover(&component, &config.topology.table, &first))
+            .map(drop),
     );
-    let known: Vec<&str> = registry.parts().iter().map(|part| part.name).collect();
-    for table in config.unused_tables.iter().filter(|table| !known.contains(&&*table.part)) {
+    let known: Vec<&str> = registry.components().iter().map(|component| component.name).collect();
+    for table in config.unused_tables.iter().filter(|table| !known.contains(&&*table.component)) {
         judgement.notes.push(format!(
-            "{}:{}: [{}.{}] is the table of no part; available: {}",
+            "{}:{}: [{}.{}] is the table of no component; available: {}",
             config.name,
             table.line,
             table.section,
-            table.part,
+            table.component,
             known.join(", ")
         ));
     }
@@ -151,9 +153,10 @@ fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
     Ok(judgement)
 }
 
-/// The plugin files whose parts are there, each one once.
+/// The plugin files whose components are there, each one once.
 fn files(registry: &Registry) -> Vec<PathBuf> {
-    let mut files: Vec<_> = registry.parts().into_iter().filter_map(|part| part.file).collect();
+    let mut files: Vec<_> =
+        registry.components().into_iter().filter_map(|component| component.file).collect();
     files.sort();
     files.dedup();
     files

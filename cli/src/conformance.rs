@@ -42,7 +42,7 @@ Exit code: 0 all as expected, 1 a test failed (or passed unexpectedly), 2 it cou
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The config whose parts are tested. Ranks are started as processes of this machine.
+    /// The config whose components are tested. Ranks are started as processes of this machine.
     #[arg(required_unless_present = "rank")]
     config: Option<PathBuf>,
     /// Only these levels.
@@ -213,8 +213,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if args.list {
         return list(&chosen, args.json);
     }
-    let parts = Registry::for_config(&config)?.parts();
-    let environment = Environment::new(&config, &parts, settings.capabilities(), args.slow);
+    let components = Registry::for_config(&config)?.components();
+    let environment = Environment::new(&config, &components, settings.capabilities(), args.slow);
     People::new(args.json).say(environment.summary());
     let mut finished = plan.take_larger(args.ranks);
     plan.run(path, &mut finished).map_err(|error| match error.downcast_ref::<Interrupted>() {

@@ -17,7 +17,7 @@ use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json, rank
 
 const EXAMPLES: &str = "\
 A rank writes a report when its process gets SIGUSR1, when it goes on without a rank that was lost,
-and when an error closes its yard. Copy the reports of all ranks to one place, and name them, or
+and when an error closes its communicator. Copy the reports of all ranks to one place, and name them, or
 their folder.
 
 Examples:

@@ -1,13 +1,13 @@
 //! The `tokenyard` command.
 
 mod bench;
+mod components;
 mod config;
 mod conformance;
 mod doctor;
 mod explain;
 mod memory;
 mod output;
-mod parts;
 mod plugins;
 mod preload;
 mod progress;
@@ -39,19 +39,19 @@ enum Command {
     Run(run::Args),
     /// Measures an exchange against a ceiling of the same run.
     Bench(Box<bench::Args>),
-    /// Shows what a config's parts do and do not do right.
+    /// Shows what a config's components do and do not do right.
     Conformance(conformance::Args),
     /// Judges a config without starting anything.
     Config(config::Args),
-    /// Lists the parts that a config can name.
+    /// Lists the components that a config can name.
     Plugins(plugins::Args),
-    /// Says what each part needs on this node, has and lacks.
+    /// Says what each component needs on this node, has and lacks.
     Doctor(doctor::Args),
     /// Says who waits for whom in a job, and who is the culprit, from its ranks' reports.
     Explain(explain::Args),
     /// Prints the memory that a shape costs, per buffer.
     Shape(shape::Args),
-    /// Compiles a config's kernels before the first yard needs them.
+    /// Compiles a config's kernels before the first communicator needs them.
     Warm(warm::Args),
     /// Loads a config's plugins, to see whether that ends well.
     #[command(hide = true)]

@@ -144,14 +144,14 @@ pub(crate) fn lost_code() -> Option<u8> {
 
 /// The contexts and the error itself in one line. An error of core already says its sources.
 pub(crate) fn error_text(error: &anyhow::Error) -> String {
-    let mut parts = Vec::new();
+    let mut components = Vec::new();
     for cause in error.chain() {
-        parts.push(cause.to_string());
+        components.push(cause.to_string());
         if cause.is::<Error>() {
             break;
         }
     }
-    parts.join(": ")
+    components.join(": ")
 }
 
 /// Characters of a line of a table.
@@ -312,10 +312,10 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_numbers_right_and_words_left() {
-        let mut table = Table::new(&["part", "bytes", "note"]);
+        let mut table = Table::new(&["component", "bytes", "note"]);
         table.row(["cpu".into(), 7.into(), "a".into()]);
         table.row(["kernel set".into(), 12345.into()]);
-        let expected = "part        bytes  note\ncpu             7  a\nkernel set  12345";
+        let expected = "component        bytes  note\ncpu             7  a\nkernel set  12345";
         assert_eq!(table.render(PLAIN), expected);
     }
 

@@ -16,8 +16,8 @@ use tokenyard_core::config::Config;
 use tokenyard_core::host::Registry;
 use tokenyard_launch::interrupt;
 
+use crate::components;
 use crate::output::print_json;
-use crate::parts;
 
 /// How long all plugins of a config may take to load. A library with a GPU's whole software in it takes seconds.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             told = print_json(&Message::Opens(file.to_owned()));
         }
     };
-    parts::load(Some(&config), tell)?;
+    components::load(Some(&config), tell)?;
     told?;
     print_json(&Message::Done)?;
     Ok(ExitCode::SUCCESS)
@@ -63,7 +63,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 /// The process ended before all were loaded, or hangs.
 pub(crate) fn try_plugins(config: Option<&Config>) -> Result<()> {
     let Some(config) = config else { return Ok(()) };
-    // With no path, only the plugins of missing parts can be loaded.
+    // With no path, only the plugins of missing components can be loaded.
     if config.plugins.is_empty() && Registry::built_in()?.installed(config).is_empty() {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! SIGUSR1 asks a running process what it does: each of its yards writes a report. One without a yard
+//! SIGUSR1 asks a running process what it does: each of its communicators writes a report. One without a communicator
 //! says so, and whom it waits for while it joins, and one that started ranks hands it on to them. SIGTERM,
 //! SIGINT and SIGHUP end a process that starts ranks in an orderly way ([`interrupt`]), and any other as
 //! they always do.
@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigHandler, SigSet, Signal};
 use tokenyard_core::bootstrap::joins_under_way;
-use tokenyard_core::yard::write_reports;
+use tokenyard_core::communicator::write_reports;
 use tokenyard_launch::interrupt;
 
 use crate::output::People;
@@ -72,10 +72,10 @@ pub(crate) fn tell_launcher(launched: bool) {
 fn tell(reports: &[tokenyard_core::Result<std::path::PathBuf>]) {
     let joins = joins_under_way();
     for join in &joins {
-        say(&format!("no yard yet: {join}"));
+        say(&format!("no communicator yet: {join}"));
     }
     if reports.is_empty() && joins.is_empty() && !HANDS_ON.load(Ordering::Relaxed) {
-        say("no report: no yard is open or being opened in this process");
+        say("no report: no communicator is open or being opened in this process");
     }
     for report in reports {
         match report {

@@ -1,4 +1,4 @@
-//! `tokenyard warm`: compiles a config's kernels before the first yard needs them.
+//! `tokenyard warm`: compiles a config's kernels before the first communicator needs them.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ struct Document {
     schema_version: u32,
     command: &'static str,
     kernels: String,
-    /// The programs that the config's yards may run. Absent where the kernel set compiles nothing.
+    /// The programs that the config's communicators may run. Absent where the kernel set compiles nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     compiled: Option<Vec<Compiled>>,
 }
@@ -46,7 +46,7 @@ struct Document {
 struct Compiled {
     architecture: String,
     /// What they move rows by: `nvlink`, or `proxy`, through the host.
-    face: &'static str,
+    device_api: &'static str,
     /// `direct`; `inside` for rows of several domains inside one of them.
     role: &'static str,
     rows: &'static str,
@@ -61,16 +61,16 @@ impl From<Warmed> for Compiled {
             Rows::Tma => "tma",
             Rows::Vector => "vector",
         };
-        let face = match warmed.face {
+        let device_api = match warmed.device_api {
             Up::Nvlink => "nvlink",
             Up::Proxy => "proxy",
         };
         let role = match warmed.role {
             Role::Direct => "direct",
-            Role::Inside => "inside",
+            Role::IntraDomain => "inside",
         };
         let Warmed { architecture, compiled: now, folder, .. } = warmed;
-        Self { architecture, face, role, rows, now, folder }
+        Self { architecture, device_api, role, rows, now, folder }
     }
 }
 
@@ -84,9 +84,9 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     match &compiled {
         None => people.say(format_args!("kernel set {} compiles nothing", config.kernels.name)),
         Some(programs) => {
-            for Compiled { architecture, face, role, rows, now, folder } in programs {
+            for Compiled { architecture, device_api, role, rows, now, folder } in programs {
                 people.say(format_args!(
-                    "{role} kernels over {face} for {architecture}, rows by {rows}: {} {}",
+                    "{role} kernels over {device_api} for {architecture}, rows by {rows}: {} {}",
                     if *now { "compiled into" } else { "were in" },
                     folder.display()
                 ));

@@ -10,9 +10,9 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Resource, getrlimit};
 use tokenyard_core::Error;
+use tokenyard_core::communicator::REPORTS_VARIABLE;
 use tokenyard_core::config::{Config, Reports};
 use tokenyard_core::files;
-use tokenyard_core::yard::REPORTS_VARIABLE;
 
 /// Links that lead to links; the kernel follows as many.
 const MOST_LINKS: usize = 40;
@@ -172,7 +172,7 @@ fn check_limit() -> Result<()> {
 pub(crate) fn check_reports(config: &Config) -> Result<()> {
     let variable = std::env::var_os(REPORTS_VARIABLE).filter(|value| !value.is_empty());
     let (name, folder) = match (&variable, &config.world.reports) {
-        // `none`, or what opening a yard refuses.
+        // `none`, or what opening a communicator refuses.
         (Some(value), _) if !Path::new(value).is_absolute() => return Ok(()),
         (Some(value), _) => (REPORTS_VARIABLE, Path::new(value)),
         (None, Reports::Folder(folder)) => ("world.reports", folder.as_path()),

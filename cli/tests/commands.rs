@@ -16,18 +16,19 @@ fn plugins_lists_the_built_in_parts_with_their_capabilities() {
     let output = call(&["plugins"]);
     expect_code(&output, 0);
     let text = stdout(&output);
-    for part in ["kernel set  cpu", "transport   shm", "topology    auto"] {
-        assert!(text.contains(part), "{text}");
+    for component in ["kernel set  cpu", "transport   shm", "topology    auto"] {
+        assert!(text.contains(component), "{text}");
     }
     assert!(text.contains("yes: load_store"), "{text}");
     let document = json(&call(&["plugins", "--json"]));
-    let parts = document["parts"].as_array().unwrap();
-    let shm = parts.iter().find(|part| part["name"] == "shm").unwrap();
+    let components = document["components"].as_array().unwrap();
+    let shm = components.iter().find(|component| component["name"] == "shm").unwrap();
     let flags = shm["capabilities"]["flags"].as_array().unwrap();
     assert!(flags.contains(&"load_store".into()), "{flags:?}");
     assert_eq!(shm["why_not"], serde_json::Value::Null);
     // None for tests or measurements.
-    let mut names: Vec<_> = parts.iter().map(|part| part["name"].as_str().unwrap()).collect();
+    let mut names: Vec<_> =
+        components.iter().map(|component| component["name"].as_str().unwrap()).collect();
     names.sort_unstable();
     assert_eq!(names, ["auto", "cpu", "cuda", "nvlink", "shm"]);
 }
@@ -44,8 +45,8 @@ fn a_plugin_that_fails_the_handshake_is_listed_with_its_error_and_the_others_too
     expect_code(&output, 1);
     let document = json(&output);
     assert_eq!(document["broken"].as_array().unwrap().len(), 2);
-    let parts = document["parts"].as_array().unwrap();
-    assert!(parts.iter().any(|part| part["name"] == "shm"));
+    let components = document["components"].as_array().unwrap();
+    assert!(components.iter().any(|component| component["name"] == "shm"));
     let text = stderr(&output);
     assert!(text.contains("bad.so") && text.contains("not loaded"), "{text}");
     let doctor = call(&["doctor", config.to_str().unwrap()]);
@@ -69,13 +70,13 @@ fn doctor_says_what_was_tried_and_its_exit_code_is_its_verdict() {
     let find = |id: &str, subject: &str| {
         findings.iter().find(|f| f["id"] == id && f["subject"] == subject).unwrap()
     };
-    assert_eq!(find("part", "transport shm")["verdict"], "ok");
+    assert_eq!(find("component", "transport shm")["verdict"], "ok");
     assert_eq!(find("shared-memory", "memfd")["found"], "tried, it works");
     assert_eq!(find("open-files", "open files")["wanted"], "36 for 1 ranks");
 }
 
 #[test]
-fn doctor_names_a_part_that_nobody_provides_and_a_port_that_is_held() {
+fn doctor_names_a_component_that_nobody_provides_and_a_port_that_is_held() {
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = held.local_addr().unwrap().port();
     let folder = tempfile::tempdir().unwrap();
@@ -214,7 +215,7 @@ fn config_check(text: &str) -> (Output, Vec<String>) {
 }
 
 #[test]
-fn config_check_names_every_error_with_its_line_those_of_parts_too() {
+fn config_check_names_every_error_with_its_line_those_of_components_too() {
     let (output, errors) = config_check(
         "[world]\nbootstrap = \"tcp://host:99999\"\ndeadline_ms = 5\ndeadine = 3\n\
          [kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n\

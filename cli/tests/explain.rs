@@ -28,7 +28,7 @@ fn a_job_that_is_asked_in_the_middle_of_its_steps_goes_on_and_is_healthy() {
     command.args("--ranks 2 --tokens 12 --hidden 128 --experts 8 --topk 3 --steps 1500".split(' '));
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
-    // The first answers may come while the yard is still being opened.
+    // The first answers may come while the communicator is still being opened.
     while !has_reports_of_steps(&reports) {
         assert!(start.elapsed() < Duration::from_secs(120), "no reports");
         std::thread::sleep(Duration::from_millis(300));
@@ -38,7 +38,7 @@ fn a_job_that_is_asked_in_the_middle_of_its_steps_goes_on_and_is_healthy() {
     expect_code(&output, 0);
     assert!(stdout(&output).contains("check: passed"), "{}", stdout(&output));
     assert!(stderr(&output).contains("[rank 1] report: "), "{}", stderr(&output));
-    // The launcher itself has no yard.
+    // The launcher itself has no communicator.
     assert!(stderr(&output).contains("SIGUSR1 is handed on to ranks 0-1"), "{}", stderr(&output));
     let output = explain(&[&reports]);
     expect_code(&output, 0);
@@ -165,8 +165,8 @@ fn help_has_an_example_and_the_exit_codes() {
     let output = tokenyard().args(["explain", "--help"]).output().unwrap();
     expect_code(&output, 0);
     let text = stdout(&output);
-    for part in ["\n  tokenyard explain ", "SIGUSR1", "Exit codes: 0", "docs/reports.md"] {
-        assert!(text.contains(part), "{part} is missing in {text}");
+    for component in ["\n  tokenyard explain ", "SIGUSR1", "Exit codes: 0", "docs/reports.md"] {
+        assert!(text.contains(component), "{component} is missing in {text}");
     }
 }
 
@@ -178,7 +178,7 @@ fn answers_signals(child: &std::process::Child) -> bool {
 }
 
 #[test]
-fn a_process_that_is_asked_before_it_opens_a_yard_says_so() {
+fn a_process_that_is_asked_before_it_opens_a_communicator_says_so() {
     let config = Config::new();
     let bootstrap = format!("file://{}", config.file("rendezvous").display());
     let mut command = tokenyard();
@@ -195,7 +195,7 @@ fn a_process_that_is_asked_before_it_opens_a_yard_says_so() {
     kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
     let output = child.wait_with_output().unwrap();
     let text = stderr(&output);
-    assert!(text.contains("no yard yet: rank 0 of 2 has waited"), "{text}");
+    assert!(text.contains("no communicator yet: rank 0 of 2 has waited"), "{text}");
     assert!(text.contains("to join: rank 1 did not join yet"), "{text}");
     // And without being asked, after 2 s and then at growing intervals.
     for waited in ["has waited 2 s to join", "has waited 5 s to join"] {

@@ -111,17 +111,17 @@ fn hosts_are_the_domains_of_a_job_with_shared_memory_inside_and_a_network_betwee
         let config = Config::of_all_hosts("shm");
         for layout in ["flat --experts 24", "packed --experts 24"] {
             let report = right_result(&hosts, &config, (ranks, Launcher::Slurm), layout);
-            let yard = &report["yard"];
-            assert_eq!(yard["algorithm"], algorithm, "{report}");
-            assert_eq!(yard["domains"], hosts.count(), "{report}");
-            let team = |level: &str| yard[level]["team"].clone();
+            let comm = &report["communicator"];
+            assert_eq!(comm["algorithm"], algorithm, "{report}");
+            assert_eq!(comm["domains"], hosts.count(), "{report}");
+            let team = |level: &str| comm[level]["team"].clone();
             if domain.is_empty() {
-                assert!(yard["scale_up"].is_null(), "{report}");
+                assert!(comm["scale_up"].is_null(), "{report}");
             } else {
                 assert_eq!(team("scale_up"), serde_json::json!(domain), "{report}");
                 assert_eq!(team("scale_out"), serde_json::json!([0, 2]), "{report}");
             }
-            let places = yard["places"].as_array().unwrap();
+            let places = comm["places"].as_array().unwrap();
             let host_of = |rank: usize| &places[rank]["host"];
             let per_host = ranks as usize / hosts.count();
             for rank in 0..ranks as usize {

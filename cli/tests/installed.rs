@@ -58,12 +58,12 @@ impl Prefix {
     }
 }
 
-/// The file that a part came from, by `tokenyard plugins --json`.
+/// The file that a component came from, by `tokenyard plugins --json`.
 fn file_of(output: &Output, name: &str) -> PathBuf {
     let document = json(output);
-    let parts = document["parts"].as_array().unwrap();
-    let part = parts.iter().find(|part| part["name"] == name).unwrap();
-    part["file"].as_str().unwrap().into()
+    let components = document["components"].as_array().unwrap();
+    let component = components.iter().find(|component| component["name"] == name).unwrap();
+    component["file"].as_str().unwrap().into()
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn neither_the_current_folder_nor_a_variable_decides_which_code_runs() {
 }
 
 #[test]
-fn only_the_plugin_of_a_part_that_the_config_names_and_nobody_has_is_opened() {
+fn only_the_plugin_of_a_component_that_the_config_names_and_nobody_has_is_opened() {
     let prefix = Prefix::new();
     let deadly = Library::new(DEADLY);
     for name in ["verbs.so", "shm.so", "example_c.so.bak", "example.so"] {
@@ -134,11 +134,11 @@ fn only_the_plugin_of_a_part_that_the_config_names_and_nobody_has_is_opened() {
 }
 
 #[test]
-fn a_part_without_its_plugin_is_refused_with_file_folders_and_the_command_that_builds_it() {
+fn a_component_without_its_plugin_is_refused_with_file_folders_and_the_command_that_builds_it() {
     let prefix = Prefix::new();
     let folders = format!("looked for in {0}/bin and {0}/lib/tokenyard", prefix.root.display());
-    for (part, plugin) in [("verbs", "verbs"), ("efa", "libfabric"), ("faulty", "faulty")] {
-        let config = prefix.config(part);
+    for (component, plugin) in [("verbs", "verbs"), ("efa", "libfabric"), ("faulty", "faulty")] {
+        let config = prefix.config(component);
         let output = prefix.call("run --ranks 2 --steps 1", &config);
         expect_code(&output, 2);
         let text = stderr(&output);
@@ -153,7 +153,7 @@ fn a_part_without_its_plugin_is_refused_with_file_folders_and_the_command_that_b
         }
         let listed = prefix.call("plugins --json", &config);
         expect_code(&listed, 1);
-        assert_eq!(json(&listed)["missing"][0]["name"], part);
+        assert_eq!(json(&listed)["missing"][0]["name"], component);
     }
 }
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use tokenyard_core::communicator::{
+    Buffer, Communicator, Handle, Outputs, Received, TensorMut, TensorRef,
+};
 use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{Buffer, Handle, Outputs, Received, TensorMut, TensorRef, Yard};
 
 use crate::exchange::{self, Aligned, Placed, array};
 use crate::oracle::{self, Arrived};
@@ -16,19 +18,19 @@ const POISON: u8 = 0xa5;
 /// Room for an array, with one row more than it has.
 struct Room {
     host: Aligned,
-    /// The same, where the yard works on a device.
+    /// The same, where the communicator works on a device.
     device: Option<Buffer>,
     dtype: DType,
     shape: [usize; 2],
 }
 
 impl Room {
-    fn new(yard: &Yard, tensor: &TensorRef<'_>) -> Result<Self> {
+    fn new(comm: &Communicator, tensor: &TensorRef<'_>) -> Result<Self> {
         let dtype = tensor.dtype().context("an array has no type")?;
         let shape = [tensor.rows() + 1, tensor.cols()];
         let host = Aligned::filled(shape[0] * shape[1] * dtype.bytes(), POISON);
-        let on_device = yard.works_on_device();
-        let device = on_device.then(|| yard.buffer(host.bytes())).transpose()?;
+        let on_device = comm.works_on_device();
+        let device = on_device.then(|| comm.buffer(host.bytes())).transpose()?;
         Ok(Self { host, device, dtype, shape })
     }
 
@@ -53,10 +55,10 @@ impl Room {
 }
 
 /// Room for every array of an output, by the oracle's names.
-fn rooms(yard: &Yard, received: &Received) -> Result<BTreeMap<&'static str, Room>> {
+fn rooms(comm: &Communicator, received: &Received) -> Result<BTreeMap<&'static str, Room>> {
     let there =
         exchange::ARRAYS.into_iter().filter_map(|name| Some((name, array(received, name)?)));
-    there.map(|(name, tensor)| Ok((name, Room::new(yard, &tensor)?))).collect()
+    there.map(|(name, tensor)| Ok((name, Room::new(comm, &tensor)?))).collect()
 }
 
 fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a>> {
@@ -81,34 +83,37 @@ fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a
 
 /// Dispatches, copies what arrived, and lets the arena have its place back; on a stream, where the
 /// kernel set has streams, without waiting in between.
-fn dispatch(yard: &mut Yard, round: &Round) -> Result<(BTreeMap<&'static str, Room>, Handle)> {
-    let arguments = round.brought.dispatch_on(yard)?;
-    if !yard.has_streams() {
-        let (received, handle) = yard.dispatch(&arguments).context("dispatch")?;
-        let mut rooms = rooms(yard, &received)?;
-        yard.copy_out(&received, &mut outputs(&mut rooms)?).context("copy out")?;
+fn dispatch(
+    comm: &mut Communicator,
+    round: &Round,
+) -> Result<(BTreeMap<&'static str, Room>, Handle)> {
+    let arguments = round.brought.dispatch_on(comm)?;
+    if !comm.has_streams() {
+        let (received, handle) = comm.dispatch(&arguments).context("dispatch")?;
+        let mut rooms = rooms(comm, &received)?;
+        comm.copy_out(&received, &mut outputs(&mut rooms)?).context("copy out")?;
         return Ok((rooms, handle));
     }
-    let tool = yard.tool_stream()?;
+    let tool = comm.tool_stream()?;
     // SAFETY: the stream outlives the calls below and what they give but for the handle, which is of
     // a stream that has ended by then.
     let stream = unsafe { tool.stream() };
-    let (received, handle) = yard.on(stream).dispatch(&arguments).context("dispatch")?;
-    let mut rooms = rooms(yard, &received)?;
-    yard.on(stream).copy_out(&received, &mut outputs(&mut rooms)?).context("copy out")?;
+    let (received, handle) = comm.on(stream).dispatch(&arguments).context("dispatch")?;
+    let mut rooms = rooms(comm, &received)?;
+    comm.on(stream).copy_out(&received, &mut outputs(&mut rooms)?).context("copy out")?;
     drop(received);
-    yard.flush()?;
+    comm.flush()?;
     Ok((rooms, handle))
 }
 
 /// One exchange, every element checked; another one runs between the copy and the look at it.
 ///
 /// # Errors
-/// What the yard says, or the first difference from the oracle.
-pub(crate) fn check(yard: &mut Yard, round: &Round, between: &Round) -> Result<()> {
-    let (case, rank) = (&round.case, yard.rank() as usize);
-    let (rooms, handle) = dispatch(yard, round)?;
-    drop(between.dispatch(yard)?);
+/// What the communicator says, or the first difference from the oracle.
+pub(crate) fn check(comm: &mut Communicator, round: &Round, between: &Round) -> Result<()> {
+    let (case, rank) = (&round.case, comm.rank() as usize);
+    let (rooms, handle) = dispatch(comm, round)?;
+    drop(between.dispatch(comm)?);
     let arrays: BTreeMap<_, _> =
         rooms.iter().map(|(name, room)| Ok((*name, room.fetch()?))).collect::<Result<_>>()?;
     let find = |name: &str| arrays.get(name).map(Vec::as_slice);
@@ -123,6 +128,6 @@ pub(crate) fn check(yard: &mut Yard, round: &Round, between: &Round) -> Result<(
         counts: find("counts").unwrap_or_default(),
     };
     let output = oracle::experts::run(case, rank, &arrived).map_err(|e| anyhow!("{e}"))?;
-    let got = exchange::combine(yard, &round.brought, &handle, &output, Placed::Outside)?;
+    let got = exchange::combine(comm, &round.brought, &handle, &output, Placed::Outside)?;
     round.check_combined(&got)
 }

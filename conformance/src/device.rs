@@ -1,11 +1,11 @@
-//! Tensors of a test on a yard's device. A test states everything in host memory; where the yard works
+//! Tensors of a test on a communicator's device. A test states everything in host memory; where the communicator works
 //! on a device, copies go there, and outputs are fetched.
 
 use std::sync::OnceLock;
 
 use anyhow::Result;
+use tokenyard_core::communicator::{Buffer, Communicator, Dispatch, Handle, Replay, TensorRef};
 use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{Buffer, Dispatch, Handle, Replay, TensorRef, Yard};
 use tokenyard_core::{Error, ErrorKind};
 
 /// A copy of a tensor on the device.
@@ -33,7 +33,7 @@ impl Copied {
         })
     }
 
-    /// On the yard of a handle.
+    /// On the communicator of a handle.
     ///
     /// # Errors
     /// What the device refuses.
@@ -53,12 +53,12 @@ impl Copied {
     ///
     /// # Errors
     /// None; the tensor was valid.
-    pub fn tensor_mut(&mut self) -> Result<tokenyard_core::yard::TensorMut<'_>> {
+    pub fn tensor_mut(&mut self) -> Result<tokenyard_core::communicator::TensorMut<'_>> {
         Ok(self.buffer.tensor_mut(self.dtype, self.shape)?)
     }
 }
 
-/// Copies of what a dispatch or a replay brings; made when a device yard first asks for them.
+/// Copies of what a dispatch or a replay brings; made when a device communicator first asks for them.
 #[derive(Debug, Default)]
 pub struct Copies(OnceLock<[Option<Copied>; 4]>);
 
@@ -70,17 +70,21 @@ impl Clone for Copies {
 }
 
 impl Copies {
-    /// `dispatch` as `yard` can take it.
+    /// `dispatch` as `comm` can take it.
     ///
     /// # Errors
     /// What the device refuses.
-    pub fn dispatch<'a>(&'a self, yard: &Yard, dispatch: Dispatch<'a>) -> Result<Dispatch<'a>> {
-        if !yard.works_on_device() {
+    pub fn dispatch<'a>(
+        &'a self,
+        comm: &Communicator,
+        dispatch: Dispatch<'a>,
+    ) -> Result<Dispatch<'a>> {
+        if !comm.works_on_device() {
             return Ok(dispatch);
         }
         let tensors =
             [Some(dispatch.x), Some(dispatch.topk_idx), dispatch.scales, dispatch.topk_weights];
-        let [x, topk_idx, scales, topk_weights] = self.there(yard, tensors)?;
+        let [x, topk_idx, scales, topk_weights] = self.there(comm, tensors)?;
         Ok(Dispatch {
             x: x.unwrap_or(dispatch.x),
             topk_idx: topk_idx.unwrap_or(dispatch.topk_idx),
@@ -90,22 +94,22 @@ impl Copies {
         })
     }
 
-    /// `replay` as `yard` can take it.
+    /// `replay` as `comm` can take it.
     ///
     /// # Errors
     /// What the device refuses.
-    pub fn replay<'a>(&'a self, yard: &Yard, replay: Replay<'a>) -> Result<Replay<'a>> {
-        if !yard.works_on_device() {
+    pub fn replay<'a>(&'a self, comm: &Communicator, replay: Replay<'a>) -> Result<Replay<'a>> {
+        if !comm.works_on_device() {
             return Ok(replay);
         }
         let tensors = [Some(replay.x), None, replay.scales, replay.topk_weights];
-        let [x, _, scales, topk_weights] = self.there(yard, tensors)?;
+        let [x, _, scales, topk_weights] = self.there(comm, tensors)?;
         Ok(Replay { x: x.unwrap_or(replay.x), scales, topk_weights, ..replay })
     }
 
     fn there<'a>(
         &'a self,
-        yard: &Yard,
+        comm: &Communicator,
         tensors: [Option<TensorRef<'a>>; 4],
     ) -> Result<[Option<TensorRef<'a>>; 4]> {
         let copies = match self.0.get() {
@@ -113,7 +117,7 @@ impl Copies {
             None => {
                 let mut copies = [None, None, None, None];
                 for (copy, tensor) in copies.iter_mut().zip(&tensors) {
-                    let make = |bytes: &[u8]| yard.buffer(bytes);
+                    let make = |bytes: &[u8]| comm.buffer(bytes);
                     *copy = tensor.as_ref().map(|t| Copied::new(&make, t)).transpose()?;
                 }
                 self.0.get_or_init(|| copies)

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
+use tokenyard_core::communicator::{Communicator, TensorRef};
 use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{TensorRef, Yard};
 
 use crate::copied_out;
 use crate::device::Copies;
@@ -19,12 +19,12 @@ const LAYOUTS: [Layout; 3] = [Layout::Flat, EXPERT_MAJOR, Layout::Packed];
 /// Exchanges of one test, each with other data and another routing.
 const ROUNDS: u64 = 2;
 
-/// How a test uses the yard.
+/// How a test uses the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Expert outputs in memory of the caller.
     Outside,
-    /// Expert outputs in the room that the yard gives.
+    /// Expert outputs in the room that the communicator gives.
     CombineInput,
     /// Expert outputs over the received rows.
     InPlace,
@@ -303,40 +303,40 @@ fn usual() -> Case {
 
 fn run(rank: &Rank<'_>, case: &Case, way: Way) -> Result<Outcome> {
     case.validate()?;
-    let mut yard = Yard::open(rank.world, rank.config, exchange::options(case))?;
-    let domains = exchange::domains(&yard);
+    let mut comm = Communicator::open(rank.world, rank.config, exchange::options(case))?;
+    let domains = exchange::domains(&comm);
     for seed in 0..ROUNDS {
-        let round = Round::new(&Case { seed, domains, ..case.clone() }, yard.rank());
-        exchange_once(&mut yard, &round, way).with_context(|| format!("seed {seed}"))?;
+        let round = Round::new(&Case { seed, domains, ..case.clone() }, comm.rank());
+        exchange_once(&mut comm, &round, way).with_context(|| format!("seed {seed}"))?;
     }
-    yard.close()?;
+    comm.close()?;
     Ok(Outcome::Pass)
 }
 
-fn exchange_once(yard: &mut Yard, round: &Round, way: Way) -> Result<()> {
+fn exchange_once(comm: &mut Communicator, round: &Round, way: Way) -> Result<()> {
     let Round { case, inputs, brought, .. } = round;
     match way {
-        Way::Outside => exchange::check(yard, case, inputs, Placed::Outside),
-        Way::CombineInput => exchange::check(yard, case, inputs, Placed::CombineInput),
+        Way::Outside => exchange::check(comm, case, inputs, Placed::Outside),
+        Way::CombineInput => exchange::check(comm, case, inputs, Placed::CombineInput),
         Way::InPlace => {
-            let mut live = round.dispatch(yard)?;
-            let output = exchange::run_experts(case, yard.rank() as usize, &live.received)?;
+            let mut live = round.dispatch(comm)?;
+            let output = exchange::run_experts(case, comm.rank() as usize, &live.received)?;
             let (handle, received) = (&live.handle, &mut live.received);
-            let got = exchange::combine_in_place(yard, brought, handle, &output, received)
+            let got = exchange::combine_in_place(comm, brought, handle, &output, received)
                 .context("combine")?;
             round.check_combined(&got)
         }
-        Way::StridedScales => strided_scales(yard, round),
+        Way::StridedScales => strided_scales(comm, round),
         Way::CopiedOut => {
             let between =
-                Round::new(&Case { seed: case.seed + ROUNDS, ..case.clone() }, yard.rank());
-            copied_out::check(yard, round, &between)
+                Round::new(&Case { seed: case.seed + ROUNDS, ..case.clone() }, comm.rank());
+            copied_out::check(comm, round, &between)
         }
     }
 }
 
 /// Dispatches with scales `[T, S]` that are stored column by column, and combines.
-fn strided_scales(yard: &mut Yard, round: &Round) -> Result<()> {
+fn strided_scales(comm: &mut Communicator, round: &Round) -> Result<()> {
     let mut dispatch = round.brought.dispatch()?;
     let scales = dispatch.scales.context("the case has opaque scales")?;
     let (rows, columns) = (scales.rows(), scales.cols());
@@ -349,9 +349,9 @@ fn strided_scales(yard: &mut Yard, round: &Round) -> Result<()> {
     dispatch.scales =
         Some(TensorRef::strided(by_column.bytes(), DType::I32, shape, [1, rows.max(1)])?);
     let copies = Copies::default();
-    let dispatch = copies.dispatch(yard, dispatch)?;
-    let (received, handle) = yard.dispatch(&dispatch).context("dispatch")?;
+    let dispatch = copies.dispatch(comm, dispatch)?;
+    let (received, handle) = comm.dispatch(&dispatch).context("dispatch")?;
     round.check_received(&received)?;
-    round.finish(yard, &crate::round::Live { received, handle })?;
+    round.finish(comm, &crate::round::Live { received, handle })?;
     Ok(())
 }

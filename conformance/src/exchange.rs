@@ -1,4 +1,4 @@
-//! One exchange on a yard, checked against the oracle: dispatch, experts, combine.
+//! One exchange on a communicator, checked against the oracle: dispatch, experts, combine.
 
 mod arrived;
 mod brought;
@@ -12,18 +12,19 @@ pub use combined::{
     Buffers, Got, Placed, Staged, check_combined, check_combined_without, combine, combine_in_place,
 };
 pub use losses::{
-    Losses, check_combined_around, check_received_around, check_received_flagged, left_out, unheard,
+    Losses, check_combined_around, check_received_around, check_received_flagged, left_out,
+    no_host_sync,
 };
 
 use anyhow::{Context, Result};
+use tokenyard_core::communicator::{Cast, Communicator, CommunicatorOptions};
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
-use tokenyard_core::yard::{Cast, Yard, YardOptions};
 
 use crate::oracle::{Case, Elem, Input, Inputs, Layout, RowType, Scales};
 
-/// The yard that a case needs.
-pub fn options(case: &Case) -> YardOptions {
-    YardOptions::new(
+/// The communicator that a case needs.
+pub fn options(case: &Case) -> CommunicatorOptions {
+    CommunicatorOptions::new(
         case.experts as u32,
         case.topk as u32,
         case.hidden as u32,
@@ -31,9 +32,9 @@ pub fn options(case: &Case) -> YardOptions {
     )
 }
 
-/// Domains that `yard` routes over: those that combine rounds for.
-pub fn domains(yard: &Yard) -> usize {
-    let report = yard.report();
+/// Domains that `comm` routes over: those that combine rounds for.
+pub fn domains(comm: &Communicator) -> usize {
+    let report = comm.report();
     if report.algorithm == "direct" { 1 } else { report.domains as usize }
 }
 
@@ -81,14 +82,14 @@ fn cast(input: Input) -> Cast {
 /// One whole exchange of a case on this rank, every element checked.
 ///
 /// # Errors
-/// What the yard says, or the first difference from the oracle.
-pub fn check(yard: &mut Yard, case: &Case, inputs: &Inputs, placed: Placed) -> Result<()> {
-    let rank = yard.rank() as usize;
+/// What the communicator says, or the first difference from the oracle.
+pub fn check(comm: &mut Communicator, case: &Case, inputs: &Inputs, placed: Placed) -> Result<()> {
+    let rank = comm.rank() as usize;
     let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
-    let (received, handle) = yard.dispatch(&brought.dispatch_on(yard)?).context("dispatch")?;
+    let (received, handle) = comm.dispatch(&brought.dispatch_on(comm)?).context("dispatch")?;
     check_received(case, inputs, rank, &received).context("after dispatch")?;
     let output = run_experts(case, rank, &received).context("experts")?;
     drop(received);
-    let got = combine(yard, &brought, &handle, &output, placed).context("combine")?;
+    let got = combine(comm, &brought, &handle, &output, placed).context("combine")?;
     check_combined(case, inputs, rank, &got).context("after combine")
 }

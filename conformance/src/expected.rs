@@ -13,7 +13,7 @@ const SHIPPED: &str = include_str!("../expected.toml");
 #[serde(deny_unknown_fields)]
 pub struct Entry {
     /// It holds where the config uses a part of this name.
-    pub part: String,
+    pub component: String,
     /// Which tests: a name, with `*` for anything.
     pub test: String,
     /// Why they fail.
@@ -44,7 +44,7 @@ impl Expected {
         Self::parse(SHIPPED, config)
     }
 
-    /// Reads entries from TOML and keeps those whose part `config` uses.
+    /// Reads entries from TOML and keeps those whose component `config` uses.
     ///
     /// # Errors
     /// Text that is not such a list; an entry without a reason or a link.
@@ -57,12 +57,12 @@ impl Expected {
                 entry.test
             );
         }
-        let uses = |part: &str| {
-            config.scale_up.iter().chain(&config.scale_out).any(|choice| choice.name == part)
-                || config.kernels.name == part
-                || config.topology.name == part
+        let uses = |component: &str| {
+            config.scale_up.iter().chain(&config.scale_out).any(|choice| choice.name == component)
+                || config.kernels.name == component
+                || config.topology.name == component
         };
-        entries.retain(|entry| uses(&entry.part));
+        entries.retain(|entry| uses(&entry.component));
         Ok(Self { entries })
     }
 
@@ -118,7 +118,7 @@ mod tests {
         "[[expected]]\npart = \"shm\"\ntest = \"l2/*\"\nreason = \"slow\"\nlink = \"#7\"\n";
 
     #[test]
-    fn an_entry_holds_for_configs_that_use_its_part() {
+    fn an_entry_holds_for_configs_that_use_its_component() {
         let expected = Expected::parse(ENTRY, &config()).expect("valid");
         assert_eq!(expected.reason("l2/x").map(|e| e.reason.as_str()), Some("slow"));
         assert!(expected.reason("l1/x").is_none());

@@ -1,7 +1,7 @@
-//! The conformance suite: what a yard must do, whatever it is made of.
+//! The conformance suite: what a communicator must do, whatever it is made of.
 //!
 //! [`oracle`] states the rules once more, independently of the product; [`exchange`] runs one case on
-//! a yard and compares every element; [`ranks`] makes a world of threads; [`transport`] holds the cases of a
+//! a communicator and compares every element; [`ranks`] makes a world of threads; [`transport`] holds the cases of a
 //! transport alone.
 
 pub mod concurrency;

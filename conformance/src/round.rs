@@ -1,7 +1,7 @@
 //! One exchange in the pieces that tests put together: dispatch, then combine, each checked.
 
 use anyhow::{Context, Result};
-use tokenyard_core::yard::{Handle, Received, Yard};
+use tokenyard_core::communicator::{Communicator, Handle, Received};
 
 use crate::exchange::{self, Brought, Buffers, Got, Placed};
 use crate::oracle::{Case, Inputs, RankInputs};
@@ -50,10 +50,10 @@ impl Round {
     /// Dispatches, and checks what arrived.
     ///
     /// # Errors
-    /// What the yard says, or the first difference from the oracle.
-    pub fn dispatch(&self, yard: &mut Yard) -> Result<Live> {
+    /// What the communicator says, or the first difference from the oracle.
+    pub fn dispatch(&self, comm: &mut Communicator) -> Result<Live> {
         let (received, handle) =
-            yard.dispatch(&self.brought.dispatch_on(yard)?).context("dispatch")?;
+            comm.dispatch(&self.brought.dispatch_on(comm)?).context("dispatch")?;
         self.check_received(&received)?;
         Ok(Live { received, handle })
     }
@@ -79,10 +79,10 @@ impl Round {
     /// Runs the experts, combines, and checks what came back.
     ///
     /// # Errors
-    /// What the yard says, or the first difference from the oracle.
-    pub fn finish(&self, yard: &mut Yard, live: &Live) -> Result<Got> {
+    /// What the communicator says, or the first difference from the oracle.
+    pub fn finish(&self, comm: &mut Communicator, live: &Live) -> Result<Got> {
         let output = exchange::run_experts(&self.case, self.rank, &live.received)?;
-        let got = exchange::combine(yard, &self.brought, &live.handle, &output, Placed::Outside)
+        let got = exchange::combine(comm, &self.brought, &live.handle, &output, Placed::Outside)
             .context("combine")?;
         self.check_combined(&got)?;
         Ok(got)
@@ -100,8 +100,8 @@ impl Round {
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch) and [`finish`](Self::finish).
-    pub fn run(&self, yard: &mut Yard) -> Result<Got> {
-        let live = self.dispatch(yard)?;
-        self.finish(yard, &live)
+    pub fn run(&self, comm: &mut Communicator) -> Result<Got> {
+        let live = self.dispatch(comm)?;
+        self.finish(comm, &live)
     }
 }

@@ -9,7 +9,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 use tokenyard_core::transport::Capabilities;
 
-/// How much a test asks of a yard.
+/// How much a test asks of a communicator.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -31,7 +31,7 @@ pub enum Outcome {
     Pass,
     /// Everything held, and the test has ended its world on purpose: others need a new one.
     PassAndOver,
-    /// A capability that the part did not declare is missing; names it.
+    /// A capability that the component did not declare is missing; names it.
     NotSupported(String),
 }
 

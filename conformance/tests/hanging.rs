@@ -1,4 +1,4 @@
-//! A transport whose `progress` does not come back holds up the end of its yard for a while only, and loses
+//! A transport whose `progress` does not come back holds up the end of its communicator for a while only, and loses
 //! nothing that the thread inside of it may still use (INV-6).
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
@@ -12,11 +12,11 @@ use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
 use tokenyard_core::Result;
 use tokenyard_core::abi::TY_CAP_MANUAL_PROGRESS;
-use tokenyard_core::config::{Config, PartTable};
+use tokenyard_core::communicator::Communicator;
+use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Team, Transport, TransportNeeds};
-use tokenyard_core::yard::Yard;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 
@@ -48,13 +48,13 @@ impl Transport for Hanging {
     type Config = Settings;
 
     fn probe(_: &Settings) -> Result<Capabilities> {
-        let mut capabilities = find_transport("shm")?.probe(&PartTable::empty())?;
+        let mut capabilities = find_transport("shm")?.probe(&ComponentTable::empty())?;
         capabilities.flags |= TY_CAP_MANUAL_PROGRESS;
         Ok(capabilities)
     }
 
     fn open(settings: Settings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let mut inner = find_transport("shm")?.open(&PartTable::empty(), team, needs)?;
+        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), team, needs)?;
         Ok(Self { memory: inner.memory_needs()?, inner, after: settings.after })
     }
 
@@ -163,20 +163,20 @@ fn closed() -> u32 {
 }
 
 #[test]
-fn a_yard_ends_though_progress_hangs_and_keeps_what_the_thread_uses() {
+fn a_communicator_ends_though_progress_hangs_and_keeps_what_the_thread_uses() {
     let (_alone, config) = set_up("");
     in_threads(2, &config, |world| {
         let case = case(2);
-        let mut yard = Yard::open(world, &config, options(&case)).unwrap();
-        let round = Round::new(&case, yard.rank());
-        let live = round.dispatch(&mut yard).unwrap();
-        round.finish(&mut yard, &live).unwrap();
+        let mut comm = Communicator::open(world, &config, options(&case)).unwrap();
+        let round = Round::new(&case, comm.rank());
+        let live = round.dispatch(&mut comm).unwrap();
+        round.finish(&mut comm, &live).unwrap();
         drop(live);
         world.barrier("all have ended").unwrap();
         STATE.lock().unwrap().hangs = true;
         await_hanging(2);
         let start = Instant::now();
-        yard.close().unwrap();
+        comm.close().unwrap();
         assert!(start.elapsed() >= Duration::from_secs(10), "a busy machine is waited for");
     })
     .unwrap();
@@ -186,10 +186,10 @@ fn a_yard_ends_though_progress_hangs_and_keeps_what_the_thread_uses() {
     assert_eq!(log.matches(said).count(), 2, "{log}");
     release();
     in_threads(2, &config, |world| {
-        Yard::open(world, &config, options(&case(2))).unwrap().close().unwrap();
+        Communicator::open(world, &config, options(&case(2))).unwrap().close().unwrap();
     })
     .unwrap();
-    assert_eq!(closed(), 2, "a yard whose threads come back is closed");
+    assert_eq!(closed(), 2, "a communicator whose threads come back is closed");
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn a_bring_up_fails_where_progress_hangs_and_says_so() {
     );
     STATE.lock().unwrap().hangs = true;
     let errors = in_threads(4, &config, |world| {
-        Yard::open(world, &config, options(&case(4))).unwrap_err().to_string()
+        Communicator::open(world, &config, options(&case(4))).unwrap_err().to_string()
     })
     .unwrap();
     assert_eq!(closed(), 0, "a thread is still inside");

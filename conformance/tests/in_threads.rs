@@ -100,7 +100,7 @@ fn main() {
         let config = split(domains, inside, between);
         let settings = Settings::new(config).expect("the transport probes");
         let tests = suite::tests(settings.capabilities(), domains).into_iter();
-        // The levels of a yard do not matter to L0; and many ranks need few cases.
+        // The levels of a communicator do not matter to L0; and many ranks need few cases.
         let tests = tests.filter(|test| test.level != Level::L0 && test.ranks <= 8);
         let tests = tests.filter(|test| domains == 2 || worlds(&test.name));
         trials.extend(tests.map(|test| trial(prefix, &settings, test)));

@@ -1,8 +1,8 @@
 //! L3 over RDMA: the link of a device is cut. It needs the test machine: `cargo xtask test vm` runs it. This
 //! program is also the ranks.
 
-#[path = "masking/parts.rs"]
-mod parts;
+#[path = "masking/components.rs"]
+mod components;
 mod players;
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! A transport that does not answer how it is holds up neither a report nor the end of its yard (INV-6).
+//! A transport that does not answer how it is holds up neither a report nor the end of its communicator (INV-6).
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::sync::{Condvar, Mutex};
@@ -9,11 +9,11 @@ use tokenyard_conformance::oracle::Case;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
 use tokenyard_core::Result;
-use tokenyard_core::config::{Config, PartTable};
+use tokenyard_core::communicator::Communicator;
+use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Team, Transport, TransportNeeds};
-use tokenyard_core::yard::Yard;
 
 /// Whether questions of reports are answered.
 static ANSWERS: Mutex<bool> = Mutex::new(false);
@@ -31,11 +31,11 @@ impl Transport for Mute {
     type Config = NoSettings;
 
     fn probe(_: &NoSettings) -> Result<Capabilities> {
-        find_transport("shm")?.probe(&PartTable::empty())
+        find_transport("shm")?.probe(&ComponentTable::empty())
     }
 
     fn open(_: NoSettings, team: &Team, needs: &TransportNeeds) -> Result<Self> {
-        let mut inner = find_transport("shm")?.open(&PartTable::empty(), team, needs)?;
+        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), team, needs)?;
         Ok(Self { memory: inner.memory_needs()?, inner })
     }
 
@@ -63,7 +63,7 @@ struct NoSettings {}
 tokenyard_testkit::built_in_transport!(Mute);
 
 #[test]
-fn reports_say_that_a_transport_does_not_answer_and_its_yard_ends() {
+fn reports_say_that_a_transport_does_not_answer_and_its_communicator_ends() {
     tokenyard_cpu::link();
     let reports = tempfile::tempdir().unwrap();
     let text = format!(
@@ -74,20 +74,20 @@ fn reports_say_that_a_transport_does_not_answer_and_its_yard_ends() {
     let config = Config::parse(&text, "mute").unwrap();
     let case = Case { ranks: 2, experts: 4, topk: 2, ..Case::default() };
     in_threads(2, &config, |world| {
-        let mut yard = Yard::open(world, &config, options(&case)).unwrap();
-        let reporter = yard.reporter();
+        let mut comm = Communicator::open(world, &config, options(&case)).unwrap();
+        let reporter = comm.reporter();
         let report = reporter.capture("it is asked").unwrap();
         assert!(report.transports[0].unanswered_ms.is_some_and(|ms| ms >= 1000), "{report:?}");
         assert_eq!(report.peers.len(), 1, "the rest of it is there");
         let path = reporter.write("it is asked again").unwrap();
         let text = std::fs::read_to_string(path.with_extension("txt")).unwrap();
         assert!(text.contains("asked for its health, it has not answered for"), "{text}");
-        // The yard works, and its end waits for no answer.
-        let round = Round::new(&case, yard.rank());
-        let live = round.dispatch(&mut yard).unwrap();
-        round.finish(&mut yard, &live).unwrap();
+        // The communicator works, and its end waits for no answer.
+        let round = Round::new(&case, comm.rank());
+        let live = round.dispatch(&mut comm).unwrap();
+        round.finish(&mut comm, &live).unwrap();
         drop(live);
-        yard.close().unwrap();
+        comm.close().unwrap();
         assert!(!*ANSWERS.lock().unwrap());
     })
     .unwrap();
@@ -95,10 +95,10 @@ fn reports_say_that_a_transport_does_not_answer_and_its_yard_ends() {
     *ANSWERS.lock().unwrap() = true;
     CHANGED.notify_all();
     in_threads(2, &config, |world| {
-        let yard = Yard::open(world, &config, options(&case)).unwrap();
+        let comm = Communicator::open(world, &config, options(&case)).unwrap();
         // A machine with much to do may not run the thread that asks for a while.
-        while yard.reporter().capture("").unwrap().transports[0].unanswered_ms.is_some() {}
-        yard.close().unwrap();
+        while comm.reporter().capture("").unwrap().transports[0].unanswered_ms.is_some() {}
+        comm.close().unwrap();
     })
     .unwrap();
 }

@@ -1,16 +1,16 @@
-//! What a topology says of NICs reaches the transports of a yard, shared out, and its report.
+//! What a topology says of NICs reaches the transports of a communicator, shared out, and its report.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_core::config::{Config, PartTable};
-use tokenyard_core::export::{Exported, TOPOLOGY_HEADER, TopologyPart, find_transport};
+use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
+use tokenyard_core::config::{ComponentTable, Config};
+use tokenyard_core::export::{Exported, TOPOLOGY_HEADER, TopologyComponent, find_transport};
 use tokenyard_core::host::{BuiltIn, OpenTransport, Registry, discover};
 use tokenyard_core::topology::{Discover, Place, Topology};
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Team, Transport, TransportNeeds};
-use tokenyard_core::yard::{Yard, YardOptions};
 use tokenyard_core::{Result, abi};
 
 /// NICs that the transport `told` was opened with, and whether all reach each other, by world rank.
@@ -31,14 +31,14 @@ impl Transport for Told {
     type Config = TwoNodes;
 
     fn probe(_: &TwoNodes) -> Result<Capabilities> {
-        let inner = find_transport("shm")?.probe(&PartTable::empty())?;
+        let inner = find_transport("shm")?.probe(&ComponentTable::empty())?;
         Ok(Capabilities { flags: inner.flags | abi::TY_CAP_PLACED_NICS, ..inner })
     }
 
     fn open(_: TwoNodes, team: &Team, needs: &TransportNeeds) -> Result<Self> {
         let told = (team.nics.clone(), team.any_rails);
         TOLD.lock().unwrap().insert(team.world_ranks[team.me as usize], told);
-        let mut inner = find_transport("shm")?.open(&PartTable::empty(), team, needs)?;
+        let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), team, needs)?;
         Ok(Self { memory: inner.memory_needs()?, inner })
     }
 
@@ -85,10 +85,10 @@ impl Topology for TwoNodesTopology {
 
 tokenyard_testkit::built_in_transport!(Told);
 const PLACES: &[*const abi::TyTopologyTable] =
-    &[&raw const *TopologyPart::<TwoNodesTopology>::TABLE];
+    &[&raw const *TopologyComponent::<TwoNodesTopology>::TABLE];
 static TOPOLOGIES: Exported<abi::TyTopologyExport> = Exported(abi::TyTopologyExport {
     header: TOPOLOGY_HEADER,
-    parts: PLACES.as_ptr(),
+    components: PLACES.as_ptr(),
     count: PLACES.len(),
 });
 inventory::submit! { BuiltIn::Topology(&TOPOLOGIES) }
@@ -102,9 +102,10 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
                 [topology]\nuse = \"two_nodes\"\n[topology.two_nodes]\nsecond = 2\nany = true\n";
     let config = Config::parse(text, "nics").unwrap();
     let reports = in_threads(4, &config, |world| {
-        let yard = Yard::open(world, &config, YardOptions::new(8, 2, 64, 8)).unwrap();
-        let report = serde_json::to_value(yard.report()).unwrap();
-        yard.close().unwrap();
+        let comm =
+            Communicator::open(world, &config, CommunicatorOptions::new(8, 2, 64, 8)).unwrap();
+        let report = serde_json::to_value(comm.report()).unwrap();
+        comm.close().unwrap();
         report
     })
     .unwrap();
@@ -130,8 +131,9 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
     assert_eq!(told(), expected.map(|nic| format!("{nic} true")));
     let equal = Config::parse(&text.replace("= 2\nany = true", "= 4"), "nics").unwrap();
     let opened = in_threads(4, &equal, |world| {
-        let yard = Yard::open(world, &equal, YardOptions::new(8, 2, 64, 8)).unwrap();
-        yard.close().unwrap();
+        let comm =
+            Communicator::open(world, &equal, CommunicatorOptions::new(8, 2, 64, 8)).unwrap();
+        comm.close().unwrap();
     });
     opened.unwrap();
     assert_eq!(told(), ["nic0,nic1 false", "nic2,nic3 false"].repeat(2));
@@ -145,7 +147,9 @@ fn a_node_with_fewer_nics_is_refused_on_every_rank_with_the_names() {
                 [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 2\n";
     let config = Config::parse(text, "nics").unwrap();
     let errors = in_threads(4, &config, |world| {
-        Yard::open(world, &config, YardOptions::new(8, 2, 64, 8)).unwrap_err().to_string()
+        Communicator::open(world, &config, CommunicatorOptions::new(8, 2, 64, 8))
+            .unwrap_err()
+            .to_string()
     })
     .unwrap();
     for text in &errors {
@@ -171,8 +175,8 @@ fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics_and_r
     };
     let open = |config: &Config| {
         in_threads(4, config, |world| {
-            match Yard::open(world, config, YardOptions::new(8, 2, 64, 8)) {
-                Ok(yard) => yard.close().map(|()| String::new()).unwrap(),
+            match Communicator::open(world, config, CommunicatorOptions::new(8, 2, 64, 8)) {
+                Ok(comm) => comm.close().map(|()| String::new()).unwrap(),
                 Err(error) => error.to_string(),
             }
         })
@@ -191,10 +195,14 @@ fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics_and_r
 fn as_many_nics_as_a_place_has_room_for_cross_the_abi_and_more_are_refused() {
     tokenyard_cpu::link();
     let registry = Registry::built_in().unwrap();
-    let part = registry.topology("two_nodes").unwrap();
+    let component = registry.topology("two_nodes").unwrap();
     let ask = Discover { rank: 2, ranks: 4, local_rank: 0 };
     let found = |second: usize| {
-        discover(&part, &PartTable::from_text(&format!("second = {second}"), "a.toml"), &ask)
+        discover(
+            &component,
+            &ComponentTable::from_text(&format!("second = {second}"), "a.toml"),
+            &ask,
+        )
     };
     let place = found(8).unwrap();
     assert_eq!((place.nics.len(), place.nics_given), (8, true));

@@ -9,8 +9,8 @@ use tokenyard_conformance::exchange::{self, Brought, Placed};
 use tokenyard_conformance::oracle::{Case, Combine, Inputs, Layout, Routing, RowType};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::{Config, PartTable};
-use tokenyard_core::yard::{self, Dispatch, TensorMut, Yard, YardOptions};
+use tokenyard_core::communicator::{self, Communicator, CommunicatorOptions, Dispatch, TensorMut};
+use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::{Error, ErrorKind};
 
 fn config(load_store: bool) -> Config {
@@ -57,35 +57,35 @@ fn an_operation_cannot_start_while_the_one_before_it_in_its_slot_is_open() {
     let case = small(2, Layout::Flat);
     let inputs = Inputs::all(&case);
     on_both_paths(2, |world, config| {
-        let mut yard = Yard::open(world, config, exchange::options(&case))?;
-        let rank = yard.rank() as usize;
+        let mut comm = Communicator::open(world, config, exchange::options(&case))?;
+        let rank = comm.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let first = yard.dispatch_send(&brought.dispatch()?)?;
-        let second = yard.dispatch_send(&brought.dispatch()?)?;
-        let (second, _handle) = yard.dispatch_recv(second)?;
-        let error = expect_kind(yard.dispatch(&brought.dispatch()?), &[ErrorKind::InvalidInput])?;
+        let first = comm.dispatch_send(&brought.dispatch()?)?;
+        let second = comm.dispatch_send(&brought.dispatch()?)?;
+        let (second, _handle) = comm.dispatch_recv(second)?;
+        let error = expect_kind(comm.dispatch(&brought.dispatch()?), &[ErrorKind::InvalidInput])?;
         anyhow::ensure!(error.to_string().contains("operation 0 was sent and not received"));
-        let (first, _handle) = yard.dispatch_recv(first)?;
+        let (first, _handle) = comm.dispatch_recv(first)?;
         for received in [&first, &second] {
             exchange::check_received(&case, &inputs, rank, received)?;
         }
-        exchange::check(&mut yard, &case, &inputs, Placed::Outside)
+        exchange::check(&mut comm, &case, &inputs, Placed::Outside)
     });
 }
 
 #[test]
-fn an_operation_is_received_only_by_the_yard_that_sent_it() {
+fn an_operation_is_received_only_by_the_communicator_that_sent_it() {
     let case = small(2, Layout::Flat);
     let inputs = Inputs::all(&case);
     on_both_paths(2, |world, config| {
-        let mut one = Yard::open(world, config, exchange::options(&case))?;
-        let mut other = Yard::open(world, config, exchange::options(&case))?;
+        let mut one = Communicator::open(world, config, exchange::options(&case))?;
+        let mut other = Communicator::open(world, config, exchange::options(&case))?;
         let rank = one.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         let pending = one.dispatch_send(&brought.dispatch()?)?;
         let mine = other.dispatch_send(&brought.dispatch()?)?;
         let error = expect_kind(other.dispatch_recv(pending), &[ErrorKind::InvalidInput])?;
-        anyhow::ensure!(error.to_string().contains("sent by another yard"));
+        anyhow::ensure!(error.to_string().contains("sent by another communicator"));
         let (received, _handle) = other.dispatch_recv(mine)?;
         exchange::check_received(&case, &inputs, rank, &received)
     });
@@ -101,9 +101,9 @@ fn refused_dispatches_in_one_slot_keep_ranks_in_step() {
         let case = small(ranks, layout);
         let inputs = Inputs::all(&case);
         on_both_paths(ranks as u32, |world, config| {
-            let options = YardOptions { in_flight: 1, ..exchange::options(&case) };
-            let mut yard = Yard::open(world, config, options)?;
-            let rank = yard.rank() as usize;
+            let options = CommunicatorOptions { in_flight: 1, ..exchange::options(&case) };
+            let mut comm = Communicator::open(world, config, options)?;
+            let rank = comm.rank() as usize;
             let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
             for round in 0..200 {
                 let mut dispatch = brought.dispatch()?;
@@ -111,11 +111,11 @@ fn refused_dispatches_in_one_slot_keep_ranks_in_step() {
                     dispatch = Dispatch { topk_idx: dispatch.x, ..dispatch };
                 }
                 let kinds = [ErrorKind::InvalidInput, ErrorKind::Refused];
-                let error = expect_kind(yard.dispatch(&dispatch), &kinds)?;
+                let error = expect_kind(comm.dispatch(&dispatch), &kinds)?;
                 let own = error.kind() == ErrorKind::InvalidInput;
                 anyhow::ensure!(own == (round % ranks == rank), "round {round}: {error}");
             }
-            exchange::check(&mut yard, &case, &inputs, Placed::Outside)
+            exchange::check(&mut comm, &case, &inputs, Placed::Outside)
         });
     }
 }
@@ -126,14 +126,14 @@ fn refused_combines_in_one_slot_keep_ranks_in_step() {
     let case = small(ranks, Layout::Flat);
     let inputs = Inputs::all(&case);
     on_both_paths(ranks as u32, |world, config| {
-        let options = YardOptions { in_flight: 1, ..exchange::options(&case) };
-        let mut yard = Yard::open(world, config, options)?;
-        let rank = yard.rank() as usize;
+        let options = CommunicatorOptions { in_flight: 1, ..exchange::options(&case) };
+        let mut comm = Communicator::open(world, config, options)?;
+        let rank = comm.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
+        let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
         let mut out = vec![half::bf16::ZERO; handle.tokens() * case.hidden];
         for round in 0..200 {
-            let combine = yard::Combine {
+            let combine = communicator::Combine {
                 x: received.x(),
                 weights: None,
                 bias: [None, None],
@@ -144,21 +144,21 @@ fn refused_combines_in_one_slot_keep_ranks_in_step() {
                 missing: None,
             };
             let kinds = [ErrorKind::InvalidInput, ErrorKind::Refused];
-            expect_kind(yard.combine(&handle, combine), &kinds)?;
+            expect_kind(comm.combine(&handle, combine), &kinds)?;
         }
         drop((received, handle));
-        exchange::check(&mut yard, &case, &inputs, Placed::Outside)
+        exchange::check(&mut comm, &case, &inputs, Placed::Outside)
     });
 }
 
 /// A rank that refused took its peers' rows for never sent, so later ones came too early.
 #[test]
-fn a_refusal_of_another_sort_of_operation_closes_the_yard_on_every_rank() {
+fn a_refusal_of_another_sort_of_operation_closes_the_communicator_on_every_rank() {
     let (flat, packed) = (small(2, Layout::Flat), small(2, Layout::Packed));
     let inputs = Inputs::all(&flat);
     on_both_paths(2, |world, config| {
-        let mut yard = Yard::open(world, config, exchange::options(&flat))?;
-        let rank = yard.rank() as usize;
+        let mut comm = Communicator::open(world, config, exchange::options(&flat))?;
+        let rank = comm.rank() as usize;
         let case = if rank == 0 { &flat } else { &packed };
         let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
         let mut dispatch = brought.dispatch()?;
@@ -166,8 +166,8 @@ fn a_refusal_of_another_sort_of_operation_closes_the_yard_on_every_rank() {
             dispatch = Dispatch { topk_idx: dispatch.x, ..dispatch };
         }
         let kinds = [ErrorKind::Mismatch, ErrorKind::PeerLost];
-        expect_kind(yard.dispatch(&dispatch), &kinds)?;
-        expect_kind(yard.dispatch(&dispatch), &kinds)?;
+        expect_kind(comm.dispatch(&dispatch), &kinds)?;
+        expect_kind(comm.dispatch(&dispatch), &kinds)?;
         Ok(())
     });
 }
@@ -178,12 +178,12 @@ fn ranks_that_replay_different_handles_are_told_so() {
     let case = small(2, Layout::ExpertMajor { alignment: 1, zero_padding: false });
     let inputs = Inputs::all(&case);
     on_both_paths(2, |world, config| {
-        let mut yard = Yard::open(world, config, exchange::options(&case))?;
-        let rank = yard.rank() as usize;
+        let mut comm = Communicator::open(world, config, exchange::options(&case))?;
+        let rank = comm.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         let handles =
-            [yard.dispatch(&brought.dispatch()?)?.1, yard.dispatch(&brought.dispatch()?)?.1];
-        let result = yard.replay(&handles[rank], &brought.replay()?);
+            [comm.dispatch(&brought.dispatch()?)?.1, comm.dispatch(&brought.dispatch()?)?.1];
+        let result = comm.replay(&handles[rank], &brought.replay()?);
         let error = expect_kind(result, &[ErrorKind::Mismatch, ErrorKind::PeerLost])?;
         anyhow::ensure!(error.to_string().contains("used the handle of dispatch"), "{error}");
         Ok(())
@@ -191,7 +191,7 @@ fn ranks_that_replay_different_handles_are_told_so() {
 }
 
 #[test]
-fn a_full_arena_on_one_rank_is_everybodys_answer_and_the_yard_goes_on() {
+fn a_full_arena_on_one_rank_is_everybodys_answer_and_the_communicator_goes_on() {
     let case = Case {
         routing: Routing::OneExpert,
         hidden: 4096,
@@ -202,16 +202,16 @@ fn a_full_arena_on_one_rank_is_everybodys_answer_and_the_yard_goes_on() {
     let (inputs, none) = (Inputs::all(&case), Inputs::all(&nothing));
     on_both_paths(4, |world, config| {
         let mut config = config.clone();
-        config.kernels.table = PartTable::from_text("arena_mib = 1", "test");
-        let options = YardOptions { in_flight: 1, ..exchange::options(&case) };
-        let mut yard = Yard::open(world, &config, options)?;
-        let rank = yard.rank() as usize;
+        config.kernels.table = ComponentTable::from_text("arena_mib = 1", "test");
+        let options = CommunicatorOptions { in_flight: 1, ..exchange::options(&case) };
+        let mut comm = Communicator::open(world, &config, options)?;
+        let rank = comm.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
         for _ in 0..20 {
-            let error = expect_kind(yard.dispatch(&brought.dispatch()?), &[ErrorKind::Full])?;
+            let error = expect_kind(comm.dispatch(&brought.dispatch()?), &[ErrorKind::Full])?;
             anyhow::ensure!(error.to_string().contains("the arena has 1048576 bytes"), "{error}");
         }
-        exchange::check(&mut yard, &nothing, &none, Placed::Outside)
+        exchange::check(&mut comm, &nothing, &none, Placed::Outside)
     });
 }
 
@@ -222,14 +222,14 @@ fn replays_one_after_the_other_in_one_slot_keep_ranks_in_step() {
     let case = Case { routing: Routing::OwnRank, ..small(ranks, Layout::Flat) };
     let inputs = Inputs::all(&case);
     on_both_paths(ranks as u32, |world, config| {
-        let options = YardOptions { in_flight: 1, ..exchange::options(&case) };
-        let mut yard = Yard::open(world, config, options)?;
-        let rank = yard.rank() as usize;
+        let options = CommunicatorOptions { in_flight: 1, ..exchange::options(&case) };
+        let mut comm = Communicator::open(world, config, options)?;
+        let rank = comm.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
+        let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
         drop(received);
         for _ in 0..400 {
-            let received = yard.replay(&handle, &brought.replay()?)?;
+            let received = comm.replay(&handle, &brought.replay()?)?;
             exchange::check_received(&case, &inputs, rank, &received)?;
         }
         Ok(())
@@ -243,20 +243,20 @@ fn windows_that_differ_between_ranks_are_named_before_they_are_made() {
     on_both_paths(2, |world, config| {
         let mut config = config.clone();
         let mib = 1 + world.rank();
-        config.kernels.table = PartTable::from_text(&format!("arena_mib = {mib}"), "test");
-        let result = Yard::open(world, &config, exchange::options(&case));
+        config.kernels.table = ComponentTable::from_text(&format!("arena_mib = {mib}"), "test");
+        let result = Communicator::open(world, &config, exchange::options(&case));
         let error = expect_kind(result, &[ErrorKind::Mismatch])?.to_string();
-        for part in ["bytes of window 1", "1048576", "2097152"] {
-            anyhow::ensure!(error.contains(part), "{part} is missing in: {error}");
+        for component in ["bytes of window 1", "1048576", "2097152"] {
+            anyhow::ensure!(error.contains(component), "{component} is missing in: {error}");
         }
         Ok(())
     });
 }
 
-/// An agent that sends its next operation before it receives the last one still has rows to hand on,
+/// A forwarder that sends its next operation before it receives the last one still has rows to hand on,
 /// and ranks that are already receiving wait for them.
 #[test]
-fn an_agent_hands_on_rows_before_it_sends_the_next_operation() {
+fn a_forwarder_hands_on_rows_before_it_sends_the_next_operation() {
     for (layout, load_store) in
         [Layout::Flat, Layout::Packed].into_iter().flat_map(|l| [(l, true), (l, false)])
     {
@@ -271,20 +271,20 @@ fn an_agent_hands_on_rows_before_it_sends_the_next_operation() {
         tokenyard_cpu::link();
         let config = Config::parse(&text, "test").expect("the config is right");
         let results = in_threads(4, &config, |world| -> anyhow::Result<()> {
-            let mut yard = Yard::open(world, &config, exchange::options(&case))?;
-            let rank = yard.rank() as usize;
+            let mut comm = Communicator::open(world, &config, exchange::options(&case))?;
+            let rank = comm.rank() as usize;
             let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
             let call = brought.dispatch()?;
             for turn in 0..20 {
-                let first = yard.dispatch_send(&call)?;
+                let first = comm.dispatch_send(&call)?;
                 // In turn, half of the ranks receive before they send again.
                 let (first, second) = if (rank + turn).is_multiple_of(2) {
-                    (yard.dispatch_recv(first)?, yard.dispatch_send(&call)?)
+                    (comm.dispatch_recv(first)?, comm.dispatch_send(&call)?)
                 } else {
-                    let second = yard.dispatch_send(&call)?;
-                    (yard.dispatch_recv(first)?, second)
+                    let second = comm.dispatch_send(&call)?;
+                    (comm.dispatch_recv(first)?, second)
                 };
-                let second = yard.dispatch_recv(second)?;
+                let second = comm.dispatch_recv(second)?;
                 for (received, _handle) in [&first, &second] {
                     exchange::check_received(&case, &inputs, rank, received)?;
                 }

@@ -1,4 +1,4 @@
-//! What a yard says of itself to another thread.
+//! What a communicator says of itself to another thread.
 #![allow(clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
 use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
+use tokenyard_core::communicator::{Communicator, Reporter};
 use tokenyard_core::config::{Config, Reports};
-use tokenyard_core::yard::{Reporter, Yard};
 use tokenyard_reports::{Report, State};
 
 /// No longer than any deadline here.
@@ -47,15 +47,15 @@ fn on_ranks(
 /// Exchanges a few times; then all ranks are still, and each says what it counted.
 fn counted(world: &Arc<World>, config: &Config) -> anyhow::Result<Vec<Report>> {
     let case = case(world.ranks());
-    let mut yard = Yard::open(world, config, options(&case))?;
-    let round = Round::new(&case, yard.rank());
+    let mut comm = Communicator::open(world, config, options(&case))?;
+    let round = Round::new(&case, comm.rank());
     for _ in 0..5 {
-        let live = round.dispatch(&mut yard)?;
-        round.finish(&mut yard, &live)?;
+        let live = round.dispatch(&mut comm)?;
+        round.finish(&mut comm, &live)?;
     }
-    yard.flush()?;
+    comm.flush()?;
     world.barrier("still")?;
-    let mine = serde_json::to_vec(&yard.reporter().capture("a test")?)?;
+    let mine = serde_json::to_vec(&comm.reporter().capture("a test")?)?;
     let all = world.all_gather("reports of the test", &mine)?;
     let read = |bytes: &Vec<u8>| Ok(tokenyard_reports::read(bytes)?);
     all.iter().map(read).collect()
@@ -97,15 +97,15 @@ fn what_one_rank_sent_another_has_received_or_not_waited_for_yet() {
 fn a_thread_beside_a_wait_sees_what_is_waited_for_and_the_wait_goes_on() {
     on_ranks(2, "", |world, config| {
         let case = case(2);
-        let mut yard = Yard::open(world, config, options(&case))?;
-        let round = Round::new(&case, yard.rank());
-        if yard.rank() == 0 {
+        let mut comm = Communicator::open(world, config, options(&case))?;
+        let round = Round::new(&case, comm.rank());
+        if comm.rank() == 0 {
             // Rank 1 waits for this rank until it has seen itself do so.
             world.barrier("go on").map_err(|_| anyhow::anyhow!("rank 1 saw no wait"))?;
-            round.dispatch(&mut yard)?;
+            round.dispatch(&mut comm)?;
             return Ok(());
         }
-        let reporter = yard.reporter();
+        let reporter = comm.reporter();
         let (done, seen) = channel();
         let world = Arc::clone(world);
         let beside = std::thread::spawn(move || {
@@ -113,14 +113,14 @@ fn a_thread_beside_a_wait_sees_what_is_waited_for_and_the_wait_goes_on() {
             done.send(report).expect("the test listens");
             world.barrier("go on").expect("rank 0 comes");
         });
-        round.dispatch(&mut yard)?;
+        round.dispatch(&mut comm)?;
         beside.join().expect("no panic");
         let report = seen.recv()?;
         let wait = report.wait.expect("it waited");
         assert_eq!((wait.phase.as_str(), wait.peer, wait.operation), ("entry", 0, Some(0)));
         assert_eq!((report.activity.state, report.activity.begun), (State::Send, 1));
         assert!(report.peers[0].waited_ms >= wait.age_ms, "{:?}", report.peers[0]);
-        let later = yard.reporter().capture("a test")?;
+        let later = comm.reporter().capture("a test")?;
         assert_eq!((later.wait, later.activity.state), (None, State::Caller));
         assert_eq!(later.slowest[0].rank, 0);
         Ok(())
@@ -130,7 +130,7 @@ fn a_thread_beside_a_wait_sees_what_is_waited_for_and_the_wait_goes_on() {
 fn await_wait(reporter: &Reporter) -> Report {
     let start = Instant::now();
     loop {
-        let report = reporter.capture("a test").expect("the yard is open");
+        let report = reporter.capture("a test").expect("the communicator is open");
         if report.wait.as_ref().is_some_and(|wait| wait.age_ms > 20) {
             return report;
         }
@@ -139,20 +139,20 @@ fn await_wait(reporter: &Reporter) -> Report {
 }
 
 #[test]
-fn a_reporter_that_outlives_its_yard_says_that_it_is_closed() {
+fn a_reporter_that_outlives_its_communicator_says_that_it_is_closed() {
     on_ranks(1, "", |world, config| {
         let folder = tempfile::tempdir()?;
         let mut config = config.clone();
         config.world.reports = Reports::Folder(folder.path().join("deep/reports"));
         let case = case(1);
-        let yard = Yard::open(world, &config, options(&case))?;
-        let reporter = yard.reporter();
+        let comm = Communicator::open(world, &config, options(&case))?;
+        let reporter = comm.reporter();
         let report = reporter.capture("a test")?;
-        assert_eq!((report.transports.len(), report.lanes.len()), (1, 1));
+        assert_eq!((report.transports.len(), report.queues.len()), (1, 1));
         let path = reporter.write("a test")?;
         let read = tokenyard_reports::read(&std::fs::read(&path)?)?;
         assert_eq!((read.reason.text.as_str(), read.job), ("a test", report.job));
-        drop(yard);
+        drop(comm);
         let files = || std::fs::read_dir(folder.path().join("deep/reports")).map(Iterator::count);
         let before = files()?;
         for error in [reporter.capture("a test").err(), reporter.write("a test").err()] {
@@ -162,8 +162,8 @@ fn a_reporter_that_outlives_its_yard_says_that_it_is_closed() {
         }
         assert_eq!(files()?, before);
         config.world.reports = Reports::Nowhere;
-        let yard = Yard::open(world, &config, options(&case))?;
-        let error = yard.reporter().write("a test").expect_err("nowhere to write").to_string();
+        let comm = Communicator::open(world, &config, options(&case))?;
+        let error = comm.reporter().write("a test").expect_err("nowhere to write").to_string();
         assert!(error.contains("TOKENYARD_REPORTS"), "{error}");
         Ok(())
     });

@@ -7,8 +7,8 @@ use tokenyard_conformance::exchange;
 use tokenyard_conformance::oracle::{Case, Combine, Input, Layout, RowType, Scales, Tokens};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
+use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::Config;
-use tokenyard_core::yard::Yard;
 
 const RANKS: usize = 3;
 
@@ -33,14 +33,14 @@ fn bits(case: &Case, threads: u32, transport: &str) -> Vec<[Vec<u8>; 2]> {
     );
     let config = Config::parse(&text, "same_bits").unwrap();
     let results = in_threads(case.ranks as u32, &config, |world| -> anyhow::Result<_> {
-        let mut yard = Yard::open(world, &config, exchange::options(case))?;
-        let round = Round::new(case, yard.rank());
-        let live = round.dispatch(&mut yard)?;
+        let mut comm = Communicator::open(world, &config, exchange::options(case))?;
+        let round = Round::new(case, comm.rank());
+        let live = round.dispatch(&mut comm)?;
         // Rows of the packed layout that hold no token are unspecified; there the sums must do.
         let packed = case.layout == Layout::Packed;
         let arrived = if packed { &[][..] } else { live.received.x().bytes() }.to_vec();
-        let got = round.finish(&mut yard, &live)?;
-        yard.close()?;
+        let got = round.finish(&mut comm, &live)?;
+        comm.close()?;
         Ok([arrived, got.x.bytes().to_vec()])
     });
     results.unwrap().into_iter().collect::<anyhow::Result<_>>().unwrap()

@@ -12,11 +12,11 @@ pub struct Declared {
     pub memory: Vec<&'static str>,
     /// Most ranks of a team.
     pub max_peers: u32,
-    /// Most lanes.
-    pub max_lanes: u32,
+    /// Most queues.
+    pub max_queues: u32,
     /// Most signals on one rank.
     pub max_signals: u32,
-    /// Most commands of a lane that are not done.
+    /// Most commands of a queue that are not done.
     pub max_queue_depth: u32,
     /// Most windows.
     pub max_windows: u32,
@@ -35,7 +35,7 @@ pub const FLAGS: [(u64, &str); 11] = [
     (abi::TY_CAP_MANUAL_PROGRESS, "manual_progress"),
     (abi::TY_CAP_OWNS_MEMORY, "owns_memory"),
     (abi::TY_CAP_MASKING, "masking"),
-    (abi::TY_CAP_DEVICE_FACE, "device_face"),
+    (abi::TY_CAP_DEVICE_API, "device_api"),
     (abi::TY_CAP_PLACED_NICS, "placed_nics"),
 ];
 
@@ -57,7 +57,7 @@ impl From<&Capabilities> for Declared {
             flags: flags.collect(),
             memory: kinds.map(|(_, name)| *name).collect(),
             max_peers: c.max_peers,
-            max_lanes: c.max_lanes,
+            max_queues: c.max_queues,
             max_signals: c.max_signals,
             max_queue_depth: c.max_queue_depth,
             max_windows: c.max_windows,

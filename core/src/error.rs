@@ -14,31 +14,31 @@ use rustix::process::{Resource, getrlimit};
 pub enum ErrorKind {
     /// The config file is wrong. Fix the file.
     Config,
-    /// An argument of a call is wrong on this rank. Nothing was moved; the yard is usable.
+    /// An argument of a call is wrong on this rank. Nothing was moved; the communicator is usable.
     InvalidInput,
-    /// Another rank refused its input, so this rank's call was cancelled too. The yard is usable.
+    /// Another rank refused its input, so this rank's call was cancelled too. The communicator is usable.
     Refused,
-    /// Ranks disagree on what must be equal (world, shape, part names, ABI versions).
+    /// Ranks disagree on what must be equal (world, shape, component names, ABI versions).
     Mismatch,
     /// A plugin file failed the handshake.
     Plugin,
-    /// A part is known but cannot run here (missing library, device, right or capability).
+    /// A component is known but cannot run here (missing library, device, right or capability).
     Unavailable,
-    /// The operation is not supported by the part that was chosen.
+    /// The operation is not supported by the component that was chosen.
     Unsupported,
-    /// The arena or another fixed resource is full. Nothing was moved; the yard is usable.
+    /// The arena or another fixed resource is full. Nothing was moved; the communicator is usable.
     Full,
-    /// A wait ran out of time (INV-6). The yard is closed for further work.
+    /// A wait ran out of time (INV-6). The communicator is closed for further work.
     Deadline,
-    /// A rank was lost: killed, silent for too long, or it left. The yard is closed.
+    /// A rank was lost: killed, silent for too long, or it left. The communicator is closed.
     PeerLost,
-    /// A transport reported an error completion or became unhealthy (INV-7). The yard is closed.
+    /// A transport reported an error completion or became unhealthy (INV-7). The communicator is closed.
     Transport,
     /// A frame or message from a peer failed a check (length, version, authentication).
     Protocol,
     /// The operating system refused a call.
     System,
-    /// A part panicked or broke its contract. This is a bug in that part.
+    /// A component panicked or broke its contract. This is a bug in that component.
     Internal,
 }
 

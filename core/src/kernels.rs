@@ -8,7 +8,7 @@
 //! operation numbers count up by one; at most `in_flight` operations are open; a call with a
 //! `refusal` carries no tensors. Where a rank's input is bad, core passes the refusal instead, and
 //! the kernel set tells the other ranks, so that all of them end the operation together before
-//! rows move and the yard stays usable.
+//! rows move and the communicator stays usable.
 //!
 //! What a kernel set promises: the semantics of `docs/architecture.md`, deterministic order, no
 //! wait without an end (it watches the abort word of the [`WaitBoard`](crate::wait::WaitBoard) and
@@ -38,10 +38,10 @@ pub trait KernelSet: Sized + Send + 'static {
     const NAME: &'static str;
     /// One line for people.
     const ABOUT: &'static str;
-    /// The part's own table.
+    /// The component's own table.
     type Config: serde::de::DeserializeOwned;
 
-    /// Whether the part can run here; returns the memory kinds it works on (`TY_MEMORY_*`).
+    /// Whether the component can run here; returns the memory kinds it works on (`TY_MEMORY_*`).
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] with the fix.
@@ -80,7 +80,7 @@ pub trait KernelSet: Sized + Send + 'static {
     ///
     /// # Errors
     /// `Refused` (some rank's input), `Full` (some rank's arena): the operation ended on all
-    /// ranks. Anything else closes the yard.
+    /// ranks. Anything else closes the communicator.
     ///
     /// # Safety
     /// Tensors stay valid and unchanged until `dispatch_recv` of the operation returns; where the call
@@ -226,11 +226,11 @@ pub trait KernelSet: Sized + Send + 'static {
     }
 
     /// Where its kernels post through the host on a level (`TY_LEVEL_*`): the ring, once it is planned.
-    /// See [`device_proxy`](crate::device_proxy).
+    /// See [`gpu_ring`](crate::gpu_ring).
     ///
     /// # Errors
     /// What the device refuses.
-    fn proxy_ring(&mut self, level: u64) -> Result<Option<abi::TyProxyRing>> {
+    fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
         let _ = level;
         Ok(None)
     }
@@ -272,4 +272,4 @@ pub fn is_for_level(needs: &KernelNeeds, window: u32, level: u64) -> bool {
 
 /// A link that is not used.
 pub const NO_LINK_NEEDS: LinkNeeds =
-    LinkNeeds { lanes: 0, signals: 0, queue_depth: 0, reserved: 0, largest_put: 0 };
+    LinkNeeds { queues: 0, signals: 0, queue_depth: 0, reserved: 0, largest_put: 0 };

@@ -1,8 +1,8 @@
 //! The core of tokenyard.
 //!
 //! Duties, from the outside in:
-//! - the **yard** validates every argument, so that parts may trust what they are given;
-//! - **parts** (transport, kernel set, topology) do the work and report only what a caller could
+//! - the **communicator** validates every argument, so that components may trust what they are given;
+//! - **components** (transport, kernel set, topology) do the work and report only what a caller could
 //!   not have foreseen;
 //! - the **loader** judges plugins before any of their code runs;
 //! - the **bootstrap** is the only asynchronous piece, on one control thread of its own.
@@ -11,11 +11,12 @@
 
 pub mod bootstrap;
 pub mod capabilities;
+pub mod communicator;
 pub mod conditions;
 pub mod config;
-pub mod device_proxy;
 pub mod error;
 pub mod export;
+pub mod gpu_ring;
 pub mod host;
 mod idle;
 pub mod kernels;
@@ -28,7 +29,6 @@ pub mod sparse_log;
 pub mod topology;
 pub mod transport;
 pub mod wait;
-pub mod yard;
 
 /// The plain structures of the plugin ABI.
 pub use tokenyard_abi as abi;

@@ -10,10 +10,10 @@ type PostFn = unsafe extern "C" fn(*mut c_void, u32, *const Command, usize, *mut
 type PollFn = unsafe extern "C" fn(*mut c_void, u32, *mut Event, usize, *mut usize) -> i32;
 type ReadSignalFn = unsafe extern "C" fn(*mut c_void, u32, u32) -> u64;
 
-/// The hot face of an open transport. Copies are views of the same instance; whoever holds one must
+/// The hot device API of an open transport. Copies are views of the same instance; whoever holds one must
 /// not outlive the instance (the promise behind [`Link::from_abi`]).
 ///
-/// Threads: `post`, `poll` and `read_signal` of one lane from one thread at a time; the rest from any.
+/// Threads: `post`, `poll` and `read_signal` of one queue from one thread at a time; the rest from any.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
     table: &'static abi::TyTransportTable,
@@ -24,8 +24,8 @@ pub struct Link {
     read_signal: ReadSignalFn,
 }
 
-// SAFETY: the ABI allows the hot calls of different lanes, and `health`, from several threads; calls
-// that could break the lane rule are unsafe.
+// SAFETY: the ABI allows the hot calls of different queues, and `health`, from several threads; calls
+// that could break the queue rule are unsafe.
 unsafe impl Send for Link {}
 // SAFETY: as above.
 unsafe impl Sync for Link {}
@@ -80,7 +80,7 @@ impl Link {
     /// Where `window` of `peer` is mapped here; valid while the instance lives.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
         let Some(slot) = self.table.peer_address else {
             return Err(crate::host::missing_slot(self.name(), "peer_address"));
@@ -90,10 +90,10 @@ impl Link {
         // SAFETY: an open instance; the structures are valid for the call.
         let status = unsafe { slot(self.instance, window, peer, &mut address, &mut error) };
         crate::host::check("peer_address", status, &error)
-            .map_err(|e| e.with_context("part", self.name()))?;
+            .map_err(|e| e.with_context("component", self.name()))?;
         if address.is_null() {
-            return Err(Error::new(ErrorKind::Plugin, "peer_address", "the part gave null")
-                .with_context("part", self.name()));
+            return Err(Error::new(ErrorKind::Plugin, "peer_address", "the component gave null")
+                .with_context("component", self.name()));
         }
         Ok(address)
     }
@@ -101,62 +101,63 @@ impl Link {
     /// What kernels compile in to use this transport; valid while the instance lives.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if it has no such face; what the part says.
-    pub fn device_face(&self) -> Result<abi::TyDeviceFace> {
-        let Some(slot) = self.table.device_face else {
-            return Err(crate::host::missing_slot(self.name(), "device_face"));
+    /// [`ErrorKind::Unsupported`] if it has no such device API; what the component says.
+    pub fn device_api(&self) -> Result<abi::TyDeviceApi> {
+        let Some(slot) = self.table.device_api else {
+            return Err(crate::host::missing_slot(self.name(), "device_api"));
         };
-        let mut face = NO_FACE;
+        let mut device_api = NO_DEVICE_API;
         let mut error = crate::host::blank_error();
         // SAFETY: an open instance; the structures are valid for the call.
-        let status = unsafe { slot(self.instance, &mut face, &mut error) };
-        crate::host::check("device_face", status, &error)
-            .map_err(|e| e.with_context("part", self.name()))?;
-        let expected = size_of::<abi::TyDeviceFace>();
-        if face.size < expected {
-            let message = format!("found a face of {} bytes; expected {expected}", face.size);
-            return Err(Error::new(ErrorKind::Plugin, "device_face", message)
-                .with_context("part", self.name()));
+        let status = unsafe { slot(self.instance, &mut device_api, &mut error) };
+        crate::host::check("device_api", status, &error)
+            .map_err(|e| e.with_context("component", self.name()))?;
+        let expected = size_of::<abi::TyDeviceApi>();
+        if device_api.size < expected {
+            let message =
+                format!("found a device API of {} bytes; expected {expected}", device_api.size);
+            return Err(Error::new(ErrorKind::Plugin, "device_api", message)
+                .with_context("component", self.name()));
         }
-        Ok(face)
+        Ok(device_api)
     }
 
-    /// Posts commands on a lane and returns how many were accepted.
+    /// Posts commands on a queue and returns how many were accepted.
     ///
     /// # Errors
     /// A status `TY_*` below zero.
     ///
     /// # Safety
-    /// What [`Transport::post`](crate::transport::Transport::post) asks for; one thread per lane.
+    /// What [`Transport::post`](crate::transport::Transport::post) asks for; one thread per queue.
     #[inline]
-    pub unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+    pub unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         let mut accepted = 0;
         // SAFETY: an open instance; the rest is this function's contract.
         let status = unsafe {
-            (self.post)(self.instance, lane, commands.as_ptr(), commands.len(), &mut accepted)
+            (self.post)(self.instance, queue, commands.as_ptr(), commands.len(), &mut accepted)
         };
         if status < 0 { Err(status) } else { Ok(accepted.min(commands.len())) }
     }
 
-    /// Drives a lane and collects events.
+    /// Drives a queue and collects events.
     ///
     /// # Errors
     /// A status `TY_*` below zero.
     #[inline]
-    pub fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+    pub fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
         let mut count = 0;
         // SAFETY: an open instance; `events` has room for its length.
         let status = unsafe {
-            (self.poll)(self.instance, lane, events.as_mut_ptr(), events.len(), &mut count)
+            (self.poll)(self.instance, queue, events.as_mut_ptr(), events.len(), &mut count)
         };
         if status < 0 { Err(status) } else { Ok(count.min(events.len())) }
     }
 
     /// The total of a signal on this rank, with acquire order.
     #[inline]
-    pub fn read_signal(&self, lane: u32, id: u32) -> u64 {
+    pub fn read_signal(&self, queue: u32, id: u32) -> u64 {
         // SAFETY: an open instance.
-        unsafe { (self.read_signal)(self.instance, lane, id) }
+        unsafe { (self.read_signal)(self.instance, queue, id) }
     }
 
     /// The first asynchronous error, if there was one.
@@ -171,7 +172,7 @@ impl Link {
         // SAFETY: an open instance; any thread may call it.
         let status = unsafe { slot(self.instance, &mut error) };
         crate::host::check("health", status, &error)
-            .map_err(|e| e.with_context("part", self.name()))
+            .map_err(|e| e.with_context("component", self.name()))
     }
 
     /// Moves the fabric forward, where it must be driven; does nothing elsewhere. Any thread may
@@ -191,7 +192,7 @@ impl Link {
         self.capabilities.flags & abi::TY_CAP_MANUAL_PROGRESS != 0
     }
 
-    /// What connects this rank to `peer`, for diagnoses: the part's name and its own words.
+    /// What connects this rank to `peer`, for diagnoses: the component's name and its own words.
     pub fn link_name(&self, peer: u32) -> String {
         let mut data = [0_u8; abi::TY_LINK_NAME_BYTES];
         let mut bytes = 0_usize;
@@ -213,9 +214,9 @@ impl Link {
     }
 }
 
-/// A face with nothing in it, to be filled.
-const NO_FACE: abi::TyDeviceFace = abi::TyDeviceFace {
-    size: size_of::<abi::TyDeviceFace>(),
+/// A device API with nothing in it, to be filled.
+const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
+    size: size_of::<abi::TyDeviceApi>(),
     version: 0,
     dialect: 0,
     compiler: 0,

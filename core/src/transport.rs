@@ -6,10 +6,10 @@
 //! those that a caller could not have foreseen.
 //!
 //! What core promises:
-//! - lanes, peers, windows, offsets, lengths and signal ids of commands are in range of what was
-//!   negotiated; `add` is 1 to 65,535; at most one thread uses a lane at a time;
+//! - queues, peers, windows, offsets, lengths and signal ids of commands are in range of what was
+//!   negotiated; `add` is 1 to 65,535; at most one thread uses a queue at a time;
 //! - windows are registered in the same order with equal sizes on all ranks, before `connect`;
-//! - a signal id has one writing (peer, lane), so a fabric without atomics may write new totals.
+//! - a signal id has one writing (peer, queue), so a fabric without atomics may write new totals.
 //!
 //! What a transport promises:
 //! - **INV-1 payload before signal.** When a receiver sees the signal of a `put_signal`, that put's
@@ -24,7 +24,7 @@
 //! from a thread of its own while the ranks compute.
 
 use crate::abi;
-use crate::config::PartTable;
+use crate::config::ComponentTable;
 use crate::{Error, ErrorKind, Result};
 
 /// What a transport can do here. See [`abi::TyCapabilities`] for the fields.
@@ -65,11 +65,11 @@ impl Team {
 pub struct TransportNeeds {
     /// Windows that will be registered.
     pub windows: u32,
-    /// Lanes 0 .. lanes.
-    pub lanes: u32,
+    /// Queues 0 .. queues.
+    pub queues: u32,
     /// Signal ids 0 .. signals on every rank.
     pub signals: u32,
-    /// Most commands of a lane that are not done yet.
+    /// Most commands of a queue that are not done yet.
     pub queue_depth: u32,
     /// Most bytes of one put.
     pub largest_put: u64,
@@ -80,29 +80,29 @@ pub struct TransportNeeds {
 /// A transport. One instance serves one team.
 ///
 /// Threads: everything but the hot calls happens on one thread, which may block. `post`, `poll`
-/// and `read_signal` of one lane are called by one thread at a time, of different lanes by several
+/// and `read_signal` of one queue are called by one thread at a time, of different queues by several
 /// threads at once; `health` by any thread.
 pub trait Transport: Sized + Send + Sync + 'static {
     /// The name that a config writes: `[a-z0-9_-]+`.
     const NAME: &'static str;
     /// One line for people: fabric and hardware.
     const ABOUT: &'static str;
-    /// The part's own table. Its schema belongs to the part; unknown keys must be refused.
+    /// The component's own table. Its schema belongs to the component; unknown keys must be refused.
     type Config: serde::de::DeserializeOwned;
 
-    /// Reads the part's own table. A part that hands some of it on to another part, or checks
+    /// Reads the component's own table. A component that hands some of it on to another component, or checks
     /// ranges, does so here: only here are the lines of the file known.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] with file, line, key, what was found and what was expected.
-    fn configure(table: &PartTable) -> Result<Self::Config> {
+    fn configure(table: &ComponentTable) -> Result<Self::Config> {
         table.parse(Self::NAME)
     }
 
     /// Says what works here, without side effects.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] with the fix, if the part cannot run here.
+    /// [`ErrorKind::Unavailable`] with the fix, if the component cannot run here.
     fn probe(config: &Self::Config) -> Result<Capabilities>;
 
     /// Makes an instance for `team`.
@@ -166,21 +166,21 @@ pub trait Transport: Sized + Send + Sync + 'static {
     /// Accepts the first n of `commands` and returns n. Fewer than all is back-pressure.
     ///
     /// # Errors
-    /// A status `TY_*` below zero, if the lane is unusable.
+    /// A status `TY_*` below zero, if the queue is unusable.
     ///
     /// # Safety
     /// Source memory of an accepted command stays unchanged until the command is done, and
     /// everything named in the module's promises of core holds.
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32>;
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32>;
 
-    /// Drives the lane, fills `events` from the front and returns how many were written.
+    /// Drives the queue, fills `events` from the front and returns how many were written.
     ///
     /// # Errors
-    /// A status `TY_*` below zero, if the lane is unusable.
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32>;
+    /// A status `TY_*` below zero, if the queue is unusable.
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32>;
 
     /// The total of signal `id` on this rank, with acquire order (INV-1).
-    fn read_signal(&self, lane: u32, id: u32) -> u64;
+    fn read_signal(&self, queue: u32, id: u32) -> u64;
 
     /// The first asynchronous error, if there was one. It stays.
     ///
@@ -189,7 +189,7 @@ pub trait Transport: Sized + Send + Sync + 'static {
     fn health(&self) -> Result<()>;
 
     /// Moves the fabric forward and keeps what completes for the next `poll` (capability
-    /// `TY_CAP_MANUAL_PROGRESS`). Any thread calls it, also beside hot calls of every lane; it
+    /// `TY_CAP_MANUAL_PROGRESS`). Any thread calls it, also beside hot calls of every queue; it
     /// returns at once if somebody else is driving. Returns whether something moved.
     ///
     /// # Errors
@@ -199,15 +199,15 @@ pub trait Transport: Sized + Send + Sync + 'static {
     }
 
     /// What kernels compile in to use this transport, after `connect` (capability
-    /// `TY_CAP_DEVICE_FACE`). What it points to lives as long as the instance.
+    /// `TY_CAP_DEVICE_API`). What it points to lives as long as the instance.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] unless the capability was declared.
-    fn device_face(&self) -> Result<abi::TyDeviceFace> {
+    fn device_api(&self) -> Result<abi::TyDeviceApi> {
         Err(Error::new(
             ErrorKind::Unsupported,
-            "device_face",
-            format!("{} has no device face", Self::NAME),
+            "device_api",
+            format!("{} has no device API", Self::NAME),
         ))
     }
 
@@ -225,7 +225,7 @@ pub const NO_CAPABILITIES: Capabilities = Capabilities {
     flags: 0,
     memory_kinds: 0,
     max_peers: 0,
-    max_lanes: 0,
+    max_queues: 0,
     max_signals: 0,
     max_queue_depth: 0,
     max_windows: 0,
@@ -237,7 +237,7 @@ pub const NO_COMMAND: Command = Command {
     op: 0,
     reserved: 0,
     flags: 0,
-    lane: 0,
+    queue: 0,
     peer: 0,
     signal: 0,
     add: 0,
@@ -251,4 +251,4 @@ pub const NO_COMMAND: Command = Command {
 };
 
 /// An event with everything zero: room for `poll`.
-pub const NO_EVENT: Event = Event { kind: 0, lane: 0, peer: 0, status: 0, tag: 0 };
+pub const NO_EVENT: Event = Event { kind: 0, queue: 0, peer: 0, status: 0, tag: 0 };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::abi;
 use crate::{Error, ErrorKind, Result};
 
-/// The wait board of one yard, with atomic fields. Same layout as [`abi::TyWaitBoard`].
+/// The wait board of one communicator, with atomic fields. Same layout as [`abi::TyWaitBoard`].
 ///
 /// Any thread may read and write any field. A waiter publishes what it waits for, `phase` last; the
 /// host raises `abort` when it decides that the wait must end.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
     Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window,
@@ -23,24 +23,24 @@ const CPP: [&str; 4] = ["-std=c++17", "-O2", "-x", "c++"];
 const WINDOW_BYTES: u64 = 1 << 20;
 const DEPTH: u32 = 16;
 
-fn part(library: &Library, name: &str) -> TransportRef {
+fn component(library: &Library, name: &str) -> TransportRef {
     Registry::load(std::slice::from_ref(&library.path)).unwrap().transport(name).unwrap()
 }
 
 fn example() -> (Library, TransportRef) {
     let library = compile("plugins/example-c/shm.c", "cc", &C);
-    let part = part(&library, "example_c");
-    (library, part)
+    let component = component(&library, "example_c");
+    (library, component)
 }
 
-fn no_config() -> PartTable {
-    PartTable::from_text("", "a.toml")
+fn no_config() -> ComponentTable {
+    ComponentTable::from_text("", "a.toml")
 }
 
 fn needs() -> TransportNeeds {
     TransportNeeds {
         windows: 2,
-        lanes: 2,
+        queues: 2,
         signals: 8,
         queue_depth: DEPTH,
         largest_put: 4096,
@@ -55,8 +55,9 @@ struct Rank {
 }
 
 impl Rank {
-    fn open(part: TransportRef, me: u32, ranks: u32) -> Self {
-        let mut transport = part.open(&no_config(), &Team::world(me, ranks), &needs()).unwrap();
+    fn open(component: TransportRef, me: u32, ranks: u32) -> Self {
+        let mut transport =
+            component.open(&no_config(), &Team::world(me, ranks), &needs()).unwrap();
         let windows: Vec<_> = (0..2).map(|id| transport.alloc(id, WINDOW_BYTES).unwrap()).collect();
         for window in &windows {
             // SAFETY: the transport owns the memory until it is dropped.
@@ -73,13 +74,13 @@ impl Rank {
     }
 
     fn post(&self, commands: &[Command]) -> usize {
-        // SAFETY: windows, offsets and signals of the tests are in range; this thread owns the lane.
-        unsafe { self.transport.post(commands[0].lane, commands) }.unwrap()
+        // SAFETY: windows, offsets and signals of the tests are in range; this thread owns the queue.
+        unsafe { self.transport.post(commands[0].queue, commands) }.unwrap()
     }
 
-    fn poll(&self, lane: u32) -> Vec<Event> {
+    fn poll(&self, queue: u32) -> Vec<Event> {
         let mut events = [NO_EVENT; 64];
-        let count = self.transport.poll(lane, &mut events).unwrap();
+        let count = self.transport.poll(queue, &mut events).unwrap();
         events[..count].to_vec()
     }
 }
@@ -90,7 +91,7 @@ fn command(op: u8, peer: u32) -> Command {
 
 /// Runs `body` as each of `ranks`, connected to one another.
 fn with_ranks(ranks: u32, body: impl Fn(u32, &Rank) + Sync) {
-    let (_library, part) = example();
+    let (_library, component) = example();
     let endpoints = Mutex::new(vec![vec![Vec::new(); ranks as usize]; ranks as usize]);
     let arrived = AtomicU32::new(0);
     std::thread::scope(|scope| {
@@ -102,7 +103,7 @@ fn with_ranks(ranks: u32, body: impl Fn(u32, &Rank) + Sync) {
                     let enough = || arrived.load(Ordering::Acquire) >= times * ranks;
                     wait_for("the other ranks", enough);
                 };
-                let mut rank = Rank::open(part, me, ranks);
+                let mut rank = Rank::open(component, me, ranks);
                 for peer in 0..ranks {
                     let bytes = rank.transport.endpoint(peer).unwrap();
                     endpoints.lock().unwrap()[me as usize][peer as usize] = bytes;
@@ -199,23 +200,23 @@ fn values_gets_and_peer_addresses_reach_the_right_rank_and_offset() {
 }
 
 #[test]
-fn done_events_come_once_with_their_tag_and_a_full_lane_pushes_back() {
+fn done_events_come_once_with_their_tag_and_a_full_queue_pushes_back() {
     with_ranks(1, |_, rank| {
-        let quiet = Command { bytes: 8, lane: 1, ..command(abi::TY_OP_PUT, 0) };
+        let quiet = Command { bytes: 8, queue: 1, ..command(abi::TY_OP_PUT, 0) };
         assert_eq!(rank.post(&[quiet]), 1);
         assert_eq!(rank.poll(1).len(), 0, "nobody asked for an event");
         let loud = |tag| Command { flags: abi::TY_FLAG_NOTIFY, tag, ..quiet };
         for round in 0..3 {
             let batch: Vec<_> = (0..DEPTH as u64 + 4).map(|i| loud(100 * round + i)).collect();
             assert_eq!(rank.post(&batch), DEPTH as usize);
-            assert_eq!(rank.post(&batch), 0, "the lane is full");
-            assert_eq!(rank.poll(0).len(), 0, "another lane has its own events");
+            assert_eq!(rank.post(&batch), 0, "the queue is full");
+            assert_eq!(rank.poll(0).len(), 0, "another queue has its own events");
             let events = rank.poll(1);
             let tags: Vec<_> = events.iter().map(|e| e.tag).collect();
             assert_eq!(tags, (100 * round..100 * round + DEPTH as u64).collect::<Vec<_>>());
             for event in events {
                 assert_eq!(
-                    (event.kind, event.lane, event.peer, event.status),
+                    (event.kind, event.queue, event.peer, event.status),
                     (abi::TY_EVENT_DONE, 1, 0, abi::TY_OK)
                 );
             }
@@ -260,8 +261,8 @@ const SIGNALS: usize = abi::TY_MAX_WINDOWS;
 #[test]
 fn names_go_when_the_last_rank_has_mapped_them_or_when_the_owner_closes() {
     use std::os::unix::fs::PermissionsExt;
-    let (_library, part) = example();
-    let mut ranks: Vec<_> = (0..2).map(|me| Rank::open(part, me, 2)).collect();
+    let (_library, component) = example();
+    let mut ranks: Vec<_> = (0..2).map(|me| Rank::open(component, me, 2)).collect();
     let endpoints: Vec<_> = ranks.iter_mut().map(|r| r.transport.endpoint(0).unwrap()).collect();
     let files: Vec<_> = [0, 1, SIGNALS].map(|which| object_of(&endpoints[1], which)).into();
     for file in &files {
@@ -283,8 +284,8 @@ fn names_go_when_the_last_rank_has_mapped_them_or_when_the_owner_closes() {
 
 #[test]
 fn damaged_endpoints_are_refused_with_what_is_wrong() {
-    let (_library, part) = example();
-    let mut ranks: Vec<_> = (0..2).map(|me| Rank::open(part, me, 2)).collect();
+    let (_library, component) = example();
+    let mut ranks: Vec<_> = (0..2).map(|me| Rank::open(component, me, 2)).collect();
     let good = ranks[1].transport.endpoint(0).unwrap();
     let with = |at: usize, byte: u8| {
         let mut bytes = good.clone();
@@ -320,8 +321,8 @@ fn damaged_endpoints_are_refused_with_what_is_wrong() {
 
 #[test]
 fn an_object_that_is_shorter_than_promised_is_refused() {
-    let (_library, part) = example();
-    let mut ranks: Vec<_> = (0..2).map(|me| Rank::open(part, me, 2)).collect();
+    let (_library, component) = example();
+    let mut ranks: Vec<_> = (0..2).map(|me| Rank::open(component, me, 2)).collect();
     let endpoint = ranks[1].transport.endpoint(0).unwrap();
     let file = std::fs::File::options().write(true).open(object_of(&endpoint, 0)).unwrap();
     file.set_len(4096).unwrap();
@@ -333,8 +334,8 @@ fn an_object_that_is_shorter_than_promised_is_refused() {
 
 #[test]
 fn memory_that_it_cannot_serve_is_refused() {
-    let (_library, part) = example();
-    let mut rank = Rank::open(part, 0, 1);
+    let (_library, component) = example();
+    let mut rank = Rank::open(component, 0, 1);
     let mut foreign = rank.windows[0];
     foreign.pointer = foreign.pointer.wrapping_add(4096);
     // SAFETY: the memory is not used: it is refused.
@@ -342,7 +343,7 @@ fn memory_that_it_cannot_serve_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("window 0 was not made by `alloc`"), "{error}");
 
-    let mut transport = part.open(&no_config(), &Team::world(0, 1), &needs()).unwrap();
+    let mut transport = component.open(&no_config(), &Team::world(0, 1), &needs()).unwrap();
     let error = transport.alloc(0, 1 << 50).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::System);
     assert!(error.to_string().contains("cannot reserve 1125899906842624 bytes"), "{error}");
@@ -353,9 +354,9 @@ fn memory_that_it_cannot_serve_is_refused() {
 
 #[test]
 fn the_config_table_chooses_load_and_store_and_refuses_the_rest() {
-    let (_library, part) = example();
+    let (_library, component) = example();
     let flags = |text: &str| -> Result<u64, Error> {
-        let capabilities = part.probe(&PartTable::from_text(text, "a.toml"))?;
+        let capabilities = component.probe(&ComponentTable::from_text(text, "a.toml"))?;
         Ok(capabilities.flags & abi::TY_CAP_LOAD_STORE)
     };
     for on in ["", "\n# a comment\n", "load_store = true", "\tload_store=true# why\r\n"] {
@@ -371,8 +372,8 @@ fn the_config_table_chooses_load_and_store_and_refuses_the_rest() {
         ("load_store = \"true\"", "load_store is `\"true\"`; expected true or false"),
         (&"x".repeat(5000), "a.toml:1: unknown key `xxx"),
     ] {
-        let table = PartTable::from_text(text, "a.toml");
-        let opened = part.open(&table, &Team::world(0, 1), &needs()).map(|_| ()).unwrap_err();
+        let table = ComponentTable::from_text(text, "a.toml");
+        let opened = component.open(&table, &Team::world(0, 1), &needs()).map(|_| ()).unwrap_err();
         for error in [flags(text).unwrap_err(), opened] {
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.message().contains(wanted), "expected `{wanted}` in: {error}");
@@ -383,8 +384,8 @@ fn the_config_table_chooses_load_and_store_and_refuses_the_rest() {
 #[test]
 fn the_example_compiled_as_cpp_is_the_same_plugin() {
     let library = compile("plugins/example-c/shm.c", "g++", &CPP);
-    let part = part(&library, "example_c");
-    let mut rank = Rank::open(part, 0, 1);
+    let component = component(&library, "example_c");
+    let mut rank = Rank::open(component, 0, 1);
     let endpoint = rank.transport.endpoint(0).unwrap();
     rank.transport.connect(0, &endpoint).unwrap();
     sends_to_itself(&rank);
@@ -424,13 +425,13 @@ fn the_guides_transport_in_c_builds_and_works_as_c_and_as_cpp() {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join(if compiler == "cc" { "my.c" } else { "my.cpp" });
         std::fs::write(&source, code).unwrap();
-        let part = part(&compile(&source, compiler, options), "loopback");
-        assert_eq!(part.probe(&no_config()).unwrap().max_peers, 1);
-        let refused = part.probe(&PartTable::from_text("a = 1", "a.toml")).unwrap_err();
+        let component = component(&compile(&source, compiler, options), "loopback");
+        assert_eq!(component.probe(&no_config()).unwrap().max_peers, 1);
+        let refused = component.probe(&ComponentTable::from_text("a = 1", "a.toml")).unwrap_err();
         assert_eq!((refused.kind(), refused.fix()), (ErrorKind::Config, Some("remove it")));
 
         let memory: Arc<Vec<AtomicU64>> = Arc::new((0..64).map(|_| AtomicU64::new(0)).collect());
-        let mut transport = part.open(&no_config(), &Team::world(0, 1), &needs()).unwrap();
+        let mut transport = component.open(&no_config(), &Team::world(0, 1), &needs()).unwrap();
         let window = |id: u32| Window {
             size: size_of::<Window>(),
             id,

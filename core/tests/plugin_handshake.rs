@@ -1,4 +1,4 @@
-//! Every way in which a plugin fails the handshake, and every way in which a loaded part breaks the
+//! Every way in which a plugin fails the handshake, and every way in which a loaded component breaks the
 //! contract of a cold slot, is an error that names what was found, what was expected and the fix.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
 
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry};
 use tokenyard_core::transport::{Team, TransportNeeds, Window};
 use tokenyard_core::{Error, ErrorKind};
@@ -38,8 +38,8 @@ fn refused(options: &[&str], wanted: &[&str]) {
 
 fn refused_file(path: &Path, wanted: &[&str]) {
     let text = refusal(path).to_string();
-    for part in wanted {
-        assert!(text.contains(part), "expected `{part}` in: {text}");
+    for component in wanted {
+        assert!(text.contains(component), "expected `{component}` in: {text}");
     }
     assert!(GUIDE.contains(wanted[0]), "docs/plugin-guide.md does not explain `{}`", wanted[0]);
 }
@@ -153,7 +153,7 @@ fn a_folder_gives_its_libraries_and_names_the_bad_one() {
     std::fs::write(folder.join("README.md"), "not a library").unwrap();
     let registry = Registry::load(std::slice::from_ref(&folder)).unwrap();
     assert_eq!(registry.transport("broken").unwrap().version(), "1");
-    assert_eq!(registry.parts()[0].file.as_deref(), Some(&*good.path));
+    assert_eq!(registry.components()[0].file.as_deref(), Some(&*good.path));
 
     let bad = folder.join("libbad.so");
     std::fs::write(&bad, "text").unwrap();
@@ -189,17 +189,18 @@ fn a_short_export_is_refused() {
 }
 
 #[test]
-fn an_export_without_parts_is_refused() {
-    let wanted = ["the export names no part", "expected 1 to 64", "Fix: let `parts` point"];
+fn an_export_without_components_is_refused() {
+    let wanted =
+        ["the export names no component", "expected 1 to 64", "Fix: let `components` point"];
     refused(&["-DPARTS=NULL"], &wanted);
     refused(&["-DCOUNT=0"], &wanted);
 }
 
 #[test]
-fn a_damaged_count_of_parts_is_refused() {
+fn a_damaged_count_of_components_is_refused() {
     refused(
         &["-DCOUNT=65"],
-        &["parts; expected 1 to 64", "the export names 65 parts", "Fix: fill `count`"],
+        &["components; expected 1 to 64", "the export names 65 components", "Fix: fill `count`"],
     );
 }
 
@@ -233,29 +234,29 @@ fn a_null_required_slot_is_refused() {
 fn a_name_that_no_config_can_write_is_refused() {
     refused(&["-DNAME=\"Bro ken\""], &["has characters outside", "`Bro ken`", "[a-z0-9_-]"]);
     refused(&["-DNAME=\"\\xff\""], &["has characters outside", "`\\xff`", "[a-z0-9_-]"]);
-    refused(&["-DNAME=\"\""], &["a part's name has 0 bytes", "expected 1 to 64"]);
+    refused(&["-DNAME=\"\""], &["a component's name has 0 bytes", "expected 1 to 64"]);
 }
 
 #[test]
-fn two_plugins_with_one_part_name_are_both_named() {
+fn two_plugins_with_one_component_name_are_both_named() {
     let (a, b) = (broken(&[]), broken(&[]));
     let paths: Vec<PathBuf> = vec![a.path.clone(), b.path.clone()];
     let error = Registry::load(&paths).unwrap_err();
     let text = error.to_string();
     assert_eq!(error.kind(), ErrorKind::Plugin);
-    for part in [
+    for component in [
         "transport `broken`",
         &a.path.display().to_string(),
         &b.path.display().to_string(),
         "Fix: ",
     ] {
-        assert!(text.contains(part), "expected `{part}` in: {text}");
+        assert!(text.contains(component), "expected `{component}` in: {text}");
     }
     assert!(GUIDE.contains("is also provided by") && text.contains("is also provided by"));
 }
 
 #[test]
-fn a_part_that_nobody_provides_is_an_error_that_names_what_is_available() {
+fn a_component_that_nobody_provides_is_an_error_that_names_what_is_available() {
     let library = broken(&[]);
     let registry = Registry::load(std::slice::from_ref(&library.path)).unwrap();
     let error = registry.transport("brokn").unwrap_err();
@@ -271,7 +272,7 @@ fn a_part_that_nobody_provides_is_an_error_that_names_what_is_available() {
 fn needs() -> TransportNeeds {
     TransportNeeds {
         windows: 1,
-        lanes: 1,
+        queues: 1,
         signals: 1,
         queue_depth: 8,
         largest_put: 4096,
@@ -281,20 +282,20 @@ fn needs() -> TransportNeeds {
 
 fn open(library: &Library) -> Result<OpenTransport, Error> {
     let registry = Registry::load(std::slice::from_ref(&library.path)).unwrap();
-    let part = registry.transport("broken").unwrap();
-    let config = PartTable::from_text("", "a.toml");
-    part.probe(&config)?;
-    part.open(&config, &Team::world(0, 1), &needs())
+    let component = registry.transport("broken").unwrap();
+    let config = ComponentTable::from_text("", "a.toml");
+    component.probe(&config)?;
+    component.open(&config, &Team::world(0, 1), &needs())
 }
 
 fn failure(library: &Library) -> Error {
     let error = open(library).map(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("part: broken"), "{error}");
+    assert!(error.to_string().contains("component: broken"), "{error}");
     error
 }
 
 #[test]
-fn a_part_that_cannot_run_here_is_unavailable_and_says_the_fix() {
+fn a_component_that_cannot_run_here_is_unavailable_and_says_the_fix() {
     let error = failure(&broken(&["-DNO_DEVICE"]));
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert_eq!(error.message(), "found 0 devices, expected 1");
@@ -307,7 +308,7 @@ fn a_refused_open_says_what_the_system_said_and_the_fix() {
     assert_eq!(error.kind(), ErrorKind::System);
     assert_eq!(
         error.to_string(),
-        "open: cannot open /dev/broken0 [part: broken]: Permission denied (os error 13). Fix: join \
+        "open: cannot open /dev/broken0 [component: broken]: Permission denied (os error 13). Fix: join \
          the group broken"
     );
 }
@@ -318,18 +319,21 @@ fn capabilities_that_lack_their_slot_are_refused() {
     assert!(load_store.message().contains("load_store without a `peer_address` slot"));
     let owns = failure(&broken(&["-DFLAGS=TY_CAP_OWNS_MEMORY"]));
     assert!(owns.message().contains("owns_memory without an `alloc` slot"), "{owns}");
-    let face = failure(&broken(&["-DFLAGS=TY_CAP_DEVICE_FACE"]));
-    assert!(face.message().contains("device_face without a `device_face` slot"), "{face}");
+    let device_api = failure(&broken(&["-DFLAGS=TY_CAP_DEVICE_API"]));
+    assert!(
+        device_api.message().contains("device_api without a `device_api` slot"),
+        "{device_api}"
+    );
     assert_eq!((load_store.kind(), owns.kind()), (ErrorKind::Plugin, ErrorKind::Plugin));
 }
 
 #[test]
 fn answers_that_break_the_contract_are_errors() {
-    let mut part = open(&broken(&["-DALIGNMENT=48"])).unwrap();
-    let alignment = part.memory_needs().unwrap_err();
+    let mut component = open(&broken(&["-DALIGNMENT=48"])).unwrap();
+    let alignment = component.memory_needs().unwrap_err();
     assert!(alignment.message().contains("found alignment 48; expected a power of two"));
 
-    let alloc = part.alloc(0, 64).unwrap_err();
+    let alloc = component.alloc(0, 64).unwrap_err();
     assert_eq!(alloc.kind(), ErrorKind::Unsupported);
     assert!(alloc.message().contains("`broken` does not provide `alloc`"), "{alloc}");
 
@@ -343,19 +347,19 @@ fn answers_that_break_the_contract_are_errors() {
         device: -1,
         fd_offset: 0,
     };
-    // SAFETY: the part does not look at the window.
-    let status = unsafe { part.register(&window) }.unwrap_err();
+    // SAFETY: the component does not look at the window.
+    let status = unsafe { component.register(&window) }.unwrap_err();
     assert_eq!(status.kind(), ErrorKind::Internal);
     assert!(status.message().contains("status -1234 without a message"), "{status}");
 
-    let endpoint = part.endpoint(0).unwrap_err();
+    let endpoint = component.endpoint(0).unwrap_err();
     assert!(endpoint.message().contains("4097 bytes into a buffer of 4096"), "{endpoint}");
 }
 
 #[test]
 fn an_error_text_that_fills_its_room_is_read_whole_and_no_further() {
-    let mut part = open(&broken(&[])).unwrap();
-    let error = part.connect(0, b"any").unwrap_err();
+    let mut component = open(&broken(&[])).unwrap();
+    let error = component.connect(0, b"any").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PeerLost);
     assert_eq!(error.rank(), Some(5));
     let expected = format!("{}\u{fffd}", "x".repeat(abi::TY_ERROR_MESSAGE - 1));

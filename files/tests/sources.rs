@@ -25,7 +25,11 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("core/src/host/loader.rs", 1, "dlopen of a plugin that was opened and judged before"),
     ("core/src/conditions.rs", 1, "/proc and /sys/fs/cgroup"),
     ("core/src/machine.rs", 3, "/proc/cpuinfo and /proc/sys"),
-    ("core/src/yard/reporter/folder.rs", 1, "makes a new file (O_EXCL) in this user's folder"),
+    (
+        "core/src/communicator/reporter/folder.rs",
+        1,
+        "makes a new file (O_EXCL) in this user's folder",
+    ),
     ("core/src/bootstrap/rendezvous.rs", 1, "makes a new file (O_EXCL), then renames it"),
     ("cli/src/memory.rs", 1, "/proc/meminfo and /sys/fs/cgroup"),
     ("cli/src/writable.rs", 2, "outputs: of a kind that was asked before, and without waiting"),

@@ -1,13 +1,13 @@
 /*
  * example_c: a complete tokenyard transport over POSIX shared memory, in one file of C11 that is
- * also C++17. Copy it, rename it, and replace the parts that say "A fabric" by your hardware.
+ * also C++17. Copy it, rename it, and replace the components that say "A fabric" by your hardware.
  *
  * Window memory: the transport owns it (TY_CAP_OWNS_MEMORY). `alloc` makes a shared memory object
  * with a random name and mode 0600; the endpoint tells the names; `connect` maps the peer's
  * objects. Whoever maps an object set last removes its names, so that nothing is left in /dev/shm
  * if ranks are killed later; until then `close` removes them.
  *
- * Threads: see TyTransportTable. Each lane is used by one thread at a time, so lanes need no lock.
+ * Threads: see TyTransportTable. Each queue is used by one thread at a time, so queues need no lock.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* getrandom, besides POSIX */
@@ -61,8 +61,8 @@ struct peer {
     int32_t world_rank;
 };
 
-/* A ring of events that were not polled yet. Lanes of different threads share no cache line. */
-struct lane {
+/* A ring of events that were not polled yet. Queues of different threads share no cache line. */
+struct queue {
     uint64_t head, tail;
     uint8_t rest[2 * LINE - 16];
 };
@@ -72,8 +72,8 @@ struct transport {
     uint32_t me, count;
     char name[NAME_BYTES];
     struct peer *peers;   /* peers[me] holds this rank's own objects */
-    struct lane *lanes;
-    TyEvent *events;      /* needs.queue_depth for each lane */
+    struct queue *queues;
+    TyEvent *events;      /* needs.queue_depth for each queue */
     uint64_t first_error; /* 0 while healthy; see break_health */
 };
 
@@ -105,8 +105,8 @@ static int32_t check_size(TyError *error, const char *operation, size_t found, s
                 "plugin of matching versions", found, wanted);
 }
 
-/* Reads this part's table. The host has parsed the file: what comes is `key = value` lines and
- * comments, each on its line of the operator's file. A part with more keys takes a TOML library. */
+/* Reads this component's table. The host has parsed the file: what comes is `key = value` lines and
+ * comments, each on its line of the operator's file. A component with more keys takes a TOML library. */
 static int32_t read_config(const TyConfig *source, bool *load_store, TyError *error) {
     const char *text = (const char *)source->text.data, *file = (const char *)source->file.data;
     const char *end = text + source->text.bytes, *next;
@@ -225,7 +225,7 @@ static int32_t example_probe(const TyHost *host, const TyConfig *source,
     if (load_store) capabilities->flags |= TY_CAP_LOAD_STORE;
     capabilities->memory_kinds = TY_MEMORY_HOST;
     capabilities->max_peers = 1024;
-    capabilities->max_lanes = 64;
+    capabilities->max_queues = 64;
     capabilities->max_signals = 65536;
     capabilities->max_queue_depth = 4096;
     capabilities->max_windows = TY_MAX_WINDOWS;
@@ -246,7 +246,7 @@ static void example_close(void *instance) {
         }
     }
     free(t->events);
-    free(t->lanes);
+    free(t->queues);
     free(t->peers);
     free(t);
 }
@@ -260,10 +260,10 @@ static struct transport *new_transport(const TyTransportOpen *open) {
     t->me = open->team.me;
     t->count = open->team.count;
     t->peers = (struct peer *)calloc(t->count, sizeof *t->peers);
-    t->lanes = (struct lane *)calloc(t->needs.lanes + 1, sizeof *t->lanes);
-    t->events = (TyEvent *)calloc((size_t)t->needs.lanes * t->needs.queue_depth + 1,
+    t->queues = (struct queue *)calloc(t->needs.queues + 1, sizeof *t->queues);
+    t->events = (TyEvent *)calloc((size_t)t->needs.queues * t->needs.queue_depth + 1,
                                   sizeof *t->events);
-    if (t->peers == NULL || t->lanes == NULL || t->events == NULL) {
+    if (t->peers == NULL || t->queues == NULL || t->events == NULL) {
         example_close(t);
         return NULL;
     }
@@ -274,7 +274,7 @@ static struct transport *new_transport(const TyTransportOpen *open) {
     return t;
 }
 
-/* A fabric: open the device, make the protection domain, and one queue per lane and peer with
+/* A fabric: open the device, make the protection domain, and one queue per queue and peer with
  * room for needs.queue_depth commands. */
 static int32_t example_open(const TyHost *host, const TyTransportOpen *open, void **instance,
                             TyError *error) {
@@ -416,9 +416,9 @@ static int32_t example_peer_address(void *instance, uint32_t window, uint32_t pe
     return TY_OK;
 }
 
-/* === hot slots: one thread per lane, no allocation, no lock, no wait === */
+/* === hot slots: one thread per queue, no allocation, no lock, no wait === */
 
-/* Keeps the first failure for `health` (INV-7). Lanes of several threads may fail at once. */
+/* Keeps the first failure for `health` (INV-7). Queues of several threads may fail at once. */
 static int32_t break_health(struct transport *t, const TyCommand *c) {
     uint64_t healthy = 0, what = (uint64_t)c->peer << 16 | 0x100u | c->op;
     __atomic_compare_exchange_n(&t->first_error, &healthy, what, false, __ATOMIC_RELAXED,
@@ -461,19 +461,19 @@ static int32_t execute(struct transport *t, const TyCommand *c) {
 /* A fabric: write work requests, ring the doorbell once per batch, and report TY_EVENT_DONE when
  * the completion comes (INV-5). Shared memory is done at once. A command is accepted only if its
  * event has room, so that no event is ever lost: a full ring is back-pressure. */
-static int32_t example_post(void *instance, uint32_t lane, const TyCommand *commands, size_t count,
+static int32_t example_post(void *instance, uint32_t queue, const TyCommand *commands, size_t count,
                             size_t *accepted) {
     struct transport *t = (struct transport *)instance;
-    struct lane *l = &t->lanes[lane];
+    struct queue *l = &t->queues[queue];
     uint32_t depth = t->needs.queue_depth;
     size_t i;
     for (i = 0; i < count && l->head - l->tail < depth; i++) {
         const TyCommand *c = &commands[i];
         int32_t status = execute(t, c);
         if (status != TY_OK || (c->flags & TY_FLAG_NOTIFY) != 0) {
-            TyEvent *event = &t->events[(size_t)lane * depth + l->head++ % depth];
+            TyEvent *event = &t->events[(size_t)queue * depth + l->head++ % depth];
             event->kind = status == TY_OK ? TY_EVENT_DONE : TY_EVENT_ERROR;
-            event->lane = lane;
+            event->queue = queue;
             event->peer = c->peer;
             event->status = status;
             event->tag = c->tag;
@@ -484,23 +484,23 @@ static int32_t example_post(void *instance, uint32_t lane, const TyCommand *comm
 }
 
 /* A fabric: read the completion queue; an error completion is an event and breaks the health. */
-static int32_t example_poll(void *instance, uint32_t lane, TyEvent *events, size_t capacity,
+static int32_t example_poll(void *instance, uint32_t queue, TyEvent *events, size_t capacity,
                             size_t *count) {
     struct transport *t = (struct transport *)instance;
-    struct lane *l = &t->lanes[lane];
+    struct queue *l = &t->queues[queue];
     uint32_t depth = t->needs.queue_depth;
     size_t n;
     for (n = 0; n < capacity && l->tail < l->head; n++)
-        events[n] = t->events[(size_t)lane * depth + l->tail++ % depth];
+        events[n] = t->events[(size_t)queue * depth + l->tail++ % depth];
     *count = n;
     return TY_OK;
 }
 
 /* A fabric without remote atomics: the totals that this rank's completion handler counts. */
-static uint64_t example_read_signal(void *instance, uint32_t lane, uint32_t id) {
+static uint64_t example_read_signal(void *instance, uint32_t queue, uint32_t id) {
     const struct transport *t = (const struct transport *)instance;
     const uint8_t *line = t->peers[t->me].objects[SIGNALS].base + signal_offset(id);
-    (void)lane;
+    (void)queue;
     return __atomic_load_n((const uint64_t *)(const void *)line, __ATOMIC_ACQUIRE);
 }
 
@@ -538,8 +538,8 @@ static const TyTransportTable table = {
     example_read_signal,
     example_health,
     NULL, /* progress: shared memory moves by itself */
-    NULL, /* link_name: the name of the part says it */
-    NULL, /* device_face: kernels on the CPU need none */
+    NULL, /* link_name: the name of the component says it */
+    NULL, /* device_api: kernels on the CPU need none */
 };
 
 static const TyTransportTable *const tables[] = { &table };

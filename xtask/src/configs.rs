@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// A provider of libfabric at the scale-out level, with all that the part can do.
+/// A provider of libfabric at the scale-out level, with all that the component can do.
 macro_rules! libfabric {
     ($provider:literal) => {
         concat!(

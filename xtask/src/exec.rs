@@ -83,7 +83,7 @@ impl Failures {
     /// Most bytes kept of one command's output.
     const MOST: usize = 16 << 10;
 
-    /// Whether a line belongs to what failed: the part from `failures:` to `test result:` of
+    /// Whether a line belongs to what failed: the component from `failures:` to `test result:` of
     /// `cargo test`, or a case of `tokenyard conformance` with its indented details.
     fn keeps(&mut self, line: &str) -> bool {
         let of_suite = line.starts_with("FAIL: ") || line.starts_with("UNEXPECTED PASS: ");
@@ -97,7 +97,7 @@ impl Failures {
 }
 
 /// What a line of output said.
-struct Said {
+struct Printed {
     tests: Tests,
     failed: Option<String>,
 }
@@ -141,7 +141,7 @@ fn failed(failure: String) -> Ran {
 }
 
 /// The receiver disconnects at the end of the output.
-fn show_and_read(child: &mut Child) -> Receiver<Said> {
+fn show_and_read(child: &mut Child) -> Receiver<Printed> {
     let (said_in, said) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
         thread::spawn(move || {
@@ -153,7 +153,7 @@ fn show_and_read(child: &mut Child) -> Receiver<Said> {
                 print!("{text}");
                 // Fails if the command was given up; its output is shown all the same.
                 let failed = failures.keeps(&text).then(|| text.to_string());
-                let _ = said_in.send(Said { tests: Tests::in_line(&text), failed });
+                let _ = said_in.send(Printed { tests: Tests::in_line(&text), failed });
                 line.clear();
             }
         });

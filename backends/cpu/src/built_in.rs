@@ -1,37 +1,37 @@
-//! Registers this crate's parts in the program that links it.
+//! Registers this crate's components in the program that links it.
 
 use std::hint::black_box;
 
 use tokenyard_core::abi;
 use tokenyard_core::export::{
-    Exported, KERNELS_HEADER, KernelsPart, TOPOLOGY_HEADER, TRANSPORT_HEADER, TopologyPart,
-    TransportPart,
+    Exported, KERNELS_HEADER, KernelsComponent, TOPOLOGY_HEADER, TRANSPORT_HEADER,
+    TopologyComponent, TransportComponent,
 };
 use tokenyard_core::host::BuiltIn;
 
 use crate::{CpuKernels, HostTopology, Shm};
 
 const TRANSPORT_TABLES: &[*const abi::TyTransportTable] =
-    &[&raw const *TransportPart::<Shm>::TABLE];
+    &[&raw const *TransportComponent::<Shm>::TABLE];
 static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
     header: TRANSPORT_HEADER,
-    parts: TRANSPORT_TABLES.as_ptr(),
+    components: TRANSPORT_TABLES.as_ptr(),
     count: TRANSPORT_TABLES.len(),
 });
 
 const KERNELS_TABLES: &[*const abi::TyKernelsTable] =
-    &[&raw const *KernelsPart::<CpuKernels>::TABLE];
+    &[&raw const *KernelsComponent::<CpuKernels>::TABLE];
 static KERNELS: Exported<abi::TyKernelsExport> = Exported(abi::TyKernelsExport {
     header: KERNELS_HEADER,
-    parts: KERNELS_TABLES.as_ptr(),
+    components: KERNELS_TABLES.as_ptr(),
     count: KERNELS_TABLES.len(),
 });
 
 const TOPOLOGY_TABLES: &[*const abi::TyTopologyTable] =
-    &[&raw const *TopologyPart::<HostTopology>::TABLE];
+    &[&raw const *TopologyComponent::<HostTopology>::TABLE];
 static TOPOLOGIES: Exported<abi::TyTopologyExport> = Exported(abi::TyTopologyExport {
     header: TOPOLOGY_HEADER,
-    parts: TOPOLOGY_TABLES.as_ptr(),
+    components: TOPOLOGY_TABLES.as_ptr(),
     count: TOPOLOGY_TABLES.len(),
 });
 
@@ -39,11 +39,11 @@ inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
 inventory::submit! { BuiltIn::Kernels(&KERNELS) }
 inventory::submit! { BuiltIn::Topology(&TOPOLOGIES) }
 
-/// Keeps this crate's parts in the calling program, so that
+/// Keeps this crate's components in the calling program, so that
 /// [`Registry::built_in`](tokenyard_core::host::Registry::built_in) finds them.
 ///
-/// The parts register themselves before `main`; but the compiler drops a crate that a program
-/// depends on and never names. A program that wants the parts built in calls this once, anywhere.
+/// The components register themselves before `main`; but the compiler drops a crate that a program
+/// depends on and never names. A program that wants the components built in calls this once, anywhere.
 pub fn link() {
     black_box((&TRANSPORTS, &KERNELS, &TOPOLOGIES));
 }

@@ -1,4 +1,4 @@
-//! The config tables of this backend's parts.
+//! The config tables of this backend's components.
 
 use std::collections::BTreeMap;
 use std::fmt;

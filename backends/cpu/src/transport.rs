@@ -5,9 +5,9 @@
 //! well be threads of one process: nothing here is process-wide.
 
 mod commands;
-mod lane;
 mod memory;
 mod peer;
+mod queue;
 mod signals;
 
 use std::sync::OnceLock;
@@ -22,12 +22,12 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::ShmConfig;
 use commands::{Fault, execute};
-use lane::Lane;
 use peer::Local;
+use queue::Queue;
 use tokenyard_handover::{DESCRIPTOR_FIX, Endpoint, Links, MAX_WINDOWS, Offer};
 
 const MAX_PEERS: u32 = 1024;
-const MAX_LANES: u32 = 64;
+const MAX_QUEUES: u32 = 64;
 const MAX_SIGNALS: u32 = 65_536;
 const MAX_QUEUE_DEPTH: u32 = 4096;
 const LARGEST_PUT: u64 = 1 << 40;
@@ -38,7 +38,7 @@ pub struct Shm {
     load_store: bool,
     deadline: Duration,
     links: Links<Local>,
-    lanes: Vec<Lane>,
+    queues: Vec<Queue>,
     /// The first failed command; it stays (INV-7).
     failure: OnceLock<Failure>,
 }
@@ -67,7 +67,7 @@ impl Transport for Shm {
                 | abi::TY_CAP_MASKING,
             memory_kinds: abi::TY_MEMORY_HOST,
             max_peers: MAX_PEERS,
-            max_lanes: MAX_LANES,
+            max_queues: MAX_QUEUES,
             max_signals: MAX_SIGNALS,
             max_queue_depth: MAX_QUEUE_DEPTH,
             max_windows: MAX_WINDOWS,
@@ -84,7 +84,7 @@ impl Transport for Shm {
             load_store: config.load_store,
             deadline: needs.deadline,
             links: Links::new(Offer::new(team, needs.signals, signals)?, local)?,
-            lanes: (0..needs.lanes).map(|_| Lane::new(needs.queue_depth)).collect(),
+            queues: (0..needs.queues).map(|_| Queue::new(needs.queue_depth)).collect(),
             failure: OnceLock::new(),
         })
     }
@@ -128,8 +128,8 @@ impl Transport for Shm {
         }
     }
 
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
-        let mut events = self.lane(lane)?.enter().ok_or(abi::TY_INTERNAL)?;
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        let mut events = self.queue(queue)?.enter().ok_or(abi::TY_INTERNAL)?;
         for (done, command) in commands.iter().enumerate() {
             if events.is_full() {
                 return Ok(done);
@@ -141,13 +141,13 @@ impl Transport for Shm {
                 Ok(()) => (abi::TY_EVENT_DONE, abi::TY_OK),
                 Err(fault) => (abi::TY_EVENT_ERROR, self.fail(fault, command)),
             };
-            events.push(Event { kind, lane, peer: command.peer, status, tag: command.tag });
+            events.push(Event { kind, queue, peer: command.peer, status, tag: command.tag });
         }
         Ok(commands.len())
     }
 
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        Ok(self.lane(lane)?.enter().ok_or(abi::TY_INTERNAL)?.take(events))
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        Ok(self.queue(queue)?.enter().ok_or(abi::TY_INTERNAL)?.take(events))
     }
 
     // Inlined into the table's slot, also where that is made in another crate: a plugin.
@@ -167,8 +167,8 @@ impl Transport for Shm {
 }
 
 impl Shm {
-    fn lane(&self, lane: u32) -> std::result::Result<&Lane, i32> {
-        self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)
+    fn queue(&self, queue: u32) -> std::result::Result<&Queue, i32> {
+        self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)
     }
 
     /// Makes the transport unhealthy; returns the status of the error event.
@@ -185,7 +185,7 @@ impl Failure {
         let Self { fault, command } = self;
         let error = Error::new(ErrorKind::Transport, "execute command", format!("{fault}"))
             .with_context("op", command.op)
-            .with_context("lane", command.lane)
+            .with_context("queue", command.queue)
             .with_context("peer", command.peer)
             .with_context("window", command.dst_window)
             .with_context("signal", command.signal)

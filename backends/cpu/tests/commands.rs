@@ -131,12 +131,12 @@ fn done_events_carry_tags_in_order_and_only_on_request() {
             command.flags = if tag % 2 == 0 { abi::TY_FLAG_NOTIFY } else { 0 };
         }
         assert_eq!(rank.post(1, &commands), 6);
-        assert!(rank.poll(0).is_empty(), "another lane has no events of this one");
+        assert!(rank.poll(0).is_empty(), "another queue has no events of this one");
         let events = rank.poll(1);
         assert_eq!(events.iter().map(|e| e.tag).collect::<Vec<_>>(), [70, 72, 74]);
         for event in events {
             assert_eq!((event.kind, event.status), (abi::TY_EVENT_DONE, abi::TY_OK));
-            assert_eq!((event.lane, event.peer), (1, 0));
+            assert_eq!((event.queue, event.peer), (1, 0));
         }
         assert!(rank.poll(1).is_empty());
         assert_eq!(rank.signal(0), 6);
@@ -144,7 +144,7 @@ fn done_events_carry_tags_in_order_and_only_on_request() {
 }
 
 #[test]
-fn a_full_lane_accepts_no_more_until_it_is_polled() {
+fn a_full_queue_accepts_no_more_until_it_is_polled() {
     with_ranks(1, "", |rank| {
         let mut one = command(abi::TY_OP_SIGNAL, 0);
         one.flags = abi::TY_FLAG_NOTIFY;
@@ -152,7 +152,7 @@ fn a_full_lane_accepts_no_more_until_it_is_polled() {
         assert_eq!(rank.post(0, &[one; 20]), depth);
         assert_eq!(rank.post(0, &[one]), 0);
         assert_eq!(rank.signal(0), depth as u64, "what was not accepted was not executed");
-        assert_eq!(rank.post(1, &[one]), 1, "lanes do not share room");
+        assert_eq!(rank.post(1, &[one]), 1, "queues do not share room");
         assert_eq!(rank.poll(0).len(), 4);
         assert_eq!(rank.post(0, &[one; 20]), 4);
     });
@@ -238,32 +238,32 @@ fn unknown_config_keys_are_refused() {
 fn the_declared_limits_can_be_opened() {
     let found = shm().probe(&table("")).unwrap();
     let mut most = needs();
-    most.lanes = found.max_lanes;
+    most.queues = found.max_queues;
     most.signals = found.max_signals;
     most.queue_depth = found.max_queue_depth;
     with_ranks_that_need(&most, 2, "", |rank| {
         let mut last = command(abi::TY_OP_SIGNAL, 1 - rank.me);
         (last.signal, last.flags) = (most.signals - 1, abi::TY_FLAG_NOTIFY);
-        for lane in 0..most.lanes {
-            assert_eq!(rank.post(lane, &[last]), 1);
-            assert_eq!(rank.poll(lane).len(), 1);
+        for queue in 0..most.queues {
+            assert_eq!(rank.post(queue, &[last]), 1);
+            assert_eq!(rank.poll(queue).len(), 1);
         }
-        rank.wait(most.signals - 1, u64::from(most.lanes));
+        rank.wait(most.signals - 1, u64::from(most.queues));
     });
 }
 
 #[test]
-fn lanes_of_several_threads_do_not_lose_signals() {
+fn queues_of_several_threads_do_not_lose_signals() {
     with_ranks(1, "", |rank| {
         std::thread::scope(|scope| {
-            for lane in 0..needs().lanes {
+            for queue in 0..needs().queues {
                 scope.spawn(move || {
                     for _ in 0..1000 {
-                        assert_eq!(rank.post(lane, &[command(abi::TY_OP_SIGNAL, 0)]), 1);
+                        assert_eq!(rank.post(queue, &[command(abi::TY_OP_SIGNAL, 0)]), 1);
                     }
                 });
             }
         });
-        assert_eq!(rank.signal(0), 1000 * u64::from(needs().lanes));
+        assert_eq!(rank.signal(0), 1000 * u64::from(needs().queues));
     });
 }

@@ -15,8 +15,8 @@ const WANTED: [(u32, Rows); 4] =
 const PROGRAMS: [(Up, Role, usize); 4] = [
     (Up::Nvlink, Role::Direct, 10),
     (Up::Proxy, Role::Direct, 11),
-    (Up::Nvlink, Role::Inside, 11),
-    (Up::Proxy, Role::Inside, 12),
+    (Up::Nvlink, Role::IntraDomain, 11),
+    (Up::Proxy, Role::IntraDomain, 12),
 ];
 
 /// Kernels of `probe.cu` with bulk copies.
@@ -91,7 +91,7 @@ fn show(
 fn main() -> Result<()> {
     println!(
         "{:<9} {:<7} {:<15} {:<18} registers  stack  spilled  shared",
-        "target", "rows", "face", "kernel"
+        "target", "rows", "device API", "kernel"
     );
     let mut too_much = 0;
     for target in WANTED {

@@ -2,9 +2,9 @@
 
 use serde::Deserialize;
 use tokenyard_core::Result;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 
-const PART: &str = "faulty";
+const COMPONENT: &str = "faulty";
 
 /// Names that keys of this table have, so that no inner transport can be called so.
 const KEYS: [&str; 8] =
@@ -15,21 +15,21 @@ const MOST_DELAY_US: u32 = 1_000_000;
 const MOST_BACK_PRESSURE: u32 = 90;
 const MOST_QUIET: u32 = 1000;
 
-/// The part's own table.
+/// The component's own table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultyConfig {
     /// The transport that is wrapped: any other that the host knows.
     #[serde(default = "inner")]
     pub inner: String,
-    /// What all draws depend on, besides rank and lane.
+    /// What all draws depend on, besides rank and queue.
     #[serde(default)]
     pub seed: u64,
     /// Whether the inner transport's load and store access is passed on. Stores are neither
     /// delayed nor lost; signals are.
     #[serde(default)]
     pub load_store: bool,
-    /// Most commands of a lane that are held back; 0 keeps their order.
+    /// Most commands of a queue that are held back; 0 keeps their order.
     #[serde(default = "reorder")]
     pub reorder: u32,
     /// Longest time that a held command must wait, in microseconds.
@@ -45,8 +45,8 @@ pub struct FaultyConfig {
     #[serde(default)]
     pub fault: Option<Fault>,
     /// The inner transport's own table.
-    #[serde(skip, default = "PartTable::empty")]
-    pub(crate) table: PartTable,
+    #[serde(skip, default = "ComponentTable::empty")]
+    pub(crate) table: ComponentTable,
 }
 
 fn inner() -> String {
@@ -111,25 +111,25 @@ impl Kind {
 
 impl FaultyConfig {
     /// Reads the table, and takes the inner transport's table out of it.
-    pub(crate) fn read(table: &PartTable) -> Result<Self> {
-        // Needed first: it says which of the other keys is not this part's.
+    pub(crate) fn read(table: &ComponentTable) -> Result<Self> {
+        // Needed first: it says which of the other keys is not this component's.
         #[derive(Deserialize)]
         struct Inner {
             #[serde(default = "inner")]
             inner: String,
         }
-        let Inner { inner } = table.parse(PART)?;
-        if inner == PART || KEYS.contains(&inner.as_str()) {
+        let Inner { inner } = table.parse(COMPONENT)?;
+        if inner == COMPONENT || KEYS.contains(&inner.as_str()) {
             let message = format!("is `{inner}`; expected the name of another transport");
-            return Err(table.invalid(PART, "inner", &message));
+            return Err(table.invalid(COMPONENT, "inner", &message));
         }
         let (own, below) = table.split(&inner)?;
-        let config = Self { table: below, ..own.parse(PART)? };
+        let config = Self { table: below, ..own.parse(COMPONENT)? };
         config.check(&own)?;
         Ok(config)
     }
 
-    fn check(&self, own: &PartTable) -> Result<()> {
+    fn check(&self, own: &ComponentTable) -> Result<()> {
         for (key, found, most) in [
             ("reorder", self.reorder, MOST_REORDER),
             ("delay_us", self.delay_us, MOST_DELAY_US),
@@ -137,20 +137,24 @@ impl FaultyConfig {
             ("quiet", self.quiet, MOST_QUIET),
         ] {
             if found > most {
-                return Err(own.invalid(PART, key, &format!("is {found}; expected 0 to {most}")));
+                return Err(own.invalid(
+                    COMPONENT,
+                    key,
+                    &format!("is {found}; expected 0 to {most}"),
+                ));
             }
         }
         if self.delay_us > 0 && self.reorder == 0 {
             let message = "needs commands that are held back; expected reorder of at least 1";
-            return Err(own.invalid(PART, "delay_us", message));
+            return Err(own.invalid(COMPONENT, "delay_us", message));
         }
         let Some(fault) = &self.fault else { return Ok(()) };
         match (fault.kind.is_of_a_link(), fault.peer) {
             (true, None) => {
-                Err(own.invalid(PART, "fault", "is one of a link; expected the key `peer`"))
+                Err(own.invalid(COMPONENT, "fault", "is one of a link; expected the key `peer`"))
             }
             (false, Some(_)) => {
-                Err(own.invalid(PART, "fault", "is not one of a link; expected no key `peer`"))
+                Err(own.invalid(COMPONENT, "fault", "is not one of a link; expected no key `peer`"))
             }
             _ => Ok(()),
         }
@@ -162,7 +166,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<FaultyConfig> {
-        FaultyConfig::read(&PartTable::from_text(text, "a.toml"))
+        FaultyConfig::read(&ComponentTable::from_text(text, "a.toml"))
     }
 
     #[test]
@@ -178,7 +182,10 @@ mod tests {
         let fault = |keys| format!("inner = \"shm\"\n[fault]\n{keys}");
         for (text, expected) in [
             ("inner = 7", "a.toml:1: `inner`"),
-            ("inner = \"faulty\"", "a.toml:1: `inner` in the table of part `faulty` is `faulty`"),
+            (
+                "inner = \"faulty\"",
+                "a.toml:1: `inner` in the table of component `faulty` is `faulty`",
+            ),
             ("inner = \"seed\"\nseed = 1", "expected the name of another transport"),
             ("inner = \"shm\"\nshm = 5", "a.toml:2: `shm` is no table"),
             ("inner = \"shm\"\nreorderr = 5", "a.toml:2: unknown key `reorderr`"),

@@ -7,7 +7,7 @@
 mod built_in;
 mod config;
 mod fault;
-mod lane;
+mod queue;
 mod rng;
 mod transport;
 

@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_draws_the_same_and_every_rank_and_lane_its_own() {
+    fn the_same_seed_draws_the_same_and_every_rank_and_queue_its_own() {
         assert_eq!(draws(7, [0, 1]), draws(7, [0, 1]));
         for other in [draws(8, [0, 1]), draws(7, [1, 0]), draws(7, [0, 0]), draws(7, [0, 2])] {
             assert_ne!(draws(7, [0, 1]), other);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{
@@ -14,7 +14,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::FaultyConfig;
 use crate::fault::{Breakage, Fate};
-use crate::lane::{Held, Lane, State};
+use crate::queue::{Held, Queue, State};
 use crate::rng::Rng;
 
 /// What a hot call returns.
@@ -31,7 +31,7 @@ pub struct Faulty {
     config: FaultyConfig,
     team: Team,
     queue_depth: usize,
-    lanes: Vec<Lane>,
+    queues: Vec<Queue>,
     breakage: Option<Breakage>,
 }
 
@@ -40,14 +40,14 @@ impl Transport for Faulty {
     const ABOUT: &'static str = "for tests only: reorders, delays and breaks another transport";
     type Config = FaultyConfig;
 
-    fn configure(table: &PartTable) -> Result<FaultyConfig> {
+    fn configure(table: &ComponentTable) -> Result<FaultyConfig> {
         FaultyConfig::read(table)
     }
 
     fn probe(config: &FaultyConfig) -> Result<Capabilities> {
         let found = find_transport(&config.inner)?.probe(&config.table)?;
         // Kernels would go past what this transport does to commands.
-        let mut lost = abi::TY_CAP_ORDERED | abi::TY_CAP_DEVICE_FACE;
+        let mut lost = abi::TY_CAP_ORDERED | abi::TY_CAP_DEVICE_API;
         if !config.load_store {
             lost |= abi::TY_CAP_LOAD_STORE;
         }
@@ -58,7 +58,7 @@ impl Transport for Faulty {
         if config.fault.is_some_and(|fault| fault.kind.is_silent()) {
             lost |= abi::TY_CAP_BOUNDED_PUT;
         }
-        // Held commands go on when somebody drives the lane, its owner or not.
+        // Held commands go on when somebody drives the queue, its owner or not.
         let flags = found.flags & !lost | abi::TY_CAP_MANUAL_PROGRESS;
         Ok(Capabilities { flags, ..found })
     }
@@ -71,14 +71,14 @@ impl Transport for Faulty {
         };
         let rank = team.world_ranks.get(team.me as usize).copied().unwrap_or(team.me);
         let depth = needs.queue_depth.max(1) as usize;
-        let lane = |lane| {
-            let rng = Rng::new(config.seed, [rank, lane]);
-            Lane::new(rng, config.reorder as usize + 1, depth)
+        let queue = |queue| {
+            let rng = Rng::new(config.seed, [rank, queue]);
+            Queue::new(rng, config.reorder as usize + 1, depth)
         };
         Ok(Self {
             memory: inner.memory_needs()?,
             inner,
-            lanes: (0..needs.lanes).map(lane).collect(),
+            queues: (0..needs.queues).map(queue).collect(),
             config,
             team: team.clone(),
             queue_depth: depth,
@@ -116,14 +116,14 @@ impl Transport for Faulty {
         self.inner.peer_address(window, peer)
     }
 
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> Hot<usize> {
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> Hot<usize> {
         self.hang();
-        let Some(mut state) = self.lane(lane)?.enter() else { return Ok(0) };
+        let Some(mut state) = self.queue(queue)?.enter() else { return Ok(0) };
         let admitted = state.admitted(commands.len(), self.config.back_pressure);
         for (accepted, command) in commands[..admitted].iter().enumerate() {
             // SAFETY: by this function's contract, which covers what is held as well: it is not
             // done before the inner transport says so.
-            let result = unsafe { self.accept(lane, &mut state, command) };
+            let result = unsafe { self.accept(queue, &mut state, command) };
             match result {
                 Ok(true) => state.fresh = false,
                 // What was accepted counts; the error comes again with the next call.
@@ -134,10 +134,10 @@ impl Transport for Faulty {
         Ok(admitted)
     }
 
-    fn poll(&self, lane: u32, events: &mut [Event]) -> Hot<usize> {
+    fn poll(&self, queue: u32, events: &mut [Event]) -> Hot<usize> {
         self.hang();
-        let Some(mut state) = self.lane(lane)?.enter() else { return Ok(0) };
-        self.hand_some_on(lane, &mut state)?;
+        let Some(mut state) = self.queue(queue)?.enter() else { return Ok(0) };
+        self.hand_some_on(queue, &mut state)?;
         state.fresh = true;
         if state.is_quiet(self.config.quiet) {
             return Ok(0);
@@ -151,12 +151,12 @@ impl Transport for Faulty {
         if own == room {
             return Ok(own);
         }
-        Ok(own + self.inner.poll(lane, &mut events[own..room])?)
+        Ok(own + self.inner.poll(queue, &mut events[own..room])?)
     }
 
     #[inline]
-    fn read_signal(&self, lane: u32, id: u32) -> u64 {
-        self.inner.read_signal(lane, id)
+    fn read_signal(&self, queue: u32, id: u32) -> u64 {
+        self.inner.read_signal(queue, id)
     }
 
     fn health(&self) -> Result<()> {
@@ -168,8 +168,8 @@ impl Transport for Faulty {
     fn progress(&self) -> Hot<bool> {
         self.hang();
         let mut moved = false;
-        for (id, lane) in (0..).zip(&self.lanes) {
-            if let Some(mut state) = lane.enter() {
+        for (id, queue) in (0..).zip(&self.queues) {
+            if let Some(mut state) = queue.enter() {
                 moved |= self.hand_some_on(id, &mut state)?;
             }
         }
@@ -188,8 +188,8 @@ impl Faulty {
         }
     }
 
-    fn lane(&self, lane: u32) -> Hot<&Lane> {
-        self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)
+    fn queue(&self, queue: u32) -> Hot<&Queue> {
+        self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)
     }
 
     fn now_ns(&self) -> u64 {
@@ -201,12 +201,12 @@ impl Faulty {
     ///
     /// # Safety
     /// As [`Transport::post`].
-    unsafe fn accept(&self, lane: u32, state: &mut State, command: &Command) -> Hot<bool> {
+    unsafe fn accept(&self, queue: u32, state: &mut State, command: &Command) -> Hot<bool> {
         if state.stuck() >= self.queue_depth {
             return Ok(false);
         }
         let most = self.config.reorder as usize;
-        if state.held.len() > most && !self.hand_one_on(lane, state)? {
+        if state.held.len() > most && !self.hand_one_on(queue, state)? {
             return Ok(false);
         }
         let fate = self.breakage.as_ref().map_or(Fate::Pass, |b| b.fate(command, &self.team));
@@ -215,14 +215,14 @@ impl Faulty {
                 let delay = state.rng.below(u64::from(self.config.delay_us) * 1000 + 1);
                 state.held.push(Held { command: *command, due_ns: self.now_ns() + delay });
                 // An error of this is found again by the next call.
-                while state.held.len() > most && self.hand_one_on(lane, state) == Ok(true) {}
+                while state.held.len() > most && self.hand_one_on(queue, state) == Ok(true) {}
             }
             Fate::Fail => {
                 // SAFETY: by this function's contract.
-                unsafe { self.half_do(lane, state, command)? };
-                state.own.push_back(failed(lane, command));
+                unsafe { self.half_do(queue, state, command)? };
+                state.own.push_back(failed(queue, command));
             }
-            Fate::Refuse => state.own.push_back(failed(lane, command)),
+            Fate::Refuse => state.own.push_back(failed(queue, command)),
             Fate::Vanish => state.vanished += 1,
             Fate::Keep => state.kept.push(*command),
         }
@@ -234,28 +234,28 @@ impl Faulty {
     ///
     /// # Safety
     /// As [`Transport::post`].
-    unsafe fn half_do(&self, lane: u32, state: &mut State, command: &Command) -> Hot<()> {
+    unsafe fn half_do(&self, queue: u32, state: &mut State, command: &Command) -> Hot<()> {
         let silent = Command { flags: command.flags & !abi::TY_FLAG_NOTIFY, ..*command };
-        let part = match (state.rng.below(3), command.op) {
+        let component = match (state.rng.below(3), command.op) {
             (0, _) => return Ok(()),
             (1, abi::TY_OP_PUT_SIGNAL) if command.bytes > 0 => {
                 Command { op: abi::TY_OP_PUT, ..silent }
             }
             _ => silent,
         };
-        // SAFETY: by this function's contract. Where the lane is full, nothing moves.
-        unsafe { self.inner.post(lane, std::slice::from_ref(&part)) }.map(|_| ())
+        // SAFETY: by this function's contract. Where the queue is full, nothing moves.
+        unsafe { self.inner.post(queue, std::slice::from_ref(&component)) }.map(|_| ())
     }
 
     /// Hands on as many held commands as a draw says; true if there were some.
-    fn hand_some_on(&self, lane: u32, state: &mut State) -> Hot<bool> {
+    fn hand_some_on(&self, queue: u32, state: &mut State) -> Hot<bool> {
         if state.held.is_empty() {
             return Ok(false);
         }
         let count = state.rng.below(state.held.len() as u64 + 1);
         let mut moved = false;
         for _ in 0..count {
-            if !self.hand_one_on(lane, state)? {
+            if !self.hand_one_on(queue, state)? {
                 break;
             }
             moved = true;
@@ -263,28 +263,28 @@ impl Faulty {
         Ok(moved)
     }
 
-    /// Hands one held command on, whichever; false if none may go or the inner lane is full.
-    fn hand_one_on(&self, lane: u32, state: &mut State) -> Hot<bool> {
+    /// Hands one held command on, whichever; false if none may go or the inner queue is full.
+    fn hand_one_on(&self, queue: u32, state: &mut State) -> Hot<bool> {
         let Some(index) = state.pick(self.now_ns()) else { return Ok(false) };
         let command = &state.held[index].command;
         // SAFETY: whoever posted it promised all that `post` asks for until it is done; the lock of
-        // the lane keeps other threads off this lane of the inner transport.
-        let accepted = unsafe { self.inner.post(lane, std::slice::from_ref(command))? };
+        // the queue keeps other threads off this queue of the inner transport.
+        let accepted = unsafe { self.inner.post(queue, std::slice::from_ref(command))? };
         if accepted == 1 {
             state.held.swap_remove(index);
         }
         Ok(accepted == 1)
     }
 
-    /// Hands on all that is held and kept of a lane, for as long as the inner transport takes it.
-    fn flush(&self, lane: u32, state: &mut State, until: Instant) -> Hot<()> {
+    /// Hands on all that is held and kept of a queue, for as long as the inner transport takes it.
+    fn flush(&self, queue: u32, state: &mut State, until: Instant) -> Hot<()> {
         let kept = std::mem::take(&mut state.kept);
         state.held.extend(kept.into_iter().map(|command| Held { command, due_ns: 0 }));
         state.held.iter_mut().for_each(|held| held.due_ns = 0);
         let mut events = [NO_EVENT; 64];
         while !state.held.is_empty() && Instant::now() < until {
-            if !self.hand_one_on(lane, state)? {
-                self.inner.poll(lane, &mut events)?;
+            if !self.hand_one_on(queue, state)? {
+                self.inner.poll(queue, &mut events)?;
                 std::thread::yield_now();
             }
         }
@@ -300,18 +300,18 @@ impl Drop for Faulty {
             return;
         }
         let until = Instant::now() + FLUSH;
-        let mut lanes = std::mem::take(&mut self.lanes);
-        for (id, lane) in (0..).zip(&mut lanes) {
+        let mut queues = std::mem::take(&mut self.queues);
+        for (id, queue) in (0..).zip(&mut queues) {
             // A transport that takes nothing any more has nobody left to tell.
-            let _ = self.flush(id, lane.state_mut(), until);
+            let _ = self.flush(id, queue.state_mut(), until);
         }
     }
 }
 
-fn failed(lane: u32, command: &Command) -> Event {
+fn failed(queue: u32, command: &Command) -> Event {
     Event {
         kind: abi::TY_EVENT_ERROR,
-        lane,
+        queue,
         peer: command.peer,
         status: abi::TY_TRANSPORT,
         tag: command.tag,

@@ -7,7 +7,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{DEPTH, command, notes, open, part, poll, post, run, table, tags};
+use common::{DEPTH, command, component, notes, open, poll, post, run, table, tags};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Event, Team, TransportNeeds};
 
@@ -91,14 +91,14 @@ fn events_come_late_and_in_pieces_and_once() {
 }
 
 #[test]
-fn some_posts_accept_less_and_an_idle_lane_always_takes_something() {
+fn some_posts_accept_less_and_an_idle_queue_always_takes_something() {
     let transport = open(8, "reorder = 0\nback_pressure = 90\nquiet = 0");
     let (mut refused, mut next) = (0, 0);
     for _ in 0..300 {
         poll(&transport);
         let batch: Vec<_> = (next..next + 4).map(command).collect();
         let first = post(&transport, &batch);
-        assert!(first >= 1, "an idle lane refuses");
+        assert!(first >= 1, "an idle queue refuses");
         next += first as u64;
         let second = post(&transport, &[command(next)]);
         next += second as u64;
@@ -152,7 +152,7 @@ fn what_is_held_goes_on_when_the_instance_is_dropped() {
 
 #[test]
 fn capabilities_are_those_of_the_inner_transport_less_what_is_no_longer_true() {
-    let flags = |keys| part().probe(&table(12, keys)).unwrap().flags;
+    let flags = |keys| component().probe(&table(12, keys)).unwrap().flags;
     let driven = abi::TY_CAP_MANUAL_PROGRESS;
     let (bounded, masking) = (abi::TY_CAP_BOUNDED_PUT, abi::TY_CAP_MASKING);
     assert_eq!(flags(""), abi::TY_CAP_GET | bounded | masking | driven);
@@ -161,7 +161,7 @@ fn capabilities_are_those_of_the_inner_transport_less_what_is_no_longer_true() {
     assert_eq!(flags(failing), abi::TY_CAP_GET | bounded | driven);
     let loads = abi::TY_CAP_LOAD_STORE;
     assert_eq!(flags("load_store = true"), abi::TY_CAP_GET | bounded | masking | loads | driven);
-    let found = part().probe(&table(12, "")).unwrap();
+    let found = component().probe(&table(12, "")).unwrap();
     assert_eq!((found.max_queue_depth, found.max_signals), (1024, 16));
     assert_eq!(open(12, "").read_signal(0, 9), 9);
     assert_eq!(open(12, "").link_name(1), "faulty: over notebook");
@@ -170,8 +170,8 @@ fn capabilities_are_those_of_the_inner_transport_less_what_is_no_longer_true() {
 #[test]
 fn an_unknown_inner_transport_and_a_wrong_inner_table_are_named() {
     let probe = |text: &str| {
-        let table = tokenyard_core::config::PartTable::from_text(text, "a.toml");
-        part().probe(&table).unwrap_err().to_string()
+        let table = tokenyard_core::config::ComponentTable::from_text(text, "a.toml");
+        component().probe(&table).unwrap_err().to_string()
     };
     let error = probe("inner = \"efa\"");
     assert!(error.contains("no transport is called `efa`") && error.contains("Fix: "), "{error}");
@@ -272,12 +272,12 @@ fn a_link_to_a_rank_outside_the_team_is_refused() {
     let keys = "fault = { kind = \"link_error\", rank = 0, at = 0, peer = 3 }";
     let needs = TransportNeeds {
         windows: 1,
-        lanes: 1,
+        queues: 1,
         signals: 1,
         queue_depth: 1,
         largest_put: 1,
         deadline: Duration::from_secs(1),
     };
-    let error = part().open(&table(25, keys), &Team::world(0, 3), &needs).unwrap_err();
+    let error = component().open(&table(25, keys), &Team::world(0, 3), &needs).unwrap_err();
     assert!(error.to_string().contains("found fault.peer = 3; expected one of"), "{error}");
 }

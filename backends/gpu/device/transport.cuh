@@ -1,16 +1,16 @@
-// The device face: what a kernel may ask of a transport. Version 1.
+// The device API: what a kernel may ask of a transport. Version 1.
 //
-// A transport hands the kernel set the source of one struct, `Face`, and a parameter block. The
-// source is compiled once per level, inside a namespace of its own, so that one face may serve both
-// levels of a yard. Kernels are templates over faces and know no transport. This file needs
+// A transport hands the kernel set the source of one struct, `DeviceApi`, and a parameter block. The
+// source is compiled once per level, inside a namespace of its own, so that one device API may serve both
+// levels of a communicator. Kernels are templates over device APIs and know no transport. This file needs
 // arch.cuh alone: it compiles with NVRTC, nvcc, hiprtc and hipcc.
 //
-// A face has, and its kernels use nothing else:
+// A device API has, and its kernels use nothing else:
 //
 //   struct Face {
 //     struct Params;                      // plain data, passed to the kernel by value
 //     static constexpr bool kLoadStore;   // peer_ptr works: peers' windows are mapped here
-//     static constexpr bool kSharedLanes; // a lane may be used by several blocks at once
+//     static constexpr bool kSharedQueues; // a queue may be used by several blocks at once
 //     __device__ explicit Face(const Params&);
 //
 //     // Where `offset` of `window` of `peer` is mapped. Only where kLoadStore.
@@ -19,30 +19,30 @@
 //     // Copies `bytes` from a window of this rank to one of `peer`. Addresses and lengths are
 //     // multiples of 16 where kLoadStore, else of 4. Called by every thread of `coop`, with equal arguments.
 //     template <class Coop>
-//     bool put(Coop, u32 lane, u32 peer, At dst, At src, u64 bytes, Guard&) const;
+//     bool put(Coop, u32 queue, u32 peer, At dst, At src, u64 bytes, Guard&) const;
 //     // The same, then adds to a signal of `peer`: payload before signal (INV-1).
 //     template <class Coop>
-//     bool put_signal(Coop, u32 lane, u32 peer, At dst, At src, u64 bytes, Raise, Guard&) const;
+//     bool put_signal(Coop, u32 queue, u32 peer, At dst, At src, u64 bytes, Raise, Guard&) const;
 //     // Stores 8 bytes, whole (INV-3). One thread.
-//     bool put_value(u32 lane, u32 peer, At dst, u64 value, Guard&) const;
+//     bool put_value(u32 queue, u32 peer, At dst, u64 value, Guard&) const;
 //     // Adds to a signal of `peer`. One thread. Where kLoadStore it also carries every plain store
 //     // that this thread made or observed before, as a release does.
-//     bool signal(u32 lane, u32 peer, Raise, Guard&) const;
-//     // Ends a deferred doorbell of the lane. One thread.
-//     void submit(u32 lane) const;
+//     bool signal(u32 queue, u32 peer, Raise, Guard&) const;
+//     // Ends a deferred doorbell of the queue. One thread.
+//     void submit(u32 queue) const;
 //     // The total of a signal of this rank, with acquire order at system scope. One thread.
-//     u64 read_signal(u32 lane, u32 id) const;
-//     // Waits until the sources of all puts of the lane are reusable (INV-4).
-//     template <class Coop> bool flush(Coop, u32 lane, Guard&) const;
+//     u64 read_signal(u32 queue, u32 id) const;
+//     // Waits until the sources of all puts of the queue are reusable (INV-4).
+//     template <class Coop> bool flush(Coop, u32 queue, Guard&) const;
 //     // Optional: copies from a window of `peer` to one of this rank.
 //     template <class Coop>
-//     bool get(Coop, u32 lane, u32 peer, At src, At dst, u64 bytes, Guard&) const;
+//     bool get(Coop, u32 queue, u32 peer, At src, At dst, u64 bytes, Guard&) const;
 //   };
 //
 // Window ids are dense, in order of registration. Signal totals only grow and compare rolling. A
-// lane belongs to one block unless kSharedLanes. What can block takes the guard and returns false
+// queue belongs to one block unless kSharedQueues. What can block takes the guard and returns false
 // when the guard ended it (INV-6): the kernel then returns, and the context lives. Barriers are
-// built above the face.
+// built above the device API.
 //
 // Bulk copies (TMA) are another proxy than loads and stores. Who stores to a peer in bulk completes
 // its own stores (`cp.async.bulk.wait_group 0`, not `.read`) before the block's barrier and the
@@ -51,7 +51,7 @@
 #pragma once
 #include "arch.cuh"
 
-#define TY_FACE_VERSION 1
+#define TY_DEVICE_API_VERSION 1
 
 namespace ty {
 
@@ -84,7 +84,7 @@ struct Block {
   __device__ void sync() const { sync_block(); }
 };
 
-// What the host sees of a kernel's waits: in pinned memory, one per yard. The host only reads it,
+// What the host sees of a kernel's waits: in pinned memory, one per communicator. The host only reads it,
 // so atomics of the device suffice; not every machine has atomics that both sides see.
 struct Report {
   u64 ended;     // not 0: a wait ended without its signal; the fields below say which
@@ -173,10 +173,10 @@ class Guard {
 };
 
 // Waits for a total; totals compare rolling.
-template <class Face>
-__device__ bool wait_signal(const Face& face, u32 lane, const What& what, Guard& guard) {
+template <class DeviceApi>
+__device__ bool wait_signal(const DeviceApi& device_api, u32 queue, const What& what, Guard& guard) {
   return guard.until(
-      what, [&] { return face.read_signal(lane, what.signal); },
+      what, [&] { return device_api.read_signal(queue, what.signal); },
       [&](u64 found) { return (i64)(found - what.expected) >= 0; });
 }
 

@@ -1,4 +1,4 @@
-//! The config tables of this backend's parts.
+//! The config tables of this backend's components.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -157,10 +157,10 @@ impl GpuConfig {
 mod tests {
     use super::*;
     use crate::platform::tests::NAMES;
-    use tokenyard_core::config::PartTable;
+    use tokenyard_core::config::ComponentTable;
 
     fn parse(text: &str) -> std::result::Result<GpuConfig, String> {
-        let parsed = PartTable::from_text(text, "a.toml").parse::<GpuConfig>("cuda");
+        let parsed = ComponentTable::from_text(text, "a.toml").parse::<GpuConfig>("cuda");
         parsed.and_then(|config| config.check(&NAMES).map(|()| config)).map_err(|e| e.to_string())
     }
 

@@ -4,7 +4,7 @@
 //! ([`compile::Compiler`]) and its names. [`GpuKernels`] and [`Peers`] are the components over it, named
 //! by [`Components`]. Nothing of a maker's is linked or named here.
 //!
-//! Kernels are templates over a transport's device face (`device/transport.cuh`) and compiled for the
+//! Kernels are templates over a transport's device API (`device/transport.cuh`) and compiled for the
 //! device that is there. One process drives one device.
 
 pub mod compile;

@@ -1,12 +1,12 @@
 //! The transport between GPUs of one machine that map each other's memory: `nvlink`, for example.
 //!
 //! Windows and signals are shareable allocations (VMM); their descriptors cross sockets while ranks
-//! connect. Legacy IPC is not used: it is undefined when an owner dies. Kernels use the device face;
-//! the host face copies with the copy engines and is for whoever has no kernels.
+//! connect. Legacy IPC is not used: it is undefined when an owner dies. Kernels use the device API;
+//! the host device API copies with the copy engines and is for whoever has no kernels.
 
 mod card;
-mod lane;
 mod memory;
+mod queue;
 
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
@@ -21,20 +21,25 @@ use tokenyard_core::transport::{
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_handover::{Extent, Links, MAX_WINDOWS, Offer};
 
-use crate::compile::FaceSource;
+use crate::compile::DeviceApiSource;
 use crate::config::PeersConfig;
 use crate::driver::{self, Buffer, Context, Device, Stream, granularity};
 use crate::platform::Components;
 use card::{Card, reachable};
-use lane::Lane;
 use memory::Local;
+use queue::Queue;
 
-/// The source of the device face.
-const FACE: &str = include_str!("transport/nvlink.cuh");
+/// The source of the device API.
+const DEVICE_API: &str = include_str!("transport/nvlink.cuh");
 
-/// The device face, for who compiles it without a transport.
-pub(crate) fn nvlink_face() -> FaceSource<'static> {
-    FaceSource { text: FACE, defines: &[], param_bytes: size_of::<Params>(), puts: false }
+/// The device API, for who compiles it without a transport.
+pub(crate) fn nvlink_device_api() -> DeviceApiSource<'static> {
+    DeviceApiSource {
+        text: DEVICE_API,
+        defines: &[],
+        param_bytes: size_of::<Params>(),
+        puts: false,
+    }
 }
 
 /// Bytes between two signals: no two writers share a line.
@@ -48,23 +53,23 @@ pub struct Peers<C: Components> {
     needs: TransportNeeds,
     /// The config names the device: then ranks may share it.
     shares: bool,
-    /// Dropped before `links`: its lanes copy to peers' memory.
-    lanes: Vec<Mutex<Lane>>,
-    face: OnceLock<Face>,
+    /// Dropped before `links`: its queues copy to peers' memory.
+    queues: Vec<Mutex<Queue>>,
+    device_api: OnceLock<PeerTable>,
     links: Links<Local>,
     failure: OnceLock<(Command, String)>,
     _components: PhantomData<C>,
 }
 
-/// What the face points to; dropped with the transport.
+/// What the device API points to; dropped with the transport.
 #[derive(Debug)]
-struct Face {
+struct PeerTable {
     _windows: Buffer,
     _signals: Buffer,
     params: Params,
 }
 
-/// `Face::Params` of `nvlink.cuh`.
+/// `PeerTable::Params` of `nvlink.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Params {
@@ -90,10 +95,10 @@ impl<C: Components> Transport for Peers<C> {
                 | abi::TY_CAP_GET
                 | abi::TY_CAP_ORDERED
                 | abi::TY_CAP_BOUNDED_PUT
-                | abi::TY_CAP_DEVICE_FACE,
+                | abi::TY_CAP_DEVICE_API,
             memory_kinds: C::PLATFORM.memory,
             max_peers: 72,
-            max_lanes: 64,
+            max_queues: 64,
             max_signals: 65_536,
             max_queue_depth: 4096,
             max_windows: MAX_WINDOWS,
@@ -106,13 +111,13 @@ impl<C: Components> Transport for Peers<C> {
         let context = Context::retain(Device::choose(C::PLATFORM, config.device)?)?;
         let (local, memory) = Local::new(&context, needs.signals)?;
         let peers = team.world_ranks.len();
-        let lanes = (0..needs.lanes).map(|_| Lane::new(&context, needs, peers).map(Mutex::new));
+        let queues = (0..needs.queues).map(|_| Queue::new(&context, needs, peers).map(Mutex::new));
         Ok(Self {
             deadline: needs.deadline,
             needs: *needs,
             shares: config.device.is_some(),
-            lanes: lanes.collect::<Result<_>>()?,
-            face: OnceLock::new(),
+            queues: queues.collect::<Result<_>>()?,
+            device_api: OnceLock::new(),
             links: Links::new(Offer::new(team, needs.signals, memory)?, local)?,
             failure: OnceLock::new(),
             _components: PhantomData,
@@ -177,21 +182,21 @@ impl<C: Components> Transport for Peers<C> {
         })
     }
 
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
-        let mut lane = self.lane(lane)?;
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        let mut queue = self.queue(queue)?;
         for (done, command) in commands.iter().enumerate() {
-            if lane.is_full() {
+            if queue.is_full() {
                 return Ok(done);
             }
-            let result = self.execute(&mut lane, command);
+            let result = self.execute(&mut queue, command);
             let failed = result.map_err(|e| self.failure.set((*command, e.to_string()))).is_err();
-            lane.note(command, failed);
+            queue.note(command, failed);
         }
         Ok(commands.len())
     }
 
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        Ok(self.lane(lane)?.take(events))
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        Ok(self.queue(queue)?.take(events))
     }
 
     fn read_signal(&self, _: u32, id: u32) -> u64 {
@@ -216,26 +221,26 @@ impl<C: Components> Transport for Peers<C> {
         }
     }
 
-    fn device_face(&self) -> Result<abi::TyDeviceFace> {
-        let face = match self.face.get() {
-            Some(face) => face,
+    fn device_api(&self) -> Result<abi::TyDeviceApi> {
+        let device_api = match self.device_api.get() {
+            Some(device_api) => device_api,
             None => {
-                let made = self.make_face()?;
-                self.face.get_or_init(|| made)
+                let made = self.make_device_api()?;
+                self.device_api.get_or_init(|| made)
             }
         };
-        Ok(abi::TyDeviceFace {
-            size: size_of::<abi::TyDeviceFace>(),
-            version: abi::TY_FACE_VERSION,
+        Ok(abi::TyDeviceApi {
+            size: size_of::<abi::TyDeviceApi>(),
+            version: abi::TY_DEVICE_API_VERSION,
             dialect: abi::TY_DIALECT_CUDA,
             compiler: abi::TY_COMPILER_NVRTC,
             reserved: 0,
-            source: abi::TyStr { data: FACE.as_ptr(), bytes: FACE.len() },
+            source: abi::TyStr { data: DEVICE_API.as_ptr(), bytes: DEVICE_API.len() },
             include_folders: std::ptr::null(),
             include_folder_count: 0,
             defines: std::ptr::null(),
             define_count: 0,
-            params: (&raw const face.params).cast(),
+            params: (&raw const device_api.params).cast(),
             param_bytes: size_of::<Params>(),
             param_alignment: align_of::<Params>(),
         })
@@ -252,16 +257,16 @@ impl<C: Components> Transport for Peers<C> {
 }
 
 impl<C: Components> Peers<C> {
-    fn lane(&self, lane: u32) -> std::result::Result<std::sync::MutexGuard<'_, Lane>, i32> {
-        let lane = self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)?;
-        Ok(lane.lock().unwrap_or_else(PoisonError::into_inner))
+    fn queue(&self, queue: u32) -> std::result::Result<std::sync::MutexGuard<'_, Queue>, i32> {
+        let queue = self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)?;
+        Ok(queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn window(&self, window: u32, peer: u32) -> Option<u64> {
         self.links.peer(peer)?.windows.get(window as usize).copied()
     }
 
-    /// The address of a command's signal, and which of the lane's totals is its.
+    /// The address of a command's signal, and which of the queue's totals is its.
     fn signal(&self, command: &Command) -> Option<(u64, usize)> {
         let base = self.links.peer(command.peer)?.signals;
         let (signal, signals) = (command.signal, self.needs.signals);
@@ -269,7 +274,7 @@ impl<C: Components> Peers<C> {
         (signal < signals).then_some((base + u64::from(signal) * SPACING, index))
     }
 
-    fn execute(&self, lane: &mut Lane, command: &Command) -> Result<()> {
+    fn execute(&self, queue: &mut Queue, command: &Command) -> Result<()> {
         let missing = |what: &str| {
             Error::new(ErrorKind::Transport, "execute command", format!("there is no such {what}"))
         };
@@ -281,28 +286,28 @@ impl<C: Components> Peers<C> {
         match command.op {
             abi::TY_OP_PUT | abi::TY_OP_PUT_SIGNAL => {
                 let (own, there) = ends().ok_or_else(|| missing("peer or window"))?;
-                lane.copy(there, own, command.bytes)?;
+                queue.copy(there, own, command.bytes)?;
             }
             abi::TY_OP_GET => {
                 let (own, there) = ends().ok_or_else(|| missing("peer or window"))?;
-                lane.copy(own, there, command.bytes)?;
+                queue.copy(own, there, command.bytes)?;
             }
             abi::TY_OP_PUT_VALUE => {
                 let there = self.window(command.dst_window.into(), command.peer);
                 let there = there.ok_or_else(|| missing("peer or window"))?;
-                lane.write(there + command.dst_offset, command.value)?;
+                queue.write(there + command.dst_offset, command.value)?;
             }
             abi::TY_OP_SIGNAL => {}
             _ => return Err(missing("op")),
         }
         if matches!(command.op, abi::TY_OP_PUT_SIGNAL | abi::TY_OP_SIGNAL) {
             let at = self.signal(command).ok_or_else(|| missing("peer or signal"))?;
-            lane.raise(at, command.add)?;
+            queue.raise(at, command.add)?;
         }
         Ok(())
     }
 
-    fn make_face(&self) -> Result<Face> {
+    fn make_device_api(&self) -> Result<PeerTable> {
         let peers = self.links.offer.team.world_ranks.len() as u32;
         let mut windows = Vec::new();
         for window in 0..self.links.memory.windows.len() as u32 {
@@ -313,7 +318,7 @@ impl<C: Components> Peers<C> {
         let signals: Option<Vec<u64>> =
             (0..peers).map(|peer| self.links.peer(peer).map(|p| p.signals)).collect();
         let signals = signals.ok_or_else(|| {
-            Error::new(ErrorKind::Internal, "device_face", "a peer is not connected yet")
+            Error::new(ErrorKind::Internal, "device_api", "a peer is not connected yet")
         })?;
         let windows = Buffer::of(&self.context, &windows)?;
         let signals = Buffer::of(&self.context, &signals)?;
@@ -325,7 +330,7 @@ impl<C: Components> Peers<C> {
             spacing: SPACING as u32,
             reserved: 0,
         };
-        Ok(Face { _windows: windows, _signals: signals, params })
+        Ok(PeerTable { _windows: windows, _signals: signals, params })
     }
 }
 
@@ -361,7 +366,7 @@ fn check_device(device: Device) -> Result<()> {
 }
 
 impl<C: Components> Drop for Peers<C> {
-    /// Peers' memory is unmapped after this: neither lanes nor kernels may still use it. Streams of
+    /// Peers' memory is unmapped after this: neither queues nor kernels may still use it. Streams of
     /// the framework do not, and are not waited for.
     fn drop(&mut self) {
         if let Err(error) = Stream::synchronize_all(&self.context) {

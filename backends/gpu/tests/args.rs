@@ -30,8 +30,8 @@ fn common_name(name: &str) -> &str {
 /// The structures of Rust source with a C layout.
 fn of_rust(text: &str) -> Structs {
     let mut all = Structs::new();
-    for part in text.split("#[repr(C)]").skip(1) {
-        let (head, body) = part.split_once('{').expect("a structure");
+    for scope in text.split("#[repr(C)]").skip(1) {
+        let (head, body) = scope.split_once('{').expect("a structure");
         let name = head.split_whitespace().last().expect("a name");
         let (body, _) = body.split_once("\n}").expect("its end");
         let fields = body.lines().filter_map(|line| line.split_once(": "));
@@ -47,8 +47,8 @@ fn of_rust(text: &str) -> Structs {
 /// The structures of device code, without their functions.
 fn of_device(text: &str) -> Structs {
     let mut all = Structs::new();
-    for part in text.split("\nstruct ").skip(1) {
-        let Some((name, body)) = part.split_once(" {\n") else { continue };
+    for scope in text.split("\nstruct ").skip(1) {
+        let Some((name, body)) = scope.split_once(" {\n") else { continue };
         let (body, _) = body.split_once("\n};").expect("its end");
         // Functions follow the fields.
         let lines = body.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));

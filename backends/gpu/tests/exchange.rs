@@ -23,15 +23,15 @@ fn for_the_host(name: &str, text: &str, rows: Rows) -> String {
     }
 }
 
-/// A face that the model runs over: where its source is, whether it puts, bytes of its parameters.
-type Face = (&'static str, bool, usize);
+/// A device API that the model runs over: where its source is, whether it puts, bytes of its parameters.
+type DeviceApi = (&'static str, bool, usize);
 
-const PROXY: Face = ("device/proxy.cuh", true, 40);
-const NVLINK: Face = ("src/transport/nvlink.cuh", false, 32);
+const PROXY: DeviceApi = ("device/gpu_ring.cuh", true, 40);
+const NVLINK: DeviceApi = ("src/transport/nvlink.cuh", false, 32);
 
-/// Writes the sources for the host, over a face. `level` tells one copy from the other, which a
+/// Writes the sources for the host, over a device API. `level` tells one copy from the other, which a
 /// compiler would take for the same file.
-fn write_all(to: &Path, (face, ..): Face, rows: Rows, level: &str) {
+fn write_all(to: &Path, (device_api, ..): DeviceApi, rows: Rows, level: &str) {
     std::fs::create_dir_all(to).expect("made");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     for from in ["src/kernels", "src/probe", "device"] {
@@ -45,7 +45,8 @@ fn write_all(to: &Path, (face, ..): Face, rows: Rows, level: &str) {
             }
         }
     }
-    std::fs::copy(crate_folder.join(face), to.join("up_face.cuh")).expect("the face");
+    std::fs::copy(crate_folder.join(device_api), to.join("up_device_api.cuh"))
+        .expect("the device API");
 }
 
 /// Compiles and runs a model of `tests/model`, with the sources in a folder.
@@ -54,7 +55,7 @@ fn run(folder: &Path, model: &str, defines: &[String]) {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/model");
     let compiled = Command::new("g++")
         .args(["-std=c++20", "-O1", "-pthread"])
-        .arg(format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION))
+        .arg(format!("-DTY_HOST_DEVICE_API_VERSION={}", abi::TY_DEVICE_API_VERSION))
         .args(defines)
         .arg("-I")
         .arg(folder)
@@ -71,14 +72,14 @@ fn run(folder: &Path, model: &str, defines: &[String]) {
 }
 
 /// The model of one level.
-fn run_level(face: Face, rows: Rows) {
+fn run_level(device_api: DeviceApi, rows: Rows) {
     let folder = tempfile::tempdir().expect("a folder");
-    write_all(folder.path(), face, rows, "the level");
-    run(folder.path(), "exchange.cpp", &defines(face, rows));
+    write_all(folder.path(), device_api, rows, "the level");
+    run(folder.path(), "exchange.cpp", &defines(device_api, rows));
 }
 
 /// What the sources of one level are compiled with.
-fn defines((_, puts, param_bytes): Face, rows: Rows) -> [String; 4] {
+fn defines((_, puts, param_bytes): DeviceApi, rows: Rows) -> [String; 4] {
     [
         format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma)),
         format!("-DTY_PUTS={}", u32::from(puts)),
@@ -87,15 +88,15 @@ fn defines((_, puts, param_bytes): Face, rows: Rows) -> [String; 4] {
     ]
 }
 
-/// The model of several domains: a face inside, and one between them.
-fn run_domains(up: Face, out: Face) {
+/// The model of several domains: a device API inside, and one between them.
+fn run_domains(up: DeviceApi, out: DeviceApi) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut defines = vec!["-DTY_ROWS_TMA=0".to_owned()];
-    for (name, face) in [("up", up), ("out", out)] {
-        write_all(&folder.path().join(name), face, Rows::Vector, name);
+    for (name, device_api) in [("up", up), ("out", out)] {
+        write_all(&folder.path().join(name), device_api, Rows::Vector, name);
         let name = name.to_uppercase();
-        defines.push(format!("-D{name}_PUTS={}", u32::from(face.1)));
-        defines.push(format!("-D{name}_PARAM_BYTES={}", face.2));
+        defines.push(format!("-D{name}_PUTS={}", u32::from(device_api.1)));
+        defines.push(format!("-D{name}_PARAM_BYTES={}", device_api.2));
     }
     run(folder.path(), "domains.cpp", &defines);
 }

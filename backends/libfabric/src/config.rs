@@ -1,4 +1,4 @@
-//! The config tables of this backend's parts.
+//! The config tables of this backend's components.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -27,7 +27,7 @@ pub struct LibfabricConfig {
     /// caller's thread does it. Default: 0, of `efa` 4.
     #[serde(deserialize_with = "proxy_threads")]
     pub proxy_threads: u32,
-    /// Most commands of a lane that are not done yet, 1 to 4,096. Default: 512.
+    /// Most commands of a queue that are not done yet, 1 to 4,096. Default: 512.
     #[serde(deserialize_with = "queue_depth")]
     pub queue_depth: u32,
     /// Whether peers may read this rank's windows, for the op get. Equal on all ranks. Default:
@@ -158,10 +158,10 @@ fn within<E: de::Error>(found: i64, range: RangeInclusive<u32>) -> Result<u32, E
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokenyard_core::config::PartTable;
+    use tokenyard_core::config::ComponentTable;
 
     fn parse(text: &str) -> Result<LibfabricConfig, String> {
-        PartTable::from_text(text, "a.toml").parse("libfabric").map_err(|e| e.to_string())
+        ComponentTable::from_text(text, "a.toml").parse("libfabric").map_err(|e| e.to_string())
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn efa_has_no_choice_of_provider() {
-        let table = PartTable::from_text("provider = \"tcp\"", "a.toml");
+        let table = ComponentTable::from_text("provider = \"tcp\"", "a.toml");
         let error = table.parse::<EfaConfig>("efa").unwrap_err().to_string();
         assert!(error.contains("provider") && error.contains("rails"), "{error}");
     }

@@ -1,9 +1,9 @@
-//! The parts: one engine behind two names.
+//! The components: one engine behind two names.
 //!
-//! Lanes and rails are apart: a lane belongs to one thread, a rail (one NIC) serves all lanes. Who
+//! Queues and rails are apart: a queue belongs to one thread, a rail (one NIC) serves all queues. Who
 //! posts or polls takes the rail for a batch of commands; who finds it taken leaves it to the
 //! other. So there is one uncontended lock per batch, and none per command. With proxy threads, each
-//! of these has rails and lanes of its own.
+//! of these has rails and queues of its own.
 
 mod backlog;
 mod commands;
@@ -11,11 +11,11 @@ mod datum;
 mod engine;
 mod info;
 mod interfaces;
-mod lane;
 mod numa;
 mod objects;
 mod placed;
 mod proxied;
+mod queue;
 mod rail;
 mod shared;
 #[cfg(test)]
@@ -40,7 +40,7 @@ use crate::config::{EfaConfig, Flush, LibfabricConfig, Rails};
 use engine::Engine;
 pub use wire::check_endpoint;
 
-const MAX_LANES: u32 = 64;
+const MAX_QUEUES: u32 = 64;
 const MAX_SIGNALS: u32 = 65_536;
 const LARGEST_PUT: u64 = 1 << 40;
 /// Providers that a lost peer does not hold up, tried: TCP without a layer above it, under the names that
@@ -49,17 +49,17 @@ const LARGEST_PUT: u64 = 1 << 40;
 const MASKING: [&str; 2] = ["net", "tcp"];
 
 /// Any provider, chosen by the config: `tcp`, `shm`, `udp`, `verbs`, ...
-pub type Libfabric = Part<AnyProvider>;
+pub type Libfabric = Component<AnyProvider>;
 /// The provider `efa` of AWS, with device memory.
-pub type Efa = Part<EfaProvider>;
+pub type Efa = Component<EfaProvider>;
 
-/// What distinguishes the parts.
+/// What distinguishes the components.
 pub trait Preset: Debug + Send + Sync + 'static {
-    /// The part's name.
+    /// The component's name.
     const NAME: &'static str;
     /// One line for people.
     const ABOUT: &'static str;
-    /// The part's own table.
+    /// The component's own table.
     type Config: DeserializeOwned;
     /// What the table asks for.
     fn settings(config: Self::Config) -> Settings;
@@ -135,7 +135,7 @@ impl Preset for EfaProvider {
 
 /// A transport over libfabric.
 #[derive(Debug)]
-pub struct Part<P> {
+pub struct Component<P> {
     /// Who posts and polls, once all peers are connected. Ends before the engine.
     proxy: Option<Proxy>,
     engine: Arc<Engine>,
@@ -146,7 +146,7 @@ pub struct Part<P> {
     preset: PhantomData<P>,
 }
 
-impl<P> Part<P> {
+impl<P> Component<P> {
     /// For calls of the bring-up: nobody else has the engine yet.
     fn engine(&mut self, operation: &'static str) -> Result<&mut Engine> {
         let late = "all peers are connected; expected it before";
@@ -155,7 +155,7 @@ impl<P> Part<P> {
     }
 }
 
-impl<P: Preset> Transport for Part<P>
+impl<P: Preset> Transport for Component<P>
 where
     P::Config: Clone,
 {
@@ -178,7 +178,7 @@ where
             flags: abi::TY_CAP_IMMEDIATE | masking | manual | get | placed,
             memory_kinds: memory_kinds(&rails),
             max_peers: datum::MAX_PEERS,
-            max_lanes: MAX_LANES,
+            max_queues: MAX_QUEUES,
             max_signals: MAX_SIGNALS,
             max_queue_depth: settings.queue_depth,
             max_windows: wire::MAX_WINDOWS,
@@ -233,23 +233,23 @@ where
         Ok(())
     }
 
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         // SAFETY: by this function's contract.
         unsafe {
             match &self.proxy {
-                None => self.engine.post(lane, commands, self.engine.all_rails()),
-                Some(proxy) => proxy.post(lane, commands),
+                None => self.engine.post(queue, commands, self.engine.all_rails()),
+                Some(proxy) => proxy.post(queue, commands),
             }
         }
     }
 
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
         match &self.proxy {
             None => {
                 self.engine.progress(self.engine.all_rails());
-                self.engine.take_events(lane, events)
+                self.engine.take_events(queue, events)
             }
-            Some(proxy) => proxy.poll(lane, events),
+            Some(proxy) => proxy.poll(queue, events),
         }
     }
 

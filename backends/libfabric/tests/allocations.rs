@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
     Command, NO_COMMAND, NO_EVENT, Team, Transport, TransportNeeds, Window,
 };
@@ -19,11 +19,11 @@ static ALLOCATOR: Counting = Counting;
 
 /// A rank alone, whose window is `memory`.
 fn open(text: &str, memory: &mut [u64]) -> Libfabric {
-    let config = PartTable::from_text(text, "test.toml").parse("libfabric").unwrap();
+    let config = ComponentTable::from_text(text, "test.toml").parse("libfabric").unwrap();
     let bytes = size_of_val(memory) as u64;
     let needs = TransportNeeds {
         windows: 1,
-        lanes: 1,
+        queues: 1,
         signals: 4,
         queue_depth: 16,
         largest_put: bytes,

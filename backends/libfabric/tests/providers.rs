@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
     Command, NO_COMMAND, NO_EVENT, Team, Transport, TransportNeeds, Window,
 };
@@ -19,13 +19,13 @@ const WINDOW_BYTES: usize = 1 << 16;
 const LONG: Duration = Duration::from_secs(60);
 
 fn config(text: &str) -> LibfabricConfig {
-    PartTable::from_text(text, "test.toml").parse("libfabric").unwrap()
+    ComponentTable::from_text(text, "test.toml").parse("libfabric").unwrap()
 }
 
 fn needs() -> TransportNeeds {
     TransportNeeds {
         windows: 1,
-        lanes: 2,
+        queues: 2,
         signals: 16,
         queue_depth: 64,
         largest_put: WINDOW_BYTES as u64,
@@ -83,14 +83,14 @@ impl Rank {
     }
 
     /// Posts all commands; the tests' commands are in range and their sources stay.
-    fn post(&self, lane: u32, commands: &[Command]) {
+    fn post(&self, queue: u32, commands: &[Command]) {
         let mut left = commands;
         self.until("commands are accepted", |rank| {
             // SAFETY: see above.
-            let accepted = unsafe { rank.transport.post(lane, left).unwrap() };
+            let accepted = unsafe { rank.transport.post(queue, left).unwrap() };
             left = &left[accepted..];
             if accepted == 0 {
-                rank.transport.poll(lane, &mut [NO_EVENT; 8]).unwrap();
+                rank.transport.poll(queue, &mut [NO_EVENT; 8]).unwrap();
             }
             left.is_empty()
         });
@@ -199,7 +199,7 @@ fn two_proxy_threads_with_a_rail_each_lose_no_command() {
 }
 
 #[test]
-fn one_proxy_thread_drives_all_rails_and_lanes() {
+fn one_proxy_thread_drives_all_rails_and_queues() {
     two_rails_share_the_commands("proxy_threads = 1");
 }
 

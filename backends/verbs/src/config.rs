@@ -35,7 +35,7 @@ pub struct VerbsConfig {
     /// Repetitions when the peer has no receive posted, 0 to 7. Default: 7, which is without end.
     #[serde(deserialize_with = "in_range::<_, _, 0, 7>")]
     pub rnr_retry: u8,
-    /// Most commands of a lane that are not done, 1 to 16,384. Default: 1024.
+    /// Most commands of a queue that are not done, 1 to 16,384. Default: 1024.
     #[serde(deserialize_with = "in_range::<_, _, 1, 16_384>")]
     pub queue_depth: u32,
     /// Signals that can arrive while this rank does not poll, 64 to 32,768. Default: 8192.
@@ -198,12 +198,12 @@ where
 
 #[cfg(test)]
 mod tests {
-    use tokenyard_core::config::PartTable;
+    use tokenyard_core::config::ComponentTable;
 
     use super::*;
 
     fn read(text: &str) -> Result<VerbsConfig, String> {
-        PartTable::from_text(text, "a.toml").parse("verbs").map_err(|e| e.to_string())
+        ComponentTable::from_text(text, "a.toml").parse("verbs").map_err(|e| e.to_string())
     }
 
     fn refusal(text: &str) -> String {

@@ -9,16 +9,16 @@ use tokenyard_sys_verbs::ffi::{self, DeviceAttr, GidEntry, PortAttr};
 use tokenyard_sys_verbs::{CallError, Context, Devices, Library};
 
 use crate::config::{DeviceChoice, VerbsConfig};
-use crate::endpoint::{MAX_LANES, MAX_SIGNALS, MAX_WINDOWS};
+use crate::endpoint::{MAX_QUEUES, MAX_SIGNALS, MAX_WINDOWS};
 use crate::rules::{self, PortFacts, SignalMode};
 
 /// Most ranks of a team; the index of a peer also has to fit a work request's id.
 const MAX_PEERS: u32 = 1024;
 /// Work requests that one command may become: a write and an addition.
 pub(crate) const REQUESTS: u32 = 2;
-/// Entries of a lane's completion queue per command of its depth. Two are those of the work
+/// Entries of a queue's completion queue per command of its depth. Two are those of the work
 /// requests under way. When a connection breaks, a command ends with its first completion and
-/// leaves one more behind, while its place in the lane is taken again.
+/// leaves one more behind, while its place in the queue is taken again.
 pub(crate) const COMPLETIONS: u32 = 3;
 /// Reads and atomics of one queue pair at once: more brings nothing, and devices have few.
 const MOST_READS: i32 = 16;
@@ -237,7 +237,7 @@ impl Adapter {
                 | signals,
             memory_kinds: self.memory_kinds(),
             max_peers: MAX_PEERS,
-            max_lanes: MAX_LANES,
+            max_queues: MAX_QUEUES,
             max_signals: MAX_SIGNALS,
             max_queue_depth: depth,
             max_windows: MAX_WINDOWS,

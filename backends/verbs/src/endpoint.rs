@@ -9,8 +9,8 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 const MAGIC: u32 = u32::from_le_bytes(*b"TYVB");
 /// Version of the form.
 const VERSION: u32 = 1;
-/// Most lanes of a rank.
-pub const MAX_LANES: u32 = 64;
+/// Most queues of a rank.
+pub const MAX_QUEUES: u32 = 64;
 /// Most windows of a rank.
 pub const MAX_WINDOWS: u32 = 64;
 /// Most signals of a rank.
@@ -28,9 +28,9 @@ impl fmt::Debug for Key {
     }
 }
 
-/// One lane's queue pair for the peer.
+/// One queue's queue pair for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queue {
+pub struct RemoteQp {
     /// Its number, 1 to 2^24 - 1.
     pub number: u32,
     /// The first packet number that it sends, 24 bits.
@@ -85,8 +85,8 @@ pub struct Endpoint {
     pub signal_count: u32,
     /// How they are raised.
     pub signals: SignalArea,
-    /// One per lane, 1 to 64.
-    pub queues: Vec<Queue>,
+    /// One per queue, 1 to 64.
+    pub queue_pairs: Vec<RemoteQp>,
     /// In order of registration, at most 64.
     pub windows: Vec<RemoteWindow>,
 }
@@ -104,15 +104,15 @@ impl Endpoint {
         }
         out.extend([self.link_layer, self.mtu, self.reads, kind]);
         out.extend(self.lid.to_le_bytes());
-        out.extend((self.queues.len() as u8).to_le_bytes());
+        out.extend((self.queue_pairs.len() as u8).to_le_bytes());
         out.extend((self.windows.len() as u8).to_le_bytes());
         out.extend(self.gid);
         out.extend(self.signal_count.to_le_bytes());
         out.extend(address.to_le_bytes());
         out.extend(key.0.to_le_bytes());
-        for queue in &self.queues {
-            out.extend(queue.number.to_le_bytes());
-            out.extend(queue.psn.to_le_bytes());
+        for remote_qp in &self.queue_pairs {
+            out.extend(remote_qp.number.to_le_bytes());
+            out.extend(remote_qp.psn.to_le_bytes());
         }
         for window in &self.windows {
             out.extend(window.address.to_le_bytes());
@@ -140,7 +140,7 @@ impl Endpoint {
         })?;
         let [link_layer, mtu, reads, kind] = reader.array()?;
         let lid = u16::from_le_bytes(reader.array()?);
-        let [lanes, windows] = reader.array()?;
+        let [queues, windows] = reader.array()?;
         let gid = reader.array()?;
         check_port((link_layer, mtu, reads), lid, gid)?;
         let signal_count = reader.u32()?;
@@ -148,7 +148,7 @@ impl Endpoint {
             format!("found {signal_count} signals; expected at most {MAX_SIGNALS}")
         })?;
         let signals = reader.signal_area(kind, signal_count)?;
-        let queues = reader.queues(lanes)?;
+        let queue_pairs = reader.queue_pairs(queues)?;
         let windows = reader.windows(windows)?;
         check(reader.rest.is_empty(), || format!("found {} bytes too many", reader.rest.len()))?;
         Ok(Self {
@@ -162,7 +162,7 @@ impl Endpoint {
             gid,
             signal_count,
             signals,
-            queues,
+            queue_pairs,
             windows,
         })
     }
@@ -220,17 +220,22 @@ impl Reader<'_> {
         }
     }
 
-    fn queues(&mut self, lanes: u8) -> Result<Vec<Queue>> {
-        check((1..=MAX_LANES).contains(&u32::from(lanes)), || {
-            format!("found {lanes} lanes; expected 1 to {MAX_LANES}")
+    fn queue_pairs(&mut self, queues: u8) -> Result<Vec<RemoteQp>> {
+        check((1..=MAX_QUEUES).contains(&u32::from(queues)), || {
+            format!("found {queues} queues; expected 1 to {MAX_QUEUES}")
         })?;
-        (0..lanes)
-            .map(|lane| {
-                let queue = Queue { number: self.u32()?, psn: self.u32()? };
-                check((1..=BITS_24).contains(&queue.number) && queue.psn <= BITS_24, || {
-                    format!("lane {lane}: found {queue:?}; expected 24 bits each, no number 0")
-                })?;
-                Ok(queue)
+        (0..queues)
+            .map(|queue| {
+                let remote_qp = RemoteQp { number: self.u32()?, psn: self.u32()? };
+                check(
+                    (1..=BITS_24).contains(&remote_qp.number) && remote_qp.psn <= BITS_24,
+                    || {
+                        format!(
+                            "queue {queue}: found {remote_qp:?}; expected 24 bits each, no number 0"
+                        )
+                    },
+                )?;
+                Ok(remote_qp)
             })
             .collect()
     }
@@ -269,7 +274,7 @@ fn refused(message: String) -> Error {
 mod tests {
     use super::*;
 
-    fn sample(lanes: usize, windows: usize) -> Endpoint {
+    fn sample(queues: usize, windows: usize) -> Endpoint {
         Endpoint {
             sender: 1,
             receiver: 0,
@@ -281,15 +286,15 @@ mod tests {
             gid: [7; 16],
             signal_count: 100,
             signals: SignalArea::Atomic { address: 4096, key: Key(9) },
-            queues: vec![Queue { number: 17, psn: 0x00ff_ffff }; lanes],
+            queue_pairs: vec![RemoteQp { number: 17, psn: 0x00ff_ffff }; queues],
             windows: vec![RemoteWindow { address: 4096, bytes: 8192, key: Key(5) }; windows],
         }
     }
 
     #[test]
     fn endpoints_survive_the_trip_and_fit() {
-        for (lanes, windows) in [(1, 0), (1, 1), (64, 64)] {
-            let endpoint = sample(lanes, windows);
+        for (queues, windows) in [(1, 0), (1, 1), (64, 64)] {
+            let endpoint = sample(queues, windows);
             let bytes = endpoint.to_bytes();
             assert!(bytes.len() <= abi::TY_ENDPOINT_BYTES);
             assert_eq!(Endpoint::parse(&bytes).unwrap(), endpoint);
@@ -334,18 +339,18 @@ mod tests {
             (23, &[2], "kind 2"),
             (23, &[0], "a signal area with immediate signals"),
             (24, &[1, 0], "local id 1 on RoCE"),
-            (26, &[0], "0 lanes"),
-            (26, &[65], "65 lanes"),
+            (26, &[0], "0 queues"),
+            (26, &[65], "65 queues"),
             (27, &[65], "65 windows"),
             (28, &[0; 16], "empty GID"),
             (44, &max, "4294967295 signals"),
             (48, &[1], "a signal area at 0x1001"),
             (48, &[0; 8], "a signal area at 0x0"),
             (48, &far, "a signal area at"),
-            (60, &[0; 4], "lane 0"),
-            (60, &max, "lane 0"),
-            (64, &max, "lane 0"),
-            (68, &[0; 4], "lane 1"),
+            (60, &[0; 4], "queue 0"),
+            (60, &max, "queue 0"),
+            (64, &max, "queue 0"),
+            (68, &[0; 4], "queue 1"),
             (76, &[0; 8], "window 0"),
             (76, &far, "window 0"),
             (84, &[0; 8], "window 0"),

@@ -32,9 +32,9 @@ pub struct PortFacts {
     pub has_gid: bool,
     /// `LINK_LAYER_*`.
     pub link_layer: u8,
-    /// Bits `active_width` of its lanes, as the port says them.
+    /// Bits `active_width` of its queues, as the port says them.
     pub width: u8,
-    /// Code `active_speed` of a lane, as the port says it.
+    /// Code `active_speed` of a queue, as the port says it.
     pub speed: u8,
 }
 
@@ -65,14 +65,14 @@ impl PortFacts {
 
     /// Tenths of Gbit/s.
     fn rate(&self) -> u32 {
-        let lanes = match self.width {
+        let queues = match self.width {
             2 => 4,
             4 => 8,
             8 => 12,
             16 => 2,
             _ => 1,
         };
-        let lane = match self.speed {
+        let queue = match self.speed {
             2 => 50,
             4 | 8 => 100,
             16 => 140,
@@ -81,7 +81,7 @@ impl PortFacts {
             128 => 1000,
             _ => 25,
         };
-        lanes * lane
+        queues * queue
     }
 }
 

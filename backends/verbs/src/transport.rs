@@ -1,4 +1,4 @@
-//! The `verbs` transport: one reliable connection per lane and peer, this rank itself included.
+//! The `verbs` transport: one reliable connection per queue and peer, this rank itself included.
 //!
 //! A put is an RDMA write. Its signal is immediate data of the same write, or an addition behind it
 //! on the same connection. The calling thread posts and polls; the device does the rest.
@@ -9,9 +9,9 @@ mod connect;
 mod failure;
 mod failures;
 mod flight;
-mod lane;
 mod memory;
 mod peer;
+mod queue;
 mod read_back;
 mod shared;
 mod signals;
@@ -31,13 +31,13 @@ use tokenyard_sys_verbs::{CallError, Cq, Init, Mr, Pd, Qp, QpRequest};
 
 use crate::config::{Flush, VerbsConfig};
 use crate::device::{Adapter, COMPLETIONS, Placed, REQUESTS, adapters};
-use crate::endpoint::{Endpoint, Key, Queue as RemoteQueue, RemoteWindow};
+use crate::endpoint::{Endpoint, Key, RemoteQp, RemoteWindow};
 use crate::rules::{self, SignalMode};
 use connect::{Expected, Setup, unreachable};
 use failures::Failures;
-use lane::{LONGEST_FLUSH, Lane, Queue, WATCH_EVERY};
 use memory::Memory;
 use peer::{Peer, Remote, Route, Stage};
+use queue::{LONGEST_FLUSH, Queue, QueuePairs, WATCH_EVERY};
 use read_back::{ReadBack, ReadBackMemory};
 use shared::{Port, Shared};
 use signals::{Receiver, Signals};
@@ -52,16 +52,16 @@ const LEAST_INLINE: u32 = 8;
 pub struct Verbs {
     /// Field order is drop order: connections end first, so that nothing reaches windows or signals
     /// when their registrations end.
-    lanes: Vec<Lane>,
+    queues: Vec<Queue>,
     shared: Shared,
     pd: Arc<Pd>,
     adapter: Adapter,
     config: VerbsConfig,
     team: Team,
     signal_count: u32,
-    /// Of lane 0 to each peer that is connected.
+    /// Of queue 0 to each peer that is connected.
     routes: Vec<Option<Route>>,
-    /// When `progress` looks after the lanes again.
+    /// When `progress` looks after the queues again.
     next_watch: Mutex<Instant>,
 }
 
@@ -121,7 +121,7 @@ impl Transport for Verbs {
             numbers: Vec::new(),
         };
         let mut verbs = Self {
-            lanes: Vec::with_capacity(needs.lanes as usize),
+            queues: Vec::with_capacity(needs.queues as usize),
             shared,
             pd,
             adapter,
@@ -131,11 +131,11 @@ impl Transport for Verbs {
             routes: vec![None; team.world_ranks.len()],
             next_watch: Mutex::new(Instant::now() + WATCH_EVERY),
         };
-        for lane in 0..needs.lanes {
-            let queue = verbs.new_queue(lane, needs.queue_depth)?;
-            let numbers = queue.peers.iter().zip(0..).map(|(peer, at)| (peer.number, lane, at));
+        for queue in 0..needs.queues {
+            let pairs = verbs.new_queue_pairs(queue, needs.queue_depth)?;
+            let numbers = pairs.peers.iter().zip(0..).map(|(peer, at)| (peer.number, queue, at));
             verbs.shared.numbers.extend(numbers);
-            verbs.lanes.push(Lane::new(queue));
+            verbs.queues.push(Queue::new(pairs));
         }
         verbs.shared.numbers.sort_unstable();
         Ok(verbs)
@@ -158,11 +158,11 @@ impl Transport for Verbs {
 
     fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
         let ranks = self.team.world_ranks.len() as u32;
-        let queues = self.lanes.iter_mut().map(|lane| {
-            let peer = &lane.queue().peers[peer as usize];
-            RemoteQueue { number: peer.number, psn: peer.psn }
+        let queue_pairs = self.queues.iter_mut().map(|queue| {
+            let peer = &queue.pairs().peers[peer as usize];
+            RemoteQp { number: peer.number, psn: peer.psn }
         });
-        let queues = queues.collect();
+        let queue_pairs = queue_pairs.collect();
         let windows = self.shared.memory.regions.iter().map(|region| RemoteWindow {
             address: region.address,
             bytes: region.bytes,
@@ -171,7 +171,7 @@ impl Transport for Verbs {
         let endpoint = Endpoint {
             signal_count: self.signal_count,
             signals: self.shared.signals.area(),
-            queues,
+            queue_pairs,
             windows: windows.collect(),
             ..self.setup().endpoint((self.team.me, peer, ranks))
         };
@@ -186,7 +186,7 @@ impl Transport for Verbs {
             me: self.team.me,
             peer,
             ranks: self.team.world_ranks.len() as u32,
-            lanes: self.lanes.len(),
+            queues: self.queues.len(),
             signals: self.signal_count,
             link_layer: self.adapter.port_attr.link_layer,
             windows: &windows,
@@ -201,15 +201,15 @@ impl Transport for Verbs {
         Ok(())
     }
 
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
-        let Some(mut queue) = self.lane(lane)?.enter() else { return Ok(0) };
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        let Some(mut pairs) = self.queue(queue)?.enter() else { return Ok(0) };
         // SAFETY: by this function's contract.
-        Ok(unsafe { queue.post(&self.shared, commands) })
+        Ok(unsafe { pairs.post(&self.shared, commands) })
     }
 
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        let Some(mut queue) = self.lane(lane)?.enter() else { return Ok(0) };
-        queue.poll(&self.shared, events)
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        let Some(mut pairs) = self.queue(queue)?.enter() else { return Ok(0) };
+        pairs.poll(&self.shared, events)
     }
 
     // Inlined into the table's slot, also where that is made in another crate: a plugin.
@@ -230,7 +230,7 @@ impl Transport for Verbs {
     /// The device moves payloads by itself. What is left is to count signals, so that receives are
     /// posted again while nobody polls, and to find connections that stand still.
     fn progress(&self) -> std::result::Result<bool, i32> {
-        self.look_after_lanes(Instant::now());
+        self.look_after_queues(Instant::now());
         Ok(self.shared.drive_signals())
     }
 
@@ -259,16 +259,16 @@ fn check_flush(adapter: &Adapter, config: &VerbsConfig) -> Result<()> {
 }
 
 impl Verbs {
-    fn lane(&self, lane: u32) -> std::result::Result<&Lane, i32> {
-        self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)
+    fn queue(&self, queue: u32) -> std::result::Result<&Queue, i32> {
+        self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)
     }
 
     fn setup(&self) -> Setup<'_> {
         Setup { adapter: &self.adapter, config: &self.config }
     }
 
-    /// One lane with its queue pairs, ready to be connected.
-    fn new_queue(&self, lane: u32, depth: u32) -> Result<Queue> {
+    /// One queue with its queue pairs, ready to be connected.
+    fn new_queue_pairs(&self, queue: u32, depth: u32) -> Result<QueuePairs> {
         let failed = |e| refused(e, &self.adapter);
         let cq = Cq::new(&self.adapter.context, depth * COMPLETIONS).map_err(failed)?;
         let receiver = self.shared.signals.receiver();
@@ -291,7 +291,7 @@ impl Verbs {
             }
             Ok(Peer::new(qp, first_packet()?, depth as usize))
         });
-        Ok(Queue::new(lane, depth as usize, peers.collect::<Result<_>>()?, cq))
+        Ok(QueuePairs::new(queue, depth as usize, peers.collect::<Result<_>>()?, cq))
     }
 
     fn new_qp(&self, request: &QpRequest, access: i32) -> Result<Qp<Init>, CallError> {
@@ -305,22 +305,22 @@ impl Verbs {
             .with_fix("name another `device`")
     }
 
-    /// The watchdog of lanes that nobody polls.
-    fn look_after_lanes(&self, now: Instant) {
+    /// The watchdog of queues that nobody polls.
+    fn look_after_queues(&self, now: Instant) {
         let Ok(mut next) = self.next_watch.try_lock() else { return };
         if now < *next {
             return;
         }
         *next = now + WATCH_EVERY;
-        // A lane that is taken is polled, and so looked after.
-        for mut queue in self.lanes.iter().filter_map(Lane::enter) {
-            queue.look_after(&self.shared, now);
+        // A queue that is taken is polled, and so looked after.
+        for mut pairs in self.queues.iter().filter_map(Queue::enter) {
+            pairs.look_after(&self.shared, now);
         }
     }
 
     /// A queue pair connects once.
     fn check_unconnected(&mut self, peer: u32) -> Result<()> {
-        let mut peers = self.lanes.iter_mut().map(|lane| &lane.queue().peers[peer as usize]);
+        let mut peers = self.queues.iter_mut().map(|queue| &queue.pairs().peers[peer as usize]);
         if peers.all(|peer| matches!(peer.stage, Stage::Waiting(_))) {
             return Ok(());
         }
@@ -328,20 +328,20 @@ impl Verbs {
         Err(Error::new(ErrorKind::Internal, "connect", message).with_fix("open a new instance"))
     }
 
-    /// Connects the queue pairs of all lanes to `peer`.
+    /// Connects the queue pairs of all queues to `peer`.
     fn join(&mut self, peer: u32, endpoint: Endpoint) -> Result<(), CallError> {
         let setup = Setup { adapter: &self.adapter, config: &self.config };
         let remote =
             Arc::new(Remote { windows: endpoint.windows.clone(), signals: endpoint.signals });
         let index = peer as usize;
-        for (lane, queue) in self.lanes.iter_mut().zip(&endpoint.queues) {
-            let peer = &mut lane.queue().peers[index];
+        for (queue, pairs) in self.queues.iter_mut().zip(&endpoint.queue_pairs) {
+            let peer = &mut queue.pairs().peers[index];
             let Stage::Waiting(qp) = std::mem::replace(&mut peer.stage, Stage::Gone) else {
                 continue;
             };
-            let qp = setup.connect(qp, peer.psn, &endpoint, *queue)?;
+            let qp = setup.connect(qp, peer.psn, &endpoint, *pairs)?;
             let route =
-                Route { number: peer.number, remote_number: queue.number, gid: endpoint.gid };
+                Route { number: peer.number, remote_number: pairs.number, gid: endpoint.gid };
             self.routes[index].get_or_insert(route);
             peer.stage = Stage::Connected(qp, Arc::clone(&remote));
         }
@@ -382,11 +382,11 @@ impl Drop for Verbs {
     /// Lets what was posted end, for a short time: a peer that still listens gets it.
     fn drop(&mut self) {
         let until = Instant::now() + LONGEST_FLUSH.min(self.shared.deadline);
-        for lane in &mut self.lanes {
-            let queue = lane.queue();
-            while queue.under_way() > 0 && Instant::now() < until {
+        for queue in &mut self.queues {
+            let pairs = queue.pairs();
+            while pairs.under_way() > 0 && Instant::now() < until {
                 let mut none = [];
-                if queue.poll(&self.shared, &mut none).is_err() {
+                if pairs.poll(&self.shared, &mut none).is_err() {
                     break;
                 }
                 std::thread::yield_now();
@@ -396,7 +396,7 @@ impl Drop for Verbs {
 }
 
 fn check_queue_pairs(adapter: &Adapter, team: &Team, needs: &TransportNeeds) -> Result<()> {
-    let wanted = team.world_ranks.len() as u64 * u64::from(needs.lanes);
+    let wanted = team.world_ranks.len() as u64 * u64::from(needs.queues);
     let most = u64::try_from(adapter.attr.max_qp).unwrap_or(0);
     if wanted <= most {
         return Ok(());
@@ -404,14 +404,14 @@ fn check_queue_pairs(adapter: &Adapter, team: &Team, needs: &TransportNeeds) -> 
     Err(Error::new(
         ErrorKind::Unavailable,
         "open",
-        format!("found a device of {most} queue pairs; expected {wanted}: one per lane and rank"),
+        format!("found a device of {most} queue pairs; expected {wanted}: one per queue and rank"),
     )
     .with_context("device", adapter.context.name())
-    .with_fix("use fewer lanes, or spread the ranks over more devices"))
+    .with_fix("use fewer queues, or spread the ranks over more devices"))
 }
 
 /// A dead peer shows when the device gives up, which may be later than the deadline. It ends all
-/// the same: the watchdog of the lanes gives up first.
+/// the same: the watchdog of the queues gives up first.
 fn warn_of_silence(config: &VerbsConfig, deadline: Duration) {
     let longest = rules::longest_silence(config.timeout, config.retry_count);
     if longest > deadline {

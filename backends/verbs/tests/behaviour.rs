@@ -70,7 +70,7 @@ fn commands_before_one_that_the_device_refuses_end_and_give_their_room_back() {
         assert!(ranks[0].failure().contains("ibv_post_send"), "{}", ranks[0].failure());
         let to_itself = |tag| command(abi::TY_OP_PUT, 0, tag);
         let all: Vec<_> = (0..DEPTH as u64).map(to_itself).collect();
-        assert_eq!(ranks[0].post(&all), DEPTH, "{name}: the lane is empty again");
+        assert_eq!(ranks[0].post(&all), DEPTH, "{name}: the queue is empty again");
         assert!(ends(&ranks[0].events(DEPTH)).iter().all(|(_, failed)| !failed), "{name}");
     }
 }
@@ -86,7 +86,7 @@ fn the_command_that_the_device_refuses_is_the_one_that_the_failure_names() {
 }
 
 #[test]
-fn naming_a_link_and_looking_after_lanes_never_fail_a_hot_call_beside() {
+fn naming_a_link_and_looking_after_queues_never_fail_a_hot_call_beside() {
     let ranks = ranks("beside", 1, "", &needs());
     let over = AtomicBool::new(false);
     let rank = &ranks[0];

@@ -6,7 +6,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_cuda::Cuda;
 use tokenyard_gpu::probe::{About, Copies, Probe, Way};
 
-use super::Parts;
+use super::Components;
 use crate::ranks::Speaker;
 
 /// Bytes of a row: those of 7,168 bf16 channels. Rows of 3,584 bytes and more are as good.
@@ -95,13 +95,13 @@ fn counts(wanted: &[u32], processors: u32) -> Vec<u32> {
 /// What a rank does.
 pub(crate) fn measure(
     world: &World,
-    parts: &Parts,
+    components: &Components,
     sms: &[u32],
     say: &Speaker,
 ) -> Result<(About, Figures)> {
     let peers = u64::from(world.ranks().saturating_sub(1).max(1));
     let room = (BYTES / peers).next_multiple_of(u64::from(ROW_BYTES));
-    let mut probe = Probe::<Cuda>::open(world, (&parts.kernels, &parts.link), room)?;
+    let mut probe = Probe::<Cuda>::open(world, (&components.kernels, &components.link), room)?;
     let about = probe.about().clone();
     let sms = counts(sms, fewest(world, about.processors)?);
     let mut plan = vec![(Copy::PushEngines, 0)];

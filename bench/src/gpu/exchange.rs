@@ -2,7 +2,7 @@
 //!
 //! First operations follow each other on a stream, with a mark of the device's clock behind each: their
 //! distance is the time from routed input to usable rows. Then come pairs of operations of which the
-//! kernels tell when things happened; the second of a pair says how long each part took.
+//! kernels tell when things happened; the second of a pair says how long each component took.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use serde::{Deserialize, Serialize};
 use tokenyard_conformance::input::InputFile;
 use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
+use tokenyard_core::communicator::{
+    Buffer, Combine, Communicator, CommunicatorOptions, Handle, Received, Stream, TensorRef,
+};
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{
-    Buffer, Combine, Handle, Received, Stream, TensorRef, Yard, YardOptions,
-};
 use tokenyard_gpu::probe::{About, Timer};
 
-use super::Parts;
+use super::Components;
 use super::case::{Case, Fixed, Layout, Manner, Phase, Routing, Rows};
 use super::workload::{Brought, Rooms, Routed};
 use crate::ranks::Speaker;
 
 /// Operations before the first that counts.
 const WARM_UP: u32 = 10;
-/// Pairs of operations whose parts are told, and those of them that do not count.
+/// Pairs of operations whose components are told, and those of them that do not count.
 const PAIRS: usize = 24;
 const WARM_UP_PAIRS: usize = 4;
 
@@ -79,31 +79,31 @@ pub struct Samples {
     /// Of each operation.
     pub us: Vec<f64>,
     /// Of some of them, if the kernels tell.
-    pub parts: Vec<Spent>,
+    pub spent: Vec<Spent>,
 }
 
 /// What a rank does.
 pub(super) fn measure(
     world: &Arc<World>,
     config: &Config,
-    (parts, task): (&Parts, &Task),
+    (components, task): (&Components, &Task),
     (about, say): (&About, &Speaker),
 ) -> Result<Vec<Samples>> {
     let (routed, most) = routings(world, task)?;
     let Fixed { hidden, topk, experts } = task.fixed;
-    let options = YardOptions::new(experts, topk, hidden, most);
+    let options = CommunicatorOptions::new(experts, topk, hidden, most);
     let sms: Vec<u32> = task.sms.iter().copied().filter(|n| *n <= about.processors).collect();
     ensure!(!sms.is_empty(), "found SM counts {:?}; the GPU has {}", task.sms, about.processors);
     let cases = routed.len() * task.rows.len() * task.layouts.len();
     let mut found = Vec::new();
     for (turn, sms) in sms.iter().copied().enumerate() {
-        let yard = Yard::open(world, &super::with_sms(config, sms)?, options)?;
+        let comm = Communicator::open(world, &super::with_sms(config, sms)?, options)?;
         let mut bench = Bench {
             world: Arc::clone(world),
-            yard,
+            comm,
             timer: Timer::new(
                 &tokenyard_cuda::PLATFORM,
-                &parts.kernels,
+                &components.kernels,
                 (WARM_UP + task.samples + 1) as usize,
             )?,
             samples: task.samples,
@@ -120,7 +120,7 @@ pub(super) fn measure(
                 found.push(bench.case(&case, sms, routed).with_context(context)?);
             }
         }
-        bench.yard.close().with_context(|| format!("close yard {turn}"))?;
+        bench.comm.close().with_context(|| format!("close communicator {turn}"))?;
     }
     Ok(found)
 }
@@ -146,7 +146,7 @@ fn most_tokens(world: &World, routed: &Routed) -> Result<u32> {
 
 struct Bench {
     world: Arc<World>,
-    yard: Yard,
+    comm: Communicator,
     timer: Timer,
     samples: u32,
 }
@@ -154,35 +154,35 @@ struct Bench {
 impl Bench {
     fn case(&mut self, case: &Case, sms: u32, routed: &Routed) -> Result<Samples> {
         let sends = routed.sends(self.world.ranks());
-        let brought = Brought::new(&self.yard, case.rows, routed)?;
-        let (received, handle) = self.yard.dispatch(&brought.dispatch(case.layout)?)?;
+        let brought = Brought::new(&self.comm, case.rows, routed)?;
+        let (received, handle) = self.comm.dispatch(&brought.dispatch(case.layout)?)?;
         self.check(&sends, &received)?;
-        let (us, parts) = match (case.phase, case.manner) {
+        let (us, spent) = match (case.phase, case.manner) {
             (Phase::Dispatch, Manner::Replay) => {
                 let call = brought.replay()?;
-                self.time(&mut |yard, stream| {
-                    yard.on(stream).replay(&handle, &call).map(drop).map_err(Into::into)
+                self.time(&mut |comm, stream| {
+                    comm.on(stream).replay(&handle, &call).map(drop).map_err(Into::into)
                 })?
             }
             (Phase::Dispatch, Manner::Copied) => {
                 let call = brought.dispatch(case.layout)?;
-                let mut rooms = Rooms::new(&self.yard, &received)?;
+                let mut rooms = Rooms::new(&self.comm, &received)?;
                 drop((received, handle));
-                self.time(&mut |yard, stream| {
-                    let (received, _handle) = yard.on(stream).dispatch(&call)?;
-                    Ok(yard.on(stream).copy_out(&received, &mut rooms.outputs()?)?)
+                self.time(&mut |comm, stream| {
+                    let (received, _handle) = comm.on(stream).dispatch(&call)?;
+                    Ok(comm.on(stream).copy_out(&received, &mut rooms.outputs()?)?)
                 })?
             }
             (Phase::Dispatch, _) => {
                 let call = brought.dispatch(case.layout)?;
                 drop((received, handle));
-                self.time(&mut |yard, stream| {
-                    yard.on(stream).dispatch(&call).map(drop).map_err(Into::into)
+                self.time(&mut |comm, stream| {
+                    comm.on(stream).dispatch(&call).map(drop).map_err(Into::into)
                 })?
             }
             (Phase::Combine, manner) => self.time_combine((&received, &handle), routed, manner)?,
         };
-        Ok(Samples { case: *case, sms, sends, us, parts })
+        Ok(Samples { case: *case, sms, sends, us, spent })
     }
 
     fn time_combine(
@@ -191,61 +191,61 @@ impl Bench {
         routed: &Routed,
         manner: Manner,
     ) -> Result<(Vec<f64>, Vec<Spent>)> {
-        let hidden = self.yard.shape().hidden as usize;
+        let hidden = self.comm.shape().hidden as usize;
         let shape = [routed.tokens() as usize, hidden];
-        let mut out = self.yard.buffer(&vec![0; 2 * shape[0] * hidden])?;
+        let mut out = self.comm.buffer(&vec![0; 2 * shape[0] * hidden])?;
         let outside = match manner {
-            Manner::Outside => Some(self.yard.buffer(&vec![0; 2 * received.rows() * hidden])?),
+            Manner::Outside => Some(self.comm.buffer(&vec![0; 2 * received.rows() * hidden])?),
             Manner::Plain | Manner::Replay | Manner::Copied => None,
         };
         let x = match &outside {
             Some(buffer) => buffer.tensor(DType::Bf16, [received.rows(), hidden], [hidden, 1])?,
             None => received.x(),
         };
-        self.time(&mut |yard, stream| combine(yard.on(stream), handle, (x, &mut out), shape))
+        self.time(&mut |comm, stream| combine(comm.on(stream), handle, (x, &mut out), shape))
     }
 
-    /// The times of an operation, and of its parts. Collective.
+    /// The times of an operation, and of its components. Collective.
     fn time(
         &mut self,
-        run: &mut dyn FnMut(&mut Yard, Stream) -> Result<()>,
+        run: &mut dyn FnMut(&mut Communicator, Stream) -> Result<()>,
     ) -> Result<(Vec<f64>, Vec<Spent>)> {
-        let tool = self.yard.tool_stream()?;
-        // SAFETY: it is destroyed at the end of this function, after the yard was flushed; the tensors
+        let tool = self.comm.tool_stream()?;
+        // SAFETY: it is destroyed at the end of this function, after the communicator was flushed; the tensors
         // of `run` outlive that, and what `run` gets is dropped before.
         let stream = unsafe { tool.stream() };
         self.world.barrier("time operations")?;
         for _ in 0..WARM_UP + self.samples {
-            // SAFETY: a stream of the yard's device that lives.
+            // SAFETY: a stream of the communicator's device that lives.
             unsafe { self.timer.mark(stream.raw())? };
-            run(&mut self.yard, stream)?;
+            run(&mut self.comm, stream)?;
         }
         // SAFETY: as above.
         unsafe { self.timer.mark(stream.raw())? };
-        self.yard.flush()?;
+        self.comm.flush()?;
         // The last mark is behind what was flushed; copies wait for the streams of tools.
-        let _waited = self.yard.buffer(&[0])?;
+        let _waited = self.comm.buffer(&[0])?;
         let mut us = self.timer.take()?;
         us.drain(..WARM_UP as usize);
-        let parts = self.parts(run, stream)?;
-        Ok((us, parts))
+        let spent = self.spent(run, stream)?;
+        Ok((us, spent))
     }
 
-    fn parts(
+    fn spent(
         &mut self,
-        run: &mut dyn FnMut(&mut Yard, Stream) -> Result<()>,
+        run: &mut dyn FnMut(&mut Communicator, Stream) -> Result<()>,
         stream: Stream,
     ) -> Result<Vec<Spent>> {
         let mut all = Vec::new();
         for _ in 0..PAIRS {
-            self.world.barrier("time parts")?;
-            run(&mut self.yard, stream)?;
-            run(&mut self.yard, stream)?;
-            let before = match self.yard.trace(1) {
+            self.world.barrier("time components")?;
+            run(&mut self.comm, stream)?;
+            run(&mut self.comm, stream)?;
+            let before = match self.comm.trace(1) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
                 before => before?,
             };
-            let trace = self.yard.trace(0)?;
+            let trace = self.comm.trace(0)?;
             let us = |from: u64, to: u64| to.wrapping_sub(from) as i64 as f64 / 1e3;
             all.push(Spent {
                 launch: us(before.arrived, trace.begun),
@@ -275,7 +275,7 @@ impl Bench {
 }
 
 fn combine(
-    mut on: tokenyard_core::yard::OnStream<'_>,
+    mut on: tokenyard_core::communicator::OnStream<'_>,
     handle: &Handle,
     (x, out): (TensorRef<'_>, &mut Buffer),
     shape: [usize; 2],

@@ -164,7 +164,7 @@ fn row(task: &Task, all: &[&Samples], ceiling: f64) -> Result<Row> {
         us,
         min_us: spread.min,
         p99_us: spread.p99,
-        breakdown: breakdown(&all.iter().map(|s| s.parts.as_slice()).collect::<Vec<_>>()),
+        breakdown: breakdown(&all.iter().map(|s| s.spent.as_slice()).collect::<Vec<_>>()),
         link_bytes,
         link_gb_s,
         ratio: link_gb_s / ceiling,
@@ -270,7 +270,7 @@ pub(super) mod tests {
             sms: 16,
             sends: vec![4000, 4000],
             us: us.to_vec(),
-            parts: exchange.map(spent).to_vec(),
+            spent: exchange.map(spent).to_vec(),
         }
     }
 
@@ -329,10 +329,10 @@ pub(super) mod tests {
         // 8,000 rows received per rank, own ones included.
         assert!((row.counted_gb_s - 8000.0 * 14_336.0 / 195e3).abs() < 1e-9);
         assert!(row.holds && row.rule_us > 197.0, "{row:?}");
-        let parts = row.breakdown.unwrap();
+        let spent = row.breakdown.unwrap();
         // The last to come waits least; the other one waits longer by 4 and by 6.
-        assert_eq!((parts.exchange, parts.skew), (2.5, 5.0));
-        assert_eq!((parts.launch, parts.count, parts.rows, parts.drain), (3.0, 5.0, 100.0, 2.0));
+        assert_eq!((spent.exchange, spent.skew), (2.5, 5.0));
+        assert_eq!((spent.launch, spent.count, spent.rows, spent.drain), (3.0, 5.0, 100.0, 2.0));
     }
 
     #[test]

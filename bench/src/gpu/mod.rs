@@ -21,7 +21,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::{Config, PartTable};
+use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::files;
 use tokenyard_core::host::Registry;
 use tokenyard_gpu::{GpuConfig, PeersConfig};
@@ -70,9 +70,9 @@ pub struct Report {
     pub rows: Vec<figures::Row>,
 }
 
-/// The parts that a config must name for this measurement.
+/// The components that a config must name for this measurement.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts {
+pub(crate) struct Components {
     pub(crate) kernels: GpuConfig,
     pub(crate) link: PeersConfig,
 }
@@ -82,7 +82,7 @@ pub fn is_gpu(config: &Config) -> bool {
     config.kernels.name == "cuda"
 }
 
-impl Parts {
+impl Components {
     pub(crate) fn of(config: &Config) -> Result<Self> {
         let kernels = &config.kernels.name;
         ensure!(
@@ -101,9 +101,9 @@ impl Parts {
 /// The ranks that a config's machine has GPUs for.
 ///
 /// # Errors
-/// What the parts say that cannot run here: no driver, no GPU, no compiler, no way between GPUs.
+/// What the components say that cannot run here: no driver, no GPU, no compiler, no way between GPUs.
 pub fn ranks_here(config: &Config) -> Result<u32> {
-    Parts::of(config)?;
+    Components::of(config)?;
     let registry = Registry::for_config(config)?;
     registry.kernels("cuda")?.probe(&config.kernels.table)?;
     if let Some(link) = &config.scale_up {
@@ -119,7 +119,7 @@ fn with_sms(config: &Config, sms: u32) -> Result<Config> {
         toml::from_str(config.kernels.table.text()).context("read [kernels.cuda]")?;
     table.insert("sms".to_owned(), toml::Value::Integer(sms.into()));
     let text = toml::to_string(&table).context("write [kernels.cuda]")?;
-    config.kernels.table = PartTable::from_text(&text, &config.name);
+    config.kernels.table = ComponentTable::from_text(&text, &config.name);
     Ok(config)
 }
 
@@ -130,12 +130,12 @@ pub(crate) fn measure(
     task: &Task,
     say: &Speaker,
 ) -> Result<Figures> {
-    let parts = Parts::of(config)?;
+    let components = Components::of(config)?;
     say.progress(0, 1)?;
     let (about, ceiling) =
-        ceiling::measure(world, &parts, &task.link_sms, say).context("measure the link")?;
+        ceiling::measure(world, &components, &task.link_sms, say).context("measure the link")?;
     let exchange = match &task.exchange {
-        Some(exchange) => exchange::measure(world, config, (&parts, exchange), (&about, say))?,
+        Some(exchange) => exchange::measure(world, config, (&components, exchange), (&about, say))?,
         None => Vec::new(),
     };
     let machine = Machine::new(&about, world.rank() == 0);
@@ -209,20 +209,20 @@ mod tests {
     #[test]
     fn the_number_of_multiprocessors_is_changed_and_nothing_else() {
         let changed = with_sms(&config(GPU), 24).unwrap();
-        let parts = Parts::of(&changed).unwrap();
-        assert_eq!(parts.kernels.sms, tokenyard_gpu::Sms::Count(24));
-        assert_eq!(parts.kernels.arena_mib, Some(64));
+        let components = Components::of(&changed).unwrap();
+        assert_eq!(components.kernels.sms, tokenyard_gpu::Sms::Count(24));
+        assert_eq!(components.kernels.arena_mib, Some(64));
         let bare = "[kernels]\nuse = \"cuda\"\n[transport.scale_up]\nuse = \"nvlink\"\n";
         let changed = with_sms(&config(bare), 4).unwrap();
-        assert_eq!(Parts::of(&changed).unwrap().kernels.sms, tokenyard_gpu::Sms::Count(4));
+        assert_eq!(Components::of(&changed).unwrap().kernels.sms, tokenyard_gpu::Sms::Count(4));
     }
 
     #[test]
     fn configs_without_gpus_or_nvlink_are_refused_with_what_was_found() {
         let cpu = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n";
-        let text = Parts::of(&config(cpu)).unwrap_err().to_string();
+        let text = Components::of(&config(cpu)).unwrap_err().to_string();
         assert!(text.contains("found kernels.use = \"cpu\"; expected \"cuda\""), "{text}");
-        let text = Parts::of(&config(&GPU.replace("nvlink", "shm"))).unwrap_err().to_string();
+        let text = Components::of(&config(&GPU.replace("nvlink", "shm"))).unwrap_err().to_string();
         assert!(text.contains("Some(\"shm\"); expected \"nvlink\""), "{text}");
     }
 

@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use tokenyard_conformance::input::InputFile;
-use tokenyard_core::moe::{DType, Layout as MoeLayout};
-use tokenyard_core::yard::{
-    Buffer, Cast, Dispatch, Outputs, Received, Replay, Sizes, TensorMut, TensorRef, Yard,
+use tokenyard_core::communicator::{
+    Buffer, Cast, Communicator, Dispatch, Outputs, Received, Replay, Sizes, TensorMut, TensorRef,
 };
+use tokenyard_core::moe::{DType, Layout as MoeLayout};
 
 use super::case::{Fixed, Layout, Routing, Rows};
 use crate::job;
@@ -90,20 +90,20 @@ pub(super) struct Brought {
 }
 
 impl Brought {
-    pub(super) fn new(yard: &Yard, rows: Rows, routed: &Routed) -> Result<Self> {
+    pub(super) fn new(comm: &Communicator, rows: Rows, routed: &Routed) -> Result<Self> {
         let fixed = routed.fixed;
         let tokens = routed.tokens() as usize;
         let element = if rows == Rows::Fp8 { 1 } else { 2 };
         let x = values(tokens * fixed.hidden as usize * element, rows);
         let scales = vec![1.0_f32; tokens * groups(&fixed)];
         let weights = vec![1.0 / fixed.topk as f32; routed.topk_idx.len()];
-        let scaled = (rows == Rows::Fp8).then(|| yard.buffer(&f32_bytes(&scales))).transpose()?;
+        let scaled = (rows == Rows::Fp8).then(|| comm.buffer(&f32_bytes(&scales))).transpose()?;
         let idx: Vec<u8> = routed.topk_idx.iter().flat_map(|i| i.to_ne_bytes()).collect();
         Ok(Self {
-            x: yard.buffer(&x).context("bring rows")?,
+            x: comm.buffer(&x).context("bring rows")?,
             scales: scaled,
-            topk_idx: yard.buffer(&idx)?,
-            weights: yard.buffer(&f32_bytes(&weights))?,
+            topk_idx: comm.buffer(&idx)?,
+            weights: comm.buffer(&f32_bytes(&weights))?,
             rows,
             tokens,
             fixed,
@@ -169,10 +169,10 @@ struct Room {
 }
 
 impl Room {
-    fn new(yard: &Yard, tensor: &TensorRef<'_>) -> Result<Self> {
+    fn new(comm: &Communicator, tensor: &TensorRef<'_>) -> Result<Self> {
         let dtype = tensor.dtype().context("found an output of no known type")?;
         let shape = [tensor.rows(), tensor.cols()];
-        let buffer = yard.buffer(&vec![0; shape[0] * shape[1] * dtype.bytes()])?;
+        let buffer = comm.buffer(&vec![0; shape[0] * shape[1] * dtype.bytes()])?;
         Ok(Self { buffer, dtype, shape })
     }
 
@@ -183,9 +183,9 @@ impl Room {
 
 impl Rooms {
     /// For outputs of the same sizes as `received`.
-    pub(super) fn new(yard: &Yard, received: &Received) -> Result<Self> {
+    pub(super) fn new(comm: &Communicator, received: &Received) -> Result<Self> {
         let of = |tensor: Option<TensorRef<'_>>| {
-            tensor.map(|tensor| Room::new(yard, &tensor)).transpose()
+            tensor.map(|tensor| Room::new(comm, &tensor)).transpose()
         };
         Ok(Self([
             of(Some(received.x()))?,

@@ -1,7 +1,7 @@
 //! One link, bare and with tokenyard on top: latency and bandwidth between two ranks.
 //!
 //! The bare link is libfabric or libibverbs by straight calls (`raw`), nothing of ours in between.
-//! Beside it, in the same run and turn by turn: the transport (`through`), and the dispatch of a yard. All
+//! Beside it, in the same run and turn by turn: the transport (`through`), and the dispatch of a communicator. All
 //! bandwidths are with both ranks sending at once, because that is what an exchange does.
 
 mod raw;
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::{Config, PartChoice};
+use tokenyard_core::communicator::{Cast, Communicator};
+use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::moe::Layout;
-use tokenyard_core::yard::{Cast, Yard};
 
 use crate::job::{Output, Sizes};
 use crate::ranks::Speaker;
@@ -130,7 +130,7 @@ impl Row {
 }
 
 /// The transport of the config that reaches other hosts.
-fn choice(config: &Config) -> Result<&PartChoice> {
+fn choice(config: &Config) -> Result<&ComponentChoice> {
     let choice = config.scale_out.first().or(config.scale_up.as_ref());
     choice.context("find the link: the config names no transport")
 }
@@ -146,7 +146,7 @@ pub(crate) fn measure(
     let choice = choice(config)?;
     let mut bare = raw::open(world, choice).context("open the bare link")?;
     let mut through = Through::open(world, config, choice).context("open the transport")?;
-    let mut yard = Yard::open(world, &direct(config), Workload::options(&task.sizes))?;
+    let mut comm = Communicator::open(world, &direct(config), Workload::options(&task.sizes))?;
     let workload = Workload::new(&task.sizes, world.rank(), 2);
     let mut turns = Vec::new();
     // The first turn touches memory and makes connections; it does not count.
@@ -157,7 +157,7 @@ pub(crate) fn measure(
             through_us: us(align(world, || through.ping(task.pings))?, 2 * task.pings),
             raw_bytes_s: rate(align(world, || raw::stream(&mut *bare, task.puts))?, large(task)),
             through_bytes_s: rate(align(world, || through.stream(task.puts))?, large(task)),
-            dispatch_bytes_s: dispatch(world, &mut yard, &workload, &task.sizes)?,
+            dispatch_bytes_s: dispatch(world, &mut comm, &workload, &task.sizes)?,
         };
         if turn > 0 {
             turns.push(figures);
@@ -165,7 +165,7 @@ pub(crate) fn measure(
     }
     let figures =
         Figures { bare: bare.name(), link: through.name(), inline: through.is_inline(), turns };
-    yard.close()?;
+    comm.close()?;
     world.barrier("link measured")?;
     Ok(figures)
 }
@@ -185,11 +185,16 @@ fn align(world: &World, measured: impl FnOnce() -> Result<Duration>) -> Result<D
 }
 
 /// Bytes of rows per second that this rank sent to the other.
-fn dispatch(world: &World, yard: &mut Yard, workload: &Workload, sizes: &Sizes) -> Result<f64> {
+fn dispatch(
+    world: &World,
+    comm: &mut Communicator,
+    workload: &Workload,
+    sizes: &Sizes,
+) -> Result<f64> {
     let arguments = workload.dispatch(Layout::Flat, Cast::None)?;
     world.barrier("turn")?;
     let start = Instant::now();
-    let (received, _handle) = yard.dispatch(&arguments)?;
+    let (received, _handle) = comm.dispatch(&arguments)?;
     let took = start.elapsed();
     workload.check(&received)?;
     let rows = workload.sends()[1 - world.rank() as usize];

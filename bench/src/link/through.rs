@@ -1,11 +1,11 @@
-//! The same puts through the transport: its hot calls, without a yard.
+//! The same puts through the transport: its hot calls, without a communicator.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::{Config, PartChoice};
+use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::host::{OpenTransport, Registry};
 use tokenyard_core::transport::{Command, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window};
 
@@ -32,18 +32,18 @@ pub(super) struct Through {
 }
 
 impl Through {
-    pub(super) fn open(world: &World, config: &Config, choice: &PartChoice) -> Result<Self> {
-        let part = Registry::for_config(config)?.choose_transport(choice)?;
+    pub(super) fn open(world: &World, config: &Config, choice: &ComponentChoice) -> Result<Self> {
+        let component = Registry::for_config(config)?.choose_transport(choice)?;
         let team = Team::world(world.rank(), world.ranks());
         let needs = TransportNeeds {
             windows: 1,
-            lanes: 1,
+            queues: 1,
             signals: world.ranks(),
             queue_depth: DEPTH as u32,
             largest_put: LARGE as u64,
             deadline: PATIENCE,
         };
-        let mut transport = part.open(&choice.table, &team, &needs)?;
+        let mut transport = component.open(&choice.table, &team, &needs)?;
         let memory = transport.memory_needs()?;
         ensure!(
             memory.handles == 0
@@ -139,7 +139,7 @@ impl Through {
         let until = Instant::now() + PATIENCE;
         loop {
             // SAFETY: inside the window; sources are never written while puts are in flight; one
-            // thread uses the lane.
+            // thread uses the queue.
             let posted = unsafe { self.transport.post(0, std::slice::from_ref(command)) };
             if posted.map_err(|status| self.broken(status))? == 1 {
                 self.posted += 1;

@@ -74,7 +74,7 @@ pub(super) struct OperationArgs {
     /// Combine rows that are in memory of the caller, outside the arena
     #[arg(long)]
     outside: bool,
-    /// SM counts; a yard is opened for each
+    /// SM counts; a communicator is opened for each
     #[arg(long, value_delimiter = ',', default_values_t = SMS,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     sms: Vec<u32>,
@@ -258,7 +258,7 @@ fn measure(config: &Path, task: &Task, (ranks, json): (&RankArgs, bool)) -> Resu
     measuring(|progress| tokenyard_bench::run_gpu(task, ranks, &start, progress)).map(Some)
 }
 
-/// Refuses before a rank starts what every yard would refuse.
+/// Refuses before a rank starts what every communicator would refuse.
 fn check(task: &exchange::Task, ranks: u32) -> Result<()> {
     let case::Fixed { hidden, topk, experts } = task.fixed;
     for max_tokens in task.tokens.iter().copied() {

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::Deserialize;
 use tokenyard_core::abi;
-use tokenyard_core::config::{Config, PartChoice};
+use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes};
-use tokenyard_doctor::{Alternative, Asks, Job, MissingPart, Part, Parts as PartFacts};
+use tokenyard_doctor::{
+    Alternative, Asks, Component, Components as ComponentFacts, Job, MissingComponent,
+};
 
-use crate::parts::{BrokenFile, Missing, Parts};
+use crate::components::{BrokenFile, Components, Missing};
 
 /// Keys of `verbs` that say how its NICs are addressed.
 #[derive(Default, Deserialize)]
@@ -20,7 +22,7 @@ struct VerbsKeys {
     port: Option<u32>,
 }
 
-/// Keys of parts' tables that say which NICs they take. The rest of a table is its part's.
+/// Keys of components' tables that say which NICs they take. The rest of a table is its component's.
 #[derive(Deserialize)]
 struct NicKeys {
     provider: Option<String>,
@@ -36,9 +38,9 @@ enum Names {
     Many(Vec<String>),
     /// By local rank.
     ByRank(BTreeMap<String, Vec<String>>),
-    /// The first so many that the part finds.
+    /// The first so many that the component finds.
     Count(u32),
-    /// What its part will refuse.
+    /// What its component will refuse.
     Other(serde::de::IgnoredAny),
 }
 
@@ -62,11 +64,11 @@ struct DeviceKey {
 /// What is to run.
 pub(super) fn job(shape: &Shape, config: Option<&Config>) -> Result<Job> {
     let table = config.map(|c| &c.kernels).filter(|k| k.name == "cpu").map(|k| &k.table);
-    // A table that is wrong is a finding of its own: the part's probe names it.
+    // A table that is wrong is a finding of its own: the component's probe names it.
     let kernels: Result<CpuConfig, _> =
         table.map_or_else(|| Ok(CpuConfig::default()), |t| t.parse("cpu"));
     let kernels = kernels.unwrap_or_default();
-    // A split that the ranks do not allow is found when they open the yard.
+    // A split that the ranks do not allow is found when they open the communicator.
     let domains = config.and_then(|c| c.domains).filter(|d| shape.ranks.is_multiple_of(*d));
     let limits =
         Capabilities { largest_put: u64::MAX, flags: abi::TY_CAP_LOAD_STORE, ..NO_CAPABILITIES };
@@ -86,7 +88,7 @@ pub(super) fn job(shape: &Shape, config: Option<&Config>) -> Result<Job> {
 
 /// Adds what the parts of a config ask. Of several transports the ranks take one.
 fn add_config(job: &mut Job, config: &Config) {
-    job.asks.add_part("kernel set", &config.kernels.name, None);
+    job.asks.add_component("kernel set", &config.kernels.name, None);
     let key: DeviceKey = config.kernels.table.parse(&config.kernels.name).unwrap_or_default();
     job.asks.names_device = key.device.is_some();
     config.scale_up.iter().for_each(|choice| add_transport(&mut job.asks, choice));
@@ -109,26 +111,26 @@ fn add_config(job: &mut Job, config: &Config) {
     job.asks.nics.dedup();
 }
 
-fn add_transport(asks: &mut Asks, choice: &PartChoice) {
+fn add_transport(asks: &mut Asks, choice: &ComponentChoice) {
     let provider = add_nics(asks, choice);
     if choice.name == "verbs" {
         let VerbsKeys { gid_index, port } = choice.table.parse(&choice.name).unwrap_or_default();
         asks.gid_indices.extend(gid_index);
         asks.ports.extend(port);
     }
-    asks.add_part("transport", &choice.name, provider.as_deref());
+    asks.add_component("transport", &choice.name, provider.as_deref());
 }
 
 /// Of a topology `rails` is no list of NICs, but says which reach each other.
-fn add_topology(asks: &mut Asks, choice: &PartChoice) {
+fn add_topology(asks: &mut Asks, choice: &ComponentChoice) {
     // A table that is wrong is a finding of its own, as above.
     let Ok(keys) = choice.table.parse::<NicKeys>(&choice.name) else { return };
     asks.nics.extend(keys.nics.into_iter().flat_map(Names::named));
     asks.any_rails = matches!(keys.rails, Some(Names::One(rails)) if rails == "any");
 }
 
-/// Adds the NICs that a part's table names; returns libfabric's provider, where it names one.
-fn add_nics(asks: &mut Asks, choice: &PartChoice) -> Option<String> {
+/// Adds the NICs that a component's table names; returns libfabric's provider, where it names one.
+fn add_nics(asks: &mut Asks, choice: &ComponentChoice) -> Option<String> {
     // A table that is wrong is a finding of its own, as above.
     let keys: NicKeys = choice.table.parse(&choice.name).ok()?;
     asks.counted_rails |= matches!(keys.rails, Some(Names::Count(1..)));
@@ -138,26 +140,26 @@ fn add_nics(asks: &mut Asks, choice: &PartChoice) -> Option<String> {
     keys.provider
 }
 
-/// The program's parts, as the rules see them.
-pub(super) fn parts(parts: &Parts) -> PartFacts {
+/// The program's components, as the rules see them.
+pub(super) fn components(components: &Components) -> ComponentFacts {
     let own = |name: &str| name.to_owned();
-    let part = |part: &crate::parts::Part| Part {
-        kind: own(part.kind),
-        name: own(part.name),
-        chosen: part.chosen,
-        why_not: part.why_not.clone(),
+    let component = |component: &crate::components::Component| Component {
+        kind: own(component.kind),
+        name: own(component.name),
+        chosen: component.chosen,
+        why_not: component.why_not.clone(),
     };
-    let missing = |missing: &Missing| MissingPart {
+    let missing = |missing: &Missing| MissingComponent {
         kind: own(missing.kind),
         name: missing.name.clone(),
         found: missing.found.clone(),
         fix: missing.fix.clone(),
     };
     let broken = |file: &BrokenFile| (file.path.display().to_string(), file.error.clone());
-    PartFacts {
-        parts: parts.parts.iter().map(part).collect(),
-        missing: parts.missing.iter().map(missing).collect(),
-        broken_files: parts.broken.iter().map(broken).collect(),
+    ComponentFacts {
+        components: components.components.iter().map(component).collect(),
+        missing: components.missing.iter().map(missing).collect(),
+        broken_files: components.broken.iter().map(broken).collect(),
     }
 }
 

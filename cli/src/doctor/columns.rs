@@ -23,7 +23,7 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
 
 fn chunks(word: &str, width: usize) -> Vec<String> {
     let all: Vec<char> = word.chars().collect();
-    all.chunks(width.max(1)).map(|part| part.iter().collect()).collect()
+    all.chunks(width.max(1)).map(|component| component.iter().collect()).collect()
 }
 
 /// Adds a line to a table, and more below it where its last two texts are wider than this.

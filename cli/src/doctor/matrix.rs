@@ -16,13 +16,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const COMMAND: &str = "nvidia-smi topo -m";
 
 /// What the node is like, and what the driver's own matrix said.
-pub(super) struct Found {
+pub(super) struct Linked {
     pub(super) topology: Topology,
     answer: Answer,
 }
 
 /// Reads the topology of a node that was read, with the driver's matrix where it has NVIDIA's GPUs.
-pub(super) fn of(args: &Args, machine: &Machine) -> Result<Found> {
+pub(super) fn of(args: &Args, machine: &Machine) -> Result<Linked> {
     let answer = match &args.root {
         Some(root) => {
             let tree = Tree::open(root).with_context(|| format!("--root: {}", root.display()))?;
@@ -31,11 +31,11 @@ pub(super) fn of(args: &Args, machine: &Machine) -> Result<Found> {
         None => capture_topology(PATIENCE),
     };
     let topology = Topology::of(machine, answer.as_deref().ok());
-    Ok(Found { topology, answer })
+    Ok(Linked { topology, answer })
 }
 
 /// Prints the devices, then blocks of the matrix.
-pub(super) fn print(found: &Found, people: People) {
+pub(super) fn print(found: &Linked, people: People) {
     let Topology { devices, links } = &found.topology;
     if devices.is_empty() {
         people.say("this node has no GPU and no RDMA device");

@@ -25,8 +25,8 @@ use tokenyard_core::moe::Shape;
 use tokenyard_doctor::{Finding, Job, Tried, Verdict, examine, unanswered};
 use tokenyard_machine::{Counters, Machine, Topology, Tree, commands};
 
+use crate::components::Components;
 use crate::output::{self, People, SCHEMA_VERSION, print_json};
-use crate::parts::Parts;
 use crate::preload;
 use launched::NodeRanks;
 
@@ -35,13 +35,13 @@ use launched::NodeRanks;
 struct Patience {
     /// For nvidia-smi and the like.
     commands: Duration,
-    /// For the probes of all parts together, which ask the drivers in this process.
-    parts: Duration,
+    /// For the probes of all components together, which ask the drivers in this process.
+    components: Duration,
 }
 
 /// The whole answer is to come within a second, unless a driver is slow.
 const ALONE: Patience =
-    Patience { commands: Duration::from_millis(700), parts: Duration::from_secs(5) };
+    Patience { commands: Duration::from_millis(700), components: Duration::from_secs(5) };
 /// How far apart error counters are read, at least, where some port has counted something.
 const BETWEEN_READINGS: Duration = Duration::from_millis(250);
 
@@ -192,7 +192,7 @@ fn worst(findings: &[Finding]) -> Verdict {
 }
 
 /// Reads and judges the running system, or what `--root` names. Of that nothing can be tried, and this
-/// program's parts say nothing about it.
+/// program's components say nothing about it.
 fn examine_node(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<Examined> {
     let Some(root) = &args.root else {
         return examine_system(args, asked, patience);
@@ -206,27 +206,29 @@ fn examine_node(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<Exa
 
 fn examine_system(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<Examined> {
     let config = asked.config;
-    let (machine, parts, tried) = std::thread::scope(|scope| {
+    let (machine, components, tried) = std::thread::scope(|scope| {
         // A name server that does not answer is waited for meanwhile, and so is a driver.
         let tried = scope.spawn(|| tried::gather(config));
         let of = config.cloned();
-        let parts = scope.spawn(|| tried::within(patience.parts, move || Parts::find(of.as_ref())));
-        (read_system(patience.commands), parts.join(), tried.join())
+        let components = scope
+            .spawn(|| tried::within(patience.components, move || Components::find(of.as_ref())));
+        (read_system(patience.commands), components.join(), tried.join())
     });
-    let parts = parts.map_err(|_| anyhow!("waiting for the probes panicked"))?.transpose()?;
+    let components =
+        components.map_err(|_| anyhow!("waiting for the probes panicked"))?.transpose()?;
     let tried = tried.map_err(|_| anyhow!("trying this node panicked"))?;
     let mut job = job(args, &machine, asked)?;
-    job.plugin_transport = match &parts {
+    job.plugin_transport = match &components {
         Some(found) => {
-            found.parts.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some())
+            found.components.iter().any(|p| p.chosen && p.kind == "transport" && p.file.is_some())
         }
         // Nobody knows what the plugins have.
         None => config.is_some_and(|config| !config.plugins.is_empty()),
     };
-    let facts = parts.as_ref().map(asked::parts);
+    let facts = components.as_ref().map(asked::components);
     let mut findings = examine(&machine, &job, facts.as_ref(), Some(&tried));
     if facts.is_none() {
-        findings.splice(0..0, unanswered(patience.parts.as_millis()));
+        findings.splice(0..0, unanswered(patience.components.as_millis()));
     }
     Ok(Examined { machine, job, tried: Some(tried), findings, is_stuck: facts.is_none() })
 }

@@ -20,7 +20,7 @@ use crate::preload;
 const LATEST: Duration = Duration::from_secs(60);
 /// All ranks of a node ask its drivers at once, which answer one after the other.
 const TOGETHER: Patience =
-    Patience { commands: Duration::from_secs(10), parts: Duration::from_secs(20) };
+    Patience { commands: Duration::from_secs(10), components: Duration::from_secs(20) };
 /// Looks at rank 0's clock; the one with the narrowest bound counts.
 const LOOKS: u32 = 8;
 
@@ -125,7 +125,7 @@ fn fault(finding: &Finding) -> Option<(Fault, String, String)> {
     let fault = match finding.verdict {
         Verdict::Slow => Fault::Slow,
         Verdict::Broken => Fault::Broken,
-        Verdict::Unknown if matches!(finding.id, "nvidia-smi" | "part") => Fault::Unknown,
+        Verdict::Unknown if matches!(finding.id, "nvidia-smi" | "component") => Fault::Unknown,
         Verdict::Ok | Verdict::Unknown => return None,
     };
     (!met).then(|| (fault, finding.id.to_owned(), finding.subject.clone()))
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!((unanswered.len(), unanswered[0].verdict), (1, Verdict::Unknown));
         assert_eq!(unanswered[0].found, "a probe did not answer in 5000 ms");
         let mut finding = unanswered[0].clone();
-        assert!(matches!(fault(&finding), Some((Fault::Unknown, id, _)) if id == "part"));
+        assert!(matches!(fault(&finding), Some((Fault::Unknown, id, _)) if id == "component"));
         finding.id = "nvidia-smi";
         let faults = vec![fault(&finding).unwrap()];
         let told = Summary { host: "a".into(), faults, ..Summary::default() };

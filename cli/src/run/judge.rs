@@ -21,11 +21,11 @@ struct Document {
     errors: Vec<String>,
 }
 
-/// Refuses a config in which a part finds an error. A part that crashes is left to the ranks, whose
+/// Refuses a config in which a component finds an error. A component that crashes is left to the ranks, whose
 /// diagnosis names it; ranks would wait for one that hangs, so it is refused.
 ///
 /// # Errors
-/// What is wrong, each with file and line; a part that hangs for `world.late_ms`; a signal that is to end this process; no process can be started.
+/// What is wrong, each with file and line; a component that hangs for `world.late_ms`; a signal that is to end this process; no process can be started.
 pub(super) fn refuse_wrong(args: &Args, config: &Config, ranks: u32) -> Result<()> {
     let words = ["config", "check", "--json", "--ranks", &ranks.to_string(), "--"];
     let job = Job {

@@ -13,7 +13,7 @@ pub(crate) enum Message {
     Joining,
     /// All ranks have joined.
     Joined,
-    /// The yard is open.
+    /// The communicator is open.
     Opened(Opened),
     /// This many steps are done and checked.
     Step { done: u32 },
@@ -23,10 +23,10 @@ pub(crate) enum Message {
     Failed(Failure),
 }
 
-/// What is known once the yard is open; the same on all ranks but for their window sizes.
+/// What is known once the communicator is open; the same on all ranks but for their window sizes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Opened {
-    /// What was chosen, and why: [`tokenyard_core::yard::Report`].
+    /// What was chosen, and why: [`tokenyard_core::communicator::Report`].
     pub(crate) report: serde_json::Value,
     /// Load of the busiest expert over the mean load, in the first step; 0 without any load.
     pub(crate) busiest_over_mean: f64,
@@ -54,7 +54,7 @@ pub(crate) struct RankResult {
     pub(crate) combine_us: f64,
     /// Row elements that were compared with the oracle's.
     pub(crate) elements_checked: u64,
-    /// Ranks that this one's yard went on without, in order.
+    /// Ranks that this one's communicator went on without, in order.
     pub(crate) lost: Vec<Loss>,
     /// Tokens of this rank whose sum lacked an expert of a lost rank.
     pub(crate) tokens_missing_experts: u64,
@@ -71,7 +71,7 @@ pub(crate) enum Clock {
     Host,
 }
 
-/// A rank that a yard went on without.
+/// A rank that a communicator went on without.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Loss {
     pub(crate) rank: u32,

@@ -1,6 +1,6 @@
 //! `tokenyard run`: dispatch, experts, combine on real processes, every element checked.
 //!
-//! `plan` turns arguments into exchanges · `judge` asks the parts whether the config is right · `rank` is what one process does · `launch` starts the
+//! `plan` turns arguments into exchanges · `judge` asks the components whether the config is right · `rank` is what one process does · `launch` starts the
 //! processes and listens to them · `message` is what they say · `diagnosis` finds whose fault a
 //! failure is · `summary` is what comes out, with the `times` of operations · `results` writes it to a file.
 
@@ -81,7 +81,7 @@ pub(crate) struct Args {
     output: Option<PathBuf>,
     /// Where a started rank leaves its part of the output.
     #[arg(long, hide = true)]
-    parts: Option<PathBuf>,
+    components: Option<PathBuf>,
     /// Be one rank of a world that torchrun, Slurm or mpirun started, instead of starting ranks.
     #[arg(long)]
     as_rank: bool,

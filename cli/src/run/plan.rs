@@ -201,7 +201,7 @@ fn arrange(args: &Args, case: Case) -> Result<Case> {
     Ok(Case { layout, combine, seed: args.seed, ..case })
 }
 
-/// Refuses what the yard would refuse on every rank.
+/// Refuses what the communicator would refuse on every rank.
 fn check(case: &Case) -> Result<()> {
     let options = exchange::options(case);
     Shape {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_yard_would_refuse_is_refused_before_a_rank_starts() {
+    fn what_the_communicator_would_refuse_is_refused_before_a_rank_starts() {
         for (arguments, reason) in [
             ("--ranks 3", "32 experts on 3 ranks"),
             ("--ranks 0", "found 0 ranks; expected 1 to 1048576"),

@@ -11,19 +11,19 @@ use tokenyard_conformance::exchange::{
 };
 use tokenyard_conformance::oracle::{Case, Inputs, routing};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
+use tokenyard_core::communicator::{Combine, Communicator};
 use tokenyard_core::config::Config;
-use tokenyard_core::yard::{Combine, Yard};
 
 use super::message::{Cause, Failure, Loss, Message, Opened, RankResult};
 use super::plan::Plan;
-use super::results::Part;
+use super::results::RankTally;
 use super::summary::Summary;
 use super::times::{Times, settle};
 use super::{Args, Verdict, results};
 use crate::output::{People, print_json};
 use crate::{preload, signals, writable};
 
-/// How often the yard is asked who is lost, while this rank waits for word of it.
+/// How often the communicator is asked who is lost, while this rank waits for word of it.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A rank that has joined the others.
@@ -98,33 +98,33 @@ impl<'a> Rank<'a> {
         if !self.launched && self.world.rank() == 0 {
             Summary::new(self.args, &self.config, &self.plan.case).print_head();
         }
-        let mut yard = Yard::open(&self.world, &self.config, options(&self.plan.case))
+        let mut comm = Communicator::open(&self.world, &self.config, options(&self.plan.case))
             .map_err(anyhow::Error::from)?;
         self.agree()?;
         let mut tally = Tally::default();
         let mut opened = None;
         for step in 0..self.args.steps {
             let (case, inputs) = self.plan.step(step);
-            let case = Case { domains: domains(&yard), ..case.into_owned() };
+            let case = Case { domains: domains(&comm), ..case.into_owned() };
             if opened.is_none() {
-                opened = Some(self.say_opened(&yard, &case, &inputs)?);
+                opened = Some(self.say_opened(&comm, &case, &inputs)?);
             }
             let last = step + 1 == self.args.steps;
-            let part = self
-                .step(&mut yard, &case, &inputs, &mut tally)
+            let component = self
+                .step(&mut comm, &case, &inputs, &mut tally)
                 .map_err(|failure| failure.at(step + 1, self.args.steps))?;
-            tally.note_lost(&yard.lost_ranks(), step + 1);
+            tally.note_lost(&comm.lost_ranks(), step + 1);
             if last {
-                self.write(&part)?;
+                self.write(&component)?;
             }
             self.say(&Message::Step { done: step + 1 })?;
         }
         // A rank that left would be a lost one for those that still combine.
-        yard.close().map_err(anyhow::Error::from)?;
+        comm.close().map_err(anyhow::Error::from)?;
         self.finish(opened, tally)
     }
 
-    /// What is not part of the yard's own agreement and must be equal all the same.
+    /// What is not part of the communicator's own agreement and must be equal all the same.
     fn agree(&self) -> Result<()> {
         let items = [
             ("exchange".to_owned(), self.plan.case.to_string()),
@@ -133,9 +133,9 @@ impl<'a> Rank<'a> {
         Ok(self.world.agree("run", &items)?)
     }
 
-    fn say_opened(&self, yard: &Yard, case: &Case, inputs: &Inputs) -> Result<Opened> {
+    fn say_opened(&self, comm: &Communicator, case: &Case, inputs: &Inputs) -> Result<Opened> {
         let opened = Opened {
-            report: serde_json::to_value(yard.report())?,
+            report: serde_json::to_value(comm.report())?,
             busiest_over_mean: busiest_over_mean(case, inputs),
         };
         self.say(&Message::Opened(opened.clone()))?;
@@ -145,20 +145,20 @@ impl<'a> Rank<'a> {
     /// One exchange; every element is compared.
     fn step(
         &self,
-        yard: &mut Yard,
+        comm: &mut Communicator,
         case: &Case,
         inputs: &Inputs,
         tally: &mut Tally,
-    ) -> Result<Part, Failure> {
+    ) -> Result<RankTally, Failure> {
         let rank = self.world.rank() as usize;
         let check = |error: anyhow::Error| Failure::check(&error);
         let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
-        let arguments = brought.dispatch_on(yard)?;
-        let before = lost(yard);
+        let arguments = brought.dispatch_on(comm)?;
+        let before = lost(comm);
         self.align("dispatch")?;
         let (received, handle) =
-            tally.dispatch.time(yard, |yard| yard.dispatch(&arguments)).context("dispatch")?;
-        self.check(yard, received.lost_ranks().is_empty(), |after| {
+            tally.dispatch.time(comm, |comm| comm.dispatch(&arguments)).context("dispatch")?;
+        self.check(comm, received.lost_ranks().is_empty(), |after| {
             let losses = Losses { before: &before, after };
             check_received_around(case, inputs, losses, (rank, &received))
         })
@@ -166,20 +166,20 @@ impl<'a> Rank<'a> {
         .map_err(check)?;
         let output = run_experts(case, rank, &received).context("experts").map_err(check)?;
         let rows = received.tokens() as u64;
-        let mut part = Part::new(rank, &received);
+        let mut component = RankTally::new(rank, &received);
         drop(received);
-        let staged = Staged::new(yard, (&brought, &output), &handle, Placed::CombineInput)
+        let staged = Staged::new(comm, (&brought, &output), &handle, Placed::CombineInput)
             .context("combine")?;
-        let before = lost(yard);
+        let before = lost(comm);
         let combine = |call: Combine<'_>| {
             self.align("combine")?;
-            Ok(tally.combine.time(yard, |yard| yard.combine(&handle, call))?)
+            Ok(tally.combine.time(comm, |comm| comm.combine(&handle, call))?)
         };
         let got = staged.combine_by(&brought, &handle, combine).context("combine")?;
         let Tally { dispatch, combine, .. } = tally;
         settle(&self.world, [dispatch, combine]).context("after combine")?;
         let lacks = self
-            .check(yard, got.missing.iter().all(|missing| *missing == 0), |after| {
+            .check(comm, got.missing.iter().all(|missing| *missing == 0), |after| {
                 let losses = Losses { before: &before, after };
                 check_combined_around(case, inputs, losses, (rank, &got))
             })
@@ -187,24 +187,24 @@ impl<'a> Rank<'a> {
             .map_err(check)?;
         tally.count(case, &inputs.without(case, &lacks), rank, rows);
         tally.tokens_missing += got.missing.iter().filter(|missing| **missing > 0).count() as u64;
-        part.add_combined(case, got);
-        Ok(part)
+        component.add_combined(case, got);
+        Ok(component)
     }
 
     /// Checks what came of an operation, given who is lost by now. What is not whole may be so because of a
     /// loss that another rank told of, and that this one is still to hear of: it will soon, if there is one.
     fn check<T>(
         &self,
-        yard: &Yard,
+        comm: &Communicator,
         is_whole: bool,
         check: impl Fn(&[usize]) -> Result<T>,
     ) -> Result<T> {
         let end = Instant::now() + self.config.world.deadline;
-        let mut known = lost(yard);
+        let mut known = lost(comm);
         let mut found = check(&known);
         while found.is_err() && !is_whole && Instant::now() < end {
             std::thread::sleep(LOOK_EVERY);
-            let now = lost(yard);
+            let now = lost(comm);
             if now != known {
                 found = check(&now);
                 known = now;
@@ -219,13 +219,13 @@ impl<'a> Rank<'a> {
         self.world.barrier(phase).with_context(|| format!("before {phase}"))
     }
 
-    fn write(&self, part: &Part) -> Result<()> {
-        let path = match (&self.args.parts, &self.args.output) {
-            (Some(folder), _) => results::part_path(folder, part.rank()),
-            (None, Some(output)) => results::rank_path(output, part.rank()),
+    fn write(&self, component: &RankTally) -> Result<()> {
+        let path = match (&self.args.components, &self.args.output) {
+            (Some(folder), _) => results::component_path(folder, component.rank()),
+            (None, Some(output)) => results::rank_path(output, component.rank()),
             (None, None) => return Ok(()),
         };
-        part.write(&path)
+        component.write(&path)
     }
 
     fn finish(&self, opened: Option<Opened>, tally: Tally) -> Result<(), Failure> {
@@ -267,9 +267,9 @@ impl Failure {
     }
 }
 
-/// Ranks that a yard goes on without.
-fn lost(yard: &Yard) -> Vec<usize> {
-    yard.lost_ranks().into_iter().map(|rank| rank as usize).collect()
+/// Ranks that a communicator goes on without.
+fn lost(comm: &Communicator) -> Vec<usize> {
+    comm.lost_ranks().into_iter().map(|rank| rank as usize).collect()
 }
 
 /// What happened so far.

@@ -33,8 +33,8 @@ struct Document<'a> {
     schema_version: u32,
     command: &'static str,
     config: ConfigInfo<'a>,
-    /// What was chosen, and why; absent if the yard did not open.
-    yard: Option<&'a serde_json::Value>,
+    /// What was chosen, and why; absent if the communicator did not open.
+    comm: Option<&'a serde_json::Value>,
     shape: ShapeInfo,
     seed: u64,
     steps: u32,
@@ -135,7 +135,7 @@ impl<'a> Summary<'a> {
 
     fn print_table(&self, people: People) {
         if let Some(opened) = &self.opened {
-            people.say(parts_line(opened));
+            people.say(components_line(opened));
             if let Some(line) = nics_line(&opened.report) {
                 people.say(line);
             }
@@ -254,7 +254,7 @@ impl<'a> Summary<'a> {
             schema_version: SCHEMA_VERSION,
             command: "run",
             config: ConfigInfo { file: &self.config.name, agreed },
-            yard: self.opened.as_ref().map(|opened| &opened.report),
+            comm: self.opened.as_ref().map(|opened| &opened.report),
             shape: ShapeInfo {
                 ranks: case.ranks,
                 experts: case.experts,
@@ -319,7 +319,7 @@ fn layout_words(layout: Layout) -> String {
     }
 }
 
-fn parts_line(opened: &Opened) -> String {
+fn components_line(opened: &Opened) -> String {
     let report = &opened.report;
     let domains = report.get("domains").and_then(serde_json::Value::as_u64).unwrap_or(0);
     let text = |value: &serde_json::Value, key: &str| {

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::yard::Yard;
+use tokenyard_core::communicator::Communicator;
 use tokenyard_core::{ErrorKind, Result};
 
 use super::message::Clock;
@@ -64,13 +64,13 @@ impl Times {
     /// before and after. Where none does, on CPUs for example, the time is that of the call.
     pub(super) fn time<T>(
         &mut self,
-        yard: &mut Yard,
-        operation: impl FnOnce(&mut Yard) -> Result<T>,
+        comm: &mut Communicator,
+        operation: impl FnOnce(&mut Communicator) -> Result<T>,
     ) -> Result<T> {
         let start = Instant::now();
-        let done = operation(yard)?;
+        let done = operation(comm)?;
         let host = start.elapsed();
-        self.last = Some(Timed { host, device: device_time(yard)? });
+        self.last = Some(Timed { host, device: device_time(comm)? });
         Ok(done)
     }
 
@@ -103,8 +103,8 @@ impl Times {
 }
 
 /// How long the last operation took by the device's clock, if its kernel set notes that.
-fn device_time(yard: &mut Yard) -> Result<Option<DeviceTime>> {
-    let trace = match yard.trace(0) {
+fn device_time(comm: &mut Communicator) -> Result<Option<DeviceTime>> {
+    let trace = match comm.trace(0) {
         Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(None),
         trace => trace?,
     };

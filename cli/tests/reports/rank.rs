@@ -11,8 +11,8 @@ use tokenyard_conformance::exchange::{domains, options};
 use tokenyard_conformance::oracle::{Case, Tokens};
 use tokenyard_conformance::round::{Live, Round};
 use tokenyard_core::bootstrap::World;
+use tokenyard_core::communicator::{Communicator, write_reports};
 use tokenyard_core::config::Config;
-use tokenyard_core::yard::{Yard, write_reports};
 
 use crate::plays::{Act, Play, Then, all};
 
@@ -60,25 +60,25 @@ fn run(play: &Play, config: &Path) -> Result<()> {
         tokens: Tokens::Exactly(vec![4; ranks]),
         ..Case::default()
     };
-    let mut yard = Yard::open(&world, &config, options(&case))?;
-    case.domains = domains(&yard);
-    let first = Round::new(&case, yard.rank());
-    let live = first.dispatch(&mut yard)?;
-    first.finish(&mut yard, &live)?;
+    let mut comm = Communicator::open(&world, &config, options(&case))?;
+    case.domains = domains(&comm);
+    let first = Round::new(&case, comm.rank());
+    let live = first.dispatch(&mut comm)?;
+    first.finish(&mut comm, &live)?;
     for number in 1_u32.. {
         case.seed = number.into();
-        if number == WELL && yard.rank() == 1 {
-            act(play.act, (&world, &mut yard), (&case, &first, &live))?;
+        if number == WELL && comm.rank() == 1 {
+            act(play.act, (&world, &mut comm), (&case, &first, &live))?;
         }
-        let round = Round::new(&case, yard.rank());
+        let round = Round::new(&case, comm.rank());
         if let Some(then) = play.masks {
-            if then == Then::Sleeps && yard.rank() == 2 && !yard.lost_ranks().is_empty() {
+            if then == Then::Sleeps && comm.rank() == 2 && !comm.lost_ranks().is_empty() {
                 std::thread::sleep(LONG);
             }
-            masked_exchange(&mut yard, &round)?;
+            masked_exchange(&mut comm, &round)?;
         } else {
-            let live = round.dispatch(&mut yard)?;
-            round.finish(&mut yard, &live)?;
+            let live = round.dispatch(&mut comm)?;
+            round.finish(&mut comm, &live)?;
         }
         println!("step {number}");
         std::thread::sleep(Duration::from_millis(10));
@@ -87,15 +87,15 @@ fn run(play: &Play, config: &Path) -> Result<()> {
 }
 
 /// Without the oracle, which knows of no losses.
-fn masked_exchange(yard: &mut Yard, round: &Round) -> Result<()> {
-    let (received, handle) = yard.dispatch(&round.brought.dispatch_on(yard)?)?;
+fn masked_exchange(comm: &mut Communicator, round: &Round) -> Result<()> {
+    let (received, handle) = comm.dispatch(&round.brought.dispatch_on(comm)?)?;
     let mut buffers = round.experts(&received)?;
-    Ok(yard.combine(&handle, buffers.arguments(&round.brought, &handle)?)?)
+    Ok(comm.combine(&handle, buffers.arguments(&round.brought, &handle)?)?)
 }
 
 fn act(
     act: Act,
-    (world, yard): (&World, &mut Yard),
+    (world, comm): (&World, &mut Communicator),
     (case, first, live): (&Case, &Round, &Live),
 ) -> Result<()> {
     if act != Act::Nothing {
@@ -107,17 +107,17 @@ fn act(
         Act::Stopped => raise(Signal::SIGSTOP)?,
         Act::Sleeps => std::thread::sleep(LONG),
         Act::SleepsInside => {
-            let round = Round::new(case, yard.rank());
-            let dispatch = round.brought.dispatch_on(yard)?;
-            let sent = yard.dispatch_send(&dispatch)?;
+            let round = Round::new(case, comm.rank());
+            let dispatch = round.brought.dispatch_on(comm)?;
+            let sent = comm.dispatch_send(&dispatch)?;
             std::thread::sleep(LONG);
-            yard.dispatch_recv(sent)?;
+            comm.dispatch_recv(sent)?;
         }
         Act::Fails => {
             world.report_failure("out of memory");
             bail!("out of memory");
         }
-        Act::Replays => drop(yard.replay(&live.handle, &first.brought.replay_on(yard)?)?),
+        Act::Replays => drop(comm.replay(&live.handle, &first.brought.replay_on(comm)?)?),
         Act::Meets => world.barrier("end of an epoch")?,
     }
     Ok(())

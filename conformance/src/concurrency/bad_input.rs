@@ -1,9 +1,11 @@
-//! Every mistake of one rank is refused on all ranks before a row moves, and the yard goes on.
+//! Every mistake of one rank is refused on all ranks before a row moves, and the communicator goes on.
 
 use anyhow::{Context, Result, bail};
 use tokenyard_core::ErrorKind;
+use tokenyard_core::communicator::{
+    Cast, Combine, Communicator, CommunicatorOptions, Dispatch, Replay, TensorRef,
+};
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
-use tokenyard_core::yard::{Cast, Combine, Dispatch, Replay, TensorRef, Yard, YardOptions};
 
 use super::{EXPERT_MAJOR, close, expect_error, open, open_with, small};
 use crate::device::Copies;
@@ -261,11 +263,14 @@ pub(super) fn tests() -> Vec<Test> {
     tests.push(test("weighted_without_weights", weighted_without_weights));
     tests.push(test("replay_of_other_rows", replay_of_other_rows));
     tests.push(test("replay_after_refused_routing", replay_after_refused_routing));
-    tests.push(test("handle_of_another_yard", handle_of_another_yard));
+    tests.push(test("handle_of_another_communicator", handle_of_another_communicator));
     tests
 }
 
-fn test(name: &str, body: impl Fn(&Rank<'_>) -> Result<Vec<Yard>> + Send + Sync + 'static) -> Test {
+fn test(
+    name: &str,
+    body: impl Fn(&Rank<'_>) -> Result<Vec<Communicator>> + Send + Sync + 'static,
+) -> Test {
     Test {
         name: format!("l2/bad_input/{name}"),
         level: Level::L2,
@@ -279,8 +284,8 @@ fn test(name: &str, body: impl Fn(&Rank<'_>) -> Result<Vec<Yard>> + Send + Sync 
 const WRONG: u32 = 1;
 
 /// The error that this rank must get: the wrong rank its own, the others one that names it.
-fn judge<T>(yard: &Yard, result: tokenyard_core::Result<T>, says: &[&str]) -> Result<()> {
-    if yard.rank() == WRONG {
+fn judge<T>(comm: &Communicator, result: tokenyard_core::Result<T>, says: &[&str]) -> Result<()> {
+    if comm.rank() == WRONG {
         expect_error(result, &[ErrorKind::InvalidInput], says)?;
         return Ok(());
     }
@@ -298,139 +303,139 @@ fn refused_dispatch(
     rank: &Rank<'_>,
     says: &[&str],
     spoil: impl for<'a> Fn(&mut Dispatch<'a>, &'a Material) -> Result<()>,
-) -> Result<Vec<Yard>> {
+) -> Result<Vec<Communicator>> {
     let case = case(rank, EXPERT_MAJOR);
-    let mut yard = open(rank, &case)?;
-    let round = Round::new(&case, yard.rank());
+    let mut comm = open(rank, &case)?;
+    let round = Round::new(&case, comm.rank());
     let material = Material::new(&round);
     // Twice, because a refusal must leave every slot as it was.
     for _ in 0..2 {
         let mut dispatch = round.brought.dispatch()?;
-        if yard.rank() == WRONG {
+        if comm.rank() == WRONG {
             spoil(&mut dispatch, &material)?;
         }
         let copies = Copies::default();
-        let result = yard.dispatch(&copies.dispatch(&yard, dispatch)?);
-        judge(&yard, result, says)?;
-        round.run(&mut yard).context("after the refusal")?;
+        let result = comm.dispatch(&copies.dispatch(&comm, dispatch)?);
+        judge(&comm, result, says)?;
+        round.run(&mut comm).context("after the refusal")?;
     }
-    Ok(vec![yard])
+    Ok(vec![comm])
 }
 
-fn refused_routing(rank: &Rank<'_>, entries: [i64; 2], says: &[&str]) -> Result<Vec<Yard>> {
+fn refused_routing(rank: &Rank<'_>, entries: [i64; 2], says: &[&str]) -> Result<Vec<Communicator>> {
     let case = case(rank, EXPERT_MAJOR);
-    let mut yard = open(rank, &case)?;
-    let round = Round::new(&case, yard.rank());
+    let mut comm = open(rank, &case)?;
+    let round = Round::new(&case, comm.rank());
     let mut material = Material::new(&round);
     material.first_row(entries);
     let mut dispatch = round.brought.dispatch()?;
-    if yard.rank() == WRONG {
+    if comm.rank() == WRONG {
         dispatch.topk_idx = indices(&material, 5, 3)?;
     }
     let copies = Copies::default();
-    let result = yard.dispatch(&copies.dispatch(&yard, dispatch)?);
-    judge(&yard, result, says)?;
-    round.run(&mut yard).context("after the refusal")?;
-    Ok(vec![yard])
+    let result = comm.dispatch(&copies.dispatch(&comm, dispatch)?);
+    judge(&comm, result, says)?;
+    round.run(&mut comm).context("after the refusal")?;
+    Ok(vec![comm])
 }
 
-fn refused_combine(rank: &Rank<'_>, m: &Mistake<SpoilCombine>) -> Result<Vec<Yard>> {
+fn refused_combine(rank: &Rank<'_>, m: &Mistake<SpoilCombine>) -> Result<Vec<Communicator>> {
     let case = case(rank, Layout::Flat);
-    let mut yard = open(rank, &case)?;
-    let round = Round::new(&case, yard.rank());
+    let mut comm = open(rank, &case)?;
+    let round = Round::new(&case, comm.rank());
     let material = Material::new(&round);
-    let live = round.dispatch(&mut yard)?;
+    let live = round.dispatch(&mut comm)?;
     let mut buffers = round.experts(&live.received)?;
-    let wrong = yard.rank() == WRONG;
+    let wrong = comm.rank() == WRONG;
     let combine = buffers.arguments_but(&round.brought, &live.handle, |combine| {
         if wrong { (m.spoil)(combine, &material) } else { Ok(()) }
     })?;
-    let result = yard.combine(&live.handle, combine);
-    judge(&yard, result, m.says)?;
-    round.finish(&mut yard, &live).context("after the refusal")?;
-    round.run(&mut yard).context("after the refusal")?;
-    Ok(vec![yard])
+    let result = comm.combine(&live.handle, combine);
+    judge(&comm, result, m.says)?;
+    round.finish(&mut comm, &live).context("after the refusal")?;
+    round.run(&mut comm).context("after the refusal")?;
+    Ok(vec![comm])
 }
 
-fn weighted_without_weights(rank: &Rank<'_>) -> Result<Vec<Yard>> {
+fn weighted_without_weights(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let case = Case { weights: false, ..case(rank, EXPERT_MAJOR) };
-    let mut yard = open(rank, &case)?;
-    let round = Round::new(&case, yard.rank());
-    let live = round.dispatch(&mut yard)?;
+    let mut comm = open(rank, &case)?;
+    let round = Round::new(&case, comm.rank());
+    let live = round.dispatch(&mut comm)?;
     let mut buffers = round.experts(&live.received)?;
     let mut combine = buffers.arguments(&round.brought, &live.handle)?;
-    combine.weighted = yard.rank() == WRONG;
-    let result = yard.combine(&live.handle, combine);
-    judge(&yard, result, &["weighted", "no topk_weights"])?;
-    round.finish(&mut yard, &live).context("after the refusal")?;
-    Ok(vec![yard])
+    combine.weighted = comm.rank() == WRONG;
+    let result = comm.combine(&live.handle, combine);
+    judge(&comm, result, &["weighted", "no topk_weights"])?;
+    round.finish(&mut comm, &live).context("after the refusal")?;
+    Ok(vec![comm])
 }
 
-fn replay_of_other_rows(rank: &Rank<'_>) -> Result<Vec<Yard>> {
+fn replay_of_other_rows(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let case = case(rank, Layout::Flat);
-    let mut yard = open(rank, &case)?;
-    let round = Round::new(&case, yard.rank());
+    let mut comm = open(rank, &case)?;
+    let round = Round::new(&case, comm.rank());
     let material = Material::new(&round);
-    let live = round.dispatch(&mut yard)?;
+    let live = round.dispatch(&mut comm)?;
     let mut replay: Replay<'_> = round.brought.replay()?;
-    if yard.rank() == WRONG {
+    if comm.rank() == WRONG {
         replay.x = material.zeros(DType::Bf16, 6, 64)?;
     }
     let copies = Copies::default();
-    let result = yard.replay(&live.handle, &copies.replay(&yard, replay)?);
-    judge(&yard, result, &["x", "[6, 64]", "[5, 64]"])?;
-    round.finish(&mut yard, &live).context("after the refusal")?;
-    Ok(vec![yard])
+    let result = comm.replay(&live.handle, &copies.replay(&comm, replay)?);
+    judge(&comm, result, &["x", "[6, 64]", "[5, 64]"])?;
+    round.finish(&mut comm, &live).context("after the refusal")?;
+    Ok(vec![comm])
 }
 
 /// What was found wrong with a new routing says nothing about one that a handle keeps.
-fn replay_after_refused_routing(rank: &Rank<'_>) -> Result<Vec<Yard>> {
+fn replay_after_refused_routing(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let case = case(rank, EXPERT_MAJOR);
-    let mut yard = open(rank, &case)?;
-    let round = Round::new(&case, yard.rank());
+    let mut comm = open(rank, &case)?;
+    let round = Round::new(&case, comm.rank());
     let mut material = Material::new(&round);
     material.first_row([12, -1]);
-    let live = round.dispatch(&mut yard)?;
+    let live = round.dispatch(&mut comm)?;
     let mut dispatch = round.brought.dispatch()?;
-    if yard.rank() == WRONG {
+    if comm.rank() == WRONG {
         dispatch.topk_idx = indices(&material, 5, 3)?;
     }
     let copies = Copies::default();
-    let result = yard.dispatch(&copies.dispatch(&yard, dispatch)?);
-    judge(&yard, result, &["expert 12 in row 0"])?;
+    let result = comm.dispatch(&copies.dispatch(&comm, dispatch)?);
+    judge(&comm, result, &["expert 12 in row 0"])?;
     let again = round.replayed(&Case { seed: case.seed + 1, ..case.clone() });
-    let received = yard.replay(&live.handle, &again.brought.replay_on(&yard)?).context("replay")?;
+    let received = comm.replay(&live.handle, &again.brought.replay_on(&comm)?).context("replay")?;
     again.check_received(&received).context("replay")?;
-    again.finish(&mut yard, &Live { received, ..live }).context("after the replay")?;
-    Ok(vec![yard])
+    again.finish(&mut comm, &Live { received, ..live }).context("after the replay")?;
+    Ok(vec![comm])
 }
 
-/// One of the strangers has a number that this yard has no handle for.
-fn handle_of_another_yard(rank: &Rank<'_>) -> Result<Vec<Yard>> {
+/// One of the strangers has a number that this communicator has no handle for.
+fn handle_of_another_communicator(rank: &Rank<'_>) -> Result<Vec<Communicator>> {
     let case = case(rank, Layout::Flat);
-    let with = |handles| YardOptions { handles, ..exchange::options(&case) };
-    let (mut yard, mut other) = (open_with(rank, with(1))?, open_with(rank, with(2))?);
-    let round = Round::new(&case, yard.rank());
-    let live = round.dispatch(&mut yard)?;
+    let with = |handles| CommunicatorOptions { handles, ..exchange::options(&case) };
+    let (mut comm, mut other) = (open_with(rank, with(1))?, open_with(rank, with(2))?);
+    let round = Round::new(&case, comm.rank());
+    let live = round.dispatch(&mut comm)?;
     let strangers = [round.dispatch(&mut other)?, round.dispatch(&mut other)?];
-    let wrong = yard.rank() == WRONG;
+    let wrong = comm.rank() == WRONG;
     for stranger in &strangers {
         let mut buffers: Buffers = round.experts(&live.received)?;
         let handle = if wrong { &stranger.handle } else { &live.handle };
         let combine = buffers.arguments(&round.brought, handle)?;
-        let result = yard.combine(handle, combine);
-        judge(&yard, result, &["another yard"])?;
-        let result = yard.replay(handle, &round.brought.replay_on(&yard)?);
-        judge(&yard, result, &["another yard"])?;
+        let result = comm.combine(handle, combine);
+        judge(&comm, result, &["another communicator"])?;
+        let result = comm.replay(handle, &round.brought.replay_on(&comm)?);
+        judge(&comm, result, &["another communicator"])?;
         if wrong {
             let elem = exchange::row_dtype(case.combine.row);
-            let result = yard.combine_input(&stranger.handle, elem);
-            expect_error(result, &[ErrorKind::InvalidInput], &["another yard"])?;
+            let result = comm.combine_input(&stranger.handle, elem);
+            expect_error(result, &[ErrorKind::InvalidInput], &["another communicator"])?;
         }
     }
-    round.finish(&mut yard, &live).context("after the refusals")?;
+    round.finish(&mut comm, &live).context("after the refusals")?;
     for stranger in &strangers {
         round.finish(&mut other, stranger)?;
     }
-    Ok(vec![yard, other])
+    Ok(vec![comm, other])
 }

@@ -6,8 +6,10 @@ mod place;
 
 use anyhow::{Context, Result};
 use tokenyard_core::ErrorKind;
+use tokenyard_core::communicator::{
+    Cast, Communicator, Dispatch, Handle, Received, Replay, Sizes, ToolGraph,
+};
 use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{Cast, Dispatch, Handle, Received, Replay, Sizes, ToolGraph, Yard};
 
 use self::place::{Place, Room, Variant, most_rows, spoil, variants};
 use super::streams::{Delay, Plan, Track, WRONG, plain};
@@ -17,12 +19,12 @@ use crate::oracle::{self, Case, Layout};
 use crate::round::Round;
 use crate::suite::{Level, Outcome, Rank, Test};
 
-/// What every rank of a test runs on a yard that skips synchronisation. False: the yard was closed by an
+/// What every rank of a test runs on a communicator that skips synchronisation. False: the communicator was closed by an
 /// error, and so is the world.
-type OnYard = fn(&Case, &mut Yard) -> Result<bool>;
+type OnCommunicator = fn(&Case, &mut Communicator) -> Result<bool>;
 
 pub(super) fn tests() -> Vec<Test> {
-    let every: [(&str, &str, OnYard); 8] = [
+    let every: [(&str, &str, OnCommunicator); 8] = [
         ("without_sync", "eager calls that nobody waits for, on a stream that is behind", eager),
         (
             "thousand",
@@ -53,7 +55,7 @@ pub(super) fn tests() -> Vec<Test> {
         .collect()
 }
 
-fn with_graphs(name: &str, about: &str, layout: Layout, body: OnYard) -> Test {
+fn with_graphs(name: &str, about: &str, layout: Layout, body: OnCommunicator) -> Test {
     Test {
         name: format!("l2/graphs/{name}"),
         level: Level::L2,
@@ -63,42 +65,42 @@ fn with_graphs(name: &str, about: &str, layout: Layout, body: OnYard) -> Test {
     }
 }
 
-fn run(rank: &Rank<'_>, layout: Layout, body: OnYard) -> Result<Outcome> {
+fn run(rank: &Rank<'_>, layout: Layout, body: OnCommunicator) -> Result<Outcome> {
     let case = Case { worst_case: true, ..plain(rank, layout) };
-    let mut yard = open_with(rank, exchange::options(&case))?;
-    if !yard.has_graphs() {
-        let why = format!("kernel set `{}` has no calls without sync", yard.report().kernels);
-        close(vec![yard])?;
+    let mut comm = open_with(rank, exchange::options(&case))?;
+    if !comm.has_graphs() {
+        let why = format!("kernel set `{}` has no calls without sync", comm.report().kernels);
+        close(vec![comm])?;
         return Ok(Outcome::NotSupported(why));
     }
-    if !body(&case, &mut yard)? {
+    if !body(&case, &mut comm)? {
         return Ok(Outcome::PassAndOver);
     }
-    Round::new(&case, yard.rank()).run(&mut yard).context("with the host, at the end")?;
-    close(vec![yard])
+    Round::new(&case, comm.rank()).run(&mut comm).context("with the host, at the end")?;
+    close(vec![comm])
 }
 
-fn eager(case: &Case, yard: &mut Yard) -> Result<bool> {
-    let me = yard.rank() as usize;
-    let mut all = variants(yard, case, 9)?;
-    let rows = most_rows(yard, case)?;
-    let (mut place, mut delay) = (Place::new(yard, case)?, Delay::new(yard)?);
-    place.make_room(yard, rows)?;
-    let track = Track::new(yard)?;
+fn eager(case: &Case, comm: &mut Communicator) -> Result<bool> {
+    let me = comm.rank() as usize;
+    let mut all = variants(comm, case, 9)?;
+    let rows = most_rows(comm, case)?;
+    let (mut place, mut delay) = (Place::new(comm, case)?, Delay::new(comm)?);
+    place.make_room(comm, rows)?;
+    let track = Track::new(comm)?;
     for (n, one) in all.iter_mut().enumerate() {
         delay.pass(&track.stream)?;
         place.bring(&track, one, me)?;
-        let sent = place.send(yard, &track)?;
-        let (received, handle) = yard.dispatch_recv(sent)?;
+        let sent = place.send(comm, &track)?;
+        let (received, handle) = comm.dispatch_recv(sent)?;
         // A call that waits may combine what nobody has waited for.
         delay.pass(&track.stream)?;
         if n % 3 == 2 {
-            yard.flush()?;
+            comm.flush()?;
         }
-        place.combine(yard, &track, &handle)?;
+        place.combine(comm, &track, &handle)?;
         place.keep(&track, one, &received, me)?;
     }
-    yard.flush()?;
+    comm.flush()?;
     all.iter().enumerate().try_for_each(|(n, one)| one.check().with_context(|| at(n)))?;
     Ok(true)
 }
@@ -118,16 +120,16 @@ struct Captured {
 impl Captured {
     /// Of dispatches to these places, and their combines.
     fn new(
-        yard: &mut Yard,
+        comm: &mut Communicator,
         (track, record): (&Track, Record),
         places: &mut [Place],
     ) -> Result<Self> {
         let case = places.first().context("a place")?.case.clone();
-        let rows = most_rows(yard, &case)?;
-        places.iter_mut().try_for_each(|place| place.make_room(yard, rows))?;
-        let wrong = Room::new(yard, dtype(case.received_elem()), [rows, case.hidden])?;
+        let rows = most_rows(comm, &case)?;
+        places.iter_mut().try_for_each(|place| place.make_room(comm, rows))?;
+        let wrong = Room::new(comm, dtype(case.received_elem()), [rows, case.hidden])?;
         track.stream.begin_capture()?;
-        let recorded = record(yard, track, places);
+        let recorded = record(comm, track, places);
         let graph = track.stream.end_capture();
         Ok(Self { given: recorded?, graph: graph?, wrong })
     }
@@ -144,7 +146,7 @@ impl Captured {
             place.bring(track, one, me)?;
             spoil(track, received, &self.wrong)?;
         }
-        // SAFETY: what was recorded lives in `self` and in the places; the yard's other operations
+        // SAFETY: what was recorded lives in `self` and in the places; the communicator's other operations
         // are on this stream or wait for it.
         unsafe { track.stream.launch(&self.graph)? }
         for ((place, (received, _)), one) in places.iter().zip(&self.given).zip(brought) {
@@ -155,29 +157,33 @@ impl Captured {
 }
 
 /// Queues dispatches to places, and their combines.
-type Record = fn(&mut Yard, &Track, &mut [Place]) -> Result<Vec<(Received, Handle)>>;
+type Record = fn(&mut Communicator, &Track, &mut [Place]) -> Result<Vec<(Received, Handle)>>;
 
-fn record(yard: &mut Yard, track: &Track, places: &mut [Place]) -> Result<Vec<(Received, Handle)>> {
-    let sent: Vec<_> = places.iter().map(|place| place.send(yard, track)).collect::<Result<_>>()?;
+fn record(
+    comm: &mut Communicator,
+    track: &Track,
+    places: &mut [Place],
+) -> Result<Vec<(Received, Handle)>> {
+    let sent: Vec<_> = places.iter().map(|place| place.send(comm, track)).collect::<Result<_>>()?;
     let given: Vec<_> =
-        sent.into_iter().map(|sent| yard.dispatch_recv(sent)).collect::<Result<_, _>>()?;
+        sent.into_iter().map(|sent| comm.dispatch_recv(sent)).collect::<Result<_, _>>()?;
     for (place, (_, handle)) in places.iter_mut().zip(&given).rev() {
-        place.combine(yard, track, handle)?;
+        place.combine(comm, track, handle)?;
     }
     Ok(given)
 }
 
 fn record_between(
-    yard: &mut Yard,
+    comm: &mut Communicator,
     track: &Track,
     places: &mut [Place],
 ) -> Result<Vec<(Received, Handle)>> {
     let [apart, whole] = &*places else { anyhow::bail!("found {} places", places.len()) };
-    let sent = apart.send(yard, track)?;
-    let second = whole.dispatch(yard, track)?;
-    let given = vec![yard.dispatch_recv(sent)?, second];
+    let sent = apart.send(comm, track)?;
+    let second = whole.dispatch(comm, track)?;
+    let given = vec![comm.dispatch_recv(sent)?, second];
     for (place, (_, handle)) in places.iter_mut().zip(&given) {
-        place.combine(yard, track, handle)?;
+        place.combine(comm, track, handle)?;
     }
     Ok(given)
 }
@@ -187,51 +193,51 @@ fn check_all(all: &[Variant], launch: usize) -> Result<()> {
     all.iter().enumerate().try_for_each(check).with_context(|| format!("until launch {launch}"))
 }
 
-fn thousand(case: &Case, yard: &mut Yard) -> Result<bool> {
-    let me = yard.rank() as usize;
-    let mut all = variants(yard, case, 20)?;
-    let mut places = [Place::new(yard, case)?];
-    let mut beside = Place::new(yard, case)?;
-    let track = Track::new(yard)?;
-    let mut captured = Captured::new(yard, (&track, record), &mut places)?;
-    beside.make_room(yard, captured.wrong.shape[0])?;
+fn thousand(case: &Case, comm: &mut Communicator) -> Result<bool> {
+    let me = comm.rank() as usize;
+    let mut all = variants(comm, case, 20)?;
+    let mut places = [Place::new(comm, case)?];
+    let mut beside = Place::new(comm, case)?;
+    let track = Track::new(comm)?;
+    let mut captured = Captured::new(comm, (&track, record), &mut places)?;
+    beside.make_room(comm, captured.wrong.shape[0])?;
     for launch in 0..1000 {
         let n = launch % all.len();
         captured.launch(&track, &mut places, &mut all[n..=n], me)?;
         if launch % 100 == 37 {
             // Another dispatch that nobody waits for, in the order of the same stream.
             beside.bring(&track, &all[n], me)?;
-            let sent = beside.send(yard, &track)?;
-            let (received, handle) = yard.dispatch_recv(sent)?;
-            beside.combine(yard, &track, &handle)?;
+            let sent = beside.send(comm, &track)?;
+            let (received, handle) = comm.dispatch_recv(sent)?;
+            beside.combine(comm, &track, &handle)?;
             beside.keep(&track, &mut all[n], &received, me)?;
         }
         if n + 1 == all.len() {
             // Comparing waits for the stream; then calls without one may follow.
             check_all(&all, launch)?;
             if launch % 200 == 199 {
-                Round::new(case, yard.rank()).run(yard).context("with the host, between")?;
+                Round::new(case, comm.rank()).run(comm).context("with the host, between")?;
             }
         }
     }
-    yard.flush()?;
+    comm.flush()?;
     Ok(true)
 }
 
-fn two_handles(case: &Case, yard: &mut Yard) -> Result<bool> {
-    pairs(case, yard, record)
+fn two_handles(case: &Case, comm: &mut Communicator) -> Result<bool> {
+    pairs(case, comm, record)
 }
 
-fn between(case: &Case, yard: &mut Yard) -> Result<bool> {
-    pairs(case, yard, record_between)
+fn between(case: &Case, comm: &mut Communicator) -> Result<bool> {
+    pairs(case, comm, record_between)
 }
 
-fn pairs(case: &Case, yard: &mut Yard, record: Record) -> Result<bool> {
-    let me = yard.rank() as usize;
-    let mut all = variants(yard, case, 8)?;
-    let mut places = [Place::new(yard, case)?, Place::new(yard, case)?];
-    let track = Track::new(yard)?;
-    let mut captured = Captured::new(yard, (&track, record), &mut places)?;
+fn pairs(case: &Case, comm: &mut Communicator, record: Record) -> Result<bool> {
+    let me = comm.rank() as usize;
+    let mut all = variants(comm, case, 8)?;
+    let mut places = [Place::new(comm, case)?, Place::new(comm, case)?];
+    let track = Track::new(comm)?;
+    let mut captured = Captured::new(comm, (&track, record), &mut places)?;
     for launch in 0..40 {
         let first = launch * 2 % all.len();
         captured.launch(&track, &mut places, &mut all[first..first + 2], me)?;
@@ -239,30 +245,30 @@ fn pairs(case: &Case, yard: &mut Yard, record: Record) -> Result<bool> {
             check_all(&all, launch)?;
         }
     }
-    yard.flush()?;
+    comm.flush()?;
     Ok(true)
 }
 
-fn replays(case: &Case, yard: &mut Yard) -> Result<bool> {
-    let me = yard.rank() as usize;
+fn replays(case: &Case, comm: &mut Communicator) -> Result<bool> {
+    let me = comm.rank() as usize;
     let tokens = oracle::Tokens::Exactly((0..case.ranks).map(|rank| [4, 0, 3][rank % 3]).collect());
     // A handle of a call that waits, with exact sizes too: they are known then.
     for worst_case in [true, false] {
         let base = Case { worst_case, tokens: tokens.clone(), ..case.clone() };
-        let first = Round::new(&base, yard.rank());
-        let live = first.dispatch(yard)?;
+        let first = Round::new(&base, comm.rank());
+        let live = first.dispatch(comm)?;
         let most = live.handle.rows();
         let again = |n: u64| first.replayed(&Case { seed: 50 + n, ..base.clone() });
         let mut all: Vec<Variant> = (0..6)
-            .map(|n| Variant::new(yard, Plan::of(&again(n), me)?, most))
+            .map(|n| Variant::new(comm, Plan::of(&again(n), me)?, most))
             .collect::<Result<_>>()?;
-        let mut place = Place::new(yard, &base)?;
-        place.make_room(yard, live.handle.rows())?;
+        let mut place = Place::new(comm, &base)?;
+        place.make_room(comm, live.handle.rows())?;
         let own = live.handle.tokens();
         (place.x.shape[0], place.out.shape[0]) = (own, own);
-        let track = Track::new(yard)?;
+        let track = Track::new(comm)?;
         track.stream.begin_capture()?;
-        let recorded = record_replay(yard, &track, &mut place, &live.handle);
+        let recorded = record_replay(comm, &track, &mut place, &live.handle);
         let graph = track.stream.end_capture();
         let (received, graph) = (recorded?, graph?);
         for launch in 0..30 {
@@ -275,42 +281,42 @@ fn replays(case: &Case, yard: &mut Yard) -> Result<bool> {
                 check_all(&all, launch)?;
             }
         }
-        yard.flush()?;
-        first.finish(yard, &live).context("what the handle's own dispatch brought")?;
+        comm.flush()?;
+        first.finish(comm, &live).context("what the handle's own dispatch brought")?;
     }
     Ok(true)
 }
 
 fn record_replay(
-    yard: &mut Yard,
+    comm: &mut Communicator,
     track: &Track,
     place: &mut Place,
     handle: &Handle,
 ) -> Result<Received> {
     let replay =
         Replay { x: place.x.tensor()?, scales: None, topk_weights: None, cast: Cast::None };
-    let received = yard.on(track.name).without_sync().replay(handle, &replay)?;
-    place.combine(yard, track, handle)?;
+    let received = comm.on(track.name).without_sync().replay(handle, &replay)?;
+    place.combine(comm, track, handle)?;
     Ok(received)
 }
 
-fn refused(case: &Case, yard: &mut Yard) -> Result<bool> {
-    let me = yard.rank() as usize;
+fn refused(case: &Case, comm: &mut Communicator) -> Result<bool> {
+    let me = comm.rank() as usize;
     let tokens = oracle::Tokens::Exactly(vec![3; case.ranks]);
     let case = Case { tokens, ..case.clone() };
-    let most = most_rows(yard, &case)?;
-    let same = |n| Plan::new(yard, &Case { seed: n, ..case.clone() });
+    let most = most_rows(comm, &case)?;
+    let same = |n| Plan::new(comm, &Case { seed: n, ..case.clone() });
     let mut all: Vec<Variant> =
-        (0..2).map(|n| Variant::new(yard, same(n)?, most)).collect::<Result<_>>()?;
-    let mut places = [Place::new(yard, &case)?];
-    let track = Track::new(yard)?;
-    let mut captured = Captured::new(yard, (&track, record), &mut places)?;
+        (0..2).map(|n| Variant::new(comm, same(n)?, most)).collect::<Result<_>>()?;
+    let mut places = [Place::new(comm, &case)?];
+    let track = Track::new(comm)?;
+    let mut captured = Captured::new(comm, (&track, record), &mut places)?;
     captured.launch(&track, &mut places, &mut all[..1], me)?;
     all[0].check().context("before a refusal")?;
     if me == 0 {
         // An expert that nobody has.
         let wrong = vec![WRONG; all[1].plan.topk_idx.len()];
-        all[1].topk_idx = yard.buffer(&wrong)?;
+        all[1].topk_idx = comm.buffer(&wrong)?;
     }
     // What follows on the stream goes on, over anything.
     for n in [1, 0, 0] {
@@ -321,20 +327,20 @@ fn refused(case: &Case, yard: &mut Yard) -> Result<bool> {
     // A rank may hear of it from another that was told first.
     let kinds = [ErrorKind::Protocol, ErrorKind::PeerLost];
     let parts = ["nobody waited", "rank 0 refused its input", "found expert"];
-    expect_error(yard.flush(), &kinds, &parts)?;
-    let round = Round::new(&case, yard.rank());
-    let call = round.brought.dispatch_on(yard)?;
-    expect_error(yard.dispatch(&call), &kinds, &["was closed", "rank 0 refused its input"])?;
+    expect_error(comm.flush(), &kinds, &parts)?;
+    let round = Round::new(&case, comm.rank());
+    let call = round.brought.dispatch_on(comm)?;
+    expect_error(comm.dispatch(&call), &kinds, &["was closed", "rank 0 refused its input"])?;
     Ok(false)
 }
 
-fn full(case: &Case, yard: &mut Yard) -> Result<bool> {
-    let place = Place::new(yard, case)?;
-    let track = Track::new(yard)?;
+fn full(case: &Case, comm: &mut Communicator) -> Result<bool> {
+    let place = Place::new(comm, case)?;
+    let track = Track::new(comm)?;
     let mut given = Vec::new();
     track.stream.begin_capture()?;
     let refused = loop {
-        let mut calls = yard.on(track.name).without_sync();
+        let mut calls = comm.on(track.name).without_sync();
         match calls.dispatch(&place.call()?) {
             Ok(one) => given.push(one),
             Err(error) => break error,
@@ -345,16 +351,16 @@ fn full(case: &Case, yard: &mut Yard) -> Result<bool> {
     drop(graph.context("what was captured before")?);
     anyhow::ensure!(!given.is_empty(), "found no room at all");
     drop(given);
-    yard.flush()?;
+    comm.flush()?;
     Ok(true)
 }
 
-fn with_sync(case: &Case, yard: &mut Yard) -> Result<bool> {
-    let round = Round::new(case, yard.rank());
-    let call = round.brought.dispatch_on(yard)?;
-    let track = Track::new(yard)?;
+fn with_sync(case: &Case, comm: &mut Communicator) -> Result<bool> {
+    let round = Round::new(case, comm.rank());
+    let call = round.brought.dispatch_on(comm)?;
+    let track = Track::new(comm)?;
     track.stream.begin_capture()?;
-    let refused = yard.on(track.name).dispatch(&call);
+    let refused = comm.on(track.name).dispatch(&call);
     let graph = track.stream.end_capture();
     let own = [ErrorKind::InvalidInput, ErrorKind::Refused];
     expect_error(refused, &own, &["captures a graph", "without synchronisation"])?;
@@ -362,7 +368,7 @@ fn with_sync(case: &Case, yard: &mut Yard) -> Result<bool> {
     // What this rank alone finds wrong in a capture is told to it alone.
     track.stream.begin_capture()?;
     let exact = Dispatch { sizes: Sizes::Exact, ..call };
-    let refused = yard.on(track.name).without_sync().dispatch(&exact);
+    let refused = comm.on(track.name).without_sync().dispatch(&exact);
     let graph = track.stream.end_capture();
     expect_error(refused, &[ErrorKind::InvalidInput], &["sizes: found exact"])?;
     drop(graph);

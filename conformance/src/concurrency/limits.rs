@@ -1,6 +1,6 @@
 use anyhow::{Result, bail};
 use tokenyard_core::ErrorKind;
-use tokenyard_core::yard::{Yard, YardOptions};
+use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
 
 use super::{close, expect_error, in_every_layout, open_with, small};
 use crate::exchange;
@@ -23,9 +23,9 @@ pub(super) fn tests() -> Vec<Test> {
             body: Box::new(move |rank| arena_full(rank, holders)),
         })
         .collect();
-    let about = "no free handle is an error on all ranks, and the yard goes on";
+    let about = "no free handle is an error on all ranks, and the communicator goes on";
     tests.extend(in_every_layout("handles_taken", about, 2, handles_taken));
-    let about = "no free handle on one rank is an error on all ranks, and the yard goes on";
+    let about = "no free handle on one rank is an error on all ranks, and the communicator goes on";
     tests.extend(in_every_layout("handles_taken_on_one_rank", about, 3, handles_taken_on_one));
     tests
 }
@@ -50,14 +50,14 @@ fn arena_full(rank: &Rank<'_>, holders: Holders) -> Result<Outcome> {
         worst_case: true,
         ..small(rank, Layout::Packed)
     };
-    let options = YardOptions { handles: MOST_OUTPUTS as u32, ..exchange::options(&base) };
-    let mut yard = open_with(rank, options)?;
-    let (me, last) = (yard.rank(), rank.world.ranks() - 1);
+    let options = CommunicatorOptions { handles: MOST_OUTPUTS as u32, ..exchange::options(&base) };
+    let mut comm = open_with(rank, options)?;
+    let (me, last) = (comm.rank(), rank.world.ranks() - 1);
     let round = Round::new(&base, me);
     let holds = holders == All || me == last;
     let mut held = Vec::new();
     for turn in 0..MOST_OUTPUTS {
-        let dispatched = yard.dispatch(&round.brought.dispatch_on(&yard)?);
+        let dispatched = comm.dispatch(&round.brought.dispatch_on(&comm)?);
         let error = match dispatched {
             Ok(output) if holds => {
                 held.push(output);
@@ -77,10 +77,10 @@ fn arena_full(rank: &Rank<'_>, holders: Holders) -> Result<Outcome> {
             expect_error(result, &[ErrorKind::Full], &["dispatch 0", &format!("rank {last}")])?;
         }
         held.clear();
-        round.run(&mut yard)?;
-        return close(vec![yard]);
+        round.run(&mut comm)?;
+        return close(vec![comm]);
     }
-    close(vec![yard])?;
+    close(vec![comm])?;
     Ok(Outcome::NotSupported(format!("the arena holds {MOST_OUTPUTS} worst-case outputs")))
 }
 
@@ -90,37 +90,37 @@ fn tiny(rank: &Rank<'_>, layout: Layout) -> Case {
     Case { tokens: Tokens::Exactly(vec![1; case.ranks]), ..case }
 }
 
-fn handles_taken(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
+fn handles_taken(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let base = tiny(rank, layout);
-    let mut yard = open_with(rank, YardOptions { handles: 2, ..exchange::options(&base) })?;
-    let round = Round::new(&base, yard.rank());
-    let live = [round.dispatch(&mut yard)?, round.dispatch(&mut yard)?];
+    let mut comm = open_with(rank, CommunicatorOptions { handles: 2, ..exchange::options(&base) })?;
+    let round = Round::new(&base, comm.rank());
+    let live = [round.dispatch(&mut comm)?, round.dispatch(&mut comm)?];
     for _ in 0..3 {
-        let third = yard.dispatch(&round.brought.dispatch_on(&yard)?);
+        let third = comm.dispatch(&round.brought.dispatch_on(&comm)?);
         expect_error(third, &[ErrorKind::Full], &["all 2 handles"])?;
     }
     for live in live {
-        round.finish(&mut yard, &live)?;
+        round.finish(&mut comm, &live)?;
     }
-    round.run(&mut yard)?;
-    Ok(vec![yard])
+    round.run(&mut comm)?;
+    Ok(vec![comm])
 }
 
-fn handles_taken_on_one(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
+fn handles_taken_on_one(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let base = tiny(rank, layout);
-    let mut yard = open_with(rank, YardOptions { handles: 2, ..exchange::options(&base) })?;
-    let round = Round::new(&base, yard.rank());
-    let mut live = vec![round.dispatch(&mut yard)?, round.dispatch(&mut yard)?];
-    if yard.rank() == 1 {
-        let third = yard.dispatch(&round.brought.dispatch_on(&yard)?);
+    let mut comm = open_with(rank, CommunicatorOptions { handles: 2, ..exchange::options(&base) })?;
+    let round = Round::new(&base, comm.rank());
+    let mut live = vec![round.dispatch(&mut comm)?, round.dispatch(&mut comm)?];
+    if comm.rank() == 1 {
+        let third = comm.dispatch(&round.brought.dispatch_on(&comm)?);
         expect_error(third, &[ErrorKind::Full], &["all 2 handles"])?;
     } else {
         live.clear();
-        let third = yard.dispatch(&round.brought.dispatch_on(&yard)?);
+        let third = comm.dispatch(&round.brought.dispatch_on(&comm)?);
         let kinds = [ErrorKind::Refused, ErrorKind::Full];
         expect_error(third, &kinds, &["rank 1", "all 2 handles"])?;
     }
     drop(live);
-    round.run(&mut yard)?;
-    Ok(vec![yard])
+    round.run(&mut comm)?;
+    Ok(vec![comm])
 }

@@ -1,6 +1,6 @@
 //! L2: operations that follow, overlap and refuse each other.
 //!
-//! `chains`: rounds, several handles, several yards · `halves`: send and receive apart · `replay`:
+//! `chains`: rounds, several handles, several communicators · `halves`: send and receive apart · `replay`:
 //! replays and backward passes · `limits`: what is full is an error and no more · `bad_input`: what
 //! one rank gets wrong is refused on all · `streams`: calls in the order of a stream · `graphs`: calls
 //! that nobody waits for, captured and not · `soak`: all of it for long.
@@ -15,7 +15,7 @@ mod soak;
 mod streams;
 
 use anyhow::{Context, Result, bail};
-use tokenyard_core::yard::{Yard, YardOptions};
+use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
 use tokenyard_core::{Error, ErrorKind};
 
 use crate::exchange;
@@ -42,15 +42,15 @@ pub fn tests(domains: u32) -> Vec<Test> {
     tests
 }
 
-/// What every rank of a test runs. It returns the yards that it opened, in the same order on all
-/// ranks, so that they are closed together: on a network, a yard that is dropped may take the last
+/// What every rank of a test runs. It returns the communicators that it opened, in the same order on all
+/// ranks, so that they are closed together: on a network, a communicator that is dropped may take the last
 /// words of a slower rank with it.
-type Body = fn(&Rank<'_>, Layout) -> Result<Vec<Yard>>;
+type Body = fn(&Rank<'_>, Layout) -> Result<Vec<Communicator>>;
 
-/// Closes the yards of a test that has passed on this rank.
-fn close(yards: Vec<Yard>) -> Result<Outcome> {
-    for yard in yards {
-        yard.close().context("close the yard")?;
+/// Closes the communicators of a test that has passed on this rank.
+fn close(comms: Vec<Communicator>) -> Result<Outcome> {
+    for comm in comms {
+        comm.close().context("close the communicator")?;
     }
     Ok(Outcome::Pass)
 }
@@ -93,12 +93,12 @@ fn small(rank: &Rank<'_>, layout: Layout) -> Case {
     }
 }
 
-fn open(rank: &Rank<'_>, case: &Case) -> Result<Yard> {
+fn open(rank: &Rank<'_>, case: &Case) -> Result<Communicator> {
     open_with(rank, exchange::options(case))
 }
 
-fn open_with(rank: &Rank<'_>, options: YardOptions) -> Result<Yard> {
-    Ok(Yard::open(rank.world, rank.config, options)?)
+fn open_with(rank: &Rank<'_>, options: CommunicatorOptions) -> Result<Communicator> {
+    Ok(Communicator::open(rank.world, rank.config, options)?)
 }
 
 /// The error of an operation that must fail, which must be of one of these kinds and say this.

@@ -1,5 +1,5 @@
 use anyhow::{Context, Result, anyhow};
-use tokenyard_core::yard::{Received, Yard};
+use tokenyard_core::communicator::{Communicator, Received};
 
 use super::{in_every_layout, open, small};
 use crate::exchange::{self, Placed};
@@ -31,16 +31,16 @@ fn fixed(rank: &Rank<'_>, layout: Layout) -> Case {
 }
 
 fn replay(
-    yard: &mut Yard,
+    comm: &mut Communicator,
     round: &Round,
-    handle: &tokenyard_core::yard::Handle,
+    handle: &tokenyard_core::communicator::Handle,
 ) -> Result<Received> {
-    let received = yard.replay(handle, &round.brought.replay_on(yard)?).context("replay")?;
+    let received = comm.replay(handle, &round.brought.replay_on(comm)?).context("replay")?;
     round.check_received(&received).context("replay")?;
     Ok(received)
 }
 
-fn again(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
+fn again(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let base = fixed(rank, layout);
     let inputs = [
         Input::Plain(RowType::Bf16),
@@ -48,24 +48,24 @@ fn again(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
         Input::Cast(RowType::Bf16, Scales::F32),
         Input::Opaque(2),
     ];
-    let mut yards = Vec::new();
+    let mut comms = Vec::new();
     for worst_case in [false, true] {
-        let mut yard = open(rank, &base)?;
-        let first = Round::new(&Case { worst_case, ..base.clone() }, yard.rank());
-        let live = first.dispatch(&mut yard)?;
+        let mut comm = open(rank, &base)?;
+        let first = Round::new(&Case { worst_case, ..base.clone() }, comm.rank());
+        let live = first.dispatch(&mut comm)?;
         for (seed, input) in (1..).zip(inputs) {
             let case = Case { seed, input, worst_case, ..base.clone() };
             let round = first.replayed(&case);
             let received =
-                replay(&mut yard, &round, &live.handle).with_context(|| format!("{case}"))?;
+                replay(&mut comm, &round, &live.handle).with_context(|| format!("{case}"))?;
             drop(received);
         }
         // The handle still combines what its own dispatch brought.
-        first.finish(&mut yard, &live).context("combine after replays")?;
+        first.finish(&mut comm, &live).context("combine after replays")?;
         drop(live);
-        yards.push(yard);
+        comms.push(comm);
     }
-    Ok(yards)
+    Ok(comms)
 }
 
 /// What every rank gives back: values that depend on nothing but the case, so that each rank knows
@@ -85,17 +85,17 @@ pub(super) fn gradients(round: &Round, seed: u64) -> Vec<ExpertOutput> {
         .collect()
 }
 
-fn backward_of_dispatch(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
+fn backward_of_dispatch(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let base = fixed(rank, layout);
-    let mut yard = open(rank, &base)?;
+    let mut comm = open(rank, &base)?;
     for row in [RowType::Bf16, RowType::F32] {
         let combine = Combine { row, biases: 0, weighted: false };
-        let round = Round::new(&Case { combine, ..base.clone() }, yard.rank());
-        let live = round.dispatch(&mut yard)?;
+        let round = Round::new(&Case { combine, ..base.clone() }, comm.rank());
+        let live = round.dispatch(&mut comm)?;
         let outputs = gradients(&round, 7);
-        let me = yard.rank() as usize;
+        let me = comm.rank() as usize;
         let got = exchange::combine(
-            &mut yard,
+            &mut comm,
             &round.brought,
             &live.handle,
             &outputs[me],
@@ -108,39 +108,39 @@ fn backward_of_dispatch(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
             got.weights.unwrap_or_default().iter().flat_map(|w| w.to_le_bytes()).collect();
         weights.compare(&found).map_err(|e| anyhow!("weight gradients: {e}"))?;
     }
-    Ok(vec![yard])
+    Ok(vec![comm])
 }
 
-fn backward_of_combine(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
+fn backward_of_combine(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let base = fixed(rank, layout);
-    let mut yard = open(rank, &base)?;
-    let forward = Round::new(&base, yard.rank());
-    let live = forward.dispatch(&mut yard)?;
-    forward.finish(&mut yard, &live)?;
+    let mut comm = open(rank, &base)?;
+    let forward = Round::new(&base, comm.rank());
+    let live = forward.dispatch(&mut comm)?;
+    forward.finish(&mut comm, &live)?;
     for row in [RowType::Bf16, RowType::F32] {
         let input = Input::Plain(row);
         let gradients = forward.replayed(&Case { seed: 5, input, weights: false, ..base.clone() });
-        replay(&mut yard, &gradients, &live.handle).with_context(|| format!("{row}"))?;
+        replay(&mut comm, &gradients, &live.handle).with_context(|| format!("{row}"))?;
     }
-    Ok(vec![yard])
+    Ok(vec![comm])
 }
 
-fn in_halves(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Yard>> {
+fn in_halves(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let base = fixed(rank, layout);
-    let mut yard = open(rank, &base)?;
-    let first = Round::new(&base, yard.rank());
-    let live = first.dispatch(&mut yard)?;
-    let second = Round::new(&Case { seed: 2, ..base.clone() }, yard.rank());
+    let mut comm = open(rank, &base)?;
+    let first = Round::new(&base, comm.rank());
+    let live = first.dispatch(&mut comm)?;
+    let second = Round::new(&Case { seed: 2, ..base.clone() }, comm.rank());
     let third = first.replayed(&Case { seed: 3, ..base.clone() });
-    let (dispatch, replay) = (second.brought.dispatch_on(&yard)?, third.brought.replay_on(&yard)?);
-    let sent = yard.dispatch_send(&dispatch)?;
-    let sent_replay = yard.replay_send(&live.handle, &replay)?;
-    let (received, handle) = yard.dispatch_recv(sent)?;
+    let (dispatch, replay) = (second.brought.dispatch_on(&comm)?, third.brought.replay_on(&comm)?);
+    let sent = comm.dispatch_send(&dispatch)?;
+    let sent_replay = comm.replay_send(&live.handle, &replay)?;
+    let (received, handle) = comm.dispatch_recv(sent)?;
     second.check_received(&received)?;
-    let replayed = yard.replay_recv(sent_replay)?;
+    let replayed = comm.replay_recv(sent_replay)?;
     third.check_received(&replayed).context("replay")?;
-    first.finish(&mut yard, &live)?;
+    first.finish(&mut comm, &live)?;
     drop((live, replayed));
-    second.finish(&mut yard, &crate::round::Live { received, handle })?;
-    Ok(vec![yard])
+    second.finish(&mut comm, &crate::round::Live { received, handle })?;
+    Ok(vec![comm])
 }

@@ -1,9 +1,9 @@
-//! Many exchanges in one yard, with everything that may go wrong between them.
+//! Many exchanges in one communicator, with everything that may go wrong between them.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokenyard_core::yard::Yard;
+use tokenyard_core::communicator::Communicator;
 
 use super::{LAYOUTS, chains, close, open, small};
 use crate::oracle::rng::{Rng, Stream};
@@ -37,21 +37,21 @@ fn rounds() -> Result<u64> {
 
 fn soak(rank: &Rank<'_>) -> Result<Outcome> {
     let base = small(rank, Layout::Flat);
-    let mut yard = open(rank, &base)?;
+    let mut comm = open(rank, &base)?;
     for n in 0..rounds()? {
-        round(&mut yard, &base, n).with_context(|| format!("round {n}"))?;
+        round(&mut comm, &base, n).with_context(|| format!("round {n}"))?;
     }
-    close(vec![yard])
+    close(vec![comm])
 }
 
 /// One round. All ranks draw the same numbers, so that they agree who is late.
-fn round(yard: &mut Yard, base: &Case, n: u64) -> Result<()> {
+fn round(comm: &mut Communicator, base: &Case, n: u64) -> Result<()> {
     let mut shared = Rng::new(n, Stream::Shared, 0);
     let (_, layout) = LAYOUTS[shared.below(LAYOUTS.len())];
-    let round = Round::new(&Case { layout, ..chains::nth(base, n) }, yard.rank());
-    pause(yard, base, &mut shared);
-    let mut live = round.dispatch(yard)?;
-    pause(yard, base, &mut shared);
+    let round = Round::new(&Case { layout, ..chains::nth(base, n) }, comm.rank());
+    pause(comm, base, &mut shared);
+    let mut live = round.dispatch(comm)?;
+    pause(comm, base, &mut shared);
     // What is combined comes from copies, so nothing below reads the rows that are poisoned here; a
     // row that the next dispatch does not write shows.
     let mut buffers = round.experts(&live.received)?;
@@ -59,17 +59,17 @@ fn round(yard: &mut Yard, base: &Case, n: u64) -> Result<()> {
     live.received.x_mut().write(&vec![0xff; rows])?;
     let got = {
         let arguments = buffers.arguments(&round.brought, &live.handle)?;
-        yard.combine(&live.handle, arguments).context("combine")?;
+        comm.combine(&live.handle, arguments).context("combine")?;
         buffers.into_got()?
     };
     round.check_combined(&got)
 }
 
 /// One rank in four rounds comes late.
-fn pause(yard: &Yard, base: &Case, shared: &mut Rng) {
+fn pause(comm: &Communicator, base: &Case, shared: &mut Rng) {
     let (late, turn) = (shared.below(base.ranks), shared.below(4));
     let time = Duration::from_micros(shared.below(PAUSE_US) as u64);
-    if turn == 0 && late == yard.rank() as usize {
+    if turn == 0 && late == comm.rank() as usize {
         std::thread::sleep(time);
     }
 }

@@ -4,11 +4,11 @@
 
 use anyhow::{Context, Result};
 use tokenyard_core::ErrorKind;
-use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{
-    Buffer, Cast, Combine, Dispatch, Handle, PendingDispatch, Received, Sizes, Stream, TensorRef,
-    ToolStream, Yard,
+use tokenyard_core::communicator::{
+    Buffer, Cast, Combine, Communicator, Dispatch, Handle, PendingDispatch, Received, Sizes,
+    Stream, TensorRef, ToolStream,
 };
+use tokenyard_core::moe::DType;
 
 use super::chains::nth;
 use super::replay::gradients;
@@ -18,15 +18,15 @@ use crate::oracle::{self, Case, Combined, ExpertOutput, Input, Layout, RowType, 
 use crate::round::Round;
 use crate::suite::{Level, Outcome, Rank, Test};
 
-/// What every rank of a test runs on a yard with streams.
-type OnYard = fn(&Case, &mut Yard) -> Result<()>;
+/// What every rank of a test runs on a communicator with streams.
+type OnCommunicator = fn(&Case, &mut Communicator) -> Result<()>;
 
 pub(super) fn tests() -> Vec<Test> {
-    let every: [(&str, &str, OnYard); 4] = [
+    let every: [(&str, &str, OnCommunicator); 4] = [
         ("chain", "inputs and outputs change on the stream, before and behind each call", chain),
         ("dropped_early", "an output may be dropped while its stream still reads it", dropped),
         ("several_handles", "calls on two streams, handles combined in any order", several),
-        ("refused", "what only the device refuses leaves stream and yard usable", refused),
+        ("refused", "what only the device refuses leaves stream and communicator usable", refused),
     ];
     let mut tests: Vec<Test> = every
         .into_iter()
@@ -45,7 +45,7 @@ pub(super) fn tests() -> Vec<Test> {
     tests
 }
 
-fn with_streams(name: &str, about: &str, layout: Layout, body: OnYard) -> Test {
+fn with_streams(name: &str, about: &str, layout: Layout, body: OnCommunicator) -> Test {
     Test {
         name: format!("l2/streams/{name}"),
         level: Level::L2,
@@ -53,17 +53,17 @@ fn with_streams(name: &str, about: &str, layout: Layout, body: OnYard) -> Test {
         about: about.to_owned(),
         body: Box::new(move |rank| {
             let case = plain(rank, layout);
-            let mut yard = open_with(rank, exchange::options(&case))?;
-            if !yard.has_streams() {
-                let kernels = yard.report().kernels.clone();
-                close(vec![yard])?;
+            let mut comm = open_with(rank, exchange::options(&case))?;
+            if !comm.has_streams() {
+                let kernels = comm.report().kernels.clone();
+                close(vec![comm])?;
                 let why = format!("kernel set `{kernels}` has no streams");
                 return Ok(Outcome::NotSupported(why));
             }
-            body(&case, &mut yard)?;
+            body(&case, &mut comm)?;
             // Plain calls go on behind calls on a stream.
-            Round::new(&case, yard.rank()).run(&mut yard).context("without a stream")?;
-            close(vec![yard])
+            Round::new(&case, comm.rank()).run(&mut comm).context("without a stream")?;
+            close(vec![comm])
         }),
     }
 }
@@ -88,10 +88,10 @@ struct Live {
 }
 
 impl Live {
-    fn new(yard: &Yard, bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Result<Self> {
+    fn new(comm: &Communicator, bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Result<Self> {
         let wrong = vec![WRONG; bytes.len()];
-        let (memory, right) = (yard.buffer(&wrong)?, yard.buffer(bytes)?);
-        Ok(Self { memory, right, wrong: yard.buffer(&wrong)?, dtype, shape })
+        let (memory, right) = (comm.buffer(&wrong)?, comm.buffer(bytes)?);
+        Ok(Self { memory, right, wrong: comm.buffer(&wrong)?, dtype, shape })
     }
 
     fn view<'a>(&self, buffer: &'a Buffer) -> Result<TensorRef<'a>> {
@@ -136,9 +136,9 @@ pub(super) struct Delay {
 const DELAY_SHAPE: [usize; 2] = [1 << 15, 1 << 10];
 
 impl Delay {
-    pub(super) fn new(yard: &Yard) -> Result<Self> {
+    pub(super) fn new(comm: &Communicator) -> Result<Self> {
         let bytes = vec![0; DELAY_SHAPE[0] * DELAY_SHAPE[1]];
-        Ok(Self { to: yard.buffer(&bytes)?, from: yard.buffer(&bytes)? })
+        Ok(Self { to: comm.buffer(&bytes)?, from: comm.buffer(&bytes)? })
     }
 
     pub(super) fn pass(&mut self, stream: &ToolStream) -> Result<()> {
@@ -154,8 +154,8 @@ pub(super) struct Track {
 }
 
 impl Track {
-    pub(super) fn new(yard: &Yard) -> Result<Self> {
-        let stream = yard.tool_stream()?;
+    pub(super) fn new(comm: &Communicator) -> Result<Self> {
+        let stream = comm.tool_stream()?;
         // SAFETY: tests drop their outputs before their tracks, use them on the same track only, and
         // their buffers are freed behind it.
         let name = unsafe { stream.stream() };
@@ -176,9 +176,9 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(yard: &Yard, case: &Case) -> Result<Self> {
-        let me = yard.rank() as usize;
-        Self::of(&Round::new(case, yard.rank()), me)
+    pub(super) fn new(comm: &Communicator, case: &Case) -> Result<Self> {
+        let me = comm.rank() as usize;
+        Self::of(&Round::new(case, comm.rank()), me)
     }
 
     pub(super) fn of(round: &Round, me: usize) -> Result<Self> {
@@ -212,19 +212,19 @@ struct Journey {
 }
 
 impl Journey {
-    fn new(yard: &Yard, case: &Case) -> Result<Self> {
-        let plan = Plan::new(yard, &Case { worst_case: false, ..case.clone() })?;
+    fn new(comm: &Communicator, case: &Case) -> Result<Self> {
+        let plan = Plan::new(comm, &Case { worst_case: false, ..case.clone() })?;
         let Plan { case, x, topk_idx, rows, arrived, combined } = plan;
-        let (tokens, row) = (case.tokens_of(yard.rank() as usize), row_dtype(case.combine.row));
+        let (tokens, row) = (case.tokens_of(comm.rank() as usize), row_dtype(case.combine.row));
         let row_count = rows.len() / (case.hidden * case.combine.row.bytes());
         let nothing = |array: &oracle::Array| vec![WRONG; array.rows * array.row_bytes()];
         let (here, back) = (nothing(&arrived.x), nothing(&combined.x));
         Ok(Self {
-            x: Live::new(yard, &x, dtype(case.sent_elem()), [tokens, case.hidden])?,
-            topk_idx: Live::new(yard, &topk_idx, DType::I64, [tokens, case.topk])?,
-            rows: Live::new(yard, &rows, row, [row_count, case.hidden])?,
-            out: Live::new(yard, &back, row, [tokens, case.hidden])?,
-            kept: [yard.buffer(&here)?, yard.buffer(&back)?],
+            x: Live::new(comm, &x, dtype(case.sent_elem()), [tokens, case.hidden])?,
+            topk_idx: Live::new(comm, &topk_idx, DType::I64, [tokens, case.topk])?,
+            rows: Live::new(comm, &rows, row, [row_count, case.hidden])?,
+            out: Live::new(comm, &back, row, [tokens, case.hidden])?,
+            kept: [comm.buffer(&here)?, comm.buffer(&back)?],
             arrived,
             combined,
             case,
@@ -237,7 +237,7 @@ impl Journey {
         self.topk_idx.mend(&track.stream)
     }
 
-    fn send<'a>(&'a self, yard: &mut Yard, track: &Track) -> Result<PendingDispatch<'a>> {
+    fn send<'a>(&'a self, comm: &mut Communicator, track: &Track) -> Result<PendingDispatch<'a>> {
         let dispatch = Dispatch {
             x: self.x.tensor()?,
             scales: None,
@@ -247,7 +247,7 @@ impl Journey {
             cast: Cast::None,
             sizes: Sizes::Exact,
         };
-        Ok(yard.on(track.name).dispatch_send(&dispatch)?)
+        Ok(comm.on(track.name).dispatch_send(&dispatch)?)
     }
 
     /// Spoils the inputs behind a dispatch that was received, and keeps what arrived.
@@ -259,10 +259,10 @@ impl Journey {
         copy(&track.stream, (&mut self.kept[0], dtype, shape), &received.x()).context("keep rows")
     }
 
-    fn dispatch(&mut self, yard: &mut Yard, track: &Track) -> Result<(Received, Handle)> {
+    fn dispatch(&mut self, comm: &mut Communicator, track: &Track) -> Result<(Received, Handle)> {
         self.bring(track)?;
-        let pending = self.send(yard, track)?;
-        let (received, handle) = yard.dispatch_recv(pending)?;
+        let pending = self.send(comm, track)?;
+        let (received, handle) = comm.dispatch_recv(pending)?;
         self.keep(track, &received)?;
         Ok((received, handle))
     }
@@ -271,14 +271,14 @@ impl Journey {
     /// and keeps what came back.
     fn combine(
         &mut self,
-        yard: &mut Yard,
+        comm: &mut Communicator,
         track: &Track,
         handle: &Handle,
         in_arena: bool,
     ) -> Result<()> {
         let dtype = self.rows.dtype;
         let mut room = match in_arena {
-            true => Some(yard.combine_input(handle, dtype)?),
+            true => Some(comm.combine_input(handle, dtype)?),
             false => None,
         };
         match &mut room {
@@ -303,7 +303,7 @@ impl Journey {
             out_weights: None,
             missing: None,
         };
-        yard.on(track.name).combine(handle, combine)?;
+        comm.on(track.name).combine(handle, combine)?;
         drop(room);
         self.rows.spoil(&track.stream)?;
         let from = self.out.view(&self.out.memory)?;
@@ -324,29 +324,29 @@ impl Journey {
     }
 }
 
-fn journeys(yard: &Yard, case: &Case, count: u64) -> Result<Vec<Journey>> {
-    (0..count).map(|n| Journey::new(yard, &nth(case, n))).collect()
+fn journeys(comm: &Communicator, case: &Case, count: u64) -> Result<Vec<Journey>> {
+    (0..count).map(|n| Journey::new(comm, &nth(case, n))).collect()
 }
 
 fn at(n: usize) -> String {
     format!("journey {n}")
 }
 
-fn chain(case: &Case, yard: &mut Yard) -> Result<()> {
-    let mut journeys = journeys(yard, case, 9)?;
-    let (track, mut delay) = (Track::new(yard)?, Delay::new(yard)?);
+fn chain(case: &Case, comm: &mut Communicator) -> Result<()> {
+    let mut journeys = journeys(comm, case, 9)?;
+    let (track, mut delay) = (Track::new(comm)?, Delay::new(comm)?);
     for (n, journey) in journeys.iter_mut().enumerate() {
         if n == 5 {
             // Between calls on a stream, while that is behind.
-            Round::new(case, yard.rank()).run(yard).context("without a stream, between")?;
+            Round::new(case, comm.rank()).run(comm).context("without a stream, between")?;
         }
         delay.pass(&track.stream)?;
-        let (received, handle) = journey.dispatch(yard, &track).with_context(|| at(n))?;
+        let (received, handle) = journey.dispatch(comm, &track).with_context(|| at(n))?;
         delay.pass(&track.stream)?;
-        journey.combine(yard, &track, &handle, n % 2 == 0).with_context(|| at(n))?;
+        journey.combine(comm, &track, &handle, n % 2 == 0).with_context(|| at(n))?;
         drop((received, handle));
     }
-    yard.flush().context("flush")?;
+    comm.flush().context("flush")?;
     for (n, journey) in journeys.iter().enumerate() {
         journey.check_arrived().with_context(|| at(n))?;
         journey.check_combined().with_context(|| at(n))?;
@@ -354,15 +354,15 @@ fn chain(case: &Case, yard: &mut Yard) -> Result<()> {
     Ok(())
 }
 
-fn dropped(case: &Case, yard: &mut Yard) -> Result<()> {
-    let mut journeys = journeys(yard, case, 12)?;
-    let tracks = [Track::new(yard)?, Track::new(yard)?];
-    let mut delay = Delay::new(yard)?;
+fn dropped(case: &Case, comm: &mut Communicator) -> Result<()> {
+    let mut journeys = journeys(comm, case, 12)?;
+    let tracks = [Track::new(comm)?, Track::new(comm)?];
+    let mut delay = Delay::new(comm)?;
     for (n, journey) in journeys.iter_mut().enumerate() {
         let track = &tracks[n % 2];
         journey.bring(track)?;
-        let pending = journey.send(yard, track).with_context(|| at(n))?;
-        let (received, handle) = yard.dispatch_recv(pending).with_context(|| at(n))?;
+        let pending = journey.send(comm, track).with_context(|| at(n))?;
+        let (received, handle) = comm.dispatch_recv(pending).with_context(|| at(n))?;
         // The other stream is free to go on with the next dispatch, whose rows want this place.
         delay.pass(&track.stream)?;
         journey.keep(track, &received)?;
@@ -373,14 +373,14 @@ fn dropped(case: &Case, yard: &mut Yard) -> Result<()> {
                 .map_err(|_| anyhow::anyhow!("dropping an output panicked"))?,
         }
     }
-    yard.flush().context("flush")?;
+    comm.flush().context("flush")?;
     journeys.iter().enumerate().try_for_each(|(n, j)| j.check_arrived().with_context(|| at(n)))
 }
 
-fn several(case: &Case, yard: &mut Yard) -> Result<()> {
-    let mut journeys = journeys(yard, case, 4)?;
-    let tracks = [Track::new(yard)?, Track::new(yard)?];
-    let mut delay = Delay::new(yard)?;
+fn several(case: &Case, comm: &mut Communicator) -> Result<()> {
+    let mut journeys = journeys(comm, case, 4)?;
+    let tracks = [Track::new(comm)?, Track::new(comm)?];
+    let mut delay = Delay::new(comm)?;
     let mut live = Vec::new();
     for pair in journeys.chunks_mut(2) {
         for (journey, track) in pair.iter_mut().zip(&tracks) {
@@ -389,9 +389,9 @@ fn several(case: &Case, yard: &mut Yard) -> Result<()> {
         }
         // Both are sent before one is received.
         let [first, second] = pair else { continue };
-        let sent = [first.send(yard, &tracks[0])?, second.send(yard, &tracks[1])?];
+        let sent = [first.send(comm, &tracks[0])?, second.send(comm, &tracks[1])?];
         let received: Vec<_> =
-            sent.into_iter().map(|sent| yard.dispatch_recv(sent)).collect::<Result<_, _>>()?;
+            sent.into_iter().map(|sent| comm.dispatch_recv(sent)).collect::<Result<_, _>>()?;
         for ((journey, track), one) in pair.iter_mut().zip(&tracks).zip(received) {
             journey.keep(track, &one.0)?;
             live.push(Some(one));
@@ -401,40 +401,40 @@ fn several(case: &Case, yard: &mut Yard) -> Result<()> {
         let (received, handle) = live[n].take().context("each handle is combined once")?;
         drop(received);
         let track = &tracks[n % 2];
-        journeys[n].combine(yard, track, &handle, n > 1).with_context(|| at(n))?;
+        journeys[n].combine(comm, track, &handle, n > 1).with_context(|| at(n))?;
     }
-    yard.flush().context("flush")?;
+    comm.flush().context("flush")?;
     journeys.iter().enumerate().try_for_each(|(n, journey)| {
         journey.check_arrived().and_then(|()| journey.check_combined()).with_context(|| at(n))
     })
 }
 
-fn refused(case: &Case, yard: &mut Yard) -> Result<()> {
+fn refused(case: &Case, comm: &mut Communicator) -> Result<()> {
     let tokens = oracle::Tokens::Exactly(vec![3; case.ranks]);
     let case = Case { tokens, ..case.clone() };
-    let track = Track::new(yard)?;
+    let track = Track::new(comm)?;
     for n in 0..4 {
-        let mut journey = Journey::new(yard, &Case { seed: n, ..case.clone() })?;
+        let mut journey = Journey::new(comm, &Case { seed: n, ..case.clone() })?;
         journey.bring(&track)?;
         let bad = n % 2 == 0;
-        if bad && yard.rank() == 0 {
+        if bad && comm.rank() == 0 {
             journey.topk_idx.spoil(&track.stream)?;
         }
-        let sent = journey.send(yard, &track);
+        let sent = journey.send(comm, &track);
         // A kernel set may tell of a refusal in either half.
-        let result = sent.and_then(|sent| Ok(yard.dispatch_recv(sent)?));
+        let result = sent.and_then(|sent| Ok(comm.dispatch_recv(sent)?));
         if bad {
             let Err(error) = result else { anyhow::bail!("found success; expected a refusal") };
             let kind = error.downcast_ref::<tokenyard_core::Error>().map(|e| e.kind());
-            let own = if yard.rank() == 0 { ErrorKind::InvalidInput } else { ErrorKind::Refused };
+            let own = if comm.rank() == 0 { ErrorKind::InvalidInput } else { ErrorKind::Refused };
             anyhow::ensure!(kind == Some(own), "found {error:#}; expected {own:?}");
             continue;
         }
         let (received, handle) = result?;
         journey.keep(&track, &received)?;
-        journey.combine(yard, &track, &handle, false)?;
+        journey.combine(comm, &track, &handle, false)?;
         drop((received, handle));
-        yard.flush().context("flush")?;
+        comm.flush().context("flush")?;
         journey
             .check_arrived()
             .and_then(|()| journey.check_combined())
@@ -445,45 +445,45 @@ fn refused(case: &Case, yard: &mut Yard) -> Result<()> {
 
 fn none_to_have(rank: &Rank<'_>) -> Result<Outcome> {
     let case = plain(rank, Layout::Flat);
-    let mut yard = open_with(rank, exchange::options(&case))?;
-    if yard.has_streams() {
-        let why = format!("kernel set `{}` has streams", yard.report().kernels);
-        close(vec![yard])?;
+    let mut comm = open_with(rank, exchange::options(&case))?;
+    if comm.has_streams() {
+        let why = format!("kernel set `{}` has streams", comm.report().kernels);
+        close(vec![comm])?;
         return Ok(Outcome::NotSupported(why));
     }
-    expect_error(yard.tool_stream(), &[ErrorKind::Unsupported], &["has no streams"])?;
+    expect_error(comm.tool_stream(), &[ErrorKind::Unsupported], &["has no streams"])?;
     // SAFETY: nobody looks at the name of a stream where there are none.
     let name = unsafe { Stream::new(std::ptr::null_mut()) };
-    let round = Round::new(&case, yard.rank());
-    let dispatch = round.brought.dispatch_on(&yard)?;
+    let round = Round::new(&case, comm.rank());
+    let dispatch = round.brought.dispatch_on(&comm)?;
     // On the first rank alone, and on all.
     for on_all in [false, true] {
-        let names_one = on_all || yard.rank() == 0;
+        let names_one = on_all || comm.rank() == 0;
         let result = match names_one {
-            true => yard.on(name).dispatch(&dispatch),
-            false => yard.dispatch(&dispatch),
+            true => comm.on(name).dispatch(&dispatch),
+            false => comm.dispatch(&dispatch),
         };
         let own = if names_one { ErrorKind::InvalidInput } else { ErrorKind::Refused };
         expect_error(result, &[own], &["stream: found one", "has no streams"])?;
     }
-    let live = round.dispatch(&mut yard).context("after a refusal")?;
-    let replay = round.brought.replay_on(&yard)?;
-    let result = yard.on(name).replay(&live.handle, &replay);
+    let live = round.dispatch(&mut comm).context("after a refusal")?;
+    let replay = round.brought.replay_on(&comm)?;
+    let result = comm.on(name).replay(&live.handle, &replay);
     expect_error(result, &[ErrorKind::InvalidInput], &["has no streams"])?;
     let mut buffers = round.experts(&live.received)?;
     let combine = buffers.arguments(&round.brought, &live.handle)?;
-    let result = yard.on(name).combine(&live.handle, combine);
+    let result = comm.on(name).combine(&live.handle, combine);
     expect_error(result, &[ErrorKind::InvalidInput], &["has no streams"])?;
-    round.finish(&mut yard, &live).context("after a refusal")?;
-    let sent = yard.dispatch_send(&dispatch)?;
-    expect_error(yard.flush(), &[ErrorKind::InvalidInput], &["sent and not received"])?;
-    drop(yard.dispatch_recv(sent)?);
-    yard.flush().context("flush")?;
+    round.finish(&mut comm, &live).context("after a refusal")?;
+    let sent = comm.dispatch_send(&dispatch)?;
+    expect_error(comm.flush(), &[ErrorKind::InvalidInput], &["sent and not received"])?;
+    drop(comm.dispatch_recv(sent)?);
+    comm.flush().context("flush")?;
     drop(live);
     // Of operations that are not remembered nothing is told, whether times are noted or not.
-    expect_error(yard.trace(2), &[ErrorKind::InvalidInput], &["one of the last 2"])?;
-    if let Err(error) = yard.trace(0) {
+    expect_error(comm.trace(2), &[ErrorKind::InvalidInput], &["one of the last 2"])?;
+    if let Err(error) = comm.trace(0) {
         anyhow::ensure!(error.kind() == ErrorKind::Unsupported, "{error}");
     }
-    close(vec![yard])
+    close(vec![comm])
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, anyhow};
-use tokenyard_core::yard::{Received, TensorRef};
+use tokenyard_core::communicator::{Received, TensorRef};
 
 use crate::oracle::{self, Arrived, Case, ExpertOutput, Inputs};
 

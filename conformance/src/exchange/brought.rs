@@ -1,8 +1,8 @@
 //! What a rank brings to an exchange.
 
 use anyhow::Result;
+use tokenyard_core::communicator::{Communicator, Dispatch, Replay, Sizes, TensorRef};
 use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{Dispatch, Replay, Sizes, TensorRef, Yard};
 
 use super::{cast, dtype, layout, row_dtype};
 use crate::device::Copies;
@@ -95,12 +95,12 @@ impl Brought {
             .map_err(Into::into)
     }
 
-    /// The arguments of the dispatch, where `yard` works.
+    /// The arguments of the dispatch, where `comm` works.
     ///
     /// # Errors
-    /// What the yard's device refuses.
-    pub fn dispatch_on(&self, yard: &Yard) -> Result<Dispatch<'_>> {
-        self.copies.dispatch(yard, self.dispatch()?)
+    /// What the communicator's device refuses.
+    pub fn dispatch_on(&self, comm: &Communicator) -> Result<Dispatch<'_>> {
+        self.copies.dispatch(comm, self.dispatch()?)
     }
 
     /// The arguments of the dispatch, in host memory.
@@ -123,12 +123,12 @@ impl Brought {
         })
     }
 
-    /// The arguments of a replay, where `yard` works.
+    /// The arguments of a replay, where `comm` works.
     ///
     /// # Errors
-    /// What the yard's device refuses.
-    pub fn replay_on(&self, yard: &Yard) -> Result<Replay<'_>> {
-        self.copies.replay(yard, self.replay()?)
+    /// What the communicator's device refuses.
+    pub fn replay_on(&self, comm: &Communicator) -> Result<Replay<'_>> {
+        self.copies.replay(comm, self.replay()?)
     }
 
     /// The arguments of a replay, in host memory.

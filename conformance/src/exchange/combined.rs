@@ -1,7 +1,9 @@
 //! What comes back to a rank.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use tokenyard_core::yard::{Combine, CombineInput, Handle, Received, TensorMut, TensorRef, Yard};
+use tokenyard_core::communicator::{
+    Combine, CombineInput, Communicator, Handle, Received, TensorMut, TensorRef,
+};
 
 use super::{Aligned, Brought, row_dtype};
 use crate::device::Copied;
@@ -12,7 +14,7 @@ use crate::oracle::{self, Case, ExpertOutput, Inputs, Layout, RankInputs};
 pub enum Placed {
     /// In memory of the caller.
     Outside,
-    /// In the arena, in the room that the yard gives.
+    /// In the arena, in the room that the communicator gives.
     CombineInput,
 }
 
@@ -33,7 +35,7 @@ pub struct Buffers {
     rows: Aligned,
     weights: Option<Vec<f32>>,
     got: Got,
-    /// Where the yard works on a device: x, weights, both biases, out, out_weights, missing.
+    /// Where the communicator works on a device: x, weights, both biases, out, out_weights, missing.
     copies: [Option<Copied>; 7],
 }
 
@@ -51,10 +53,10 @@ impl Buffers {
         }
     }
 
-    /// The arguments of the combine, where the yard of the handle works.
+    /// The arguments of the combine, where the communicator of the handle works.
     ///
     /// # Errors
-    /// Sizes that do not go together; what the yard's device refuses.
+    /// Sizes that do not go together; what the communicator's device refuses.
     pub fn arguments<'a>(
         &'a mut self,
         brought: &'a Brought,
@@ -98,7 +100,7 @@ impl Buffers {
     /// What came back.
     ///
     /// # Errors
-    /// What the yard's device refuses.
+    /// What the communicator's device refuses.
     pub fn into_got(mut self) -> Result<Got> {
         let [.., out, out_weights, missing] = &self.copies;
         if let Some(out) = out {
@@ -157,9 +159,9 @@ impl Staged {
     /// Puts the expert outputs into their place for the combine of `handle`.
     ///
     /// # Errors
-    /// What the yard says.
+    /// What the communicator says.
     pub fn new(
-        yard: &mut Yard,
+        comm: &mut Communicator,
         (brought, output): (&Brought, &ExpertOutput),
         handle: &Handle,
         placed: Placed,
@@ -167,7 +169,7 @@ impl Staged {
         let mut room = None;
         if placed == Placed::CombineInput {
             let dtype = row_dtype(brought.case.combine.row);
-            let taken = room.insert(yard.combine_input(handle, dtype)?);
+            let taken = room.insert(comm.combine_input(handle, dtype)?);
             taken.tensor_mut().write(&output.rows)?;
         }
         Ok(Self { room, buffers: Buffers::new(brought, output) })
@@ -176,16 +178,21 @@ impl Staged {
     /// Combines, and returns what came back.
     ///
     /// # Errors
-    /// What the yard says.
-    pub fn combine(self, yard: &mut Yard, brought: &Brought, handle: &Handle) -> Result<Got> {
-        self.combine_by(brought, handle, |combine| Ok(yard.combine(handle, combine)?))
+    /// What the communicator says.
+    pub fn combine(
+        self,
+        comm: &mut Communicator,
+        brought: &Brought,
+        handle: &Handle,
+    ) -> Result<Got> {
+        self.combine_by(brought, handle, |combine| Ok(comm.combine(handle, combine)?))
     }
 
-    /// As [`combine`](Self::combine), by a call that `run` makes. Inputs are where the yard works before it, and
+    /// As [`combine`](Self::combine), by a call that `run` makes. Inputs are where the communicator works before it, and
     /// what came back is fetched after it: so the call can be timed alone.
     ///
     /// # Errors
-    /// What the yard or `run` says.
+    /// What the communicator or `run` says.
     pub fn combine_by(
         mut self,
         brought: &Brought,
@@ -204,24 +211,24 @@ impl Staged {
 /// Combines `output` and returns what came back.
 ///
 /// # Errors
-/// What the yard says.
+/// What the communicator says.
 pub fn combine(
-    yard: &mut Yard,
+    comm: &mut Communicator,
     brought: &Brought,
     handle: &Handle,
     output: &ExpertOutput,
     placed: Placed,
 ) -> Result<Got> {
-    Staged::new(yard, (brought, output), handle, placed)?.combine(yard, brought, handle)
+    Staged::new(comm, (brought, output), handle, placed)?.combine(comm, brought, handle)
 }
 
 /// As [`combine`], with the expert outputs written over the received rows. The rows of the case
 /// arrive in the type that combine sums.
 ///
 /// # Errors
-/// What the yard says.
+/// What the communicator says.
 pub fn combine_in_place(
-    yard: &mut Yard,
+    comm: &mut Communicator,
     brought: &Brought,
     handle: &Handle,
     output: &ExpertOutput,
@@ -231,7 +238,7 @@ pub fn combine_in_place(
     let mut buffers = Buffers::new(brought, output);
     let mut arguments = buffers.arguments(brought, handle)?;
     arguments.x = received.x();
-    yard.combine(handle, arguments)?;
+    comm.combine(handle, arguments)?;
     buffers.into_got()
 }
 

@@ -1,12 +1,12 @@
 //! One exchange while ranks are lost and the others go on: what is defined then.
 
 use anyhow::{Context, Result, ensure};
-use tokenyard_core::yard::Received;
+use tokenyard_core::communicator::Received;
 
 use super::{Got, check_combined_without, check_received, compare_received};
 use crate::oracle::{self, Case, Inputs};
 
-/// Losses in one half of an exchange whose parts are told apart by trying: more take too long.
+/// Losses in one half of an exchange whose components are told apart by trying: more take too long.
 const MOST_AT_ONCE: usize = 16;
 
 /// Who is lost to a rank around one half of an exchange: a dispatch, or a combine.
@@ -14,7 +14,7 @@ const MOST_AT_ONCE: usize = 16;
 pub struct Losses<'a> {
     /// Before any rank could begin it: nothing of theirs comes.
     pub before: &'a [usize],
-    /// Once it has ended, those before it included: of the later ones their part comes, or it does not.
+    /// Once it has ended, those before it included: of the later ones their component comes, or it does not.
     pub after: &'a [usize],
 }
 
@@ -22,8 +22,8 @@ pub struct Losses<'a> {
 /// the rank of the other domain that is on the source's rail.
 fn reaches(case: &Case, (source, rank): (usize, usize), lost: &[usize]) -> bool {
     let size = case.ranks / case.domains;
-    let agent = case.domain_of(rank) * size + source % size;
-    let passes = if case.domain_of(source) == case.domain_of(rank) { rank } else { agent };
+    let forwarder = case.domain_of(rank) * size + source % size;
+    let passes = if case.domain_of(source) == case.domain_of(rank) { rank } else { forwarder };
     [source, rank, passes].iter().all(|needed| !lost.contains(needed))
 }
 
@@ -33,7 +33,7 @@ pub fn left_out(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
 }
 
 /// Sources of which `rank` hears nothing, where these are lost.
-pub fn unheard(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
+pub fn no_host_sync(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
     (0..case.ranks).filter(|source| !reaches(case, (*source, rank), lost)).collect()
 }
 
@@ -78,7 +78,8 @@ pub fn check_received_around(
     (rank, received): (usize, &Received),
 ) -> Result<()> {
     let found = flagged(received);
-    let (least, most) = (unheard(case, rank, losses.before), unheard(case, rank, losses.after));
+    let (least, most) =
+        (no_host_sync(case, rank, losses.before), no_host_sync(case, rank, losses.after));
     ensure!(
         least.iter().all(|source| found.contains(source)),
         "sources {found:?} are flagged as left out; expected at least {least:?} with {:?} lost before",
@@ -141,8 +142,8 @@ mod tests {
         let case = case(4, 2);
         assert_eq!(left_out(&case, 0, &[2]), [2, 3], "all of the other domain");
         assert_eq!(left_out(&case, 1, &[2]), [2]);
-        assert_eq!(unheard(&case, 3, &[2]), [0, 2]);
-        assert_eq!(unheard(&case, 1, &[2]), [2]);
+        assert_eq!(no_host_sync(&case, 3, &[2]), [0, 2]);
+        assert_eq!(no_host_sync(&case, 1, &[2]), [2]);
     }
 
     /// What comes back to rank 0 without these.
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(check(&[], &[], &[1, 3]).unwrap(), [0; 0]);
         assert_eq!(check(&[3], &[], &[1, 3]).unwrap(), [3]);
         assert_eq!(check(&[1, 3], &[1], &[1, 3]).unwrap(), [1, 3]);
-        assert!(check(&[], &[3], &[3]).is_err(), "its part cannot have come");
+        assert!(check(&[], &[3], &[3]).is_err(), "its component cannot have come");
         assert!(check(&[1], &[], &[3]).is_err(), "nobody says that rank 1 is lost");
     }
 }

@@ -1,8 +1,8 @@
 use std::path::Path;
 
 use tokenyard_core::bootstrap::{Secret, WorldOptions};
+use tokenyard_core::communicator::CommunicatorOptions;
 use tokenyard_core::config::Config;
-use tokenyard_core::yard::YardOptions;
 
 use super::Phase;
 use crate::oracle::{Case, Input, Layout, RowType};
@@ -17,7 +17,7 @@ pub enum Lie {
     /// A relative plugin path in its config.
     PluginPath,
     /// A kernel set that does not exist.
-    UnknownPart,
+    UnknownComponent,
     /// Another M.
     MaxTokens,
     /// Another H.
@@ -42,7 +42,7 @@ pub(super) const LIES: [(&str, Lie); 13] = [
     ("secret", Lie::Secret),
     ("deadline", Lie::Deadline),
     ("relative_plugin_path", Lie::PluginPath),
-    ("unknown_part", Lie::UnknownPart),
+    ("unknown_component", Lie::UnknownComponent),
     ("max_tokens", Lie::MaxTokens),
     ("hidden", Lie::Hidden),
     ("topk", Lie::Topk),
@@ -76,7 +76,7 @@ impl Lie {
             Self::Secret => &["secret"],
             Self::Deadline => &["deadline"],
             Self::PluginPath => &["is relative", "absolute path"],
-            Self::UnknownPart => &["no_such_kernels", "available"],
+            Self::UnknownComponent => &["no_such_kernels", "available"],
             Self::MaxTokens => &["max_tokens", "12", "11"],
             Self::Hidden => &["hidden", "64", "128"],
             Self::Topk => &["topk", "3", "2"],
@@ -92,7 +92,7 @@ impl Lie {
     pub(super) fn spoil_config(self, config: &mut Config) -> tokenyard_core::Result<()> {
         match self {
             Self::Deadline => config.world.deadline += config.world.deadline,
-            Self::UnknownPart => config.kernels.name = "no_such_kernels".to_owned(),
+            Self::UnknownComponent => config.kernels.name = "no_such_kernels".to_owned(),
             Self::PluginPath => {
                 let name = Path::new(&config.name).display().to_string();
                 let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n\
@@ -111,7 +111,7 @@ impl Lie {
         Ok(())
     }
 
-    pub(super) fn spoil_options(self, options: &mut YardOptions) {
+    pub(super) fn spoil_options(self, options: &mut CommunicatorOptions) {
         match self {
             Self::MaxTokens => options.max_tokens -= 1,
             Self::Hidden => options.hidden *= 2,

@@ -33,7 +33,7 @@ const GRACE: Duration = Duration::from_millis(1000);
 pub enum Phase {
     /// Before it joins the world.
     Bootstrap,
-    /// Between joining and opening the yard.
+    /// Between joining and opening the communicator.
     Connect,
     /// Before a dispatch, after a whole exchange.
     Between,
@@ -79,7 +79,7 @@ pub enum Kind {
     Killed,
     /// It is stopped (SIGSTOP).
     Stopped,
-    /// It closes its yard, and says goodbye.
+    /// It closes its communicator, and says goodbye.
     Leaves,
     /// It brings something else than the others.
     Lies(Lie),
@@ -211,7 +211,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
 }
 
 /// What is other where rows are handed on: every phase of an exchange, and ranks out of step. The
-/// victim is also the agent of a rank in another domain.
+/// victim is also the forwarder of a rank in another domain.
 fn among_domains(domains: u32) -> Vec<Fault> {
     let exchange = Phase::ALL.into_iter().skip_while(|phase| *phase != Phase::Between);
     let lost = exchange.flat_map(|phase| {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, getpid, kill_process};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions, environment};
+use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::Config;
-use tokenyard_core::yard::Yard;
 use tokenyard_launch::{Hosts, Net};
 
 use super::{Fault, Kind, Lie, Phase};
@@ -57,7 +57,7 @@ impl Fault {
     /// Plays the script on this rank, and tells how it ended: everybody but a victim that leaves, or
     /// is no more, must get an error.
     ///
-    /// An error is told before the yard is closed, and a victim that leaves tells so once its yard is
+    /// An error is told before the communicator is closed, and a victim that leaves tells so once its communicator is
     /// closed, before its goodbye: closing takes up to a second where a busy device gives its memory
     /// back. Nobody waits for an error in that time, and who has not said goodbye is still there.
     ///
@@ -95,25 +95,25 @@ impl Player<'_> {
         if let Some(lie) = self.lie() {
             lie.spoil_options(&mut options);
         }
-        let mut yard = Yard::open(world, &config, options)?;
-        let case = Case { domains: exchange::domains(&yard), ..case };
-        match self.exchanges(&mut yard, case) {
+        let mut comm = Communicator::open(world, &config, options)?;
+        let case = Case { domains: exchange::domains(&comm), ..case };
+        match self.exchanges(&mut comm, case) {
             Err(error) if !error.is::<Left>() => (self.tell)(Word::Ended(&error)),
             left => left,
         }
     }
 
-    fn exchanges(&self, yard: &mut Yard, mut case: Case) -> Result<()> {
-        let first = Round::new(&case, yard.rank());
-        let live = first.dispatch(yard)?;
-        first.finish(yard, &live)?;
+    fn exchanges(&self, comm: &mut Communicator, mut case: Case) -> Result<()> {
+        let first = Round::new(&case, comm.rank());
+        let live = first.dispatch(comm)?;
+        first.finish(comm, &live)?;
         let start = Instant::now();
         if let Some(lie) = self.lie() {
             lie.spoil_case(&mut case);
         }
         let patience = self.fault.pace.stretch(PATIENCE);
         while start.elapsed() < patience {
-            self.exchange(yard, &case, &first, &live)?;
+            self.exchange(comm, &case, &first, &live)?;
             case.seed += 1;
         }
         bail!(
@@ -173,24 +173,30 @@ impl Player<'_> {
         }
     }
 
-    fn exchange(&self, yard: &mut Yard, case: &Case, first: &Round, live: &Live) -> Result<()> {
-        let round = Round::new(case, yard.rank());
+    fn exchange(
+        &self,
+        comm: &mut Communicator,
+        case: &Case,
+        first: &Round,
+        live: &Live,
+    ) -> Result<()> {
+        let round = Round::new(case, comm.rank());
         self.at(Phase::Between)?;
         self.at(Phase::DispatchSend)?;
         if self.lie() == Some(Lie::Operation) {
-            yard.replay(&live.handle, &first.brought.replay_on(yard)?)?;
+            comm.replay(&live.handle, &first.brought.replay_on(comm)?)?;
         }
-        let dispatch = round.brought.dispatch_on(yard)?;
-        let sent = yard.dispatch_send(&dispatch)?;
+        let dispatch = round.brought.dispatch_on(comm)?;
+        let sent = comm.dispatch_send(&dispatch)?;
         self.at(Phase::DispatchReceive)?;
-        let (received, handle) = yard.dispatch_recv(sent)?;
+        let (received, handle) = comm.dispatch_recv(sent)?;
         round.check_received(&received)?;
         let mut buffers = round.experts(&received)?;
         self.at(Phase::CombineSend)?;
         let combine = buffers.arguments(&round.brought, &handle)?;
-        let sent = yard.combine_send(&handle, combine)?;
+        let sent = comm.combine_send(&handle, combine)?;
         self.at(Phase::CombineReceive)?;
-        yard.combine_recv(sent)?;
+        comm.combine_recv(sent)?;
         round.check_combined(&buffers.into_got()?)
     }
 

@@ -3,7 +3,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use tokenyard_core::capabilities::Declared;
 use tokenyard_core::config::Config;
-use tokenyard_core::host::PartInfo;
+use tokenyard_core::host::ComponentInfo;
 use tokenyard_core::machine;
 use tokenyard_core::transport::Capabilities;
 
@@ -20,27 +20,27 @@ pub struct Environment {
     cpu: String,
     cores: usize,
     config: String,
-    /// The parts that the config uses.
-    parts: Vec<PartInfo>,
+    /// The components that the config uses.
+    components: Vec<ComponentInfo>,
     capabilities: Declared,
     /// What deadlines and limits were multiplied by.
     slow: Pace,
 }
 
 impl Environment {
-    /// Of this machine, now. `parts` are all there are; those that `config` uses are kept.
+    /// Of this machine, now. `components` are all there are; those that `config` uses are kept.
     pub fn new(
         config: &Config,
-        parts: &[PartInfo],
+        components: &[ComponentInfo],
         capabilities: &Capabilities,
         pace: Pace,
     ) -> Self {
-        let uses = |part: &&PartInfo| match part.kind {
+        let uses = |component: &&ComponentInfo| match component.kind {
             "transport" => {
-                config.scale_up.iter().chain(&config.scale_out).any(|c| c.name == part.name)
+                config.scale_up.iter().chain(&config.scale_out).any(|c| c.name == component.name)
             }
-            "topology" => config.topology.name == part.name,
-            _ => config.kernels.name == part.name,
+            "topology" => config.topology.name == component.name,
+            _ => config.kernels.name == component.name,
         };
         Self {
             tokenyard: env!("CARGO_PKG_VERSION"),
@@ -50,7 +50,7 @@ impl Environment {
             cpu: machine::cpu_model().unwrap_or_else(unknown),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             config: config.name.clone(),
-            parts: parts.iter().filter(uses).cloned().collect(),
+            components: components.iter().filter(uses).cloned().collect(),
             capabilities: Declared::from(capabilities),
             slow: pace,
         }
@@ -63,19 +63,19 @@ impl Environment {
 
     /// Two lines for people.
     pub fn summary(&self) -> String {
-        let parts: Vec<String> = self
-            .parts
+        let components: Vec<String> = self
+            .components
             .iter()
-            .map(|part| {
+            .map(|component| {
                 let from =
-                    part.file.as_ref().map_or("built in".into(), |f| f.display().to_string());
-                format!("{} {} {} ({from})", part.kind, part.name, part.version)
+                    component.file.as_ref().map_or("built in".into(), |f| f.display().to_string());
+                format!("{} {} {} ({from})", component.kind, component.name, component.version)
             })
             .collect();
         format!(
             "{}: {}\ntransport declares: {}",
             self.config,
-            parts.join(", "),
+            components.join(", "),
             self.capabilities.flags.join(", ")
         )
     }

@@ -67,7 +67,7 @@ impl Settings {
     /// are short.
     ///
     /// # Errors
-    /// A plugin that fails the handshake, an unknown part, or no transport that probes.
+    /// A plugin that fails the handshake, an unknown component, or no transport that probes.
     pub fn new(config: Config) -> Result<Self> {
         Self::at(Pace::USUAL, config)
     }

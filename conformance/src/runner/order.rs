@@ -14,7 +14,7 @@ const MAX_ORDER: u64 = 16 << 20;
 
 /// What the ranks of one job do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct JobSpec {
     /// The config file.
     pub(super) config: PathBuf,
     /// How fast the machine is.
@@ -32,7 +32,7 @@ pub(super) enum Work {
     Fault(String),
 }
 
-impl Order {
+impl JobSpec {
     pub(super) fn read(path: &Path) -> Result<Self> {
         let bytes = files::read(path, MAX_ORDER).context("read order")?;
         serde_json::from_slice(&bytes)
@@ -50,7 +50,7 @@ impl Order {
 #[serde(tag = "tokenyard", rename_all = "snake_case")]
 pub(super) enum Answer {
     /// A test ended on this rank.
-    Test { name: String, outcome: Told },
+    Test { name: String, outcome: TestEnd },
     /// The fault happens now on this rank.
     Faulty,
     /// A call ended with this error on this rank, and the run of a fault with it.
@@ -62,21 +62,21 @@ pub(super) enum Answer {
 /// How a test ended on a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Told {
+pub(super) enum TestEnd {
     Pass,
     PassAndOver,
     NotSupported(String),
     Fail(String),
 }
 
-impl Told {
+impl TestEnd {
     /// Whether the world ended with the test, on purpose.
     pub(super) fn is_over(&self) -> bool {
         matches!(self, Self::PassAndOver)
     }
 }
 
-impl From<Result<Outcome>> for Told {
+impl From<Result<Outcome>> for TestEnd {
     fn from(result: Result<Outcome>) -> Self {
         match result {
             Ok(Outcome::Pass) => Self::Pass,
@@ -110,7 +110,7 @@ mod tests {
     fn answers_survive_the_pipe_and_other_lines_are_none() {
         for answer in [
             Answer::Faulty,
-            Answer::Test { name: "l1/x".into(), outcome: Told::Fail("line\nbreak".into()) },
+            Answer::Test { name: "l1/x".into(), outcome: TestEnd::Fail("line\nbreak".into()) },
             Answer::Ended { error: "gone".into(), rank: Some(2) },
         ] {
             let line = serde_json::to_string(&answer).expect("plain data");

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use tokenyard_launch::{Event, Exit, Hosts, Job, Launcher, Net, Running, Stderr, interrupt};
 
 use super::Program;
-use super::order::{Answer, Order, Told, Work};
+use super::order::{Answer, JobSpec, TestEnd, Work};
 use crate::faults::{self, CutLink, Fault, Kind};
 use crate::pace::Pace;
 use crate::suite::Test;
@@ -87,10 +87,10 @@ struct Watched {
     pace: Pace,
     _order: tempfile::TempDir,
     /// Per rank, what it said of the test that is watched.
-    told: BTreeMap<u32, Told>,
+    told: BTreeMap<u32, TestEnd>,
     exits: BTreeMap<u32, Exit>,
     /// Answers of ranks that are ahead of the others.
-    early: BTreeMap<(u32, String), Told>,
+    early: BTreeMap<(u32, String), TestEnd>,
 }
 
 impl Watched {
@@ -104,7 +104,7 @@ impl Watched {
         let folder = tempfile::tempdir().context("run tests: no temporary folder")?;
         let path = folder.path().join("order.json");
         let config = std::path::absolute(config).context("run tests")?;
-        Order { config, pace: program.pace, work }.write(&path)?;
+        JobSpec { config, pace: program.pace, work }.write(&path)?;
         let mut args = program.arguments.clone();
         args.push(path.into_os_string());
         let job = Job {
@@ -135,7 +135,8 @@ impl Watched {
         for (done, name) in names.iter().enumerate() {
             let start = Instant::now();
             let verdict = self.watch_test(name, start)?;
-            let over = matches!(verdict, Verdict::Fail(_)) || self.told.values().any(Told::is_over);
+            let over =
+                matches!(verdict, Verdict::Fail(_)) || self.told.values().any(TestEnd::is_over);
             each(Finished { name: name.clone(), verdict, took: start.elapsed() });
             if over {
                 return Ok(done + 1);
@@ -190,7 +191,7 @@ impl Watched {
     }
 
     fn has_failed(&self) -> bool {
-        self.told.values().any(|told| matches!(told, Told::Fail(_)))
+        self.told.values().any(|told| matches!(told, TestEnd::Fail(_)))
             || self.exits.keys().any(|rank| !self.told.contains_key(rank))
     }
 
@@ -199,9 +200,9 @@ impl Watched {
         let mut not_supported = None;
         for rank in 0..self.ranks {
             match self.told.get(&rank) {
-                Some(Told::Pass | Told::PassAndOver) => {}
-                Some(Told::NotSupported(why)) => not_supported = Some(why.clone()),
-                Some(Told::Fail(why)) => failures.push(format!("rank {rank}: {why}")),
+                Some(TestEnd::Pass | TestEnd::PassAndOver) => {}
+                Some(TestEnd::NotSupported(why)) => not_supported = Some(why.clone()),
+                Some(TestEnd::Fail(why)) => failures.push(format!("rank {rank}: {why}")),
                 None => failures.push(format!("rank {rank}: {}", self.silence(rank))),
             }
         }

@@ -8,7 +8,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 
 use super::Settings;
-use super::order::{Answer, Order, Told, Work};
+use super::order::{Answer, JobSpec, TestEnd, Work};
 use crate::faults::{Fault, Word};
 use crate::pace::Pace;
 use crate::suite::{self, Test};
@@ -20,7 +20,7 @@ use crate::suite::{self, Test};
 /// An order that cannot be read or done at all; the launcher reads it on standard error.
 pub fn rank_main(order: &Path) -> Result<()> {
     tokenyard_launch::adopt()?;
-    let order = Order::read(order)?;
+    let order = JobSpec::read(order)?;
     match order.work {
         Work::Tests(names) => run_tests(&order.config, order.pace, &names),
         Work::Fault(name) => run_fault(&order.config, order.pace, &name),
@@ -33,8 +33,8 @@ fn run_tests(config: &Path, pace: Pace, names: &[String]) -> Result<()> {
     let tests = suite::tests(settings.capabilities(), settings.domains());
     for name in names {
         let test = find(&tests, name)?;
-        let outcome = Told::from(settings.run_on(&world, test));
-        let over = matches!(outcome, Told::Fail(_) | Told::PassAndOver);
+        let outcome = TestEnd::from(settings.run_on(&world, test));
+        let over = matches!(outcome, TestEnd::Fail(_) | TestEnd::PassAndOver);
         Answer::Test { name: name.clone(), outcome }.say()?;
         if over {
             return Ok(());

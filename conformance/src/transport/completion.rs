@@ -1,4 +1,4 @@
-//! Completions: what a done event says, how often it comes, and what a full lane does.
+//! Completions: what a done event says, how often it comes, and what a full queue does.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
 use super::memory::{compare, pattern};
-use super::rig::{Lane, Needs, Rig};
+use super::rig::{Needs, Queue, Rig};
 use super::{Body, Case};
 
 pub(super) const CASES: &[Case] = &[
@@ -30,19 +30,19 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "queue_full_is_back_pressure",
-        about: "a full lane accepts less; what it accepted is done, the rest comes later",
+        about: "a full queue accepts less; what it accepted is done, the rest comes later",
         ranks: &[2],
         flags: 0,
         needs: Needs { queue_depth: 4, ..Needs::SMALL },
         body: Body::Connected(queue_full_is_back_pressure),
     },
     Case {
-        name: "lanes_are_independent",
-        about: "a lane that is not polled stops no other; lanes work on threads of their own",
+        name: "queues_are_independent",
+        about: "a queue that is not polled stops no other; queues work on threads of their own",
         ranks: &[2],
         flags: 0,
-        needs: Needs { lanes: 2, queue_depth: 8, windows: &[1 << 18, 1 << 18], kinds: 2 },
-        body: Body::Connected(lanes_are_independent),
+        needs: Needs { queues: 2, queue_depth: 8, windows: &[1 << 18, 1 << 18], kinds: 2 },
+        body: Body::Connected(queues_are_independent),
     },
 ];
 
@@ -139,11 +139,11 @@ fn check_events<'a>(events: &[Event], commands: impl Iterator<Item = &'a Command
                 "found a second event, or an unknown tag, {tag:#x}; expected each tag once"
             );
         };
-        let found = (event.kind, event.lane, event.peer, event.status);
-        let right = (abi::TY_EVENT_DONE, command.lane, command.peer, abi::TY_OK);
+        let found = (event.kind, event.queue, event.peer, event.status);
+        let right = (abi::TY_EVENT_DONE, command.queue, command.peer, abi::TY_OK);
         ensure!(
             found == right,
-            "tag {:#x}: found (kind, lane, peer, status) {found:?}; expected {right:?}",
+            "tag {:#x}: found (kind, queue, peer, status) {found:?}; expected {right:?}",
             event.tag
         );
     }
@@ -156,7 +156,7 @@ fn check_events<'a>(events: &[Event], commands: impl Iterator<Item = &'a Command
     Ok(())
 }
 
-/// More than any lane of depth 4 should take without being polled.
+/// More than any queue of depth 4 should take without being polled.
 const FLOOD: usize = 1000;
 
 fn queue_full_is_back_pressure(rig: &mut Rig<'_>) -> Result<()> {
@@ -174,56 +174,56 @@ fn queue_full_is_back_pressure(rig: &mut Rig<'_>) -> Result<()> {
             ..NO_COMMAND
         })
         .collect();
-    // Without a poll, for as long as the lane takes anything.
+    // Without a poll, for as long as the queue takes anything.
     let mut accepted = 0;
     while accepted < FLOOD {
-        match rig.lanes[0].try_post(&rig.transport, &commands[accepted..])? {
+        match rig.queues[0].try_post(&rig.transport, &commands[accepted..])? {
             0 => break,
             more => accepted += more,
         }
     }
-    ensure!(accepted > 0, "an idle lane accepts nothing; expected at least one command");
+    ensure!(accepted > 0, "an idle queue accepts nothing; expected at least one command");
     rig.post(0, &commands[accepted..])?;
     let events = rig.wait_events(0, FLOOD)?;
     check_events(&events, commands.iter())?;
     rig.wait_signal(0, rig.signal(0, 0, previous), FLOOD as u64)
 }
 
-fn lanes_are_independent(rig: &mut Rig<'_>) -> Result<()> {
+fn queues_are_independent(rig: &mut Rig<'_>) -> Result<()> {
     let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
-    let put = |rig: &Rig<'_>, lane: u32, tag: u64| Command {
+    let put = |rig: &Rig<'_>, queue: u32, tag: u64| Command {
         op: abi::TY_OP_PUT_SIGNAL,
         flags: abi::TY_FLAG_NOTIFY,
-        lane,
+        queue,
         peer: next,
-        signal: rig.signal(0, lane, me),
+        signal: rig.signal(0, queue, me),
         add: 1,
         dst_window: 1,
         bytes: 8,
-        src_offset: 8 * u64::from(lane),
-        dst_offset: 8 * u64::from(lane),
+        src_offset: 8 * u64::from(queue),
+        dst_offset: 8 * u64::from(queue),
         tag,
         ..NO_COMMAND
     };
-    // Lane 0 is full and nobody polls it.
+    // Queue 0 is full and nobody polls it.
     let (one, other) = (put(rig, 0, 0), put(rig, 1, 1));
     let mut on_first = 0;
-    while on_first < FLOOD && rig.lanes[0].try_post(&rig.transport, &[one])? == 1 {
+    while on_first < FLOOD && rig.queues[0].try_post(&rig.transport, &[one])? == 1 {
         on_first += 1;
     }
     let until = rig.until();
-    rig.lanes[1].post(&rig.transport, &[other], until)?;
-    while rig.lanes[1].events().is_empty() {
-        rig.lanes[1].drive(&rig.transport)?;
-        ensure!(Instant::now() < until, "lane 1 does not go on while lane 0 is not polled");
+    rig.queues[1].post(&rig.transport, &[other], until)?;
+    while rig.queues[1].events().is_empty() {
+        rig.queues[1].drive(&rig.transport)?;
+        ensure!(Instant::now() < until, "queue 1 does not go on while queue 0 is not polled");
     }
     check_events(&rig.wait_events(1, 1)?, [other].iter())?;
     rig.post(0, &vec![one; FLOOD - on_first])?;
     check_own(0, &rig.wait_events(0, FLOOD)?, FLOOD)?;
     rig.wait_signal(0, rig.signal(0, 0, previous), FLOOD as u64)?;
     rig.wait_signal(1, rig.signal(0, 1, previous), 1)?;
-    rig.barrier("one lane at a time is over")?;
-    both_lanes_at_once(rig, [one, other])?;
+    rig.barrier("one queue at a time is over")?;
+    both_queues_at_once(rig, [one, other])?;
     rig.wait_signal(0, rig.signal(0, 0, previous), (FLOOD + PER_THREAD) as u64)?;
     rig.wait_signal(1, rig.signal(0, 1, previous), (1 + PER_THREAD) as u64)
 }
@@ -231,49 +231,49 @@ fn lanes_are_independent(rig: &mut Rig<'_>) -> Result<()> {
 /// Commands that each thread posts.
 const PER_THREAD: usize = 2000;
 
-/// Two threads, one lane each.
-fn both_lanes_at_once(rig: &mut Rig<'_>, puts: [Command; 2]) -> Result<()> {
+/// Two threads, one queue each.
+fn both_queues_at_once(rig: &mut Rig<'_>, puts: [Command; 2]) -> Result<()> {
     let until = rig.until();
     let transport: &OpenTransport = &rig.transport;
     std::thread::scope(|scope| {
         let threads: Vec<_> = rig
-            .lanes
+            .queues
             .iter_mut()
             .zip(puts)
-            .map(|(lane, put)| scope.spawn(move || one_lane(transport, lane, &put, until)))
+            .map(|(queue, put)| scope.spawn(move || one_queue(transport, queue, &put, until)))
             .collect();
         threads.into_iter().try_for_each(|thread| {
-            thread.join().map_err(|_| anyhow::anyhow!("the thread of a lane panicked"))?
+            thread.join().map_err(|_| anyhow::anyhow!("the thread of a queue panicked"))?
         })
     })?;
-    let mut lanes = rig.lanes.iter_mut().zip(0..);
-    lanes.try_for_each(|(lane, id)| check_own(id, &lane.take(), PER_THREAD))
+    let mut queues = rig.queues.iter_mut().zip(0..);
+    queues.try_for_each(|(queue, id)| check_own(id, &queue.take(), PER_THREAD))
 }
 
-/// A lane whose commands all have its id as their tag gave `count` events, all of its own.
-fn check_own(lane: u32, events: &[Event], count: usize) -> Result<()> {
-    let own = events.iter().filter(|e| e.lane == lane && e.tag == u64::from(lane)).count();
+/// A queue whose commands all have its id as their tag gave `count` events, all of its own.
+fn check_own(queue: u32, events: &[Event], count: usize) -> Result<()> {
+    let own = events.iter().filter(|e| e.queue == queue && e.tag == u64::from(queue)).count();
     ensure!(
         own == count && events.len() == count,
-        "lane {lane}: found {own} events of its own among {}; expected {count}",
+        "queue {queue}: found {own} events of its own among {}; expected {count}",
         events.len()
     );
     Ok(())
 }
 
-fn one_lane(
+fn one_queue(
     transport: &OpenTransport,
-    lane: &mut Lane,
+    queue: &mut Queue,
     put: &Command,
     until: Instant,
 ) -> Result<()> {
     for _ in 0..PER_THREAD {
-        lane.post(transport, &[*put], until)?;
+        queue.post(transport, &[*put], until)?;
     }
-    while lane.events().len() < PER_THREAD {
-        lane.drive(transport)?;
-        let found = lane.events().len();
-        ensure!(Instant::now() < until, "a lane: found {found} events; expected {PER_THREAD}");
+    while queue.events().len() < PER_THREAD {
+        queue.drive(transport)?;
+        let found = queue.events().len();
+        ensure!(Instant::now() < until, "a queue: found {found} events; expected {PER_THREAD}");
         std::thread::yield_now();
     }
     Ok(())

@@ -1,10 +1,10 @@
 //! L0: the contract of a transport, command by command, without a kernel set.
 //!
 //! Each case opens the config's transport itself, on a rig with windows of its own, and uses
-//! it exactly as core promises to: one thread per lane, one writing (peer, lane) per signal, ranges
+//! it exactly as core promises to: one thread per queue, one writing (peer, queue) per signal, ranges
 //! inside the windows. What a transport did not declare is [`Outcome::NotSupported`].
 //!
-//! A case that fails on one rank ends that rank's part in the world, so that the others do not wait
+//! A case that fails on one rank ends that rank's component in the world, so that the others do not wait
 //! for their deadline: after a failure the world is of no more use.
 
 mod bring_up;
@@ -71,8 +71,8 @@ pub fn tests(capabilities: &Capabilities) -> Vec<Test> {
 /// # Errors
 /// A plugin that cannot be loaded, an unknown transport, or one that cannot run here.
 pub fn probe(config: &Config) -> Result<Capabilities> {
-    let (part, choice) = rig::choose(config)?;
-    Ok(part.probe(&choice.table)?)
+    let (component, choice) = rig::choose(config)?;
+    Ok(component.probe(&choice.table)?)
 }
 
 fn test(case: &'static Case, ranks: u32, capabilities: &Capabilities) -> Test {
@@ -129,7 +129,7 @@ mod tests {
             flags: abi::TY_CAP_GET | abi::TY_CAP_LOAD_STORE,
             memory_kinds: abi::TY_MEMORY_HOST,
             max_peers: 8,
-            max_lanes: 2,
+            max_queues: 2,
             max_signals: 1024,
             max_queue_depth: 64,
             max_windows: 4,
@@ -157,8 +157,8 @@ mod tests {
         assert_eq!(lacks(&capable()), Vec::<String>::new());
         let no_get = Capabilities { flags: abi::TY_CAP_LOAD_STORE, ..capable() };
         assert_eq!(lacks(&no_get), ["TY_CAP_GET"]);
-        let one_lane = Capabilities { max_lanes: 1, ..capable() };
-        assert_eq!(lacks(&one_lane), ["max_lanes is 1; the case needs 2"]);
+        let one_queue = Capabilities { max_queues: 1, ..capable() };
+        assert_eq!(lacks(&one_queue), ["max_queues is 1; the case needs 2"]);
         let shallow = Capabilities { max_queue_depth: 2, ..capable() };
         assert_eq!(lacks(&shallow), Vec::<String>::new(), "any depth will do");
         let device = Capabilities { memory_kinds: abi::TY_MEMORY_CUDA, ..capable() };

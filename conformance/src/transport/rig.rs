@@ -1,4 +1,4 @@
-//! The rig: one rank's transport with windows of its own, brought up as a yard would, without a
+//! The rig: one rank's transport with windows of its own, brought up as a communicator would, without a
 //! kernel set.
 
 use std::cell::Cell;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::bootstrap::{Liveness, World};
-use tokenyard_core::config::{Config, PartChoice};
+use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds};
 
@@ -20,22 +20,22 @@ use crate::suite::Rank;
 pub(super) struct Needs {
     /// Bytes of each window.
     pub(super) windows: &'static [u64],
-    pub(super) lanes: u32,
-    /// Signal ids per (lane, writer); 0: as many as the transport has.
+    pub(super) queues: u32,
+    /// Signal ids per (queue, writer); 0: as many as the transport has.
     pub(super) kinds: u32,
     /// Less where the transport has less.
     pub(super) queue_depth: u32,
 }
 
 impl Needs {
-    /// One window of 64 KiB, one lane, two signals per writer.
+    /// One window of 64 KiB, one queue, two signals per writer.
     pub(super) const SMALL: Self =
-        Self { windows: &[1 << 16], lanes: 1, kinds: 2, queue_depth: 64 };
+        Self { windows: &[1 << 16], queues: 1, kinds: 2, queue_depth: 64 };
 
     fn signals(&self, ranks: u32, capabilities: &Capabilities) -> u32 {
         match self.kinds {
             0 => capabilities.max_signals,
-            kinds => kinds * self.lanes * ranks,
+            kinds => kinds * self.queues * ranks,
         }
     }
 
@@ -44,7 +44,7 @@ impl Needs {
         let windows = self.windows.len() as u32;
         [
             ("max_peers", ranks, capabilities.max_peers),
-            ("max_lanes", self.lanes, capabilities.max_lanes),
+            ("max_queues", self.queues, capabilities.max_queues),
             ("max_signals", self.signals(ranks, capabilities).max(1), capabilities.max_signals),
             ("max_windows", windows, capabilities.max_windows),
             ("max_queue_depth", 1, capabilities.max_queue_depth),
@@ -64,7 +64,7 @@ impl Needs {
         let largest = self.windows.iter().copied().max().unwrap_or(0);
         TransportNeeds {
             windows: self.windows.len() as u32,
-            lanes: self.lanes,
+            queues: self.queues,
             signals: self.signals(ranks, capabilities),
             queue_depth: self.queue_depth.min(capabilities.max_queue_depth),
             largest_put: largest.min(capabilities.largest_put),
@@ -74,13 +74,13 @@ impl Needs {
 }
 
 /// The transport that carries the rows of `config`, as bring-up would choose it on one node.
-pub(super) fn choose(config: &Config) -> Result<(TransportRef, &PartChoice)> {
+pub(super) fn choose(config: &Config) -> Result<(TransportRef, &ComponentChoice)> {
     let registry = Registry::for_config(config)?;
     let mut last = anyhow!("the config names no transport");
     for choice in config.scale_up.iter().chain(&config.scale_out) {
-        let part = registry.choose_transport(choice)?;
-        match part.probe(&choice.table) {
-            Ok(_) => return Ok((part, choice)),
+        let component = registry.choose_transport(choice)?;
+        match component.probe(&choice.table) {
+            Ok(_) => return Ok((component, choice)),
             Err(error) => last = error.into(),
         }
         if config.scale_up.is_some() {
@@ -90,34 +90,34 @@ pub(super) fn choose(config: &Config) -> Result<(TransportRef, &PartChoice)> {
     Err(last)
 }
 
-/// One lane and the events that it gave and that no case has taken yet.
+/// One queue and the events that it gave and that no case has taken yet.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Queue {
     id: u32,
     events: Vec<Event>,
     /// Error events are what the case asks for.
     expects_errors: bool,
 }
 
-impl Lane {
+impl Queue {
     fn new(id: u32) -> Self {
         Self { id, events: Vec::new(), expects_errors: false }
     }
 
-    /// Posts what the lane accepts now and returns how many that is.
+    /// Posts what the queue accepts now and returns how many that is.
     pub(super) fn try_post(
         &self,
         transport: &OpenTransport,
         commands: &[Command],
     ) -> Result<usize> {
-        // SAFETY: cases post commands inside their windows and needs, with one writing (peer, lane)
-        // per signal, and leave sources alone until they are done; the owner of the lane calls.
+        // SAFETY: cases post commands inside their windows and needs, with one writing (peer, queue)
+        // per signal, and leave sources alone until they are done; the owner of the queue calls.
         unsafe { transport.post(self.id, commands) }.map_err(|status| {
-            anyhow!("post on lane {}: found status {status}; expected 0", self.id)
+            anyhow!("post on queue {}: found status {status}; expected 0", self.id)
         })
     }
 
-    /// Posts all commands; drives the lane while it is full.
+    /// Posts all commands; drives the queue while it is full.
     pub(super) fn post(
         &mut self,
         transport: &OpenTransport,
@@ -132,7 +132,7 @@ impl Lane {
                 self.drive(transport)?;
                 ensure!(
                     Instant::now() < until,
-                    "lane {} accepts nothing although it is polled: found {} of {} commands \
+                    "queue {} accepts nothing although it is polled: found {} of {} commands \
                      accepted at the deadline",
                     self.id,
                     commands.len() - left.len(),
@@ -148,7 +148,7 @@ impl Lane {
     pub(super) fn drive(&mut self, transport: &OpenTransport) -> Result<()> {
         let mut events = [NO_EVENT; 32];
         let count = transport.poll(self.id, &mut events).map_err(|status| {
-            anyhow!("poll of lane {}: found status {status}; expected 0", self.id)
+            anyhow!("poll of queue {}: found status {status}; expected 0", self.id)
         })?;
         for event in &events[..count] {
             let failed = event.kind != abi::TY_EVENT_DONE;
@@ -177,7 +177,7 @@ impl Lane {
 pub(super) struct Rig<'a> {
     pub(super) transport: OpenTransport,
     pub(super) windows: Vec<Area>,
-    pub(super) lanes: Vec<Lane>,
+    pub(super) queues: Vec<Queue>,
     pub(super) world: &'a Arc<World>,
     pub(super) needs: TransportNeeds,
     liveness: Arc<Liveness>,
@@ -186,14 +186,14 @@ pub(super) struct Rig<'a> {
 impl<'a> Rig<'a> {
     /// Opens the transport of the config on this rank and registers its windows. Not collective.
     pub(super) fn open(rank: &Rank<'a>, needs: &Needs, deadline: Duration) -> Result<Self> {
-        let (part, choice) = choose(rank.config)?;
+        let (component, choice) = choose(rank.config)?;
         let (me, ranks) = (rank.world.rank(), rank.world.ranks());
         let opened = needs.of_transport(ranks, rank.capabilities, deadline);
-        let transport = part.open(&choice.table, &Team::world(me, ranks), &opened)?;
+        let transport = component.open(&choice.table, &Team::world(me, ranks), &opened)?;
         let mut rig = Self {
             transport,
             windows: Vec::new(),
-            lanes: (0..needs.lanes).map(Lane::new).collect(),
+            queues: (0..needs.queues).map(Queue::new).collect(),
             world: rank.world,
             needs: opened,
             liveness: rank.world.liveness(),
@@ -254,10 +254,10 @@ impl<'a> Rig<'a> {
         (self.me() + self.ranks() - 1) % self.ranks()
     }
 
-    /// The signal that `writer` raises on `lane`; `kind` is below [`Needs::kinds`]. One writer per
+    /// The signal that `writer` raises on `queue`; `kind` is below [`Needs::kinds`]. One writer per
     /// id, as transports may rely on.
-    pub(super) fn signal(&self, kind: u32, lane: u32, writer: u32) -> u32 {
-        (kind * self.needs.lanes + lane) * self.ranks() + writer
+    pub(super) fn signal(&self, kind: u32, queue: u32, writer: u32) -> u32 {
+        (kind * self.needs.queues + queue) * self.ranks() + writer
     }
 
     /// Bytes of a put that are at most `wanted` and that the transport can carry.
@@ -270,24 +270,24 @@ impl<'a> Rig<'a> {
         Instant::now() + self.needs.deadline
     }
 
-    /// Posts all commands on a lane.
-    pub(super) fn post(&mut self, lane: u32, commands: &[Command]) -> Result<()> {
+    /// Posts all commands on a queue.
+    pub(super) fn post(&mut self, queue: u32, commands: &[Command]) -> Result<()> {
         let until = self.until();
-        self.lanes[lane as usize].post(&self.transport, commands, until)
+        self.queues[queue as usize].post(&self.transport, commands, until)
     }
 
     /// Lets error events pass: the case asks for them.
     pub(super) fn expect_errors(&mut self) {
-        self.lanes.iter_mut().for_each(|lane| lane.expects_errors = true);
+        self.queues.iter_mut().for_each(|queue| queue.expects_errors = true);
     }
 
-    /// Polls every lane once.
+    /// Polls every queue once.
     pub(super) fn drive(&mut self) -> Result<()> {
         let transport = &self.transport;
-        self.lanes.iter_mut().try_for_each(|lane| lane.drive(transport))
+        self.queues.iter_mut().try_for_each(|queue| queue.drive(transport))
     }
 
-    /// Drives all lanes until `ready`, at most for the deadline.
+    /// Drives all queues until `ready`, at most for the deadline.
     pub(super) fn wait(
         &mut self,
         ready: impl Fn(&Self) -> bool,
@@ -311,12 +311,12 @@ impl<'a> Rig<'a> {
     }
 
     /// Waits until the total of a signal is `total`; more is an error at once.
-    pub(super) fn wait_signal(&mut self, lane: u32, id: u32, total: u64) -> Result<()> {
+    pub(super) fn wait_signal(&mut self, queue: u32, id: u32, total: u64) -> Result<()> {
         // One reading decides: what a case checks next must be there with this very reading.
         let found = Cell::new(0);
         self.wait(
             |rig| {
-                found.set(rig.transport.read_signal(lane, id));
+                found.set(rig.transport.read_signal(queue, id));
                 found.get() >= total
             },
             |_| format!("signal {id}: found total {}; expected {total}", found.get()),
@@ -334,20 +334,20 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Waits until lane `lane` holds `count` events, and takes them.
-    pub(super) fn wait_events(&mut self, lane: u32, count: usize) -> Result<Vec<Event>> {
-        let lane = lane as usize;
+    /// Waits until queue `queue` holds `count` events, and takes them.
+    pub(super) fn wait_events(&mut self, queue: u32, count: usize) -> Result<Vec<Event>> {
+        let queue = queue as usize;
         self.wait(
-            |rig| rig.lanes[lane].events.len() >= count,
+            |rig| rig.queues[queue].events.len() >= count,
             |rig| {
-                let found = rig.lanes[lane].events.len();
-                format!("lane {lane}: found {found} events; expected {count}")
+                let found = rig.queues[queue].events.len();
+                format!("queue {queue}: found {found} events; expected {count}")
             },
         )?;
-        Ok(self.lanes[lane].take())
+        Ok(self.queues[queue].take())
     }
 
-    /// A barrier of all ranks that drives the lanes meanwhile: transports with manual progress move
+    /// A barrier of all ranks that drives the queues meanwhile: transports with manual progress move
     /// nothing for the others otherwise.
     pub(super) fn barrier(&mut self, topic: &str) -> Result<()> {
         let world = self.world;
@@ -371,14 +371,14 @@ impl<'a> Rig<'a> {
     pub(super) fn end(mut self, healthy: bool) -> Result<()> {
         self.barrier("end of case")?;
         self.drive()?;
-        for lane in &self.lanes {
-            let left = lane.events();
-            ensure!(left.is_empty(), "lane {}: found {left:?}; expected no more events", lane.id);
+        for queue in &self.queues {
+            let left = queue.events();
+            ensure!(left.is_empty(), "queue {}: found {left:?}; expected no more events", queue.id);
         }
         if healthy {
             self.transport.health().context("health at the end; expected it to be good")?;
         }
-        // Nobody closes while another rank still looks at its lanes.
+        // Nobody closes while another rank still looks at its queues.
         self.barrier("closing")
     }
 }

@@ -10,7 +10,7 @@ use tokenyard_conformance::exchange;
 use tokenyard_conformance::oracle::Case;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
-use tokenyard_core::yard::Yard;
+use tokenyard_core::communicator::Communicator;
 use tokenyard_core::{Error, ErrorKind};
 
 use crate::{DEADLINE, config, meeting, small};
@@ -56,12 +56,12 @@ fn run(fault: &str) -> Ended {
     let ended = AtomicUsize::new(0);
     let results = in_threads(2, &meeting(), |world| -> anyhow::Result<(Error, Instant)> {
         let case = small(2);
-        let mut yard = Yard::open(world, &broken, exchange::options(&case))?;
+        let mut comm = Communicator::open(world, &broken, exchange::options(&case))?;
         let start = Instant::now();
         for seed in 0.. {
-            let round = Round::new(&Case { seed, ..case.clone() }, yard.rank());
+            let round = Round::new(&Case { seed, ..case.clone() }, comm.rank());
             *steps.lock().unwrap() = Instant::now();
-            if let Err(error) = round.run(&mut yard) {
+            if let Err(error) = round.run(&mut comm) {
                 let now = Instant::now();
                 meet_again(&ended);
                 return Ok((error.downcast()?, now));
@@ -218,9 +218,9 @@ fn a_close_that_cannot_flush_ends_on_every_rank_with_the_reason() {
         let broken = config(&transport(&fault), DEADLINE);
         let ended = AtomicUsize::new(0);
         let results = in_threads(2, &meeting(), |world| -> anyhow::Result<_> {
-            let mut yard = Yard::open(world, &broken, exchange::options(&case))?;
-            let exchanged = Round::new(&case, yard.rank()).run(&mut yard);
-            let closed = exchanged.and_then(|_| Ok(yard.close()?));
+            let mut comm = Communicator::open(world, &broken, exchange::options(&case))?;
+            let exchanged = Round::new(&case, comm.rank()).run(&mut comm);
+            let closed = exchanged.and_then(|_| Ok(comm.close()?));
             meet_again(&ended);
             Ok(closed)
         });

@@ -8,7 +8,7 @@ use tokenyard_conformance::exchange;
 use tokenyard_conformance::oracle::Case;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::{Live, Round};
-use tokenyard_core::yard::Yard;
+use tokenyard_core::communicator::Communicator;
 
 use crate::wrapper::ROWS_PUT;
 use crate::{DEADLINE, config, meeting, small};
@@ -20,7 +20,7 @@ const IN_TIME: [u64; 6] = [24, 28, 32, 36, 42, 46];
 
 /// What is left of the world that gave rank 1 up.
 struct Left {
-    yard: Yard,
+    comm: Communicator,
     first: Live,
     arrived: Vec<u8>,
 }
@@ -35,13 +35,13 @@ fn until_given_up(in_time: u64) -> Vec<Left> {
     let broken = config(&transport, DEADLINE);
     let results = in_threads(RANKS, &meeting(), |world| -> anyhow::Result<Left> {
         let case = small(RANKS as usize);
-        let mut yard = Yard::open(world, &broken, exchange::options(&case))?;
-        let round = Round::new(&case, yard.rank());
-        let first = round.dispatch(&mut yard)?;
+        let mut comm = Communicator::open(world, &broken, exchange::options(&case))?;
+        let round = Round::new(&case, comm.rank());
+        let first = round.dispatch(&mut comm)?;
         let arrived = first.received.x().bytes().to_vec();
         for seed in 1..1000 {
-            if Round::new(&Case { seed, ..case.clone() }, yard.rank()).run(&mut yard).is_err() {
-                return Ok(Left { yard, first, arrived });
+            if Round::new(&Case { seed, ..case.clone() }, comm.rank()).run(&mut comm).is_err() {
+                return Ok(Left { comm, first, arrived });
             }
         }
         anyhow::bail!("no rank was given up in 1000 exchanges")
@@ -49,7 +49,7 @@ fn until_given_up(in_time: u64) -> Vec<Left> {
     results.unwrap().into_iter().collect::<anyhow::Result<_>>().unwrap()
 }
 
-/// Puts of rows that rank 1 made late, beside a new yard on which everything must be right.
+/// Puts of rows that rank 1 made late, beside a new communicator on which everything must be right.
 fn written_late(in_time: u64) -> u64 {
     let left = until_given_up(in_time).into_iter().map(|left| Mutex::new(Some(left)));
     let left: Vec<_> = left.collect();
@@ -59,10 +59,10 @@ fn written_late(in_time: u64) -> u64 {
         let rank = world.rank();
         let mut old = left[rank as usize].lock().unwrap().take();
         let case = small(RANKS as usize);
-        let mut yard = Yard::open(world, &whole, exchange::options(&case))?;
+        let mut comm = Communicator::open(world, &whole, exchange::options(&case))?;
         for seed in 0..30 {
             let round = Round::new(&Case { seed, ..case.clone() }, rank);
-            let live = round.dispatch(&mut yard)?;
+            let live = round.dispatch(&mut comm)?;
             if seed == 10 {
                 if rank == 1 {
                     // Everything that its transport kept goes out now, beside a new exchange.
@@ -70,22 +70,22 @@ fn written_late(in_time: u64) -> u64 {
                 }
                 world.barrier("the late writer has written")?;
             }
-            round.finish(&mut yard, &live)?;
+            round.finish(&mut comm, &live)?;
         }
         if let Some(old) = &mut old {
             let found = old.first.received.x().bytes();
             anyhow::ensure!(found == old.arrived, "an output from before the loss has changed");
-            let again = Round::new(&case, rank).dispatch(&mut old.yard);
-            anyhow::ensure!(again.is_err(), "a yard that lost a rank goes on");
+            let again = Round::new(&case, rank).dispatch(&mut old.comm);
+            anyhow::ensure!(again.is_err(), "a communicator that lost a rank goes on");
         }
-        Ok(yard.close()?)
+        Ok(comm.close()?)
     });
     results.unwrap().into_iter().collect::<anyhow::Result<Vec<()>>>().unwrap();
     ROWS_PUT.load(Ordering::Relaxed) - before
 }
 
 #[test]
-fn what_a_rank_writes_that_was_given_up_reaches_no_later_yard_and_no_earlier_output() {
+fn what_a_rank_writes_that_was_given_up_reaches_no_later_communicator_and_no_earlier_output() {
     let late: Vec<u64> = IN_TIME.into_iter().map(written_late).collect();
     assert!(late.iter().any(|rows| *rows > 0), "no rows were written late: {late:?}");
 }

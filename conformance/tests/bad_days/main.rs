@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokenyard_conformance::oracle::{Case, Tokens};
 use tokenyard_core::config::Config;
 
-/// The deadline, and the lateness, of a yard that will have to give up.
+/// The deadline, and the lateness, of a communicator that will have to give up.
 const DEADLINE: Duration = Duration::from_millis(1000);
 
 /// How the ranks meet: patiently, because the machine may be busy.

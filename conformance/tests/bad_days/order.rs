@@ -7,8 +7,8 @@ use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
 use tokenyard_conformance::runner::Settings;
 use tokenyard_conformance::suite;
+use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::Config;
-use tokenyard_core::yard::Yard;
 
 use crate::{config, meeting, small};
 
@@ -29,15 +29,15 @@ const REORDERED: &str = "inner = \"faulty\"\nfaulty.inner = \"shm\"\nfaulty.dela
 fn exchanges(config: &Config) -> Vec<String> {
     let results = in_threads(RANKS, config, |world| -> anyhow::Result<()> {
         let case = small(RANKS as usize);
-        let mut yard = Yard::open(world, config, exchange::options(&case))?;
+        let mut comm = Communicator::open(world, config, exchange::options(&case))?;
         for seed in 0..40 {
             let round = Round::new(
                 &tokenyard_conformance::oracle::Case { seed, ..case.clone() },
-                yard.rank(),
+                comm.rank(),
             );
-            round.run(&mut yard)?;
+            round.run(&mut comm)?;
         }
-        Ok(yard.close()?)
+        Ok(comm.close()?)
     });
     results.unwrap().into_iter().filter_map(|r| r.err().map(|e| format!("{e:#}"))).collect()
 }

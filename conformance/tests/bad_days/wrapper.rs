@@ -1,4 +1,4 @@
-//! `between`: a transport of this test between a yard and another transport.
+//! `between`: a transport of this test between a communicator and another transport.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{
@@ -22,7 +22,7 @@ pub(crate) struct Between {
     memory: MemoryNeeds,
     splits: bool,
     counts: bool,
-    /// Per lane: what is left of commands that were accepted.
+    /// Per queue: what is left of commands that were accepted.
     waiting: Vec<Mutex<VecDeque<Command>>>,
 }
 
@@ -36,16 +36,16 @@ pub(crate) struct BetweenConfig {
     splits: bool,
     #[serde(default)]
     counts: bool,
-    #[serde(skip, default = "PartTable::empty")]
-    table: PartTable,
+    #[serde(skip, default = "ComponentTable::empty")]
+    table: ComponentTable,
 }
 
 impl Transport for Between {
     const NAME: &'static str = "between";
-    const ABOUT: &'static str = "stands between a yard and its transport";
+    const ABOUT: &'static str = "stands between a communicator and its transport";
     type Config = BetweenConfig;
 
-    fn configure(table: &PartTable) -> Result<BetweenConfig> {
+    fn configure(table: &ComponentTable) -> Result<BetweenConfig> {
         #[derive(serde::Deserialize)]
         struct Inner {
             inner: String,
@@ -65,7 +65,7 @@ impl Transport for Between {
             inner,
             splits: config.splits,
             counts: config.counts && team.me == 1,
-            waiting: (0..needs.lanes).map(|_| Mutex::default()).collect(),
+            waiting: (0..needs.queues).map(|_| Mutex::default()).collect(),
         })
     }
 
@@ -75,9 +75,9 @@ impl Transport for Between {
 
     tokenyard_testkit::pass_on!(inner: register, endpoint, connect, read_signal, health, progress);
 
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
-        self.hand_on(lane)?;
-        let mut waiting = self.waiting[lane as usize].lock().unwrap();
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        self.hand_on(queue)?;
+        let mut waiting = self.waiting[queue as usize].lock().unwrap();
         if !waiting.is_empty() {
             return Ok(0);
         }
@@ -90,24 +90,24 @@ impl Transport for Between {
             }
         }
         drop(waiting);
-        self.hand_on(lane)?;
+        self.hand_on(queue)?;
         Ok(commands.len())
     }
 
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        self.hand_on(lane)?;
-        self.inner.poll(lane, events)
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        self.hand_on(queue)?;
+        self.inner.poll(queue, events)
     }
 }
 
 impl Between {
     /// Hands on what waits, in order.
-    fn hand_on(&self, lane: u32) -> std::result::Result<(), i32> {
-        let mut waiting = self.waiting[lane as usize].lock().unwrap();
+    fn hand_on(&self, queue: u32) -> std::result::Result<(), i32> {
+        let mut waiting = self.waiting[queue as usize].lock().unwrap();
         while let Some(command) = waiting.front() {
             // SAFETY: whoever posted it promised all that `post` asks for; windows outlive the
             // instance. A source that is overwritten early is what this test is about.
-            if unsafe { self.inner.post(lane, std::slice::from_ref(command))? } == 0 {
+            if unsafe { self.inner.post(queue, std::slice::from_ref(command))? } == 0 {
                 return Ok(());
             }
             if self.counts && command.dst_window == 1 {

@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 use tokenyard_conformance::exchange::{self, Aligned, Brought};
 use tokenyard_conformance::oracle::{Case, Inputs, Layout};
 use tokenyard_core::ErrorKind;
+use tokenyard_core::communicator::{
+    Combine, CombineInput, Communicator, Handle, Replay, TensorMut, TensorRef,
+};
 use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{Combine, CombineInput, Handle, Replay, TensorMut, TensorRef, Yard};
 
 use crate::order::{Order, Path, Phase, Worst};
 
@@ -37,7 +39,7 @@ impl Spread {
 
     /// Whether some rank may hear from nobody that another one refuses. What entries say comes to a third
     /// domain by way of another one.
-    fn may_part(&self) -> bool {
+    fn may_component(&self) -> bool {
         self.domains == 2 && !self.has_rails()
     }
 
@@ -68,11 +70,11 @@ impl Spread {
 }
 
 /// Sources of which a rank hears nothing once the victims are lost.
-pub(crate) fn unheard(order: &Order, rank: usize) -> Vec<usize> {
-    exchange::unheard(&order.case(0), rank, order.victims())
+pub(crate) fn no_host_sync(order: &Order, rank: usize) -> Vec<usize> {
+    exchange::no_host_sync(&order.case(0), rank, order.victims())
 }
 
-/// A case in another layout than the order's, among several domains: there, an agent may hear of a loss in
+/// A case in another layout than the order's, among several domains: there, a forwarder may hear of a loss in
 /// the later of two operations before the earlier one is received.
 pub(crate) fn other_layout(order: &Order, round: u64) -> Case {
     match order.spread {
@@ -90,7 +92,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     for (number, phase) in (0u8..).zip(Phase::ALL.into_iter().chain(anytime)) {
         let certain = number < Phase::ALL.len() as u8;
         for path in [Path::Stores, Path::Puts] {
-            // The agent of rank 0's domain, in each layout; and one in the other.
+            // The forwarder of rank 0's domain, in each layout; and one in the other.
             for layout in (0..3).filter(|layout| certain || *layout == number % 3) {
                 add((2, 2, &[1]), (Worst::Killed, phase, layout, path));
             }
@@ -149,48 +151,48 @@ fn trial(spread: Spread, loss: crate::Loss) -> Trial {
 /// way of its rows is cut, and go on.
 pub(crate) fn refuse_in_turn(
     order: &Order,
-    yard: &mut Yard,
+    comm: &mut Communicator,
     (brought, handle): (&Brought, &Handle),
 ) -> Result<()> {
     let case = order.case(0);
-    let Some(spread) = order.spread.as_ref().filter(|spread| !spread.may_part()) else {
+    let Some(spread) = order.spread.as_ref().filter(|spread| !spread.may_component()) else {
         return Ok(());
     };
     for refuser in order.survivors() {
         let bad = refuser == order.rank;
         let expected = if bad { ErrorKind::InvalidInput } else { ErrorKind::Refused };
         let said = [
-            refuse_dispatch(order, yard, bad)?,
-            refuse_replay(&case, yard, (brought, handle), bad)?,
-            refuse_combine(&case, yard, (brought, handle), bad)?,
+            refuse_dispatch(order, comm, bad)?,
+            refuse_replay(&case, comm, (brought, handle), bad)?,
+            refuse_combine(&case, comm, (brought, handle), bad)?,
         ];
         ensure!(said == [expected; 3], "rank {refuser} refused: found {said:?}");
         if spread.has_rails() {
-            let said = lack_room(order, yard, bad)?;
+            let said = lack_room(order, comm, bad)?;
             ensure!(said == ErrorKind::Full, "rank {refuser} had no room: found {said:?}");
         }
     }
     Ok(())
 }
 
-fn refuse_dispatch(order: &Order, yard: &mut Yard, bad: bool) -> Result<ErrorKind> {
+fn refuse_dispatch(order: &Order, comm: &mut Communicator, bad: bool) -> Result<ErrorKind> {
     let case = order.case(5000);
     let mut inputs = Inputs::for_rank(&case, order.rank);
     if bad {
         inputs.topk_idx[0] = case.experts as i64;
     }
     let brought = Brought::new(&case, order.rank, inputs);
-    match yard.dispatch(&brought.dispatch()?) {
+    match comm.dispatch(&brought.dispatch()?) {
         Err(error) => Ok(error.kind()),
         Ok(_) => bail!("found an output of a refused dispatch"),
     }
 }
 
 /// All of this rank's arena, but for less than the rows of a handle take.
-fn take_room(yard: &mut Yard, handle: &Handle) -> Result<Vec<CombineInput>> {
+fn take_room(comm: &mut Communicator, handle: &Handle) -> Result<Vec<CombineInput>> {
     let mut taken = Vec::new();
     loop {
-        match yard.combine_input(handle, DType::Bf16) {
+        match comm.combine_input(handle, DType::Bf16) {
             Ok(input) => taken.push(input),
             Err(error) if error.kind() == ErrorKind::Full => return Ok(taken),
             Err(error) => return Err(error.into()),
@@ -199,19 +201,19 @@ fn take_room(yard: &mut Yard, handle: &Handle) -> Result<Vec<CombineInput>> {
 }
 
 /// A dispatch with counting, whose output is larger than the room that is left.
-fn lack_room(order: &Order, yard: &mut Yard, full: bool) -> Result<ErrorKind> {
+fn lack_room(order: &Order, comm: &mut Communicator, full: bool) -> Result<ErrorKind> {
     let flat = Case { layout: Layout::Flat, ..order.case(6000) };
     let brought = Brought::new(&flat, order.rank, Inputs::for_rank(&flat, order.rank));
-    let (_, handle) = yard.dispatch(&brought.dispatch()?)?;
+    let (_, handle) = comm.dispatch(&brought.dispatch()?)?;
     // Until the dispatch is over.
-    let _taken = if full { take_room(yard, &handle)? } else { Vec::new() };
+    let _taken = if full { take_room(comm, &handle)? } else { Vec::new() };
     let layout = match order.layout {
         1 => order.case(0).layout,
         _ => Layout::Flat,
     };
     let case = Case { layout, worst_case: true, ..flat };
     let brought = Brought::new(&case, order.rank, Inputs::for_rank(&case, order.rank));
-    match yard.dispatch(&brought.dispatch()?) {
+    match comm.dispatch(&brought.dispatch()?) {
         Err(error) => Ok(error.kind()),
         Ok(_) => bail!("found an output where a rank had no room"),
     }
@@ -219,14 +221,14 @@ fn lack_room(order: &Order, yard: &mut Yard, full: bool) -> Result<ErrorKind> {
 
 fn refuse_replay(
     case: &Case,
-    yard: &mut Yard,
+    comm: &mut Communicator,
     (brought, handle): (&Brought, &Handle),
     bad: bool,
 ) -> Result<ErrorKind> {
     let replay = brought.replay()?;
     let nothing = TensorRef::from_bytes(&[], DType::Bf16, 0, case.hidden)?;
     let replay = if bad { Replay { x: nothing, ..replay } } else { replay };
-    match yard.replay(handle, &replay) {
+    match comm.replay(handle, &replay) {
         Err(error) => Ok(error.kind()),
         Ok(_) => bail!("found an output of a refused replay"),
     }
@@ -234,7 +236,7 @@ fn refuse_replay(
 
 fn refuse_combine(
     case: &Case,
-    yard: &mut Yard,
+    comm: &mut Communicator,
     (brought, handle): (&Brought, &Handle),
     bad: bool,
 ) -> Result<ErrorKind> {
@@ -250,7 +252,7 @@ fn refuse_combine(
         out_weights: None,
         missing: None,
     };
-    match yard.combine(handle, combine) {
+    match comm.combine(handle, combine) {
         Err(error) => Ok(error.kind()),
         Ok(()) => bail!("found a sum of a refused combine"),
     }

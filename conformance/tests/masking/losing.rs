@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
-use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsPart};
+use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsComponent};
 use tokenyard_core::host::BuiltIn;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
 use tokenyard_core::transport::{Command, MemoryNeeds, Window};
@@ -17,7 +17,7 @@ use tokenyard_cpu::CpuKernels;
 use crate::LIMIT;
 use crate::order::{Order, Phase};
 
-/// What this process is told; set before it opens a yard.
+/// What this process is told; set before it opens a communicator.
 pub(crate) static ORDER: OnceLock<Order> = OnceLock::new();
 
 /// The kernel set's name in a config.
@@ -76,7 +76,7 @@ impl Trigger {
 
 unsafe extern "C" fn post(
     instance: *mut c_void,
-    lane: u32,
+    queue: u32,
     commands: *const Command,
     count: usize,
     accepted: *mut usize,
@@ -89,7 +89,7 @@ unsafe extern "C" fn post(
         assert!(matches!(worst, Some(Ok(()))), "{worst:?}");
     }
     // SAFETY: by the contract of `post`, which is that of the link.
-    unsafe { post(instance, lane, commands, count, accepted) }
+    unsafe { post(instance, queue, commands, count, accepted) }
 }
 
 /// The plan, with a link that passes by [`post`].
@@ -204,10 +204,10 @@ impl KernelSet for Losing {
     }
 }
 
-const TABLES: &[*const abi::TyKernelsTable] = &[KernelsPart::<Losing>::TABLE];
+const TABLES: &[*const abi::TyKernelsTable] = &[KernelsComponent::<Losing>::TABLE];
 static KERNELS: Exported<abi::TyKernelsExport> = Exported(abi::TyKernelsExport {
     header: KERNELS_HEADER,
-    parts: TABLES.as_ptr(),
+    components: TABLES.as_ptr(),
     count: TABLES.len(),
 });
 

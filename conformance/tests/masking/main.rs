@@ -3,13 +3,13 @@
 
 #![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
 
+mod components;
 mod domains;
 mod hosts;
 mod losing;
 mod mortal;
 mod opening;
 mod order;
-mod parts;
 mod rank;
 mod refused;
 mod two_minds;

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{
@@ -20,7 +20,7 @@ static STEP: OnceLock<Step> = OnceLock::new();
 /// Where a rank dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Step {
-    /// Before its yard is opened: the others know it from the join.
+    /// Before its communicator is opened: the others know it from the join.
     Joined,
     Probe,
     Open,
@@ -34,7 +34,7 @@ pub(crate) enum Step {
     Differs,
     /// Nor here, but its transport does not run where it came back.
     NoProbe,
-    /// Nor here, but it opens its yard only when the others have given it up.
+    /// Nor here, but it opens its communicator only when the others have given it up.
     Late,
 }
 
@@ -54,7 +54,7 @@ impl Step {
         Self::Connected,
     ];
 
-    /// Those at which it lives, and no yard can be opened with it.
+    /// Those at which it lives, and no communicator can be opened with it.
     pub(crate) const FAILS: [Self; 3] = [Self::Differs, Self::NoProbe, Self::Late];
 
     /// What its process says at its end.
@@ -62,7 +62,7 @@ impl Step {
         match self {
             Self::Differs => "max_tokens",
             Self::NoProbe => "no such device here",
-            Self::Late => "came back, and no yard could be opened with it",
+            Self::Late => "came back, and no communicator could be opened with it",
             _ => "",
         }
     }
@@ -84,8 +84,8 @@ impl Step {
 /// The table of the inner transport.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Below {
-    #[serde(skip, default = "PartTable::empty")]
-    table: PartTable,
+    #[serde(skip, default = "ComponentTable::empty")]
+    table: ComponentTable,
 }
 
 pub(crate) struct Mortal {
@@ -97,10 +97,10 @@ pub(crate) struct Mortal {
 impl Transport for Mortal {
     const NAME: &'static str = "mortal";
     const ABOUT: &'static str =
-        "for tests only: shm in which a rank dies while a yard is brought up";
+        "for tests only: shm in which a rank dies while a communicator is brought up";
     type Config = Below;
 
-    fn configure(table: &PartTable) -> Result<Below> {
+    fn configure(table: &ComponentTable) -> Result<Below> {
         Ok(Below { table: table.clone() })
     }
 

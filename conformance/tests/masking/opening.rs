@@ -1,5 +1,5 @@
-//! A rank dies at a step of a bring-up: of the first yard, or as a process that comes back, while the
-//! others renew theirs. They open the yard without it, and with the process that comes after it.
+//! A rank dies at a step of a bring-up: of the first communicator, or as a process that comes back, while the
+//! others renew theirs. They open the communicator without it, and with the process that comes after it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};
 use tokenyard_conformance::exchange;
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::yard::Yard;
+use tokenyard_core::communicator::Communicator;
 
 use crate::domains::{self, Spread};
 use crate::mortal::Step;
@@ -48,27 +48,27 @@ pub(crate) fn play(order: &Order) -> Result<()> {
         }
         let mut options = exchange::options(&order.case(0));
         options.max_tokens += u32::from(step == Step::Differs);
-        let opened = Yard::open(&world, &config, options);
+        let opened = Communicator::open(&world, &config, options);
         match opened {
             Err(error) if Step::FAILS.contains(&step) => return Err(error.into()),
             _ => bail!("the victim outlived its bring-up: {:?}", opened.map(drop)),
         }
     }
-    let mut yard = Yard::open(&world, &config, exchange::options(&order.case(0)))?;
+    let mut comm = Communicator::open(&world, &config, exchange::options(&order.case(0)))?;
     let deaths = if is_victim { 0 } else { order.lives.len() - 1 };
-    let silent = domains::unheard(order, order.rank);
+    let silent = domains::no_host_sync(order, order.rank);
     for life in 0..deaths {
-        ensure!(indices(yard.lost_ranks()) == [VICTIM], "life {life}: {:?}", yard.lost_ranks());
-        let lost = exchange_once(order, &mut yard, (life as u64, false))?;
+        ensure!(indices(comm.lost_ranks()) == [VICTIM], "life {life}: {:?}", comm.lost_ranks());
+        let lost = exchange_once(order, &mut comm, (life as u64, false))?;
         ensure!(lost == silent, "life {life}: found {lost:?} lost; expected {silent:?}");
         order.mark(&without(life))?;
-        wait_for_return(order, &world, &yard)?;
-        yard = yard.renew()?;
+        wait_for_return(order, &world, &comm)?;
+        comm = comm.renew()?;
     }
-    ensure!(yard.lost_ranks().is_empty(), "found {:?} lost; expected all", yard.lost_ranks());
-    let lost = exchange_once(order, &mut yard, (100, false))?;
+    ensure!(comm.lost_ranks().is_empty(), "found {:?} lost; expected all", comm.lost_ranks());
+    let lost = exchange_once(order, &mut comm, (100, false))?;
     ensure!(lost.is_empty(), "found {lost:?} lost; expected all back");
-    Ok(yard.close()?)
+    Ok(comm.close()?)
 }
 
 /// Waits until the others have gone on without this process, which they let in.

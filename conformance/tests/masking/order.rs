@@ -21,7 +21,7 @@ pub(crate) const VICTIM: usize = 1;
 /// Where the victim does its worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
-    /// While the yard is brought up: all links are made, and the kernels not planned.
+    /// While the communicator is brought up: all links are made, and the kernels not planned.
     Planning,
     DispatchSend,
     /// Inside the send of a dispatch: it has entered, and has not written the rows that the others

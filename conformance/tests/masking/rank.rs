@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use tokenyard_conformance::exchange::{self, Brought, Got, Losses, Placed};
 use tokenyard_conformance::oracle::{Case, Inputs};
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::yard::{Handle, Received, Yard};
+use tokenyard_core::communicator::{Communicator, Handle, Received};
 
 use crate::order::{Order, Path, Phase};
 use crate::{LIMIT, domains, losing};
@@ -22,64 +22,64 @@ const ROUNDS: u64 = 3;
 pub(crate) fn play(order: &Order) -> Result<()> {
     let config = order.config();
     let world = Arc::new(World::from_config(&config.world)?);
-    let mut yard = Yard::open(&world, &config, exchange::options(&order.case(0)))?;
+    let mut comm = Communicator::open(&world, &config, exchange::options(&order.case(0)))?;
     if order.spread.is_some() {
-        let path = yard.report().scale_up.as_ref().map(|level| level.path);
+        let path = comm.report().scale_up.as_ref().map(|level| level.path);
         ensure!(path == Some("put"), "rows go by {path:?} (INV-8)");
     }
     let is_victim = order.is_victim();
     let mut round = 0;
-    let mut old = Old::new(order, &mut yard)?;
+    let mut old = Old::new(order, &mut comm)?;
     if !order.back {
         // Who was lost before the first round is lost in all.
         let before = if order.phase == Phase::Planning { 0 } else { BEFORE };
         for _ in 0..before {
             let last = round + 1 == BEFORE && is_victim;
-            exchange_once(order, &mut yard, (round, last))?;
-            old.again(&mut yard)?;
-            overlap(order, &mut yard, (round, last))?;
+            exchange_once(order, &mut comm, (round, last))?;
+            old.again(&mut comm)?;
+            overlap(order, &mut comm, (round, last))?;
             if is_victim {
                 meet_fate(order, round);
             }
             round += 1;
         }
-        // A victim does what the others do, until it finds out: they may have sent it their part.
-        let kept = Kept::new(order, &mut yard)?;
+        // A victim does what the others do, until it finds out: they may have sent it their component.
+        let kept = Kept::new(order, &mut comm)?;
         if is_victim {
-            exchange_once(order, &mut yard, (round, false))?;
+            exchange_once(order, &mut comm, (round, false))?;
             bail!("the victim went on; expected its loss");
         }
-        let silent = domains::unheard(order, order.rank);
+        let silent = domains::no_host_sync(order, order.rank);
         for _ in 0..ROUNDS {
-            let lost = exchange_once(order, &mut yard, (round, false))?;
+            let lost = exchange_once(order, &mut comm, (round, false))?;
             ensure!(lost == silent, "round {round}: found {lost:?} lost; expected {silent:?}");
-            let lost = old.again(&mut yard)?;
+            let lost = old.again(&mut comm)?;
             ensure!(lost == silent, "replay: found {lost:?} lost; expected {silent:?}");
-            domains::refuse_in_turn(order, &mut yard, (&old.brought, &old.handle))?;
-            overlap(order, &mut yard, (round, false))?;
+            domains::refuse_in_turn(order, &mut comm, (&old.brought, &old.handle))?;
+            overlap(order, &mut comm, (round, false))?;
             round += 1;
         }
-        ensure!(indices(yard.lost_ranks()) == order.victims(), "{:?} lost", yard.lost_ranks());
+        ensure!(indices(comm.lost_ranks()) == order.victims(), "{:?} lost", comm.lost_ranks());
         order.mark("without")?;
         if !order.worst.kills() {
-            outlast(order, &mut yard, round)?;
+            outlast(order, &mut comm, round)?;
             return kept.check();
         }
         kept.check()?;
-        wait_for_return(order, &world, &yard)?;
+        wait_for_return(order, &world, &comm)?;
         drop((old, kept));
-        yard = yard.renew()?;
-        old = Old::new(order, &mut yard)?;
+        comm = comm.renew()?;
+        old = Old::new(order, &mut comm)?;
     }
     for round in BEFORE + ROUNDS..BEFORE + 2 * ROUNDS {
-        let lost = exchange_once(order, &mut yard, (round, false))?;
+        let lost = exchange_once(order, &mut comm, (round, false))?;
         ensure!(lost.is_empty(), "round {round}: found {lost:?} lost; expected all back");
-        ensure!(old.again(&mut yard)?.is_empty(), "a replay lacks something; expected all back");
-        overlap(order, &mut yard, (round, false))?;
+        ensure!(old.again(&mut comm)?.is_empty(), "a replay lacks something; expected all back");
+        overlap(order, &mut comm, (round, false))?;
     }
     drop(old);
-    ensure!(yard.lost_ranks().is_empty(), "found {:?} lost", yard.lost_ranks());
-    Ok(yard.close()?)
+    ensure!(comm.lost_ranks().is_empty(), "found {:?} lost", comm.lost_ranks());
+    Ok(comm.close()?)
 }
 
 /// A victim whose time comes at any moment meets it on a thread of its own, after the first round; or
@@ -110,26 +110,26 @@ struct Old {
 }
 
 impl Old {
-    fn new(order: &Order, yard: &mut Yard) -> Result<Self> {
+    fn new(order: &Order, comm: &mut Communicator) -> Result<Self> {
         let case = order.case(1000);
         let inputs = Inputs::all(&case);
-        let rank = yard.rank() as usize;
+        let rank = comm.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
+        let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
         exchange::check_received_flagged(&case, &inputs, (rank, &received))?;
         Ok(Self { case, inputs, brought, handle })
     }
 
     /// A replay and a combine, checked. Returns whose rows were left out.
-    fn again(&mut self, yard: &mut Yard) -> Result<Vec<usize>> {
-        let rank = yard.rank() as usize;
-        let received = yard.replay(&self.handle, &self.brought.replay()?).context("replay")?;
+    fn again(&mut self, comm: &mut Communicator) -> Result<Vec<usize>> {
+        let rank = comm.rank() as usize;
+        let received = comm.replay(&self.handle, &self.brought.replay()?).context("replay")?;
         exchange::check_received_flagged(&self.case, &self.inputs, (rank, &received))
             .context("replay")?;
         let output = exchange::run_experts(&self.case, rank, &received).context("experts")?;
-        let got = exchange::combine(yard, &self.brought, &self.handle, &output, Placed::Outside)
+        let got = exchange::combine(comm, &self.brought, &self.handle, &output, Placed::Outside)
             .context("combine after replay")?;
-        check_combined(&self.case, &self.inputs, yard, &got).context("after replay")?;
+        check_combined(&self.case, &self.inputs, comm, &got).context("after replay")?;
         Ok(lost_sources(&received))
     }
 }
@@ -139,16 +139,16 @@ impl Old {
 struct Kept(Vec<(Received, Vec<u8>)>);
 
 impl Kept {
-    fn new(order: &Order, yard: &mut Yard) -> Result<Self> {
-        (4000..4003).map(|seed| Self::one(order, yard, seed)).collect::<Result<_>>().map(Self)
+    fn new(order: &Order, comm: &mut Communicator) -> Result<Self> {
+        (4000..4003).map(|seed| Self::one(order, comm, seed)).collect::<Result<_>>().map(Self)
     }
 
-    fn one(order: &Order, yard: &mut Yard, seed: u64) -> Result<(Received, Vec<u8>)> {
+    fn one(order: &Order, comm: &mut Communicator, seed: u64) -> Result<(Received, Vec<u8>)> {
         let case = order.case(seed);
         let inputs = Inputs::all(&case);
-        let rank = yard.rank() as usize;
+        let rank = comm.rank() as usize;
         let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
-        let (received, _) = yard.dispatch(&brought.dispatch()?)?;
+        let (received, _) = comm.dispatch(&brought.dispatch()?)?;
         exchange::check_received_flagged(&case, &inputs, (rank, &received)).context("kept")?;
         let x = received.x().bytes().to_vec();
         Ok((received, x))
@@ -172,18 +172,18 @@ pub(crate) fn indices(ranks: Vec<u32>) -> Vec<usize> {
 
 /// What came back has the part of each victim, which may have done it before it was lost, or says that
 /// it has not.
-fn check_combined(case: &Case, inputs: &Inputs, yard: &Yard, got: &Got) -> Result<()> {
-    let lost = indices(yard.lost_ranks());
+fn check_combined(case: &Case, inputs: &Inputs, comm: &Communicator, got: &Got) -> Result<()> {
+    let lost = indices(comm.lost_ranks());
     let losses = Losses { before: &[], after: &lost };
-    exchange::check_combined_around(case, inputs, losses, (yard.rank() as usize, got)).map(drop)
+    exchange::check_combined_around(case, inputs, losses, (comm.rank() as usize, got)).map(drop)
 }
 
 /// Goes on until the victim has found out, whatever it still writes.
-fn outlast(order: &Order, yard: &mut Yard, mut round: u64) -> Result<()> {
+fn outlast(order: &Order, comm: &mut Communicator, mut round: u64) -> Result<()> {
     let start = Instant::now();
-    let silent = domains::unheard(order, order.rank);
+    let silent = domains::no_host_sync(order, order.rank);
     while !order.marker("victim_ended", order.victims()[0]).exists() {
-        let lost = exchange_once(order, yard, (round, false))?;
+        let lost = exchange_once(order, comm, (round, false))?;
         ensure!(lost == silent, "round {round}: found {lost:?} lost; expected {silent:?}");
         round += 1;
         ensure!(start.elapsed() < LIMIT, "the victim did not find out");
@@ -192,7 +192,7 @@ fn outlast(order: &Order, yard: &mut Yard, mut round: u64) -> Result<()> {
     order.mark("through")?;
     while !order.survivors().all(|r| order.marker("through", r).exists()) {
         // Fails where the others got through while this one had begun another round.
-        let _ = exchange_once(order, yard, (round, false));
+        let _ = exchange_once(order, comm, (round, false));
         round += 1;
         ensure!(start.elapsed() < LIMIT, "the others did not get through");
     }
@@ -200,10 +200,10 @@ fn outlast(order: &Order, yard: &mut Yard, mut round: u64) -> Result<()> {
 }
 
 /// Until all know that the victims wait to come back.
-pub(crate) fn wait_for_return(order: &Order, world: &World, yard: &Yard) -> Result<()> {
+pub(crate) fn wait_for_return(order: &Order, world: &World, comm: &Communicator) -> Result<()> {
     let start = Instant::now();
     loop {
-        let ready = indices(yard.returning_ranks()) == order.victims();
+        let ready = indices(comm.returning_ranks()) == order.victims();
         let all = world.all_gather("ready", &[u8::from(ready)])?;
         if all.iter().filter(|ready| !ready.is_empty()).all(|ready| ready == &[1]) {
             return Ok(());
@@ -214,24 +214,24 @@ pub(crate) fn wait_for_return(order: &Order, world: &World, yard: &Yard) -> Resu
 }
 
 /// One exchange, checked: with the oracle's full result, or with that without the victim where the
-/// yard says so. Returns whose part was left out.
+/// communicator says so. Returns whose component was left out.
 pub(crate) fn exchange_once(
     order: &Order,
-    yard: &mut Yard,
+    comm: &mut Communicator,
     (round, last): (u64, bool),
 ) -> Result<Vec<usize>> {
     let at = |phase| if last && phase == order.phase { order.do_worst() } else { Ok(()) };
     let case = order.case(round);
     let inputs = Inputs::all(&case);
-    let rank = yard.rank() as usize;
+    let rank = comm.rank() as usize;
     let brought = Brought::new(&case, rank, inputs.ranks[rank].clone());
     at(Phase::DispatchSend)?;
     if last && order.phase == Phase::Entered {
         losing::arm();
     }
-    let sent = yard.dispatch_send(&brought.dispatch()?)?;
+    let sent = comm.dispatch_send(&brought.dispatch()?)?;
     at(Phase::DispatchReceive)?;
-    let (received, handle) = yard.dispatch_recv(sent)?;
+    let (received, handle) = comm.dispatch_recv(sent)?;
     let torn = exchange::check_received_flagged(&case, &inputs, (rank, &received));
     if torn.with_context(|| format!("round {round}"))? {
         order.mark("torn")?;
@@ -239,14 +239,14 @@ pub(crate) fn exchange_once(
     let output = exchange::run_experts(&case, rank, &received).context("experts")?;
     let mut buffers = exchange::Buffers::new(&brought, &output);
     at(Phase::CombineSend)?;
-    let sent = yard.combine_send(&handle, buffers.arguments(&brought, &handle)?)?;
+    let sent = comm.combine_send(&handle, buffers.arguments(&brought, &handle)?)?;
     at(Phase::CombineReceive)?;
     at(Phase::LateReceive)?;
     let is_late = order.phase == Phase::LateReceive && round + 1 == BEFORE && !order.is_victim();
     if is_late {
-        hear_of_loss(order, yard)?;
+        hear_of_loss(order, comm)?;
     }
-    yard.combine_recv(sent)?;
+    comm.combine_recv(sent)?;
     let got = buffers.into_got()?;
     // Among several domains rows are put, also where they could be read.
     if is_late && order.path == Path::Stores && order.spread.is_none() {
@@ -255,14 +255,14 @@ pub(crate) fn exchange_once(
         return exchange::check_combined_without(&case, &inputs, &left_out, (rank, &got))
             .map(|()| lost_sources(&received));
     }
-    check_combined(&case, &inputs, yard, &got).with_context(|| format!("round {round}"))?;
+    check_combined(&case, &inputs, comm, &got).with_context(|| format!("round {round}"))?;
     Ok(lost_sources(&received))
 }
 
 /// Waits until this rank knows of the loss, which happens before the victims receive.
-fn hear_of_loss(order: &Order, yard: &Yard) -> Result<()> {
+fn hear_of_loss(order: &Order, comm: &Communicator) -> Result<()> {
     let start = Instant::now();
-    while indices(yard.lost_ranks()) != order.victims() {
+    while indices(comm.lost_ranks()) != order.victims() {
         ensure!(start.elapsed() < LIMIT, "nobody was lost");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -270,21 +270,21 @@ fn hear_of_loss(order: &Order, yard: &Yard) -> Result<()> {
 }
 
 /// Two exchanges at once, checked.
-fn overlap(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result<()> {
-    let rank = yard.rank() as usize;
+fn overlap(order: &Order, comm: &mut Communicator, (round, last): (u64, bool)) -> Result<()> {
+    let rank = comm.rank() as usize;
     let cases = [order.case(2000 + round), domains::other_layout(order, 3000 + round)];
     let inputs = cases.each_ref().map(Inputs::all);
     let brought = [0, 1].map(|i| Brought::new(&cases[i], rank, inputs[i].ranks[rank].clone()));
-    let sent = yard.dispatch_send(&brought[0].dispatch()?)?;
+    let sent = comm.dispatch_send(&brought[0].dispatch()?)?;
     let between = order.spread.is_some() && order.layout != 1;
     if last && order.phase == Phase::Overlap && between {
         order.do_worst()?;
     }
-    let also = yard.dispatch_send(&brought[1].dispatch()?)?;
+    let also = comm.dispatch_send(&brought[1].dispatch()?)?;
     if last && order.phase == Phase::Overlap {
         order.do_worst()?;
     }
-    let arrived = [yard.dispatch_recv(sent)?, yard.dispatch_recv(also)?];
+    let arrived = [comm.dispatch_recv(sent)?, comm.dispatch_recv(also)?];
     let mut buffers = Vec::new();
     for (i, (received, _)) in arrived.iter().enumerate() {
         exchange::check_received_flagged(&cases[i], &inputs[i], (rank, received))
@@ -294,13 +294,13 @@ fn overlap(order: &Order, yard: &mut Yard, (round, last): (u64, bool)) -> Result
     }
     let mut sent = Vec::new();
     for ((brought, (_, handle)), buffers) in brought.iter().zip(&arrived).zip(&mut buffers) {
-        sent.push(yard.combine_send(handle, buffers.arguments(brought, handle)?)?);
+        sent.push(comm.combine_send(handle, buffers.arguments(brought, handle)?)?);
     }
     for sent in sent {
-        yard.combine_recv(sent)?;
+        comm.combine_recv(sent)?;
     }
     for ((case, inputs), buffers) in cases.iter().zip(&inputs).zip(buffers) {
-        check_combined(case, inputs, yard, &buffers.into_got()?).context("two at once")?;
+        check_combined(case, inputs, comm, &buffers.into_got()?).context("two at once")?;
     }
     Ok(())
 }

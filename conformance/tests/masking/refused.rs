@@ -1,4 +1,4 @@
-//! What cannot go on without a rank is refused when a yard is opened.
+//! What cannot go on without a rank is refused when a communicator is opened.
 
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Failed, Trial};
@@ -6,8 +6,8 @@ use tokenyard_conformance::exchange;
 use tokenyard_conformance::oracle::Case;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::ErrorKind;
+use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::Config;
-use tokenyard_core::yard::Yard;
 
 /// The level between domains has to declare it too.
 const BETWEEN_DOMAINS: &str = "[transport.scale_up]\nuse = \"shm\"\n\
@@ -40,10 +40,10 @@ fn refuse(transport: &str, says: &str) -> Result<()> {
     let config = Config::parse(&text, "refused")?;
     let case = Case { ranks: 4, ..Case::default() };
     let opened = in_threads(4, &config, |world| {
-        Yard::open(world, &config, exchange::options(&case)).map(drop)
+        Communicator::open(world, &config, exchange::options(&case)).map(drop)
     })?;
     for result in opened {
-        let error = result.err().context("found an open yard; expected a refusal")?;
+        let error = result.err().context("found an open communicator; expected a refusal")?;
         let text = error.to_string();
         // Who is slower than rank 0 hears of it before it finds out.
         let known = [ErrorKind::Unsupported, ErrorKind::PeerLost].contains(&error.kind());

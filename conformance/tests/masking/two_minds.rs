@@ -9,7 +9,7 @@ use libtest_mimic::{Failed, Trial};
 use tokenyard_conformance::exchange::{self, Brought};
 use tokenyard_conformance::oracle::{Case, Inputs, Tokens};
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::yard::{Yard, YardOptions};
+use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
 use tokenyard_core::{Error, ErrorKind};
 
 use crate::order::{Order, Path, Phase, VICTIM, Worst};
@@ -48,14 +48,14 @@ fn watch(order: &Order) -> Result<()> {
 pub(crate) fn play(order: &Order) -> Result<()> {
     let config = order.config();
     let world = Arc::new(World::from_config(&config.world)?);
-    let options = YardOptions { in_flight: 1, ..exchange::options(&order.case(0)) };
-    let mut yard = Yard::open(&world, &config, options)?;
+    let options = CommunicatorOptions { in_flight: 1, ..exchange::options(&order.case(0)) };
+    let mut comm = Communicator::open(&world, &config, options)?;
     let mut kept = Vec::new();
     losing::arm();
     for round in 0..MOST {
         let case = Case { tokens: Tokens::Exactly(vec![12, 12, 0]), ..order.case(round) };
         let brought = Brought::new(&case, order.rank, Inputs::for_rank(&case, order.rank));
-        match yard.dispatch(&brought.dispatch()?) {
+        match comm.dispatch(&brought.dispatch()?) {
             Ok((received, _)) if order.is_victim() => kept.push(received),
             Ok(_) => {}
             // Packed rows land where nobody else's memory is: that minds differ shows with the next.

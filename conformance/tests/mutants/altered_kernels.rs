@@ -2,8 +2,8 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
-use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsPart};
+use tokenyard_core::config::ComponentTable;
+use tokenyard_core::export::{Exported, KERNELS_HEADER, KernelsComponent};
 use tokenyard_core::host::BuiltIn;
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
 use tokenyard_core::transport::{MemoryNeeds, Window};
@@ -33,7 +33,7 @@ pub(crate) struct Altered<A> {
 }
 
 fn cpu_config() -> <CpuKernels as KernelSet>::Config {
-    PartTable::from_text("", "mutants").parse("cpu").unwrap()
+    ComponentTable::from_text("", "mutants").parse("cpu").unwrap()
 }
 
 impl<A: Alteration> KernelSet for Altered<A> {
@@ -102,7 +102,7 @@ impl<A: Alteration> KernelSet for Altered<A> {
 }
 
 const fn table<A: Alteration>() -> *const abi::TyKernelsTable {
-    KernelsPart::<Altered<A>>::TABLE
+    KernelsComponent::<Altered<A>>::TABLE
 }
 
 const TABLES: &[*const abi::TyKernelsTable] = &[
@@ -118,7 +118,7 @@ const TABLES: &[*const abi::TyKernelsTable] = &[
 
 static KERNELS: Exported<abi::TyKernelsExport> = Exported(abi::TyKernelsExport {
     header: KERNELS_HEADER,
-    parts: TABLES.as_ptr(),
+    components: TABLES.as_ptr(),
     count: TABLES.len(),
 });
 

@@ -22,8 +22,8 @@ pub(crate) struct StaleSignal {
 impl Fault for StaleSignal {
     const NAME: &'static str = "stale_signal";
 
-    fn read_signal(&self, below: &Below, lane: u32, id: u32) -> u64 {
-        let total = below.shm.read_signal(lane, id);
+    fn read_signal(&self, below: &Below, queue: u32, id: u32) -> u64 {
+        let total = below.shm.read_signal(queue, id);
         let again = self.seen.lock().unwrap().insert(id, total) == Some(total);
         total + u64::from(total > 0 && again)
     }
@@ -40,13 +40,13 @@ pub(crate) struct DoubledSignal(Turn);
 impl Fault for DoubledSignal {
     const NAME: &'static str = "doubled_signal";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         if raises(command) && self.0.of(100) {
             // SAFETY: by this function's contract.
-            unsafe { below.post(lane, Command { op: abi::TY_OP_SIGNAL, flags: 0, ..*command })? };
+            unsafe { below.post(queue, Command { op: abi::TY_OP_SIGNAL, flags: 0, ..*command })? };
         }
         // SAFETY: by this function's contract.
-        unsafe { below.post(lane, *command) }
+        unsafe { below.post(queue, *command) }
     }
 }
 
@@ -61,9 +61,9 @@ pub(crate) struct NarrowAdd;
 impl Fault for NarrowAdd {
     const NAME: &'static str = "narrow_add";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         // SAFETY: by this function's contract.
-        unsafe { below.post(lane, Command { add: command.add & 0x7fff, ..*command }) }
+        unsafe { below.post(queue, Command { add: command.add & 0x7fff, ..*command }) }
     }
 }
 
@@ -78,9 +78,9 @@ pub(crate) struct NarrowId;
 impl Fault for NarrowId {
     const NAME: &'static str = "narrow_id";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         // SAFETY: by this function's contract; a smaller id is in range as well.
-        unsafe { below.post(lane, Command { signal: command.signal & 0xfff, ..*command }) }
+        unsafe { below.post(queue, Command { signal: command.signal & 0xfff, ..*command }) }
     }
 }
 
@@ -95,8 +95,8 @@ pub(crate) struct ErrorIsNotYet;
 impl Fault for ErrorIsNotYet {
     const NAME: &'static str = "error_is_not_yet";
 
-    fn poll(&self, below: &Below, lane: u32, events: &mut [Event]) -> Hot {
-        let count = below.shm.poll(lane, events)?;
+    fn poll(&self, below: &Below, queue: u32, events: &mut [Event]) -> Hot {
+        let count = below.shm.poll(queue, events)?;
         let mut kept = 0;
         for at in 0..count {
             if events[at].kind == abi::TY_EVENT_DONE {
@@ -142,19 +142,19 @@ pub(crate) struct DoneAtPickUp {
 impl Fault for DoneAtPickUp {
     const NAME: &'static str = "done_at_pick_up";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         if !is_put(command) || command.flags & abi::TY_FLAG_NOTIFY == 0 {
             // SAFETY: by this function's contract.
-            return unsafe { below.post(lane, *command) };
+            return unsafe { below.post(queue, *command) };
         }
         let Command { peer, tag, .. } = *command;
-        let done = Event { kind: abi::TY_EVENT_DONE, lane, peer, status: abi::TY_OK, tag };
+        let done = Event { kind: abi::TY_EVENT_DONE, queue, peer, status: abi::TY_OK, tag };
         self.early.lock().unwrap().push_back(done);
         self.waiting.lock().unwrap().push_back(Command { flags: 0, ..*command });
         Ok(1)
     }
 
-    fn poll(&self, below: &Below, lane: u32, events: &mut [Event]) -> Hot {
+    fn poll(&self, below: &Below, queue: u32, events: &mut [Event]) -> Hot {
         if let (Some(done), Some(room)) =
             (self.early.lock().unwrap().pop_front(), events.first_mut())
         {
@@ -164,9 +164,9 @@ impl Fault for DoneAtPickUp {
         if let Some(command) = self.waiting.lock().unwrap().pop_front() {
             // SAFETY: a posted command; its source may have changed, which is the fault, but it is
             // memory of the window still.
-            unsafe { below.post(lane, command)? };
+            unsafe { below.post(queue, command)? };
         }
-        below.shm.poll(lane, events)
+        below.shm.poll(queue, events)
     }
 }
 
@@ -181,12 +181,12 @@ pub(crate) struct DoneTwice(Turn, Mutex<Option<Event>>);
 impl Fault for DoneTwice {
     const NAME: &'static str = "done_twice";
 
-    fn poll(&self, below: &Below, lane: u32, events: &mut [Event]) -> Hot {
+    fn poll(&self, below: &Below, queue: u32, events: &mut [Event]) -> Hot {
         if let (Some(again), Some(room)) = (self.1.lock().unwrap().take(), events.first_mut()) {
             *room = again;
             return Ok(1);
         }
-        let count = below.shm.poll(lane, events)?;
+        let count = below.shm.poll(queue, events)?;
         let twice = events[..count].iter().find(|_| self.0.of(50));
         *self.1.lock().unwrap() = twice.copied();
         Ok(count)
@@ -204,9 +204,9 @@ pub(crate) struct NarrowTag;
 impl Fault for NarrowTag {
     const NAME: &'static str = "narrow_tag";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         // SAFETY: by this function's contract.
-        unsafe { below.post(lane, Command { tag: command.tag & 0xffff_ffff, ..*command }) }
+        unsafe { below.post(queue, Command { tag: command.tag & 0xffff_ffff, ..*command }) }
     }
 }
 
@@ -221,9 +221,9 @@ pub(crate) struct Overrun;
 impl Fault for Overrun {
     const NAME: &'static str = "overrun";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         // SAFETY: by this function's contract.
-        unsafe { below.post(lane, *command)? };
+        unsafe { below.post(queue, *command)? };
         Ok(1)
     }
 }
@@ -233,11 +233,11 @@ fn an_overrun_queue_is_caught() {
     caught::<Overrun>("l0/queue_full_is_back_pressure/r2", "found 4 events; expected 1000");
 }
 
-/// All lanes are one queue.
+/// All queues are one queue.
 #[derive(Default)]
-pub(crate) struct OneQueueForAllLanes;
-impl Fault for OneQueueForAllLanes {
-    const NAME: &'static str = "one_queue_for_all_lanes";
+pub(crate) struct OneQueueForAll;
+impl Fault for OneQueueForAll {
+    const NAME: &'static str = "one_queue_for_all_queues";
 
     unsafe fn post(&self, below: &Below, _: u32, command: &Command) -> Hot {
         // SAFETY: by this function's contract; the case uses one thread until it fails.
@@ -250,6 +250,6 @@ impl Fault for OneQueueForAllLanes {
 }
 
 #[test]
-fn lanes_that_share_a_queue_are_caught() {
-    caught::<OneQueueForAllLanes>("l0/lanes_are_independent/r2", "expected each tag once");
+fn queues_that_are_one_are_caught() {
+    caught::<OneQueueForAll>("l0/queues_are_independent/r2", "expected each tag once");
 }

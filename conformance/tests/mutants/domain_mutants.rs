@@ -3,9 +3,9 @@
 use tokenyard_conformance::exchange::{self, Placed};
 use tokenyard_conformance::oracle::{Case, Inputs};
 use tokenyard_core::abi;
+use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::Config;
 use tokenyard_core::transport::Command;
-use tokenyard_core::yard::Yard;
 
 use crate::faulty_shm::{Below, Fault, Hot};
 use crate::l0::{Intact, IntactLoadStore};
@@ -27,8 +27,8 @@ fn run(case: &Case, scale_out: &str, domains: usize) -> Vec<String> {
     let config = Config::parse(&text, "mutants").unwrap();
     let inputs = Inputs::all(case);
     failures(case.ranks as u32, &config, |world| {
-        let mut yard = Yard::open(world, &config, exchange::options(case))?;
-        exchange::check(&mut yard, case, &inputs, Placed::Outside)
+        let mut comm = Communicator::open(world, &config, exchange::options(case))?;
+        exchange::check(&mut comm, case, &inputs, Placed::Outside)
     })
 }
 
@@ -38,13 +38,13 @@ pub(crate) struct LostRailRows;
 impl Fault for LostRailRows {
     const NAME: &'static str = "lost_rail_rows";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         let mut command = *command;
         if command.op == abi::TY_OP_PUT_SIGNAL && command.bytes >= 512 {
             command.op = abi::TY_OP_SIGNAL;
         }
         // SAFETY: by this function's contract; a signal alone reads and writes no window.
-        unsafe { below.post(lane, command) }
+        unsafe { below.post(queue, command) }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
-use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportPart};
+use tokenyard_core::config::ComponentTable;
+use tokenyard_core::export::{Exported, TRANSPORT_HEADER, TransportComponent};
 use tokenyard_core::host::BuiltIn;
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, Window,
@@ -25,9 +25,9 @@ pub(crate) struct Below {
 impl Below {
     /// # Safety
     /// As [`Transport::post`], for one command.
-    pub(crate) unsafe fn post(&self, lane: u32, command: Command) -> Hot {
+    pub(crate) unsafe fn post(&self, queue: u32, command: Command) -> Hot {
         // SAFETY: by this function's contract.
-        unsafe { self.shm.post(lane, &[command]) }
+        unsafe { self.shm.post(queue, &[command]) }
     }
 }
 
@@ -43,17 +43,17 @@ pub(crate) trait Fault: Default + Send + Sync + 'static {
 
     /// # Safety
     /// As [`Transport::post`], for one command.
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         // SAFETY: by this function's contract.
-        unsafe { below.post(lane, *command) }
+        unsafe { below.post(queue, *command) }
     }
 
-    fn poll(&self, below: &Below, lane: u32, events: &mut [Event]) -> Hot {
-        below.shm.poll(lane, events)
+    fn poll(&self, below: &Below, queue: u32, events: &mut [Event]) -> Hot {
+        below.shm.poll(queue, events)
     }
 
-    fn read_signal(&self, below: &Below, lane: u32, id: u32) -> u64 {
-        below.shm.read_signal(lane, id)
+    fn read_signal(&self, below: &Below, queue: u32, id: u32) -> u64 {
+        below.shm.read_signal(queue, id)
     }
 
     fn health(&self, below: &Below) -> Result<()> {
@@ -75,13 +75,13 @@ pub(crate) struct Faulty<F> {
     fault: F,
 }
 
-/// These parts have no settings.
+/// These components have no settings.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NoSettings {}
 
 fn shm_config() -> <Shm as Transport>::Config {
-    PartTable::from_text("", "mutants").parse("shm").unwrap()
+    ComponentTable::from_text("", "mutants").parse("shm").unwrap()
 }
 
 impl<F: Fault> Transport for Faulty<F> {
@@ -123,22 +123,22 @@ impl<F: Fault> Transport for Faulty<F> {
         self.fault.peer_address(&self.below, window, peer)
     }
 
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> Hot {
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> Hot {
         for (accepted, command) in commands.iter().enumerate() {
             // SAFETY: by this function's contract.
-            if unsafe { self.fault.post(&self.below, lane, command)? } == 0 {
+            if unsafe { self.fault.post(&self.below, queue, command)? } == 0 {
                 return Ok(accepted);
             }
         }
         Ok(commands.len())
     }
 
-    fn poll(&self, lane: u32, events: &mut [Event]) -> Hot {
-        self.fault.poll(&self.below, lane, events)
+    fn poll(&self, queue: u32, events: &mut [Event]) -> Hot {
+        self.fault.poll(&self.below, queue, events)
     }
 
-    fn read_signal(&self, lane: u32, id: u32) -> u64 {
-        self.fault.read_signal(&self.below, lane, id)
+    fn read_signal(&self, queue: u32, id: u32) -> u64 {
+        self.fault.read_signal(&self.below, queue, id)
     }
 
     fn health(&self) -> Result<()> {
@@ -147,7 +147,7 @@ impl<F: Fault> Transport for Faulty<F> {
 }
 
 const fn table<F: Fault>() -> *const abi::TyTransportTable {
-    TransportPart::<Faulty<F>>::TABLE
+    TransportComponent::<Faulty<F>>::TABLE
 }
 
 const TABLES: &[*const abi::TyTransportTable] = &[
@@ -173,7 +173,7 @@ const TABLES: &[*const abi::TyTransportTable] = &[
     table::<DoneTwice>(),
     table::<NarrowTag>(),
     table::<Overrun>(),
-    table::<OneQueueForAllLanes>(),
+    table::<OneQueueForAll>(),
     table::<GetFromItself>(),
     table::<AddressOfItself>(),
     table::<UncheckedEndpoint>(),
@@ -181,7 +181,7 @@ const TABLES: &[*const abi::TyTransportTable] = &[
 
 static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {
     header: TRANSPORT_HEADER,
-    parts: TABLES.as_ptr(),
+    components: TABLES.as_ptr(),
     count: TABLES.len(),
 });
 

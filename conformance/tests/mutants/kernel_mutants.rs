@@ -4,7 +4,7 @@ use half::bf16;
 use tokenyard_conformance::exchange::{self, Brought, Placed};
 use tokenyard_conformance::oracle::{Case, Combine, Input, Inputs, Layout, RowType, Scales};
 use tokenyard_core::abi;
-use tokenyard_core::yard::Yard;
+use tokenyard_core::communicator::Communicator;
 
 use crate::altered_kernels::Alteration;
 use crate::faulty_shm::Fault as _;
@@ -16,8 +16,8 @@ fn run_exchange(kernels: &str, case: &Case) -> Vec<String> {
     let config = config(kernels, Intact::NAME);
     let inputs = Inputs::all(case);
     failures(case.ranks as u32, &config, |world| {
-        let mut yard = Yard::open(world, &config, exchange::options(case))?;
-        exchange::check(&mut yard, case, &inputs, Placed::Outside)
+        let mut comm = Communicator::open(world, &config, exchange::options(case))?;
+        exchange::check(&mut comm, case, &inputs, Placed::Outside)
     })
 }
 
@@ -27,15 +27,15 @@ fn run_replay(kernels: &str, case: &Case) -> Vec<String> {
     let first = Case { seed: case.seed + 1, ..case.clone() };
     let (other, inputs) = (Inputs::all(&first), Inputs::all(case));
     failures(case.ranks as u32, &config, |world| {
-        let mut yard = Yard::open(world, &config, exchange::options(case))?;
-        let rank = yard.rank() as usize;
+        let mut comm = Communicator::open(world, &config, exchange::options(case))?;
+        let rank = comm.rank() as usize;
         let earlier = Brought::new(&first, rank, other.ranks[rank].clone());
-        let (_earlier, _handle) = yard.dispatch(&earlier.dispatch()?)?;
+        let (_earlier, _handle) = comm.dispatch(&earlier.dispatch()?)?;
         let brought = Brought::new(case, rank, inputs.ranks[rank].clone());
-        let (received, handle) = yard.dispatch(&brought.dispatch()?)?;
+        let (received, handle) = comm.dispatch(&brought.dispatch()?)?;
         exchange::check_received(case, &inputs, rank, &received)?;
         drop(received);
-        let again = yard.replay(&handle, &brought.replay()?)?;
+        let again = comm.replay(&handle, &brought.replay()?)?;
         exchange::check_received(case, &inputs, rank, &again)
             .map_err(|error| error.context("after replay"))
     })

@@ -10,10 +10,10 @@ use tokenyard_core::transport::Command;
 use crate::faulty_shm::Fault;
 use crate::{assert_caught, config, failures};
 
-/// Runs the test `name` of L0 on the transport `part`.
-fn run(part: &str, name: &str) -> Vec<String> {
+/// Runs the test `name` of L0 on the transport `component`.
+fn run(component: &str, name: &str) -> Vec<String> {
     tokenyard_cpu::link();
-    let config = config("cpu", part);
+    let config = config("cpu", component);
     let capabilities = transport::probe(&config).unwrap();
     let tests = transport::tests(&capabilities);
     let test = tests.iter().find(|test| test.name == name).unwrap();
@@ -34,21 +34,21 @@ pub(crate) fn caught<F: Fault>(case: &str, why: &str) {
 #[test]
 fn an_unbroken_transport_passes_every_case() {
     tokenyard_cpu::link();
-    for part in [IntactLoadStore::NAME, Intact::NAME] {
-        let capabilities = transport::probe(&config("cpu", part)).unwrap();
+    for component in [IntactLoadStore::NAME, Intact::NAME] {
+        let capabilities = transport::probe(&config("cpu", component)).unwrap();
         for test in transport::tests(&capabilities) {
-            let lacks = part == Intact::NAME
+            let lacks = component == Intact::NAME
                 && ["l0/peer_addresses", "l0/stored_payload"]
                     .iter()
                     .any(|n| test.name.starts_with(n));
-            let found = run(part, &test.name);
+            let found = run(component, &test.name);
             let right = if lacks {
                 found.iter().all(|e| e.contains("NotSupported(\"TY_CAP_LOAD_STORE\")"))
                     && !found.is_empty()
             } else {
                 found.is_empty()
             };
-            assert!(right, "{} on {part}: {found:#?}", test.name);
+            assert!(right, "{} on {component}: {found:#?}", test.name);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The suite is proved by mutants: parts that are broken on purpose, each in one way that real
+//! The suite is proved by mutants: components that are broken on purpose, each in one way that real
 //! transports and kernel sets were broken in. Every one must be caught by the case that is named
-//! here, for the reason that is named here; and the same case must pass on the unbroken part, so
+//! here, for the reason that is named here; and the same case must pass on the unbroken component, so
 //! that no case is red whatever it is given.
 
 // Helpers of tests may panic as tests may.
@@ -21,7 +21,7 @@ use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 
-/// A config with these parts. The deadline is what a case takes to notice that nothing comes.
+/// A config with these components. The deadline is what a case takes to notice that nothing comes.
 fn config(kernels: &str, transport: &str) -> Config {
     let text = format!(
         "[world]\ndeadline_ms = 5000\nlate_ms = 10000\n[kernels]\nuse = \"{kernels}\"\n\
@@ -45,10 +45,10 @@ fn failures(
     errors.collect()
 }
 
-/// The unbroken part passes `case`; the mutant fails it and says `why`.
+/// The unbroken component passes `case`; the mutant fails it and says `why`.
 fn assert_caught(mutant: &str, case: &str, why: &str, run: impl Fn(bool) -> Vec<String>) {
     let intact = run(false);
-    assert!(intact.is_empty(), "the unbroken part fails {case}: {intact:#?}");
+    assert!(intact.is_empty(), "the unbroken component fails {case}: {intact:#?}");
     let broken = run(true);
     assert!(!broken.is_empty(), "the mutant {mutant} survives {case}");
     assert!(

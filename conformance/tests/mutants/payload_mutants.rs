@@ -13,16 +13,16 @@ pub(crate) struct SignalBeforePayload;
 impl Fault for SignalBeforePayload {
     const NAME: &'static str = "signal_before_payload";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         if command.op != abi::TY_OP_PUT_SIGNAL || !is_put(command) {
             // SAFETY: by this function's contract.
-            return unsafe { below.post(lane, *command) };
+            return unsafe { below.post(queue, *command) };
         }
         // SAFETY: two halves of a command that is valid by this function's contract.
         unsafe {
-            below.post(lane, Command { op: abi::TY_OP_SIGNAL, flags: 0, ..*command })?;
+            below.post(queue, Command { op: abi::TY_OP_SIGNAL, flags: 0, ..*command })?;
             std::thread::yield_now();
-            below.post(lane, Command { op: abi::TY_OP_PUT, ..*command })
+            below.post(queue, Command { op: abi::TY_OP_PUT, ..*command })
         }
     }
 }
@@ -38,13 +38,13 @@ pub(crate) struct LostPut(Turn);
 impl Fault for LostPut {
     const NAME: &'static str = "lost_put";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         let mut command = *command;
         if is_put(&command) && self.0.of(30) {
             (command.op, command.bytes) = (abi::TY_OP_PUT, 0);
         }
         // SAFETY: by this function's contract; nothing moves if it was cut to 0 bytes.
-        unsafe { below.post(lane, command) }
+        unsafe { below.post(queue, command) }
     }
 }
 
@@ -59,11 +59,11 @@ pub(crate) struct LostPayload(Turn);
 impl Fault for LostPayload {
     const NAME: &'static str = "lost_payload";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         let lost = command.op == abi::TY_OP_PUT_SIGNAL && self.0.of(30);
         let bytes = if lost { 0 } else { command.bytes };
         // SAFETY: by this function's contract.
-        unsafe { below.post(lane, Command { bytes, ..*command }) }
+        unsafe { below.post(queue, Command { bytes, ..*command }) }
     }
 }
 
@@ -78,9 +78,9 @@ pub(crate) struct CutPut;
 impl Fault for CutPut {
     const NAME: &'static str = "cut_put";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         // SAFETY: by this function's contract; a shorter put is inside what a longer one is.
-        unsafe { below.post(lane, Command { bytes: command.bytes & 0xf_ffff, ..*command }) }
+        unsafe { below.post(queue, Command { bytes: command.bytes & 0xf_ffff, ..*command }) }
     }
 }
 
@@ -95,10 +95,10 @@ pub(crate) struct TornValue;
 impl Fault for TornValue {
     const NAME: &'static str = "torn_value";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         if command.op != abi::TY_OP_PUT_VALUE {
             // SAFETY: by this function's contract.
-            return unsafe { below.post(lane, *command) };
+            return unsafe { below.post(queue, *command) };
         }
         let window = below.shm.peer_address(command.dst_window.into(), command.peer);
         let Ok(window) = window else { return Err(abi::TY_INTERNAL) };
@@ -125,17 +125,17 @@ pub(crate) struct NeighbourRail;
 impl Fault for NeighbourRail {
     const NAME: &'static str = "neighbour_rail";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         let mut rest = *command;
         if is_put(command) {
             let peer = (command.peer + 1) % below.ranks;
             let stray = Command { op: abi::TY_OP_PUT, flags: 0, peer, ..*command };
             // SAFETY: windows are alike on all ranks; the rest is this function's contract.
-            unsafe { below.post(lane, stray)? };
+            unsafe { below.post(queue, stray)? };
             rest.bytes = 0;
         }
         // SAFETY: by this function's contract.
-        unsafe { below.post(lane, rest) }
+        unsafe { below.post(queue, rest) }
     }
 }
 
@@ -150,9 +150,9 @@ pub(crate) struct WrongPeer;
 impl Fault for WrongPeer {
     const NAME: &'static str = "wrong_peer";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         // SAFETY: windows are alike on all ranks; the rest is this function's contract.
-        unsafe { below.post(lane, Command { peer: command.peer ^ 1, ..*command }) }
+        unsafe { below.post(queue, Command { peer: command.peer ^ 1, ..*command }) }
     }
 }
 
@@ -167,10 +167,10 @@ pub(crate) struct WrongWindow;
 impl Fault for WrongWindow {
     const NAME: &'static str = "wrong_window";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         // SAFETY: no window of a case is longer than its first; the rest is this function's
         // contract.
-        unsafe { below.post(lane, Command { dst_window: 0, ..*command }) }
+        unsafe { below.post(queue, Command { dst_window: 0, ..*command }) }
     }
 }
 
@@ -185,10 +185,10 @@ pub(crate) struct AlignedOffset;
 impl Fault for AlignedOffset {
     const NAME: &'static str = "aligned_offset";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         let dst_offset = command.dst_offset & !15;
         // SAFETY: by this function's contract; a smaller offset is inside the window as well.
-        unsafe { below.post(lane, Command { dst_offset, ..*command }) }
+        unsafe { below.post(queue, Command { dst_offset, ..*command }) }
     }
 }
 
@@ -203,10 +203,10 @@ pub(crate) struct GetFromItself;
 impl Fault for GetFromItself {
     const NAME: &'static str = "get_from_itself";
 
-    unsafe fn post(&self, below: &Below, lane: u32, command: &Command) -> Hot {
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
         let peer = if command.op == abi::TY_OP_GET { below.me } else { command.peer };
         // SAFETY: windows are alike on all ranks; the rest is this function's contract.
-        unsafe { below.post(lane, Command { peer, ..*command }) }
+        unsafe { below.post(queue, Command { peer, ..*command }) }
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) const LINGER: Duration = Duration::from_millis(500);
 /// keeps watching.
 #[async_trait]
 pub(super) trait Bootstrap: Send {
-    /// Takes part in one collective. Ends when the result is there, when all ranks fail alike, or
+    /// Takes component in one collective. Ends when the result is there, when all ranks fail alike, or
     /// when a rank is gone. Bounded by the timing.
     async fn collective(&mut self, call: Call) -> Result<Outcome>;
 

@@ -35,7 +35,7 @@ pub(super) fn enter_by_exchange(
         Error::new(ErrorKind::System, OPERATION, format!("the caller's exchange failed: {why}"))
     })?;
     let bound = bound.transpose()?;
-    let told = Told::read(&all, place.ranks)?;
+    let told = Exchanged::read(&all, place.ranks)?;
     told.check_hosts()?;
     match bound {
         Some((listener, address)) => {
@@ -52,13 +52,13 @@ pub(super) fn enter_by_exchange(
 }
 
 /// What came out of a caller's exchange.
-struct Told {
+struct Exchanged {
     hosts: Vec<String>,
     address: Address,
     secret: Secret,
 }
 
-impl Told {
+impl Exchanged {
     fn read(all: &[Vec<u8>], ranks: u32) -> Result<Self> {
         let refuse = |message: String| {
             Error::new(ErrorKind::Protocol, OPERATION, message)
@@ -115,7 +115,7 @@ mod tests {
     fn an_exchange_that_fails_lies_or_crosses_hosts_is_refused() {
         let told = |items: &[&str]| {
             let all: Vec<Vec<u8>> = items.iter().map(|item| item.as_bytes().to_vec()).collect();
-            Told::read(&all, 2).and_then(|told| told.check_hosts())
+            Exchanged::read(&all, 2).and_then(|told| told.check_hosts())
         };
         let address = Address { host: "127.0.0.1".into(), port: 4000, job: [0xab; 16] };
         let hub = format!("a\n{}\n", address.encode());

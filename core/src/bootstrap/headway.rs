@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Operations that were begun, by the number of their yard.
+/// Operations that were begun, by the number of their communicator.
 pub(super) type Begun = Vec<(u64, u64)>;
 
-/// How far this rank and all ranks are with the operations of one yard. Any thread may use it; no
+/// How far this rank and all ranks are with the operations of one communicator. Any thread may use it; no
 /// call waits.
 #[derive(Debug)]
 pub(crate) struct Headway {
-    yard: u64,
+    comm: u64,
     epoch: Instant,
     mine: AtomicU64,
     all: AtomicU64,
@@ -51,16 +51,16 @@ impl Headway {
     }
 }
 
-/// The yards of a world that are open on this rank.
+/// The communicators of a world that are open on this rank.
 #[derive(Debug, Default)]
 pub(super) struct Headways(Mutex<Vec<Weak<Headway>>>);
 
 impl Headways {
-    /// That of a new yard. Its number is the same on all ranks, those included that joined later, and
-    /// that of no other yard.
-    pub(super) fn open(&self, yard: u64) -> Arc<Headway> {
+    /// That of a new communicator. Its number is the same on all ranks, those included that joined later, and
+    /// that of no other communicator.
+    pub(super) fn open(&self, comm: u64) -> Arc<Headway> {
         let headway = Arc::new(Headway {
-            yard,
+            comm,
             epoch: Instant::now(),
             mine: AtomicU64::new(0),
             all: AtomicU64::new(0),
@@ -70,16 +70,16 @@ impl Headways {
         headway
     }
 
-    /// What this rank has begun, yards in the order of opening.
+    /// What this rank has begun, communicators in the order of opening.
     pub(super) fn begun(&self) -> Begun {
-        let mine = |headway: Arc<Headway>| (headway.yard, headway.mine.load(Ordering::Relaxed));
+        let mine = |headway: Arc<Headway>| (headway.comm, headway.mine.load(Ordering::Relaxed));
         self.living().into_iter().map(mine).collect()
     }
 
     /// Notes what all ranks have begun.
     pub(super) fn all_begun(&self, begun: &[(u64, u64)]) {
         for headway in self.living() {
-            if let Some((_, all)) = begun.iter().find(|(yard, _)| *yard == headway.yard) {
+            if let Some((_, all)) = begun.iter().find(|(comm, _)| *comm == headway.comm) {
                 headway.note_all(*all);
             }
         }
@@ -92,16 +92,16 @@ impl Headways {
     }
 }
 
-/// What all of these ranks have begun: the least of each yard that the first names. A rank that does
-/// not name a yard has begun nothing there.
+/// What all of these ranks have begun: the least of each communicator that the first names. A rank that does
+/// not name a communicator has begun nothing there.
 pub(super) fn least<'a>(mine: Begun, others: impl Iterator<Item = &'a Begun> + Clone) -> Begun {
-    let in_yard = |begun: &Begun, wanted: u64| {
-        begun.iter().find(|(yard, _)| *yard == wanted).map_or(0, |(_, operations)| *operations)
+    let in_communicator = |begun: &Begun, wanted: u64| {
+        begun.iter().find(|(comm, _)| *comm == wanted).map_or(0, |(_, operations)| *operations)
     };
     mine.into_iter()
-        .map(|(yard, operations)| {
-            let least = others.clone().map(|begun| in_yard(begun, yard)).min();
-            (yard, least.map_or(operations, |least| least.min(operations)))
+        .map(|(comm, operations)| {
+            let least = others.clone().map(|begun| in_communicator(begun, comm)).min();
+            (comm, least.map_or(operations, |least| least.min(operations)))
         })
         .collect()
 }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_yard_that_is_closed_is_forgotten() {
+    fn a_communicator_that_is_closed_is_forgotten() {
         let headways = Headways::default();
         drop(headways.open(3));
         let second = headways.open(8);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_counts_and_who_names_no_yard_has_begun_nothing_there() {
+    fn the_least_counts_and_who_names_no_communicator_has_begun_nothing_there() {
         let others = [vec![(0, 4), (1, 9)], vec![(0, 6)]];
         assert_eq!(least(vec![(0, 5), (1, 2)], others.iter()), [(0, 4), (1, 0)]);
         assert_eq!(least(vec![(0, 5)], others[1..].iter()), [(0, 5)]);

@@ -151,7 +151,7 @@ impl Liveness {
         self.peers.get(rank as usize)?.lives().nth(life as usize)?.end.get()
     }
 
-    /// Whether a process waits to come back as `rank`, which ended. It comes back when a yard is
+    /// Whether a process waits to come back as `rank`, which ended. It comes back when a communicator is
     /// renewed, or opened.
     pub fn waits_to_return(&self, rank: u32) -> bool {
         self.peers.get(rank as usize).is_some_and(|peer| peer.waits.load(Ordering::Relaxed))
@@ -200,9 +200,9 @@ impl Liveness {
         }
     }
 
-    /// Counts the operations of a new yard, whose number all ranks agree on.
-    pub(crate) fn headway(&self, yard: u64) -> Arc<Headway> {
-        self.headways.open(yard)
+    /// Counts the operations of a new communicator, whose number all ranks agree on.
+    pub(crate) fn headway(&self, comm: u64) -> Arc<Headway> {
+        self.headways.open(comm)
     }
 
     /// What this rank has begun.
@@ -282,7 +282,7 @@ impl Liveness {
             (message, "restart the job: on_failure = \"mask\" covers every rank but rank 0")
         } else {
             let message = format!("rank {rank}, this one, {what}; the others go on without it");
-            (message, "join again: this rank comes back when the others renew their yard")
+            (message, "join again: this rank comes back when the others renew their communicator")
         };
         Error::new(ErrorKind::PeerLost, operation, message).with_rank(rank).with_fix(fix)
     }

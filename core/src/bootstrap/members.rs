@@ -13,7 +13,7 @@ use crate::{Error, ErrorKind, Result};
 /// Lets the others learn of a loss while this rank waits for news of it.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The ranks that are there, each in one of its lives. A yard is brought up by them, and what it knows
+/// The ranks that are there, each in one of its lives. A communicator is brought up by them, and what it knows
 /// of the others it knows from here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Membership {
@@ -93,7 +93,7 @@ impl World {
     /// Tries again where another rank was lost meanwhile, or was still in the bring-up before.
     fn admit_all(&self, liveness: &Liveness, ask: &Ask) -> Result<Admitted> {
         loop {
-            match self.call(Op::Admit, "bring up yard", encode(&ask)) {
+            match self.call(Op::Admit, "bring up communicator", encode(&ask)) {
                 Ok(outcome) => return Admitted::decode(&outcome.items),
                 Err(error) if error.kind() == ErrorKind::PeerLost => {
                     if liveness.gone("admit").is_some() {
@@ -155,7 +155,7 @@ impl Members<'_> {
     }
 
     /// Fails on no rank that another passes, so it ends a bring-up: a member that is lost meanwhile is
-    /// lost to the yard, like one that is lost later.
+    /// lost to the communicator, like one that is lost later.
     pub(crate) fn barrier(&self, topic: &str) -> Result<()> {
         self.met(self.world.barrier(topic))
     }
@@ -183,8 +183,8 @@ impl Members<'_> {
             PeerState::Lost { why } => why,
             _ => "left the world",
         };
-        let message = format!("rank {rank} {what} while the yard was brought up");
-        Err(Error::new(ErrorKind::PeerLost, "bring up yard", message).with_rank(rank))
+        let message = format!("rank {rank} {what} while the communicator was brought up");
+        Err(Error::new(ErrorKind::PeerLost, "bring up communicator", message).with_rank(rank))
     }
 
     /// What a failure of the bring-up leads to. A lost member is left out, and so are ranks that came
@@ -204,7 +204,7 @@ impl Members<'_> {
     }
 
     fn is_over(&self) -> bool {
-        self.world.liveness().gone("bring up yard").is_some()
+        self.world.liveness().gone("bring up communicator").is_some()
     }
 
     /// Whether a failure of the bring-up is owed to the loss of a member, so that the others can try

@@ -28,8 +28,8 @@ const MAX_HOST: usize = 255;
 pub(super) const MAX_QUIET: usize = 512;
 /// The most ranks that have not joined and are named to others.
 const MAX_MISSING: usize = 256;
-/// The most yards that one heartbeat names. Waits of others are bounded by `late_ms` alone.
-pub(super) const MAX_YARDS: usize = 64;
+/// The most communicators that one heartbeat names. Waits of others are bounded by `late_ms` alone.
+pub(super) const MAX_COMMUNICATORS: usize = 64;
 /// The most names with values that one rank may agree on.
 pub(super) const MAX_AGREED: usize = 1 << 16;
 
@@ -173,7 +173,7 @@ pub(super) struct Beat {
 
 impl Beat {
     pub(super) fn encode(mut self) -> Vec<u8> {
-        self.begun.truncate(MAX_YARDS);
+        self.begun.truncate(MAX_COMMUNICATORS);
         self.quiet.truncate(MAX_QUIET);
         encode(&self)
     }
@@ -181,8 +181,10 @@ impl Beat {
     pub(super) fn decode(payload: &[u8]) -> Result<Self> {
         let beat: Self = decode(payload)?;
         match beat.begun.len() {
-            0..=MAX_YARDS => Ok(beat),
-            yards => Err(malformed(format!("found {yards} yards, expected at most {MAX_YARDS}"))),
+            0..=MAX_COMMUNICATORS => Ok(beat),
+            comms => Err(malformed(format!(
+                "found {comms} communicators, expected at most {MAX_COMMUNICATORS}"
+            ))),
         }
     }
 }
@@ -381,8 +383,8 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Protocol);
             assert!(error.to_string().contains(what), "{error}");
         };
-        let yards = encode(&Beat { begun: vec![(0, 0); 65], quiet: vec![] });
-        says(check(Kind::Heartbeat, &yards), "found 65 yards, expected at most 64");
+        let comms = encode(&Beat { begun: vec![(0, 0); 65], quiet: vec![] });
+        says(check(Kind::Heartbeat, &comms), "found 65 communicators, expected at most 64");
         says(check(Kind::Failed, &encode(&"x".repeat(513))), "no such message");
         says(check(Kind::Start, &[0, 0, 7]), "found 1 bytes behind the payload");
         says(check(Kind::Welcome, &[7]), "found 1 bytes behind the payload");

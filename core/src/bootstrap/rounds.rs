@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn an_admit_that_meets_another_collective_lets_all_begin_anew() {
         let (mut rounds, now) = (rounds(), Instant::now());
-        rounds.contribute(0, part(0, Op::Barrier, "yard ready", b""), now).unwrap();
+        rounds.contribute(0, part(0, Op::Barrier, "communicator ready", b""), now).unwrap();
         let due = rounds.contribute(2, part(0, Op::Admit, "a", &encode(&Ask::First)), now).unwrap();
         assert_eq!(to(&due), [0, 2]);
         assert_eq!(verdict(&due[0]).kind, ErrorKind::PeerLost);

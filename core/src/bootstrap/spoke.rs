@@ -82,7 +82,7 @@ impl Spoke {
             if started.elapsed() > limit {
                 let message = format!(
                     "within {:.1} s not all ranks joined, or, where this rank was to come back, the \
-                     others did not renew their yard",
+                     others did not renew their communicator",
                     started.elapsed().as_secs_f64()
                 );
                 return Err(Error::new(ErrorKind::Deadline, OPERATION, message));

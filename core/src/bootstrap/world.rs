@@ -1,4 +1,4 @@
-//! The synchronous face of the bootstrap.
+//! The synchronous device API of the bootstrap.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -126,12 +126,12 @@ pub(crate) trait Witness: Send + Sync {
 }
 
 /// It has not returned.
-struct Inside<'a>(&'a CallUnderWay);
+struct CallGuard<'a>(&'a CallUnderWay);
 
 impl CallUnderWay {
-    fn enter(&self, op: Op, topic: &str) -> Inside<'_> {
+    fn enter(&self, op: Op, topic: &str) -> CallGuard<'_> {
         *self.lock() = Some((op, topic.to_owned(), Instant::now()));
-        Inside(self)
+        CallGuard(self)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Op, String, Instant)>> {
@@ -162,7 +162,7 @@ impl CallUnderWay {
     }
 }
 
-impl Inside<'_> {
+impl CallGuard<'_> {
     #[cold]
     fn failed(&self, error: Error) -> Error {
         let witnesses = self.0.witnesses.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -170,7 +170,7 @@ impl Inside<'_> {
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
         *self.0.lock() = None;
     }
@@ -329,7 +329,7 @@ impl World {
         self.call(Op::Agree, topic, encode(items)).map(|outcome| outcome.round)
     }
 
-    /// Tells the others that this rank ends because of an error, and ends its part in the world.
+    /// Tells the others that this rank ends because of an error, and ends its component in the world.
     /// They learn `why` (cut to about 500 bytes) at once: `rank 2 failed: ...`. A collective under
     /// way on another thread ends with [`ErrorKind::PeerLost`], and so does every later one.
     /// Returns within about half a second.

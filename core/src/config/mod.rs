@@ -1,9 +1,9 @@
-//! The TOML file that chooses the parts.
+//! The TOML file that chooses the components.
 //!
 //! The file names one kernel set, a transport for each level and a topology. This module checks
-//! everything that can be checked without knowing which parts exist: keys, types, ranges, names.
-//! Whether a part of that name exists is for the loader to say. Whether a part's own table is
-//! right is for that part to say: the table reaches it as text, in a [`PartTable`].
+//! everything that can be checked without knowing which components exist: keys, types, ranges, names.
+//! Whether a part of that name exists is for the loader to say. Whether a component's own table is
+//! right is for that component to say: the table reaches it as text, in a [`ComponentTable`].
 //!
 //! Nothing is guessed and nothing is skipped: a key that has no meaning is an error. Every error
 //! has kind [`ErrorKind::Config`] and reads
@@ -11,7 +11,7 @@
 //!
 //! All types are plain data: they may be read from any thread.
 
-mod part_table;
+mod component_table;
 mod schema;
 mod source;
 pub(crate) mod wording;
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use crate::{Error, ErrorKind, Result, files};
 
-pub use part_table::PartTable;
+pub use component_table::ComponentTable;
 
 /// The operation that every config error names.
 const READ: &str = "read config";
@@ -45,21 +45,21 @@ pub struct Config {
     /// Who takes part, and how long to wait for them.
     pub world: WorldConfig,
     /// The kernel set.
-    pub kernels: PartChoice,
+    pub kernels: ComponentChoice,
     /// The transport inside a scale-up domain; `None` where the file says `"none"` or nothing.
-    pub scale_up: Option<PartChoice>,
+    pub scale_up: Option<ComponentChoice>,
     /// The transports between domains, in order of preference: the first that probes on all
     /// ranks is used. Empty where the file says `"none"` or nothing; at most [`MAX_CHOICES`].
-    pub scale_out: Vec<PartChoice>,
+    pub scale_out: Vec<ComponentChoice>,
     /// The topology; `auto` where the file says nothing.
-    pub topology: PartChoice,
+    pub topology: ComponentChoice,
     /// Splits the world into this many domains, whatever the topology found: 1 to 65,536, and a
     /// divisor of the ranks. For tests, and for machines that are more than one domain.
     pub domains: Option<u32>,
     /// Files and folders to load plugins from: absolute, each one once, in the order of the file.
     pub plugins: Vec<PathBuf>,
-    /// Tables of parts that the file does not choose. They are kept for a later choice; a tool
-    /// that knows all parts can tell such a table from a misspelt name.
+    /// Tables of components that the file does not choose. They are kept for a later choice; a tool
+    /// that knows all components can tell such a table from a misspelt name.
     pub unused_tables: Vec<UnusedTable>,
     /// Where in the file values stand that can be judged only later.
     pub lines: Lines,
@@ -95,7 +95,7 @@ pub struct WorldConfig {
     pub reports: Reports,
 }
 
-/// Where ranks report to, when they are asked or an error closes their yard.
+/// Where ranks report to, when they are asked or an error closes their communicator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Reports {
     /// A private folder in the system's temporary one.
@@ -111,11 +111,11 @@ pub enum Reports {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailure {
-    /// All waits end with an error that names the lost rank, and the yard is closed.
+    /// All waits end with an error that names the lost rank, and the communicator is closed.
     #[default]
     Stop,
     /// They go on without it: what it owes is left out and flagged, and it may come back when the
-    /// yard is renewed. Only the loss of rank 0, where all meet, ends the world.
+    /// communicator is renewed. Only the loss of rank 0, where all meet, ends the world.
     Mask,
 }
 
@@ -129,25 +129,25 @@ impl OnFailure {
     }
 }
 
-/// One part that the file chooses.
+/// One component that the file chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartChoice {
-    /// The part's name: 1 to 64 characters of `a-z`, `0-9`, `_` and `-`.
+pub struct ComponentChoice {
+    /// The component's name: 1 to 64 characters of `a-z`, `0-9`, `_` and `-`.
     pub name: String,
-    /// The line that names the part, counted from 1; 0 where the choice is a default.
+    /// The line that names the component, counted from 1; 0 where the choice is a default.
     pub line: usize,
-    /// The part's own table; empty where the file has none.
-    pub table: PartTable,
+    /// The component's own table; empty where the file has none.
+    pub table: ComponentTable,
 }
 
-/// A table of a part that the file does not choose.
+/// A table of a component that the file does not choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnusedTable {
     /// The section that holds the table: `kernels`, `transport.scale_up`, `transport.scale_out`
     /// or `topology`.
     pub section: String,
-    /// The part's name, as the table gives it.
-    pub part: String,
+    /// The component's name, as the table gives it.
+    pub component: String,
     /// The line of the table, counted from 1.
     pub line: usize,
 }
@@ -226,10 +226,10 @@ impl Config {
     }
 
     /// What all ranks must have in common, as (key, value), in a fixed order: the names of the
-    /// parts, the deadlines and what a loss leads to. Paths and the parts' own tables are not here, because nodes may
+    /// components, the deadlines and what a loss leads to. Paths and the components' own tables are not here, because nodes may
     /// differ in them; neither is the rendezvous, which ranks may reach by different names.
     pub fn agreement(&self) -> Vec<(String, String)> {
-        let names = |choices: &[PartChoice]| match choices {
+        let names = |choices: &[ComponentChoice]| match choices {
             [] => "none".to_owned(),
             choices => choices.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", "),
         };
@@ -255,8 +255,8 @@ pub(crate) fn wrong_domains(domains: u32, expected: &str) -> Error {
         .with_fix("leave topology.domains out: there is a domain for each machine then")
 }
 
-impl PartChoice {
-    /// The error of whoever looked for the part or asked it, with the file and line that chose it.
+impl ComponentChoice {
+    /// The error of whoever looked for the component or asked it, with the file and line that chose it.
     pub fn locate(&self, error: Error) -> Error {
         match self.line {
             0 => error,

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::source::{Item, Section, Source};
 use super::{
-    Config, Lines, MAX_CHOICES, OnFailure, PartChoice, PartTable, Reports, UnusedTable, WorldConfig,
+    ComponentChoice, ComponentTable, Config, Lines, MAX_CHOICES, OnFailure, Reports, UnusedTable,
+    WorldConfig,
 };
 use crate::bootstrap::Rendezvous;
 use crate::{Error, Result};
@@ -21,14 +22,14 @@ const MAX_DOMAINS: u64 = 65_536;
 const MAX_INTERFACE: usize = 15;
 const MAX_LATE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 
-/// Stands for "no transport at this level"; never the name of a part.
+/// Stands for "no transport at this level"; never the name of a component.
 const NONE: &str = "none";
 
-/// Words that no part may be called, because they mean something else where a name may stand.
+/// Words that no component may be called, because they mean something else where a name may stand.
 const RESERVED: [&str; 3] = [NONE, "use", "domains"];
 
 const MAX_NAME: usize = 64;
-const PART_NAME: &str = "a part's name: 1 to 64 characters of a-z, 0-9, _ and -";
+const COMPONENT_NAME: &str = "a component's name: 1 to 64 characters of a-z, 0-9, _ and -";
 
 /// What is wrong with a file, in the order in which it was found.
 #[derive(Debug, Default)]
@@ -71,9 +72,9 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config, Vec<Error>> {
     let topology = errors.note(read_topology(&root, &mut unused_tables, &mut lines));
     let plugins = errors.note(root.section("plugins"));
     let plugins = plugins.map(|section| read_plugins(section, (&mut errors, &mut lines)));
-    let parts = (world, kernels, transports, topology, plugins);
+    let components = (world, kernels, transports, topology, plugins);
     let (Some(world), Some(kernels), Some((scale_up, scale_out)), Some(topology), Some(plugins)) =
-        parts
+        components
     else {
         return Err(errors.0);
     };
@@ -180,7 +181,7 @@ fn interface<'a>(item: &Item<'a>) -> Result<&'a str> {
     }
 }
 
-fn read_kernels(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<PartChoice> {
+fn read_kernels(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<ComponentChoice> {
     let section = root.section("kernels")?.ok_or_else(|| {
         let fix = "add [kernels] with, for example, use = \"cpu\"";
         root.source().error("missing section [kernels]; expected a kernel set").with_fix(fix)
@@ -195,16 +196,16 @@ fn read_topology(
     root: &Section<'_>,
     unused: &mut Vec<UnusedTable>,
     lines: &mut Lines,
-) -> Result<(PartChoice, Option<u32>)> {
+) -> Result<(ComponentChoice, Option<u32>)> {
     let section = root.section("topology")?;
     let choice = match section.as_ref().and_then(|section| Some((section, section.get("use")?))) {
         Some((section, item)) => choose(section, &item)?,
         None => {
             let table = match &section {
                 Some(section) => own_table(section, "auto")?,
-                None => PartTable::from_text("", root.source().name()),
+                None => ComponentTable::from_text("", root.source().name()),
             };
-            PartChoice { name: "auto".to_owned(), line: 0, table }
+            ComponentChoice { name: "auto".to_owned(), line: 0, table }
         }
     };
     let mut domains = None;
@@ -222,7 +223,7 @@ fn read_topology(
 fn read_transports(
     root: &Section<'_>,
     unused: &mut Vec<UnusedTable>,
-) -> Result<(Option<PartChoice>, Vec<PartChoice>)> {
+) -> Result<(Option<ComponentChoice>, Vec<ComponentChoice>)> {
     let fix = "name a transport in [transport.scale_up] or [transport.scale_out]";
     let section = root.section("transport")?.ok_or_else(|| {
         let message = "missing section [transport]; expected a transport for at least one level";
@@ -253,7 +254,7 @@ fn read_transports(
 }
 
 /// The value of `use` where it may be a name, a list of names, or "none".
-fn choose_in_order(section: &Section<'_>) -> Result<Vec<PartChoice>> {
+fn choose_in_order(section: &Section<'_>) -> Result<Vec<ComponentChoice>> {
     let expected = "the name of a transport, a list of names, or \"none\"";
     let item = section.require("use", expected)?;
     let Some(elements) = item.elements() else {
@@ -267,7 +268,7 @@ fn choose_in_order(section: &Section<'_>) -> Result<Vec<PartChoice>> {
         let expected = format!("1 to {MAX_CHOICES} names; \"none\" stands for no transport");
         return Err(item.error(&problem, &expected));
     }
-    let mut choices: Vec<PartChoice> = Vec::new();
+    let mut choices: Vec<ComponentChoice> = Vec::new();
     for element in &elements {
         let choice = choose(section, element)?;
         if let Some(first) = choices.iter().position(|earlier| earlier.name == choice.name) {
@@ -279,30 +280,34 @@ fn choose_in_order(section: &Section<'_>) -> Result<Vec<PartChoice>> {
     Ok(choices)
 }
 
-/// The part that `item` names, with its own table.
-fn choose(section: &Section<'_>, item: &Item<'_>) -> Result<PartChoice> {
-    let name = item.string(PART_NAME)?;
+/// The component that `item` names, with its own table.
+fn choose(section: &Section<'_>, item: &Item<'_>) -> Result<ComponentChoice> {
+    let name = item.string(COMPONENT_NAME)?;
     if RESERVED.contains(&name) {
-        return Err(item.error("is a reserved word", "the name of a part"));
+        return Err(item.error("is a reserved word", "the name of a component"));
     }
-    if !is_part_name(name) {
-        return Err(item.error("is not the name of a part", PART_NAME));
+    if !is_component_name(name) {
+        return Err(item.error("is not the name of a component", COMPONENT_NAME));
     }
-    Ok(PartChoice { name: name.to_owned(), line: item.line(), table: own_table(section, name)? })
+    Ok(ComponentChoice {
+        name: name.to_owned(),
+        line: item.line(),
+        table: own_table(section, name)?,
+    })
 }
 
-fn own_table(section: &Section<'_>, part: &str) -> Result<PartTable> {
-    match section.get(part) {
-        Some(item) => PartTable::extract(&item),
-        None => Ok(PartTable::from_text("", section.source().name())),
+fn own_table(section: &Section<'_>, component: &str) -> Result<ComponentTable> {
+    match section.get(component) {
+        Some(item) => ComponentTable::extract(&item),
+        None => Ok(ComponentTable::from_text("", section.source().name())),
     }
 }
 
-/// Checks that what stands beside the section's own keys are tables of parts, and notes those not
+/// Checks that what stands beside the section's own keys are tables of components, and notes those not
 /// chosen.
 fn check_tables(
     section: &Section<'_>,
-    (chosen, own): (&[PartChoice], &[&str]),
+    (chosen, own): (&[ComponentChoice], &[&str]),
     unused: &mut Vec<UnusedTable>,
 ) -> Result<()> {
     for (key, item) in section.entries() {
@@ -312,22 +317,23 @@ fn check_tables(
         if item.table().is_none() {
             let example = chosen.first().map_or("NAME", |choice| choice.name.as_str());
             let path = section.path();
-            let fix =
-                format!("a part's own keys belong in its own table, such as [{path}.{example}]");
+            let fix = format!(
+                "a component's own keys belong in its own table, such as [{path}.{example}]"
+            );
             return Err(section.unknown(key, &item, own).with_fix(fix));
         }
-        if !is_part_name(key) {
-            return Err(item.error("is not named after a part", PART_NAME));
+        if !is_component_name(key) {
+            return Err(item.error("is not named after a component", COMPONENT_NAME));
         }
         if !chosen.iter().any(|choice| choice.name == key) {
             let section = section.path().to_owned();
-            unused.push(UnusedTable { section, part: key.to_owned(), line: item.line() });
+            unused.push(UnusedTable { section, component: key.to_owned(), line: item.line() });
         }
     }
     Ok(())
 }
 
-fn is_part_name(name: &str) -> bool {
+fn is_component_name(name: &str) -> bool {
     let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed) && !RESERVED.contains(&name)
 }

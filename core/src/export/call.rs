@@ -1,4 +1,4 @@
-//! What every slot does around the part's own code.
+//! What every slot does around the component's own code.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,14 +8,14 @@ use crate::{Error, ErrorKind, Result};
 
 /// An instance behind the ABI's `void *`.
 pub(super) struct Instance<T> {
-    pub(super) part: T,
-    /// Set by the first panic: the part's state is unknown after it.
+    pub(super) component: T,
+    /// Set by the first panic: the component's state is unknown after it.
     poisoned: AtomicBool,
 }
 
 impl<T> Instance<T> {
-    pub(super) fn into_raw(part: T) -> *mut std::ffi::c_void {
-        Box::into_raw(Box::new(Self { part, poisoned: AtomicBool::new(false) })).cast()
+    pub(super) fn into_raw(component: T) -> *mut std::ffi::c_void {
+        Box::into_raw(Box::new(Self { component, poisoned: AtomicBool::new(false) })).cast()
     }
 }
 
@@ -46,8 +46,8 @@ pub(super) unsafe fn guarded_mut<T>(
     if instance.poisoned.load(Ordering::Acquire) {
         return finish(Err(poisoned(name)), error);
     }
-    let (part, flag) = (&mut instance.part, &instance.poisoned);
-    let result = catch_unwind(AssertUnwindSafe(|| call(part))).unwrap_or_else(|panic| {
+    let (component, flag) = (&mut instance.component, &instance.poisoned);
+    let result = catch_unwind(AssertUnwindSafe(|| call(component))).unwrap_or_else(|panic| {
         flag.store(true, Ordering::Release);
         Err(panicked(name, &*panic))
     });
@@ -69,10 +69,11 @@ pub(super) unsafe fn guarded_ref<T>(
     if instance.poisoned.load(Ordering::Acquire) {
         return finish(Err(poisoned(name)), error);
     }
-    let result = catch_unwind(AssertUnwindSafe(|| call(&instance.part))).unwrap_or_else(|panic| {
-        instance.poisoned.store(true, Ordering::Release);
-        Err(panicked(name, &*panic))
-    });
+    let result =
+        catch_unwind(AssertUnwindSafe(|| call(&instance.component))).unwrap_or_else(|panic| {
+            instance.poisoned.store(true, Ordering::Release);
+            Err(panicked(name, &*panic))
+        });
     finish(result, error)
 }
 
@@ -89,7 +90,7 @@ pub(super) unsafe fn guarded_hot<T>(
     if instance.poisoned.load(Ordering::Relaxed) {
         return abi::TY_PANIC;
     }
-    catch_unwind(AssertUnwindSafe(|| call(&instance.part))).unwrap_or_else(|_| {
+    catch_unwind(AssertUnwindSafe(|| call(&instance.component))).unwrap_or_else(|_| {
         instance.poisoned.store(true, Ordering::Release);
         abi::TY_PANIC
     })
@@ -106,7 +107,7 @@ pub(super) unsafe fn close<T>(instance: *mut std::ffi::c_void) {
     // SAFETY: by this function's contract the box is ours again.
     let instance = unsafe { Box::from_raw(instance.cast::<Instance<T>>()) };
     if catch_unwind(AssertUnwindSafe(|| drop(instance))).is_err() {
-        tracing::error!("a part panicked while it was closed");
+        tracing::error!("a component panicked while it was closed");
     }
 }
 
@@ -141,7 +142,7 @@ fn poisoned(name: &'static str) -> Error {
     PanicError::mark(Error::new(
         ErrorKind::Internal,
         name,
-        "the part panicked before; it does not answer any more",
+        "the component panicked before; it does not answer any more",
     ))
 }
 
@@ -253,7 +254,7 @@ pub(super) fn fill(out: &mut [u8], text: &str) {
     out[end..].fill(0);
 }
 
-/// What a part said, as an error of core. `operation` is what core was doing.
+/// What a component said, as an error of core. `operation` is what core was doing.
 pub(crate) fn read_error(operation: &'static str, status: i32, error: &abi::TyError) -> Error {
     let inner = bounded_text(&error.operation);
     let message = bounded_text(&error.message);

@@ -1,4 +1,4 @@
-//! The host as its parts see it: the services it offers to whoever runs in it.
+//! The host as its components see it: the services it offers to whoever runs in it.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -28,7 +28,7 @@ pub(crate) fn services() -> Option<&'static abi::TyHost> {
     unsafe { SERVICES.load(Ordering::Acquire).as_ref() }
 }
 
-/// Finds a transport that the host has loaded, for a part that wraps another: to be called in
+/// Finds a transport that the host has loaded, for a component that wraps another: to be called in
 /// `probe` or `open`. The host has judged its table; the rest is as for the host itself.
 ///
 /// # Errors
@@ -38,7 +38,7 @@ pub fn find_transport(name: &str) -> Result<TransportRef> {
     const FIND: &str = "find transport";
     let host = services();
     let Some((host, find)) = host.and_then(|host| Some((host, host.find_transport?))) else {
-        let message = "the host offers no transports to parts";
+        let message = "the host offers no transports to components";
         return Err(Error::new(ErrorKind::Unsupported, FIND, message)
             .with_fix("use a host of this version"));
     };

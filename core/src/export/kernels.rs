@@ -9,9 +9,9 @@ use crate::kernels::KernelSet;
 
 /// The C table of a [`KernelSet`].
 #[derive(Debug)]
-pub struct KernelsPart<K>(PhantomData<K>);
+pub struct KernelsComponent<K>(PhantomData<K>);
 
-impl<K: KernelSet> KernelsPart<K> {
+impl<K: KernelSet> KernelsComponent<K> {
     /// The table; every slot is filled.
     pub const TABLE: &'static abi::TyKernelsTable = &abi::TyKernelsTable {
         size: size_of::<abi::TyKernelsTable>(),
@@ -37,7 +37,7 @@ impl<K: KernelSet> KernelsPart<K> {
         stream_create: Some(Self::stream_create),
         stream_destroy: Some(Self::stream_destroy),
         copy_on: Some(Self::copy_on),
-        proxy_ring: Some(Self::proxy_ring),
+        gpu_ring: Some(Self::gpu_ring),
         graph_begin: Some(Self::graph_begin),
         graph_end: Some(Self::graph_end),
         graph_launch: Some(Self::graph_launch),
@@ -79,9 +79,9 @@ impl<K: KernelSet> KernelsPart<K> {
                 (read_table(&*config)?.parse::<K::Config>(K::NAME)?, &*shape)
             };
             check_size("open", shape.size, size_of::<abi::TyShape>())?;
-            let part = K::open(config, shape)?;
+            let component = K::open(config, shape)?;
             // SAFETY: as above.
-            unsafe { *instance = Instance::into_raw(part) };
+            unsafe { *instance = Instance::into_raw(component) };
             Ok(())
         })
     }
@@ -99,10 +99,10 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: the host passes an open instance of this table and valid structures.
         unsafe {
-            guarded_mut("needs", instance, error, |part: &mut K| {
+            guarded_mut("needs", instance, error, |component: &mut K| {
                 check_size("needs", (*limits).size, size_of::<abi::TyLimits>())?;
                 check_size("needs", (*needs).size, size_of::<abi::TyKernelNeeds>())?;
-                *needs = part.needs(&*limits)?;
+                *needs = component.needs(&*limits)?;
                 Ok(())
             })
         }
@@ -116,10 +116,10 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("allocate", instance, error, |part: &mut K| {
+            guarded_mut("allocate", instance, error, |component: &mut K| {
                 check_size("allocate", (*needs).size, size_of::<abi::TyMemoryNeeds>())?;
                 check_size("allocate", (*window).size, size_of::<abi::TyWindow>())?;
-                *window = part.allocate((*window).id, (*window).bytes, &*needs)?;
+                *window = component.allocate((*window).id, (*window).bytes, &*needs)?;
                 Ok(())
             })
         }
@@ -132,9 +132,9 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`; the host keeps what the plan points to until `close`.
         unsafe {
-            guarded_mut("plan", instance, error, |part: &mut K| {
+            guarded_mut("plan", instance, error, |component: &mut K| {
                 check_size("plan", (*plan).size, size_of::<abi::TyPlan>())?;
-                part.plan(&*plan)
+                component.plan(&*plan)
             })
         }
     }
@@ -146,9 +146,9 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`; the host keeps the tensors until the operation is received.
         unsafe {
-            guarded_mut("dispatch_send", instance, error, |part: &mut K| {
+            guarded_mut("dispatch_send", instance, error, |component: &mut K| {
                 check_size("dispatch_send", (*dispatch).size, size_of::<abi::TyDispatch>())?;
-                part.dispatch_send(&*dispatch)
+                component.dispatch_send(&*dispatch)
             })
         }
     }
@@ -161,9 +161,9 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("dispatch_recv", instance, error, |part: &mut K| {
+            guarded_mut("dispatch_recv", instance, error, |component: &mut K| {
                 check_size("dispatch_recv", (*received).size, size_of::<abi::TyReceived>())?;
-                *received = part.dispatch_recv(operation)?;
+                *received = component.dispatch_recv(operation)?;
                 Ok(())
             })
         }
@@ -179,8 +179,8 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("combine_input", instance, error, |part: &mut K| {
-                (*region, *tensor) = part.combine_input(handle, dtype)?;
+            guarded_mut("combine_input", instance, error, |component: &mut K| {
+                (*region, *tensor) = component.combine_input(handle, dtype)?;
                 Ok(())
             })
         }
@@ -193,9 +193,9 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `dispatch_send`.
         unsafe {
-            guarded_mut("combine_send", instance, error, |part: &mut K| {
+            guarded_mut("combine_send", instance, error, |component: &mut K| {
                 check_size("combine_send", (*combine).size, size_of::<abi::TyCombine>())?;
-                part.combine_send(&*combine)
+                component.combine_send(&*combine)
             })
         }
     }
@@ -207,23 +207,23 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("combine_recv", instance, error, |part: &mut K| {
-                part.combine_recv(operation)
+            guarded_mut("combine_recv", instance, error, |component: &mut K| {
+                component.combine_recv(operation)
             })
         }
     }
 
     unsafe extern "C" fn flush(instance: *mut c_void, error: *mut abi::TyError) -> i32 {
         // SAFETY: as in `needs`.
-        unsafe { guarded_mut("flush", instance, error, |part: &mut K| part.flush()) }
+        unsafe { guarded_mut("flush", instance, error, |component: &mut K| component.flush()) }
     }
 
     unsafe extern "C" fn release(instance: *mut c_void, region: u64) {
         // SAFETY: as in `needs`. There is nobody to tell about a panic but the next call, which
         // finds the instance poisoned.
         unsafe {
-            guarded_mut("release", instance, std::ptr::null_mut(), |part: &mut K| {
-                part.release(region);
+            guarded_mut("release", instance, std::ptr::null_mut(), |component: &mut K| {
+                component.release(region);
                 Ok(())
             })
         };
@@ -237,8 +237,8 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("tensor_alloc", instance, error, |part: &mut K| {
-                *pointer = part.tensor_alloc(bytes)?;
+            guarded_mut("tensor_alloc", instance, error, |component: &mut K| {
+                *pointer = component.tensor_alloc(bytes)?;
                 Ok(())
             })
         }
@@ -247,8 +247,8 @@ impl<K: KernelSet> KernelsPart<K> {
     unsafe extern "C" fn tensor_free(instance: *mut c_void, pointer: *mut u8) {
         // SAFETY: as in `release`.
         unsafe {
-            guarded_mut("tensor_free", instance, std::ptr::null_mut(), |part: &mut K| {
-                part.tensor_free(pointer);
+            guarded_mut("tensor_free", instance, std::ptr::null_mut(), |component: &mut K| {
+                component.tensor_free(pointer);
                 Ok(())
             })
         };
@@ -262,7 +262,11 @@ impl<K: KernelSet> KernelsPart<K> {
         error: *mut abi::TyError,
     ) -> i32 {
         // SAFETY: as in `needs`; the host names valid memory.
-        unsafe { guarded_mut("copy", instance, error, |part: &mut K| part.copy(to, from, bytes)) }
+        unsafe {
+            guarded_mut("copy", instance, error, |component: &mut K| {
+                component.copy(to, from, bytes)
+            })
+        }
     }
 
     unsafe extern "C" fn stream_create(
@@ -272,8 +276,8 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("stream_create", instance, error, |part: &mut K| {
-                *stream = part.stream_create()?;
+            guarded_mut("stream_create", instance, error, |component: &mut K| {
+                *stream = component.stream_create()?;
                 Ok(())
             })
         }
@@ -282,8 +286,8 @@ impl<K: KernelSet> KernelsPart<K> {
     unsafe extern "C" fn stream_destroy(instance: *mut c_void, stream: *mut c_void) {
         // SAFETY: as in `release`.
         unsafe {
-            guarded_mut("stream_destroy", instance, std::ptr::null_mut(), |part: &mut K| {
-                part.stream_destroy(stream);
+            guarded_mut("stream_destroy", instance, std::ptr::null_mut(), |component: &mut K| {
+                component.stream_destroy(stream);
                 Ok(())
             })
         };
@@ -299,8 +303,8 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`; the host names memory that stays valid until the stream has passed.
         unsafe {
-            guarded_mut("copy_on", instance, error, |part: &mut K| {
-                part.copy_on(stream, to, from, bytes)
+            guarded_mut("copy_on", instance, error, |component: &mut K| {
+                component.copy_on(stream, to, from, bytes)
             })
         }
     }
@@ -312,7 +316,9 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("graph_begin", instance, error, |part: &mut K| part.graph_begin(stream))
+            guarded_mut("graph_begin", instance, error, |component: &mut K| {
+                component.graph_begin(stream)
+            })
         }
     }
 
@@ -324,8 +330,8 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("graph_end", instance, error, |part: &mut K| {
-                *graph = part.graph_end(stream)?;
+            guarded_mut("graph_end", instance, error, |component: &mut K| {
+                *graph = component.graph_end(stream)?;
                 Ok(())
             })
         }
@@ -339,8 +345,8 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`; the host says that what was recorded may run again.
         unsafe {
-            guarded_mut("graph_launch", instance, error, |part: &mut K| {
-                part.graph_launch(stream, graph)
+            guarded_mut("graph_launch", instance, error, |component: &mut K| {
+                component.graph_launch(stream, graph)
             })
         }
     }
@@ -348,23 +354,23 @@ impl<K: KernelSet> KernelsPart<K> {
     unsafe extern "C" fn graph_destroy(instance: *mut c_void, graph: *mut c_void) {
         // SAFETY: as in `release`.
         unsafe {
-            guarded_mut("graph_destroy", instance, std::ptr::null_mut(), |part: &mut K| {
-                part.graph_destroy(graph);
+            guarded_mut("graph_destroy", instance, std::ptr::null_mut(), |component: &mut K| {
+                component.graph_destroy(graph);
                 Ok(())
             })
         };
     }
 
-    unsafe extern "C" fn proxy_ring(
+    unsafe extern "C" fn gpu_ring(
         instance: *mut c_void,
-        ring: *mut abi::TyProxyRing,
+        ring: *mut abi::TyGpuRing,
         error: *mut abi::TyError,
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("proxy_ring", instance, error, |part: &mut K| {
-                check_size("proxy_ring", (*ring).size, size_of::<abi::TyProxyRing>())?;
-                part.proxy_ring((*ring).level)?.into_iter().for_each(|given| *ring = given);
+            guarded_mut("gpu_ring", instance, error, |component: &mut K| {
+                check_size("gpu_ring", (*ring).size, size_of::<abi::TyGpuRing>())?;
+                component.gpu_ring((*ring).level)?.into_iter().for_each(|given| *ring = given);
                 Ok(())
             })
         }
@@ -377,9 +383,9 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("counters", instance, error, |part: &mut K| {
+            guarded_mut("counters", instance, error, |component: &mut K| {
                 check_size("counters", (*counters).size, size_of::<abi::TyCounters>())?;
-                part.counters().into_iter().for_each(|given| *counters = given);
+                component.counters().into_iter().for_each(|given| *counters = given);
                 Ok(())
             })
         }
@@ -393,9 +399,9 @@ impl<K: KernelSet> KernelsPart<K> {
     ) -> i32 {
         // SAFETY: as in `needs`.
         unsafe {
-            guarded_mut("trace", instance, error, |part: &mut K| {
+            guarded_mut("trace", instance, error, |component: &mut K| {
                 check_size("trace", (*trace).size, size_of::<abi::TyTrace>())?;
-                *trace = part.trace(operation)?;
+                *trace = component.trace(operation)?;
                 Ok(())
             })
         }

@@ -53,7 +53,7 @@ impl tracing::Subscriber for Forward {
         };
         let target = event.metadata().target();
         let as_ty = |s: &str| abi::TyStr { data: s.as_ptr(), bytes: s.len() };
-        // SAFETY: the host's table outlives every part, and its log may be called by any thread.
+        // SAFETY: the host's table outlives every component, and its log may be called by any thread.
         unsafe { (self.log)(self.context as *mut _, level, as_ty(target), as_ty(&line.0)) };
     }
 

@@ -1,4 +1,4 @@
-//! From a safe trait to the C table: what a part's author gets for free.
+//! From a safe trait to the C table: what a component's author gets for free.
 //!
 //! The tables are constants of generic types, so that nobody can put a function into a wrong slot.
 //! Each slot catches panics (an instance that panicked answers `TY_PANIC` for ever), checks the
@@ -15,9 +15,9 @@ mod transport;
 pub(crate) use call::{kind_of, panic_text, read_error};
 pub use host::find_transport;
 pub(crate) use host::services;
-pub use kernels::KernelsPart;
-pub use topology::TopologyPart;
-pub use transport::TransportPart;
+pub use kernels::KernelsComponent;
+pub use topology::TopologyComponent;
+pub use transport::TransportComponent;
 
 use crate::abi;
 
@@ -64,7 +64,7 @@ pub const TOPOLOGY_HEADER: abi::TyExportHeader = abi::TyExportHeader {
 /// Exports transports from a `cdylib`: `export_transports!(Shm);`
 #[macro_export]
 macro_rules! export_transports {
-    ($($part:ty),+ $(,)?) => {
+    ($($component:ty),+ $(,)?) => {
         /// The transports of this plugin.
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals)]
@@ -72,10 +72,10 @@ macro_rules! export_transports {
             $crate::abi::TyTransportExport,
         > = {
             const TABLES: &[*const $crate::abi::TyTransportTable] =
-                &[$(&raw const *$crate::export::TransportPart::<$part>::TABLE),+];
+                &[$(&raw const *$crate::export::TransportComponent::<$component>::TABLE),+];
             $crate::export::Exported($crate::abi::TyTransportExport {
                 header: $crate::export::TRANSPORT_HEADER,
-                parts: TABLES.as_ptr(),
+                components: TABLES.as_ptr(),
                 count: TABLES.len(),
             })
         };
@@ -85,7 +85,7 @@ macro_rules! export_transports {
 /// Exports kernel sets from a `cdylib`: `export_kernels!(CpuKernels);`
 #[macro_export]
 macro_rules! export_kernels {
-    ($($part:ty),+ $(,)?) => {
+    ($($component:ty),+ $(,)?) => {
         /// The kernel sets of this plugin.
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals)]
@@ -93,10 +93,10 @@ macro_rules! export_kernels {
             $crate::abi::TyKernelsExport,
         > = {
             const TABLES: &[*const $crate::abi::TyKernelsTable] =
-                &[$(&raw const *$crate::export::KernelsPart::<$part>::TABLE),+];
+                &[$(&raw const *$crate::export::KernelsComponent::<$component>::TABLE),+];
             $crate::export::Exported($crate::abi::TyKernelsExport {
                 header: $crate::export::KERNELS_HEADER,
-                parts: TABLES.as_ptr(),
+                components: TABLES.as_ptr(),
                 count: TABLES.len(),
             })
         };
@@ -106,7 +106,7 @@ macro_rules! export_kernels {
 /// Exports topologies from a `cdylib`: `export_topologies!(HostTopology);`
 #[macro_export]
 macro_rules! export_topologies {
-    ($($part:ty),+ $(,)?) => {
+    ($($component:ty),+ $(,)?) => {
         /// The topologies of this plugin.
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals)]
@@ -114,10 +114,10 @@ macro_rules! export_topologies {
             $crate::abi::TyTopologyExport,
         > = {
             const TABLES: &[*const $crate::abi::TyTopologyTable] =
-                &[$(&raw const *$crate::export::TopologyPart::<$part>::TABLE),+];
+                &[$(&raw const *$crate::export::TopologyComponent::<$component>::TABLE),+];
             $crate::export::Exported($crate::abi::TyTopologyExport {
                 header: $crate::export::TOPOLOGY_HEADER,
-                parts: TABLES.as_ptr(),
+                components: TABLES.as_ptr(),
                 count: TABLES.len(),
             })
         };

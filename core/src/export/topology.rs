@@ -9,9 +9,9 @@ use crate::{Error, ErrorKind, Result};
 
 /// The C table of a [`Topology`].
 #[derive(Debug)]
-pub struct TopologyPart<T>(PhantomData<T>);
+pub struct TopologyComponent<T>(PhantomData<T>);
 
-impl<T: Topology> TopologyPart<T> {
+impl<T: Topology> TopologyComponent<T> {
     /// The table; every slot is filled.
     pub const TABLE: &'static abi::TyTopologyTable = &abi::TyTopologyTable {
         size: size_of::<abi::TyTopologyTable>(),

@@ -6,15 +6,15 @@ use super::call::{
 };
 use super::{host, static_str};
 use crate::abi;
-use crate::config::PartTable;
+use crate::config::ComponentTable;
 use crate::transport::{Team, Transport, TransportNeeds};
 use crate::{Error, ErrorKind, Result};
 
 /// The C table of a [`Transport`].
 #[derive(Debug)]
-pub struct TransportPart<T>(PhantomData<T>);
+pub struct TransportComponent<T>(PhantomData<T>);
 
-impl<T: Transport> TransportPart<T> {
+impl<T: Transport> TransportComponent<T> {
     /// The table; every slot is filled.
     pub const TABLE: &'static abi::TyTransportTable = &abi::TyTransportTable {
         size: size_of::<abi::TyTransportTable>(),
@@ -36,7 +36,7 @@ impl<T: Transport> TransportPart<T> {
         health: Some(Self::health),
         progress: Some(Self::progress),
         link_name: Some(Self::link_name),
-        device_face: Some(Self::device_face),
+        device_api: Some(Self::device_api),
     };
 
     unsafe extern "C" fn probe(
@@ -84,15 +84,15 @@ impl<T: Transport> TransportPart<T> {
             let team = Team { me: open.team.me, world_ranks, nics, any_rails };
             let needs = TransportNeeds {
                 windows: open.needs.windows,
-                lanes: open.needs.lanes,
+                queues: open.needs.queues,
                 signals: open.needs.signals,
                 queue_depth: open.needs.queue_depth,
                 largest_put: open.needs.largest_put,
                 deadline: std::time::Duration::from_nanos(open.needs.deadline_ns),
             };
-            let part = T::open(config, &team, &needs)?;
+            let component = T::open(config, &team, &needs)?;
             // SAFETY: `instance` is the host's and valid for the call.
-            unsafe { *instance = Instance::into_raw(part) };
+            unsafe { *instance = Instance::into_raw(component) };
             Ok(())
         })
     }
@@ -109,9 +109,9 @@ impl<T: Transport> TransportPart<T> {
     ) -> i32 {
         // SAFETY: the host passes an open instance of this table and valid structures.
         unsafe {
-            guarded_mut("memory_needs", instance, error, |part: &mut T| {
+            guarded_mut("memory_needs", instance, error, |component: &mut T| {
                 check_size("memory_needs", (*needs).size, size_of::<abi::TyMemoryNeeds>())?;
-                *needs = part.memory_needs();
+                *needs = component.memory_needs();
                 Ok(())
             })
         }
@@ -124,9 +124,9 @@ impl<T: Transport> TransportPart<T> {
     ) -> i32 {
         // SAFETY: as in `memory_needs`.
         unsafe {
-            guarded_mut("alloc", instance, error, |part: &mut T| {
+            guarded_mut("alloc", instance, error, |component: &mut T| {
                 check_size("alloc", (*window).size, size_of::<abi::TyWindow>())?;
-                *window = part.alloc((*window).id, (*window).bytes)?;
+                *window = component.alloc((*window).id, (*window).bytes)?;
                 Ok(())
             })
         }
@@ -139,9 +139,9 @@ impl<T: Transport> TransportPart<T> {
     ) -> i32 {
         // SAFETY: as in `memory_needs`; the host keeps the window alive until `close`.
         unsafe {
-            guarded_mut("register", instance, error, |part: &mut T| {
+            guarded_mut("register", instance, error, |component: &mut T| {
                 check_size("register", (*window).size, size_of::<abi::TyWindow>())?;
-                part.register(&*window)
+                component.register(&*window)
             })
         }
     }
@@ -156,8 +156,8 @@ impl<T: Transport> TransportPart<T> {
     ) -> i32 {
         // SAFETY: as in `memory_needs`; `data` has `capacity` bytes.
         unsafe {
-            guarded_mut("endpoint", instance, error, |part: &mut T| {
-                let endpoint = part.endpoint(peer)?;
+            guarded_mut("endpoint", instance, error, |component: &mut T| {
+                let endpoint = component.endpoint(peer)?;
                 if endpoint.len() > capacity {
                     return Err(Error::new(
                         ErrorKind::Internal,
@@ -181,10 +181,10 @@ impl<T: Transport> TransportPart<T> {
     ) -> i32 {
         // SAFETY: as in `memory_needs`; `data` has `bytes` bytes.
         unsafe {
-            guarded_mut("connect", instance, error, |part: &mut T| {
+            guarded_mut("connect", instance, error, |component: &mut T| {
                 let data: &[u8] =
                     if bytes == 0 { &[] } else { std::slice::from_raw_parts(data, bytes) };
-                part.connect(peer, data)
+                component.connect(peer, data)
             })
         }
     }
@@ -198,8 +198,8 @@ impl<T: Transport> TransportPart<T> {
     ) -> i32 {
         // SAFETY: the host passes an open instance and valid structures; shared access is enough.
         unsafe {
-            guarded_ref("peer_address", instance, error, |part: &T| {
-                *address = part.peer_address(window, peer)?;
+            guarded_ref("peer_address", instance, error, |component: &T| {
+                *address = component.peer_address(window, peer)?;
                 Ok(())
             })
         }
@@ -207,7 +207,7 @@ impl<T: Transport> TransportPart<T> {
 
     unsafe extern "C" fn post(
         instance: *mut c_void,
-        lane: u32,
+        queue: u32,
         commands: *const abi::TyCommand,
         count: usize,
         accepted: *mut usize,
@@ -219,8 +219,8 @@ impl<T: Transport> TransportPart<T> {
         }
         // SAFETY: the host passes an open instance, `count` commands, and keeps their sources.
         unsafe {
-            guarded_hot(instance, |part: &T| {
-                match part.post(lane, std::slice::from_raw_parts(commands, count)) {
+            guarded_hot(instance, |component: &T| {
+                match component.post(queue, std::slice::from_raw_parts(commands, count)) {
                     Ok(n) => {
                         *accepted = n;
                         abi::TY_OK
@@ -233,15 +233,15 @@ impl<T: Transport> TransportPart<T> {
 
     unsafe extern "C" fn poll(
         instance: *mut c_void,
-        lane: u32,
+        queue: u32,
         events: *mut abi::TyEvent,
         capacity: usize,
         count: *mut usize,
     ) -> i32 {
         // SAFETY: the host passes an open instance and room for `capacity` events.
         unsafe {
-            guarded_hot(instance, |part: &T| {
-                match part.poll(lane, std::slice::from_raw_parts_mut(events, capacity)) {
+            guarded_hot(instance, |component: &T| {
+                match component.poll(queue, std::slice::from_raw_parts_mut(events, capacity)) {
                     Ok(n) => {
                         *count = n;
                         abi::TY_OK
@@ -252,13 +252,13 @@ impl<T: Transport> TransportPart<T> {
         }
     }
 
-    unsafe extern "C" fn read_signal(instance: *mut c_void, lane: u32, id: u32) -> u64 {
+    unsafe extern "C" fn read_signal(instance: *mut c_void, queue: u32, id: u32) -> u64 {
         let mut total = 0;
         // SAFETY: the host passes an open instance. A panic leaves 0 and poisons the instance, so
         // `poll` and `health` report it.
         unsafe {
-            guarded_hot(instance, |part: &T| {
-                total = part.read_signal(lane, id);
+            guarded_hot(instance, |component: &T| {
+                total = component.read_signal(queue, id);
                 abi::TY_OK
             })
         };
@@ -267,29 +267,29 @@ impl<T: Transport> TransportPart<T> {
 
     unsafe extern "C" fn health(instance: *mut c_void, error: *mut abi::TyError) -> i32 {
         // SAFETY: the host passes an open instance; `health` needs shared access only.
-        unsafe { guarded_ref("health", instance, error, |part: &T| part.health()) }
+        unsafe { guarded_ref("health", instance, error, |component: &T| component.health()) }
     }
 
     unsafe extern "C" fn progress(instance: *mut c_void) -> i32 {
         // SAFETY: the host passes an open instance; `progress` needs shared access only.
         unsafe {
-            guarded_hot(instance, |part: &T| match part.progress() {
+            guarded_hot(instance, |component: &T| match component.progress() {
                 Ok(moved) => i32::from(moved),
                 Err(status) => status,
             })
         }
     }
 
-    unsafe extern "C" fn device_face(
+    unsafe extern "C" fn device_api(
         instance: *mut c_void,
-        face: *mut abi::TyDeviceFace,
+        device_api: *mut abi::TyDeviceApi,
         error: *mut abi::TyError,
     ) -> i32 {
         // SAFETY: the host passes an open instance of this table and valid structures.
         unsafe {
-            guarded_ref("device_face", instance, error, |part: &T| {
-                check_size("device_face", (*face).size, size_of::<abi::TyDeviceFace>())?;
-                *face = part.device_face()?;
+            guarded_ref("device_api", instance, error, |component: &T| {
+                check_size("device_api", (*device_api).size, size_of::<abi::TyDeviceApi>())?;
+                *device_api = component.device_api()?;
                 Ok(())
             })
         }
@@ -305,8 +305,8 @@ impl<T: Transport> TransportPart<T> {
         // SAFETY: the host passes an open instance and room for `capacity` bytes; `link_name` needs
         // shared access only.
         unsafe {
-            guarded_hot(instance, |part: &T| {
-                let name = part.link_name(peer);
+            guarded_hot(instance, |component: &T| {
+                let name = component.link_name(peer);
                 // A character cut in two is mended by the reader.
                 let length = name.len().min(capacity);
                 std::ptr::copy_nonoverlapping(name.as_ptr(), data, length);
@@ -317,16 +317,16 @@ impl<T: Transport> TransportPart<T> {
     }
 }
 
-/// A part's own table.
+/// A component's own table.
 ///
 /// # Safety
 /// The strings of `config` are valid for the call.
-pub(super) unsafe fn read_table(config: &abi::TyConfig) -> Result<PartTable> {
+pub(super) unsafe fn read_table(config: &abi::TyConfig) -> Result<ComponentTable> {
     check_size("read config", config.size, size_of::<abi::TyConfig>())?;
     // SAFETY: by this function's contract.
     let (table, file) =
         unsafe { (text("read config", config.text)?, text("read config", config.file)?) };
-    Ok(PartTable::from_text(table, file))
+    Ok(ComponentTable::from_text(table, file))
 }
 
 /// A list of names of the other side.

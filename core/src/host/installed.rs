@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, PartChoice};
+use crate::config::{ComponentChoice, Config};
 
-use super::registry::{PartKind, Registry};
+use super::registry::{ComponentKind, Registry};
 
-/// The plugins of this project, by the parts that they provide and no program has built in: the part,
+/// The plugins of this project, by the components that they provide and no program has built in: the component,
 /// and the plugin that has it.
 const OWN: [(&str, &str); 4] =
     [("verbs", "verbs"), ("libfabric", "libfabric"), ("efa", "libfabric"), ("faulty", "faulty")];
@@ -14,14 +14,14 @@ const OWN: [(&str, &str); 4] =
 /// Where plugins are below the folder that holds `bin`.
 const LIB: &str = "lib/tokenyard";
 
-/// The file of the plugin that provides `part`.
-fn file_name(part: &str) -> String {
-    let own = own_plugin(part).unwrap_or(part);
+/// The file of the plugin that provides `component`.
+fn file_name(component: &str) -> String {
+    let own = own_plugin(component).unwrap_or(component);
     format!("libtokenyard_plugin_{}.so", own.replace('-', "_"))
 }
 
-fn own_plugin(part: &str) -> Option<&'static str> {
-    OWN.iter().find(|(name, _)| *name == part).map(|(_, plugin)| *plugin)
+fn own_plugin(component: &str) -> Option<&'static str> {
+    OWN.iter().find(|(name, _)| *name == component).map(|(_, plugin)| *plugin)
 }
 
 /// The folders that are searched, in order: that of the program, and `../lib/tokenyard` of it.
@@ -38,21 +38,21 @@ fn beside(program: &Path) -> Vec<PathBuf> {
     own.into_iter().chain(prefix).filter(|folder| folder.is_absolute()).collect()
 }
 
-/// The first file of the plugin that provides `part`. Nothing is opened, and no other name looked at.
-fn find(part: &str, folders: &[PathBuf]) -> Option<PathBuf> {
+/// The first file of the plugin that provides `component`. Nothing is opened, and no other name looked at.
+fn find(component: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     // Links count, wherever they lead: whoever opens the file says what is wrong with it.
     let there = |file: &PathBuf| std::fs::symlink_metadata(file).is_ok();
-    folders.iter().map(|folder| folder.join(file_name(part))).find(there)
+    folders.iter().map(|folder| folder.join(file_name(component))).find(there)
 }
 
-/// The installed plugins of the parts that `config` names and `registry` lacks, each one once, with
+/// The installed plugins of the components that `config` names and `registry` lacks, each one once, with
 /// the first choice that asks for it.
 pub(super) fn wanted<'a>(
     config: &'a Config,
     registry: &Registry,
-) -> Vec<(PathBuf, &'a PartChoice)> {
+) -> Vec<(PathBuf, &'a ComponentChoice)> {
     let folders = folders();
-    let mut files: Vec<(PathBuf, &PartChoice)> = Vec::new();
+    let mut files: Vec<(PathBuf, &ComponentChoice)> = Vec::new();
     for (_, choice) in registry.missing(config) {
         if let Some(file) = find(&choice.name, &folders)
             && !files.iter().any(|(known, _)| *known == file)
@@ -63,14 +63,14 @@ pub(super) fn wanted<'a>(
     files
 }
 
-/// Of a part that nobody has: where its plugin was looked for, and how to get it.
-pub(super) fn explain(kind: PartKind, part: &str) -> (String, String) {
-    explain_in(kind, part, &folders())
+/// Of a component that nobody has: where its plugin was looked for, and how to get it.
+pub(super) fn explain(kind: ComponentKind, component: &str) -> (String, String) {
+    explain_in(kind, component, &folders())
 }
 
-fn explain_in(kind: PartKind, part: &str, folders: &[PathBuf]) -> (String, String) {
+fn explain_in(kind: ComponentKind, component: &str, folders: &[PathBuf]) -> (String, String) {
     let other = "correct `use`, or add the plugin that provides it to [plugins] paths";
-    if let Some(file) = find(part, folders) {
+    if let Some(file) = find(component, folders) {
         let text = format!("{} has no {} of this name", file.display(), kind.name());
         return (text, other.to_owned());
     }
@@ -81,9 +81,9 @@ fn explain_in(kind: PartKind, part: &str, folders: &[PathBuf]) -> (String, Strin
             names.join(" and ")
         }
     };
-    let file = file_name(part);
+    let file = file_name(component);
     let text = format!("{file} was looked for in {searched}, and is not there");
-    let fix = own_plugin(part).map(|plugin| {
+    let fix = own_plugin(component).map(|plugin| {
         format!(
             "build it (cargo build --release -p tokenyard-plugin-{plugin}, or cargo xtask install \
              PREFIX for the program and its plugins), or name its file in [plugins] paths"
@@ -126,8 +126,8 @@ mod tests {
     #[test]
     fn a_missing_plugin_of_this_project_comes_with_file_folders_and_the_command_that_builds_it() {
         let folders = [PathBuf::from("/none/bin"), PathBuf::from("/none/lib/tokenyard")];
-        let text = |part| {
-            let (looked, fix) = explain_in(PartKind::Transport, part, &folders);
+        let text = |component| {
+            let (looked, fix) = explain_in(ComponentKind::Transport, component, &folders);
             format!("{looked}. Fix: {fix}")
         };
         let verbs = text("verbs");

@@ -11,7 +11,7 @@ use super::registry::KernelsRef;
 use super::transport::{blank_window, check_window, missing_slot};
 use super::{blank_error, check, config_as_ty, services};
 use crate::abi;
-use crate::config::PartTable;
+use crate::config::ComponentTable;
 use crate::kernels::KernelShape;
 use crate::transport::{MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
@@ -20,23 +20,23 @@ impl KernelsRef {
     /// Asks whether the kernel set can run here; returns the memory kinds it works on.
     ///
     /// # Errors
-    /// What the part says.
-    pub fn probe(&self, config: &PartTable) -> Result<u32> {
+    /// What the component says.
+    pub fn probe(&self, config: &ComponentTable) -> Result<u32> {
         let probe = self.table.probe.ok_or_else(|| missing_slot(self.name(), "probe"))?;
         let mut kinds = 0;
         let mut error = blank_error();
         // SAFETY: a judged table; every structure is ours and valid for the call.
         let status = unsafe { probe(services(), &config_as_ty(config), &mut kinds, &mut error) };
         check("probe", status, &error)
-            .map_err(|e| config.locate(e).with_context("part", self.name()))?;
+            .map_err(|e| config.locate(e).with_context("component", self.name()))?;
         Ok(kinds)
     }
 
     /// Opens an instance.
     ///
     /// # Errors
-    /// What the part says.
-    pub fn open(&self, config: &PartTable, shape: &KernelShape) -> Result<OpenKernels> {
+    /// What the component says.
+    pub fn open(&self, config: &ComponentTable, shape: &KernelShape) -> Result<OpenKernels> {
         let (Some(open), Some(close)) = (self.table.open, self.table.close) else {
             return Err(missing_slot(self.name(), "open"));
         };
@@ -46,15 +46,15 @@ impl KernelsRef {
         let status =
             unsafe { open(services(), &config_as_ty(config), shape, &mut instance, &mut error) };
         check("open", status, &error)
-            .map_err(|e| config.locate(e).with_context("part", self.name()))?;
-        Ok(OpenKernels { part: *self, instance, close })
+            .map_err(|e| config.locate(e).with_context("component", self.name()))?;
+        Ok(OpenKernels { component: *self, instance, close })
     }
 }
 
 /// An open kernel set. One thread at a time.
 #[derive(Debug)]
 pub struct OpenKernels {
-    part: KernelsRef,
+    component: KernelsRef,
     instance: *mut c_void,
     close: unsafe extern "C" fn(*mut c_void),
 }
@@ -64,9 +64,9 @@ pub struct OpenKernels {
 unsafe impl Send for OpenKernels {}
 
 impl OpenKernels {
-    /// The part's name.
+    /// The component's name.
     pub fn name(&self) -> &'static str {
-        self.part.name()
+        self.component.name()
     }
 
     fn call(
@@ -75,15 +75,15 @@ impl OpenKernels {
         call: impl FnOnce(&abi::TyKernelsTable, *mut c_void, *mut abi::TyError) -> Option<i32>,
     ) -> Result<()> {
         let mut error = blank_error();
-        let status = call(self.part.table, self.instance, &mut error)
-            .ok_or_else(|| missing_slot(self.part.name(), slot))?;
-        check(slot, status, &error).map_err(|e| e.with_context("part", self.name()))
+        let status = call(self.component.table, self.instance, &mut error)
+            .ok_or_else(|| missing_slot(self.component.name(), slot))?;
+        check(slot, status, &error).map_err(|e| e.with_context("component", self.name()))
     }
 
     /// Allocates the memory of a window.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
         let mut window = blank_window(id, bytes);
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
@@ -97,7 +97,7 @@ impl OpenKernels {
     /// Fixes sizes, offsets and buffers.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     ///
     /// # Safety
     /// Everything the plan points to stays valid until `self` is dropped.
@@ -109,7 +109,7 @@ impl OpenKernels {
     /// Starts a dispatch.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     ///
     /// # Safety
     /// Tensors stay valid and unchanged until the operation was received, and a stream that is named
@@ -122,7 +122,7 @@ impl OpenKernels {
     /// Ends a dispatch.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         let mut received = abi::TyReceived {
             size: size_of::<abi::TyReceived>(),
@@ -152,7 +152,7 @@ impl OpenKernels {
     /// Gives an arena region for expert outputs.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
         let (mut region, mut tensor) = (0, NO_TENSOR);
         // SAFETY: as in `allocate`.
@@ -165,7 +165,7 @@ impl OpenKernels {
     /// Starts a combine.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     ///
     /// # Safety
     /// Tensors stay valid until the operation was received, and a stream that is named has passed it.
@@ -177,7 +177,7 @@ impl OpenKernels {
     /// Ends a combine.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn combine_recv(&mut self, operation: u64) -> Result<()> {
         // SAFETY: as in `allocate`.
         self.call("combine_recv", |t, i, e| unsafe { t.combine_recv.map(|f| f(i, operation, e)) })
@@ -186,7 +186,7 @@ impl OpenKernels {
     /// Waits until everything it posted is done.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn flush(&mut self) -> Result<()> {
         // SAFETY: as in `allocate`.
         self.call("flush", |t, i, e| unsafe { t.flush.map(|f| f(i, e)) })
@@ -194,7 +194,7 @@ impl OpenKernels {
 
     /// Takes back an arena region.
     pub fn release(&mut self, region: u64) {
-        if let Some(release) = self.part.table.release {
+        if let Some(release) = self.component.table.release {
             // SAFETY: as in `allocate`.
             unsafe { release(self.instance, region) }
         }
@@ -203,15 +203,15 @@ impl OpenKernels {
     /// The ring of kernels that post through the host on a level; nothing where they do not.
     ///
     /// # Errors
-    /// What the part says; a ring that cannot be one.
-    pub fn proxy_ring(&mut self, level: u64) -> Result<Option<abi::TyProxyRing>> {
-        if self.part.table.proxy_ring.is_none() {
+    /// What the component says; a ring that cannot be one.
+    pub fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
+        if self.component.table.gpu_ring.is_none() {
             return Ok(None);
         }
-        let mut ring = abi::TyProxyRing {
-            size: size_of::<abi::TyProxyRing>(),
+        let mut ring = abi::TyGpuRing {
+            size: size_of::<abi::TyGpuRing>(),
             level,
-            lane: 0,
+            queue: 0,
             capacity: 0,
             commands: std::ptr::null_mut(),
             status: std::ptr::null_mut(),
@@ -220,7 +220,7 @@ impl OpenKernels {
             reserved: 0,
         };
         // SAFETY: as in `allocate`.
-        self.call("proxy_ring", |t, i, e| unsafe { t.proxy_ring.map(|f| f(i, &mut ring, e)) })?;
+        self.call("gpu_ring", |t, i, e| unsafe { t.gpu_ring.map(|f| f(i, &mut ring, e)) })?;
         if ring.commands.is_null() {
             return Ok(None);
         }
@@ -233,8 +233,8 @@ impl OpenKernels {
              of two, level {level}, and nothing at null",
             ring.capacity, ring.level, ring.status, ring.signals, ring.totals
         );
-        Err(Error::new(ErrorKind::Plugin, "proxy_ring", message)
-            .with_context("part", self.name())
+        Err(Error::new(ErrorKind::Plugin, "gpu_ring", message)
+            .with_context("component", self.name())
             .with_fix("use a kernel set that was made for this version"))
     }
 }

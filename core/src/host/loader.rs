@@ -12,7 +12,7 @@ use crate::{Error, ErrorKind, Result, files};
 const RTLD_NODELETE: i32 = 0x1000;
 
 /// Most parts of one kind in one plugin: a larger count is a damaged export, not a plugin.
-const MAX_PARTS: usize = 64;
+const MAX_COMPONENTS: usize = 64;
 
 /// What one plugin provides, judged.
 #[derive(Debug, Default)]
@@ -116,12 +116,12 @@ impl PluginFile {
     ///
     /// # Errors
     /// As [`load_file`].
-    pub(super) fn from_built_in(part: &BuiltIn) -> Result<Self> {
+    pub(super) fn from_built_in(component: &BuiltIn) -> Result<Self> {
         let path = Path::new("(built in)");
         let mut file = Self::default();
         // SAFETY: built-in exports are statics of this image.
         unsafe {
-            match part {
+            match component {
                 BuiltIn::Transport(e) => file.transports = judge_transports(path, &raw const e.0)?,
                 BuiltIn::Kernels(e) => file.kernels = judge_kernels(path, &raw const e.0)?,
                 BuiltIn::Topology(e) => file.topologies = judge_topologies(path, &raw const e.0)?,
@@ -253,36 +253,37 @@ unsafe fn judge_header(path: &Path, kind: &Kind, header: *const abi::TyExportHea
 /// Copies the tables of an export, never reading behind what a table says its size is.
 ///
 /// # Safety
-/// `parts` has `count` pointers to tables that start with their size.
+/// `components` has `count` pointers to tables that start with their size.
 unsafe fn copy_tables<T: Copy>(
     path: &Path,
     kind: &Kind,
-    parts: *const *const T,
+    components: *const *const T,
     count: usize,
 ) -> Result<Vec<T>> {
     let fail = |what: String, fix: &str| {
         Err(refused(path, what).with_context("symbol", kind.symbol).with_fix(fix))
     };
-    if count == 0 || parts.is_null() {
+    if count == 0 || components.is_null() {
         return fail(
-            "the export names no part: `parts` is null or `count` is 0; expected 1 to 64".into(),
-            "let `parts` point to the tables and `count` say how many there are",
+            "the export names no component: `components` is null or `count` is 0; expected 1 to 64"
+                .into(),
+            "let `components` point to the tables and `count` say how many there are",
         );
     }
-    if count > MAX_PARTS {
+    if count > MAX_COMPONENTS {
         return fail(
-            format!("the export names {count} parts; expected 1 to {MAX_PARTS}"),
+            format!("the export names {count} components; expected 1 to {MAX_COMPONENTS}"),
             "fill `count` with the number of tables",
         );
     }
     let mut tables = Vec::new();
     for index in 0..count {
         // SAFETY: by this function's contract.
-        let table = unsafe { *parts.add(index) };
+        let table = unsafe { *components.add(index) };
         if table.is_null() {
             return fail(
                 format!("table {index} of {count} is null"),
-                "let every entry of `parts` point to a table",
+                "let every entry of `components` point to a table",
             );
         }
         // SAFETY: every table starts with its size.
@@ -317,11 +318,11 @@ unsafe fn judge_name(path: &Path, kind: &Kind, name: abi::TyStr) -> Result<&'sta
     let fail = |what: String| {
         Err(refused(path, what)
             .with_context("symbol", kind.symbol)
-            .with_fix("name the part with 1 to 64 characters of [a-z0-9_-]"))
+            .with_fix("name the component with 1 to 64 characters of [a-z0-9_-]"))
     };
     if name.data.is_null() || name.bytes == 0 || name.bytes > 64 {
         return fail(format!(
-            "a part's name has {} bytes; expected 1 to 64",
+            "a component's name has {} bytes; expected 1 to 64",
             if name.data.is_null() { 0 } else { name.bytes }
         ));
     }
@@ -333,7 +334,7 @@ unsafe fn judge_name(path: &Path, kind: &Kind, name: abi::TyStr) -> Result<&'sta
     match std::str::from_utf8(bytes) {
         Ok(text) if good => Ok(text),
         _ => fail(format!(
-            "the part's name `{}` has characters outside [a-z0-9_-]",
+            "the component's name `{}` has characters outside [a-z0-9_-]",
             bytes.escape_ascii()
         )),
     }
@@ -354,11 +355,11 @@ unsafe fn tame(text: &mut abi::TyStr) {
     }
 }
 
-fn null_slot(path: &Path, kind: &Kind, part: &str, slot: &str, short: bool) -> Error {
+fn null_slot(path: &Path, kind: &Kind, component: &str, slot: &str, short: bool) -> Error {
     let (what, fix) = if short {
         (
             format!(
-                "short table of {} `{part}`: it ends before the required slot `{slot}`",
+                "short table of {} `{component}`: it ends before the required slot `{slot}`",
                 kind.name
             ),
             "fill the table's size with sizeof of the table structure of this version's \
@@ -366,7 +367,7 @@ fn null_slot(path: &Path, kind: &Kind, part: &str, slot: &str, short: bool) -> E
         )
     } else {
         (
-            format!("required slot `{slot}` of {} `{part}` is null", kind.name),
+            format!("required slot `{slot}` of {} `{component}` is null", kind.name),
             "implement the slot; tokenyard_plugin.h says what it must do",
         )
     };
@@ -374,20 +375,20 @@ fn null_slot(path: &Path, kind: &Kind, part: &str, slot: &str, short: bool) -> E
 }
 
 macro_rules! judge {
-    ($(#[$doc:meta])* $name:ident, $kind:expr, $export:ty, $table:ty, $part:ident,
+    ($(#[$doc:meta])* $name:ident, $kind:expr, $export:ty, $table:ty, $component:ident,
      [$($slot:ident),+ $(,)?]) => {
         $(#[$doc])*
         ///
         /// # Safety
         /// `export` points to constant data that starts with a `TyExportHeader`.
-        unsafe fn $name(path: &Path, export: *const $export) -> Result<Vec<$part>> {
+        unsafe fn $name(path: &Path, export: *const $export) -> Result<Vec<$component>> {
             // SAFETY: by this function's contract; the export is read whole only after its header
             // was judged, and its tables only up to their own size.
             let tables = unsafe {
                 judge_header(path, &$kind, export.cast())?;
-                copy_tables::<$table>(path, &$kind, (*export).parts, (*export).count)?
+                copy_tables::<$table>(path, &$kind, (*export).components, (*export).count)?
             };
-            let mut parts = Vec::new();
+            let mut components = Vec::new();
             for mut table in tables {
                 // SAFETY: strings of an export are constant data of the library.
                 let name = unsafe {
@@ -404,9 +405,9 @@ macro_rules! judge {
                 )+
                 table.size = size_of::<$table>();
                 // Judged tables live as long as the library: for ever.
-                parts.push($part { table: Box::leak(Box::new(table)) });
+                components.push($component { table: Box::leak(Box::new(table)) });
             }
-            Ok(parts)
+            Ok(components)
         }
     };
 }

@@ -12,7 +12,8 @@ mod writable;
 pub use kernels::{NO_TENSOR, OpenKernels};
 pub use loader::{PluginFile, load_file, plugin_files};
 pub use registry::{
-    BuiltIn, KernelsRef, PartInfo, PartKind, Registry, TopologyRef, TransportRef, add_built_in,
+    BuiltIn, ComponentInfo, ComponentKind, KernelsRef, Registry, TopologyRef, TransportRef,
+    add_built_in,
 };
 pub use topology::discover;
 pub use transport::OpenTransport;
@@ -22,7 +23,7 @@ use std::ffi::c_void;
 
 use crate::abi;
 
-/// The services given to every part.
+/// The services given to every component.
 static HOST: crate::export::Exported<abi::TyHost> = crate::export::Exported(abi::TyHost {
     size: size_of::<abi::TyHost>(),
     context: std::ptr::null_mut(),
@@ -30,13 +31,13 @@ static HOST: crate::export::Exported<abi::TyHost> = crate::export::Exported(abi:
     find_transport: Some(registry::find_transport),
 });
 
-/// The host table that parts are called with. In a plugin that is the table of the plugin's own
-/// host: what a part opens, it opens in the host's name.
+/// The host table that components are called with. In a plugin that is the table of the plugin's own
+/// host: what a component opens, it opens in the host's name.
 pub fn services() -> *const abi::TyHost {
     crate::export::services().map_or(&raw const HOST.0, std::ptr::from_ref)
 }
 
-/// Writes a part's line to this image's log.
+/// Writes a component's line to this image's log.
 ///
 /// # Safety
 /// Both strings are valid for the call.
@@ -47,12 +48,12 @@ pub(crate) unsafe extern "C" fn log(
     message: abi::TyStr,
 ) {
     // SAFETY: by this function's contract.
-    let (part, message) = unsafe { (lossy(target), lossy(message)) };
+    let (component, message) = unsafe { (lossy(target), lossy(message)) };
     match level {
-        abi::TY_LOG_ERROR => tracing::error!(part, "{message}"),
-        abi::TY_LOG_WARN => tracing::warn!(part, "{message}"),
-        abi::TY_LOG_INFO => tracing::info!(part, "{message}"),
-        _ => tracing::debug!(part, "{message}"),
+        abi::TY_LOG_ERROR => tracing::error!(component, "{message}"),
+        abi::TY_LOG_WARN => tracing::warn!(component, "{message}"),
+        abi::TY_LOG_INFO => tracing::info!(component, "{message}"),
+        _ => tracing::debug!(component, "{message}"),
     }
 }
 
@@ -82,8 +83,8 @@ fn as_ty(text: &str) -> abi::TyStr {
     abi::TyStr { data: text.as_ptr(), bytes: text.len() }
 }
 
-/// A part's own table as it crosses.
-fn config_as_ty(table: &crate::config::PartTable) -> abi::TyConfig {
+/// A component's own table as it crosses.
+fn config_as_ty(table: &crate::config::ComponentTable) -> abi::TyConfig {
     abi::TyConfig {
         size: size_of::<abi::TyConfig>(),
         text: as_ty(table.text()),

@@ -6,12 +6,12 @@ use super::installed;
 use super::loader::{PluginFile, load_file, plugin_files};
 use crate::abi;
 use crate::config::wording::nearest;
-use crate::config::{Config, PartChoice};
+use crate::config::{ComponentChoice, Config};
 use crate::{Error, ErrorKind, Result};
 
-/// The kinds of parts.
+/// The kinds of components.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PartKind {
+pub enum ComponentKind {
     /// Moves bytes between windows.
     Transport,
     /// The compute on one kind of device.
@@ -20,7 +20,7 @@ pub enum PartKind {
     Topology,
 }
 
-impl PartKind {
+impl ComponentKind {
     /// The word used in messages.
     pub fn name(self) -> &'static str {
         match self {
@@ -31,7 +31,7 @@ impl PartKind {
     }
 
     /// All that `config` chooses: kernel set, scale-up, scale-out in order of preference, topology.
-    pub fn choices(config: &Config) -> Vec<(Self, &PartChoice)> {
+    pub fn choices(config: &Config) -> Vec<(Self, &ComponentChoice)> {
         let transports = config.scale_up.iter().chain(&config.scale_out);
         std::iter::once((Self::Kernels, &config.kernels))
             .chain(transports.map(|choice| (Self::Transport, choice)))
@@ -40,7 +40,7 @@ impl PartKind {
     }
 }
 
-macro_rules! part_ref {
+macro_rules! component_ref {
     ($(#[$doc:meta])* $name:ident, $table:ty) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ macro_rules! part_ref {
                 unsafe { judged_text(self.table.name) }
             }
 
-            /// The part's own version.
+            /// The component's own version.
             pub fn version(&self) -> &'static str {
                 // SAFETY: as in `name`.
                 unsafe { judged_text(self.table.version) }
@@ -76,13 +76,13 @@ macro_rules! part_ref {
     };
 }
 
-part_ref!(
+component_ref!(
     /// A transport that was judged fit to be called.
     TransportRef, abi::TyTransportTable);
-part_ref!(
+component_ref!(
     /// A kernel set that was judged fit to be called.
     KernelsRef, abi::TyKernelsTable);
-part_ref!(
+component_ref!(
     /// A topology that was judged fit to be called.
     TopologyRef, abi::TyTopologyTable);
 
@@ -93,7 +93,7 @@ unsafe fn judged_text(text: abi::TyStr) -> &'static str {
     unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(text.data, text.bytes)) }
 }
 
-/// A part that is compiled into this image. It goes through the same table and the same judgement
+/// A component that is compiled into this image. It goes through the same table and the same judgement
 /// as a loaded one: `inventory::submit! { BuiltIn::Transport(&EXPORT) }`.
 #[derive(Debug)]
 pub enum BuiltIn {
@@ -107,26 +107,26 @@ pub enum BuiltIn {
 
 inventory::collect!(BuiltIn);
 
-/// Parts that [`add_built_in`] has added.
+/// Components that [`add_built_in`] has added.
 static ADDED: Mutex<Vec<&'static BuiltIn>> = Mutex::new(Vec::new());
 
 /// Adds a part of this image to every registry that is made from now on: one that a program has for
-/// a purpose of its own, and does not offer to every config. A part that was added is not added again.
-pub fn add_built_in(part: &'static BuiltIn) {
+/// a purpose of its own, and does not offer to every config. A component that was added is not added again.
+pub fn add_built_in(component: &'static BuiltIn) {
     let mut added = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !added.iter().any(|known| std::ptr::eq(*known, part)) {
-        added.push(part);
+    if !added.iter().any(|known| std::ptr::eq(*known, component)) {
+        added.push(component);
     }
 }
 
-/// What there is to know about a part without opening it.
+/// What there is to know about a component without opening it.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct PartInfo {
+pub struct ComponentInfo {
     /// The name that a config writes.
     pub name: &'static str,
     /// `transport`, `kernel set` or `topology`.
     pub kind: &'static str,
-    /// The part's own version.
+    /// The component's own version.
     pub version: &'static str,
     /// One line for people.
     pub about: &'static str,
@@ -134,7 +134,7 @@ pub struct PartInfo {
     pub file: Option<PathBuf>,
 }
 
-/// Every part that a config can name, by kind.
+/// Every component that a config can name, by kind.
 #[derive(Debug, Default)]
 pub struct Registry {
     transports: Vec<(TransportRef, Option<PathBuf>)>,
@@ -143,8 +143,8 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The parts that `config` can choose: those compiled into this image and those of the files and
-    /// folders in `[plugins] paths`; and, for a part that the config names and none of these has, those
+    /// The components that `config` can choose: those compiled into this image and those of the files and
+    /// folders in `[plugins] paths`; and, for a component that the config names and none of these has, those
     /// of its installed plugin ([`Registry::installed`]).
     ///
     /// # Errors
@@ -158,21 +158,21 @@ impl Registry {
         Ok(registry)
     }
 
-    /// The installed plugins of the parts that `config` names and this registry lacks, each with the
-    /// choice that asks for it. The plugin of a part `NAME` is `libtokenyard_plugin_NAME.so` (`-` becomes
+    /// The installed plugins of the components that `config` names and this registry lacks, each with the
+    /// choice that asks for it. The plugin of a component `NAME` is `libtokenyard_plugin_NAME.so` (`-` becomes
     /// `_`; `efa` is in that of `libfabric`), in the folder of the running program or in
     /// `../lib/tokenyard` of it. Nothing is opened.
-    pub fn installed<'a>(&self, config: &'a Config) -> Vec<(PathBuf, &'a PartChoice)> {
+    pub fn installed<'a>(&self, config: &'a Config) -> Vec<(PathBuf, &'a ComponentChoice)> {
         installed::wanted(config, self)
     }
 
     /// The choices of `config` that no part of this registry has the name of.
-    pub fn missing<'a>(&self, config: &'a Config) -> Vec<(PartKind, &'a PartChoice)> {
-        let all = PartKind::choices(config).into_iter();
+    pub fn missing<'a>(&self, config: &'a Config) -> Vec<(ComponentKind, &'a ComponentChoice)> {
+        let all = ComponentKind::choices(config).into_iter();
         all.filter(|(kind, choice)| self.find(*kind, &choice.name).is_none()).collect()
     }
 
-    /// The parts compiled into this image, and those of the plugin files and folders in `paths`.
+    /// The components compiled into this image, and those of the plugin files and folders in `paths`.
     ///
     /// # Errors
     /// The first handshake failure, or two plugins that bring a part of one kind and name.
@@ -184,15 +184,15 @@ impl Registry {
         Ok(registry)
     }
 
-    /// The parts compiled into this image.
+    /// The components compiled into this image.
     ///
     /// # Errors
     /// A built-in table that fails the judgement: a bug.
     pub fn built_in() -> Result<Self> {
         let mut registry = Self::default();
         let added = ADDED.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for part in inventory::iter::<BuiltIn>.into_iter().chain(added) {
-            registry.add(PluginFile::from_built_in(part)?)?;
+        for component in inventory::iter::<BuiltIn>.into_iter().chain(added) {
+            registry.add(PluginFile::from_built_in(component)?)?;
         }
         Ok(registry)
     }
@@ -204,38 +204,38 @@ impl Registry {
     /// A part of the same kind and name that another plugin has brought.
     pub fn add(&mut self, file: PluginFile) -> Result<()> {
         if let Some(path) = &file.path {
-            let replaced = |kind: PartKind, name: &str| {
+            let replaced = |kind: ComponentKind, name: &str| {
                 let (kind, file) = (kind.name(), path.display());
                 tracing::info!("{kind} `{name}` of {file} replaces the built-in one");
             };
-            for part in &file.transports {
-                if drop_built_in(&mut self.transports, part.name(), TransportRef::name) {
-                    replaced(PartKind::Transport, part.name());
+            for component in &file.transports {
+                if drop_built_in(&mut self.transports, component.name(), TransportRef::name) {
+                    replaced(ComponentKind::Transport, component.name());
                 }
             }
-            for part in &file.kernels {
-                if drop_built_in(&mut self.kernels, part.name(), KernelsRef::name) {
-                    replaced(PartKind::Kernels, part.name());
+            for component in &file.kernels {
+                if drop_built_in(&mut self.kernels, component.name(), KernelsRef::name) {
+                    replaced(ComponentKind::Kernels, component.name());
                 }
             }
-            for part in &file.topologies {
-                if drop_built_in(&mut self.topologies, part.name(), TopologyRef::name) {
-                    replaced(PartKind::Topology, part.name());
+            for component in &file.topologies {
+                if drop_built_in(&mut self.topologies, component.name(), TopologyRef::name) {
+                    replaced(ComponentKind::Topology, component.name());
                 }
             }
         }
-        for part in file.transports {
-            self.refuse_double(PartKind::Transport, part.name(), &file.path)?;
-            remember(part);
-            self.transports.push((part, file.path.clone()));
+        for component in file.transports {
+            self.refuse_double(ComponentKind::Transport, component.name(), &file.path)?;
+            remember(component);
+            self.transports.push((component, file.path.clone()));
         }
-        for part in file.kernels {
-            self.refuse_double(PartKind::Kernels, part.name(), &file.path)?;
-            self.kernels.push((part, file.path.clone()));
+        for component in file.kernels {
+            self.refuse_double(ComponentKind::Kernels, component.name(), &file.path)?;
+            self.kernels.push((component, file.path.clone()));
         }
-        for part in file.topologies {
-            self.refuse_double(PartKind::Topology, part.name(), &file.path)?;
-            self.topologies.push((part, file.path.clone()));
+        for component in file.topologies {
+            self.refuse_double(ComponentKind::Topology, component.name(), &file.path)?;
+            self.topologies.push((component, file.path.clone()));
         }
         Ok(())
     }
@@ -247,13 +247,13 @@ impl Registry {
     /// As [`Registry::add`].
     pub fn add_installed(&mut self, mut file: PluginFile) -> Result<()> {
         let is_new = |kind, name: &str| self.find(kind, name).is_none();
-        file.transports.retain(|part| is_new(PartKind::Transport, part.name()));
-        file.kernels.retain(|part| is_new(PartKind::Kernels, part.name()));
-        file.topologies.retain(|part| is_new(PartKind::Topology, part.name()));
+        file.transports.retain(|component| is_new(ComponentKind::Transport, component.name()));
+        file.kernels.retain(|component| is_new(ComponentKind::Kernels, component.name()));
+        file.topologies.retain(|component| is_new(ComponentKind::Topology, component.name()));
         self.add(file)
     }
 
-    fn refuse_double(&self, kind: PartKind, name: &str, file: &Option<PathBuf>) -> Result<()> {
+    fn refuse_double(&self, kind: ComponentKind, name: &str, file: &Option<PathBuf>) -> Result<()> {
         let Some(old) = self.find(kind, name) else { return Ok(()) };
         let from = |file: &Option<PathBuf>| {
             file.as_ref().map_or("this program".into(), |f| f.display().to_string())
@@ -268,14 +268,14 @@ impl Registry {
                 from(&old.file)
             ),
         )
-        .with_fix("remove one of the two from [plugins] paths, or rename the part"))
+        .with_fix("remove one of the two from [plugins] paths, or rename the component"))
     }
 
-    /// Every part.
-    pub fn parts(&self) -> Vec<PartInfo> {
+    /// Every component.
+    pub fn components(&self) -> Vec<ComponentInfo> {
         macro_rules! info {
             ($list:expr, $kind:expr) => {
-                $list.iter().map(|(p, file)| PartInfo {
+                $list.iter().map(|(p, file)| ComponentInfo {
                     name: p.name(),
                     kind: $kind.name(),
                     version: p.version(),
@@ -284,14 +284,16 @@ impl Registry {
                 })
             };
         }
-        info!(self.kernels, PartKind::Kernels)
-            .chain(info!(self.transports, PartKind::Transport))
-            .chain(info!(self.topologies, PartKind::Topology))
+        info!(self.kernels, ComponentKind::Kernels)
+            .chain(info!(self.transports, ComponentKind::Transport))
+            .chain(info!(self.topologies, ComponentKind::Topology))
             .collect()
     }
 
-    fn find(&self, kind: PartKind, name: &str) -> Option<PartInfo> {
-        self.parts().into_iter().find(|part| part.kind == kind.name() && part.name == name)
+    fn find(&self, kind: ComponentKind, name: &str) -> Option<ComponentInfo> {
+        self.components()
+            .into_iter()
+            .find(|component| component.kind == kind.name() && component.name == name)
     }
 
     /// Finds a transport by name.
@@ -300,7 +302,7 @@ impl Registry {
     /// [`ErrorKind::Config`] with what is available.
     pub fn transport(&self, name: &str) -> Result<TransportRef> {
         find(&self.transports, name, TransportRef::name)
-            .ok_or_else(|| self.unknown(PartKind::Transport, name))
+            .ok_or_else(|| self.unknown(ComponentKind::Transport, name))
     }
 
     /// Finds a kernel set by name.
@@ -309,7 +311,7 @@ impl Registry {
     /// As [`Registry::transport`].
     pub fn kernels(&self, name: &str) -> Result<KernelsRef> {
         find(&self.kernels, name, KernelsRef::name)
-            .ok_or_else(|| self.unknown(PartKind::Kernels, name))
+            .ok_or_else(|| self.unknown(ComponentKind::Kernels, name))
     }
 
     /// Finds a topology by name.
@@ -318,14 +320,14 @@ impl Registry {
     /// As [`Registry::transport`].
     pub fn topology(&self, name: &str) -> Result<TopologyRef> {
         find(&self.topologies, name, TopologyRef::name)
-            .ok_or_else(|| self.unknown(PartKind::Topology, name))
+            .ok_or_else(|| self.unknown(ComponentKind::Topology, name))
     }
 
     /// The transport that a config chooses.
     ///
     /// # Errors
     /// As [`Registry::transport`], with file and line.
-    pub fn choose_transport(&self, choice: &PartChoice) -> Result<TransportRef> {
+    pub fn choose_transport(&self, choice: &ComponentChoice) -> Result<TransportRef> {
         self.transport(&choice.name).map_err(|error| choice.locate(error))
     }
 
@@ -333,7 +335,7 @@ impl Registry {
     ///
     /// # Errors
     /// As [`Registry::choose_transport`].
-    pub fn choose_kernels(&self, choice: &PartChoice) -> Result<KernelsRef> {
+    pub fn choose_kernels(&self, choice: &ComponentChoice) -> Result<KernelsRef> {
         self.kernels(&choice.name).map_err(|error| choice.locate(error))
     }
 
@@ -341,33 +343,37 @@ impl Registry {
     ///
     /// # Errors
     /// As [`Registry::choose_transport`].
-    pub fn choose_topology(&self, choice: &PartChoice) -> Result<TopologyRef> {
+    pub fn choose_topology(&self, choice: &ComponentChoice) -> Result<TopologyRef> {
         self.topology(&choice.name).map_err(|error| choice.locate(error))
     }
 
-    /// The error of a choice that no part has the name of: what there is, where the plugin was looked
+    /// The error of a choice that no component has the name of: what there is, where the plugin was looked
     /// for, and how to get it.
-    pub fn unknown(&self, kind: PartKind, name: &str) -> Error {
-        let available: Vec<_> =
-            self.parts().into_iter().filter(|p| p.kind == kind.name()).map(|p| p.name).collect();
+    pub fn unknown(&self, kind: ComponentKind, name: &str) -> Error {
+        let available: Vec<_> = self
+            .components()
+            .into_iter()
+            .filter(|p| p.kind == kind.name())
+            .map(|p| p.name)
+            .collect();
         let hint = nearest(name, &available).map(|name| format!("; did you mean `{name}`?"));
         let hint = hint.unwrap_or_default();
         let available = if available.is_empty() { "none".into() } else { available.join(", ") };
         let (looked, fix) = installed::explain(kind, name);
         let kind = kind.name();
         let text = format!("no {kind} is called `{name}`; available: {available}{hint}; {looked}");
-        Error::new(ErrorKind::Config, "choose parts", text).with_fix(fix)
+        Error::new(ErrorKind::Config, "choose components", text).with_fix(fix)
     }
 }
 
-/// Transports of every registry of this process, for parts that wrap others. The last of a name counts,
+/// Transports of every registry of this process, for components that wrap others. The last of a name counts,
 /// because a plugin replaces a built-in part.
 static TRANSPORTS: Mutex<Vec<TransportRef>> = Mutex::new(Vec::new());
 
-fn remember(part: TransportRef) {
+fn remember(component: TransportRef) {
     let mut known = TRANSPORTS.lock().unwrap_or_else(PoisonError::into_inner);
-    known.retain(|old| old.name() != part.name());
-    known.push(part);
+    known.retain(|old| old.name() != component.name());
+    known.push(component);
 }
 
 /// The service `find_transport`.
@@ -381,7 +387,10 @@ pub(super) unsafe extern "C" fn find_transport(
     // SAFETY: by this function's contract.
     let name = unsafe { super::lossy(name) };
     let known = TRANSPORTS.lock().unwrap_or_else(PoisonError::into_inner);
-    known.iter().find(|part| part.name() == name).map_or(std::ptr::null(), |part| part.table)
+    known
+        .iter()
+        .find(|component| component.name() == name)
+        .map_or(std::ptr::null(), |component| component.table)
 }
 
 /// Drops the built-in part of this name, if there is one.
@@ -391,7 +400,7 @@ fn drop_built_in<P>(
     name_of: impl Fn(&P) -> &'static str,
 ) -> bool {
     let before = list.len();
-    list.retain(|(part, file)| file.is_some() || name_of(part) != name);
+    list.retain(|(component, file)| file.is_some() || name_of(component) != name);
     list.len() != before
 }
 
@@ -429,20 +438,20 @@ mod tests {
         registry.add(built_in).unwrap();
         registry.add(plugin("/named.so", &["x-shm", "x-ib"])).unwrap();
         registry.add_installed(plugin("/lib/x.so", &["x-tcp", "x-ib", "x-efa"])).unwrap();
-        let of = |name| registry.find(PartKind::Transport, name).unwrap().file;
+        let of = |name| registry.find(ComponentKind::Transport, name).unwrap().file;
         assert_eq!(of("x-shm"), Some("/named.so".into()));
         assert_eq!(of("x-ib"), Some("/named.so".into()));
         assert_eq!(of("x-tcp"), None);
         assert_eq!(of("x-efa"), Some("/lib/x.so".into()));
-        assert_eq!(registry.parts().len(), 4);
+        assert_eq!(registry.components().len(), 4);
     }
 
     #[test]
     fn a_built_in_part_goes_for_a_plugin_of_its_name_and_a_loaded_one_stays() {
         let file = Some(PathBuf::from("/lib/x.so"));
-        let mut parts = vec![("shm", None), ("tcp", None), ("shm", file.clone())];
-        assert!(drop_built_in(&mut parts, "shm", |name| name));
-        assert_eq!(parts, [("tcp", None), ("shm", file)]);
-        assert!(!drop_built_in(&mut parts, "shm", |name| name));
+        let mut components = vec![("shm", None), ("tcp", None), ("shm", file.clone())];
+        assert!(drop_built_in(&mut components, "shm", |name| name));
+        assert_eq!(components, [("tcp", None), ("shm", file)]);
+        assert!(!drop_built_in(&mut components, "shm", |name| name));
     }
 }

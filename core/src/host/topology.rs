@@ -3,15 +3,16 @@ use super::transport::missing_slot;
 use super::{blank_error, check, config_as_ty, services};
 use crate::Result;
 use crate::abi;
-use crate::config::PartTable;
+use crate::config::ComponentTable;
 use crate::topology::{Discover, Place};
 
 /// Asks a topology for this rank's place.
 ///
 /// # Errors
-/// What the part says.
-pub fn discover(part: &TopologyRef, config: &PartTable, ask: &Discover) -> Result<Place> {
-    let discover = part.table.discover.ok_or_else(|| missing_slot(part.name(), "discover"))?;
+/// What the component says.
+pub fn discover(component: &TopologyRef, config: &ComponentTable, ask: &Discover) -> Result<Place> {
+    let discover =
+        component.table.discover.ok_or_else(|| missing_slot(component.name(), "discover"))?;
     let request = abi::TyDiscover {
         size: size_of::<abi::TyDiscover>(),
         config: config_as_ty(config),
@@ -36,7 +37,7 @@ pub fn discover(part: &TopologyRef, config: &PartTable, ask: &Discover) -> Resul
     // SAFETY: a judged table; every structure is ours and valid for the call.
     let status = unsafe { discover(services(), &request, &mut place, &mut error) };
     check("discover", status, &error)
-        .map_err(|e| config.locate(e).with_context("part", part.name()))?;
+        .map_err(|e| config.locate(e).with_context("component", component.name()))?;
     let nics = place.nics.iter().take(place.nic_count as usize);
     Ok(Place {
         host: text(&place.host),

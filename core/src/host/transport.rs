@@ -3,22 +3,26 @@ use std::ffi::c_void;
 use super::registry::TransportRef;
 use super::{as_ty, blank_error, check, config_as_ty, services};
 use crate::abi;
-use crate::config::PartTable;
+use crate::config::ComponentTable;
 use crate::link::Link;
 use crate::transport::{Capabilities, Command, Event, MemoryNeeds, Team, TransportNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
 /// The error of a slot that a judged table cannot lack, or of an optional one that it does lack.
-pub(crate) fn missing_slot(part: &str, slot: &'static str) -> Error {
-    Error::new(ErrorKind::Unsupported, slot, format!("part `{part}` does not provide `{slot}`"))
+pub(crate) fn missing_slot(component: &str, slot: &'static str) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        slot,
+        format!("component `{component}` does not provide `{slot}`"),
+    )
 }
 
 impl TransportRef {
     /// Asks what the transport can do here.
     ///
     /// # Errors
-    /// What the part says, or an impossible capability set.
-    pub fn probe(&self, config: &PartTable) -> Result<Capabilities> {
+    /// What the component says, or an impossible capability set.
+    pub fn probe(&self, config: &ComponentTable) -> Result<Capabilities> {
         let probe = self.table.probe.ok_or_else(|| missing_slot(self.name(), "probe"))?;
         let mut capabilities = crate::transport::NO_CAPABILITIES;
         let mut error = blank_error();
@@ -26,7 +30,7 @@ impl TransportRef {
         let status =
             unsafe { probe(services(), &config_as_ty(config), &mut capabilities, &mut error) };
         check("probe", status, &error)
-            .map_err(|e| config.locate(e).with_context("part", self.name()))?;
+            .map_err(|e| config.locate(e).with_context("component", self.name()))?;
         self.check_capabilities(&capabilities)?;
         Ok(capabilities)
     }
@@ -39,25 +43,25 @@ impl TransportRef {
             "owns_memory without an `alloc` slot"
         } else if has(abi::TY_CAP_MANUAL_PROGRESS) && self.table.progress.is_none() {
             "manual_progress without a `progress` slot"
-        } else if has(abi::TY_CAP_DEVICE_FACE) && self.table.device_face.is_none() {
-            "device_face without a `device_face` slot"
+        } else if has(abi::TY_CAP_DEVICE_API) && self.table.device_api.is_none() {
+            "device_api without a `device_api` slot"
         } else if found.max_signals > 65_536 {
             "more than 65,536 signals"
         } else {
             return Ok(());
         };
-        Err(Error::new(ErrorKind::Plugin, "probe", format!("the part declares {broken}"))
-            .with_context("part", self.name())
-            .with_fix("report this to the part's author"))
+        Err(Error::new(ErrorKind::Plugin, "probe", format!("the component declares {broken}"))
+            .with_context("component", self.name())
+            .with_fix("report this to the component's author"))
     }
 
     /// Probes, and opens an instance for `team`.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn open(
         &self,
-        config: &PartTable,
+        config: &ComponentTable,
         team: &Team,
         needs: &TransportNeeds,
     ) -> Result<OpenTransport> {
@@ -79,7 +83,7 @@ impl TransportRef {
             needs: abi::TyTransportNeeds {
                 size: size_of::<abi::TyTransportNeeds>(),
                 windows: needs.windows,
-                lanes: needs.lanes,
+                queues: needs.queues,
                 signals: needs.signals,
                 queue_depth: needs.queue_depth,
                 largest_put: needs.largest_put,
@@ -95,19 +99,19 @@ impl TransportRef {
         // SAFETY: a judged table; every structure is ours and valid for the call.
         let status = unsafe { open(services(), &request, &mut instance, &mut error) };
         check("open", status, &error)
-            .map_err(|e| config.locate(e).with_context("part", self.name()))?;
+            .map_err(|e| config.locate(e).with_context("component", self.name()))?;
         let link = abi::TyLink { table, instance, capabilities };
         // SAFETY: judged tables live for ever; the link is dropped with the instance or handed on
         // under the same promise (`OpenTransport::link`).
         let link = unsafe { Link::from_abi(&link)? };
-        Ok(OpenTransport { part: *self, instance, close, link })
+        Ok(OpenTransport { component: *self, instance, close, link })
     }
 }
 
 /// An open transport: its cold calls, and the [`Link`] for the hot ones.
 #[derive(Debug)]
 pub struct OpenTransport {
-    part: TransportRef,
+    component: TransportRef,
     instance: *mut c_void,
     close: unsafe extern "C" fn(*mut c_void),
     link: Link,
@@ -119,12 +123,12 @@ unsafe impl Send for OpenTransport {}
 unsafe impl Sync for OpenTransport {}
 
 impl OpenTransport {
-    /// The part's name.
+    /// The component's name.
     pub fn name(&self) -> &'static str {
-        self.part.name()
+        self.component.name()
     }
 
-    /// The hot face of this transport.
+    /// The hot device API of this transport.
     ///
     /// # Safety
     /// The link, and every copy of it, is not used after `self` is dropped.
@@ -146,7 +150,7 @@ impl OpenTransport {
     /// See [`Link::peer_address`].
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn peer_address(&self, window: u32, peer: u32) -> Result<*mut u8> {
         self.link.peer_address(window, peer)
     }
@@ -158,22 +162,22 @@ impl OpenTransport {
     ///
     /// # Safety
     /// As [`Link::post`].
-    pub unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+    pub unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         // SAFETY: by this function's contract.
-        unsafe { self.link.post(lane, commands) }
+        unsafe { self.link.post(queue, commands) }
     }
 
     /// See [`Link::poll`].
     ///
     /// # Errors
     /// A status `TY_*` below zero.
-    pub fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        self.link.poll(lane, events)
+    pub fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        self.link.poll(queue, events)
     }
 
     /// See [`Link::read_signal`].
-    pub fn read_signal(&self, lane: u32, id: u32) -> u64 {
-        self.link.read_signal(lane, id)
+    pub fn read_signal(&self, queue: u32, id: u32) -> u64 {
+        self.link.read_signal(queue, id)
     }
 
     /// See [`Link::health`].
@@ -203,15 +207,15 @@ impl OpenTransport {
         call: impl FnOnce(&abi::TyTransportTable, *mut abi::TyError) -> Option<i32>,
     ) -> Result<()> {
         let mut error = blank_error();
-        let status =
-            call(self.part.table, &mut error).ok_or_else(|| missing_slot(self.name(), slot))?;
-        check(slot, status, &error).map_err(|e| e.with_context("part", self.name()))
+        let status = call(self.component.table, &mut error)
+            .ok_or_else(|| missing_slot(self.name(), slot))?;
+        check(slot, status, &error).map_err(|e| e.with_context("component", self.name()))
     }
 
     /// What window memory must be like.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn memory_needs(&mut self) -> Result<MemoryNeeds> {
         let mut needs = abi::TyMemoryNeeds {
             size: size_of::<MemoryNeeds>(),
@@ -229,7 +233,7 @@ impl OpenTransport {
                 "memory_needs",
                 format!("found alignment {}; expected a power of two", needs.alignment),
             )
-            .with_context("part", self.name()));
+            .with_context("component", self.name()));
         }
         Ok(needs)
     }
@@ -237,7 +241,7 @@ impl OpenTransport {
     /// Lets the transport allocate a window.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn alloc(&mut self, id: u32, bytes: u64) -> Result<Window> {
         let mut window = blank_window(id, bytes);
         // SAFETY: as in `memory_needs`.
@@ -249,7 +253,7 @@ impl OpenTransport {
     /// Registers a window.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     ///
     /// # Safety
     /// The window's memory and descriptor stay valid until `self` is dropped.
@@ -261,7 +265,7 @@ impl OpenTransport {
     /// The bytes that `peer` needs to reach this rank.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
         let mut data = vec![0_u8; abi::TY_ENDPOINT_BYTES];
         let mut bytes = 0_usize;
@@ -273,9 +277,9 @@ impl OpenTransport {
             return Err(Error::new(
                 ErrorKind::Plugin,
                 "endpoint",
-                format!("the part wrote {bytes} bytes into a buffer of {}", data.len()),
+                format!("the component wrote {bytes} bytes into a buffer of {}", data.len()),
             )
-            .with_context("part", self.name()));
+            .with_context("component", self.name()));
         }
         data.truncate(bytes);
         Ok(data)
@@ -284,7 +288,7 @@ impl OpenTransport {
     /// Connects to `peer` with the bytes of its `endpoint`.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
         // SAFETY: as in `memory_needs`.
         self.cold("connect", |t, e| unsafe {
@@ -314,17 +318,17 @@ pub(super) fn blank_window(id: u32, bytes: u64) -> Window {
     }
 }
 
-pub(super) fn check_window(part: &str, found: &Window, id: u32, bytes: u64) -> Result<()> {
+pub(super) fn check_window(component: &str, found: &Window, id: u32, bytes: u64) -> Result<()> {
     if found.pointer.is_null() || found.id != id || found.bytes < bytes || found.kind == 0 {
         return Err(Error::new(
             ErrorKind::Plugin,
             "allocate window",
             format!(
-                "the part gave window {} of {} bytes, kind {}; expected window {id} of {bytes} bytes",
+                "the component gave window {} of {} bytes, kind {}; expected window {id} of {bytes} bytes",
                 found.id, found.bytes, found.kind
             ),
         )
-        .with_context("part", part));
+        .with_context("component", component));
     }
     // Records in windows are read as 64-bit words, arrays start at multiples of REGION_ALIGN.
     if !(found.pointer as u64).is_multiple_of(crate::moe::REGION_ALIGN) {
@@ -332,12 +336,12 @@ pub(super) fn check_window(part: &str, found: &Window, id: u32, bytes: u64) -> R
             ErrorKind::Plugin,
             "allocate window",
             format!(
-                "the part gave window {id} at {:p}; expected a multiple of {} bytes",
+                "the component gave window {id} at {:p}; expected a multiple of {} bytes",
                 found.pointer,
                 crate::moe::REGION_ALIGN
             ),
         )
-        .with_context("part", part));
+        .with_context("component", component));
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ pub struct BufferSize {
 /// The most memory that one dispatch of `shape` can need on one rank, buffer by buffer.
 ///
 /// Lists the arena region of each layout, array by array and in all, then the control area for
-/// `in_flight` operations and the routing plans. A yard holds one region per dispatch whose result
+/// `in_flight` operations and the routing plans. A communicator holds one region per dispatch whose result
 /// the caller still keeps; regions that are not worst-case are smaller.
 ///
 /// # Errors
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_total_of_a_region_covers_its_parts() {
+    fn the_total_of_a_region_covers_its_components() {
         for layout in ["flat", "expert-major", "packed"] {
             let prefix = format!("{layout} region: ");
             let parts: Vec<_> =

@@ -10,7 +10,7 @@
 //! 3. the counts cross, and [`RecvPlan`] turns those of all sources into places;
 //! 4. [`RegionLayout`] says where in the arena those places are.
 //!
-//! The plans allocate in `new` for the worst case and never in `build`, so a steady step of a yard
+//! The plans allocate in `new` for the worst case and never in `build`, so a steady step of a communicator
 //! allocates nothing.
 
 mod arena;

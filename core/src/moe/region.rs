@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_parts_take_no_bytes() {
+    fn absent_components_take_no_bytes() {
         let row = RowFormat { x_bytes: 128, scale_bytes: 0, weights: false };
         let region = RegionLayout::worst(&RegionSpec { row, ..spec(Layout::Flat) }).unwrap();
         assert_eq!((region.scales.bytes, region.weights.bytes), (0, 0));

@@ -3,7 +3,7 @@ use crate::{Error, ErrorKind, Result};
 
 const OPERATION: &str = "check topk_idx";
 
-/// The working memory of [`validate_topk`]: one word per expert. Make one per yard and reuse it.
+/// The working memory of [`validate_topk`]: one word per expert. Make one per communicator and reuse it.
 #[derive(Debug)]
 pub struct TopkScratch {
     /// Row + 1 of the last row that selected each expert; `[E]`.
@@ -85,7 +85,7 @@ fn too_many_tokens(shape: &Shape, found: usize) -> Error {
         OPERATION,
         format!("found {found} tokens; expected at most max_tokens = {}", shape.max_tokens),
     )
-    .with_fix("bring fewer tokens, or make the yard with a larger max_tokens on every rank")
+    .with_fix("bring fewer tokens, or make the communicator with a larger max_tokens on every rank")
 }
 
 #[cold]

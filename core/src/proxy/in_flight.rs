@@ -1,4 +1,4 @@
-//! The commands of one lane that an engine has accepted and that are not done.
+//! The commands of one queue that an engine has accepted and that are not done.
 
 use crate::abi;
 use crate::transport::Command;

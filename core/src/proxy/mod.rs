@@ -1,17 +1,17 @@
 //! Threads that post for others.
 //!
 //! A transport whose calls are slow, or whose fabric must be driven, hands its commands to **proxy
-//! threads**. Each thread owns one [`Engine`], which posts to the fabric, and a fixed set of lanes:
-//! lane l belongs to thread l mod n.
+//! threads**. Each thread owns one [`Engine`], which posts to the fabric, and a fixed set of queues:
+//! queue l belongs to thread l mod n.
 //!
 //! ```text
-//!  poster of a lane          ring of commands             proxy thread            fabric
+//!  poster of a queue          ring of commands             proxy thread            fabric
 //!     Proxy::post   ──────►  64 bytes each, in order ──►  Engine::post   ──────►
 //!     Proxy::poll   ◄──────  ring of events          ◄──  Engine::poll   ◄──────
 //! ```
 //!
-//! - **Room** (INV-5). A command holds its room in the lane until it is done and its event, if it has
-//!   one, was read. A full lane accepts less.
+//! - **Room** (INV-5). A command holds its room in the queue until it is done and its event, if it has
+//!   one, was read. A full queue accepts less.
 //! - **Every accepted command ends once** (INV-7): as done, or as an error event. When an engine
 //!   fails, panics or breaks its rules, it is dropped, then everything that it had not ended, and
 //!   everything posted later, ends as an error. [`Proxy::health`] keeps the first
@@ -21,7 +21,7 @@
 //!   missing each other. A [`Proxy::poll`] that finds nothing wakes it, too, for who polls may be
 //!   waiting for what only the engine can fetch from the fabric. What nobody waits for is fetched when
 //!   a nap is over.
-//! - **The hot calls** take no memory and never wait. Each lane is guarded by a flag that only a
+//! - **The hot calls** take no memory and never wait. Each queue is guarded by a flag that only a
 //!   breach of the thread rule can find taken.
 //!
 //! The ring's memory layout is described in `ring.rs`.
@@ -29,7 +29,7 @@
 mod bell;
 mod health;
 mod in_flight;
-mod lane;
+mod queue;
 mod ring;
 mod start;
 mod sync;
@@ -51,9 +51,9 @@ pub const MAX_BATCH: usize = 32;
 ///
 /// It owns, or shares ownership of, all that it touches. Its drop ends all access to the memory of its
 /// commands, for these are reported as failed afterwards (INV-8). No call blocks, nor does the drop:
-/// while one lasts, none of the thread's lanes moves and the proxy cannot end.
+/// while one lasts, none of the thread's queues moves and the proxy cannot end.
 pub trait Engine: Send + 'static {
-    /// Accepts the first n of `commands`, which are 1 to [`MAX_BATCH`] of one lane, and returns n.
+    /// Accepts the first n of `commands`, which are 1 to [`MAX_BATCH`] of one queue, and returns n.
     /// Fewer than all is back-pressure: the rest is offered again after the next [`poll`](Self::poll).
     ///
     /// # Errors
@@ -62,10 +62,10 @@ pub trait Engine: Send + 'static {
     /// # Safety
     /// As [`Transport::post`](crate::transport::Transport::post): source memory of an accepted command
     /// stays unchanged until the command has ended or the engine is dropped.
-    unsafe fn post(&mut self, lane: u32, commands: &[Command]) -> Result<usize, i32>;
+    unsafe fn post(&mut self, queue: u32, commands: &[Command]) -> Result<usize, i32>;
 
     /// Drives the fabric, fills `events` from the front and returns how many were written: one event
-    /// for each accepted command, in any order, with its lane and tag. Called whether or not
+    /// for each accepted command, in any order, with its queue and tag. Called whether or not
     /// commands are in flight, so this is also where signals of peers are fetched.
     ///
     /// # Errors

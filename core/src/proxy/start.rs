@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use super::bell::Bell;
-use super::lane::{Lane, lane};
+use super::queue::{Queue, queue};
 use super::sync::Arc;
 use super::thread::{Shared, Worker};
 use crate::abi;
@@ -28,9 +28,9 @@ const LOOK: Duration = Duration::from_micros(200);
 /// Sizes and times of a [`Proxy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProxyOptions {
-    /// Lanes 0 .. lanes, at least 1.
-    pub lanes: u32,
-    /// Commands of a lane that may be posted and not done: 1 to 1,048,576, rounded up to a power of
+    /// Queues 0 .. queues, at least 1.
+    pub queues: u32,
+    /// Commands of a queue that may be posted and not done: 1 to 1,048,576, rounded up to a power of
     /// two.
     pub queue_depth: u32,
     /// How long a thread naps that has nothing to do: what comes from the fabric unasked waits so long
@@ -42,9 +42,9 @@ pub struct ProxyOptions {
 
 impl ProxyOptions {
     /// The sizes, with naps of 50 µs and a flush of 1 s.
-    pub fn new(lanes: u32, queue_depth: u32) -> Self {
+    pub fn new(queues: u32, queue_depth: u32) -> Self {
         let (nap, flush) = (Duration::from_micros(50), Duration::from_secs(1));
-        Self { lanes, queue_depth, nap, flush }
+        Self { queues, queue_depth, nap, flush }
     }
 
     fn check(&self, engines: usize) -> Result<()> {
@@ -55,8 +55,8 @@ impl ProxyOptions {
         if engines == 0 {
             return wrong("engines", 0, "at least 1");
         }
-        if self.lanes == 0 {
-            return wrong("lanes", 0, "at least 1");
+        if self.queues == 0 {
+            return wrong("queues", 0, "at least 1");
         }
         if self.queue_depth == 0 || self.queue_depth > MAX_DEPTH {
             return wrong("queue_depth", self.queue_depth.into(), &format!("1 to {MAX_DEPTH}"));
@@ -65,9 +65,9 @@ impl ProxyOptions {
     }
 }
 
-/// Proxy threads with their lanes. See the [module](super) for what they promise.
+/// Proxy threads with their queues. See the [module](super) for what they promise.
 ///
-/// Threads: `post` and `poll` of one lane are called by one thread at a time, of different lanes by
+/// Threads: `post` and `poll` of one queue are called by one thread at a time, of different queues by
 /// several at once; `health` by any thread.
 ///
 /// Its drop lets the threads finish what is posted, for [`ProxyOptions::flush`] at most, then drops the
@@ -75,16 +75,16 @@ impl ProxyOptions {
 /// still touch must not be given back.
 #[derive(Debug)]
 pub struct Proxy {
-    lanes: Box<[Guarded]>,
+    queues: Box<[Guarded]>,
     threads: Vec<Running>,
     shared: Arc<Shared>,
     flush: Duration,
 }
 
-/// The poster's end of a lane. Two threads in it are a breach of the thread rule.
+/// The poster's end of a queue. Two threads in it are a breach of the thread rule.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Guarded(Mutex<Lane>);
+struct Guarded(Mutex<Queue>);
 
 #[derive(Debug)]
 struct Running {
@@ -103,27 +103,27 @@ impl Proxy {
         let threads = engines.len() as u32;
         let bells: Vec<_> = engines.iter().map(|_| Arc::new(Bell::new())).collect();
         let mut servers: Vec<_> = engines.iter().map(|_| Vec::new()).collect();
-        let mut lanes = Vec::new();
-        for number in 0..options.lanes {
+        let mut queues = Vec::new();
+        for number in 0..options.queues {
             let thread = (number % threads) as usize;
             let bell = Arc::clone(&bells[thread]);
-            let (poster, server) = lane(number, options.queue_depth as usize, bell);
-            lanes.push(Guarded(Mutex::new(poster)));
+            let (poster, server) = queue(number, options.queue_depth as usize, bell);
+            queues.push(Guarded(Mutex::new(poster)));
             servers[thread].push(server);
         }
         // Dropped on an error below, it ends the threads that were started.
         let mut proxy = Self {
-            lanes: lanes.into(),
+            queues: queues.into(),
             threads: Vec::new(),
             shared: Arc::default(),
             flush: options.flush,
         };
-        let parts = engines.into_iter().zip(servers).zip(bells);
-        for (thread, ((engine, lanes), bell)) in (0..).zip(parts) {
+        let components = engines.into_iter().zip(servers).zip(bells);
+        for (thread, ((engine, queues), bell)) in (0..).zip(components) {
             let worker = Worker {
                 thread,
                 threads,
-                lanes,
+                queues,
                 bell: Arc::clone(&bell),
                 shared: Arc::clone(&proxy.shared),
                 nap: options.nap,
@@ -134,25 +134,25 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Accepts the first n of `commands`, as many as there is room for in the lane, and returns n.
+    /// Accepts the first n of `commands`, as many as there is room for in the queue, and returns n.
     ///
     /// # Errors
-    /// `TY_INTERNAL` if there is no such lane or another thread is in it.
+    /// `TY_INTERNAL` if there is no such queue or another thread is in it.
     ///
     /// # Safety
     /// As [`Transport::post`](crate::transport::Transport::post): source memory of an accepted command
     /// stays unchanged until the command has ended or the proxy is dropped.
-    pub unsafe fn post(&self, lane: u32, commands: &[Command]) -> Result<usize, i32> {
-        Ok(self.lane(lane)?.post(commands))
+    pub unsafe fn post(&self, queue: u32, commands: &[Command]) -> Result<usize, i32> {
+        Ok(self.queue(queue)?.post(commands))
     }
 
-    /// Fills `events` from the front with what ended in the lane, and returns how many were written:
+    /// Fills `events` from the front with what ended in the queue, and returns how many were written:
     /// one per command with `TY_FLAG_NOTIFY`, one per command that failed.
     ///
     /// # Errors
     /// As [`post`](Self::post).
-    pub fn poll(&self, lane: u32, events: &mut [Event]) -> Result<usize, i32> {
-        Ok(self.lane(lane)?.poll(events))
+    pub fn poll(&self, queue: u32, events: &mut [Event]) -> Result<usize, i32> {
+        Ok(self.queue(queue)?.poll(events))
     }
 
     /// The first failure of an engine, if there was one; it is about no peer. It stays. A command that
@@ -166,11 +166,11 @@ impl Proxy {
         self.shared.health.get()
     }
 
-    fn lane(&self, lane: u32) -> Result<MutexGuard<'_, Lane>, i32> {
-        match self.lanes.get(lane as usize).ok_or(abi::TY_INTERNAL)?.0.try_lock() {
-            Ok(lane) => Ok(lane),
-            // Nothing in a lane is left half done by a panic.
-            Err(TryLockError::Poisoned(lane)) => Ok(lane.into_inner()),
+    fn queue(&self, queue: u32) -> Result<MutexGuard<'_, Queue>, i32> {
+        match self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)?.0.try_lock() {
+            Ok(queue) => Ok(queue),
+            // Nothing in a queue is left half done by a panic.
+            Err(TryLockError::Poisoned(queue)) => Ok(queue.into_inner()),
             Err(TryLockError::WouldBlock) => Err(abi::TY_INTERNAL),
         }
     }

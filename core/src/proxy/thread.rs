@@ -8,7 +8,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::bell::Bell;
 use super::health::{Failure, Health};
-use super::lane::Server;
+use super::queue::Server;
 use super::sync::Arc;
 use super::{Engine, MAX_BATCH};
 use crate::abi;
@@ -29,9 +29,9 @@ pub(super) struct Shared {
 /// What a thread has besides its engine.
 pub(super) struct Worker {
     pub(super) thread: u32,
-    /// Number of threads: lane `thread + i * threads` is `lanes[i]`.
+    /// Number of threads: queue `thread + i * threads` is `queues[i]`.
     pub(super) threads: u32,
-    pub(super) lanes: Vec<Server>,
+    pub(super) queues: Vec<Server>,
     pub(super) bell: Arc<Bell>,
     pub(super) shared: Arc<Shared>,
     pub(super) nap: Duration,
@@ -40,7 +40,7 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn run(mut self, mut engine: impl Engine) {
-        // Unwind safety: after a panic the engine is dropped, and the lanes change between its calls.
+        // Unwind safety: after a panic the engine is dropped, and the queues change between its calls.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             pin(self.thread, engine.cpus());
             self.drive(&mut engine)
@@ -69,8 +69,8 @@ impl Worker {
         let (mut batch, mut events) = ([NO_COMMAND; MAX_BATCH], [NO_EVENT; MAX_BATCH]);
         loop {
             let mut worked = false;
-            for lane in 0..self.lanes.len() {
-                if self.post(engine, lane, &mut batch)? {
+            for queue in 0..self.queues.len() {
+                if self.post(engine, queue, &mut batch)? {
                     self.collect(engine, &mut events)?;
                     worked = true;
                 }
@@ -78,7 +78,7 @@ impl Worker {
             worked |= self.collect(engine, &mut events)?;
             if self.shared.stop.load(Ordering::Acquire) {
                 let give_up = *give_up.get_or_insert_with(|| Instant::now() + self.flush);
-                if self.lanes.iter_mut().all(Server::is_idle) || Instant::now() >= give_up {
+                if self.queues.iter_mut().all(Server::is_idle) || Instant::now() >= give_up {
                     return Ok(());
                 }
             }
@@ -90,27 +90,27 @@ impl Worker {
         }
     }
 
-    /// Hands the engine one batch of a lane; whether it took anything.
+    /// Hands the engine one batch of a queue; whether it took anything.
     fn post(
         &mut self,
         engine: &mut impl Engine,
-        lane: usize,
+        queue: usize,
         batch: &mut [Command],
     ) -> Result<bool, Failure> {
-        let server = &mut self.lanes[lane];
+        let server = &mut self.queues[queue];
         let count = server.pick(batch);
         if count == 0 {
             return Ok(false);
         }
         // SAFETY: whoever called `Proxy::post` keeps the promises about these commands until their
         // ends are reported, which is after the engine has ended them or was dropped.
-        let accepted = unsafe { engine.post(server.lane(), &batch[..count]) };
+        let accepted = unsafe { engine.post(server.queue(), &batch[..count]) };
         let accepted = accepted.map_err(|status| self.failed("post", status))?;
         if accepted > count {
             let text = format!("post accepted {accepted} commands; expected {count} at most");
             return Err(Failure::Rules { thread: self.thread, text });
         }
-        self.lanes[lane].accepted(accepted);
+        self.queues[queue].accepted(accepted);
         Ok(accepted > 0)
     }
 
@@ -125,7 +125,7 @@ impl Worker {
             self.end(event)?;
         }
         if count > 0 {
-            self.lanes.iter_mut().for_each(Server::publish);
+            self.queues.iter_mut().for_each(Server::publish);
         }
         Ok(count > 0)
     }
@@ -135,13 +135,13 @@ impl Worker {
             (abi::TY_EVENT_DONE, _) => Ok(()),
             (_, status) => Err(if status < 0 { status } else { abi::TY_TRANSPORT }),
         };
-        let mine = event.lane % self.threads == self.thread;
-        let lane = self.lanes.get_mut((event.lane / self.threads) as usize).filter(|_| mine);
-        if lane.is_some_and(|lane| lane.end(event.tag, result)) {
+        let mine = event.queue % self.threads == self.thread;
+        let queue = self.queues.get_mut((event.queue / self.threads) as usize).filter(|_| mine);
+        if queue.is_some_and(|queue| queue.end(event.tag, result)) {
             return Ok(());
         }
-        let Event { lane, tag, .. } = event;
-        let text = format!("poll ended tag {tag:#x} of lane {lane}, which is not in flight");
+        let Event { queue, tag, .. } = event;
+        let text = format!("poll ended tag {tag:#x} of queue {queue}, which is not in flight");
         Err(Failure::Rules { thread: self.thread, text })
     }
 
@@ -154,7 +154,7 @@ impl Worker {
     /// Ends everything with an error, now and until the proxy stops (INV-7).
     fn refuse(&mut self, status: i32) {
         loop {
-            self.lanes.iter_mut().for_each(|lane| lane.fail_all(status));
+            self.queues.iter_mut().for_each(|queue| queue.fail_all(status));
             if self.shared.stop.load(Ordering::Acquire) {
                 return;
             }
@@ -177,7 +177,7 @@ impl Worker {
     }
 
     fn has_work(&mut self) -> bool {
-        self.shared.stop.load(Ordering::Acquire) || self.lanes.iter_mut().any(Server::has_waiting)
+        self.shared.stop.load(Ordering::Acquire) || self.queues.iter_mut().any(Server::has_waiting)
     }
 
     /// Whether there is a reason to be awake.

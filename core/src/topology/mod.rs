@@ -19,7 +19,7 @@ pub struct Discover {
 /// Where one rank is.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Place {
-    /// Identity of the machine: equal on ranks that share memory; at most 63 bytes. In the places of a yard's
+    /// Identity of the machine: equal on ranks that share memory; at most 63 bytes. In the places of a communicator's
     /// report, and in errors, it is the host's name where names tell the machines apart.
     pub host: String,
     /// Device ordinal that the rank drives.
@@ -29,7 +29,7 @@ pub struct Place {
     /// Logical processors this process may run on; 0 if unknown.
     pub processors: u32,
     /// Names of NICs that are nearest to the rank and equally near, in order; at most
-    /// [`TY_PLACE_NICS`](crate::abi::TY_PLACE_NICS) of at most 63 bytes. Core shares them out: in the places of a yard's
+    /// [`TY_PLACE_NICS`](crate::abi::TY_PLACE_NICS) of at most 63 bytes. Core shares them out: in the places of a communicator's
     /// report they are the rank's own.
     #[serde(default)]
     pub nics: Vec<String>,
@@ -51,7 +51,7 @@ pub trait Topology: 'static {
     const NAME: &'static str;
     /// One line for people.
     const ABOUT: &'static str;
-    /// The part's own table.
+    /// The component's own table.
     type Config: serde::de::DeserializeOwned;
 
     /// Finds this rank's place.

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
-use tokenyard_core::export::{self, Exported, KernelsPart};
+use tokenyard_core::export::{self, Exported, KernelsComponent};
 use tokenyard_core::host::{BuiltIn, OpenKernels, Registry};
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
 use tokenyard_core::transport::{MemoryNeeds, Window};
@@ -128,23 +128,23 @@ impl KernelSet for PanickyKernels {
 const NO_GRAPHS: &abi::TyKernelsTable = &abi::TyKernelsTable {
     name: abi::TyStr { data: "no_graphs".as_ptr(), bytes: 9 },
     graph_launch: None,
-    ..*KernelsPart::<PanickyKernels>::TABLE
+    ..*KernelsComponent::<PanickyKernels>::TABLE
 };
 const NO_COPY_ON: &abi::TyKernelsTable = &abi::TyKernelsTable {
     name: abi::TyStr { data: "no_copy_on".as_ptr(), bytes: 10 },
     copy_on: None,
-    ..*KernelsPart::<PanickyKernels>::TABLE
+    ..*KernelsComponent::<PanickyKernels>::TABLE
 };
 
 static KERNELS: Exported<abi::TyKernelsExport> = {
     const TABLES: &[*const abi::TyKernelsTable] = &[
-        &raw const *KernelsPart::<PanickyKernels>::TABLE,
+        &raw const *KernelsComponent::<PanickyKernels>::TABLE,
         &raw const *NO_COPY_ON,
         &raw const *NO_GRAPHS,
     ];
     Exported(abi::TyKernelsExport {
         header: export::KERNELS_HEADER,
-        parts: TABLES.as_ptr(),
+        components: TABLES.as_ptr(),
         count: TABLES.len(),
     })
 };
@@ -181,8 +181,8 @@ const GRAPHS_ALONE: &str = "graphs_alone";
 #[test]
 fn a_kernel_set_with_streams_has_the_slots_for_them() {
     let needs = |name: &str, what: &str| {
-        let part = Registry::built_in()?.kernels(name)?;
-        part.open(&config(what), &sized::<KernelShape>())?.needs(&sized())
+        let component = Registry::built_in()?.kernels(name)?;
+        component.open(&config(what), &sized::<KernelShape>())?.needs(&sized())
     };
     assert_eq!(needs("panicky", WITH_STREAMS).unwrap().flags, abi::TY_NEEDS_STREAMS);
     assert!(needs("no_copy_on", "").is_ok());
@@ -197,16 +197,16 @@ fn a_kernel_set_with_streams_has_the_slots_for_them() {
 }
 
 pub(crate) fn open_kernels(panic_in: &str) -> Result<OpenKernels> {
-    let part = Registry::built_in()?.kernels("panicky")?;
-    part.open(&config(panic_in), &sized::<KernelShape>())
+    let component = Registry::built_in()?.kernels("panicky")?;
+    component.open(&config(panic_in), &sized::<KernelShape>())
 }
 
 #[test]
 fn a_panic_in_probe_or_open_of_a_kernel_set_is_an_error() {
-    let part = Registry::built_in().unwrap().kernels("panicky").unwrap();
-    caught(&part.probe(&config("probe")).unwrap_err(), "panicky", "probe");
+    let component = Registry::built_in().unwrap().kernels("panicky").unwrap();
+    caught(&component.probe(&config("probe")).unwrap_err(), "panicky", "probe");
     caught(&open_kernels("open").map(|_| ()).unwrap_err(), "panicky", "open");
-    assert_eq!(part.probe(&config("")).unwrap(), abi::TY_MEMORY_HOST);
+    assert_eq!(component.probe(&config("")).unwrap(), abi::TY_MEMORY_HOST);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
     let calls: [(&str, Call); 14] = [
         ("needs", |k| k.needs(&sized()).map(|_| ())),
         ("allocate", |k| k.allocate(0, 8, &sized()).map(|_| ())),
-        // SAFETY: the part looks at no pointer of these structures.
+        // SAFETY: the component looks at no pointer of these structures.
         ("plan", |k| unsafe { k.plan(&sized()) }),
         // SAFETY: as above.
         ("dispatch_send", |k| unsafe { k.dispatch_send(&sized()) }),
@@ -226,7 +226,7 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
         ("combine_recv", |k| k.combine_recv(0)),
         ("flush", OpenKernels::flush),
         ("stream_create", |k| k.stream_create().map(|_| ())),
-        // SAFETY: the part looks at no pointer.
+        // SAFETY: the component looks at no pointer.
         ("copy_on", |k| unsafe { k.copy_on(null_mut(), null_mut(), null(), 0) }),
         // SAFETY: as above.
         ("graph_begin", |k| unsafe { k.graph_begin(null_mut()) }),

@@ -1,4 +1,4 @@
-//! A part that panics becomes an error with its text; the process lives, and the part is not asked
+//! A component that panics becomes an error with its text; the process lives, and the component is not asked
 //! again. Built-in tables are judged and called as loaded ones are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
 
@@ -6,14 +6,14 @@ mod kernels;
 mod transport;
 
 use kernels::open_kernels;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::export::Exported;
 use tokenyard_core::host::Registry;
 use tokenyard_core::transport::Window;
 use tokenyard_core::{Error, ErrorKind, abi};
 use transport::open_transport;
 
-/// Says in which call a part panics.
+/// Says in which call a component panics.
 #[derive(Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
@@ -26,8 +26,8 @@ impl Config {
     }
 }
 
-fn config(call: &str) -> PartTable {
-    PartTable::from_text(&format!("panic_in = \"{call}\"\n"), "a.toml")
+fn config(call: &str) -> ComponentTable {
+    ComponentTable::from_text(&format!("panic_in = \"{call}\"\n"), "a.toml")
 }
 
 fn window() -> Window {
@@ -46,19 +46,21 @@ fn window() -> Window {
     }
 }
 
-/// A panic that was caught: internal, with the part's name, the call and the panic's text.
-fn caught(error: &Error, part: &str, call: &str) {
+/// A panic that was caught: internal, with the component's name, the call and the panic's text.
+fn caught(error: &Error, component: &str, call: &str) {
     assert_eq!(error.kind(), ErrorKind::Internal, "{error}");
-    for wanted in [format!("part: {part}"), "panicked: ".into(), format!("boom in {call}")] {
+    for wanted in
+        [format!("component: {component}"), "panicked: ".into(), format!("boom in {call}")]
+    {
         assert!(error.to_string().contains(&wanted), "expected `{wanted}` in: {error}");
     }
 }
 
 /// Every later call fails too, and says why.
-fn poisoned(error: &Error, part: &str) {
+fn poisoned(error: &Error, component: &str) {
     assert_eq!(error.kind(), ErrorKind::Internal, "{error}");
     let text = error.to_string();
-    assert!(text.contains("panicked before") && text.contains(part), "{text}");
+    assert!(text.contains("panicked before") && text.contains(component), "{text}");
 }
 
 #[test]
@@ -69,11 +71,11 @@ fn a_panic_while_closing_does_not_end_the_process() {
 }
 
 #[test]
-fn an_unknown_key_of_a_part_is_named_with_its_line() {
-    let part = Registry::built_in().unwrap().transport("panicky").unwrap();
-    let table = PartTable::from_text("\n\n\n\n\n\npanik_in = \"probe\"\n", "a.toml");
+fn an_unknown_key_of_a_component_is_named_with_its_line() {
+    let component = Registry::built_in().unwrap().transport("panicky").unwrap();
+    let table = ComponentTable::from_text("\n\n\n\n\n\npanik_in = \"probe\"\n", "a.toml");
     for error in [
-        part.probe(&table).map(|_| ()).unwrap_err(),
+        component.probe(&table).map(|_| ()).unwrap_err(),
         Registry::built_in().unwrap().kernels("panicky").unwrap().probe(&table).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");

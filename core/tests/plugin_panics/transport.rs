@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokenyard_core::export::{self, Exported, TransportPart};
+use tokenyard_core::export::{self, Exported, TransportComponent};
 use tokenyard_core::host::{BuiltIn, OpenTransport, Registry, services};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, NO_COMMAND, Team, Transport,
@@ -87,10 +87,11 @@ impl Transport for Panicky {
 }
 
 static TRANSPORTS: Exported<abi::TyTransportExport> = {
-    const TABLES: &[*const abi::TyTransportTable] = &[&raw const *TransportPart::<Panicky>::TABLE];
+    const TABLES: &[*const abi::TyTransportTable] =
+        &[&raw const *TransportComponent::<Panicky>::TABLE];
     Exported(abi::TyTransportExport {
         header: export::TRANSPORT_HEADER,
-        parts: TABLES.as_ptr(),
+        components: TABLES.as_ptr(),
         count: TABLES.len(),
     })
 };
@@ -99,14 +100,14 @@ inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
 pub(crate) fn open_transport(panic_in: &str) -> Result<OpenTransport> {
     let needs = TransportNeeds {
         windows: 1,
-        lanes: 1,
+        queues: 1,
         signals: 1,
         queue_depth: 1,
         largest_put: 8,
         deadline: Duration::from_secs(1),
     };
-    let part = Registry::built_in()?.transport("panicky")?;
-    part.open(&config(panic_in), &Team::world(0, 1), &needs)
+    let component = Registry::built_in()?.transport("panicky")?;
+    component.open(&config(panic_in), &Team::world(0, 1), &needs)
 }
 
 fn command() -> Command {
@@ -115,16 +116,16 @@ fn command() -> Command {
 
 #[test]
 fn a_panic_in_probe_or_open_is_an_error_and_the_next_call_works() {
-    let part = Registry::built_in().unwrap().transport("panicky").unwrap();
-    caught(&part.probe(&config("probe")).unwrap_err(), "panicky", "probe");
+    let component = Registry::built_in().unwrap().transport("panicky").unwrap();
+    caught(&component.probe(&config("probe")).unwrap_err(), "panicky", "probe");
     caught(&open_transport("open").map(|_| ()).unwrap_err(), "panicky", "open");
-    part.probe(&config("")).unwrap();
+    component.probe(&config("")).unwrap();
     open_transport("").unwrap().health().unwrap();
 }
 
 #[test]
 fn a_panic_crosses_the_table_as_its_own_status() {
-    let table = TransportPart::<Panicky>::TABLE;
+    let table = TransportComponent::<Panicky>::TABLE;
     let text = "panic_in = \"probe\"\n";
     let config = abi::TyConfig {
         size: size_of::<abi::TyConfig>(),
@@ -145,7 +146,7 @@ fn a_panic_in_a_cold_call_of_a_transport_poisons_the_instance() {
     let calls: [(&str, Call); 7] = [
         ("memory_needs", |t| t.memory_needs().map(|_| ())),
         ("alloc", |t| t.alloc(0, 8).map(|_| ())),
-        // SAFETY: the part does not use the window.
+        // SAFETY: the component does not use the window.
         ("register", |t| unsafe { t.register(&window()) }),
         ("endpoint", |t| t.endpoint(0).map(|_| ())),
         ("connect", |t| t.connect(0, &[])),

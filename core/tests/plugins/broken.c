@@ -26,8 +26,8 @@ int answer(void) { return 42; }
 #ifndef TABLE_SIZE
 #define TABLE_SIZE sizeof(TyTransportTable)
 #endif
-#ifndef PARTS
-#define PARTS tables
+#ifndef COMPONENTS
+#define COMPONENTS tables
 #endif
 #ifndef TABLE
 #define TABLE &table
@@ -146,6 +146,6 @@ static const TyTransportTable table = {
 static const TyTransportTable *const tables[] = { TABLE };
 
 const TyTransportExport tokenyard_transport_v1 = {
-    { MAGIC, MAJOR, TY_TRANSPORT_MINOR, LAYOUT, EXPORT_SIZE }, PARTS, COUNT,
+    { MAGIC, MAJOR, TY_TRANSPORT_MINOR, LAYOUT, EXPORT_SIZE }, COMPONENTS, COUNT,
 };
 #endif

@@ -2,17 +2,18 @@
 
 use std::process::Command;
 
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::Registry;
 use tokenyard_testkit::built_plugin;
 
 #[test]
-fn the_plugin_provides_both_parts_and_links_no_cuda() {
+fn the_plugin_provides_both_components_and_links_no_cuda() {
     let file = built_plugin(env!("CARGO_PKG_NAME"));
     let registry = Registry::load(std::slice::from_ref(&file)).unwrap();
-    let parts: Vec<_> = registry.parts().into_iter().map(|p| (p.kind, p.name, p.file)).collect();
+    let components: Vec<_> =
+        registry.components().into_iter().map(|p| (p.kind, p.name, p.file)).collect();
     for (kind, name) in [("kernel set", "cuda"), ("transport", "nvlink")] {
-        assert!(parts.contains(&(kind, name, Some(file.clone()))), "{parts:?}");
+        assert!(components.contains(&(kind, name, Some(file.clone()))), "{components:?}");
     }
 
     let linked = Command::new("ldd").arg(&file).output().unwrap();
@@ -22,10 +23,10 @@ fn the_plugin_provides_both_parts_and_links_no_cuda() {
 }
 
 #[test]
-fn a_part_says_what_is_wrong_with_its_table_before_it_looks_for_a_device() {
+fn a_component_says_what_is_wrong_with_its_table_before_it_looks_for_a_device() {
     let file = built_plugin(env!("CARGO_PKG_NAME"));
     let registry = Registry::load(std::slice::from_ref(&file)).unwrap();
-    let table = PartTable::from_text("no_such_key = 1", "test.toml");
+    let table = ComponentTable::from_text("no_such_key = 1", "test.toml");
     let error = registry.kernels("cuda").unwrap().probe(&table).unwrap_err().to_string();
     assert!(error.contains("no_such_key"), "{error}");
 }

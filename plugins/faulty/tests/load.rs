@@ -1,7 +1,7 @@
 //! The built plugin passes the host's judgement, and wraps a transport that only the host has.
 
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::Registry;
 use tokenyard_testkit::built_plugin;
 
@@ -10,10 +10,11 @@ fn the_loaded_plugin_wraps_a_transport_of_the_host() {
     tokenyard_cpu::link();
     let file = built_plugin(env!("CARGO_PKG_NAME"));
     let registry = Registry::load(std::slice::from_ref(&file)).unwrap();
-    let faulty = registry.parts().into_iter().find(|part| part.name == "faulty").unwrap();
+    let faulty =
+        registry.components().into_iter().find(|component| component.name == "faulty").unwrap();
     assert_eq!(faulty.file, Some(file));
     let probe = |text: &str| {
-        registry.transport("faulty").unwrap().probe(&PartTable::from_text(text, "test.toml"))
+        registry.transport("faulty").unwrap().probe(&ComponentTable::from_text(text, "test.toml"))
     };
     let found = probe("inner = \"shm\"\nload_store = true").unwrap();
     assert_ne!(found.flags & abi::TY_CAP_LOAD_STORE, 0);

@@ -3,19 +3,20 @@
 use std::process::Command;
 
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::Registry;
 use tokenyard_testkit::built_plugin;
 
 #[test]
-fn the_plugin_provides_both_parts_and_links_no_fabric() {
+fn the_plugin_provides_both_components_and_links_no_fabric() {
     let file = built_plugin(env!("CARGO_PKG_NAME"));
     let registry = Registry::load(std::slice::from_ref(&file)).unwrap();
-    let parts: Vec<_> = registry.parts().into_iter().map(|p| (p.kind, p.name, p.file)).collect();
+    let components: Vec<_> =
+        registry.components().into_iter().map(|p| (p.kind, p.name, p.file)).collect();
     for name in ["libfabric", "efa"] {
-        assert!(parts.contains(&("transport", name, Some(file.clone()))), "{parts:?}");
+        assert!(components.contains(&("transport", name, Some(file.clone()))), "{components:?}");
     }
-    let table = PartTable::from_text("provider = \"shm\"", "test.toml");
+    let table = ComponentTable::from_text("provider = \"shm\"", "test.toml");
     let found = registry.transport("libfabric").unwrap().probe(&table).unwrap();
     assert_ne!(found.flags & abi::TY_CAP_MANUAL_PROGRESS, 0);
 

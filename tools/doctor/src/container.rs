@@ -25,7 +25,7 @@ static RDMA_CM: Rule = Rule {
     id: "rdma-cm-node",
     title: "Device node of the connection manager",
     wanted: "/dev/infiniband/rdma_cm",
-    why: "libfabric's verbs provider connects through the connection manager. The part verbs does not: it \
+    why: "libfabric's verbs provider connects through the connection manager. The component verbs does not: it \
           exchanges addresses by itself.",
     cost: "libfabric's provider verbs does not open",
     fix: "modprobe rdma_ucm on the host, and docker run --device /dev/infiniband/rdma_cm",
@@ -56,9 +56,9 @@ static IPC_LOCK: Rule = Rule {
 static SECCOMP: Rule = Rule {
     id: "seccomp",
     title: "The system call filter",
-    wanted: "none, or one that allows what the parts call",
+    wanted: "none, or one that allows what the components call",
     why: "Container runtimes filter system calls. What a filter allows no file tells; what matters to the \
-          parts compiled in is tried on a running node.",
+          components compiled in is tried on a running node.",
     cost: "calls fail with EPERM",
     fix: "docker run --security-opt seccomp=unconfined shows whether it is the filter",
     source: "Linux, seccomp(2)",
@@ -172,8 +172,8 @@ fn is_anothers(report: &Report<'_>, rails: &[&Nic], nic: &Nic) -> bool {
         return false;
     }
     let is_virtual = function(report, nic).is_some_and(|function| function.is_virtual_function);
-    let is_part = gpus.is_empty() || machine.gpus.iter().any(|gpu| !gpu.is_visible);
-    is_part || is_virtual || !has_link(nic)
+    let is_component = gpus.is_empty() || machine.gpus.iter().any(|gpu| !gpu.is_visible);
+    is_component || is_virtual || !has_link(nic)
 }
 
 fn nvidia(report: &mut Report<'_>) {

@@ -11,7 +11,7 @@ static OPTIONS: Rule = Rule {
     id: "driver-options",
     title: "Driver options for GPU-initiated RDMA",
     wanted: "PeerMappingOverride=1 and EnableStreamMemOPs=1",
-    why: "The parts that need it, ibgda and gin, are planned. A GPU that rings the NIC's doorbell needs the NIC's registers mapped on the GPU, which NVIDIA's \
+    why: "The components that need it, ibgda and gin, are planned. A GPU that rings the NIC's doorbell needs the NIC's registers mapped on the GPU, which NVIDIA's \
           driver refuses to all but root unless PeerMappingOverride is 1. Without it the processor rings \
           the doorbell for the GPU (CPU-assisted mode), which needs no option.",
     cost: "GPU-initiated RDMA falls back to CPU-assisted mode: a thread of the processor per GPU, and some \
@@ -28,7 +28,7 @@ static DOORBELL: Rule = Rule {
     title: "NICs whose doorbell a GPU can ring",
     wanted: "ConnectX-4 or later",
     why: "The kernels write work requests of mlx5 themselves. Other NICs have other formats.",
-    cost: "the part does not open",
+    cost: "the component does not open",
     fix: "choose `verbs` or `libfabric` as transport: the processor then posts for the GPU",
     source: "NVSHMEM Installation Guide, Hardware Requirements",
 };
@@ -60,7 +60,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     let asked = report.job.asks(Facility::GpuInitiated);
     let finding = report.note((&DOORBELL, Facility::GpuInitiated), "NICs", (verdict, found));
     if !asked {
-        finding.wanted("ConnectX-4 or later, for the parts ibgda and gin (planned)");
+        finding.wanted("ConnectX-4 or later, for the components ibgda and gin (planned)");
     }
 }
 
@@ -92,6 +92,6 @@ fn options(report: &mut Report<'_>, driver: &NvidiaDriver) {
     let finding =
         report.note((&OPTIONS, Facility::GpuInitiated), "NVIDIA driver", (verdict, found));
     if !asked {
-        finding.wanted("both 1, for parts whose GPU rings doorbells itself (planned)");
+        finding.wanted("both 1, for components whose GPU rings doorbells itself (planned)");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tokenyard_machine::{Nic, NicFamily};
 
-/// What a part needs of a node. A rule is about one of them.
+/// What a component needs of a node. A rule is about one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Facility {
     /// Every job.
@@ -36,7 +36,7 @@ impl Facility {
     }
 }
 
-/// What parts ask of the node.
+/// What components ask of the node.
 #[derive(Clone, Debug, Default)]
 pub struct Asks {
     /// What they need; `None` without a config: then all that is there counts.
@@ -60,14 +60,14 @@ pub struct Asks {
 pub struct Alternative {
     /// Name of the transport.
     pub name: String,
-    /// What it needs, and nothing of what the other parts need.
+    /// What it needs, and nothing of what the other components need.
     pub asks: Asks,
 }
 
 /// What the config and the shape ask of the node.
 #[derive(Clone, Debug, Default)]
 pub struct Job {
-    /// What the chosen parts need, without alternatives.
+    /// What the chosen components need, without alternatives.
     pub asks: Asks,
     /// Transports of which the first that works is taken, in order; none where there is no choice.
     pub alternatives: Vec<Alternative>,
@@ -128,7 +128,7 @@ impl Job {
 
 impl Asks {
     /// Adds what a part of this kind and name needs. `provider` is libfabric's, where it has one.
-    pub fn add_part(&mut self, kind: &str, name: &str, provider: Option<&str>) {
+    pub fn add_component(&mut self, kind: &str, name: &str, provider: Option<&str>) {
         use Facility::{Cuda, Efa, Gin, GpuInitiated, GpuMemory, Hip, Libfabric, NvLink, Verbs};
         let facilities: &[Facility] = match (kind, name) {
             ("kernel set", "cuda") => &[Cuda],

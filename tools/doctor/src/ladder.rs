@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use tokenyard_machine::Machine;
 
-use crate::parts::Part;
-use crate::{Facility, Finding, Job, Parts, Report, Rule, Tried, Verdict, judge};
+use crate::components::Component;
+use crate::{Components, Facility, Finding, Job, Report, Rule, Tried, Verdict, judge};
 
 pub(crate) const RULES: &[&Rule] = &[&ALTERNATIVE];
 
@@ -16,7 +16,7 @@ static ALTERNATIVE: Rule = Rule {
     why: "Where `use` lists several transports, the ranks take the first whose probe works on all of \
           them. Each is judged on its own; what keeps one of them from working is no fault as long as another \
           works. One that probes and would fail later is taken all the same, so that is a fault. Of a \
-          recorded node no part can be probed: there a transport works if nothing that it needs is broken.",
+          recorded node no component can be probed: there a transport works if nothing that it needs is broken.",
     cost: "no rank starts: none of the transports works",
     fix: "mend what is broken for one of them, or add one that works here to `use`",
     source: "docs/config.md (transport.scale_out)",
@@ -34,11 +34,12 @@ struct Rung {
 pub(crate) fn examine(
     machine: &Machine,
     job: &Job,
-    parts: Option<&Parts>,
+    components: Option<&Components>,
     tried: Option<&Tried>,
 ) -> Vec<Finding> {
     let alternatives: BTreeSet<&str> = job.alternatives.iter().map(|a| a.name.as_str()).collect();
-    let of = |name: Option<&str>| parts.map(|parts| taking(parts, &alternatives, name));
+    let of =
+        |name: Option<&str>| components.map(|components| taking(components, &alternatives, name));
     let common = judge(machine, &job.with(None), of(None).as_ref(), tried);
     let rungs: Vec<Rung> = job
         .alternatives
@@ -46,8 +47,8 @@ pub(crate) fn examine(
         .map(|alternative| {
             let (name, of) = (alternative.name.clone(), of(Some(&alternative.name)));
             let findings = judge(machine, &job.with(Some(alternative)), of.as_ref(), tried);
-            let why_not = match parts {
-                Some(parts) => probed(parts, &name),
+            let why_not = match components {
+                Some(components) => probed(components, &name),
                 None => broken(&findings, &common),
             };
             Rung { name, findings, why_not }
@@ -63,25 +64,30 @@ pub(crate) fn examine(
 }
 
 /// What its probe says against it.
-fn probed(parts: &Parts, name: &str) -> Option<String> {
-    let is_it = |part: &&Part| part.kind == "transport" && part.name == name;
-    match parts.parts.iter().find(is_it) {
-        Some(part) => part.why_not.clone(),
+fn probed(components: &Components, name: &str) -> Option<String> {
+    let is_it = |component: &&Component| component.kind == "transport" && component.name == name;
+    match components.components.iter().find(is_it) {
+        Some(component) => component.why_not.clone(),
         None => Some("no part of this name".to_owned()),
     }
 }
 
-/// The parts as if of the `alternatives` only the one of this name were chosen. A name that no part has
-/// stays one: the yard does not open, whatever else the list has.
-fn taking(parts: &Parts, alternatives: &BTreeSet<&str>, name: Option<&str>) -> Parts {
-    let mut parts = parts.clone();
-    for part in &mut parts.parts {
-        let is_other = alternatives.contains(part.name.as_str()) && Some(&*part.name) != name;
-        if part.kind == "transport" && is_other {
-            part.chosen = false;
+/// The components as if of the `alternatives` only the one of this name were chosen. A name that no component has
+/// stays one: the communicator does not open, whatever else the list has.
+fn taking(
+    components: &Components,
+    alternatives: &BTreeSet<&str>,
+    name: Option<&str>,
+) -> Components {
+    let mut components = components.clone();
+    for component in &mut components.components {
+        let is_other =
+            alternatives.contains(component.name.as_str()) && Some(&*component.name) != name;
+        if component.kind == "transport" && is_other {
+            component.chosen = false;
         }
     }
-    parts
+    components
 }
 
 /// What is broken for it and not without it.

@@ -12,6 +12,7 @@
 
 mod amd;
 mod bonds;
+mod components;
 mod container;
 mod efa;
 mod finding;
@@ -26,7 +27,6 @@ mod nic_drivers;
 mod nics;
 mod node;
 mod nvlink;
-mod parts;
 mod pci;
 mod peer_memory;
 mod ports;
@@ -36,25 +36,25 @@ pub mod world;
 
 use tokenyard_machine::Machine;
 
+pub use components::{Component, Components, MissingComponent, unanswered};
 pub use finding::{Finding, Report, Rule, Verdict};
 pub use job::{Alternative, Asks, Facility, Job};
 pub use node::{Meeting, Place, Secret, Tried, bytes};
-pub use parts::{MissingPart, Part, Parts, unanswered};
 
 /// Judges a node for a job.
 ///
-/// `tried` is what only a running process can find out, and `None` for a recorded node. `parts` are
+/// `tried` is what only a running process can find out, and `None` for a recorded node. `components` are
 /// the parts of the program on this node, likewise. Where the job has alternatives, the findings are those
 /// for the one that would be taken, with a word on each of the others.
 pub fn examine(
     machine: &Machine,
     job: &Job,
-    parts: Option<&Parts>,
+    components: Option<&Components>,
     tried: Option<&Tried>,
 ) -> Vec<Finding> {
     match job.alternatives.is_empty() {
-        true => judge(machine, job, parts, tried),
-        false => ladder::examine(machine, job, parts, tried),
+        true => judge(machine, job, components, tried),
+        false => ladder::examine(machine, job, components, tried),
     }
 }
 
@@ -62,12 +62,12 @@ pub fn examine(
 fn judge(
     machine: &Machine,
     job: &Job,
-    parts: Option<&Parts>,
+    components: Option<&Components>,
     tried: Option<&Tried>,
 ) -> Vec<Finding> {
     let mut report = Report::new(machine, job);
-    if let Some(parts) = parts {
-        parts::judge(&mut report, parts);
+    if let Some(components) = components {
+        components::judge(&mut report, components);
     }
     node::judge(&mut report, tried);
     memory::judge(&mut report);
@@ -93,7 +93,7 @@ fn judge(
 pub fn catalogue() -> Vec<(&'static str, &'static [&'static Rule])> {
     vec![
         ("Alternatives", ladder::RULES),
-        ("Parts and the node", node::RULES),
+        ("Components and the node", node::RULES),
         ("Memory", memory::RULES),
         ("Containers and rights", container::RULES),
         ("Ports", ports::RULES),

@@ -1,4 +1,4 @@
-//! Other communication libraries on the node, and which part each serves.
+//! Other communication libraries on the node, and which component each serves.
 
 use tokenyard_machine::GpuVendor;
 
@@ -13,8 +13,8 @@ const NCCL_GIN: [u32; 2] = [2, 28];
 static NCCL: Rule = Rule {
     id: "nccl",
     title: "NCCL",
-    wanted: "2.28 or later, for the part gin",
-    why: "The part gin, which is planned, calls NCCL's device interface, which 2.28 brought. No part of today \
+    wanted: "2.28 or later, for the component gin",
+    why: "The component gin, which is planned, calls NCCL's device interface, which 2.28 brought. No part of today \
           uses NCCL.",
     cost: "the transport gin does not open",
     fix: "pip install nvidia-nccl-cu13, and put its lib folder (it has libnccl.so.2) into LD_LIBRARY_PATH",
@@ -25,7 +25,7 @@ static NVSHMEM: Rule = Rule {
     id: "nvshmem",
     title: "NVSHMEM",
     wanted: "nothing",
-    why: "Other systems (DeepEP's first version) need it. The part ibgda, which is planned, writes the NIC's \
+    why: "Other systems (DeepEP's first version) need it. The component ibgda, which is planned, writes the NIC's \
           work requests itself, and needs the same driver options.",
     cost: "none",
     fix: "nothing",
@@ -35,7 +35,7 @@ static NVSHMEM: Rule = Rule {
 static RCCL: Rule = Rule {
     id: "rccl",
     title: "ROCm's libraries",
-    wanted: "libamdhip64 for the part rocm; RCCL serves no part",
+    wanted: "libamdhip64 for the component rocm; RCCL serves no component",
     why: "The rocm kernels, which are planned, open libamdhip64 at run time. RCCL is what frameworks use beside.",
     cost: "the rocm kernels do not open",
     fix: "install ROCm's runtime (hip-runtime-amd), and put /opt/rocm/lib into LD_LIBRARY_PATH",
@@ -50,7 +50,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
         nccl(report);
         let found = library(report, "libnvshmem_host.so").map_or(NOT_FOUND.to_owned(), |library| {
             let version = library.version.as_deref().unwrap_or("version unknown");
-            format!("{version}, serves no part")
+            format!("{version}, serves no component")
         });
         report.note((&NVSHMEM, Facility::Node), "NVSHMEM", (Verdict::Ok, found)).needed = false;
     }
@@ -76,7 +76,10 @@ fn nccl(report: &mut Report<'_>) {
         }
         (Some(_), Some(_)) => (
             Verdict::Broken,
-            format!("{}, too old for gin (planned); serves no part", version.unwrap_or_default()),
+            format!(
+                "{}, too old for gin (planned); serves no component",
+                version.unwrap_or_default()
+            ),
         ),
         (Some(_), None) => (Verdict::Unknown, "its file tells no version".to_owned()),
     };
@@ -96,7 +99,7 @@ fn rocm(report: &mut Report<'_>) {
     let asked = report.job.asks(Facility::Hip);
     report.note((&RCCL, Facility::Hip), "ROCm", (verdict, found)).needed = asked;
     if let Some(version) = rccl {
-        let found = format!("{version}, serves no part");
+        let found = format!("{version}, serves no component");
         let finding = report.note((&RCCL, Facility::Hip), "RCCL", (Verdict::Ok, found));
         finding.wanted("nothing").needed = false;
     }

@@ -7,7 +7,7 @@ use crate::versions::{at_least, kernel};
 use crate::{Facility, Report, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[
-    &PART,
+    &COMPONENT,
     &PLUGIN,
     &KERNEL,
     &MEMFD,
@@ -30,14 +30,14 @@ const OWN_FILES: u64 = 32;
 /// Clocks whose reading is a system call or a slow device.
 const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
 
-pub(crate) static PART: Rule = Rule {
-    id: "part",
+pub(crate) static COMPONENT: Rule = Rule {
+    id: "component",
     title: "A part of the program",
     wanted: "chosen",
-    why: "Every part is probed: whether its libraries and devices are here. Only what the config chooses \
+    why: "Every component is probed: whether its libraries and devices are here. Only what the config chooses \
           must work.",
     cost: "no rank starts",
-    fix: "mend what the part names, or choose another part in the config",
+    fix: "mend what the component names, or choose another component in the config",
     source: "docs/plugin-guide.md (probe)",
 };
 

@@ -49,7 +49,7 @@ static GDRCOPY: Rule = Rule {
     wanted: "the module gdrdrv",
     why: "With GDRCopy the processor reads and writes small words of GPU memory directly. \
           GPU-initiated RDMA and EFA's device interface keep their flags there.",
-    cost: "small words cross by a copy of some microseconds, and parts that insist on GDRCopy do not open",
+    cost: "small words cross by a copy of some microseconds, and components that insist on GDRCopy do not open",
     fix: "install GDRCopy's driver (package gdrdrv-dkms) and `modprobe gdrdrv`",
     source: "NVIDIA GDRCopy, README: https://github.com/NVIDIA/gdrcopy; NVSHMEM Installation Guide, \
              Software Requirements; aws-ofi-nccl 1.21 release notes (GDA mode: GDRCopy 2.5)",

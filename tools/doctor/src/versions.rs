@@ -92,8 +92,8 @@ static FIRMWARE: Rule = Rule {
 pub(crate) fn numbers(version: &str) -> Vec<u32> {
     version
         .split(|c: char| !c.is_ascii_digit())
-        .filter(|part| !part.is_empty())
-        .map_while(|part| part.parse().ok())
+        .filter(|component| !component.is_empty())
+        .map_while(|component| component.parse().ok())
         .collect()
 }
 
@@ -168,7 +168,7 @@ fn libfabric(report: &mut Report<'_>) {
         return;
     }
     // The file's name tells the ABI only. The packages of the EFA installer tell the version, and the
-    // part's probe does.
+    // component's probe does.
     let package = machine.libraries.efa_packages.known().and_then(|packages| {
         let name = packages.iter().find(|name| name.contains("libfabric"))?;
         efa_libfabric(name)
@@ -181,7 +181,7 @@ fn libfabric(report: &mut Report<'_>) {
         false => LIBFABRIC_FLOOR,
     };
     let (verdict, found) = match (library, package) {
-        // The part's probe knows whether the loader finds it.
+        // The component's probe knows whether the loader finds it.
         (None, None) => (Verdict::Unknown, "not in the usual folders".to_owned()),
         (_, Some(package)) => {
             let words = package.iter().map(u32::to_string).collect::<Vec<_>>().join(".");

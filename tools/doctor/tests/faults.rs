@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use tokenyard_doctor::world::{Summary, compare};
-use tokenyard_doctor::{Alternative, Finding, Job, Part, Parts, Verdict, examine};
+use tokenyard_doctor::{Alternative, Component, Components, Finding, Job, Verdict, examine};
 use tokenyard_machine::{Machine, Tree};
 
 fn trees() -> PathBuf {
@@ -17,7 +17,7 @@ fn head<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     text.lines().filter_map(line).collect()
 }
 
-/// A rank for each GPU that is given, with windows of some size, and the parts that the head names.
+/// A rank for each GPU that is given, with windows of some size, and the components that the head names.
 fn job(machine: &Machine, uses: &[&str]) -> Job {
     let mut job = Job {
         ranks: machine.gpus.iter().filter(|gpu| gpu.is_visible).count().max(1) as u64,
@@ -25,9 +25,9 @@ fn job(machine: &Machine, uses: &[&str]) -> Job {
         window_bytes: 64 << 20,
         ..Job::default()
     };
-    for part in uses.iter().flat_map(|line| line.split(", ")) {
-        let (kind, name) = part.rsplit_once(' ').unwrap();
-        job.asks.add_part(kind, name, None);
+    for component in uses.iter().flat_map(|line| line.split(", ")) {
+        let (kind, name) = component.rsplit_once(' ').unwrap();
+        job.asks.add_component(kind, name, None);
     }
     job
 }
@@ -144,7 +144,7 @@ fn with_alternatives(tree: &str, names: &[&str]) -> Vec<Finding> {
     let mut job = job(&machine, &["kernel set cpu"]);
     for name in names {
         let mut alternative = Alternative { name: (*name).to_owned(), ..Alternative::default() };
-        alternative.asks.add_part("transport", name, None);
+        alternative.asks.add_component("transport", name, None);
         job.alternatives.push(alternative);
     }
     examine(&machine, &job, None, None)
@@ -203,7 +203,7 @@ fn the_node_on_which_a_list_of_transports_falls_further_is_named() {
     assert_eq!((odd[0].found.as_str(), odd[0].wanted.as_str()), ("verbs", "efa, as on most"));
 }
 
-/// What differs among nodes that use these parts, by the ids of the findings.
+/// What differs among nodes that use these components, by the ids of the findings.
 fn odd(trees_of: &[&str], uses: &[&str]) -> Vec<String> {
     let told = |(host, name): (usize, &&str)| {
         let machine = Machine::read(&Tree::open(&trees().join(name)).unwrap());
@@ -279,29 +279,29 @@ fn probes_say_which_transport_is_taken_and_a_fault_behind_a_probe_is_one() {
     let mut job = job(&machine, &["kernel set cpu"]);
     for name in ["efa", "verbs"] {
         let mut alternative = Alternative { name: name.to_owned(), ..Alternative::default() };
-        alternative.asks.add_part("transport", name, None);
+        alternative.asks.add_component("transport", name, None);
         job.alternatives.push(alternative);
     }
-    let part = |name: &str, why_not: Option<&str>| Part {
+    let component = |name: &str, why_not: Option<&str>| Component {
         kind: "transport".to_owned(),
         name: name.to_owned(),
         chosen: true,
         why_not: why_not.map(str::to_owned),
     };
-    let parts = |efa, verbs| Parts {
-        parts: vec![part("efa", efa), part("verbs", verbs)],
-        ..Parts::default()
+    let components = |efa, verbs| Components {
+        components: vec![component("efa", efa), component("verbs", verbs)],
+        ..Components::default()
     };
-    let found = examine(&machine, &job, Some(&parts(Some("no adapter"), None)), None);
+    let found = examine(&machine, &job, Some(&components(Some("no adapter"), None)), None);
     assert_eq!(faults(&found), Vec::<String>::new());
     assert_eq!(told(&found)[0].2, "cannot be used here: no adapter; the config falls to verbs");
-    // The yard takes what probes.
-    let found = examine(&machine, &job, Some(&parts(None, None)), None);
+    // The communicator takes what probes.
+    let found = examine(&machine, &job, Some(&components(None, None)), None);
     assert_eq!(told(&found)[0].2, "would be taken");
     assert!(faults(&found).contains(&"broken nic-present NICs for efa".to_owned()));
-    let found = examine(&machine, &job, Some(&parts(Some("none"), Some("none"))), None);
-    assert!(faults(&found).contains(&"broken part transport verbs".to_owned()), "{found:#?}");
-    assert!(faults(&found).contains(&"broken part transport efa".to_owned()));
+    let found = examine(&machine, &job, Some(&components(Some("none"), Some("none"))), None);
+    assert!(faults(&found).contains(&"broken component transport verbs".to_owned()), "{found:#?}");
+    assert!(faults(&found).contains(&"broken component transport efa".to_owned()));
 }
 
 #[test]

@@ -26,9 +26,9 @@ fn without(name: &str, gpus: &[usize]) -> Machine {
     Machine::read(&Tree::changed(&text, &change).unwrap())
 }
 
-fn job(ranks: u64, parts: &[(&str, &str)]) -> Job {
+fn job(ranks: u64, components: &[(&str, &str)]) -> Job {
     let mut job = Job { ranks, threads: 1, window_bytes: 1 << 20, ..Job::default() };
-    parts.iter().for_each(|(kind, name)| job.asks.add_part(kind, name, None));
+    components.iter().for_each(|(kind, name)| job.asks.add_component(kind, name, None));
     job
 }
 

@@ -10,13 +10,13 @@ fn trees() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../machine/trees")
 }
 
-/// A job of these parts, with a rank for each GPU.
+/// A job of these components, with a rank for each GPU.
 fn job(machine: &Machine, uses: &[&str]) -> Job {
     let ranks = machine.gpus.iter().filter(|gpu| gpu.is_visible).count();
     let mut job = Job { ranks: ranks as u64, threads: 1, window_bytes: 64 << 20, ..Job::default() };
-    for part in uses.iter().flat_map(|line| line.split(", ")) {
-        let (kind, name) = part.rsplit_once(' ').unwrap();
-        job.asks.add_part(kind, name, None);
+    for component in uses.iter().flat_map(|line| line.split(", ")) {
+        let (kind, name) = component.rsplit_once(' ').unwrap();
+        job.asks.add_component(kind, name, None);
     }
     job
 }

@@ -26,11 +26,11 @@ fn judged(text: &str) {
         assert!(!finding.subject.is_empty() && !finding.found.is_empty(), "{finding:?}");
     }
     let mut job = Job { ranks: u64::MAX / 8, threads: 1, window_bytes: u64::MAX, ..Job::default() };
-    for part in ["cuda", "rocm"] {
-        job.asks.add_part("kernel set", part, None);
+    for component in ["cuda", "rocm"] {
+        job.asks.add_component("kernel set", component, None);
     }
-    for part in ["nvlink", "verbs", "efa", "ibgda", "gin"] {
-        job.asks.add_part("transport", part, None);
+    for component in ["nvlink", "verbs", "efa", "ibgda", "gin"] {
+        job.asks.add_component("transport", component, None);
     }
     examine(&machine, &job, None, None);
     let summary = Summary::of(&machine, &job, ("host", "1"));

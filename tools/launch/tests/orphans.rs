@@ -1,4 +1,4 @@
-//! Ranks die with their launcher, however it ends. This binary plays all parts: without a role it
+//! Ranks die with their launcher, however it ends. This binary plays all components: without a role it
 //! runs the tests, as `launcher` it starts ranks, as `rank` it is one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 

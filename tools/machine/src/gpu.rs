@@ -119,7 +119,7 @@ const VENDOR_NVIDIA: u16 = 0x10de;
 const VENDOR_AMD: u16 = 0x1002;
 
 /// The GPUs among `functions`, those of NVIDIA first.
-pub(crate) fn read(tree: &Tree, functions: &[PciFunction], told: &Told) -> Vec<Gpu> {
+pub(crate) fn read(tree: &Tree, functions: &[PciFunction], told: &CommandFacts) -> Vec<Gpu> {
     let of = |vendor: u16, is: fn(u32) -> bool| {
         functions.iter().filter(move |function| {
             function.vendor == Fact::Known(vendor) && function.class.known().is_some_and(|c| is(*c))
@@ -148,7 +148,7 @@ pub(crate) fn read(tree: &Tree, functions: &[PciFunction], told: &Told) -> Vec<G
 }
 
 /// What commands told of NVIDIA's GPUs.
-pub(crate) struct Told {
+pub(crate) struct CommandFacts {
     /// Of `nvidia-smi -q`.
     pub(crate) smi: Fact<Vec<SmiGpu>>,
     /// Of `nvidia-smi nvlink -s`: links by the GPU's unique name.
@@ -174,7 +174,7 @@ fn plain(function: &PciFunction, index: u32, vendor: GpuVendor) -> Gpu {
     }
 }
 
-fn nvidia_gpu(tree: &Tree, function: &PciFunction, index: u32, told: &Told) -> Gpu {
+fn nvidia_gpu(tree: &Tree, function: &PciFunction, index: u32, told: &CommandFacts) -> Gpu {
     let mut gpu = plain(function, index, GpuVendor::Nvidia);
     let information = tree.text(&format!("{NVIDIA}/gpus/{}/information", gpu.pci));
     let field = |name: &str| match &information {
@@ -342,8 +342,8 @@ fn amd_gpu(
 }
 
 /// What the commands' outputs tell.
-pub(crate) fn told(outputs: &commands::Outputs) -> Told {
-    Told {
+pub(crate) fn told(outputs: &commands::Outputs) -> CommandFacts {
+    CommandFacts {
         smi: commands::told(&outputs.nvidia_smi, commands::smi),
         nvlinks: commands::told(&outputs.nvlink, commands::nvlinks),
     }

@@ -14,7 +14,7 @@ pub struct Report {
     pub tokenyard_report: u32,
     /// Version of tokenyard.
     pub version: String,
-    /// Names the job and the opening of the yard; the same on all ranks. Empty before the ranks have met.
+    /// Names the job and the opening of the communicator; the same on all ranks. Empty before the ranks have met.
     pub job: String,
     /// This rank.
     pub rank: u32,
@@ -32,8 +32,8 @@ pub struct Report {
     pub reason: Reason,
     /// The config.
     pub config: ConfigName,
-    /// The parts in use.
-    pub parts: Parts,
+    /// The components in use.
+    pub components: Components,
     /// What this rank is doing.
     pub activity: Activity,
     /// What it waits for, or gave up to wait for; nothing where it does not wait.
@@ -41,10 +41,10 @@ pub struct Report {
     /// The other ranks.
     pub peers: Vec<Peer>,
     /// Queues of commands.
-    pub lanes: Vec<Lane>,
+    pub queues: Vec<Queue>,
     /// What the transports say of themselves.
     pub transports: Vec<Health>,
-    /// The ranks that were waited for longest since the yard was opened, the worst first.
+    /// The ranks that were waited for longest since the communicator was opened, the worst first.
     pub slowest: Vec<Slow>,
 }
 
@@ -52,10 +52,10 @@ pub struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reason {
-    /// `asked` (a signal, or a call), `masked` (the yard goes on without a rank that was lost), or the
-    /// kind of the error that closed the yard: `deadline`, `peer_lost`, `transport`, `mismatch`, ...
+    /// `asked` (a signal, or a call), `masked` (the communicator goes on without a rank that was lost), or the
+    /// kind of the error that closed the communicator: `deadline`, `peer_lost`, `transport`, `mismatch`, ...
     pub kind: String,
-    /// The signal's name, whom the yard goes on without, or the error.
+    /// The signal's name, whom the communicator goes on without, or the error.
     pub text: String,
     /// The rank that the error, or the first loss, is about.
     pub rank: Option<u32>,
@@ -77,10 +77,10 @@ pub struct ConfigName {
     pub on_failure: String,
 }
 
-/// Names of parts; nothing where a level has no transport, or before it is chosen.
+/// Names of components; nothing where a level has no transport, or before it is chosen.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Parts {
+pub struct Components {
     /// The kernel set.
     pub kernels: String,
     /// Inside a domain.
@@ -95,7 +95,7 @@ pub struct Parts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// The yard is being brought up.
+    /// The communicator is being brought up.
     Opening,
     /// In the caller's code.
     Caller,
@@ -103,7 +103,7 @@ pub enum State {
     Send,
     /// Inside a call that receives.
     Receive,
-    /// The yard was closed.
+    /// The communicator was closed.
     Closed,
     /// A newer version says something else.
     #[default]
@@ -202,13 +202,13 @@ pub struct Peer {
     pub heard_ms: u64,
     /// Whether this rank goes on without it.
     pub masked: bool,
-    /// How long this rank has waited for it, all in all, since the yard was opened.
+    /// How long this rank has waited for it, all in all, since the communicator was opened.
     pub waited_ms: u64,
     /// The links to it.
     pub links: Vec<Traffic>,
 }
 
-/// What passed over one link since the yard was opened. Counts are of signals: with each record and each
+/// What passed over one link since the communicator was opened. Counts are of signals: with each record and each
 /// piece of rows a signal rises.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -242,11 +242,11 @@ pub struct Counts {
 /// A queue of commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Lane {
+pub struct Queue {
     /// `scale-up` or `scale-out`.
     pub level: String,
     /// Its number.
-    pub lane: u32,
+    pub queue: u32,
     /// Commands that were accepted.
     pub posted: u64,
     /// Those that have ended.
@@ -287,7 +287,7 @@ impl Report {
     /// The kind of the [`Reason`] of a rank that goes on without another.
     pub const MASKED: &str = "masked";
 
-    /// Whether an error that closed the yard made the rank write it.
+    /// Whether an error that closed the communicator made the rank write it.
     pub fn is_error(&self) -> bool {
         !self.is_asked() && !self.is_masked()
     }

@@ -48,17 +48,17 @@ fn write(out: &mut String, r: &Report) -> std::fmt::Result {
     for health in &r.transports {
         writeln!(out, "  {}", transport(health))?;
     }
-    for lane in &r.lanes {
+    for queue in &r.queues {
         writeln!(
             out,
-            "  {} lane {}: {} posted, {} done, {} of {} in flight",
-            lane.level, lane.lane, lane.posted, lane.done, lane.in_flight, lane.depth
+            "  {} queue {}: {} posted, {} done, {} of {} in flight",
+            queue.level, queue.queue, queue.posted, queue.done, queue.in_flight, queue.depth
         )?;
     }
     r.peers.iter().try_for_each(|peer| write_peer(out, peer))?;
-    let name = |part: &Option<String>| part.clone().unwrap_or_else(|| "none".into());
-    let (up, down) = (name(&r.parts.scale_up), name(&r.parts.scale_out));
-    writeln!(out, "  kernels {}, scale-up {up}, scale-out {down}", r.parts.kernels)?;
+    let name = |component: &Option<String>| component.clone().unwrap_or_else(|| "none".into());
+    let (up, down) = (name(&r.components.scale_up), name(&r.components.scale_out));
+    writeln!(out, "  kernels {}, scale-up {up}, scale-out {down}", r.components.kernels)?;
     writeln!(
         out,
         "  config {} ({}): deadline_ms = {}, late_ms = {}, on_failure = \"{}\"",

@@ -43,7 +43,7 @@ fn peer() -> impl Strategy<Value = Value> {
     )
 }
 
-/// Reports whose parts are each possible, and which fit together by chance.
+/// Reports whose components are each possible, and which fit together by chance.
 fn report() -> impl Strategy<Value = Value> {
     let kinds = &["asked", "masked", "deadline", "peer_lost", "transport", "mismatch", "internal"];
     let phase = word(&["entry", "dispatch rows", "queue room"]);

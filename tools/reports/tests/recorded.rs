@@ -107,12 +107,12 @@ fn a_report_that_is_missing_makes_nobody_dead() {
 fn a_recorded_report_reads_as_text() {
     let reports = reports_of("a_link_that_carries_nothing_is_named_with_both_ends");
     let text = text(&reports[1]);
-    for part in [
+    for component in [
         "report of rank 1 of 3",
         "waits for rank 0: dispatch rows of operation 4",
         "waited longest for",
     ] {
-        assert!(text.contains(part), "{part} is missing in:\n{text}");
+        assert!(text.contains(component), "{component} is missing in:\n{text}");
     }
 }
 
@@ -136,7 +136,7 @@ fn a_loss_that_is_masked_does_not_hide_who_is_late_later() {
     assert_eq!((verdict.kind.name(), &verdict.ranks[..]), ("dead", &[1][..]), "{verdict:#?}");
 }
 
-/// As it is while a yard is opened anew, and before the watchdog has looked: the rank is to mask the loss.
+/// As it is while a communicator is opened anew, and before the watchdog has looked: the rank is to mask the loss.
 #[test]
 fn a_loss_that_one_rank_does_not_yet_say_to_mask_does_not_hide_who_is_late() {
     let recorded = reports_of("a_rank_that_is_late_after_a_masked_loss_is_named");
@@ -159,12 +159,12 @@ fn a_loss_that_one_rank_does_not_yet_say_to_mask_does_not_hide_who_is_late() {
 /// Kernels count in pinned memory; what they post through the host, the host counts.
 #[test]
 fn a_report_of_a_rank_on_a_gpu_has_the_table_of_peers() {
-    for (set, lanes) in [
+    for (set, queues) in [
         ("ranks_on_gpus_that_go_on_are_healthy", 0),
         ("ranks_on_gpus_whose_hosts_post_are_healthy", 1),
     ] {
         let reports = reports_of(set);
-        assert_eq!(reports[0].parts.kernels, "cuda");
+        assert_eq!(reports[0].components.kernels, "cuda");
         let counts = |from: usize, to: u32| {
             let links = &reports[from].peer(to).unwrap().links;
             links[0].counts.clone().unwrap()
@@ -173,7 +173,7 @@ fn a_report_of_a_rank_on_a_gpu_has_the_table_of_peers() {
             let (theirs, ours) = (counts(to, from as u32), counts(from, to as u32));
             assert!(ours.sent > 0 && theirs.received == ours.sent, "{set}: {ours:?} {theirs:?}");
             assert_eq!(theirs.expected, theirs.received, "{set}");
-            assert_eq!(reports[from].lanes.len(), lanes, "{set}");
+            assert_eq!(reports[from].queues.len(), queues, "{set}");
         }
     }
 }

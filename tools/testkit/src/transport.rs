@@ -44,25 +44,25 @@ macro_rules! pass_on {
     (@ post $inner:ident) => {
         unsafe fn post(
             &self,
-            lane: u32,
+            queue: u32,
             commands: &[::tokenyard_core::transport::Command],
         ) -> ::std::result::Result<usize, i32> {
             // SAFETY: by this function's contract.
-            unsafe { self.$inner.post(lane, commands) }
+            unsafe { self.$inner.post(queue, commands) }
         }
     };
     (@ poll $inner:ident) => {
         fn poll(
             &self,
-            lane: u32,
+            queue: u32,
             events: &mut [::tokenyard_core::transport::Event],
         ) -> ::std::result::Result<usize, i32> {
-            self.$inner.poll(lane, events)
+            self.$inner.poll(queue, events)
         }
     };
     (@ read_signal $inner:ident) => {
-        fn read_signal(&self, lane: u32, id: u32) -> u64 {
-            self.$inner.read_signal(lane, id)
+        fn read_signal(&self, queue: u32, id: u32) -> u64 {
+            self.$inner.read_signal(queue, id)
         }
     };
     (@ health $inner:ident) => {
@@ -80,14 +80,14 @@ macro_rules! pass_on {
 /// Builds a transport into the test: a config may name it.
 #[macro_export]
 macro_rules! built_in_transport {
-    ($part:ty) => {
+    ($component:ty) => {
         const TABLES: &[*const ::tokenyard_core::abi::TyTransportTable] =
-            &[&raw const *::tokenyard_core::export::TransportPart::<$part>::TABLE];
+            &[&raw const *::tokenyard_core::export::TransportComponent::<$component>::TABLE];
         static TRANSPORTS: ::tokenyard_core::export::Exported<
             ::tokenyard_core::abi::TyTransportExport,
         > = ::tokenyard_core::export::Exported(::tokenyard_core::abi::TyTransportExport {
             header: ::tokenyard_core::export::TRANSPORT_HEADER,
-            parts: TABLES.as_ptr(),
+            components: TABLES.as_ptr(),
             count: TABLES.len(),
         });
         ::inventory::submit! { ::tokenyard_core::host::BuiltIn::Transport(&TRANSPORTS) }

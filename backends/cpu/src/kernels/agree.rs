@@ -1,7 +1,7 @@
 //! How ranks enter an operation together, and leave it together when one of them refuses.
 //!
 //! A source enters with a record to each peer of its domain and one over the rail to each other
-//! domain; the agent there hands it on. So every rank hears all R entries, and all draw the same
+//! domain; the forwarder there hands it on. So every rank hears all R entries, and all draw the same
 //! conclusion from them. Where losses are masked they do not all hear the same: see `verdicts`.
 
 use tokenyard_core::abi;
@@ -23,7 +23,7 @@ pub(super) struct Entry {
     /// Replay: offset of the peer's region. Combine: where rows are read or written.
     pub(super) base_x: u64,
     pub(super) base_weights: u64,
-    /// The source is lost, as its agent says.
+    /// The source is lost, as its forwarder says.
     pub(super) gone: bool,
 }
 
@@ -96,7 +96,7 @@ impl<'a> Terms<'a> {
 /// What a peer of this domain is told about the rows of the source in a domain: `(domain, peer)`.
 pub(super) type ToPeer<'f> = dyn for<'a> Fn(&'a Engine, u32, u32) -> Terms<'a> + 'f;
 
-/// What the agent in a domain is told about this rank's rows.
+/// What the forwarder in a domain is told about this rank's rows.
 pub(super) type ToDomain<'f> = dyn for<'a> Fn(&'a Engine, u32) -> Terms<'a> + 'f;
 
 impl Enter<'_> {
@@ -156,7 +156,7 @@ impl Refusal {
 }
 
 impl Engine {
-    /// Tells every rank how this one enters: the agents of the other domains, and the peers.
+    /// Tells every rank how this one enters: the forwarders of the other domains, and the peers.
     pub(super) fn enter(
         &self,
         slot: usize,
@@ -254,7 +254,7 @@ impl Engine {
             let (operation, phase) = (enter.operation, abi::TY_PHASE_ENTRY);
             let wait = Wait { operation, add: 1, phase, rank: source };
             let came = match self.agreed[slot] {
-                Some(_) => !self.losses.is_given_up(self.domains.agent(source)),
+                Some(_) => !self.losses.is_given_up(self.domains.forwarder(source)),
                 None => self.wait(Signal::Entry, slot, source, wait)?,
             };
             if !came {
@@ -271,7 +271,7 @@ impl Engine {
             if !self.losses.is_handed_on(source, operation) {
                 return Err(bad_record(
                     source,
-                    "an entry, after its agent had said that it is lost".into(),
+                    "an entry, after its forwarder had said that it is lost".into(),
                 ));
             }
             let theirs = Signature(header.0[2]);
@@ -303,7 +303,7 @@ impl Engine {
         self.gathered.counts[source as usize * local..][..local].fill(0);
     }
 
-    /// A source that its agent says is lost; what the record says of the agent itself is kept.
+    /// A source that its forwarder says is lost; what the record says of the forwarder itself is kept.
     #[cold]
     fn note_gone(&mut self, source: u32, header: &Header) {
         self.losses.note_gone(source, header.operation());

@@ -2,7 +2,7 @@
 //!
 //! Where peers can be loaded from, sources read the partials in the owner's arena and then say
 //! `Done`; otherwise owners put them into a region that the source names in its entry. For rows that
-//! came over the rail the agent stands in for their source: see `domain_rows`.
+//! came over the rail the forwarder stands in for their source: see `domain_rows`.
 
 use tokenyard_core::abi;
 use tokenyard_core::moe::{DType, Holder, Layout, REGION_ALIGN, Region};
@@ -104,11 +104,11 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn combine_send(&mut self, call: &abi::TyCombine) -> Result<()> {
-        self.finish_duty()?;
+        self.finish_forward()?;
         let slot = self.enter_slot(call.operation)?;
         // SAFETY: by this function's contract.
         let sent = unsafe { self.combine_in_slot(call, slot) };
-        self.take_duty(slot);
+        self.take_forward(slot);
         self.leave_if_refused(slot, call.operation, sent)
     }
 
@@ -214,7 +214,7 @@ impl Engine {
         }
     }
 
-    /// Owners put partials into the region of a combine, and agents put rows of other domains. One that
+    /// Owners put partials into the region of a combine, and forwarders put rows of other domains. One that
     /// was given up may still be about to (INV-8).
     fn is_still_written(&self, op: &CombineOp) -> bool {
         let state = &self.handles[op.handle];
@@ -223,13 +223,13 @@ impl Engine {
             let owes = state.legs.iter().any(|leg| leg.send.rank_counts()[peer as usize] > 0);
             owes && self.losses.may_write(owner, op.operation)
         };
-        let from_agent = |domain: u32| {
-            let agent = self.domains.place(domain, self.domains.index);
+        let from_forwarder = |domain: u32| {
+            let forwarder = self.domains.place(domain, self.domains.index);
             let rows = state.outward.as_ref().map(|o| o.send.rank_counts()[domain as usize]);
-            rows.is_some_and(|rows| rows > 0) && self.losses.may_write(agent, op.operation)
+            rows.is_some_and(|rows| rows > 0) && self.losses.may_write(forwarder, op.operation)
         };
         !self.stores() && self.domains.peers().any(from_owner)
-            || self.domains.others().any(from_agent)
+            || self.domains.others().any(from_forwarder)
     }
 
     /// Decides what must be copied, and takes the room for it in one region.
@@ -402,8 +402,8 @@ impl Engine {
         self.leave(slot, operation, End::Done)?;
         if self.stores() {
             // Peers may be receiving the next operation already, for a refused one is received
-            // where it is sent: they wait for this rank's duty there, and it for their `Done` here.
-            self.finish_duty()?;
+            // where it is sent: they wait for this rank's pending forward there, and it for their `Done` here.
+            self.finish_forward()?;
             // The caller may change its rows after this, so nobody may still be reading them.
             self.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
         }

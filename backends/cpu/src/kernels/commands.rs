@@ -10,7 +10,7 @@ use tokenyard_core::wait::WaitFor;
 
 use super::channel::Channel;
 use super::control::{Header, Signal};
-use super::engine::{Engine, LANE, broken};
+use super::engine::{Engine, QUEUE, broken};
 use super::rail::no_rail;
 use super::windows::CONTROL;
 
@@ -76,8 +76,8 @@ impl Engine {
                 return Ok(0);
             }
             // SAFETY: offsets were laid out inside the windows; sources stay until the slot is
-            // entered again, which waits for `outstanding`; one thread drives this lane.
-            unsafe { channel.link.post(LANE, std::slice::from_ref(&command)) }
+            // entered again, which waits for `outstanding`; one thread drives this queue.
+            unsafe { channel.link.post(QUEUE, std::slice::from_ref(&command)) }
         };
         match try_post() {
             Ok(1) => {
@@ -219,7 +219,7 @@ impl Engine {
         let target = self.control.at(sending.from);
         let mut bytes = RECORD_HEADER;
         let mut add = |data: &[u8]| {
-            // SAFETY: the record lies in this rank's own control window, in a part that only this
+            // SAFETY: the record lies in this rank's own control window, in a component that only this
             // rank writes and no peer reads or writes; it has room for its counts and for the text,
             // which is cut; what was posted from it before is done (enter_slot).
             unsafe {

@@ -3,7 +3,7 @@
 use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 
 /// The signals of one operation slot and place. In a domain there are R places: that of `(domain,
-/// peer)` is raised by `peer`, on its lane 0, for what concerns the source of `domain` on a rail. On
+/// peer)` is raised by `peer`, on its queue 0, for what concerns the source of `domain` on a rail. On
 /// a rail there are D: that of `domain` is raised by the rail's rank there. Where losses are masked among
 /// domains, peers say by one more raise what they heard of refusals: see `verdicts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +47,8 @@ pub(super) enum Verdict {
     Go = 0,
     Refused = 1,
     Full = 2,
-    /// Said by an agent of the source that it stands for, where losses are masked: it is lost. What
-    /// the record says of the agent itself holds.
+    /// Said by a forwarder of the source that it stands for, where losses are masked: it is lost. What
+    /// the record says of the forwarder itself holds.
     Gone = 3,
 }
 

@@ -1,7 +1,7 @@
 //! Dispatch with counting, and its replay.
 //!
 //! Counting is two half rounds: entries carry counts from sources to owners, grants carry places
-//! back to whoever brings the rows: the source, or its agent. A replay enters with its region's place
+//! back to whoever brings the rows: the source, or its forwarder. A replay enters with its region's place
 //! and needs no grant. No row moves before every rank has said that it takes part.
 
 use tokenyard_core::abi;
@@ -62,11 +62,11 @@ impl Engine {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch) -> Result<()> {
-        self.finish_duty()?;
+        self.finish_forward()?;
         let slot = self.enter_slot(call.operation)?;
         // SAFETY: by this function's contract.
         let sent = unsafe { self.dispatch_in_slot(call, slot) };
-        self.take_duty(slot);
+        self.take_forward(slot);
         self.leave_if_refused(slot, call.operation, sent)
     }
 
@@ -195,7 +195,7 @@ impl Engine {
         Ok(output)
     }
 
-    /// What the agent in a domain must know before rows come: how many each rank and expert gets.
+    /// What the forwarder in a domain must know before rows come: how many each rank and expert gets.
     fn counts_of_domain(&self, handle: usize, domain: u32) -> Terms<'_> {
         let Some(outward) = &self.handles[handle].outward else { return Terms::rows(0) };
         let (domain, ranks) = (domain as usize, self.inside.ranks as usize);
@@ -363,7 +363,7 @@ impl Engine {
         if add == 0 {
             return Ok(true);
         }
-        // Sources send before anybody receives; an agent hands on when it receives.
+        // Sources send before anybody receives; a forwarder hands on when it receives.
         let rank = self.domains.place(self.domains.mine, source % self.domains.size);
         let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS, rank };
         self.wait(Signal::Rows, slot, source, wait)

@@ -1,8 +1,8 @@
 //! Combine among several domains: one row per (token, domain).
 //!
-//! The agent sums the partials of its domain for each row that it handed on in the dispatch, and puts
+//! The forwarder sums the partials of its domain for each row that it handed on in the dispatch, and puts
 //! the sum to the row's source; for this rank's own tokens it does the same without the rail. Sources
-//! then sum one row per domain. Where losses are masked, the agent also says who is left out of its
+//! then sum one row per domain. Where losses are masked, the forwarder also says who is left out of its
 //! sums: see `left_out`.
 
 use tokenyard_core::Result;
@@ -25,7 +25,7 @@ impl Engine {
         others.map(|(leg, _)| u64::from(leg.send.num_tokens())).sum()
     }
 
-    /// The agent's duty: the rows of the other domains first, because others wait for them.
+    /// The forwarder's pending forward: the rows of the other domains first, because others wait for them.
     pub(super) fn sum_for_all(&mut self, slot: usize, op: &CombineOp) -> Result<()> {
         let widths = self.widths(op);
         for domain in self.domains.others() {
@@ -135,7 +135,7 @@ impl Engine {
         unsafe { sum.run(&self.pool) }
     }
 
-    /// Waits for the rows of another domain. Says whether they came: not so where its agent is lost.
+    /// Waits for the rows of another domain. Says whether they came: not so where its forwarder is lost.
     fn wait_returned(&mut self, slot: usize, op: &CombineOp, domain: u32) -> Result<bool> {
         let outward = self.handles[op.handle].outward.as_ref();
         let rows = outward.map_or(0, |o| o.send.rank_counts()[domain as usize]);

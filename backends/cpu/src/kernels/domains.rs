@@ -6,7 +6,7 @@ use tokenyard_core::moe::Shape;
 /// The domains of a world and this rank's place. One domain: the direct algorithm.
 ///
 /// A *place* is a number below R for a pair of a domain and a peer of this rank's own domain. As
-/// the name of a source it is its world rank, and the peer is its *agent* here: the rank of this
+/// the name of a source it is its world rank, and the peer is its *forwarder* here: the rank of this
 /// domain that is on the source's rail, takes its rows and hands them on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Domains {
@@ -31,8 +31,8 @@ impl Domains {
         domain * self.size + peer
     }
 
-    /// The world rank of the agent here that stands for a source: in the own domain itself.
-    pub(super) fn agent(&self, source: u32) -> u32 {
+    /// The world rank of the forwarder here that stands for a source: in the own domain itself.
+    pub(super) fn forwarder(&self, source: u32) -> u32 {
         self.place(self.mine, source % self.size)
     }
 
@@ -60,7 +60,7 @@ impl Domains {
         domains.all().flat_map(move |domain| domains.peers().map(move |peer| (domain, peer)))
     }
 
-    /// The shape of one domain as its agents see it: S ranks, and their experts.
+    /// The shape of one domain as its forwarders see it: S ranks, and their experts.
     pub(super) fn inside(&self, world: &Shape) -> Shape {
         Shape { ranks: self.size, experts: self.size * world.local_experts(), ..*world }
     }
@@ -87,9 +87,9 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_of_a_source_is_in_this_domain_and_on_its_rail() {
-        let agents: Vec<u32> = (0..6).map(|source| DOMAINS.agent(source)).collect();
-        assert_eq!(agents, [2, 3, 2, 3, 2, 3]);
+    fn the_forwarder_of_a_source_is_in_this_domain_and_on_its_rail() {
+        let forwarders: Vec<u32> = (0..6).map(|source| DOMAINS.forwarder(source)).collect();
+        assert_eq!(forwarders, [2, 3, 2, 3, 2, 3]);
     }
 
     #[test]

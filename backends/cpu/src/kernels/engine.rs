@@ -26,8 +26,8 @@ use super::sums::Partial;
 use super::windows::{ARENA, CONTROL, WindowSizes};
 use crate::pool::Pool;
 
-/// The only lane: one thread drives a yard.
-pub(super) const LANE: u32 = 0;
+/// The only queue: one thread drives a communicator.
+pub(super) const QUEUE: u32 = 0;
 
 /// Window memory that is mapped here: this rank's, or a peer's.
 #[derive(Clone, Copy, Debug)]
@@ -93,8 +93,8 @@ pub(super) struct Engine {
     pub(super) arena: Arena,
     pub(super) handles: Vec<HandleState>,
     pub(super) operations: Vec<Operation>,
-    /// The slot whose operation this rank still has to serve as an agent.
-    pub(super) duty: Option<usize>,
+    /// The slot whose operation this rank still has to serve as a forwarder.
+    pub(super) pending_forward: Option<usize>,
     pub(super) gathered: Gathered,
     /// `[R]`: where combine finds the partial rows of each place.
     pub(super) partials: Vec<Partial>,
@@ -102,7 +102,7 @@ pub(super) struct Engine {
     pub(super) pool: Pool,
 }
 
-// SAFETY: the areas are mappings that live as long as the yard; the engine is used by one thread at a
+// SAFETY: the areas are mappings that live as long as the communicator; the engine is used by one thread at a
 // time (thread rule of the kernel set ABI).
 unsafe impl Send for Engine {}
 
@@ -163,7 +163,7 @@ impl Engine {
             arena: Arena::new(sizes.arena_bytes, "[kernels.cpu] arena_mib"),
             handles: (0..shape.handles).map(|_| HandleState::new(&moe, &domains)).collect(),
             operations: vec![Operation::None; in_flight],
-            duty: None,
+            pending_forward: None,
             gathered: Gathered::new(&moe),
             partials: vec![Partial::default(); shape.ranks as usize],
             scratch: RowScratch::new(&moe, &domains.inside(&moe)),
@@ -202,15 +202,15 @@ impl Engine {
         (0..self.operations.len()).try_for_each(|slot| self.wait_posted(slot, 0))
     }
 
-    /// Whether nothing of a source counts any more: it was given up, or its agent here, or that one
+    /// Whether nothing of a source counts any more: it was given up, or its forwarder here, or that one
     /// says that it is lost.
     pub(super) fn is_gone(&self, source: u32) -> bool {
-        self.losses.is_given_up(self.domains.agent(source)) || self.losses.is_gone(source)
+        self.losses.is_given_up(self.domains.forwarder(source)) || self.losses.is_gone(source)
     }
 
     /// Waits until the writer of a place in this domain has raised a signal `wait.add` more times
     /// than were waited for before. Says whether it has: not so where the writer was given up. It
-    /// may be the agent of `wait.rank`, and then has to say so itself if that one is lost.
+    /// may be the forwarder of `wait.rank`, and then has to say so itself if that one is lost.
     pub(super) fn wait(
         &mut self,
         signal: Signal,
@@ -218,7 +218,7 @@ impl Engine {
         place: u32,
         wait: Wait,
     ) -> Result<bool> {
-        let writer = self.domains.agent(place);
+        let writer = self.domains.forwarder(place);
         if self.losses.is_given_up(writer) {
             return Ok(false);
         }
@@ -259,7 +259,7 @@ impl Engine {
         let read = || {
             // In this order: what a rank had raised before its loss was known counts.
             let is_lost = self.losses.is_lost(writer);
-            let found = channel.link.read_signal(LANE, what.signal);
+            let found = channel.link.read_signal(QUEUE, what.signal);
             gone.set(is_lost && !reached(found, what.expected));
             if gone.get() { what.expected } else { found }
         };
@@ -281,7 +281,7 @@ impl Engine {
 
     fn collect(&self, channel: &Channel) -> Result<()> {
         let mut events = [NO_EVENT; 64];
-        let count = match channel.link.poll(LANE, &mut events) {
+        let count = match channel.link.poll(QUEUE, &mut events) {
             Ok(count) => count,
             Err(status) => {
                 self.blame(broken(channel, status))?;

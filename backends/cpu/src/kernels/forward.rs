@@ -1,7 +1,7 @@
-//! The agent's duty in a dispatch: rows that came over the rail go to the peers that want them.
+//! The forwarder's pending forward in a dispatch: rows that came over the rail go to the peers that want them.
 //!
-//! A duty is done in the operation's receive, in an earlier one's that waits for everybody, or before
-//! the next operation is sent, whichever comes first. So every rank does send 0, duty 0, send 1, duty 1, ... in this order, each of which needs
+//! A pending forward is done in the operation's receive, in an earlier one's that waits for everybody, or before
+//! the next operation is sent, whichever comes first. So every rank does send 0, pending forward 0, send 1, pending forward 1, ... in this order, each of which needs
 //! only earlier ones of other ranks, and nobody waits in a circle.
 
 use tokenyard_core::Result;
@@ -15,25 +15,25 @@ use super::rows::{Move, Via};
 use super::writer::RowSource;
 
 impl Engine {
-    /// Remembers that this rank has a duty in the operation that was just sent.
-    pub(super) fn take_duty(&mut self, slot: usize) {
+    /// Remembers that this rank has a pending forward in the operation that was just sent.
+    pub(super) fn take_forward(&mut self, slot: usize) {
         let open = !matches!(self.operations[slot], Operation::None);
-        self.duty = (self.rail.is_some() && open).then_some(slot);
+        self.pending_forward = (self.rail.is_some() && open).then_some(slot);
     }
 
-    /// Does the duty of the last operation, if that was not done in its receive.
-    pub(super) fn finish_duty(&mut self) -> Result<()> {
-        let Some(slot) = self.duty else { return Ok(()) };
+    /// Does the pending forward of the last operation, if that was not done in its receive.
+    pub(super) fn finish_forward(&mut self) -> Result<()> {
+        let Some(slot) = self.pending_forward else { return Ok(()) };
         let operation = self.operations[slot];
         self.serve(slot, &operation)
     }
 
-    /// Does the duty of an operation, if it is still to be done.
+    /// Does the pending forward of an operation, if it is still to be done.
     pub(super) fn serve(&mut self, slot: usize, operation: &Operation) -> Result<()> {
-        if self.duty != Some(slot) {
+        if self.pending_forward != Some(slot) {
             return Ok(());
         }
-        self.duty = None;
+        self.pending_forward = None;
         match operation {
             Operation::Dispatch(op) if op.packed => self.forward_packed(slot, op),
             Operation::Dispatch(op) => self.forward(slot, op),

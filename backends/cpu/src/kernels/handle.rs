@@ -48,7 +48,7 @@ pub(super) struct Place {
 }
 
 /// The rows that reach this domain from one domain: what its source on this rank's rail sends, or
-/// this rank itself. All memory is allocated when the yard is planned.
+/// this rank itself. All memory is allocated when the communicator is planned.
 #[derive(Debug)]
 pub(super) struct Leg {
     /// Which row goes to which peer of this domain. Its tokens are rows of the landing places, or
@@ -124,7 +124,7 @@ impl Outward {
 }
 
 /// What a dispatch leaves behind: the routing of all rows that this rank sends, for itself and as an
-/// agent, and the places on both sides. All memory is allocated when the yard is planned.
+/// forwarder, and the places on both sides. All memory is allocated when the communicator is planned.
 #[derive(Debug)]
 pub(super) struct HandleState {
     /// Number of the dispatch that made the handle: the same on all ranks.

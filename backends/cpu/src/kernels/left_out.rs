@@ -1,6 +1,6 @@
 //! Who is left out of the rows that a combine gets from a domain, where losses are masked.
 //!
-//! The agent says so with the rows: one more row, of a byte per rank of its domain. It leaves from, and
+//! The forwarder says so with the rows: one more row, of a byte per rank of its domain. It leaves from, and
 //! arrives in, places for landing rows of the slot, which a combine has no other use for.
 
 use tokenyard_core::Result;

@@ -18,10 +18,10 @@ use tokenyard_core::{Error, ErrorKind};
 /// Who is lost, given up, or suspected.
 #[derive(Debug)]
 pub(super) struct Losses {
-    /// By rank, written by the host; none where a lost rank ends the yard.
+    /// By rank, written by the host; none where a lost rank ends the communicator.
     lost: Option<&'static [AtomicU8]>,
-    given_up: Vec<Cell<Option<Told>>>,
-    /// By source of another domain: the first operation to which it brings nothing, as its agent
+    given_up: Vec<Cell<Option<MayKnow>>>,
+    /// By source of another domain: the first operation to which it brings nothing, as its forwarder
     /// here says, which lives.
     gone: Vec<Cell<Option<u64>>>,
     /// The last operation that this rank has begun.
@@ -38,7 +38,7 @@ const REST: u32 = 64;
 
 /// What a rank that was given up may still know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum MayKnow {
     /// It was never there.
     Nothing,
     /// The places of operations up to this one.
@@ -62,7 +62,7 @@ impl Losses {
         // A rank that was lost since the teams were made has its number in them.
         let is_absent =
             |rank: usize| lost.is_some_and(|l| l[rank].load(Ordering::Acquire) == TY_RANK_ABSENT);
-        let told = |rank| Cell::new(is_absent(rank).then_some(Told::Nothing));
+        let told = |rank| Cell::new(is_absent(rank).then_some(MayKnow::Nothing));
         let given_up = (0..ranks).map(told).collect();
         Self {
             lost,
@@ -97,7 +97,7 @@ impl Losses {
     pub(super) fn give_up(&self, rank: u32) {
         let given_up = &self.given_up[rank as usize];
         if given_up.get().is_none() {
-            given_up.set(Some(Told::Until(self.begun.get())));
+            given_up.set(Some(MayKnow::Until(self.begun.get())));
         }
     }
 
@@ -107,19 +107,19 @@ impl Losses {
         gone.set(Some(gone.get().map_or(operation, |first| first.min(operation))));
     }
 
-    /// Whether the agent of a source has said that it is lost.
+    /// Whether the forwarder of a source has said that it is lost.
     pub(super) fn is_gone(&self, source: u32) -> bool {
         self.gone[source as usize].get().is_some()
     }
 
-    /// Whether the agent of a source hands on its rows of an operation, or says that they are void.
+    /// Whether the forwarder of a source hands on its rows of an operation, or says that they are void.
     pub(super) fn is_handed_on(&self, source: u32, operation: u64) -> bool {
         self.gone[source as usize].get().is_none_or(|first| operation < first)
     }
 
     /// Whether a rank that was given up may still write to the places of an operation.
     pub(super) fn may_write(&self, rank: u32, operation: u64) -> bool {
-        matches!(self.given_up[rank as usize].get(), Some(Told::Until(last)) if operation <= last)
+        matches!(self.given_up[rank as usize].get(), Some(MayKnow::Until(last)) if operation <= last)
     }
 
     /// Takes note of the failure of a command to `rank`; returns it where it is an error at once.
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_hands_on_before_it_says_that_its_source_is_gone_is_waited_for() {
+    fn what_a_forwarder_hands_on_before_it_says_that_its_source_is_gone_is_waited_for() {
         let losses = Losses::of(None, 2);
         assert!(losses.is_handed_on(1, 7) && !losses.is_gone(1));
         losses.note_gone(1, 6);

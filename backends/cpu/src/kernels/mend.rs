@@ -17,7 +17,7 @@ impl Engine {
         let still_written = sources
             .clone()
             .filter(|source| self.lacks(op, *source))
-            .any(|source| self.losses.may_write(self.domains.agent(source), op.operation));
+            .any(|source| self.losses.may_write(self.domains.forwarder(source), op.operation));
         let whole = if still_written { self.move_away(op, &output)? } else { output };
         for source in sources {
             if self.lacks(op, source) {

@@ -8,7 +8,7 @@
 //! and `put` where they cannot. Receivers count (INV-2): per operation slot and place there are four
 //! signals, see `control`.
 //!
-//! With several domains each rank is also an *agent*: for the sources of other domains on its rail it
+//! With several domains each rank is also a *forwarder*: for the sources of other domains on its rail it
 //! does inside its domain what they would do if they were here. One domain is the case without them.
 
 mod agree;
@@ -90,7 +90,7 @@ fn queue_depth(limits: &Capabilities) -> u32 {
 
 fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
     LinkNeeds {
-        lanes: 1,
+        queues: 1,
         signals: ids.count(),
         queue_depth: queue_depth(limits),
         reserved: 0,
@@ -122,7 +122,7 @@ impl KernelSet for CpuKernels {
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
-        let scale_up = limits.scale_up.max_lanes > 0;
+        let scale_up = limits.scale_up.max_queues > 0;
         let inside = if scale_up { &limits.scale_up } else { &limits.scale_out };
         let KernelShape { ranks, domains, in_flight, .. } = self.shape;
         let spread = Spread { in_flight, domains };

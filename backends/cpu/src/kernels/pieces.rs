@@ -167,7 +167,7 @@ impl Engine {
             .map_or(0, |k| self.scratch.slot_of[row][k])
     }
 
-    /// Makes every source's partial rows and puts them where it, or its agent, wants them, piece by
+    /// Makes every source's partial rows and puts them where it, or its forwarder, wants them, piece by
     /// piece. Then those of this rank's own rows, which are read where they are made.
     ///
     /// # Safety
@@ -176,9 +176,9 @@ impl Engine {
         let own = self.domains.index;
         for (domain, peer) in self.domains.pairs().filter(|(_, peer)| *peer != own) {
             let place = self.domains.place(domain, peer);
-            let agent_is_lost = self.losses.is_given_up(self.domains.agent(place));
-            // Of rows whose source is lost, their agent needs no partials.
-            if agent_is_lost || self.gathered.entries[place as usize].gone {
+            let forwarder_is_lost = self.losses.is_given_up(self.domains.forwarder(place));
+            // Of rows whose source is lost, their forwarder needs no partials.
+            if forwarder_is_lost || self.gathered.entries[place as usize].gone {
                 continue;
             }
             // SAFETY: by this function's contract.

@@ -1,7 +1,7 @@
 //! The rail: what ranks with the same index in different domains tell each other.
 //!
-//! A source enters over the rail too, and each *agent*, the rank at the other end, hands on to the
-//! peers of its own domain what concerns them. It keeps what it heard until its duty is done.
+//! A source enters over the rail too, and each *forwarder*, the rank at the other end, hands on to the
+//! peers of its own domain what concerns them. It keeps what it heard until its pending forward is done.
 
 use tokenyard_core::abi;
 use tokenyard_core::kernels::KernelShape;
@@ -32,7 +32,7 @@ pub(super) struct Heard {
     pub(super) gone: bool,
 }
 
-/// The link to the other domains, and what an agent keeps of an operation.
+/// The link to the other domains, and what a forwarder keeps of an operation.
 #[derive(Debug)]
 pub(super) struct Rail {
     pub(super) channel: Channel,
@@ -143,7 +143,7 @@ impl Engine {
         self.rail.as_ref().map(|rail| rail.heard[domain as usize]).ok_or_else(no_rail)
     }
 
-    /// Whether the source of another domain is lost that this rank is the agent of.
+    /// Whether the source of another domain is lost that this rank is the forwarder of.
     pub(super) fn is_unheard(&self, domain: u32) -> bool {
         let rail = self.rail.as_ref().filter(|_| domain != self.domains.mine);
         rail.is_some_and(|rail| rail.heard[domain as usize].gone)

@@ -10,7 +10,7 @@ use super::channel::Channel;
 use super::commands::Raise;
 use super::control::Signal;
 use super::counters::Way;
-use super::engine::{Engine, LANE, Wait};
+use super::engine::{Engine, QUEUE, Wait};
 
 impl Engine {
     /// Makes a slot usable for a new operation: what it posted is done (INV-5), and all peers are
@@ -25,7 +25,7 @@ impl Engine {
     }
 
     /// Tells all peers that this rank is through with the operation of a slot. Every operation that
-    /// does not close the yard ends so, once, on every rank.
+    /// does not close the communicator ends so, once, on every rank.
     pub(super) fn leave(&mut self, slot: usize, operation: u64, end: End) -> Result<()> {
         let raise = Raise { operation, add: end as u64 };
         let place = self.domains.place(self.domains.mine, self.domains.index);
@@ -127,7 +127,7 @@ fn check_end(
     end: End,
 ) -> Result<()> {
     let (id, expected) = channel.expect(Signal::Done, slot, place, end as u64 - 1);
-    if channel.link.read_signal(LANE, id) == expected {
+    if channel.link.read_signal(QUEUE, id) == expected {
         Ok(())
     } else {
         Err(of_two_minds(rank, end))
@@ -144,7 +144,7 @@ fn of_two_minds(rank: u32, end: End) -> Error {
     Error::new(ErrorKind::Mismatch, "leave operation", text).with_rank(rank)
 }
 
-/// Whether an error ends the operation on all ranks and leaves the yard usable. Only what ranks tell
+/// Whether an error ends the operation on all ranks and leaves the communicator usable. Only what ranks tell
 /// each other in records, or all find alike before they enter, may have these kinds.
 pub(super) fn was_refused(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full | ErrorKind::InvalidInput)

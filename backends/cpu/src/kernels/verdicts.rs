@@ -1,7 +1,7 @@
 //! Whether an operation is refused, as all ranks agree.
 //!
 //! A refusal is in the refuser's entry, or, where places are counted, in its grants. Where losses are
-//! masked among domains, an agent may be lost, and its domain hears nothing of its rail. So there the ranks
+//! masked among domains, a forwarder may be lost, and its domain hears nothing of its rail. So there the ranks
 //! of a domain tell each other, then those of a rail, then those of a domain again: also whoever has lost
 //! its partners on the rail, or in its domain, hears it.
 
@@ -13,7 +13,7 @@ use super::agree::{Enter, Refusal, bad_record, checked, verdict_of};
 use super::commands::{Body, Raise, Record};
 use super::control::{Header, Signal, Verdict};
 use super::counters::Way;
-use super::engine::{Engine, LANE, Wait};
+use super::engine::{Engine, QUEUE, Wait};
 
 /// The record that a rank refuses, or has no room.
 pub(super) fn refusal_record(
@@ -134,13 +134,13 @@ impl Engine {
         // Where not everybody hears everybody, a rank may have to wait for one that waits for a late one.
         let phase = if self.masks_domains() { abi::TY_PHASE_ENTRY } else { abi::TY_PHASE_GRANT };
         for domain in self.domains.others() {
-            let agent = self.domains.place(domain, self.domains.index);
-            let wait = Wait { operation, add: 1, phase, rank: agent };
+            let forwarder = self.domains.place(domain, self.domains.index);
+            let wait = Wait { operation, add: 1, phase, rank: forwarder };
             if !self.wait_rail(Signal::Grant, slot, domain, wait)? {
                 continue;
             }
             let record = self.rail_record_from(Signal::Grant, slot, domain);
-            if let Some(refusal) = self.refusal_in(record, agent, operation)? {
+            if let Some(refusal) = self.refusal_in(record, forwarder, operation)? {
                 refused = Refusal::first(refused, refusal);
             }
         }
@@ -170,7 +170,7 @@ impl Engine {
             }
             let (id, expected) = self.channel.expect(signal, slot, rank, 0);
             // One command raised it, and nothing raises it again before this rank has left the operation.
-            let code = self.channel.link.read_signal(LANE, id).wrapping_sub(expected);
+            let code = self.channel.link.read_signal(QUEUE, id).wrapping_sub(expected);
             self.channel.expect(signal, slot, rank, code);
             self.counters.add_seen(Way { level: self.channel.level, rank }, code);
             if code > 2 * u64::from(self.shape.ranks) {

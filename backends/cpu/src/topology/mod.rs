@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn a_named_host_overrides_and_is_bounded() {
-        let place = HostTopology::discover(&with_host("yard-7"), &ASK).unwrap();
-        assert_eq!(place.host, "yard-7");
+        let place = HostTopology::discover(&with_host("communicator-7"), &ASK).unwrap();
+        assert_eq!(place.host, "communicator-7");
         for bad in ["", &"x".repeat(64)] {
             let error = HostTopology::discover(&with_host(bad), &ASK).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);

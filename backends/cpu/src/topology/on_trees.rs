@@ -436,9 +436,9 @@ fn a_named_nic_that_is_missing_or_down_is_an_error_that_names_it() {
 
 #[test]
 fn the_config_takes_a_list_or_a_table_and_refuses_the_rest_with_its_line() {
-    use tokenyard_core::config::PartTable;
+    use tokenyard_core::config::ComponentTable;
     let read = |text: &str| {
-        PartTable::from_text(text, "a.toml")
+        ComponentTable::from_text(text, "a.toml")
             .parse::<TopologyConfig>("auto")
             .map_err(|e| e.to_string())
     };

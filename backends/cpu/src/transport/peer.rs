@@ -124,7 +124,7 @@ mod tests {
     fn met_with(fd: OwnedFd) -> Error {
         let needs = TransportNeeds {
             windows: 1,
-            lanes: 1,
+            queues: 1,
             signals: 8,
             queue_depth: 1,
             largest_put: BYTES,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
     Command, Event, NO_COMMAND, NO_EVENT, Team, TransportNeeds, Window,
@@ -20,7 +20,7 @@ pub(crate) const WINDOW_BYTES: usize = 1 << 16;
 pub(crate) fn needs() -> TransportNeeds {
     TransportNeeds {
         windows: 2,
-        lanes: 2,
+        queues: 2,
         signals: 16,
         queue_depth: 8,
         largest_put: WINDOW_BYTES as u64,
@@ -34,8 +34,8 @@ pub(crate) fn shm() -> TransportRef {
     Registry::built_in().unwrap().transport("shm").unwrap()
 }
 
-pub(crate) fn table(text: &str) -> PartTable {
-    PartTable::from_text(text, "test.toml")
+pub(crate) fn table(text: &str) -> ComponentTable {
+    ComponentTable::from_text(text, "test.toml")
 }
 
 /// Window memory as a kernel set would allocate it.
@@ -118,15 +118,15 @@ impl Rank {
     }
 
     /// Posts all commands; the tests' commands are in range and their sources stay.
-    pub(crate) fn post(&self, lane: u32, commands: &[Command]) -> usize {
-        // SAFETY: as this function says; each lane has one thread.
-        unsafe { self.transport.post(lane, commands).unwrap() }
+    pub(crate) fn post(&self, queue: u32, commands: &[Command]) -> usize {
+        // SAFETY: as this function says; each queue has one thread.
+        unsafe { self.transport.post(queue, commands).unwrap() }
     }
 
     /// Up to four events.
-    pub(crate) fn poll(&self, lane: u32) -> Vec<Event> {
+    pub(crate) fn poll(&self, queue: u32) -> Vec<Event> {
         let mut events = [NO_EVENT; 4];
-        let count = self.transport.poll(lane, &mut events).unwrap();
+        let count = self.transport.poll(queue, &mut events).unwrap();
         events[..count].to_vec()
     }
 

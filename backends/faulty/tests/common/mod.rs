@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, NO_COMMAND, NO_EVENT, Team,
@@ -32,7 +32,7 @@ pub(crate) fn tags(id: u64) -> Vec<u64> {
 pub(crate) struct Notebook {
     id: u64,
     depth: usize,
-    lanes: Vec<Mutex<VecDeque<Event>>>,
+    queues: Vec<Mutex<VecDeque<Event>>>,
 }
 
 #[derive(serde::Deserialize)]
@@ -55,7 +55,7 @@ impl Transport for Notebook {
                 | abi::TY_CAP_MASKING,
             memory_kinds: abi::TY_MEMORY_HOST,
             max_peers: 8,
-            max_lanes: 2,
+            max_queues: 2,
             max_signals: 16,
             max_queue_depth: 1024,
             max_windows: 1,
@@ -68,8 +68,8 @@ impl Transport for Notebook {
         let depth = needs.queue_depth as usize;
         let mut all = NOTES.lock().unwrap();
         all.insert(config.id, Vec::with_capacity(100_000));
-        let lanes = (0..needs.lanes).map(|_| Mutex::new(VecDeque::with_capacity(depth)));
-        Ok(Self { id: config.id, depth, lanes: lanes.collect() })
+        let queues = (0..needs.queues).map(|_| Mutex::new(VecDeque::with_capacity(depth)));
+        Ok(Self { id: config.id, depth, queues: queues.collect() })
     }
 
     fn memory_needs(&self) -> MemoryNeeds {
@@ -89,8 +89,8 @@ impl Transport for Notebook {
         Ok(())
     }
 
-    unsafe fn post(&self, lane: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
-        let mut events = self.lanes[lane as usize].lock().unwrap();
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        let mut events = self.queues[queue as usize].lock().unwrap();
         let mut all = NOTES.lock().unwrap();
         let notes = all.get_mut(&self.id).unwrap();
         for (accepted, command) in commands.iter().enumerate() {
@@ -102,7 +102,7 @@ impl Transport for Notebook {
                 let (kind, status) = (abi::TY_EVENT_DONE, abi::TY_OK);
                 events.push_back(Event {
                     kind,
-                    lane,
+                    queue,
                     peer: command.peer,
                     status,
                     tag: command.tag,
@@ -112,8 +112,8 @@ impl Transport for Notebook {
         Ok(commands.len())
     }
 
-    fn poll(&self, lane: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
-        let mut ring = self.lanes[lane as usize].lock().unwrap();
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        let mut ring = self.queues[queue as usize].lock().unwrap();
         let count = events.len().min(ring.len());
         events.iter_mut().zip(ring.drain(..count)).for_each(|(to, event)| *to = event);
         Ok(count)
@@ -132,27 +132,27 @@ tokenyard_testkit::built_in_transport!(Notebook);
 
 pub(crate) const DEPTH: u32 = 512;
 
-pub(crate) fn part() -> TransportRef {
+pub(crate) fn component() -> TransportRef {
     tokenyard_faulty::link();
     Registry::built_in().unwrap().transport("faulty").unwrap()
 }
 
-pub(crate) fn table(id: u64, keys: &str) -> PartTable {
+pub(crate) fn table(id: u64, keys: &str) -> ComponentTable {
     let text = format!("inner = \"notebook\"\nnotebook.id = {id}\n{keys}");
-    PartTable::from_text(&text, "test.toml")
+    ComponentTable::from_text(&text, "test.toml")
 }
 
 /// `faulty` around the notebook `id`, on rank 0 of 3, with these keys.
 pub(crate) fn open(id: u64, keys: &str) -> OpenTransport {
     let needs = TransportNeeds {
         windows: 1,
-        lanes: 2,
+        queues: 2,
         signals: 16,
         queue_depth: DEPTH,
         largest_put: 4096,
         deadline: Duration::from_secs(20),
     };
-    part().open(&table(id, keys), &Team::world(0, 3), &needs).unwrap()
+    component().open(&table(id, keys), &Team::world(0, 3), &needs).unwrap()
 }
 
 /// Command number `tag`, to one of the three ranks in turn.
@@ -168,13 +168,13 @@ pub(crate) fn command(tag: u64) -> Command {
     }
 }
 
-/// Posts on lane 0 and returns how many were accepted.
+/// Posts on queue 0 and returns how many were accepted.
 pub(crate) fn post(transport: &OpenTransport, commands: &[Command]) -> usize {
-    // SAFETY: the notebook reads no memory; one thread drives the lane.
+    // SAFETY: the notebook reads no memory; one thread drives the queue.
     unsafe { transport.post(0, commands).unwrap() }
 }
 
-/// Polls lane 0 once, with room for many events.
+/// Polls queue 0 once, with room for many events.
 pub(crate) fn poll(transport: &OpenTransport) -> Vec<Event> {
     let mut events = [NO_EVENT; 64];
     let count = transport.poll(0, &mut events).unwrap();

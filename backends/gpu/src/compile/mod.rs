@@ -1,11 +1,11 @@
 //! Kernels are compiled at run time for the device that is there.
 //!
-//! The sources are embedded; the face comes from the transport, the compiler from the platform.
+//! The sources are embedded; the device API comes from the transport, the compiler from the platform.
 
 mod cache;
 mod program;
 
-pub(crate) use program::FaceSource;
+pub(crate) use program::DeviceApiSource;
 pub use program::{Architecture, Compiled, Role, Rows, Source, Target, Up, compile, compile_probe};
 
 use std::fmt::Debug;
@@ -69,17 +69,17 @@ pub(crate) fn rows_of(config: &GpuConfig, architecture: Architecture, puts: bool
     }
 }
 
-/// The machine code of the kernels over a face: from the cache, or compiled into it. Says whether it
+/// The machine code of the kernels over a device API: from the cache, or compiled into it. Says whether it
 /// was compiled now.
 pub(crate) fn kernels(
     platform: &Platform,
     config: &GpuConfig,
     architecture: Architecture,
-    (face, role): (FaceSource<'_>, Role),
+    (device_api, role): (DeviceApiSource<'_>, Role),
 ) -> Result<(Vec<u8>, bool)> {
-    let rows = rows_of(config, architecture, face.puts)?;
+    let rows = rows_of(config, architecture, device_api.puts)?;
     let target = Target { compiler: platform.compiler, architecture, rows };
-    image_of(platform, config, &Program::new(target, face, role))
+    image_of(platform, config, &Program::new(target, device_api, role))
 }
 
 /// The same of the kernels that measure a link, and how the best of them move rows.
@@ -87,12 +87,12 @@ pub(crate) fn probe(
     platform: &Platform,
     config: &GpuConfig,
     architecture: Architecture,
-    face: FaceSource<'_>,
+    device_api: DeviceApiSource<'_>,
 ) -> Result<(Vec<u8>, Rows)> {
     // Not as the config says it: what the link can carry does not depend on it.
     let rows = rows_of(&GpuConfig::default(), architecture, false)?;
     let target = Target { compiler: platform.compiler, architecture, rows };
-    let (image, _) = image_of(platform, config, &Program::probe(target, face))?;
+    let (image, _) = image_of(platform, config, &Program::probe(target, device_api))?;
     Ok((image, rows))
 }
 
@@ -112,7 +112,7 @@ pub struct Warmed {
     /// As the compiler calls it, such as `sm_90a`.
     pub architecture: String,
     /// What they are compiled over.
-    pub face: Up,
+    pub device_api: Up,
     /// Whose rows they move.
     pub role: Role,
     /// How rows move.
@@ -123,22 +123,22 @@ pub struct Warmed {
     pub folder: PathBuf,
 }
 
-/// The programs that a yard of these transports may run: inside a domain, and between domains, in the
+/// The programs that a communicator of these transports may run: inside a domain, and between domains, in the
 /// order of choice. `domains` where the config sets how many there are.
 pub fn programs(up: Option<&str>, out: &[&str], domains: Option<u32>) -> Vec<(Up, Role)> {
-    let face = |name: &str| if name == "nvlink" { Up::Nvlink } else { Up::Proxy };
+    let device_api = |name: &str| if name == "nvlink" { Up::Nvlink } else { Up::Proxy };
     let mut all = Vec::new();
     if let Some(up) = up {
         // A world that turns out to be one domain, and one that does not.
         if domains.is_none_or(|domains| domains == 1) || out.is_empty() {
-            all.push((face(up), Role::Direct));
+            all.push((device_api(up), Role::Direct));
         }
         if domains != Some(1) && !out.is_empty() {
-            all.push((face(up), Role::Inside));
+            all.push((device_api(up), Role::IntraDomain));
         }
     }
     if up.is_none() || domains != Some(1) {
-        all.extend(out.iter().map(|name| (face(name), Role::Direct)));
+        all.extend(out.iter().map(|name| (device_api(name), Role::Direct)));
     }
     let mut once = Vec::new();
     all.into_iter().for_each(|program| {
@@ -167,13 +167,13 @@ pub fn warm(
     };
     let architecture = Architecture { capability };
     let folder = Cache::open(&platform.names, config.cache.as_deref())?.folder().to_owned();
-    let warm = |(face, role): &(Up, Role)| {
-        let (_, compiled) = kernels(platform, config, architecture, (face.source(), *role))?;
+    let warm = |(device_api, role): &(Up, Role)| {
+        let (_, compiled) = kernels(platform, config, architecture, (device_api.source(), *role))?;
         Ok(Warmed {
             architecture: architecture.name(),
-            face: *face,
+            device_api: *device_api,
             role: *role,
-            rows: rows_of(config, architecture, face.source().puts)?,
+            rows: rows_of(config, architecture, device_api.source().puts)?,
             compiled,
             folder: folder.clone(),
         })
@@ -202,17 +202,17 @@ mod tests {
     }
 
     #[test]
-    fn a_config_names_every_program_that_its_yards_may_run() {
+    fn a_config_names_every_program_that_its_communicators_may_run() {
         use {Role::*, Up::*};
         let flat = programs(Some("nvlink"), &[], None);
         assert_eq!(flat, [(Nvlink, Direct)]);
         assert_eq!(programs(None, &["shm"], None), [(Proxy, Direct)]);
         let both = programs(Some("nvlink"), &["shm"], Some(2));
-        assert_eq!(both, [(Nvlink, Inside), (Proxy, Direct)]);
+        assert_eq!(both, [(Nvlink, IntraDomain), (Proxy, Direct)]);
         let any = programs(Some("nvlink"), &["verbs", "libfabric"], None);
-        assert_eq!(any, [(Nvlink, Direct), (Nvlink, Inside), (Proxy, Direct)]);
+        assert_eq!(any, [(Nvlink, Direct), (Nvlink, IntraDomain), (Proxy, Direct)]);
         assert_eq!(programs(Some("nvlink"), &["shm"], Some(1)), [(Nvlink, Direct)]);
         let same = programs(Some("nvlink"), &["nvlink"], Some(2));
-        assert_eq!(same, [(Nvlink, Inside), (Nvlink, Direct)]);
+        assert_eq!(same, [(Nvlink, IntraDomain), (Nvlink, Direct)]);
     }
 }

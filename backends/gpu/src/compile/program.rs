@@ -6,12 +6,12 @@ use tokenyard_core::abi;
 
 use super::Compiler;
 use crate::kernels::args;
-use crate::kernels::proxy_face;
+use crate::kernels::gpu_ring_api;
 use crate::probe::ProbeArgs;
-use crate::transport::nvlink_face;
+use crate::transport::nvlink_device_api;
 
-/// The name under which the kernels include the face of the level inside a domain.
-const UP_FACE: &str = "up_face.cuh";
+/// The name under which the kernels include the device API of the level inside a domain.
+const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange, and those that measure a link: name and text.
 const EXCHANGE: (&str, &str) = ("exchange.cu", include_str!("../kernels/exchange.cu"));
 const PROBE: (&str, &str) = ("probe.cu", include_str!("../probe/probe.cu"));
@@ -25,7 +25,7 @@ const HEADERS: [(&str, &str); 20] = [
     ("entry.cuh", include_str!("../kernels/entry.cuh")),
     ("route.cuh", include_str!("../kernels/route.cuh")),
     ("tables.cuh", include_str!("../kernels/tables.cuh")),
-    ("sides.cuh", include_str!("../kernels/sides.cuh")),
+    ("metadata.cuh", include_str!("../kernels/metadata.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("pull.cuh", include_str!("../kernels/pull.cuh")),
     ("rows.cuh", include_str!("../kernels/rows.cuh")),
@@ -92,9 +92,9 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// The face that the kernels are compiled over.
+/// The device API that the kernels are compiled over.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FaceSource<'a> {
+pub(crate) struct DeviceApiSource<'a> {
     pub(crate) text: &'a str,
     /// Of the form `NAME=VALUE`.
     pub(crate) defines: &'a [String],
@@ -104,7 +104,7 @@ pub(crate) struct FaceSource<'a> {
     pub(crate) puts: bool,
 }
 
-/// A face that this crate has the source of.
+/// A device API that this crate has the source of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Up {
     /// Over NVLink, by loads and stores.
@@ -114,10 +114,10 @@ pub enum Up {
 }
 
 impl Up {
-    pub(crate) fn source(self) -> FaceSource<'static> {
+    pub(crate) fn source(self) -> DeviceApiSource<'static> {
         match self {
-            Self::Nvlink => nvlink_face(),
-            Self::Proxy => proxy_face(),
+            Self::Nvlink => nvlink_device_api(),
+            Self::Proxy => gpu_ring_api(),
         }
     }
 }
@@ -128,7 +128,7 @@ pub enum Role {
     /// Those of this rank, straight to their owners; or, of several domains, to their domains.
     Direct,
     /// Inside one of several domains: those that came for it, grouped by where they came from.
-    Inside,
+    IntraDomain,
 }
 
 /// Everything that decides what comes out.
@@ -138,37 +138,38 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The kernels of an exchange over a face.
-    pub(crate) fn new(target: Target, face: FaceSource<'_>, role: Role) -> Self {
+    /// The kernels of an exchange over a device API.
+    pub(crate) fn new(target: Target, device_api: DeviceApiSource<'_>, role: Role) -> Self {
         let own = [
             format!("-DTY_ARGS_BYTES={}", args::bytes()),
-            format!("-DTY_HOST_FACE_VERSION={}", abi::TY_FACE_VERSION),
-            format!("-DTY_PUTS={}", u32::from(face.puts)),
-            format!("-DTY_GROUPED={}", u32::from(role == Role::Inside)),
+            format!("-DTY_HOST_DEVICE_API_VERSION={}", abi::TY_DEVICE_API_VERSION),
+            format!("-DTY_PUTS={}", u32::from(device_api.puts)),
+            format!("-DTY_GROUPED={}", u32::from(role == Role::IntraDomain)),
         ];
-        Self::of(EXCHANGE, target, face, &own)
+        Self::of(EXCHANGE, target, device_api, &own)
     }
 
-    /// The kernels that measure a link, over a face that loads and stores.
-    pub(crate) fn probe(target: Target, face: FaceSource<'_>) -> Self {
+    /// The kernels that measure a link, over a device API that loads and stores.
+    pub(crate) fn probe(target: Target, device_api: DeviceApiSource<'_>) -> Self {
         let own = [format!("-DTY_PROBE_BYTES={}", size_of::<ProbeArgs>())];
-        Self::of(PROBE, target, face, &own)
+        Self::of(PROBE, target, device_api, &own)
     }
 
     fn of(
         main: (&'static str, &'static str),
         target: Target,
-        face: FaceSource<'_>,
+        device_api: DeviceApiSource<'_>,
         own: &[String],
     ) -> Self {
         let headers = HEADERS.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
         let Target { compiler, architecture, rows } = target;
         let mut options = compiler.options(architecture);
         options.push(format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma)));
-        options.push(format!("-DTY_UP_PARAM_BYTES={}", face.param_bytes));
+        options.push(format!("-DTY_UP_PARAM_BYTES={}", device_api.param_bytes));
         options.extend_from_slice(own);
-        options.extend(face.defines.iter().map(|define| format!("-D{define}")));
-        let headers = headers.chain([(UP_FACE.to_owned(), face.text.to_owned())]).collect();
+        options.extend(device_api.defines.iter().map(|define| format!("-D{define}")));
+        let headers =
+            headers.chain([(UP_DEVICE_API.to_owned(), device_api.text.to_owned())]).collect();
         Self { source: Source { main, headers, options } }
     }
 
@@ -199,7 +200,7 @@ impl Program {
     }
 }
 
-/// Compiles the kernels over a face, without a GPU and without the cache: for tests and for who wants
+/// Compiles the kernels over a device API, without a GPU and without the cache: for tests and for who wants
 /// to know registers and spills.
 ///
 /// # Errors
@@ -213,5 +214,5 @@ pub fn compile(target: Target, up: Up, role: Role) -> Result<Compiled> {
 /// # Errors
 /// No compiler, or what it says.
 pub fn compile_probe(target: Target) -> Result<Compiled> {
-    Program::probe(target, nvlink_face()).compile(target.compiler)
+    Program::probe(target, nvlink_device_api()).compile(target.compiler)
 }

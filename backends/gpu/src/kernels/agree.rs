@@ -9,9 +9,9 @@ use super::outcome::{Called, Refusal};
 
 impl Engine {
     /// What an operation passes where this rank does not take part.
-    pub(super) fn refused(&self, operation: u64, refusal: &Refusal, unheard: bool) -> Common {
+    pub(super) fn refused(&self, operation: u64, refusal: &Refusal, no_host_sync: bool) -> Common {
         let (objector, why) = (refusal.objector, refusal.why.as_bytes());
-        Common { objector, ..self.common(operation, (refusal.verdict(), why), unheard) }
+        Common { objector, ..self.common(operation, (refusal.verdict(), why), no_host_sync) }
     }
 
     /// Writes into `common` what ranks compare.
@@ -64,6 +64,6 @@ impl Engine {
         // SAFETY: the kernel's type; it names memory of the engine only.
         let sent = unsafe { self.launch(&self.kernels.agree, size, &common, slot) };
         let heard = sent.and_then(|()| self.hear_outcome(operation, &called));
-        self.give_up(heard).map(drop)
+        self.abort_on_fatal(heard).map(drop)
     }
 }

@@ -33,7 +33,7 @@ constexpr u32 kHead = 8;        // words of an entry's head
 constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 16;      // of a block
-constexpr u32 kSideWarps = 4;   // of them that move what goes beside rows
+constexpr u32 kMetadataWarps = 4;   // of them that move what goes beside rows
 constexpr u32 kRings = 2;       // of a block that sums, each with a part of its tokens
 constexpr u32 kRingWarps = 8;   // few, so that each has much of a row
 constexpr u32 kSummingWarps = kRings * kRingWarps;
@@ -84,12 +84,12 @@ struct Trace {
 };
 
 // What reports read of a rank, in pinned memory: TyPeerCounters of the plugin ABI.
-struct Told {
+struct PeerCounters {
   u64 posted, done;  // the host's
   u64 raised, expected, received;
 };
 
-// What lives as long as the yard, in device memory, zero at first.
+// What lives as long as the communicator, in device memory, zero at first.
 struct State {
   u32 arrived;      // blocks that have counted, or read their turn
   u32 reserved;
@@ -102,15 +102,15 @@ struct State {
   u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
-  // Where the face only puts:
+  // Where the device API only puts:
   u64* entered;     // [slots]: operations that this rank has entered, so entry signals of each rank
   u64 outbox;       // offset of slot 0's staged records in the control window, behind all records
   u64 longest_put;  // bytes
   u64 entry_signals;  // the first of [slots, R]
   u8* windows[2];   // this rank's own
   u64* tallies;     // [R]: how far signals of each rank were waited for, or are, in all slots together
-  Told* told;       // of the team's first rank
-  u64 told_step;    // to the next one
+  PeerCounters* told;       // of the team's first rank
+  u64 counters_step;    // to the next one
 };
 
 // What an operation finds in device memory when its first kernel starts. Nothing of it is an argument,
@@ -156,7 +156,7 @@ struct Common {
   u32 max_tokens;
   u32 brought;          // rows of the call's tensors: T, or the most that it may be
   u32 ticket;           // what the host waits for in the outcome
-  u32 unheard;          // nobody waits for it: only what is not kGo is told, and stops all that follow
+  u32 no_host_sync;          // nobody waits for it: only what is not kGo is told, and stops all that follow
   u32 verdict;
   u32 entry_words;      // 64-bit words of a record
   u32 text_bytes;       // why it refuses; else who holds its arena, where that may be too full
@@ -182,14 +182,14 @@ struct Common {
   // The signals that this rank raises at others: its rows are there, it has read theirs.
   __device__ u32 rows_signal() const { return 2 * ranks * slot() + rank; }
   __device__ u32 done_signal() const { return rows_signal() + ranks; }
-  // The one that says, where the face only puts, that the record of `source` is there.
+  // The one that says, where the device API only puts, that the record of `source` is there.
   __device__ u32 entry_signal(u32 source) const {
     return (u32)state->entry_signals + ranks * slot() + source;
   }
   // What this rank waits for in the slot.
   __device__ u64* rows_totals() const { return state->rows + (u64)slot() * ranks; }
   __device__ u64* done_totals() const { return state->done + (u64)slot() * ranks; }
-  // So much more is waited for from `source`. Where the face only puts, its record came with a signal.
+  // So much more is waited for from `source`. Where the device API only puts, its record came with a signal.
   __device__ void expect(u64* totals, u32 source, u64 more) const {
     u64 all = more + (kPuts && source != rank);
     cell->totals[source] = totals[source] += more;
@@ -248,16 +248,16 @@ struct DispatchArgs {
   u32 layout;           // kFlat, kExpertMajor or kPacked
   u64 worst_experts;    // expert-major: the most expert rows
   u32 alignment;        // expert-major: of expert starts, in rows
-  u32 staged;           // the face only puts: rows are staged by token first, in every layout
+  u32 staged;           // the device API only puts: rows are staged by token first, in every layout
   u32 piece_bytes;      // a row moves in pieces of so many bytes
   u32 pieces;
   u32 stages;           // pieces in flight of one warp
   u32 movers;           // warps of a block that move rows
   u32 table_bytes;      // shared memory before the stages
-  u32 side_tokens;      // tokens whose ids, weights and scales are gathered at once
-  u32 side_bytes;       // shared memory of them: a room
-  u32 side_scales;      // whether scales are gathered too
-  u32 side_at;          // where that memory starts
+  u32 metadata_tokens;      // tokens whose ids, weights and scales are gathered at once
+  u32 metadata_bytes;       // shared memory of them: a room
+  u32 metadata_scales;      // whether scales are gathered too
+  u32 metadata_at;          // where that memory starts
   u32 notes_at;         // shared memory of what stages hold: 2 + K words each
   // Rows that are cast first: `x` and `scales` are then room for what comes out.
   const u8* raw;        // [T, hidden] of the type `dtype`
@@ -266,7 +266,7 @@ struct DispatchArgs {
   u32 hidden;
   u32 source_first;     // of this rank's first token
   const u32* sources;   // [T]: of each, where kGrouped
-  u64 staging;          // arena offset of what is staged, where the face only puts
+  u64 staging;          // arena offset of what is staged, where the device API only puts
   // Expert-major and packed over loads and stores: see tiles.cuh.
   u64 tiles;            // offset of the counts of tiles in the control window
   u32 tile_rows;        // rows of a tile; 0: rows are not taken in tiles
@@ -359,7 +359,7 @@ struct CombineArgs {
   u32 stage_bytes;
   u32 table_bytes;     // shared memory before the stages
   u32 returns_weights; // weights travel back too
-  // Where the face only puts: arena offsets of the rows that come back, those of rank 0 first, and of
+  // Where the device API only puts: arena offsets of the rows that come back, those of rank 0 first, and of
   // their weights. Where rows are pushed: of [R, M] rows, or 0 where there is no room for them.
   u64 landing;
   u64 landing_weights;

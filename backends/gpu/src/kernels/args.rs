@@ -12,7 +12,7 @@ pub(crate) const WARPS: u32 = 16;
 /// Bits of a place among the rows that one warp counts.
 pub(crate) const PLACE_BITS: u32 = 20;
 /// Warps of a block that move what goes beside rows.
-pub(crate) const SIDE_WARPS: u32 = 4;
+pub(crate) const METADATA_WARPS: u32 = 4;
 /// Rings of a block that sums.
 pub(crate) const RINGS: u32 = 2;
 /// Warps of a ring.
@@ -130,7 +130,7 @@ pub(crate) struct State {
     pub(crate) windows: [u64; 2],
     pub(crate) tallies: u64,
     pub(crate) told: u64,
-    pub(crate) told_step: u64,
+    pub(crate) counters_step: u64,
 }
 
 #[repr(C)]
@@ -151,7 +151,7 @@ pub(crate) struct Common {
     pub(crate) max_tokens: u32,
     pub(crate) brought: u32,
     pub(crate) ticket: u32,
-    pub(crate) unheard: u32,
+    pub(crate) no_host_sync: u32,
     pub(crate) verdict: u32,
     pub(crate) entry_words: u32,
     pub(crate) text_bytes: u32,
@@ -208,10 +208,10 @@ pub(crate) struct DispatchArgs {
     pub(crate) stages: u32,
     pub(crate) movers: u32,
     pub(crate) table_bytes: u32,
-    pub(crate) side_tokens: u32,
-    pub(crate) side_bytes: u32,
-    pub(crate) side_scales: u32,
-    pub(crate) side_at: u32,
+    pub(crate) metadata_tokens: u32,
+    pub(crate) metadata_bytes: u32,
+    pub(crate) metadata_scales: u32,
+    pub(crate) metadata_at: u32,
     pub(crate) notes_at: u32,
     pub(crate) raw: u64,
     pub(crate) cast: u32,

@@ -141,7 +141,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   CombineTables t(shared, a.c.ranks);
-  Found found(a.c, a.r.note);
+  LaunchState found(a.c, a.r.note);
   // As in `dispatch`.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   found.publish();
@@ -167,12 +167,12 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
     // Who hears this record may read the rows that earlier kernels wrote here.
     fence_system();
     // As many words as a dispatch, so that ranks that do one find out and do not wait.
-    enter(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
+    post_entry(a.c, up, kHead + a.c.ranks * a.c.groups(), a.c.verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; },
           // A look at host memory takes longer than all else before records leave.
           [&] { return !sync_block_or(given_up != 0); });
   }
-  if (!hear(a.c, up, kHead, t.heard, guard)) return stop_all(a.c);
+  if (!poll_entries(a.c, up, kHead, t.heard, guard)) return stop_all(a.c);
   if (threadIdx.x < kWave) {
     Decision found = decide(a.c, t.heard, kHead);
     // Who refuses may have no routing.

@@ -6,12 +6,12 @@ use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, SUMMING_WARPS, WARPS};
+use super::combine_tiling::CombineTiling;
 use super::dispatch::refusal;
 use super::engine::{Engine, Operation};
 use super::loaded::summable;
 use super::order::{CAPTURED, Mode};
 use super::outcome::Refusal;
-use super::pulls::Pulls;
 use super::push::{Push, Work, unit_shift};
 use super::sizes::landing_bytes;
 
@@ -40,7 +40,11 @@ struct Staged {
 }
 
 /// The arguments of a combine without rows.
-fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls) -> CombineArgs {
+fn arguments(
+    (common, routing): (Common, Routing),
+    row_bytes: u64,
+    combine_tiling: &CombineTiling,
+) -> CombineArgs {
     CombineArgs {
         common,
         routing,
@@ -51,11 +55,11 @@ fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls
         x: 0,
         weights: 0,
         row_bytes,
-        piece_bytes: pulls.piece_bytes,
-        pieces: pulls.pieces,
-        stages: pulls.stages,
-        stage_bytes: pulls.stage_bytes,
-        table_bytes: pulls.table_bytes,
+        piece_bytes: combine_tiling.piece_bytes,
+        pieces: combine_tiling.pieces,
+        stages: combine_tiling.stages,
+        stage_bytes: combine_tiling.stage_bytes,
+        table_bytes: combine_tiling.table_bytes,
         returns_weights: 0,
         landing: 0,
         landing_weights: 0,
@@ -65,7 +69,7 @@ fn arguments((common, routing): (Common, Routing), row_bytes: u64, pulls: &Pulls
         unit_shift: 0,
         pushers: 0,
         push_warps: 0,
-        push_bytes: pulls.push_bytes,
+        push_bytes: combine_tiling.push_bytes,
         at_once: 0,
     }
 }
@@ -81,20 +85,20 @@ impl Engine {
         self.check()?;
         let mode = self.combine_mode(call)?;
         let _relaxed = mode.relax(self.stream.context())?;
-        if mode.unheard {
+        if mode.no_host_sync {
             self.go_unheard()?;
         }
         // SAFETY: the host's string is valid for the call.
         let why = match unsafe { refusal(call.refusal) } {
             Some(text) => Some(text),
-            None => (mode.captured && !mode.unheard).then(|| CAPTURED.to_owned()),
+            None => (mode.captured && !mode.no_host_sync).then(|| CAPTURED.to_owned()),
         };
         if let Some(why) = why {
             let refusal = self.objection(ErrorKind::Refused, why);
             return self.refuse_combine((call, signature), &refusal);
         }
         let entered = self.enter(call.operation, &mode);
-        self.give_up(entered)?;
+        self.abort_on_fatal(entered)?;
         let staged = match self.stage(call, &mode) {
             Ok(staged) => staged,
             Err(error) if error.kind() == ErrorKind::Full => {
@@ -103,12 +107,12 @@ impl Engine {
                 // Its own reason says more than what the others are told.
                 return told.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
             }
-            Err(error) => return self.give_up(Err(error)),
+            Err(error) => return self.abort_on_fatal(Err(error)),
         };
         // SAFETY: by this function's contract.
         let sent = unsafe { self.sum_rows((call, signature), &mode, &staged) };
-        if let Err(error) = self.give_up(sent) {
-            self.let_pass(call.operation, &mode);
+        if let Err(error) = self.abort_on_fatal(sent) {
+            self.order_refused(call.operation, &mode);
             staged.region.iter().for_each(|r| self.arena.release(r.id));
             return Err(error);
         }
@@ -138,17 +142,17 @@ impl Engine {
         if mode.is_recorded() {
             return Err(self.refuse_recorded(&mode, refusal));
         }
-        self.take_up(None);
-        // The handle may be another yard's, so its routing is not named.
-        let mut common = self.refused(call.operation, refusal, mode.unheard);
+        self.select_stream(None);
+        // The handle may be another communicator's, so its routing is not named.
+        let mut common = self.refused(call.operation, refusal, mode.no_host_sync);
         let called = self.sign(call.operation, &mut common, signature);
-        let pulls = self.pulls(16);
-        let arguments = arguments((common, Routing::default()), 16, &pulls);
+        let combine_tiling = self.combine_tiling(16);
+        let arguments = arguments((common, Routing::default()), 16, &combine_tiling);
         // SAFETY: the arguments name no tensors.
-        let sent = unsafe { self.launch_combine(call, &arguments, &pulls) };
+        let sent = unsafe { self.launch_combine(call, &arguments, &combine_tiling) };
         let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
-        self.let_pass(call.operation, &mode);
-        self.give_up(self.tell_unheard(&mode, told))?;
+        self.order_refused(call.operation, &mode);
+        self.abort_on_fatal(self.report_no_host_sync(&mode, told))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "combine", message))
     }
@@ -239,8 +243,12 @@ impl Engine {
         let (kernel, element) = summable(call.x.dtype);
         let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
         let row_bytes = u64::from(self.shape.hidden) * element;
-        let pulls = self.pulls(row_bytes);
-        let size = (self.blocks, SUMMING_WARPS, RINGS * pulls.stages * pulls.stage_bytes);
+        let combine_tiling = self.combine_tiling(row_bytes);
+        let size = (
+            self.blocks,
+            SUMMING_WARPS,
+            RINGS * combine_tiling.stages * combine_tiling.stage_bytes,
+        );
         let arguments = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
@@ -253,10 +261,10 @@ impl Engine {
             rows: state.rows,
             row_bytes,
             topk: self.shape.topk,
-            piece_bytes: pulls.piece_bytes,
-            pieces: pulls.pieces,
-            stages: pulls.stages,
-            stage_bytes: pulls.stage_bytes,
+            piece_bytes: combine_tiling.piece_bytes,
+            pieces: combine_tiling.pieces,
+            stages: combine_tiling.stages,
+            stage_bytes: combine_tiling.stage_bytes,
             reserved: 0,
         };
         let slot = self.slot(call.operation);
@@ -283,13 +291,13 @@ impl Engine {
         staged: &Staged,
     ) -> Result<()> {
         let state = &self.handles[call.handle as usize];
-        let mut common = self.common(call.operation, (ENTER, &[]), mode.unheard);
+        let mut common = self.common(call.operation, (ENTER, &[]), mode.no_host_sync);
         let called = self.sign(call.operation, &mut common, signature);
         let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.shape.hidden) * element;
-        let pulls = self.pulls(row_bytes);
+        let combine_tiling = self.combine_tiling(row_bytes);
         if !call.missing.data.is_null() {
-            // A lost rank ends the yard, so no expert is left out of a sum.
+            // A lost rank ends the communicator, so no expert is left out of a sum.
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
             self.work().zero(self.stream.context(), at, bytes)?;
         }
@@ -311,16 +319,16 @@ impl Engine {
             unit_shift: unit_shift(row_bytes, self.shape.max_tokens),
             pushers: push.blocks,
             push_warps: push.warps,
-            ..arguments((common, state.routing), row_bytes, &pulls)
+            ..arguments((common, state.routing), row_bytes, &combine_tiling)
         };
         // SAFETY: the tensors are valid by this function's contract.
-        unsafe { self.launch_combine(call, &arguments, &pulls)? };
-        if !mode.unheard {
+        unsafe { self.launch_combine(call, &arguments, &combine_tiling)? };
+        if !mode.no_host_sync {
             self.hear_outcome(call.operation, &called)?;
         }
         if self.sizes.longest_put.is_some() {
             // SAFETY: as above.
-            unsafe { self.sum_returned(call, &arguments, &pulls)? };
+            unsafe { self.sum_returned(call, &arguments, &combine_tiling)? };
         }
         Ok(())
     }
@@ -333,11 +341,11 @@ impl Engine {
         &self,
         call: &abi::TyCombine,
         arguments: &CombineArgs,
-        pulls: &Pulls,
+        combine_tiling: &CombineTiling,
     ) -> Result<()> {
         self.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         let (kernel, _) = summable(call.x.dtype);
-        let size = (self.blocks, SUMMING_WARPS, pulls.shared);
+        let size = (self.blocks, SUMMING_WARPS, combine_tiling.shared);
         let slot = self.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.kernels.combine[kernel], size, arguments, slot) }
@@ -349,14 +357,14 @@ impl Engine {
         &self,
         call: &abi::TyCombine,
         arguments: &CombineArgs,
-        pulls: &Pulls,
+        combine_tiling: &CombineTiling,
     ) -> Result<()> {
         let slot = self.slot(call.operation);
-        let (kernel, size) = match &self.kernels.give_back {
-            Some(give_back) => (give_back, (1, WARPS, pulls.table_bytes)),
+        let (kernel, size) = match &self.kernels.combine_put {
+            Some(combine_put) => (combine_put, (1, WARPS, combine_tiling.table_bytes)),
             None => {
                 let (kernel, _) = summable(call.x.dtype);
-                (&self.kernels.combine[kernel], (self.blocks, SUMMING_WARPS, pulls.shared))
+                (&self.kernels.combine[kernel], (self.blocks, SUMMING_WARPS, combine_tiling.shared))
             }
         };
         // SAFETY: the kernel's type; the rest by this function's contract.
@@ -377,7 +385,7 @@ impl Engine {
                 ));
             }
         };
-        self.go_on(&op.mode)?;
+        self.resume(&op.mode)?;
         // The caller may change its rows after this, so nobody may still be reading them. Where kernels
         // put, what waited for the rows to come back has also waited until these have left.
         let read = match self.sizes.longest_put {
@@ -386,6 +394,6 @@ impl Engine {
         };
         let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, &op.mode));
         self.unstage(op.staging, op.handle, &op.mode);
-        self.give_up(done)
+        self.abort_on_fatal(done)
     }
 }

@@ -10,7 +10,7 @@ use tokenyard_core::{Result, abi};
 use super::exchange::Exchange;
 use crate::driver::{Context, Pinned};
 
-/// Bytes that one rank's counters are apart. Mirrored by `Told` of the kernels.
+/// Bytes that one rank's counters are apart. Mirrored by `PeerCounters` of the kernels.
 const BYTES: u64 = size_of::<TyPeerCounters>() as u64;
 
 /// The counters of both levels, by world rank.
@@ -22,7 +22,7 @@ pub(super) struct Counters {
 
 /// Where one exchange finds those of its team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct PeerCounters {
     /// Those of the first rank.
     pub(super) address: u64,
     /// How many counters further those of the next one are.
@@ -34,7 +34,7 @@ impl Counters {
         Ok(Self { ranks, peers: Pinned::new(context, 2 * ranks as usize)? })
     }
 
-    pub(super) fn of(&self, exchange: &Exchange) -> Told {
+    pub(super) fn of(&self, exchange: &Exchange) -> PeerCounters {
         place(self.peers.at(0) as u64, self.ranks, exchange)
     }
 
@@ -52,9 +52,9 @@ impl Counters {
     }
 }
 
-fn place(base: u64, ranks: u32, exchange: &Exchange) -> Told {
+fn place(base: u64, ranks: u32, exchange: &Exchange) -> PeerCounters {
     let first = exchange.level * u64::from(ranks) + u64::from(exchange.team.first);
-    Told { address: base + BYTES * first, step: exchange.team.step }
+    PeerCounters { address: base + BYTES * first, step: exchange.team.step }
 }
 
 #[cfg(test)]
@@ -78,8 +78,9 @@ mod tests {
             in_flight: 2,
             handles: 2,
         };
-        let at =
-            |told: Told, peer: u64| (told.address - 4096) / BYTES + peer * u64::from(told.step);
+        let at = |told: PeerCounters, peer: u64| {
+            (told.address - 4096) / BYTES + peer * u64::from(told.step)
+        };
         let whole = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_OUT, None);
         assert_eq!([0, 7].map(|peer| at(place(4096, 8, &whole), peer)), [8, 15]);
         let [inside, between] = Exchange::levels(&shape, [None; 2]);

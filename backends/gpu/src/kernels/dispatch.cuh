@@ -7,7 +7,7 @@
 #include "cast.cuh"
 #include "entry.cuh"
 #include "put_rows.cuh"
-#include "sides.cuh"
+#include "metadata.cuh"
 
 namespace ty {
 
@@ -23,16 +23,16 @@ struct Counted {
 };
 
 // What records say, in shared memory: the head, then rows for ranks, then for experts.
-struct Said {
+struct EntryHeader {
   u32* words;
 
-  __device__ Said(const DispatchArgs& a, u8* shared)
+  __device__ EntryHeader(const DispatchArgs& a, u8* shared)
       : words(reinterpret_cast<u32*>(shared + a.table_bytes)) {}
   __device__ u32* counts() const { return words + kHead; }
 };
 
 // The head. One thread. `bad`: the routing is refused.
-__device__ inline void say_head(const DispatchArgs& a, const Said& said, bool bad) {
+__device__ inline void say_head(const DispatchArgs& a, const EntryHeader& said, bool bad) {
   u32 verdict = bad ? kRefuseRoute : a.c.verdict;
   u32 place = verdict == kEnter ? (u32)(a.region / 128) : a.c.objector;
   u32* head = said.words;
@@ -47,9 +47,9 @@ __device__ inline void say_head(const DispatchArgs& a, const Said& said, bool ba
 }
 
 template <class Up>
-__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, const Said& said, Guard& guard) {
+__device__ void enter_dispatch(const DispatchArgs& a, const Up& up, const EntryHeader& said, Guard& guard) {
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
-  enter(a.c, up, words, said.words[0] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
+  post_entry(a.c, up, words, said.words[0] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return said.words[w];
     if (a.c.verdict != kEnter) return 0;
     w -= kHead;
@@ -285,7 +285,7 @@ template <class Up>
 __device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guard& guard) {
   if (!last_to_come(a.c) || a.c.epoch() == 0) return;
   u64 now = now_ns();
-  Said said(a, shared);
+  EntryHeader said(a, shared);
   bool counted = !a.replay && a.c.verdict == kEnter;
   // The same for all threads, though another block may be giving up now.
   bool given_up = sync_block_or(load_relaxed(&a.c.state->stopped) != 0);
@@ -306,7 +306,7 @@ __device__ void enter_last(const DispatchArgs& a, const Up& up, u8* shared, Guar
 template <bool kTiles, class Up>
 __device__ void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
                          u8* shared, Guard& guard) {
-  move_sides<kTiles>(a, up, t, shared + a.side_at);
+  move_metadata<kTiles>(a, up, t, shared + a.metadata_at);
   Mover<kTiles, Up> mover(a, up, {named_from(a, t), t.expert_base, t.x}, stages);
   if constexpr (kTiles) {
     spread_tiles(a, up, t, mover, shared + a.table_bytes, guard);
@@ -324,7 +324,7 @@ template <class Up>
 __device__ Decision settle(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                            Guard& guard) {
   __shared__ Decision decision;
-  if (!hear(a.c, up, words_of(a), t.heard, guard)) return {0, a.c.rank};
+  if (!poll_entries(a.c, up, words_of(a), t.heard, guard)) return {0, a.c.rank};
   if (threadIdx.x < kWave) {
     Decision found = decide(a.c, t.heard, words_of(a));
     if (threadIdx.x == 0) decision = found;
@@ -356,7 +356,7 @@ __device__ void dispatch(const DispatchArgs& a, const Up& up, u8* shared) {
   u64 begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   DispatchTables t(shared, a.c);
-  Found found(a.c, a.replay ? a.r.note : nullptr);
+  LaunchState found(a.c, a.replay ? a.r.note : nullptr);
   // One block asks for all: a look at host memory takes a microsecond, and looks follow each other.
   u64 given_up = blockIdx.x + threadIdx.x == 0 ? load_relaxed(a.c.abort) : 0;
   // Looked up now, as it takes longer than anything else before rows move.

@@ -10,7 +10,7 @@ use super::engine::{Engine, Operation};
 use super::handle::Output;
 use super::order::{CAPTURED, Mode};
 use super::outcome::Refusal;
-use super::sizes::{Moves, staged_bytes};
+use super::sizes::{DispatchTiling, staged_bytes};
 use super::wanted::{Format, Wanted};
 
 /// A dispatch between send and receive.
@@ -66,7 +66,7 @@ pub(super) struct Ask {
 fn arguments(
     call: &abi::TyDispatch,
     (common, routing): (Common, Routing),
-    moves: &Moves,
+    dispatch_tiling: &DispatchTiling,
 ) -> DispatchArgs {
     DispatchArgs {
         common,
@@ -88,16 +88,16 @@ fn arguments(
         worst_experts: 0,
         alignment: 1,
         staged: 0,
-        piece_bytes: moves.piece_bytes,
-        pieces: moves.pieces,
-        stages: moves.stages,
-        movers: moves.movers,
-        table_bytes: moves.table_bytes,
-        side_tokens: moves.side_tokens,
-        side_bytes: moves.side_bytes,
-        side_scales: moves.side_scales.into(),
-        side_at: moves.side_at,
-        notes_at: moves.notes_at,
+        piece_bytes: dispatch_tiling.piece_bytes,
+        pieces: dispatch_tiling.pieces,
+        stages: dispatch_tiling.stages,
+        movers: dispatch_tiling.movers,
+        table_bytes: dispatch_tiling.table_bytes,
+        metadata_tokens: dispatch_tiling.metadata_tokens,
+        metadata_bytes: dispatch_tiling.metadata_bytes,
+        metadata_scales: dispatch_tiling.metadata_scales.into(),
+        metadata_at: dispatch_tiling.metadata_at,
+        notes_at: dispatch_tiling.notes_at,
         raw: 0,
         cast: 0,
         dtype: 0,
@@ -109,7 +109,7 @@ fn arguments(
         tile_rows: 0,
         zero_padding: 0,
         at_once: 0,
-        tally_tokens: moves.tally_tokens,
+        tally_tokens: dispatch_tiling.tally_tokens,
     }
 }
 
@@ -120,13 +120,13 @@ impl Engine {
         self.check()?;
         let mode = self.mode_of(call)?;
         let _relaxed = mode.relax(self.stream.context())?;
-        if mode.unheard {
+        if mode.no_host_sync {
             self.go_unheard()?;
         }
         // SAFETY: the host's string is valid for the call.
         let why = match unsafe { refusal(call.refusal) } {
             Some(text) => text,
-            None if mode.captured && !mode.unheard => CAPTURED.to_owned(),
+            None if mode.captured && !mode.no_host_sync => CAPTURED.to_owned(),
             None => match Wanted::of(call, &self.exchange.regions, mode) {
                 // SAFETY: by this function's contract.
                 Ok(wanted) => return unsafe { self.send_rows((call, ask), &wanted) },
@@ -153,19 +153,19 @@ impl Engine {
         if mode.is_recorded() {
             return Err(self.refuse_recorded(&mode, refusal));
         }
-        self.take_up(None);
-        let mut common = self.refused(call.operation, refusal, mode.unheard);
-        // The handle may be another yard's.
+        self.select_stream(None);
+        let mut common = self.refused(call.operation, refusal, mode.no_host_sync);
+        // The handle may be another communicator's.
         let routing = Routing::default();
         let called = self.sign(call.operation, &mut common, ask.signature);
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
-        let moves = self.moves(&row, Layout::Flat);
-        let arguments = arguments(call, (common, routing), &moves);
+        let dispatch_tiling = self.dispatch_tiling(&row, Layout::Flat);
+        let arguments = arguments(call, (common, routing), &dispatch_tiling);
         // SAFETY: the arguments name no tensors.
-        let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &moves) };
+        let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling) };
         let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
-        self.let_pass(call.operation, &mode);
-        self.give_up(self.tell_unheard(&mode, outcome))?;
+        self.order_refused(call.operation, &mode);
+        self.abort_on_fatal(self.report_no_host_sync(&mode, outcome))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "dispatch", message))
     }
@@ -178,7 +178,7 @@ impl Engine {
         wanted: &Wanted,
     ) -> Result<()> {
         let entered = self.enter(call.operation, &wanted.mode);
-        self.give_up(entered)?;
+        self.abort_on_fatal(entered)?;
         if !wanted.replay {
             self.renew(call.handle);
         }
@@ -196,13 +196,13 @@ impl Engine {
         };
         // SAFETY: by this function's contract.
         let counted = unsafe { self.enter_with_rows((call, ask), wanted, [region, staging]) };
-        let (counted, region) = match (self.give_up(counted), region) {
+        let (counted, region) = match (self.abort_on_fatal(counted), region) {
             (Ok(counted), Some(region)) => (counted, region),
             (Ok(_), None) => {
                 return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
             }
             (Err(error), region) => {
-                self.let_pass(call.operation, &wanted.mode);
+                self.order_refused(call.operation, &wanted.mode);
                 region.iter().chain(&staging).for_each(|r| self.arena.release(r.id));
                 return Err(error);
             }
@@ -218,7 +218,7 @@ impl Engine {
         let state = &mut self.handles[call.handle as usize];
         if !wanted.replay {
             state.note_output(&output, received, &wanted.spec);
-            state.is_open = wanted.mode.unheard;
+            state.is_open = wanted.mode.no_host_sync;
             state.stream = wanted.mode.stream;
         }
         let is_open = state.is_open;
@@ -264,7 +264,7 @@ impl Engine {
         staging: Option<Region>,
     ) -> Result<Option<Region>> {
         let holder = Holder::Dispatch(call.operation);
-        if !wanted.mode.unheard {
+        if !wanted.mode.no_host_sync {
             return Ok(self.arena.reserve(wanted.room.bytes, holder).ok());
         }
         let rows = wanted.rows(self.handles[call.handle as usize].exact);
@@ -291,8 +291,8 @@ impl Engine {
         // Who holds the arena, should it turn out to be too full.
         let scarce = capacity < wanted.room.bytes;
         let holders = if scarce { self.arena.holders() } else { String::new() };
-        let unheard = wanted.mode.unheard;
-        let mut common = self.common(call.operation, (ENTER, holders.as_bytes()), unheard);
+        let no_host_sync = wanted.mode.no_host_sync;
+        let mut common = self.common(call.operation, (ENTER, holders.as_bytes()), no_host_sync);
         let state = &mut self.handles[call.handle as usize];
         if !wanted.replay {
             state.count(call.topk_idx.shape[0] as u32);
@@ -310,7 +310,7 @@ impl Engine {
             self.group(self.slot(call.operation), &routing, grouped.counts)?;
         }
         let format = &wanted.format;
-        let moves = self.moves(&format.row, wanted.spec.layout);
+        let dispatch_tiling = self.dispatch_tiling(&format.row, wanted.spec.layout);
         let (x, scales, scale_stride) = match call.cast {
             abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
             _ => {
@@ -349,11 +349,11 @@ impl Engine {
                 Layout::ExpertMajor { zero_padding: true, .. }
             )
             .into(),
-            ..arguments(call, (common, routing), &moves)
+            ..arguments(call, (common, routing), &dispatch_tiling)
         };
         // SAFETY: the tensors are valid by this function's contract.
-        unsafe { self.launch_dispatch(call.operation, &arguments, &moves)? };
-        if unheard {
+        unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling)? };
+        if no_host_sync {
             return Ok(known);
         }
         let Outcome { tokens, rows, .. } = self.hear_outcome(call.operation, &called)?;
@@ -383,9 +383,9 @@ impl Engine {
         &self,
         operation: u64,
         arguments: &DispatchArgs,
-        moves: &Moves,
+        dispatch_tiling: &DispatchTiling,
     ) -> Result<()> {
-        let size = (self.blocks, WARPS, moves.shared);
+        let size = (self.blocks, WARPS, dispatch_tiling.shared);
         let slot = self.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(&self.kernels.dispatch, size, arguments, slot) }
@@ -405,13 +405,13 @@ impl Engine {
                 ));
             }
         };
-        self.go_on(&op.mode)?;
+        self.resume(&op.mode)?;
         let arrived = self
             .arrive_unless(op.mode.at_once, (operation, abi::TY_PHASE_ROWS))
             .and_then(|()| self.spread(slot, &op))
             .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
         self.unstage(op.staging, op.handle, &op.mode);
-        self.give_up(arrived)?;
+        self.abort_on_fatal(arrived)?;
         Ok(self.describe(&op))
     }
 
@@ -436,8 +436,8 @@ impl Engine {
         let weights = |span: Span| if row.weights { at(span) } else { 0 };
         let source = |span: Span| if packed { at(span) } else { 0 };
         // As many warps as have room for a stage.
-        let moves = self.moves(row, op.arrangement);
-        let movers = WARPS.min(moves.movers * moves.stages);
+        let dispatch_tiling = self.dispatch_tiling(row, op.arrangement);
+        let movers = WARPS.min(dispatch_tiling.movers * dispatch_tiling.stages);
         let arguments = SpreadArgs {
             x: at(layout.x),
             scales: at(layout.scales),
@@ -449,7 +449,7 @@ impl Engine {
             landed_source: source(layout.landed_source),
             counts: at(layout.expert_counts),
             starts: at(layout.expert_starts),
-            cell: if op.mode.unheard { self.cell(slot) } else { 0 },
+            cell: if op.mode.no_host_sync { self.cell(slot) } else { 0 },
             totals: if op.is_open { at(layout.totals) } else { 0 },
             tokens: op.received,
             rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
@@ -458,12 +458,12 @@ impl Engine {
             topk: self.shape.topk,
             local_experts: self.shape.local_experts(),
             zero_padding: zero_padding.into(),
-            stage_bytes: moves.pitch,
+            stage_bytes: dispatch_tiling.pitch,
             movers,
             stages: 1,
             reserved: 0,
         };
-        let size = (self.blocks, WARPS, movers * moves.pitch);
+        let size = (self.blocks, WARPS, movers * dispatch_tiling.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.launch(&self.kernels.spread, size, &arguments, slot) }
     }

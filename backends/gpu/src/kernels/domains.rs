@@ -1,9 +1,9 @@
 //! Operations over one level, or over both: several domains are a composition of two exchanges.
 //!
-//! A dispatch goes *between* domains first: every row crosses to its agent in each domain that wants
+//! A dispatch goes *between* domains first: every row crosses to its forwarder in each domain that wants
 //! it, the rank there on its source's rail. What has come is then dispatched *inside* the domain, with
 //! the source domains as groups, so that the order of received rows is that of one domain. A combine
-//! goes the other way: inside, each agent sums what became of the rows that it had handed on, and
+//! goes the other way: inside, each forwarder sums what became of the rows that it had handed on, and
 //! rounds; between domains, sources sum one row per domain.
 //!
 //! All ranks agree. What a rail has refused its ranks refuse inside their domains, and what a domain has
@@ -24,7 +24,7 @@ use super::loaded::summable;
 use super::order::CAPTURED;
 use super::outcome::Refusal;
 
-/// What the yard's operations run on.
+/// What the communicator's operations run on.
 #[derive(Debug)]
 pub(super) struct Exchanges {
     /// To the owners of experts: of all ranks, or of those of this domain.
@@ -126,7 +126,7 @@ impl Exchanges {
                     let stream = (call.flags & abi::TY_DISPATCH_ON_STREAM, call.stream);
                     let _relaxed = self.owners.relax(stream)?;
                     let sent = dispatch_both(&mut self.owners, rail, call, signature);
-                    self.give_up(sent)
+                    self.abort_on_fatal(sent)
                 }
             }
         }
@@ -138,7 +138,7 @@ impl Exchanges {
             // Nobody reads the rows that came over it any more.
             rail.release(operation);
         }
-        self.give_up(received)
+        self.abort_on_fatal(received)
     }
 
     /// # Safety
@@ -153,7 +153,7 @@ impl Exchanges {
                     let stream = (call.flags & abi::TY_COMBINE_ON_STREAM, call.stream);
                     let _relaxed = self.owners.relax(stream)?;
                     let sent = combine_both(&mut self.owners, rail, call, signature);
-                    self.give_up(sent)
+                    self.abort_on_fatal(sent)
                 }
             }
         }
@@ -163,7 +163,7 @@ impl Exchanges {
         let Some(rail) = &mut self.rail else { return self.owners.combine_recv(operation) };
         let received = rail.between.combine_recv(Rail::number(operation) + 1);
         rail.release(operation);
-        self.give_up(received)
+        self.abort_on_fatal(received)
     }
 
     pub(super) fn each(&mut self) -> impl Iterator<Item = &mut Engine> {
@@ -190,13 +190,13 @@ impl Exchanges {
         self.owners.trace(operation)
     }
 
-    pub(super) fn proxy_ring(&mut self, level: u64) -> Option<abi::TyProxyRing> {
-        self.each().find(|engine| engine.exchange.level == level)?.proxy_ring()
+    pub(super) fn gpu_ring(&mut self, level: u64) -> Option<abi::TyGpuRing> {
+        self.each().find(|engine| engine.exchange.level == level)?.gpu_ring()
     }
 
-    /// Ends the kernels of both after an error that closes the yard.
-    fn give_up<T>(&mut self, result: Result<T>) -> Result<T> {
-        self.each().fold(result, |result, engine| engine.give_up(result))
+    /// Ends the kernels of both after an error that closes the communicator.
+    fn abort_on_fatal<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.each().fold(result, |result, engine| engine.abort_on_fatal(result))
     }
 }
 
@@ -256,7 +256,7 @@ unsafe fn dispatch_both(
     Err(agreed(error, own))
 }
 
-/// Between domains: rows go to their agents, in the order of tokens whatever the caller's layout.
+/// Between domains: rows go to their forwarders, in the order of tokens whatever the caller's layout.
 ///
 /// # Safety
 /// As [`Exchanges::dispatch_send`].
@@ -370,7 +370,7 @@ unsafe fn why_not(inside: &Engine, call: &abi::TyCombine) -> Result<Option<Strin
     Ok(inside.mode(stream, [0; 2])?.captured.then(|| CAPTURED.to_owned()))
 }
 
-/// Room for the sums of the rows that this agent had handed on. Also for those that come back to this
+/// Room for the sums of the rows that this forwarder had handed on. Also for those that come back to this
 /// rank: others learn of a rank without room before rows move.
 fn make_room(rail: &mut Rail, call: &abi::TyCombine) -> Result<Partials> {
     let between = &mut rail.between;

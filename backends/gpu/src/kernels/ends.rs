@@ -107,9 +107,9 @@ impl Engine {
         self.waits.waiter.until(&what, || ring.done(), || ring.explain())
     }
 
-    /// Ends every wait of this rank's kernels after an error that closes the yard: nobody else does,
+    /// Ends every wait of this rank's kernels after an error that closes the communicator: nobody else does,
     /// and memory must not go while a kernel runs.
-    pub(super) fn give_up<T>(&self, result: Result<T>) -> Result<T> {
+    pub(super) fn abort_on_fatal<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
             if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {
                 self.waits.end_all();

@@ -12,18 +12,18 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{Common, ENTER, Outcome, State, TEXT, Trace};
 use super::combine::CombineOp;
-use super::counters::Told;
+use super::combine_tiling::CombineTiling;
+use super::counters::PeerCounters;
+use super::device_api::DeviceApi;
 use super::dispatch::DispatchOp;
-use super::exchange::{Exchange, Part};
-use super::face::Face;
+use super::exchange::{Exchange, Scope};
+use super::gpu_ring::Ring;
 use super::handle::HandleState;
 use super::loaded::Kernels;
 use super::observer::Observer;
-use super::order::Order;
+use super::order::StreamOrder;
 use super::outcome::{Refusal, ticket};
-use super::proxy::Ring;
-use super::pulls::Pulls;
-use super::sizes::{Moves, Sizes};
+use super::sizes::{DispatchTiling, Sizes};
 use super::waits::{Turn, Waits};
 use crate::compile::Rows;
 use crate::config::{GpuConfig, Outside};
@@ -62,7 +62,7 @@ pub(super) struct Engine {
     pub(super) direct: Option<RawStream>,
     /// Where a kernel that runs was queued last, and the slot whose event is behind it.
     pub(super) last: Cell<Option<(RawStream, usize)>>,
-    pub(super) order: Order,
+    pub(super) order: StreamOrder,
     pub(super) kernels: Kernels,
     /// Per slot: behind the last kernel of the operation.
     pub(super) events: Vec<Event>,
@@ -84,7 +84,7 @@ pub(super) struct Engine {
     pub(super) cast: [Buffer; 2],
     /// `[R]` zeros: which ranks an output leaves out.
     pub(super) lost: Buffer,
-    /// `Face::Params`, in words of 8 bytes for its alignment.
+    /// `DeviceApi::Params`, in words of 8 bytes for its alignment.
     pub(super) params: Vec<u64>,
     pub(super) handles: Vec<HandleState>,
     pub(super) operations: Vec<Operation>,
@@ -111,7 +111,7 @@ impl Engine {
         context: &Arc<Context>,
         (exchange, sizes, handles): (Exchange, Sizes, u32),
         plan: &abi::TyPlan,
-        (config, windows, told): (&GpuConfig, [u64; 2], Told),
+        (config, windows, told): (&GpuConfig, [u64; 2], PeerCounters),
     ) -> Result<Self> {
         let Exchange { shape: moe, level, .. } = exchange;
         let is_up = level == abi::TY_LEVEL_SCALE_UP;
@@ -121,19 +121,19 @@ impl Engine {
         if !plan.lost.is_null() {
             let message = "a lost rank cannot be left out on GPUs yet";
             return Err(Error::new(ErrorKind::Unsupported, "plan kernels", message)
-                .with_fix("let a lost rank end the yard, or use kernels = \"cpu\""));
+                .with_fix("let a lost rank end the communicator, or use kernels = \"cpu\""));
         }
         let ring = match sizes.longest_put {
             Some(_) => Some(Ring::new(context, (link, level), sizes.signals())?),
             None => None,
         };
-        let face = match &ring {
-            Some(ring) => ring.face(exchange.rank),
-            // SAFETY: the link lives, and with it what its face points to.
-            None => unsafe { Face::read(&link.device_face()?)? },
+        let device_api = match &ring {
+            Some(ring) => ring.device_api(exchange.rank),
+            // SAFETY: the link lives, and with it what its device API points to.
+            None => unsafe { DeviceApi::read(&link.device_api()?)? },
         };
         let DeviceFacts { most_shared, processors, .. } = context.device.facts()?;
-        let kernels = Kernels::load(context, config, (&face, exchange.role()), most_shared)?;
+        let kernels = Kernels::load(context, config, (&device_api, exchange.role()), most_shared)?;
         let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
         let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
         let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
@@ -151,13 +151,13 @@ impl Engine {
             windows,
             tallies: tallies.address(),
             told: told.address,
-            told_step: told.step.into(),
+            counters_step: told.step.into(),
             ..State::default()
         };
         let blocks = config.sms.blocks(processors);
         let slots = sizes.slots as usize;
         // Rows are cast once, before they leave their source.
-        let cast = if exchange.part == Part::Inside { 1 } else { u64::from(moe.max_tokens) };
+        let cast = if exchange.scope == Scope::IntraDomain { 1 } else { u64::from(moe.max_tokens) };
         let stream = Arc::new(Stream::new(context)?);
         let waits = Arc::new(Waits {
             waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
@@ -169,7 +169,7 @@ impl Engine {
         });
         let engine = Self {
             observer: Observer::new(context, &stream, (&waits, level))?,
-            order: Order::new(context, Duration::from_nanos(plan.cap_ns))?,
+            order: StreamOrder::new(context, Duration::from_nanos(plan.cap_ns))?,
             stream,
             recorded: Arc::new(Stream::new(context)?),
             is_recording: false,
@@ -192,7 +192,7 @@ impl Engine {
                 Buffer::new(context, 4 * cast * u64::from(moe.hidden.div_ceil(128)))?,
             ],
             lost: Buffer::new(context, exchange.regions.ranks.into())?,
-            params: face.params,
+            params: device_api.params,
             handles: (0..handles)
                 .map(|_| HandleState::new(context, &exchange, blocks))
                 .collect::<Result<_>>()?,
@@ -224,15 +224,15 @@ impl Engine {
     }
 
     /// What every operation passes: how this rank enters, and up to [`TEXT`] bytes that say why.
-    /// `unheard`: nobody waits for the outcome of a rank that takes part.
+    /// `no_host_sync`: nobody waits for the outcome of a rank that takes part.
     pub(super) fn common(
         &self,
         operation: u64,
         (verdict, text): (u32, &[u8]),
-        unheard: bool,
+        no_host_sync: bool,
     ) -> Common {
         let slot = self.slot(operation);
-        let late = unheard && verdict == ENTER;
+        let late = no_host_sync && verdict == ENTER;
         let bytes = text.len().min(TEXT);
         let mut room = [0; TEXT];
         room[..bytes].copy_from_slice(&text[..bytes]);
@@ -252,7 +252,7 @@ impl Engine {
             max_tokens: self.shape.max_tokens,
             brought: 0,
             ticket: ticket(operation),
-            unheard: unheard.into(),
+            no_host_sync: no_host_sync.into(),
             verdict,
             entry_words: self.sizes.entry_words,
             text_bytes: bytes as u32,
@@ -264,18 +264,18 @@ impl Engine {
     }
 
     /// How a dispatch of rows moves them.
-    pub(super) fn moves(&self, row: &RowFormat, layout: Layout) -> Moves {
+    pub(super) fn dispatch_tiling(&self, row: &RowFormat, layout: Layout) -> DispatchTiling {
         let links = match layout {
             Layout::Flat => self.kernels.rows == Rows::Tma,
             // Half of the warps spread what arrives: see `tiles.cuh`.
             _ => self.sizes.longest_put.is_none() && self.exchange.groups == 1,
         };
-        Moves::new(&self.exchange, row, (self.most_shared, links))
+        DispatchTiling::new(&self.exchange, row, (self.most_shared, links))
     }
 
     /// How a combine of rows reads them.
-    pub(super) fn pulls(&self, row_bytes: u64) -> Pulls {
-        Pulls::new(&self.exchange, row_bytes, self.most_shared)
+    pub(super) fn combine_tiling(&self, row_bytes: u64) -> CombineTiling {
+        CombineTiling::new(&self.exchange, row_bytes, self.most_shared)
     }
 
     /// A stream has ended, and nobody may name it any more.
@@ -295,7 +295,7 @@ impl Engine {
     }
 
     /// What the host serves, where kernels post through it.
-    pub(super) fn proxy_ring(&self) -> Option<abi::TyProxyRing> {
+    pub(super) fn gpu_ring(&self) -> Option<abi::TyGpuRing> {
         self.waits.ring.as_ref().map(Ring::as_abi)
     }
 

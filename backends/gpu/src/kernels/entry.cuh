@@ -4,17 +4,17 @@
 // slot's records are written again two operations later at the earliest; by then every rank has
 // entered the operation between, so has read them.
 //
-// Where the face only puts, records are staged and put whole, and each comes with a signal.
+// Where the device API only puts, records are staged and put whole, and each comes with a signal.
 #pragma once
 #include "puts.cuh"
 
 namespace ty {
 
 // What thread 0 of a block reads as soon as its kernel starts, so that it is there when it is needed.
-struct Found {
+struct LaunchState {
   u64 turn = 0, stopped = 0, made = 0, rows = 0;
 
-  __device__ Found(const Common& c, const Note* note) {
+  __device__ LaunchState(const Common& c, const Note* note) {
     if (threadIdx.x != 0) return;
     turn = load_relaxed(&c.state->turn);
     stopped = load_relaxed(&c.state->stopped);
@@ -67,7 +67,7 @@ __device__ inline bool last_to_come(const Common& c) {
   return last;
 }
 
-// Word `word` of the record that `source` writes at `peer`, which is one of the two where the face
+// Word `word` of the record that `source` writes at `peer`, which is one of the two where the device API
 // only puts.
 template <class Up>
 __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, u32 word) {
@@ -96,7 +96,7 @@ __device__ inline u32 text_word(const Common& c, u32 verdict, u32 word, const Gi
 // all. One block. Of what this kernel has stored, other ranks need nothing but their record. The blocks of
 // this rank go on once `goes_on()` is true and its own record is there, too; the whole block asks.
 template <class Up, class Word, class GoesOn>
-__device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
+__device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict,
                       const GivenId* topk_idx, Guard& guard, Word word, GoesOn goes_on) {
   if constexpr (!Up::kLoadStore)
     if (!begin_records(c, up, guard)) return;
@@ -119,9 +119,9 @@ __device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
   if constexpr (!Up::kLoadStore) put_records(c, up, guard);
 }
 template <class Up, class Word>
-__device__ void enter(const Common& c, const Up& up, u32 words, u32 verdict,
+__device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict,
                       const GivenId* topk_idx, Guard& guard, Word word) {
-  enter(c, up, words, verdict, topk_idx, guard, word, [] { return true; });
+  post_entry(c, up, words, verdict, topk_idx, guard, word, [] { return true; });
 }
 
 // One word of another rank's record, once it is there.
@@ -171,7 +171,7 @@ __device__ bool hear_word_of_all(const Common& c, const Up& up, u32 word, Guard&
 // Hears the first `words` words of every rank's record: `table[source * words + word]`. Each block
 // for itself.
 template <class Up>
-__device__ bool hear(const Common& c, const Up& up, u32 words, u32* table, Guard& guard) {
+__device__ bool poll_entries(const Common& c, const Up& up, u32 words, u32* table, Guard& guard) {
   bool ok = true;
   if constexpr (!Up::kLoadStore) ok = records_come(c, up, guard);
   for (u32 i = threadIdx.x; i < c.ranks * words && ok; i += blockDim.x)
@@ -198,7 +198,7 @@ __device__ inline bool objects(const Common& c, const u32* head) {
 }
 
 // The first objection in order of ranks: what heads say that does not depend on sizes. A refusal may be
-// another rank's that its agent tells on; its order is in the place of a region.
+// another rank's that its forwarder tells on; its order is in the place of a region.
 __device__ inline Decision first_objection(const Common& c, const u32* table, u32 words) {
   for (u32 s = 0; s < c.ranks; s++)
     if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
@@ -246,7 +246,7 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   Outcome& o = *c.outcome;
   c.cell->code = d.code;
   store_relaxed(&c.report->begun, c.epoch());
-  if (c.unheard && d.code == kGo) return;
+  if (c.no_host_sync && d.code == kGo) return;
   o.code = d.code;
   o.rank = d.rank;
   o.verdict = head[0] & 0xff;
@@ -258,7 +258,7 @@ __device__ void tell(const Common& c, const Up& up, const Decision& d, const u32
   o.text_bytes = 0;
   bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
   bool heard = !text || hear_text(c, up, d.rank, o.verdict, guard);
-  if (c.unheard || !heard) c.state->stopped = 1;
+  if (c.no_host_sync || !heard) c.state->stopped = 1;
   if (!heard) return;
   store_release(&o.epoch, c.ticket);
 }
@@ -268,16 +268,16 @@ template <class Up>
 __device__ void agree(const Common& c, const Up& up, u8* shared) {
   Guard guard(c.abort, c.cap_ns, c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  Found(c, nullptr).publish();
+  LaunchState(c, nullptr).publish();
   sync_block();
   if (c.epoch() == 0) return;
   if (threadIdx.x == 0) pass_turn(c);
   u32 head[kHead] = {c.verdict, (u32)c.signature, 0, c.objector,
                      0,         0,                (u32)(c.signature >> 32), 0};
   // As many words as a dispatch, so that ranks that do one find out and do not wait.
-  enter(c, up, kHead + c.ranks * c.groups(), c.verdict, nullptr, guard,
+  post_entry(c, up, kHead + c.ranks * c.groups(), c.verdict, nullptr, guard,
         [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
-  if (!hear(c, up, kHead, heard, guard)) return stop_all(c);
+  if (!poll_entries(c, up, kHead, heard, guard)) return stop_all(c);
   if (threadIdx.x != 0) return;
   Decision d = first_objection(c, heard, kHead);
   tell(c, up, d, &heard[d.rank * kHead], guard);
@@ -300,7 +300,7 @@ __device__ void arrive(const Arrival& a, const Up& up, Guard& guard) {
     u64 own = a.cell->totals[a.ranks + a.rank];
     if (!waits) continue;
     // Nobody waits for these stores. This rank has raised its signals at all ranks as it has at itself.
-    Told& told = a.state->told[s * a.state->told_step];
+    PeerCounters& told = a.state->told[s * a.state->counters_step];
     if constexpr (Up::kLoadStore) store_relaxed(&told.raised, own);
     store_relaxed(&told.expected, all);
     if (wait_signal(up, 0, {a.phase, s, a.first + s, total}, guard))
@@ -319,7 +319,7 @@ __device__ void end_at_once(const Common& c, const Up& up, u32 first, u32 phase,
   if (threadIdx.x == 0) c.trace->arrived = now_ns();
 }
 
-// Raises a signal of every rank by one, after everything that this block stored, for which a face that
+// Raises a signal of every rank by one, after everything that this block stored, for which a device API that
 // stores has a release behind the barrier. Not if a wait of one of its threads was ended.
 template <class Up>
 __device__ bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {

@@ -1,7 +1,7 @@
-// The kernels, over the face of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES,
-// TY_HOST_FACE_VERSION, TY_UP_PARAM_BYTES, TY_PUTS (the face only puts), TY_GROUPED (see args.cuh).
+// The kernels, over the device API of the level inside a domain. Defines: TY_ROWS_TMA, TY_ARGS_BYTES,
+// TY_HOST_DEVICE_API_VERSION, TY_UP_PARAM_BYTES, TY_PUTS (the device API only puts), TY_GROUPED (see args.cuh).
 //
-// Where there are several domains, each level has a program of its own: this one over its face.
+// Where there are several domains, each level has a program of its own: this one over its device API.
 #include "args.cuh"
 
 namespace up {
@@ -13,12 +13,12 @@ namespace up {
 #include "experts.cuh"
 #include "put_combine.cuh"
 
-using Up = up::Face;
-static_assert(Up::kLoadStore == !TY_PUTS, "the face loads and stores, or it puts, as the host was told");
-static_assert(Up::kSharedLanes, "every block raises signals on lane 0");
-static_assert(TY_FACE_VERSION == TY_HOST_FACE_VERSION, "the face's contract is of another version");
+using Up = up::DeviceApi;
+static_assert(Up::kLoadStore == !TY_PUTS, "the device API loads and stores, or it puts, as the host was told");
+static_assert(Up::kSharedQueues, "every block raises signals on lane 0");
+static_assert(TY_DEVICE_API_VERSION == TY_HOST_DEVICE_API_VERSION, "the device API's contract is of another version");
 static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
-              "the transport passes other parameters than its face takes");
+              "the transport passes other parameters than its device API takes");
 TY_SHARED_BYTES(shared);
 
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
@@ -29,8 +29,8 @@ TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
 #if TY_PUTS
 
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
-    ty_give_back(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
-  ty::give_back(a, Up(p), shared);
+    ty_combine_put(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
+  ty::combine_put(a, Up(p), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
     ty_combine_bf16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
@@ -94,10 +94,10 @@ TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_arrive(TY_ARGUMENT ty::ArriveArgs a, TY_ARGUMENT Up::Params p) {
   ty::Guard guard(a.abort, a.cap_ns, a.report);
-  Up face(p);
+  Up device_api(p);
   ty::u32 first = (2 * a.cell->slot + a.done) * a.ranks;
-  ty::arrive({a.cell, a.state, a.rank, a.ranks, first, a.phase}, face, guard);
-  face.flush(ty::Block(), 0, guard);
+  ty::arrive({a.cell, a.state, a.rank, a.ranks, first, a.phase}, device_api, guard);
+  device_api.flush(ty::Block(), 0, guard);
   if (guard.ended()) a.state->stopped = 1;
   ty::sync_block();
   if (threadIdx.x == 0) a.trace->arrived = ty::now_ns();

@@ -27,19 +27,19 @@ impl Team {
 
 /// Which part of the work it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Scope {
     /// All of it: one link reaches everybody.
-    Whole,
+    Flat,
     /// From rank to rank inside one of several domains, with rows of all of them.
-    Inside,
+    IntraDomain,
     /// From domain to domain, on a rail. The ranks of its shape are domains.
-    Between,
+    InterDomain,
 }
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exchange {
-    pub(super) part: Part,
+    pub(super) scope: Scope,
     /// One of `TY_LEVEL_*`.
     pub(super) level: u64,
     /// Ranks of the team, their experts, and the most tokens of one of them.
@@ -62,7 +62,7 @@ impl Exchange {
     pub(super) fn whole(shape: &KernelShape, level: u64, longest_put: Option<u64>) -> Self {
         let world = moe_shape(shape);
         Self {
-            part: Part::Whole,
+            scope: Scope::Flat,
             level,
             shape: world,
             regions: world,
@@ -80,12 +80,12 @@ impl Exchange {
         let (domains, size) = (shape.domains, shape.ranks / shape.domains);
         let (mine, index) = (shape.rank / size, shape.rank % size);
         let inside = Self {
-            part: Part::Inside,
+            scope: Scope::IntraDomain,
             level: abi::TY_LEVEL_SCALE_UP,
             shape: Shape {
                 ranks: size,
                 experts: world.experts / domains,
-                // An agent hands on the rows of one rank of each domain. More than a number has room for
+                // A forwarder hands on the rows of one rank of each domain. More than a number has room for
                 // are refused like others that are too many.
                 max_tokens: domains.saturating_mul(world.max_tokens),
                 ..world
@@ -99,7 +99,7 @@ impl Exchange {
         };
         let rail = Shape { ranks: domains, ..world };
         let between = Self {
-            part: Part::Between,
+            scope: Scope::InterDomain,
             level: abi::TY_LEVEL_SCALE_OUT,
             shape: rail,
             regions: rail,
@@ -122,13 +122,13 @@ impl Exchange {
     }
 
     pub(super) fn role(&self) -> Role {
-        if self.part == Part::Inside { Role::Inside } else { Role::Direct }
+        if self.scope == Scope::IntraDomain { Role::IntraDomain } else { Role::Direct }
     }
 
     /// Numbers of this exchange that one operation of a caller takes: between domains, a second one
     /// that says how the operation ended inside them.
     pub(super) fn steps(&self) -> u32 {
-        if self.part == Part::Between { 2 } else { 1 }
+        if self.scope == Scope::InterDomain { 2 } else { 1 }
     }
 
     /// Operations whose records have places of their own. Two of callers at least, because a rank may
@@ -141,7 +141,7 @@ impl Exchange {
     pub(super) fn link_needs(&self, sizes: &Sizes, limits: &Capabilities) -> LinkNeeds {
         let depth = QUEUE_DEPTH.min(limits.max_queue_depth);
         LinkNeeds {
-            lanes: 1,
+            queues: 1,
             signals: sizes.signals(),
             queue_depth: if self.longest_put.is_some() { depth } else { 1 },
             reserved: 0,
@@ -186,8 +186,9 @@ pub(super) mod tests {
             let world = inside.regions;
             for expert in 0..world.experts {
                 let domain = between.shape.rank_of(expert);
-                let agent = between.team.rank(domain);
-                let there = Exchange::levels(&KernelShape { rank: agent, ..SHAPE }, [None, None]);
+                let forwarder = between.team.rank(domain);
+                let there =
+                    Exchange::levels(&KernelShape { rank: forwarder, ..SHAPE }, [None, None]);
                 let local = expert - domain * between.shape.local_experts();
                 let owner = there[0].team.rank(there[0].shape.rank_of(local));
                 assert_eq!(owner, world.rank_of(expert));
@@ -196,7 +197,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_agent_has_room_for_the_rows_of_one_rank_of_each_domain() {
+    fn a_forwarder_has_room_for_the_rows_of_one_rank_of_each_domain() {
         let [inside, between] = Exchange::levels(&SHAPE, [None, Some(64)]);
         assert_eq!((inside.shape.ranks, inside.shape.max_tokens, inside.groups), (2, 24, 3));
         assert_eq!((between.shape.ranks, between.shape.experts, between.groups), (3, 24, 1));

@@ -9,7 +9,7 @@ use super::args::{Routing, WARPS};
 use super::exchange::Exchange;
 use crate::driver::{Buffer, Context, RawStream};
 
-/// One handle slot. Its memory is allocated when the yard is planned.
+/// One handle slot. Its memory is allocated when the communicator is planned.
 #[derive(Debug)]
 pub(super) struct HandleState {
     pub(super) routing: Routing,

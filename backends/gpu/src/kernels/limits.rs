@@ -5,7 +5,7 @@ use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{PLACE_BITS, WARPS};
-use super::exchange::{Exchange, Part};
+use super::exchange::{Exchange, Scope};
 use super::sizes::check_shared;
 
 /// Ranks that all hear each other's counts; more need counting in two half rounds.
@@ -20,17 +20,19 @@ const LONGEST_PUT: u64 = 1 << 30;
 pub(super) fn check(exchange: &Exchange, most_shared: u32) -> Result<()> {
     let (ranks, max_tokens) = (exchange.shape.ranks, exchange.shape.max_tokens);
     if ranks > MOST_RANKS {
-        let what = match exchange.part {
-            Part::Whole => "ranks in one domain",
-            Part::Inside => "ranks in a domain",
-            Part::Between => "domains",
+        let what = match exchange.scope {
+            Scope::Flat => "ranks in one domain",
+            Scope::IntraDomain => "ranks in a domain",
+            Scope::InterDomain => "domains",
         };
         return unsupported(format!("found {ranks} {what}; expected at most {MOST_RANKS}"));
     }
     if max_tokens > MOST_TOKENS {
-        let (what, fix) = match exchange.part {
-            Part::Inside => ("domains * max_tokens", "lower max_tokens, or have fewer domains"),
-            Part::Whole | Part::Between => ("max_tokens", "lower max_tokens"),
+        let (what, fix) = match exchange.scope {
+            Scope::IntraDomain => {
+                ("domains * max_tokens", "lower max_tokens, or have fewer domains")
+            }
+            Scope::Flat | Scope::InterDomain => ("max_tokens", "lower max_tokens"),
         };
         let message = format!("found {what} = {max_tokens}; expected at most {MOST_TOKENS}");
         return unsupported(message).map_err(|error| error.with_fix(fix));
@@ -38,19 +40,19 @@ pub(super) fn check(exchange: &Exchange, most_shared: u32) -> Result<()> {
     check_shared(exchange, most_shared)
 }
 
-/// The longest put, where kernels put: through the host, over a transport that has no face of its own.
+/// The longest put, where kernels put: through the host, over a transport that has no device API of its own.
 /// Nothing where they load and store.
 pub(super) fn longest_put(limits: &Capabilities) -> Result<Option<u64>> {
-    let wanted = abi::TY_CAP_DEVICE_FACE | abi::TY_CAP_LOAD_STORE;
+    let wanted = abi::TY_CAP_DEVICE_API | abi::TY_CAP_LOAD_STORE;
     let found = limits.flags & wanted;
     // Kernels put multiples of 4 bytes.
     let longest = limits.largest_put.min(LONGEST_PUT) / 16 * 16;
     let host = limits.memory_kinds & abi::TY_MEMORY_HOST != 0 && longest > 0;
     match found {
         _ if found == wanted => Ok(None),
-        _ if found & abi::TY_CAP_DEVICE_FACE == 0 && host => Ok(Some(longest)),
+        _ if found & abi::TY_CAP_DEVICE_API == 0 && host => Ok(Some(longest)),
         _ => unsupported(
-            "the transport has neither a device face with loads and stores, nor host memory for \
+            "the transport has neither a device API with loads and stores, nor host memory for \
              kernels that post through the host"
                 .to_owned(),
         )
@@ -70,7 +72,7 @@ mod tests {
     use tokenyard_core::transport::NO_CAPABILITIES;
 
     use super::super::exchange::tests::SHAPE;
-    use super::super::sizes::{KEPT, Moves};
+    use super::super::sizes::{DispatchTiling, KEPT};
     use super::*;
 
     /// What a block has on sm_90 and sm_100, on sm_80, and on sm_86, sm_89 and sm_120.
@@ -116,18 +118,20 @@ mod tests {
     }
 
     #[test]
-    fn kernels_put_where_a_transport_has_host_memory_and_no_face() {
-        const FACE: u64 = abi::TY_CAP_DEVICE_FACE;
+    fn kernels_put_where_a_transport_has_host_memory_and_no_device_api() {
+        const DEVICE_API: u64 = abi::TY_CAP_DEVICE_API;
         const STORES: u64 = abi::TY_CAP_LOAD_STORE;
         let of = |flags, memory_kinds, largest_put| {
             longest_put(&Capabilities { flags, memory_kinds, largest_put, ..NO_CAPABILITIES })
         };
         let (host, cuda) = (abi::TY_MEMORY_HOST, abi::TY_MEMORY_CUDA);
-        assert_eq!(of(FACE | STORES, cuda, 1 << 40).unwrap(), None);
+        assert_eq!(of(DEVICE_API | STORES, cuda, 1 << 40).unwrap(), None);
         // What the host can load and store does not help kernels.
         assert_eq!(of(STORES, host, 1 << 40).unwrap(), Some(LONGEST_PUT));
         assert_eq!(of(0, host | cuda, 100).unwrap(), Some(96));
-        for (flags, kinds, largest) in [(0, cuda, 1 << 40), (0, host, 15), (FACE, host, 1 << 40)] {
+        for (flags, kinds, largest) in
+            [(0, cuda, 1 << 40), (0, host, 15), (DEVICE_API, host, 1 << 40)]
+        {
             let error = of(flags, kinds, largest).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.fix().is_some_and(|fix| fix.contains("nvlink")), "{error}");
@@ -148,8 +152,11 @@ mod tests {
                 for (x_bytes, scale_bytes) in [(7168, 224), (14_336, 2048), (28_672, 1024)] {
                     let row = RowFormat { x_bytes, scale_bytes, weights: true };
                     for links in [false, true] {
-                        let moves = Moves::new(&exchange, &row, (shared, links));
-                        assert!(moves.shared + KEPT <= shared, "{shape:?}, {row:?}: {moves:?}");
+                        let dispatch_tiling = DispatchTiling::new(&exchange, &row, (shared, links));
+                        assert!(
+                            dispatch_tiling.shared + KEPT <= shared,
+                            "{shape:?}, {row:?}: {dispatch_tiling:?}"
+                        );
                     }
                 }
             }
@@ -160,7 +167,7 @@ mod tests {
     fn a_warp_counts_32_tokens_at_once_unless_a_block_has_no_room_for_what_they_select() {
         let tokens = |experts, topk, shared| {
             let exchange = Exchange::whole(&shape(8, experts, topk), abi::TY_LEVEL_SCALE_UP, None);
-            Moves::new(&exchange, &ROW, (shared, true)).tally_tokens
+            DispatchTiling::new(&exchange, &ROW, (shared, true)).tally_tokens
         };
         for (experts, topk) in [(256, 8), (512, 32), (384, 10)] {
             assert_eq!([HOPPER, AMPERE].map(|shared| tokens(experts, topk, shared)), [32, 32]);

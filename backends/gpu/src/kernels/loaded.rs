@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokenyard_core::Result;
 use tokenyard_core::moe::DType;
 
-use super::face::Face;
+use super::device_api::DeviceApi;
 use super::sizes::DECLARED;
 use crate::compile::{self, Architecture, Role, Rows};
 use crate::config::GpuConfig;
@@ -18,7 +18,7 @@ pub(super) struct Kernels {
     /// By type: bf16, fp16, fp32. Where kernels put, what sums the rows that came back.
     pub(super) combine: [Function; 3],
     /// Where kernels put: enters a combine, and puts rows back.
-    pub(super) give_back: Option<Function>,
+    pub(super) combine_put: Option<Function>,
     pub(super) arrive: Function,
     pub(super) spread: Function,
     /// By type, as `combine`.
@@ -35,13 +35,17 @@ impl Kernels {
     pub(super) fn load(
         context: &Arc<Context>,
         config: &GpuConfig,
-        (face, role): (&Face, Role),
+        (device_api, role): (&DeviceApi, Role),
         most_shared: u32,
     ) -> Result<Self> {
         let architecture = Architecture { capability: context.device.facts()?.capability };
-        let rows = compile::rows_of(config, architecture, face.source().puts)?;
-        let (image, _) =
-            compile::kernels(context.device.platform, config, architecture, (face.source(), role))?;
+        let rows = compile::rows_of(config, architecture, device_api.source().puts)?;
+        let (image, _) = compile::kernels(
+            context.device.platform,
+            config,
+            architecture,
+            (device_api.source(), role),
+        )?;
         let module = Module::load(context, &image)?;
         let dispatch = module.cooperative("ty_dispatch")?;
         let combine = [
@@ -49,21 +53,22 @@ impl Kernels {
             module.cooperative("ty_combine_f16")?,
             module.cooperative("ty_combine_f32")?,
         ];
-        let puts = face.source().puts;
-        let give_back = if puts { Some(module.function("ty_give_back")?) } else { None };
+        let puts = device_api.source().puts;
+        let combine_put = if puts { Some(module.function("ty_combine_put")?) } else { None };
         let spread = module.function("ty_spread")?;
         let merge = [
             module.function("ty_merge_bf16")?,
             module.function("ty_merge_f16")?,
             module.function("ty_merge_f32")?,
         ];
-        for kernel in combine.iter().chain(&merge).chain(&give_back).chain([&dispatch, &spread]) {
+        for kernel in combine.iter().chain(&merge).chain(&combine_put).chain([&dispatch, &spread]) {
             kernel.allow_shared(most_shared.saturating_sub(DECLARED))?;
         }
         let arrive = module.function("ty_arrive")?;
         let agree = module.function("ty_agree")?;
-        let group = if role == Role::Inside { Some(module.function("ty_group")?) } else { None };
-        Ok(Self { dispatch, combine, give_back, arrive, spread, merge, agree, group, rows })
+        let group =
+            if role == Role::IntraDomain { Some(module.function("ty_group")?) } else { None };
+        Ok(Self { dispatch, combine, combine_put, arrive, spread, merge, agree, group, rows })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The kernel set: the direct algorithm over a transport's device face, or through the host; of
+//! The kernel set: the direct algorithm over a transport's device API, or through the host; of
 //! several domains, once between them and once inside each.
 //!
 //! Every rank keeps two windows: *control* (entry records, at equal offsets on all ranks) and *arena*
@@ -8,34 +8,34 @@
 //! receive are apart, a second, small kernel waits. The host learns sizes through pinned memory while
 //! rows move.
 //!
-//! Over a transport without a device face, kernels stage what they send in these windows, which lie in
-//! host memory then, and put it through a proxy: see `puts.cuh` and `proxy.rs`.
+//! Over a transport without a device API, kernels stage what they send in these windows, which lie in
+//! host memory then, and put it through a proxy: see `puts.cuh` and `gpu_ring.rs`.
 //!
 //! See `args.cuh` for what the kernels are passed, `entry.cuh` for how ranks enter.
 
 mod agree;
 pub(crate) mod args;
 mod combine;
+mod combine_tiling;
 mod counters;
+mod device_api;
 mod dispatch;
 mod domains;
 mod ends;
 mod engine;
 mod exchange;
-mod face;
+mod gpu_ring;
 mod handle;
 mod limits;
 mod loaded;
+mod no_host_sync;
 mod observer;
 mod order;
 mod outcome;
-mod proxy;
-mod pulls;
 mod push;
 mod queue;
 mod received;
 mod sizes;
-mod unheard;
 mod waits;
 mod wanted;
 
@@ -60,8 +60,8 @@ use exchange::Exchange;
 use limits::{check, longest_put, unsupported};
 use sizes::{ARENA, CONTROL, Sizes};
 
-pub(crate) use face::Face;
-pub(crate) use proxy::proxy_face;
+pub(crate) use device_api::DeviceApi;
+pub(crate) use gpu_ring::gpu_ring_api;
 pub(crate) use sizes::MOST_ARENA;
 
 /// The kernel set. See the [module](self).
@@ -153,7 +153,7 @@ impl<C: Components> GpuKernels<C> {
             let longest_puts = [longest_put(scale_up)?, longest_put(scale_out)?];
             return Ok(Exchange::levels(&self.shape, longest_puts).into());
         }
-        let (level, limits) = if scale_up.max_lanes > 0 {
+        let (level, limits) = if scale_up.max_queues > 0 {
             (abi::TY_LEVEL_SCALE_UP, scale_up)
         } else {
             (abi::TY_LEVEL_SCALE_OUT, scale_out)
@@ -313,8 +313,8 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         self.planned()?.flush()
     }
 
-    fn proxy_ring(&mut self, level: u64) -> Result<Option<abi::TyProxyRing>> {
-        Ok(self.planned.as_mut().and_then(|planned| planned.proxy_ring(level)))
+    fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
+        Ok(self.planned.as_mut().and_then(|planned| planned.gpu_ring(level)))
     }
 
     fn counters(&mut self) -> Option<abi::TyCounters> {

@@ -95,7 +95,7 @@ impl Sight for Device {
     }
 }
 
-/// The observer of one yard. Its thread starts with the first operation that it watches.
+/// The observer of one communicator. Its thread starts with the first operation that it watches.
 #[derive(Debug)]
 pub(super) struct Observer {
     device: Arc<Device>,

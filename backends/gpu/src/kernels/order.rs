@@ -26,7 +26,7 @@ pub(super) struct Mode {
     /// Without one it is the host's.
     pub(super) stream: Option<RawStream>,
     /// The host does not wait for what it comes to.
-    pub(super) unheard: bool,
+    pub(super) no_host_sync: bool,
     /// Its stream captures a graph.
     pub(super) captured: bool,
     /// It receives what it sends: kernels wait for what arrives themselves, and are queued on the
@@ -45,7 +45,7 @@ impl Mode {
         let captured = stream.map_or(Ok(false), |stream| stream.is_captured(context))?;
         Ok(Self {
             stream,
-            unheard: no_sync_flag != 0 && stream.is_some(),
+            no_host_sync: no_sync_flag != 0 && stream.is_some(),
             captured,
             at_once: at_once_flag != 0,
         })
@@ -58,7 +58,7 @@ impl Mode {
 
     /// Whether it is recorded, and does not run.
     pub(super) fn is_recorded(&self) -> bool {
-        self.captured && self.unheard
+        self.captured && self.no_host_sync
     }
 
     /// The caller's stream, where kernels are queued there.
@@ -104,14 +104,14 @@ impl<S: PartialEq> Owners<S> {
 
 /// On which streams regions were used that `freed` waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ahead<S> {
+enum PendingDeps<S> {
     Nothing,
     /// On this one alone, or it has waited for all others: what is queued there is behind their use anyhow.
     One(S),
     Several,
 }
 
-impl<S: Copy + PartialEq> Ahead<S> {
+impl<S: Copy + PartialEq> PendingDeps<S> {
     fn add(&mut self, stream: S) {
         *self = match *self {
             Self::Nothing => Self::One(stream),
@@ -128,12 +128,12 @@ impl<S: Copy + PartialEq> Ahead<S> {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct StreamOrder {
     owners: Owners<RawStream>,
     /// Carries waits only: behind all of them, every region that was taken back is free.
     freed: Stream,
     /// What `freed` has got a wait for, as streams of operations know it.
-    ahead: Ahead<RawStream>,
+    ahead: PendingDeps<RawStream>,
     /// Whether `freed` ever got one.
     is_used: bool,
     /// Regions that came back while their stream captured a graph, where no mark can be made.
@@ -144,12 +144,12 @@ pub(super) struct Order {
     cap: Duration,
 }
 
-impl Order {
+impl StreamOrder {
     pub(super) fn new(context: &Arc<Context>, cap: Duration) -> Result<Self> {
         Ok(Self {
             owners: Owners::new(),
             freed: Stream::new(context)?,
-            ahead: Ahead::Nothing,
+            ahead: PendingDeps::Nothing,
             is_used: false,
             late: Vec::new(),
             mark: Event::new(context)?,
@@ -171,7 +171,7 @@ impl Order {
             self.settle()?;
         } else if !self.ahead.is_within(work) {
             self.chain(self.freed.name(), work)?;
-            self.ahead = Ahead::One(work);
+            self.ahead = PendingDeps::One(work);
         }
         match mode.stream {
             Some(stream) if stream != work => self.chain(stream, work),
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_stream_need_not_wait_for_regions_that_were_used_on_it_alone() {
-        let mut ahead = Ahead::Nothing;
+        let mut ahead = PendingDeps::Nothing;
         assert!(ahead.is_within('a'));
         ahead.add('a');
         ahead.add('a');
@@ -306,7 +306,7 @@ mod tests {
         ahead.add('b');
         assert!(!ahead.is_within('b'));
         // Once 'a' has waited for all, no other is behind them for that.
-        ahead = Ahead::One('a');
+        ahead = PendingDeps::One('a');
         assert!(ahead.is_within('a') && !ahead.is_within('b'));
     }
 

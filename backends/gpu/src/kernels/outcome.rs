@@ -148,7 +148,7 @@ impl Refusal {
     }
 }
 
-/// The error of an operation that nobody waited for. Ranks may be several operations further, so the yard
+/// The error of an operation that nobody waited for. Ranks may be several operations further, so the communicator
 /// cannot go on, whatever it was.
 pub(super) fn told_late(error: &Error) -> Error {
     let kind = match error.kind() {
@@ -156,8 +156,9 @@ pub(super) fn told_late(error: &Error) -> Error {
         other => other,
     };
     let message = format!("an operation that nobody waited for failed: {}", error.message());
-    let told = Error::new(kind, "enter operation", message)
-        .with_fix("call it with synchronisation, which tells at once and leaves the yard usable");
+    let told = Error::new(kind, "enter operation", message).with_fix(
+        "call it with synchronisation, which tells at once and leaves the communicator usable",
+    );
     match error.rank() {
         Some(rank) => told.with_rank(rank),
         None => told,
@@ -295,7 +296,7 @@ mod tests {
         let refusal = Refusal::of(&full, &rail, &SHAPE).unwrap();
         assert_eq!((refusal.rank(), refusal.verdict()), (9, REFUSE_FULL));
         assert!(refusal.objector > Refusal::new(ErrorKind::Refused, 11, "").objector);
-        // Others hear it from an agent, with the same words.
+        // Others hear it from a forwarder, with the same words.
         let mut told = Outcome { code: REFUSED, verdict: REFUSE_FULL, ..OUTCOME };
         told.objector = refusal.objector;
         told.text_bytes = refusal.why.len() as u32;
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_that_is_told_late_closes_the_yard_and_names_the_rank() {
+    fn a_refusal_that_is_told_late_closes_the_communicator_and_names_the_rank() {
         let refused = Error::new(ErrorKind::Refused, "enter", "rank 2 refused").with_rank(2);
         let late = told_late(&refused);
         assert_eq!((late.kind(), late.rank()), (ErrorKind::Protocol, Some(2)));

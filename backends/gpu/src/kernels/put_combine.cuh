@@ -1,4 +1,4 @@
-// Combine over a face that only puts: owners put their rows back, and sources sum what has come.
+// Combine over a device API that only puts: owners put their rows back, and sources sum what has come.
 //
 // The rows that an owner has of one source lie behind each other, so they go in one run to where the
 // source wants them. Two kernels, with a wait for the rows between them.
@@ -52,7 +52,7 @@ __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard
                      (u32)(a.c.signature >> 32),    0};
   // As many words as a dispatch at least, so that ranks that do one find out and do not wait.
   u32 groups = a.c.groups(), words = kHead + max(a.c.ranks * groups, groups + 1);
-  enter(a.c, up, words, a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
+  post_entry(a.c, up, words, a.c.verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
     if (a.c.verdict != kEnter || w >= return_words(a)) return 0;
     if (w == kHead) return rows_before(a, peer);
@@ -62,7 +62,7 @@ __device__ void enter_returning(const CombineArgs& a, const Up& up, Guard& guard
 
 // Rows (0) or weights (1) of one source. One thread.
 template <class Up>
-__device__ bool put_back(const CombineArgs& a, const Up& up, const u32* heard, u32 source, u32 array,
+__device__ bool combine_put_part(const CombineArgs& a, const Up& up, const u32* heard, u32 source, u32 array,
                          Guard& guard) {
   const u32* head = heard + source * return_words(a);
   u64 width = array == 0 ? a.row_bytes : weight_bytes(a), from = array == 0 ? a.x : a.weights;
@@ -89,12 +89,12 @@ __device__ inline u32 puts_back(const CombineArgs& a, u32 owner) {
 
 // Enters, and puts every source's rows back. One block.
 template <class Up>
-__device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
+__device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   __shared__ Decision decision;
   if (threadIdx.x == 0) a.c.trace->begun = now_ns();
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  Found(a.c, a.r.note).publish();
+  LaunchState(a.c, a.r.note).publish();
   sync_block();
   if (a.c.epoch() == 0) return enter_nothing(a.c);
   if (threadIdx.x == 0) {
@@ -103,7 +103,7 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   }
   enter_returning(a, up, guard);
   u32 words = return_words(a);
-  if (!hear(a.c, up, words, heard, guard)) return stop_all(a.c);
+  if (!poll_entries(a.c, up, words, heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) {
     decision = first_objection(a.c, heard, words);
     if (decision.code == kGo) decision = check_returned(a, heard);
@@ -118,7 +118,7 @@ __device__ void give_back(const CombineArgs& a, const Up& up, u8* shared) {
   }
   if (d.code != kGo) return;
   for (u32 i = threadIdx.x; i < 2 * a.c.ranks; i += blockDim.x)
-    put_back(a, up, heard, (a.c.rank + i / 2) % a.c.ranks, i % 2, guard);
+    combine_put_part(a, up, heard, (a.c.rank + i / 2) % a.c.ranks, i % 2, guard);
   sync_block();
   if (threadIdx.x == 0) a.c.trace->moved = now_ns();
 }

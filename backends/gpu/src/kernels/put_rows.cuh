@@ -1,4 +1,4 @@
-// Dispatch over a face that only puts: the rows of each rank are staged in the order of tokens, with
+// Dispatch over a device API that only puts: the rows of each rank are staged in the order of tokens, with
 // what goes beside them, and put to their places.
 //
 // In the flat layout the rows that one rank gets of another lie behind each other at both ends, so an

@@ -1,11 +1,11 @@
-// What kernels do over a face that only puts: records and rows are staged in windows of this rank and
+// What kernels do over a device API that only puts: records and rows are staged in windows of this rank and
 // put from there. A receiver knows how many puts will come and counts their signals (INV-2).
 #pragma once
 #include "args.cuh"
 
 namespace ty {
 
-// Where an offset of a window of `peer` is; of this rank itself, where the face only puts.
+// Where an offset of a window of `peer` is; of this rank itself, where the device API only puts.
 template <class Up>
 __device__ u8* reach(const Common& c, const Up& up, u32 window, u32 peer, u64 offset) {
   if constexpr (Up::kLoadStore)

@@ -6,7 +6,7 @@ use tokenyard_core::{Result, abi};
 
 use super::args::{ArriveArgs, WARPS};
 use super::engine::Engine;
-use super::exchange::Part;
+use super::exchange::Scope;
 use super::order::Mode;
 use super::waits::{KEEP_TENSORS, see_end};
 use crate::driver::{Function, Launch, RawStream};
@@ -19,7 +19,7 @@ impl Engine {
     }
 
     /// The operation at hand is of a mode; without one it is told to others only.
-    pub(super) fn take_up(&mut self, mode: Option<&Mode>) {
+    pub(super) fn select_stream(&mut self, mode: Option<&Mode>) {
         self.is_recording = mode.is_some_and(Mode::is_recorded);
         self.direct = mode.and_then(Mode::direct);
     }
@@ -41,7 +41,7 @@ impl Engine {
         ];
         let launch = Launch { blocks, threads: 32 * warps, shared };
         let work = self.work();
-        // SAFETY: by this function's contract; the second parameter is the face's.
+        // SAFETY: by this function's contract; the second parameter is the device API's.
         unsafe { kernel.launch(work, launch, &mut pointers)? };
         // A mark in a capture is the graph's, and none that calls outside it can wait for.
         if self.is_recording {
@@ -59,7 +59,7 @@ impl Engine {
     pub(super) fn enter(&mut self, operation: u64, mode: &Mode) -> Result<()> {
         self.latest = operation;
         self.take_back_late();
-        self.take_up(Some(mode));
+        self.select_stream(Some(mode));
         self.has_recorded |= self.is_recording;
         let work = self.work();
         if self.is_recording {
@@ -78,8 +78,8 @@ impl Engine {
     /// Ends an operation whose kernels are launched: its stream goes on behind them, and somebody
     /// watches that they end; without a stream the host waits.
     pub(super) fn leave(&mut self, operation: u64, phase: u64, mode: &Mode) -> Result<()> {
-        // Among several domains the host has waited for a part already, so it may as well for the rest.
-        let stream = mode.stream.filter(|_| self.exchange.part == Part::Whole);
+        // Among several domains the host has waited for a component already, so it may as well for the rest.
+        let stream = mode.stream.filter(|_| self.exchange.scope == Scope::Flat);
         let Some(stream) = stream else { return self.finish(operation, phase) };
         let slot = self.slot(operation);
         if mode.is_recorded() {
@@ -100,7 +100,7 @@ impl Engine {
     /// Lets the stream of a refused call go on behind its kernel, which takes a turn: what the caller
     /// queues there next, a graph too, must find the next one. Without a stream the host waits: the kernel
     /// has told what it came to, but blocks of it may still look at the call's tensors.
-    pub(super) fn let_pass(&self, operation: u64, mode: &Mode) {
+    pub(super) fn order_refused(&self, operation: u64, mode: &Mode) {
         if mode.is_recorded() {
             return;
         }

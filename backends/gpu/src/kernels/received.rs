@@ -54,7 +54,7 @@ impl Engine {
         }
     }
 
-    /// A lost rank ends a yard on CUDA, so nobody is left out.
+    /// A lost rank ends a communicator on CUDA, so nobody is left out.
     fn nobody_lost(&self) -> abi::TyTensor {
         abi::TyTensor {
             data: self.lost.address() as *mut u8,

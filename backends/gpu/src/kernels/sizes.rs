@@ -3,9 +3,9 @@
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::args::{HEAD, SIDE_WARPS, TEXT_WORDS, WARPS};
-use super::exchange::{Exchange, Part};
-use super::pulls::Pulls;
+use super::args::{HEAD, METADATA_WARPS, TEXT_WORDS, WARPS};
+use super::combine_tiling::CombineTiling;
+use super::exchange::{Exchange, Scope};
 use super::push::most_units;
 use crate::config::GpuConfig;
 
@@ -16,7 +16,7 @@ pub(super) const ARENA: usize = 1;
 
 /// Warps of a block that move rows: bulk copies of one or two stages each fill what a multiprocessor has,
 /// and many shallow queues beat few deep ones. The last two move what goes beside rows first: see
-/// `SIDE_WARPS`.
+/// `METADATA_WARPS`.
 const MOVERS: u32 = 14;
 /// The same for rows that only cross a link: more warps crowd it, and bf16 rows took 1.5 % longer.
 const LINK_MOVERS: u32 = 7;
@@ -77,7 +77,7 @@ impl Sizes {
         };
         let arena_bytes = match config.arena_mib {
             // Rows on their way between domains, there and back: no output lies there.
-            _ if exchange.part == Part::Between => {
+            _ if exchange.scope == Scope::InterDomain => {
                 let each = worst(Layout::Flat)? + staged;
                 u64::from(in_flight.max(2) + 1) * each
             }
@@ -167,20 +167,20 @@ pub(super) fn landing_bytes(shape: &Shape, widths: [u64; 2], tokens: u32) -> [u6
 
 /// How a dispatch moves rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Moves {
+pub(super) struct DispatchTiling {
     pub(super) piece_bytes: u32,
     pub(super) pieces: u32,
     pub(super) stages: u32,
     pub(super) movers: u32,
     /// Shared memory of a dispatch before the stages: see `DispatchTables`.
     pub(super) table_bytes: u32,
-    /// Tokens whose ids, weights and scales are gathered at once: see `SideRoom`.
-    pub(super) side_tokens: u32,
+    /// Tokens whose ids, weights and scales are gathered at once: see `MetadataRoom`.
+    pub(super) metadata_tokens: u32,
     /// Shared memory of one gathering.
-    pub(super) side_bytes: u32,
+    pub(super) metadata_bytes: u32,
     /// Whether scales are gathered: they are not where they are wide.
-    pub(super) side_scales: bool,
-    pub(super) side_at: u32,
+    pub(super) metadata_scales: bool,
+    pub(super) metadata_at: u32,
     /// Tokens that a warp counts at once.
     pub(super) tally_tokens: u32,
     /// What the stages hold: see `Stages` of the kernels.
@@ -190,8 +190,8 @@ pub(super) struct Moves {
 }
 
 /// Shared memory that one gathering may take, but for its list of tokens.
-const SIDE_ROOM: u32 = 12 << 10;
-const MOST_SIDE_BYTES: u32 = (SIDE_ROOM + 2 * 16 + 128).next_multiple_of(128);
+const METADATA_ROOM: u32 = 12 << 10;
+const MOST_METADATA_BYTES: u32 = (METADATA_ROOM + 2 * 16 + 128).next_multiple_of(128);
 /// Wider scales move from memory to memory.
 const WIDEST_SCALES: u32 = 1024;
 
@@ -227,7 +227,7 @@ impl Tables {
     }
 }
 
-impl Moves {
+impl DispatchTiling {
     /// For rows on a device that gives a block `most_shared` bytes.
     /// `links`: rows go by bulk copies, and each to one place of a rank.
     pub(super) fn new(
@@ -238,33 +238,33 @@ impl Moves {
         let shape = &exchange.shape;
         let (topk, note) = (shape.topk, 4 * (2 + shape.topk));
         let Tables { table_bytes, counts, tally_tokens } = Tables::new(exchange, most_shared);
-        let side_scales = row.scale_bytes <= WIDEST_SCALES;
-        let each = 8 * topk + if side_scales { row.scale_bytes } else { 0 };
-        let mut side_tokens = 32;
-        while side_tokens > 1 && side_tokens * each > SIDE_ROOM {
-            side_tokens /= 2;
+        let metadata_scales = row.scale_bytes <= WIDEST_SCALES;
+        let each = 8 * topk + if metadata_scales { row.scale_bytes } else { 0 };
+        let mut metadata_tokens = 32;
+        while metadata_tokens > 1 && metadata_tokens * each > METADATA_ROOM {
+            metadata_tokens /= 2;
         }
         // Two arrays by K of multiples of 16 bytes, a list of tokens, scales.
-        let side_bytes = (side_tokens * each + 2 * 16 + 128).next_multiple_of(128);
+        let metadata_bytes = (metadata_tokens * each + 2 * 16 + 128).next_multiple_of(128);
         let (piece_bytes, pieces) = pieces(row.x_bytes.into());
         let pitch = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
-        let room = most_shared.saturating_sub(KEPT + table_bytes + SIDE_WARPS * side_bytes)
+        let room = most_shared.saturating_sub(KEPT + table_bytes + METADATA_WARPS * metadata_bytes)
             / (pitch + note);
         let movers = if links { LINK_MOVERS } else { MOVERS }.min(room).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
-        let notes_at = table_bytes + stages_bytes + SIDE_WARPS * side_bytes;
-        let used = stages_bytes + SIDE_WARPS * side_bytes + movers * stages * note;
+        let notes_at = table_bytes + stages_bytes + METADATA_WARPS * metadata_bytes;
+        let used = stages_bytes + METADATA_WARPS * metadata_bytes + movers * stages * note;
         Self {
             piece_bytes,
             pieces,
             stages,
             movers,
             table_bytes,
-            side_tokens,
-            side_bytes,
-            side_scales,
-            side_at: table_bytes + stages_bytes,
+            metadata_tokens,
+            metadata_bytes,
+            metadata_scales,
+            metadata_at: table_bytes + stages_bytes,
             tally_tokens,
             notes_at,
             shared: table_bytes + counts.max(used),
@@ -281,10 +281,10 @@ pub(super) fn check_shared(exchange: &Exchange, most_shared: u32) -> Result<()> 
     let Tables { table_bytes, counts, .. } = Tables::new(exchange, most_shared);
     // One stage, as fewer warps may move rows.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
-    let moves =
-        table_bytes + counts.max(stage + SIDE_WARPS * MOST_SIDE_BYTES + 4 * (2 + shape.topk));
-    let pulls = Pulls::new(exchange, widest, most_shared).shared;
-    let needed = moves.max(pulls).saturating_add(KEPT);
+    let dispatch_tiling = table_bytes
+        + counts.max(stage + METADATA_WARPS * MOST_METADATA_BYTES + 4 * (2 + shape.topk));
+    let combine_tiling = CombineTiling::new(exchange, widest, most_shared).shared;
+    let needed = dispatch_tiling.max(combine_tiling).saturating_add(KEPT);
     if needed <= most_shared {
         return Ok(());
     }
@@ -333,7 +333,7 @@ pub(super) mod tests {
         longest_put: Option<u64>,
     ) -> Exchange {
         Exchange {
-            part: Part::Whole,
+            scope: Scope::Flat,
             level: 0,
             shape,
             regions: shape,
@@ -354,11 +354,19 @@ pub(super) mod tests {
             for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
                 let row = RowFormat { x_bytes: row_bytes as u32, scale_bytes: 224, weights: true };
                 let exchange = whole(shape, 2, None);
-                let moves = Moves::new(&exchange, &row, (HOPPER, row_bytes % 32 == 0));
-                let covered = u64::from(moves.pieces) * u64::from(moves.piece_bytes);
-                assert!((row_bytes..row_bytes + u64::from(moves.piece_bytes)).contains(&covered));
-                assert!(moves.piece_bytes.is_multiple_of(16) && moves.movers * moves.stages <= 64);
-                assert!(moves.shared + KEPT <= HOPPER, "{moves:?}");
+                let dispatch_tiling =
+                    DispatchTiling::new(&exchange, &row, (HOPPER, row_bytes % 32 == 0));
+                let covered =
+                    u64::from(dispatch_tiling.pieces) * u64::from(dispatch_tiling.piece_bytes);
+                assert!(
+                    (row_bytes..row_bytes + u64::from(dispatch_tiling.piece_bytes))
+                        .contains(&covered)
+                );
+                assert!(
+                    dispatch_tiling.piece_bytes.is_multiple_of(16)
+                        && dispatch_tiling.movers * dispatch_tiling.stages <= 64
+                );
+                assert!(dispatch_tiling.shared + KEPT <= HOPPER, "{dispatch_tiling:?}");
             }
         }
     }
@@ -446,13 +454,19 @@ pub(super) mod tests {
         let shape = Shape { ranks: 8, experts: 256, topk: 8, hidden: 7168, max_tokens: 4096 };
         let row = RowFormat { x_bytes: 14_336, scale_bytes: 0, weights: true };
         let exchange = whole(shape, 2, None);
-        let moves = |row, links| {
-            let moves = Moves::new(&exchange, row, (HOPPER, links));
-            (moves.pieces, moves.movers, moves.stages)
+        let dispatch_tiling = |row, links| {
+            let dispatch_tiling = DispatchTiling::new(&exchange, row, (HOPPER, links));
+            (dispatch_tiling.pieces, dispatch_tiling.movers, dispatch_tiling.stages)
         };
-        assert_eq!([false, true].map(|links| moves(&row, links)), [(1, 14, 1), (1, 7, 2)]);
+        assert_eq!(
+            [false, true].map(|links| dispatch_tiling(&row, links)),
+            [(1, 14, 1), (1, 7, 2)]
+        );
         let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };
-        assert_eq!([false, true].map(|links| moves(&row, links)), [(1, 14, 1), (1, 7, 3)]);
+        assert_eq!(
+            [false, true].map(|links| dispatch_tiling(&row, links)),
+            [(1, 14, 1), (1, 7, 3)]
+        );
     }
 
     #[test]

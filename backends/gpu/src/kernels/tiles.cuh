@@ -37,7 +37,7 @@ __device__ u64* count_of_row(const DispatchArgs& a, const Up& up, u32 token, u32
 
 // Tells a rank that what goes beside so many of this rank's rows there is complete. One warp.
 template <class Up>
-__device__ void count_sides(const DispatchArgs& a, const Up& up, u32 rank, u32 first, u32 rows) {
+__device__ void count_metadata(const DispatchArgs& a, const Up& up, u32 rank, u32 first, u32 rows) {
   sync_wave();
   // A unit has no more rows than a tile, so it is of two at most.
   u32 tile = first / a.tile_rows + lane_id();
@@ -102,7 +102,7 @@ __device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const Dispa
 __device__ inline void zero_paddings(const DispatchArgs& a, const DispatchTables& t,
                                      const SpreadArgs& s) {
   u32 first = a.c.rank * s.local_experts, start = 0;
-  Threads some{threadIdx.x - (kWarps - kSideWarps) * kWave, kSideWarps * kWave};
+  Threads some{threadIdx.x - (kWarps - kMetadataWarps) * kWave, kMetadataWarps * kWave};
   for (u32 e = 0; e < s.local_experts; e++) {
     u32 rows = t.expert_all[first + e], room = room_of(a, rows);
     if (e % gridDim.x == blockIdx.x) zero_rows(s, start + rows, start + room, some);
@@ -169,11 +169,11 @@ __device__ void spread_tiles(const DispatchArgs& a, const Up& up, const Dispatch
                              Mover& mover, u8* stages, Guard& guard) {
   u32 warp = wave_id();
   SpreadArgs s = spread_of(a, up, t);
-  bool moves = warp < a.movers, ok;
-  if (moves) mover.move();
-  if (a.zero_padding && warp >= kWarps - kSideWarps) zero_paddings(a, t, s);
+  bool dispatch_tiling = warp < a.movers, ok;
+  if (dispatch_tiling) mover.move();
+  if (a.zero_padding && warp >= kWarps - kMetadataWarps) zero_paddings(a, t, s);
 #if TY_ROWS_TMA
-  if (moves) {
+  if (dispatch_tiling) {
     BulkCopier rows(stages, (a.piece_bytes + 127) / 128 * 128, a.stages);
     ok = spread_parts(a, up, t, s, rows, guard);
     // What is on its way into shared memory must be there before the block ends.

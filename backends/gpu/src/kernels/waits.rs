@@ -7,7 +7,7 @@ use tokenyard_core::wait::{WaitFor, Waiter, expired, monotonic_ns};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::args::Report;
-use super::proxy::Ring;
+use super::gpu_ring::Ring;
 use crate::driver::Pinned;
 
 /// A kernel that waits sees a raised abort word within microseconds; one that copies ends by itself.
@@ -44,7 +44,7 @@ pub(super) struct Wait {
     pub(super) rank: u32,
 }
 
-/// The waits of one yard.
+/// The waits of one communicator.
 #[derive(Debug)]
 pub(super) struct Waits {
     pub(super) waiter: Waiter<'static>,

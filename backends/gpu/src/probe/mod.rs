@@ -1,5 +1,5 @@
 //! What the link can carry, for tools: copies between GPUs by multiprocessors and by copy engines,
-//! barriers, exchanges of counts; over the windows and the device face of the transport between devices. And a
+//! barriers, exchanges of counts; over the windows and the device API of the transport between devices. And a
 //! [`Timer`] for calls on a stream.
 //!
 //! Each measurement is collective: all ranks make the same calls in the same order. Kernels end their
@@ -71,7 +71,7 @@ pub enum Way {
 }
 
 impl Way {
-    fn pulls(self) -> bool {
+    fn combine_tiling(self) -> bool {
         matches!(self, Self::PullBulk | Self::PullVectors)
     }
 }
@@ -95,7 +95,7 @@ pub struct Probe<C: Components> {
     stream: Stream,
     engines: Vec<Stream>,
     kernels: Kernels,
-    /// `Face::Params`, in words.
+    /// `DeviceApi::Params`, in words.
     params: Vec<u64>,
     /// Dropped before the memory that peers copy into.
     links: Links<C>,
@@ -164,10 +164,11 @@ impl<C: Components> Probe<C> {
         let context = Context::retain(Device::choose(C::PLATFORM, kernels.device)?)?;
         let links =
             Links::open(world, (&context, link), HEAD_BYTES + u64::from(ranks) * room_bytes)?;
-        let face = links.face()?;
+        let device_api = links.device_api()?;
         let facts = context.device.facts()?;
         let architecture = Architecture { capability: facts.capability };
-        let (image, rows) = compile::probe(C::PLATFORM, kernels, architecture, face.source())?;
+        let (image, rows) =
+            compile::probe(C::PLATFORM, kernels, architecture, device_api.source())?;
         let module = Module::load(&context, &image)?;
         let shared = facts.most_shared.saturating_sub(STATIC_SHARED);
         let about = About {
@@ -181,7 +182,7 @@ impl<C: Components> Probe<C> {
             stream: Stream::new(&context)?,
             engines: (1..ranks).map(|_| Stream::new(&context)).collect::<Result<_>>()?,
             kernels: Kernels::load(&module, rows, shared)?,
-            params: face.params,
+            params: device_api.params,
             local: Buffer::new(&context, u64::from(ranks - 1) * room_bytes)?,
             wrong: Buffer::new(&context, 8)?,
             abort: Pinned::new(&context, 1)?,
@@ -241,7 +242,7 @@ impl<C: Components> Probe<C> {
             rows: (self.room_bytes / u64::from(copies.row_bytes)) as u32,
             row_bytes: copies.row_bytes,
             pitch: copies.row_bytes.next_multiple_of(128),
-            pull: copies.way.pulls().into(),
+            pull: copies.way.combine_tiling().into(),
             ..self.blank()
         }
     }
@@ -266,7 +267,7 @@ impl<C: Components> Probe<C> {
     /// Fills what is copied, and empties where it goes.
     fn prepare(&self, copies: &Copies, arguments: &ProbeArgs) -> Result<()> {
         let peers = u64::from(self.links.ranks - 1) * self.room_bytes;
-        match copies.way.pulls() {
+        match copies.way.combine_tiling() {
             true => self.stream.zero(self.local.address(), peers)?,
             false => {
                 let rooms = self.links.window.address() + HEAD_BYTES;

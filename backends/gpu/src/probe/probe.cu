@@ -1,4 +1,4 @@
-// What a link can carry: copies between GPUs by their multiprocessors, barriers, counts. Over a face
+// What a link can carry: copies between GPUs by their multiprocessors, barriers, counts. Over a device API
 // that loads and stores. Defines: TY_ROWS_TMA, TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
 #include "transport.cuh"
 
@@ -33,10 +33,10 @@ struct ProbeArgs {
 static_assert(sizeof(ProbeArgs) == TY_PROBE_BYTES, "args.rs and probe.cu differ");
 #endif
 
-using Up = up::Face;
+using Up = up::DeviceApi;
 static_assert(Up::kLoadStore, "the probe loads and stores");
 static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
-              "the transport passes other parameters than its face takes");
+              "the transport passes other parameters than its device API takes");
 
 // Offsets in the window; a line for each rank, then counts: up to kMostWords for each of kMostRanks.
 constexpr u64 kEntries = 0, kExits = 72 * 128, kCounts = 2 * 72 * 128;

@@ -10,7 +10,7 @@ use tokenyard_core::transport::{Team, Transport as _, TransportNeeds, Window};
 
 use crate::config::PeersConfig;
 use crate::driver::{Context, Vmm};
-use crate::kernels::Face;
+use crate::kernels::DeviceApi;
 use crate::platform::Components;
 use crate::transport::Peers;
 
@@ -37,7 +37,7 @@ impl<C: Components> Links<C> {
         let (rank, ranks) = (world.rank(), world.ranks());
         let needs = TransportNeeds {
             windows: 1,
-            lanes: 1,
+            queues: 1,
             signals: ranks,
             queue_depth: 1,
             largest_put: 8,
@@ -72,10 +72,10 @@ impl<C: Components> Links<C> {
     }
 
     /// What kernels reach the windows by.
-    pub(super) fn face(&self) -> Result<Face> {
-        let face = self.transport.device_face()?;
-        // SAFETY: the transport lives, and with it what its face points to.
-        unsafe { Face::read(&face) }
+    pub(super) fn device_api(&self) -> Result<DeviceApi> {
+        let device_api = self.transport.device_api()?;
+        // SAFETY: the transport lives, and with it what its device API points to.
+        unsafe { DeviceApi::read(&device_api) }
     }
 
     /// First byte of a rank's window, mapped here.

@@ -1,7 +1,7 @@
-// The device face over NVLink: peers' windows and signals are mapped here. See transport.cuh.
+// The device API over NVLink: peers' windows and signals are mapped here. See transport.cuh.
 // Compiled inside a namespace of its level; no include guard.
 
-struct Face {
+struct DeviceApi {
   struct Params {
     // [windows][peers]: first byte of each window of each peer.
     const ty::u64* windows;
@@ -13,10 +13,10 @@ struct Face {
     ty::u32 reserved;
   };
   static constexpr bool kLoadStore = true;
-  static constexpr bool kSharedLanes = true;
+  static constexpr bool kSharedQueues = true;
 
   Params p;
-  __device__ explicit Face(const Params& params) : p(params) {}
+  __device__ explicit DeviceApi(const Params& params) : p(params) {}
 
   __device__ ty::u8* peer_ptr(ty::u32 window, ty::u32 peer, ty::u64 offset) const {
     return reinterpret_cast<ty::u8*>(p.windows[window * p.peers + peer] + offset);
@@ -31,12 +31,12 @@ struct Face {
   }
 
   template <class Coop>
-  __device__ bool put_signal(Coop coop, ty::u32 lane, ty::u32 peer, ty::At dst, ty::At src,
+  __device__ bool put_signal(Coop coop, ty::u32 queue, ty::u32 peer, ty::At dst, ty::At src,
                              ty::u64 bytes, ty::Raise raise, ty::Guard& guard) const {
-    put(coop, lane, peer, dst, src, bytes, guard);
+    put(coop, queue, peer, dst, src, bytes, guard);
     ty::fence_system_all();
     coop.sync();
-    return coop.index() != 0 || signal(lane, peer, raise, guard);
+    return coop.index() != 0 || signal(queue, peer, raise, guard);
   }
 
   __device__ bool put_value(ty::u32, ty::u32 peer, ty::At dst, ty::u64 value, ty::Guard&) const {

@@ -1,4 +1,4 @@
-// Several domains on the model of a GPU: two exchanges, each over a face of its own, composed as
+// Several domains on the model of a GPU: two exchanges, each over a device API of its own, composed as
 // `domains.rs` does it. This program stands in for that.
 #include "helpers.h"
 
@@ -222,7 +222,7 @@ int main() {
   // Domains of 2; a rank without tokens, scales, puts that are shorter than a row.
   run({4, 8, 3, 48, 1, 40, 1 << 20}, 2, {33, 40, 0});
   run({6, 12, 4, 80, 3, 36, 112}, 3, {36, 5, 0, 31});
-  // Domains of 1: each rank is its own agent everywhere.
+  // Domains of 1: each rank is its own forwarder everywhere.
   run({2, 4, 2, 32, 1, 70, 64}, 2, {70, 65});
   puts("all is well");
 }

@@ -15,7 +15,7 @@ std::vector<Rank*> all_ranks(const Shape& shape) {
 
 // What a rank was told, or what its region says where nobody waits.
 Outcome told_to(Rank& r, const DispatchArgs& a) {
-  if (!a.c.unheard) return *r.outcome;
+  if (!a.c.no_host_sync) return *r.outcome;
   Outcome told{};
   const u64* totals = (u64*)(r.arena + a.region + region_of(a, told).totals);
   told.code = a.c.cell->code, told.tokens = totals[0];

@@ -9,7 +9,7 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
     r->tokens = r->s.max_tokens;
     DispatchArgs a = dispatch_args(*r, layout, false);
     a.worst = 1, a.worst_experts = a.most_tokens() * std::min(r->s.topk, r->s.local()) + 64;
-    a.tokens = r->tokens_word, a.c.unheard = 1, a.c.outcome = r->late;
+    a.tokens = r->tokens_word, a.c.no_host_sync = 1, a.c.outcome = r->late;
     args.push_back(a);
   }
   auto launch = [&](std::vector<DispatchArgs> those) {
@@ -23,8 +23,8 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
     }
     auto told = launch(args);
     check_all(ranks, args, told);
-    bool unheard = turn % 3 != 0, pushes = layout == kFlat && !TY_PUTS && turn == 1;
-    combine(ranks, told, turn % 2, std::vector<Combine>(ranks.size(), {unheard, pushes, pushes}));
+    bool no_host_sync = turn % 3 != 0, pushes = layout == kFlat && !TY_PUTS && turn == 1;
+    combine(ranks, told, turn % 2, std::vector<Combine>(ranks.size(), {no_host_sync, pushes, pushes}));
     // A replay has the T of its handle, whatever the word says by now.
     std::vector<DispatchArgs> again;
     for (u32 d = 0; d < ranks.size(); d++) {

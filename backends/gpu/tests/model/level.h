@@ -1,4 +1,4 @@
-// The ranks of one exchange on the model of a GPU, over the face of NVLink or over the proxy's
+// The ranks of one exchange on the model of a GPU, over the device API of NVLink or over the proxy's
 // (TY_PUTS). There a thread per rank stands in for core's proxy and a transport: it executes commands
 // in any order (INV-2). Included behind `exchange.cu`, once for each of its levels.
 using namespace ty;
@@ -28,7 +28,7 @@ struct Rank : Brought {
   Cell* cells[kSlots] = {(Cell*)room<u64>(128), (Cell*)room<u64>(128)};
   Routing r{};
   // What reports read of each rank.
-  Told* told = room<Told>(s.ranks);
+  PeerCounters* told = room<PeerCounters>(s.ranks);
   u64 operations = 0;
 
   Rank(const Shape& shape, u32 rank) : Brought{shape, rank} {
@@ -73,7 +73,7 @@ struct Rank : Brought {
 void check_told(const std::vector<Rank*>& ranks) {
   for (const Rank* r : ranks)
     for (const Rank* peer : ranks) {
-      const Told &to = r->told[peer->me], &from = peer->told[r->me];
+      const PeerCounters &to = r->told[peer->me], &from = peer->told[r->me];
       std::string who = " of rank " + std::to_string(r->me) + " by " + std::to_string(peer->me);
       same("what is expected" + who, from.expected, from.received);
       // A rank puts no record at itself.
@@ -201,21 +201,21 @@ Region region_of(const DispatchArgs& a, const Outcome& told) {
 void dispatch_on(Rank& r, const DispatchArgs& a) {
   model::launch(kBlocks, kWarps * 32, [=, &r] { ty_dispatch(a, r.params()); });
   same("an ended wait", r.report->ended, 0u);
-  if (!a.c.unheard) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
-  if (!a.c.unheard && r.outcome->code != kGo) return;
+  if (!a.c.no_host_sync) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
+  if (!a.c.no_host_sync && r.outcome->code != kGo) return;
   if (!a.at_once) r.arrive(a.c, true);
   if (a.layout == kFlat || a.tile_rows > 0) return;
   Region region = region_of(a, *r.outcome);
   u64 rows = r.outcome->rows;
   bool major = a.layout == kExpertMajor;
-  if (a.c.unheard) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens();
+  if (a.c.no_host_sync) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens();
   auto at = [&](u64 offset) { return r.arena + a.region + offset; };
   SpreadArgs s{at(0), (u32*)at(region.scales), (float*)at(region.weights),
                major ? nullptr : (u32*)at(region.source), (i32*)at(region.slots),
                (u32*)at(region.landed_scales), (float*)at(region.landed_weights),
                (u32*)at(region.landed_source), (u32*)at(region.expert_counts),
                (u32*)at(region.expert_starts), a.c.cell,
-               a.c.unheard ? (u64*)at(region.totals) : nullptr, r.outcome->tokens, rows, a.row_bytes,
+               a.c.no_host_sync ? (u64*)at(region.totals) : nullptr, r.outcome->tokens, rows, a.row_bytes,
                a.scale_words, a.c.topk, a.c.local_experts(), 0, a.piece_bytes, 14, 1, 0};
   model::launch(kBlocks, kWarps * 32, [=, &r] { ty_spread(s, r.params()); });
 }
@@ -302,7 +302,7 @@ void check_received(const std::vector<Brought*>& ranks, u32 d, const DispatchArg
 
 // How a rank brings the rows of a combine.
 struct Combine {
-  bool unheard = false;
+  bool no_host_sync = false;
   // Its rows lie outside the arena, and it pushes them; `lands`: it has room for those of others.
   bool pushes = false, lands = false;
   // It refuses; or it does not push what it says that it does, so that others give up.
@@ -315,7 +315,7 @@ struct Combine {
 void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   CombineArgs a{};
   a.c = r.common(signature(3, 0));
-  a.c.unheard = how.unheard, a.c.outcome = how.unheard ? r.late : r.outcome;
+  a.c.no_host_sync = how.no_host_sync, a.c.outcome = how.no_host_sync ? r.late : r.outcome;
   a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10);
   a.out = (u8*)out, a.out_weights = out_weights;
   a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
@@ -336,7 +336,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   }
   auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
 #if TY_PUTS
-  model::launch(1, kWarps * 32, [=, &r] { ty_give_back(a, r.params()); });
+  model::launch(1, kWarps * 32, [=, &r] { ty_combine_put(a, r.params()); });
   same("combine", a.c.cell->code, kGo);
   r.arrive(a.c, false);
   model::launch(kBlocks, kSummingWarps * 32, sum);

@@ -1,4 +1,4 @@
-// The probe of several ranks on the model of a GPU: copies, barriers and counts, over the face of NVLink.
+// The probe of several ranks on the model of a GPU: copies, barriers and counts, over the device API of NVLink.
 #include "cuda.h"
 #include "probe.cu"
 
@@ -54,7 +54,7 @@ u64 wrong(ProbeArgs (*of)(Rank&), u32 seed) {
 }
 
 ProbeArgs pushes(Rank& r) { return arguments(r); }
-ProbeArgs pulls(Rank& r) {
+ProbeArgs combine_tiling(Rank& r) {
   ProbeArgs a = arguments(r);
   a.pull = 1;
   return a;
@@ -86,7 +86,7 @@ int main() {
   u32 epoch = 0;
   u64 left = 0;
   copies(pushes, 1, epoch, left);
-  copies(pulls, 2, epoch, left);
+  copies(combine_tiling, 2, epoch, left);
   copies(pushes, 3, epoch, left);
   // One word of one row, at its receiver.
   ranks[1].window[kRooms + 2 * kRoom + 5 * kRowBytes + 8] ^= 1;

@@ -1,4 +1,4 @@
-//! Commands of a lane that wait for a peer that takes nothing.
+//! Commands of a queue that wait for a peer that takes nothing.
 //!
 //! Where the caller posts, a refused command is its own again. Behind a proxy thread it is in a queue
 //! already, and what is behind it may be for others, whom a lost peer must not hold up. So it waits
@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
-/// The commands of one lane that wait, by peer. Sizes are fixed: nothing allocates after `new`.
+/// The commands of one queue that wait, by peer. Sizes are fixed: nothing allocates after `new`.
 #[derive(Debug)]
 pub(super) struct Backlog {
-    /// By place in the lane.
+    /// By place in the queue.
     waiting: Box<[Waiting]>,
     /// By peer: the first and the last place of its queue.
-    queues: Box<[Option<(u32, u32)>]>,
+    chains: Box<[Option<(u32, u32)>]>,
     /// Peers with a queue, whose turn it is first.
     turns: VecDeque<u32>,
     count: usize,
@@ -31,7 +31,7 @@ impl Backlog {
     pub(super) fn new(depth: u32, peers: u32) -> Self {
         Self {
             waiting: (0..depth).map(|_| Waiting { command: NO_COMMAND, next: 0 }).collect(),
-            queues: (0..peers).map(|_| None).collect(),
+            chains: (0..peers).map(|_| None).collect(),
             turns: VecDeque::with_capacity(peers as usize),
             count: 0,
         }
@@ -50,20 +50,20 @@ impl Backlog {
     /// Whether commands wait for a peer. Later ones go behind them.
     #[inline]
     pub(super) fn waits_for(&self, peer: u32) -> bool {
-        self.count > 0 && self.queues.get(peer as usize).is_some_and(Option::is_some)
+        self.count > 0 && self.chains.get(peer as usize).is_some_and(Option::is_some)
     }
 
     /// Puts the command of a place behind those for the same peer, which is one of the team.
     pub(super) fn push(&mut self, place: u32, command: &Command) {
         self.waiting[place as usize].command = *command;
-        let queue = &mut self.queues[command.peer as usize];
-        match queue {
+        let chain = &mut self.chains[command.peer as usize];
+        match chain {
             Some((_, last)) => {
                 self.waiting[*last as usize].next = place;
                 *last = place;
             }
             None => {
-                *queue = Some((place, place));
+                *chain = Some((place, place));
                 self.turns.push_back(command.peer);
             }
         }
@@ -72,17 +72,17 @@ impl Backlog {
 
     /// The first command for the peer whose turn it is, and its place.
     pub(super) fn first(&self) -> Option<(u32, Command)> {
-        let (first, _) = self.queues[*self.turns.front()? as usize]?;
+        let (first, _) = self.chains[*self.turns.front()? as usize]?;
         Some((first, self.waiting[first as usize].command))
     }
 
     /// Removes the first.
     pub(super) fn pop(&mut self) {
         let Some(peer) = self.turns.front() else { return };
-        let queue = &mut self.queues[*peer as usize];
-        let Some((first, last)) = *queue else { return };
-        *queue = (first != last).then(|| (self.waiting[first as usize].next, last));
-        if queue.is_none() {
+        let chain = &mut self.chains[*peer as usize];
+        let Some((first, last)) = *chain else { return };
+        *chain = (first != last).then(|| (self.waiting[first as usize].next, last));
+        if chain.is_none() {
             self.turns.pop_front();
         }
         self.count -= 1;

@@ -7,7 +7,7 @@ use tokenyard_core::transport::Command;
 
 use super::datum::{Datum, Place};
 use super::engine::{Engine, STAGING_REGION, window_region};
-use super::lane::Own;
+use super::queue::Own;
 use super::rail::{Attempt, State, Transfer};
 use super::shared::{Failure, LocalWindow, RECORD_STRIDE, Record};
 
@@ -293,9 +293,9 @@ impl Engine {
         self.shared.fail(Failure {
             peer: (fault != Fault::Peer).then_some(command.peer),
             message: format!(
-                "{why} (op {}, lane {}, peer {}, window {}, signal {}, tag {:#x})",
+                "{why} (op {}, queue {}, peer {}, window {}, signal {}, tag {:#x})",
                 command.op,
-                command.lane,
+                command.queue,
                 command.peer,
                 command.dst_window,
                 command.signal,

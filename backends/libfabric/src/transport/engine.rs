@@ -1,4 +1,4 @@
-//! One instance: its rails, its lanes, and how it comes up and goes down.
+//! One instance: its rails, its queues, and how it comes up and goes down.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use super::Settings;
 use super::backlog::Backlog;
 use super::datum::Datum;
 use super::info::Info;
-use super::lane::{Lane, Own, Slots};
 use super::objects::{Memory, Objects};
+use super::queue::{Own, Queue, Slots};
 use super::rail::{Attempt, Mirror, Rail, RailOptions, State};
 use super::shared::{LocalWindow, Pages, RECORD_STRIDE, Shared};
 use super::wire::{Endpoint, Extent, RailEndpoint};
@@ -44,7 +44,7 @@ pub(super) struct Engine {
     pub(super) library: &'static Library,
     rails: Box<[Rail]>,
     all_rails: Box<[usize]>,
-    lanes: Box<[Lane]>,
+    queues: Box<[Queue]>,
     depth: u32,
     /// A record per slot: values on their way out.
     pub(super) staging: Pages,
@@ -75,8 +75,8 @@ impl Engine {
     ) -> Result<Self> {
         let library = infos[0].library();
         let inject_bytes = infos.iter().map(Info::inject_bytes).min().unwrap_or(0) as u64;
-        let slots = Slots::new(needs.lanes, needs.queue_depth);
-        let records = needs.lanes as usize * needs.queue_depth as usize;
+        let slots = Slots::new(needs.queues, needs.queue_depth);
+        let records = needs.queues as usize * needs.queue_depth as usize;
         let shared = Shared::new(team, slots, needs.signals, infos.len());
         // One more, where read-backs land.
         let staging = Pages::new((records + 1) * RECORD_STRIDE);
@@ -100,14 +100,14 @@ impl Engine {
             .collect::<Result<_>>()?;
         let backlog =
             || (settings.proxy_threads > 0).then(|| Backlog::new(needs.queue_depth, peers));
-        let lane = |id| Lane::new(id, needs.queue_depth, backlog());
-        let lanes = (0..needs.lanes).map(lane).collect();
+        let queue = |id| Queue::new(id, needs.queue_depth, backlog());
+        let queues = (0..needs.queues).map(queue).collect();
         let links = vec![format!("{provider}, not connected"); peers as usize];
         Ok(Self {
             library,
             all_rails: (0..rails.len()).collect(),
             rails,
-            lanes,
+            queues,
             depth: needs.queue_depth,
             staging,
             shared,
@@ -207,7 +207,7 @@ impl Engine {
     fn read_back_if_needed(&mut self) -> Result<()> {
         let Some(window) = self.mirrored else { return Ok(()) };
         let me = self.shared.team.me;
-        let landing = self.staging.record(self.lanes.len() * self.depth as usize).cast::<u8>();
+        let landing = self.staging.record(self.queues.len() * self.depth as usize).cast::<u8>();
         let bytes = size_of::<u64>();
         for rail in &mut self.rails {
             let state = rail.get_mut();
@@ -301,14 +301,14 @@ impl Engine {
             }
             self.shared.health()?;
             if Instant::now() >= until {
-                return Err(self.unheard(peer, silent));
+                return Err(self.no_host_sync(peer, silent));
             }
             std::thread::yield_now();
         }
     }
 
     #[cold]
-    fn unheard(&self, peer: u32, silent: usize) -> Error {
+    fn no_host_sync(&self, peer: u32, silent: usize) -> Error {
         let message = format!(
             "found {silent} of {} rails silent after {:?}; expected an answer on each",
             self.rails.len(),
@@ -335,8 +335,8 @@ impl Engine {
         self.links.get(peer as usize).map_or("no such peer", String::as_str)
     }
 
-    pub(super) fn lane(&self, lane: u32) -> Result<std::sync::MutexGuard<'_, Own>, i32> {
-        self.lanes.get(lane as usize).and_then(Lane::enter).ok_or(abi::TY_INTERNAL)
+    pub(super) fn queue(&self, queue: u32) -> Result<std::sync::MutexGuard<'_, Own>, i32> {
+        self.queues.get(queue as usize).and_then(Queue::enter).ok_or(abi::TY_INTERNAL)
     }
 
     /// Posts the first n of `commands` on some of the rails, a batch on each in turn, and returns n.
@@ -345,11 +345,11 @@ impl Engine {
     /// As `Transport::post`.
     pub(super) unsafe fn post(
         &self,
-        lane: u32,
+        queue: u32,
         commands: &[Command],
         rails: &[usize],
     ) -> Result<usize, i32> {
-        let mut own = self.lane(lane)?;
+        let mut own = self.queue(queue)?;
         let mut accepted = 0;
         for batch in commands.chunks(BATCH) {
             own.turn += 1;
@@ -366,8 +366,8 @@ impl Engine {
     }
 
     /// Posts what waits for its peers, if they take it now; a batch at most.
-    pub(super) fn post_backlog(&self, lane: u32, rails: &[usize]) -> Result<(), i32> {
-        let mut own = self.lane(lane)?;
+    pub(super) fn post_backlog(&self, queue: u32, rails: &[usize]) -> Result<(), i32> {
+        let mut own = self.queue(queue)?;
         if own.backlog().is_none() {
             return Ok(());
         }
@@ -378,9 +378,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The events of a lane whose completions have been read.
-    pub(super) fn take_events(&self, lane: u32, events: &mut [Event]) -> Result<usize, i32> {
-        let mut own = self.lane(lane)?;
+    /// The events of a queue whose completions have been read.
+    pub(super) fn take_events(&self, queue: u32, events: &mut [Event]) -> Result<usize, i32> {
+        let mut own = self.queue(queue)?;
         own.collect(&self.shared.slots);
         Ok(own.take_events(events))
     }
@@ -406,9 +406,9 @@ impl Engine {
         &self.all_rails
     }
 
-    /// Lanes, and commands of one that are under way at most.
-    pub(super) fn lanes(&self) -> (u32, u32) {
-        (self.lanes.len() as u32, self.depth)
+    /// Queues, and commands of one that are under way at most.
+    pub(super) fn queues(&self) -> (u32, u32) {
+        (self.queues.len() as u32, self.depth)
     }
 
     /// The processors near a rail's NIC; empty where nobody knows.
@@ -442,7 +442,7 @@ impl Engine {
         loop {
             self.progress(&self.all_rails);
             let shared = &self.shared;
-            let busy = self.lanes.iter().filter_map(Lane::enter).any(|mut own| {
+            let busy = self.queues.iter().filter_map(Queue::enter).any(|mut own| {
                 own.collect(&shared.slots);
                 !own.is_idle()
             });

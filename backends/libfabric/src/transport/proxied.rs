@@ -1,4 +1,4 @@
-//! Proxy threads: each posts and polls for its lanes, on rails of its own.
+//! Proxy threads: each posts and polls for its queues, on rails of its own.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use super::engine::Engine;
 struct Share {
     engine: Arc<Engine>,
     rails: Vec<usize>,
-    lanes: Vec<u32>,
-    /// Where the next look for events starts: no lane waits for another to fall silent.
+    queues: Vec<u32>,
+    /// Where the next look for events starts: no queue waits for another to fall silent.
     turn: usize,
     cpus: Vec<u32>,
     /// The last call ended well: no panic left it, no error.
@@ -33,10 +33,10 @@ impl Drop for Share {
 }
 
 impl Driven for Share {
-    unsafe fn post(&mut self, lane: u32, commands: &[Command]) -> Result<usize, i32> {
+    unsafe fn post(&mut self, queue: u32, commands: &[Command]) -> Result<usize, i32> {
         self.sound = false;
-        // SAFETY: by this function's contract; lanes of a proxy belong to one thread.
-        let posted = unsafe { self.engine.post(lane, commands, &self.rails) };
+        // SAFETY: by this function's contract; queues of a proxy belong to one thread.
+        let posted = unsafe { self.engine.post(queue, commands, &self.rails) };
         self.sound = posted.is_ok();
         posted
     }
@@ -46,10 +46,10 @@ impl Driven for Share {
         self.engine.progress(&self.rails);
         self.turn += 1;
         let mut count = 0;
-        for index in 0..self.lanes.len() {
-            let lane = self.lanes[(self.turn + index) % self.lanes.len()];
-            self.engine.post_backlog(lane, &self.rails)?;
-            count += self.engine.take_events(lane, &mut events[count..])?;
+        for index in 0..self.queues.len() {
+            let queue = self.queues[(self.turn + index) % self.queues.len()];
+            self.engine.post_backlog(queue, &self.rails)?;
+            count += self.engine.take_events(queue, &mut events[count..])?;
         }
         self.sound = true;
         Ok(count)
@@ -64,20 +64,20 @@ impl Driven for Share {
 /// at a time.
 pub(super) fn start(engine: &Arc<Engine>, threads: u32) -> Result<Proxy> {
     let threads = (threads as usize).min(engine.all_rails().len());
-    let (lanes, depth) = engine.lanes();
+    let (queues, depth) = engine.queues();
     let shares = (0..threads).map(|thread| {
         let rails: Vec<_> = (thread..engine.all_rails().len()).step_by(threads).collect();
         Share {
             cpus: rails.iter().flat_map(|rail| engine.cpus(*rail)).collect(),
             engine: Arc::clone(engine),
             rails,
-            // The proxy gives lane l to thread l mod n.
-            lanes: (thread as u32..lanes).step_by(threads).collect(),
+            // The proxy gives queue l to thread l mod n.
+            queues: (thread as u32..queues).step_by(threads).collect(),
             turn: 0,
             sound: true,
         }
     });
-    Proxy::start(shares.collect(), &ProxyOptions::new(lanes.max(1), depth.max(1)))
+    Proxy::start(shares.collect(), &ProxyOptions::new(queues.max(1), depth.max(1)))
 }
 
 #[cfg(test)]
@@ -87,14 +87,14 @@ mod tests {
 
     use super::super::shared::Failure;
     use super::super::tests::{connected_for, signal, until};
-    use super::super::{AnyProvider, Part};
+    use super::super::{AnyProvider, Component};
     use super::*;
     use tokenyard_core::abi;
     use tokenyard_core::transport::{NO_EVENT, Transport};
 
     fn share(engine: &Arc<Engine>) -> Share {
-        let (engine, rails, lanes) = (Arc::clone(engine), vec![0], vec![0, 1]);
-        Share { engine, rails, lanes, turn: 0, cpus: Vec::new(), sound: true }
+        let (engine, rails, queues) = (Arc::clone(engine), vec![0], vec![0, 1]);
+        Share { engine, rails, queues, turn: 0, cpus: Vec::new(), sound: true }
     }
 
     #[test]
@@ -108,7 +108,7 @@ mod tests {
         drop(sound);
         assert!(engine.rail(0).objects.ep().is_some());
         let mut failing = share(&engine);
-        let inside = engine.lane(1).unwrap();
+        let inside = engine.queue(1).unwrap();
         failing.poll(&mut [NO_EVENT; 4]).unwrap_err();
         drop(inside);
         drop(failing);
@@ -118,10 +118,10 @@ mod tests {
     }
 
     /// Offers one command as the proxy does; whether it was accepted.
-    fn offer(share: &mut Share, lane: u32, command: Command) -> bool {
-        let command = Command { lane, flags: abi::TY_FLAG_NOTIFY, ..command };
+    fn offer(share: &mut Share, queue: u32, command: Command) -> bool {
+        let command = Command { queue, flags: abi::TY_FLAG_NOTIFY, ..command };
         // SAFETY: the tests' commands are in range and read no memory.
-        unsafe { share.post(lane, &[command]).unwrap() == 1 }
+        unsafe { share.post(queue, &[command]).unwrap() == 1 }
     }
 
     #[test]
@@ -137,12 +137,12 @@ mod tests {
         until("a command waits for the dead peer", || {
             posted += u64::from(offer(&mut share, 0, signal(1)));
             ended += share.poll(&mut events).unwrap() as u64;
-            engine.lane(0).unwrap().backlog().is_some()
+            engine.queue(0).unwrap().backlog().is_some()
         });
         // Nobody's patience ends here: the deadline is the tests' own.
-        for lane in [0, 1] {
+        for queue in [0, 1] {
             for _ in 0..EACH {
-                assert!(offer(&mut share, lane, signal(1)) && offer(&mut share, lane, signal(2)));
+                assert!(offer(&mut share, queue, signal(1)) && offer(&mut share, queue, signal(2)));
             }
         }
         posted += 4 * EACH;
@@ -152,7 +152,7 @@ mod tests {
             alive.engine.shared.total(1) == 2 * EACH
         });
         let waiting =
-            [0, 1].map(|lane| engine.lane(lane).unwrap().backlog().map_or(0, |b| b.len()));
+            [0, 1].map(|queue| engine.queue(queue).unwrap().backlog().map_or(0, |b| b.len()));
         assert!(waiting.iter().all(|count| *count as u64 >= EACH), "{waiting:?} commands wait");
         engine.rail(0).patience = Duration::ZERO;
         let mut failed = 0;
@@ -164,9 +164,9 @@ mod tests {
             ended == posted
         });
         assert!(failed >= 2 * EACH, "{failed} failed");
-        for lane in [0, 1] {
-            let own = engine.lane(lane).unwrap();
-            assert!(own.is_idle() && own.has_room(), "lane {lane} has its places back");
+        for queue in [0, 1] {
+            let own = engine.queue(queue).unwrap();
+            assert!(own.is_idle() && own.has_room(), "queue {queue} has its places back");
         }
         assert_eq!(engine.shared.health().unwrap_err().rank(), Some(1));
         drop((share, engine, sender.memory));
@@ -181,7 +181,7 @@ mod tests {
             let (message, interface) = ("a link".to_owned(), "eth0".to_owned());
             engine.shared.fail(Failure { peer: Some(peer), message, interface });
         }
-        let part = Part::<AnyProvider> {
+        let component = Component::<AnyProvider> {
             proxy: Some(start(&engine, 1).unwrap()),
             engine: Arc::clone(&engine),
             proxy_threads: 1,
@@ -189,20 +189,20 @@ mod tests {
             kinds: abi::TY_MEMORY_HOST,
             preset: PhantomData,
         };
-        let told = [(); 4].map(|()| part.health().unwrap_err().rank());
+        let told = [(); 4].map(|()| component.health().unwrap_err().rank());
         assert_eq!(told, [1, 2, 1, 2].map(Some));
-        // The thread finds another in its lane, which is a breach of the rules.
+        // The thread finds another in its queue, which is a breach of the rules.
         let inside = loop {
-            if let Ok(inside) = engine.lane(0) {
+            if let Ok(inside) = engine.queue(0) {
                 break inside;
             }
         };
-        until("the thread ends", || part.health().unwrap_err().rank().is_none());
+        until("the thread ends", || component.health().unwrap_err().rank().is_none());
         drop(inside);
         for _ in 0..3 {
-            let error = part.health().unwrap_err();
+            let error = component.health().unwrap_err();
             assert!(error.rank().is_none() && error.message().contains("poll failed"), "{error}");
         }
-        drop((part, engine, rank.memory));
+        drop((component, engine, rank.memory));
     }
 }

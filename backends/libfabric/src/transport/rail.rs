@@ -36,7 +36,7 @@ const SPINS: u32 = 200;
 const EAGAIN: isize = -(FI_EAGAIN as isize);
 const EAVAIL: isize = -(FI_EAVAIL as isize);
 
-/// One rail, shared by all lanes.
+/// One rail, shared by all queues.
 #[derive(Debug)]
 pub(super) struct Rail(Mutex<State>);
 

@@ -1,4 +1,4 @@
-//! What all rails and lanes of an instance share: totals of signals, windows, what went wrong.
+//! What all rails and queues of an instance share: totals of signals, windows, what went wrong.
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use tokenyard_core::transport::{Team, Window};
 use tokenyard_core::{Error, ErrorKind};
 
 use super::datum::{Place, VALUES_PER_PEER};
-use super::lane::Slots;
+use super::queue::Slots;
 
 /// Bytes between two records.
 pub(super) const RECORD_STRIDE: usize = 32;
@@ -110,7 +110,7 @@ impl LocalWindow {
     }
 }
 
-/// What all rails and lanes share.
+/// What all rails and queues share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) team: Team,

@@ -38,7 +38,7 @@ impl Rank {
         };
         let needs = TransportNeeds {
             windows: 1,
-            lanes: 2,
+            queues: 2,
             signals: 16,
             queue_depth: 64,
             largest_put: 8 * WORDS as u64,
@@ -67,7 +67,7 @@ impl Rank {
         self.engine.progress(self.engine.all_rails());
     }
 
-    /// Offers one command to lane 0; whether it was accepted.
+    /// Offers one command to queue 0; whether it was accepted.
     pub(super) fn offer(&self, command: Command) -> bool {
         // SAFETY: the tests' commands are in range, and the windows outlive the engines.
         let posted = unsafe { self.engine.post(0, &[command], self.engine.all_rails()) };

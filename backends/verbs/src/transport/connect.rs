@@ -9,7 +9,7 @@ use tokenyard_sys_verbs::{Address, CallError, Init, Qp, Receive, Rts, Send};
 
 use crate::config::VerbsConfig;
 use crate::device::Adapter;
-use crate::endpoint::{Endpoint, Queue};
+use crate::endpoint::{Endpoint, RemoteQp};
 use crate::rules::SignalMode;
 
 /// The code for 0.64 ms: how long a peer is asked to wait that found no receive here.
@@ -23,7 +23,7 @@ pub(super) struct Expected<'a> {
     pub(super) me: u32,
     pub(super) peer: u32,
     pub(super) ranks: u32,
-    pub(super) lanes: usize,
+    pub(super) queues: usize,
     pub(super) signals: u32,
     pub(super) link_layer: u8,
     /// Sizes of this rank's windows.
@@ -38,7 +38,7 @@ impl Expected<'_> {
             ("sender", u64::from(endpoint.sender), u64::from(self.peer)),
             ("receiver", u64::from(endpoint.receiver), u64::from(self.me)),
             ("ranks", u64::from(endpoint.ranks), u64::from(self.ranks)),
-            ("lanes", endpoint.queues.len() as u64, self.lanes as u64),
+            ("queues", endpoint.queue_pairs.len() as u64, self.queues as u64),
             ("signals", u64::from(endpoint.signal_count), u64::from(self.signals)),
             ("link layer", u64::from(endpoint.link_layer), u64::from(self.link_layer)),
         ];
@@ -97,16 +97,16 @@ impl Setup<'_> {
         qp: Qp<Init>,
         psn: u32,
         endpoint: &Endpoint,
-        queue: Queue,
+        remote_qp: RemoteQp,
     ) -> Result<Qp<Rts>, CallError> {
         let to = Address {
             route: self.route(endpoint.lid, endpoint.gid),
-            qpn: queue.number,
+            qpn: remote_qp.number,
             mtu: i32::from(self.adapter.mtu.min(endpoint.mtu)),
         };
         let reads = self.adapter.reads_served();
         let receiving =
-            qp.receive(&to, &Receive { psn: queue.psn, reads, rnr_timer: RNR_TIMER })?;
+            qp.receive(&to, &Receive { psn: remote_qp.psn, reads, rnr_timer: RNR_TIMER })?;
         receiving.send(&Send {
             psn,
             reads: self.adapter.reads_asked().min(endpoint.reads),
@@ -120,7 +120,7 @@ impl Setup<'_> {
     pub(super) fn connect_to_itself(&self, qp: Qp<Init>) -> Result<Qp<Rts>, CallError> {
         let (number, psn) = (qp.number(), 0);
         let endpoint = self.endpoint((0, 0, 1));
-        self.connect(qp, psn, &endpoint, Queue { number, psn })
+        self.connect(qp, psn, &endpoint, RemoteQp { number, psn })
     }
 
     /// This rank's endpoint for (itself, a peer, the ranks), without queues, windows and signals.
@@ -137,7 +137,7 @@ impl Setup<'_> {
             gid: self.adapter.gid.gid.raw,
             signal_count: 0,
             signals: crate::endpoint::SignalArea::Immediate,
-            queues: Vec::new(),
+            queue_pairs: Vec::new(),
             windows: Vec::new(),
         }
     }
@@ -198,7 +198,7 @@ mod tests {
             gid: [7; 16],
             signal_count: 4,
             signals: SignalArea::Immediate,
-            queues: vec![Queue { number: 17, psn: 1 }],
+            queue_pairs: vec![RemoteQp { number: 17, psn: 1 }],
             windows: vec![RemoteWindow { address: 4096, bytes: 8192, key: Key(1) }],
         }
     }
@@ -207,7 +207,7 @@ mod tests {
         me: 0,
         peer: 1,
         ranks: 2,
-        lanes: 1,
+        queues: 1,
         signals: 4,
         link_layer: 2,
         windows: &[8192],
@@ -221,12 +221,12 @@ mod tests {
     #[test]
     fn an_endpoint_of_other_ranks_sizes_or_fabrics_is_refused_by_name() {
         let good = endpoint();
-        let two = vec![Queue { number: 17, psn: 1 }; 2];
+        let two = vec![RemoteQp { number: 17, psn: 1 }; 2];
         for (endpoint, expected) in [
             (Endpoint { sender: 0, ..good.clone() }, "sender: found 0; expected 1"),
             (Endpoint { receiver: 1, ..good.clone() }, "receiver: found 1; expected 0"),
             (Endpoint { ranks: 3, ..good.clone() }, "ranks: found 3; expected 2"),
-            (Endpoint { queues: two, ..good.clone() }, "lanes: found 2; expected 1"),
+            (Endpoint { queue_pairs: two, ..good.clone() }, "queues: found 2; expected 1"),
             (Endpoint { signal_count: 5, ..good.clone() }, "signals: found 5; expected 4"),
             (Endpoint { link_layer: 1, ..good.clone() }, "link layer: found 1; expected 2"),
             (Endpoint { windows: vec![], ..good }, "windows: found [] bytes; expected [8192]"),

@@ -37,7 +37,7 @@ pub(super) enum Fault {
 /// Where it went wrong.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    pub(super) lane: u32,
+    pub(super) queue: u32,
     pub(super) peer: u32,
     /// The command, if it was one.
     pub(super) command: Option<Pending>,
@@ -85,7 +85,7 @@ impl Failure {
             error = error.with_rank(rank);
         }
         if let Some(place) = self.place {
-            error = error.with_context("lane", place.lane).with_context("peer", place.peer);
+            error = error.with_context("queue", place.queue).with_context("peer", place.peer);
             if let Some(command) = place.command {
                 error = error
                     .with_context("op", command.op)

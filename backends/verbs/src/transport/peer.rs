@@ -1,4 +1,4 @@
-//! One lane's connection to one peer.
+//! One queue's connection to one peer.
 
 use std::net::Ipv6Addr;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl std::fmt::Display for Route {
     }
 }
 
-/// A lane's connection to a peer.
+/// A queue's connection to a peer.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) stage: Stage,

@@ -1,4 +1,4 @@
-//! What the lanes of a transport share, and whose failure a fault is.
+//! What the queues of a transport share, and whose failure a fault is.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub(super) struct Port {
     pub(super) down_since: Mutex<Option<Instant>>,
 }
 
-/// What the lanes of a transport share.
+/// What the queues of a transport share.
 #[derive(Debug)]
 pub(super) struct Shared {
     /// Field order is drop order: peers' access to memory ends, then the device.
@@ -35,7 +35,7 @@ pub(super) struct Shared {
     /// This rank's index in the team.
     pub(super) me: u32,
     pub(super) port: Port,
-    /// Number, lane and peer of every queue pair that leads to a peer, in ascending order.
+    /// Number, queue and peer of every queue pair that leads to a peer, in ascending order.
     pub(super) numbers: Vec<(u32, u32, u32)>,
 }
 
@@ -79,8 +79,8 @@ impl Shared {
     /// Where a queue pair leads to. Nowhere, if it is that of the read-back.
     fn place_of(&self, number: u32) -> Option<Place> {
         let at = self.numbers.binary_search_by_key(&number, |(number, ..)| *number).ok()?;
-        let (_, lane, peer) = self.numbers[at];
-        Some(Place { lane, peer, command: None })
+        let (_, queue, peer) = self.numbers[at];
+        Some(Place { queue, peer, command: None })
     }
 
     /// Takes what the device reports beside completions.

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
-use tokenyard_core::config::PartTable;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
     Command, Event, NO_COMMAND, NO_EVENT, Team, Transport as _, TransportNeeds, Window,
 };
@@ -22,7 +22,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn needs() -> TransportNeeds {
     TransportNeeds {
         windows: 1,
-        lanes: 1,
+        queues: 1,
         signals: 4,
         queue_depth: DEPTH as u32,
         largest_put: 1 << 16,
@@ -51,7 +51,8 @@ pub(crate) fn ranks(name: &str, count: u32, keys: &str, needs: &TransportNeeds) 
         .map(|me| {
             let device = format!("{name}{me}");
             let nic = Nic::new(&device);
-            let table = PartTable::from_text(&format!("device = \"{device}\"\n{keys}"), "a.toml");
+            let table =
+                ComponentTable::from_text(&format!("device = \"{device}\"\n{keys}"), "a.toml");
             let config = Verbs::configure(&table).unwrap();
             let mut transport = Verbs::open(config, &Team::world(me, count), needs).unwrap();
             let mut memory = Box::new([0; WORDS]);
@@ -84,13 +85,13 @@ fn window(memory: &mut Box<[u64; WORDS]>) -> Window {
 }
 
 impl Rank {
-    /// Posts to lane 0; how many were accepted.
+    /// Posts to queue 0; how many were accepted.
     pub(crate) fn post(&self, commands: &[Command]) -> usize {
         // SAFETY: sources are the first half of the window, which changes only between commands.
         unsafe { self.transport.post(0, commands).unwrap() }
     }
 
-    /// Polls lane 0 until `count` events have come.
+    /// Polls queue 0 until `count` events have come.
     pub(crate) fn events(&self, count: usize) -> Vec<Event> {
         let start = Instant::now();
         let mut found = Vec::new();

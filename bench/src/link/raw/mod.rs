@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use tokenyard_core::bootstrap::World;
-use tokenyard_core::config::PartChoice;
+use tokenyard_core::config::ComponentChoice;
 
 use super::{DEPTH, PATIENCE};
 
@@ -43,7 +43,7 @@ pub(super) struct Seen {
 }
 
 /// Opens the bare link under the transport that a config names. Collective.
-pub(super) fn open(world: &World, choice: &PartChoice) -> Result<Box<dyn Raw>> {
+pub(super) fn open(world: &World, choice: &ComponentChoice) -> Result<Box<dyn Raw>> {
     let table = choice.table.text();
     match choice.name.as_str() {
         "libfabric" => Ok(Box::new(fabric::Fabric::open(world, &fabric::provider(table)?)?)),

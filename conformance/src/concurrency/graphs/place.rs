@@ -1,10 +1,11 @@
 //! Memory that lies still while a graph is launched, and what changes in it.
 
 use anyhow::{Context, Result, ensure};
-use tokenyard_core::moe::DType;
-use tokenyard_core::yard::{
-    Buffer, Cast, Combine, Dispatch, Handle, PendingDispatch, Received, Sizes, TensorRef, Yard,
+use tokenyard_core::communicator::{
+    Buffer, Cast, Combine, Communicator, Dispatch, Handle, PendingDispatch, Received, Sizes,
+    TensorRef,
 };
+use tokenyard_core::moe::DType;
 
 use super::super::chains::nth;
 use super::super::streams::{Plan, Track, WRONG, copy};
@@ -31,19 +32,19 @@ pub(super) fn variant(base: &Case, n: u64) -> Case {
 
 impl Variant {
     /// `most`: rows of what is received.
-    pub(super) fn new(yard: &Yard, plan: Plan, most: usize) -> Result<Self> {
-        let me = yard.rank() as usize;
+    pub(super) fn new(comm: &Communicator, plan: Plan, most: usize) -> Result<Self> {
+        let me = comm.rank() as usize;
         let tokens = plan.case.tokens_of(me) as u32;
         let nothing = |array: &oracle::Array, rows| vec![WRONG; rows * array.row_bytes()];
         let (arrived, combined) = (&plan.arrived.x, &plan.combined.x);
         let kept = [nothing(arrived, most), nothing(combined, combined.rows), vec![WRONG; 16]];
         let [arrived, combined, totals] = &kept;
         Ok(Self {
-            x: yard.buffer(&plan.x)?,
-            topk_idx: yard.buffer(&plan.topk_idx)?,
-            tokens: yard.buffer(&tokens.to_le_bytes())?,
-            rows: yard.buffer(&plan.rows)?,
-            kept: [yard.buffer(arrived)?, yard.buffer(combined)?, yard.buffer(totals)?],
+            x: comm.buffer(&plan.x)?,
+            topk_idx: comm.buffer(&plan.topk_idx)?,
+            tokens: comm.buffer(&tokens.to_le_bytes())?,
+            rows: comm.buffer(&plan.rows)?,
+            kept: [comm.buffer(arrived)?, comm.buffer(combined)?, comm.buffer(totals)?],
             plan,
         })
     }
@@ -65,10 +66,10 @@ impl Variant {
     }
 }
 
-pub(super) fn variants(yard: &mut Yard, base: &Case, count: u64) -> Result<Vec<Variant>> {
-    let most = most_rows(yard, base)?;
-    let plan = |n| Plan::new(yard, &variant(base, n));
-    (0..count).map(|n| Variant::new(yard, plan(n)?, most)).collect()
+pub(super) fn variants(comm: &mut Communicator, base: &Case, count: u64) -> Result<Vec<Variant>> {
+    let most = most_rows(comm, base)?;
+    let plan = |n| Plan::new(comm, &variant(base, n));
+    (0..count).map(|n| Variant::new(comm, plan(n)?, most)).collect()
 }
 
 /// Bytes in device memory, seen as rows of a type.
@@ -80,9 +81,9 @@ pub(super) struct Room {
 }
 
 impl Room {
-    pub(super) fn new(yard: &Yard, dtype: DType, shape: [usize; 2]) -> Result<Self> {
+    pub(super) fn new(comm: &Communicator, dtype: DType, shape: [usize; 2]) -> Result<Self> {
         let wrong = vec![WRONG; shape[0] * shape[1] * dtype.bytes()];
-        Ok(Self { memory: yard.buffer(&wrong)?, wrong: yard.buffer(&wrong)?, dtype, shape })
+        Ok(Self { memory: comm.buffer(&wrong)?, wrong: comm.buffer(&wrong)?, dtype, shape })
     }
 
     pub(super) fn tensor(&self) -> Result<TensorRef<'_>> {
@@ -123,23 +124,23 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn new(yard: &Yard, case: &Case) -> Result<Self> {
+    pub(super) fn new(comm: &Communicator, case: &Case) -> Result<Self> {
         let Case { max_tokens, topk, hidden, .. } = *case;
         let row = row_dtype(case.combine.row);
         Ok(Self {
-            x: Room::new(yard, dtype(case.sent_elem()), [max_tokens, hidden])?,
-            topk_idx: Room::new(yard, DType::I64, [max_tokens, topk])?,
-            tokens: Room::new(yard, DType::I32, [1, 1])?,
+            x: Room::new(comm, dtype(case.sent_elem()), [max_tokens, hidden])?,
+            topk_idx: Room::new(comm, DType::I64, [max_tokens, topk])?,
+            tokens: Room::new(comm, DType::I32, [1, 1])?,
             rows: None,
-            out: Room::new(yard, row, [max_tokens, hidden])?,
+            out: Room::new(comm, row, [max_tokens, hidden])?,
             case: case.clone(),
         })
     }
 
     /// Room for as many expert outputs as a worst-case dispatch gives rows. Before a capture.
-    pub(super) fn make_room(&mut self, yard: &Yard, rows: usize) -> Result<()> {
+    pub(super) fn make_room(&mut self, comm: &Communicator, rows: usize) -> Result<()> {
         let dtype = row_dtype(self.case.combine.row);
-        self.rows = Some(Room::new(yard, dtype, [rows, self.case.hidden])?);
+        self.rows = Some(Room::new(comm, dtype, [rows, self.case.hidden])?);
         Ok(())
     }
 
@@ -168,22 +169,26 @@ impl Place {
 
     pub(super) fn send<'a>(
         &'a self,
-        yard: &mut Yard,
+        comm: &mut Communicator,
         track: &Track,
     ) -> Result<PendingDispatch<'a>> {
-        let mut calls = yard.on(track.name).without_sync().with_tokens(self.tokens.tensor()?);
+        let mut calls = comm.on(track.name).without_sync().with_tokens(self.tokens.tensor()?);
         calls.dispatch_send(&self.call()?).context("send a dispatch")
     }
 
     /// Sends and receives in one call.
-    pub(super) fn dispatch(&self, yard: &mut Yard, track: &Track) -> Result<(Received, Handle)> {
-        let mut calls = yard.on(track.name).without_sync().with_tokens(self.tokens.tensor()?);
+    pub(super) fn dispatch(
+        &self,
+        comm: &mut Communicator,
+        track: &Track,
+    ) -> Result<(Received, Handle)> {
+        let mut calls = comm.on(track.name).without_sync().with_tokens(self.tokens.tensor()?);
         calls.dispatch(&self.call()?).context("dispatch")
     }
 
     pub(super) fn combine(
         &mut self,
-        yard: &mut Yard,
+        comm: &mut Communicator,
         track: &Track,
         handle: &Handle,
     ) -> Result<()> {
@@ -198,7 +203,7 @@ impl Place {
             out_weights: None,
             missing: None,
         };
-        yard.on(track.name).without_sync().combine(handle, combine).context("combine")
+        comm.on(track.name).without_sync().combine(handle, combine).context("combine")
     }
 
     /// Keeps what arrived and what came back.
@@ -227,7 +232,7 @@ pub(super) fn spoil(track: &Track, received: &mut Received, wrong: &Room) -> Res
 }
 
 /// How many rows a worst-case dispatch gives.
-pub(super) fn most_rows(yard: &mut Yard, case: &Case) -> Result<usize> {
-    let round = Round::new(case, yard.rank());
-    Ok(round.dispatch(yard).context("to know the most")?.received.rows())
+pub(super) fn most_rows(comm: &mut Communicator, case: &Case) -> Result<usize> {
+    let round = Round::new(case, comm.rank());
+    Ok(round.dispatch(comm).context("to know the most")?.received.rows())
 }

@@ -129,11 +129,12 @@ impl Hub {
         }
     }
 
-    /// Ends the ranks that came back and with which no yard can be brought up, as `by` found out.
+    /// Ends the ranks that came back and with which no communicator can be brought up, as `by` found out.
     pub(super) fn refuse_on_trial(&mut self, by: u32, why: &str) {
         for rank in self.rounds.on_trial() {
-            let why =
-                format!("came back, and no yard could be opened with it: rank {by} found: {why}");
+            let why = format!(
+                "came back, and no communicator could be opened with it: rank {by} found: {why}"
+            );
             self.depart(rank, End::Lost(why));
         }
     }

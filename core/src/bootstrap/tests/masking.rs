@@ -324,7 +324,7 @@ fn an_error_that_no_loss_explains_is_no_reason_to_begin_anew() {
     });
 }
 
-/// Agrees once with others, as a bring-up does. Returns the number that all know the yard by.
+/// Agrees once with others, as a bring-up does. Returns the number that all know the communicator by.
 fn bring_up_with(
     world: &World,
     hidden: &str,
@@ -332,14 +332,15 @@ fn bring_up_with(
 ) -> std::result::Result<(u64, Vec<u32>), Next> {
     let members = world.admit(ask).unwrap();
     let there = (0..3).filter(|rank| members.has(*rank)).collect();
-    match members.agree("yard", &[("hidden".into(), hidden.into())]) {
+    match members.agree("communicator", &[("hidden".into(), hidden.into())]) {
         Ok(number) => Ok((number, there)),
         Err(error) => Err(members.after(&error, LATE)),
     }
 }
 
 #[test]
-fn a_rank_lost_between_the_join_and_the_first_yard_is_a_member_to_all_until_it_is_found_out() {
+fn a_rank_lost_between_the_join_and_the_first_communicator_is_a_member_to_all_until_it_is_found_out()
+ {
     let meeting = Meeting::masking();
     let (died, begun) = (Gate::new(3), Gate::new(2));
     on_threads(3, |rank| {
@@ -357,7 +358,7 @@ fn a_rank_lost_between_the_join_and_the_first_yard_is_a_member_to_all_until_it_i
         let members = early.unwrap_or_else(|| world.admit(Ask::First).unwrap());
         assert!(members.has(1), "the join said that all are there");
         begun.wait();
-        let error = members.agree("yard", &[]).unwrap_err();
+        let error = members.agree("communicator", &[]).unwrap_err();
         assert!(matches!(members.after(&error, LATE), Next::Anew(Ask::Again)), "{error}");
         assert_eq!(bring_up_with(&world, "64", Ask::Again).unwrap().1, [0, 2]);
         world.barrier("both still here").unwrap();
@@ -383,7 +384,7 @@ fn the_word_of_rank_0_that_another_begins_anew_is_enough_to_do_so() {
 }
 
 #[test]
-fn all_know_a_yard_by_one_number_also_who_came_back() {
+fn all_know_a_communicator_by_one_number_also_who_came_back() {
     without_rank_1(|meeting, world| {
         let (first, there) = bring_up_with(world, "64", Ask::First)
             .unwrap_or_else(|_| bring_up_with(world, "64", Ask::Again).unwrap());

@@ -21,7 +21,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "foo = 1\n",
-        ":5: unknown key `foo` in [transport.scale_up]; expected use. Fix: a part's own keys belong in its own table, such as [transport.scale_up.shm]",
+        ":5: unknown key `foo` in [transport.scale_up]; expected use. Fix: a component's own keys belong in its own table, such as [transport.scale_up.shm]",
     ),
     (
         "",
@@ -127,7 +127,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[transport.scale_out]\nuse = \"none\"\n[transport.scale_out.none]",
-        ":7: transport.scale_out.none is not named after a part; expected a part's name: 1 to 64 characters of a-z, 0-9, _ and -",
+        ":7: transport.scale_out.none is not named after a component; expected a component's name: 1 to 64 characters of a-z, 0-9, _ and -",
     ),
     (
         "kernels",
@@ -137,42 +137,42 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "kernels",
         "[kernels]\nuse = [\"cpu\"]",
-        r#":4: kernels.use = ["cpu"] is an array; expected a part's name: 1 to 64 characters of a-z, 0-9, _ and -"#,
+        r#":4: kernels.use = ["cpu"] is an array; expected a component's name: 1 to 64 characters of a-z, 0-9, _ and -"#,
     ),
     (
         "kernels",
         "[kernels]\nuse = \"CPU\"",
-        r#":4: kernels.use = "CPU" is not the name of a part; expected a part's name: 1 to 64 characters of a-z, 0-9, _ and -"#,
+        r#":4: kernels.use = "CPU" is not the name of a component; expected a component's name: 1 to 64 characters of a-z, 0-9, _ and -"#,
     ),
     (
         "kernels",
         "[kernels]\nuse = \"none\"",
-        r#":4: kernels.use = "none" is a reserved word; expected the name of a part"#,
+        r#":4: kernels.use = "none" is a reserved word; expected the name of a component"#,
     ),
     (
         "kernels",
         "[kernels]\nuse = \"\"",
-        r#":4: kernels.use = "" is not the name of a part; expected a part's name: 1 to 64 characters of a-z, 0-9, _ and -"#,
+        r#":4: kernels.use = "" is not the name of a component; expected a component's name: 1 to 64 characters of a-z, 0-9, _ and -"#,
     ),
     (
         "kernels",
         "[kernels]\nuse = \"cpu\"\nthreads = 1",
-        ":5: unknown key `threads` in [kernels]; expected use. Fix: a part's own keys belong in its own table, such as [kernels.cpu]",
+        ":5: unknown key `threads` in [kernels]; expected use. Fix: a component's own keys belong in its own table, such as [kernels.cpu]",
     ),
     (
         "kernels",
         "[kernels]\nuse = \"cpu\"\ncpu = 1",
-        ":5: kernels.cpu = 1 is an integer; expected a table of the part's own keys",
+        ":5: kernels.cpu = 1 is an integer; expected a table of the component's own keys",
     ),
     (
         "",
         r#"[kernels."c p u"]"#,
-        r#":5: kernels."c p u" is not named after a part; expected a part's name: 1 to 64 characters of a-z, 0-9, _ and -"#,
+        r#":5: kernels."c p u" is not named after a component; expected a component's name: 1 to 64 characters of a-z, 0-9, _ and -"#,
     ),
     (
         "",
         "[[kernels.cpu]]\na = 1",
-        ":5: kernels.cpu = [[kernels.cpu]] is an array; expected a table of the part's own keys",
+        ":5: kernels.cpu = [[kernels.cpu]] is an array; expected a table of the component's own keys",
     ),
     (
         "",
@@ -227,7 +227,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[transport.scale_out]\nuse = [\"efa\", \"none\"]",
-        r#":6: transport.scale_out.use[1] = "none" is a reserved word; expected the name of a part"#,
+        r#":6: transport.scale_out.use[1] = "none" is a reserved word; expected the name of a component"#,
     ),
     (
         "",
@@ -237,17 +237,17 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[transport.scale_out]\nuse = [\"efa\", 1]",
-        ":6: transport.scale_out.use[1] = 1 is an integer; expected a part's name: 1 to 64 characters of a-z, 0-9, _ and -",
+        ":6: transport.scale_out.use[1] = 1 is an integer; expected a component's name: 1 to 64 characters of a-z, 0-9, _ and -",
     ),
     (
         "",
         "[topology]\nuse = \"none\"",
-        r#":6: topology.use = "none" is a reserved word; expected the name of a part"#,
+        r#":6: topology.use = "none" is a reserved word; expected the name of a component"#,
     ),
     (
         "",
         "[topology]\nuse = \"auto\"\ndomain = 2",
-        ":7: unknown key `domain` in [topology]; expected one of use, domains; did you mean domains?. Fix: a part's own keys belong in its own table, such as [topology.auto]",
+        ":7: unknown key `domain` in [topology]; expected one of use, domains; did you mean domains?. Fix: a component's own keys belong in its own table, such as [topology.auto]",
     ),
     ("", "[plugins]", ":5: missing key `paths` in [plugins]; expected an array of absolute paths"),
     (

@@ -1,7 +1,7 @@
 //! What the whole file may and may not say.
 
 mod bad_files;
-mod part_table;
+mod component_table;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -79,7 +79,8 @@ fn a_full_file_is_read() {
     assert_eq!(config.topology.name, "declared");
     let plugins = ["/usr/lib/tokenyard/libtokenyard_efa.so", "/opt/vendor"];
     assert_eq!(config.plugins, plugins.map(PathBuf::from));
-    let unused = UnusedTable { section: "kernels".to_owned(), part: "cpu".to_owned(), line: 12 };
+    let unused =
+        UnusedTable { section: "kernels".to_owned(), component: "cpu".to_owned(), line: 12 };
     assert_eq!(config.unused_tables, [unused]);
 }
 
@@ -151,7 +152,7 @@ fn the_default_topology_gets_its_own_table() {
 }
 
 #[test]
-fn ranks_agree_on_parts_and_deadlines_but_not_on_paths_and_tables() {
+fn ranks_agree_on_components_and_deadlines_but_not_on_paths_and_tables() {
     let pairs = Config::parse(VALID, "full.toml").unwrap().agreement();
     let pairs: Vec<_> = pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     let expected = [

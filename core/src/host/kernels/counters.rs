@@ -8,9 +8,9 @@ impl OpenKernels {
     /// What it counts for reports; nothing where it does not.
     ///
     /// # Errors
-    /// What the part says; counters that cannot be of a world of `ranks`.
+    /// What the component says; counters that cannot be of a world of `ranks`.
     pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
-        if self.part.table.counters.is_none() {
+        if self.component.table.counters.is_none() {
             return Ok(None);
         }
         let mut counters = abi::TyCounters {
@@ -27,14 +27,14 @@ impl OpenKernels {
             return Ok(None);
         }
         check_counters(&counters, ranks)
-            .map_err(|error| error.with_context("part", self.name()))?;
+            .map_err(|error| error.with_context("component", self.name()))?;
         Ok(Some(counters))
     }
 
     /// When things happened in an operation that has ended.
     ///
     /// # Errors
-    /// A part without the slot; what the part says.
+    /// A component without the slot; what the component says.
     pub fn trace(&mut self, operation: u64) -> Result<Trace> {
         let mut trace = Trace { size: size_of::<Trace>(), ..Trace::default() };
         // SAFETY: as in `counters`.

@@ -10,7 +10,7 @@ impl OpenKernels {
     /// What the kernel set will use, within `limits`.
     ///
     /// # Errors
-    /// What the part says, or needs beyond the limits.
+    /// What the component says, or needs beyond the limits.
     pub fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
         let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
@@ -38,7 +38,7 @@ impl OpenKernels {
             let text =
                 format!("found needs with the flags {unknown:#x}, which this core does not know");
             return Err(Error::new(ErrorKind::Plugin, "needs", text)
-                .with_context("part", self.name())
+                .with_context("component", self.name())
                 .with_fix("use a kernel set that was made for this version"));
         }
         if needs.flags & (abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC) != 0 {
@@ -63,17 +63,17 @@ impl OpenKernels {
             needs.windows,
             abi::TY_MAX_WINDOWS
         );
-        Err(Error::new(ErrorKind::Plugin, "needs", text).with_context("part", self.name()))
+        Err(Error::new(ErrorKind::Plugin, "needs", text).with_context("component", self.name()))
     }
 
     fn check_graph_slots(&self, flags: u32) -> Result<()> {
         if flags & abi::TY_NEEDS_STREAMS == 0 {
             let text = "found TY_NEEDS_NO_SYNC alone; expected TY_NEEDS_STREAMS with it";
             return Err(Error::new(ErrorKind::Plugin, "needs", text)
-                .with_context("part", self.name())
+                .with_context("component", self.name())
                 .with_fix("report it to the author of the kernel set"));
         }
-        let table = self.part.table;
+        let table = self.component.table;
         for (slot, is_missing) in [
             ("graph_begin", table.graph_begin.is_none()),
             ("graph_end", table.graph_end.is_none()),
@@ -88,7 +88,7 @@ impl OpenKernels {
     }
 
     fn check_stream_slots(&self) -> Result<()> {
-        let table = self.part.table;
+        let table = self.component.table;
         for (slot, is_missing) in [
             ("stream_create", table.stream_create.is_none()),
             ("stream_destroy", table.stream_destroy.is_none()),
@@ -108,10 +108,10 @@ impl OpenKernels {
         needs: (u32, &LinkNeeds),
     ) -> Result<()> {
         let (windows, link) = needs;
-        let windows = if link.lanes == 0 { 0 } else { windows };
+        let windows = if link.queues == 0 { 0 } else { windows };
         for (what, wanted, limit) in [
             ("windows", windows.into(), limits.max_windows.min(abi::TY_MAX_WINDOWS as u32).into()),
-            ("lanes", u64::from(link.lanes), u64::from(limits.max_lanes)),
+            ("queues", u64::from(link.queues), u64::from(limits.max_queues)),
             ("signals", link.signals.into(), limits.max_signals.into()),
             ("queue depth", link.queue_depth.into(), limits.max_queue_depth.into()),
             ("bytes of a put", link.largest_put, limits.largest_put),

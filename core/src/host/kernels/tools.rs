@@ -9,7 +9,7 @@ impl OpenKernels {
     /// Memory of the kind it works on.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
@@ -24,7 +24,7 @@ impl OpenKernels {
     /// # Safety
     /// No operation uses it but those that are never received.
     pub unsafe fn tensor_free(&mut self, pointer: *mut u8) {
-        if let Some(free) = self.part.table.tensor_free {
+        if let Some(free) = self.component.table.tensor_free {
             // SAFETY: as in `tensor_alloc`, and by this function's contract.
             unsafe { free(self.instance, pointer) }
         }
@@ -33,7 +33,7 @@ impl OpenKernels {
     /// Copies between host memory and memory of the kind it works on.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     ///
     /// # Safety
     /// Both ranges are valid; of operations only those that are never received still use them.
@@ -45,7 +45,7 @@ impl OpenKernels {
     /// A stream for tools.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     pub fn stream_create(&mut self) -> Result<*mut c_void> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: as in `tensor_alloc`.
@@ -60,7 +60,7 @@ impl OpenKernels {
     /// # Safety
     /// `stream` is of [`stream_create`](Self::stream_create), and no call names it any more.
     pub unsafe fn stream_destroy(&mut self, stream: *mut c_void) {
-        if let Some(destroy) = self.part.table.stream_destroy {
+        if let Some(destroy) = self.component.table.stream_destroy {
             // SAFETY: as in `tensor_alloc`, and by this function's contract.
             unsafe { destroy(self.instance, stream) }
         }
@@ -69,7 +69,7 @@ impl OpenKernels {
     /// Queues a copy between two places of the device's memory.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     ///
     /// # Safety
     /// `stream` is one of the device's; it lives, and both ranges stay valid, until it has passed the
@@ -90,7 +90,7 @@ impl OpenKernels {
     /// What is queued on a tool's stream from now on is recorded.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     ///
     /// # Safety
     /// `stream` is of [`stream_create`](Self::stream_create).
@@ -102,7 +102,7 @@ impl OpenKernels {
     /// Ends a recording.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     ///
     /// # Safety
     /// As [`graph_begin`](Self::graph_begin).
@@ -118,7 +118,7 @@ impl OpenKernels {
     /// Queues a graph.
     ///
     /// # Errors
-    /// What the part says.
+    /// What the component says.
     ///
     /// # Safety
     /// `stream` is of [`stream_create`](Self::stream_create), `graph` of [`graph_end`](Self::graph_end),
@@ -135,7 +135,7 @@ impl OpenKernels {
     /// # Safety
     /// `graph` is of [`graph_end`](Self::graph_end), and nobody launches it any more.
     pub unsafe fn graph_destroy(&mut self, graph: *mut c_void) {
-        if let Some(destroy) = self.part.table.graph_destroy {
+        if let Some(destroy) = self.component.table.graph_destroy {
             // SAFETY: as in `tensor_alloc`, and by this function's contract.
             unsafe { destroy(self.instance, graph) }
         }

@@ -17,13 +17,13 @@ fn one(script: Script, options: &ProxyOptions) -> (Proxy, Remote) {
     (Proxy::start(vec![engine], options).unwrap(), remote)
 }
 
-fn commands(lane: u32, flags: u16, tags: std::ops::Range<u64>) -> Vec<Command> {
-    tags.map(|tag| Command { lane, flags, tag, value: tag, peer: 5, ..NO_COMMAND }).collect()
+fn commands(queue: u32, flags: u16, tags: std::ops::Range<u64>) -> Vec<Command> {
+    tags.map(|tag| Command { queue, flags, tag, value: tag, peer: 5, ..NO_COMMAND }).collect()
 }
 
 fn post(proxy: &Proxy, commands: &[Command]) -> usize {
     // SAFETY: the engines of these tests touch no memory.
-    unsafe { proxy.post(commands[0].lane, commands).unwrap() }
+    unsafe { proxy.post(commands[0].queue, commands).unwrap() }
 }
 
 fn until(what: &str, mut found: impl FnMut() -> bool) {
@@ -34,11 +34,11 @@ fn until(what: &str, mut found: impl FnMut() -> bool) {
     }
 }
 
-fn events(proxy: &Proxy, lane: u32, count: usize) -> Vec<Event> {
+fn events(proxy: &Proxy, queue: u32, count: usize) -> Vec<Event> {
     let mut all = Vec::new();
     until("events come", || {
         let mut some = [NO_EVENT; 7];
-        let found = proxy.poll(lane, &mut some).unwrap();
+        let found = proxy.poll(queue, &mut some).unwrap();
         all.extend_from_slice(&some[..found]);
         all.len() >= count
     });
@@ -47,7 +47,7 @@ fn events(proxy: &Proxy, lane: u32, count: usize) -> Vec<Event> {
 }
 
 fn form(event: &Event) -> (u32, u32, u32, i32, u64) {
-    (event.kind, event.lane, event.peer, event.status, event.tag)
+    (event.kind, event.queue, event.peer, event.status, event.tag)
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn an_unread_event_holds_its_room() {
 }
 
 #[test]
-fn a_full_lane_stops_no_other() {
+fn a_full_queue_stops_no_other() {
     let script = Script { stuck: true, ..Script::default() };
     let (stuck, _) = Scripted::new(script);
     let (well, _) = Scripted::new(Script::default());
@@ -98,7 +98,7 @@ fn a_full_lane_stops_no_other() {
     assert_eq!(
         post(&proxy, &commands(0, 0, 0..9)),
         2,
-        "the lane has room, though its thread is stuck"
+        "the queue has room, though its thread is stuck"
     );
 }
 
@@ -114,7 +114,7 @@ fn a_post_wakes_a_thread_that_naps() {
             std::mem::replace(&mut before, polls) == polls
         });
         assert_eq!(post(&proxy, &commands(0, 0, tag..tag + 1)), 1);
-        // Without a poll of the lane, which would wake it too.
+        // Without a poll of the queue, which would wake it too.
         until("it is posted", || remote.seen().accepted.len() as u64 == tag + 1);
     }
 }
@@ -193,7 +193,7 @@ fn an_engine_that_panics_ends_everything_with_an_error() {
 #[test]
 fn an_engine_that_ends_a_command_twice_is_given_up() {
     let error = fail_for_good(Fatal::Stranger);
-    let expected = "poll ended tag 0x1000000000000000 of lane 0, which is not in flight";
+    let expected = "poll ended tag 0x1000000000000000 of queue 0, which is not in flight";
     assert!(error.contains(expected), "{error}");
 }
 
@@ -201,8 +201,8 @@ fn an_engine_that_ends_a_command_twice_is_given_up() {
 fn a_drop_flushes_what_was_posted() {
     let (proxy, remote) =
         one(Script { moody: true, ..Script::default() }, &ProxyOptions::new(3, 64));
-    for lane in 0..3 {
-        assert_eq!(post(&proxy, &commands(lane, 0, 0..64)), 64);
+    for queue in 0..3 {
+        assert_eq!(post(&proxy, &commands(queue, 0, 0..64)), 64);
     }
     drop(proxy);
     assert_eq!(remote.seen().accepted.len(), 3 * 64);
@@ -252,20 +252,20 @@ fn a_thread_that_cannot_be_pinned_works_all_the_same() {
 
 #[test]
 fn wrong_sizes_are_refused_with_what_was_expected() {
-    let refused = |engines: usize, lanes, depth| {
+    let refused = |engines: usize, queues, depth| {
         let engines = (0..engines).map(|_| Scripted::new(Script::default()).0).collect();
-        let error = Proxy::start(engines, &ProxyOptions::new(lanes, depth)).unwrap_err();
+        let error = Proxy::start(engines, &ProxyOptions::new(queues, depth)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         error.message().to_owned()
     };
     assert_eq!(refused(0, 1, 1), "found engines = 0; expected at least 1");
-    assert_eq!(refused(1, 0, 1), "found lanes = 0; expected at least 1");
+    assert_eq!(refused(1, 0, 1), "found queues = 0; expected at least 1");
     assert_eq!(refused(1, 1, 0), "found queue_depth = 0; expected 1 to 1048576");
     assert_eq!(refused(1, 1, 1 << 21), "found queue_depth = 2097152; expected 1 to 1048576");
 }
 
 #[test]
-fn an_unknown_lane_is_an_error() {
+fn an_unknown_queue_is_an_error() {
     let (proxy, _) = one(Script::default(), &ProxyOptions::new(2, 4));
     assert_eq!(proxy.poll(2, &mut [NO_EVENT]), Err(abi::TY_INTERNAL));
 }

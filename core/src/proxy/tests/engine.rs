@@ -37,7 +37,7 @@ pub(super) struct Script {
 /// What the test sees of an engine.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// (lane, value) of the commands that it accepted, in order.
+    /// (queue, value) of the commands that it accepted, in order.
     pub(super) accepted: Vec<(u32, u64)>,
     pub(super) most_in_flight: usize,
     pub(super) thread: Option<String>,
@@ -93,7 +93,7 @@ impl Scripted {
 }
 
 impl Engine for Scripted {
-    unsafe fn post(&mut self, lane: u32, commands: &[Command]) -> Result<usize, i32> {
+    unsafe fn post(&mut self, queue: u32, commands: &[Command]) -> Result<usize, i32> {
         let script = lock(&self.script).clone();
         let most = if script.moody { self.random(commands.len() + 1) } else { commands.len() };
         let seen = Arc::clone(&self.seen);
@@ -105,15 +105,15 @@ impl Engine for Scripted {
                 Some((at, Fatal::Panic)) if at == number => panic!("scripted"),
                 _ => {}
             }
-            assert!(command.flags & abi::TY_FLAG_NOTIFY != 0 && command.lane == lane);
+            assert!(command.flags & abi::TY_FLAG_NOTIFY != 0 && command.queue == queue);
             let failed = script.failing.contains(&number);
             let (kind, status) = match failed {
                 true => (abi::TY_EVENT_ERROR, abi::TY_DEADLINE),
                 false => (abi::TY_EVENT_DONE, abi::TY_OK),
             };
             // Without the peer: the proxy knows it.
-            self.in_flight.push_back(Event { kind, lane, status, tag: command.tag, ..NO_EVENT });
-            seen.accepted.push((lane, command.value));
+            self.in_flight.push_back(Event { kind, queue, status, tag: command.tag, ..NO_EVENT });
+            seen.accepted.push((queue, command.value));
         }
         seen.most_in_flight = seen.most_in_flight.max(self.in_flight.len());
         Ok(most)

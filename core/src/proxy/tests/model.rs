@@ -5,7 +5,7 @@ use std::time::Duration;
 use loom::thread;
 
 use super::super::bell::Bell;
-use super::super::lane::{Lane, Server, lane};
+use super::super::queue::{Queue, Server, queue};
 use super::super::ring::ring;
 use super::super::sync::Arc;
 use crate::abi;
@@ -46,7 +46,7 @@ fn items_cross_a_ring_in_order_and_whole() {
     });
 }
 
-/// Ends so many commands of the lanes at once, and waits by `pause` whenever there are none.
+/// Ends so many commands of the queues at once, and waits by `pause` whenever there are none.
 fn serve(servers: &mut [Server], commands: usize, mut pause: impl FnMut(&mut [Server])) {
     let mut ended = 0;
     while ended < commands {
@@ -72,10 +72,10 @@ fn asleep(bell: &Bell, servers: &mut [Server]) {
     bell.sleep(Duration::ZERO, || servers.iter_mut().any(Server::has_waiting));
 }
 
-fn post_all(lane: &mut Lane, commands: &[Command]) {
+fn post_all(queue: &mut Queue, commands: &[Command]) {
     let mut posted = 0;
     while posted < commands.len() {
-        posted += lane.post(&commands[posted..]);
+        posted += queue.post(&commands[posted..]);
         if posted < commands.len() {
             thread::yield_now();
         }
@@ -86,7 +86,7 @@ fn post_all(lane: &mut Lane, commands: &[Command]) {
 fn a_post_is_never_missed_by_a_thread_that_falls_asleep() {
     check(3, || {
         let bell = Arc::new(Bell::new());
-        let (mut poster, server) = lane(0, 1, Arc::clone(&bell));
+        let (mut poster, server) = queue(0, 1, Arc::clone(&bell));
         let thread = thread::spawn(move || {
             serve(&mut [server], 2, |servers| asleep(&bell, servers));
         });
@@ -100,8 +100,8 @@ fn a_post_is_never_missed_by_a_thread_that_falls_asleep() {
 fn two_posters_share_a_thread_that_sleeps() {
     check(2, || {
         let bell = Arc::new(Bell::new());
-        let (mut first, first_server) = lane(0, 1, Arc::clone(&bell));
-        let (mut second, second_server) = lane(1, 1, Arc::clone(&bell));
+        let (mut first, first_server) = queue(0, 1, Arc::clone(&bell));
+        let (mut second, second_server) = queue(1, 1, Arc::clone(&bell));
         let thread = thread::spawn(move || {
             serve(&mut [first_server, second_server], 2, |servers| asleep(&bell, servers));
         });
@@ -116,7 +116,7 @@ fn two_posters_share_a_thread_that_sleeps() {
 #[test]
 fn every_event_has_room_and_comes_once_where_some_are_asked_for() {
     check(3, || {
-        let (mut poster, server) = lane(0, 1, Arc::new(Bell::new()));
+        let (mut poster, server) = queue(0, 1, Arc::new(Bell::new()));
         let thread = thread::spawn(move || serve(&mut [server], 3, |_| thread::yield_now()));
         let commands = [abi::TY_FLAG_NOTIFY, abi::TY_FLAG_NOTIFY, 0]
             .map(|flags| Command { flags, ..NO_COMMAND });

@@ -14,9 +14,9 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 struct Plan {
-    lanes: u32,
+    queues: u32,
     depth: u32,
-    /// (lane, commands, every how many-th asks for its event), in the order of posting.
+    /// (queue, commands, every how many-th asks for its event), in the order of posting.
     batches: Vec<(u32, usize, u64)>,
     engines: Vec<Script>,
 }
@@ -40,12 +40,12 @@ fn script() -> impl Strategy<Value = Script> {
 }
 
 fn plan() -> impl Strategy<Value = Plan> {
-    (1_u32..=4, 1_u32..=70).prop_flat_map(|(lanes, depth)| {
-        let batch = (0..lanes, 1_usize..=80, 1_u64..=5);
+    (1_u32..=4, 1_u32..=70).prop_flat_map(|(queues, depth)| {
+        let batch = (0..queues, 1_usize..=80, 1_u64..=5);
         let batches = prop::collection::vec(batch, 1..20);
         let engines = prop::collection::vec(script(), 1..=3);
         (batches, engines).prop_map(move |(batches, engines)| Plan {
-            lanes,
+            queues,
             depth,
             batches,
             engines,
@@ -53,10 +53,10 @@ fn plan() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// One lane, as its poster sees it.
+/// One queue, as its poster sees it.
 #[derive(Default)]
 struct Poster {
-    lane: u32,
+    queue: u32,
     /// By tag: whether an event was asked for, and the kinds of the events that came.
     commands: Vec<(bool, Vec<u32>)>,
     /// Notified commands whose events have not come.
@@ -64,11 +64,11 @@ struct Poster {
 }
 
 impl Poster {
-    /// Posts the first of `count` new commands that the lane accepts; one in `every` asks for its event.
+    /// Posts the first of `count` new commands that the queue accepts; one in `every` asks for its event.
     fn post_some(&mut self, proxy: &Proxy, count: usize, every: u64) -> usize {
         let first = self.commands.len() as u64;
         let command = |tag: u64| Command {
-            lane: self.lane,
+            queue: self.queue,
             flags: if tag.is_multiple_of(every) { abi::TY_FLAG_NOTIFY } else { 0 },
             peer: tag as u32 % 3,
             value: tag,
@@ -77,7 +77,7 @@ impl Poster {
         };
         let batch: Vec<_> = (first..first + count as u64).map(command).collect();
         // SAFETY: the engines of these tests touch no memory.
-        let accepted = unsafe { proxy.post(self.lane, &batch).unwrap() };
+        let accepted = unsafe { proxy.post(self.queue, &batch).unwrap() };
         for command in &batch[..accepted] {
             let notify = command.flags & abi::TY_FLAG_NOTIFY != 0;
             self.missing += usize::from(notify);
@@ -88,9 +88,9 @@ impl Poster {
 
     fn poll(&mut self, proxy: &Proxy) {
         let mut events = [NO_EVENT; 5];
-        let count = proxy.poll(self.lane, &mut events).unwrap();
+        let count = proxy.poll(self.queue, &mut events).unwrap();
         for event in &events[..count] {
-            assert_eq!((event.lane, event.peer), (self.lane, event.tag as u32 % 3));
+            assert_eq!((event.queue, event.peer), (self.queue, event.tag as u32 % 3));
             assert_eq!(event.status < 0, event.kind == abi::TY_EVENT_ERROR);
             let (notify, kinds) = &mut self.commands[event.tag as usize];
             self.missing -= usize::from(*notify && kinds.is_empty());
@@ -107,7 +107,7 @@ impl Poster {
         }
     }
 
-    /// Polls until everything has ended, silent commands too: then as many as the lane has room for
+    /// Polls until everything has ended, silent commands too: then as many as the queue has room for
     /// are accepted at once.
     fn drain(&mut self, proxy: &Proxy, room: usize) {
         let (start, mut all_ended) = (Instant::now(), false);
@@ -120,10 +120,11 @@ impl Poster {
         }
     }
 
-    /// What came, against what the engine of the lane has seen; `number` counts its commands.
+    /// What came, against what the engine of the queue has seen; `number` counts its commands.
     fn check(&self, script: &Script, seen: &Seen) {
-        let of_lane = seen.accepted.iter().enumerate().filter(|(_, (lane, _))| *lane == self.lane);
-        let accepted: Vec<_> = of_lane.map(|(number, (_, value))| (number, *value)).collect();
+        let of_queue =
+            seen.accepted.iter().enumerate().filter(|(_, (queue, _))| *queue == self.queue);
+        let accepted: Vec<_> = of_queue.map(|(number, (_, value))| (number, *value)).collect();
         assert!((0..).zip(&accepted).all(|(tag, (_, value))| tag == *value), "{accepted:?}");
         assert!(seen.dropped || accepted.len() == self.commands.len(), "commands were lost");
         for (tag, (notify, kinds)) in self.commands.iter().enumerate() {
@@ -142,16 +143,16 @@ impl Poster {
 fn check(plan: &Plan) {
     let (engines, remotes): (Vec<_>, Vec<Remote>) =
         plan.engines.iter().cloned().map(Scripted::new).unzip();
-    let proxy = Proxy::start(engines, &ProxyOptions::new(plan.lanes, plan.depth)).unwrap();
+    let proxy = Proxy::start(engines, &ProxyOptions::new(plan.queues, plan.depth)).unwrap();
     let mut posters: Vec<_> =
-        (0..plan.lanes).map(|lane| Poster { lane, ..Poster::default() }).collect();
+        (0..plan.queues).map(|queue| Poster { queue, ..Poster::default() }).collect();
     let room = plan.depth.next_power_of_two() as usize;
     std::thread::scope(|scope| {
         for poster in &mut posters {
             let proxy = &proxy;
             scope.spawn(move || {
-                let lane = poster.lane;
-                for (_, count, every) in plan.batches.iter().filter(|batch| batch.0 == lane) {
+                let queue = poster.queue;
+                for (_, count, every) in plan.batches.iter().filter(|batch| batch.0 == queue) {
                     poster.post(proxy, *count, *every);
                 }
                 poster.drain(proxy, room);
@@ -161,17 +162,17 @@ fn check(plan: &Plan) {
 
     let mut well = true;
     for poster in &posters {
-        let engine = poster.lane as usize % plan.engines.len();
+        let engine = poster.queue as usize % plan.engines.len();
         poster.check(&plan.engines[engine], &remotes[engine].seen());
     }
     for (first, remote) in remotes.iter().enumerate() {
-        let lanes = (first..plan.lanes as usize).step_by(plan.engines.len()).count();
-        assert!(remote.seen().most_in_flight <= lanes * room, "INV-5");
-        // An engine without lanes may fail, too, and be seen late.
-        well &= !(lanes > 0 && remote.seen().dropped);
+        let queues = (first..plan.queues as usize).step_by(plan.engines.len()).count();
+        assert!(remote.seen().most_in_flight <= queues * room, "INV-5");
+        // An engine without queues may fail, too, and be seen late.
+        well &= !(queues > 0 && remote.seen().dropped);
     }
     assert!(well || proxy.health().is_err());
-    assert!(!well || plan.lanes < plan.engines.len() as u32 || proxy.health().is_ok());
+    assert!(!well || plan.queues < plan.engines.len() as u32 || proxy.health().is_ok());
 }
 
 proptest! {

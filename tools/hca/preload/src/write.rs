@@ -186,7 +186,7 @@ fn query_port(device: &Device, call: &mut Command<'_>) {
     out.u16(20, 1); // partition keys
     out.u16(22, device.lid);
     out.put(26, &[state, 5, 5]); // state, largest packet, packet
-    out.put(34, &[2, 32, physical, 1]); // four lanes of EDR, link, InfiniBand
+    out.put(34, &[2, 32, physical, 1]); // four queues of EDR, link, InfiniBand
 }
 
 fn pd(device: &Device, handle: u32) -> Result<u32, c_int> {

@@ -42,7 +42,7 @@ enum Source {
 }
 
 /// What lies at a path, links not followed.
-enum Found {
+enum Lookup {
     Link(String),
     Other,
     Missing,
@@ -228,9 +228,9 @@ impl Tree {
             other => return other,
         };
         match self.look(&at) {
-            Found::Link(target) => Fact::Known(last_name(&target).to_owned()),
-            Found::Denied => Fact::Denied,
-            Found::Other | Found::Missing => Fact::Missing,
+            Lookup::Link(target) => Fact::Known(last_name(&target).to_owned()),
+            Lookup::Denied => Fact::Denied,
+            Lookup::Other | Lookup::Missing => Fact::Missing,
         }
     }
 
@@ -238,7 +238,7 @@ impl Tree {
         follow(path, |path| self.look(path))
     }
 
-    fn look(&self, path: &str) -> Found {
+    fn look(&self, path: &str) -> Lookup {
         let full = match &self.source {
             Source::System => Path::new("/").join(path),
             Source::Folder(root) => root.join(path),
@@ -246,14 +246,14 @@ impl Tree {
         };
         let about = match fs::symlink_metadata(&full) {
             Ok(about) => about,
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Found::Denied,
-            Err(_) => return Found::Missing,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Lookup::Denied,
+            Err(_) => return Lookup::Missing,
         };
         if !about.is_symlink() {
-            return Found::Other;
+            return Lookup::Other;
         }
         fs::read_link(&full)
-            .map_or(Found::Denied, |target| Found::Link(target.to_string_lossy().into_owned()))
+            .map_or(Lookup::Denied, |target| Lookup::Link(target.to_string_lossy().into_owned()))
     }
 
     /// Whether this process may read and write the file, by its mode.
@@ -288,7 +288,7 @@ fn text_of(path: &Path) -> io::Result<String> {
 }
 
 /// Follows links within the root, component by component. `..` stops at the root.
-fn follow(path: &str, look: impl Fn(&str) -> Found) -> Fact<String> {
+fn follow(path: &str, look: impl Fn(&str) -> Lookup) -> Fact<String> {
     let mut ahead: Vec<String> = path.split('/').rev().map(str::to_owned).collect();
     let mut here: Vec<String> = Vec::new();
     let mut links = 0;
@@ -302,10 +302,10 @@ fn follow(path: &str, look: impl Fn(&str) -> Found) -> Fact<String> {
             _ => here.push(step),
         }
         match look(&here.join("/")) {
-            Found::Other => {}
-            Found::Missing => return Fact::Missing,
-            Found::Denied => return Fact::Denied,
-            Found::Link(target) => {
+            Lookup::Other => {}
+            Lookup::Missing => return Fact::Missing,
+            Lookup::Denied => return Fact::Denied,
+            Lookup::Link(target) => {
                 links += 1;
                 if links > MOST_LINKS {
                     return Fact::Missing;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Found, follow};
+use super::{Lookup, follow};
 use crate::Fact;
 
 /// Most files and links of a tree, and most bytes of them together: a repetition cannot fill the
@@ -228,7 +228,7 @@ impl Recorded {
     fn through_links(&self, path: &str) -> Result<String, String> {
         let Some((folder, name)) = path.rsplit_once('/') else { return Ok(path.to_owned()) };
         let real = follow(folder, |path| match self.look(path) {
-            Found::Missing => Found::Other,
+            Lookup::Missing => Lookup::Other,
             found => found,
         });
         match real.get() {
@@ -238,12 +238,12 @@ impl Recorded {
         }
     }
 
-    pub(super) fn look(&self, path: &str) -> Found {
+    pub(super) fn look(&self, path: &str) -> Lookup {
         match self.nodes.get(path) {
-            Some(Node::Link(target)) => Found::Link(target.clone()),
-            Some(_) => Found::Other,
-            None if self.folders.contains_key(path) => Found::Other,
-            None => Found::Missing,
+            Some(Node::Link(target)) => Lookup::Link(target.clone()),
+            Some(_) => Lookup::Other,
+            None if self.folders.contains_key(path) => Lookup::Other,
+            None => Lookup::Missing,
         }
     }
 

@@ -50,7 +50,7 @@ fn losses(set: &Set, masked: Masked) -> impl Iterator<Item = Loss> {
 }
 
 /// Whether a rank masks the loss of another, or is to. It says so with a moment's delay, and not while its
-/// yard is opened anew. A loss that it cannot mask, as that of rank 0, closes the yard with an error.
+/// communicator is opened anew. A loss that it cannot mask, as that of rank 0, closes the communicator with an error.
 fn goes_on_without(set: &Set, witness: u32, rank: u32) -> bool {
     let Some(report) = set.get(witness) else { return false };
     let Some(peer) = report.peer(rank) else { return false };
@@ -101,7 +101,8 @@ const DEAD_FIX: &str =
 const STOPPED_FIX: &str = "look at its process (state T: stopped by a debugger or a signal; D: in the \
                            kernel) and at its host and network";
 const RESTART_JOB: &str = "restart the job";
-const REPLACE_RANK: &str = "start that rank again: it comes back when the others renew their yard";
+const REPLACE_RANK: &str =
+    "start that rank again: it comes back when the others renew their communicator";
 
 /// ` on host (process 7)`, as far as it is known.
 pub(super) fn process(set: &Set, rank: u32) -> String {
@@ -187,7 +188,7 @@ fn different_calls(set: &Set) -> Option<Verdict> {
 fn failed(set: &Set) -> Option<Verdict> {
     let own = set.all().filter(|report| match report.reason.kind.as_str() {
         "asked" | Report::MASKED | "deadline" => false,
-        // The program has ended its own part in the world.
+        // The program has ended its own component in the world.
         "peer_lost" => report.reason.rank == Some(report.rank),
         _ => true,
     });
@@ -198,8 +199,8 @@ fn failed(set: &Set) -> Option<Verdict> {
 
 /// The same, as it said to the others. A rank that has a report says more by that.
 fn last_words(set: &Set, masked: Masked) -> Option<Verdict> {
-    let mut unheard = losses(set, masked).filter(|loss| set.get(loss.rank).is_none());
-    let loss = unheard.find(|loss| loss.last_words().is_some())?;
+    let mut no_host_sync = losses(set, masked).filter(|loss| set.get(loss.rank).is_none());
+    let loss = no_host_sync.find(|loss| loss.last_words().is_some())?;
     let witness = format!("{} heard its last words; it wrote no report", ranks(&loss.witnesses));
     Some(ended_with(set, loss.rank, loss.last_words()?, witness))
 }
@@ -237,7 +238,7 @@ fn left(set: &Set, edges: &[Edge]) -> Option<Verdict> {
             verb(&waiting, "waits", "wait")
         ),
         evidence: vec![format!("{} heard its goodbye", ranks(&waiting))],
-        fix: "let all ranks make the same number of steps, and close their yards after the last"
+        fix: "let all ranks make the same number of steps, and close their communicators after the last"
             .to_owned(),
     })
 }

@@ -123,7 +123,7 @@ pub struct Explanation {
     pub notes: Vec<String>,
     /// Ranks of the world.
     pub ranks: u32,
-    /// The ranks that all others together have waited for longest since the yard was opened, the worst
+    /// The ranks that all others together have waited for longest since the communicator was opened, the worst
     /// first: in a job that is well, the ones to look at.
     pub slowest: Vec<Slow>,
     /// The report of each rank that the verdict rests on, in order.
@@ -131,7 +131,7 @@ pub struct Explanation {
     pub reports: Vec<Report>,
 }
 
-/// Explains the reports of a job. Of several jobs the latest counts; a process with several yards reports
+/// Explains the reports of a job. Of several jobs the latest counts; a process with several communicators reports
 /// of all of them at once, and then the first counts that is not well. Of several reports of one rank
 /// the one counts that an error made it write, else the latest. Nothing without a report.
 pub fn explain(reports: Vec<Report>) -> Option<Explanation> {

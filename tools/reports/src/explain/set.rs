@@ -91,7 +91,7 @@ impl Set {
         }
         if others > 0 {
             notes.push(format!(
-                "{others} reports of other jobs, or other yards, were left out; this is about {}",
+                "{others} reports of other jobs, or other communicators, were left out; this is about {}",
                 words::job(job)
             ));
         }

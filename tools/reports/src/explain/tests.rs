@@ -161,12 +161,12 @@ fn totals_compare_rolling() {
 #[test]
 fn the_writer_of_a_signal_counts_for_more_than_the_rank_that_is_named() {
     // Rank 2 hands on for rank 0: it raises signal 4, which rank 1 takes for rank 0's.
-    let mut agent = idle(2);
-    for peer in agent.peers.iter_mut().filter(|peer| peer.rank == 1) {
+    let mut forwarder = idle(2);
+    for peer in forwarder.peers.iter_mut().filter(|peer| peer.rank == 1) {
         let raised = vec![(4, 4)];
         peer.links = vec![Traffic { level: "scale-up".into(), raised, ..Traffic::default() }];
     }
-    let (kind, ranks, sentence) = verdict(vec![idle(0), waiting(1, 0, 9000), agent]);
+    let (kind, ranks, sentence) = verdict(vec![idle(0), waiting(1, 0, 9000), forwarder]);
     assert_eq!((kind, ranks), (Kind::Late, vec![2]), "{sentence}");
 }
 
@@ -275,7 +275,7 @@ fn an_opening_that_hangs_is_explained_though_an_older_job_has_reports() {
 }
 
 #[test]
-fn of_several_yards_that_report_at_once_the_one_counts_that_is_not_well() {
+fn of_several_communicators_that_report_at_once_the_one_counts_that_is_not_well() {
     let other = |mut report: Report| {
         (report.job, report.unix_ms) = ("other".into(), report.unix_ms - 3);
         report

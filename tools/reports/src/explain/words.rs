@@ -70,12 +70,12 @@ pub fn activity(report: &Report) -> String {
     let now = &report.activity;
     let last = now.call.as_ref().map(call);
     let place = match (now.state, &last) {
-        (State::Opening, _) => "opens the yard".to_owned(),
+        (State::Opening, _) => "opens the communicator".to_owned(),
         (State::Caller, None) => "in the caller's code, before operation 0".to_owned(),
         (State::Caller, Some(call)) => format!("in the caller's code, after a call of {call}"),
         (State::Send, Some(call)) => format!("sends {call}"),
         (State::Receive, Some(call)) => format!("receives {call}"),
-        (State::Closed, _) => "closed the yard".to_owned(),
+        (State::Closed, _) => "closed the communicator".to_owned(),
         _ => "unknown".to_owned(),
     };
     let since = seconds(now.since_ms);

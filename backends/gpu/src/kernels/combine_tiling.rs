@@ -1,0 +1,97 @@
+//! How a combine reads rows, and what it keeps in shared memory.
+
+use tokenyard_core::moe::REGION_ALIGN;
+
+use super::args::{HEAD, PUSH_STAGES, PUSH_WARPS, RINGS, SUMMING_WARPS};
+use super::exchange::Exchange;
+use super::sizes::{KEPT, LONGEST_PIECE, pieces};
+
+/// Rows that a ring reads at once; `Ring::kMost` of the kernels.
+const RING_STAGES: u32 = 16;
+
+/// How a combine reads rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CombineTiling {
+    pub(super) piece_bytes: u32,
+    pub(super) pieces: u32,
+    pub(super) stages: u32,
+    pub(super) stage_bytes: u32,
+    /// Shared memory before the stages: `CombineTables` of the kernels.
+    pub(super) table_bytes: u32,
+    /// Units that are pushed move in pieces of so many bytes.
+    pub(super) push_bytes: u32,
+    pub(super) shared: u32,
+}
+
+impl CombineTiling {
+    /// For rows of `row_bytes`, on a device that gives a block `most_shared` bytes.
+    pub(super) fn new(exchange: &Exchange, row_bytes: u64, most_shared: u32) -> Self {
+        let (ranks, groups) = (exchange.shape.ranks, exchange.groups);
+        // Where kernels put, records count each group; they are read before what else is there.
+        let each = HEAD * 4 + (4 * 8 + 4 * SUMMING_WARPS + 4 + 4).max(4 * (1 + groups));
+        let table_bytes = (ranks * each).next_multiple_of(128);
+        let (piece_bytes, pieces) = pieces(row_bytes);
+        let stage_bytes = piece_bytes.next_multiple_of(REGION_ALIGN as u32).max(128);
+        let room = most_shared.saturating_sub(KEPT + table_bytes) / stage_bytes;
+        let stages = (room / RINGS).clamp(1, RING_STAGES);
+        let stages_bytes = RINGS * stages * stage_bytes;
+        // As each piece is waited for, short rows go together.
+        let push_bytes = stages_bytes / (PUSH_WARPS * PUSH_STAGES) / 128 * 128;
+        Self {
+            piece_bytes,
+            pieces,
+            stages,
+            stage_bytes,
+            table_bytes,
+            push_bytes: push_bytes.clamp(128, LONGEST_PIECE as u32),
+            shared: table_bytes + stages_bytes.max(PUSH_WARPS * PUSH_STAGES * 128),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenyard_core::moe::Shape;
+
+    use super::super::args::RING_WARPS;
+    use super::super::exchange::tests::SHAPE;
+    use super::super::sizes::tests::{HOPPER, whole};
+    use super::*;
+
+    #[test]
+    fn pieces_of_rows_that_are_read_or_pushed_fit_shared_memory() {
+        for (ranks, experts) in [(1, 4), (2, 512), (8, 256), (72, 288)] {
+            let shape = Shape { ranks, experts, topk: 2, hidden: 64, max_tokens: 8 };
+            for row_bytes in [16, 48, 2880 * 2, 7168, 14_336, 16_400, 28_672, 1 << 20] {
+                let combine_tiling = CombineTiling::new(&whole(shape, 2, None), row_bytes, HOPPER);
+                assert!(
+                    combine_tiling.shared + KEPT <= HOPPER && combine_tiling.stages <= RING_STAGES,
+                    "{combine_tiling:?}"
+                );
+                // All threads but those of one warp take five vectors of 16 bytes each.
+                assert!(combine_tiling.piece_bytes <= (RING_WARPS - 1) * 32 * 5 * 16);
+                let pushed = PUSH_WARPS * PUSH_STAGES * combine_tiling.push_bytes;
+                assert!(
+                    combine_tiling.table_bytes + pushed <= combine_tiling.shared,
+                    "{combine_tiling:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_push_by_as_many_pieces_as_they_have_room_for() {
+        let line = format!("constexpr u32 kPushStages = {PUSH_STAGES};");
+        assert!(include_str!("push_combine.cuh").contains(&line), "the kernels have other stages");
+    }
+
+    #[test]
+    fn there_is_room_for_what_a_block_knows_of_all_ranks() {
+        // Heads of two ranks; four addresses and 17 numbers of each, and one more.
+        let [inside, _] = Exchange::levels(&SHAPE, [None, Some(1024)]);
+        assert_eq!(
+            CombineTiling::new(&inside, 128, HOPPER).table_bytes,
+            (2 * 136_u32).next_multiple_of(128)
+        );
+    }
+}

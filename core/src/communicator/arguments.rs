@@ -1,0 +1,343 @@
+use super::memory::Argument;
+use super::output::Handle;
+use super::tensor::{TensorMut, TensorRef};
+use crate::abi;
+use crate::moe::{DType, Layout, Shape, TopkScratch, validate_topk};
+use crate::{Error, ErrorKind, Result};
+
+/// What happens to rows on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Cast {
+    /// They travel as they are. Rows that are quantised already bring their scales.
+    #[default]
+    None,
+    /// FP8 e4m3 with one f32 scale per 128 channels.
+    Fp8,
+    /// The same with scales rounded up to powers of two.
+    Fp8Round,
+    /// The same, the scales' exponent bytes packed by four (UE8M0).
+    Fp8Ue8m0,
+}
+
+impl Cast {
+    pub(super) fn code(self) -> u32 {
+        match self {
+            Self::None => abi::TY_CAST_NONE,
+            Self::Fp8 => abi::TY_CAST_FP8,
+            Self::Fp8Round => abi::TY_CAST_FP8_ROUND,
+            Self::Fp8Ue8m0 => abi::TY_CAST_FP8_UE8M0,
+        }
+    }
+}
+
+/// Who learns how many rows arrive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Sizes {
+    /// The host learns the counts; outputs have exactly as many rows.
+    #[default]
+    Exact,
+    /// The host learns nothing: outputs have room for the worst case, counts stay in device
+    /// memory (`Received::totals`).
+    WorstCase,
+}
+
+/// One dispatch.
+#[derive(Clone, Copy, Debug)]
+pub struct Dispatch<'a> {
+    /// `[T, H]`, rows contiguous; bf16, fp16, fp32, or FP8 e4m3 with `scales`.
+    pub x: TensorRef<'a>,
+    /// `[T, S]` of 4-byte elements, any strides: opaque, they pass untouched.
+    pub scales: Option<TensorRef<'a>>,
+    /// `[T, K]` i64: experts; a negative entry selects nothing.
+    pub topk_idx: TensorRef<'a>,
+    /// `[T, K]` f32.
+    pub topk_weights: Option<TensorRef<'a>>,
+    /// How received rows are arranged. Equal on all ranks, as are the next two.
+    pub layout: Layout,
+    /// What happens to rows on their way.
+    pub cast: Cast,
+    /// Who learns the counts.
+    pub sizes: Sizes,
+}
+
+/// A dispatch of new rows with the routing of a handle: no counting, same places.
+#[derive(Clone, Copy, Debug)]
+pub struct Replay<'a> {
+    /// As in [`Dispatch`]; T is that of the handle.
+    pub x: TensorRef<'a>,
+    /// As in [`Dispatch`].
+    pub scales: Option<TensorRef<'a>>,
+    /// As in [`Dispatch`].
+    pub topk_weights: Option<TensorRef<'a>>,
+    /// As in [`Dispatch`].
+    pub cast: Cast,
+}
+
+/// One combine.
+#[derive(Debug)]
+pub struct Combine<'a> {
+    /// Expert outputs, `[rows, H]` with the rows of the dispatch; bf16, fp16 or fp32.
+    pub x: TensorRef<'a>,
+    /// f32, shaped as the dispatch's weights: they travel back to their tokens.
+    pub weights: Option<TensorRef<'a>>,
+    /// Up to two `[T, H]` of the type of `x`, added first.
+    pub bias: [Option<TensorRef<'a>>; 2],
+    /// Multiply each expert's row by the weight its dispatch brought (not for flat rows).
+    pub weighted: bool,
+    /// `[T, H]` of the type of `x`.
+    pub out: TensorMut<'a>,
+    /// `[T, K]` f32; given if and only if `weights` is.
+    pub out_weights: Option<TensorMut<'a>>,
+    /// `[T, 1]` u8: how many of a token's selected experts are left out of its sum, because their
+    /// rank was lost. 0 for all where a loss stops the communicator.
+    pub missing: Option<TensorMut<'a>>,
+}
+
+fn refuse<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidInput, "check arguments", message))
+}
+
+fn expect_tensor(
+    name: &str,
+    tensor: &TensorRef<'_>,
+    dtypes: &[DType],
+    shape: [usize; 2],
+) -> Result<()> {
+    let found = tensor.dtype();
+    if !found.is_some_and(|d| dtypes.contains(&d)) {
+        let names: Vec<_> = dtypes.iter().map(|d| d.name()).collect();
+        let found = found.map_or("unknown", DType::name);
+        return refuse(format!("{name}: found type {found}; expected {}", names.join(" or ")));
+    }
+    if [tensor.rows(), tensor.cols()] != shape {
+        return refuse(format!(
+            "{name}: found shape [{}, {}]; expected [{}, {}]",
+            tensor.rows(),
+            tensor.cols(),
+            shape[0],
+            shape[1]
+        ));
+    }
+    Ok(())
+}
+
+fn expect_contiguous(name: &str, tensor: &TensorRef<'_>) -> Result<()> {
+    if !tensor.is_contiguous() {
+        return refuse(format!(
+            "{name}: found strides {:?}; expected contiguous rows",
+            tensor.raw().stride
+        ));
+    }
+    Ok(())
+}
+
+/// Rows and their scales, as dispatch and replay bring them.
+fn check_rows(
+    shape: &Shape,
+    tokens: usize,
+    x: &TensorRef<'_>,
+    scales: Option<&TensorRef<'_>>,
+    cast: Cast,
+) -> Result<()> {
+    if tokens > shape.max_tokens as usize {
+        return refuse(format!(
+            "x: found {tokens} tokens; expected at most max_tokens = {}",
+            shape.max_tokens
+        ));
+    }
+    let types: &[DType] = if cast == Cast::None && scales.is_some() {
+        &[DType::Fp8E4m3, DType::U8]
+    } else {
+        &[DType::Bf16, DType::F16, DType::F32]
+    };
+    expect_tensor("x", x, types, [tokens, shape.hidden as usize])?;
+    expect_contiguous("x", x)?;
+    let element = x.dtype().map_or(1, DType::bytes);
+    let row = shape.hidden as usize * if cast == Cast::None { element } else { 1 };
+    if !row.is_multiple_of(16) {
+        return refuse(format!(
+            "x: a row takes {row} bytes on the wire; expected a multiple of 16 (hidden = {})",
+            shape.hidden
+        ));
+    }
+    if let Some(scales) = scales {
+        if cast != Cast::None {
+            return refuse("scales: found some together with a cast; expected none".into());
+        }
+        expect_tensor("scales", scales, &[DType::F32, DType::I32], [tokens, scales.cols()])?;
+        let most = (shape.hidden as usize / 4).max(1);
+        if scales.cols() == 0 || scales.cols() > most {
+            return refuse(format!(
+                "scales: found {} columns of 4 bytes; expected 1 to hidden / 4 = {most}",
+                scales.cols()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_weights(shape: &Shape, tokens: usize, weights: Option<&TensorRef<'_>>) -> Result<()> {
+    if let Some(weights) = weights {
+        expect_tensor("topk_weights", weights, &[DType::F32], [tokens, shape.topk as usize])?;
+        expect_contiguous("topk_weights", weights)?;
+    }
+    Ok(())
+}
+
+impl<'a> Dispatch<'a> {
+    /// Every tensor of the call.
+    pub(super) fn arguments(&self) -> [Argument<'a>; 4] {
+        [
+            Argument::rows("x", Some(self.x)),
+            Argument::other("scales", self.scales),
+            Argument::other("topk_idx", Some(self.topk_idx)),
+            Argument::other("topk_weights", self.topk_weights),
+        ]
+    }
+
+    /// Checks everything that this rank can check alone.
+    pub(super) fn check(&self, shape: &Shape, scratch: &mut TopkScratch) -> Result<()> {
+        let tokens = self.topk_idx.rows();
+        expect_tensor("topk_idx", &self.topk_idx, &[DType::I64], [tokens, shape.topk as usize])?;
+        expect_contiguous("topk_idx", &self.topk_idx)?;
+        check_rows(shape, tokens, &self.x, self.scales.as_ref(), self.cast)?;
+        check_weights(shape, tokens, self.topk_weights.as_ref())?;
+        let alignment = self.layout.alignment();
+        if alignment == 0 || alignment > 4096 {
+            return refuse(format!("alignment: found {alignment}; expected 1 to 4096"));
+        }
+        // The host cannot look at a device's memory: there the kernel set checks the values.
+        if self.topk_idx.is_on_device() {
+            return Ok(());
+        }
+        validate_topk(shape, self.topk_idx.elements::<i64>(), scratch)
+    }
+}
+
+impl<'a> Replay<'a> {
+    /// Every tensor of the call.
+    pub(super) fn arguments(&self) -> [Argument<'a>; 3] {
+        [
+            Argument::rows("x", Some(self.x)),
+            Argument::other("scales", self.scales),
+            Argument::other("topk_weights", self.topk_weights),
+        ]
+    }
+
+    /// Checks everything that this rank can check alone.
+    pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
+        let tokens = handle.tokens();
+        check_rows(shape, tokens, &self.x, self.scales.as_ref(), self.cast)?;
+        check_weights(shape, tokens, self.topk_weights.as_ref())
+    }
+}
+
+impl Combine<'_> {
+    /// Every tensor of the call.
+    pub(super) fn arguments(&self) -> [Argument<'_>; 7] {
+        [
+            Argument::rows("x", Some(self.x)),
+            Argument::other("weights", self.weights),
+            Argument::rows("bias 0", self.bias[0]),
+            Argument::rows("bias 1", self.bias[1]),
+            Argument::rows("out", Some(self.out.as_ref())),
+            Argument::other("out_weights", self.out_weights.as_ref().map(TensorMut::as_ref)),
+            Argument::other("missing", self.missing.as_ref().map(TensorMut::as_ref)),
+        ]
+    }
+
+    /// Checks everything that this rank can check alone.
+    pub(super) fn check(&self, shape: &Shape, handle: &Handle) -> Result<()> {
+        let hidden = shape.hidden as usize;
+        let summable = [DType::Bf16, DType::F16, DType::F32];
+        expect_tensor("x", &self.x, &summable, [handle.rows, hidden])?;
+        expect_contiguous("x", &self.x)?;
+        let dtype = self.x.dtype().unwrap_or(DType::Bf16);
+        if !(hidden * dtype.bytes()).is_multiple_of(16) {
+            return refuse(format!(
+                "x: a row takes {} bytes; expected a multiple of 16",
+                hidden * dtype.bytes()
+            ));
+        }
+        for (name, bias) in ["bias 0", "bias 1"].into_iter().zip(&self.bias) {
+            if let Some(bias) = bias {
+                expect_tensor(name, bias, &[dtype], [handle.tokens, hidden])?;
+                expect_contiguous(name, bias)?;
+            }
+        }
+        if self.bias[0].is_none() && self.bias[1].is_some() {
+            return refuse("bias: found the second without the first".into());
+        }
+        expect_tensor("out", &self.out.as_ref(), &[dtype], [handle.tokens, hidden])?;
+        if let Some(missing) = &self.missing {
+            expect_tensor("missing", &missing.as_ref(), &[DType::U8], [handle.tokens, 1])?;
+        }
+        self.check_weighted(handle)?;
+        self.check_returned_weights(shape, handle)
+    }
+
+    fn check_weighted(&self, handle: &Handle) -> Result<()> {
+        if !self.weighted {
+            return Ok(());
+        }
+        if handle.layout == Layout::Flat {
+            return refuse(
+                "weighted: flat rows are merged already; expected unweighted, or another layout"
+                    .into(),
+            );
+        }
+        if !handle.has_weights {
+            return refuse("weighted: the dispatch brought no topk_weights".into());
+        }
+        Ok(())
+    }
+
+    fn check_returned_weights(&self, shape: &Shape, handle: &Handle) -> Result<()> {
+        let topk = shape.topk as usize;
+        match (&self.weights, &self.out_weights) {
+            (None, None) => Ok(()),
+            (Some(weights), Some(out)) => {
+                let expected = match handle.layout {
+                    Layout::Flat => [handle.received_tokens, topk],
+                    Layout::ExpertMajor { .. } | Layout::Packed => [handle.rows, 1],
+                };
+                expect_tensor("weights", weights, &[DType::F32], expected)?;
+                expect_contiguous("weights", weights)?;
+                let out_shape = [handle.tokens, topk];
+                expect_tensor("out_weights", &out.as_ref(), &[DType::F32], out_shape)
+            }
+            (found, _) => refuse(format!(
+                "found {} weights and {} out_weights; expected both or neither",
+                u8::from(found.is_some()),
+                u8::from(self.out_weights.is_some())
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::check_memory;
+    use super::*;
+
+    #[test]
+    fn every_tensor_of_a_combine_must_lie_on_the_device_of_the_communicator() {
+        let rows = [0.0_f32; 4];
+        let (mut out, mut out_weights, mut missing) = ([0.0_f32; 4], [0.0_f32; 1], [0_u8; 1]);
+        let x = TensorRef::from_slice(&rows, 1, 4).unwrap();
+        let combine = Combine {
+            x,
+            weights: Some(x),
+            bias: [Some(x), Some(x)],
+            weighted: false,
+            out: TensorMut::from_slice(&mut out, 1, 4).unwrap(),
+            out_weights: Some(TensorMut::from_slice(&mut out_weights, 1, 1).unwrap()),
+            missing: Some(TensorMut::from_slice(&mut missing, 1, 1).unwrap()),
+        };
+        let wanted = ["x", "weights", "bias 0", "bias 1", "out", "out_weights", "missing"];
+        for (argument, name) in combine.arguments().into_iter().zip(wanted) {
+            let text = check_memory(&[argument], Some(0)).unwrap_err().to_string();
+            assert!(text.contains(&format!("{name}: found host memory")), "{text}");
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! Bring-up, in the order that fabrics force on everybody: what is fixed early comes first.
+//!
+//! load → agree → discover → probe → needs → open → allocate → register → endpoint → exchange →
+//! connect → plan. A rank that fails anywhere tells the others, so that nobody waits for it.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::claims::Claims;
+use super::levels::{LevelReport, Levels, Transports, windows_of};
+use super::nics;
+use super::places::{discover_all, domains, name_hosts, scattered};
+use super::progress::{Progress, Proxies};
+use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenDesk, Ring};
+use super::stuck::Stuck;
+use super::watchdog::{Bounds, Links, Watchdog};
+use super::{Communicator, Components, OpenComponents};
+use crate::abi;
+use crate::bootstrap::{Ask, Members, Next, World};
+use crate::config::{Config, OnFailure};
+use crate::gpu_ring::GpuRing;
+use crate::host::{OpenKernels, Registry};
+use crate::kernels::{KernelNeeds, KernelShape};
+use crate::link::Link;
+use crate::moe::{Shape, TopkScratch};
+use crate::topology::{Place, share_nics};
+use crate::transport::{NO_CAPABILITIES, Window};
+use crate::{Error, ErrorKind, Result};
+
+/// What a caller chooses for a communicator; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommunicatorOptions {
+    /// E, a multiple of the number of ranks.
+    pub experts: u32,
+    /// K, 1 to 32.
+    pub topk: u32,
+    /// H in elements.
+    pub hidden: u32,
+    /// M: the most tokens a rank may bring.
+    pub max_tokens: u32,
+    /// Operations that may be sent and not yet received, 1 to 16.
+    pub in_flight: u32,
+    /// Handles that may live at once, 1 to 1024.
+    pub handles: u32,
+}
+
+impl CommunicatorOptions {
+    /// Options for a shape, with 2 operations in flight and 8 handles.
+    pub fn new(experts: u32, topk: u32, hidden: u32, max_tokens: u32) -> Self {
+        Self { experts, topk, hidden, max_tokens, in_flight: 2, handles: 8 }
+    }
+
+    fn shape(&self, ranks: u32) -> Result<Shape> {
+        for (name, value, most) in
+            [("in_flight", self.in_flight, 16), ("handles", self.handles, 1024)]
+        {
+            if value == 0 || value > most {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    "open communicator",
+                    format!("found {name} = {value}; expected 1 to {most}"),
+                ));
+            }
+        }
+        Shape {
+            ranks,
+            experts: self.experts,
+            topk: self.topk,
+            hidden: self.hidden,
+            max_tokens: self.max_tokens,
+        }
+        .new()
+    }
+
+    fn agreement(&self) -> Vec<(String, String)> {
+        [
+            ("experts", self.experts),
+            ("topk", self.topk),
+            ("hidden", self.hidden),
+            ("max_tokens", self.max_tokens),
+            ("in_flight", self.in_flight),
+            ("handles", self.handles),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.to_string()))
+        .collect()
+    }
+}
+
+/// What was chosen, and where everybody is.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Report {
+    /// The kernel set.
+    pub kernels: String,
+    /// Inside a domain; none where rows never go that way.
+    pub scale_up: Option<LevelReport>,
+    /// Between domains; none where rows never go that way.
+    pub scale_out: Option<LevelReport>,
+    /// What an operator should look at: tables of components that nobody provides.
+    pub warnings: Vec<String>,
+    /// Scale-up domains in the world.
+    pub domains: u32,
+    /// `direct`, or `hierarchical` where a row crosses once per domain and is forwarded there.
+    pub algorithm: &'static str,
+    /// Place of every rank; none for one that is not there.
+    pub places: Vec<Option<Place>>,
+    /// Bytes of each window on this rank.
+    pub window_bytes: Vec<u64>,
+}
+
+impl Communicator {
+    /// Opens a communicator on all ranks of `world`. Collective. Where losses are masked, ranks that wait to
+    /// come back do so here, and one that is lost meanwhile is left out.
+    ///
+    /// # Errors
+    /// Everything that [`Config`], components and ranks can disagree on, on every rank, with the fix.
+    pub fn open(world: &Arc<World>, config: &Config, options: CommunicatorOptions) -> Result<Self> {
+        let mut ask = Ask::First;
+        loop {
+            let members = world.admit(ask)?;
+            let error = match bring_up(world, &members, config, options) {
+                Ok(comm) => return Ok(comm),
+                Err(error) => error,
+            };
+            match members.after(&error, config.world.deadline) {
+                Next::Anew(next) => {
+                    tracing::warn!("bringing the communicator up anew: {error}");
+                    ask = next;
+                }
+                Next::End { tell } => {
+                    // Others wait in the next collective: they must learn why it will never come.
+                    if tell {
+                        world.report_failure(&error.to_string());
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+fn bring_up(
+    world: &Arc<World>,
+    members: &Members<'_>,
+    config: &Config,
+    options: CommunicatorOptions,
+) -> Result<Communicator> {
+    check_mode(world, config)?;
+    let shape = options.shape(world.ranks())?;
+    let recorder = OpenDesk(FlightRecorder::new(world, config, options.in_flight)?);
+    let registry = Registry::for_config(config)?;
+    let kernels_component = registry.choose_kernels(&config.kernels)?;
+    let number = agree(members, config, &options)?;
+    meet(members, &recorder.0)?;
+    let mut places = discover_all(members, config, &registry)?;
+    name_hosts(&mut places, recorder.0.meeting.get().map_or(&[], |meeting| &meeting.ranks));
+    share_nics(&mut places);
+    let domains = match (&config.scale_up, config.domains) {
+        // No row goes by the domains.
+        (None, None) => scattered(&places),
+        (_, wanted) => domains(&places, wanted).map_err(|error| config.at_domains(error))?,
+    };
+    let mut warnings = unknown_tables(config, &registry);
+    let mut levels = Levels::choose(members, config, &registry, domains)?;
+    let transports_use = levels.go_by_nics();
+    warnings.extend(nics::even_out(&mut places, domains, transports_use)?);
+    if let Some(Some(mine)) = places.get(world.rank() as usize) {
+        levels.use_nics(&mine.nics, nics::any_rails(&places));
+    }
+    if world.on_failure() == OnFailure::Mask && levels.domains > 1 {
+        levels.put_only();
+    }
+    let kinds = kernels_component.probe(&config.kernels.table)?;
+
+    // Declared first, so that it is dropped last: the kernel set points to its board.
+    let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
+    let headway = world.liveness().headway(number);
+    let stuck = Stuck::default();
+    let watchdog = Watchdog::start(world, headway, bounds, members.membership().clone())?;
+    let mut watchdog = stuck.keep(watchdog);
+    let kernel_shape = kernel_shape(world, &shape, &options, levels.domains);
+    let mut kernels = stuck.keep(kernels_component.open(&config.kernels.table, &kernel_shape)?);
+    let needs = kernels.needs(&levels.limits())?;
+    check_masking(&levels, &kernels, (world.on_failure(), &needs))?;
+    levels.agree(members, &needs)?;
+    let mut transports = stuck.keep(levels.open(config, &needs)?);
+    let windows = transports.make_windows(&mut kernels, &needs)?;
+    levels.connect(members, &mut transports, &stuck)?;
+    let names = levels.link_names(&transports);
+    watchdog.name_links(Links { names, domains: levels.domains });
+
+    let cap = bounds.cap(world.on_failure());
+    plan(&mut kernels, &transports, &windows, &watchdog, cap)?;
+    // SAFETY: `Components` stops the threads before it drops transports and kernel set, and so does an error
+    // here; where a thread is stuck, both are kept.
+    let (proxies, rings) =
+        unsafe { start_proxies(&mut kernels, &transports, (&needs, &windows), &levels, &stuck)? };
+    // SAFETY: as above.
+    let progress = unsafe { Progress::start(transports.links().into_iter().flatten(), &stuck)? };
+    watchdog.report_to(&recorder.0);
+    let counters = kernels.counters(shape.ranks)?;
+    // SAFETY: reports stop looking before `Components` drops transports and kernel set, and nothing fails
+    // before it is made.
+    let looking = unsafe { look_at(&recorder.0, &watchdog, (&transports, counters, rings)) };
+    let components = Arc::new(Components {
+        looking,
+        stuck,
+        open: OpenComponents {
+            _progress: progress,
+            _proxies: proxies,
+            _transports: transports,
+            kernels: Mutex::new(kernels),
+            watchdog,
+            claims: Claims::new(options.handles),
+            device: (kinds & abi::TY_MEMORY_HOST == 0)
+                .then(|| windows.first().map_or(0, |window| window.device)),
+            streams: needs.flags & abi::TY_NEEDS_STREAMS != 0,
+            no_sync: needs.flags & abi::TY_NEEDS_NO_SYNC != 0,
+        },
+    });
+    members.barrier("communicator ready")?;
+    recorder.0.track.opened();
+
+    let (scale_up, scale_out) = levels.reports();
+    let report = Report {
+        kernels: components.kernels().name().to_owned(),
+        scale_up,
+        scale_out,
+        warnings,
+        domains,
+        algorithm: if levels.domains == 1 { "direct" } else { "hierarchical" },
+        places,
+        window_bytes: windows.iter().map(|w| w.bytes).collect(),
+    };
+    Ok(Communicator {
+        recorder,
+        components,
+        world: Arc::clone(world),
+        config: config.clone(),
+        shape,
+        options,
+        report,
+        scratch: TopkScratch::new(&shape),
+        next_operation: 0,
+        open_slots: 0,
+        closed: None,
+    })
+}
+
+/// A table of a component that is not chosen may be kept for another day; one whose component nobody provides
+/// may also be a misspelt name.
+fn unknown_tables(config: &Config, registry: &Registry) -> Vec<String> {
+    let components = registry.components();
+    let unknown =
+        config.unused_tables.iter().filter(|t| !components.iter().any(|p| p.name == t.component));
+    unknown
+        .map(|table| {
+            let text = format!(
+                "{}:{}: no component is called `{}` here; the table [{}.{}] is not used",
+                config.name, table.line, table.component, table.section, table.component
+            );
+            tracing::warn!("{text}");
+            text
+        })
+        .collect()
+}
+
+/// The world was joined with the config's word, or the caller's.
+fn check_mode(world: &World, config: &Config) -> Result<()> {
+    let (found, expected) = (config.world.on_failure, world.on_failure());
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidInput,
+        "open communicator",
+        format!(
+            "found world.on_failure = {:?} in {}; expected {:?}, as the world was joined with",
+            found.name(),
+            config.name,
+            expected.name()
+        ),
+    )
+    .with_fix("join the world with the options of the same config (World::from_config)"))
+}
+
+/// Whether the components can go on without a lost rank, where that is wanted.
+fn check_masking(
+    levels: &Levels<'_>,
+    kernels: &OpenKernels,
+    (on_failure, needs): (OnFailure, &KernelNeeds),
+) -> Result<()> {
+    if on_failure == OnFailure::Stop {
+        return Ok(());
+    }
+    let found = if let Some(transport) = levels.without(abi::TY_CAP_MASKING) {
+        format!(
+            "transport `{transport}` does not declare `masking`: that a lost rank holds up nobody \
+             else, and hides nobody's failures"
+        )
+    } else if needs.flags & abi::TY_NEEDS_MASKING == 0 {
+        format!("kernel set `{}` cannot go on without a lost rank", kernels.name())
+    } else {
+        return Ok(());
+    };
+    let text = format!("on_failure = \"mask\": {found}");
+    Err(Error::new(ErrorKind::Unsupported, "open communicator", text)
+        .with_fix("use on_failure = \"stop\""))
+}
+
+fn agree(members: &Members<'_>, config: &Config, options: &CommunicatorOptions) -> Result<u64> {
+    let mut items = vec![
+        ("tokenyard version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        (
+            "transport ABI".to_owned(),
+            format!("{}.{}", abi::TY_TRANSPORT_MAJOR, abi::TY_TRANSPORT_MINOR),
+        ),
+        (
+            "kernel set ABI".to_owned(),
+            format!("{}.{}", abi::TY_KERNELS_MAJOR, abi::TY_KERNELS_MINOR),
+        ),
+    ];
+    items.extend(options.agreement());
+    items.extend(config.agreement());
+    members.agree("communicator", &items)
+}
+
+/// Lets reports look at the components.
+///
+/// # Safety
+/// The value is dropped before the transports and the kernel set.
+unsafe fn look_at(
+    recorder: &Arc<FlightRecorder>,
+    watchdog: &Watchdog,
+    (transports, counters, rings): (&Transports, Option<abi::TyCounters>, [Option<Ring>; 2]),
+) -> Looking {
+    // SAFETY: by this function's contract.
+    let links = unsafe { transports.links() };
+    // SAFETY: as above.
+    let counters = counters.map(|counters| unsafe { Counters::new(counters) });
+    recorder.look_at(Live { watched: watchdog.watched(), links, counters, rings })
+}
+
+/// Tells the ranks where each other is, and a name for the job, which is rank 0's, or that of the first
+/// rank that is there. Collective.
+fn meet(members: &Members<'_>, recorder: &FlightRecorder) -> Result<()> {
+    let mine = serde_json::json!({
+        "host": crate::machine::host_name(),
+        "pid": std::process::id(),
+        "job": job_name()?,
+    });
+    let all = members.all_gather("reports", mine.to_string().as_bytes())?;
+    let told: Vec<Option<serde_json::Value>> =
+        all.iter().map(|bytes| serde_json::from_slice(bytes).ok()).collect();
+    let text = |value: &serde_json::Value, key: &str, allowed: fn(char) -> bool| -> String {
+        let text = value[key].as_str().unwrap_or_default();
+        text.chars().filter(|c| allowed(*c)).take(255).collect()
+    };
+    let place = |value: &serde_json::Value| {
+        (text(value, "host", |c| !c.is_control()), value["pid"].as_u64().unwrap_or(0) as u32)
+    };
+    let job = told.iter().flatten().next();
+    let job = job.map(|value| text(value, "job", |c| c.is_ascii_alphanumeric() || c == '-'));
+    let ranks = told.iter().map(|value| value.as_ref().map(place)).collect();
+    // The first meeting of a desk, and the last.
+    let _ = recorder.meeting.set(Meeting { job: job.unwrap_or_default(), ranks });
+    Ok(())
+}
+
+/// What the scheduler calls the job, where there is one, and eight digits that no other communicator has.
+fn job_name() -> Result<String> {
+    let names = ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE"];
+    let name = names.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
+    let name: String =
+        name.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
+    let digits = getrandom::u32().map_err(|error| {
+        Error::new(ErrorKind::System, "name job", format!("no random bytes: {error}"))
+    })?;
+    Ok(if name.is_empty() { format!("{digits:08x}") } else { format!("{name}-{digits:08x}") })
+}
+
+fn kernel_shape(
+    world: &World,
+    shape: &Shape,
+    options: &CommunicatorOptions,
+    domains: u32,
+) -> KernelShape {
+    KernelShape {
+        size: size_of::<KernelShape>(),
+        rank: world.rank(),
+        ranks: shape.ranks,
+        domains,
+        experts: shape.experts,
+        topk: shape.topk,
+        hidden: shape.hidden,
+        max_tokens: shape.max_tokens,
+        in_flight: options.in_flight,
+        handles: options.handles,
+        reserved: 0,
+    }
+}
+
+fn plan(
+    kernels: &mut OpenKernels,
+    transports: &Transports,
+    windows: &[Window],
+    watchdog: &Watchdog,
+    cap: Duration,
+) -> Result<()> {
+    // SAFETY: `Components` keeps transports and kernel set together; operations run on the kernel set
+    // only while the communicator, and so every transport, lives.
+    let [scale_up, scale_out] = unsafe { transports.links() };
+    let as_abi = |link: Option<Link>| link.map_or(NO_LINK, |link| link.as_abi());
+    let plan = abi::TyPlan {
+        size: size_of::<abi::TyPlan>(),
+        scale_up: as_abi(scale_up),
+        scale_out: as_abi(scale_out),
+        windows: windows.as_ptr(),
+        window_count: windows.len(),
+        board: watchdog.board().as_abi(),
+        lost: watchdog.lost_table(),
+        cap_ns: cap.as_nanos().min(u128::from(u64::MAX)) as u64,
+    };
+    // SAFETY: the transports and the watchdog live in `Components` beside the kernel set; windows live
+    // as long as their owner; the list itself is only read during the call.
+    unsafe { kernels.plan(&plan) }
+}
+
+/// Serves the command rings of kernels that post through the host, on each level where they do.
+///
+/// # Safety
+/// The value is dropped before the transports and the kernel set, which are kept if `stuck` is set then.
+unsafe fn start_proxies(
+    kernels: &mut OpenKernels,
+    transports: &Transports,
+    (needs, windows): (&KernelNeeds, &[Window]),
+    levels: &Levels<'_>,
+    stuck: &Stuck,
+) -> Result<(Proxies, [Option<Ring>; 2])> {
+    let (mut proxies, mut rings) = (Proxies::new(stuck), [None, None]);
+    // SAFETY: by this function's contract.
+    let links = unsafe { transports.links() };
+    for (level, link) in [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].into_iter().zip(links) {
+        let Some(link) = link else { continue };
+        let Some(ring) = kernels.gpu_ring(level)? else { continue };
+        let windows: Vec<_> = windows_of(needs, level).map(|id| windows[id as usize]).collect();
+        let peers = levels.ranks(level);
+        // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed.
+        let proxy = unsafe { GpuRing::start(&ring, link, &windows, peers.len() as u32)? };
+        rings[level as usize] = Some(Ring { counts: proxy.counts(), ranks: peers.to_vec() });
+        proxies.push(link.name(), proxy);
+    }
+    Ok((proxies, rings))
+}
+
+const NO_LINK: abi::TyLink = abi::TyLink {
+    table: std::ptr::null(),
+    instance: std::ptr::null_mut(),
+    capabilities: NO_CAPABILITIES,
+};

@@ -1,0 +1,209 @@
+//! Outputs in memory of the caller, instead of the arena.
+
+use super::memory::{Argument, check_memory};
+use super::output::Received;
+use super::stream::Stream;
+use super::tensor::{TensorMut, TensorRef, byte_length};
+use super::{Communicator, OnStream};
+use crate::moe::DType;
+use crate::{Error, ErrorKind, Result};
+
+/// Memory of the caller for arrays of a [`Received`] of the same names: of the same type and columns,
+/// with as many rows or more. What is not given is not copied.
+#[derive(Debug, Default)]
+pub struct Outputs<'a> {
+    /// `[rows, H]`.
+    pub x: Option<TensorMut<'a>>,
+    /// `[rows, S]`.
+    pub scales: Option<TensorMut<'a>>,
+    /// `[N, K]` i32.
+    pub ids: Option<TensorMut<'a>>,
+    /// f32: `[N, K]` (flat), else `[rows, 1]`.
+    pub weights: Option<TensorMut<'a>>,
+    /// i32: `[N, 1]`, or `[rows, 1]` (packed).
+    pub source: Option<TensorMut<'a>>,
+    /// `[N, K]` i32.
+    pub slots: Option<TensorMut<'a>>,
+    /// `[E/R, 1]` i32.
+    pub expert_counts: Option<TensorMut<'a>>,
+    /// `[E/R, 1]` i32.
+    pub expert_starts: Option<TensorMut<'a>>,
+    /// `[R, 1]` i32.
+    pub source_counts: Option<TensorMut<'a>>,
+    /// `[E/R, R]` i64.
+    pub ranges: Option<TensorMut<'a>>,
+}
+
+/// An array of an output, and where its front goes.
+struct Pair<'a> {
+    name: &'static str,
+    from: Option<TensorRef<'a>>,
+    to: &'a TensorMut<'a>,
+}
+
+impl Pair<'_> {
+    /// The array, if it can go there.
+    fn check(&self) -> Result<TensorRef<'_>> {
+        let name = self.name;
+        let Some(from) = self.from else {
+            return refuse(format!(
+                "{name}: found room for it; expected none, as the output has none"
+            ));
+        };
+        let to = self.to.as_ref();
+        let (found, expected) = (to.dtype(), from.dtype());
+        if found != expected {
+            let [found, expected] = [found, expected].map(|d| d.map_or("unknown", DType::name));
+            return refuse(format!("{name}: found type {found}; expected {expected}"));
+        }
+        if to.cols() != from.cols() || to.rows() < from.rows() {
+            return refuse(format!(
+                "{name}: found shape [{}, {}]; expected [{} or more, {}]",
+                to.rows(),
+                to.cols(),
+                from.rows(),
+                from.cols()
+            ));
+        }
+        if byte_length(&from.raw()).is_none() {
+            return refuse(format!(
+                "{name}: the kernel set gave strides {:?}; expected rows without gaps",
+                from.strides()
+            ));
+        }
+        Ok(from)
+    }
+}
+
+impl Communicator {
+    /// Copies arrays of an output to memory of the caller, who may drop the output then: rows leave the
+    /// arena at once. Of a flat output the handle needs nothing; the handles of other layouts keep
+    /// their output's place until they are dropped. Local: no other rank takes part.
+    ///
+    /// Behind [`Communicator::on`] the copies are queued on the stream.
+    ///
+    /// # Errors
+    /// Room of another type or shape, too small, in another memory, or for an array that the output
+    /// does not have: then nothing is copied. What the device refuses.
+    pub fn copy_out(&mut self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
+        self.copy_arrays(received, outputs, None)
+    }
+
+    fn copy_arrays(
+        &mut self,
+        received: &Received,
+        outputs: &mut Outputs<'_>,
+        stream: Option<Stream>,
+    ) -> Result<()> {
+        self.check_open()?;
+        self.check_stream(stream)?;
+        if !received.is_of(&self.components) {
+            return refuse("the output belongs to another communicator".to_owned());
+        }
+        let pairs = pairs(received, outputs);
+        for pair in pairs.iter().flatten() {
+            let to = Argument::other(pair.name, Some(pair.to.as_ref()));
+            check_memory(&[to], self.components.device)?;
+            pair.check()?;
+        }
+        for pair in pairs.iter().flatten() {
+            let from = pair.check()?.raw();
+            let bytes = byte_length(&from).unwrap_or(0);
+            if bytes > 0 {
+                // SAFETY: checked above: as many bytes are there on both sides, which are borrowed;
+                // on a stream for as long as the contract of `Stream::new` says.
+                unsafe { self.copy_array(pair.to.raw().data, from.data, bytes, stream)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// Both ranges are valid and do not overlap; where there is a stream, until it has passed the copy.
+    unsafe fn copy_array(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+        stream: Option<Stream>,
+    ) -> Result<()> {
+        let length = bytes as u64;
+        match (self.components.device, stream) {
+            // SAFETY: by this function's contract, in host memory.
+            (None, _) => unsafe { to.copy_from_nonoverlapping(from, bytes) },
+            // SAFETY: by this function's contract.
+            (Some(_), None) => unsafe { self.components.kernels().copy(to, from, length)? },
+            // SAFETY: by this function's contract; the stream lives by that of `Stream::new`.
+            (Some(_), Some(stream)) => unsafe {
+                self.components.kernels().copy_on(stream.raw(), to, from, length)?;
+            },
+        }
+        Ok(())
+    }
+}
+
+impl OnStream<'_> {
+    /// As [`Communicator::copy_out`], in the order of the stream: the output may be dropped as soon as this
+    /// returns.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_out(&mut self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
+        let (comm, stream) = self.components();
+        comm.copy_arrays(received, outputs, stream)
+    }
+}
+
+/// What goes where.
+fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 10] {
+    let pair =
+        |name, from, to: &'a Option<TensorMut<'a>>| to.as_ref().map(|to| Pair { name, from, to });
+    [
+        pair("x", Some(received.x()), &outputs.x),
+        pair("scales", received.scales(), &outputs.scales),
+        pair("ids", received.ids(), &outputs.ids),
+        pair("weights", received.weights(), &outputs.weights),
+        pair("source", received.source(), &outputs.source),
+        pair("slots", received.slots(), &outputs.slots),
+        pair("expert_counts", received.expert_counts(), &outputs.expert_counts),
+        pair("expert_starts", received.expert_starts(), &outputs.expert_starts),
+        pair("source_counts", received.source_counts(), &outputs.source_counts),
+        pair("ranges", received.ranges(), &outputs.ranges),
+    ]
+}
+
+fn refuse<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidInput, "copy output", message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(from: Option<TensorRef<'_>>, to: &TensorMut<'_>) -> Result<()> {
+        Pair { name: "ids", from, to }.check().map(|_| ())
+    }
+
+    #[test]
+    fn room_must_have_the_type_and_columns_of_the_array_and_its_rows_at_least() {
+        let from = [0_i32; 6];
+        let from = TensorRef::from_slice(&from, 3, 2).unwrap();
+        let (mut room, mut other) = ([0_i32; 8], [0_f32; 6]);
+        let text = |to: TensorMut<'_>| check(Some(from), &to).unwrap_err().to_string();
+        assert!(check(Some(from), &TensorMut::from_slice(&mut room, 4, 2).unwrap()).is_ok());
+        let short = text(TensorMut::from_slice(&mut room[..4], 2, 2).unwrap());
+        assert!(short.contains("ids: found shape [2, 2]; expected [3 or more, 2]"), "{short}");
+        let wide = text(TensorMut::from_slice(&mut room, 2, 4).unwrap());
+        assert!(wide.contains("found shape [2, 4]"), "{wide}");
+        let float = text(TensorMut::from_slice(&mut other, 3, 2).unwrap());
+        assert!(float.contains("found type fp32; expected i32"), "{float}");
+    }
+
+    #[test]
+    fn room_for_an_array_that_an_output_does_not_have_is_refused_by_name() {
+        let mut room = [0_i32; 2];
+        let to = TensorMut::from_slice(&mut room, 1, 2).unwrap();
+        let text = check(None, &to).unwrap_err().to_string();
+        assert!(text.contains("ids: found room for it; expected none"), "{text}");
+    }
+}

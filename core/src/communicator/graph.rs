@@ -1,0 +1,65 @@
+//! Graphs for tools and tests: frameworks capture their own.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::Components;
+use super::stream::ToolStream;
+use crate::{Error, ErrorKind, Result};
+
+/// What was queued on a [`ToolStream`] while it was captured, to be launched again and again.
+#[derive(Debug)]
+pub struct ToolGraph {
+    components: Arc<Components>,
+    raw: *mut c_void,
+}
+
+// SAFETY: a name for a graph, which any thread may use; calls go through the lock of the components.
+unsafe impl Send for ToolGraph {}
+
+impl ToolStream {
+    /// What is queued here from now on is recorded, and does not run, until
+    /// [`end_capture`](Self::end_capture). Meanwhile nothing waits for the stream: no buffer is made,
+    /// read or dropped.
+    ///
+    /// # Errors
+    /// `Unsupported` where the kernel set has no graphs; what the device refuses.
+    pub fn begin_capture(&self) -> Result<()> {
+        // SAFETY: a stream of this kernel set.
+        unsafe { self.components.kernels().graph_begin(self.stream.raw()) }
+    }
+
+    /// Ends the recording.
+    ///
+    /// # Errors
+    /// Nothing was begun; what the device refuses of the graph.
+    pub fn end_capture(&self) -> Result<ToolGraph> {
+        // SAFETY: a stream of this kernel set.
+        let raw = unsafe { self.components.kernels().graph_end(self.stream.raw())? };
+        Ok(ToolGraph { components: Arc::clone(&self.components), raw })
+    }
+
+    /// Queues a graph.
+    ///
+    /// # Errors
+    /// A graph of another communicator; what the device refuses.
+    ///
+    /// # Safety
+    /// What [`OnStream::without_sync`](super::OnStream::without_sync) and [`ToolStream::copy`] say of what
+    /// was recorded holds for this launch.
+    pub unsafe fn launch(&self, graph: &ToolGraph) -> Result<()> {
+        if !Arc::ptr_eq(&self.components, &graph.components) {
+            let text = "the graph belongs to another communicator";
+            return Err(Error::new(ErrorKind::InvalidInput, "launch graph", text));
+        }
+        // SAFETY: stream and graph of this kernel set; the rest by this function's contract.
+        unsafe { self.components.kernels().graph_launch(self.stream.raw(), graph.raw) }
+    }
+}
+
+impl Drop for ToolGraph {
+    fn drop(&mut self) {
+        // SAFETY: made by `end_capture`; nobody can launch it any more.
+        unsafe { self.components.kernels().graph_destroy(self.raw) }
+    }
+}

@@ -1,0 +1,468 @@
+//! The levels of a communicator: which transport carries what, between whom.
+//!
+//! Where one link reaches every rank, rows go straight to their owners (*direct*): inside one domain
+//! over scale-up, over scale-out where there is no scale-up transport, and over scale-out where
+//! every domain is one rank. Otherwise both transports are open: scale-up for the domain, scale-out
+//! for the rail (*hierarchical*).
+
+use super::progress::Progress;
+use super::stuck::Stuck;
+use crate::abi;
+use crate::bootstrap::Members;
+use crate::config::{ComponentChoice, Config};
+use crate::host::{OpenKernels, OpenTransport, Registry, TransportRef};
+use crate::kernels::{KernelNeeds, Limits, LinkNeeds, is_for_level};
+use crate::link::Link;
+use crate::transport::{Capabilities, MemoryNeeds, NO_CAPABILITIES, Team, TransportNeeds, Window};
+use crate::{Error, ErrorKind, Result};
+
+/// How one level is made, for people and for JSON.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct LevelReport {
+    /// The transport.
+    pub transport: String,
+    /// How rows move: `load_store` or `put`.
+    pub path: &'static str,
+    /// World ranks that this rank reaches over it, itself included.
+    pub team: Vec<u32>,
+    /// Whether it uses the NICs of the places; else its own table, or nobody, says which.
+    pub placed_nics: bool,
+    /// Why this transport, where there was a choice.
+    pub reasons: Vec<String>,
+}
+
+/// A level before its transport is open.
+pub(super) struct Level<'a> {
+    component: TransportRef,
+    choice: &'a ComponentChoice,
+    capabilities: Capabilities,
+    team: Team,
+    reasons: Vec<String>,
+}
+
+impl Level<'_> {
+    fn path(&self) -> &'static str {
+        if self.capabilities.flags & abi::TY_CAP_LOAD_STORE != 0 { "load_store" } else { "put" }
+    }
+
+    fn goes_by_nics(&self) -> bool {
+        self.capabilities.flags & abi::TY_CAP_PLACED_NICS != 0
+    }
+
+    fn report(&self) -> LevelReport {
+        LevelReport {
+            transport: self.choice.name.clone(),
+            path: self.path(),
+            team: self.team.world_ranks.clone(),
+            placed_nics: self.goes_by_nics(),
+            reasons: self.reasons.clone(),
+        }
+    }
+
+    fn open(&self, config: &Config, needs: (u32, &LinkNeeds)) -> Result<OpenTransport> {
+        let (ranks, most) = (self.team.world_ranks.len(), self.capabilities.max_peers);
+        if ranks > most as usize {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "open transport",
+                format!("found {ranks} ranks; `{}` reaches at most {most}", self.choice.name),
+            ));
+        }
+        let (windows, link) = needs;
+        let needs = TransportNeeds {
+            windows,
+            queues: link.queues,
+            signals: link.signals,
+            queue_depth: link.queue_depth,
+            largest_put: link.largest_put,
+            deadline: config.world.deadline,
+        };
+        let opened = self.component.open(&self.choice.table, &self.team, &needs)?;
+        let withheld = opened.capabilities().flags & !self.capabilities.flags;
+        Ok(opened.without(withheld))
+    }
+}
+
+/// Both levels before they are open; at least one is there.
+pub(super) struct Levels<'a> {
+    /// Domains that the kernel set routes over; 1 where it goes direct.
+    pub(super) domains: u32,
+    pub(super) scale_up: Option<Level<'a>>,
+    pub(super) scale_out: Option<Level<'a>>,
+}
+
+impl<'a> Levels<'a> {
+    /// Decides which transports are used, for a world of `domains` equal domains. Collective.
+    pub(super) fn choose(
+        members: &Members<'_>,
+        config: &'a Config,
+        registry: &Registry,
+        domains: u32,
+    ) -> Result<Self> {
+        // Both levels are looked up, so that a wrong name is found even where it would not be used.
+        for choice in config.scale_up.iter().chain(&config.scale_out) {
+            registry.choose_transport(choice)?;
+        }
+        let me = members.rank();
+        let ranks = members.ranks();
+        let everybody = members.team();
+        let out = |team| first_that_probes(members, registry, &config.scale_out, team);
+        let Some(up) = &config.scale_up else {
+            return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(everybody)?) });
+        };
+        let up = std::slice::from_ref(up);
+        if domains == 1 {
+            let level = first_that_probes(members, registry, up, everybody)?;
+            return Ok(Self { domains: 1, scale_up: Some(level), scale_out: None });
+        }
+        if config.scale_out.is_empty() {
+            return Err(no_way_out(domains, &up[0].name));
+        }
+        let size = ranks / domains;
+        if size == 1 {
+            return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(everybody)?) });
+        }
+        let (mine, index) = (me / size, me % size);
+        let domain = team_of(members, (0..size).map(|i| mine * size + i));
+        let rail = team_of(members, (0..domains).map(|d| d * size + index));
+        Ok(Self {
+            domains,
+            scale_up: Some(first_that_probes(members, registry, up, domain)?),
+            scale_out: Some(out(rail)?),
+        })
+    }
+
+    fn each(&self) -> impl Iterator<Item = (&'static str, &Level<'a>)> {
+        let up = self.scale_up.iter().map(|level| ("scale-up", level));
+        up.chain(self.scale_out.iter().map(|level| ("scale-out", level)))
+    }
+
+    /// World ranks of a level's team, by their index there.
+    pub(super) fn ranks(&self, level: u64) -> &[u32] {
+        let level = if level == abi::TY_LEVEL_SCALE_UP { &self.scale_up } else { &self.scale_out };
+        level.as_ref().map_or(&[], |level| &level.team.world_ranks)
+    }
+
+    /// Lets rows be put where they could be read and stored: a rank that was given up may then read what
+    /// its owner has changed since, and hand it on (INV-8).
+    pub(super) fn put_only(&mut self) {
+        for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
+            level.capabilities.flags &= !abi::TY_CAP_LOAD_STORE;
+        }
+    }
+
+    /// Lets the transports know the NICs that the topology chose for this rank, and whether others do too.
+    pub(super) fn use_nics(&mut self, nics: &[String], any_rails: bool) {
+        for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
+            level.team.nics = nics.to_vec();
+            level.team.any_rails = any_rails;
+        }
+    }
+
+    /// The name of a transport that does not declare a capability.
+    pub(super) fn without(&self, capability: u64) -> Option<&str> {
+        let lacks = |level: &Level<'_>| level.capabilities.flags & capability == 0;
+        self.each().find(|(_, level)| lacks(level)).map(|(_, level)| level.choice.name.as_str())
+    }
+
+    /// Whether a transport uses the NICs that the topology chose.
+    pub(super) fn go_by_nics(&self) -> bool {
+        self.each().any(|(_, level)| level.goes_by_nics())
+    }
+
+    /// What the transports declared.
+    pub(super) fn limits(&self) -> Limits {
+        let of = |level: &Option<Level<'_>>| {
+            level.as_ref().map_or(NO_CAPABILITIES, |level| level.capabilities)
+        };
+        Limits {
+            size: size_of::<Limits>(),
+            scale_up: of(&self.scale_up),
+            scale_out: of(&self.scale_out),
+        }
+    }
+
+    /// Keys of a component's own table may differ per rank, but not what they make of windows and
+    /// signals: every rank computes the others' offsets from its own. Collective.
+    pub(super) fn agree(&self, members: &Members<'_>, needs: &KernelNeeds) -> Result<()> {
+        let mut items = vec![("windows".to_owned(), needs.windows.to_string())];
+        for (name, level) in self.each() {
+            items.push((format!("{name} path of rows"), level.path().to_owned()));
+        }
+        for (name, link) in [("scale-up", &needs.scale_up), ("scale-out", &needs.scale_out)] {
+            items.push((format!("{name} signals"), link.signals.to_string()));
+        }
+        let windows = needs.window_bytes.iter().zip(&needs.window_levels);
+        for (id, (bytes, levels)) in windows.take(needs.windows as usize).enumerate() {
+            items.push((format!("bytes of window {id}"), bytes.to_string()));
+            items.push((format!("levels of window {id}"), format!("{levels:#x}")));
+        }
+        members.agree("windows", &items).map(drop)
+    }
+
+    pub(super) fn open(&self, config: &Config, needs: &KernelNeeds) -> Result<Transports> {
+        let open = |level: &Option<Level<'_>>, link: (u32, &LinkNeeds)| {
+            level.as_ref().map(|level| level.open(config, link)).transpose()
+        };
+        let of = |level| windows_of(needs, level).count() as u32;
+        Ok(Transports {
+            scale_up: open(&self.scale_up, (of(abi::TY_LEVEL_SCALE_UP), &needs.scale_up))?,
+            scale_out: open(&self.scale_out, (of(abi::TY_LEVEL_SCALE_OUT), &needs.scale_out))?,
+        })
+    }
+
+    pub(super) fn reports(&self) -> (Option<LevelReport>, Option<LevelReport>) {
+        (self.scale_up.as_ref().map(Level::report), self.scale_out.as_ref().map(Level::report))
+    }
+
+    /// What connects this rank to each peer of each level, for diagnoses: (world rank, words).
+    pub(super) fn link_names(&self, transports: &Transports) -> [Vec<(u32, String)>; 2] {
+        let of = |level: &Option<Level<'_>>, transport: &Option<OpenTransport>| {
+            let (Some(level), Some(transport)) = (level, transport) else { return Vec::new() };
+            let ranks = (0..).zip(&level.team.world_ranks);
+            ranks.map(|(peer, rank)| (*rank, transport.link_name(peer))).collect()
+        };
+        [of(&self.scale_up, &transports.scale_up), of(&self.scale_out, &transports.scale_out)]
+    }
+
+    /// Exchanges endpoints and connects every team. Collective.
+    pub(super) fn connect(
+        &self,
+        members: &Members<'_>,
+        transports: &mut Transports,
+        stuck: &Stuck,
+    ) -> Result<()> {
+        let levels = [
+            ("scale-up endpoints", &self.scale_up, &mut transports.scale_up),
+            ("scale-out endpoints", &self.scale_out, &mut transports.scale_out),
+        ];
+        // While this rank waits for the ranks to bring their endpoints of the second level, some of
+        // them may still connect the first, and need this side of it to be driven.
+        let mut driven = Vec::new();
+        for (name, level, transport) in levels {
+            if let (Some(level), Some(transport)) = (level, transport) {
+                connect_team(members, name, &level.team, transport)?;
+                // SAFETY: `driven` goes before this returns, and the transports outlive the call. `bring_up`
+                // keeps them where a thread is stuck.
+                driven.extend(unsafe { Progress::start([transport.link()].into_iter(), stuck)? });
+            }
+        }
+        drop(driven);
+        stuck.check("connect")
+    }
+}
+
+/// The open transports of a communicator.
+#[derive(Debug)]
+pub(super) struct Transports {
+    pub(super) scale_up: Option<OpenTransport>,
+    pub(super) scale_out: Option<OpenTransport>,
+}
+
+impl Transports {
+    /// The transports that a window is for, with the number that it has there.
+    fn of_window(
+        &mut self,
+        needs: &KernelNeeds,
+        id: u32,
+    ) -> impl Iterator<Item = (u32, &mut OpenTransport)> {
+        let number = |level| windows_of(needs, level).position(|window| window == id);
+        let numbers = [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].map(number);
+        let transports = [self.scale_up.as_mut(), self.scale_out.as_mut()];
+        let all = numbers.into_iter().zip(transports);
+        all.filter_map(|(number, transport)| Some((number? as u32, transport?)))
+    }
+
+    /// The hot device APIs: scale-up, scale-out.
+    ///
+    /// # Safety
+    /// The links, and every copy of them, are not used after `self` is dropped.
+    pub(super) unsafe fn links(&self) -> [Option<Link>; 2] {
+        // SAFETY: by this function's contract.
+        [&self.scale_up, &self.scale_out].map(|t| t.as_ref().map(|t| unsafe { t.link() }))
+    }
+
+    /// Allocates every window and registers it with the transports that it is for.
+    pub(super) fn make_windows(
+        &mut self,
+        kernels: &mut OpenKernels,
+        needs: &KernelNeeds,
+    ) -> Result<Vec<Window>> {
+        let mut windows = Vec::new();
+        for id in 0..needs.windows {
+            let bytes = needs.window_bytes[id as usize];
+            let memory = self.memory_needs(needs, id)?;
+            let owners = self.of_window(needs, id).filter(|(_, t)| owns_memory(t)).count();
+            if owners > 1 {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "allocate windows",
+                    "the transports of both levels must own window memory; expected at most one",
+                )
+                .with_fix("choose another transport for one of the levels"));
+            }
+            let window = match self.of_window(needs, id).find(|(_, t)| owns_memory(t)) {
+                Some((number, owner)) => Window { id, ..owner.alloc(number, bytes)? },
+                None => kernels.allocate(id, bytes, &memory)?,
+            };
+            for (number, transport) in self.of_window(needs, id) {
+                // SAFETY: window memory belongs to the kernel set or to a transport; `Components` drops
+                // the transports first and the kernel set after them, and so does `bring_up` on an
+                // error (locals are dropped in reverse order of declaration).
+                unsafe { transport.register(&Window { id: number, ..window })? };
+            }
+            windows.push(window);
+        }
+        Ok(windows)
+    }
+
+    /// The needs of the levels that a window is for: kinds are intersected, handles united, the larger
+    /// alignment wins.
+    fn memory_needs(&mut self, needs: &KernelNeeds, id: u32) -> Result<MemoryNeeds> {
+        let mut merged: Option<MemoryNeeds> = None;
+        for (_, transport) in self.of_window(needs, id) {
+            let needs = transport.memory_needs()?;
+            merged = Some(match merged {
+                None => needs,
+                Some(other) => MemoryNeeds {
+                    kinds: other.kinds & needs.kinds,
+                    handles: other.handles | needs.handles,
+                    alignment: other.alignment.max(needs.alignment),
+                    ..needs
+                },
+            });
+        }
+        let needs = merged.ok_or_else(|| {
+            let text = format!("window {id} is for levels that have no transport");
+            Error::new(ErrorKind::Plugin, "merge memory needs", text)
+        })?;
+        if needs.kinds == 0 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "merge memory needs",
+                "the transports of the two levels can register no common kind of memory",
+            )
+            .with_fix("choose another transport for one of the levels"));
+        }
+        Ok(needs)
+    }
+}
+
+impl Drop for Transports {
+    /// Whoever owns the windows goes last: the other still has them registered.
+    fn drop(&mut self) {
+        if self.scale_up.as_ref().is_some_and(owns_memory) {
+            self.scale_out = None;
+        }
+    }
+}
+
+/// Ids of the windows that are for a level, in the order in which its transport numbers them.
+pub(super) fn windows_of(needs: &KernelNeeds, level: u64) -> impl Iterator<Item = u32> {
+    (0..needs.windows).filter(move |window| is_for_level(needs, *window, level))
+}
+
+fn owns_memory(transport: &OpenTransport) -> bool {
+    transport.capabilities().flags & abi::TY_CAP_OWNS_MEMORY != 0
+}
+
+/// Those of `ranks` that are there, in order.
+fn team_of(members: &Members<'_>, ranks: impl Iterator<Item = u32>) -> Team {
+    let world_ranks: Vec<u32> = ranks.filter(|rank| members.has(*rank)).collect();
+    let me = world_ranks.iter().position(|rank| *rank == members.rank());
+    Team { me: me.map_or(0, |me| me as u32), world_ranks, nics: Vec::new(), any_rails: false }
+}
+
+fn connect_team(
+    members: &Members<'_>,
+    name: &str,
+    team: &Team,
+    transport: &mut OpenTransport,
+) -> Result<()> {
+    let mut outgoing = vec![Vec::new(); members.ranks() as usize];
+    for (peer, rank) in (0..).zip(&team.world_ranks) {
+        outgoing[*rank as usize] = transport.endpoint(peer)?;
+    }
+    let incoming = members.exchange(name, outgoing)?;
+    for (peer, rank) in (0..).zip(&team.world_ranks) {
+        transport.connect(peer, &incoming[*rank as usize]).map_err(|e| e.with_rank(*rank))?;
+    }
+    Ok(())
+}
+
+fn no_way_out(domains: u32, scale_up: &str) -> Error {
+    Error::new(
+        ErrorKind::Config,
+        "choose components",
+        format!(
+            "the ranks are in {domains} domains, scale-up transport `{scale_up}` reaches one, and \
+             scale_out is \"none\""
+        ),
+    )
+    .with_fix("name a transport in [transport.scale_out], or run all ranks on one machine")
+}
+
+/// The first choice that every rank can use; the reasons against the others are kept.
+fn first_that_probes<'a>(
+    members: &Members<'_>,
+    registry: &Registry,
+    choices: &'a [ComponentChoice],
+    team: Team,
+) -> Result<Level<'a>> {
+    let mut reasons = Vec::new();
+    for choice in choices {
+        let component = registry.choose_transport(choice)?;
+        let mine = component.probe(&choice.table);
+        let word = mine.as_ref().map_or_else(ToString::to_string, |_| String::new());
+        let all = members.all_gather("probe", word.as_bytes())?;
+        let against: Vec<_> = all
+            .iter()
+            .enumerate()
+            .filter(|(_, word)| !word.is_empty())
+            .map(|(rank, word)| format!("rank {rank}: {}", String::from_utf8_lossy(word)))
+            .collect();
+        if let (Ok(capabilities), true) = (mine, against.is_empty()) {
+            reasons.push(format!("{}: chosen, it probes on all ranks", choice.name));
+            return Ok(Level { component, choice, capabilities, team, reasons });
+        }
+        let first = against.first().cloned().unwrap_or_default();
+        reasons.push(format!(
+            "{}: {} of {} ranks cannot: {first}",
+            choice.name,
+            against.len(),
+            all.len()
+        ));
+    }
+    Err(Error::new(
+        ErrorKind::Unavailable,
+        "choose transport",
+        format!("no transport works on all ranks: {}", reasons.join("; ")),
+    )
+    .with_fix(
+        "mend what the probe names (tokenyard doctor says more), or choose another transport",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::NO_LINK_NEEDS;
+
+    #[test]
+    fn a_transport_numbers_the_windows_of_its_level_and_those_of_both() {
+        let mut needs = KernelNeeds {
+            size: size_of::<KernelNeeds>(),
+            windows: 5,
+            flags: 0,
+            scale_up: NO_LINK_NEEDS,
+            scale_out: NO_LINK_NEEDS,
+            window_bytes: [1; abi::TY_MAX_WINDOWS],
+            window_levels: [0; abi::TY_MAX_WINDOWS],
+        };
+        let of = |needs: &KernelNeeds, level| windows_of(needs, level).collect::<Vec<_>>();
+        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_OUT), [0, 1, 2, 3, 4]);
+        needs.window_levels[..5].copy_from_slice(&[1, 1, 2, 2, 3]);
+        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_UP), [0, 1, 4]);
+        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_OUT), [2, 3, 4]);
+    }
+}

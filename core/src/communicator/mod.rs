@@ -1,0 +1,267 @@
+//! The communicator: a communicator made of one kernel set, the transports of its levels and a topology.
+//!
+//! Duties: the communicator validates everything a caller brings, so that components may trust it; it keeps the
+//! operations of all ranks in step; it ends waits (INV-6) and says why; it owns the components and frees
+//! them in the right order. One thread uses a communicator at a time. Several communicators may live in one process,
+//! and several threads may use one each.
+//!
+//! Operations are collective: all ranks call the same operations in the same order, and so their
+//! halves: where one rank sends 0, sends 1 and receives 0, all do. Ranks whose halves come in another
+//! order may wait for each other until the deadline. Where one rank's input is refused, all ranks get
+//! an error for that operation, nothing is moved, and the communicator stays usable. After an error of another
+//! kind the communicator is closed, and every later call says why.
+//!
+//! **Order on a device.** A plain call knows nothing of the caller's streams. Whatever the caller has
+//! queued on a tensor must have ended before the call that takes it, and whatever it has queued on an
+//! output or a [`CombineInput`] before that is dropped: the next operation may reuse the place, and
+//! other ranks write there. So synchronise the stream first. The other way round nothing is needed:
+//! when a call that receives returns, the operation has ended on the device. A call through
+//! [`Communicator::on`] is in the order of a [`Stream`] instead, and needs none of this.
+
+mod arguments;
+mod bring_up;
+mod buffer;
+mod claims;
+mod copy_out;
+mod graph;
+mod levels;
+mod memory;
+mod nics;
+mod operations;
+mod output;
+mod places;
+mod progress;
+mod refusal;
+mod reporter;
+mod stream;
+mod stuck;
+mod tensor;
+mod watchdog;
+
+pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
+pub use bring_up::{CommunicatorOptions, Report};
+pub use buffer::Buffer;
+pub use copy_out::Outputs;
+pub use graph::ToolGraph;
+pub use levels::LevelReport;
+pub use operations::{PendingCombine, PendingDispatch, PendingReplay};
+pub use output::{CombineInput, Handle, Received};
+pub use reporter::{REPORTS_VARIABLE, Reporter, write_reports};
+pub use stream::{OnStream, Stream, ToolStream};
+pub use tensor::{Element, TensorMut, TensorRef};
+
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
+
+use self::stuck::{Kept, Stuck};
+use crate::bootstrap::World;
+use crate::config::Config;
+use crate::host::OpenKernels;
+use crate::moe::{Shape, TopkScratch};
+use crate::{Error, ErrorKind, Result};
+
+/// The parts of a communicator. Outputs and handles keep them alive, because they point into windows.
+struct Components {
+    /// Ends before everything else: reports look at all of it.
+    looking: reporter::Looking,
+    stuck: Stuck,
+    open: OpenComponents,
+}
+
+impl Drop for Components {
+    fn drop(&mut self) {
+        if !self.looking.end() {
+            self.stuck.set("a transport has not answered a report");
+        }
+    }
+}
+
+impl Deref for Components {
+    type Target = OpenComponents;
+
+    fn deref(&self) -> &OpenComponents {
+        &self.open
+    }
+}
+
+/// The same, in the order in which they are dropped.
+struct OpenComponents {
+    /// Uses the transports, so it goes before them.
+    _progress: Option<progress::Progress>,
+    /// The same, and the rings of the kernel set.
+    _proxies: progress::Proxies,
+    /// No access to windows after it.
+    _transports: Kept<levels::Transports>,
+    /// Its drop frees the windows. Behind a lock so that outputs may hold the components from
+    /// any thread. The communicator takes it, and whoever copies from or frees a device's memory: that
+    /// waits for an operation that runs.
+    kernels: Mutex<Kept<OpenKernels>>,
+    /// Watches this communicator's waits; the kernel set points to its board, so it is dropped last.
+    watchdog: Kept<watchdog::Watchdog>,
+    claims: claims::Claims,
+    /// The device that the kernel set works on the memory of; none where it works on the host's.
+    device: Option<i32>,
+    /// Whether the kernel set takes calls in the order of a stream.
+    streams: bool,
+    /// Whether it takes calls that nobody waits for.
+    no_sync: bool,
+}
+
+impl OpenComponents {
+    fn kernels(&self) -> std::sync::MutexGuard<'_, Kept<OpenKernels>> {
+        // A poisoned lock means a panic between two calls of the component; the component itself answers
+        // for its own panics.
+        self.kernels.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// A communicator. See the [module](self) for its rules.
+pub struct Communicator {
+    /// What reports on it.
+    recorder: reporter::OpenDesk,
+    components: Arc<Components>,
+    world: Arc<World>,
+    /// For the communicator that comes after it.
+    config: Config,
+    shape: Shape,
+    options: CommunicatorOptions,
+    report: Report,
+    scratch: TopkScratch,
+    next_operation: u64,
+    /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
+    /// received: one bit each.
+    open_slots: u32,
+    closed: Option<(ErrorKind, Option<u32>, String)>,
+}
+
+impl std::fmt::Debug for Components {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Components").field("transports", &self._transports).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank())
+            .field("shape", &self.shape)
+            .field("report", &self.report)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Communicator {
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.world.rank()
+    }
+
+    /// The shape that all ranks agreed on.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// What was chosen and why, for people and for JSON.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Asks this communicator what it does, from any thread, also while it waits: for a framework that has a
+    /// signal handler, or a watchdog, of its own. See `docs/reports.md`.
+    pub fn reporter(&self) -> Reporter {
+        Reporter::new(&self.recorder.0)
+    }
+
+    /// Closes the communicator on all ranks together. Collective. No transport goes before every rank has
+    /// nothing left to send: on a network, dropping a communicator without this may end in an error on a
+    /// slower rank. Outputs and handles stay usable; they keep the windows. Whoever drops the last of them
+    /// waits for a transport that is inside of a call, at most 10 s; then what it uses stays for good, and
+    /// the log says so.
+    ///
+    /// # Errors
+    /// An operation that was sent and not received; whatever closed the communicator before, or ended an
+    /// operation after it was received in the order of a stream; a lost rank.
+    pub fn close(mut self) -> Result<()> {
+        self.check_open()?;
+        if self.open_slots != 0 {
+            // The others must not wait for a rank that goes.
+            return Err(self.end(
+                Error::new(
+                    ErrorKind::InvalidInput,
+                    "close communicator",
+                    "an operation was sent and not received; expected none",
+                )
+                .with_fix("receive every operation before the communicator is closed"),
+            ));
+        }
+        // Where this fails, the others are in the barrier, or will be: it tells them why that never ends.
+        self.flush()?;
+        self.world.barrier("close communicator")
+    }
+
+    /// Closes this communicator and opens another with the same config and options. Collective. Where losses
+    /// are masked, ranks that wait to come back are in the new one, and this is the only time that
+    /// they come back. Outputs and handles of this communicator stay readable; the new one knows nothing of
+    /// them.
+    ///
+    /// A process that comes back joins the world and opens a communicator, as at the start, while the others
+    /// renew theirs.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close) and [`open`](Self::open).
+    pub fn renew(self) -> Result<Self> {
+        let (world, config, options) = (Arc::clone(&self.world), self.config.clone(), self.options);
+        self.close()?;
+        Self::open(&world, &config, options)
+    }
+
+    /// Ranks that this communicator goes on without, in order: lost since it was opened, or not there then.
+    /// Each stays so for the life of the communicator. Empty where a loss stops the communicator.
+    pub fn lost_ranks(&self) -> Vec<u32> {
+        self.components.watchdog.lost_ranks()
+    }
+
+    /// Lost ranks whose processes wait to come back: [`renew`](Self::renew) lets them in. A hint,
+    /// which ranks may get at different times.
+    pub fn returning_ranks(&self) -> Vec<u32> {
+        let liveness = self.world.liveness();
+        (0..self.shape.ranks).filter(|rank| liveness.waits_to_return(*rank)).collect()
+    }
+
+    /// Ends the communicator for this rank after an error that leaves ranks out of step.
+    fn end(&mut self, error: Error) -> Error {
+        if self.closed.is_none() {
+            self.closed = Some((error.kind(), error.rank(), error.detail()));
+            self.recorder.0.report_error(&error);
+            self.recorder.0.track.close();
+            // A loss is known to all. Who waited in vain for a rank that left is not, and must not be
+            // taken for one that leaves in peace, on which others wait in turn.
+            let is_known =
+                error.kind() == ErrorKind::PeerLost && self.world.liveness().first_loss().is_some();
+            if !is_known {
+                self.world.report_failure(&error.to_string());
+            }
+            return self.recorder.0.point_to_report(error);
+        }
+        error
+    }
+
+    fn check_open(&mut self) -> Result<()> {
+        if let Some((kind, rank, why)) = &self.closed {
+            let error = Error::new(
+                *kind,
+                "use communicator",
+                format!("the communicator was closed: {why}"),
+            )
+            .with_fix("open a new communicator once all ranks are back");
+            return Err(match rank {
+                Some(rank) => error.with_rank(*rank),
+                None => error,
+            });
+        }
+        if let Some(error) = self.components.watchdog.verdict() {
+            return Err(self.end(error));
+        }
+        Ok(())
+    }
+}

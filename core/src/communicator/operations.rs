@@ -1,0 +1,458 @@
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::memory::check_memory;
+use super::output::{CombineInput, Handle, Received, RegionClaim};
+use super::reporter::{InCall, Sort};
+use super::stream::Mode;
+use super::tensor::{TensorMut, TensorRef, raw_or_none};
+use super::{Communicator, Components};
+use crate::abi;
+use crate::host::NO_TENSOR;
+use crate::moe::{DType, Layout};
+use crate::{Error, ErrorKind, Result};
+
+/// An operation between its send and its receive. The communicator it belongs to is kept, because numbers
+/// and slots mean something there only.
+#[derive(Debug)]
+struct Sent {
+    components: Arc<Components>,
+    operation: u64,
+}
+
+/// A dispatch that was sent. Finish it with [`Communicator::dispatch_recv`]; until then its inputs stay
+/// borrowed, and the operation counts as open.
+#[derive(Debug)]
+#[must_use = "a dispatch that is never received leaves the other ranks waiting"]
+pub struct PendingDispatch<'a> {
+    sent: Sent,
+    layout: Layout,
+    tokens: usize,
+    worst_case: bool,
+    has_weights: bool,
+    /// The handle slot that it fills.
+    slot: u32,
+    inputs: PhantomData<TensorRef<'a>>,
+}
+
+/// A replay that was sent. Finish it with [`Communicator::replay_recv`]; until then its inputs and its
+/// handle stay borrowed, and the operation counts as open.
+///
+/// The routing lies in the handle's slot, so the handle cannot go before the replay is received:
+/// ```compile_fail,E0505
+/// # use tokenyard_core::{Result, communicator::{Handle, Received, Replay, Communicator}};
+/// fn early(communicator: &mut Communicator, handle: Handle, replay: &Replay<'_>) -> Result<Received> {
+///     let pending = communicator.replay_send(&handle, replay)?;
+///     drop(handle);
+///     communicator.replay_recv(pending)
+/// }
+/// ```
+#[derive(Debug)]
+#[must_use = "a replay that is never received leaves the other ranks waiting"]
+pub struct PendingReplay<'a> {
+    sent: Sent,
+    layout: Layout,
+    inputs: PhantomData<(&'a Handle, TensorRef<'a>)>,
+}
+
+/// A combine that was sent. Finish it with [`Communicator::combine_recv`]; until then its tensors and its
+/// handle stay borrowed, as for [`PendingReplay`].
+/// ```compile_fail,E0505
+/// # use tokenyard_core::{Result, communicator::{Combine, Handle, Communicator}};
+/// fn early(communicator: &mut Communicator, handle: Handle, combine: Combine<'_>) -> Result<()> {
+///     let pending = communicator.combine_send(&handle, combine)?;
+///     drop(handle);
+///     communicator.combine_recv(pending)
+/// }
+/// ```
+#[derive(Debug)]
+#[must_use = "a combine that is never received leaves the other ranks waiting"]
+pub struct PendingCombine<'a> {
+    sent: Sent,
+    arguments: PhantomData<(&'a Handle, Combine<'a>)>,
+}
+
+pub(super) fn text(refusal: &str) -> abi::TyStr {
+    abi::TyStr { data: refusal.as_ptr(), bytes: refusal.len() }
+}
+
+fn layout_code(layout: Layout) -> (u32, u32, u32) {
+    match layout {
+        Layout::Flat => (abi::TY_LAYOUT_FLAT, 1, 0),
+        Layout::ExpertMajor { alignment, zero_padding } => {
+            let zero = if zero_padding { abi::TY_DISPATCH_ZERO_PADDING } else { 0 };
+            (abi::TY_LAYOUT_EXPERT_MAJOR, alignment, zero)
+        }
+        Layout::Packed => (abi::TY_LAYOUT_PACKED, 1, 0),
+    }
+}
+
+/// Without tensors: what a refused dispatch, and the start of every other, looks like.
+pub(super) fn blank_dispatch(operation: u64, handle: u32, layout: Layout) -> abi::TyDispatch {
+    let (layout, alignment, flags) = layout_code(layout);
+    abi::TyDispatch {
+        size: size_of::<abi::TyDispatch>(),
+        operation,
+        handle,
+        flags,
+        layout,
+        alignment,
+        cast: abi::TY_CAST_NONE,
+        reserved: 0,
+        x: NO_TENSOR,
+        scales: NO_TENSOR,
+        topk_idx: NO_TENSOR,
+        topk_weights: NO_TENSOR,
+        refusal: text(""),
+        stream: std::ptr::null_mut(),
+        tokens: std::ptr::null(),
+    }
+}
+
+impl Communicator {
+    /// Sends tokens to the ranks of their experts and returns what arrived here.
+    ///
+    /// # Errors
+    /// `InvalidInput` (this rank's arguments), `Refused` (another rank's), `Full` (an arena): on
+    /// all ranks, before a row moves, and the communicator stays usable. Others close the communicator.
+    pub fn dispatch(&mut self, dispatch: &Dispatch<'_>) -> Result<(Received, Handle)> {
+        let pending = self.send_dispatch(dispatch, Mode::default().at_once())?;
+        self.dispatch_recv(pending)
+    }
+
+    /// The first half of [`dispatch`](Self::dispatch); the caller may compute before the second.
+    ///
+    /// # Errors
+    /// As `dispatch`.
+    pub fn dispatch_send<'a>(&mut self, dispatch: &Dispatch<'a>) -> Result<PendingDispatch<'a>> {
+        self.send_dispatch(dispatch, Mode::default())
+    }
+
+    pub(super) fn send_dispatch<'a>(
+        &mut self,
+        dispatch: &Dispatch<'a>,
+        mode: Mode<'_>,
+    ) -> Result<PendingDispatch<'a>> {
+        let (operation, _inside) = self.begin(Sort::Dispatch)?;
+        let mut call = blank_dispatch(operation, 0, dispatch.layout);
+        let checked = self
+            .check_mode(&mode)
+            .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
+            .and_then(|()| check_memory(&dispatch.arguments(), self.components.device))
+            .and_then(|()| dispatch.check(&self.shape, &mut self.scratch));
+        let slot = checked.and_then(|()| self.take_handle());
+        let slot = match slot {
+            Ok(slot) => slot,
+            Err(error) => return Err(self.refuse_with(call, error)),
+        };
+        let worst_case = dispatch.sizes == Sizes::WorstCase;
+        call.handle = slot;
+        call.flags |= if worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
+        call.cast = dispatch.cast.code();
+        call.x = dispatch.x.raw();
+        call.scales = raw_or_none(dispatch.scales.as_ref());
+        call.topk_idx = dispatch.topk_idx.raw();
+        call.topk_weights = raw_or_none(dispatch.topk_weights.as_ref());
+        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed; beyond that the
+        // contract of `Stream::new` does.
+        if let Err(error) = unsafe { self.components.kernels().dispatch_send(&call) } {
+            self.components.claims.give_handle(slot);
+            return Err(self.end_failed(operation, error));
+        }
+        Ok(PendingDispatch {
+            sent: self.sent(operation),
+            layout: dispatch.layout,
+            tokens: dispatch.topk_idx.rows(),
+            worst_case,
+            has_weights: dispatch.topk_weights.is_some(),
+            slot,
+            inputs: PhantomData,
+        })
+    }
+
+    /// Sends new rows with the routing of `handle`: no counting. The rows arrive in the places of
+    /// the first dispatch, in a region of their own.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn replay(&mut self, handle: &Handle, replay: &Replay<'_>) -> Result<Received> {
+        let pending = self.send_replay(handle, replay, Mode::default().at_once())?;
+        self.replay_recv(pending)
+    }
+
+    /// The first half of [`replay`](Self::replay); finish it with
+    /// [`replay_recv`](Self::replay_recv).
+    ///
+    /// # Errors
+    /// As `dispatch`.
+    pub fn replay_send<'a>(
+        &mut self,
+        handle: &'a Handle,
+        replay: &Replay<'a>,
+    ) -> Result<PendingReplay<'a>> {
+        self.send_replay(handle, replay, Mode::default())
+    }
+
+    pub(super) fn send_replay<'a>(
+        &mut self,
+        handle: &'a Handle,
+        replay: &Replay<'a>,
+        mode: Mode<'_>,
+    ) -> Result<PendingReplay<'a>> {
+        let (operation, _inside) = self.begin(Sort::Replay)?;
+        let mut call = blank_dispatch(operation, handle.slot, handle.layout);
+        call.flags |= abi::TY_DISPATCH_REPLAY;
+        call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
+        let checked = self
+            .check_mode(&mode)
+            .and_then(|()| mode.mark_replay(&mut call))
+            .and_then(|()| check_memory(&replay.arguments(), self.components.device))
+            .and_then(|()| self.check_handle(handle))
+            .and_then(|()| replay.check(&self.shape, handle));
+        if let Err(error) = checked {
+            return Err(self.refuse_with(call, error));
+        }
+        call.cast = replay.cast.code();
+        call.x = replay.x.raw();
+        call.scales = raw_or_none(replay.scales.as_ref());
+        call.topk_weights = raw_or_none(replay.topk_weights.as_ref());
+        // SAFETY: as in `send_dispatch`.
+        if let Err(error) = unsafe { self.components.kernels().dispatch_send(&call) } {
+            return Err(self.end_failed(operation, error));
+        }
+        Ok(PendingReplay { sent: self.sent(operation), layout: handle.layout, inputs: PhantomData })
+    }
+
+    /// Finishes [`replay_send`](Self::replay_send).
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn replay_recv(&mut self, pending: PendingReplay<'_>) -> Result<Received> {
+        Ok(self.receive(&pending.sent, pending.layout)?.0)
+    }
+
+    /// Finishes [`dispatch_send`](Self::dispatch_send).
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn dispatch_recv(&mut self, pending: PendingDispatch<'_>) -> Result<(Received, Handle)> {
+        let (received, claim) = match self.receive(&pending.sent, pending.layout) {
+            Ok(done) => done,
+            Err(error) => {
+                pending.sent.components.claims.give_handle(pending.slot);
+                return Err(error);
+            }
+        };
+        let handle = Handle {
+            components: pending.sent.components,
+            slot: pending.slot,
+            tokens: pending.tokens,
+            rows: received.rows(),
+            received_tokens: received.tokens(),
+            layout: pending.layout,
+            worst_case: pending.worst_case,
+            has_weights: pending.has_weights,
+            _claim: (pending.layout != Layout::Flat).then_some(claim),
+        };
+        Ok((received, handle))
+    }
+
+    /// Arena memory for the expert outputs of `handle`, so that combine need not copy them. Where the
+    /// handle's dispatch was in the order of a stream, the memory may be written on that stream only.
+    ///
+    /// # Errors
+    /// `Full`, or a type that combine cannot sum. Local: no other rank takes part.
+    pub fn combine_input(&mut self, handle: &Handle, dtype: DType) -> Result<CombineInput> {
+        self.check_open()?;
+        self.check_handle(handle)?;
+        self.take_back_regions();
+        if !dtype.is_summable() {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "combine input",
+                format!("found type {dtype}; expected bf16, fp16 or fp32"),
+            ));
+        }
+        let (region, raw) = self.components.kernels().combine_input(handle.slot, dtype.code())?;
+        Ok(CombineInput { raw, _claim: RegionClaim::new(&self.components, region) })
+    }
+
+    /// Brings the experts' outputs back and sums them per token.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn combine(&mut self, handle: &Handle, combine: Combine<'_>) -> Result<()> {
+        let pending = self.send_combine(handle, combine, Mode::default().at_once())?;
+        self.combine_recv(pending)
+    }
+
+    /// The first half of [`combine`](Self::combine).
+    ///
+    /// # Errors
+    /// As `dispatch`.
+    pub fn combine_send<'a>(
+        &mut self,
+        handle: &'a Handle,
+        combine: Combine<'a>,
+    ) -> Result<PendingCombine<'a>> {
+        self.send_combine(handle, combine, Mode::default())
+    }
+
+    pub(super) fn send_combine<'a>(
+        &mut self,
+        handle: &'a Handle,
+        combine: Combine<'a>,
+        mode: Mode<'_>,
+    ) -> Result<PendingCombine<'a>> {
+        let (operation, _inside) = self.begin(Sort::Combine)?;
+        let mut call = abi::TyCombine {
+            size: size_of::<abi::TyCombine>(),
+            operation,
+            handle: handle.slot,
+            flags: 0,
+            x: NO_TENSOR,
+            weights: NO_TENSOR,
+            bias0: NO_TENSOR,
+            bias1: NO_TENSOR,
+            out: NO_TENSOR,
+            out_weights: NO_TENSOR,
+            missing: NO_TENSOR,
+            refusal: text(""),
+            stream: std::ptr::null_mut(),
+        };
+        let checked = self
+            .check_mode(&mode)
+            .and_then(|()| mode.mark_combine(&mut call))
+            .and_then(|()| check_memory(&combine.arguments(), self.components.device))
+            .and_then(|()| self.check_handle(handle))
+            .and_then(|()| combine.check(&self.shape, handle));
+        if let Err(error) = checked {
+            return Err(self.refuse_combine(call, error));
+        }
+        call.flags |= if combine.weighted { abi::TY_COMBINE_WEIGHTED } else { 0 };
+        call.x = combine.x.raw();
+        call.weights = raw_or_none(combine.weights.as_ref());
+        call.bias0 = raw_or_none(combine.bias[0].as_ref());
+        call.bias1 = raw_or_none(combine.bias[1].as_ref());
+        call.out = combine.out.raw();
+        let raw = |out: &Option<TensorMut<'_>>| out.as_ref().map_or(NO_TENSOR, TensorMut::raw);
+        (call.out_weights, call.missing) = (raw(&combine.out_weights), raw(&combine.missing));
+        // SAFETY: the pending operation keeps `'a`, the life of all tensors, borrowed until it is
+        // received, the contract of `Stream::new` until the stream has passed it. A leaked pending is never received: then nothing of the host is written, and the
+        // kernel set of a device waits for its kernels before it copies or frees a `Buffer`.
+        let result = unsafe { self.components.kernels().combine_send(&call) };
+        match result {
+            Ok(()) => Ok(PendingCombine { sent: self.sent(operation), arguments: PhantomData }),
+            Err(error) => Err(self.end_failed(operation, error)),
+        }
+    }
+
+    /// Finishes [`combine_send`](Self::combine_send): the outputs are written.
+    ///
+    /// # Errors
+    /// As [`dispatch`](Self::dispatch).
+    pub fn combine_recv(&mut self, pending: PendingCombine<'_>) -> Result<()> {
+        let (operation, _inside) = self.begin_receive(&pending.sent)?;
+        let result = self.components.kernels().combine_recv(operation);
+        let result = result.and_then(|()| self.components.watchdog.confirm());
+        match result {
+            Ok(()) => {
+                self.open_slots &= !self.slot_bit(operation);
+                Ok(())
+            }
+            Err(error) => Err(self.end_failed(operation, error)),
+        }
+    }
+
+    /// Starts an operation: the communicator is open, its slot is free, and regions come back.
+    fn begin(&mut self, sort: Sort) -> Result<(u64, InCall)> {
+        self.check_open()?;
+        let operation = self.next_operation;
+        if self.open_slots & self.slot_bit(operation) != 0 {
+            let in_flight = self.options.in_flight;
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "start operation",
+                format!(
+                    "operation {} was sent and not received; expected that before operation \
+                     {operation}, because in_flight = {in_flight}",
+                    operation - u64::from(in_flight),
+                ),
+            )
+            .with_fix("receive it first, or open the communicator with a larger in_flight"));
+        }
+        self.take_back_regions();
+        self.next_operation += 1;
+        self.components.watchdog.begin(self.next_operation);
+        self.open_slots |= self.slot_bit(operation);
+        self.recorder.0.track.send(operation, sort);
+        Ok((operation, InCall::new(&self.recorder)))
+    }
+
+    pub(super) fn slot_bit(&self, operation: u64) -> u32 {
+        1 << (operation % u64::from(self.options.in_flight))
+    }
+
+    fn sent(&self, operation: u64) -> Sent {
+        Sent { components: Arc::clone(&self.components), operation }
+    }
+
+    /// The number of an operation that may be received here.
+    fn begin_receive(&mut self, sent: &Sent) -> Result<(u64, InCall)> {
+        if !Arc::ptr_eq(&sent.components, &self.components) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "receive operation",
+                format!("operation {} was sent by another communicator", sent.operation),
+            )
+            .with_fix("receive it on the communicator that sent it"));
+        }
+        self.check_open()?;
+        self.recorder.0.track.receive(sent.operation);
+        Ok((sent.operation, InCall::new(&self.recorder)))
+    }
+
+    pub(super) fn take_back_regions(&self) {
+        while let Some(region) = self.components.claims.next_returned() {
+            self.components.kernels().release(region);
+        }
+    }
+
+    fn take_handle(&self) -> Result<u32> {
+        self.components.claims.take_handle().map_err(|all| {
+            Error::new(
+                ErrorKind::Full,
+                "take handle",
+                format!("all {all} handles of this communicator are alive"),
+            )
+            .with_fix("drop handles that are combined, or open the communicator with more handles")
+        })
+    }
+
+    fn check_handle(&self, handle: &Handle) -> Result<()> {
+        if !Arc::ptr_eq(&handle.components, &self.components) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "check handle",
+                "the handle belongs to another communicator",
+            ));
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, sent: &Sent, layout: Layout) -> Result<(Received, RegionClaim)> {
+        let (operation, _inside) = self.begin_receive(sent)?;
+        let result = self.components.kernels().dispatch_recv(operation);
+        let result = result.and_then(|raw| self.components.watchdog.confirm().map(|()| raw));
+        match result {
+            Ok(raw) => {
+                self.open_slots &= !self.slot_bit(operation);
+                let claim = RegionClaim::new(&self.components, raw.region);
+                let second = RegionClaim::new(&self.components, raw.region);
+                Ok((Received { raw, layout, _claim: claim }, second))
+            }
+            Err(error) => Err(self.end_failed(operation, error)),
+        }
+    }
+}

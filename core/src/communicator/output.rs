@@ -1,0 +1,187 @@
+use std::sync::Arc;
+
+use super::Components;
+use super::tensor::{TensorMut, TensorRef};
+use crate::abi;
+use crate::moe::Layout;
+
+/// A claim on an arena region; the region goes back when the last claim is dropped.
+#[derive(Debug)]
+pub(super) struct RegionClaim {
+    components: Arc<Components>,
+    region: u64,
+}
+
+impl RegionClaim {
+    pub(super) fn new(components: &Arc<Components>, region: u64) -> Self {
+        components.claims.claim(region);
+        Self { components: Arc::clone(components), region }
+    }
+}
+
+impl Drop for RegionClaim {
+    fn drop(&mut self) {
+        self.components.claims.unclaim(self.region);
+    }
+}
+
+/// What a dispatch left on this rank. It lies in the arena until it is dropped; it may be dropped
+/// on any thread.
+#[derive(Debug)]
+pub struct Received {
+    pub(super) raw: abi::TyReceived,
+    pub(super) layout: Layout,
+    /// Held for its drop.
+    pub(super) _claim: RegionClaim,
+}
+
+// SAFETY: the raw tensors point into the region that `_claim` holds; nobody else writes it while the
+// output lives (peers write only between a grant and its rows, both inside the dispatch).
+unsafe impl Send for Received {}
+// SAFETY: `&self` only reads.
+unsafe impl Sync for Received {}
+
+macro_rules! optional {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {$(
+        $(#[$doc])*
+        pub fn $name(&self) -> Option<TensorRef<'_>> {
+            // SAFETY: the region is claimed for as long as `self` lives.
+            (!self.raw.$name.data.is_null()).then(|| unsafe { TensorRef::from_raw(self.raw.$name, &self._claim.components) })
+        }
+    )+};
+}
+
+impl Received {
+    /// Whether it lies in the arena of a communicator.
+    pub(super) fn is_of(&self, components: &Arc<Components>) -> bool {
+        Arc::ptr_eq(&self._claim.components, components)
+    }
+
+    /// How the rows are arranged.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Tokens received, N; with worst-case sizes the most that can arrive.
+    pub fn tokens(&self) -> usize {
+        self.raw.tokens as usize
+    }
+
+    /// Rows of [`x`](Self::x): N (flat), X (expert-major) or E/R * R*M (packed); with worst-case
+    /// sizes the most.
+    pub fn rows(&self) -> usize {
+        self.raw.rows as usize
+    }
+
+    /// `[rows, H]`.
+    pub fn x(&self) -> TensorRef<'_> {
+        // SAFETY: the region is claimed for as long as `self` lives.
+        unsafe { TensorRef::from_raw(self.raw.x, &self._claim.components) }
+    }
+
+    /// `[rows, H]`, to be changed in place: experts may write their outputs here, and combine then
+    /// needs no copy.
+    pub fn x_mut(&mut self) -> TensorMut<'_> {
+        // SAFETY: as above, and `self` is borrowed exclusively.
+        unsafe { TensorMut::from_raw(self.raw.x, &self._claim.components) }
+    }
+
+    optional! {
+        /// `[rows, S]`: f32 or packed UE8M0 (i32) after a cast, else as the sender gave them.
+        scales,
+        /// `[N, K]` i32: local expert ids, or -1 (flat).
+        ids,
+        /// f32: `[N, K]` (flat), else `[rows, 1]`.
+        weights,
+        /// i32 `source rank * M + source token`: `[N, 1]`, or `[rows, 1]` (packed).
+        source,
+        /// `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
+        slots,
+        /// `[E/R, 1]` i32: rows per local expert, without padding.
+        expert_counts,
+        /// `[E/R, 1]` i32: first row per local expert (expert-major).
+        expert_starts,
+        /// `[R, 1]` i32: tokens per source rank.
+        source_counts,
+        /// `[E/R, R]` i64: `count | begin << 32` (packed).
+        ranges,
+        /// `[2, 1]` i64: the true N and the true number of rows.
+        totals,
+        /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost. Where such
+        /// rows had their places already, they hold zeros, ids and slots -1, and source -1.
+        lost,
+    }
+
+    /// The source ranks that `lost` marks, in order.
+    pub fn lost_ranks(&self) -> Vec<u32> {
+        let lost = self.lost();
+        let flags = lost.as_ref().map_or(&[][..], |lost| lost.elements::<u8>());
+        (0..).zip(flags).filter(|(_, flag)| **flag != 0).map(|(rank, _)| rank).collect()
+    }
+}
+
+/// What a dispatch leaves behind for its combine, or for a replay with the same routing.
+#[derive(Debug)]
+pub struct Handle {
+    pub(super) components: Arc<Components>,
+    pub(super) slot: u32,
+    /// T of the dispatch on this rank.
+    pub(super) tokens: usize,
+    pub(super) rows: usize,
+    pub(super) received_tokens: usize,
+    pub(super) layout: Layout,
+    pub(super) worst_case: bool,
+    pub(super) has_weights: bool,
+    /// Combine reads slots and weights there; of a flat output it reads nothing.
+    pub(super) _claim: Option<RegionClaim>,
+}
+
+impl Handle {
+    /// How the rows of the dispatch are arranged.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// T of the dispatch on this rank: combine gives as many rows.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Rows that combine takes on this rank.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.components.claims.give_handle(self.slot);
+    }
+}
+
+/// Arena memory for expert outputs: rows written here need no copy before combine.
+#[derive(Debug)]
+pub struct CombineInput {
+    pub(super) raw: abi::TyTensor,
+    /// Held for its drop.
+    pub(super) _claim: RegionClaim,
+}
+
+// SAFETY: as for `Received`.
+unsafe impl Send for CombineInput {}
+// SAFETY: `&self` only reads.
+unsafe impl Sync for CombineInput {}
+
+impl CombineInput {
+    /// `[rows, H]`.
+    pub fn tensor(&self) -> TensorRef<'_> {
+        // SAFETY: the region is claimed for as long as `self` lives.
+        unsafe { TensorRef::from_raw(self.raw, &self._claim.components) }
+    }
+
+    /// `[rows, H]`, to be written.
+    pub fn tensor_mut(&mut self) -> TensorMut<'_> {
+        // SAFETY: as above, and `self` is borrowed exclusively.
+        unsafe { TensorMut::from_raw(self.raw, &self._claim.components) }
+    }
+}

@@ -1,0 +1,77 @@
+//! How an operation ends that does not go well: this rank refuses its own input, or it failed.
+
+use super::Communicator;
+use super::operations::text;
+use crate::abi;
+use crate::{Error, ErrorKind, Result};
+
+impl Communicator {
+    /// Tells the other ranks that this one refuses its input, and returns why.
+    #[cold]
+    pub(super) fn refuse_with(&mut self, mut call: abi::TyDispatch, why: Error) -> Error {
+        let detail = why.detail();
+        call.refusal = text(&detail);
+        // SAFETY: a refused call carries no tensors.
+        let sent = unsafe { self.components.kernels().dispatch_send(&call) };
+        let end = sent.and_then(|()| {
+            let received = self.components.kernels().dispatch_recv(call.operation)?;
+            self.components.kernels().release(received.region);
+            Ok(())
+        });
+        self.end_refused(call.operation, end, why)
+    }
+
+    #[cold]
+    pub(super) fn refuse_combine(&mut self, mut call: abi::TyCombine, why: Error) -> Error {
+        let detail = why.detail();
+        call.refusal = text(&detail);
+        // SAFETY: a refused call carries no tensors.
+        let sent = unsafe { self.components.kernels().combine_send(&call) };
+        let end = sent.and_then(|()| self.components.kernels().combine_recv(call.operation));
+        self.end_refused(call.operation, end, why)
+    }
+
+    /// The kernel set must answer a refusal with `Refused`, or with `Full` where another rank says
+    /// that first; anything else is fatal.
+    fn end_refused(&mut self, operation: u64, end: Result<()>, why: Error) -> Error {
+        match end {
+            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) => {
+                self.open_slots &= !self.slot_bit(operation);
+                why
+            }
+            Err(error) => self.end_failed(operation, error),
+            Ok(()) => self.end(Error::new(
+                ErrorKind::Internal,
+                "refuse operation",
+                "the kernel set did not refuse a call that was refused",
+            )),
+        }
+    }
+
+    /// Decides whether the communicator survives a failed operation.
+    #[cold]
+    pub(super) fn end_failed(&mut self, operation: u64, error: Error) -> Error {
+        match error.kind() {
+            // What only the device could check of this rank's own arguments.
+            ErrorKind::Refused if error.rank() == Some(self.rank()) => {
+                self.open_slots &= !self.slot_bit(operation);
+                Error::new(ErrorKind::InvalidInput, "check arguments", error.message())
+                    .with_rank(self.rank())
+            }
+            ErrorKind::Refused | ErrorKind::Full => {
+                self.open_slots &= !self.slot_bit(operation);
+                error
+            }
+            // Who ended the wait knows why: a lost rank is the cause, the wait only its victim.
+            ErrorKind::Deadline => {
+                let verdict = self.components.watchdog.verdict();
+                self.end(verdict.unwrap_or(error))
+            }
+            ErrorKind::Transport => {
+                let error = self.components.watchdog.tell_link(error);
+                self.end(error)
+            }
+            _ => self.end(error),
+        }
+    }
+}

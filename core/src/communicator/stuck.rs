@@ -1,0 +1,111 @@
+//! A thread that does not come back from a transport: it is left behind, and so is what it may still use.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::{Error, ErrorKind, Result};
+
+/// How long the end of a communicator waits for a thread that is inside of a transport: much longer than any call
+/// that comes back takes, on a busy machine too.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// Whether a thread was left behind, and in what. One per communicator.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stuck(Arc<OnceLock<String>>);
+
+impl Stuck {
+    /// A thread is left behind, inside of `what`. Logs it.
+    #[cold]
+    pub(super) fn set(&self, what: &str) {
+        tracing::error!(
+            "{what}: a thread is left behind there, and what it may use stays until the process ends"
+        );
+        let _ = self.0.set(what.to_owned());
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// # Errors
+    /// A thread was left behind.
+    pub(super) fn check(&self, operation: &'static str) -> Result<()> {
+        let Some(what) = self.0.get() else { return Ok(()) };
+        Err(Error::new(ErrorKind::Transport, operation, what.clone())
+            .with_fix("start this process again, without that transport if it goes on"))
+    }
+
+    /// `value`, which is dropped only if no thread was left behind by then.
+    pub(super) fn keep<T>(&self, value: T) -> Kept<T> {
+        Kept { value: ManuallyDrop::new(value), stuck: self.clone() }
+    }
+}
+
+/// What a thread that was left behind may still use.
+#[derive(Debug)]
+pub(super) struct Kept<T> {
+    value: ManuallyDrop<T>,
+    stuck: Stuck,
+}
+
+impl<T> Drop for Kept<T> {
+    fn drop(&mut self) {
+        if !self.stuck.is_set() {
+            // SAFETY: it is dropped here only, and nobody uses it after this.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
+    }
+}
+
+impl<T> Deref for Kept<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Kept<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+/// Waits for a thread that was told to end. False if it has not after so long; it is left alone then.
+pub(super) fn join_within(thread: JoinHandle<()>, within: Duration) -> bool {
+    let end = Instant::now() + within;
+    while !thread.is_finished() {
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    if thread.join().is_err() {
+        tracing::error!("a thread that drove a transport panicked");
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_thread_left_behind_may_use_stays_and_else_it_goes() {
+        for is_stuck in [false, true] {
+            let (stuck, value) = (Stuck::default(), Arc::new(()));
+            let kept = stuck.keep(Arc::clone(&value));
+            assert!(stuck.check("close").is_ok());
+            if is_stuck {
+                stuck.set("transport `x`, inside of `progress`");
+                assert!(stuck.check("close").unwrap_err().to_string().contains("`progress`"));
+            }
+            drop(kept);
+            assert_eq!(Arc::strong_count(&value), 1 + usize::from(is_stuck));
+        }
+    }
+}

@@ -1,0 +1,484 @@
+mod masking;
+mod unrest;
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use self::unrest::Unrest;
+use super::reporter::FlightRecorder;
+use crate::abi;
+use crate::bootstrap::{Headway, Liveness, Membership, PeerState, World};
+use crate::config::OnFailure;
+use crate::wait::{WaitBoard, Waiting, expired};
+use crate::{Error, ErrorKind, Result};
+
+/// How often the watchdog looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How long what a rank had sent may be on its way, once its goodbye was heard. No wait begins it anew.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How long a wait looks at least for what a rank had sent that left longer ago. It is here, or in the
+/// kernels' buffers behind a window that this rank opens by fetching; longer than the 200 ms after
+/// which Linux repeats a segment that was lost. A wait that begins later than the last arrival needs
+/// it, as nobody fetched in between.
+const LAST_FETCH: Duration = Duration::from_millis(250);
+
+/// How long a wait on a live rank looks at least, where rank 0 left and no news come any more.
+const LAST_NEWS: Duration = Duration::from_millis(500);
+
+/// How long a live rank may be silent: several heartbeats of at most 100 ms.
+const SILENT: Duration = Duration::from_millis(500);
+
+/// How much longer one may wait for a peer that hands rows on, at most.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The bounds of a wait (INV-6).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// From a peer's arrival to the end of a wait on it.
+    pub(super) deadline: Duration,
+    /// How long a live peer may take to arrive at all.
+    pub(super) late: Duration,
+}
+
+impl Bounds {
+    /// For how long they stand still in all, at most: while others are silent, where losses are masked.
+    fn excuse(&self, on_failure: OnFailure) -> Duration {
+        match on_failure {
+            OnFailure::Stop => Duration::ZERO,
+            OnFailure::Mask => 4 * self.deadline,
+        }
+    }
+
+    /// How long after a goodbye nothing is on its way any more.
+    fn grace(&self) -> Duration {
+        GRACE.min(self.deadline)
+    }
+
+    /// Whether a wait is over that needs a rank which said goodbye so long ago, when the wait has lasted
+    /// so long. It ends with the grace, which counts from the goodbye; but not before it has looked for
+    /// `least`. What arrives ends it, so only arrivals let a rank wait again: what was sent before the
+    /// goodbye is taken, and what was not is waited for once.
+    fn is_over(&self, since_goodbye: Duration, lasted: Duration, least: Duration) -> bool {
+        since_goodbye >= self.grace() && lasted >= least.min(self.deadline)
+    }
+
+    /// The longest that any wait lasts.
+    pub(super) fn cap(&self, on_failure: OnFailure) -> Duration {
+        self.late + 2 * self.deadline + self.excuse(on_failure)
+    }
+}
+
+/// One thread per communicator that ends waits: when a rank is lost, or when a wait outlives its bound. Where
+/// losses are masked, it tells the kernel set who is lost, and the kernel set ends those waits.
+pub(super) struct Watchdog {
+    shared: Arc<Shared>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+struct Shared {
+    board: WaitBoard,
+    /// By rank, what waits on it took; the board points there.
+    waited_ns: Arc<[AtomicU64]>,
+    liveness: Arc<Liveness>,
+    headway: Arc<Headway>,
+    bounds: Bounds,
+    membership: Membership,
+    /// By rank: 0, or one of `TY_RANK_*`, where losses are masked; else empty.
+    lost: Vec<AtomicU8>,
+    /// When bounds stood still, where losses are masked.
+    unrest: Mutex<Unrest>,
+    /// When the watchdog looked last, in nanoseconds of `CLOCK_BOOTTIME`.
+    looked: AtomicU64,
+    /// When it ran again after this process had been stopped, or starved.
+    resumed: Mutex<Option<Instant>>,
+    verdict: Mutex<Option<Verdict>>,
+    stop: AtomicBool,
+    /// Set once the links are up.
+    links: OnceLock<Links>,
+    /// Who reports that waits were ended.
+    recorder: OnceLock<Arc<FlightRecorder>>,
+}
+
+/// What connects this rank to others.
+pub(super) struct Links {
+    /// By level and world rank.
+    pub(super) names: [Vec<(u32, String)>; 2],
+    /// Domains that rows are handed on among; 1 where one link reaches every rank.
+    pub(super) domains: u32,
+}
+
+/// Why waits were ended. Kept as data: every call after it makes a fresh error of it.
+#[derive(Clone, Debug)]
+struct Verdict {
+    kind: ErrorKind,
+    rank: u32,
+    text: String,
+}
+
+impl Verdict {
+    fn error(&self) -> Error {
+        Error::new(self.kind, "watch ranks", self.text.clone()).with_rank(self.rank)
+    }
+}
+
+/// What the watchdog sees, for reports. Any thread; no call waits.
+pub(super) struct Watched(Arc<Shared>);
+
+impl Watched {
+    /// The wait in progress, or the last one that was given up; and which of the two.
+    pub(super) fn wait(&self) -> Option<(Waiting, bool)> {
+        let board = &self.0.board;
+        let now = board.waiting().map(|wait| (wait, false));
+        now.or_else(|| board.given_up().map(|wait| (wait, true)))
+    }
+
+    /// Operations that all ranks have begun.
+    pub(super) fn begun_by_all(&self) -> u64 {
+        self.0.headway.begun_by_all()
+    }
+
+    /// Whether the communicator goes on without a rank.
+    pub(super) fn is_masked(&self, rank: u32) -> bool {
+        self.0.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire) != 0)
+    }
+
+    /// How long a rank was waited for, all in all, with the wait in progress.
+    pub(super) fn waited(&self, rank: u32) -> Duration {
+        let past = self.0.waited_ns.get(rank as usize).map_or(0, |ns| ns.load(Ordering::Relaxed));
+        let now = self.0.board.waiting().filter(|wait| wait.what.peer == rank);
+        Duration::from_nanos(past) + now.map_or(Duration::ZERO, |wait| wait.lasted)
+    }
+
+    /// The links to a rank: their level and name.
+    pub(super) fn link_names(&self, rank: u32) -> Vec<(usize, String)> {
+        let Some(links) = self.0.links.get() else { return Vec::new() };
+        let named = links.names.iter().enumerate().filter_map(|(level, names)| {
+            let at = names.binary_search_by_key(&rank, |(linked, _)| *linked).ok()?;
+            Some((level, names[at].1.clone()))
+        });
+        named.collect()
+    }
+}
+
+impl Watchdog {
+    pub(super) fn start(
+        world: &World,
+        headway: Arc<Headway>,
+        bounds: Bounds,
+        membership: Membership,
+    ) -> Result<Self> {
+        let lost = match membership.on_failure {
+            OnFailure::Stop => Vec::new(),
+            OnFailure::Mask => membership
+                .lives
+                .iter()
+                .map(|life| AtomicU8::new(if life.is_none() { abi::TY_RANK_ABSENT } else { 0 }))
+                .collect(),
+        };
+        let waited_ns: Arc<[AtomicU64]> = (0..world.ranks()).map(|_| AtomicU64::new(0)).collect();
+        let shared = Arc::new(Shared {
+            // SAFETY: the totals live beside the board, and are never replaced; no move of their owner
+            // moves them.
+            board: unsafe { WaitBoard::counting(&waited_ns) },
+            waited_ns,
+            headway,
+            liveness: world.liveness(),
+            bounds,
+            lost,
+            unrest: Mutex::new(Unrest::new(bounds.excuse(membership.on_failure))),
+            looked: AtomicU64::new(masking::boottime_ns()),
+            resumed: Mutex::new(None),
+            verdict: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            links: OnceLock::new(),
+            recorder: OnceLock::new(),
+            membership,
+        });
+        let watched = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("tokenyard-watch".into())
+            .spawn(move || watched.watch())
+            .map_err(|e| Error::system("start watchdog", "a thread cannot be made", e))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Tells the watchdog what connects this rank to others, for diagnoses. Once.
+    pub(super) fn name_links(&mut self, links: Links) {
+        // A second call would change nothing, and there is none.
+        let _ = self.shared.links.set(links);
+    }
+
+    /// Lets a report tell why waits were ended. Once.
+    pub(super) fn report_to(&self, recorder: &Arc<FlightRecorder>) {
+        // As in `name_links`.
+        let _ = self.shared.recorder.set(Arc::clone(recorder));
+    }
+
+    /// What reports look at.
+    pub(super) fn watched(&self) -> Watched {
+        Watched(Arc::clone(&self.shared))
+    }
+
+    /// Notes that this rank has begun so many operations.
+    pub(super) fn begin(&self, operations: u64) {
+        self.shared.headway.begin(operations);
+    }
+
+    /// The board that waits are published on. It lives as long as the watchdog.
+    pub(super) fn board(&self) -> &WaitBoard {
+        &self.shared.board
+    }
+
+    /// R bytes that say who is lost, for the kernel set; null where a loss stops the communicator. They live as
+    /// long as the watchdog.
+    pub(super) fn lost_table(&self) -> *const u8 {
+        let lost = &self.shared.lost;
+        if lost.is_empty() { std::ptr::null() } else { lost.as_ptr().cast() }
+    }
+
+    /// Ranks that the communicator goes on without, in order.
+    pub(super) fn lost_ranks(&self) -> Vec<u32> {
+        self.shared.look();
+        let lost = (0..).zip(&self.shared.lost);
+        lost.filter(|(_, lost)| lost.load(Ordering::Acquire) != 0).map(|(rank, _)| rank).collect()
+    }
+
+    /// Whether what an operation brought may be believed, where losses are masked. A process that was
+    /// stopped may have been given up, and may then have read what others had already changed. So
+    /// after a stop this waits until word of that would have come.
+    pub(super) fn confirm(&self) -> Result<()> {
+        if self.shared.lost.is_empty() {
+            return Ok(());
+        }
+        self.shared.settle()
+    }
+
+    /// Adds to a failure about a rank which link leads there.
+    pub(super) fn tell_link(&self, error: Error) -> Error {
+        match error.rank() {
+            Some(rank) => {
+                let link = self.shared.link_of(rank);
+                error.with_context("link", link.trim_start_matches("; "))
+            }
+            None => error,
+        }
+    }
+
+    /// Why the communicator cannot go on, if it cannot.
+    pub(super) fn verdict(&self) -> Option<Error> {
+        self.shared.ended()
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // The thread only looks and parks, so this ends at once.
+            if thread.join().is_err() {
+                tracing::error!("the watchdog thread panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn watch(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            self.note_look();
+            self.look();
+            std::thread::park_timeout(LOOK);
+        }
+    }
+
+    fn verdict(&self) -> std::sync::MutexGuard<'_, Option<Verdict>> {
+        self.verdict.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self) -> Option<Error> {
+        self.look();
+        self.verdict().as_ref().map(Verdict::error)
+    }
+
+    fn look(&self) {
+        if self.board.is_aborted() {
+            return;
+        }
+        let lost = match self.membership.on_failure {
+            OnFailure::Stop => self.lost_rank(),
+            OnFailure::Mask => self.mask_losses(),
+        };
+        let found = lost.or_else(|| self.overdue());
+        if let Some(found) = found {
+            // Before the wait ends, so that the report shows it.
+            if let Some(recorder) = self.recorder.get() {
+                recorder.report_error(&found.error());
+            }
+            let mut verdict = self.verdict();
+            if verdict.is_none() {
+                *verdict = Some(found);
+            }
+            drop(verdict);
+            self.board.raise_abort();
+        }
+    }
+
+    #[cold]
+    fn describe_wait(&self) -> String {
+        self.board.waiting().map_or_else(
+            || "no wait was in progress".into(),
+            |w| format!("at that time: {}", self.describe(&w)),
+        )
+    }
+
+    /// A wait in words.
+    fn describe(&self, waiting: &Waiting) -> String {
+        expired(&waiting.what, waiting.found, waiting.lasted).message().to_owned()
+    }
+
+    /// The links to a rank. Among domains most ranks have none to each other.
+    fn link_of(&self, rank: u32) -> String {
+        let Some(links) = self.links.get() else { return String::new() };
+        let mut text = String::new();
+        let levels = ["scale-up", "scale-out"].iter().zip(&links.names);
+        for (level, links) in levels {
+            if let Some((_, name)) = links.iter().find(|(linked, _)| *linked == rank) {
+                text.push_str(&format!("; the {level} link to rank {rank} is {name}"));
+            }
+        }
+        if text.is_empty() {
+            text.push_str(&format!("; there is no link to rank {rank}: others hand its rows on"));
+        }
+        text
+    }
+
+    fn lost_rank(&self) -> Option<Verdict> {
+        let loss = self.liveness.first_loss()?;
+        Some(Verdict {
+            kind: ErrorKind::PeerLost,
+            rank: loss.rank,
+            text: format!(
+                "rank {} {}{}; {}",
+                loss.rank,
+                loss.why,
+                self.link_of(loss.rank),
+                self.describe_wait()
+            ),
+        })
+    }
+
+    /// A rank that said goodbye raises no signal any more. What it raised before may still be on
+    /// its way for a moment.
+    fn left(&self, waiting: &Waiting) -> Option<Verdict> {
+        let rank = waiting.what.peer;
+        let is_over = |rank, least: Duration| {
+            let since = self.liveness.since_goodbye(rank);
+            since.is_some_and(|since| self.bounds.is_over(since, waiting.lasted, least))
+        };
+        let lost = |rank: u32, what: &str| {
+            let text = format!("rank {rank} left the world{what}; {}", self.describe_wait());
+            Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
+        };
+        if is_over(rank, LAST_FETCH) {
+            return lost(rank, "");
+        }
+        // All news came from rank 0. Who waits for a rank that ended after it would never hear so; one
+        // that lives gets some time for each wait.
+        if is_over(0, LAST_NEWS) {
+            return lost(0, ", and with it all news of the other ranks");
+        }
+        None
+    }
+
+    /// Whether the rank that is waited for may itself wait for another that has fallen silent, or
+    /// left. A silence is resolved first, one way or the other: that takes `deadline` at most. Who
+    /// waits for a rank that left says so [`GRACE`] after the goodbye, and then is heard.
+    fn may_be_innocent(&self, waiting: &Waiting, over: Duration) -> bool {
+        let silent = self.liveness.most_silent();
+        let silent =
+            silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > SILENT);
+        (silent && over < self.bounds.deadline)
+            || self
+                .liveness
+                .since_last_goodbye()
+                .is_some_and(|since| since < self.bounds.grace() * 3 / 2)
+    }
+
+    /// What bounds a wait, and how much of it is used up. A peer that has not arrived may be late;
+    /// once all ranks have, its word must come, or the link between carries nothing.
+    fn limit(&self, waiting: &Waiting) -> Limit {
+        let Bounds { deadline, late } = self.bounds;
+        if waiting.what.phase != abi::TY_PHASE_ENTRY {
+            let used = waiting.lasted;
+            return Limit { bound: deadline, key: "deadline_ms", used, note: "" };
+        }
+        // Hosts do not know what graphs have begun.
+        let counted = waiting.what.operation != abi::TY_OPERATION_OF_GRAPH;
+        match self.headway.together().filter(|_| counted) {
+            None => Limit { bound: late, key: "late_ms", used: waiting.lasted, note: "" },
+            Some(since) => Limit {
+                bound: deadline,
+                key: "deadline_ms",
+                used: since.min(waiting.lasted),
+                note: "; all ranks have begun the operation, so no rank is late",
+            },
+        }
+    }
+
+    /// A peer of this domain may wait for rows of another domain before it can hand them on. It then
+    /// says first who keeps it waiting.
+    fn patience(&self, waiting: &Waiting) -> Duration {
+        // Also of a rank without a link on the rail: its peers hand rows on to it.
+        let among_domains = self.links.get().is_some_and(|links| links.domains > 1);
+        if among_domains && waiting.what.level == abi::TY_LEVEL_SCALE_UP {
+            PATIENCE.min(self.bounds.deadline / 8)
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    fn overdue(&self) -> Option<Verdict> {
+        let waiting = self.board.waiting()?;
+        // Where losses are masked, one that left is noted as lost; but not rank 0.
+        let left_counts = self.membership.on_failure == OnFailure::Stop
+            || *self.liveness.state(0) == PeerState::Left;
+        if left_counts && let Some(left) = self.left(&waiting) {
+            return Some(left);
+        }
+        let Limit { bound, key, used, note } = self.limit(&waiting);
+        if used < bound + self.patience(&waiting)
+            || self.may_be_innocent(&waiting, used.saturating_sub(bound))
+            || self.blameless(used) < bound
+        {
+            return None;
+        }
+        let rank = waiting.what.peer;
+        Some(Verdict {
+            kind: ErrorKind::Deadline,
+            rank,
+            text: format!(
+                "{}; its last heartbeat came {:.1} s ago, and {key} = {} is over{note}{}",
+                self.describe(&waiting),
+                self.liveness.silence(rank).as_secs_f64(),
+                bound.as_millis(),
+                self.link_of(rank)
+            ),
+        })
+    }
+}
+
+/// The end of a wait that nobody ends.
+struct Limit {
+    bound: Duration,
+    /// Where the config says it.
+    key: &'static str,
+    used: Duration,
+    note: &'static str,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! Losses that are masked: whom the communicator goes on without, and whether this rank itself still counts.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::{LOOK, SILENT, Shared, Verdict};
+use crate::abi;
+use crate::bootstrap::{Ended, PeerState};
+use crate::{Error, ErrorKind, Result};
+
+impl Shared {
+    /// Notes who is lost; the communicator ends only with the loss of rank 0, where all meet, or when this rank
+    /// itself was given up. A rank 0 that said goodbye ends the waits of others, as any rank that left.
+    pub(super) fn mask_losses(&self) -> Option<Verdict> {
+        let me = self.liveness.this();
+        let (mut hub_lost, mut news) = (false, Vec::new());
+        for (rank, ended) in self.membership.ended(&self.liveness).filter(|(rank, _)| *rank != me) {
+            if rank == 0 {
+                hub_lost = ended.state != PeerState::Left;
+            } else if self.mask(rank, ended) {
+                news.push(rank);
+            }
+        }
+        if let Some(recorder) = self.recorder.get().filter(|_| !news.is_empty()) {
+            recorder.report_masked(&news);
+        }
+        match self.given_up() {
+            // The others may still read what this rank entered with, until they have heard that it
+            // is given up: its waits end, and its memory changes, only after that.
+            Some(when) if when.elapsed() < self.bounds.deadline => None,
+            Some(_) => Some(self.end_of_all(me)),
+            None => hub_lost.then(|| self.end_of_all(0)),
+        }
+    }
+
+    /// When this rank learned that the others gave it up.
+    fn given_up(&self) -> Option<Instant> {
+        let me = self.liveness.this();
+        self.membership.ended(&self.liveness).find(|(rank, _)| *rank == me).map(|(_, end)| end.when)
+    }
+
+    #[cold]
+    fn end_of_all(&self, rank: u32) -> Verdict {
+        let text = self.liveness.end_of_all("watch ranks", rank).detail();
+        let text = format!("{text}; {}", self.describe_wait());
+        Verdict { kind: ErrorKind::PeerLost, rank, text }
+    }
+
+    /// Whether that is new.
+    fn mask(&self, rank: u32, ended: &Ended) -> bool {
+        // What a rank raised before its goodbye may still be on its way for a moment.
+        let left = ended.state == PeerState::Left;
+        if left && ended.when.elapsed() < self.bounds.grace() {
+            return false;
+        }
+        let Some(lost) = self.lost.get(rank as usize) else { return false };
+        let is_new = lost.swap(abi::TY_RANK_LOST, Ordering::AcqRel) == 0;
+        if is_new {
+            tracing::warn!("going on without rank {rank}{}", self.link_of(rank));
+            self.note_unrest(Duration::ZERO);
+        }
+        is_new
+    }
+
+    /// Notes that the watchdog looks, and whether it could not for a while. In this order: who sees
+    /// the look also sees the pause before it.
+    pub(super) fn note_look(&self) {
+        let now = boottime_ns();
+        let pause = now.saturating_sub(self.looked.load(Ordering::Acquire));
+        let pause = Duration::from_nanos(pause);
+        if !self.lost.is_empty() {
+            if pause > self.longest_pause() {
+                let resumed = Some(Instant::now());
+                *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = resumed;
+                self.note_unrest(pause);
+            }
+            self.note_silence();
+        }
+        self.looked.store(now, Ordering::Release);
+    }
+
+    /// A pause of the watchdog, or of the news from rank 0, that may have been one of this process.
+    fn longest_pause(&self) -> Duration {
+        SILENT.min(self.bounds.deadline / 4)
+    }
+
+    /// Whether this process has just been stopped, or starved: `resumed` does not know of it yet.
+    fn was_stopped(&self) -> bool {
+        let looked = self.looked.load(Ordering::Acquire);
+        Duration::from_nanos(boottime_ns().saturating_sub(looked)) > self.longest_pause()
+    }
+
+    /// Whether this process ran all the time, or has heard since whether it was given up; and was not.
+    pub(super) fn is_settled(&self) -> bool {
+        let stopped = self.was_stopped();
+        let resumed = *self.resumed.lock().unwrap_or_else(PoisonError::into_inner);
+        let runs = !stopped && resumed.is_none_or(|since| since.elapsed() > SILENT);
+        // Whatever rank 0 has to say of this rank, it said before its goodbye.
+        let hears = match self.liveness.state(0) {
+            PeerState::Alive => self.liveness.silence(0) <= self.longest_pause(),
+            PeerState::Left => true,
+            PeerState::Lost { .. } => false,
+        };
+        runs && hears && self.given_up().is_none()
+    }
+
+    /// What [`Watchdog::confirm`](super::Watchdog::confirm) waits for. It counts its looks, not the
+    /// time: a process that is stopped again has looked at nothing meanwhile.
+    pub(super) fn settle(&self) -> Result<()> {
+        let most = (2 * self.bounds.deadline + 4 * SILENT).div_duration_f64(LOOK) as u64;
+        for _ in 0..most {
+            if self.is_settled() {
+                return Ok(());
+            }
+            if let Some(error) = self.ended() {
+                return Err(error);
+            }
+            std::thread::sleep(LOOK);
+        }
+        let text = format!(
+            "this process is stopped or starved again and again: its last news of rank 0 is {:.1} s \
+             old; expected news every {:.1} s",
+            self.liveness.silence(0).as_secs_f64(),
+            self.longest_pause().as_secs_f64()
+        );
+        Err(Error::new(ErrorKind::Deadline, "watch ranks", text).with_fix("give it a processor"))
+    }
+
+    /// Whether a rank has ended whose loss is not noted yet.
+    fn has_news(&self) -> bool {
+        let is_lost = |rank: u32| {
+            self.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire) != 0)
+        };
+        self.membership.ended(&self.liveness).any(|(rank, _)| !is_lost(rank))
+    }
+
+    /// In this order: a silent rank that ends meanwhile is seen as the one or the other.
+    fn note_silence(&self) {
+        if let Some((_, silence)) = self.liveness.most_silent()
+            && silence > SILENT
+        {
+            self.note_unrest(silence);
+        } else if self.has_news() {
+            self.note_unrest(Duration::ZERO);
+        }
+    }
+
+    /// From so long ago to a moment from now: what the others then still have to catch up with.
+    fn note_unrest(&self, since: Duration) {
+        let now = Instant::now();
+        let mut unrest = self.unrest.lock().unwrap_or_else(PoisonError::into_inner);
+        unrest.note((now.checked_sub(since).unwrap_or(now), now + SILENT));
+    }
+
+    /// How much of a wait nobody but its peer is to blame for. Whoever waits for a rank that waits for
+    /// a silent one must not lose patience before the silence is resolved, and a rank is silent for
+    /// `deadline` at most, or it is lost. So bounds stand still meanwhile, though not for ever (INV-6).
+    pub(super) fn blameless(&self, used: Duration) -> Duration {
+        if self.lost.is_empty() {
+            return used;
+        }
+        if self.given_up().is_some() || self.was_stopped() {
+            // Nobody answers this rank any more, and it will hear why; or it has yet to hear so.
+            return Duration::ZERO;
+        }
+        let unrest = self.unrest.lock().unwrap_or_else(PoisonError::into_inner);
+        used.saturating_sub(unrest.within(used, Instant::now()))
+    }
+}
+
+/// Runs while the machine sleeps, as the clocks of other machines do.
+pub(super) fn boottime_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,86 @@
+//! The parts of the program on this node.
+
+use serde::Serialize;
+use tokenyard_machine::Machine;
+
+use crate::node::{COMPONENT, PLUGIN};
+use crate::{Facility, Finding, Job, Report, Verdict};
+
+/// What the program has, and whether it works here.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Components {
+    /// The components, those of plugins too.
+    pub components: Vec<Component>,
+    /// What the config names and no component has.
+    pub missing: Vec<MissingComponent>,
+    /// Plugin files that failed the handshake: path and error.
+    pub broken_files: Vec<(String, String)>,
+}
+
+/// A component.
+#[derive(Clone, Debug, Serialize)]
+pub struct Component {
+    /// `transport`, `kernel set` or `topology`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// The config names it.
+    pub chosen: bool,
+    /// What keeps it from running here, in the probe's words.
+    pub why_not: Option<String>,
+}
+
+/// A choice of the config that no component has the name of.
+#[derive(Clone, Debug, Serialize)]
+pub struct MissingComponent {
+    /// `transport`, `kernel set` or `topology`.
+    pub kind: String,
+    /// The name in the config.
+    pub name: String,
+    /// Which components there are, and where its plugin was looked for.
+    pub found: String,
+    /// How to get it.
+    pub fix: String,
+}
+
+/// What is said of components whose probes did not answer in time: nothing else is known of them.
+pub fn unanswered(milliseconds: u128) -> Vec<Finding> {
+    let (machine, job) = (Machine::default(), Job::default());
+    let mut report = Report::new(&machine, &job);
+    let found = format!("a probe did not answer in {milliseconds} ms");
+    let found = (Verdict::Unknown, found);
+    report
+        .note((&COMPONENT, Facility::Node), "parts of the program", found)
+        .cost("nothing is known of them; where a driver hangs, ranks hang as well")
+        .fix(
+            "`nvidia-smi` and `ibv_devinfo` by hand show which driver hangs, dmesg its messages; restart \
+             the node if it does not recover",
+        );
+    report.finish()
+}
+
+pub(crate) fn judge(report: &mut Report<'_>, components: &Components) {
+    for component in &components.components {
+        let (verdict, found) = match &component.why_not {
+            None => (Verdict::Ok, "it works here"),
+            // Nothing is lost where nobody has chosen it.
+            Some(why) if component.chosen => (Verdict::Broken, why.as_str()),
+            Some(why) => (Verdict::Ok, why.as_str()),
+        };
+        let subject = format!("{} {}", component.kind, component.name);
+        let finding = report.note((&COMPONENT, Facility::Node), subject, (verdict, found));
+        finding.wanted(if component.chosen { "chosen" } else { "not chosen" });
+        finding.needed = component.chosen || component.why_not.is_none();
+    }
+    for MissingComponent { kind, name, found, fix } in &components.missing {
+        let found = (Verdict::Broken, found.as_str());
+        report
+            .note((&COMPONENT, Facility::Node), format!("{kind} {name}"), found)
+            .wanted("chosen")
+            .fix(fix.as_str());
+    }
+    for (path, error) in &components.broken_files {
+        let found = (Verdict::Broken, error.as_str());
+        report.note((&PLUGIN, Facility::Node), format!("plugin {path}"), found);
+    }
+}
