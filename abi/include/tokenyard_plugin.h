@@ -1,7 +1,7 @@
 /*
  * The plugin ABI of tokenyard. Generated from abi/src: do not edit.
  *
- * A plugin is a shared library that exports one *data* symbol per kind of component it provides (see
+ * A plugin is a shared library that exports one *data* symbol per kind of part it provides (see
  * the end of this file), so that nothing of it is called before it was judged. The author's guide
  * is docs/plugin-guide.md; plugins/example-c is a complete transport in one file.
  *
@@ -1093,6 +1093,125 @@ typedef struct TyExportHeader {
 } TyExportHeader;
 
 /**
+ * One command of a device, written by a kernel into a [`TyGpuRing`]: the fields of
+ * [`TyCommand`](crate::TyCommand) that a kernel fills, then `sequence`.
+ */
+typedef struct TyGpuRingCommand {
+  /**
+   * One of `TY_OP_*`, but not `TY_OP_GET`.
+   */
+  uint32_t op;
+  /**
+   * Index into the team of the level.
+   */
+  uint32_t peer;
+  /**
+   * Signal id on the peer.
+   */
+  uint32_t signal;
+  /**
+   * What to add to the signal: 1 to 65,535.
+   */
+  uint32_t add;
+  /**
+   * Window id on this rank.
+   */
+  uint32_t src_window;
+  /**
+   * Window id on the peer.
+   */
+  uint32_t dst_window;
+  /**
+   * Offset in the source window.
+   */
+  uint64_t src_offset;
+  /**
+   * Offset in the destination window.
+   */
+  uint64_t dst_offset;
+  /**
+   * Bytes to move.
+   */
+  uint64_t bytes;
+  /**
+   * The value of `TY_OP_PUT_VALUE`.
+   */
+  uint64_t value;
+  /**
+   * Number of the command + 1, stored last, with release order at system scope: the slot then
+   * belongs to the host until the command is done.
+   */
+  uint64_t sequence;
+} TyGpuRingCommand;
+
+/**
+ * What the host tells kernels about a ring. Every field is stored with release order.
+ */
+typedef struct TyGpuRingStatus {
+  /**
+   * Commands that are done (INV-4, INV-5), all before it included: only grows.
+   */
+  uint64_t done;
+  /**
+   * Not 0: the ring is dead, and no command ends any more; 1 + the number of the command that
+   * failed, or all ones where none is to blame. The transport's `health` says more (INV-7).
+   */
+  uint64_t failed;
+  /**
+   * Status below zero of the failure.
+   */
+  int64_t status;
+} TyGpuRingStatus;
+
+/**
+ * Memory that a kernel set gives the host, so that its kernels may use a transport that has no device
+ * device API: they write commands, and a thread of the host posts them and tells what came of it.
+ *
+ * Command number n is in slot n mod `capacity`. A kernel may write it once `done` + `capacity` > n.
+ * Everything starts as zeros and is written by both sides, so it is accessed by atomic loads and
+ * stores, but for a command whose `sequence` was seen.
+ */
+typedef struct TyGpuRing {
+  /**
+   * `sizeof(TyGpuRing)`.
+   */
+  size_t size;
+  /**
+   * The level whose transport is used: one of `TY_LEVEL_*`. The host writes which it asks for.
+   */
+  uint64_t level;
+  /**
+   * The queue that commands are posted on, which nobody else uses.
+   */
+  uint32_t queue;
+  /**
+   * Number of slots, a power of two.
+   */
+  uint32_t capacity;
+  /**
+   * `capacity` slots.
+   */
+  struct TyGpuRingCommand *commands;
+  /**
+   * One.
+   */
+  struct TyGpuRingStatus *status;
+  /**
+   * `signals` words: the totals of the signals on this rank, stored after what came with them is
+   * visible to the device (INV-1).
+   */
+  uint64_t *totals;
+  /**
+   * Signals that are told, from 0 on.
+   */
+  uint32_t signals;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyGpuRing;
+
+/**
  * An ordered list of world ranks that a transport is opened for. A `peer` is an index into it.
  */
 typedef struct TyTeam {
@@ -1738,125 +1857,6 @@ typedef struct TyReceived {
 } TyReceived;
 
 /**
- * One command of a device, written by a kernel into a [`TyGpuRing`]: the fields of
- * [`TyCommand`](crate::TyCommand) that a kernel fills, then `sequence`.
- */
-typedef struct TyGpuRingCommand {
-  /**
-   * One of `TY_OP_*`, but not `TY_OP_GET`.
-   */
-  uint32_t op;
-  /**
-   * Index into the team of the level.
-   */
-  uint32_t peer;
-  /**
-   * Signal id on the peer.
-   */
-  uint32_t signal;
-  /**
-   * What to add to the signal: 1 to 65,535.
-   */
-  uint32_t add;
-  /**
-   * Window id on this rank.
-   */
-  uint32_t src_window;
-  /**
-   * Window id on the peer.
-   */
-  uint32_t dst_window;
-  /**
-   * Offset in the source window.
-   */
-  uint64_t src_offset;
-  /**
-   * Offset in the destination window.
-   */
-  uint64_t dst_offset;
-  /**
-   * Bytes to move.
-   */
-  uint64_t bytes;
-  /**
-   * The value of `TY_OP_PUT_VALUE`.
-   */
-  uint64_t value;
-  /**
-   * Number of the command + 1, stored last, with release order at system scope: the slot then
-   * belongs to the host until the command is done.
-   */
-  uint64_t sequence;
-} TyGpuRingCommand;
-
-/**
- * What the host tells kernels about a ring. Every field is stored with release order.
- */
-typedef struct TyGpuRingStatus {
-  /**
-   * Commands that are done (INV-4, INV-5), all before it included: only grows.
-   */
-  uint64_t done;
-  /**
-   * Not 0: the ring is dead, and no command ends any more; 1 + the number of the command that
-   * failed, or all ones where none is to blame. The transport's `health` says more (INV-7).
-   */
-  uint64_t failed;
-  /**
-   * Status below zero of the failure.
-   */
-  int64_t status;
-} TyGpuRingStatus;
-
-/**
- * Memory that a kernel set gives the host, so that its kernels may use a transport that has no device
- * device API: they write commands, and a thread of the host posts them and tells what came of it.
- *
- * Command number n is in slot n mod `capacity`. A kernel may write it once `done` + `capacity` > n.
- * Everything starts as zeros and is written by both sides, so it is accessed by atomic loads and
- * stores, but for a command whose `sequence` was seen.
- */
-typedef struct TyGpuRing {
-  /**
-   * `sizeof(TyGpuRing)`.
-   */
-  size_t size;
-  /**
-   * The level whose transport is used: one of `TY_LEVEL_*`. The host writes which it asks for.
-   */
-  uint64_t level;
-  /**
-   * The queue that commands are posted on, which nobody else uses.
-   */
-  uint32_t queue;
-  /**
-   * Number of slots, a power of two.
-   */
-  uint32_t capacity;
-  /**
-   * `capacity` slots.
-   */
-  struct TyGpuRingCommand *commands;
-  /**
-   * One.
-   */
-  struct TyGpuRingStatus *status;
-  /**
-   * `signals` words: the totals of the signals on this rank, stored after what came with them is
-   * visible to the device (INV-1).
-   */
-  uint64_t *totals;
-  /**
-   * Signals that are told, from 0 on.
-   */
-  uint32_t signals;
-  /**
-   * Zero.
-   */
-  uint32_t reserved;
-} TyGpuRing;
-
-/**
  * When things happened in an operation on this rank, for tools: nanoseconds of the device's clock,
  * which starts anywhere and is not that of another device.
  */
@@ -2211,7 +2211,7 @@ extern "C" {
  * What a plugin exports: it defines one or more of these constants. Their header is
  *   { TY_MAGIC, TY_TRANSPORT_MAJOR, TY_TRANSPORT_MINOR, TY_TRANSPORT_LAYOUT,
  *     sizeof(TyTransportExport) }
- * and likewise with TOPOLOGY and KERNELS. The tables that `components` points to, and their strings,
+ * and likewise with TOPOLOGY and KERNELS. The tables that `parts` points to, and their strings,
  * are constants of the library too.
  */
 

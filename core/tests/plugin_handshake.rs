@@ -192,7 +192,7 @@ fn a_short_export_is_refused() {
 fn an_export_without_components_is_refused() {
     let wanted =
         ["the export names no component", "expected 1 to 64", "Fix: let `components` point"];
-    refused(&["-DPARTS=NULL"], &wanted);
+    refused(&["-DCOMPONENTS=NULL"], &wanted);
     refused(&["-DCOUNT=0"], &wanted);
 }
 

@@ -7,11 +7,11 @@
 //
 // A device API has, and its kernels use nothing else:
 //
-//   struct Face {
+//   struct DeviceApi {
 //     struct Params;                      // plain data, passed to the kernel by value
 //     static constexpr bool kLoadStore;   // peer_ptr works: peers' windows are mapped here
 //     static constexpr bool kSharedQueues; // a queue may be used by several blocks at once
-//     __device__ explicit Face(const Params&);
+//     __device__ explicit DeviceApi(const Params&);
 //
 //     // Where `offset` of `window` of `peer` is mapped. Only where kLoadStore.
 //     u8* peer_ptr(u32 window, u32 peer, u64 offset) const;

@@ -42,8 +42,8 @@ impl Rng {
     /// The stream of `seed` for this purpose on this rank.
     pub fn new(seed: u64, stream: Stream, rank: usize) -> Self {
         let mut state = seed;
-        for component in [stream as u64, rank as u64] {
-            state = splitmix64(&mut state) ^ component;
+        for part in [stream as u64, rank as u64] {
+            state = splitmix64(&mut state) ^ part;
         }
         Self(std::array::from_fn(|_| splitmix64(&mut state)))
     }

@@ -329,7 +329,7 @@ impl World {
         self.call(Op::Agree, topic, encode(items)).map(|outcome| outcome.round)
     }
 
-    /// Tells the others that this rank ends because of an error, and ends its component in the world.
+    /// Tells the others that this rank ends because of an error, and leaves the world.
     /// They learn `why` (cut to about 500 bytes) at once: `rank 2 failed: ...`. A collective under
     /// way on another thread ends with [`ErrorKind::PeerLost`], and so does every later one.
     /// Returns within about half a second.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Raised when a field changes its meaning; new fields do not raise it.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// What one rank knew at one moment. Times are milliseconds. Fields may be read microseconds apart from
 /// each other, since nobody stops for a report.

@@ -5,7 +5,7 @@
 #include "args.cuh"
 
 namespace up {
-#include "up_face.cuh"
+#include "up_device_api.cuh"
 }
 
 #include "combine.cuh"

@@ -3,7 +3,7 @@
 #include "transport.cuh"
 
 namespace up {
-#include "up_face.cuh"
+#include "up_device_api.cuh"
 }
 
 namespace ty {

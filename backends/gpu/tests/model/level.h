@@ -175,12 +175,12 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.region = 0, a.capacity = kStagingAt, a.row_bytes = r.s.row_bytes;
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4, a.movers = layout == kFlat ? 14 : 7;
-  a.table_bytes = 16 << 10, a.side_bytes = 16 << 10;
-  a.side_at = 64 << 10, a.notes_at = 48 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
+  a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
+  a.metadata_at = 64 << 10, a.notes_at = 48 << 10, a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
   // Where shared memory is small, or rows have much beside them: fewer tokens at once, scales by themselves.
-  a.tally_tokens = 32 >> r.operations % 6, a.side_tokens = 32 >> r.operations % 4;
-  a.side_scales = r.operations % 3 != 0;
+  a.tally_tokens = 32 >> r.operations % 6, a.metadata_tokens = 32 >> r.operations % 4;
+  a.metadata_scales = r.operations % 3 != 0;
   if (layout != kFlat && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
     a.tiles = r.state->outbox, a.tile_rows = 32;
