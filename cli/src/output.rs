@@ -315,7 +315,7 @@ mod tests {
         let mut table = Table::new(&["component", "bytes", "note"]);
         table.row(["cpu".into(), 7.into(), "a".into()]);
         table.row(["kernel set".into(), 12345.into()]);
-        let expected = "component        bytes  note\ncpu             7  a\nkernel set  12345";
+        let expected = "component   bytes  note\ncpu             7  a\nkernel set  12345";
         assert_eq!(table.render(PLAIN), expected);
     }
 

@@ -34,7 +34,7 @@ struct Document<'a> {
     command: &'static str,
     config: ConfigInfo<'a>,
     /// What was chosen, and why; absent if the communicator did not open.
-    comm: Option<&'a serde_json::Value>,
+    communicator: Option<&'a serde_json::Value>,
     shape: ShapeInfo,
     seed: u64,
     steps: u32,
@@ -254,7 +254,7 @@ impl<'a> Summary<'a> {
             schema_version: SCHEMA_VERSION,
             command: "run",
             config: ConfigInfo { file: &self.config.name, agreed },
-            comm: self.opened.as_ref().map(|opened| &opened.report),
+            communicator: self.opened.as_ref().map(|opened| &opened.report),
             shape: ShapeInfo {
                 ranks: case.ranks,
                 experts: case.experts,

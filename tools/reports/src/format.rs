@@ -33,6 +33,7 @@ pub struct Report {
     /// The config.
     pub config: ConfigName,
     /// The components in use.
+    #[serde(alias = "parts")] // schema 1
     pub components: Components,
     /// What this rank is doing.
     pub activity: Activity,
@@ -41,6 +42,7 @@ pub struct Report {
     /// The other ranks.
     pub peers: Vec<Peer>,
     /// Queues of commands.
+    #[serde(alias = "lanes")] // schema 1
     pub queues: Vec<Queue>,
     /// What the transports say of themselves.
     pub transports: Vec<Health>,
@@ -246,6 +248,7 @@ pub struct Queue {
     /// `scale-up` or `scale-out`.
     pub level: String,
     /// Its number.
+    #[serde(alias = "lane")] // schema 1
     pub queue: u32,
     /// Commands that were accepted.
     pub posted: u64,

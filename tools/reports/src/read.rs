@@ -95,6 +95,15 @@ mod tests {
     }
 
     #[test]
+    fn reports_of_schema_1_are_read_with_their_older_keys() {
+        let text = r#"{"tokenyard_report": 1, "rank": 0, "ranks": 1, "parts": {"kernels": "cpu"},
+            "lanes": [{"level": "scale-up", "lane": 3}]}"#;
+        let report = read(text.as_bytes()).expect("a report");
+        assert_eq!(report.components.kernels, "cpu");
+        assert_eq!(report.queues.first().map(|queue| queue.queue), Some(3));
+    }
+
+    #[test]
     fn nothing_of_a_file_reaches_a_terminal_as_a_command() {
         let text = r#"{"tokenyard_report": 1, "rank": 0, "ranks": 1, "host": "a\u001b[2Jb",
             "reason": {"text": "x\ny"}}"#;
