@@ -1,6 +1,7 @@
 //! The `tokenyard` command.
 
 mod bench;
+mod completions;
 mod components;
 mod config;
 mod conformance;
@@ -14,6 +15,7 @@ mod progress;
 mod run;
 mod shape;
 mod signals;
+mod version;
 mod warm;
 mod writable;
 
@@ -27,10 +29,16 @@ use output::{People, SCHEMA_VERSION, error_text};
 
 /// Moves the tokens of Mixture-of-Experts models between ranks, on any fabric.
 #[derive(Debug, Parser)]
-#[command(name = "tokenyard", version, arg_required_else_help = true)]
+#[command(name = "tokenyard", arg_required_else_help = true, subcommand_required = false)]
 struct Cli {
+    /// Print the version.
+    #[arg(short = 'V', long)]
+    version: bool,
+    /// With --version: print what the program is built of, and drivers and libraries of this node.
+    #[arg(short, long, requires = "version")]
+    verbose: bool,
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -53,6 +61,10 @@ enum Command {
     Shape(shape::Args),
     /// Compiles a config's kernels before the first communicator needs them.
     Warm(warm::Args),
+    /// Prints what the program is built of, and versions of drivers and libraries of this node.
+    Version(version::Args),
+    /// Writes the completions of a shell.
+    Completions(completions::Args),
     /// Loads a config's plugins, to see whether that ends well.
     #[command(hide = true)]
     LoadPlugins(preload::Args),
@@ -80,6 +92,8 @@ impl Command {
             Self::Explain(args) => explain::main(&args),
             Self::Shape(args) => shape::main(&args),
             Self::Warm(args) => warm::main(&args),
+            Self::Version(args) => version::main(&args),
+            Self::Completions(args) => completions::main(&args, command_line()),
             Self::LoadPlugins(args) => preload::main(&args),
         }
     }
@@ -92,9 +106,13 @@ fn main() -> ExitCode {
     tokenyard_cuda::link();
     output::init_log();
     let code = match parse() {
-        Ok(command) => {
+        Ok(Cli { command: Some(command), version: false, .. }) => {
             let done = signals::answer(command.starts_ranks()).and_then(|()| command.run());
             done.unwrap_or_else(|error| refuse(&error))
+        }
+        Ok(cli) => {
+            version::flag(cli.verbose);
+            ExitCode::SUCCESS
         }
         // Help and the version come this way, too.
         Err(error) => {
@@ -105,9 +123,13 @@ fn main() -> ExitCode {
     output::exit_code(code)
 }
 
-fn parse() -> Result<Command, clap::Error> {
-    let command = with_negative_numbers(Cli::command());
-    Cli::from_arg_matches(&command.try_get_matches()?).map(|cli| cli.command)
+fn parse() -> Result<Cli, clap::Error> {
+    Cli::from_arg_matches(&command_line().try_get_matches()?)
+}
+
+/// All commands and their arguments.
+fn command_line() -> clap::Command {
+    with_negative_numbers(Cli::command())
 }
 
 /// `--steps -5` is a number out of range, and no unknown argument.

@@ -15,7 +15,8 @@ use tokenyard_core::Error;
 /// Version of the JSON documents; grows when a field changes its meaning or goes away.
 ///
 /// - 2: what ranks agree on (`config.agreed` of `run`) and `conditions.load` are numbers, no longer texts.
-pub(crate) const SCHEMA_VERSION: u32 = 2;
+/// - 3: `yard` is `communicator`, `parts` is `components`, `lanes` is `queues`.
+pub(crate) const SCHEMA_VERSION: u32 = 3;
 
 /// Chooses what of the log is shown.
 pub(crate) const LOG_VARIABLE: &str = "TOKENYARD_LOG";

@@ -129,9 +129,18 @@ fn warm_says_where_there_is_nothing_to_compile_and_what_it_cannot_compile_for() 
 
 #[test]
 fn the_help_of_each_command_has_an_example() {
-    for command in
-        ["run", "plugins", "doctor", "explain", "shape", "warm", "bench", "bench dispatch"]
-    {
+    for command in [
+        "run",
+        "plugins",
+        "doctor",
+        "explain",
+        "shape",
+        "warm",
+        "version",
+        "completions",
+        "bench",
+        "bench dispatch",
+    ] {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let output = call(&words);
         expect_code(&output, 0);
@@ -197,7 +206,7 @@ fn a_program_that_asked_for_a_document_gets_one_with_the_error() {
         let output = call(&[command, "/no/such/config.toml", "--json"]);
         expect_code(&output, 2);
         let document = json(&output);
-        assert_eq!(document["schema_version"], 2);
+        assert_eq!(document["schema_version"], 3);
         let error = document["error"].as_str().unwrap();
         assert!(error.contains("/no/such/config.toml"), "{error}");
         assert!(stderr(&output).contains(error));
