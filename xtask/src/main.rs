@@ -4,6 +4,7 @@ mod configs;
 mod exec;
 mod header;
 mod install;
+mod lines;
 mod needs;
 mod report;
 mod results;
@@ -32,6 +33,7 @@ Developer tasks of tokenyard.
   cargo xtask configs              write configs of the plugins that were built here
   cargo xtask results              write docs/conformance.md from the reports of the last test run
   cargo xtask results --check      say whether docs/conformance.md still tells what was found
+  cargo xtask lines                count the product's lines of Rust code, without tests and comments
   cargo xtask vm -- COMMAND...     run a command in an emulated machine with RDMA devices (rxe0 to
                                    rxe3); its exit code is the command's. See docs/testing-rdma.md
   cargo xtask vm --limit SECONDS -- COMMAND...
@@ -59,6 +61,7 @@ fn run(args: &[&str]) -> Result<ExitCode> {
         ["results"] => results::write(&root, &report::target_folder(&root))?,
         ["results", "--check"] => results::check(&root, &report::target_folder(&root))?,
         ["install", prefix] => install::run(&root, &report::target_folder(&root), prefix)?,
+        ["lines"] => lines::print(&root)?,
         ["configs"] => configs::write(&report::target_folder(&root))?,
         ["vm", rest @ ..] => {
             return vm::Job::read(rest)

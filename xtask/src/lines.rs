@@ -1,0 +1,129 @@
+//! `cargo xtask lines`: how much Rust code the product has, without tests.
+//!
+//! Counted are the lines of `.rs` files that hold code, so neither blank lines nor those that are comments
+//! alone. Left out are tests, benches, examples, modules behind `#[cfg(test)]`, build output, and what serves
+//! the makers only ([`MAKERS`]).
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use anyhow::{Context, Result};
+
+/// Folders of tools that no user gets.
+const MAKERS: [&str; 4] = ["fuzz", "tools/hca", "tools/testkit", "xtask"];
+
+/// Prints the count of every crate, and of all.
+pub(crate) fn print(root: &Path) -> Result<()> {
+    let counts = count(root)?;
+    for (folder, lines) in &counts {
+        println!("{lines:>7}  {folder}");
+    }
+    println!("{:>7}  in all", counts.values().sum::<usize>());
+    Ok(())
+}
+
+/// Lines of code by the folder of their crate.
+fn count(root: &Path) -> Result<BTreeMap<String, usize>> {
+    let mut counts = BTreeMap::new();
+    let mut folders = vec![root.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        let entries = folder.read_dir().with_context(|| format!("list {}", folder.display()))?;
+        for entry in entries {
+            let path = entry?.path();
+            let below = path.strip_prefix(root)?;
+            if path.is_dir() {
+                if is_product(below) {
+                    folders.push(path);
+                }
+            } else if is_source(below) {
+                let text = std::fs::read_to_string(&path)
+                    .with_context(|| format!("read {}", path.display()))?;
+                *counts.entry(crate_of(below)).or_default() += code_lines(&text);
+            }
+        }
+    }
+    Ok(counts)
+}
+
+/// Whether a folder may hold code of the product.
+fn is_product(folder: &Path) -> bool {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    !name.starts_with('.')
+        && !["target", "tests", "benches", "examples", "dist", "node_modules"].contains(&name)
+        && !MAKERS.iter().any(|makers| folder == Path::new(makers))
+}
+
+fn is_source(file: &Path) -> bool {
+    let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    file.extension().is_some_and(|extension| extension == "rs")
+        && stem != "tests"
+        && !stem.ends_with("_tests")
+}
+
+/// The folder of the crate: what lies before `src`, or the file's own folder.
+fn crate_of(file: &Path) -> String {
+    let parts: Vec<_> = file
+        .components()
+        .take_while(|part| part.as_os_str() != "src")
+        .filter_map(|part| match part {
+            Component::Normal(name) => name.to_str(),
+            _ => None,
+        })
+        .filter(|name| !name.ends_with(".rs"))
+        .collect();
+    parts.join("/")
+}
+
+/// Lines that hold code, without modules of tests.
+fn code_lines(text: &str) -> usize {
+    let mut count = 0;
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        if line == "#[cfg(test)]" {
+            skip_item(&mut lines);
+            continue;
+        }
+        let line = line.trim();
+        if !line.is_empty() && !line.starts_with("//") {
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Passes the item behind `#[cfg(test)]`: one line (`mod tests;`), or all until the brace that closes it.
+fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
+    let Some(head) = lines.by_ref().find(|line| !line.starts_with("#[")) else { return };
+    if !head.ends_with(';') {
+        lines.by_ref().find(|line| *line == "}");
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests fail by panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blank_lines_comments_and_tests_do_not_count() {
+        let text = "//! About.\n\nfn a() {\n    // Why.\n    b();\n}\n\n#[cfg(test)]\nmod tests {\n    fn c() {\n        d();\n    }\n}\n";
+        assert_eq!(code_lines(text), 3);
+        assert_eq!(code_lines("use a;\n#[cfg(test)]\nmod tests;\nfn b() {}\n"), 2);
+    }
+
+    #[test]
+    fn lines_count_for_the_crate_whose_src_they_lie_in() {
+        assert_eq!(crate_of(Path::new("sys/mlx5/src/a/b.rs")), "sys/mlx5");
+        assert_eq!(crate_of(Path::new("core/src/lib.rs")), "core");
+        assert_eq!(crate_of(Path::new("cli/build.rs")), "cli");
+    }
+
+    #[test]
+    fn tests_and_tools_of_the_makers_are_left_out() {
+        let root = crate::root().unwrap();
+        let counts = count(&root).unwrap();
+        assert!(counts.keys().any(|folder| folder == "core"), "{counts:?}");
+        let others = ["xtask", "fuzz", "tools/hca", "tools/testkit", "core/tests"];
+        assert!(others.iter().all(|other| !counts.contains_key(*other)), "{counts:?}");
+    }
+}
