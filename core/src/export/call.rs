@@ -19,6 +19,45 @@ impl<T> Instance<T> {
     }
 }
 
+/// Slots of an open instance: each is the C function of its name, and runs `component` behind the guard for
+/// panics that is named first. The structures in brackets have the sizes that this side expects, or the call
+/// is refused. A slot gives a status and fills the caller's error. One of `silent` has nobody to tell about a
+/// panic but the next call, which finds the instance poisoned.
+macro_rules! slots {
+    ($guard:ident, $of:ty: $($name:ident($($argument:ident: $kind:ty),* $(,)?)
+        $([$($sized:ident),*])? |$component:ident| $body:expr;)*) => {
+        $(unsafe extern "C" fn $name(
+            instance: *mut std::ffi::c_void,
+            $($argument: $kind,)*
+            error: *mut $crate::abi::TyError,
+        ) -> i32 {
+            // SAFETY: the host passes an open instance of this table, structures that are valid for the
+            // call, memory that is as long as it says, and keeps what the ABI asks it to keep.
+            unsafe {
+                $crate::export::call::$guard(stringify!($name), instance, error, |$component: $of| {
+                    $($($crate::export::call::check_size(
+                        stringify!($name), (*$sized).size, size_of_val(&*$sized),
+                    )?;)*)?
+                    $body
+                })
+            }
+        })*
+    };
+    (silent $of:ty: $($name:ident($argument:ident: $kind:ty);)*) => {
+        $(unsafe extern "C" fn $name(instance: *mut std::ffi::c_void, $argument: $kind) {
+            let nobody = std::ptr::null_mut();
+            // SAFETY: the host passes an open instance of this table, and gives back what it got from it.
+            unsafe {
+                $crate::export::call::guarded_mut(stringify!($name), instance, nobody, |component: &mut $of| {
+                    component.$name($argument);
+                    Ok(())
+                })
+            };
+        })*
+    };
+}
+pub(super) use slots;
+
 /// Runs a slot that has no instance yet.
 pub(super) fn guarded(
     name: &'static str,

@@ -1,7 +1,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use super::call::{Instance, check_size, close, guarded, guarded_mut};
+use super::call::{Instance, check_size, close, guarded, slots};
 use super::transport::read_table;
 use super::{host, static_str};
 use crate::abi;
@@ -91,319 +91,72 @@ impl<K: KernelSet> KernelsComponent<K> {
         unsafe { close::<K>(instance) }
     }
 
-    unsafe extern "C" fn needs(
-        instance: *mut c_void,
-        limits: *const abi::TyLimits,
-        needs: *mut abi::TyKernelNeeds,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: the host passes an open instance of this table and valid structures.
-        unsafe {
-            guarded_mut("needs", instance, error, |component: &mut K| {
-                check_size("needs", (*limits).size, size_of::<abi::TyLimits>())?;
-                check_size("needs", (*needs).size, size_of::<abi::TyKernelNeeds>())?;
-                *needs = component.needs(&*limits)?;
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn allocate(
-        instance: *mut c_void,
-        needs: *const abi::TyMemoryNeeds,
-        window: *mut abi::TyWindow,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("allocate", instance, error, |component: &mut K| {
-                check_size("allocate", (*needs).size, size_of::<abi::TyMemoryNeeds>())?;
-                check_size("allocate", (*window).size, size_of::<abi::TyWindow>())?;
-                *window = component.allocate((*window).id, (*window).bytes, &*needs)?;
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn plan(
-        instance: *mut c_void,
-        plan: *const abi::TyPlan,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`; the host keeps what the plan points to until `close`.
-        unsafe {
-            guarded_mut("plan", instance, error, |component: &mut K| {
-                check_size("plan", (*plan).size, size_of::<abi::TyPlan>())?;
-                component.plan(&*plan)
-            })
-        }
-    }
-
-    unsafe extern "C" fn dispatch_send(
-        instance: *mut c_void,
-        dispatch: *const abi::TyDispatch,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`; the host keeps the tensors until the operation is received.
-        unsafe {
-            guarded_mut("dispatch_send", instance, error, |component: &mut K| {
-                check_size("dispatch_send", (*dispatch).size, size_of::<abi::TyDispatch>())?;
-                component.dispatch_send(&*dispatch)
-            })
-        }
-    }
-
-    unsafe extern "C" fn dispatch_recv(
-        instance: *mut c_void,
-        operation: u64,
-        received: *mut abi::TyReceived,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("dispatch_recv", instance, error, |component: &mut K| {
-                check_size("dispatch_recv", (*received).size, size_of::<abi::TyReceived>())?;
-                *received = component.dispatch_recv(operation)?;
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn combine_input(
-        instance: *mut c_void,
-        handle: u32,
-        dtype: u32,
-        region: *mut u64,
-        tensor: *mut abi::TyTensor,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("combine_input", instance, error, |component: &mut K| {
-                (*region, *tensor) = component.combine_input(handle, dtype)?;
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn combine_send(
-        instance: *mut c_void,
-        combine: *const abi::TyCombine,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `dispatch_send`.
-        unsafe {
-            guarded_mut("combine_send", instance, error, |component: &mut K| {
-                check_size("combine_send", (*combine).size, size_of::<abi::TyCombine>())?;
-                component.combine_send(&*combine)
-            })
-        }
-    }
-
-    unsafe extern "C" fn combine_recv(
-        instance: *mut c_void,
-        operation: u64,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("combine_recv", instance, error, |component: &mut K| {
-                component.combine_recv(operation)
-            })
-        }
-    }
-
-    unsafe extern "C" fn flush(instance: *mut c_void, error: *mut abi::TyError) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe { guarded_mut("flush", instance, error, |component: &mut K| component.flush()) }
-    }
-
-    unsafe extern "C" fn release(instance: *mut c_void, region: u64) {
-        // SAFETY: as in `needs`. There is nobody to tell about a panic but the next call, which
-        // finds the instance poisoned.
-        unsafe {
-            guarded_mut("release", instance, std::ptr::null_mut(), |component: &mut K| {
-                component.release(region);
-                Ok(())
-            })
+    slots! { guarded_mut, &mut K:
+        needs(limits: *const abi::TyLimits, needs: *mut abi::TyKernelNeeds) [limits, needs] |component| {
+            *needs = component.needs(&*limits)?;
+            Ok(())
+        };
+        allocate(needs: *const abi::TyMemoryNeeds, window: *mut abi::TyWindow) [needs, window] |component| {
+            *window = component.allocate((*window).id, (*window).bytes, &*needs)?;
+            Ok(())
+        };
+        plan(plan: *const abi::TyPlan) [plan] |component| component.plan(&*plan);
+        dispatch_send(dispatch: *const abi::TyDispatch) [dispatch] |component| {
+            component.dispatch_send(&*dispatch)
+        };
+        dispatch_recv(operation: u64, received: *mut abi::TyReceived) [received] |component| {
+            *received = component.dispatch_recv(operation)?;
+            Ok(())
+        };
+        combine_input(
+            handle: u32, dtype: u32, region: *mut u64, tensor: *mut abi::TyTensor
+        ) |component| {
+            (*region, *tensor) = component.combine_input(handle, dtype)?;
+            Ok(())
+        };
+        combine_send(combine: *const abi::TyCombine) [combine] |component| {
+            component.combine_send(&*combine)
+        };
+        combine_recv(operation: u64) |component| component.combine_recv(operation);
+        flush() |component| component.flush();
+        tensor_alloc(bytes: u64, pointer: *mut *mut u8) |component| {
+            *pointer = component.tensor_alloc(bytes)?;
+            Ok(())
+        };
+        copy(to: *mut u8, from: *const u8, bytes: u64) |component| component.copy(to, from, bytes);
+        stream_create(stream: *mut *mut c_void) |component| {
+            *stream = component.stream_create()?;
+            Ok(())
+        };
+        copy_on(stream: *mut c_void, to: *mut u8, from: *const u8, bytes: u64) |component| {
+            component.copy_on(stream, to, from, bytes)
+        };
+        graph_begin(stream: *mut c_void) |component| component.graph_begin(stream);
+        graph_end(stream: *mut c_void, graph: *mut *mut c_void) |component| {
+            *graph = component.graph_end(stream)?;
+            Ok(())
+        };
+        graph_launch(stream: *mut c_void, graph: *mut c_void) |component| {
+            component.graph_launch(stream, graph)
+        };
+        gpu_ring(ring: *mut abi::TyGpuRing) [ring] |component| {
+            component.gpu_ring((*ring).level)?.into_iter().for_each(|given| *ring = given);
+            Ok(())
+        };
+        counters(counters: *mut abi::TyCounters) [counters] |component| {
+            component.counters().into_iter().for_each(|given| *counters = given);
+            Ok(())
+        };
+        trace(operation: u64, trace: *mut abi::TyTrace) [trace] |component| {
+            *trace = component.trace(operation)?;
+            Ok(())
         };
     }
 
-    unsafe extern "C" fn tensor_alloc(
-        instance: *mut c_void,
-        bytes: u64,
-        pointer: *mut *mut u8,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("tensor_alloc", instance, error, |component: &mut K| {
-                *pointer = component.tensor_alloc(bytes)?;
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn tensor_free(instance: *mut c_void, pointer: *mut u8) {
-        // SAFETY: as in `release`.
-        unsafe {
-            guarded_mut("tensor_free", instance, std::ptr::null_mut(), |component: &mut K| {
-                component.tensor_free(pointer);
-                Ok(())
-            })
-        };
-    }
-
-    unsafe extern "C" fn copy(
-        instance: *mut c_void,
-        to: *mut u8,
-        from: *const u8,
-        bytes: u64,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`; the host names valid memory.
-        unsafe {
-            guarded_mut("copy", instance, error, |component: &mut K| {
-                component.copy(to, from, bytes)
-            })
-        }
-    }
-
-    unsafe extern "C" fn stream_create(
-        instance: *mut c_void,
-        stream: *mut *mut c_void,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("stream_create", instance, error, |component: &mut K| {
-                *stream = component.stream_create()?;
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn stream_destroy(instance: *mut c_void, stream: *mut c_void) {
-        // SAFETY: as in `release`.
-        unsafe {
-            guarded_mut("stream_destroy", instance, std::ptr::null_mut(), |component: &mut K| {
-                component.stream_destroy(stream);
-                Ok(())
-            })
-        };
-    }
-
-    unsafe extern "C" fn copy_on(
-        instance: *mut c_void,
-        stream: *mut c_void,
-        to: *mut u8,
-        from: *const u8,
-        bytes: u64,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`; the host names memory that stays valid until the stream has passed.
-        unsafe {
-            guarded_mut("copy_on", instance, error, |component: &mut K| {
-                component.copy_on(stream, to, from, bytes)
-            })
-        }
-    }
-
-    unsafe extern "C" fn graph_begin(
-        instance: *mut c_void,
-        stream: *mut c_void,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("graph_begin", instance, error, |component: &mut K| {
-                component.graph_begin(stream)
-            })
-        }
-    }
-
-    unsafe extern "C" fn graph_end(
-        instance: *mut c_void,
-        stream: *mut c_void,
-        graph: *mut *mut c_void,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("graph_end", instance, error, |component: &mut K| {
-                *graph = component.graph_end(stream)?;
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn graph_launch(
-        instance: *mut c_void,
-        stream: *mut c_void,
-        graph: *mut c_void,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`; the host says that what was recorded may run again.
-        unsafe {
-            guarded_mut("graph_launch", instance, error, |component: &mut K| {
-                component.graph_launch(stream, graph)
-            })
-        }
-    }
-
-    unsafe extern "C" fn graph_destroy(instance: *mut c_void, graph: *mut c_void) {
-        // SAFETY: as in `release`.
-        unsafe {
-            guarded_mut("graph_destroy", instance, std::ptr::null_mut(), |component: &mut K| {
-                component.graph_destroy(graph);
-                Ok(())
-            })
-        };
-    }
-
-    unsafe extern "C" fn gpu_ring(
-        instance: *mut c_void,
-        ring: *mut abi::TyGpuRing,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("gpu_ring", instance, error, |component: &mut K| {
-                check_size("gpu_ring", (*ring).size, size_of::<abi::TyGpuRing>())?;
-                component.gpu_ring((*ring).level)?.into_iter().for_each(|given| *ring = given);
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn counters(
-        instance: *mut c_void,
-        counters: *mut abi::TyCounters,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("counters", instance, error, |component: &mut K| {
-                check_size("counters", (*counters).size, size_of::<abi::TyCounters>())?;
-                component.counters().into_iter().for_each(|given| *counters = given);
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn trace(
-        instance: *mut c_void,
-        operation: u64,
-        trace: *mut abi::TyTrace,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `needs`.
-        unsafe {
-            guarded_mut("trace", instance, error, |component: &mut K| {
-                check_size("trace", (*trace).size, size_of::<abi::TyTrace>())?;
-                *trace = component.trace(operation)?;
-                Ok(())
-            })
-        }
+    slots! { silent K:
+        release(region: u64);
+        tensor_free(pointer: *mut u8);
+        stream_destroy(stream: *mut c_void);
+        graph_destroy(graph: *mut c_void);
     }
 }

@@ -1,9 +1,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use super::call::{
-    Instance, check_size, close, guarded, guarded_hot, guarded_mut, guarded_ref, text,
-};
+use super::call::{Instance, check_size, close, guarded, guarded_hot, slots, text};
 use super::{host, static_str};
 use crate::abi;
 use crate::config::ComponentTable;
@@ -102,107 +100,46 @@ impl<T: Transport> TransportComponent<T> {
         unsafe { close::<T>(instance) }
     }
 
-    unsafe extern "C" fn memory_needs(
-        instance: *mut c_void,
-        needs: *mut abi::TyMemoryNeeds,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: the host passes an open instance of this table and valid structures.
-        unsafe {
-            guarded_mut("memory_needs", instance, error, |component: &mut T| {
-                check_size("memory_needs", (*needs).size, size_of::<abi::TyMemoryNeeds>())?;
-                *needs = component.memory_needs();
-                Ok(())
-            })
-        }
+    slots! { guarded_mut, &mut T:
+        memory_needs(needs: *mut abi::TyMemoryNeeds) [needs] |component| {
+            *needs = component.memory_needs();
+            Ok(())
+        };
+        alloc(window: *mut abi::TyWindow) [window] |component| {
+            *window = component.alloc((*window).id, (*window).bytes)?;
+            Ok(())
+        };
+        register(window: *const abi::TyWindow) [window] |component| component.register(&*window);
+        endpoint(peer: u32, data: *mut u8, capacity: usize, bytes: *mut usize) |component| {
+            let endpoint = component.endpoint(peer)?;
+            if endpoint.len() > capacity {
+                return Err(Error::new(
+                    ErrorKind::Internal,
+                    "endpoint",
+                    format!("made {} bytes; expected at most {capacity}", endpoint.len()),
+                ));
+            }
+            std::ptr::copy_nonoverlapping(endpoint.as_ptr(), data, endpoint.len());
+            *bytes = endpoint.len();
+            Ok(())
+        };
+        connect(peer: u32, data: *const u8, bytes: usize) |component| {
+            let data: &[u8] =
+                if bytes == 0 { &[] } else { std::slice::from_raw_parts(data, bytes) };
+            component.connect(peer, data)
+        };
     }
 
-    unsafe extern "C" fn alloc(
-        instance: *mut c_void,
-        window: *mut abi::TyWindow,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `memory_needs`.
-        unsafe {
-            guarded_mut("alloc", instance, error, |component: &mut T| {
-                check_size("alloc", (*window).size, size_of::<abi::TyWindow>())?;
-                *window = component.alloc((*window).id, (*window).bytes)?;
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn register(
-        instance: *mut c_void,
-        window: *const abi::TyWindow,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `memory_needs`; the host keeps the window alive until `close`.
-        unsafe {
-            guarded_mut("register", instance, error, |component: &mut T| {
-                check_size("register", (*window).size, size_of::<abi::TyWindow>())?;
-                component.register(&*window)
-            })
-        }
-    }
-
-    unsafe extern "C" fn endpoint(
-        instance: *mut c_void,
-        peer: u32,
-        data: *mut u8,
-        capacity: usize,
-        bytes: *mut usize,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `memory_needs`; `data` has `capacity` bytes.
-        unsafe {
-            guarded_mut("endpoint", instance, error, |component: &mut T| {
-                let endpoint = component.endpoint(peer)?;
-                if endpoint.len() > capacity {
-                    return Err(Error::new(
-                        ErrorKind::Internal,
-                        "endpoint",
-                        format!("made {} bytes; expected at most {capacity}", endpoint.len()),
-                    ));
-                }
-                std::ptr::copy_nonoverlapping(endpoint.as_ptr(), data, endpoint.len());
-                *bytes = endpoint.len();
-                Ok(())
-            })
-        }
-    }
-
-    unsafe extern "C" fn connect(
-        instance: *mut c_void,
-        peer: u32,
-        data: *const u8,
-        bytes: usize,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: as in `memory_needs`; `data` has `bytes` bytes.
-        unsafe {
-            guarded_mut("connect", instance, error, |component: &mut T| {
-                let data: &[u8] =
-                    if bytes == 0 { &[] } else { std::slice::from_raw_parts(data, bytes) };
-                component.connect(peer, data)
-            })
-        }
-    }
-
-    unsafe extern "C" fn peer_address(
-        instance: *mut c_void,
-        window: u32,
-        peer: u32,
-        address: *mut *mut u8,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: the host passes an open instance and valid structures; shared access is enough.
-        unsafe {
-            guarded_ref("peer_address", instance, error, |component: &T| {
-                *address = component.peer_address(window, peer)?;
-                Ok(())
-            })
-        }
+    slots! { guarded_ref, &T:
+        peer_address(window: u32, peer: u32, address: *mut *mut u8) |component| {
+            *address = component.peer_address(window, peer)?;
+            Ok(())
+        };
+        health() |component| component.health();
+        device_api(device_api: *mut abi::TyDeviceApi) [device_api] |component| {
+            *device_api = component.device_api()?;
+            Ok(())
+        };
     }
 
     unsafe extern "C" fn post(
@@ -265,32 +202,12 @@ impl<T: Transport> TransportComponent<T> {
         total
     }
 
-    unsafe extern "C" fn health(instance: *mut c_void, error: *mut abi::TyError) -> i32 {
-        // SAFETY: the host passes an open instance; `health` needs shared access only.
-        unsafe { guarded_ref("health", instance, error, |component: &T| component.health()) }
-    }
-
     unsafe extern "C" fn progress(instance: *mut c_void) -> i32 {
         // SAFETY: the host passes an open instance; `progress` needs shared access only.
         unsafe {
             guarded_hot(instance, |component: &T| match component.progress() {
                 Ok(moved) => i32::from(moved),
                 Err(status) => status,
-            })
-        }
-    }
-
-    unsafe extern "C" fn device_api(
-        instance: *mut c_void,
-        device_api: *mut abi::TyDeviceApi,
-        error: *mut abi::TyError,
-    ) -> i32 {
-        // SAFETY: the host passes an open instance of this table and valid structures.
-        unsafe {
-            guarded_ref("device_api", instance, error, |component: &T| {
-                check_size("device_api", (*device_api).size, size_of::<abi::TyDeviceApi>())?;
-                *device_api = component.device_api()?;
-                Ok(())
             })
         }
     }

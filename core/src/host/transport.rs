@@ -128,7 +128,7 @@ impl OpenTransport {
         self.component.name()
     }
 
-    /// The hot device API of this transport.
+    /// The hot calls of this transport.
     ///
     /// # Safety
     /// The link, and every copy of it, is not used after `self` is dropped.
