@@ -10,7 +10,7 @@ type PostFn = unsafe extern "C" fn(*mut c_void, u32, *const Command, usize, *mut
 type PollFn = unsafe extern "C" fn(*mut c_void, u32, *mut Event, usize, *mut usize) -> i32;
 type ReadSignalFn = unsafe extern "C" fn(*mut c_void, u32, u32) -> u64;
 
-/// The hot device API of an open transport. Copies are views of the same instance; whoever holds one must
+/// The hot calls of an open transport. Copies are views of the same instance; whoever holds one must
 /// not outlive the instance (the promise behind [`Link::from_abi`]).
 ///
 /// Threads: `post`, `poll` and `read_signal` of one queue from one thread at a time; the rest from any.

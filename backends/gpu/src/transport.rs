@@ -2,7 +2,7 @@
 //!
 //! Windows and signals are shareable allocations (VMM); their descriptors cross sockets while ranks
 //! connect. Legacy IPC is not used: it is undefined when an owner dies. Kernels use the device API;
-//! the host device API copies with the copy engines and is for whoever has no kernels.
+//! the host API copies with the copy engines and is for whoever has no kernels.
 
 mod card;
 mod memory;

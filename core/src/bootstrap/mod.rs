@@ -30,7 +30,7 @@
 //! `identity`, `launcher`, `hostlist`: who am I · `interface`: at which address · `secret`, `noise`: keys · `frame`, `message`,
 //! `text`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: getting in · `link`: one connection ·
 //! `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` · `members`: who is there · `waiting`: who waits for whom · `control`, `world`: the
-//! thread and its device API.
+//! thread and its interface.
 
 mod agreement;
 mod control;

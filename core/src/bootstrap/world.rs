@@ -1,4 +1,4 @@
-//! The synchronous device API of the bootstrap.
+//! The synchronous interface of the bootstrap.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -273,7 +273,7 @@ impl Transports {
         all.filter_map(|(number, transport)| Some((number? as u32, transport?)))
     }
 
-    /// The hot device APIs: scale-up, scale-out.
+    /// The hot calls: scale-up, scale-out.
     ///
     /// # Safety
     /// The links, and every copy of them, are not used after `self` is dropped.

@@ -1,9 +1,9 @@
-//! Posting for kernels that cannot post: the host's half of the proxy device API.
+//! Posting for kernels that cannot post: the host's half of the device API of the GPU ring.
 //!
 //! A kernel set whose kernels use a transport without a device API gives the host a ring of commands
 //! in memory that both sides see ([`abi::TyGpuRing`]; the device's half is
 //! `backends/gpu/device/gpu_ring.cuh`). A thread here takes commands out in order, posts them in batches
-//! to the transport's host device API, and tells the kernels what is done and which signals have come.
+//! to the transport's host API, and tells the kernels what is done and which signals have come.
 //!
 //! ```text
 //!  kernel                      ring                       proxy thread            transport

@@ -1,4 +1,4 @@
-//! The proxy device API: kernels over a transport that has no device API of its own write commands into a ring in
+//! The device API of the GPU ring: kernels over a transport that has no device API of its own write commands into a ring in
 //! pinned memory, which a thread of the host serves (`tokenyard_core::gpu_ring`).
 
 use std::sync::Arc;

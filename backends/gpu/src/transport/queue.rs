@@ -1,4 +1,4 @@
-//! The host device API: one stream per queue, commands in order, a totals table for signals.
+//! The host API: one stream per queue, commands in order, a totals table for signals.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
