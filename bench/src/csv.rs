@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::report::Report;
+use crate::report::BenchReport;
 
 /// One line: an operation on CPUs or GPUs. Times are in microseconds, of the slowest rank.
 #[derive(Serialize)]
@@ -34,7 +34,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-impl Report {
+impl BenchReport {
     /// Writes a header and one line per exchange (CPUs) and operation (GPUs) to `out`: comma-separated,
     /// as RFC 4180 says. Other scenarios have no lines.
     ///

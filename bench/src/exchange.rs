@@ -30,7 +30,7 @@ const WARM_UP: u32 = 5;
 
 /// What the ranks measure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct ExchangeTask {
     /// Sizes of a step.
     pub sizes: Sizes,
     /// Pairs per variant.
@@ -102,7 +102,7 @@ pub struct Samples {
 
 /// One line of the report.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct ExchangeRow {
     /// R.
     pub ranks: u32,
     /// Of a step.
@@ -146,7 +146,7 @@ fn put_config(config: &Config) -> Option<Config> {
 pub(crate) fn measure(
     world: &Arc<World>,
     config: &Config,
-    task: &Task,
+    task: &ExchangeTask,
     say: &Speaker,
 ) -> Result<Vec<Samples>> {
     let sizes = &task.sizes;
@@ -179,7 +179,7 @@ impl Bench {
         &mut self,
         comm: &mut Communicator,
         variant: Variant,
-        task: &Task,
+        task: &ExchangeTask,
     ) -> Result<Samples> {
         let row = variant.row_bytes(&task.sizes);
         let all = (WARM_UP + task.samples) as usize;
@@ -234,7 +234,7 @@ impl Bench {
 }
 
 /// The lines of the report for one number of ranks.
-pub(crate) fn rows(ranks: u32, sizes: &Sizes, outputs: &[Output]) -> Result<Vec<Row>> {
+pub(crate) fn rows(ranks: u32, sizes: &Sizes, outputs: &[Output]) -> Result<Vec<ExchangeRow>> {
     let mut by_rank = Vec::new();
     for output in outputs {
         let Output::Exchange(samples) = output else { bail!("found {output:?}; expected samples") };
@@ -254,7 +254,7 @@ pub(crate) fn rows(ranks: u32, sizes: &Sizes, outputs: &[Output]) -> Result<Vec<
                 let variant = all[0].variant;
                 let required = required(variant, phase, sizes);
                 let variant = variant.name();
-                rows.push(Row { ranks, sizes: *sizes, variant, phase, required, ..row });
+                rows.push(ExchangeRow { ranks, sizes: *sizes, variant, phase, required, ..row });
             }
         }
     }
@@ -284,11 +284,11 @@ fn pairs(by_rank: &[&[(Lasted, Lasted)]]) -> Vec<(f64, f64)> {
     (0..samples).map(|index| (span(index, &|pair| pair.0), span(index, &|pair| pair.1))).collect()
 }
 
-fn row(pairs: &[(f64, f64)], bytes: u64) -> Option<Row> {
+fn row(pairs: &[(f64, f64)], bytes: u64) -> Option<ExchangeRow> {
     let ratio = median(pairs.iter().map(|(ceiling, ms)| ceiling / ms))?;
     let ceiling = Spread::of(pairs.iter().map(|pair| pair.0))?;
     let exchange = Spread::of(pairs.iter().map(|pair| pair.1))?;
-    Some(Row {
+    Some(ExchangeRow {
         ranks: 0,
         sizes: crate::report::NAMED_SIZES,
         variant: "",

@@ -96,17 +96,17 @@ impl Plan {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// See [`exchange`].
-    Exchange(exchange::Task),
+    Exchange(exchange::ExchangeTask),
     /// See [`steady`].
-    Steady(steady::Task),
+    Steady(steady::SteadyTask),
     /// See [`scaling`].
-    Scaling(scaling::Task),
+    Scaling(scaling::ScalingTask),
     /// See [`mod@link`].
-    Link(link::Task),
+    Link(link::LinkTask),
     /// See [`gpu`].
-    Gpu(gpu::Task),
+    Gpu(gpu::GpuTask),
     /// See [`proxy`]; one task per line.
-    Proxy(Vec<proxy::Task>),
+    Proxy(Vec<proxy::ProxyTask>),
 }
 
 /// What one rank found.
@@ -117,13 +117,13 @@ pub enum Output {
     /// See [`exchange`].
     Exchange(Vec<exchange::Samples>),
     /// See [`steady`].
-    Steady(steady::Figures),
+    Steady(steady::SteadyFigures),
     /// See [`scaling`].
-    Scaling(Vec<scaling::Figures>),
+    Scaling(Vec<scaling::ScalingFigures>),
     /// See [`mod@link`].
-    Link(link::Figures),
+    Link(link::LinkFigures),
     /// See [`gpu`].
-    Gpu(gpu::Figures),
+    Gpu(gpu::GpuFigures),
     /// See [`proxy`].
-    Proxy(Vec<proxy::Row>),
+    Proxy(Vec<proxy::ProxyRow>),
 }

@@ -1,9 +1,9 @@
 //! Benchmark scenarios: numbers as ratios to a ceiling that the same run measures.
 //!
 //! Duties: [`run`] starts ranks as processes of the calling program, gives each a [`Job`], and
-//! turns what they print into a [`Report`]; the calling program gives control to [`run_rank`] when
+//! turns what they print into a [`BenchReport`]; the calling program gives control to [`run_rank`] when
 //! it finds itself started as a rank. A scenario fails with an error if the exchange itself fails;
-//! a required figure that is missed is listed in [`Report::missed`].
+//! a required figure that is missed is listed in [`BenchReport::missed`].
 //!
 //! - [`exchange`]: dispatch and combine against a plain copy of the same bytes;
 //! - [`steady`]: allocations and memory of steady steps;
@@ -32,7 +32,7 @@ pub mod workload;
 
 pub use job::{Job, Output, Plan, Scenario, Sizes};
 pub use ranks::{Progress, measure_gpu, measure_link, run, run_gpu, run_link, run_rank};
-pub use report::{Report, SCHEMA_VERSION};
+pub use report::{BenchReport, SCHEMA_VERSION};
 
 /// Keeps the components that are measured in the calling program.
 pub fn link() {

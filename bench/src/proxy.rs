@@ -32,7 +32,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What is done for one number of threads.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct ProxyTask {
     /// Proxy threads; each has one queue, which one thread posts to.
     pub threads: u32,
     /// Batches of each queue whose allocations are counted.
@@ -43,7 +43,7 @@ pub struct Task {
     pub round_trips: u32,
 }
 
-impl Task {
+impl ProxyTask {
     /// The task for so many threads.
     pub fn new(threads: u32) -> Self {
         Self { threads, counted_batches: 1_000, timed_batches: 200_000, round_trips: 20_000 }
@@ -52,7 +52,7 @@ impl Task {
 
 /// One line of the report.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub struct ProxyRow {
     /// Proxy threads.
     pub threads: u32,
     /// Commands of one post.
@@ -103,7 +103,7 @@ impl Engine for NullEngine {
 ///
 /// # Errors
 /// A program that does not count, or a proxy that does not answer.
-pub fn measure(task: &Task) -> Result<Row> {
+pub fn measure(task: &ProxyTask) -> Result<ProxyRow> {
     ensure!(are_counted(), "proxy: this program does not use the counting allocator");
     let engines = (0..task.threads).map(|_| NullEngine::new(DEPTH)).collect();
     let proxy = Proxy::start(engines, &ProxyOptions::new(task.threads, DEPTH))?;
@@ -135,7 +135,7 @@ pub fn measure(task: &Task) -> Result<Row> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let Some(first) = found.next() else { bail!("found no thread; expected at least 1") };
     let slowest = found.fold(first, |a, b| (a.0.min(b.0), a.1.max(b.1)));
-    Ok(Row {
+    Ok(ProxyRow {
         threads: task.threads,
         batch: BATCH,
         commands_per_s: slowest.0,
@@ -160,7 +160,7 @@ struct Poster<'a> {
 impl Poster<'_> {
     /// Returns commands per second and microseconds of a round trip. Comes to the barrier four
     /// times, whatever happens: others wait there. Allocations are read between the last two.
-    fn run(mut self, task: &Task, phase: &Barrier) -> Result<(f64, f64)> {
+    fn run(mut self, task: &ProxyTask, phase: &Barrier) -> Result<(f64, f64)> {
         let warm = self.batches(WARM_UP);
         phase.wait();
         phase.wait();
@@ -245,7 +245,7 @@ impl Poster<'_> {
 }
 
 /// The lines of the report, from the one process that measured.
-pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<Row>> {
+pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<ProxyRow>> {
     match outputs {
         [Output::Proxy(rows)] => Ok(rows.clone()),
         other => bail!("found {other:?}; expected the figures of one process"),

@@ -12,7 +12,7 @@ use tokenyard_core::config::Config;
 use tokenyard_launch::{Event, Exit, Hosts, Launcher, Stderr, interrupt};
 
 use crate::job::{Job, Output, Plan, Scenario};
-use crate::report::Report;
+use crate::report::BenchReport;
 use crate::{exchange, gpu, link, proxy, scaling, steady};
 
 /// A rank that says nothing for so long is given up. Longer than any deadline inside a rank, for
@@ -56,10 +56,10 @@ pub struct Progress {
 ///
 /// # Errors
 /// Sizes that cannot be, a rank that failed (with what it said), or the exchange itself.
-pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Result<Report> {
+pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Result<BenchReport> {
     plan.check()?;
     let config = Config::load(&start.config)?;
-    let mut report = Report::new(&config);
+    let mut report = BenchReport::new(&config);
     let mut group = |ranks: u32, what: &str, job: Job| {
         let what = format!("{what}, {ranks} ranks");
         let mut tell = |done, all| progress(Progress { what: what.clone(), done, all });
@@ -71,7 +71,7 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
                 for ranks in plan.ranks.iter().copied() {
                     for sizes in plan.sizes.iter().copied() {
                         let what = format!("exchange, {} tokens", sizes.tokens);
-                        let task = exchange::Task { sizes, samples: plan.samples };
+                        let task = exchange::ExchangeTask { sizes, samples: plan.samples };
                         let outputs = group(ranks, &what, Job::Exchange(task))?;
                         report.exchange.extend(exchange::rows(ranks, &sizes, &outputs)?);
                     }
@@ -79,19 +79,20 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
             }
             Scenario::Steady => {
                 for ranks in plan.ranks.iter().copied() {
-                    let outputs = group(ranks, "steady", Job::Steady(steady::Task::new(ranks)))?;
+                    let outputs =
+                        group(ranks, "steady", Job::Steady(steady::SteadyTask::new(ranks)))?;
                     report.steady.push(steady::row(ranks, &outputs)?);
                 }
             }
             Scenario::Scaling => {
                 for ranks in scaling::RANKS {
-                    let task = scaling::Task::new(ranks);
+                    let task = scaling::ScalingTask::new(ranks);
                     let outputs = group(ranks, "scaling", Job::Scaling(task))?;
                     report.scaling.extend(scaling::rows(ranks, &outputs)?);
                 }
             }
             Scenario::Proxy => {
-                let tasks = proxy::THREADS.map(proxy::Task::new).to_vec();
+                let tasks = proxy::THREADS.map(proxy::ProxyTask::new).to_vec();
                 report.proxy = proxy::rows(&group(1, "proxy", Job::Proxy(tasks))?)?;
             }
         }
@@ -104,16 +105,16 @@ pub fn run(plan: &Plan, start: &Start, progress: &mut dyn FnMut(Progress)) -> Re
 /// # Errors
 /// As [`run`].
 pub fn run_link(
-    task: &link::Task,
+    task: &link::LinkTask,
     start: &Start,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Report> {
+) -> Result<BenchReport> {
     task.check()?;
     let config = Config::load(&start.config)?;
     let what = "link, 2 ranks".to_owned();
     let mut tell = |done, all| progress(Progress { what: what.clone(), done, all });
     let outputs = group(start, 2, &Job::Link(task.clone()), &mut tell).context("measure link")?;
-    Ok(Report { link: link::rows(&outputs)?, ..Report::new(&config) })
+    Ok(BenchReport { link: link::rows(&outputs)?, ..BenchReport::new(&config) })
 }
 
 /// Measures GPUs, one rank on each of `ranks`. Blocks until everything is done.
@@ -121,11 +122,11 @@ pub fn run_link(
 /// # Errors
 /// A rank that failed, with what it said.
 pub fn run_gpu(
-    task: &gpu::Task,
+    task: &gpu::GpuTask,
     ranks: u32,
     start: &Start,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Report> {
+) -> Result<BenchReport> {
     let config = Config::load(&start.config)?;
     let what = format!("GPUs, {ranks} ranks");
     let mut tell = |done, all| progress(Progress { what: what.clone(), done, all });
@@ -136,14 +137,14 @@ pub fn run_gpu(
         let Output::Gpu(figures) = output else { bail!("found {output:?}; expected figures") };
         all.push(figures);
     }
-    Ok(Report { gpu: Some(gpu::report(task, &all)?), ..Report::new(&config) })
+    Ok(BenchReport { gpu: Some(gpu::report(task, &all)?), ..BenchReport::new(&config) })
 }
 
 /// Measures GPUs as one rank of those that somebody else started. Rank 0 gets the report.
 ///
 /// # Errors
 /// As [`run_gpu`].
-pub fn measure_gpu(config: &Path, task: &gpu::Task) -> Result<Option<Report>> {
+pub fn measure_gpu(config: &Path, task: &gpu::GpuTask) -> Result<Option<BenchReport>> {
     let config = Config::load(config)?;
     let world = Arc::new(World::from_config(&config.world)?);
     world.agree("bench", &[("task".to_owned(), serde_json::to_string(task)?)])?;
@@ -153,9 +154,9 @@ pub fn measure_gpu(config: &Path, task: &gpu::Task) -> Result<Option<Report>> {
     if world.rank() > 0 {
         return Ok(None);
     }
-    let all: Vec<gpu::Figures> =
+    let all: Vec<gpu::GpuFigures> =
         all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
-    Ok(Some(Report { gpu: Some(gpu::report(task, &all)?), ..Report::new(&config) }))
+    Ok(Some(BenchReport { gpu: Some(gpu::report(task, &all)?), ..BenchReport::new(&config) }))
 }
 
 /// Runs one job on `ranks` processes; returns what each found, by rank.
@@ -254,7 +255,7 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn measure_link(config: &Path, task: &link::Task) -> Result<Option<Report>> {
+pub fn measure_link(config: &Path, task: &link::LinkTask) -> Result<Option<BenchReport>> {
     task.check()?;
     let config = Config::load(config)?;
     let world = Arc::new(World::from_config(&config.world)?);
@@ -264,10 +265,10 @@ pub fn measure_link(config: &Path, task: &link::Task) -> Result<Option<Report>> 
     if world.rank() > 0 {
         return Ok(None);
     }
-    let all: Vec<link::Figures> =
+    let all: Vec<link::LinkFigures> =
         all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
     let outputs: Vec<Output> = all.into_iter().map(Output::Link).collect();
-    Ok(Some(Report { link: link::rows(&outputs)?, ..Report::new(&config) }))
+    Ok(Some(BenchReport { link: link::rows(&outputs)?, ..BenchReport::new(&config) }))
 }
 
 /// The ranks of a bench meet where their launcher says, whatever the config says about real jobs.

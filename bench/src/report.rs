@@ -18,7 +18,7 @@ pub const NAMED_SIZES: Sizes = Sizes { tokens: 1024, hidden: 4096, topk: 4, expe
 
 /// The figures, for people (`Display`) and for programs (JSON).
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
     /// Of this machine and build.
@@ -26,20 +26,20 @@ pub struct Report {
     /// The config file.
     pub config: String,
     /// Dispatch and combine against a plain copy.
-    pub exchange: Vec<exchange::Row>,
+    pub exchange: Vec<exchange::ExchangeRow>,
     /// Allocations and memory.
-    pub steady: Vec<steady::Row>,
+    pub steady: Vec<steady::SteadyRow>,
     /// Commands and bytes.
-    pub scaling: Vec<scaling::Row>,
+    pub scaling: Vec<scaling::ScalingRow>,
     /// One link, bare and with tokenyard on top.
-    pub link: Vec<link::Row>,
+    pub link: Vec<link::LinkRow>,
     /// Commands through proxy threads.
-    pub proxy: Vec<proxy::Row>,
+    pub proxy: Vec<proxy::ProxyRow>,
     /// Dispatch, combine and the link on GPUs.
-    pub gpu: Option<gpu::Report>,
+    pub gpu: Option<gpu::GpuReport>,
 }
 
-impl Report {
+impl BenchReport {
     /// A report of this machine, now, with no figures yet.
     pub(crate) fn new(config: &Config) -> Self {
         Self {
@@ -116,13 +116,13 @@ impl Report {
                 ));
             }
         }
-        missed.extend(self.gpu.iter().flat_map(gpu::Report::missed));
+        missed.extend(self.gpu.iter().flat_map(gpu::GpuReport::missed));
         missed
     }
 
     /// A table for each number of ranks and tokens.
     fn exchange_tables(&self) -> String {
-        let of = |row: &exchange::Row| (row.ranks, row.sizes.tokens);
+        let of = |row: &exchange::ExchangeRow| (row.ranks, row.sizes.tokens);
         let mut text = String::new();
         for rows in self.exchange.chunk_by(|a, b| of(a) == of(b)) {
             let mut lines = vec![heading("exchange phase plain min median p99 GB/s ratio need")];
@@ -241,7 +241,7 @@ pub(crate) fn heading(words: &str) -> Vec<String> {
     words.split_whitespace().map(|word| word.replace('_', " ")).collect()
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.conditions.line())?;
         writeln!(f, "config {}", self.config)?;
@@ -263,12 +263,12 @@ impl fmt::Display for Report {
 mod tests {
     use super::*;
 
-    fn report() -> Report {
-        Report {
+    fn report() -> BenchReport {
+        BenchReport {
             schema_version: SCHEMA_VERSION,
             conditions: Conditions::default(),
             config: "a.toml".to_owned(),
-            exchange: vec![exchange::Row {
+            exchange: vec![exchange::ExchangeRow {
                 ranks: 2,
                 sizes: NAMED_SIZES,
                 variant: "flat bf16",
@@ -284,7 +284,7 @@ mod tests {
                 samples: 30,
                 required: Some(0.6),
             }],
-            steady: vec![steady::Row {
+            steady: vec![steady::SteadyRow {
                 ranks: 2,
                 counted_steps: 1000,
                 allocations: 0,
@@ -324,7 +324,7 @@ mod tests {
     fn a_slow_proxy_and_one_that_allocates_are_misses() {
         let mut report = report();
         report.exchange.clear();
-        report.proxy.push(proxy::Row {
+        report.proxy.push(proxy::ProxyRow {
             threads: 2,
             batch: 16,
             commands_per_s: 0.9e6,

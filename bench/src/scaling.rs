@@ -34,14 +34,14 @@ pub enum Path {
 
 /// What the ranks do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct ScalingTask {
     /// T is multiplied by 1, 2 and 4.
     pub sizes: Sizes,
     /// Steps that are counted and averaged.
     pub steps: u32,
 }
 
-impl Task {
+impl ScalingTask {
     /// The task for so many ranks.
     pub fn new(ranks: u32) -> Self {
         Self { sizes: Sizes { tokens: 64, hidden: 1024, topk: 4, experts: 4 * ranks }, steps: 20 }
@@ -50,7 +50,7 @@ impl Task {
 
 /// What one rank found for one T and path.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Figures {
+pub struct ScalingFigures {
     /// How rows moved.
     pub path: Path,
     /// T.
@@ -69,7 +69,7 @@ pub struct Figures {
 
 /// One line of the report: sums over ranks, the time of the slowest.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Row {
+pub struct ScalingRow {
     /// R.
     pub ranks: u32,
     /// How rows moved.
@@ -143,7 +143,11 @@ pub fn counted_config(config: &Config, path: Path) -> Config {
 ///
 /// # Errors
 /// What the communicator says.
-pub fn measure(world: &Arc<World>, config: &Config, task: &Task) -> Result<Vec<Figures>> {
+pub fn measure(
+    world: &Arc<World>,
+    config: &Config,
+    task: &ScalingTask,
+) -> Result<Vec<ScalingFigures>> {
     let mut all = Vec::new();
     for path in [Path::Put, Path::LoadStore] {
         let config = counted_config(config, path);
@@ -157,7 +161,12 @@ pub fn measure(world: &Arc<World>, config: &Config, task: &Task) -> Result<Vec<F
     Ok(all)
 }
 
-fn figures(comm: &mut Communicator, path: Path, sizes: &Sizes, steps: u32) -> Result<Figures> {
+fn figures(
+    comm: &mut Communicator,
+    path: Path,
+    sizes: &Sizes,
+    steps: u32,
+) -> Result<ScalingFigures> {
     let rank = comm.rank();
     let mut workload = Workload::new(sizes, rank, comm.shape().ranks);
     step(comm, &mut workload)?;
@@ -172,7 +181,7 @@ fn figures(comm: &mut Communicator, path: Path, sizes: &Sizes, steps: u32) -> Re
         [sum.puts, sum.signals, sum.bytes].iter().all(|n| n % steps == 0),
         "found {sum:?} in {steps} equal steps; expected a multiple"
     );
-    Ok(Figures {
+    Ok(ScalingFigures {
         path,
         tokens: sizes.tokens,
         pairs_sent: workload.sends().iter().sum(),
@@ -195,14 +204,14 @@ fn step(comm: &mut Communicator, workload: &mut Workload) -> Result<()> {
 }
 
 /// The lines of the report for one number of ranks.
-pub(crate) fn rows(ranks: u32, outputs: &[Output]) -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = Vec::new();
+pub(crate) fn rows(ranks: u32, outputs: &[Output]) -> Result<Vec<ScalingRow>> {
+    let mut rows: Vec<ScalingRow> = Vec::new();
     for output in outputs {
         let Output::Scaling(all) = output else { bail!("found {output:?}; expected figures") };
         for (index, found) in all.iter().enumerate() {
             if rows.len() == index {
                 let (path, tokens) = (found.path, found.tokens);
-                let new = Row { ranks, path, tokens, ..NO_ROW };
+                let new = ScalingRow { ranks, path, tokens, ..NO_ROW };
                 rows.push(new);
             }
             let row = &mut rows[index];
@@ -216,7 +225,7 @@ pub(crate) fn rows(ranks: u32, outputs: &[Output]) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-const NO_ROW: Row = Row {
+const NO_ROW: ScalingRow = ScalingRow {
     ranks: 0,
     path: Path::Put,
     tokens: 0,

@@ -23,7 +23,7 @@ const WARM_UP: u32 = 200;
 
 /// What the ranks do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct SteadyTask {
     /// Sizes of a step.
     pub sizes: Sizes,
     /// Steps whose allocations are counted.
@@ -32,7 +32,7 @@ pub struct Task {
     pub grown_steps: u32,
 }
 
-impl Task {
+impl SteadyTask {
     /// The task for so many ranks.
     pub fn new(ranks: u32) -> Self {
         let sizes = Sizes { tokens: 16, hidden: 256, topk: 4, experts: 8 * ranks };
@@ -42,7 +42,7 @@ impl Task {
 
 /// What one rank found.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct SteadyFigures {
     /// Allocations of all threads but the rendezvous' over the counted steps.
     pub allocations: u64,
     /// Allocations of the rendezvous' control thread meanwhile: heartbeats.
@@ -57,7 +57,7 @@ pub struct Figures {
 
 /// One line of the report: sums and maxima over ranks.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct SteadyRow {
     /// R.
     pub ranks: u32,
     /// Steps whose allocations were counted.
@@ -80,9 +80,9 @@ pub struct Row {
 pub(crate) fn measure(
     world: &Arc<World>,
     config: &Config,
-    task: &Task,
+    task: &SteadyTask,
     say: &Speaker,
-) -> Result<Figures> {
+) -> Result<SteadyFigures> {
     let all = u64::from(task.counted_steps + task.grown_steps);
     say.progress(0, all)?;
     let figures = figures(world, config, task)?;
@@ -94,7 +94,7 @@ pub(crate) fn measure(
 ///
 /// # Errors
 /// What the communicator says, or a program that does not count.
-pub fn figures(world: &Arc<World>, config: &Config, task: &Task) -> Result<Figures> {
+pub fn figures(world: &Arc<World>, config: &Config, task: &SteadyTask) -> Result<SteadyFigures> {
     ensure!(are_counted(), "steady: this program does not use the counting allocator");
     let mut comm = Communicator::open(world, config, Workload::options(&task.sizes))?;
     let mut workload = Workload::new(&task.sizes, world.rank(), world.ranks());
@@ -117,7 +117,7 @@ pub fn figures(world: &Arc<World>, config: &Config, task: &Task) -> Result<Figur
     let (heap_after, resident_after) = (Allocations::now().live_bytes, self::resident()?);
     // Nobody closes its communicator while others of the same process still look at memory.
     world.barrier("grown")?;
-    Ok(Figures {
+    Ok(SteadyFigures {
         allocations,
         control_allocations,
         heap_growth: growth(heap, heap_after),
@@ -148,9 +148,9 @@ fn resident() -> Result<u64> {
 }
 
 /// The line of the report for one number of ranks.
-pub(crate) fn row(ranks: u32, outputs: &[Output]) -> Result<Row> {
-    let task = Task::new(ranks);
-    let mut row = Row {
+pub(crate) fn row(ranks: u32, outputs: &[Output]) -> Result<SteadyRow> {
+    let task = SteadyTask::new(ranks);
+    let mut row = SteadyRow {
         ranks,
         counted_steps: task.counted_steps,
         allocations: 0,

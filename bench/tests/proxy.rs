@@ -4,7 +4,7 @@
 
 use libtest_mimic::{Arguments, Trial};
 use tokenyard_bench::allocations::Counting;
-use tokenyard_bench::proxy::{THREADS, Task, measure};
+use tokenyard_bench::proxy::{ProxyTask, THREADS, measure};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -22,7 +22,7 @@ fn main() {
 
 fn a_thousand_batches_allocate_nothing() {
     for threads in THREADS {
-        let task = Task { timed_batches: 100, round_trips: 100, ..Task::new(threads) };
+        let task = ProxyTask { timed_batches: 100, round_trips: 100, ..ProxyTask::new(threads) };
         let found = measure(&task).unwrap();
         assert_eq!((found.counted_batches, found.allocations), (1_000, 0), "{found:?}");
         assert!(found.commands_per_s > 0.0 && found.round_trip_us > 0.0, "{found:?}");

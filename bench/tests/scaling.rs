@@ -5,7 +5,7 @@
 use std::path::Path as File;
 
 use tokenyard_bench::job::Sizes;
-use tokenyard_bench::scaling::{Figures, Path, RANKS, Task, measure};
+use tokenyard_bench::scaling::{Path, RANKS, ScalingFigures, ScalingTask, measure};
 use tokenyard_bench::workload::Workload;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::config::Config;
@@ -16,10 +16,10 @@ const SIDE: u64 = 4 * 4 + 4 * 4 + 4;
 /// Rows of a piece: 256 KiB.
 const PIECE: u64 = (256 << 10) / ROW;
 
-fn counted(ranks: u32) -> Vec<Vec<Figures>> {
+fn counted(ranks: u32) -> Vec<Vec<ScalingFigures>> {
     let file = File::new(env!("CARGO_MANIFEST_DIR")).join("../configs/cpu.toml");
     let config = Config::load(&file).unwrap();
-    let task = Task { steps: 2, ..Task::new(ranks) };
+    let task = ScalingTask { steps: 2, ..ScalingTask::new(ranks) };
     assert_eq!((task.sizes.hidden, task.sizes.topk), (1024, 4));
     in_threads(ranks, &config, |world| measure(world, &config, &task).unwrap()).unwrap()
 }
@@ -38,7 +38,7 @@ fn commands_grow_with_ranks_alone_and_bytes_with_pairs_alone() {
                 // "Done" to each peer ends each of the two operations.
                 let fixed = 3 * r + 2 * r;
                 let records = r * (3 * 64 + 2 * 4 * 4);
-                let sizes = Sizes { tokens: found.tokens, ..Task::new(ranks).sizes };
+                let sizes = Sizes { tokens: found.tokens, ..ScalingTask::new(ranks).sizes };
                 let mut sends = Workload::new(&sizes, rank as u32, ranks).sends().to_vec();
                 let own = sends.remove(rank);
                 let (sent, received) = (found.pairs_sent - own, found.pairs_received - own);

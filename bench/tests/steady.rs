@@ -3,7 +3,7 @@
 
 use libtest_mimic::{Arguments, Trial};
 use tokenyard_bench::allocations::{Allocations, Counting};
-use tokenyard_bench::steady::{Figures, SLACK_BYTES, Task, figures};
+use tokenyard_bench::steady::{SLACK_BYTES, SteadyFigures, SteadyTask, figures};
 use tokenyard_bench::workload::Workload;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::communicator::Communicator;
@@ -41,7 +41,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn steady_on(ranks: u32, task: &Task, extra: &str) {
+fn steady_on(ranks: u32, task: &SteadyTask, extra: &str) {
     let config = config(extra);
     let found = in_threads(ranks, &config, |world| figures(world, &config, task).unwrap());
     found.unwrap().iter().for_each(check);
@@ -53,14 +53,14 @@ fn config(extra: &str) -> Config {
     Config::parse(&text, "test.toml").unwrap()
 }
 
-fn check(found: &Figures) {
+fn check(found: &SteadyFigures) {
     assert_eq!(found.allocations, 0, "{found:?}");
     assert!(found.heap_growth <= SLACK_BYTES, "{found:?}");
     assert!(found.resident_growth <= SLACK_BYTES, "{found:?}");
 }
 
 fn a_thousand_steps_allocate_nothing_and_ten_thousand_do_not_grow_memory() {
-    let task = Task::new(2);
+    let task = SteadyTask::new(2);
     assert_eq!((task.counted_steps, task.grown_steps), (1_000, 10_000));
     steady_on(2, &task, ALONE);
 }
@@ -68,12 +68,12 @@ fn a_thousand_steps_allocate_nothing_and_ten_thousand_do_not_grow_memory() {
 const ALONE: &str = "[transport.scale_out]\nuse = \"none\"\n";
 
 fn the_same_holds_where_rows_are_put() {
-    let task = Task { grown_steps: FEWER, ..Task::new(2) };
+    let task = SteadyTask { grown_steps: FEWER, ..SteadyTask::new(2) };
     steady_on(2, &task, &format!("{ALONE}[transport.scale_up.shm]\nload_store = false\n"));
 }
 
 fn the_same_holds_among_two_domains() {
-    let task = Task { grown_steps: FEWER, ..Task::new(4) };
+    let task = SteadyTask { grown_steps: FEWER, ..SteadyTask::new(4) };
     steady_on(
         4,
         &task,
@@ -83,12 +83,12 @@ fn the_same_holds_among_two_domains() {
 }
 
 fn the_same_holds_where_losses_are_masked() {
-    let task = Task { grown_steps: FEWER, ..Task::new(2) };
+    let task = SteadyTask { grown_steps: FEWER, ..SteadyTask::new(2) };
     steady_on(2, &task, MASKED);
 }
 
 fn the_same_holds_after_a_rank_was_lost() {
-    let task = Task { grown_steps: FEWER, ..Task::new(3) };
+    let task = SteadyTask { grown_steps: FEWER, ..SteadyTask::new(3) };
     lose_one_on(&task, &format!("{MASKED}[transport.scale_up.shm]\nload_store = false\n"));
     lose_one_on(&task, MASKED);
 }
@@ -98,7 +98,7 @@ const MASKED: &str =
     "[transport.scale_out]\nuse = \"none\"\n[world]\non_failure = \"mask\"\nreports = \"none\"\n";
 
 /// Rank 1 leaves the others alone with the communicator.
-fn lose_one_on(task: &Task, extra: &str) {
+fn lose_one_on(task: &SteadyTask, extra: &str) {
     let config = config(extra);
     let found = in_threads(3, &config, |world| {
         if world.rank() == 1 {

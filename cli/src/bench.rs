@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use tokenyard_bench::allocations::Counting;
 use tokenyard_bench::gpu::case::Phase;
-use tokenyard_bench::link::Task;
+use tokenyard_bench::link::LinkTask;
 use tokenyard_bench::ranks::{Place, Start};
 use tokenyard_bench::report::NAMED_SIZES;
-use tokenyard_bench::{Plan, Progress, Report, Scenario, Sizes};
+use tokenyard_bench::{BenchReport, Plan, Progress, Scenario, Sizes};
 use tokenyard_core::config::Config;
 use tokenyard_launch::interrupt::Interrupted;
 
@@ -45,7 +45,7 @@ const FEWER: &str = "choose fewer tokens, experts or ranks, or a smaller hidden 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE, args_conflicts_with_subcommands = true)]
 #[command(subcommand_negates_reqs = true)]
-pub(crate) struct Args {
+pub(crate) struct BenchArgs {
     #[command(subcommand)]
     which: Option<Which>,
     /// The config: its kernel set, transport and plugins are measured
@@ -127,7 +127,7 @@ struct Csv {
 }
 
 impl Csv {
-    fn write(&self, report: &Report) -> Result<()> {
+    fn write(&self, report: &BenchReport) -> Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
         let mut text = Vec::new();
         report.write_csv(&mut text)?;
@@ -196,7 +196,7 @@ impl Choice {
     }
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
     tokenyard_bench::link();
     match &args.which {
         Some(Which::Link(args)) => return link(args),
@@ -258,7 +258,7 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     let ends = Plan { scenarios: Vec::new(), ranks: vec![2], sizes: vec![sizes], samples };
     let is_one_end = args.ranks.are_started();
     check_sizes(&ends, if is_one_end { ends.bytes() / 2 } else { ends.bytes() })?;
-    let task = Task::new(sizes, samples);
+    let task = LinkTask::new(sizes, samples);
     if is_one_end {
         preload::try_plugins(Some(&config))?;
     } else {
@@ -275,7 +275,7 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     }
 }
 
-impl Args {
+impl BenchArgs {
     /// What is to be measured.
     fn words(&self) -> String {
         let Common { hidden, topk, experts, samples, .. } = self.common;
@@ -306,7 +306,9 @@ fn check_sizes(plan: &Plan, needed: u64) -> Result<()> {
 }
 
 /// Shows how far a measurement is.
-fn measuring(run: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Report>) -> Result<Report> {
+fn measuring(
+    run: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<BenchReport>,
+) -> Result<BenchReport> {
     let bar = progress::bar(1);
     let mut at = "nothing was measured".to_owned();
     let report = run(&mut |progress| {
@@ -324,7 +326,7 @@ fn measuring(run: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Report>) -> Re
 }
 
 /// Shows the report; the exit code says whether all that is required was reached.
-fn judge(args: &Output, report: &Report) -> Result<ExitCode> {
+fn judge(args: &Output, report: &BenchReport) -> Result<ExitCode> {
     show(args, report)?;
     let missed = report.missed();
     for missed in &missed {
@@ -342,7 +344,7 @@ fn start(config: &Path, place: Place) -> Result<Start> {
     Ok(Start { program, args, config: config.to_owned(), place })
 }
 
-fn show(args: &Output, report: &Report) -> Result<()> {
+fn show(args: &Output, report: &BenchReport) -> Result<()> {
     if let Some(file) = &args.out {
         writable::write(file, (serde_json::to_string_pretty(report)? + "\n").as_bytes())?;
     }
@@ -367,7 +369,7 @@ fn print_head(config: &Config, what: &str, json: bool) {
     People::new(json).say(format_args!("{}\n{what}", progress::head(config)));
 }
 
-impl Args {
+impl BenchArgs {
     /// Whether this process is to start ranks.
     pub(crate) fn starts_ranks(&self) -> bool {
         match &self.which {

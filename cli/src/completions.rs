@@ -16,12 +16,12 @@ Examples:
 /// Arguments of `tokenyard completions`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct CompletionsArgs {
     /// The shell.
     shell: Shell,
 }
 
-pub(crate) fn main(args: &Args, mut command: clap::Command) -> Result<ExitCode> {
+pub(crate) fn main(args: &CompletionsArgs, mut command: clap::Command) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "tokenyard", &mut script);
     output::note(std::io::Write::write_all(&mut std::io::stdout(), &script));

@@ -24,13 +24,13 @@ file cannot be read.";
 
 /// Arguments of `tokenyard config`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ConfigArgs {
     #[command(subcommand)]
-    command: Command,
+    command: ConfigCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
+enum ConfigCommand {
     /// Judges every key of a config, those of its components too, and starts nothing.
     Check(CheckArgs),
 }
@@ -50,7 +50,7 @@ struct CheckArgs {
 }
 
 #[derive(Serialize)]
-struct Document {
+struct CheckDocument {
     schema_version: u32,
     command: &'static str,
     ok: bool,
@@ -80,8 +80,8 @@ struct Chosen {
     plugins: Vec<PathBuf>,
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let Command::Check(args) = &args.command;
+pub(crate) fn main(args: &ConfigArgs) -> Result<ExitCode> {
+    let ConfigCommand::Check(args) = &args.command;
     // `run` asks in a process of its own, which must not outlive it.
     tokenyard_launch::adopt()?;
     let judgement = match Config::judge(&args.config) {
@@ -97,7 +97,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     print(args, &judgement, People::new(args.json));
     if args.json {
         let (schema_version, command) = (SCHEMA_VERSION, "config check");
-        print_json(&Document { schema_version, command, ok, judgement })?;
+        print_json(&CheckDocument { schema_version, command, ok, judgement })?;
     }
     Ok(ExitCode::from(u8::from(!ok)))
 }

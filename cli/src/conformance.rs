@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use tokenyard_conformance::expected::{self, Expected};
 use tokenyard_conformance::faults::{self, Fault};
 use tokenyard_conformance::pace::Pace;
-use tokenyard_conformance::report::{Chosen, Environment, Report};
+use tokenyard_conformance::report::{Chosen, Environment, SuiteReport};
 use tokenyard_conformance::runner::{self, Finished, Program, Settings, Verdict};
 use tokenyard_conformance::suite::{self, Level, Test};
 use tokenyard_core::config::Config;
@@ -41,7 +41,7 @@ Exit code: 0 all as expected, 1 a test failed (or passed unexpectedly), 2 it cou
 /// Arguments of `tokenyard conformance`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct ConformanceArgs {
     /// The config whose components are tested. Ranks are started as processes of this machine.
     #[arg(required_unless_present = "rank")]
     config: Option<PathBuf>,
@@ -95,14 +95,14 @@ fn pace(text: &str) -> Result<Pace, String> {
 }
 
 /// What will be run.
-struct Plan {
+struct SuitePlan {
     tests: Vec<Test>,
     faults: Vec<Fault>,
     pace: Pace,
 }
 
-impl Plan {
-    fn new(args: &Args, settings: &Settings) -> Self {
+impl SuitePlan {
+    fn new(args: &ConformanceArgs, settings: &Settings) -> Self {
         let chosen = |level: Level, name: &str| {
             args.level.contains(&level)
                 && (args.filter.is_empty()
@@ -171,7 +171,7 @@ impl Plan {
     }
 }
 
-impl Args {
+impl ConformanceArgs {
     /// Whether this process is to start ranks.
     pub(crate) fn starts_ranks(&self) -> bool {
         self.rank.is_none() && !self.list
@@ -191,7 +191,7 @@ impl Args {
     }
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &ConformanceArgs) -> Result<ExitCode> {
     if let Some(order) = &args.rank {
         return runner::rank_main(order).map(|()| ExitCode::SUCCESS);
     }
@@ -207,7 +207,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             Expected::parse(&text, &config).with_context(|| file.display().to_string())?
         }
     };
-    let mut plan = Plan::new(args, &settings);
+    let mut plan = SuitePlan::new(args, &settings);
     let chosen = plan.chosen();
     ensure!(!chosen.is_empty(), "no test fits --level and --filter; --list shows what there is");
     if args.list {
@@ -224,7 +224,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
         None => error,
     })?;
-    let report = Report::new(environment, chosen, &finished, &expected);
+    let report = SuiteReport::new(environment, chosen, &finished, &expected);
     show(args, &report)?;
     Ok(if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -241,7 +241,7 @@ fn list(chosen: &[Chosen], json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(args: &Args, report: &Report) -> Result<()> {
+fn show(args: &ConformanceArgs, report: &SuiteReport) -> Result<()> {
     if let Some(file) = &args.junit {
         writable::write(file, report.junit().as_bytes())?;
     }

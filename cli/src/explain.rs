@@ -44,7 +44,7 @@ const MOST_BYTES: u64 = 4 << 30;
 /// Arguments of `tokenyard explain`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct ExplainArgs {
     /// Reports, or folders of reports. Of several jobs the latest is explained.
     #[arg(required = true, value_name = "FILES")]
     files: Vec<PathBuf>,
@@ -54,7 +54,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct ExplainDocument<'a> {
     schema_version: u32,
     command: &'static str,
     #[serde(flatten)]
@@ -63,14 +63,14 @@ struct Document<'a> {
     refused: &'a [String],
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &ExplainArgs) -> Result<ExitCode> {
     let (reports, refused) = read_all(&args.files)?;
     let Some(explanation) = explain(reports) else {
         bail!("found no report: {}", refused.join("; "));
     };
     print(&explanation, &refused, People::new(args.json));
     if args.json {
-        print_json(&Document {
+        print_json(&ExplainDocument {
             schema_version: SCHEMA_VERSION,
             command: "explain",
             explanation: &explanation,

@@ -7,6 +7,7 @@ mod config;
 mod conformance;
 mod doctor;
 mod explain;
+mod layout;
 mod memory;
 mod output;
 mod plugins;
@@ -44,30 +45,30 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Dispatches, runs experts and combines, every element checked.
-    Run(run::Args),
+    Run(run::RunArgs),
     /// Measures an exchange against a ceiling of the same run.
-    Bench(Box<bench::Args>),
+    Bench(Box<bench::BenchArgs>),
     /// Shows what a config's components do and do not do right.
-    Conformance(conformance::Args),
+    Conformance(conformance::ConformanceArgs),
     /// Judges a config without starting anything.
-    Config(config::Args),
+    Config(config::ConfigArgs),
     /// Lists the components that a config can name.
-    Plugins(plugins::Args),
+    Plugins(plugins::PluginsArgs),
     /// Says what each component needs on this node, has and lacks.
-    Doctor(doctor::Args),
+    Doctor(doctor::DoctorArgs),
     /// Says who waits for whom in a job, and who is the culprit, from its ranks' reports.
-    Explain(explain::Args),
+    Explain(explain::ExplainArgs),
     /// Prints the memory that a shape costs, per buffer.
-    Shape(shape::Args),
+    Shape(shape::ShapeArgs),
     /// Compiles a config's kernels before the first communicator needs them.
-    Warm(warm::Args),
+    Warm(warm::WarmArgs),
     /// Prints what the program is built of, and versions of drivers and libraries of this node.
-    Version(version::Args),
+    Version(version::VersionArgs),
     /// Writes the completions of a shell.
-    Completions(completions::Args),
+    Completions(completions::CompletionsArgs),
     /// Loads a config's plugins, to see whether that ends well.
     #[command(hide = true)]
-    LoadPlugins(preload::Args),
+    LoadPlugins(preload::PreloadArgs),
 }
 
 impl Command {

@@ -24,7 +24,7 @@ config is wrong.";
 /// Arguments of `tokenyard plugins`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct PluginsArgs {
     /// Also load the plugins that this config names.
     config: Option<PathBuf>,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
@@ -33,20 +33,20 @@ pub(crate) struct Args {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct PluginsDocument<'a> {
     schema_version: u32,
     command: &'static str,
     #[serde(flatten)]
     components: &'a Components,
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &PluginsArgs) -> Result<ExitCode> {
     let config = args.config.as_deref().map(Config::load).transpose()?;
     preload::try_plugins(config.as_ref())?;
     let components = Components::find(config.as_ref())?;
     print(&components, People::new(args.json));
     if args.json {
-        print_json(&Document {
+        print_json(&PluginsDocument {
             schema_version: SCHEMA_VERSION,
             command: "plugins",
             components: &components,

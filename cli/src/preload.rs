@@ -26,14 +26,14 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// Arguments of `tokenyard load-plugins`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct PreloadArgs {
     config: PathBuf,
 }
 
 /// A line of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Message {
+enum LoadMessage {
     /// It opens this file now.
     Opens(PathBuf),
     /// All files are open, or refused.
@@ -41,18 +41,18 @@ enum Message {
 }
 
 /// The process: opens the plugins and says so.
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &PreloadArgs) -> Result<ExitCode> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("follow the parent's death")?;
     let config = Config::load(&args.config)?;
     let mut told = Ok(());
     let tell = |file: &Path| {
         if told.is_ok() {
-            told = print_json(&Message::Opens(file.to_owned()));
+            told = print_json(&LoadMessage::Opens(file.to_owned()));
         }
     };
     components::load(Some(&config), tell)?;
     told?;
-    print_json(&Message::Done)?;
+    print_json(&LoadMessage::Done)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -116,8 +116,8 @@ fn judge(status: Option<ExitStatus>, text: &str) -> Result<()> {
     let mut last = None;
     for line in text.lines() {
         match serde_json::from_str(line) {
-            Ok(Message::Opens(file)) => last = Some(file),
-            Ok(Message::Done) => return Ok(()),
+            Ok(LoadMessage::Opens(file)) => last = Some(file),
+            Ok(LoadMessage::Done) => return Ok(()),
             // A library may print.
             Err(_) => {}
         }

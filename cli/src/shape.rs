@@ -11,6 +11,7 @@ use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
 use tokenyard_doctor::bytes;
 
+use crate::layout::LayoutName;
 use crate::output::{People, SCHEMA_VERSION, Style, Table, print_json};
 
 const EXAMPLES: &str = "\
@@ -30,7 +31,7 @@ const GROUP: u32 = 128;
 /// Arguments of `tokenyard shape`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct ShapeArgs {
     /// R: ranks in the world.
     #[arg(long)]
     ranks: u32,
@@ -85,20 +86,13 @@ enum RowName {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum LayoutName {
-    Flat,
-    ExpertMajor,
-    Packed,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PathName {
     LoadStore,
     Put,
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct ShapeDocument<'a> {
     schema_version: u32,
     command: &'static str,
     /// On one rank.
@@ -118,7 +112,7 @@ struct Buffer {
     counts: bool,
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
     let list = sizes_of(args)?;
     let counts = list.iter().filter(|b| b.counts).map(|b| b.bytes);
     let rank_bytes = counts.fold(0, u64::saturating_add);
@@ -127,13 +121,13 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if args.json {
         let buffers = &list;
         let (schema_version, command) = (SCHEMA_VERSION, "shape");
-        print_json(&Document { schema_version, command, buffers, rank_bytes, world_bytes })?;
+        print_json(&ShapeDocument { schema_version, command, buffers, rank_bytes, world_bytes })?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The buffers of the shape that was asked for, which is checked.
-fn sizes_of(args: &Args) -> Result<Vec<Buffer>> {
+fn sizes_of(args: &ShapeArgs) -> Result<Vec<Buffer>> {
     let shape = Shape {
         ranks: args.ranks,
         experts: args.experts,
@@ -151,7 +145,7 @@ fn sizes_of(args: &Args) -> Result<Vec<Buffer>> {
     list(args, &shape)
 }
 
-fn row_format(args: &Args) -> Result<RowFormat> {
+fn row_format(args: &ShapeArgs) -> Result<RowFormat> {
     let groups = args.hidden.div_ceil(GROUP);
     let (element, scale_bytes) = match args.dtype {
         RowName::Bf16 | RowName::Fp16 => (2, 0),
@@ -169,7 +163,7 @@ fn row_format(args: &Args) -> Result<RowFormat> {
     Ok(RowFormat { x_bytes: x_bytes.unwrap_or_default(), scale_bytes, weights: true })
 }
 
-fn list(args: &Args, shape: &Shape) -> Result<Vec<Buffer>> {
+fn list(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
     let layout = args.layout.map(|layout| match layout {
         LayoutName::Flat => "flat region",
         LayoutName::ExpertMajor => "expert-major region",
@@ -208,7 +202,7 @@ fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 2] {
 }
 
 /// The routing that handles keep.
-fn handles(args: &Args, shape: &Shape) -> Buffer {
+fn handles(args: &ShapeArgs, shape: &Shape) -> Buffer {
     let routing = "4 * M*K of routing, 24 * S of places, 4 * E/D of bases";
     let of_domains = if args.domains > 1 { "; and 4 * M*K + 8 * R once more" } else { "" };
     Buffer {
@@ -220,7 +214,7 @@ fn handles(args: &Args, shape: &Shape) -> Buffer {
 }
 
 /// What the cpu kernel set registers with its transports.
-fn windows(args: &Args, shape: &Shape) -> Result<Vec<Buffer>> {
+fn windows(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
     let flags = if args.path == PathName::LoadStore { abi::TY_CAP_LOAD_STORE } else { 0 };
     let limits = Capabilities { largest_put: LARGEST_PUT, flags, ..NO_CAPABILITIES };
     let spread = Spread { in_flight: args.in_flight, domains: args.domains };
@@ -313,10 +307,10 @@ mod tests {
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
-        args: Args,
+        args: ShapeArgs,
     }
 
-    fn args(more: &str) -> Args {
+    fn args(more: &str) -> ShapeArgs {
         let base = "shape --ranks 4 --experts 16 --topk 2 --hidden 256 --max-tokens 8";
         let words = base.split_whitespace().chain(more.split_whitespace());
         Cli::try_parse_from(words).map(|cli| cli.args).unwrap()
@@ -399,7 +393,7 @@ mod tests {
             let domains = (1_u64 << domains).min(u32::MAX.into()) as u32;
             let json = true;
             let layout = None;
-            let args = Args {
+            let args = ShapeArgs {
                 ranks, experts, topk, hidden, max_tokens, dtype, layout, alignment, in_flight,
                 handles, domains, path, json,
             };

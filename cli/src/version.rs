@@ -22,14 +22,14 @@ opened. Put the output into every report of a fault.";
 /// Arguments of `tokenyard version`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct VersionArgs {
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Document {
+struct VersionDocument {
     schema_version: u32,
     command: &'static str,
     #[serde(flatten)]
@@ -82,11 +82,15 @@ struct Library {
     path: String,
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &VersionArgs) -> Result<ExitCode> {
     let versions = Versions::find();
     versions.print(People::new(args.json));
     if args.json {
-        print_json(&Document { schema_version: SCHEMA_VERSION, command: "version", versions })?;
+        print_json(&VersionDocument {
+            schema_version: SCHEMA_VERSION,
+            command: "version",
+            versions,
+        })?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -20,7 +20,7 @@ Exit codes: 0 the kernels are there, 2 they cannot be compiled, or the config is
 /// Arguments of `tokenyard warm`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct WarmArgs {
     /// Whose kernels to compile.
     config: PathBuf,
     /// For this compute capability, written without its dot: 90 for 9.0. Without it, for the GPU that
@@ -33,7 +33,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Serialize)]
-struct Document {
+struct WarmDocument {
     schema_version: u32,
     command: &'static str,
     kernels: String,
@@ -74,7 +74,7 @@ impl From<Warmed> for Compiled {
     }
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &WarmArgs) -> Result<ExitCode> {
     let config = Config::load(&args.config)?;
     let compiled = match config.kernels.name.as_str() {
         "cuda" => Some(compile(&config, args.capability)?),
@@ -94,7 +94,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
     }
     if args.json {
-        print_json(&Document {
+        print_json(&WarmDocument {
             schema_version: SCHEMA_VERSION,
             command: "warm",
             kernels: config.kernels.name,

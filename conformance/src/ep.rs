@@ -21,7 +21,7 @@ const ROUNDS: u64 = 2;
 
 /// How a test uses the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum ExchangeWay {
     /// Expert outputs in memory of the caller.
     Outside,
     /// Expert outputs in the room that the communicator gives.
@@ -35,7 +35,7 @@ enum Way {
     CopiedOut,
 }
 
-impl Way {
+impl ExchangeWay {
     fn suffix(self) -> &'static str {
         match self {
             Self::Outside => "",
@@ -73,7 +73,7 @@ struct Suite {
 }
 
 impl Suite {
-    fn add(&mut self, group: &str, about: &str, way: Way, case: Case) {
+    fn add(&mut self, group: &str, about: &str, way: ExchangeWay, case: Case) {
         let case = spread(case, self.domains);
         let name = format!("l1/{group}/{case}{}", way.suffix());
         // Groups overlap where it makes them easier to read; one test is enough.
@@ -105,17 +105,17 @@ impl Suite {
         for layout in LAYOUTS {
             for input in inputs {
                 let case = Case { layout, input, ..usual() };
-                self.add("types", about, Way::Outside, case.clone());
+                self.add("types", about, ExchangeWay::Outside, case.clone());
                 let local = case.experts / case.ranks;
                 if self.domains == 2 {
                     // More ranks in a domain than domains, so a rail is not a domain turned round.
                     let wide = Case { ranks: 4, experts: 4 * local, ..case.clone() };
-                    self.add("types", about, Way::Outside, wide);
+                    self.add("types", about, ExchangeWay::Outside, wide);
                 }
                 if self.domains > 1 {
                     // A domain of one rank has no scale-up link.
                     let alone = Case { ranks: 1, experts: local, ..case };
-                    self.add("types", about, Way::Outside, alone);
+                    self.add("types", about, ExchangeWay::Outside, alone);
                 }
             }
         }
@@ -135,7 +135,7 @@ impl Suite {
             Input::Cast(RowType::F32, Scales::Ue8m0),
         ] {
             let case = Case { input, odd_values: true, hidden: 528, ..usual() };
-            self.add("types", about, Way::Outside, case);
+            self.add("types", about, ExchangeWay::Outside, case);
         }
     }
 
@@ -148,15 +148,15 @@ impl Suite {
                 let about = "the sum starts with the biases, in the type of the expert outputs";
                 for input in [Input::Plain(row), Input::Cast(RowType::Bf16, Scales::F32)] {
                     let case = Case { layout, input, combine, ..usual() };
-                    self.add("combine", about, Way::CombineInput, case.clone());
-                    self.add("combine", about, Way::Outside, case);
+                    self.add("combine", about, ExchangeWay::CombineInput, case.clone());
+                    self.add("combine", about, ExchangeWay::Outside, case);
                 }
                 let case = Case { layout, input: Input::Plain(row), combine, ..usual() };
                 let about = "expert outputs may take the place of the received rows";
-                self.add("combine", about, Way::InPlace, case);
+                self.add("combine", about, ExchangeWay::InPlace, case);
             }
             let case = Case { layout, weights: false, ..usual() };
-            self.add("combine", "an exchange needs no weights", Way::Outside, case);
+            self.add("combine", "an exchange needs no weights", ExchangeWay::Outside, case);
         }
     }
 
@@ -171,7 +171,7 @@ impl Suite {
                 Tokens::Exactly(vec![0, 16, 1]),
             ] {
                 let case = Case { ranks: 3, experts: 12, layout, tokens, ..usual() };
-                self.add("tokens", about, Way::Outside, case);
+                self.add("tokens", about, ExchangeWay::Outside, case);
             }
         }
     }
@@ -187,7 +187,12 @@ impl Suite {
                 Routing::Nothing,
             ] {
                 let case = Case { experts: 16, layout, routing, ..usual() };
-                self.add("routing", "rows reach the experts they select", Way::Outside, case);
+                self.add(
+                    "routing",
+                    "rows reach the experts they select",
+                    ExchangeWay::Outside,
+                    case,
+                );
             }
         }
     }
@@ -196,13 +201,13 @@ impl Suite {
         for layout in LAYOUTS {
             for (experts, topk) in [(2, 1), (16, 8), (64, 32), (2, 2), (128, 4)] {
                 let case = Case { experts, topk, layout, ..usual() };
-                self.add("sizes", "any top-k, few and many experts", Way::Outside, case);
+                self.add("sizes", "any top-k, few and many experts", ExchangeWay::Outside, case);
             }
             for routing in [Routing::Uniform, Routing::SomeNothing] {
                 let case = Case { layout, routing, worst_case: true, ..usual() };
                 let about = "outputs of worst-case size hold the right rows in front";
-                self.add("sizes", about, Way::Outside, case.clone());
-                self.add("sizes", about, Way::CombineInput, case);
+                self.add("sizes", about, ExchangeWay::Outside, case.clone());
+                self.add("sizes", about, ExchangeWay::CombineInput, case);
             }
         }
     }
@@ -220,7 +225,7 @@ impl Suite {
                     let combine = Combine { row, biases: 1, weighted: false };
                     let input = Input::Plain(row);
                     let case = Case { hidden, layout, input, combine, max_tokens: 5, ..usual() };
-                    self.add("hidden", about, Way::Outside, case);
+                    self.add("hidden", about, ExchangeWay::Outside, case);
                 }
             }
             for (hidden, scales) in [
@@ -232,7 +237,7 @@ impl Suite {
             ] {
                 let input = Input::Cast(RowType::Bf16, scales);
                 let case = Case { hidden, layout, input, max_tokens: 5, ..usual() };
-                self.add("hidden", about, Way::Outside, case);
+                self.add("hidden", about, ExchangeWay::Outside, case);
             }
         }
     }
@@ -243,8 +248,13 @@ impl Suite {
                 let layout = Layout::ExpertMajor { alignment, zero_padding };
                 let case = Case { layout, ..usual() };
                 let about = "experts start aligned, and padding is zero where that was asked";
-                self.add("alignment", about, Way::Outside, case.clone());
-                self.add("alignment", about, Way::Outside, Case { worst_case: true, ..case });
+                self.add("alignment", about, ExchangeWay::Outside, case.clone());
+                self.add(
+                    "alignment",
+                    about,
+                    ExchangeWay::Outside,
+                    Case { worst_case: true, ..case },
+                );
             }
         }
     }
@@ -256,7 +266,7 @@ impl Suite {
                     [Input::Plain(RowType::Bf16), Input::Cast(RowType::Bf16, Scales::Ue8m0)]
                 {
                     let case = Case { ranks, experts: 12, input, layout, ..usual() };
-                    self.add("worlds", "worlds of 1 to 4 ranks", Way::Outside, case);
+                    self.add("worlds", "worlds of 1 to 4 ranks", ExchangeWay::Outside, case);
                 }
             }
         }
@@ -268,8 +278,8 @@ impl Suite {
                 let about =
                     "an output may be copied out of the arena, which has its place back then";
                 let case = Case { layout, input, ..usual() };
-                self.add("copy", about, Way::CopiedOut, case.clone());
-                self.add("copy", about, Way::CopiedOut, Case { weights: false, ..case });
+                self.add("copy", about, ExchangeWay::CopiedOut, case.clone());
+                self.add("copy", about, ExchangeWay::CopiedOut, Case { weights: false, ..case });
             }
         }
     }
@@ -279,8 +289,8 @@ impl Suite {
             for count in [1, 3, 7] {
                 let case = Case { layout, input: Input::Opaque(count), ..usual() };
                 let about = "opaque scales pass untouched, whatever their strides";
-                self.add("scales", about, Way::StridedScales, case.clone());
-                self.add("scales", about, Way::Outside, case);
+                self.add("scales", about, ExchangeWay::StridedScales, case.clone());
+                self.add("scales", about, ExchangeWay::Outside, case);
             }
         }
     }
@@ -301,7 +311,7 @@ fn usual() -> Case {
     Case { topk: 3, tokens: Tokens::Ragged, routing: Routing::SomeNegative, ..Case::default() }
 }
 
-fn run(rank: &Rank<'_>, case: &Case, way: Way) -> Result<Outcome> {
+fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
     case.validate()?;
     let mut comm = Communicator::open(rank.world, rank.config, exchange::options(case))?;
     let domains = exchange::domains(&comm);
@@ -313,12 +323,12 @@ fn run(rank: &Rank<'_>, case: &Case, way: Way) -> Result<Outcome> {
     Ok(Outcome::Pass)
 }
 
-fn exchange_once(comm: &mut Communicator, round: &Round, way: Way) -> Result<()> {
+fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Result<()> {
     let Round { case, inputs, brought, .. } = round;
     match way {
-        Way::Outside => exchange::check(comm, case, inputs, Placed::Outside),
-        Way::CombineInput => exchange::check(comm, case, inputs, Placed::CombineInput),
-        Way::InPlace => {
+        ExchangeWay::Outside => exchange::check(comm, case, inputs, Placed::Outside),
+        ExchangeWay::CombineInput => exchange::check(comm, case, inputs, Placed::CombineInput),
+        ExchangeWay::InPlace => {
             let mut live = round.dispatch(comm)?;
             let output = exchange::run_experts(case, comm.rank() as usize, &live.received)?;
             let (handle, received) = (&live.handle, &mut live.received);
@@ -326,8 +336,8 @@ fn exchange_once(comm: &mut Communicator, round: &Round, way: Way) -> Result<()>
                 .context("combine")?;
             round.check_combined(&got)
         }
-        Way::StridedScales => strided_scales(comm, round),
-        Way::CopiedOut => {
+        ExchangeWay::StridedScales => strided_scales(comm, round),
+        ExchangeWay::CopiedOut => {
             let between =
                 Round::new(&Case { seed: case.seed + ROUNDS, ..case.clone() }, comm.rank());
             copied_out::check(comm, round, &between)

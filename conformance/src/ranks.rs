@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use tokenyard_core::bootstrap::{Identity, Place, Rendezvous, Secret, World, WorldOptions};
+use tokenyard_core::bootstrap::{Identity, RankId, Rendezvous, Secret, World, WorldOptions};
 use tokenyard_core::config::Config;
 
 /// Runs `body` on every rank of a world of `ranks` threads; the results come in order of ranks.
@@ -42,7 +42,7 @@ pub fn in_threads<R: Send>(
 }
 
 fn join(rank: u32, ranks: u32, (path, secret): (&PathBuf, &str), config: &Config) -> Result<World> {
-    let place = Place { rank, ranks, local_rank: rank };
+    let place = RankId { rank, ranks, local_rank: rank };
     let identity = Identity::new(place, Rendezvous::File { path: path.clone() })?;
     let mut options = WorldOptions::configured(&config.world, identity);
     options.secret = Secret::from_text(secret)?;

@@ -73,7 +73,7 @@ pub struct Launches {
 
 /// What one rank found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
+pub struct CeilingFigures {
     /// Bytes that each launch moves from this rank to all others.
     pub bytes: u64,
     /// In the order in which they were measured.
@@ -98,7 +98,7 @@ pub(crate) fn measure(
     components: &Components,
     sms: &[u32],
     say: &Speaker,
-) -> Result<(About, Figures)> {
+) -> Result<(About, CeilingFigures)> {
     let peers = u64::from(world.ranks().saturating_sub(1).max(1));
     let room = (BYTES / peers).next_multiple_of(u64::from(ROW_BYTES));
     let mut probe = Probe::<Cuda>::open(world, (&components.kernels, &components.link), room)?;
@@ -119,7 +119,7 @@ pub(crate) fn measure(
         let us = probe.copies(world, &copies).with_context(|| copy.name())?;
         launches.push(Launches { copy, sms, us: us.into_iter().skip(WARM_UP).collect() });
     }
-    let figures = Figures {
+    let figures = CeilingFigures {
         bytes: peers * probe.bytes_per_peer(ROW_BYTES),
         launches,
         barrier_us: probe.barrier_us(ROUNDS)?,

@@ -31,7 +31,7 @@ const WARM_UP_PAIRS: usize = 4;
 
 /// What the ranks measure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct GpuExchangeTask {
     /// Which operation.
     pub phase: Phase,
     /// H, K and E.
@@ -69,7 +69,7 @@ pub struct Spent {
 
 /// What one rank saw of one operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Samples {
+pub struct GpuSamples {
     /// Which operation.
     pub case: Case,
     /// Its SM count.
@@ -86,9 +86,9 @@ pub struct Samples {
 pub(super) fn measure(
     world: &Arc<World>,
     config: &Config,
-    (components, task): (&Components, &Task),
+    (components, task): (&Components, &GpuExchangeTask),
     (about, say): (&About, &Speaker),
-) -> Result<Vec<Samples>> {
+) -> Result<Vec<GpuSamples>> {
     let (routed, most) = routings(world, task)?;
     let Fixed { hidden, topk, experts } = task.fixed;
     let options = CommunicatorOptions::new(experts, topk, hidden, most);
@@ -98,7 +98,7 @@ pub(super) fn measure(
     let mut found = Vec::new();
     for (turn, sms) in sms.iter().copied().enumerate() {
         let comm = Communicator::open(world, &super::with_sms(config, sms)?, options)?;
-        let mut bench = Bench {
+        let mut bench = GpuBench {
             world: Arc::clone(world),
             comm,
             timer: Timer::new(
@@ -126,7 +126,7 @@ pub(super) fn measure(
 }
 
 /// The routings of this rank, one for each number of tokens, and the most tokens of any rank.
-fn routings(world: &World, task: &Task) -> Result<(Vec<Routed>, u32)> {
+fn routings(world: &World, task: &GpuExchangeTask) -> Result<(Vec<Routed>, u32)> {
     let (rank, ranks) = (world.rank(), world.ranks());
     if let Routing::Recorded(file) = &task.routing {
         let file = InputFile::read(file)?;
@@ -144,15 +144,15 @@ fn most_tokens(world: &World, routed: &Routed) -> Result<u32> {
     Ok(counts.map(u32::from_le_bytes).max().unwrap_or(0))
 }
 
-struct Bench {
+struct GpuBench {
     world: Arc<World>,
     comm: Communicator,
     timer: Timer,
     samples: u32,
 }
 
-impl Bench {
-    fn case(&mut self, case: &Case, sms: u32, routed: &Routed) -> Result<Samples> {
+impl GpuBench {
+    fn case(&mut self, case: &Case, sms: u32, routed: &Routed) -> Result<GpuSamples> {
         let sends = routed.sends(self.world.ranks());
         let brought = Brought::new(&self.comm, case.rows, routed)?;
         let (received, handle) = self.comm.dispatch(&brought.dispatch(case.layout)?)?;
@@ -182,7 +182,7 @@ impl Bench {
             }
             (Phase::Combine, manner) => self.time_combine((&received, &handle), routed, manner)?,
         };
-        Ok(Samples { case: *case, sms, sends, us, spent })
+        Ok(GpuSamples { case: *case, sms, sends, us, spent })
     }
 
     fn time_combine(

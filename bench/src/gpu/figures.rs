@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::bytes::{PairBytes, Traffic, gb_s, rule_us, us_of};
 use super::case::Case;
 use super::ceiling::{self, Copy};
-use super::exchange::{Samples, Spent, Task};
+use super::exchange::{GpuExchangeTask, GpuSamples, Spent};
 use crate::spread::{Spread, median};
 
 /// Multiprocessors within which an operation must keep the rule.
@@ -65,7 +65,7 @@ pub struct Breakdown {
 
 /// One operation with one SM count.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct GpuRow {
     /// Which operation.
     pub case: Case,
     /// Which experts tokens selected.
@@ -99,7 +99,7 @@ pub struct Row {
 }
 
 /// The lines of the link, of what all ranks found.
-pub(super) fn link(all: &[&ceiling::Figures]) -> Result<Link> {
+pub(super) fn link(all: &[&ceiling::CeilingFigures]) -> Result<Link> {
     let first = all.first().context("found no rank's figures of the link")?;
     let mut copies = Vec::new();
     for (index, of_first) in first.launches.iter().enumerate() {
@@ -114,7 +114,8 @@ pub(super) fn link(all: &[&ceiling::Figures]) -> Result<Link> {
         copies.push(CopyRow { copy, sms, us, gb_s: gb_s(first.bytes as f64, us) });
     }
     let by_sms = copies.iter().filter(|row| row.sms > 0).map(|row| row.gb_s);
-    let most = |of: fn(&ceiling::Figures) -> f64| all.iter().map(|f| of(f)).fold(0.0, f64::max);
+    let most =
+        |of: fn(&ceiling::CeilingFigures) -> f64| all.iter().map(|f| of(f)).fold(0.0, f64::max);
     Ok(Link {
         row_bytes: ceiling::ROW_BYTES,
         bytes: first.bytes,
@@ -128,7 +129,11 @@ pub(super) fn link(all: &[&ceiling::Figures]) -> Result<Link> {
 }
 
 /// The lines of operations, of what all ranks saw.
-pub(super) fn rows(task: &Task, all: &[&[Samples]], ceiling: f64) -> Result<Vec<Row>> {
+pub(super) fn rows(
+    task: &GpuExchangeTask,
+    all: &[&[GpuSamples]],
+    ceiling: f64,
+) -> Result<Vec<GpuRow>> {
     let count = all.first().map_or(0, |samples| samples.len());
     ensure!(
         all.iter().all(|samples| samples.len() == count),
@@ -136,13 +141,13 @@ pub(super) fn rows(task: &Task, all: &[&[Samples]], ceiling: f64) -> Result<Vec<
     );
     (0..count)
         .map(|index| {
-            let of_all: Vec<&Samples> = all.iter().map(|samples| &samples[index]).collect();
+            let of_all: Vec<&GpuSamples> = all.iter().map(|samples| &samples[index]).collect();
             row(task, &of_all, ceiling)
         })
         .collect()
 }
 
-fn row(task: &Task, all: &[&Samples], ceiling: f64) -> Result<Row> {
+fn row(task: &GpuExchangeTask, all: &[&GpuSamples], ceiling: f64) -> Result<GpuRow> {
     let (case, sms) = (all[0].case, all[0].sms);
     ensure!(
         all.iter().all(|samples| (samples.case, samples.sms) == (case, sms)),
@@ -157,7 +162,7 @@ fn row(task: &Task, all: &[&Samples], ceiling: f64) -> Result<Row> {
     let link_bytes = traffic.busiest * pair.all();
     let floor_us = us_of(link_bytes as f64, ceiling);
     let link_gb_s = gb_s(link_bytes as f64, us);
-    Ok(Row {
+    Ok(GpuRow {
         case,
         routing: task.routing.to_string(),
         sms,
@@ -196,7 +201,7 @@ fn breakdown(by_rank: &[&[Spent]]) -> Option<Breakdown> {
 }
 
 /// Operations that keep the rule with none of their SM counts up to [`MOST_SMS`].
-pub(super) fn missed(rows: &[Row]) -> Vec<String> {
+pub(super) fn missed(rows: &[GpuRow]) -> Vec<String> {
     let mut missed = Vec::new();
     let mut cases: Vec<Case> = Vec::new();
     for row in rows {
@@ -249,8 +254,8 @@ pub(super) mod tests {
         }
     }
 
-    fn task() -> Task {
-        Task {
+    fn task() -> GpuExchangeTask {
+        GpuExchangeTask {
             phase: Phase::Dispatch,
             fixed: Fixed { hidden: 7168, topk: 8, experts: 256 },
             tokens: vec![4096],
@@ -263,9 +268,9 @@ pub(super) mod tests {
         }
     }
 
-    fn samples(us: [f64; 3], exchange: [f64; 2]) -> Samples {
+    fn samples(us: [f64; 3], exchange: [f64; 2]) -> GpuSamples {
         let spent = |exchange| Spent { launch: 3.0, count: 5.0, exchange, rows: 100.0, drain: 2.0 };
-        Samples {
+        GpuSamples {
             case: case(Rows::Bf16),
             sms: 16,
             sends: vec![4000, 4000],
@@ -277,7 +282,7 @@ pub(super) mod tests {
     /// Figures of a link whose copies reach 340 GB/s at 16 SMs and less with fewer.
     pub(in super::super) fn link_of(ranks: usize) -> Link {
         let launches = |copy, sms, us| Launches { copy, sms, us: vec![us, us + 1.0, us] };
-        let figures = ceiling::Figures {
+        let figures = ceiling::CeilingFigures {
             bytes: 340_000_000,
             launches: vec![
                 launches(Copy::PushEngines, 0, 900.0),
@@ -302,7 +307,7 @@ pub(super) mod tests {
 
     #[test]
     fn of_copies_the_slowest_rank_of_each_launch_counts() {
-        let figures = |us: [f64; 3]| ceiling::Figures {
+        let figures = |us: [f64; 3]| ceiling::CeilingFigures {
             bytes: 1_000_000,
             launches: vec![Launches { copy: Copy::PushBulk, sms: 4, us: us.to_vec() }],
             barrier_us: us[0],
@@ -318,7 +323,7 @@ pub(super) mod tests {
     #[test]
     fn the_slowest_median_counts_and_is_held_against_floor_and_rule() {
         let all = [samples([195.0, 190.0, 900.0], [2.0, 9.0]), samples([180.0; 3], [6.0, 3.0])];
-        let all: Vec<&[Samples]> = all.iter().map(std::slice::from_ref).collect();
+        let all: Vec<&[GpuSamples]> = all.iter().map(std::slice::from_ref).collect();
         let row = &rows(&task(), &all, 340.0).unwrap()[0];
         assert_eq!((row.us, row.samples), (195.0, 3));
         // Both are of the first rank, the slower one.
@@ -338,10 +343,10 @@ pub(super) mod tests {
     #[test]
     fn a_case_is_missed_if_no_count_up_to_16_keeps_the_rule() {
         let all = [samples([300.0; 3], [1.0; 2]), samples([300.0; 3], [1.0; 2])];
-        let all: Vec<&[Samples]> = all.iter().map(std::slice::from_ref).collect();
+        let all: Vec<&[GpuSamples]> = all.iter().map(std::slice::from_ref).collect();
         let slow = rows(&task(), &all, 340.0).unwrap();
-        let fast = Row { sms: 8, us: 150.0, holds: true, ..slow[0].clone() };
-        let wide = Row { sms: 24, ..fast.clone() };
+        let fast = GpuRow { sms: 8, us: 150.0, holds: true, ..slow[0].clone() };
+        let wide = GpuRow { sms: 24, ..fast.clone() };
         assert!(missed(&[slow[0].clone(), fast]).is_empty());
         let missed = missed(&[slow[0].clone(), wide]);
         assert_eq!(missed.len(), 1, "{missed:?}");
@@ -351,7 +356,7 @@ pub(super) mod tests {
     #[test]
     fn ranks_that_measured_different_things_are_refused() {
         let one = samples([1.0; 3], [1.0; 2]);
-        let other = Samples { sms: 8, ..one.clone() };
+        let other = GpuSamples { sms: 8, ..one.clone() };
         let all = [std::slice::from_ref(&one), std::slice::from_ref(&other)];
         assert!(rows(&task(), &all, 340.0).is_err());
         assert!(rows(&task(), &[std::slice::from_ref(&one), &[]], 340.0).is_err());

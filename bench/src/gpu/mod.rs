@@ -36,28 +36,28 @@ pub use show::tables;
 
 /// What a run measures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct GpuTask {
     /// SM counts of the link's copies; those that the GPU does not have are left out, and all of its own
     /// are added.
     pub link_sms: Vec<u32>,
     /// What is exchanged; without it, only the link is measured.
-    pub exchange: Option<exchange::Task>,
+    pub exchange: Option<exchange::GpuExchangeTask>,
 }
 
 /// What one rank found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
+pub struct GpuFigures {
     /// Its GPU; of rank 0 with clocks.
     pub machine: Machine,
     /// Of the link.
-    pub ceiling: ceiling::Figures,
+    pub ceiling: ceiling::CeilingFigures,
     /// Of operations.
-    pub exchange: Vec<exchange::Samples>,
+    pub exchange: Vec<exchange::GpuSamples>,
 }
 
 /// All figures of a run on GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct GpuReport {
     /// Of rank 0.
     pub machine: Machine,
     /// R.
@@ -67,7 +67,7 @@ pub struct Report {
     /// Sizes of the operations; none where only the link was measured.
     pub sizes: Option<case::Fixed>,
     /// One for each operation and SM count.
-    pub rows: Vec<figures::Row>,
+    pub rows: Vec<figures::GpuRow>,
 }
 
 /// The components that a config must name for this measurement.
@@ -127,9 +127,9 @@ fn with_sms(config: &Config, sms: u32) -> Result<Config> {
 pub(crate) fn measure(
     world: &Arc<World>,
     config: &Config,
-    task: &Task,
+    task: &GpuTask,
     say: &Speaker,
-) -> Result<Figures> {
+) -> Result<GpuFigures> {
     let components = Components::of(config)?;
     say.progress(0, 1)?;
     let (about, ceiling) =
@@ -139,11 +139,11 @@ pub(crate) fn measure(
         None => Vec::new(),
     };
     let machine = Machine::new(&about, world.rank() == 0);
-    Ok(Figures { machine, ceiling, exchange })
+    Ok(GpuFigures { machine, ceiling, exchange })
 }
 
 /// The report of what all ranks found.
-pub(crate) fn report(task: &Task, all: &[Figures]) -> Result<Report> {
+pub(crate) fn report(task: &GpuTask, all: &[GpuFigures]) -> Result<GpuReport> {
     let first = all.first().context("found figures of no rank; expected those of all")?;
     let ceilings: Vec<_> = all.iter().map(|figures| &figures.ceiling).collect();
     let link = figures::link(&ceilings)?;
@@ -152,7 +152,7 @@ pub(crate) fn report(task: &Task, all: &[Figures]) -> Result<Report> {
         Some(exchange) => figures::rows(exchange, &samples, link.ceiling_gb_s)?,
         None => Vec::new(),
     };
-    Ok(Report {
+    Ok(GpuReport {
         machine: first.machine.clone(),
         ranks: all.len() as u32,
         link,
@@ -161,7 +161,7 @@ pub(crate) fn report(task: &Task, all: &[Figures]) -> Result<Report> {
     })
 }
 
-impl Report {
+impl GpuReport {
     /// Reads the figures of GPUs out of a report's file.
     ///
     /// # Errors
@@ -228,9 +228,10 @@ mod tests {
 
     #[test]
     fn reports_of_another_schema_or_without_gpus_are_refused() {
-        let text = Report::parse("{\"schema_version\": 99}").unwrap_err().to_string();
+        let text = GpuReport::parse("{\"schema_version\": 99}").unwrap_err().to_string();
         assert!(text.contains("found schema_version Some(99); expected 2"), "{text}");
-        let text = Report::parse("{\"schema_version\": 2, \"gpu\": null}").unwrap_err().to_string();
+        let text =
+            GpuReport::parse("{\"schema_version\": 2, \"gpu\": null}").unwrap_err().to_string();
         assert!(text.contains("found no figures of GPUs"), "{text}");
     }
 }

@@ -9,9 +9,9 @@ use anyhow::{Result, anyhow, ensure};
 use plotters::coord::ranged1d::IntoSegmentedCoord as _;
 use plotters::prelude::*;
 
-use super::Report;
+use super::GpuReport;
 use super::ceiling::Copy;
-use super::figures::{CopyRow, Row};
+use super::figures::{CopyRow, GpuRow};
 
 /// Most operations of a picture.
 const MOST: usize = 16;
@@ -76,7 +76,7 @@ pub struct Chart {
 ///
 /// # Errors
 /// Nothing to draw, or more than fits.
-pub fn charts(reports: &[Report]) -> Result<Vec<[Chart; 2]>> {
+pub fn charts(reports: &[GpuReport]) -> Result<Vec<[Chart; 2]>> {
     let mut all = Vec::new();
     for report in reports {
         if report.rows.is_empty() {
@@ -99,13 +99,13 @@ pub fn charts(reports: &[Report]) -> Result<Vec<[Chart; 2]>> {
     Ok(all)
 }
 
-fn operation_charts(report: &Report, rows: &[&Row]) -> [Chart; 2] {
+fn operation_charts(report: &GpuReport, rows: &[&GpuRow]) -> [Chart; 2] {
     let first = rows[0];
     let title = format!(
         "{}, {} tokens, {} routing, {} x {}",
         first.case, first.case.tokens, first.routing, report.ranks, report.machine.gpu
     );
-    let of = |value: fn(&Row) -> f64| rows.iter().map(|row| (row.sms, value(row))).collect();
+    let of = |value: fn(&GpuRow) -> f64| rows.iter().map(|row| (row.sms, value(row))).collect();
     let flat = |value: f64| rows.iter().map(|row| (row.sms, value)).collect();
     let curve = |name: &str, kind, points| Curve { name: name.to_owned(), points, kind };
     let link = |copy, kind| {
@@ -128,7 +128,7 @@ fn operation_charts(report: &Report, rows: &[&Row]) -> [Chart; 2] {
     [chart(&title, "time in us", time), chart("the same on the link", "GB/s per GPU", bandwidth)]
 }
 
-fn link_charts(report: &Report) -> [Chart; 2] {
+fn link_charts(report: &GpuReport) -> [Chart; 2] {
     let title = format!("all to all, {} x {}", report.ranks, report.machine.gpu);
     let curves = |ways: [(Copy, Kind); 2]| {
         let mut curves: Vec<Curve> = ways
@@ -177,13 +177,13 @@ fn chart(title: &str, values: &str, mut curves: Vec<Curve>) -> Chart {
 ///
 /// # Errors
 /// As [`charts`]; a file that cannot be written.
-pub fn draw(reports: &[Report], file: &Path) -> Result<()> {
+pub fn draw(reports: &[GpuReport], file: &Path) -> Result<()> {
     let text = svg(reports)?;
     let named = |error| tokenyard_core::Error::system("write", file.display().to_string(), error);
     Ok(std::fs::write(file, text).map_err(named)?)
 }
 
-fn svg(reports: &[Report]) -> Result<String> {
+fn svg(reports: &[GpuReport]) -> Result<String> {
     let pairs = charts(reports)?;
     let mut text = String::new();
     {
@@ -270,8 +270,8 @@ mod tests {
         let report = report(rows);
         let document =
             serde_json::json!({ "schema_version": crate::SCHEMA_VERSION, "gpu": &report });
-        let read = Report::parse(&document.to_string()).unwrap();
-        let of = |report: &Report| -> Vec<_> {
+        let read = GpuReport::parse(&document.to_string()).unwrap();
+        let of = |report: &GpuReport| -> Vec<_> {
             report.rows.iter().map(|row| (row.case, row.sms, row.us.round())).collect()
         };
         assert_eq!((of(&read), &read.machine), (of(&report), &report.machine));
@@ -280,8 +280,8 @@ mod tests {
         assert!(svg(&[read]).unwrap().contains("\n16\n"));
     }
 
-    fn row(rows: Rows, sms: u32, us: f64) -> Row {
-        Row {
+    fn row(rows: Rows, sms: u32, us: f64) -> GpuRow {
+        GpuRow {
             case: case(rows),
             routing: "uniform".to_owned(),
             sms,
@@ -302,10 +302,10 @@ mod tests {
 
     const FIXED: Fixed = Fixed { hidden: 7168, topk: 8, experts: 256 };
 
-    fn report(rows: Vec<Row>) -> Report {
+    fn report(rows: Vec<GpuRow>) -> GpuReport {
         let machine = Machine { gpu: "NVIDIA H200".to_owned(), ..Machine::default() };
         let sizes = (!rows.is_empty()).then_some(FIXED);
-        Report { machine, ranks: 8, link: link_of(8), sizes, rows }
+        GpuReport { machine, ranks: 8, link: link_of(8), sizes, rows }
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Tables of figures on GPUs.
 
-use super::Report;
+use super::GpuReport;
 use super::case::Case;
-use super::figures::{Link, Row};
+use super::figures::{GpuRow, Link};
 use crate::report::heading;
 use crate::table::table;
 
 /// The whole report, but for the conditions of the host.
-pub fn tables(report: &Report) -> String {
+pub fn tables(report: &GpuReport) -> String {
     let mut text = format!("{}\n", report.machine.line(report.ranks));
     text += &format!("\n{}", link(&report.link));
     if let Some(sizes) = &report.sizes {
@@ -48,8 +48,8 @@ fn link(link: &Link) -> String {
 }
 
 /// Tables of one operation and routing: times and bytes, then where the time goes.
-fn operations(rows: &[Row]) -> String {
-    let of = |row: &Row| (Case { tokens: 0, ..row.case }, row.routing.clone());
+fn operations(rows: &[GpuRow]) -> String {
+    let of = |row: &GpuRow| (Case { tokens: 0, ..row.case }, row.routing.clone());
     let mut text = String::new();
     for rows in rows.chunk_by(|a, b| of(a) == of(b)) {
         let (case, routing) = of(&rows[0]);
@@ -61,7 +61,7 @@ fn operations(rows: &[Row]) -> String {
     text
 }
 
-fn times(rows: &[Row]) -> String {
+fn times(rows: &[GpuRow]) -> String {
     let mut lines = vec![heading("tokens SMs min median p99 MB GB/s ratio floor rule holds")];
     for row in rows {
         lines.push(vec![
@@ -81,7 +81,7 @@ fn times(rows: &[Row]) -> String {
     table(0, &lines)
 }
 
-fn breakdowns(rows: &[Row]) -> String {
+fn breakdowns(rows: &[GpuRow]) -> String {
     let mut lines =
         vec![heading("tokens SMs launch count exchange rows drain skew others_count_GB/s")];
     for row in rows {

@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What two ranks measure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct LinkTask {
     /// Turns; each measures everything once.
     pub turns: u32,
     /// Small puts there and back per turn.
@@ -52,7 +52,7 @@ pub struct Task {
     pub sizes: Sizes,
 }
 
-impl Task {
+impl LinkTask {
     /// `turns` turns, at least 1, with a dispatch of `sizes`.
     pub fn new(sizes: Sizes, turns: u32) -> Self {
         Self { turns, pings: 1000, puts: 64, sizes }
@@ -79,7 +79,7 @@ pub struct Turn {
 
 /// What one rank found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
+pub struct LinkFigures {
     /// Library, provider or device, and interface of the bare link.
     pub bare: String,
     /// The transport and what it says of its link.
@@ -92,7 +92,7 @@ pub struct Figures {
 
 /// One line of the report.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct LinkRow {
     /// `8-byte latency`, `1 MiB bandwidth` or `dispatch bandwidth`.
     pub what: &'static str,
     /// `us` or `GB/s per rank`.
@@ -111,7 +111,7 @@ pub struct Row {
     pub required: Option<f64>,
 }
 
-impl Row {
+impl LinkRow {
     /// Whether the requirement holds.
     pub fn holds(&self) -> bool {
         let (latency, ratio) = (self.is_latency(), self.ratio);
@@ -139,9 +139,9 @@ fn choice(config: &Config) -> Result<&ComponentChoice> {
 pub(crate) fn measure(
     world: &Arc<World>,
     config: &Config,
-    task: &Task,
+    task: &LinkTask,
     say: &Speaker,
-) -> Result<Figures> {
+) -> Result<LinkFigures> {
     ensure!(world.ranks() == 2, "a link has two ends: found {} ranks; expected 2", world.ranks());
     let choice = choice(config)?;
     let mut bare = raw::open(world, choice).context("open the bare link")?;
@@ -164,7 +164,7 @@ pub(crate) fn measure(
         }
     }
     let figures =
-        Figures { bare: bare.name(), link: through.name(), inline: through.is_inline(), turns };
+        LinkFigures { bare: bare.name(), link: through.name(), inline: through.is_inline(), turns };
     comm.close()?;
     world.barrier("link measured")?;
     Ok(figures)
@@ -201,7 +201,7 @@ fn dispatch(
     Ok(rate(took, rows * u64::from(sizes.hidden) * 2))
 }
 
-fn large(task: &Task) -> u64 {
+fn large(task: &LinkTask) -> u64 {
     u64::from(task.puts) * LARGE as u64
 }
 
@@ -214,7 +214,7 @@ fn rate(took: Duration, bytes: u64) -> f64 {
 }
 
 /// The lines of what both ranks found.
-pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<Row>> {
+pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<LinkRow>> {
     let [Output::Link(first), Output::Link(second)] = outputs else {
         bail!("found what {} ranks measured; expected the figures of 2", outputs.len());
     };
@@ -228,7 +228,7 @@ pub(crate) fn rows(outputs: &[Output]) -> Result<Vec<Row>> {
     let middle = |values: &[f64]| median(values.iter().copied()).unwrap_or(f64::NAN);
     let row = |what, unit, (bare, ours): (&[f64], &[f64]), required| {
         let ratios: Vec<f64> = ours.iter().zip(bare).map(|(ours, bare)| ours / bare).collect();
-        Row {
+        LinkRow {
             what,
             unit,
             bare_link: first.bare.clone(),
@@ -263,7 +263,7 @@ mod tests {
             through_bytes_s: 1.9e9 * scale,
             dispatch_bytes_s: 1e9 * scale,
         };
-        Output::Link(Figures {
+        Output::Link(LinkFigures {
             bare: "tcp".into(),
             link: "libfabric".into(),
             inline: true,

@@ -5,11 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use tokenyard_bench::gpu::{self, Task, case, exchange};
+use tokenyard_bench::gpu::{self, GpuTask, case, exchange};
 use tokenyard_bench::ranks::Place;
-use tokenyard_bench::{Report, Sizes};
+use tokenyard_bench::{BenchReport, Sizes};
 use tokenyard_core::config::Config;
 
+use crate::layout::LayoutName;
 use crate::memory;
 use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::preload;
@@ -60,8 +61,8 @@ pub(super) struct OperationArgs {
           default_values_t = [LayoutName::Flat])]
     layouts: Vec<LayoutName>,
     /// Which experts the tokens select
-    #[arg(long, value_enum, default_value_t = RoutingName::Uniform, conflicts_with = "input")]
-    routing: RoutingName,
+    #[arg(long, value_enum, default_value_t = GpuRoutingName::Uniform, conflicts_with = "input")]
+    routing: GpuRoutingName,
     /// The routing of a recorded batch (docs/input-files.md); rows are generated
     #[arg(long, value_name = "FILE.safetensors")]
     input: Option<PathBuf>,
@@ -149,14 +150,7 @@ enum RowsName {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum LayoutName {
-    Flat,
-    ExpertMajor,
-    Packed,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum RoutingName {
+enum GpuRoutingName {
     /// K experts at random
     Uniform,
     /// Every token selects one and the same expert too
@@ -196,7 +190,7 @@ pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
     let mut files = files;
     files.writes("--out", &args.out)?;
     let reports =
-        args.reports.iter().map(|file| gpu::Report::read(file)).collect::<Result<Vec<_>>>()?;
+        args.reports.iter().map(|file| gpu::GpuReport::read(file)).collect::<Result<Vec<_>>>()?;
     gpu::plot::draw(&reports, &args.out)?;
     People::new(args.json).say(format_args!("drawn: {}", args.out.display()));
     if args.json {
@@ -211,7 +205,7 @@ pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
 }
 
 pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<ExitCode> {
-    let task = Task { link_sms: SMS.to_vec(), exchange: Some(exchange_task(phase, args)?) };
+    let task = GpuTask { link_sms: SMS.to_vec(), exchange: Some(exchange_task(phase, args)?) };
     args.check_files(&Config::load(&args.config)?)?;
     let report = measure(&args.config, &task, (&args.ranks, args.output.json))?;
     if let Some(report) = &report {
@@ -226,13 +220,17 @@ pub(super) fn link(
     ranks: &RankArgs,
     shown: (&Output, Option<&Path>),
 ) -> Result<ExitCode> {
-    let task = Task { link_sms: SMS.to_vec(), exchange: None };
+    let task = GpuTask { link_sms: SMS.to_vec(), exchange: None };
     let report = measure(config, &task, (ranks, shown.0.json))?;
     show(report, shown.0, shown.1)
 }
 
 /// The report; none on a rank that does not print it.
-fn measure(config: &Path, task: &Task, (ranks, json): (&RankArgs, bool)) -> Result<Option<Report>> {
+fn measure(
+    config: &Path,
+    task: &GpuTask,
+    (ranks, json): (&RankArgs, bool),
+) -> Result<Option<BenchReport>> {
     let loaded = Config::load(config)?;
     preload::try_plugins(Some(&loaded))?;
     if ranks.as_rank {
@@ -259,7 +257,7 @@ fn measure(config: &Path, task: &Task, (ranks, json): (&RankArgs, bool)) -> Resu
 }
 
 /// Refuses before a rank starts what every communicator would refuse.
-fn check(task: &exchange::Task, ranks: u32) -> Result<()> {
+fn check(task: &exchange::GpuExchangeTask, ranks: u32) -> Result<()> {
     let case::Fixed { hidden, topk, experts } = task.fixed;
     for max_tokens in task.tokens.iter().copied() {
         tokenyard_core::moe::Shape { ranks, experts, topk, hidden, max_tokens }.new()?;
@@ -270,7 +268,7 @@ fn check(task: &exchange::Task, ranks: u32) -> Result<()> {
     memory::ensure_room(needed.saturating_mul(ranks.into()), "a step of these sizes", FEWER)
 }
 
-fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::Task> {
+fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::GpuExchangeTask> {
     let is_combine = phase == case::Phase::Combine;
     for (name, given) in [("--replay", args.replay), ("--copy", args.copy)] {
         ensure!(!(is_combine && given), "found {name}; it is about the rows of a dispatch");
@@ -286,8 +284,8 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::T
         (Some(file), _) => case::Routing::Recorded(
             std::path::absolute(file).with_context(|| format!("find {}", file.display()))?,
         ),
-        (None, RoutingName::Uniform) => case::Routing::Uniform,
-        (None, RoutingName::Skewed) => case::Routing::Skewed,
+        (None, GpuRoutingName::Uniform) => case::Routing::Uniform,
+        (None, GpuRoutingName::Skewed) => case::Routing::Skewed,
     };
     let rows = |name: &RowsName| match name {
         RowsName::Fp8 => case::Rows::Fp8,
@@ -299,7 +297,7 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::T
         LayoutName::ExpertMajor => case::Layout::ExpertMajor,
         LayoutName::Packed => case::Layout::Packed,
     };
-    Ok(exchange::Task {
+    Ok(exchange::GpuExchangeTask {
         phase,
         fixed: case::Fixed { hidden: args.hidden, topk: args.topk, experts: args.experts },
         tokens: args.tokens.clone(),
@@ -315,7 +313,7 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::T
     })
 }
 
-fn show(report: Option<Report>, output: &Output, plot: Option<&Path>) -> Result<ExitCode> {
+fn show(report: Option<BenchReport>, output: &Output, plot: Option<&Path>) -> Result<ExitCode> {
     let Some(report) = report else { return Ok(ExitCode::SUCCESS) };
     let code = judge(output, &report)?;
     if let (Some(file), Some(gpu)) = (plot, &report.gpu) {
@@ -336,7 +334,7 @@ mod tests {
         args: OperationArgs,
     }
 
-    fn task(phase: case::Phase, more: &str) -> Result<exchange::Task> {
+    fn task(phase: case::Phase, more: &str) -> Result<exchange::GpuExchangeTask> {
         let words = ["bench", "a.toml"].into_iter().chain(more.split_whitespace());
         exchange_task(phase, &Cli::try_parse_from(words)?.args)
     }

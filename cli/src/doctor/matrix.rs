@@ -7,7 +7,7 @@ use tokenyard_machine::commands::{Answer, capture_topology, recorded_topology};
 use tokenyard_machine::{Device, DeviceKind, Fact, Link, Machine, Topology, Tree};
 
 use super::columns::{Matrix, wrapped_row};
-use super::{Args, distances};
+use super::{DoctorArgs, distances};
 use crate::output::{Cell, People, Table};
 
 /// How long `nvidia-smi topo -m` may take, which asks the driver about each pair.
@@ -22,7 +22,7 @@ pub(super) struct Linked {
 }
 
 /// Reads the topology of a node that was read, with the driver's matrix where it has NVIDIA's GPUs.
-pub(super) fn of(args: &Args, machine: &Machine) -> Result<Linked> {
+pub(super) fn of(args: &DoctorArgs, machine: &Machine) -> Result<Linked> {
     let answer = match &args.root {
         Some(root) => {
             let tree = Tree::open(root).with_context(|| format!("--root: {}", root.display()))?;

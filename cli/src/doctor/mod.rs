@@ -62,7 +62,7 @@ Every finding has its place in docs/findings.md.";
 /// Arguments of `tokenyard doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct DoctorArgs {
     /// Judge for this config; without one, all that is there counts.
     config: Option<PathBuf>,
     /// Read the node below this folder, or from this recorded tree, in place of the running system.
@@ -99,7 +99,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct DoctorDocument<'a> {
     schema_version: u32,
     command: &'static str,
     verdict: Verdict,
@@ -135,7 +135,7 @@ struct Examined {
     is_stuck: bool,
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &DoctorArgs) -> Result<ExitCode> {
     if args.world {
         return worldwide::main(args);
     }
@@ -158,7 +158,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         text::print(&findings, args.quiet, people, show_distances);
     }
     if args.json {
-        print_json(&Document {
+        print_json(&DoctorDocument {
             schema_version: SCHEMA_VERSION,
             command: "doctor",
             verdict,
@@ -193,7 +193,7 @@ fn worst(findings: &[Finding]) -> Verdict {
 
 /// Reads and judges the running system, or what `--root` names. Of that nothing can be tried, and this
 /// program's components say nothing about it.
-fn examine_node(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<Examined> {
+fn examine_node(args: &DoctorArgs, asked: Asked<'_>, patience: Patience) -> Result<Examined> {
     let Some(root) = &args.root else {
         return examine_system(args, asked, patience);
     };
@@ -204,7 +204,7 @@ fn examine_node(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<Exa
     Ok(Examined { machine, job, tried: None, findings, is_stuck: false })
 }
 
-fn examine_system(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<Examined> {
+fn examine_system(args: &DoctorArgs, asked: Asked<'_>, patience: Patience) -> Result<Examined> {
     let config = asked.config;
     let (machine, components, tried) = std::thread::scope(|scope| {
         // A name server that does not answer is waited for meanwhile, and so is a driver.
@@ -234,12 +234,12 @@ fn examine_system(args: &Args, asked: Asked<'_>, patience: Patience) -> Result<E
 }
 
 /// `--ranks`, else what `launched` counted of a world, else what the launcher's variables say.
-fn node_ranks(args: &Args, launched: Option<NodeRanks>) -> Option<NodeRanks> {
+fn node_ranks(args: &DoctorArgs, launched: Option<NodeRanks>) -> Option<NodeRanks> {
     let given = args.ranks.map(|count| NodeRanks { count, from: "--ranks" });
     given.or(launched).or_else(|| launched::ranks(&|name| std::env::var(name).ok()))
 }
 
-fn job(args: &Args, machine: &Machine, Asked { config, ranks }: Asked<'_>) -> Result<Job> {
+fn job(args: &DoctorArgs, machine: &Machine, Asked { config, ranks }: Asked<'_>) -> Result<Job> {
     let job = asked::job(&shape(args, machine, ranks)?, config)?;
     let Some(NodeRanks { count, from }) = ranks else {
         // The shape's ranks divide its experts, which 7 GPUs may not.
@@ -266,7 +266,7 @@ fn read_system(patience: Duration) -> Machine {
 }
 
 fn shape(
-    args: &Args,
+    args: &DoctorArgs,
     machine: &Machine,
     ranks: Option<NodeRanks>,
 ) -> tokenyard_core::Result<Shape> {

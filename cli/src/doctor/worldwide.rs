@@ -12,7 +12,7 @@ use tokenyard_doctor::world::{Fault, Skew, Summary, compare};
 use tokenyard_doctor::{Finding, Verdict};
 
 use super::launched::NodeRanks;
-use super::{Args, Asked, Examined, Patience, examine_node, leave, node_ranks, text, worst};
+use super::{Asked, DoctorArgs, Examined, Patience, examine_node, leave, node_ranks, text, worst};
 use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::preload;
 
@@ -25,7 +25,7 @@ const TOGETHER: Patience =
 const LOOKS: u32 = 8;
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct WorldDocument<'a> {
     schema_version: u32,
     command: &'static str,
     verdict: Verdict,
@@ -35,7 +35,7 @@ struct Document<'a> {
     elapsed_ms: f64,
 }
 
-pub(super) fn main(args: &Args) -> Result<ExitCode> {
+pub(super) fn main(args: &DoctorArgs) -> Result<ExitCode> {
     tokenyard_launch::adopt()?;
     let start = Instant::now();
     let config = args.config.as_deref().map(Config::load).transpose()?;
@@ -49,7 +49,7 @@ pub(super) fn main(args: &Args) -> Result<ExitCode> {
     if world.rank() == 0 {
         text::print(&findings, args.quiet, People::new(args.json), || {});
         if args.json {
-            print_json(&Document {
+            print_json(&WorldDocument {
                 schema_version: SCHEMA_VERSION,
                 command: "doctor --world",
                 verdict,
@@ -79,7 +79,11 @@ fn join(config: Option<&Config>) -> Result<World> {
 }
 
 /// What all ranks tell, and whether a probe of this one is stuck.
-fn gather(args: &Args, config: Option<&Config>, world: &World) -> Result<(Vec<Summary>, bool)> {
+fn gather(
+    args: &DoctorArgs,
+    config: Option<&Config>,
+    world: &World,
+) -> Result<(Vec<Summary>, bool)> {
     let host = node_name(args, world.rank());
     let here = ranks_of_host(world, &host)?;
     // One rank of each node is a look at the nodes, which says nothing about the job.
@@ -110,7 +114,7 @@ fn ranks_of_host(world: &World, host: &str) -> Result<u32> {
 }
 
 /// The host's name. A recorded node is a node of its own for each rank that reads it.
-fn node_name(args: &Args, rank: u32) -> String {
+fn node_name(args: &DoctorArgs, rank: u32) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     match args.root.as_deref().and_then(Path::file_stem) {
         Some(name) => format!("{host}/{rank}/{}", name.to_string_lossy()),

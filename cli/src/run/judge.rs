@@ -9,14 +9,14 @@ use serde::Deserialize;
 use tokenyard_core::config::Config;
 use tokenyard_launch::{Event, Job, Stderr, interrupt};
 
-use super::Args;
+use super::RunArgs;
 
 /// How often the limit is looked at.
 const TICK: Duration = Duration::from_millis(100);
 
 /// What this reads of the document of `config check`.
 #[derive(Deserialize)]
-struct Document {
+struct JudgeDocument {
     command: String,
     errors: Vec<String>,
 }
@@ -26,7 +26,7 @@ struct Document {
 ///
 /// # Errors
 /// What is wrong, each with file and line; a component that hangs for `world.late_ms`; a signal that is to end this process; no process can be started.
-pub(super) fn refuse_wrong(args: &Args, config: &Config, ranks: u32) -> Result<()> {
+pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Result<()> {
     let words = ["config", "check", "--json", "--ranks", &ranks.to_string(), "--"];
     let job = Job {
         program: std::env::current_exe().context("find this program")?,
@@ -44,7 +44,7 @@ pub(super) fn refuse_wrong(args: &Args, config: &Config, ranks: u32) -> Result<(
             running.wait_event(TICK).map_err(|interrupted| interrupted.with_done(done()))?;
         // A plugin may print lines of its own.
         if let Some(Event::Line { line, .. }) = event
-            && let Ok(document) = serde_json::from_str::<Document>(&line)
+            && let Ok(document) = serde_json::from_str::<JudgeDocument>(&line)
             && document.command == "config check"
         {
             errors = document.errors;

@@ -16,7 +16,7 @@ use super::diagnosis::{self, RankEnd};
 use super::message::{Cause, Message, Opened, RankResult};
 use super::plan::Plan;
 use super::summary::Summary;
-use super::{Args, Verdict, judge, results};
+use super::{RunArgs, Verdict, judge, results};
 use crate::output::{LOG_VARIABLE, People};
 use crate::{progress, signals, writable};
 
@@ -29,7 +29,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Runs shorter than this show no progress.
 const SHOW_AFTER: Duration = Duration::from_secs(1);
 
-pub(crate) fn main(args: &Args) -> Result<Verdict> {
+pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     let config = Config::load(&args.config)?;
     let plan = Plan::new(args, None)?;
     ensure!(
@@ -73,7 +73,7 @@ pub(crate) fn main(args: &Args) -> Result<Verdict> {
 }
 
 /// Refuses what could not be written in the end, before anything starts.
-fn check_files(args: &Args, config: &Config) -> Result<()> {
+fn check_files(args: &RunArgs, config: &Config) -> Result<()> {
     writable::check_reports(config)?;
     let Some(output) = &args.output else { return Ok(()) };
     args.read_files().writes("--output", output)

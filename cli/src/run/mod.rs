@@ -21,6 +21,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use tokenyard_conformance::oracle::Routing;
 
+use crate::layout::LayoutName;
 use crate::writable::Files;
 
 const EXAMPLES: &str = "\
@@ -37,7 +38,7 @@ Input files: docs/input-files.md";
 /// Arguments of `tokenyard run`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct RunArgs {
     /// The config file.
     config: PathBuf,
     /// Processes to start [default: 4, or as the input file says].
@@ -92,17 +93,6 @@ pub(crate) struct Args {
 
 fn seed(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text} is not in 0..={}", u64::MAX))
-}
-
-/// The layouts, by the names of the arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum LayoutName {
-    /// One row per token and rank.
-    Flat,
-    /// One row per token and expert, grouped by expert.
-    ExpertMajor,
-    /// Fixed places per expert and source rank, with counts.
-    Packed,
 }
 
 /// The types of rows.
@@ -170,7 +160,7 @@ impl Verdict {
     }
 }
 
-impl Args {
+impl RunArgs {
     /// Whether this process is to start ranks.
     pub(crate) fn starts_ranks(&self) -> bool {
         !self.as_rank
@@ -186,7 +176,7 @@ impl Args {
     }
 }
 
-pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+pub(crate) fn main(args: &RunArgs) -> Result<ExitCode> {
     let verdict = if args.as_rank { rank::main(args)? } else { launch::main(args)? };
     Ok(ExitCode::from(verdict.code()))
 }

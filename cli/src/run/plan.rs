@@ -12,7 +12,8 @@ use tokenyard_conformance::oracle::{
 use tokenyard_core::bootstrap::MAX_RANKS;
 use tokenyard_core::moe::Shape;
 
-use super::{Args, InputType, LayoutName};
+use super::{InputType, RunArgs};
+use crate::layout::LayoutName;
 use crate::memory;
 
 const DEFAULT_RANKS: u32 = 4;
@@ -45,7 +46,7 @@ const PER_STEP: u128 = 32;
 
 impl Plan {
     /// Checks the arguments. `ranks` is the size of the world where it is known already.
-    pub(crate) fn new(args: &Args, ranks: Option<u32>) -> Result<Self> {
+    pub(crate) fn new(args: &RunArgs, ranks: Option<u32>) -> Result<Self> {
         let file = args.input.as_deref().map(read_input).transpose()?;
         let asked = [ranks, args.ranks].into_iter().flatten().collect::<Vec<_>>();
         if let [world, asked] = asked[..] {
@@ -130,7 +131,7 @@ fn read_input(path: &Path) -> Result<InputFile> {
     Ok(InputFile::read(path)?)
 }
 
-fn generated_case(args: &Args, ranks: usize) -> Result<Case> {
+fn generated_case(args: &RunArgs, ranks: usize) -> Result<Case> {
     let input = match args.input_type.unwrap_or(InputType::Bf16) {
         InputType::Bf16 => Input::Plain(RowType::Bf16),
         InputType::Fp16 => Input::Plain(RowType::F16),
@@ -151,7 +152,7 @@ fn generated_case(args: &Args, ranks: usize) -> Result<Case> {
     arrange(args, case)
 }
 
-fn recorded_case(args: &Args, file: &InputFile, ranks: usize) -> Result<Case> {
+fn recorded_case(args: &RunArgs, file: &InputFile, ranks: usize) -> Result<Case> {
     let mut case = file.case(ranks, args.experts.map(|e| e as usize))?;
     case.input = match (args.input_type, file.row()) {
         (None, row)
@@ -176,7 +177,7 @@ fn scales(cast: InputType) -> Scales {
 }
 
 /// Adds what is chosen alike for generated and recorded rows.
-fn arrange(args: &Args, case: Case) -> Result<Case> {
+fn arrange(args: &RunArgs, case: Case) -> Result<Case> {
     let alignment = args.alignment;
     let grouped = args.layout == LayoutName::ExpertMajor;
     ensure!(
@@ -234,7 +235,7 @@ mod tests {
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
-        args: Args,
+        args: RunArgs,
     }
 
     fn plan(arguments: &str) -> Result<Plan> {
@@ -320,7 +321,7 @@ mod tests {
             let [ranks, experts, topk, hidden, tokens, alignment] =
                 sizes.map(|(bits, off)| (1_u64 << bits).saturating_sub(off.into()) as u32);
             let layout = *LayoutName::value_variants().get(layout).unwrap();
-            let args = Args {
+            let args = RunArgs {
                 ranks: Some(ranks),
                 experts: Some(experts),
                 topk,

@@ -19,7 +19,7 @@ use super::plan::Plan;
 use super::results::RankTally;
 use super::summary::Summary;
 use super::times::{Times, settle};
-use super::{Args, Verdict, results};
+use super::{RunArgs, Verdict, results};
 use crate::output::{People, print_json};
 use crate::{preload, signals, writable};
 
@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A rank that has joined the others.
 struct Rank<'a> {
-    args: &'a Args,
+    args: &'a RunArgs,
     config: Config,
     plan: Plan,
     world: Arc<World>,
@@ -36,7 +36,7 @@ struct Rank<'a> {
     launched: bool,
 }
 
-pub(crate) fn main(args: &Args) -> Result<Verdict> {
+pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     let launched = tokenyard_launch::adopt()?;
     signals::tell_launcher(launched);
     let mut name = "rank".to_owned();
@@ -64,7 +64,7 @@ fn env(name: &str) -> Option<String> {
 }
 
 impl<'a> Rank<'a> {
-    fn join(args: &'a Args, launched: bool) -> Result<Self> {
+    fn join(args: &'a RunArgs, launched: bool) -> Result<Self> {
         let config = Config::load(&args.config)?;
         if !launched {
             // Its launcher sees nothing but its exit code.

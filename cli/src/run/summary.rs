@@ -6,7 +6,7 @@ use tokenyard_conformance::oracle::{Case, Input, Layout, Scales, Tokens};
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 
-use super::Args;
+use super::RunArgs;
 use super::diagnosis::{Finding, Lost};
 use super::message::{Clock, Opened, RankResult};
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
@@ -16,7 +16,7 @@ const MIB: f64 = (1 << 20) as f64;
 
 /// The result of a run.
 pub(crate) struct Summary<'a> {
-    args: &'a Args,
+    args: &'a RunArgs,
     config: &'a Config,
     case: &'a Case,
     pub(crate) opened: Option<Opened>,
@@ -29,7 +29,7 @@ pub(crate) struct Summary<'a> {
 
 /// The JSON document.
 #[derive(Serialize)]
-struct Document<'a> {
+struct RunDocument<'a> {
     schema_version: u32,
     command: &'static str,
     config: ConfigInfo<'a>,
@@ -83,7 +83,7 @@ struct Check {
 }
 
 impl<'a> Summary<'a> {
-    pub(crate) fn new(args: &'a Args, config: &'a Config, case: &'a Case) -> Self {
+    pub(crate) fn new(args: &'a RunArgs, config: &'a Config, case: &'a Case) -> Self {
         Self {
             args,
             config,
@@ -246,11 +246,11 @@ impl<'a> Summary<'a> {
         }
     }
 
-    fn document(&self) -> Document<'_> {
+    fn document(&self) -> RunDocument<'_> {
         let case = self.case;
         let steps = f64::from(self.args.steps.max(1));
         let agreed = self.config.agreement().into_iter().map(|(k, v)| (k, value(v))).collect();
-        Document {
+        RunDocument {
             schema_version: SCHEMA_VERSION,
             command: "run",
             config: ConfigInfo { file: &self.config.name, agreed },

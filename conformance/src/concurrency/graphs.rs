@@ -11,7 +11,7 @@ use tokenyard_core::communicator::{
 };
 use tokenyard_core::moe::DType;
 
-use self::place::{Place, Room, Variant, most_rows, spoil, variants};
+use self::place::{GraphRoom, Place, Variant, most_rows, spoil, variants};
 use super::streams::{Delay, Plan, Track, WRONG, plain};
 use super::{LAYOUTS, close, expect_error, open_with};
 use crate::exchange::{self, dtype};
@@ -114,7 +114,7 @@ struct Captured {
     graph: ToolGraph,
     given: Vec<(Received, Handle)>,
     /// Poison for what arrives.
-    wrong: Room,
+    wrong: GraphRoom,
 }
 
 impl Captured {
@@ -127,7 +127,7 @@ impl Captured {
         let case = places.first().context("a place")?.case.clone();
         let rows = most_rows(comm, &case)?;
         places.iter_mut().try_for_each(|place| place.make_room(comm, rows))?;
-        let wrong = Room::new(comm, dtype(case.received_elem()), [rows, case.hidden])?;
+        let wrong = GraphRoom::new(comm, dtype(case.received_elem()), [rows, case.hidden])?;
         track.stream.begin_capture()?;
         let recorded = record(comm, track, places);
         let graph = track.stream.end_capture();

@@ -79,7 +79,7 @@ pub(super) fn plain(rank: &Rank<'_>, layout: Layout) -> Case {
 pub(super) const WRONG: u8 = 0x7f;
 
 /// Memory of an operation that is right for a moment.
-struct Live {
+struct LiveStream {
     memory: Buffer,
     right: Buffer,
     wrong: Buffer,
@@ -87,7 +87,7 @@ struct Live {
     shape: [usize; 2],
 }
 
-impl Live {
+impl LiveStream {
     fn new(comm: &Communicator, bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Result<Self> {
         let wrong = vec![WRONG; bytes.len()];
         let (memory, right) = (comm.buffer(&wrong)?, comm.buffer(bytes)?);
@@ -201,10 +201,10 @@ impl Plan {
 /// One dispatch and its combine: all memory, and what is expected.
 struct Journey {
     case: Case,
-    x: Live,
-    topk_idx: Live,
-    rows: Live,
-    out: Live,
+    x: LiveStream,
+    topk_idx: LiveStream,
+    rows: LiveStream,
+    out: LiveStream,
     /// Copies of what arrived, and of what came back.
     kept: [Buffer; 2],
     arrived: oracle::Received,
@@ -220,10 +220,10 @@ impl Journey {
         let nothing = |array: &oracle::Array| vec![WRONG; array.rows * array.row_bytes()];
         let (here, back) = (nothing(&arrived.x), nothing(&combined.x));
         Ok(Self {
-            x: Live::new(comm, &x, dtype(case.sent_elem()), [tokens, case.hidden])?,
-            topk_idx: Live::new(comm, &topk_idx, DType::I64, [tokens, case.topk])?,
-            rows: Live::new(comm, &rows, row, [row_count, case.hidden])?,
-            out: Live::new(comm, &back, row, [tokens, case.hidden])?,
+            x: LiveStream::new(comm, &x, dtype(case.sent_elem()), [tokens, case.hidden])?,
+            topk_idx: LiveStream::new(comm, &topk_idx, DType::I64, [tokens, case.topk])?,
+            rows: LiveStream::new(comm, &rows, row, [row_count, case.hidden])?,
+            out: LiveStream::new(comm, &back, row, [tokens, case.hidden])?,
             kept: [comm.buffer(&here)?, comm.buffer(&back)?],
             arrived,
             combined,

@@ -1,10 +1,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{Line, Report, Status};
+use super::{Line, Status, SuiteReport};
 
 /// The whole document.
-pub(super) fn write(report: &Report) -> String {
+pub(super) fn write(report: &SuiteReport) -> String {
     let mut levels: BTreeMap<String, Vec<&Line>> = BTreeMap::new();
     for line in &report.tests {
         levels.entry(format!("{:?}", line.level)).or_default().push(line);

@@ -87,7 +87,7 @@ pub struct Line {
 
 /// A whole run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct SuiteReport {
     schema_version: u32,
     /// Where it ran, and what was tested.
     pub environment: Environment,
@@ -114,7 +114,7 @@ pub struct Chosen {
     pub about: String,
 }
 
-impl Report {
+impl SuiteReport {
     /// Joins what was chosen with what ended. A chosen test without a result has failed: silence is
     /// no result.
     pub fn new(
@@ -201,12 +201,12 @@ mod tests {
         Finished { name: name.into(), verdict, took: Duration::from_millis(1500) }
     }
 
-    fn report(names: &[&str], ended: &[Finished]) -> Report {
+    fn report(names: &[&str], ended: &[Finished]) -> SuiteReport {
         let expected =
             "[[expected]]\npart = \"shm\"\ntest = \"l1/known*\"\nreason = \"r\"\nlink = \"l\"\n";
         let expected = Expected::parse(expected, &config()).expect("valid");
         let environment = Environment::new(&config(), &[], &NO_CAPABILITIES, Pace::new(3).unwrap());
-        Report::new(environment, names.iter().map(|n| chosen(n)).collect(), ended, &expected)
+        SuiteReport::new(environment, names.iter().map(|n| chosen(n)).collect(), ended, &expected)
     }
 
     #[test]

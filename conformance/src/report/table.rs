@@ -1,12 +1,12 @@
 use std::fmt::Write;
 
-use super::{Report, Status};
+use super::{Status, SuiteReport};
 
 /// The words of [`Status::word`], in the order of the columns.
 const WORDS: [&str; 5] = ["pass", "not supported", "expected fail", "FAIL", "UNEXPECTED PASS"];
 
 /// The whole table.
-pub(super) fn write(report: &Report) -> String {
+pub(super) fn write(report: &SuiteReport) -> String {
     let mut out = String::new();
     for line in &report.tests {
         let detail = match &line.status {

@@ -7,10 +7,10 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::rig::{Needs, Rig};
-use super::{Body, Case};
+use super::{Body, TransportCase};
 use crate::suite::Rank;
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[TransportCase] = &[TransportCase {
     name: "bring_up_refuses_damaged_endpoints",
     about: "endpoint bytes that are cut, lengthened or altered give an error within the deadline",
     ranks: &[2],

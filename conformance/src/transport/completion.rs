@@ -9,10 +9,10 @@ use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Queue, Rig};
-use super::{Body, Case};
+use super::{Body, TransportCase};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
         name: "done_means_source_reusable",
         about: "a source may be overwritten once its command is done (INV-4, INV-5)",
         ranks: &[2],
@@ -20,7 +20,7 @@ pub(super) const CASES: &[Case] = &[
         needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
         body: Body::Connected(done_means_source_reusable),
     },
-    Case {
+    TransportCase {
         name: "every_notified_command_completes_once",
         about: "each command with TY_FLAG_NOTIFY gives one done event with its tag, others none",
         ranks: &[2],
@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = &[
         needs: Needs::SMALL,
         body: Body::Connected(every_notified_command_completes_once),
     },
-    Case {
+    TransportCase {
         name: "queue_full_is_back_pressure",
         about: "a full queue accepts less; what it accepted is done, the rest comes later",
         ranks: &[2],
@@ -36,7 +36,7 @@ pub(super) const CASES: &[Case] = &[
         needs: Needs { queue_depth: 4, ..Needs::SMALL },
         body: Body::Connected(queue_full_is_back_pressure),
     },
-    Case {
+    TransportCase {
         name: "queues_are_independent",
         about: "a queue that is not polled stops no other; queues work on threads of their own",
         ranks: &[2],

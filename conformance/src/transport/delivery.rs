@@ -9,12 +9,12 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{UNTOUCHED, compare, pattern};
 use super::rig::{Needs, Rig};
-use super::{Body, Case};
+use super::{Body, TransportCase};
 
 const MIB: u64 = 1 << 20;
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
         name: "payload_before_signal",
         about: "whoever sees the signal of a put sees all of its payload (INV-1)",
         ranks: &[2, 4],
@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = &[
         needs: Needs { windows: &[MIB, MIB], ..Needs::SMALL },
         body: Body::Connected(payload_before_signal),
     },
-    Case {
+    TransportCase {
         name: "no_put_is_lost",
         about: "puts of all sizes and alignments arrive, and touch nothing else",
         ranks: &[2, 3],
@@ -30,7 +30,7 @@ pub(super) const CASES: &[Case] = &[
         needs: Needs { windows: &[4 * MIB, 4 * MIB], ..Needs::SMALL },
         body: Body::Connected(no_put_is_lost),
     },
-    Case {
+    TransportCase {
         name: "eight_byte_values_arrive_whole",
         about: "a reader sees the old value or the new one, never a mix (INV-3)",
         ranks: &[2],
@@ -89,12 +89,12 @@ const PIECES: [usize; 22] = [
 ];
 
 /// A round's puts, and what they make of the window they go to.
-struct Round {
+struct DeliveryRound {
     puts: Vec<Command>,
     image: Vec<u8>,
 }
 
-impl Round {
+impl DeliveryRound {
     /// Pieces of `theirs` (this rank's own are alike) side by side with gaps, at odd offsets.
     fn new(rig: &Rig<'_>, number: usize, theirs: &[u8]) -> Self {
         let window = theirs.len();
@@ -140,7 +140,7 @@ fn no_put_is_lost(rig: &mut Rig<'_>) -> Result<()> {
         rig.windows[0].write(0, &source(rig.me()));
         rig.windows[1].fill(UNTOUCHED);
         rig.barrier("cleared")?;
-        let round = Round::new(rig, number, &source(previous));
+        let round = DeliveryRound::new(rig, number, &source(previous));
         rig.post(0, &round.puts)?;
         total += round.with_signal().count() as u64;
         rig.wait_signal(0, rig.signal(0, 0, previous), total)?;

@@ -6,10 +6,10 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{UNTOUCHED, compare, copy_from, pattern};
 use super::rig::{Needs, Rig};
-use super::{Body, Case};
+use super::{Body, TransportCase};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
         name: "get_reads_the_peer",
         about: "a done get has brought the peer's bytes, and nothing else",
         ranks: &[2, 3],
@@ -17,7 +17,7 @@ pub(super) const CASES: &[Case] = &[
         needs: Needs { windows: &[1 << 18, 1 << 18], ..Needs::SMALL },
         body: Body::Connected(get_reads_the_peer),
     },
-    Case {
+    TransportCase {
         name: "peer_addresses_see_puts_and_stores",
         about: "peers' windows are memory of this process: loads see puts, owners see stores",
         ranks: &[2, 3],
@@ -25,7 +25,7 @@ pub(super) const CASES: &[Case] = &[
         needs: Needs { windows: &[1 << 16, 1 << 16], ..Needs::SMALL },
         body: Body::Connected(peer_addresses_see_puts_and_stores),
     },
-    Case {
+    TransportCase {
         name: "stored_payload_before_signal",
         about: "plain stores to a peer are there when a signal sent after them is seen (INV-1)",
         ranks: &[2],

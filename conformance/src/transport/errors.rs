@@ -5,9 +5,9 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::rig::{Needs, Rig};
-use super::{Body, Case};
+use super::{Body, TransportCase};
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[TransportCase] = &[TransportCase {
     name: "errors_are_reported",
     about: "a command with an op that nobody knows ends as an error event, and health stays bad",
     ranks: &[2],

@@ -27,7 +27,7 @@ use rig::{Needs, Rig};
 
 /// One behaviour.
 #[derive(Clone, Copy)]
-struct Case {
+struct TransportCase {
     name: &'static str,
     about: &'static str,
     /// World sizes that it runs on.
@@ -49,7 +49,7 @@ enum Body {
     Alone(fn(&Rank<'_>, &Needs) -> Result<()>),
 }
 
-const CASES: &[&[Case]] = &[
+const CASES: &[&[TransportCase]] = &[
     delivery::CASES,
     places::CASES,
     signals::CASES,
@@ -61,8 +61,9 @@ const CASES: &[&[Case]] = &[
 
 /// The tests of level L0. What `capabilities` lack makes a test that says so and does nothing.
 pub fn tests(capabilities: &Capabilities) -> Vec<Test> {
-    let with_ranks =
-        |case: &'static Case| case.ranks.iter().map(move |ranks| test(case, *ranks, capabilities));
+    let with_ranks = |case: &'static TransportCase| {
+        case.ranks.iter().map(move |ranks| test(case, *ranks, capabilities))
+    };
     CASES.iter().copied().flatten().flat_map(with_ranks).collect()
 }
 
@@ -75,7 +76,7 @@ pub fn probe(config: &Config) -> Result<Capabilities> {
     Ok(component.probe(&choice.table)?)
 }
 
-fn test(case: &'static Case, ranks: u32, capabilities: &Capabilities) -> Test {
+fn test(case: &'static TransportCase, ranks: u32, capabilities: &Capabilities) -> Test {
     let lack = lack(case, ranks, capabilities);
     Test {
         name: format!("l0/{}/r{ranks}", case.name),
@@ -90,7 +91,7 @@ fn test(case: &'static Case, ranks: u32, capabilities: &Capabilities) -> Test {
 }
 
 /// What a case needs and the transport did not declare.
-fn lack(case: &Case, ranks: u32, capabilities: &Capabilities) -> Option<String> {
+fn lack(case: &TransportCase, ranks: u32, capabilities: &Capabilities) -> Option<String> {
     let names = [(abi::TY_CAP_GET, "TY_CAP_GET"), (abi::TY_CAP_LOAD_STORE, "TY_CAP_LOAD_STORE")];
     let missing = case.flags & !capabilities.flags;
     if let Some((_, name)) = names.iter().find(|(flag, _)| missing & flag != 0) {
@@ -102,7 +103,7 @@ fn lack(case: &Case, ranks: u32, capabilities: &Capabilities) -> Option<String> 
     case.needs.lack(ranks, capabilities)
 }
 
-fn run(case: &Case, rank: &Rank<'_>) -> Result<()> {
+fn run(case: &TransportCase, rank: &Rank<'_>) -> Result<()> {
     let connected = |body: fn(&mut Rig<'_>) -> Result<()>, healthy| {
         let mut rig = Rig::bring_up(rank, &case.needs)?;
         body(&mut rig)?;

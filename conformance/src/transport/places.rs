@@ -8,9 +8,9 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Rig};
-use super::{Body, Case};
+use super::{Body, TransportCase};
 
-pub(super) const CASES: &[Case] = &[Case {
+pub(super) const CASES: &[TransportCase] = &[TransportCase {
     name: "puts_reach_the_right_place",
     about: "every rank reaches every peer, itself included, at the named windows and offsets",
     ranks: &[2, 4],
@@ -26,14 +26,14 @@ const VALUES: usize = 1;
 
 /// One put: from `source`, a window of `writer`, to `target`, a window of `reader`.
 #[derive(Clone, Copy)]
-struct Way {
+struct Reach {
     writer: u32,
     reader: u32,
     source: usize,
     target: usize,
 }
 
-impl Way {
+impl Reach {
     fn payload(&self) -> Vec<u8> {
         let ranks = u64::from(self.writer) << 16 | u64::from(self.reader) << 8;
         pattern(ranks | (self.source * 8 + self.target) as u64, CELL)
@@ -63,10 +63,10 @@ fn value(writer: u32, reader: u32) -> u64 {
     0xabcd_0000_0000_0000 | u64::from(writer) << 8 | u64::from(reader)
 }
 
-fn ways(rig: &Rig<'_>, writer: u32, reader: u32) -> impl Iterator<Item = Way> + use<> {
+fn ways(rig: &Rig<'_>, writer: u32, reader: u32) -> impl Iterator<Item = Reach> + use<> {
     let windows = rig.windows.len();
     (0..windows).flat_map(move |source| {
-        (0..windows).map(move |target| Way { writer, reader, source, target })
+        (0..windows).map(move |target| Reach { writer, reader, source, target })
     })
 }
 
@@ -81,7 +81,7 @@ fn puts_reach_the_right_place(rig: &mut Rig<'_>) -> Result<()> {
         rig.wait_signal(0, rig.signal(0, 0, writer), puts)?;
         for way in ways(rig, writer, me) {
             let (at, payload) = (way.to(rig), way.payload());
-            let Way { source, target, .. } = way;
+            let Reach { source, target, .. } = way;
             let what = format!("put of rank {writer} from its window {source} to window {target}");
             compare(&what, &rig.windows[target].read(at, CELL), &payload)?;
             expected[target][at..at + CELL].copy_from_slice(&payload);
@@ -108,7 +108,7 @@ fn puts_reach_the_right_place(rig: &mut Rig<'_>) -> Result<()> {
 /// Writes the sources for `peer` and says what moves them.
 fn commands_to(rig: &Rig<'_>, peer: u32) -> Vec<Command> {
     let me = rig.me();
-    let put = |way: Way| {
+    let put = |way: Reach| {
         let from = way.from(rig);
         rig.windows[way.source].write(from, &way.payload());
         Command {

@@ -5,10 +5,10 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::rig::{Needs, Rig};
-use super::{Body, Case};
+use super::{Body, TransportCase};
 
-pub(super) const CASES: &[Case] = &[
-    Case {
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
         name: "signals_count_exactly",
         about: "totals are the sums of what was added, by every peer and by this rank itself",
         ranks: &[2, 4],
@@ -16,7 +16,7 @@ pub(super) const CASES: &[Case] = &[
         needs: Needs { kinds: 3, ..Needs::SMALL },
         body: Body::Connected(signals_count_exactly),
     },
-    Case {
+    TransportCase {
         name: "signals_of_many_ids",
         about: "each of the declared signal ids, first to last, has a total of its own",
         ranks: &[2],

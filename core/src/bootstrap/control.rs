@@ -8,12 +8,14 @@ use async_trait::async_trait;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::frame::Kind;
-use super::identity::Place;
+use super::frame::FrameKind;
+use super::identity::RankId;
 use super::liveness::Liveness;
-use super::message::{End, MAX_REASON, Op, Start, Verdict, decode, decode_outcome, encode_reason};
+use super::message::{
+    CollectiveFailure, End, MAX_REASON, Op, Start, decode, decode_outcome, encode_reason,
+};
 use super::text::clean;
-use super::waiting::Waiting;
+use super::waiting::Join;
 use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
 
@@ -54,17 +56,17 @@ pub(super) struct Outcome {
     pub(super) items: Vec<Vec<u8>>,
 }
 
-/// What the caller of `op` gets, from the payload of an [`Kind::Outcome`] or a [`Kind::Verdict`].
-pub(super) fn result_of(op: Op, kind: Kind, payload: &[u8], ranks: u32) -> Result<Outcome> {
+/// What the caller of `op` gets, from the payload of an [`FrameKind::Outcome`] or a [`FrameKind::Verdict`].
+pub(super) fn result_of(op: Op, kind: FrameKind, payload: &[u8], ranks: u32) -> Result<Outcome> {
     let items = match op {
         Op::AllGather | Op::Exchange => ranks as usize,
         Op::Barrier | Op::Agree => 0,
         Op::Admit => 1,
     };
-    if kind == Kind::Outcome {
+    if kind == FrameKind::Outcome {
         return decode_outcome(payload, items).map(|(round, items)| Outcome { round, items });
     }
-    let (_, Verdict { kind, text }): (u64, _) = decode(payload)?;
+    let (_, CollectiveFailure { kind, text }): (u64, _) = decode(payload)?;
     let error = Error::new(kind, op.name(), text);
     Err(match kind {
         ErrorKind::Mismatch => error.with_fix("run every rank with the same code and config"),
@@ -82,10 +84,10 @@ pub(super) enum Farewell {
 
 impl Farewell {
     /// The frame that says so.
-    pub(super) fn frame(&self) -> (Kind, Arc<Vec<u8>>) {
+    pub(super) fn frame(&self) -> (FrameKind, Arc<Vec<u8>>) {
         match self {
-            Self::Goodbye => (Kind::Goodbye, Arc::default()),
-            Self::Failed(why) => (Kind::Failed, Arc::new(encode_reason(why))),
+            Self::Goodbye => (FrameKind::Goodbye, Arc::default()),
+            Self::Failed(why) => (FrameKind::Failed, Arc::new(encode_reason(why))),
         }
     }
 
@@ -130,22 +132,22 @@ pub(super) async fn serve(
 /// What rank 0 and the others need alike.
 #[derive(Clone)]
 pub(super) struct Member {
-    pub(super) place: Place,
+    pub(super) place: RankId,
     pub(super) timing: Timing,
     pub(super) on_failure: OnFailure,
     pub(super) liveness: Arc<Liveness>,
-    pub(super) waiting: Arc<Waiting>,
+    pub(super) waiting: Arc<Join>,
 }
 
 impl Member {
     /// A member that begins to join.
     pub(super) fn new(
-        place: Place,
+        place: RankId,
         timing: Timing,
         on_failure: OnFailure,
         liveness: Arc<Liveness>,
     ) -> Self {
-        Self { place, timing, on_failure, liveness, waiting: Waiting::begin(place) }
+        Self { place, timing, on_failure, liveness, waiting: Join::begin(place) }
     }
 }
 

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use super::handshake::Credentials;
-use super::identity::{ExchangeFn, Place};
+use super::identity::{ExchangeFn, RankId};
 use super::interface::Local;
-use super::rendezvous::{Address, Entry, OPERATION, Target, listen_anywhere};
+use super::rendezvous::{Address, NextStep, OPERATION, Target, listen_anywhere};
 use super::secret::Secret;
 use super::text::clean;
 use crate::machine::host_name;
@@ -13,11 +13,11 @@ use crate::{Error, ErrorKind, Result};
 
 /// Every rank gives its host name; rank 0 adds its address and the secret, or why it has none.
 pub(super) fn enter_by_exchange(
-    place: Place,
+    place: RankId,
     mut exchange: Box<ExchangeFn>,
     credentials: Credentials,
     local: Local,
-) -> Result<Entry> {
+) -> Result<NextStep> {
     let fresh = credentials.secret.is_none();
     let secret = if fresh && place.rank == 0 { Secret::generate()? } else { credentials.secret };
     let mut mine = host_name();
@@ -40,13 +40,13 @@ pub(super) fn enter_by_exchange(
     match bound {
         Some((listener, address)) => {
             let credentials = Credentials { secret, job: address.job };
-            Ok(Entry::Hub { listener, credentials, notice: None })
+            Ok(NextStep::Hub { listener, credentials, notice: None })
         }
         None => {
             let secret = if fresh { told.secret } else { secret };
             let Address { host, port, job } = told.address;
             let credentials = Credentials { secret, job };
-            Ok(Entry::Spoke { target: Target::Address { host, port }, credentials, local })
+            Ok(NextStep::Spoke { target: Target::Address { host, port }, credentials, local })
         }
     }
 }

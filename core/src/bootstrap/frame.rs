@@ -24,7 +24,7 @@ const OPERATION: &str = "read frame";
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Kind {
+pub enum FrameKind {
     /// Joiner to rank 0, first frame: it holds the keys of this connection, so its first message is no
     /// replay.
     Confirm,
@@ -58,7 +58,7 @@ pub enum Kind {
     Missing,
 }
 
-impl Kind {
+impl FrameKind {
     /// All kinds.
     pub const ALL: [Self; 14] = [
         Self::Confirm,
@@ -95,8 +95,8 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// What the frame is for.
-    pub kind: Kind,
-    /// Bytes of the payload, at most [`Kind::payload_limit`].
+    pub kind: FrameKind,
+    /// Bytes of the payload, at most [`FrameKind::payload_limit`].
     pub bytes: u32,
 }
 
@@ -128,8 +128,8 @@ impl Head {
 
 /// A frame that was authenticated.
 #[derive(Debug)]
-pub(super) struct Received {
-    pub(super) kind: Kind,
+pub(super) struct ReceivedFrame {
+    pub(super) kind: FrameKind,
     pub(super) payload: Vec<u8>,
 }
 
@@ -137,7 +137,7 @@ pub(super) struct Received {
 pub(super) async fn write_frame(
     stream: &mut (impl AsyncWrite + Unpin),
     sealer: &mut Sealer,
-    kind: Kind,
+    kind: FrameKind,
     payload: &[u8],
 ) -> std::io::Result<()> {
     debug_assert!(payload.len() <= kind.payload_limit(), "{kind:?}: {}", payload.len());
@@ -187,9 +187,9 @@ impl From<std::io::Error> for ReadError {
 pub(super) async fn read_frame(
     stream: &mut (impl AsyncRead + Unpin),
     opener: &mut Opener,
-    expected: &[Kind],
+    expected: &[FrameKind],
     heard: impl Fn(),
-) -> std::result::Result<Received, ReadError> {
+) -> std::result::Result<ReceivedFrame, ReadError> {
     let mut sealed = Vec::new();
     let mut plain = Vec::new();
     let mut length = [0; 2];
@@ -227,7 +227,7 @@ pub(super) async fn read_frame(
         }
         payload.extend(&plain);
     }
-    Ok(Received { kind, payload })
+    Ok(ReceivedFrame { kind, payload })
 }
 
 async fn read_sealed(
@@ -255,23 +255,23 @@ mod tests {
     use super::*;
 
     /// What the other end reads of `bytes`.
-    fn read(opener: &mut Opener, mut bytes: &[u8]) -> Result<Received> {
+    fn read(opener: &mut Opener, mut bytes: &[u8]) -> Result<ReceivedFrame> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let frame = runtime.block_on(read_frame(&mut bytes, opener, &Kind::ALL, || ()));
+        let frame = runtime.block_on(read_frame(&mut bytes, opener, &FrameKind::ALL, || ()));
         frame.map_err(|error| match error {
             ReadError::Closed(why) => Error::new(ErrorKind::PeerLost, OPERATION, why),
             ReadError::Refused(error) => error,
         })
     }
 
-    fn write(sealer: &mut Sealer, kind: Kind, payload: &[u8]) -> Vec<u8> {
+    fn write(sealer: &mut Sealer, kind: FrameKind, payload: &[u8]) -> Vec<u8> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut out = Vec::new();
         runtime.block_on(write_frame(&mut out, sealer, kind, payload)).unwrap();
         out
     }
 
-    fn refused(result: Result<Received>) -> String {
+    fn refused(result: Result<ReceivedFrame>) -> String {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
         error.to_string()
@@ -282,16 +282,17 @@ mod tests {
         let ((mut sealer, _), (_, mut opener)) = pair_for_tests();
         for bytes in [0, 1, MAX_PLAIN - 6, MAX_PLAIN - 5, MAX_PLAIN, 3 * MAX_PLAIN, 1 << 20] {
             let payload: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
-            let frame = read(&mut opener, &write(&mut sealer, Kind::Outcome, &payload)).unwrap();
-            assert!(frame.kind == Kind::Outcome && frame.payload == payload, "{bytes}");
+            let frame =
+                read(&mut opener, &write(&mut sealer, FrameKind::Outcome, &payload)).unwrap();
+            assert!(frame.kind == FrameKind::Outcome && frame.payload == payload, "{bytes}");
         }
     }
 
     #[test]
     fn a_replayed_a_skipped_and_a_reflected_frame_are_refused() {
         let ((mut sealer, mut own), (_, mut opener)) = pair_for_tests();
-        let first = write(&mut sealer, Kind::Contribution, b"1");
-        let second = write(&mut sealer, Kind::Contribution, b"2");
+        let first = write(&mut sealer, FrameKind::Contribution, b"1");
+        let second = write(&mut sealer, FrameKind::Contribution, b"2");
         assert!(refused(read(&mut opener, &second)).contains("does not open"));
         read(&mut opener, &first).unwrap();
         assert!(refused(read(&mut opener, &first)).contains("does not open"));
@@ -304,10 +305,14 @@ mod tests {
         for (plain, says) in [
             (&[77, 0][..], "no head of a frame"),
             (&[], "no head of a frame"),
-            (&message::encode(&Head { kind: Kind::Welcome, bytes: 1 }), "at most 0"),
-            (&message::encode(&Head { kind: Kind::Outcome, bytes: 1 + (64 << 20) }), "67108864"),
+            (&message::encode(&Head { kind: FrameKind::Welcome, bytes: 1 }), "at most 0"),
             (
-                &[&message::encode(&Head { kind: Kind::Failed, bytes: 1 })[..], b"ab"].concat(),
+                &message::encode(&Head { kind: FrameKind::Outcome, bytes: 1 + (64 << 20) }),
+                "67108864",
+            ),
+            (
+                &[&message::encode(&Head { kind: FrameKind::Failed, bytes: 1 })[..], b"ab"]
+                    .concat(),
                 "than the 1 bytes",
             ),
         ] {
@@ -324,7 +329,7 @@ mod tests {
         for (piece, says) in [(&b""[..], "empty piece"), (&[7; 200], "than the 100 bytes")] {
             let ((mut sealer, _), (_, mut opener)) = pair_for_tests();
             let mut bytes = Vec::new();
-            let head = message::encode(&Head { kind: Kind::Failed, bytes: 100 });
+            let head = message::encode(&Head { kind: FrameKind::Failed, bytes: 100 });
             sealer.seal(&head, &mut bytes).unwrap();
             sealer.seal(piece, &mut bytes).unwrap();
             let text = refused(read(&mut opener, &bytes));
@@ -339,7 +344,7 @@ mod tests {
             flip in 1u8..=255,
         ) {
             let ((mut sealer, _), (_, mut opener)) = pair_for_tests();
-            let mut bytes = write(&mut sealer, Kind::Contribution, &payload);
+            let mut bytes = write(&mut sealer, FrameKind::Contribution, &payload);
             let at = at.index(bytes.len());
             prop_assert!(read(&mut opener, &bytes[..at]).is_err());
             bytes[at] ^= flip;

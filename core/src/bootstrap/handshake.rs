@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::frame::{Kind, ReadError, Received, read_frame, write_frame};
+use super::frame::{FrameKind, ReadError, ReceivedFrame, read_frame, write_frame};
 use super::link::{Secured, discard};
 use super::message::{Proof, Refusal, decode, encode};
 use super::noise::{FRESH_BYTES, Handshake, JOB_BYTES, Preamble, Sealer};
@@ -89,7 +89,7 @@ impl Proven {
         let answer = handshake.write(&[])?;
         stream.write_all(&answer).await.map_err(|error| failed(error.into()))?;
         let (mut sealer, mut opener) = handshake.finish()?;
-        read_frame(&mut stream, &mut opener, &[Kind::Confirm], || ()).await.map_err(failed)?;
+        read_frame(&mut stream, &mut opener, &[FrameKind::Confirm], || ()).await.map_err(failed)?;
         match decode(&claim) {
             Ok(proof) => Ok(Claim { proof, address, secured: Secured { stream, sealer, opener } }),
             Err(error) => {
@@ -108,7 +108,7 @@ pub(super) async fn refuse(
     why: &str,
 ) {
     let said = async {
-        write_frame(stream, sealer, Kind::Refused, &refusal.encode(why)).await?;
+        write_frame(stream, sealer, FrameKind::Refused, &refusal.encode(why)).await?;
         part(stream).await
     };
     // A joiner that does not listen loses only its explanation.
@@ -150,12 +150,12 @@ pub(super) async fn introduce(
     let answer = read_greeting(&mut stream).await.map_err(unread)?;
     handshake.read(&answer).map_err(Setback::Stranger)?;
     let (mut sealer, mut opener) = handshake.finish().map_err(Setback::Fatal)?;
-    let confirmed = write_frame(&mut stream, &mut sealer, Kind::Confirm, &[]).await;
+    let confirmed = write_frame(&mut stream, &mut sealer, FrameKind::Confirm, &[]).await;
     confirmed.map_err(|error| again(error.into()))?;
-    let expected = [Kind::Welcome, Kind::Refused];
-    let Received { kind, payload } =
+    let expected = [FrameKind::Welcome, FrameKind::Refused];
+    let ReceivedFrame { kind, payload } =
         read_frame(&mut stream, &mut opener, &expected, || ()).await.map_err(unread)?;
-    if kind == Kind::Welcome {
+    if kind == FrameKind::Welcome {
         return Ok(Secured { stream, sealer, opener });
     }
     Err(match Refusal::decode(&payload) {

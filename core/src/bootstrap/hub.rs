@@ -16,10 +16,10 @@ use super::control::{
     Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::door::Door;
-use super::frame::{Kind, Received};
+use super::frame::{FrameKind, ReceivedFrame};
 use super::handshake::{Claim, Credentials};
 use super::headway::{Begun, least};
-use super::link::{Event, Link, What};
+use super::link::{ControlLink, Event, What};
 use super::liveness::PeerState;
 use super::message::{
     Ask, Beat, Contribution, End, Missing, Op, Refusal, Start, decode, decode_reason, encode,
@@ -37,14 +37,14 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 /// The center of the star.
 pub(super) struct Hub {
     member: Member,
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<JoinedRank>>,
     events: mpsc::Receiver<Event>,
     /// For the readers of links yet to come.
     event_sender: mpsc::Sender<Event>,
     /// Connections so far.
     links: u64,
     /// Processes that wait to come back, by rank.
-    returning: BTreeMap<u32, Peer>,
+    returning: BTreeMap<u32, JoinedRank>,
     /// Open while processes may join.
     door: Option<Door>,
     /// Says where the door is, for as long as it is open.
@@ -70,8 +70,8 @@ struct Difference {
     since: Instant,
 }
 
-struct Peer {
-    link: Link,
+struct JoinedRank {
+    link: ControlLink,
     id: u64,
     /// Who it is, for people.
     name: String,
@@ -128,7 +128,7 @@ impl Hub {
         self.started = true;
         let start = Arc::new(encode(&Start::default()));
         for rank in 1..self.member.place.ranks {
-            self.send(rank, Kind::Start, Arc::clone(&start));
+            self.send(rank, FrameKind::Start, Arc::clone(&start));
         }
         tracing::info!(ranks = self.member.place.ranks, took = ?started.elapsed(), "all joined");
         Ok(())
@@ -172,7 +172,7 @@ impl Hub {
         self.member.waiting.waits_for(what);
         let payload = Arc::new(Missing::new(missing).encode());
         for rank in 1..self.member.place.ranks {
-            self.send(rank, Kind::Missing, Arc::clone(&payload));
+            self.send(rank, FrameKind::Missing, Arc::clone(&payload));
         }
     }
 
@@ -217,7 +217,7 @@ impl Hub {
     fn refuse_all(&mut self, refusal: Refusal, text: &str) {
         let payload = Arc::new(refusal.encode(text));
         for rank in 1..self.member.place.ranks {
-            self.send(rank, Kind::Refused, Arc::clone(&payload));
+            self.send(rank, FrameKind::Refused, Arc::clone(&payload));
         }
     }
 
@@ -244,7 +244,7 @@ impl Hub {
         }
         if *self.member.liveness.state(peer) != PeerState::Alive {
             // A rank whose silence was judged right after a stop of rank 0 may yet say who was silent.
-            let gave_up = matches!(&what, What::Frame(frame) if frame.kind == Kind::GaveUp);
+            let gave_up = matches!(&what, What::Frame(frame) if frame.kind == FrameKind::GaveUp);
             if !gave_up || !self.ticker.stalled_lately() {
                 return;
             }
@@ -261,19 +261,23 @@ impl Hub {
         }
     }
 
-    fn on_frame(&mut self, peer: u32, Received { kind, payload }: Received) -> Result<()> {
+    fn on_frame(
+        &mut self,
+        peer: u32,
+        ReceivedFrame { kind, payload }: ReceivedFrame,
+    ) -> Result<()> {
         match kind {
-            Kind::Contribution => {
+            FrameKind::Contribution => {
                 let part: Contribution = decode(&payload)?;
                 self.contribute(peer, part)?;
             }
-            Kind::Goodbye => self.depart(peer, End::Left),
-            Kind::Failed => {
+            FrameKind::Goodbye => self.depart(peer, End::Left),
+            FrameKind::Failed => {
                 let why = format!("failed: {}", decode_reason(&payload)?);
                 self.depart(peer, End::Lost(why));
             }
-            Kind::GaveUp => self.on_gave_up(peer, &decode_reason(&payload)?),
-            Kind::Heartbeat => {
+            FrameKind::GaveUp => self.on_gave_up(peer, &decode_reason(&payload)?),
+            FrameKind::Heartbeat => {
                 let beat = Beat::decode(&payload)?;
                 if let Some(Some(peer)) = self.peers.get_mut(peer as usize) {
                     peer.begun = beat.begun;
@@ -305,7 +309,7 @@ impl Hub {
         tracing::error!("rank 0, this one, {why}");
         if self.member.liveness.end(0, End::Lost(why)) {
             for rank in 1..self.member.place.ranks {
-                self.send(rank, Kind::Failed, Arc::clone(&payload));
+                self.send(rank, FrameKind::Failed, Arc::clone(&payload));
             }
         }
     }
@@ -364,10 +368,10 @@ impl Hub {
         self.member.liveness.all_begun(&begun);
         let payload = Arc::new(Beat { begun, quiet }.encode());
         for (rank, _) in alive {
-            self.send(rank, Kind::Heartbeat, Arc::clone(&payload));
+            self.send(rank, FrameKind::Heartbeat, Arc::clone(&payload));
         }
         for waiting in self.returning.values() {
-            waiting.link.send(Kind::Heartbeat, Arc::clone(&payload));
+            waiting.link.send(FrameKind::Heartbeat, Arc::clone(&payload));
         }
         let silent = |rank: &u32| self.member.liveness.silence(*rank) > timing.deadline;
         let silent: Vec<u32> = self.returning.keys().copied().filter(silent).collect();
@@ -402,7 +406,7 @@ impl Hub {
             tracing::error!("rank {rank} ({}) {why}", peer.map_or("unknown", |peer| &peer.name));
         }
         for to in 1..self.member.place.ranks {
-            self.send(to, Kind::Departure, Arc::clone(&payload));
+            self.send(to, FrameKind::Departure, Arc::clone(&payload));
         }
         if let Some(Some(peer)) = self.peers.get_mut(rank as usize) {
             peer.link.close();
@@ -415,7 +419,7 @@ impl Hub {
 
     fn deliver(&mut self, due: Vec<Delivery>) {
         for delivery in due {
-            if delivery.kind == Kind::Start {
+            if delivery.kind == FrameKind::Start {
                 self.let_in(delivery.rank);
             }
             if delivery.rank == 0 {
@@ -427,7 +431,7 @@ impl Hub {
         }
     }
 
-    fn send(&self, rank: u32, kind: Kind, payload: Arc<Vec<u8>>) {
+    fn send(&self, rank: u32, kind: FrameKind, payload: Arc<Vec<u8>>) {
         if let Some(Some(peer)) = self.peers.get(rank as usize) {
             peer.link.send(kind, payload);
         }
@@ -484,9 +488,9 @@ impl Bootstrap for Hub {
         // Readers must not wait for this task any more.
         self.events.close();
         let liveness = &self.member.liveness;
-        let mut links: Vec<Link> = Vec::new();
+        let mut links: Vec<ControlLink> = Vec::new();
         for (rank, peer) in (0u32..).zip(&mut self.peers) {
-            let Some(Peer { mut link, .. }) = peer.take() else { continue };
+            let Some(JoinedRank { mut link, .. }) = peer.take() else { continue };
             link.close();
             // Nothing is expected of a lost rank; dropping its link closes the socket.
             if !matches!(liveness.state(rank), PeerState::Lost { .. }) {

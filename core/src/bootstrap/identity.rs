@@ -16,7 +16,7 @@ pub const MAX_RANKS: u32 = 1 << 20;
 
 /// One rank's place in the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct RankId {
     /// This rank, `0..ranks`.
     pub rank: u32,
     /// R: ranks in the world, 1 to [`MAX_RANKS`].
@@ -25,7 +25,7 @@ pub struct Place {
     pub local_rank: u32,
 }
 
-impl Place {
+impl RankId {
     /// Checks the relations between the fields.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl fmt::Display for Rendezvous {
 #[derive(Debug)]
 pub struct Identity {
     /// This rank's place.
-    pub place: Place,
+    pub place: RankId,
     /// How to find rank 0.
     pub rendezvous: Rendezvous,
     /// Where both came from, for people: `"torchrun"`, `"tcp://a:1, ranks from Slurm"`.
@@ -151,8 +151,8 @@ impl Identity {
     /// An identity that the caller knows by itself.
     ///
     /// # Errors
-    /// See [`Place::new`].
-    pub fn new(place: Place, rendezvous: Rendezvous) -> Result<Self> {
+    /// See [`RankId::new`].
+    pub fn new(place: RankId, rendezvous: Rendezvous) -> Result<Self> {
         Ok(Self { place: place.new()?, rendezvous, source: "the caller".to_owned() })
     }
 
@@ -228,8 +228,8 @@ mod tests {
     #[test]
     fn a_place_outside_the_world_is_refused() {
         for (rank, ranks, local_rank) in [(0, 0, 0), (2, 2, 0), (0, 2, 2), (0, MAX_RANKS + 1, 0)] {
-            assert!(Place { rank, ranks, local_rank }.new().is_err());
+            assert!(RankId { rank, ranks, local_rank }.new().is_err());
         }
-        assert!(Place { rank: 1, ranks: 2, local_rank: 1 }.new().is_ok());
+        assert!(RankId { rank: 1, ranks: 2, local_rank: 1 }.new().is_ok());
     }
 }

@@ -1,7 +1,7 @@
 //! What the launchers put into the environment.
 
 use super::hostlist;
-use super::identity::{BOOTSTRAP_VARIABLE, OPERATION, Place, Rendezvous};
+use super::identity::{BOOTSTRAP_VARIABLE, OPERATION, RankId, Rendezvous};
 use crate::{Error, ErrorKind, Result};
 
 const PORT_VARIABLE: &str = "TOKENYARD_PORT";
@@ -84,7 +84,7 @@ impl Launcher {
         }
     }
 
-    pub(super) fn place(self, env: &Env<'_>) -> Result<Place> {
+    pub(super) fn place(self, env: &Env<'_>) -> Result<RankId> {
         place_from(self.variables(), env)
             .map_err(|error| error.with_context("launcher", self.name()))
     }
@@ -109,7 +109,7 @@ pub(super) fn detect(env: &Env<'_>) -> Option<Launcher> {
 }
 
 /// The rank's place, from tokenyard's own variables or else from the launcher, and who said so.
-pub(super) fn place(env: &Env<'_>) -> Result<(Place, &'static str)> {
+pub(super) fn place(env: &Env<'_>) -> Result<(RankId, &'static str)> {
     const OWN: [&str; 3] = ["TOKENYARD_RANK", "TOKENYARD_RANKS", "TOKENYARD_LOCAL_RANK"];
     if OWN.iter().any(|name| env.get(name).is_some()) {
         return Ok((place_from(OWN, env)?, "TOKENYARD_RANK"));
@@ -141,8 +141,8 @@ pub(super) fn nobody(env: &Env<'_>, wanted_address: bool) -> Error {
     ))
 }
 
-fn place_from([rank, ranks, local_rank]: [&str; 3], env: &Env<'_>) -> Result<Place> {
-    let place = Place {
+fn place_from([rank, ranks, local_rank]: [&str; 3], env: &Env<'_>) -> Result<RankId> {
+    let place = RankId {
         rank: env.number(rank, "this process's rank")?,
         ranks: env.number(ranks, "the number of ranks")?,
         local_rank: env.number(local_rank, "the rank's index on its host")?,

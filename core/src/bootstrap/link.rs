@@ -9,7 +9,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::frame::{Kind, ReadError, Received, read_frame, write_frame};
+use super::frame::{FrameKind, ReadError, ReceivedFrame, read_frame, write_frame};
 use super::liveness::Liveness;
 use super::noise::{Opener, Sealer};
 
@@ -22,34 +22,39 @@ pub(super) struct Event {
 }
 
 pub(super) enum What {
-    Frame(Received),
+    Frame(ReceivedFrame),
     /// The last event: what the peer did, to be read behind its name.
     Closed(String),
 }
 
 /// What comes after the handshake.
-const FROM_HUB: &[Kind] = &[
-    Kind::Heartbeat,
-    Kind::Outcome,
-    Kind::Verdict,
-    Kind::Departure,
-    Kind::Start,
-    Kind::Refused,
-    Kind::Goodbye,
-    Kind::Failed,
-    Kind::Returning,
-    Kind::Missing,
+const FROM_HUB: &[FrameKind] = &[
+    FrameKind::Heartbeat,
+    FrameKind::Outcome,
+    FrameKind::Verdict,
+    FrameKind::Departure,
+    FrameKind::Start,
+    FrameKind::Refused,
+    FrameKind::Goodbye,
+    FrameKind::Failed,
+    FrameKind::Returning,
+    FrameKind::Missing,
 ];
-const TO_HUB: &[Kind] =
-    &[Kind::Heartbeat, Kind::Contribution, Kind::Goodbye, Kind::Failed, Kind::GaveUp];
+const TO_HUB: &[FrameKind] = &[
+    FrameKind::Heartbeat,
+    FrameKind::Contribution,
+    FrameKind::Goodbye,
+    FrameKind::Failed,
+    FrameKind::GaveUp,
+];
 
 struct Outgoing {
-    kind: Kind,
+    kind: FrameKind,
     payload: Arc<Vec<u8>>,
 }
 
 /// A connection whose both ends hold the keys. Dropping it closes the socket at once.
-pub(super) struct Link {
+pub(super) struct ControlLink {
     outbox: Option<mpsc::UnboundedSender<Outgoing>>,
     writer: JoinHandle<()>,
     reader: JoinHandle<()>,
@@ -62,7 +67,7 @@ pub(super) struct Secured {
     pub(super) opener: Opener,
 }
 
-impl Link {
+impl ControlLink {
     /// Starts both tasks. Everything that comes from `peer` goes to `events`, marked as of `link`,
     /// and counts as a sign of life, down to every piece of a long frame.
     pub(super) fn start(
@@ -84,7 +89,7 @@ impl Link {
     }
 
     /// Queues a frame. Nothing happens once the link is closed.
-    pub(super) fn send(&self, kind: Kind, payload: Arc<Vec<u8>>) {
+    pub(super) fn send(&self, kind: FrameKind, payload: Arc<Vec<u8>>) {
         if let Some(outbox) = &self.outbox {
             // Fails only when the writer met an error; the reader reports the end of the link.
             let _ = outbox.send(Outgoing { kind, payload });
@@ -108,7 +113,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for ControlLink {
     fn drop(&mut self) {
         self.writer.abort();
         self.reader.abort();

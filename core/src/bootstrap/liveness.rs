@@ -46,13 +46,13 @@ pub struct Liveness {
     epoch: Instant,
     this: u32,
     on_failure: OnFailure,
-    peers: Vec<Peer>,
+    peers: Vec<Pulse>,
     first_loss: OnceLock<Loss>,
     first_leave: OnceLock<u32>,
     headways: Headways,
 }
 
-struct Peer {
+struct Pulse {
     /// Nanoseconds from the epoch to the last sign of life.
     heard: AtomicU64,
     first: Life,
@@ -75,7 +75,7 @@ pub(crate) struct Ended {
     pub(crate) when: Instant,
 }
 
-impl Peer {
+impl Pulse {
     fn lives(&self) -> impl Iterator<Item = &Life> {
         std::iter::successors(Some(&self.first), |life| life.next.get().map(|next| &**next))
     }
@@ -87,7 +87,7 @@ impl Peer {
 
 impl Liveness {
     pub(super) fn new(this: u32, ranks: u32, on_failure: OnFailure) -> Self {
-        let peer = || Peer {
+        let peer = || Pulse {
             heard: AtomicU64::new(0),
             first: Life::default(),
             waits: AtomicBool::new(false),

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::Bytes;
 
-use super::frame::Kind;
+use super::frame::FrameKind;
 use super::headway::Begun;
 use super::text::{Text, name_ranks};
 use crate::config::OnFailure;
@@ -87,19 +87,19 @@ pub(super) fn decode_pairs(payload: &[u8]) -> Result<Vec<(String, String)>> {
 ///
 /// # Errors
 /// [`ErrorKind::Protocol`] when it is not what such a frame carries.
-pub fn check(kind: Kind, payload: &[u8]) -> Result<()> {
+pub fn check(kind: FrameKind, payload: &[u8]) -> Result<()> {
     match kind {
-        Kind::Confirm | Kind::Welcome | Kind::Goodbye => decode::<()>(payload),
-        Kind::Refused => decode::<(Refusal, Reason)>(payload).map(drop),
-        Kind::Start => decode::<Start>(payload).map(drop),
-        Kind::Heartbeat => Beat::decode(payload).map(drop),
-        Kind::Contribution => decode::<Contribution>(payload).map(drop),
-        Kind::Outcome => decode_outcome(payload, 3).map(drop),
-        Kind::Verdict => decode::<(u64, Verdict)>(payload).map(drop),
-        Kind::Departure => decode::<(u32, End)>(payload).map(drop),
-        Kind::Failed | Kind::GaveUp => decode_reason(payload).map(drop),
-        Kind::Returning => decode::<(u32, bool)>(payload).map(drop),
-        Kind::Missing => decode::<Missing>(payload).map(drop),
+        FrameKind::Confirm | FrameKind::Welcome | FrameKind::Goodbye => decode::<()>(payload),
+        FrameKind::Refused => decode::<(Refusal, Reason)>(payload).map(drop),
+        FrameKind::Start => decode::<Start>(payload).map(drop),
+        FrameKind::Heartbeat => Beat::decode(payload).map(drop),
+        FrameKind::Contribution => decode::<Contribution>(payload).map(drop),
+        FrameKind::Outcome => decode_outcome(payload, 3).map(drop),
+        FrameKind::Verdict => decode::<(u64, CollectiveFailure)>(payload).map(drop),
+        FrameKind::Departure => decode::<(u32, End)>(payload).map(drop),
+        FrameKind::Failed | FrameKind::GaveUp => decode_reason(payload).map(drop),
+        FrameKind::Returning => decode::<(u32, bool)>(payload).map(drop),
+        FrameKind::Missing => decode::<Missing>(payload).map(drop),
     }
 }
 
@@ -289,7 +289,7 @@ pub(super) fn decode_outcome(payload: &[u8], items: usize) -> Result<(u64, Vec<V
 
 /// The same failure of a collective on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Verdict {
+pub(super) struct CollectiveFailure {
     pub(super) kind: ErrorKind,
     #[serde(with = "Text::<MAX_VERDICT>")]
     pub(super) text: String,
@@ -305,7 +305,7 @@ pub(super) enum End {
 #[derive(Serialize, Deserialize)]
 struct Reason(#[serde(with = "Text::<MAX_REASON>")] String);
 
-/// The reason in a [`Kind::Failed`] or a [`Kind::GaveUp`] frame.
+/// The reason in a [`FrameKind::Failed`] or a [`FrameKind::GaveUp`] frame.
 pub(super) fn encode_reason(why: &str) -> Vec<u8> {
     encode(&Reason(why.to_owned()))
 }
@@ -362,7 +362,7 @@ mod tests {
         for kind in
             [ErrorKind::Deadline, ErrorKind::InvalidInput, ErrorKind::Mismatch, ErrorKind::PeerLost]
         {
-            survives((5_u64, Verdict { kind, text: "ranks differ".into() }));
+            survives((5_u64, CollectiveFailure { kind, text: "ranks differ".into() }));
         }
         for end in [End::Left, End::Lost("killed".into())] {
             survives((2_u32, end));
@@ -384,11 +384,11 @@ mod tests {
             assert!(error.to_string().contains(what), "{error}");
         };
         let comms = encode(&Beat { begun: vec![(0, 0); 65], quiet: vec![] });
-        says(check(Kind::Heartbeat, &comms), "found 65 communicators, expected at most 64");
-        says(check(Kind::Failed, &encode(&"x".repeat(513))), "no such message");
-        says(check(Kind::Start, &[0, 0, 7]), "found 1 bytes behind the payload");
-        says(check(Kind::Welcome, &[7]), "found 1 bytes behind the payload");
-        says(check(Kind::Outcome, &[1, 2, 0, 0]), "found 2 items, expected 3");
+        says(check(FrameKind::Heartbeat, &comms), "found 65 communicators, expected at most 64");
+        says(check(FrameKind::Failed, &encode(&"x".repeat(513))), "no such message");
+        says(check(FrameKind::Start, &[0, 0, 7]), "found 1 bytes behind the payload");
+        says(check(FrameKind::Welcome, &[7]), "found 1 bytes behind the payload");
+        says(check(FrameKind::Outcome, &[1, 2, 0, 0]), "found 2 items, expected 3");
         // Announced, not there: nothing is allocated for it.
         let many = encode(&u32::MAX);
         says(decode_items(&many, 3).map(drop), "found 4294967295 items, expected 3");
@@ -407,16 +407,16 @@ mod tests {
         let most = (u64::MAX, u32::MAX);
         let beat = Beat { begun: vec![(most.0, most.0); 99], quiet: vec![(most.1, most.1); 999] };
         let all = vec![u32::MAX; MAX_RANKS as usize];
-        let verdict = Verdict { kind: ErrorKind::Mismatch, text: long.clone() };
+        let verdict = CollectiveFailure { kind: ErrorKind::Mismatch, text: long.clone() };
         for (kind, payload) in [
-            (Kind::Refused, Refusal::Late.encode(&long)),
-            (Kind::Heartbeat, beat.encode()),
-            (Kind::Verdict, encode(&(most.0, verdict))),
-            (Kind::Departure, encode(&(most.1, End::Lost(long.clone())))),
-            (Kind::Failed, encode_reason(&long)),
-            (Kind::Start, encode(&Start { round: most.0, absent: all.clone() })),
-            (Kind::Missing, Missing::new(&all).encode()),
-            (Kind::Returning, encode(&(most.1, true))),
+            (FrameKind::Refused, Refusal::Late.encode(&long)),
+            (FrameKind::Heartbeat, beat.encode()),
+            (FrameKind::Verdict, encode(&(most.0, verdict))),
+            (FrameKind::Departure, encode(&(most.1, End::Lost(long.clone())))),
+            (FrameKind::Failed, encode_reason(&long)),
+            (FrameKind::Start, encode(&Start { round: most.0, absent: all.clone() })),
+            (FrameKind::Missing, Missing::new(&all).encode()),
+            (FrameKind::Returning, encode(&(most.1, true))),
         ] {
             assert!(payload.len() <= kind.payload_limit(), "{kind:?}: {}", payload.len());
         }
@@ -430,7 +430,7 @@ mod tests {
     proptest! {
         #[test]
         fn decoding_any_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            for kind in Kind::ALL {
+            for kind in FrameKind::ALL {
                 let _ = check(kind, &bytes);
             }
             let _ = decode::<Proof>(&bytes);

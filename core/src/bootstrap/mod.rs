@@ -62,7 +62,7 @@ mod tests;
 
 pub(crate) use headway::Headway;
 pub use hostlist::{MAX_HOSTS, expand as expand_host_list};
-pub use identity::{BOOTSTRAP_VARIABLE, ExchangeFn, Identity, MAX_RANKS, Place, Rendezvous};
+pub use identity::{BOOTSTRAP_VARIABLE, ExchangeFn, Identity, MAX_RANKS, RankId, Rendezvous};
 pub(crate) use liveness::Ended;
 pub use liveness::{Liveness, Loss, PeerState};
 pub(crate) use members::{Members, Membership, Next};

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::exchange::enter_by_exchange;
 use super::handshake::Credentials;
-use super::identity::{Place, Rendezvous};
+use super::identity::{RankId, Rendezvous};
 use super::interface::Local;
 use super::noise::{JOB_BYTES, random};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, open_private};
@@ -23,7 +23,7 @@ const BACKLOG: i32 = 4096;
 const MAX_NOTICE_BYTES: u64 = 1024;
 
 /// How this rank goes on.
-pub(super) enum Entry {
+pub(super) enum NextStep {
     /// There is no other rank.
     Alone,
     /// This is rank 0.
@@ -59,13 +59,13 @@ pub(super) struct Address {
 /// Binds (rank 0), publishes and learns, as far as that needs no waiting for others but in a
 /// caller's exchange.
 pub(super) fn enter(
-    place: Place,
+    place: RankId,
     rendezvous: Rendezvous,
     secret: Secret,
     local: Local,
-) -> Result<Entry> {
+) -> Result<NextStep> {
     if place.ranks == 1 {
-        return Ok(Entry::Alone);
+        return Ok(NextStep::Alone);
     }
     let credentials = Credentials { secret, job: [0; JOB_BYTES] };
     match rendezvous {
@@ -76,10 +76,10 @@ pub(super) fn enter(
                 Local::Interface(interface) => vec![interface.listen_at(&host, port)?],
             };
             let listener = listen(&addresses, &credentials.secret)?;
-            Ok(Entry::Hub { listener, credentials, notice: None })
+            Ok(NextStep::Hub { listener, credentials, notice: None })
         }
         Rendezvous::Tcp { host, port } => {
-            Ok(Entry::Spoke { target: Target::Address { host, port }, credentials, local })
+            Ok(NextStep::Spoke { target: Target::Address { host, port }, credentials, local })
         }
         Rendezvous::File { path } if place.rank == 0 => {
             check_meeting(&path)?;
@@ -87,11 +87,11 @@ pub(super) fn enter(
             let (listener, address) = listen_anywhere(local.own(), &credentials.secret)?;
             let credentials = Credentials { job: address.job, ..credentials };
             let notice = Some(Notice::publish(path, &address)?);
-            Ok(Entry::Hub { listener, credentials, notice })
+            Ok(NextStep::Hub { listener, credentials, notice })
         }
         Rendezvous::File { path } => {
             check_meeting(&path)?;
-            Ok(Entry::Spoke { target: Target::File { path }, credentials, local })
+            Ok(NextStep::Spoke { target: Target::File { path }, credentials, local })
         }
         Rendezvous::Exchange(exchange) => enter_by_exchange(place, exchange, credentials, local),
     }
@@ -331,7 +331,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("job");
         let enter_there = || {
-            let place = Place { rank: 0, ranks: 2, local_rank: 0 };
+            let place = RankId { rank: 0, ranks: 2, local_rank: 0 };
             enter(place, Rendezvous::File { path: path.clone() }, Secret::none(), Local::Any)
         };
         for contents in ["my thesis\n", "my thesis", &"x".repeat(5000)] {
@@ -354,7 +354,7 @@ mod tests {
         let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
         rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
         for rank in 0..2 {
-            let place = Place { rank, ranks: 2, local_rank: rank };
+            let place = RankId { rank, ranks: 2, local_rank: rank };
             let rendezvous = Rendezvous::File { path: path.clone() };
             let entry = enter(place, rendezvous, Secret::none(), Local::Any);
             let error = entry.err().unwrap().to_string();

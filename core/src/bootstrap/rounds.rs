@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::frame::Kind;
+use super::frame::FrameKind;
 use super::message::{Admitted, Contribution, Op, Start, encode, encode_outcome};
 use super::text::name_ranks;
 use crate::{ErrorKind, Result};
@@ -22,21 +22,21 @@ use round::{Parts, Round, refuse};
 /// What one rank gets back. The payload is shared by all ranks that get the same.
 pub(super) struct Delivery {
     pub(super) rank: u32,
-    /// [`Kind::Outcome`] or [`Kind::Verdict`]; [`Kind::Start`] to a rank that comes back.
-    pub(super) kind: Kind,
+    /// [`FrameKind::Outcome`] or [`FrameKind::Verdict`]; [`FrameKind::Start`] to a rank that comes back.
+    pub(super) kind: FrameKind,
     pub(super) payload: Arc<Vec<u8>>,
 }
 
 /// All rounds that are under way.
 pub(super) struct Rounds {
     late: Duration,
-    ranks: Vec<Progress>,
+    ranks: Vec<RankProgress>,
     open: BTreeMap<u64, Round>,
 }
 
 /// Where one rank is.
 #[derive(Clone, Default)]
-struct Progress {
+struct RankProgress {
     next: u64,
     waits: bool,
     /// It ended: nothing is expected of it.
@@ -51,7 +51,7 @@ struct Progress {
 
 impl Rounds {
     pub(super) fn new(ranks: u32, late: Duration) -> Self {
-        Self { late, ranks: vec![Progress::default(); ranks as usize], open: BTreeMap::new() }
+        Self { late, ranks: vec![RankProgress::default(); ranks as usize], open: BTreeMap::new() }
     }
 
     /// Adds the part of `rank`, and returns what is due to anybody now.
@@ -88,12 +88,12 @@ impl Rounds {
             }
             return Err(error);
         }
-        *progress = Progress { next: number + 1, waits: true, ..*progress };
+        *progress = RankProgress { next: number + 1, waits: true, ..*progress };
         if let Some(arrived) = round.arrived.get_mut(rank as usize) {
             *arrived = true;
         }
         let due = match &round.verdict {
-            Some(verdict) => vec![round.delivery(rank, Kind::Verdict, verdict)],
+            Some(verdict) => vec![round.delivery(rank, FrameKind::Verdict, verdict)],
             None if !same => {
                 let text = round.other_topic(rank, op, &topic);
                 // An admit means that its rank begins a bring-up anew because of a loss.
@@ -110,7 +110,7 @@ impl Rounds {
     pub(super) fn leave(&mut self, rank: u32) -> Vec<Delivery> {
         if let Some(progress) = self.ranks.get_mut(rank as usize) {
             let barred = progress.barred || progress.on_trial;
-            *progress = Progress { gone: true, barred, on_trial: false, ..*progress };
+            *progress = RankProgress { gone: true, barred, on_trial: false, ..*progress };
         }
         let open: Vec<u64> = self.open.keys().copied().collect();
         open.into_iter().flat_map(|number| self.settle(number, Vec::new())).collect()
@@ -128,7 +128,7 @@ impl Rounds {
         self.ranks_that(|progress| progress.on_trial)
     }
 
-    fn ranks_that(&self, test: impl Fn(&Progress) -> bool) -> Vec<u32> {
+    fn ranks_that(&self, test: impl Fn(&RankProgress) -> bool) -> Vec<u32> {
         (0u32..).zip(&self.ranks).filter(|(_, p)| test(p)).map(|(rank, _)| rank).collect()
     }
 
@@ -154,15 +154,16 @@ impl Rounds {
         let Some(round) = self.open.get(&number) else { return Vec::new() };
         if let Parts::Asks { first: true } = round.parts {
             for progress in &mut self.ranks {
-                *progress = Progress { on_trial: false, barred: false, ..*progress };
+                *progress = RankProgress { on_trial: false, barred: false, ..*progress };
             }
         }
-        let comes = |p: &Progress| p.gone && p.returning && !p.barred;
+        let comes = |p: &RankProgress| p.gone && p.returning && !p.barred;
         let back = self.ranks_that(comes);
         let absent = self.ranks_that(|p| p.gone && !comes(p));
         for rank in &back {
             if let Some(progress) = self.ranks.get_mut(*rank as usize) {
-                *progress = Progress { next: number + 1, on_trial: true, ..Progress::default() };
+                *progress =
+                    RankProgress { next: number + 1, on_trial: true, ..RankProgress::default() };
             }
         }
         let admitted = Admitted { back, absent, on_trial: self.on_trial() };
@@ -171,12 +172,14 @@ impl Rounds {
         let start = Arc::new(encode(&Start { round: number + 1, absent }));
         let starts = back.iter().map(|rank| Delivery {
             rank: *rank,
-            kind: Kind::Start,
+            kind: FrameKind::Start,
             payload: Arc::clone(&start),
         });
         let arrived = round.ranks_that(|arrived| arrived);
         let stayed = arrived.into_iter().filter(|rank| !back.contains(rank));
-        starts.chain(stayed.map(|rank| round.delivery(rank, Kind::Outcome, &payload))).collect()
+        starts
+            .chain(stayed.map(|rank| round.delivery(rank, FrameKind::Outcome, &payload)))
+            .collect()
     }
 
     /// Fails the rounds that have waited for longer than `late`.
@@ -214,7 +217,7 @@ impl Rounds {
 #[cfg(test)]
 mod tests {
     use super::super::frame::MAX_PAYLOAD;
-    use super::super::message::{Ask, Verdict, decode, decode_outcome, encode_items};
+    use super::super::message::{Ask, CollectiveFailure, decode, decode_outcome, encode_items};
     use super::*;
 
     fn part(round: u64, op: Op, topic: &str, data: &[u8]) -> Contribution {
@@ -225,8 +228,8 @@ mod tests {
         Rounds::new(3, Duration::from_secs(1))
     }
 
-    fn verdict(delivery: &Delivery) -> Verdict {
-        assert_eq!(delivery.kind, Kind::Verdict);
+    fn verdict(delivery: &Delivery) -> CollectiveFailure {
+        assert_eq!(delivery.kind, FrameKind::Verdict);
         decode::<(u64, _)>(&delivery.payload).unwrap().1
     }
 
@@ -279,7 +282,7 @@ mod tests {
         assert!(rounds.expire(now + Duration::from_millis(900)).is_empty());
         let due = rounds.expire(now + Duration::from_millis(1100));
         assert_eq!(to(&due), [1]);
-        let Verdict { kind, text } = verdict(&due[0]);
+        let CollectiveFailure { kind, text } = verdict(&due[0]);
         assert_eq!(kind, ErrorKind::Deadline);
         assert!(text.contains("ranks 0, 2 did not arrive within 1.0 s"), "{text}");
         assert!(rounds.expire(now + Duration::from_secs(9)).is_empty());
@@ -337,7 +340,7 @@ mod tests {
         rounds.set_returning(1, true);
         let due = rounds.contribute(0, part(0, Op::Admit, "a", &encode(&Ask::First)), now).unwrap();
         assert_eq!(to(&due), [1, 0]);
-        assert_eq!(due[0].kind, Kind::Start);
+        assert_eq!(due[0].kind, FrameKind::Start);
         let start: Start = decode(&due[0].payload).unwrap();
         assert_eq!(start, Start { round: 1, absent: vec![2] });
         let (_, items) = decode_outcome(&due[1].payload, 1).unwrap();

@@ -13,10 +13,10 @@ use tokio::time::timeout;
 use super::control::{
     Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
 };
-use super::frame::{Kind, Received};
+use super::frame::{FrameKind, ReceivedFrame};
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
 use super::interface::Local;
-use super::link::{Event, Link, Secured, What};
+use super::link::{ControlLink, Event, Secured, What};
 use super::liveness::PeerState;
 use super::message::{
     Admitted, Beat, Contribution, End, Missing, Op, Proof, Start, decode, decode_reason, encode,
@@ -41,7 +41,7 @@ pub(super) struct Route {
 /// A ray of the star.
 pub(super) struct Spoke {
     member: Member,
-    link: Link,
+    link: ControlLink,
     events: mpsc::Receiver<Event>,
     ticker: Ticker,
     /// Known once all ranks have joined, or have let this one in.
@@ -49,7 +49,7 @@ pub(super) struct Spoke {
     refusal: Option<Error>,
     /// Collectives that this rank has begun.
     begun: u64,
-    answer: Option<Received>,
+    answer: Option<ReceivedFrame>,
 }
 
 impl Spoke {
@@ -94,7 +94,7 @@ impl Spoke {
 
     fn start(member: Member, secured: Secured) -> Self {
         let (sender, events) = mpsc::channel(64);
-        let link = Link::start(secured, (0, 0), sender, Arc::clone(&member.liveness));
+        let link = ControlLink::start(secured, (0, 0), sender, Arc::clone(&member.liveness));
         Self {
             link,
             events,
@@ -141,11 +141,11 @@ impl Spoke {
         self.member.on_failure == OnFailure::Mask && self.has_ended(self.member.place.rank)
     }
 
-    fn on_frame(&mut self, received: Received) -> Result<()> {
+    fn on_frame(&mut self, received: ReceivedFrame) -> Result<()> {
         let liveness = &self.member.liveness;
         let payload = &received.payload;
         match received.kind {
-            Kind::Heartbeat => {
+            FrameKind::Heartbeat => {
                 let Beat { begun, quiet } = Beat::decode(payload)?;
                 liveness.all_begun(&begun);
                 let quiet: HashMap<u32, u32> = quiet.into_iter().collect();
@@ -154,27 +154,27 @@ impl Spoke {
                     liveness.heard(rank, Duration::from_millis(ms.into()));
                 }
             }
-            Kind::Start => self.on_start(payload)?,
-            Kind::Refused => self.refusal = Some(refused(payload)),
-            Kind::Missing => {
+            FrameKind::Start => self.on_start(payload)?,
+            FrameKind::Refused => self.refusal = Some(refused(payload)),
+            FrameKind::Missing => {
                 let missing: Missing = decode(payload)?;
                 let what = format!("rank 0 answers, and waits for {missing}");
                 self.member.waiting.waits_for(what);
             }
-            Kind::Outcome | Kind::Verdict => self.answer = Some(received),
-            Kind::Departure => {
+            FrameKind::Outcome | FrameKind::Verdict => self.answer = Some(received),
+            FrameKind::Departure => {
                 let (rank, end) = decode(payload)?;
                 self.on_departure(rank, end);
             }
-            Kind::Returning => {
+            FrameKind::Returning => {
                 let (rank, waits) = decode(payload)?;
                 liveness.set_waiting(rank, waits);
             }
-            Kind::Goodbye => {
+            FrameKind::Goodbye => {
                 liveness.end(0, End::Left);
                 self.link.close();
             }
-            Kind::Failed => {
+            FrameKind::Failed => {
                 let why = format!("failed: {}", decode_reason(payload)?);
                 self.lose_hub(why);
             }
@@ -213,7 +213,7 @@ impl Spoke {
         }
         let liveness = &self.member.liveness;
         let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
-        self.link.send(Kind::Heartbeat, Arc::new(beat.encode()));
+        self.link.send(FrameKind::Heartbeat, Arc::new(beat.encode()));
         let silence = liveness.silence(0);
         if may_judge && silence > self.member.timing.deadline {
             self.lose_hub(describe_silence(silence, self.member.timing, self.member.place.rank));
@@ -224,7 +224,7 @@ impl Spoke {
         tracing::error!("rank 0 {why}");
         // If rank 0 does run after all, it need not guess why this rank is gone.
         let last_words = encode_reason(&format!("it gave up on rank 0, which {why}"));
-        self.link.send(Kind::GaveUp, Arc::new(last_words));
+        self.link.send(FrameKind::GaveUp, Arc::new(last_words));
         self.member.liveness.end(0, End::Lost(why));
         self.link.close();
     }
@@ -240,11 +240,11 @@ impl Bootstrap for Spoke {
         }
         let part = Contribution { round: self.begun, op, topic, data };
         self.begun += 1;
-        self.link.send(Kind::Contribution, Arc::new(encode(&part)));
+        self.link.send(FrameKind::Contribution, Arc::new(encode(&part)));
         // Rank 0 fails the round first, and knows who is missing; this is for one that does not.
         let limit = Instant::now() + self.member.timing.late + 2 * self.member.timing.deadline;
         loop {
-            if let Some(Received { kind, payload }) = self.answer.take() {
+            if let Some(ReceivedFrame { kind, payload }) = self.answer.take() {
                 let result = result_of(op, kind, &payload, self.member.place.ranks)?;
                 if op == Op::Admit {
                     let back = Admitted::decode(&result.items)?.back;

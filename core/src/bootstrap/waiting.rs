@@ -4,37 +4,37 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::identity::Place;
+use super::identity::RankId;
 
 /// When a wait is said for the first time; then each time at twice the time of the last.
 const FIRST_WORD: Duration = Duration::from_secs(2);
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
 
 /// All of this process, for [`joins_under_way`].
-static WAITS: Mutex<Vec<Weak<Waiting>>> = Mutex::new(Vec::new());
+static WAITS: Mutex<Vec<Weak<Join>>> = Mutex::new(Vec::new());
 
 /// The join of one rank.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    place: Place,
+pub(super) struct Join {
+    place: RankId,
     since: Instant,
-    state: Mutex<State>,
+    state: Mutex<JoinState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct JoinState {
     /// Nothing once it has joined.
     what: Option<String>,
     next_word: Duration,
 }
 
-impl Waiting {
-    pub(super) fn begin(place: Place) -> Arc<Self> {
+impl Join {
+    pub(super) fn begin(place: RankId) -> Arc<Self> {
         let what = match place.rank {
             0 => "it opens its door".to_owned(),
             _ => "it looks for rank 0".to_owned(),
         };
-        let state = Mutex::new(State { what: Some(what), next_word: FIRST_WORD });
+        let state = Mutex::new(JoinState { what: Some(what), next_word: FIRST_WORD });
         let waiting = Arc::new(Self { place, since: Instant::now(), state });
         let mut waits = WAITS.lock().unwrap_or_else(PoisonError::into_inner);
         waits.retain(|known| known.strong_count() > 0);
@@ -59,7 +59,7 @@ impl Waiting {
     }
 
     fn describe(&self, what: &str) -> String {
-        let Place { rank, ranks, .. } = self.place;
+        let RankId { rank, ranks, .. } = self.place;
         let seconds = self.since.elapsed().as_secs();
         format!("rank {rank} of {ranks} has waited {seconds} s to join: {what}")
     }
@@ -69,7 +69,7 @@ impl Waiting {
 /// called from any thread at any time.
 pub fn joins_under_way() -> Vec<String> {
     let waits = WAITS.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let line = |waiting: Arc<Waiting>| {
+    let line = |waiting: Arc<Join>| {
         let state = waiting.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.what.as_ref().map(|what| waiting.describe(what))
     };

@@ -14,13 +14,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Outcome, Request, Timing, serve};
 use super::frame::MAX_PAYLOAD;
 use super::hub::Hub;
-use super::identity::{Identity, Place};
+use super::identity::{Identity, RankId};
 use super::interface::Local;
 use super::liveness::Liveness;
 use super::message::{
     Contribution, MAX_AGREED, MAX_TOPIC, Op, Start, encode, encode_items, items_bytes,
 };
-use super::rendezvous::{Entry, enter};
+use super::rendezvous::{NextStep, enter};
 use super::secret::{Secret, environment};
 use super::spoke::{Route, Spoke};
 use crate::config::{OnFailure, WorldConfig};
@@ -94,7 +94,7 @@ impl WorldOptions {
 ///
 /// Dropping a world leaves it: call [`World::report_failure`] first if the reason is an error.
 pub struct World {
-    place: Place,
+    place: RankId,
     timing: Timing,
     liveness: Arc<Liveness>,
     on_failure: OnFailure,
@@ -435,7 +435,7 @@ fn check_size(op: Op, topic: &str, bytes: usize) -> Result<()> {
 
 /// The control thread.
 fn run(
-    entry: Entry,
+    entry: NextStep,
     member: Member,
     (requests, farewells): (UnboundedReceiver<Request>, UnboundedReceiver<Farewell>),
     joined: impl FnOnce(Result<Start>),
@@ -460,16 +460,16 @@ fn run(
 }
 
 /// Joins as what this rank is.
-pub(super) async fn bring_up(entry: Entry, member: Member) -> Result<Box<dyn Bootstrap>> {
+pub(super) async fn bring_up(entry: NextStep, member: Member) -> Result<Box<dyn Bootstrap>> {
     let waiting = Arc::clone(&member.waiting);
     let bootstrap: Box<dyn Bootstrap> = match entry {
-        Entry::Alone => Box::new(Hub::new(member)),
-        Entry::Hub { listener, credentials, notice } => {
+        NextStep::Alone => Box::new(Hub::new(member)),
+        NextStep::Hub { listener, credentials, notice } => {
             let mut hub = Hub::new(member);
             hub.join(listener, credentials, notice).await?;
             Box::new(hub)
         }
-        Entry::Spoke { target, credentials, local } => {
+        NextStep::Spoke { target, credentials, local } => {
             Box::new(Spoke::join(member, &Route { target, local }, credentials).await?)
         }
     };

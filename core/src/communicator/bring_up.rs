@@ -11,7 +11,7 @@ use super::levels::{LevelReport, Levels, Transports, windows_of};
 use super::nics;
 use super::places::{discover_all, domains, name_hosts, scattered};
 use super::progress::{Progress, Proxies};
-use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenDesk, Ring};
+use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenDesk, RingCounts};
 use super::stuck::Stuck;
 use super::watchdog::{Bounds, Links, Watchdog};
 use super::{Communicator, Components, OpenComponents};
@@ -89,7 +89,7 @@ impl CommunicatorOptions {
 
 /// What was chosen, and where everybody is.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Report {
+pub struct BringUpReport {
     /// The kernel set.
     pub kernels: String,
     /// Inside a domain; none where rows never go that way.
@@ -222,7 +222,7 @@ fn bring_up(
     recorder.0.track.opened();
 
     let (scale_up, scale_out) = levels.reports();
-    let report = Report {
+    let report = BringUpReport {
         kernels: components.kernels().name().to_owned(),
         scale_up,
         scale_out,
@@ -332,7 +332,7 @@ fn agree(members: &Members<'_>, config: &Config, options: &CommunicatorOptions) 
 unsafe fn look_at(
     recorder: &Arc<FlightRecorder>,
     watchdog: &Watchdog,
-    (transports, counters, rings): (&Transports, Option<abi::TyCounters>, [Option<Ring>; 2]),
+    (transports, counters, rings): (&Transports, Option<abi::TyCounters>, [Option<RingCounts>; 2]),
 ) -> Looking {
     // SAFETY: by this function's contract.
     let links = unsafe { transports.links() };
@@ -436,7 +436,7 @@ unsafe fn start_proxies(
     (needs, windows): (&KernelNeeds, &[Window]),
     levels: &Levels<'_>,
     stuck: &Stuck,
-) -> Result<(Proxies, [Option<Ring>; 2])> {
+) -> Result<(Proxies, [Option<RingCounts>; 2])> {
     let (mut proxies, mut rings) = (Proxies::new(stuck), [None, None]);
     // SAFETY: by this function's contract.
     let links = unsafe { transports.links() };
@@ -447,7 +447,7 @@ unsafe fn start_proxies(
         let peers = levels.ranks(level);
         // SAFETY: by this function's contract; the kernel set keeps the ring until it is closed.
         let proxy = unsafe { GpuRing::start(&ring, link, &windows, peers.len() as u32)? };
-        rings[level as usize] = Some(Ring { counts: proxy.counts(), ranks: peers.to_vec() });
+        rings[level as usize] = Some(RingCounts { counts: proxy.counts(), ranks: peers.to_vec() });
         proxies.push(link.name(), proxy);
     }
     Ok((proxies, rings))

@@ -7,11 +7,11 @@ use std::sync::Mutex;
 /// steady state: all lists have their room from the start.
 #[derive(Debug)]
 pub(super) struct Claims {
-    state: Mutex<State>,
+    state: Mutex<ClaimState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ClaimState {
     regions: Vec<(u64, u32)>,
     returned: Vec<u64>,
     free_handles: Vec<u32>,
@@ -22,7 +22,7 @@ impl Claims {
     pub(super) fn new(handles: u32) -> Self {
         let room = 8 * handles as usize + 64;
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(ClaimState {
                 regions: Vec::with_capacity(room),
                 returned: Vec::with_capacity(room),
                 free_handles: (0..handles).rev().collect(),
@@ -31,7 +31,7 @@ impl Claims {
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, ClaimState> {
         // A panic cannot leave the lists half changed: every change below is one push or one pop.
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

@@ -39,7 +39,7 @@ mod tensor;
 mod watchdog;
 
 pub use arguments::{Cast, Combine, Dispatch, Replay, Sizes};
-pub use bring_up::{CommunicatorOptions, Report};
+pub use bring_up::{BringUpReport, CommunicatorOptions};
 pub use buffer::Buffer;
 pub use copy_out::Outputs;
 pub use graph::ToolGraph;
@@ -125,7 +125,7 @@ pub struct Communicator {
     config: Config,
     shape: Shape,
     options: CommunicatorOptions,
-    report: Report,
+    report: BringUpReport,
     scratch: TopkScratch,
     next_operation: u64,
     /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
@@ -162,7 +162,7 @@ impl Communicator {
     }
 
     /// What was chosen and why, for people and for JSON.
-    pub fn report(&self) -> &Report {
+    pub fn report(&self) -> &BringUpReport {
         &self.report
     }
 

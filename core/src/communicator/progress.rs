@@ -17,14 +17,14 @@ const LONGEST: Duration = Duration::from_micros(500);
 /// one is for the time between operations, so it naps between its looks.
 #[derive(Debug)]
 pub(super) struct Progress {
-    shared: Arc<Shared>,
+    shared: Arc<ProgressState>,
     thread: Option<std::thread::JoinHandle<()>>,
     names: Vec<String>,
     stuck: Stuck,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ProgressState {
     stop: AtomicBool,
     /// The link whose `progress` the thread called last.
     inside: AtomicUsize,
@@ -45,7 +45,7 @@ impl Progress {
             return Ok(None);
         }
         let names = links.iter().map(|link| link.name().to_owned()).collect();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ProgressState::default());
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("tokenyard-drive".into())
@@ -56,7 +56,7 @@ impl Progress {
     }
 }
 
-fn drive(links: &[Link], shared: &Shared) {
+fn drive(links: &[Link], shared: &ProgressState) {
     let mut pause = SHORTEST;
     while !shared.stop.load(Ordering::Acquire) {
         let mut moved = false;

@@ -74,11 +74,11 @@ impl Bounds {
 /// One thread per communicator that ends waits: when a rank is lost, or when a wait outlives its bound. Where
 /// losses are masked, it tells the kernel set who is lost, and the kernel set ends those waits.
 pub(super) struct Watchdog {
-    shared: Arc<Shared>,
+    shared: Arc<WatchdogState>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-struct Shared {
+struct WatchdogState {
     board: WaitBoard,
     /// By rank, what waits on it took; the board points there.
     waited_ns: Arc<[AtomicU64]>,
@@ -94,7 +94,7 @@ struct Shared {
     looked: AtomicU64,
     /// When it ran again after this process had been stopped, or starved.
     resumed: Mutex<Option<Instant>>,
-    verdict: Mutex<Option<Verdict>>,
+    verdict: Mutex<Option<EndedWaits>>,
     stop: AtomicBool,
     /// Set once the links are up.
     links: OnceLock<Links>,
@@ -112,20 +112,20 @@ pub(super) struct Links {
 
 /// Why waits were ended. Kept as data: every call after it makes a fresh error of it.
 #[derive(Clone, Debug)]
-struct Verdict {
+struct EndedWaits {
     kind: ErrorKind,
     rank: u32,
     text: String,
 }
 
-impl Verdict {
+impl EndedWaits {
     fn error(&self) -> Error {
         Error::new(self.kind, "watch ranks", self.text.clone()).with_rank(self.rank)
     }
 }
 
 /// What the watchdog sees, for reports. Any thread; no call waits.
-pub(super) struct Watched(Arc<Shared>);
+pub(super) struct Watched(Arc<WatchdogState>);
 
 impl Watched {
     /// The wait in progress, or the last one that was given up; and which of the two.
@@ -179,7 +179,7 @@ impl Watchdog {
                 .collect(),
         };
         let waited_ns: Arc<[AtomicU64]> = (0..world.ranks()).map(|_| AtomicU64::new(0)).collect();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WatchdogState {
             // SAFETY: the totals live beside the board, and are never replaced; no move of their owner
             // moves them.
             board: unsafe { WaitBoard::counting(&waited_ns) },
@@ -286,7 +286,7 @@ impl Drop for Watchdog {
     }
 }
 
-impl Shared {
+impl WatchdogState {
     fn watch(&self) {
         while !self.stop.load(Ordering::Acquire) {
             self.note_look();
@@ -295,13 +295,13 @@ impl Shared {
         }
     }
 
-    fn verdict(&self) -> std::sync::MutexGuard<'_, Option<Verdict>> {
+    fn verdict(&self) -> std::sync::MutexGuard<'_, Option<EndedWaits>> {
         self.verdict.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ended(&self) -> Option<Error> {
         self.look();
-        self.verdict().as_ref().map(Verdict::error)
+        self.verdict().as_ref().map(EndedWaits::error)
     }
 
     fn look(&self) {
@@ -356,9 +356,9 @@ impl Shared {
         text
     }
 
-    fn lost_rank(&self) -> Option<Verdict> {
+    fn lost_rank(&self) -> Option<EndedWaits> {
         let loss = self.liveness.first_loss()?;
-        Some(Verdict {
+        Some(EndedWaits {
             kind: ErrorKind::PeerLost,
             rank: loss.rank,
             text: format!(
@@ -373,7 +373,7 @@ impl Shared {
 
     /// A rank that said goodbye raises no signal any more. What it raised before may still be on
     /// its way for a moment.
-    fn left(&self, waiting: &Waiting) -> Option<Verdict> {
+    fn left(&self, waiting: &Waiting) -> Option<EndedWaits> {
         let rank = waiting.what.peer;
         let is_over = |rank, least: Duration| {
             let since = self.liveness.since_goodbye(rank);
@@ -381,7 +381,7 @@ impl Shared {
         };
         let lost = |rank: u32, what: &str| {
             let text = format!("rank {rank} left the world{what}; {}", self.describe_wait());
-            Some(Verdict { kind: ErrorKind::PeerLost, rank, text })
+            Some(EndedWaits { kind: ErrorKind::PeerLost, rank, text })
         };
         if is_over(rank, LAST_FETCH) {
             return lost(rank, "");
@@ -441,7 +441,7 @@ impl Shared {
         }
     }
 
-    fn overdue(&self) -> Option<Verdict> {
+    fn overdue(&self) -> Option<EndedWaits> {
         let waiting = self.board.waiting()?;
         // Where losses are masked, one that left is noted as lost; but not rank 0.
         let left_counts = self.membership.on_failure == OnFailure::Stop
@@ -457,7 +457,7 @@ impl Shared {
             return None;
         }
         let rank = waiting.what.peer;
-        Some(Verdict {
+        Some(EndedWaits {
             kind: ErrorKind::Deadline,
             rank,
             text: format!(

@@ -128,7 +128,7 @@ impl ComponentTable {
             rest.retain(|entry| entry.start != name.span().start);
         }
         rest.retain(|entry| !taken.iter().any(|other| other.start == entry.start));
-        let write = |mut entries: Vec<Entry<'_>>| {
+        let write = |mut entries: Vec<TableKey<'_>>| {
             for entry in &mut entries {
                 entry.line = file_line(&self.text, entry.start).unwrap_or(entry.line);
             }
@@ -197,7 +197,7 @@ impl ComponentTable {
 }
 
 /// One key of the table, with its line in the file.
-struct Entry<'a> {
+struct TableKey<'a> {
     start: usize,
     line: usize,
     key: String,
@@ -209,7 +209,7 @@ fn collect<'a>(
     (source, owner): (&Source<'a>, &str),
     table: &'a DeTable<'a>,
     path: &mut Vec<&'a str>,
-    entries: &mut Vec<Entry<'a>>,
+    entries: &mut Vec<TableKey<'a>>,
 ) -> Result<()> {
     for (key, value) in table {
         path.push(source.slice(key.span()));
@@ -232,7 +232,7 @@ fn collect<'a>(
             }
             other => {
                 let empty = other.is_table() && !text.starts_with('{');
-                entries.push(Entry {
+                entries.push(TableKey {
                     start: key.span().start,
                     line: source.line(key.span().start),
                     key: path.join("."),
@@ -262,7 +262,7 @@ impl Writer {
         Self { text: String::new(), line: 1 }
     }
 
-    fn put_all(&mut self, mut entries: Vec<Entry<'_>>) {
+    fn put_all(&mut self, mut entries: Vec<TableKey<'_>>) {
         entries.sort_by_key(|entry| entry.start);
         for entry in &entries {
             self.put(entry.line, &format!("{} = {}", entry.key, entry.value));

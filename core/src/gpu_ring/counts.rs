@@ -19,7 +19,7 @@ pub(crate) struct Carried {
 }
 
 #[derive(Debug, Default)]
-struct Peer {
+struct PeerCounts {
     posted: AtomicU64,
     done: AtomicU64,
     raised: AtomicU64,
@@ -28,7 +28,7 @@ struct Peer {
 /// The counts of one ring.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    peers: Box<[Peer]>,
+    peers: Box<[PeerCounts]>,
     /// `[peers, signals]`: how far each was raised.
     raised: Box<[AtomicU64]>,
     signals: usize,
@@ -43,7 +43,7 @@ impl Counts {
     pub(super) fn new(limits: &Limits, capacity: usize) -> Self {
         let (peers, signals) = (limits.peers as usize, limits.signals as usize);
         Self {
-            peers: (0..peers).map(|_| Peer::default()).collect(),
+            peers: (0..peers).map(|_| PeerCounts::default()).collect(),
             raised: (0..peers * signals).map(|_| AtomicU64::new(0)).collect(),
             signals,
             capacity: capacity as u32,
@@ -74,7 +74,7 @@ impl Counts {
 
     /// What went to a peer; nothing for one that is not there.
     pub(crate) fn of(&self, peer: u32) -> Option<Carried> {
-        let Peer { posted, done, raised } = self.peers.get(peer as usize)?;
+        let PeerCounts { posted, done, raised } = self.peers.get(peer as usize)?;
         let [posted, done, raised] = [posted, done, raised].map(|w| w.load(Ordering::Relaxed));
         Some(Carried { posted, done, raised })
     }

@@ -44,7 +44,7 @@ use crate::{Error, Result, abi};
 use check::Limits;
 pub(crate) use counts::Counts;
 use ring::{Memory, Taker};
-use thread::Worker;
+use thread::RingWorker;
 
 /// What a thread posts to.
 trait Fabric: Send + 'static {
@@ -120,10 +120,10 @@ impl GpuRing {
         // SAFETY: by this function's contract.
         let memory = unsafe { Memory::new(ring) };
         let taker = Taker::new(memory, ring.capacity as usize);
-        Self::spawn(Worker::new(Queue { link, number: ring.queue }, taker, limits, ring.queue))
+        Self::spawn(RingWorker::new(Queue { link, number: ring.queue }, taker, limits, ring.queue))
     }
 
-    fn spawn<F: Fabric>(mut worker: Worker<F>) -> Result<Self> {
+    fn spawn<F: Fabric>(mut worker: RingWorker<F>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let counts = worker.counts();

@@ -10,14 +10,14 @@ use super::tests::BLANK;
 use crate::abi;
 
 /// A ring, and the word by which kernels number commands.
-struct Ring {
+struct ModelRing {
     sequences: Vec<AtomicU64>,
     commands: Vec<UnsafeCell<abi::TyGpuRingCommand>>,
     done: AtomicU64,
     head: AtomicU64,
 }
 
-impl Ring {
+impl ModelRing {
     fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Self {
             sequences: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
@@ -42,7 +42,7 @@ impl Ring {
     }
 }
 
-impl Slots for Arc<Ring> {
+impl Slots for Arc<ModelRing> {
     fn sequence(&self, slot: usize) -> u64 {
         self.sequences[slot].load(Ordering::Acquire)
     }
@@ -59,7 +59,7 @@ impl Slots for Arc<Ring> {
 
 /// Kernels post the values of theirs into a ring of `capacity`; returns what comes out.
 fn cross(capacity: usize, kernels: &[&'static [u64]]) -> Vec<u64> {
-    let ring = Ring::new(capacity);
+    let ring = ModelRing::new(capacity);
     let mut threads = Vec::new();
     for values in kernels.iter().copied() {
         let ring = Arc::clone(&ring);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::check::Limits;
 use super::ring::{Memory, Taker};
-use super::thread::Worker;
+use super::thread::RingWorker;
 use super::{Fabric, GpuRing};
 use crate::abi;
 use crate::transport::{Command, Event};
@@ -173,11 +173,11 @@ impl Fabric for Loop {
     }
 }
 
-fn worker(device: &Device, fabric: Loop) -> Worker<Loop> {
+fn worker(device: &Device, fabric: Loop) -> RingWorker<Loop> {
     let limits = Limits { peers: 2, signals: SIGNALS, largest_put: 64, windows: vec![128, 256] };
     // SAFETY: the ring's memory is never freed.
     let memory = unsafe { Memory::new(&device.ring) };
-    Worker::new(fabric, Taker::new(memory, CAPACITY as usize), limits, 0)
+    RingWorker::new(fabric, Taker::new(memory, CAPACITY as usize), limits, 0)
 }
 
 fn value(value: u64) -> abi::TyGpuRingCommand {

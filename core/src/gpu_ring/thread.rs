@@ -18,19 +18,19 @@ const NAP: Duration = Duration::from_micros(50);
 
 /// Why a ring is dead: which command failed, if one did, and how.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct RingFailure {
     command: Option<u64>,
     status: i32,
 }
 
-impl Failure {
+impl RingFailure {
     fn of_link(status: i32) -> Self {
         Self { command: None, status: if status < 0 { status } else { abi::TY_INTERNAL } }
     }
 }
 
 /// Serves one ring.
-pub(super) struct Worker<F> {
+pub(super) struct RingWorker<F> {
     fabric: F,
     taker: Taker<Memory>,
     limits: Limits,
@@ -46,7 +46,7 @@ pub(super) struct Worker<F> {
     peers: Box<[u32]>,
 }
 
-impl<F: Fabric> Worker<F> {
+impl<F: Fabric> RingWorker<F> {
     pub(super) fn new(fabric: F, taker: Taker<Memory>, limits: Limits, queue: u32) -> Self {
         let totals = vec![0; limits.signals as usize];
         let batch = [NO_COMMAND; MAX_BATCH];
@@ -75,7 +75,7 @@ impl<F: Fabric> Worker<F> {
                     take(rest);
                     // Between naps there is time to ask for errors that no command brings.
                     if rest == Rest::Nap && !self.fabric.is_healthy() {
-                        return self.fail(&Failure::of_link(abi::TY_TRANSPORT));
+                        return self.fail(&RingFailure::of_link(abi::TY_TRANSPORT));
                     }
                 }
                 Err(failure) => return self.fail(&failure),
@@ -84,7 +84,7 @@ impl<F: Fabric> Worker<F> {
     }
 
     /// One look at everything; whether something moved.
-    pub(super) fn round(&mut self) -> Result<bool, Failure> {
+    pub(super) fn round(&mut self) -> Result<bool, RingFailure> {
         let mut moved = self.fill()?;
         moved |= self.post()?;
         moved |= self.collect()?;
@@ -92,7 +92,7 @@ impl<F: Fabric> Worker<F> {
     }
 
     /// Takes commands into the batch, once all of the last one are accepted.
-    fn fill(&mut self) -> Result<bool, Failure> {
+    fn fill(&mut self) -> Result<bool, RingFailure> {
         if self.first < self.last {
             return Ok(false);
         }
@@ -101,7 +101,7 @@ impl<F: Fabric> Worker<F> {
             && let Some((number, command)) = self.taker.take()
         {
             let Some(command) = self.limits.translate(&command) else {
-                return Err(Failure { command: Some(number), status: abi::TY_INTERNAL });
+                return Err(RingFailure { command: Some(number), status: abi::TY_INTERNAL });
             };
             let slot = self.slot(number);
             self.peers[slot] = command.peer;
@@ -111,30 +111,30 @@ impl<F: Fabric> Worker<F> {
         Ok(self.last > 0)
     }
 
-    fn post(&mut self) -> Result<bool, Failure> {
+    fn post(&mut self) -> Result<bool, RingFailure> {
         let waiting = &self.batch[self.first..self.last];
         if waiting.is_empty() {
             return Ok(false);
         }
         // SAFETY: what they name was checked; their sources are kept by the kernels' contract, which
         // `GpuRing::start` names.
-        let accepted = unsafe { self.fabric.post(waiting) }.map_err(Failure::of_link)?;
+        let accepted = unsafe { self.fabric.post(waiting) }.map_err(RingFailure::of_link)?;
         let accepted = accepted.min(waiting.len());
         waiting[..accepted].iter().for_each(|command| self.counts.posted(command));
         self.first += accepted;
         Ok(accepted > 0)
     }
 
-    fn collect(&mut self) -> Result<bool, Failure> {
+    fn collect(&mut self) -> Result<bool, RingFailure> {
         let mut events: [Event; MAX_BATCH] = [NO_EVENT; MAX_BATCH];
-        let count = self.fabric.poll(&mut events).map_err(Failure::of_link)?;
+        let count = self.fabric.poll(&mut events).map_err(RingFailure::of_link)?;
         for event in events.iter().take(count) {
             if event.kind != abi::TY_EVENT_DONE {
                 let status = if event.status < 0 { event.status } else { abi::TY_TRANSPORT };
-                return Err(Failure { command: Some(event.tag), status });
+                return Err(RingFailure { command: Some(event.tag), status });
             }
             if !self.taker.end(event.tag) {
-                return Err(Failure { command: Some(event.tag), status: abi::TY_INTERNAL });
+                return Err(RingFailure { command: Some(event.tag), status: abi::TY_INTERNAL });
             }
             self.counts.done(self.peers[self.slot(event.tag)]);
         }
@@ -156,8 +156,8 @@ impl<F: Fabric> Worker<F> {
     }
 
     #[cold]
-    fn fail(&self, failure: &Failure) {
-        let Failure { command, status } = *failure;
+    fn fail(&self, failure: &RingFailure) {
+        let RingFailure { command, status } = *failure;
         tracing::error!(?command, status, "the command ring of a device is dead");
         self.taker.slots.set_failed(command.map_or(u64::MAX, |number| number + 1), status);
     }

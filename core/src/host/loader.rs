@@ -132,7 +132,7 @@ impl PluginFile {
 }
 
 /// What one kind of export must look like.
-struct Kind {
+struct ExportKind {
     symbol: &'static str,
     name: &'static str,
     major: u32,
@@ -140,21 +140,21 @@ struct Kind {
     export_size: usize,
 }
 
-const TRANSPORT: Kind = Kind {
+const TRANSPORT: ExportKind = ExportKind {
     symbol: "tokenyard_transport_v1",
     name: "transport",
     major: abi::TY_TRANSPORT_MAJOR,
     layout: abi::TY_TRANSPORT_LAYOUT,
     export_size: size_of::<abi::TyTransportExport>(),
 };
-const KERNELS: Kind = Kind {
+const KERNELS: ExportKind = ExportKind {
     symbol: "tokenyard_kernels_v0",
     name: "kernel set",
     major: abi::TY_KERNELS_MAJOR,
     layout: abi::TY_KERNELS_LAYOUT,
     export_size: size_of::<abi::TyKernelsExport>(),
 };
-const TOPOLOGY: Kind = Kind {
+const TOPOLOGY: ExportKind = ExportKind {
     symbol: "tokenyard_topology_v1",
     name: "topology",
     major: abi::TY_TOPOLOGY_MAJOR,
@@ -207,7 +207,11 @@ unsafe fn symbol<T>(library: &Library, name: &str) -> Option<*const T> {
 ///
 /// # Safety
 /// `header` points to at least a `TyExportHeader` of constant data.
-unsafe fn judge_header(path: &Path, kind: &Kind, header: *const abi::TyExportHeader) -> Result<()> {
+unsafe fn judge_header(
+    path: &Path,
+    kind: &ExportKind,
+    header: *const abi::TyExportHeader,
+) -> Result<()> {
     // SAFETY: by this function's contract.
     let found = unsafe { &*header };
     let fail = |what: String, fix: &str| {
@@ -256,7 +260,7 @@ unsafe fn judge_header(path: &Path, kind: &Kind, header: *const abi::TyExportHea
 /// `components` has `count` pointers to tables that start with their size.
 unsafe fn copy_tables<T: Copy>(
     path: &Path,
-    kind: &Kind,
+    kind: &ExportKind,
     components: *const *const T,
     count: usize,
 ) -> Result<Vec<T>> {
@@ -314,7 +318,7 @@ unsafe fn copy_tables<T: Copy>(
 
 /// # Safety
 /// The string is null or points to `bytes` bytes of constant data.
-unsafe fn judge_name(path: &Path, kind: &Kind, name: abi::TyStr) -> Result<&'static str> {
+unsafe fn judge_name(path: &Path, kind: &ExportKind, name: abi::TyStr) -> Result<&'static str> {
     let fail = |what: String| {
         Err(refused(path, what)
             .with_context("symbol", kind.symbol)
@@ -355,7 +359,7 @@ unsafe fn tame(text: &mut abi::TyStr) {
     }
 }
 
-fn null_slot(path: &Path, kind: &Kind, component: &str, slot: &str, short: bool) -> Error {
+fn null_slot(path: &Path, kind: &ExportKind, component: &str, slot: &str, short: bool) -> Error {
     let (what, fix) = if short {
         (
             format!(

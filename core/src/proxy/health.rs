@@ -7,11 +7,11 @@ use crate::{Error, ErrorKind, Result};
 
 /// The first failure; it stays (INV-7).
 #[derive(Debug, Default)]
-pub(super) struct Health(OnceLock<Failure>);
+pub(super) struct Health(OnceLock<ProxyFailure>);
 
 /// Kept as data: every call makes a fresh error of it.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum ProxyFailure {
     /// A call of an engine failed as a whole.
     Call { thread: u32, call: &'static str, status: i32 },
     /// An engine panicked.
@@ -23,7 +23,7 @@ pub(super) enum Failure {
 impl Health {
     /// Keeps the failure if it is the first.
     #[cold]
-    pub(super) fn fail(&self, failure: Failure) {
+    pub(super) fn fail(&self, failure: ProxyFailure) {
         // The second failure is most often a consequence of the first.
         let _ = self.0.set(failure);
     }
@@ -33,7 +33,7 @@ impl Health {
     }
 }
 
-impl Failure {
+impl ProxyFailure {
     /// The status of the commands that end with it.
     pub(super) fn status(&self) -> i32 {
         match self {

@@ -12,7 +12,7 @@ pub(super) struct Posted {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct CommandInFlight {
     posted: Posted,
     /// Counts the commands that had this entry, so that a ticket of an earlier one is not taken for
     /// this one's.
@@ -24,7 +24,7 @@ struct Entry {
 /// entry, below its generation.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    entries: Box<[Entry]>,
+    entries: Box<[CommandInFlight]>,
     /// A stack of the numbers of entries that are not live.
     unused: Vec<u32>,
 }
@@ -33,7 +33,7 @@ impl InFlight {
     /// Room for `capacity` commands; allocates nothing later.
     pub(super) fn new(capacity: usize) -> Self {
         let posted = Posted { tag: 0, peer: 0, notify: false };
-        let blank = Entry { posted, generation: 0, live: false };
+        let blank = CommandInFlight { posted, generation: 0, live: false };
         Self { entries: vec![blank; capacity].into(), unused: (0..capacity as u32).rev().collect() }
     }
 

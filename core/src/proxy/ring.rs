@@ -38,7 +38,7 @@ const _: () = {
 };
 
 #[derive(Debug)]
-struct Ring<T> {
+struct CommandRing<T> {
     header: Header,
     /// Slots of items from `freed` to `pushed` belong to the consumer, the others to the producer.
     slots: Box<[UnsafeCell<T>]>,
@@ -46,11 +46,11 @@ struct Ring<T> {
 
 // SAFETY: `header` is Send and Sync. A slot is touched by the side that owns it only, and the counts
 // hand it over with release and acquire order, so a shared ring moves items of type T between threads.
-unsafe impl<T: Send> Send for Ring<T> {}
+unsafe impl<T: Send> Send for CommandRing<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Ring<T> {}
+unsafe impl<T: Send> Sync for CommandRing<T> {}
 
-impl<T> Ring<T> {
+impl<T> CommandRing<T> {
     fn slot(&self, number: u64) -> &UnsafeCell<T> {
         &self.slots[number as usize & (self.slots.len() - 1)]
     }
@@ -61,7 +61,7 @@ impl<T> Ring<T> {
 pub(super) fn ring<T: Copy>(capacity: usize, blank: T) -> (Producer<T>, Consumer<T>) {
     let capacity = capacity.max(1).next_power_of_two();
     let count = || Count(AtomicU64::new(0));
-    let ring = Arc::new(Ring {
+    let ring = Arc::new(CommandRing {
         header: Header { pushed: count(), freed: count() },
         slots: (0..capacity).map(|_| UnsafeCell::new(blank)).collect(),
     });
@@ -72,7 +72,7 @@ pub(super) fn ring<T: Copy>(capacity: usize, blank: T) -> (Producer<T>, Consumer
 /// The end that fills slots.
 #[derive(Debug)]
 pub(super) struct Producer<T> {
-    ring: Arc<Ring<T>>,
+    ring: Arc<CommandRing<T>>,
     /// Items written; the consumer sees them from `publish` on.
     staged: u64,
     /// The consumer's count, as last seen.
@@ -115,7 +115,7 @@ impl<T: Copy> Producer<T> {
 /// The end that takes items out and frees their slots.
 #[derive(Debug)]
 pub(super) struct Consumer<T> {
-    ring: Arc<Ring<T>>,
+    ring: Arc<CommandRing<T>>,
     /// The producer's count, as last seen.
     pushed: u64,
     /// Items that were taken; those from `freed` on still hold their slots.

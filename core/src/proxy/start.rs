@@ -9,7 +9,7 @@ use super::Engine;
 use super::bell::Bell;
 use super::queue::{Queue, queue};
 use super::sync::Arc;
-use super::thread::{Shared, Worker};
+use super::thread::{ProxyState, ProxyWorker};
 use crate::abi;
 use crate::transport::{Command, Event};
 use crate::{Error, ErrorKind, Result};
@@ -77,7 +77,7 @@ impl ProxyOptions {
 pub struct Proxy {
     queues: Box<[Guarded]>,
     threads: Vec<Running>,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     flush: Duration,
 }
 
@@ -120,7 +120,7 @@ impl Proxy {
         };
         let components = engines.into_iter().zip(servers).zip(bells);
         for (thread, ((engine, queues), bell)) in (0..).zip(components) {
-            let worker = Worker {
+            let worker = ProxyWorker {
                 thread,
                 threads,
                 queues,
@@ -187,7 +187,7 @@ impl Drop for Proxy {
 }
 
 impl Running {
-    fn start(worker: Worker, engine: impl Engine, bell: Arc<Bell>) -> Result<Self> {
+    fn start(worker: ProxyWorker, engine: impl Engine, bell: Arc<Bell>) -> Result<Self> {
         let thread = worker.thread;
         let handle = std::thread::Builder::new()
             .name(format!("ty-proxy-{thread}"))

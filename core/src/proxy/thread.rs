@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::bell::Bell;
-use super::health::{Failure, Health};
+use super::health::{Health, ProxyFailure};
 use super::queue::Server;
 use super::sync::Arc;
 use super::{Engine, MAX_BATCH};
@@ -21,24 +21,24 @@ const REFUSING_NAP: Duration = Duration::from_secs(1);
 
 /// What all threads of a proxy see.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+pub(super) struct ProxyState {
     pub(super) health: Health,
     pub(super) stop: AtomicBool,
 }
 
 /// What a thread has besides its engine.
-pub(super) struct Worker {
+pub(super) struct ProxyWorker {
     pub(super) thread: u32,
     /// Number of threads: queue `thread + i * threads` is `queues[i]`.
     pub(super) threads: u32,
     pub(super) queues: Vec<Server>,
     pub(super) bell: Arc<Bell>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ProxyState>,
     pub(super) nap: Duration,
     pub(super) flush: Duration,
 }
 
-impl Worker {
+impl ProxyWorker {
     pub(super) fn run(mut self, mut engine: impl Engine) {
         // Unwind safety: after a panic the engine is dropped, and the queues change between its calls.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -46,9 +46,9 @@ impl Worker {
             self.drive(&mut engine)
         }));
         let failure = outcome.unwrap_or_else(|panic| {
-            Err(Failure::Panic { thread: self.thread, text: panic_text(&*panic) })
+            Err(ProxyFailure::Panic { thread: self.thread, text: panic_text(&*panic) })
         });
-        let status = failure.as_ref().map_or_else(Failure::status, |()| abi::TY_ABORTED);
+        let status = failure.as_ref().map_or_else(ProxyFailure::status, |()| abi::TY_ABORTED);
         if let Err(failure) = failure {
             self.shared.health.fail(failure);
         }
@@ -64,7 +64,7 @@ impl Worker {
     }
 
     /// Works until the engine fails, or until the proxy stops and all is flushed.
-    fn drive(&mut self, engine: &mut impl Engine) -> Result<(), Failure> {
+    fn drive(&mut self, engine: &mut impl Engine) -> Result<(), ProxyFailure> {
         let (mut idle, mut give_up) = (Idle::default(), None);
         let (mut batch, mut events) = ([NO_COMMAND; MAX_BATCH], [NO_EVENT; MAX_BATCH]);
         loop {
@@ -96,7 +96,7 @@ impl Worker {
         engine: &mut impl Engine,
         queue: usize,
         batch: &mut [Command],
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, ProxyFailure> {
         let server = &mut self.queues[queue];
         let count = server.pick(batch);
         if count == 0 {
@@ -108,18 +108,22 @@ impl Worker {
         let accepted = accepted.map_err(|status| self.failed("post", status))?;
         if accepted > count {
             let text = format!("post accepted {accepted} commands; expected {count} at most");
-            return Err(Failure::Rules { thread: self.thread, text });
+            return Err(ProxyFailure::Rules { thread: self.thread, text });
         }
         self.queues[queue].accepted(accepted);
         Ok(accepted > 0)
     }
 
     /// Reports what the engine has ended; whether there was anything.
-    fn collect(&mut self, engine: &mut impl Engine, events: &mut [Event]) -> Result<bool, Failure> {
+    fn collect(
+        &mut self,
+        engine: &mut impl Engine,
+        events: &mut [Event],
+    ) -> Result<bool, ProxyFailure> {
         let count = engine.poll(events).map_err(|status| self.failed("poll", status))?;
         let Some(events) = events.get(..count) else {
             let text = format!("poll wrote {count} events; expected {MAX_BATCH} at most");
-            return Err(Failure::Rules { thread: self.thread, text });
+            return Err(ProxyFailure::Rules { thread: self.thread, text });
         };
         for event in events {
             self.end(event)?;
@@ -130,7 +134,7 @@ impl Worker {
         Ok(count > 0)
     }
 
-    fn end(&mut self, event: &Event) -> Result<(), Failure> {
+    fn end(&mut self, event: &Event) -> Result<(), ProxyFailure> {
         let result = match (event.kind, event.status) {
             (abi::TY_EVENT_DONE, _) => Ok(()),
             (_, status) => Err(if status < 0 { status } else { abi::TY_TRANSPORT }),
@@ -142,13 +146,13 @@ impl Worker {
         }
         let Event { queue, tag, .. } = event;
         let text = format!("poll ended tag {tag:#x} of queue {queue}, which is not in flight");
-        Err(Failure::Rules { thread: self.thread, text })
+        Err(ProxyFailure::Rules { thread: self.thread, text })
     }
 
     #[cold]
-    fn failed(&self, call: &'static str, status: i32) -> Failure {
+    fn failed(&self, call: &'static str, status: i32) -> ProxyFailure {
         let status = if status < 0 { status } else { abi::TY_INTERNAL };
-        Failure::Call { thread: self.thread, call, status }
+        ProxyFailure::Call { thread: self.thread, call, status }
     }
 
     /// Ends everything with an error, now and until the proxy stops (INV-7).

@@ -3,7 +3,7 @@
 use tokenyard_machine::{Access, Gpu, GpuVendor, KfdLinkKind, NicFamily};
 
 use crate::nics::{hardware, majority};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&DRIVER, &KFD, &XGMI, &IONIC];
 
@@ -55,7 +55,7 @@ static IONIC: Rule = Rule {
 const PENSANDO: u16 = 0x1dd8;
 const NETWORK: u32 = 0x02;
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let gpus: Vec<&Gpu> =
         report.machine.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Amd).collect();
     if !gpus.is_empty() {
@@ -65,7 +65,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     ionic(report);
 }
 
-fn drivers(report: &mut Report<'_>, gpus: usize) {
+fn drivers(report: &mut DoctorReport<'_>, gpus: usize) {
     let machine = report.machine;
     let (verdict, found) = match machine.modules.get("amdgpu") {
         Some(module) => {
@@ -92,7 +92,7 @@ fn drivers(report: &mut Report<'_>, gpus: usize) {
     report.note((&KFD, Facility::Hip), "AMD GPUs", (verdict, found));
 }
 
-fn xgmi(report: &mut Report<'_>, gpus: &[&Gpu]) {
+fn xgmi(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
     let count = |gpu: &Gpu| {
         gpu.kfd_links.iter().filter(|l| l.kind == KfdLinkKind::Xgmi && l.to.is_some()).count()
     };
@@ -114,7 +114,7 @@ fn xgmi(report: &mut Report<'_>, gpus: &[&Gpu]) {
     }
 }
 
-fn ionic(report: &mut Report<'_>) {
+fn ionic(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let cards = machine.pci.iter().filter(|function| {
         function.vendor.get() == Some(PENSANDO)

@@ -3,7 +3,7 @@
 use tokenyard_machine::{Bond, Interface};
 
 use crate::nics::{rails, rate};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&MEMBERS, &LACP, &HASH, &RATE];
 
@@ -52,7 +52,7 @@ static RATE: Rule = Rule {
     source: "NVIDIA MLNX_EN User Manual, RoCE LAG; DeepEP issues 643 and 618 (bandwidth of bonds)",
 };
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     for interface in &machine.interfaces {
         if let Some(bond) = &interface.bond
@@ -69,18 +69,18 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 }
 
 /// A bond of ordinary network cards is not ours to judge.
-fn carries_rdma(report: &Report<'_>, interface: &Interface, bond: &Bond) -> bool {
+fn carries_rdma(report: &DoctorReport<'_>, interface: &Interface, bond: &Bond) -> bool {
     let nics = rails(report);
     nics.iter()
         .flat_map(|nic| &nic.interfaces)
         .any(|name| *name == interface.name || bond.members.contains(name))
 }
 
-fn member<'a>(report: &Report<'a>, name: &str) -> Option<&'a Interface> {
+fn member<'a>(report: &DoctorReport<'a>, name: &str) -> Option<&'a Interface> {
     report.machine.interfaces.iter().find(|interface| interface.name == name)
 }
 
-fn members(report: &mut Report<'_>, interface: &Interface, bond: &Bond) {
+fn members(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
     let is_down = |name: &&String| {
         member(report, name).and_then(|m| m.operstate.known()).is_some_and(|state| state != "up")
     };
@@ -95,7 +95,7 @@ fn members(report: &mut Report<'_>, interface: &Interface, bond: &Bond) {
     report.note((&MEMBERS, Facility::Verbs), &interface.name, (verdict, found));
 }
 
-fn lacp(report: &mut Report<'_>, interface: &Interface, bond: &Bond) {
+fn lacp(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
     let up = |name: &&String| {
         member(report, name).and_then(|m| m.operstate.known()).is_none_or(|state| state == "up")
     };
@@ -114,7 +114,7 @@ fn lacp(report: &mut Report<'_>, interface: &Interface, bond: &Bond) {
     report.note((&LACP, Facility::Verbs), &interface.name, (verdict, found));
 }
 
-fn hash(report: &mut Report<'_>, interface: &Interface, bond: &Bond) {
+fn hash(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
     let balances = bond
         .mode
         .known()
@@ -127,7 +127,7 @@ fn hash(report: &mut Report<'_>, interface: &Interface, bond: &Bond) {
     finding.fix(format!("ip link set {} type bond xmit_hash_policy layer3+4", interface.name));
 }
 
-fn bandwidth(report: &mut Report<'_>, interface: &Interface, bond: &Bond) {
+fn bandwidth(report: &mut DoctorReport<'_>, interface: &Interface, bond: &Bond) {
     let one_at_a_time = bond.mode.known().is_some_and(|mode| mode.starts_with("active-backup"));
     let speeds = bond.members.iter().filter_map(|name| member(report, name)?.megabits.get());
     let sum = if one_at_a_time { speeds.max() } else { Some(speeds.sum()) };

@@ -4,7 +4,7 @@ use serde::Serialize;
 use tokenyard_machine::Machine;
 
 use crate::node::{COMPONENT, PLUGIN};
-use crate::{Facility, Finding, Job, Report, Verdict};
+use crate::{DoctorReport, Facility, Finding, Job, Verdict};
 
 /// What the program has, and whether it works here.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -46,7 +46,7 @@ pub struct MissingComponent {
 /// What is said of components whose probes did not answer in time: nothing else is known of them.
 pub fn unanswered(milliseconds: u128) -> Vec<Finding> {
     let (machine, job) = (Machine::default(), Job::default());
-    let mut report = Report::new(&machine, &job);
+    let mut report = DoctorReport::new(&machine, &job);
     let found = format!("a probe did not answer in {milliseconds} ms");
     let found = (Verdict::Unknown, found);
     report
@@ -59,7 +59,7 @@ pub fn unanswered(milliseconds: u128) -> Vec<Finding> {
     report.finish()
 }
 
-pub(crate) fn judge(report: &mut Report<'_>, components: &Components) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>, components: &Components) {
     for component in &components.components {
         let (verdict, found) = match &component.why_not {
             None => (Verdict::Ok, "it works here"),

@@ -3,7 +3,7 @@
 use tokenyard_machine::{Access, Capabilities, Gpu, GpuVendor, Nic, Seccomp};
 
 use crate::nics::{function, has_link, rails};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&UVERBS, &RDMA_CM, &NVIDIA, &IPC_LOCK, &SECCOMP];
 
@@ -67,14 +67,14 @@ static SECCOMP: Rule = Rule {
 /// Most names of a list.
 const MOST_NAMES: usize = 4;
 
-pub(crate) fn has_ipc_lock(report: &Report<'_>) -> bool {
+pub(crate) fn has_ipc_lock(report: &DoctorReport<'_>) -> bool {
     let container = &report.machine.container;
     // In a user namespace of its own the capability does not reach the host's limit.
     container.in_user_namespace.get() != Some(true)
         && container.capabilities.get().is_some_and(|c| c.has(Capabilities::IPC_LOCK))
 }
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     uverbs(report);
     nvidia(report);
     ipc_lock(report);
@@ -91,7 +91,7 @@ const GIVE: &str = "docker run --device /dev/infiniband; Kubernetes: ask for one
 const OPEN_UP: &str = "chmod 0666 /dev/infiniband/uverbs*; lasting: KERNEL==\"uverbs*\", MODE=\"0666\" in \
                        /etc/udev/rules.d, or run as a user of the nodes' group (in a container: --group-add)";
 
-fn uverbs(report: &mut Report<'_>) {
+fn uverbs(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let nodes = &machine.devices.nodes;
     // Whether storage has its device nodes is nobody's matter here.
@@ -151,7 +151,7 @@ fn uverbs(report: &mut Report<'_>) {
 }
 
 /// The process may open it.
-fn is_given(report: &Report<'_>, nic: &Nic) -> bool {
+fn is_given(report: &DoctorReport<'_>, nic: &Nic) -> bool {
     let node = nic.uverbs.known().map(|node| format!("infiniband/{node}"));
     node.and_then(|node| report.machine.devices.nodes.get(&node)) == Some(&Access::Granted)
 }
@@ -159,7 +159,7 @@ fn is_given(report: &Report<'_>, nic: &Nic) -> bool {
 /// Whether a NIC that this process was not given may be another container's: no GPU that it was given has
 /// fewer NICs for that than its other GPUs have. Who was given all GPUs is to have all NICs with a link;
 /// of virtual functions there may be more than anybody needs.
-fn is_anothers(report: &Report<'_>, rails: &[&Nic], nic: &Nic) -> bool {
+fn is_anothers(report: &DoctorReport<'_>, rails: &[&Nic], nic: &Nic) -> bool {
     let machine = report.machine;
     let far = |gpu: &Gpu, nic: &Nic| nic.pci.get().map(|at| machine.distance(gpu.pci, at));
     let nearest = |gpu: &Gpu| rails.iter().filter_map(|nic| far(gpu, nic)).min();
@@ -176,7 +176,7 @@ fn is_anothers(report: &Report<'_>, rails: &[&Nic], nic: &Nic) -> bool {
     is_component || is_virtual || !has_link(nic)
 }
 
-fn nvidia(report: &mut Report<'_>) {
+fn nvidia(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let gpus: Vec<_> = machine.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
     if gpus.is_empty() || machine.nvidia.is_none() {
@@ -204,7 +204,7 @@ fn nvidia(report: &mut Report<'_>) {
     report.note((&NVIDIA, Facility::Cuda), "NVIDIA GPUs", (verdict, found));
 }
 
-fn ipc_lock(report: &mut Report<'_>) {
+fn ipc_lock(report: &mut DoctorReport<'_>) {
     let Some(facility) = rails(report).first().map(|nic| Facility::of(nic)) else { return };
     let container = &report.machine.container;
     if container.capabilities.known().is_none() {

@@ -4,7 +4,7 @@ use tokenyard_machine::{Nic, NicFamily, Silence};
 
 use crate::nics::{NOT_RUN, rails};
 use crate::versions::{at_least, numbers};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&DRIVER, &PROVIDER, &INSTALLER];
 
@@ -46,7 +46,7 @@ static INSTALLER: Rule = Rule {
     source: "AWS EC2 User Guide, Get started with EFA; backends/libfabric/docs.md (libfabric 1.18 for EFA)",
 };
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let adapters: Vec<&Nic> =
         rails(report).into_iter().filter(|nic| nic.family == NicFamily::Efa).collect();
     if adapters.is_empty() && !report.job.asks(Facility::Efa) {
@@ -57,7 +57,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     installer(report);
 }
 
-fn driver(report: &mut Report<'_>) {
+fn driver(report: &mut DoctorReport<'_>) {
     let module = report.machine.modules.get("efa");
     let version = module.and_then(|module| module.version.known());
     let (verdict, found) = match (module, version) {
@@ -78,7 +78,7 @@ fn driver(report: &mut Report<'_>) {
     }
 }
 
-fn provider(report: &mut Report<'_>, adapters: usize) {
+fn provider(report: &mut DoctorReport<'_>, adapters: usize) {
     let Some(fabrics) = report.machine.fabrics.known() else {
         let silent = report.machine.silent.get("fi_info");
         let found = silent
@@ -122,7 +122,7 @@ fn provider(report: &mut Report<'_>, adapters: usize) {
     }
 }
 
-fn installer(report: &mut Report<'_>) {
+fn installer(report: &mut DoctorReport<'_>) {
     let libraries = &report.machine.libraries;
     let (verdict, found) = match libraries.efa_installer.known() {
         Some(version) => (Verdict::Ok, version.clone()),

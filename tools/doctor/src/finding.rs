@@ -107,7 +107,7 @@ impl Finding {
 
 /// Collects the findings of one node.
 #[derive(Debug)]
-pub struct Report<'a> {
+pub struct DoctorReport<'a> {
     /// What the node has.
     pub machine: &'a Machine,
     /// What is to run.
@@ -115,7 +115,7 @@ pub struct Report<'a> {
     findings: Vec<Finding>,
 }
 
-impl<'a> Report<'a> {
+impl<'a> DoctorReport<'a> {
     /// With nothing found yet.
     pub fn new(machine: &'a Machine, job: &'a Job) -> Self {
         Self { machine, job, findings: Vec::new() }

@@ -5,7 +5,7 @@ use tokenyard_machine::{Gid, GidKind, LinkLayer, Nic, NicFamily, Port};
 
 use crate::nics::{hardware, is_active, port_name, used_ports};
 use crate::rails::{REFUSED, SPARE, of_unusable};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&GID];
 
@@ -27,7 +27,7 @@ static GID: Rule = Rule {
              Documentation/ABI/stable/sysfs-class-infiniband (gids, gid_attrs)",
 };
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let named: Vec<u8> = report.job.asks.gid_indices.iter().copied().collect();
     for nic in hardware(report).into_iter().filter(|nic| nic.family != NicFamily::Efa) {
         report.judge_nic(nic, |report| {
@@ -42,7 +42,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 }
 
 /// The entry that the config names, whatever it holds.
-fn entry(report: &mut Report<'_>, (nic, port): (&Nic, &Port), index: u8) {
+fn entry(report: &mut DoctorReport<'_>, (nic, port): (&Nic, &Port), index: u8) {
     if !port.can_carry() {
         return empty(report, nic, port);
     }
@@ -75,7 +75,7 @@ fn entry(report: &mut Report<'_>, (nic, port): (&Nic, &Port), index: u8) {
 }
 
 /// A RoCE port that has no address: the topology passes over it, as over one without a link.
-fn empty(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+fn empty(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let (verdict, refused) = of_unusable(report, nic);
     let told = |found: String| (verdict, found);
     let subject = port_name(nic, port);
@@ -98,7 +98,7 @@ fn empty(report: &mut Report<'_>, nic: &Nic, port: &Port) {
     };
 }
 
-fn address(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+fn address(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let told = choose(LinkLayer::Ethernet, &port.gids);
     let (verdict, found) = match told {
         Some(gid) => match Preference::of(&gid.address) {

@@ -3,7 +3,7 @@
 use tokenyard_machine::{NicFamily, NvidiaDriver};
 
 use crate::nics::rails;
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&OPTIONS, &DOORBELL, &COMBINING];
 
@@ -45,7 +45,7 @@ static COMBINING: Rule = Rule {
     source: "Linux kernel, Documentation/arch/x86/pat.rst (nopat)",
 };
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     combining(report);
     let Some(driver) = report.machine.nvidia.as_ref() else { return };
     let families: Vec<NicFamily> = rails(report).iter().map(|nic| nic.family).collect();
@@ -64,7 +64,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     }
 }
 
-fn combining(report: &mut Report<'_>) {
+fn combining(report: &mut DoctorReport<'_>) {
     let Some(words) = report.machine.kernel.command_line.known() else { return };
     let Some(facility) = rails(report).first().map(|nic| Facility::of(nic)) else { return };
     let (verdict, found) = match words.iter().any(|word| word == "nopat") {
@@ -74,7 +74,7 @@ fn combining(report: &mut Report<'_>) {
     report.note((&COMBINING, facility), "kernel", (verdict, found));
 }
 
-fn options(report: &mut Report<'_>, driver: &NvidiaDriver) {
+fn options(report: &mut DoctorReport<'_>, driver: &NvidiaDriver) {
     let (Some(registry), Some(params)) = (driver.registry.known(), driver.params.known()) else {
         let found = "the driver does not tell its options";
         report.note((&OPTIONS, Facility::GpuInitiated), "NVIDIA driver", (Verdict::Unknown, found));

@@ -2,7 +2,7 @@
 
 use tokenyard_machine::{GpuPlace, GpuVendor, Machine};
 
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&RANKS, &MISSING];
 
@@ -34,13 +34,13 @@ static MISSING: Rule = Rule {
     source: "NVIDIA DGX H100/H200 User Guide (a GPU and a NIC for each switch); NVIDIA, XID Errors (Xid 79)",
 };
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     ranks(report);
     missing(report);
 }
 
 /// The kind of GPU that ranks of this node drive.
-fn facility(report: &Report<'_>) -> Option<Facility> {
+fn facility(report: &DoctorReport<'_>) -> Option<Facility> {
     let machine = report.machine;
     let given = machine.given_gpus();
     let has = |vendor| given.iter().any(|gpu| gpu.vendor == vendor);
@@ -69,7 +69,7 @@ fn served(machine: &Machine, ranks: u64) -> Option<u64> {
     Some(count)
 }
 
-fn ranks(report: &mut Report<'_>) {
+fn ranks(report: &mut DoctorReport<'_>) {
     let Some(facility) = facility(report) else { return };
     let (machine, job) = (report.machine, report.job);
     let is_given = machine.gpus.iter().any(|gpu| gpu.is_visible);
@@ -106,7 +106,7 @@ fn plural(count: u64, thing: &str) -> String {
     if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
 }
 
-fn missing(report: &mut Report<'_>) {
+fn missing(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let Some(facility) = facility(report) else { return };
     for one in machine.missing_gpus() {

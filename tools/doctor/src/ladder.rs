@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tokenyard_machine::Machine;
 
 use crate::components::Component;
-use crate::{Components, Facility, Finding, Job, Report, Rule, Tried, Verdict, judge};
+use crate::{Components, DoctorReport, Facility, Finding, Job, Rule, Tried, Verdict, judge};
 
 pub(crate) const RULES: &[&Rule] = &[&ALTERNATIVE];
 
@@ -125,7 +125,7 @@ fn all_of(rungs: &[Rung]) -> Vec<Finding> {
 }
 
 fn tell(machine: &Machine, job: &Job, rungs: &[Rung], taken: Option<usize>) -> Vec<Finding> {
-    let mut report = Report::new(machine, job);
+    let mut report = DoctorReport::new(machine, job);
     for (place, rung) in rungs.iter().enumerate() {
         let wanted = match taken.map(|taken| (taken, &rungs[taken].name)) {
             Some((taken, _)) if place < taken => {

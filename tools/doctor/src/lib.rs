@@ -37,7 +37,7 @@ pub mod world;
 use tokenyard_machine::Machine;
 
 pub use components::{Component, Components, MissingComponent, unanswered};
-pub use finding::{Finding, Report, Rule, Verdict};
+pub use finding::{DoctorReport, Finding, Rule, Verdict};
 pub use job::{Alternative, Asks, Facility, Job};
 pub use node::{Meeting, Place, Secret, Tried, bytes};
 
@@ -65,7 +65,7 @@ fn judge(
     components: Option<&Components>,
     tried: Option<&Tried>,
 ) -> Vec<Finding> {
-    let mut report = Report::new(machine, job);
+    let mut report = DoctorReport::new(machine, job);
     if let Some(components) = components {
         components::judge(&mut report, components);
     }

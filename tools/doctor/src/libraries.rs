@@ -3,7 +3,7 @@
 use tokenyard_machine::GpuVendor;
 
 use crate::versions::{at_least, library, numbers};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NCCL, &NVSHMEM, &RCCL];
 
@@ -44,7 +44,7 @@ static RCCL: Rule = Rule {
 
 const NOT_FOUND: &str = "not in the usual folders";
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let has = |vendor| report.machine.gpus.iter().any(|gpu| gpu.vendor == vendor);
     if has(GpuVendor::Nvidia) || report.job.asks(Facility::Gin) {
         nccl(report);
@@ -59,7 +59,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     }
 }
 
-fn nccl(report: &mut Report<'_>) {
+fn nccl(report: &mut DoctorReport<'_>) {
     let asked = report.job.asks(Facility::Gin);
     let found = library(report, "libnccl.so");
     let version = found.and_then(|library| library.version.as_deref());
@@ -86,7 +86,7 @@ fn nccl(report: &mut Report<'_>) {
     report.note((&NCCL, Facility::Gin), "NCCL", (verdict, text));
 }
 
-fn rocm(report: &mut Report<'_>) {
+fn rocm(report: &mut DoctorReport<'_>) {
     let text = |name: &str| {
         library(report, name)
             .map(|library| library.version.clone().unwrap_or_else(|| "version unknown".to_owned()))

@@ -4,7 +4,7 @@ use tokenyard_machine::{Bound, Fact, NicFamily};
 
 use crate::nics::rails;
 use crate::node::bytes;
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&LOCKED, &HUGE];
 
@@ -35,7 +35,7 @@ static HUGE: Rule = Rule {
              Get started with EFA",
 };
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     locked(report);
     if rails(report).iter().any(|nic| nic.family == NicFamily::Efa)
         || report.job.asks(Facility::Efa)
@@ -44,7 +44,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
     }
 }
 
-fn locked(report: &mut Report<'_>) {
+fn locked(report: &mut DoctorReport<'_>) {
     let efa = report.job.asks(Facility::Efa)
         || rails(report).iter().any(|nic| nic.family == NicFamily::Efa);
     let facility = if efa { Facility::Efa } else { Facility::Verbs };
@@ -81,7 +81,7 @@ fn locked(report: &mut Report<'_>) {
     }
 }
 
-fn huge(report: &mut Report<'_>) {
+fn huge(report: &mut DoctorReport<'_>) {
     let pool = report.machine.limits.huge_pages.iter().find(|pool| pool.page == HUGE_PAGE);
     let (verdict, found) = match pool.map(|pool| (pool.free.get(), pool.total.get())) {
         Some((Some(0), Some(0))) | None => (Verdict::Slow, "no pool".to_owned()),

@@ -3,7 +3,7 @@
 use tokenyard_machine::{NicFamily, PciFunction};
 
 use crate::nics::rails;
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&DRIVER, &BNXT];
 
@@ -54,7 +54,7 @@ fn modules(family: NicFamily) -> &'static [&'static str] {
     }
 }
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     bnxt(report);
     let mut families: Vec<NicFamily> = rails(report).iter().map(|nic| nic.family).collect();
     families.sort();
@@ -85,7 +85,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 }
 
 /// Beside rails of another family Thor NICs may be for anything.
-fn bnxt(report: &mut Report<'_>) {
+fn bnxt(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let is_thor = |card: &&PciFunction| {
         card.vendor.get() == Some(BROADCOM)

@@ -2,19 +2,19 @@
 
 use tokenyard_machine::{Fact, Nic, NicFamily, PciFunction, Port, PortState};
 
-use crate::Report;
+use crate::DoctorReport;
 
 /// What to do where a command was not run, as of a node that is read below a root.
 pub(crate) const NOT_RUN: &str = "run the doctor on the node itself, or put what the command prints into the folder \
                                   tokenyard below the root (tools/machine/trees/README.md)";
 
 /// NICs whose hardware is here: soft-RoCE and soft-iWARP are nobody's fault.
-pub(crate) fn hardware<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
+pub(crate) fn hardware<'a>(report: &DoctorReport<'a>) -> Vec<&'a Nic> {
     report.machine.nics.iter().filter(|nic| nic.is_hardware()).collect()
 }
 
 /// NICs that ranks use: those that the config names, else those that the topology takes.
-pub(crate) fn rails<'a>(report: &Report<'a>) -> Vec<&'a Nic> {
+pub(crate) fn rails<'a>(report: &DoctorReport<'a>) -> Vec<&'a Nic> {
     let is_named = |nic: &&Nic| report.job.asks.nics.contains(&nic.name);
     let named: Vec<&Nic> = report.machine.nics.iter().filter(is_named).collect();
     if named.is_empty() { report.machine.rail_nics() } else { named }
@@ -29,7 +29,7 @@ pub(crate) fn port_name(nic: &Nic, port: &Port) -> String {
 }
 
 /// Ports of a NIC that the config does not rule out.
-pub(crate) fn used_ports<'a>(report: &Report<'_>, nic: &'a Nic) -> Vec<&'a Port> {
+pub(crate) fn used_ports<'a>(report: &DoctorReport<'_>, nic: &'a Nic) -> Vec<&'a Port> {
     let named = &report.job.asks.ports;
     nic.ports.iter().filter(|port| named.is_empty() || named.contains(&port.number)).collect()
 }
@@ -47,14 +47,14 @@ pub(crate) fn has_link(nic: &Nic) -> bool {
 pub(crate) type Model = (NicFamily, String, Option<String>);
 
 /// NICs of one model and board can be compared.
-pub(crate) fn model(report: &Report<'_>, nic: &Nic) -> Option<Model> {
+pub(crate) fn model(report: &DoctorReport<'_>, nic: &Nic) -> Option<Model> {
     let pci = function(report, nic).and_then(|f| f.device.get()).map(|id| format!("{id:04x}"));
     let model = nic.hca_type.known().cloned().or(pci)?;
     Some((nic.family, model, nic.board_id.known().cloned()))
 }
 
 /// The PCI function of a NIC.
-pub(crate) fn function<'a>(report: &Report<'a>, nic: &Nic) -> Option<&'a PciFunction> {
+pub(crate) fn function<'a>(report: &DoctorReport<'a>, nic: &Nic) -> Option<&'a PciFunction> {
     report.machine.pci_at(nic.pci.get()?)
 }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 use tokenyard_machine::Bound;
 
 use crate::versions::{at_least, kernel};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[
     &COMPONENT,
@@ -249,7 +249,7 @@ pub fn bytes(count: u64) -> String {
     if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-pub(crate) fn judge(report: &mut Report<'_>, tried: Option<&Tried>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
     release(report);
     if let Some(tried) = tried {
         attempt(report, &MEMFD, &tried.memfd_error);
@@ -266,7 +266,7 @@ pub(crate) fn judge(report: &mut Report<'_>, tried: Option<&Tried>) {
     }
 }
 
-fn release(report: &mut Report<'_>) {
+fn release(report: &mut DoctorReport<'_>) {
     let (verdict, found) = match report.machine.kernel.release.known() {
         None => (Verdict::Unknown, "an unknown release".to_owned()),
         Some(release) if at_least(&kernel(release), &OLDEST_KERNEL) => {
@@ -277,7 +277,7 @@ fn release(report: &mut Report<'_>) {
     report.note((&KERNEL, Facility::Node), "kernel", (verdict, found));
 }
 
-fn attempt(report: &mut Report<'_>, rule: &'static Rule, error: &Option<String>) {
+fn attempt(report: &mut DoctorReport<'_>, rule: &'static Rule, error: &Option<String>) {
     let (verdict, found) = match error {
         None => (Verdict::Ok, "tried, it works"),
         Some(error) => (Verdict::Broken, error.as_str()),
@@ -286,7 +286,7 @@ fn attempt(report: &mut Report<'_>, rule: &'static Rule, error: &Option<String>)
     report.note((rule, Facility::Node), subject, (verdict, found));
 }
 
-fn open_files(report: &mut Report<'_>) {
+fn open_files(report: &mut DoctorReport<'_>) {
     // Peers' windows and signals on their way, and the bootstrap's connections at rank 0.
     let need = report.job.ranks * (WINDOWS + 2) + OWN_FILES;
     let (verdict, found) = match report.machine.limits.open_files.get().map(|limit| limit.soft) {
@@ -302,7 +302,7 @@ fn open_files(report: &mut Report<'_>) {
         .fix(format!("ulimit -n {}", need.max(65_536)));
 }
 
-fn processors(report: &mut Report<'_>, tried: Option<&Tried>) {
+fn processors(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
     let machine = report.machine;
     let of_nodes: usize =
         machine.numa.iter().filter_map(|node| Some(node.processors.known()?.len())).sum();
@@ -326,7 +326,7 @@ fn processors(report: &mut Report<'_>, tried: Option<&Tried>) {
     finding.wanted(format!("{ranks} ranks * {threads} threads"));
 }
 
-fn memory(report: &mut Report<'_>, tried: Option<&Tried>) {
+fn memory(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
     let need = report.job.window_bytes.saturating_mul(report.job.ranks);
     let of_group = match report.machine.container.cgroup.memory.get() {
         Some(Bound::At(limit)) => Some(limit),
@@ -348,7 +348,7 @@ fn memory(report: &mut Report<'_>, tried: Option<&Tried>) {
     finding.wanted(format!("{} in the worst case", bytes(need)));
 }
 
-fn posix_shm(report: &mut Report<'_>, tried: &Tried) {
+fn posix_shm(report: &mut DoctorReport<'_>, tried: &Tried) {
     let need = report.job.window_bytes.saturating_mul(report.job.ranks);
     let found = tried.posix_shm_free.map_or("none".to_owned(), |free| bytes(free) + " free");
     let enough = tried.posix_shm_free.is_some_and(|free| free >= need);
@@ -361,7 +361,7 @@ fn posix_shm(report: &mut Report<'_>, tried: &Tried) {
     }
 }
 
-fn clock(report: &mut Report<'_>, tried: &Tried) {
+fn clock(report: &mut DoctorReport<'_>, tried: &Tried) {
     let (verdict, found) = match tried.clock_source.as_deref() {
         None => (Verdict::Ok, "not told"),
         Some(name) if SLOW_CLOCKS.contains(&name) => (Verdict::Slow, name),
@@ -370,7 +370,7 @@ fn clock(report: &mut Report<'_>, tried: &Tried) {
     report.note((&CLOCK, Facility::Node), "clock source", (verdict, found));
 }
 
-fn rendezvous(report: &mut Report<'_>, tried: &Tried) {
+fn rendezvous(report: &mut DoctorReport<'_>, tried: &Tried) {
     let mut fix = None;
     let (verdict, found) = match &tried.meeting {
         Meeting::NoLauncher => (Verdict::Ok, "no launcher's variables here".to_owned()),
@@ -404,7 +404,7 @@ fn rendezvous(report: &mut Report<'_>, tried: &Tried) {
     }
 }
 
-fn secret(report: &mut Report<'_>, tried: &Tried) {
+fn secret(report: &mut DoctorReport<'_>, tried: &Tried) {
     let off_loopback =
         matches!(tried.meeting, Meeting::Tcp { loopback: false, .. } | Meeting::Unresolved { .. });
     let (verdict, found) = match &tried.secret {

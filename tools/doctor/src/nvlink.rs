@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tokenyard_machine::{Gpu, GpuVendor, Silence};
 
 use crate::nics::{NOT_RUN, majority};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&SMI, &LINKS, &FABRIC, &CLIQUE, &IMEX, &MIG];
 
@@ -81,7 +81,7 @@ static MIG: Rule = Rule {
     source: "NVIDIA Multi-Instance GPU User Guide, Application Considerations (no GPU to GPU P2P)",
 };
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let gpus: Vec<&Gpu> =
         report.machine.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
     if !gpus.is_empty() {
@@ -107,7 +107,7 @@ fn name(gpu: &Gpu) -> String {
 const SMI_ALL: &str = "nvidia-smi -q";
 const SMI_LINKS: &str = "nvidia-smi nvlink -s";
 
-fn smi(report: &mut Report<'_>) {
+fn smi(report: &mut DoctorReport<'_>) {
     let Some(driver) = &report.machine.nvidia else { return };
     let silent = &report.machine.silent;
     let is_seen = |gpu: &&Gpu| gpu.vendor == GpuVendor::Nvidia && gpu.is_visible;
@@ -149,12 +149,12 @@ fn usual_links(gpus: &[&Gpu], model: &Gpu) -> usize {
 }
 
 /// NVLinks are known to be wired: the fabric tells of the GPU, or the config counts on them.
-fn is_wired(report: &Report<'_>, gpu: &Gpu) -> bool {
+fn is_wired(report: &DoctorReport<'_>, gpu: &Gpu) -> bool {
     let state = gpu.fabric.known().and_then(|fabric| fabric.state.known());
     report.job.asks(Facility::NvLink) || state.is_some_and(|state| state != "N/A")
 }
 
-fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
+fn links(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
     for gpu in gpus {
         let usual = usual_links(gpus, gpu);
         let Some(links) = gpu.nvlinks.known() else {
@@ -202,7 +202,7 @@ fn links(report: &mut Report<'_>, gpus: &[&Gpu]) {
     }
 }
 
-fn fabric(report: &mut Report<'_>, gpus: &[&Gpu]) {
+fn fabric(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
     for gpu in gpus {
         let Some(fabric) = gpu.fabric.known() else { continue };
         let Some(state) = fabric.state.known().filter(|state| *state != "N/A") else { continue };
@@ -223,7 +223,7 @@ fn place(gpu: &Gpu) -> Option<(String, u32)> {
     spans_nodes.then_some((cluster.clone(), fabric.clique.get()?))
 }
 
-fn clique(report: &mut Report<'_>, gpus: &[&Gpu]) {
+fn clique(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
     let places: Vec<(String, u32)> = gpus.iter().filter_map(|gpu| place(gpu)).collect();
     let Some(first) = places.first() else { return };
     let usual = majority(&places).unwrap_or_else(|| first.clone());
@@ -247,7 +247,7 @@ fn clique(report: &mut Report<'_>, gpus: &[&Gpu]) {
     report.note((&CLIQUE, Facility::NvLink), "GPUs", (verdict, found));
 }
 
-fn imex(report: &mut Report<'_>, gpus: &[&Gpu]) {
+fn imex(report: &mut DoctorReport<'_>, gpus: &[&Gpu]) {
     if gpus.iter().all(|gpu| place(gpu).is_none()) {
         return;
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tokenyard_machine::{Fact, Nic, PciAddress, PciFunction, PcieLink};
 
 use crate::nics::{function, hardware, is_active, model, rails, rate};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&SPEED, &WIDTH, &ROOM, &ACS, &IOMMU, &BAR];
 
@@ -80,7 +80,7 @@ static BAR: Rule = Rule {
     source: "NVIDIA, GPUDirect RDMA documentation, PCI BAR sizes",
 };
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     for nic in hardware(report) {
         if let Some(function) = function(report, nic).filter(|f| !f.is_virtual_function) {
             let sum: u64 = nic
@@ -116,7 +116,7 @@ fn generation(speed: u32) -> String {
 /// What less than the card can costs: nothing where its ports, of `ports` megabits a second together,
 /// have room, and no NIC of its model trained better.
 fn lost(
-    report: &Report<'_>,
+    report: &DoctorReport<'_>,
     nic: &Nic,
     (function, ports): (&PciFunction, u64),
 ) -> (Verdict, String) {
@@ -132,7 +132,7 @@ fn lost(
     (Verdict::Unknown, room)
 }
 
-fn link(report: &mut Report<'_>, nic: &Nic, (function, ports): (&PciFunction, u64)) {
+fn link(report: &mut DoctorReport<'_>, nic: &Nic, (function, ports): (&PciFunction, u64)) {
     let (facility, name, link) = (Facility::of(nic), nic.name.as_str(), function.link);
     let (less, room) = lost(report, nic, (function, ports));
     if let (Fact::Known(found), Fact::Known(most)) = (link.speed, link.max_speed) {
@@ -161,7 +161,7 @@ fn link(report: &mut Report<'_>, nic: &Nic, (function, ports): (&PciFunction, u6
     }
 }
 
-fn at<'a>(report: &Report<'a>, address: PciAddress) -> Option<&'a PciFunction> {
+fn at<'a>(report: &DoctorReport<'a>, address: PciAddress) -> Option<&'a PciFunction> {
     report.machine.pci_at(address)
 }
 
@@ -177,7 +177,7 @@ pub(crate) fn capacity(speed: u32, width: u32) -> u64 {
 }
 
 fn room(
-    report: &mut Report<'_>,
+    report: &mut DoctorReport<'_>,
     (facility, name): (Facility, &str),
     (function, ports): (&PciFunction, u64),
 ) {
@@ -198,7 +198,7 @@ fn room(
     finding.wanted(format!("{} of its ports", rate(ports)));
 }
 
-fn gpus(report: &mut Report<'_>) {
+fn gpus(report: &mut DoctorReport<'_>) {
     let has_nic = !rails(report).is_empty();
     for gpu in &report.machine.gpus {
         let facility = match gpu.vendor {
@@ -238,7 +238,7 @@ fn gpus(report: &mut Report<'_>) {
 }
 
 /// Bridges below the root that lie between some NIC and some GPU of one switch.
-fn between(report: &Report<'_>) -> BTreeSet<PciAddress> {
+fn between(report: &DoctorReport<'_>) -> BTreeSet<PciAddress> {
     let paths = |addresses: Vec<PciAddress>| -> Vec<Vec<PciAddress>> {
         addresses.into_iter().filter_map(|a| Some(at(report, a)?.bridges.clone())).collect()
     };
@@ -257,7 +257,7 @@ fn between(report: &Report<'_>) -> BTreeSet<PciAddress> {
     bridges
 }
 
-fn access_control(report: &mut Report<'_>) {
+fn access_control(report: &mut DoctorReport<'_>) {
     let bridges = between(report);
     if bridges.is_empty() {
         return;
@@ -291,7 +291,7 @@ fn access_control(report: &mut Report<'_>) {
     }
 }
 
-fn translation(report: &mut Report<'_>) {
+fn translation(report: &mut DoctorReport<'_>) {
     let units = report.machine.iommu.units.len();
     let translated: Vec<&str> = rails(report)
         .iter()

@@ -4,7 +4,7 @@ use tokenyard_machine::{GpuVendor, NicFamily};
 
 use crate::nics::rails;
 use crate::versions::{at_least, kernel, numbers};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&PEER, &AMD, &GDRCOPY];
 
@@ -55,7 +55,7 @@ static GDRCOPY: Rule = Rule {
              Software Requirements; aws-ofi-nccl 1.21 release notes (GDA mode: GDRCopy 2.5)",
 };
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     if rails(report).is_empty() {
         return;
     }
@@ -70,12 +70,12 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 }
 
 /// Whether the kernel is one whose RDMA core registers memory by dmabuf.
-fn has_dmabuf_registration(report: &Report<'_>) -> Option<bool> {
+fn has_dmabuf_registration(report: &DoctorReport<'_>) -> Option<bool> {
     let release = report.machine.kernel.release.known()?;
     Some(at_least(&kernel(release), &DMABUF_KERNEL))
 }
 
-fn of_amd(report: &mut Report<'_>) {
+fn of_amd(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let options = [
         ("CONFIG_PCI_P2PDMA", machine.kernel.has_p2pdma.get()),
@@ -101,7 +101,7 @@ fn of_amd(report: &mut Report<'_>) {
     report.note((&AMD, Facility::GpuMemory), "AMD GPUs", (verdict, found));
 }
 
-fn of_nvidia(report: &mut Report<'_>) {
+fn of_nvidia(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let nics = rails(report);
     let efa = nics.iter().any(|nic| nic.family == NicFamily::Efa);

@@ -7,7 +7,7 @@ use crate::nics::{
 };
 use crate::pci::capacity;
 use crate::rails::{REFUSED, SPARE, of_unusable};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NO_NIC, &NAMED, &STATE, &RATE, &MTU, &ERRORS];
 
@@ -122,7 +122,7 @@ const GROWING: [&str; 6] = [
 /// Bytes of headers and checks that the kernel keeps room for around the payload of a RoCE packet.
 const ROCE_HEADERS: u32 = 96;
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     presence(report);
     named(report);
     for nic in hardware(report) {
@@ -140,7 +140,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 }
 
 /// Only where a config asks for NICs: a node without any is a node too.
-fn presence(report: &mut Report<'_>) {
+fn presence(report: &mut DoctorReport<'_>) {
     for (facility, name) in [(Facility::Verbs, "verbs"), (Facility::Efa, "efa")] {
         if !report.job.asks(facility) {
             continue;
@@ -155,7 +155,7 @@ fn presence(report: &mut Report<'_>) {
 }
 
 /// libfabric's providers for sockets take network interfaces.
-fn named(report: &mut Report<'_>) {
+fn named(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let there = |name: &String| {
         machine.nics.iter().any(|nic| nic.name == *name)
@@ -172,8 +172,8 @@ fn named(report: &mut Report<'_>) {
     }
 }
 
-fn state(report: &mut Report<'_>, nic: &Nic, port: &Port) {
-    let note = |report: &mut Report<'_>, verdict: Verdict, found: String, fix: String| {
+fn state(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
+    let note = |report: &mut DoctorReport<'_>, verdict: Verdict, found: String, fix: String| {
         let told = (verdict, found);
         report.note((&STATE, Facility::of(nic)), port_name(nic, port), told).fix(fix);
     };
@@ -199,7 +199,7 @@ fn state(report: &mut Report<'_>, nic: &Nic, port: &Port) {
     };
 }
 
-fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     let Some(found) = port.rate.known() else {
         let found = "the kernel tells no rate";
         report.note((&RATE, Facility::of(nic)), port_name(nic, port), (Verdict::Unknown, found));
@@ -240,7 +240,7 @@ fn speed(report: &mut Report<'_>, nic: &Nic, port: &Port) {
 }
 
 /// Megabits a second that PCI Express could carry for each of the card's working ports.
-fn slot(report: &Report<'_>, nic: &Nic) -> Option<u64> {
+fn slot(report: &DoctorReport<'_>, nic: &Nic) -> Option<u64> {
     let link = function(report, nic)?.link;
     let ports = nic.ports.iter().filter(|port| is_active(port)).count().max(1) as u64;
     Some(capacity(link.max_speed.get()?, link.max_width.get()?) / ports)
@@ -250,7 +250,7 @@ const INSTALL: &str =
     "apt install ibverbs-utils (dnf: libibverbs-utils), then run the doctor again";
 const BY_HAND: &str = "run ibv_devinfo by hand: it shows active_mtu, or why it fails";
 
-fn packet(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+fn packet(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     if nic.family == NicFamily::Efa {
         // SRD's packets are the adapter's own business.
         return;
@@ -304,7 +304,7 @@ fn roce_payload(mtu: u32) -> u32 {
     [4096, 2048, 1024, 512].into_iter().find(|size| room >= *size).unwrap_or(256)
 }
 
-fn errors(report: &mut Report<'_>, nic: &Nic, port: &Port) {
+fn errors(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     if port.counters.is_empty() {
         return;
     }

@@ -6,7 +6,7 @@ use tokenyard_machine::{
 };
 
 use crate::nics::{has_link, is_active, majority, rails};
-use crate::{Facility, Finding, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Finding, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NEAR, &EQUAL, &LAYER];
 
@@ -56,7 +56,7 @@ pub(crate) const REFUSED: &str = "the job does not start where its transport goe
 const GO_ON: &str = "to go on with the NICs that can be used, name them in `nics` of [topology.auto] on every \
                      node, or set rails = \"any\" there";
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     // Those without a link too: that is said of their ports, and is no matter of distance.
     // In a container `sys` shows GPUs and cards that others were given.
     let shares = report.machine.rail_shares();
@@ -72,7 +72,7 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 
 /// The verdict on a missing rail, as the topology has it: it refuses the node, unless the config says
 /// which NICs to use, or how many, or NICs of all names reach each other.
-fn of_missing(report: &Report<'_>, nics: &[&Nic], missing: &[&MissingRail<'_>]) -> Verdict {
+fn of_missing(report: &DoctorReport<'_>, nics: &[&Nic], missing: &[&MissingRail<'_>]) -> Verdict {
     if !missing.iter().any(|missing| is_driven(report, missing.gpu)) {
         return Verdict::Unknown;
     }
@@ -84,7 +84,7 @@ fn of_missing(report: &Report<'_>, nics: &[&Nic], missing: &[&MissingRail<'_>]) 
 
 /// The GPU whose rank the topology refuses because of this NIC, which cannot be used, in its words; and what to
 /// do about it.
-pub(crate) fn refused_for(report: &Report<'_>, nic: &Nic) -> Option<(String, String)> {
+pub(crate) fn refused_for(report: &DoctorReport<'_>, nic: &Nic) -> Option<(String, String)> {
     let is_of = |missing: &MissingRail<'_>| {
         let Lack::Idle { nics, .. } = &missing.lack else { return false };
         nics.iter().any(|idle| idle.name == nic.name)
@@ -101,7 +101,10 @@ pub(crate) const SPARE: &str = "nothing, if the node is cabled so: all GPUs have
 
 /// The verdict on a NIC that ranks would use and that cannot be used; and how the topology refuses the node
 /// for it, where it does.
-pub(crate) fn of_unusable(report: &Report<'_>, nic: &Nic) -> (Verdict, Option<(String, String)>) {
+pub(crate) fn of_unusable(
+    report: &DoctorReport<'_>,
+    nic: &Nic,
+) -> (Verdict, Option<(String, String)>) {
     let serves = |other: &&Nic| {
         Facility::of(other) == Facility::of(nic) && other.ports.iter().any(Port::can_carry)
     };
@@ -122,7 +125,7 @@ pub(crate) fn of_unusable(report: &Report<'_>, nic: &Nic) -> (Verdict, Option<(S
 }
 
 /// Whether a rank of the job may drive a GPU: they drive the first ones of those that the environment leaves.
-fn is_driven(report: &Report<'_>, gpu: &Gpu) -> bool {
+fn is_driven(report: &DoctorReport<'_>, gpu: &Gpu) -> bool {
     let machine = report.machine;
     let ranks = report.job.drives.unwrap_or(u64::MAX).min(machine.gpus.len() as u64) as u32;
     (0..ranks).any(|rank| match machine.gpu_of_rank(rank) {
@@ -163,7 +166,7 @@ fn names(nics: &[&Nic]) -> String {
 
 /// Notes what it found of a rail, which matters to jobs that use both GPUs and NICs of these kinds.
 fn note<'r>(
-    report: &'r mut Report<'_>,
+    report: &'r mut DoctorReport<'_>,
     (rule, one): (&'static Rule, &RailShare<'_>),
     subject: String,
     told: (Verdict, String),
@@ -181,7 +184,7 @@ fn note<'r>(
     finding
 }
 
-fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail<'_>]) {
+fn distances(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[MissingRail<'_>]) {
     let best = all.iter().map(|one| one.distance).min().unwrap_or(Distance::Unknown);
     let far = all.iter().filter(|one| one.distance > best).count();
     let machine = report.machine;
@@ -238,7 +241,7 @@ fn distances(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingR
 }
 
 /// GPUs that are farther from any NIC than others are named by their distance, and do not count here.
-fn counts(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail<'_>]) {
+fn counts(report: &mut DoctorReport<'_>, all: &[RailShare<'_>], missing: &[MissingRail<'_>]) {
     let near: Vec<&RailShare<'_>> = all.iter().filter(|one| one.own > 0).collect();
     let Some(first) = near.first() else { return };
     let shares: Vec<u64> = near.iter().map(|one| one.own).collect();
@@ -278,7 +281,7 @@ fn counts(report: &mut Report<'_>, all: &[RailShare<'_>], missing: &[MissingRail
     }
 }
 
-fn layers(report: &mut Report<'_>, all: &[RailShare<'_>]) {
+fn layers(report: &mut DoctorReport<'_>, all: &[RailShare<'_>]) {
     let mut nics: Vec<&Nic> = all.iter().flat_map(|one| one.nics.iter().copied()).collect();
     nics.sort_by(|a, b| a.name.cmp(&b.name));
     nics.dedup_by(|a, b| a.name == b.name);

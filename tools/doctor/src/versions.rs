@@ -3,7 +3,7 @@
 use tokenyard_machine::{GpuVendor, Library, Nic};
 
 use crate::nics::{hardware, majority, model, rails};
-use crate::{Facility, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] = &[&NVIDIA, &NVRTC, &LIBFABRIC, &RDMA_CORE, &MLX5, &FIRMWARE];
 
@@ -107,7 +107,7 @@ pub(crate) fn at_least(version: &[u32], floor: &[u32]) -> bool {
     !version.is_empty() && version >= floor
 }
 
-pub(crate) fn judge(report: &mut Report<'_>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     nvidia(report);
     libfabric(report);
     rdma_core(report);
@@ -118,12 +118,12 @@ pub(crate) fn judge(report: &mut Report<'_>) {
 }
 
 /// The newest of the files of this name, as the loader may find any of them.
-pub(crate) fn library<'a>(report: &Report<'a>, name: &str) -> Option<&'a Library> {
+pub(crate) fn library<'a>(report: &DoctorReport<'a>, name: &str) -> Option<&'a Library> {
     let found = report.machine.libraries.found.iter().filter(|library| library.name == name);
     found.max_by_key(|library| library.version.as_deref().map(numbers))
 }
 
-fn nvidia(report: &mut Report<'_>) {
+fn nvidia(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let has_gpu = machine.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Nvidia);
     if !has_gpu && !report.job.asks(Facility::Cuda) {
@@ -161,7 +161,7 @@ fn shown(library: Option<&Library>) -> String {
     })
 }
 
-fn libfabric(report: &mut Report<'_>) {
+fn libfabric(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let library = library(report, "libfabric.so");
     if library.is_none() && !report.job.asks(Facility::Libfabric) {
@@ -204,7 +204,7 @@ fn efa_libfabric(package: &str) -> Option<Vec<u32>> {
     Some(numbers(own))
 }
 
-fn rdma_core(report: &mut Report<'_>) {
+fn rdma_core(report: &mut DoctorReport<'_>) {
     let library = library(report, "libibverbs.so");
     let has_nic = rails(report).iter().any(|nic| Facility::of(nic) == Facility::Verbs);
     if !has_nic && !report.job.asks(Facility::Verbs) {
@@ -225,7 +225,7 @@ fn rdma_core(report: &mut Report<'_>) {
     report.note((&RDMA_CORE, Facility::Verbs), "libibverbs", (verdict, found));
 }
 
-fn mlx5(report: &mut Report<'_>) {
+fn mlx5(report: &mut DoctorReport<'_>) {
     let library = library(report, "libmlx5.so");
     let version = library.and_then(|library| library.version.as_deref()).map(numbers);
     let verdict = match (library, version) {
@@ -237,7 +237,7 @@ fn mlx5(report: &mut Report<'_>) {
     report.note((&MLX5, Facility::Gin), "libmlx5", (verdict, shown(library)));
 }
 
-fn firmware(report: &mut Report<'_>) {
+fn firmware(report: &mut DoctorReport<'_>) {
     let nics = hardware(report);
     // By board as well: a card of another maker has versions of its own.
     let kind = |nic: &Nic| model(report, nic);

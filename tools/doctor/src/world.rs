@@ -8,7 +8,7 @@ use tokenyard_machine::{Bound, LinkLayer, Machine, Nic, PciFunction};
 
 use crate::nics::{has_link, is_active, majority, rate};
 use crate::versions::numbers;
-use crate::{Facility, Finding, Job, Report, Rule, Verdict};
+use crate::{DoctorReport, Facility, Finding, Job, Rule, Verdict};
 
 pub(crate) const RULES: &[&Rule] =
     &[&PROGRAM, &SOFTWARE, &TRANSPORT, &RANKS, &NICS, &FABRIC, &SETTINGS, &CLOCK, &LOCAL];
@@ -351,7 +351,7 @@ fn rule(item: &str) -> (&'static Rule, Verdict) {
 /// where none has one, or there are two hosts only, all who differ are named.
 pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
     let (machine, job) = (Machine::default(), Job::default());
-    let mut report = Report::new(&machine, &job);
+    let mut report = DoctorReport::new(&machine, &job);
     let names: BTreeSet<&String> = summaries.iter().flat_map(|one| one.items.keys()).collect();
     for name in names {
         item(&mut report, summaries, name);
@@ -372,7 +372,7 @@ pub fn compare(summaries: &[Summary]) -> Vec<Finding> {
     report.finish()
 }
 
-fn item(report: &mut Report<'_>, summaries: &[Summary], name: &str) {
+fn item(report: &mut DoctorReport<'_>, summaries: &[Summary], name: &str) {
     let values: Vec<Option<&String>> = summaries.iter().map(|one| one.items.get(name)).collect();
     let (rule, bad) = rule(name);
     let shown = |value: Option<&String>| value.map_or("none".to_owned(), Clone::clone);
@@ -428,7 +428,7 @@ fn runs(ranks: &[usize]) -> Vec<String> {
 
 /// The clock of each host against that of most: of three hosts and more the middle one. The rank whose
 /// look was the sharpest speaks for its host, and rank 0 measures nothing against itself.
-fn clocks(report: &mut Report<'_>, summaries: &[Summary]) {
+fn clocks(report: &mut DoctorReport<'_>, summaries: &[Summary]) {
     let mut hosts = BTreeMap::<&str, (Skew, Vec<usize>)>::new();
     for (rank, summary) in summaries.iter().enumerate() {
         let itself = (rank == 0).then_some(Skew { ahead: 0, error: 0 });

@@ -28,7 +28,7 @@ pub(super) fn provider(table: &str) -> Result<String> {
 
 /// Where the other rank's memory is.
 #[derive(Serialize, Deserialize)]
-struct There {
+struct FabricPeer {
     address: Vec<u8>,
     key: u64,
     base: u64,
@@ -48,7 +48,7 @@ pub(super) struct Fabric {
     /// Room that a provider may ask for per put in flight (`fi_context2`).
     contexts: Box<[[*mut c_void; 8]; DEPTH]>,
     peer: fi_addr_t,
-    there: There,
+    there: FabricPeer,
     first: bool,
     seen: Seen,
 }
@@ -92,7 +92,7 @@ impl Fabric {
             memory: vec![1; 2 * DEPTH * LARGE],
             contexts: Box::new([[null_mut(); 8]; DEPTH]),
             peer: 0,
-            there: There { address: Vec::new(), key: 0, base: 0 },
+            there: FabricPeer { address: Vec::new(), key: 0, base: 0 },
             first: world.rank() == 0,
             seen: Seen::default(),
         };
@@ -174,7 +174,7 @@ impl Fabric {
         self.check("fi_getname", status)?;
         address.truncate(bytes);
         let base = if virtual_addresses { self.memory.as_ptr() as u64 } else { 0 };
-        let mine = serde_json::to_vec(&There { address, key, base })?;
+        let mine = serde_json::to_vec(&FabricPeer { address, key, base })?;
         let all = world.all_gather("bare link", &mine)?;
         let other = all.get(usize::from(self.first)).context("two ranks")?;
         self.there = serde_json::from_slice(other)?;
@@ -209,7 +209,7 @@ impl Raw for Fabric {
     }
 
     fn put_small(&mut self) -> Result<bool> {
-        let There { key, base, .. } = self.there;
+        let FabricPeer { key, base, .. } = self.there;
         // SAFETY: the endpoint is enabled; 8 bytes are there, and injected.
         let status = unsafe {
             let from = self.memory.as_ptr().cast::<c_void>();

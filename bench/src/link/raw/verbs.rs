@@ -29,7 +29,7 @@ const LARGE_PUT: u64 = 1;
 
 /// Where the other rank is, and its memory.
 #[derive(Serialize, Deserialize)]
-struct There {
+struct VerbsPeer {
     gid: [u8; 16],
     lid: u16,
     mtu: u8,
@@ -53,7 +53,7 @@ pub(super) struct Verbs {
     cq: Arc<Cq>,
     receives: Arc<Srq>,
     memory: Vec<u8>,
-    there: There,
+    there: VerbsPeer,
     name: String,
     first: bool,
     seen: Seen,
@@ -87,7 +87,7 @@ impl Verbs {
             inline: SMALL as u32,
         };
         let qp = Qp::new(&pd, &request)?.init(facts.port, config.pkey_index, access)?;
-        let mine = There {
+        let mine = VerbsPeer {
             gid: gid.gid.raw,
             lid: attr.lid,
             mtu: rules::mtu(config.mtu, attr.active_mtu)?,
@@ -98,7 +98,7 @@ impl Verbs {
         let all = world.all_gather("bare link", &serde_json::to_vec(&mine)?)?;
         let first = world.rank() == 0;
         let other = all.get(usize::from(first)).context("two ranks")?;
-        let there: There = serde_json::from_slice(other)?;
+        let there: VerbsPeer = serde_json::from_slice(other)?;
         let route = AhAttr {
             grh: GlobalRoute {
                 dgid: Gid { raw: there.gid },

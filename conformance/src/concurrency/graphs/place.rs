@@ -73,14 +73,14 @@ pub(super) fn variants(comm: &mut Communicator, base: &Case, count: u64) -> Resu
 }
 
 /// Bytes in device memory, seen as rows of a type.
-pub(super) struct Room {
+pub(super) struct GraphRoom {
     pub(super) memory: Buffer,
     pub(super) wrong: Buffer,
     pub(super) dtype: DType,
     pub(super) shape: [usize; 2],
 }
 
-impl Room {
+impl GraphRoom {
     pub(super) fn new(comm: &Communicator, dtype: DType, shape: [usize; 2]) -> Result<Self> {
         let wrong = vec![WRONG; shape[0] * shape[1] * dtype.bytes()];
         Ok(Self { memory: comm.buffer(&wrong)?, wrong: comm.buffer(&wrong)?, dtype, shape })
@@ -115,12 +115,12 @@ impl Room {
 /// Memory that stays where it is: that of one dispatch and its combine, whatever they bring.
 pub(super) struct Place {
     pub(super) case: Case,
-    pub(super) x: Room,
-    pub(super) topk_idx: Room,
-    pub(super) tokens: Room,
+    pub(super) x: GraphRoom,
+    pub(super) topk_idx: GraphRoom,
+    pub(super) tokens: GraphRoom,
     /// Expert outputs; as many as may arrive, once a dispatch has said so.
-    pub(super) rows: Option<Room>,
-    pub(super) out: Room,
+    pub(super) rows: Option<GraphRoom>,
+    pub(super) out: GraphRoom,
 }
 
 impl Place {
@@ -128,19 +128,19 @@ impl Place {
         let Case { max_tokens, topk, hidden, .. } = *case;
         let row = row_dtype(case.combine.row);
         Ok(Self {
-            x: Room::new(comm, dtype(case.sent_elem()), [max_tokens, hidden])?,
-            topk_idx: Room::new(comm, DType::I64, [max_tokens, topk])?,
-            tokens: Room::new(comm, DType::I32, [1, 1])?,
+            x: GraphRoom::new(comm, dtype(case.sent_elem()), [max_tokens, hidden])?,
+            topk_idx: GraphRoom::new(comm, DType::I64, [max_tokens, topk])?,
+            tokens: GraphRoom::new(comm, DType::I32, [1, 1])?,
             rows: None,
-            out: Room::new(comm, row, [max_tokens, hidden])?,
+            out: GraphRoom::new(comm, row, [max_tokens, hidden])?,
             case: case.clone(),
         })
     }
 
-    /// Room for as many expert outputs as a worst-case dispatch gives rows. Before a capture.
+    /// GraphRoom for as many expert outputs as a worst-case dispatch gives rows. Before a capture.
     pub(super) fn make_room(&mut self, comm: &Communicator, rows: usize) -> Result<()> {
         let dtype = row_dtype(self.case.combine.row);
-        self.rows = Some(Room::new(comm, dtype, [rows, self.case.hidden])?);
+        self.rows = Some(GraphRoom::new(comm, dtype, [rows, self.case.hidden])?);
         Ok(())
     }
 
@@ -225,7 +225,7 @@ impl Place {
 }
 
 /// Poisons what was received by the last launch.
-pub(super) fn spoil(track: &Track, received: &mut Received, wrong: &Room) -> Result<()> {
+pub(super) fn spoil(track: &Track, received: &mut Received, wrong: &GraphRoom) -> Result<()> {
     // SAFETY: the room and the output are given back behind this stream.
     unsafe { track.stream.copy(&received.x_mut(), &wrong.tensor()?)? }
     Ok(())

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::frame::Kind;
+use super::super::frame::FrameKind;
 use super::super::handshake::{Claim, refuse};
 use super::super::headway::Begun;
-use super::super::link::{Link, What};
+use super::super::link::{ControlLink, What};
 use super::super::liveness::PeerState;
 use super::super::message::{End, Proof, Refusal, encode};
-use super::{Difference, Hub, Peer};
+use super::{Difference, Hub, JoinedRank};
 
 impl Hub {
     /// Lets a process in, or tells it why not. One of this job whose config differs ends the join
@@ -40,9 +40,9 @@ impl Hub {
         *place = None;
         self.links += 1;
         let (events, liveness) = (self.event_sender.clone(), Arc::clone(&self.member.liveness));
-        let link = Link::start(claim.secured, (rank, self.links), events, liveness);
-        link.send(Kind::Welcome, Arc::default());
-        let peer = Peer { link, id: self.links, name, begun: Begun::new() };
+        let link = ControlLink::start(claim.secured, (rank, self.links), events, liveness);
+        link.send(FrameKind::Welcome, Arc::default());
+        let peer = JoinedRank { link, id: self.links, name, begun: Begun::new() };
         if self.started {
             tracing::info!("rank {rank} ({}) waits to come back", peer.name);
             self.returning.insert(rank, peer);
@@ -59,7 +59,7 @@ impl Hub {
         self.member.liveness.set_waiting(rank, waits);
         let payload = Arc::new(encode(&(rank, waits)));
         for to in 1..self.member.place.ranks {
-            self.send(to, Kind::Returning, Arc::clone(&payload));
+            self.send(to, FrameKind::Returning, Arc::clone(&payload));
         }
     }
 
@@ -95,7 +95,7 @@ impl Hub {
 
     fn judge(&self, claim: &Claim, name: &str) -> std::result::Result<(), (Refusal, String)> {
         let (rank, ranks) = (claim.proof.rank, self.member.place.ranks);
-        let two = |holder: &Peer| {
+        let two = |holder: &JoinedRank| {
             format!(
                 "found two processes that claim rank {rank}: {name}, and before it {}",
                 holder.name
@@ -122,8 +122,8 @@ impl Hub {
         match what {
             What::Closed(why) => self.stop_returning(rank, &why),
             What::Frame(frame) => match frame.kind {
-                Kind::Heartbeat => {}
-                Kind::Goodbye | Kind::Failed => self.stop_returning(rank, "left"),
+                FrameKind::Heartbeat => {}
+                FrameKind::Goodbye | FrameKind::Failed => self.stop_returning(rank, "left"),
                 _ => self.stop_returning(rank, "spoke before it was let in"),
             },
         }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::agreement::Agreement;
-use super::super::frame::{Kind, MAX_PAYLOAD};
+use super::super::frame::{FrameKind, MAX_PAYLOAD};
 use super::super::message::{
-    Ask, Contribution, Op, Verdict, decode, decode_items, encode, encode_outcome, items_bytes,
+    Ask, CollectiveFailure, Contribution, Op, decode, decode_items, encode, encode_outcome,
+    items_bytes,
 };
 use super::Delivery;
 use crate::{Error, ErrorKind, Result};
@@ -116,7 +117,7 @@ impl Round {
             },
         };
         let ranks = 0u32..;
-        ranks.zip(&payloads).map(|(rank, p)| self.delivery(rank, Kind::Outcome, p)).collect()
+        ranks.zip(&payloads).map(|(rank, p)| self.delivery(rank, FrameKind::Outcome, p)).collect()
     }
 
     fn too_large(&mut self, number: u64, bytes: usize) -> Vec<Delivery> {
@@ -129,11 +130,11 @@ impl Round {
 
     /// Settles the round: a verdict for all who arrived, kept for those who come later.
     pub(super) fn fail(&mut self, number: u64, kind: ErrorKind, text: String) -> Vec<Delivery> {
-        let payload = Arc::new(encode(&(number, Verdict { kind, text })));
+        let payload = Arc::new(encode(&(number, CollectiveFailure { kind, text })));
         self.parts = Parts::None;
         self.verdict = Some(Arc::clone(&payload));
         let arrived = self.ranks_that(|arrived| arrived);
-        arrived.into_iter().map(|rank| self.delivery(rank, Kind::Verdict, &payload)).collect()
+        arrived.into_iter().map(|rank| self.delivery(rank, FrameKind::Verdict, &payload)).collect()
     }
 
     pub(super) fn other_topic(&self, rank: u32, op: Op, topic: &str) -> String {
@@ -152,7 +153,7 @@ impl Round {
         (0u32..).zip(&self.arrived).filter(|(_, arrived)| test(**arrived)).map(|(r, _)| r).collect()
     }
 
-    pub(super) fn delivery(&self, rank: u32, kind: Kind, payload: &Arc<Vec<u8>>) -> Delivery {
+    pub(super) fn delivery(&self, rank: u32, kind: FrameKind, payload: &Arc<Vec<u8>>) -> Delivery {
         Delivery { rank, kind, payload: Arc::clone(payload) }
     }
 }

@@ -26,7 +26,7 @@ impl Puppet {
         limit: Duration,
     ) -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let place = Place { rank, ranks, local_rank: rank };
+        let place = RankId { rank, ranks, local_rank: rank };
         let on_failure = meeting.on_failure;
         let liveness = Arc::new(Liveness::new(rank, ranks, on_failure));
         let timing = Timing { deadline: DEADLINE, late: LATE };

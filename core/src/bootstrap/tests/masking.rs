@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::control::{Bootstrap, Farewell, Member, Timing};
 use super::super::interface::Local;
-use super::super::rendezvous::{Entry, enter};
+use super::super::rendezvous::{NextStep, enter};
 use super::super::spoke::{Route, Spoke};
 use super::loss::Puppet;
 use super::*;
@@ -200,13 +200,13 @@ fn the_loss_of_rank_0_ends_the_world_and_says_why() {
 
 /// Joins, and gives up on rank 0 at once.
 fn give_up_on_rank_0(meeting: &Meeting, (rank, ranks): (u32, u32)) {
-    let place = Place { rank, ranks, local_rank: rank };
+    let place = RankId { rank, ranks, local_rank: rank };
     let (on_failure, timing) = (meeting.on_failure, Timing { deadline: DEADLINE, late: LATE });
     let liveness = Arc::new(Liveness::new(rank, ranks, on_failure));
     let member = Member::new(place, timing, on_failure, liveness);
     let rendezvous = Rendezvous::File { path: meeting.path() };
     let entry = enter(place, rendezvous, Secret::none(), Local::Any).unwrap();
-    let Entry::Spoke { target, credentials, local } = entry else { panic!("it is rank 0") };
+    let NextStep::Spoke { target, credentials, local } = entry else { panic!("it is rank 0") };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let route = Route { target, local };

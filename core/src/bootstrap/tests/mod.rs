@@ -48,7 +48,7 @@ impl Meeting {
 }
 
 fn options(rank: u32, ranks: u32, rendezvous: Rendezvous) -> WorldOptions {
-    let place = Place { rank, ranks, local_rank: rank };
+    let place = RankId { rank, ranks, local_rank: rank };
     let identity = Identity::new(place, rendezvous).unwrap();
     WorldOptions { deadline: DEADLINE, late: LATE, ..WorldOptions::new(identity) }
 }

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use super::super::frame::{Kind, read_frame, write_frame};
+use super::super::frame::{FrameKind, read_frame, write_frame};
 use super::super::message::{Proof, Refusal, encode};
 use super::super::noise::{Handshake, Preamble};
 use super::super::rendezvous::{Address, read_notice};
@@ -55,8 +55,9 @@ fn claim(meeting: &Meeting, proof: &[u8]) -> (Refusal, String) {
     runtime.block_on(async {
         stream.set_nonblocking(true).unwrap();
         let mut stream = tokio::net::TcpStream::from_std(stream).unwrap();
-        write_frame(&mut stream, &mut sealer, Kind::Confirm, &[]).await.unwrap();
-        let refused = read_frame(&mut stream, &mut opener, &[Kind::Refused], || ()).await.unwrap();
+        write_frame(&mut stream, &mut sealer, FrameKind::Confirm, &[]).await.unwrap();
+        let refused =
+            read_frame(&mut stream, &mut opener, &[FrameKind::Refused], || ()).await.unwrap();
         Refusal::decode(&refused.payload).unwrap()
     })
 }

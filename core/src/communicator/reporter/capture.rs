@@ -38,17 +38,17 @@ pub(in super::super) struct Live {
     pub(in super::super) links: [Option<Link>; 2],
     pub(in super::super) counters: Option<Counters>,
     /// As `links`: where kernels post through the host, which then counts what they send.
-    pub(in super::super) rings: [Option<Ring>; 2],
+    pub(in super::super) rings: [Option<RingCounts>; 2],
 }
 
 /// The ring that kernels of a device post into.
-pub(in super::super) struct Ring {
+pub(in super::super) struct RingCounts {
     pub(in super::super) counts: Arc<gpu_ring::Counts>,
     /// World rank of each peer.
     pub(in super::super) ranks: Vec<u32>,
 }
 
-impl Ring {
+impl RingCounts {
     fn peer(&self, rank: u32) -> Option<u32> {
         self.ranks.iter().position(|other| *other == rank).map(|at| at as u32)
     }

@@ -13,12 +13,12 @@ const WITHIN: Duration = Duration::from_secs(1);
 /// What asks one transport, from threads of its own: one at a time.
 #[derive(Debug, Default)]
 pub(super) struct Checkup {
-    state: Mutex<State>,
+    state: Mutex<CheckupState>,
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CheckupState {
     /// Since when a question is open.
     open: Option<Instant>,
     /// The last answer; nothing where the transport could not be asked.
@@ -41,7 +41,7 @@ impl Answer {
 }
 
 impl Checkup {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CheckupState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -51,11 +51,11 @@ impl Checkup {
         if state.open.is_some() {
             return;
         }
-        *state = State { open: Some(Instant::now()), answer: None };
+        *state = CheckupState { open: Some(Instant::now()), answer: None };
         let this = Arc::clone(self);
         let asking = move || {
             let answer = Answer::new(health());
-            *this.state() = State { open: None, answer: Some(answer) };
+            *this.state() = CheckupState { open: None, answer: Some(answer) };
             this.ended.notify_all();
         };
         let made = std::thread::Builder::new().name("tokenyard-query".into()).spawn(asking);
@@ -83,7 +83,11 @@ impl Checkup {
         self.wait(self.state(), WITHIN).open.is_none()
     }
 
-    fn wait<'a>(&'a self, state: MutexGuard<'a, State>, within: Duration) -> MutexGuard<'a, State> {
+    fn wait<'a>(
+        &'a self,
+        state: MutexGuard<'a, CheckupState>,
+        within: Duration,
+    ) -> MutexGuard<'a, CheckupState> {
         let waited = self.ended.wait_timeout_while(state, within, |state| state.open.is_some());
         waited.unwrap_or_else(PoisonError::into_inner).0
     }

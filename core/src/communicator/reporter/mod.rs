@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokenyard_reports::{ConfigName, Reason, Report};
 
-pub(super) use capture::{Counters, Live, Meeting, Ring};
+pub(super) use capture::{Counters, Live, Meeting, RingCounts};
 use checkup::Checkup;
 use folder::Folder;
 pub use folder::REPORTS_VARIABLE;

@@ -4,15 +4,15 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{LOOK, SILENT, Shared, Verdict};
+use super::{EndedWaits, LOOK, SILENT, WatchdogState};
 use crate::abi;
 use crate::bootstrap::{Ended, PeerState};
 use crate::{Error, ErrorKind, Result};
 
-impl Shared {
+impl WatchdogState {
     /// Notes who is lost; the communicator ends only with the loss of rank 0, where all meet, or when this rank
     /// itself was given up. A rank 0 that said goodbye ends the waits of others, as any rank that left.
-    pub(super) fn mask_losses(&self) -> Option<Verdict> {
+    pub(super) fn mask_losses(&self) -> Option<EndedWaits> {
         let me = self.liveness.this();
         let (mut hub_lost, mut news) = (false, Vec::new());
         for (rank, ended) in self.membership.ended(&self.liveness).filter(|(rank, _)| *rank != me) {
@@ -41,10 +41,10 @@ impl Shared {
     }
 
     #[cold]
-    fn end_of_all(&self, rank: u32) -> Verdict {
+    fn end_of_all(&self, rank: u32) -> EndedWaits {
         let text = self.liveness.end_of_all("watch ranks", rank).detail();
         let text = format!("{text}; {}", self.describe_wait());
-        Verdict { kind: ErrorKind::PeerLost, rank, text }
+        EndedWaits { kind: ErrorKind::PeerLost, rank, text }
     }
 
     /// Whether that is new.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::*;
-use crate::bootstrap::{Ask, Identity, Place, Rendezvous, WorldOptions};
+use crate::bootstrap::{Ask, Identity, RankId, Rendezvous, WorldOptions};
 use crate::wait::{WaitFor, Waiter};
 
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -18,7 +18,7 @@ fn in_world(ranks: u32, on_failure: OnFailure, body: impl Fn(World, Watchdog) + 
         for rank in 0..ranks {
             let rendezvous = Rendezvous::File { path: path.clone() };
             scope.spawn(move || {
-                let place = Place { rank, ranks, local_rank: rank };
+                let place = RankId { rank, ranks, local_rank: rank };
                 let identity = Identity::new(place, rendezvous).expect("a place");
                 let options = WorldOptions::new(identity);
                 let world = World::join(WorldOptions {
