@@ -16,6 +16,7 @@ pub mod conditions;
 pub mod config;
 pub mod error;
 pub mod export;
+pub mod fd_exchange;
 pub mod gpu_ring;
 pub mod host;
 mod idle;

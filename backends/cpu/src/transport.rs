@@ -24,7 +24,7 @@ use crate::config::ShmConfig;
 use commands::{Fault, execute};
 use peer::Local;
 use queue::Queue;
-use tokenyard_handover::{DESCRIPTOR_FIX, Endpoint, Links, MAX_WINDOWS, Offer};
+use tokenyard_core::fd_exchange::{DESCRIPTOR_FIX, Endpoint, Links, MAX_WINDOWS, Offer};
 
 const MAX_PEERS: u32 = 1024;
 const MAX_QUEUES: u32 = 64;
@@ -206,7 +206,7 @@ fn probe_system() -> Result<()> {
         Error::new(ErrorKind::Unavailable, "probe", message)
     };
     memory::create("tokenyard-probe", 1).map_err(unavailable)?;
-    tokenyard_handover::probe().map_err(unavailable)
+    tokenyard_core::fd_exchange::probe().map_err(unavailable)
 }
 
 /// Descriptors that travel count against the limit on open files of whoever sends them, summed over

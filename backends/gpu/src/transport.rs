@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokenyard_core::abi;
+use tokenyard_core::fd_exchange::{Extent, Links, MAX_WINDOWS, Offer};
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportNeeds,
     Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
-use tokenyard_handover::{Extent, Links, MAX_WINDOWS, Offer};
 
 use crate::compile::DeviceApiSource;
 use crate::config::PeersConfig;
@@ -89,7 +89,7 @@ impl<C: Components> Transport for Peers<C> {
     fn probe(config: &PeersConfig) -> Result<Capabilities> {
         let device = Device::choose(C::PLATFORM, config.device)?;
         check_device(device)?;
-        tokenyard_handover::probe()?;
+        tokenyard_core::fd_exchange::probe()?;
         Ok(Capabilities {
             flags: abi::TY_CAP_LOAD_STORE
                 | abi::TY_CAP_GET

@@ -1,9 +1,9 @@
 use std::os::fd::AsRawFd;
 
 use tokenyard_core::abi;
+use tokenyard_core::fd_exchange::SealedMemory;
 use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
-use tokenyard_handover::SealedMemory;
 
 /// Memory of a window.
 #[derive(Debug)]

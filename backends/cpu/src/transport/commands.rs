@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokenyard_core::abi;
+use tokenyard_core::fd_exchange::Links;
 use tokenyard_core::transport::Command;
-use tokenyard_handover::Links;
 
 use super::peer::Local;
 

@@ -2,9 +2,9 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
+use tokenyard_core::fd_exchange::{Extent, Handed, Memory};
 use tokenyard_core::transport::{TransportNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
-use tokenyard_handover::{Extent, Handed, Memory};
 
 use super::memory::{self, Mapping, Span};
 use super::signals::Signals;

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tokenyard_core::Result;
-use tokenyard_handover::SealedMemory;
+use tokenyard_core::fd_exchange::SealedMemory;
 
 use super::Context;
 

@@ -1,7 +1,7 @@
 //! What a rank says of itself before its memory crosses: which GPU it drives.
 
+use tokenyard_core::fd_exchange::Endpoint;
 use tokenyard_core::{Error, ErrorKind, Result};
-use tokenyard_handover::Endpoint;
 
 use crate::driver::{Device, Reach, Uuid};
 use crate::platform::Names;

@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use tokenyard_core::fd_exchange::{Extent, Handed, Memory};
 use tokenyard_core::{Error, ErrorKind, Result};
-use tokenyard_handover::{Extent, Handed, Memory};
 
 use super::SPACING;
 use crate::driver::{Context, Reserved, Vmm, granularity};

@@ -2,9 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
+use crate::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
-use tokenyard_core::{Error, Result};
 
 /// A sealed memfd, mapped once. Zero at first. Not /dev/shm, which containers keep small.
 #[derive(Debug)]

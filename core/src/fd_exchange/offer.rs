@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use tokenyard_core::transport::Team;
-use tokenyard_core::{Error, ErrorKind, Result};
+use crate::transport::Team;
+use crate::{Error, ErrorKind, Result};
 
 use super::socket::{DESCRIPTOR_FIX, RawRecord};
 use super::wire::{Endpoint, Extent, Introduction, Record, Secret};

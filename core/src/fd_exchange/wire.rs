@@ -1,7 +1,7 @@
 //! The bytes that ranks exchange while they connect. Little-endian; every byte that comes in is
 //! checked, for it comes from another process.
 
-use tokenyard_core::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Version of the endpoint and of the records.
 const VERSION: u32 = 1;

@@ -11,10 +11,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::sparse_log::SparseLog;
+use crate::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use tokenyard_core::sparse_log::SparseLog;
-use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::offer::{Memory, Offer};
 use super::socket::{self, Dialled, RawRecord, Received};

@@ -2,8 +2,8 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Barrier;
 use std::thread;
 
+use crate::transport::Team;
 use rustix::fs::MemfdFlags;
-use tokenyard_core::transport::Team;
 
 use super::super::offer::Handed;
 use super::super::wire::{Extent, secret};
