@@ -13,7 +13,7 @@ use super::places::{discover_all, domains, name_hosts, scattered};
 use super::progress::{Progress, Proxies};
 use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenDesk, RingCounts};
 use super::stuck::Stuck;
-use super::watchdog::{Bounds, Links, Watchdog};
+use super::watchdog::{Bounds, Watchdog, WatchedLinks};
 use super::{Communicator, Components, OpenComponents};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, Next, World};
@@ -187,7 +187,7 @@ fn bring_up(
     let windows = transports.make_windows(&mut kernels, &needs)?;
     levels.connect(members, &mut transports, &stuck)?;
     let names = levels.link_names(&transports);
-    watchdog.name_links(Links { names, domains: levels.domains });
+    watchdog.name_links(WatchedLinks { names, domains: levels.domains });
 
     let cap = bounds.cap(world.on_failure());
     plan(&mut kernels, &transports, &windows, &watchdog, cap)?;

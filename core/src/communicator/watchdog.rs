@@ -97,13 +97,13 @@ struct WatchdogState {
     verdict: Mutex<Option<EndedWaits>>,
     stop: AtomicBool,
     /// Set once the links are up.
-    links: OnceLock<Links>,
+    links: OnceLock<WatchedLinks>,
     /// Who reports that waits were ended.
     recorder: OnceLock<Arc<FlightRecorder>>,
 }
 
 /// What connects this rank to others.
-pub(super) struct Links {
+pub(super) struct WatchedLinks {
     /// By level and world rank.
     pub(super) names: [Vec<(u32, String)>; 2],
     /// Domains that rows are handed on among; 1 where one link reaches every rank.
@@ -206,7 +206,7 @@ impl Watchdog {
     }
 
     /// Tells the watchdog what connects this rank to others, for diagnoses. Once.
-    pub(super) fn name_links(&mut self, links: Links) {
+    pub(super) fn name_links(&mut self, links: WatchedLinks) {
         // A second call would change nothing, and there is none.
         let _ = self.shared.links.set(links);
     }

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::offer::{Memory, Offer};
-use super::socket::{self, Dialled, RawRecord, Received};
+use super::socket::{self, Dialled, RawRecord, ReceivedRecord};
 use super::wire::{Endpoint, Introduction, Record, Secret};
 
 /// How long to wait before calling again a peer whose queue is full.
@@ -38,12 +38,12 @@ pub struct Links<M: Memory> {
     /// Peers whose introduction was bad, until `connect` reports it.
     refused: Vec<(u32, Error)>,
     /// Open until all ranks are connected.
-    door: Option<Door>,
+    door: Option<Listener>,
 }
 
 /// Where peers call.
 #[derive(Debug)]
-struct Door {
+struct Listener {
     listener: OwnedFd,
     /// Accepted connections that have not brought their record yet.
     callers: Vec<OwnedFd>,
@@ -51,7 +51,7 @@ struct Door {
 
 /// This rank's own call to the peer that it waits for.
 #[derive(Debug)]
-enum Call {
+enum OwnCall {
     NotYet,
     Waiting(OwnedFd),
     /// The peer does not listen any more, or has closed the connection without an answer.
@@ -71,7 +71,7 @@ impl<M: Memory> Links<M> {
             memory,
             peers: std::iter::repeat_with(|| None).take(ranks).collect(),
             refused: Vec::new(),
-            door: Some(Door { listener, callers: Vec::new() }),
+            door: Some(Listener { listener, callers: Vec::new() }),
         })
     }
 
@@ -101,7 +101,7 @@ impl<M: Memory> Links<M> {
 
     fn meet(&mut self, peer: u32, endpoint: &Endpoint, limit: Duration) -> Result<()> {
         let start = Instant::now();
-        let mut call = Call::NotYet;
+        let mut call = OwnCall::NotYet;
         loop {
             self.answer_callers()?;
             if let Some(at) = self.refused.iter().position(|(refused, _)| *refused == peer) {
@@ -111,35 +111,35 @@ impl<M: Memory> Links<M> {
                 return Ok(());
             }
             call = match call {
-                Call::NotYet => self.call(endpoint)?,
-                Call::Waiting(socket) => match socket::receive(socket.as_fd())? {
-                    Received::Nothing => Call::Waiting(socket),
-                    Received::Closed => Call::Gone,
-                    Received::Record(raw) => return self.take_answer(peer, raw),
+                OwnCall::NotYet => self.call(endpoint)?,
+                OwnCall::Waiting(socket) => match socket::receive(socket.as_fd())? {
+                    ReceivedRecord::Nothing => OwnCall::Waiting(socket),
+                    ReceivedRecord::Closed => OwnCall::Gone,
+                    ReceivedRecord::Record(raw) => return self.take_answer(peer, raw),
                 },
                 // The callers were answered once more since the peer was found to be gone.
-                Call::Gone => return Err(self.lost(peer)),
+                OwnCall::Gone => return Err(self.lost(peer)),
             };
             let left = limit.saturating_sub(start.elapsed());
             match &call {
-                Call::Gone => continue,
+                OwnCall::Gone => continue,
                 _ if left.is_zero() => return Err(self.late(peer, limit)),
-                Call::NotYet => self.sleep(None, left.min(BUSY_PAUSE))?,
-                Call::Waiting(socket) => self.sleep(Some(socket), left)?,
+                OwnCall::NotYet => self.sleep(None, left.min(BUSY_PAUSE))?,
+                OwnCall::Waiting(socket) => self.sleep(Some(socket), left)?,
             }
         }
     }
 
-    fn call(&self, endpoint: &Endpoint) -> Result<Call> {
+    fn call(&self, endpoint: &Endpoint) -> Result<OwnCall> {
         let socket = match socket::dial(&endpoint.name)? {
             Dialled::Connected(socket) => socket,
-            Dialled::Busy => return Ok(Call::NotYet),
-            Dialled::Nobody => return Ok(Call::Gone),
+            Dialled::Busy => return Ok(OwnCall::NotYet),
+            Dialled::Nobody => return Ok(OwnCall::Gone),
         };
         socket::check_owner(socket.as_fd())?;
         let (record, fds) = self.offer.introduction(endpoint.token);
         let sent = socket::send(socket.as_fd(), &record, &fds)?;
-        Ok(if sent { Call::Waiting(socket) } else { Call::Gone })
+        Ok(if sent { OwnCall::Waiting(socket) } else { OwnCall::Gone })
     }
 
     fn take_answer(&mut self, peer: u32, raw: RawRecord) -> Result<()> {
@@ -169,9 +169,9 @@ impl<M: Memory> Links<M> {
         }
         let mut silent = std::mem::take(&mut door.callers);
         silent.retain(|caller| match socket::receive(caller.as_fd()) {
-            Ok(Received::Nothing) => true,
-            Ok(Received::Closed) => false,
-            Ok(Received::Record(raw)) => {
+            Ok(ReceivedRecord::Nothing) => true,
+            Ok(ReceivedRecord::Closed) => false,
+            Ok(ReceivedRecord::Record(raw)) => {
                 self.answer(caller, raw);
                 false
             }

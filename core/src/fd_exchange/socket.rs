@@ -31,7 +31,7 @@ pub(super) enum Dialled {
 
 /// What was there to be received.
 #[derive(Debug)]
-pub(super) enum Received {
+pub(super) enum ReceivedRecord {
     Nothing,
     /// The other side closed the connection.
     Closed,
@@ -145,17 +145,17 @@ pub(super) fn send(socket: BorrowedFd<'_>, record: &[u8], fds: &[BorrowedFd<'_>]
 }
 
 /// Receives one record, if one is there. Its descriptors are owned at once, so none leaks.
-pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received> {
+pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<ReceivedRecord> {
     match receive_once(socket)? {
         // Linux (6.18: `__unix_dgram_recvmsg`) looks for a record first, and whether the other side
         // has hung up after that, so it overlooks a record that comes in between. By now all that
         // was ever sent is there.
-        Received::Closed => receive_once(socket),
+        ReceivedRecord::Closed => receive_once(socket),
         found => Ok(found),
     }
 }
 
-fn receive_once(socket: BorrowedFd<'_>) -> Result<Received> {
+fn receive_once(socket: BorrowedFd<'_>) -> Result<ReceivedRecord> {
     let mut bytes = vec![0; RECORD_BYTES];
     let mut space = [MaybeUninit::uninit(); ANCILLARY_BYTES];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -165,8 +165,8 @@ fn receive_once(socket: BorrowedFd<'_>) -> Result<Received> {
     });
     let message = match received {
         Ok(message) => message,
-        Err(Errno::AGAIN) => return Ok(Received::Nothing),
-        Err(Errno::CONNRESET) => return Ok(Received::Closed),
+        Err(Errno::AGAIN) => return Ok(ReceivedRecord::Nothing),
+        Err(Errno::CONNRESET) => return Ok(ReceivedRecord::Closed),
         Err(e) => return Err(failed("receive descriptors", e)),
     };
     let fds: Vec<OwnedFd> = ancillary
@@ -178,7 +178,7 @@ fn receive_once(socket: BorrowedFd<'_>) -> Result<Received> {
         .flatten()
         .collect();
     if message.bytes == 0 && fds.is_empty() {
-        return Ok(Received::Closed);
+        return Ok(ReceivedRecord::Closed);
     }
     if message.flags.contains(ReturnFlags::TRUNC) {
         return Err(Error::new(
@@ -189,7 +189,7 @@ fn receive_once(socket: BorrowedFd<'_>) -> Result<Received> {
     }
     bytes.truncate(message.bytes);
     let cut = message.flags.contains(ReturnFlags::CTRUNC);
-    Ok(Received::Record(RawRecord { bytes, fds, cut }))
+    Ok(ReceivedRecord::Record(RawRecord { bytes, fds, cut }))
 }
 
 fn new_socket() -> Result<OwnedFd, Errno> {
@@ -238,19 +238,19 @@ mod tests {
     fn records_and_descriptors_arrive_whole() {
         let (caller, callee) = pair();
         check_owner(callee.as_fd()).unwrap();
-        assert!(matches!(receive(callee.as_fd()).unwrap(), Received::Nothing));
+        assert!(matches!(receive(callee.as_fd()).unwrap(), ReceivedRecord::Nothing));
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(send(caller.as_fd(), b"one", &[file.as_fd(); MAX_FDS]).unwrap());
         assert!(send(caller.as_fd(), b"two", &[]).unwrap());
         drop(caller);
         for (text, fds) in [(b"one", MAX_FDS), (b"two", 0)] {
-            let Received::Record(record) = receive(callee.as_fd()).unwrap() else {
+            let ReceivedRecord::Record(record) = receive(callee.as_fd()).unwrap() else {
                 panic!("no record")
             };
             assert_eq!((record.bytes.as_slice(), record.fds.len()), (text.as_slice(), fds));
             assert!(!record.cut);
         }
-        assert!(matches!(receive(callee.as_fd()).unwrap(), Received::Closed));
+        assert!(matches!(receive(callee.as_fd()).unwrap(), ReceivedRecord::Closed));
         assert!(!send(callee.as_fd(), b"late", &[]).unwrap());
     }
 
@@ -262,9 +262,9 @@ mod tests {
                 std::thread::spawn(move || assert!(send(caller.as_fd(), b"one", &[]).unwrap()));
             loop {
                 match receive(callee.as_fd()).unwrap() {
-                    Received::Nothing => {}
-                    Received::Record(_) => break,
-                    Received::Closed => panic!("round {round}: the record was overlooked"),
+                    ReceivedRecord::Nothing => {}
+                    ReceivedRecord::Record(_) => break,
+                    ReceivedRecord::Closed => panic!("round {round}: the record was overlooked"),
                 }
             }
             sender.join().unwrap();

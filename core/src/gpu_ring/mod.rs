@@ -43,7 +43,7 @@ use crate::transport::{Command, Event, Window};
 use crate::{Error, Result, abi};
 use check::Limits;
 pub(crate) use counts::Counts;
-use ring::{Memory, Taker};
+use ring::{RingMemory, Taker};
 use thread::RingWorker;
 
 /// What a thread posts to.
@@ -118,7 +118,7 @@ impl GpuRing {
             windows: windows.iter().map(|window| window.bytes).collect(),
         };
         // SAFETY: by this function's contract.
-        let memory = unsafe { Memory::new(ring) };
+        let memory = unsafe { RingMemory::new(ring) };
         let taker = Taker::new(memory, ring.capacity as usize);
         Self::spawn(RingWorker::new(Queue { link, number: ring.queue }, taker, limits, ring.queue))
     }

@@ -14,9 +14,9 @@ pub(super) trait Slots {
     fn set_done(&self, done: u64);
 }
 
-/// Memory that device and host see.
+/// RingMemory that device and host see.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct RingMemory {
     commands: *mut abi::TyGpuRingCommand,
     status: *mut abi::TyGpuRingStatus,
     totals: *mut u64,
@@ -24,9 +24,9 @@ pub(super) struct Memory {
 
 // SAFETY: addresses; what lies there stays valid while they are used, by the contract of `new`, and is
 // accessed as the ring's protocol says.
-unsafe impl Send for Memory {}
+unsafe impl Send for RingMemory {}
 
-impl Memory {
+impl RingMemory {
     /// # Safety
     /// What the ring points to stays valid, and is otherwise written by kernels only, while this lives.
     pub(super) unsafe fn new(ring: &abi::TyGpuRing) -> Self {
@@ -54,7 +54,7 @@ impl Memory {
     }
 }
 
-impl Slots for Memory {
+impl Slots for RingMemory {
     fn sequence(&self, slot: usize) -> u64 {
         let at = self.commands.wrapping_add(slot);
         // SAFETY: a slot of the ring, by the contract of `new`; an aligned word.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::check::Limits;
-use super::ring::{Memory, Taker};
+use super::ring::{RingMemory, Taker};
 use super::thread::RingWorker;
 use super::{Fabric, GpuRing};
 use crate::abi;
@@ -176,7 +176,7 @@ impl Fabric for Loop {
 fn worker(device: &Device, fabric: Loop) -> RingWorker<Loop> {
     let limits = Limits { peers: 2, signals: SIGNALS, largest_put: 64, windows: vec![128, 256] };
     // SAFETY: the ring's memory is never freed.
-    let memory = unsafe { Memory::new(&device.ring) };
+    let memory = unsafe { RingMemory::new(&device.ring) };
     RingWorker::new(fabric, Taker::new(memory, CAPACITY as usize), limits, 0)
 }
 

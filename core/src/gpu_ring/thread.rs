@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Fabric;
 use super::check::Limits;
 use super::counts::Counts;
-use super::ring::{Memory, Taker};
+use super::ring::{RingMemory, Taker};
 use crate::abi;
 use crate::idle::{Idle, Rest};
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
@@ -32,7 +32,7 @@ impl RingFailure {
 /// Serves one ring.
 pub(super) struct RingWorker<F> {
     fabric: F,
-    taker: Taker<Memory>,
+    taker: Taker<RingMemory>,
     limits: Limits,
     queue: u32,
     /// Taken and not accepted yet: `batch[first..last]`.
@@ -47,7 +47,7 @@ pub(super) struct RingWorker<F> {
 }
 
 impl<F: Fabric> RingWorker<F> {
-    pub(super) fn new(fabric: F, taker: Taker<Memory>, limits: Limits, queue: u32) -> Self {
+    pub(super) fn new(fabric: F, taker: Taker<RingMemory>, limits: Limits, queue: u32) -> Self {
         let totals = vec![0; limits.signals as usize];
         let batch = [NO_COMMAND; MAX_BATCH];
         let capacity = taker.capacity();

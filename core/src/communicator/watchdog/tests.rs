@@ -233,7 +233,7 @@ fn among_domains_one_waits_longer_for_a_peer_that_hands_rows_on() {
         if world.rank() == 0 {
             // Its whole rail is lost, and its peers still hand rows on.
             let names = [vec![(1, "a link".to_owned())], Vec::new()];
-            watchdog.name_links(Links { names, domains: 2 });
+            watchdog.name_links(WatchedLinks { names, domains: 2 });
             watchdog.begin(1);
             let start = Instant::now();
             let error = wait_for_entry(&watchdog, 1);

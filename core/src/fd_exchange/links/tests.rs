@@ -94,7 +94,7 @@ impl Stranger {
 
     /// The text of the refusal that waits here.
     fn refusal(&self) -> String {
-        let Received::Record(raw) = socket::receive(self.socket.as_fd()).unwrap() else {
+        let ReceivedRecord::Record(raw) = socket::receive(self.socket.as_fd()).unwrap() else {
             panic!("no answer")
         };
         match Record::parse(&raw.bytes).unwrap() {
