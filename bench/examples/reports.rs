@@ -63,6 +63,7 @@ fn measure(world: &Arc<World>, config: &Config) -> anyhow::Result<[Vec<Duration>
 
 fn main() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let folder = std::env::temp_dir().join("tokenyard-bench-reports");
     let text = format!(
         "[world]\nreports = \"{}\"\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"shm\"\n",

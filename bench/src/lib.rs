@@ -37,5 +37,6 @@ pub use report::{BenchReport, SCHEMA_VERSION};
 /// Keeps the components that are measured in the calling program.
 pub fn link() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     tokenyard_cuda::link();
 }

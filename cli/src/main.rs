@@ -104,6 +104,7 @@ fn main() -> ExitCode {
     // SAFETY: nothing has run yet that could have started a thread.
     unsafe { tokenyard_core::bootstrap::take_secret_from_environment() };
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     tokenyard_cuda::link();
     output::init_log();
     let code = match parse() {

@@ -130,6 +130,7 @@ fn set_up(more: &str) -> (MutexGuard<'static, ()>, Config) {
     static ONCE: Once = Once::new();
     let alone = ONE_TEST_AT_A_TIME.lock().unwrap();
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Log).unwrap());
     LOG.lock().unwrap().clear();
     STATE.lock().unwrap().closed = 0;

@@ -82,6 +82,7 @@ fn worlds(name: &str) -> bool {
 
 fn main() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     tokenyard_faulty::link();
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();

@@ -65,6 +65,7 @@ tokenyard_testkit::built_in_transport!(Mute);
 #[test]
 fn reports_say_that_a_transport_does_not_answer_and_its_communicator_ends() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let reports = tempfile::tempdir().unwrap();
     let text = format!(
         "[world]\ndeadline_ms = 30000\nreports = \"{}\"\n[kernels]\nuse = \"cpu\"\n\

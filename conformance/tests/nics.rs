@@ -97,6 +97,7 @@ inventory::submit! { BuiltIn::Topology(&TOPOLOGIES) }
 fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
     let _alone = ALONE.lock().unwrap();
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
                 [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"told\"\n\
                 [topology]\nuse = \"two_nodes\"\n[topology.two_nodes]\nsecond = 2\nany = true\n";
@@ -142,6 +143,7 @@ fn the_nics_of_each_rank_reach_its_transport_and_the_report() {
 #[test]
 fn a_node_with_fewer_nics_is_refused_on_every_rank_with_the_names() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let text = "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
                 [transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"told\"\n\
                 [topology]\nuse = \"two_nodes\"\ntwo_nodes.second = 2\n";
@@ -164,6 +166,7 @@ fn a_node_with_fewer_nics_is_refused_on_every_rank_with_the_names() {
 fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics_and_rails_matter() {
     let _alone = ALONE.lock().unwrap();
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let config = |out: &str, any: bool| {
         let text = format!(
             "[world]\ndeadline_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
@@ -194,6 +197,7 @@ fn a_missing_nic_is_refused_on_every_rank_only_where_a_transport_uses_nics_and_r
 #[test]
 fn as_many_nics_as_a_place_has_room_for_cross_the_abi_and_more_are_refused() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let registry = Registry::built_in().unwrap();
     let component = registry.topology("two_nodes").unwrap();
     let ask = Discover { rank: 2, ranks: 4, local_rank: 0 };

@@ -15,6 +15,7 @@ use tokenyard_core::{Error, ErrorKind};
 
 fn config(load_store: bool) -> Config {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let text = format!(
         "[world]\ndeadline_ms = 10000\nlate_ms = 20000\n[kernels]\nuse = \"cpu\"\n\
          [transport.scale_up]\nuse = \"shm\"\n[transport.scale_up.shm]\nload_store = {load_store}\n"
@@ -269,6 +270,7 @@ fn a_forwarder_hands_on_rows_before_it_sends_the_next_operation() {
              [transport.scale_out]\nuse = \"shm\"\n[topology]\ndomains = 2\n"
         );
         tokenyard_cpu::link();
+        tokenyard_topology::link();
         let config = Config::parse(&text, "test").expect("the config is right");
         let results = in_threads(4, &config, |world| -> anyhow::Result<()> {
             let mut comm = Communicator::open(world, &config, exchange::options(&case))?;

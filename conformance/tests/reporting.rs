@@ -20,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(50);
 
 fn config(more: &str) -> Config {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let text = format!(
         "[world]\ndeadline_ms = 60000\nlate_ms = 60000\n[kernels]\nuse = \"cpu\"\n\
          [transport.scale_up]\nuse = \"shm\"\n{more}"

@@ -69,6 +69,7 @@ const LAYOUTS: [Layout; 3] =
 #[test]
 fn domains_bring_the_same_rows_as_one_domain_with_any_number_of_threads() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     for layout in LAYOUTS {
         let direct = bits(&case(4, 1, layout), 1, STORES);
         let first = bits(&case(4, 2, layout), 1, STORES);
@@ -85,6 +86,7 @@ fn domains_bring_the_same_rows_as_one_domain_with_any_number_of_threads() {
 #[test]
 fn every_number_of_threads_row_path_and_bad_day_gives_the_same_bits() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     tokenyard_faulty::link();
     let faulty: Vec<_> = (1..=8)
         .map(|seed| format!("use = \"faulty\"\nfaulty = {{ inner = \"shm\", seed = {seed} }}"))
@@ -104,6 +106,7 @@ fn every_number_of_threads_row_path_and_bad_day_gives_the_same_bits() {
 #[test]
 fn rows_that_are_put_in_several_pieces_arrive_and_come_back_as_those_that_are_stored() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     tokenyard_faulty::link();
     let faulty = "use = \"faulty\"\nfaulty = { inner = \"shm\", seed = 5 }";
     for layout in LAYOUTS {

@@ -4,12 +4,11 @@ use std::hint::black_box;
 
 use tokenyard_core::abi;
 use tokenyard_core::export::{
-    Exported, KERNELS_HEADER, KernelsComponent, TOPOLOGY_HEADER, TRANSPORT_HEADER,
-    TopologyComponent, TransportComponent,
+    Exported, KERNELS_HEADER, KernelsComponent, TRANSPORT_HEADER, TransportComponent,
 };
 use tokenyard_core::host::BuiltIn;
 
-use crate::{CpuKernels, HostTopology, Shm};
+use crate::{CpuKernels, Shm};
 
 const TRANSPORT_TABLES: &[*const abi::TyTransportTable] =
     &[&raw const *TransportComponent::<Shm>::TABLE];
@@ -27,17 +26,8 @@ static KERNELS: Exported<abi::TyKernelsExport> = Exported(abi::TyKernelsExport {
     count: KERNELS_TABLES.len(),
 });
 
-const TOPOLOGY_TABLES: &[*const abi::TyTopologyTable] =
-    &[&raw const *TopologyComponent::<HostTopology>::TABLE];
-static TOPOLOGIES: Exported<abi::TyTopologyExport> = Exported(abi::TyTopologyExport {
-    header: TOPOLOGY_HEADER,
-    components: TOPOLOGY_TABLES.as_ptr(),
-    count: TOPOLOGY_TABLES.len(),
-});
-
 inventory::submit! { BuiltIn::Transport(&TRANSPORTS) }
 inventory::submit! { BuiltIn::Kernels(&KERNELS) }
-inventory::submit! { BuiltIn::Topology(&TOPOLOGIES) }
 
 /// Keeps this crate's components in the calling program, so that
 /// [`Registry::built_in`](tokenyard_core::host::Registry::built_in) finds them.
@@ -45,5 +35,5 @@ inventory::submit! { BuiltIn::Topology(&TOPOLOGIES) }
 /// The components register themselves before `main`; but the compiler drops a crate that a program
 /// depends on and never names. A program that wants the components built in calls this once, anywhere.
 pub fn link() {
-    black_box((&TRANSPORTS, &KERNELS, &TOPOLOGIES));
+    black_box((&TRANSPORTS, &KERNELS));
 }

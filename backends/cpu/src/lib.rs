@@ -1,5 +1,5 @@
 //! The backend for machines without an accelerator: the `shm` transport between processes of one
-//! machine, the `cpu` kernel set and the `auto` topology.
+//! machine, and the `cpu` kernel set.
 //!
 //! Core validates every argument; this crate trusts what core promises and checks what comes from
 //! other processes. It keeps no process-wide state, so that several ranks may be threads of one
@@ -13,14 +13,12 @@ pub mod kernels;
 mod lanes;
 pub mod pool;
 pub mod sum;
-mod topology;
 mod transport;
 
 #[cfg(test)]
 mod samples;
 
 pub use built_in::link;
-pub use config::{NicChoice, ShmConfig, TopologyConfig};
+pub use config::ShmConfig;
 pub use kernels::CpuKernels;
-pub use topology::HostTopology;
 pub use transport::Shm;

@@ -18,6 +18,7 @@ const RANK: &str = "--as-rank";
 
 fn main() -> ExitCode {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     tokenyard_faulty::link();
     let words: Vec<String> = std::env::args().collect();
     if let [_, mode, name, config] = &words[..]

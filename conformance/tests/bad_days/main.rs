@@ -21,6 +21,7 @@ const DEADLINE: Duration = Duration::from_millis(1000);
 /// How the ranks meet: patiently, because the machine may be busy.
 fn meeting() -> Config {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     tokenyard_faulty::link();
     config("use = \"shm\"", Duration::from_secs(30))
 }

@@ -33,6 +33,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     tokenyard_faulty::link();
     let args: Vec<_> = std::env::args().collect();
     let [_, mode, order] = &args[..] else { return launch() };

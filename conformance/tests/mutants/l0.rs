@@ -13,6 +13,7 @@ use crate::{assert_caught, config, failures};
 /// Runs the test `name` of L0 on the transport `component`.
 fn run(component: &str, name: &str) -> Vec<String> {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let config = config("cpu", component);
     let capabilities = transport::probe(&config).unwrap();
     let tests = transport::tests(&capabilities);
@@ -34,6 +35,7 @@ pub(crate) fn caught<F: Fault>(case: &str, why: &str) {
 #[test]
 fn an_unbroken_transport_passes_every_case() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     for component in [IntactLoadStore::NAME, Intact::NAME] {
         let capabilities = transport::probe(&config("cpu", component)).unwrap();
         for test in transport::tests(&capabilities) {

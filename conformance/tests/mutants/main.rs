@@ -37,6 +37,7 @@ fn failures(
     body: impl Fn(&Arc<World>) -> Result<()> + Sync,
 ) -> Vec<String> {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let results = in_threads(ranks, config, |world| body(world)).unwrap();
     let errors = results
         .into_iter()

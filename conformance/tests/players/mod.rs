@@ -20,6 +20,7 @@ const AT_ONCE: usize = 4;
 /// a machine of this pace. On a slow one they take turns.
 pub(crate) fn main(pace: Pace, plays: Vec<(Fault, &str)>) -> ExitCode {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let args: Vec<_> = std::env::args_os().collect();
     if let [_, mode, order] = &args[..]
         && mode == RANK

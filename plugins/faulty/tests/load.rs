@@ -8,6 +8,7 @@ use tokenyard_testkit::built_plugin;
 #[test]
 fn the_loaded_plugin_wraps_a_transport_of_the_host() {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     let file = built_plugin(env!("CARGO_PKG_NAME"));
     let registry = Registry::load(std::slice::from_ref(&file)).unwrap();
     let faulty =

@@ -31,6 +31,7 @@ pub(crate) fn needs() -> TransportNeeds {
 /// The transport as a program finds it that links the backend.
 pub(crate) fn shm() -> TransportRef {
     tokenyard_cpu::link();
+    tokenyard_topology::link();
     Registry::built_in().unwrap().transport("shm").unwrap()
 }
 

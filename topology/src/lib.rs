@@ -1,5 +1,7 @@
 //! The `auto` topology: where this process is, as the operating system tells.
 
+mod built_in;
+mod config;
 mod nics;
 #[cfg(test)]
 mod on_trees;
@@ -12,7 +14,8 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_machine::numa::cpu_list;
 use tokenyard_machine::{Gpu, Machine, NicFamily, NumaNode, Seat, Tree};
 
-use crate::config::{Rails, TopologyConfig};
+pub use built_in::link;
+pub use config::{NicChoice, Rails, TopologyConfig};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NETWORK: &str = "/proc/self/ns/net";
