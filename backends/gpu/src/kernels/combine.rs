@@ -8,23 +8,13 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, SUMMING_WARPS, WARPS};
 use super::combine_tiling::CombineTiling;
 use super::dispatch::refusal;
-use super::engine::{Engine, Operation};
+use super::engine::Engine;
 use super::loaded::summable;
-use super::order::{CAPTURED, Mode};
+use super::mode::{CAPTURED, Mode};
+use super::operation::{CombineOp, Operation};
 use super::outcome::Refusal;
 use super::push::{Push, Work, unit_shift};
 use super::sizes::landing_bytes;
-
-/// A combine between send and receive.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct CombineOp {
-    operation: u64,
-    /// Copies of what the caller brought from outside the arena, and where rows are put or pushed, room for
-    /// those that come back.
-    staging: Option<Region>,
-    handle: u32,
-    mode: Mode,
-}
 
 /// Arena offsets of rows and of their weights, for peers to read.
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,30 +6,13 @@ use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, WARPS};
-use super::engine::{Engine, Operation};
+use super::engine::Engine;
 use super::handle::Output;
-use super::order::{CAPTURED, Mode};
+use super::mode::{CAPTURED, Mode};
+use super::operation::{DispatchOp, Operation};
 use super::outcome::Refusal;
 use super::sizes::{DispatchTiling, staged_bytes};
-use super::wanted::{Format, Wanted};
-
-/// A dispatch between send and receive.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DispatchOp {
-    operation: u64,
-    pub(super) format: Format,
-    pub(super) output: Output,
-    pub(super) arrangement: Layout,
-    mode: Mode,
-    handle: u32,
-    pub(super) worst: bool,
-    /// True N, or the most that it may be.
-    pub(super) received: u64,
-    /// Whether only the device knows N and X.
-    is_open: bool,
-    /// Where kernels put: what they put from.
-    staging: Option<Region>,
-}
+use super::wanted::Wanted;
 
 /// The text of a refusal.
 ///

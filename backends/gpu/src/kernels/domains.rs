@@ -21,7 +21,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::dispatch::{Ask, Grouped, refusal};
 use super::engine::Engine;
 use super::loaded::summable;
-use super::order::CAPTURED;
+use super::mode::CAPTURED;
 use super::outcome::Refusal;
 
 /// What the communicator's operations run on.

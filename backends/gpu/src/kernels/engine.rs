@@ -11,32 +11,22 @@ use tokenyard_core::wait::{WaitBoard, Waiter};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{Common, ENTER, Outcome, State, TEXT, Trace};
-use super::combine::CombineOp;
 use super::combine_tiling::CombineTiling;
 use super::counters::PeerCounters;
 use super::device_api::DeviceApi;
-use super::dispatch::DispatchOp;
 use super::exchange::{Exchange, Scope};
 use super::gpu_ring::Ring;
 use super::handle::HandleState;
 use super::loaded::Kernels;
 use super::observer::Observer;
-use super::order::StreamOrder;
+use super::operation::Operation;
 use super::outcome::{Refusal, ticket};
+use super::region_order::RegionOrder;
 use super::sizes::{DispatchTiling, Sizes};
 use super::waits::{Turn, Waits};
 use crate::compile::Rows;
 use crate::config::{GpuConfig, Outside};
 use crate::driver::{Buffer, Context, DeviceFacts, Event, Pinned, RawStream, Stream};
-
-/// An operation between its send and its receive.
-#[derive(Clone, Copy, Debug)]
-#[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
-pub(super) enum Operation {
-    None,
-    Dispatch(DispatchOp),
-    Combine(CombineOp),
-}
 
 /// Epoch 1 in slot 0.
 const FIRST_TURN: u64 = 1;
@@ -62,7 +52,7 @@ pub(super) struct Engine {
     pub(super) direct: Option<RawStream>,
     /// Where a kernel that runs was queued last, and the slot whose event is behind it.
     pub(super) last: Cell<Option<(RawStream, usize)>>,
-    pub(super) order: StreamOrder,
+    pub(super) order: RegionOrder,
     pub(super) kernels: Kernels,
     /// Per slot: behind the last kernel of the operation.
     pub(super) events: Vec<Event>,
@@ -169,7 +159,7 @@ impl Engine {
         });
         let engine = Self {
             observer: Observer::new(context, &stream, (&waits, level))?,
-            order: StreamOrder::new(context, Duration::from_nanos(plan.cap_ns))?,
+            order: RegionOrder::new(context, Duration::from_nanos(plan.cap_ns))?,
             stream,
             recorded: Arc::new(Stream::new(context)?),
             is_recording: false,

@@ -9,7 +9,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::engine::Engine;
 use super::exchange::Scope;
-use super::order::Mode;
+use super::mode::Mode;
 use super::outcome::{Refusal, numbered, told_late};
 use crate::driver::RelaxedCapture;
 

@@ -7,7 +7,7 @@ use tokenyard_core::{Result, abi};
 use super::args::{ArriveArgs, WARPS};
 use super::engine::Engine;
 use super::exchange::Scope;
-use super::order::Mode;
+use super::mode::Mode;
 use super::waits::{KEEP_TENSORS, see_end};
 use crate::driver::{Function, Launch, RawStream};
 

@@ -4,9 +4,9 @@ use tokenyard_core::abi;
 use tokenyard_core::host::NO_TENSOR;
 use tokenyard_core::moe::{DType, Layout, Span};
 
-use super::dispatch::DispatchOp;
 use super::engine::Engine;
 use super::handle::Output;
+use super::operation::DispatchOp;
 
 impl Engine {
     pub(super) fn describe(&self, op: &DispatchOp) -> abi::TyReceived {

@@ -4,7 +4,7 @@ use tokenyard_core::moe::{DType, Layout, RegionLayout, RegionRows, RegionSpec, R
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::engine::Engine;
-use super::order::Mode;
+use super::mode::Mode;
 
 /// How rows look when they arrive.
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,12 @@
-//! Order between the kernel set's stream and those of callers. It is made of events alone: the host
-//! waits for nothing, and nothing is allocated.
+//! When a region is free again: behind what the streams of callers had when it was taken back. It is made of
+//! events alone: the host waits for nothing, and nothing is allocated.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use super::mode::Mode;
 use crate::driver::{Context, Event, RawStream, RelaxedCapture, Stream};
 
 /// How often the host looks at a caller's stream that it waits for.
@@ -14,62 +14,6 @@ const LOOK: Duration = Duration::from_micros(100);
 
 /// Room for regions that are given out in the order of a stream: as many as an arena can hold.
 const MOST_REGIONS: usize = 4096;
-
-/// The stream that a call names, where its flag is set.
-fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
-    (flag != 0).then(|| RawStream::of(pointer))
-}
-
-/// In whose order a call is, and who waits for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mode {
-    /// Without one it is the host's.
-    pub(super) stream: Option<RawStream>,
-    /// The host does not wait for what it comes to.
-    pub(super) no_host_sync: bool,
-    /// Its stream captures a graph.
-    pub(super) captured: bool,
-    /// It receives what it sends: kernels wait for what arrives themselves, and are queued on the
-    /// caller's stream itself, which saves the time that streams take to wait for each other.
-    pub(super) at_once: bool,
-}
-
-impl Mode {
-    /// What a call asks for.
-    pub(super) fn of(
-        (stream_flag, pointer): (u32, *mut c_void),
-        [no_sync_flag, at_once_flag]: [u32; 2],
-        context: &Context,
-    ) -> Result<Self> {
-        let stream = stream_of(stream_flag, pointer);
-        let captured = stream.map_or(Ok(false), |stream| stream.is_captured(context))?;
-        Ok(Self {
-            stream,
-            no_host_sync: no_sync_flag != 0 && stream.is_some(),
-            captured,
-            at_once: at_once_flag != 0,
-        })
-    }
-
-    /// While the result lives, the driver may be asked how streams are that capture nothing.
-    pub(super) fn relax(&self, context: &Context) -> Result<Option<RelaxedCapture>> {
-        self.captured.then(|| RelaxedCapture::enter(context)).transpose()
-    }
-
-    /// Whether it is recorded, and does not run.
-    pub(super) fn is_recorded(&self) -> bool {
-        self.captured && self.no_host_sync
-    }
-
-    /// The caller's stream, where kernels are queued there.
-    pub(super) fn direct(&self) -> Option<RawStream> {
-        self.stream.filter(|_| self.at_once)
-    }
-}
-
-/// Why calls that wait are refused on a stream that is captured.
-pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs, or a \
-                                   call without synchronisation";
 
 /// Which stream each region was given out on; those of the host's order are not in it.
 #[derive(Debug)]
@@ -128,7 +72,7 @@ impl<S: Copy + PartialEq> PendingDeps<S> {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct StreamOrder {
+pub(super) struct RegionOrder {
     owners: Owners<RawStream>,
     /// Carries waits only: behind all of them, every region that was taken back is free.
     freed: Stream,
@@ -144,7 +88,7 @@ pub(super) struct StreamOrder {
     cap: Duration,
 }
 
-impl StreamOrder {
+impl RegionOrder {
     pub(super) fn new(context: &Arc<Context>, cap: Duration) -> Result<Self> {
         Ok(Self {
             owners: Owners::new(),
@@ -308,12 +252,5 @@ mod tests {
         // Once 'a' has waited for all, no other is behind them for that.
         ahead = PendingDeps::One('a');
         assert!(ahead.is_within('a') && !ahead.is_within('b'));
-    }
-
-    #[test]
-    fn a_null_stream_counts_where_the_flag_is_set() {
-        let null = std::ptr::null_mut();
-        assert_eq!(stream_of(8, null), Some(RawStream::of(null)));
-        assert_eq!(stream_of(0, null), None);
     }
 }

@@ -1,0 +1,75 @@
+//! In whose order a call is, and who waits for it.
+
+use std::ffi::c_void;
+
+use tokenyard_core::Result;
+
+use crate::driver::{Context, RawStream, RelaxedCapture};
+
+/// The stream that a call names, where its flag is set.
+fn stream_of(flag: u32, pointer: *mut c_void) -> Option<RawStream> {
+    (flag != 0).then(|| RawStream::of(pointer))
+}
+
+/// In whose order a call is, and who waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mode {
+    /// Without one it is the host's.
+    pub(super) stream: Option<RawStream>,
+    /// The host does not wait for what it comes to.
+    pub(super) no_host_sync: bool,
+    /// Its stream captures a graph.
+    pub(super) captured: bool,
+    /// It receives what it sends: kernels wait for what arrives themselves, and are queued on the
+    /// caller's stream itself, which saves the time that streams take to wait for each other.
+    pub(super) at_once: bool,
+}
+
+impl Mode {
+    /// What a call asks for.
+    pub(super) fn of(
+        (stream_flag, pointer): (u32, *mut c_void),
+        [no_sync_flag, at_once_flag]: [u32; 2],
+        context: &Context,
+    ) -> Result<Self> {
+        let stream = stream_of(stream_flag, pointer);
+        let captured = stream.map_or(Ok(false), |stream| stream.is_captured(context))?;
+        Ok(Self {
+            stream,
+            no_host_sync: no_sync_flag != 0 && stream.is_some(),
+            captured,
+            at_once: at_once_flag != 0,
+        })
+    }
+
+    /// While the result lives, the driver may be asked how streams are that capture nothing.
+    pub(super) fn relax(&self, context: &Context) -> Result<Option<RelaxedCapture>> {
+        self.captured.then(|| RelaxedCapture::enter(context)).transpose()
+    }
+
+    /// Whether it is recorded, and does not run.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.captured && self.no_host_sync
+    }
+
+    /// The caller's stream, where kernels are queued there.
+    pub(super) fn direct(&self) -> Option<RawStream> {
+        self.stream.filter(|_| self.at_once)
+    }
+}
+
+/// Why calls that wait are refused on a stream that is captured.
+pub(super) const CAPTURED: &str = "stream: found one that captures a graph; expected one that runs, or a \
+                                   call without synchronisation";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_null_stream_counts_where_the_flag_is_set() {
+        let null = std::ptr::null_mut();
+        assert_eq!(stream_of(8, null), Some(RawStream::of(null)));
+        assert_eq!(stream_of(0, null), None);
+    }
+}
