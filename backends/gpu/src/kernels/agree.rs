@@ -5,6 +5,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::args::{Common, ENTER, HEAD, WARPS};
 use super::engine::Engine;
+use super::launch::Grid;
 use super::outcome::{Called, Refusal};
 
 impl Engine {
@@ -28,7 +29,7 @@ impl Engine {
             team: exchange.team,
             operation: operation / u64::from(steps),
             steps,
-            graphs: self.has_recorded,
+            graphs: self.order.has_recorded,
         }
     }
 
@@ -39,7 +40,8 @@ impl Engine {
 
     /// What an operation ended with, if all ranks of the team know it, and others are to hear of it.
     pub(super) fn take_refusal(&mut self, error: &Error) -> Option<Refusal> {
-        let refusal = self.refusal.take().filter(|_| Refusal::can_be_told(error.kind()))?;
+        let refusal =
+            self.launcher.refusal.take().filter(|_| Refusal::can_be_told(error.kind()))?;
         Refusal::can_be_told(refusal.kind).then_some(refusal)
     }
 
@@ -57,12 +59,13 @@ impl Engine {
             Some(refusal) => self.refused(operation, refusal, false),
             None => self.common(operation, (ENTER, &[]), false),
         };
-        self.latest = operation;
+        self.routing.latest = operation;
         let called = self.sign(operation, &mut common, signature);
-        let size = (1, WARPS, 4 * HEAD * self.shape.ranks);
-        let slot = self.slot(operation);
+        let shared = 4 * HEAD * self.exchange.shape.ranks;
+        let grid = Grid { blocks: 1, warps: WARPS, shared };
+        let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; it names memory of the engine only.
-        let sent = unsafe { self.launch(&self.kernels.agree, size, &common, slot) };
+        let sent = unsafe { self.launch(&self.launcher.kernels.agree, grid, &common, slot) };
         let heard = sent.and_then(|()| self.hear_outcome(operation, &called));
         self.abort_on_fatal(heard).map(drop)
     }

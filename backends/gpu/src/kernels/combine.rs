@@ -9,6 +9,7 @@ use super::args::{CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, SUMMING
 use super::combine_tiling::CombineTiling;
 use super::dispatch::refusal;
 use super::engine::Engine;
+use super::launch::Grid;
 use super::loaded::summable;
 use super::mode::{CAPTURED, Mode};
 use super::operation::{CombineOp, Operation};
@@ -74,9 +75,9 @@ impl Engine {
     ) -> Result<()> {
         self.check()?;
         let mode = self.combine_mode(call)?;
-        let _relaxed = mode.relax(self.stream.context())?;
+        let _relaxed = mode.relax(self.order.context())?;
         if mode.no_host_sync {
-            self.go_unheard()?;
+            self.watch_no_host_sync()?;
         }
         // SAFETY: the host's string is valid for the call.
         let why = match unsafe { refusal(call.refusal) } {
@@ -102,17 +103,17 @@ impl Engine {
         // SAFETY: by this function's contract.
         let sent = unsafe { self.sum_rows((call, signature), &mode, &staged) };
         if let Err(error) = self.abort_on_fatal(sent) {
-            self.order_refused(call.operation, &mode);
-            staged.region.iter().for_each(|r| self.arena.release(r.id));
+            self.order.order_refused(self.routing.slot(call.operation), &mode);
+            self.places.release(&staged.region);
             return Err(error);
         }
-        let slot = self.slot(call.operation);
-        self.operations[slot] = Operation::Combine(CombineOp {
+        let op = CombineOp {
             operation: call.operation,
             staging: staged.region,
             handle: call.handle,
             mode,
-        });
+        };
+        self.routing.begin(call.operation, Operation::Combine(op));
         Ok(())
     }
 
@@ -132,7 +133,7 @@ impl Engine {
         if mode.is_recorded() {
             return Err(self.refuse_recorded(&mode, refusal));
         }
-        self.select_stream(None);
+        self.order.select_stream(None);
         // The handle may be another communicator's, so its routing is not named.
         let mut common = self.refused(call.operation, refusal, mode.no_host_sync);
         let called = self.sign(call.operation, &mut common, signature);
@@ -141,8 +142,8 @@ impl Engine {
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_combine(call, &arguments, &combine_tiling) };
         let told = sent.and_then(|()| self.hear_outcome(call.operation, &called));
-        self.order_refused(call.operation, &mode);
-        self.abort_on_fatal(self.report_no_host_sync(&mode, told))?;
+        self.order.order_refused(self.routing.slot(call.operation), &mode);
+        self.abort_on_fatal(self.report_no_host_sync(mode.no_host_sync, told))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "combine", message))
     }
@@ -150,37 +151,39 @@ impl Engine {
     /// Bytes of a row, and of the weights that go with it.
     pub(super) fn combine_widths(&self, call: &abi::TyCombine) -> [u64; 2] {
         let (_, element) = summable(call.x.dtype);
-        let weights = if call.weights.data.is_null() { 0 } else { 4 * u64::from(self.shape.topk) };
-        [u64::from(self.shape.hidden) * element, weights]
+        let weights =
+            if call.weights.data.is_null() { 0 } else { 4 * u64::from(self.exchange.shape.topk) };
+        [u64::from(self.exchange.shape.hidden) * element, weights]
     }
 
     /// Where kernels put: bytes of the rows and weights that come back.
     pub(super) fn landing(&self, call: &abi::TyCombine) -> [u64; 2] {
-        let tokens = self.handles[call.handle as usize].tokens;
+        let tokens = self.routing.handles[call.handle as usize].tokens;
         match self.sizes.longest_put {
-            Some(_) => landing_bytes(&self.shape, self.combine_widths(call), tokens),
+            Some(_) => landing_bytes(&self.exchange.shape, self.combine_widths(call), tokens),
             None => [0; 2],
         }
     }
 
     /// How so many flat rows outside the arena are pushed, unless they are copied there.
     fn push(&self, rows: u64, row_bytes: u64) -> Option<Push> {
-        let Shape { ranks, topk, .. } = self.shape;
-        let work = Work { ranks, blocks: self.blocks, bytes: rows * row_bytes, row_bytes, topk };
+        let Shape { ranks, topk, .. } = self.exchange.shape;
+        let work =
+            Work { ranks, blocks: self.launcher.blocks, bytes: rows * row_bytes, row_bytes, topk };
         let may = self.sizes.longest_put.is_none() && self.exchange.groups == 1;
-        may.then(|| work.way(self.outside, self.kernels.rows)).flatten()
+        may.then(|| work.way(self.places.outside, self.launcher.kernels.rows)).flatten()
     }
 
     /// Where peers can read one row per received token: where the caller's lie, or copies, or what is
     /// merged from them. Rows that are pushed are not copied, but they have room here, as a source may have
     /// none for them to land.
     fn stage(&mut self, call: &abi::TyCombine, mode: &Mode) -> Result<Staged> {
-        let state = &self.handles[call.handle as usize];
+        let state = &self.routing.handles[call.handle as usize];
         let (rows, flat) = (state.received, state.layout == Layout::Flat);
         let widths = self.combine_widths(call);
         let tensors = [call.x.data as u64, call.weights.data as u64];
         let inside = [0, 1].map(|i| match flat {
-            true => self.arena_offset(tensors[i], rows * widths[i]),
+            true => self.places.offset_of(tensors[i], rows * widths[i]),
             false => None,
         });
         let room = [0, 1].map(|i| match inside[i] {
@@ -196,7 +199,7 @@ impl Engine {
         };
         let region = match room[0] + room[1] + landing[0] + landing[1] {
             0 => None,
-            bytes => Some(self.arena.allocate(bytes, Holder::Combine(call.operation))?),
+            bytes => Some(self.places.arena.allocate(bytes, Holder::Combine(call.operation))?),
         };
         let base = region.map_or(0, |r| r.offset);
         let starts = [base, base + room[0]];
@@ -208,12 +211,12 @@ impl Engine {
         let copied = match flat {
             false => self.merge(call, &staged),
             true => [0, 1].into_iter().filter(copies).try_for_each(|i| {
-                let (to, bytes) = (self.arena_at + starts[i], rows * widths[i]);
-                self.work().copy(self.stream.context(), to, tensors[i], bytes)
+                let (to, bytes) = (self.places.arena_at + starts[i], rows * widths[i]);
+                self.order.work().copy(self.order.context(), to, tensors[i], bytes)
             }),
         };
         if copied.is_err() {
-            region.iter().for_each(|r| self.arena.release(r.id));
+            self.places.release(&region);
         }
         copied.map(|()| staged)
     }
@@ -221,53 +224,44 @@ impl Engine {
     /// Bytes for rows that others push, beside what is needed; none where there would not be room left for an
     /// output of as many rows, and what goes beside them: what is only faster must not fill the arena.
     fn landing_of_pushed(&self, needed: u64, row_bytes: u64) -> u64 {
-        let rows = u64::from(self.shape.ranks) * u64::from(self.shape.max_tokens);
+        let rows = u64::from(self.exchange.shape.ranks) * u64::from(self.exchange.shape.max_tokens);
         let bytes = rows * row_bytes;
-        let spares = self.shape.ranks > 1 && needed + 3 * bytes <= self.arena.largest_gap();
+        let spares =
+            self.exchange.shape.ranks > 1 && needed + 3 * bytes <= self.places.arena.largest_gap();
         if spares { bytes } else { 0 }
     }
 
     /// Expert-major and packed: sums the copies of each received token.
     fn merge(&self, call: &abi::TyCombine, staged: &Staged) -> Result<()> {
-        let state = &self.handles[call.handle as usize];
+        let state = &self.routing.handles[call.handle as usize];
         let (kernel, element) = summable(call.x.dtype);
         let weighted = call.flags & abi::TY_COMBINE_WEIGHTED != 0;
-        let row_bytes = u64::from(self.shape.hidden) * element;
+        let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let combine_tiling = self.combine_tiling(row_bytes);
-        let size = (
-            self.blocks,
-            SUMMING_WARPS,
-            RINGS * combine_tiling.stages * combine_tiling.stage_bytes,
-        );
+        let shared = RINGS * combine_tiling.stages * combine_tiling.stage_bytes;
+        let size = Grid { blocks: self.launcher.blocks, warps: SUMMING_WARPS, shared };
         let arguments = MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
             dispatch_weights: if weighted { state.weights } else { 0 },
             slots: state.slots,
-            out: self.arena_at + staged.x,
-            out_weights: self.arena_at + staged.weights,
+            out: self.places.arena_at + staged.x,
+            out_weights: self.places.arena_at + staged.weights,
             received: if state.is_open { state.received_at() } else { 0 },
             tokens: state.received,
             rows: state.rows,
             row_bytes,
-            topk: self.shape.topk,
+            topk: self.exchange.shape.topk,
             piece_bytes: combine_tiling.piece_bytes,
             pieces: combine_tiling.pieces,
             stages: combine_tiling.stages,
             stage_bytes: combine_tiling.stage_bytes,
             reserved: 0,
         };
-        let slot = self.slot(call.operation);
+        let slot = self.routing.slot(call.operation);
         // SAFETY: the kernel's type; the tensors are valid by the contract of `combine_send`, the
         // rest is held by the handle and the operation.
-        unsafe { self.launch(&self.kernels.merge[kernel], size, &arguments, slot) }
-    }
-
-    /// The arena offset of memory that lies there whole, at an address that can be read by 16 bytes.
-    fn arena_offset(&self, address: u64, bytes: u64) -> Option<u64> {
-        let offset = address.checked_sub(self.arena_at)?;
-        let end = offset.checked_add(bytes)?;
-        (end <= self.sizes.arena_bytes && offset.is_multiple_of(16)).then_some(offset)
+        unsafe { self.launch(&self.launcher.kernels.merge[kernel], size, &arguments, slot) }
     }
 
     /// Launches the kernel, and waits until it says how the operation goes on.
@@ -280,16 +274,16 @@ impl Engine {
         mode: &Mode,
         staged: &Staged,
     ) -> Result<()> {
-        let state = &self.handles[call.handle as usize];
+        let state = &self.routing.handles[call.handle as usize];
         let mut common = self.common(call.operation, (ENTER, &[]), mode.no_host_sync);
         let called = self.sign(call.operation, &mut common, signature);
         let (_, element) = summable(call.x.dtype);
-        let row_bytes = u64::from(self.shape.hidden) * element;
+        let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let combine_tiling = self.combine_tiling(row_bytes);
         if !call.missing.data.is_null() {
             // A lost rank ends the communicator, so no expert is left out of a sum.
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
-            self.work().zero(self.stream.context(), at, bytes)?;
+            self.order.work().zero(self.order.context(), at, bytes)?;
         }
         let push = staged.push.unwrap_or(Push { blocks: 0, warps: 0 });
         let arguments = CombineArgs {
@@ -306,7 +300,7 @@ impl Engine {
             own: staged.push.map_or(0, |_| call.x.data as u64),
             flags: self.sizes.flags(),
             most_units: self.sizes.units,
-            unit_shift: unit_shift(row_bytes, self.shape.max_tokens),
+            unit_shift: unit_shift(row_bytes, self.exchange.shape.max_tokens),
             pushers: push.blocks,
             push_warps: push.warps,
             ..arguments((common, state.routing), row_bytes, &combine_tiling)
@@ -335,10 +329,14 @@ impl Engine {
     ) -> Result<()> {
         self.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         let (kernel, _) = summable(call.x.dtype);
-        let size = (self.blocks, SUMMING_WARPS, combine_tiling.shared);
-        let slot = self.slot(call.operation);
+        let size = Grid {
+            blocks: self.launcher.blocks,
+            warps: SUMMING_WARPS,
+            shared: combine_tiling.shared,
+        };
+        let slot = self.routing.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
-        unsafe { self.launch(&self.kernels.combine[kernel], size, arguments, slot) }
+        unsafe { self.launch(&self.launcher.kernels.combine[kernel], size, arguments, slot) }
     }
 
     /// # Safety
@@ -349,12 +347,21 @@ impl Engine {
         arguments: &CombineArgs,
         combine_tiling: &CombineTiling,
     ) -> Result<()> {
-        let slot = self.slot(call.operation);
-        let (kernel, size) = match &self.kernels.combine_put {
-            Some(combine_put) => (combine_put, (1, WARPS, combine_tiling.table_bytes)),
+        let slot = self.routing.slot(call.operation);
+        let (kernel, size) = match &self.launcher.kernels.combine_put {
+            Some(combine_put) => {
+                (combine_put, Grid { blocks: 1, warps: WARPS, shared: combine_tiling.table_bytes })
+            }
             None => {
                 let (kernel, _) = summable(call.x.dtype);
-                (&self.kernels.combine[kernel], (self.blocks, SUMMING_WARPS, combine_tiling.shared))
+                (
+                    &self.launcher.kernels.combine[kernel],
+                    Grid {
+                        blocks: self.launcher.blocks,
+                        warps: SUMMING_WARPS,
+                        shared: combine_tiling.shared,
+                    },
+                )
             }
         };
         // SAFETY: the kernel's type; the rest by this function's contract.
@@ -363,24 +370,23 @@ impl Engine {
 
     pub(super) fn combine_recv(&mut self, operation: u64) -> Result<()> {
         self.check()?;
-        let slot = self.slot(operation);
-        let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
-            Operation::Combine(op) if op.operation == operation => op,
-            other => {
-                self.operations[slot] = other;
-                return Err(Error::new(
-                    ErrorKind::Internal,
-                    "receive combine",
-                    format!("no combine with number {operation} was sent"),
-                ));
-            }
+        let of = |op: &Operation| match op {
+            Operation::Combine(op) if op.operation == operation => Some(*op),
+            _ => None,
+        };
+        let Some(op) = self.routing.take(operation, of) else {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "receive combine",
+                format!("no combine with number {operation} was sent"),
+            ));
         };
         self.resume(&op.mode)?;
         // The caller may change its rows after this, so nobody may still be reading them. Where kernels
         // put, what waited for the rows to come back has also waited until these have left.
         let read = match self.sizes.longest_put {
             Some(_) => Ok(()),
-            None => self.arrive_unless(op.mode.at_once, (operation, abi::TY_PHASE_DONE)),
+            None => self.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_DONE),
         };
         let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, &op.mode));
         self.unstage(op.staging, op.handle, &op.mode);

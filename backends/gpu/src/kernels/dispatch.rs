@@ -8,9 +8,11 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use super::args::{Common, DispatchArgs, ENTER, GroupArgs, Outcome, Routing, SpreadArgs, WARPS};
 use super::engine::Engine;
 use super::handle::Output;
+use super::launch::Grid;
 use super::mode::{CAPTURED, Mode};
 use super::operation::{DispatchOp, Operation};
 use super::outcome::Refusal;
+use super::received::describe;
 use super::sizes::{DispatchTiling, staged_bytes};
 use super::wanted::Wanted;
 
@@ -102,9 +104,9 @@ impl Engine {
     pub(super) unsafe fn dispatch_send(&mut self, call: &abi::TyDispatch, ask: Ask) -> Result<()> {
         self.check()?;
         let mode = self.mode_of(call)?;
-        let _relaxed = mode.relax(self.stream.context())?;
+        let _relaxed = mode.relax(self.order.context())?;
         if mode.no_host_sync {
-            self.go_unheard()?;
+            self.watch_no_host_sync()?;
         }
         // SAFETY: the host's string is valid for the call.
         let why = match unsafe { refusal(call.refusal) } {
@@ -136,7 +138,7 @@ impl Engine {
         if mode.is_recorded() {
             return Err(self.refuse_recorded(&mode, refusal));
         }
-        self.select_stream(None);
+        self.order.select_stream(None);
         let mut common = self.refused(call.operation, refusal, mode.no_host_sync);
         // The handle may be another communicator's.
         let routing = Routing::default();
@@ -147,8 +149,8 @@ impl Engine {
         // SAFETY: the arguments name no tensors.
         let sent = unsafe { self.launch_dispatch(call.operation, &arguments, &dispatch_tiling) };
         let outcome = sent.and_then(|()| self.hear_outcome(call.operation, &called));
-        self.order_refused(call.operation, &mode);
-        self.abort_on_fatal(self.report_no_host_sync(&mode, outcome))?;
+        self.order.order_refused(self.routing.slot(call.operation), &mode);
+        self.abort_on_fatal(self.report_no_host_sync(mode.no_host_sync, outcome))?;
         let message = "all ranks went on with a call that this one refused";
         Err(Error::new(ErrorKind::Internal, "dispatch", message))
     }
@@ -185,28 +187,27 @@ impl Engine {
                 return Err(Error::new(ErrorKind::Internal, "dispatch", "rows go nowhere"));
             }
             (Err(error), region) => {
-                self.order_refused(call.operation, &wanted.mode);
-                region.iter().chain(&staging).for_each(|r| self.arena.release(r.id));
+                self.order.order_refused(self.routing.slot(call.operation), &wanted.mode);
+                self.places.release(region.iter().chain(&staging));
                 return Err(error);
             }
         };
         let arrangement = wanted.spec.layout;
         let rows = wanted.rows(counted);
         let layout = RegionLayout::new(&wanted.spec, rows)?;
-        self.arena.shrink(region.id, layout.bytes);
+        self.places.arena.shrink(region.id, layout.bytes);
         let output =
-            Output { region: region.id, address: self.arena_at + region.offset, layout, rows };
+            Output { region: region.id, address: self.places.address(&region), layout, rows };
         let received = counted.tokens;
-        self.order.give(region.id, wanted.mode.stream);
-        let state = &mut self.handles[call.handle as usize];
+        self.order.regions.give(region.id, wanted.mode.stream);
+        let state = self.routing.handle(call.handle);
         if !wanted.replay {
             state.note_output(&output, received, &wanted.spec);
             state.is_open = wanted.mode.no_host_sync;
             state.stream = wanted.mode.stream;
         }
         let is_open = state.is_open;
-        let slot = self.slot(call.operation);
-        self.operations[slot] = Operation::Dispatch(DispatchOp {
+        let op = DispatchOp {
             operation: call.operation,
             format: wanted.format,
             output,
@@ -217,7 +218,8 @@ impl Engine {
             received,
             is_open,
             staging,
-        });
+        };
+        self.routing.begin(call.operation, Operation::Dispatch(op));
         Ok(())
     }
 
@@ -231,11 +233,11 @@ impl Engine {
             return Ok(None);
         }
         let tokens = match wanted.replay {
-            true => self.handles[call.handle as usize].tokens,
+            true => self.routing.handles[call.handle as usize].tokens,
             false => call.topk_idx.shape[0] as u32,
         };
-        let bytes = staged_bytes(&self.shape, &wanted.format.row, tokens);
-        self.arena.allocate(bytes, Holder::Dispatch(call.operation)).map(Some)
+        let bytes = staged_bytes(&self.exchange.shape, &wanted.format.row, tokens);
+        self.places.arena.allocate(bytes, Holder::Dispatch(call.operation)).map(Some)
     }
 
     /// Room for what arrives. A full arena is found out by the kernel, which knows what is needed; where
@@ -248,13 +250,13 @@ impl Engine {
     ) -> Result<Option<Region>> {
         let holder = Holder::Dispatch(call.operation);
         if !wanted.mode.no_host_sync {
-            return Ok(self.arena.reserve(wanted.room.bytes, holder).ok());
+            return Ok(self.places.arena.reserve(wanted.room.bytes, holder).ok());
         }
-        let rows = wanted.rows(self.handles[call.handle as usize].exact);
+        let rows = wanted.rows(self.routing.handles[call.handle as usize].exact);
         let bytes = RegionLayout::new(&wanted.spec, rows)?.bytes;
-        let region = self.arena.allocate(bytes, holder);
+        let region = self.places.arena.allocate(bytes, holder);
         if region.is_err() {
-            staging.iter().for_each(|r| self.arena.release(r.id));
+            self.places.release(&staging);
         }
         region.map(Some)
     }
@@ -273,10 +275,10 @@ impl Engine {
         let (region, capacity) = region.map_or((0, 0), |r| (r.offset, r.bytes));
         // Who holds the arena, should it turn out to be too full.
         let scarce = capacity < wanted.room.bytes;
-        let holders = if scarce { self.arena.holders() } else { String::new() };
+        let holders = if scarce { self.places.arena.holders() } else { String::new() };
         let no_host_sync = wanted.mode.no_host_sync;
         let mut common = self.common(call.operation, (ENTER, holders.as_bytes()), no_host_sync);
-        let state = &mut self.handles[call.handle as usize];
+        let state = self.routing.handle(call.handle);
         if !wanted.replay {
             state.count(call.topk_idx.shape[0] as u32);
             state.worst = wanted.worst;
@@ -290,14 +292,14 @@ impl Engine {
         };
         let called = self.sign(call.operation, &mut common, ask.signature);
         if let Some(grouped) = ask.grouped.filter(|_| !wanted.replay) {
-            self.group(self.slot(call.operation), &routing, grouped.counts)?;
+            self.group(self.routing.slot(call.operation), &routing, grouped.counts)?;
         }
         let format = &wanted.format;
         let dispatch_tiling = self.dispatch_tiling(&format.row, wanted.spec.layout);
         let (x, scales, scale_stride) = match call.cast {
             abi::TY_CAST_NONE => (call.x.data as u64, call.scales.data as u64, call.scales.stride),
             _ => {
-                let [rows, scales] = &self.cast;
+                let [rows, scales] = &self.launcher.memory.cast;
                 (rows.address(), scales.address(), [format.scale_columns as i64, 1])
             }
         };
@@ -321,12 +323,12 @@ impl Engine {
             raw: call.x.data as u64,
             cast: call.cast,
             dtype: call.x.dtype,
-            hidden: self.shape.hidden,
-            source_first: self.exchange.world_rank() * self.shape.max_tokens,
+            hidden: self.exchange.shape.hidden,
+            source_first: self.exchange.world_rank() * self.exchange.shape.max_tokens,
             sources: ask.grouped.map_or(0, |grouped| grouped.sources),
             at_once: wanted.mode.at_once.into(),
             tiles: self.sizes.tiles(),
-            tile_rows: if wanted.in_tiles(self) { self.sizes.tile_rows } else { 0 },
+            tile_rows: if wanted.in_tiles(self.has_tiles()) { self.sizes.tile_rows } else { 0 },
             zero_padding: matches!(
                 wanted.spec.layout,
                 Layout::ExpertMajor { zero_padding: true, .. }
@@ -345,10 +347,10 @@ impl Engine {
 
     /// Inside one of several domains: learns which tokens are of which group, before they are counted.
     fn group(&self, slot: usize, routing: &Routing, counts: u64) -> Result<()> {
-        let Some(group) = &self.kernels.group else {
+        let Some(group) = &self.launcher.kernels.group else {
             return Err(Error::new(ErrorKind::Internal, "dispatch", "there are no groups"));
         };
-        let (shape, groups) = (&self.shape, self.exchange.groups);
+        let (shape, groups) = (&self.exchange.shape, self.exchange.groups);
         let arguments = GroupArgs {
             counts,
             starts: routing.group_starts,
@@ -357,7 +359,7 @@ impl Engine {
             words: (shape.ranks + shape.experts) * groups,
         };
         // SAFETY: the kernel's type; counts lie in a region that is held, the rest in the handle.
-        unsafe { self.launch(group, (1, WARPS, 0), &arguments, slot) }
+        unsafe { self.launch(group, Grid { blocks: 1, warps: WARPS, shared: 0 }, &arguments, slot) }
     }
 
     /// # Safety
@@ -368,34 +370,36 @@ impl Engine {
         arguments: &DispatchArgs,
         dispatch_tiling: &DispatchTiling,
     ) -> Result<()> {
-        let size = (self.blocks, WARPS, dispatch_tiling.shared);
-        let slot = self.slot(operation);
+        let size =
+            Grid { blocks: self.launcher.blocks, warps: WARPS, shared: dispatch_tiling.shared };
+        let slot = self.routing.slot(operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
-        unsafe { self.launch(&self.kernels.dispatch, size, arguments, slot) }
+        unsafe { self.launch(&self.launcher.kernels.dispatch, size, arguments, slot) }
     }
 
     pub(super) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         self.check()?;
-        let slot = self.slot(operation);
-        let op = match std::mem::replace(&mut self.operations[slot], Operation::None) {
-            Operation::Dispatch(op) if op.operation == operation => op,
-            other => {
-                self.operations[slot] = other;
-                return Err(Error::new(
-                    ErrorKind::Internal,
-                    "receive dispatch",
-                    format!("no dispatch with number {operation} was sent"),
-                ));
-            }
+        let of = |op: &Operation| match op {
+            Operation::Dispatch(op) if op.operation == operation => Some(*op),
+            _ => None,
         };
+        let Some(op) = self.routing.take(operation, of) else {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "receive dispatch",
+                format!("no dispatch with number {operation} was sent"),
+            ));
+        };
+        let slot = self.routing.slot(operation);
         self.resume(&op.mode)?;
         let arrived = self
-            .arrive_unless(op.mode.at_once, (operation, abi::TY_PHASE_ROWS))
+            .arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_ROWS)
             .and_then(|()| self.spread(slot, &op))
             .and_then(|()| self.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
         self.unstage(op.staging, op.handle, &op.mode);
         self.abort_on_fatal(arrived)?;
-        Ok(self.describe(&op))
+        let lost = self.launcher.memory.lost.address();
+        Ok(describe(&op, &self.exchange.regions, lost))
     }
 
     /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source one
@@ -432,22 +436,26 @@ impl Engine {
             landed_source: source(layout.landed_source),
             counts: at(layout.expert_counts),
             starts: at(layout.expert_starts),
-            cell: if op.mode.no_host_sync { self.cell(slot) } else { 0 },
+            cell: if op.mode.no_host_sync { self.launcher.cell(slot) } else { 0 },
             totals: if op.is_open { at(layout.totals) } else { 0 },
             tokens: op.received,
             rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
             row_bytes: row.x_bytes.into(),
             scale_words: op.format.scale_columns as u32,
-            topk: self.shape.topk,
-            local_experts: self.shape.local_experts(),
+            topk: self.exchange.shape.topk,
+            local_experts: self.exchange.shape.local_experts(),
             zero_padding: zero_padding.into(),
             stage_bytes: dispatch_tiling.pitch,
             movers,
             stages: 1,
             reserved: 0,
         };
-        let size = (self.blocks, WARPS, movers * dispatch_tiling.pitch);
+        let size = Grid {
+            blocks: self.launcher.blocks,
+            warps: WARPS,
+            shared: movers * dispatch_tiling.pitch,
+        };
         // SAFETY: the kernel's type; it names a region that is held.
-        unsafe { self.launch(&self.kernels.spread, size, &arguments, slot) }
+        unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
     }
 }

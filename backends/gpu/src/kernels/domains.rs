@@ -172,12 +172,14 @@ impl Exchanges {
     }
 
     pub(super) fn flush(&mut self) -> Result<()> {
-        self.each().try_for_each(|engine| engine.flush().and_then(|()| engine.flush_puts()))
+        self.each().try_for_each(|engine| {
+            engine.flush().and_then(|()| engine.launcher.flush_puts(&engine.exchange))
+        })
     }
 
     pub(super) fn synchronize(&self) -> Result<()> {
-        self.owners.stream.synchronize()?;
-        self.rail.as_ref().map_or(Ok(()), |rail| rail.between.stream.synchronize())
+        self.owners.order.stream.synchronize()?;
+        self.rail.as_ref().map_or(Ok(()), |rail| rail.between.order.stream.synchronize())
     }
 
     /// When things happened in an operation that has ended.
@@ -375,20 +377,20 @@ unsafe fn why_not(inside: &Engine, call: &abi::TyCombine) -> Result<Option<Strin
 fn make_room(rail: &mut Rail, call: &abi::TyCombine) -> Result<Partials> {
     let between = &mut rail.between;
     let holder = Holder::Combine(call.operation);
-    let rows = between.handles[call.handle as usize].received;
+    let rows = between.routing.handles[call.handle as usize].received;
     let widths = between.combine_widths(call);
     let bytes = widths.map(|width| (rows * width).next_multiple_of(REGION_ALIGN));
-    let region = between.arena.allocate(bytes[0] + bytes[1], holder)?;
-    match between.arena.allocate(between.landing(call).iter().sum(), holder) {
-        Ok(landing) => between.arena.release(landing.id),
+    let region = between.places.arena.allocate(bytes[0] + bytes[1], holder)?;
+    match between.places.arena.allocate(between.landing(call).iter().sum(), holder) {
+        Ok(landing) => between.places.arena.release(landing.id),
         Err(error) => {
-            between.arena.release(region.id);
+            between.places.arena.release(region.id);
             return Err(error);
         }
     }
     let (_, element) = summable(call.x.dtype);
     let tensor = |at: u64, dtype: u32, columns: u64| abi::TyTensor {
-        data: (between.arena_at + region.offset + at) as *mut u8,
+        data: (between.places.address(&region) + at) as *mut u8,
         dtype,
         reserved: 0,
         shape: [rows, columns],

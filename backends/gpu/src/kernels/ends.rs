@@ -1,14 +1,10 @@
 //! How the host learns that operations of an engine have ended, and how.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use tokenyard_core::abi;
-use tokenyard_core::wait::WaitFor;
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Result, abi};
 
 use super::args::Outcome;
 use super::engine::Engine;
-use super::outcome::{Called, Refusal, ticket};
+use super::outcome::{Called, Refusal, numbered, ticket, told_late};
 use super::waits::Wait;
 
 impl Engine {
@@ -17,40 +13,49 @@ impl Engine {
     pub(super) fn flush(&mut self) -> Result<()> {
         self.check()?;
         self.take_back_late();
-        let wait = self.wait(self.latest, abi::TY_PHASE_DONE);
-        let is_over = || self.stream.is_idle();
-        self.waits.until(wait, &|| matches!(is_over(), Ok(true)), &is_over)?;
-        self.waits.ended(wait)?;
-        self.order.settle()?;
+        let wait = self.wait(self.routing.latest, abi::TY_PHASE_DONE);
+        let is_over = || self.order.stream.is_idle();
+        self.launcher.waits.until(wait, &|| matches!(is_over(), Ok(true)), &is_over)?;
+        self.launcher.waits.ended(wait)?;
+        self.order.regions.settle()?;
         self.check()
     }
 
-    /// Waits until the kernel of an operation has told what it came to.
+    /// Whether something has failed that nobody waited for.
+    ///
+    /// # Errors
+    /// What it was; the communicator cannot go on.
+    pub(super) fn check(&self) -> Result<()> {
+        self.observer.check()?;
+        let Some(outcome) = self.launcher.late_outcome() else { return Ok(()) };
+        let called = self.called(numbered(outcome.epoch, self.routing.latest));
+        let refusal = Refusal::of(&outcome, &called, &self.exchange.shape);
+        self.abort_on_fatal(refusal.map_or(Ok(()), |refusal| Err(told_late(&refusal.error()))))
+    }
+
+    /// Waits until the kernel of an operation has written what it came to.
     pub(super) fn hear_outcome(&mut self, operation: u64, ours: &Called) -> Result<Outcome> {
-        let slot = self.slot(operation);
+        let slot = self.routing.slot(operation);
         let ticket = u64::from(ticket(operation));
-        let at = self.outcomes.at(slot);
-        // SAFETY: pinned memory that lives as long as `self`; the epoch is a word that the kernel
-        // writes last, with release order.
-        let heard = || unsafe { AtomicU64::from_ptr(&raw mut (*at).epoch).load(Ordering::Acquire) };
         let wait = self.wait(operation, abi::TY_PHASE_ENTRY);
-        let waited = self.waits.until(wait, &|| heard() == ticket, &|| self.events[slot].is_done());
+        let (launcher, event) = (&self.launcher, &self.order.events[slot]);
+        let is_there = || launcher.epoch(slot) == ticket;
+        let waited = launcher.waits.until(wait, &is_there, &|| event.is_done());
         // Kernels enter nothing more once an operation has failed that nobody waited for.
         waited.map_err(|error| self.check().err().unwrap_or(error))?;
-        // SAFETY: the kernel has written it and does not touch it again.
-        let outcome = unsafe { at.read_volatile() };
-        self.refusal = Refusal::of(&outcome, ours, &self.shape);
-        self.refusal.as_ref().map_or(Ok(outcome), |refusal| Err(refusal.error()))
+        let outcome = self.launcher.outcome(slot);
+        self.launcher.refusal = Refusal::of(&outcome, ours, &self.exchange.shape);
+        self.launcher.refusal.as_ref().map_or(Ok(outcome), |refusal| Err(refusal.error()))
     }
 
     /// Waits until everything of an operation that was launched has ended well.
     pub(super) fn finish(&self, operation: u64, phase: u64) -> Result<()> {
-        let event = &self.events[self.slot(operation)];
+        let slot = self.routing.slot(operation);
+        let (waits, event) = (&self.launcher.waits, &self.order.events[slot]);
         let wait = self.wait(operation, phase);
-        self.waits.until(wait, &|| matches!(event.is_done(), Ok(true)), &|| event.is_done())?;
-        self.waits.ended(wait)?;
-        // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
-        let trace = unsafe { self.traces.at(self.slot(operation)).read_volatile() };
+        waits.until(wait, &|| matches!(event.is_done(), Ok(true)), &|| event.is_done())?;
+        waits.ended(wait)?;
+        let trace = self.launcher.trace(slot);
         let since = |at: u64| at.wrapping_sub(trace.begun) as i64;
         tracing::trace!(
             operation,
@@ -66,16 +71,8 @@ impl Engine {
 
     /// When things happened in an operation whose kernels have ended.
     pub(super) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
-        let slots = self.operations.len() as u64;
-        if operation > self.latest || operation + slots <= self.latest {
-            let text = format!(
-                "found operation {operation}; expected one of the {slots} up to {}",
-                self.latest
-            );
-            return Err(Error::new(ErrorKind::InvalidInput, "trace operation", text));
-        }
-        // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
-        let t = unsafe { self.traces.at(self.slot(operation)).read_volatile() };
+        self.routing.check_recent(operation)?;
+        let t = self.launcher.trace(self.routing.slot(operation));
         Ok(abi::TyTrace {
             size: size_of::<abi::TyTrace>(),
             begun: t.begun,
@@ -88,32 +85,33 @@ impl Engine {
 
     pub(super) fn wait(&self, operation: u64, phase: u64) -> Wait {
         let exchange = &self.exchange;
-        let rank = exchange.team.rank((exchange.rank + 1) % self.shape.ranks);
+        let rank = exchange.team.rank((exchange.rank + 1) % exchange.shape.ranks);
         let operation = operation / u64::from(exchange.steps());
         Wait { operation, phase, level: exchange.level, rank }
     }
 
-    /// Waits until everything that kernels have put is done (INV-4). No kernel runs.
-    pub(super) fn flush_puts(&self) -> Result<()> {
-        let Some(ring) = &self.waits.ring else { return Ok(()) };
-        let what = WaitFor {
-            phase: abi::TY_PHASE_QUEUE,
-            peer: self.exchange.world_rank(),
-            signal: 0,
-            expected: ring.numbered()?,
-            operation: 0,
-            level: self.exchange.level,
-        };
-        self.waits.waiter.until(&what, || ring.done(), || ring.explain())
+    /// See [`Launcher::abort_on_fatal`](super::launch::Launcher::abort_on_fatal).
+    pub(super) fn abort_on_fatal<T>(&self, result: Result<T>) -> Result<T> {
+        self.launcher.abort_on_fatal(result)
     }
 
-    /// Ends every wait of this rank's kernels after an error that closes the communicator: nobody else does,
-    /// and memory must not go while a kernel runs.
-    pub(super) fn abort_on_fatal<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| {
-            if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {
-                self.waits.end_all();
+    /// Keeps for later calls what this rank refused of one that nobody waits for: the others do not go on
+    /// behind it.
+    pub(super) fn report_no_host_sync<T>(
+        &self,
+        no_host_sync: bool,
+        outcome: Result<T>,
+    ) -> Result<T> {
+        outcome.inspect_err(|error| {
+            if no_host_sync {
+                self.observer.fail(told_late(error));
             }
         })
+    }
+
+    /// Starts to watch calls that nobody waits for: a later call gets the error of one that fails.
+    pub(super) fn watch_no_host_sync(&mut self) -> Result<()> {
+        let stood = self.observer.stand();
+        self.abort_on_fatal(stood)
     }
 }

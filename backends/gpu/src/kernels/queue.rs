@@ -1,27 +1,30 @@
-//! Where kernels of an operation are queued, and in what order with callers' streams.
+//! Where kernels of an operation are queued, and what their streams wait for.
 
 use std::ffi::c_void;
 
-use tokenyard_core::{Result, abi};
+use tokenyard_core::moe::Region;
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::args::{ArriveArgs, WARPS};
 use super::engine::Engine;
 use super::exchange::Scope;
+use super::launch::Grid;
 use super::mode::Mode;
-use super::waits::{KEEP_TENSORS, see_end};
-use crate::driver::{Function, Launch, RawStream};
+use super::outcome::Refusal;
+use crate::driver::{Function, RelaxedCapture};
 
 impl Engine {
-    /// Where the kernels of the operation at hand are queued.
-    pub(super) fn work(&self) -> RawStream {
-        let own = if self.is_recording { &self.recorded } else { &self.stream };
-        self.direct.unwrap_or(own.name())
+    /// What a call asks for.
+    pub(super) fn mode(&self, stream: (u32, *mut c_void), flags: [u32; 2]) -> Result<Mode> {
+        let mode = self.abort_on_fatal(Mode::of(stream, flags, self.order.context()))?;
+        // Else the host has something to do before everything has arrived.
+        let can = self.exchange.scope == Scope::Flat && self.sizes.longest_put.is_none();
+        Ok(Mode { at_once: mode.at_once && can, ..mode })
     }
 
-    /// The operation at hand is of a mode; without one it is told to others only.
-    pub(super) fn select_stream(&mut self, mode: Option<&Mode>) {
-        self.is_recording = mode.is_some_and(Mode::is_recorded);
-        self.direct = mode.and_then(Mode::direct);
+    /// See [`Mode::relax`], for a call that is apart.
+    pub(super) fn relax(&self, stream: (u32, *mut c_void)) -> Result<Option<RelaxedCapture>> {
+        self.mode(stream, [0; 2])?.relax(self.order.context())
     }
 
     /// Launches a kernel of an operation.
@@ -31,116 +34,123 @@ impl Engine {
     pub(super) unsafe fn launch<T>(
         &self,
         kernel: &Function,
-        (blocks, warps, shared): (u32, u32, u32),
+        grid: Grid,
         arguments: &T,
         slot: usize,
     ) -> Result<()> {
-        let mut pointers = [
-            std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
-            self.params.as_ptr().cast_mut().cast::<c_void>(),
-        ];
-        let launch = Launch { blocks, threads: 32 * warps, shared };
-        let work = self.work();
-        // SAFETY: by this function's contract; the second parameter is the device API's.
-        unsafe { kernel.launch(work, launch, &mut pointers)? };
-        // A mark in a capture is the graph's, and none that calls outside it can wait for.
-        if self.is_recording {
-            return Ok(());
-        }
-        let event = &self.events[slot];
-        event.record(work)?;
-        self.last.set(Some((work, slot)));
-        // Who waits for this stream waits for what callers' streams got, too.
-        if self.direct.is_some() { event.hold(self.stream.name()) } else { Ok(()) }
+        // SAFETY: by this function's contract.
+        unsafe { self.launcher.run(kernel, self.order.work(), grid, arguments)? };
+        self.order.queued(slot)
     }
 
     /// Starts an operation that may move rows: behind what its stream has got by now, and behind the
     /// last use of every region that was taken back.
     pub(super) fn enter(&mut self, operation: u64, mode: &Mode) -> Result<()> {
-        self.latest = operation;
+        self.routing.latest = operation;
         self.take_back_late();
-        self.select_stream(Some(mode));
-        self.has_recorded |= self.is_recording;
-        let work = self.work();
-        if self.is_recording {
-            // What was sent apart in this capture comes first.
-            if self.direct.is_some() {
-                self.order.join(&self.recorded, work)?;
-            }
-        } else if let Some((last, slot)) = self.last.get()
-            && last != work
-        {
-            self.events[slot].hold(work)?;
-        }
-        self.order.enter(work, mode)
+        self.order.enter(mode)
     }
 
     /// Ends an operation whose kernels are launched: its stream goes on behind them, and somebody
     /// watches that they end; without a stream the host waits.
     pub(super) fn leave(&mut self, operation: u64, phase: u64, mode: &Mode) -> Result<()> {
-        // Among several domains the host has waited for a component already, so it may as well for the rest.
+        // Among several domains the host has waited for a level already, so it may as well for the rest.
         let stream = mode.stream.filter(|_| self.exchange.scope == Scope::Flat);
         let Some(stream) = stream else { return self.finish(operation, phase) };
-        let slot = self.slot(operation);
+        let slot = self.routing.slot(operation);
         if mode.is_recorded() {
-            return self.order.join(&self.recorded, stream);
+            return self.order.join(stream);
         }
-        if self.direct.is_none() {
-            self.events[slot].hold(stream)?;
-        }
+        self.order.leave(slot, stream)?;
         if phase == abi::TY_PHASE_DONE || self.sizes.longest_put.is_some() {
             // A combine reads regions that its caller may drop now, and its own is given back; where
             // kernels put, so is what a dispatch has staged.
-            self.order.free_behind(&self.events[slot], self.work())?;
+            self.order.free_behind(slot)?;
         }
         let wait = self.wait(operation, phase);
         self.observer.watch(wait)
     }
 
-    /// Lets the stream of a refused call go on behind its kernel, which takes a turn: what the caller
-    /// queues there next, a graph too, must find the next one. Without a stream the host waits: the kernel
-    /// has told what it came to, but blocks of it may still look at the call's tensors.
-    pub(super) fn order_refused(&self, operation: u64, mode: &Mode) {
-        if mode.is_recorded() {
-            return;
-        }
-        let event = &self.events[self.slot(operation)];
-        let Some(stream) = mode.stream else {
-            if !see_end(&|| event.is_done()) {
-                tracing::warn!("the kernel of a refused call still runs: {KEEP_TENSORS}");
-            }
-            return;
-        };
-        if let Err(error) = event.hold(stream) {
-            tracing::warn!("a stream does not wait for a call that was refused: {error}");
-        }
-    }
-
     /// Launches the kernel that waits for a signal of every rank.
     pub(super) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
-        let (slot, ranks) = (self.slot(operation), self.shape.ranks);
+        let slot = self.routing.slot(operation);
+        let launcher = &self.launcher;
         let arguments = ArriveArgs {
-            abort: self.waits.abort.at(0) as u64,
-            report: self.waits.report.at(0) as u64,
-            cap_ns: self.cap_ns,
-            cell: self.cell(slot),
-            ranks,
+            abort: launcher.waits.abort.at(0) as u64,
+            report: launcher.waits.report.at(0) as u64,
+            cap_ns: launcher.cap_ns,
+            cell: launcher.cell(slot),
+            ranks: self.exchange.shape.ranks,
             done: (phase != abi::TY_PHASE_ROWS).into(),
             phase: phase as u32,
             rank: self.exchange.rank,
-            trace: self.traces.at(self.slot(operation)) as u64,
-            state: self.state.address(),
+            trace: launcher.traces.at(slot) as u64,
+            state: launcher.memory.state.address(),
         };
+        let grid = Grid { blocks: 1, warps: WARPS, shared: 0 };
         // SAFETY: the kernel's type; it names memory of the engine only.
-        unsafe { self.launch(&self.kernels.arrive, (1, WARPS, 0), &arguments, slot) }
+        unsafe { self.launch(&launcher.kernels.arrive, grid, &arguments, slot) }
     }
 
     /// The same, but where the operation's own kernel has waited.
-    pub(super) fn arrive_unless(
-        &self,
-        at_once: bool,
-        (operation, phase): (u64, u64),
-    ) -> Result<()> {
+    pub(super) fn arrive_unless(&self, at_once: bool, operation: u64, phase: u64) -> Result<()> {
         if at_once { Ok(()) } else { self.arrive(operation, phase) }
+    }
+
+    /// Goes on with an operation that was sent.
+    pub(super) fn resume(&mut self, mode: &Mode) -> Result<()> {
+        let lasts = self.order.resume(mode);
+        if self.abort_on_fatal(lasts)? {
+            return Ok(());
+        }
+        let text =
+            "the operation was sent in a capture that has ended; expected its receive in it too";
+        Err(Error::new(ErrorKind::InvalidInput, "receive operation", text))
+    }
+
+    /// Why this rank alone gets an error about its call: nothing runs in a capture. What the call
+    /// has recorded so far joins the rest, so that the graph is whole without it.
+    pub(super) fn refuse_recorded(&self, mode: &Mode, refusal: &Refusal) -> Error {
+        let joined = mode.stream.map_or(Ok(()), |stream| self.order.join(stream));
+        if let Err(error) = self.abort_on_fatal(joined) {
+            return error;
+        }
+        let why = refusal.why.as_str();
+        Error::new(refusal.kind, "capture operation", why).with_rank(refusal.rank())
+    }
+
+    /// Takes a region back.
+    pub(super) fn release(&mut self, region: u64) {
+        match self.order.regions.take_back(region) {
+            Ok(true) => self.places.arena.release(region),
+            Ok(false) => {}
+            // The stream may still read it, and others would write it: nothing may run after this.
+            Err(error) => self.observer.fail(error),
+        }
+    }
+
+    pub(super) fn take_back_late(&mut self) {
+        for region in self.order.regions.late() {
+            self.release(region);
+        }
+    }
+
+    /// What an operation was staged in is free, behind it; that of one which may run again stays with
+    /// the handle.
+    pub(super) fn unstage(&mut self, staging: Option<Region>, handle: u32, mode: &Mode) {
+        let Some(region) = staging else { return };
+        if mode.is_recorded() {
+            self.order.regions.give(region.id, mode.stream);
+            self.routing.handle(handle).kept.push(region);
+        } else {
+            self.places.arena.release(region.id);
+        }
+    }
+
+    /// A handle slot is used for another dispatch, so graphs of the last one run no more.
+    pub(super) fn renew(&mut self, handle: u32) {
+        for region in std::mem::take(&mut self.routing.handle(handle).kept) {
+            self.release(region.id);
+        }
     }
 }

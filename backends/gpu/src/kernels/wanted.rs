@@ -3,7 +3,6 @@
 use tokenyard_core::moe::{DType, Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::engine::Engine;
 use super::mode::Mode;
 
 /// How rows look when they arrive.
@@ -76,8 +75,9 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// Whether rows are spread over the experts of their tokens while others arrive.
-    pub(super) fn in_tiles(&self, engine: &Engine) -> bool {
-        self.spec.layout != Layout::Flat && engine.has_tiles()
+    /// `has_tiles`: the exchange can.
+    pub(super) fn in_tiles(&self, has_tiles: bool) -> bool {
+        self.spec.layout != Layout::Flat && has_tiles
     }
 
     /// What a region is laid out for, if so many rows arrive.

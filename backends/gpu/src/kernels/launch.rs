@@ -1,0 +1,146 @@
+//! How kernels are launched, and what they leave for the host.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokenyard_core::wait::WaitFor;
+use tokenyard_core::{Error, ErrorKind, Result, abi};
+
+use super::args::{Outcome, Trace};
+use super::exchange::Exchange;
+use super::loaded::Kernels;
+use super::outcome::Refusal;
+use super::waits::Waits;
+use crate::driver::{Buffer, Function, Launch, Pinned, RawStream};
+
+/// Memory of the device that kernels of all operations share.
+#[derive(Debug)]
+pub(super) struct DeviceState {
+    pub(super) state: Buffer,
+    /// Totals of row signals that are waited for, and of done signals: `[slots, R]` each.
+    pub(super) _expected: [Buffer; 2],
+    /// `[slots]`: operations that this rank has entered.
+    pub(super) _entered: Buffer,
+    /// `[R]`: sums of `_expected` of each rank.
+    pub(super) _tallies: Buffer,
+    /// Room for the rows and scales of a dispatch that are cast: `[M, H]` bytes, `[M, H/128]` f32.
+    pub(super) cast: [Buffer; 2],
+    /// `[R]` zeros: which ranks an output leaves out.
+    pub(super) lost: Buffer,
+    /// Per slot: what its first kernel leaves for those behind it.
+    pub(super) cells: Buffer,
+    /// Of one slot.
+    pub(super) cell_bytes: u64,
+}
+
+/// Blocks of a launch, warps of a block, and bytes of the shared memory that it asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    pub(super) blocks: u32,
+    pub(super) warps: u32,
+    pub(super) shared: u32,
+}
+
+/// Kernels, what they are passed, and what came of them.
+#[derive(Debug)]
+pub(super) struct Launcher {
+    pub(super) kernels: Kernels,
+    /// `DeviceApi::Params`, in words of 8 bytes for its alignment.
+    pub(super) params: Vec<u64>,
+    pub(super) outcomes: Pinned<Outcome>,
+    /// What went wrong with an operation that nobody waits for; the first one only.
+    pub(super) late: Pinned<Outcome>,
+    pub(super) traces: Pinned<Trace>,
+    pub(super) waits: Arc<Waits>,
+    pub(super) memory: DeviceState,
+    pub(super) cap_ns: u64,
+    pub(super) blocks: u32,
+    pub(super) most_shared: u32,
+    /// Why the last operation that did not go on did not.
+    pub(super) refusal: Option<Refusal>,
+}
+
+impl Launcher {
+    /// Launches a kernel on a stream.
+    ///
+    /// # Safety
+    /// `arguments` are of the kernel's type; what they name stays valid until the operation ends.
+    pub(super) unsafe fn run<T>(
+        &self,
+        kernel: &Function,
+        work: RawStream,
+        grid: Grid,
+        arguments: &T,
+    ) -> Result<()> {
+        let mut pointers = [
+            std::ptr::from_ref(arguments).cast_mut().cast::<c_void>(),
+            self.params.as_ptr().cast_mut().cast::<c_void>(),
+        ];
+        let Grid { blocks, warps, shared } = grid;
+        let launch = Launch { blocks, threads: 32 * warps, shared };
+        // SAFETY: by this function's contract; the second parameter is the device API's.
+        unsafe { kernel.launch(work, launch, &mut pointers) }
+    }
+
+    /// Where the kernels of a slot leave what those behind them read.
+    pub(super) fn cell(&self, slot: usize) -> u64 {
+        self.memory.cells.address() + slot as u64 * self.memory.cell_bytes
+    }
+
+    /// The epoch of what the kernel of a slot came to; it writes that last.
+    pub(super) fn epoch(&self, slot: usize) -> u64 {
+        let at = self.outcomes.at(slot);
+        // SAFETY: pinned memory that lives as long as `self`; the epoch is a word that the kernel
+        // writes last, with release order.
+        unsafe { AtomicU64::from_ptr(&raw mut (*at).epoch).load(Ordering::Acquire) }
+    }
+
+    /// What the kernel of a slot came to, once its [`epoch`](Self::epoch) says that it is there.
+    pub(super) fn outcome(&self, slot: usize) -> Outcome {
+        // SAFETY: pinned memory that lives as long as `self`; the kernel has written it and does not
+        // touch it again.
+        unsafe { self.outcomes.at(slot).read_volatile() }
+    }
+
+    /// What went wrong with an operation that nobody waits for.
+    pub(super) fn late_outcome(&self) -> Option<Outcome> {
+        let at = self.late.at(0);
+        // SAFETY: pinned memory that lives as long as `self`; the kernel writes the word last, with
+        // release order, and then nothing more.
+        unsafe {
+            let epoch = AtomicU64::from_ptr(&raw mut (*at).epoch);
+            (epoch.load(Ordering::Acquire) != 0).then(|| at.read_volatile())
+        }
+    }
+
+    /// When things happened in the operation of a slot, no kernel of which runs.
+    pub(super) fn trace(&self, slot: usize) -> Trace {
+        // SAFETY: pinned memory that lives as long as `self`; no kernel of the operation runs.
+        unsafe { self.traces.at(slot).read_volatile() }
+    }
+
+    /// Waits until everything that kernels have put is done (INV-4). No kernel runs.
+    pub(super) fn flush_puts(&self, exchange: &Exchange) -> Result<()> {
+        let Some(ring) = &self.waits.ring else { return Ok(()) };
+        let what = WaitFor {
+            phase: abi::TY_PHASE_QUEUE,
+            peer: exchange.world_rank(),
+            signal: 0,
+            expected: ring.numbered()?,
+            operation: 0,
+            level: exchange.level,
+        };
+        self.waits.waiter.until(&what, || ring.done(), || ring.explain())
+    }
+
+    /// Ends every wait of this rank's kernels after an error that closes the communicator: nobody else does,
+    /// and memory must not go while a kernel runs.
+    pub(super) fn abort_on_fatal<T>(&self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error: &Error| {
+            if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {
+                self.waits.end_all();
+            }
+        })
+    }
+}

@@ -1,0 +1,144 @@
+//! Where the kernels of operations are queued, and in what order with the streams of callers.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenyard_core::Result;
+
+use super::mode::Mode;
+use super::region_order::RegionOrder;
+use super::waits::{KEEP_TENSORS, see_end};
+use crate::driver::{Context, Event, RawStream, Stream};
+
+/// Streams and events of an exchange.
+#[derive(Debug)]
+pub(super) struct StreamOrder {
+    pub(super) stream: Arc<Stream>,
+    /// Joins the captures of callers' streams. Nothing runs on it.
+    recorded: Arc<Stream>,
+    /// Whether the operation at hand is recorded.
+    is_recording: bool,
+    /// Whether one ever was.
+    pub(super) has_recorded: bool,
+    /// The caller's stream, where the operation at hand is queued there.
+    direct: Option<RawStream>,
+    /// Where a kernel that runs was queued last, and the slot whose event is behind it.
+    last: Cell<Option<(RawStream, usize)>>,
+    /// Per slot: behind the last kernel of the operation.
+    pub(super) events: Vec<Event>,
+    pub(super) regions: RegionOrder,
+}
+
+impl StreamOrder {
+    /// For operations in so many slots. `cap`: the longest that the host waits for a caller's stream.
+    pub(super) fn new(context: &Arc<Context>, slots: usize, cap: Duration) -> Result<Self> {
+        Ok(Self {
+            stream: Arc::new(Stream::new(context)?),
+            recorded: Arc::new(Stream::new(context)?),
+            is_recording: false,
+            has_recorded: false,
+            direct: None,
+            last: Cell::new(None),
+            events: (0..slots).map(|_| Event::new(context)).collect::<Result<_>>()?,
+            regions: RegionOrder::new(context, cap)?,
+        })
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        self.stream.context()
+    }
+
+    /// Where the kernels of the operation at hand are queued.
+    pub(super) fn work(&self) -> RawStream {
+        let own = if self.is_recording { &self.recorded } else { &self.stream };
+        self.direct.unwrap_or(own.name())
+    }
+
+    /// The operation at hand is of a mode; without one it is reported to others only.
+    pub(super) fn select_stream(&mut self, mode: Option<&Mode>) {
+        self.is_recording = mode.is_some_and(Mode::is_recorded);
+        self.direct = mode.and_then(Mode::direct);
+    }
+
+    /// The next kernels run behind what the mode's stream has got by now, and behind the last use of every
+    /// region that was taken back.
+    pub(super) fn enter(&mut self, mode: &Mode) -> Result<()> {
+        self.select_stream(Some(mode));
+        self.has_recorded |= self.is_recording;
+        let work = self.work();
+        if self.is_recording {
+            // What was sent apart in this capture comes first.
+            if self.direct.is_some() {
+                self.join(work)?;
+            }
+        } else if let Some((last, slot)) = self.last.get()
+            && last != work
+        {
+            self.events[slot].hold(work)?;
+        }
+        self.regions.enter(work, mode)
+    }
+
+    /// Notes that a kernel of an operation was queued.
+    pub(super) fn queued(&self, slot: usize) -> Result<()> {
+        // A mark in a capture is the graph's, and none that calls outside it can wait for.
+        if self.is_recording {
+            return Ok(());
+        }
+        let (event, work) = (&self.events[slot], self.work());
+        event.record(work)?;
+        self.last.set(Some((work, slot)));
+        // Who waits for this stream waits for what callers' streams got, too.
+        if self.direct.is_some() { event.hold(self.stream.name()) } else { Ok(()) }
+    }
+
+    /// Ends in the capture of `stream` what was recorded there.
+    pub(super) fn join(&self, stream: RawStream) -> Result<()> {
+        self.regions.join(&self.recorded, stream)
+    }
+
+    /// Lets `stream` go on behind the kernels of an operation, unless they are queued there.
+    pub(super) fn leave(&self, slot: usize, stream: RawStream) -> Result<()> {
+        if self.direct.is_none() { self.events[slot].hold(stream) } else { Ok(()) }
+    }
+
+    /// Regions that are taken back from now on are free behind the kernels of an operation.
+    pub(super) fn free_behind(&mut self, slot: usize) -> Result<()> {
+        let work = self.work();
+        self.regions.free_behind(&self.events[slot], work)
+    }
+
+    /// Lets the stream of a refused call go on behind its kernel, which takes a turn: what the caller
+    /// queues there next, a graph too, must find the next one. Without a stream the host waits: the kernel
+    /// has reported its outcome, but blocks of it may still look at the call's tensors.
+    pub(super) fn order_refused(&self, slot: usize, mode: &Mode) {
+        if mode.is_recorded() {
+            return;
+        }
+        let event = &self.events[slot];
+        let Some(stream) = mode.stream else {
+            if !see_end(&|| event.is_done()) {
+                tracing::warn!("the kernel of a refused call still runs: {KEEP_TENSORS}");
+            }
+            return;
+        };
+        if let Err(error) = event.hold(stream) {
+            tracing::warn!("a stream does not wait for a call that was refused: {error}");
+        }
+    }
+
+    /// Goes on with an operation that was sent; false if it was sent in a capture that has ended.
+    pub(super) fn resume(&mut self, mode: &Mode) -> Result<bool> {
+        self.select_stream(Some(mode));
+        match mode.stream.filter(|_| self.is_recording) {
+            Some(stream) => stream.is_captured(self.context()),
+            None => Ok(true),
+        }
+    }
+
+    /// Waits until everything has ended that was launched, and every region that callers use is free.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.stream.synchronize().and_then(|()| self.regions.take_back_all())
+    }
+}

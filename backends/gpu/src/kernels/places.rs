@@ -1,0 +1,40 @@
+//! Where rows lie: regions of the arena.
+
+use tokenyard_core::moe::{Arena, Region};
+
+use crate::config::Outside;
+
+/// The arena, which is a window that peers read or write.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub(super) arena: Arena,
+    /// Its address.
+    pub(super) arena_at: u64,
+    /// How rows outside of it come back.
+    pub(super) outside: Outside,
+    bytes: u64,
+}
+
+impl Places {
+    /// An arena of `bytes` at an address; errors name the key that sets its size.
+    pub(super) fn new(arena_at: u64, bytes: u64, key: String, outside: Outside) -> Self {
+        Self { arena: Arena::new(bytes, key), arena_at, outside, bytes }
+    }
+
+    /// Where a region begins.
+    pub(super) fn address(&self, region: &Region) -> u64 {
+        self.arena_at + region.offset
+    }
+
+    /// The arena offset of memory that lies there whole, at an address that can be read by 16 bytes.
+    pub(super) fn offset_of(&self, address: u64, bytes: u64) -> Option<u64> {
+        let offset = address.checked_sub(self.arena_at)?;
+        let end = offset.checked_add(bytes)?;
+        (end <= self.bytes && offset.is_multiple_of(16)).then_some(offset)
+    }
+
+    /// Gives regions back that no operation got.
+    pub(super) fn release<'a>(&mut self, regions: impl IntoIterator<Item = &'a Region>) {
+        regions.into_iter().for_each(|region| self.arena.release(region.id));
+    }
+}
