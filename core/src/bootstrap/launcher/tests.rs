@@ -22,6 +22,10 @@ const OPEN_MPI: &[(&str, &str)] = &[
     ("OMPI_COMM_WORLD_SIZE", "4"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
 ];
+const HYDRA: &[(&str, &str)] =
+    &[("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "1")];
+/// What torchrun gives its processes besides.
+const ELASTIC: &[(&str, &str)] = &[("TORCHELASTIC_RUN_ID", "none")];
 const OWN: &[(&str, &str)] =
     &[("TOKENYARD_RANK", "1"), ("TOKENYARD_RANKS", "2"), ("TOKENYARD_LOCAL_RANK", "1")];
 
@@ -59,7 +63,7 @@ fn slurm_gives_the_first_host_of_the_step_and_a_port_of_the_job() {
     let (place, at, source) = resolved("env", &[SLURM]);
     assert_eq!((place, source.as_str()), ((3, 8, 3), "Slurm"));
     let port: u64 = at.strip_prefix("tcp://gpu003:").unwrap().parse().unwrap();
-    assert!(SLURM_PORTS.contains(&port));
+    assert!(JOB_PORTS.contains(&port));
     assert_eq!(resolved("env", &[SLURM]).1, at);
     assert_ne!(resolved("env", &[SLURM, &[("SLURM_STEP_ID", "1")]]).1, at);
     assert_ne!(resolved("env", &[SLURM, &[("SLURM_JOB_ID", "123457")]]).1, at);
@@ -84,7 +88,8 @@ fn open_mpi_needs_to_be_told_where_rank_0_is() {
 
 #[test]
 fn the_launchers_are_asked_in_order() {
-    assert_eq!(resolved("env", &[SLURM, TORCHRUN, OPEN_MPI]).2, "torchrun");
+    assert_eq!(resolved("env", &[SLURM, TORCHRUN]).2, "torchrun");
+    assert_eq!(resolved("env", &[SLURM, TORCHRUN, ELASTIC, OPEN_MPI, HYDRA]).2, "torchrun");
     let bootstrap = &[("TOKENYARD_BOOTSTRAP", "tcp://h:1")];
     let (place, at, source) = resolved("env", &[TORCHRUN, bootstrap]);
     assert_eq!((place.0, at.as_str()), (5, "tcp://h:1"));
@@ -101,7 +106,12 @@ fn under_mpirun_the_ids_of_slurm_are_those_of_its_daemons() {
         ("OMPI_COMM_WORLD_SIZE", "8"),
         ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
     ];
-    assert_eq!(resolved("env", &[SLURM, same]).2, "Slurm");
+    // Rank 0 of mpirun in a batch script has the ids that the script has.
+    assert_eq!(resolved("env", &[SLURM, same, master]).2, "Open MPI");
+    assert_eq!(resolved("env", &[SLURM, HYDRA, &[("MASTER_PORT", "1")], master]).2, "Hydra");
+    // `srun --mpi=pmi2` sets these, and nothing else of Hydra.
+    let pmi2 = &[("PMI_RANK", "3"), ("PMI_SIZE", "8")];
+    assert_eq!(resolved("env", &[SLURM, pmi2]).2, "Slurm");
 }
 
 #[test]
@@ -112,6 +122,7 @@ fn a_given_address_takes_the_ranks_from_the_first_who_knows() {
         (&[TORCHRUN], 5, "torchrun"),
         (&[SLURM], 3, "Slurm"),
         (&[OPEN_MPI], 2, "Open MPI"),
+        (&[HYDRA], 3, "Hydra"),
     ] {
         let (place, at, source) = resolved("tcp://h:1", sets);
         assert_eq!((place.0, at.as_str()), (rank, "tcp://h:1"));
@@ -125,6 +136,7 @@ fn every_missing_variable_is_named_with_what_it_should_hold() {
         (TORCHRUN, &["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"][..]),
         (SLURM, &["SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"]),
         (OPEN_MPI, &["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]),
+        (HYDRA, &["PMI_SIZE"]),
     ] {
         for name in names {
             let text = refused("env", &[set, &[(name, "")]]);
@@ -157,6 +169,7 @@ fn every_malformed_variable_is_named_with_its_value() {
         (SLURM, "SLURM_PROCID", "0x1"),
         (SLURM, "SLURM_JOB_ID", "12_1"),
         (OPEN_MPI, "OMPI_COMM_WORLD_RANK", "2.0"),
+        (HYDRA, "MPI_LOCALRANKID", "first"),
     ] {
         let text = refused("env", &[set, &[(name, value)]]);
         assert!(text.contains(&format!("found {name}={value:?}, expected")), "{text}");
@@ -177,4 +190,102 @@ fn without_a_launcher_all_that_were_looked_for_are_named() {
         assert!(text.contains(name), "{name}: {text}");
     }
     assert!(refused("tcp://h:1", &[]).contains("TOKENYARD_RANKS"));
+    let pmix = refused("env", &[&[("PMIX_RANK", "1")]]);
+    assert!(pmix.contains("PMIX_RANK is set, which does not say how many ranks"), "{pmix}");
+}
+
+#[test]
+fn ranks_of_open_mpi_on_one_host_meet_in_the_folder_of_their_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let here: &[(&str, &str)] = &[
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+        ("PMIX_SERVER_TMPDIR", folder),
+        ("PMIX_NAMESPACE", "prterun-n1-4242@1"),
+    ];
+    let (place, at, source) = resolved("env", &[OPEN_MPI, here]);
+    assert_eq!((place, source.as_str()), ((2, 4, 0), "Open MPI"));
+    assert_eq!(at, format!("file://{folder}/tokenyard-prterun-n1-4242@1"));
+    let other = resolved("env", &[OPEN_MPI, here, &[("PMIX_NAMESPACE", "prterun-n1-4242@2")]]);
+    assert_ne!(other.1, at);
+    // What is asked for counts.
+    let port = resolved("env", &[OPEN_MPI, here, &[("TOKENYARD_PORT", "7000")]]);
+    assert_eq!(port.1, "tcp://127.0.0.1:7000");
+    let master = resolved("env", &[OPEN_MPI, here, &[("MASTER_ADDR", "n0")]]);
+    assert!(master.1.starts_with("tcp://n0:"), "{}", master.1);
+}
+
+#[test]
+fn a_folder_of_the_job_that_is_not_here_is_named_with_its_variable() {
+    let here = &[("OMPI_COMM_WORLD_LOCAL_SIZE", "4"), ("PMIX_NAMESPACE", "7")];
+    let text = refused("env", &[OPEN_MPI, here]);
+    assert!(text.contains("PMIX_SERVER_TMPDIR is not set"), "{text}");
+    for value in ["/no/such/folder", "relative"] {
+        let text = refused("env", &[OPEN_MPI, here, &[("PMIX_SERVER_TMPDIR", value)]]);
+        assert!(text.contains(&format!("PMIX_SERVER_TMPDIR={value:?}")), "{text}");
+        assert!(text.contains("set TOKENYARD_PORT to a free port"), "{text}");
+    }
+    // No process of Hydra is above this test.
+    let text = refused("env", &[HYDRA, &[("MPI_LOCALNRANKS", "4")]]);
+    assert!(text.contains("ends in pmi_proxy") && text.contains("Hydra"), "{text}");
+}
+
+#[test]
+fn ranks_of_mpirun_on_several_hosts_are_refused_with_the_command_that_works() {
+    let here = &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), ("PMIX_NAMESPACE", "7")];
+    let text = refused("env", &[OPEN_MPI, here]);
+    assert!(text.contains("2 of 4 ranks are on this host"), "{text}");
+    let export = "export TOKENYARD_SECRET=$(openssl rand -hex 32); ";
+    let command = format!("`{export}mpirun -x MASTER_ADDR=$(hostname) -x TOKENYARD_SECRET ...`");
+    assert!(text.contains(&command), "{text}");
+    let secret = &[("TOKENYARD_SECRET_FILE", "/s")];
+    let text = refused("env", &[OPEN_MPI, here, secret]);
+    assert!(text.contains("`mpirun -x MASTER_ADDR=$(hostname) ...`"), "{text}");
+    // That is enough: the port is the job's, the same on all hosts.
+    let at = |job| {
+        let set: &[_] = &[("MASTER_ADDR", "n0"), ("PMIX_NAMESPACE", job)];
+        resolved("env", &[OPEN_MPI, here, set]).1
+    };
+    assert_eq!(at("1084096513"), at("1084096513"));
+    assert_ne!(at("1084096513"), at("1084162049"));
+
+    let text = refused("env", &[HYDRA, secret]);
+    assert!(text.contains("MASTER_ADDR is not set") && text.contains("2 of 4 ranks"), "{text}");
+    let command = "`mpirun -genv TOKENYARD_BOOTSTRAP tcp://$(hostname):29600 ...`";
+    assert!(text.contains(command), "{text}");
+    let text = refused("env", &[HYDRA, &[("MASTER_ADDR", "n0")]]);
+    assert!(text.contains("MASTER_PORT is not set"), "{text}");
+}
+
+#[test]
+fn launchers_that_contradict_each_other_are_refused_and_both_are_named() {
+    let text = refused("env", &[TORCHRUN, OPEN_MPI]);
+    assert!(text.contains("RANK=5, WORLD_SIZE=16 (torchrun)"), "{text}");
+    assert!(text.contains("OMPI_COMM_WORLD_RANK=2, OMPI_COMM_WORLD_SIZE=4 (Open MPI)"), "{text}");
+    assert!(text.contains("`env -u RANK -u WORLD_SIZE -u LOCAL_RANK`"), "{text}");
+    let text = refused("tcp://h:1", &[OPEN_MPI, HYDRA]);
+    assert!(text.contains("PMI_RANK=3, PMI_SIZE=4 (Hydra)"), "{text}");
+    // One number that differs is enough; the same numbers are none.
+    for (name, value) in [("RANK", "1"), ("WORLD_SIZE", "3")] {
+        let same = &[("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0")];
+        assert_eq!(resolved("tcp://h:1", &[OPEN_MPI, same]).0, (2, 4, 0));
+        let text = refused("tcp://h:1", &[OPEN_MPI, same, &[(name, value)]]);
+        assert!(text.contains("contradict"), "{text}");
+    }
+    // tokenyard's own variables say it plainly.
+    assert_eq!(resolved("tcp://h:1", &[TORCHRUN, OPEN_MPI, OWN]).0, (1, 2, 1));
+}
+
+#[test]
+fn a_rank_of_mpirun_knows_that_it_is_one() {
+    let is_rank = |sets: &[&[(&str, &str)]]| {
+        let all: Vec<_> = sets.iter().flat_map(|set| set.iter().copied()).collect();
+        is_rank_of_mpirun(&|name| {
+            all.iter().rev().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    };
+    assert!(is_rank(&[OPEN_MPI]) && is_rank(&[HYDRA]) && is_rank(&[SLURM, OPEN_MPI]));
+    assert!(!is_rank(&[]) && !is_rank(&[SLURM]) && !is_rank(&[TORCHRUN]));
+    assert!(!is_rank(&[TORCHRUN, ELASTIC, OPEN_MPI]));
+    assert!(!is_rank(&[OPEN_MPI, &[("OMPI_COMM_WORLD_SIZE", "1")]]));
 }
