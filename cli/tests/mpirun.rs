@@ -53,12 +53,35 @@ impl Mpirun {
 }
 
 fn output(command: &mut Command) -> Output {
-    spawn(command).wait_with_output().unwrap()
+    Job::start(command).output()
 }
 
-fn spawn(command: &mut Command) -> Child {
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    child.unwrap_or_else(|e| panic!("{command:?} ({e}): apt-get install openmpi-bin mpich"))
+/// An mpirun. It ends, and its ranks with it, when a test fails.
+struct Job(Option<Child>);
+
+impl Job {
+    fn start(command: &mut Command) -> Self {
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let missing = |e| panic!("{command:?} ({e}): apt-get install openmpi-bin mpich");
+        Self(Some(child.unwrap_or_else(missing)))
+    }
+
+    fn id(&self) -> u32 {
+        self.0.as_ref().unwrap().id()
+    }
+
+    fn output(mut self) -> Output {
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = kill_process(Pid::from_child(child), Signal::TERM);
+            let _ = child.wait();
+        }
+    }
 }
 
 /// One world of so many ranks ran, and its elements are right.
@@ -105,16 +128,16 @@ fn jobs_at_the_same_time_on_a_host_do_not_meet_each_other() {
         .flat_map(|seed| Mpirun::ALL.map(|mpirun| (mpirun, seed)))
         .map(|(mpirun, seed)| {
             let arguments = format!("{SMALL} --steps {} --seed {seed} --json", 20 + seed);
-            spawn(&mut mpirun.run(2, &[], &arguments))
+            Job::start(&mut mpirun.run(2, &[], &arguments))
         })
         .collect();
     for job in jobs {
-        expect_one_world(&job.wait_with_output().unwrap(), 2);
+        expect_one_world(&job.output(), 2);
     }
 }
 
 /// The processes of a job's ranks, by rank, once all of them join or have joined.
-fn ranks_of(job: &Child, variable: &str, count: usize) -> Vec<i32> {
+fn ranks_of(job: &Job, variable: &str, count: usize) -> Vec<i32> {
     let start = Instant::now();
     loop {
         let mut found: Vec<(u32, i32)> = below(job.id())
@@ -155,11 +178,11 @@ fn a_rank_that_is_killed_ends_the_job_and_is_named() {
     ] {
         let temporary = tempfile::tempdir().unwrap();
         let mut command = mpirun.run(3, &[], "--tokens 8 --hidden 64 --experts 9 --steps 40000000");
-        let job = spawn(command.env("TMPDIR", temporary.path()));
+        let job = Job::start(command.env("TMPDIR", temporary.path()));
         let ranks = ranks_of(&job, variable, 3);
         kill_process(Pid::from_raw(ranks[1]).unwrap(), Signal::KILL).unwrap();
         // The deadlines of configs/cpu.toml end this, or mpirun does at once.
-        let output = job.wait_with_output().unwrap();
+        let output = job.output();
         expect_code(&output, code);
         let text = stdout(&output) + &stderr(&output);
         assert!(text.contains(says), "{mpirun:?}: {text}");
