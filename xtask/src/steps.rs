@@ -309,7 +309,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "hosts",
         about: "jobs and faults on several hosts, which are network namespaces: docs/testing-hosts.md",
         after: &[],
-        needs: &[IP, FI_INFO],
+        needs: &[IP, FI_INFO, OPEN_MPI, MPICH],
         commands: &[
             cmd("cargo build --package tokenyard-plugin-libfabric"),
             // Targets that `cargo test` and `cargo clippy --all-targets` leave out.
