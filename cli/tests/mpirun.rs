@@ -266,3 +266,18 @@ fn doctor_joins_the_world_of_mpirun() {
         assert_eq!(ranks, Some(2), "{}", stdout(&output));
     }
 }
+
+#[test]
+fn ranks_to_start_are_refused_where_mpirun_has_started_them() {
+    let config = repository("configs/cpu.toml");
+    for (words, says) in [
+        (&["run", "--ranks", "4"][..], "found a world of 2 ranks; expected --ranks 4"),
+        (&["bench", "link", "--ranks", "2"], "found --ranks 2 under mpirun"),
+        (&["bench", "link", "--namespaces"], "found --namespaces under mpirun"),
+    ] {
+        let mut command = Mpirun::Hydra.command(2);
+        let output = output(command.arg(env!("CARGO_BIN_EXE_tokenyard")).args(words).arg(&config));
+        expect_code(&output, 2);
+        assert!(stderr(&output).contains(says), "{words:?}: {}", stderr(&output));
+    }
+}

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use tokenyard_bench::gpu::{self, Task, case, exchange};
 use tokenyard_bench::ranks::Place;
@@ -137,6 +137,16 @@ impl RankArgs {
     pub(super) fn are_started(&self) -> bool {
         self.as_rank || is_rank_of_mpirun(&environment)
     }
+
+    /// Refuses a number of ranks to start where mpirun has started them.
+    pub(super) fn check(&self) -> Result<()> {
+        if let (Some(ranks), true) = (self.ranks, self.are_started()) {
+            bail!(
+                "found --ranks {ranks} under mpirun, which starts the ranks; expected no --ranks"
+            );
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -234,6 +244,7 @@ pub(super) fn link(
 
 /// The report; none on a rank that does not print it.
 fn measure(config: &Path, task: &Task, (ranks, json): (&RankArgs, bool)) -> Result<Option<Report>> {
+    ranks.check()?;
     let loaded = Config::load(config)?;
     preload::try_plugins(Some(&loaded))?;
     if ranks.are_started() {
