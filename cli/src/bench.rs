@@ -257,6 +257,11 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     let (sizes, samples) = (args.common.sizes(args.tokens), args.common.samples);
     let ends = Plan { scenarios: Vec::new(), ranks: vec![2], sizes: vec![sizes], samples };
     let is_one_end = args.ranks.are_started();
+    args.ranks.check()?;
+    ensure!(
+        !(is_one_end && args.namespaces),
+        "found --namespaces under mpirun, which starts the ranks; expected one process"
+    );
     check_sizes(&ends, if is_one_end { ends.bytes() / 2 } else { ends.bytes() })?;
     let task = LinkTask::new(sizes, samples);
     if is_one_end {

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use tokenyard_core::Error;
+use tracing_subscriber::EnvFilter;
 
 /// Version of the JSON documents; grows when a field changes its meaning or goes away.
 ///
@@ -23,8 +24,15 @@ pub(crate) const LOG_VARIABLE: &str = "TOKENYARD_LOG";
 
 /// Sends the log to standard error; `TOKENYARD_LOG` chooses what (default: warnings).
 pub(crate) fn init_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env(LOG_VARIABLE)
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    let asked = std::env::var(LOG_VARIABLE).ok().filter(|text| !text.trim().is_empty());
+    let asked = asked.as_deref().unwrap_or("warn");
+    let filter = EnvFilter::try_new(asked).unwrap_or_else(|error| {
+        People::errors().say(format_args!(
+            "warning: found {LOG_VARIABLE}={asked:?} ({error}), expected levels such as info or \
+             warn,tokenyard_core=debug; warnings are shown"
+        ));
+        EnvFilter::new("warn")
+    });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -114,6 +114,18 @@ fn shape_adds_up_what_a_rank_and_the_world_need() {
 }
 
 #[test]
+fn a_filter_of_the_log_that_is_none_is_named_and_a_good_or_empty_one_is_not() {
+    for (filter, warns) in
+        [("core=loud", true), ("", false), ("off", false), ("warn,tokenyard_core=debug", false)]
+    {
+        let output = tokenyard().arg("plugins").env("TOKENYARD_LOG", filter).output().unwrap();
+        expect_code(&output, 0);
+        let text = stderr(&output);
+        assert_eq!(text.contains("warning: found TOKENYARD_LOG=\"core=loud\""), warns, "{text}");
+    }
+}
+
+#[test]
 fn warm_says_where_there_is_nothing_to_compile_and_what_it_cannot_compile_for() {
     let config = Config::new();
     let output = call(&["warm", config.path().to_str().unwrap(), "--json"]);

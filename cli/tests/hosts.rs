@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use tokenyard_launch::{Hosts, Job, Launcher, Net, Outcome, Running, Stderr};
@@ -149,6 +150,62 @@ fn right_result(
     let report: serde_json::Value = serde_json::from_str(report).unwrap();
     assert_eq!(report["check"]["passed"], true, "{report}");
     report
+}
+
+/// Runs mpirun on the first of two hosts. It reaches the other by this, where others have ssh.
+fn mpirun(hosts: &Hosts, (name, arguments): (&str, &str), program: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    // Something to enter, until the hosts go.
+    let stay = "sleep 600 > /dev/null 2>&1 < /dev/null & echo $!";
+    let stays = hosts.run(1, Command::new("sh").args(["-c", stay])).unwrap();
+    let pid = String::from_utf8(stays.stdout).unwrap();
+    let forwarder = folder.path().join("forwarder");
+    let text = format!(
+        "#!/bin/sh\nwhile [ \"${{1#-}}\" != \"$1\" ]; do shift; done\n[ \"$1\" = node1 ] || exit 9\n\
+         shift\nexec nsenter -t {} -n -u -m sh -c \"$*\"\n",
+        pid.trim()
+    );
+    std::fs::write(&forwarder, text).unwrap();
+    std::fs::set_permissions(&forwarder, PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = Command::new(name);
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("TMPDIR", folder.path());
+    let arguments = arguments.replace("{forwarder}", forwarder.to_str().unwrap());
+    command.env("TOKENYARD_SECRET", "0123456789abcdef0123456789abcdef");
+    command.args(arguments.split(' ')).arg(env!("CARGO_BIN_EXE_tokenyard")).args(program);
+    hosts.run(0, &mut command).unwrap()
+}
+
+#[test]
+fn ranks_of_mpirun_meet_across_hosts_by_the_documented_commands_and_not_without() {
+    let open_mpi = "--allow-run-as-root --mca plm_rsh_forwarder {forwarder} --mca oob_tcp_if_include eth0 \
+                    --host node0:2,node1:2 --bind-to none";
+    let hydra = "-launcher ssh -launcher-exec {forwarder} -iface eth0 -hosts node0:2,node1:2";
+    let master = "-x MASTER_ADDR=node0 -x TOKENYARD_SECRET";
+    let bootstrap = "-genv TOKENYARD_BOOTSTRAP tcp://node0:29600";
+    let config = Config::of_all_hosts("shm");
+    let file = config.0.path().join("config.toml");
+    let small = "--tokens 24 --hidden 128 --topk 3 --steps 3 --json";
+    let run: Vec<&str> =
+        ["run", file.to_str().unwrap()].into_iter().chain(small.split(' ')).collect();
+    for (name, usual, more) in
+        [("mpirun.openmpi", open_mpi, master), ("mpirun.mpich", hydra, bootstrap)]
+    {
+        let hosts = Hosts::new(2).unwrap();
+        let refused = mpirun(&hosts, (name, usual), &run);
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{name}: {text}");
+        assert!(text.contains("MASTER_ADDR is not set"), "{name}: {text}");
+        assert!(text.contains("2 of 4 ranks are on this host"), "{name}: {text}");
+
+        let right = mpirun(&hosts, (name, &format!("{usual} {more}")), &run);
+        let text = String::from_utf8_lossy(&right.stderr);
+        assert!(right.status.success(), "{name}: {text}");
+        let out = String::from_utf8_lossy(&right.stdout);
+        let report: serde_json::Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+        assert_eq!(report["check"]["passed"], true, "{report}");
+        assert_eq!(report["ranks"].as_array().unwrap().len(), 4, "{report}");
+        assert_eq!(report["communicator"]["domains"], 2, "{report}");
+    }
 }
 
 #[test]

@@ -31,6 +31,8 @@ const fn cmd(line: &'static str) -> Cmd {
 const GCC: Need = Need::Package { program: "gcc", package: "gcc" };
 const GXX: Need = Need::Package { program: "g++", package: "g++" };
 const IP: Need = Need::Package { program: "ip", package: "iproute2" };
+const OPEN_MPI: Need = Need::Package { program: "mpirun.openmpi", package: "openmpi-bin" };
+const MPICH: Need = Need::Package { program: "mpirun.mpich", package: "mpich" };
 const PIP: Need = Need::Package { program: "pip3", package: "python3-pip" };
 const RUSTFMT: Need = Need::Program { program: "cargo-fmt", fix: "rustup component add rustfmt" };
 const CLIPPY: Need = Need::Program { program: "cargo-clippy", fix: "rustup component add clippy" };
@@ -293,10 +295,21 @@ pub(crate) const STEPS: &[Step] = &[
         commands: &[cmd("cargo xtask results --check")],
     },
     Step {
+        name: "mpirun",
+        about: "jobs that Open MPI's and MPICH's mpirun start: docs/environment.md",
+        after: &[],
+        needs: &[OPEN_MPI, MPICH],
+        commands: &[
+            // A target that `cargo test` and `cargo clippy --all-targets` leave out.
+            cmd("cargo clippy --package tokenyard-cli --test mpirun -- -D warnings"),
+            cmd("cargo test --package tokenyard-cli --test mpirun --no-fail-fast"),
+        ],
+    },
+    Step {
         name: "hosts",
         about: "jobs and faults on several hosts, which are network namespaces: docs/testing-hosts.md",
         after: &[],
-        needs: &[IP, FI_INFO],
+        needs: &[IP, FI_INFO, OPEN_MPI, MPICH],
         commands: &[
             cmd("cargo build --package tokenyard-plugin-libfabric"),
             // Targets that `cargo test` and `cargo clippy --all-targets` leave out.

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use tokenyard_bench::gpu::{self, GpuTask, case, exchange};
 use tokenyard_bench::ranks::Place;
 use tokenyard_bench::{BenchReport, Sizes};
+use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 use tokenyard_core::config::Config;
 
 use crate::layout::LayoutName;
@@ -96,7 +97,7 @@ pub(super) struct OperationArgs {
 impl OperationArgs {
     /// Whether this process is to start ranks.
     pub(super) fn starts_ranks(&self) -> bool {
-        !self.ranks.as_rank
+        !self.ranks.are_started()
     }
 
     /// Refuses what could not be written in the end, before anything starts.
@@ -122,7 +123,7 @@ pub(super) struct RankArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
     /// Be one rank of those that somebody else starts, with the variables of a launcher; rank 0
-    /// prints the report
+    /// prints the report. Under mpirun with more than one rank this is so without the option
     #[arg(long, conflicts_with = "ranks")]
     as_rank: bool,
 }
@@ -135,7 +136,17 @@ impl RankArgs {
 
     /// Whether somebody else starts them.
     pub(super) fn are_started(&self) -> bool {
-        self.as_rank
+        self.as_rank || is_rank_of_mpirun(&environment)
+    }
+
+    /// Refuses a number of ranks to start where mpirun has started them.
+    pub(super) fn check(&self) -> Result<()> {
+        if let (Some(ranks), true) = (self.ranks, self.are_started()) {
+            bail!(
+                "found --ranks {ranks} under mpirun, which starts the ranks; expected no --ranks"
+            );
+        }
+        Ok(())
     }
 }
 
@@ -231,9 +242,10 @@ fn measure(
     task: &GpuTask,
     (ranks, json): (&RankArgs, bool),
 ) -> Result<Option<BenchReport>> {
+    ranks.check()?;
     let loaded = Config::load(config)?;
     preload::try_plugins(Some(&loaded))?;
-    if ranks.as_rank {
+    if ranks.are_started() {
         return tokenyard_bench::measure_gpu(config, task);
     }
     let gpus = gpu::ranks_here(&loaded)?;

@@ -96,8 +96,15 @@ fn meeting(spec: &str) -> Meeting {
 
 /// Whether any launcher has left a trace.
 fn launcher_variables() -> bool {
-    let names =
-        ["TOKENYARD_BOOTSTRAP", "RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"];
+    let names = [
+        "TOKENYARD_BOOTSTRAP",
+        "RANK",
+        "WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "PMIX_RANK",
+        "SLURM_PROCID",
+    ];
     names.into_iter().any(|name| env(name).is_some_and(|value| !value.is_empty()))
 }
 

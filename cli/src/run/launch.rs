@@ -79,7 +79,7 @@ fn check_files(args: &RunArgs, config: &Config) -> Result<()> {
     args.read_files().writes("--output", output)
 }
 
-/// Under torchrun or srun every process would start ranks of its own.
+/// Under torchrun or srun every process would start ranks of its own. A rank of mpirun does not come here.
 fn warn_of_other_launcher() {
     let env = |name: &str| std::env::var(name).ok();
     if let Ok(identity) = Identity::resolve("env", &env).as_ref()

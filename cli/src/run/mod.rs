@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::ValueEnum;
 use tokenyard_conformance::oracle::Routing;
+use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 
 use crate::layout::LayoutName;
 use crate::writable::Files;
@@ -30,6 +31,7 @@ Examples:
   tokenyard run configs/cpu.toml --ranks 2 --layout packed --input-type fp8 --steps 100
   tokenyard run configs/cpu.toml --input samples/skewed-router.safetensors
   torchrun --nproc-per-node 4 --no-python tokenyard run configs/cpu.toml --as-rank
+  mpirun -n 4 tokenyard run configs/cpu.toml
 
 Exit codes: 0 everything is right (where losses are masked, on the ranks that were not lost), 1 a check failed,
 2 it could not run, 128 and a signal's number: the signal ended it.
@@ -83,7 +85,8 @@ pub(crate) struct RunArgs {
     /// Where a started rank leaves its part of the output.
     #[arg(long, hide = true)]
     components: Option<PathBuf>,
-    /// Be one rank of a world that torchrun, Slurm or mpirun started, instead of starting ranks.
+    /// Be one rank of a world that torchrun or Slurm started, instead of starting ranks. Under mpirun with
+    /// more than one rank this is so without the option.
     #[arg(long)]
     as_rank: bool,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
@@ -163,7 +166,12 @@ impl Verdict {
 impl RunArgs {
     /// Whether this process is to start ranks.
     pub(crate) fn starts_ranks(&self) -> bool {
-        !self.as_rank
+        !self.is_rank()
+    }
+
+    /// Whether this process is one rank of a world that a launcher started.
+    fn is_rank(&self) -> bool {
+        self.as_rank || is_rank_of_mpirun(&environment)
     }
 
     /// The files that a run reads, none of which it may write.
@@ -177,6 +185,6 @@ impl RunArgs {
 }
 
 pub(crate) fn main(args: &RunArgs) -> Result<ExitCode> {
-    let verdict = if args.as_rank { rank::main(args)? } else { launch::main(args)? };
+    let verdict = if args.is_rank() { rank::main(args)? } else { launch::main(args)? };
     Ok(ExitCode::from(verdict.code()))
 }

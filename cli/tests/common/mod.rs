@@ -64,7 +64,18 @@ pub(crate) fn tokenyard() -> Command {
 pub(crate) fn program(file: &Path) -> Command {
     let mut command = Command::new(file);
     command.stdin(Stdio::null());
-    let foreign = ["TOKENYARD_", "SLURM_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_"];
+    let foreign = [
+        "TOKENYARD_",
+        "SLURM_",
+        "OMPI_",
+        "PMI",
+        "MPI_",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_",
+        "TORCHELASTIC_",
+    ];
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         if foreign.iter().any(|start| name.starts_with(start)) {

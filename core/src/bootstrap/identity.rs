@@ -160,14 +160,18 @@ impl Identity {
     ///
     /// `spec` is `"env"`, `"tcp://host:port"` or `"file:///absolute/path"`; `env` looks a variable
     /// up. An empty variable counts as unset. `"env"` asks, in this order: `TOKENYARD_BOOTSTRAP`,
-    /// which holds one of the other two; torchrun; Slurm; Open MPI. With `tcp://` and `file://` the
-    /// ranks come from `TOKENYARD_RANK`, `TOKENYARD_RANKS` and `TOKENYARD_LOCAL_RANK`, else from the
-    /// same launchers. Slurm's task ids are passed over where Open MPI's are there and differ: they
-    /// are then those of mpirun's daemons.
+    /// which holds one of the other two; torchrun; Open MPI; Hydra (MPICH, Intel MPI); Slurm. With
+    /// `tcp://` and `file://` the ranks come from `TOKENYARD_RANK`, `TOKENYARD_RANKS` and
+    /// `TOKENYARD_LOCAL_RANK`, else from the same launchers. Slurm's task ids count only where nothing
+    /// of the others is there: else they are those of the processes that started the ranks.
+    ///
+    /// Ranks of mpirun that are all on one host meet there with no more variables: through a file in
+    /// the folder that Open MPI makes for the job, or in the temporary folder, named by Hydra's process.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] names the missing or malformed variable, what it holds, what is
-    /// expected, and the launchers that were looked for.
+    /// expected, and the launchers that were looked for; or two launchers that contradict each other
+    /// about the rank or the number of ranks.
     pub fn resolve(spec: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let env = Env::new(env);
         if spec != "env" {
@@ -178,10 +182,11 @@ impl Identity {
                 .map_err(|error| error.with_context("variable", BOOTSTRAP_VARIABLE))?;
             return Self::at(rendezvous, &env);
         }
-        let launcher = launcher::detect(&env).ok_or_else(|| launcher::nobody(&env, true))?;
+        let launcher = launcher::detect(&env)?.ok_or_else(|| launcher::nobody(&env, true))?;
+        let place = launcher.place(&env)?;
         Ok(Self {
-            place: launcher.place(&env)?,
-            rendezvous: launcher.rendezvous(&env)?,
+            place,
+            rendezvous: launcher.rendezvous(place, &env)?,
             source: launcher.name().to_owned(),
         })
     }

@@ -63,6 +63,7 @@ mod tests;
 pub(crate) use headway::Headway;
 pub use hostlist::{MAX_HOSTS, expand as expand_host_list};
 pub use identity::{BOOTSTRAP_VARIABLE, ExchangeFn, Identity, MAX_RANKS, RankId, Rendezvous};
+pub use launcher::is_rank_of_mpirun;
 pub(crate) use liveness::Ended;
 pub use liveness::{Liveness, Loss, PeerState};
 pub(crate) use members::{Members, Membership, Next};

@@ -140,7 +140,8 @@ pub(super) fn check_secret(secret: &Secret, ip: IpAddr) -> Result<()> {
     )
     .with_fix(format!(
         "set {SECRET_VARIABLE} (at least 16 characters) or {SECRET_FILE_VARIABLE} (a file of mode \
-         0600), the same on all ranks, or meet on 127.0.0.1"
+         0600), the same on all ranks (mpirun hands it on with -x {SECRET_VARIABLE}), or meet on \
+         127.0.0.1"
     )))
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokenyard_core::bootstrap::environment;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::{DeviceFacts, Driver, RawContext, RawDevice, Reach, Uuid};
@@ -32,7 +33,7 @@ impl Device {
                     let mut all = Self::all(platform, count)?.into_iter();
                     return all.find(|device| device.raw == raw).ok_or_else(|| none(platform));
                 }
-                None => ordinal_of(launched_as(), count),
+                None => ordinal_of(launched_as(&environment), count),
             },
         };
         if ordinal >= count {
@@ -123,12 +124,19 @@ fn ordinal_of(index: u32, count: i32) -> i32 {
     if count == 1 { 0 } else { i32::try_from(index).unwrap_or(i32::MAX) }
 }
 
+/// Where launchers say a rank's index on its machine. Slurm comes last: under mpirun and torchrun its index is that
+/// of the process that started the ranks, the same for all of them.
+const LOCAL_RANKS: [&str; 5] = [
+    "TOKENYARD_LOCAL_RANK",
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+];
+
 /// The rank's index on its machine, as launchers say it; 0 where nobody does.
-fn launched_as() -> u32 {
-    ["TOKENYARD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"]
-        .iter()
-        .find_map(|name| std::env::var(name).ok()?.parse().ok())
-        .unwrap_or(0)
+fn launched_as(env: &dyn Fn(&str) -> Option<String>) -> u32 {
+    LOCAL_RANKS.iter().find_map(|name| env(name)?.parse().ok()).unwrap_or(0)
 }
 
 /// A device's primary context, which frameworks share. Retained while this lives.
@@ -187,5 +195,23 @@ mod tests {
         assert_eq!([0, 3, 4].map(|index| ordinal_of(index, 4)), [0, 3, 4]);
         assert_eq!(ordinal_of(5, 1), 0);
         assert_eq!(ordinal_of(u32::MAX, 8), i32::MAX);
+    }
+
+    #[test]
+    fn ranks_of_mpirun_within_a_job_of_slurm_do_not_share_the_device_of_the_batch_script() {
+        for (variables, index) in [
+            (&[("SLURM_LOCALID", "0"), ("OMPI_COMM_WORLD_LOCAL_RANK", "3")][..], 3),
+            (&[("SLURM_LOCALID", "0"), ("MPI_LOCALRANKID", "2")], 2),
+            (&[("SLURM_LOCALID", "0"), ("LOCAL_RANK", "5")], 5),
+            (&[("SLURM_LOCALID", "1")], 1),
+            (&[("LOCAL_RANK", "5"), ("TOKENYARD_LOCAL_RANK", "7")], 7),
+            (&[], 0),
+        ] {
+            let env = |name: &str| {
+                let found = variables.iter().find(|(variable, _)| *variable == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            assert_eq!(launched_as(&env), index, "{variables:?}");
+        }
     }
 }

@@ -142,7 +142,17 @@ impl Seat {
 /// Whether a variable says something to a rank, or did to the process that starts it.
 fn is_of_a_launcher(name: &OsString) -> bool {
     let name = name.to_string_lossy();
-    let starts = ["TOKENYARD_", "SLURM", "OMPI_", "MASTER_", "TORCHELASTIC_", "GROUP_", "ROLE_"];
+    let starts = [
+        "TOKENYARD_",
+        "SLURM",
+        "OMPI_",
+        "PMI",
+        "MPI_",
+        "MASTER_",
+        "TORCHELASTIC_",
+        "GROUP_",
+        "ROLE_",
+    ];
     starts.iter().any(|start| name.starts_with(start))
         || ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].contains(&&*name)
 }

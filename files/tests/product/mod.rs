@@ -1,0 +1,62 @@
+//! The sources of the product, for tests that read them.
+#![allow(clippy::unwrap_used, reason = "tests fail by panic")]
+
+use std::path::{Path, PathBuf};
+
+/// The folders of the product; `tools/testkit`, `tools/hca`, `xtask` and `fuzz` are tools of its makers.
+const FOLDERS: [&str; 14] = [
+    "abi",
+    "backends",
+    "bench",
+    "cli",
+    "conformance",
+    "core",
+    "files",
+    "plugins",
+    "sys",
+    "tools/doctor",
+    "tools/launch",
+    "tools/machine",
+    "tools/reports",
+    "topology",
+];
+
+/// The folder of the repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// All sources without tests, benches and build output: the path below the repository, and the text.
+pub(crate) fn sources() -> Vec<(String, String)> {
+    let root = root();
+    let mut found = Vec::new();
+    FOLDERS.iter().for_each(|folder| collect(&root.join(folder), &mut found));
+    assert!(found.len() > 300, "found {} sources; the search misses some", found.len());
+    let read = |path: PathBuf| {
+        let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+        (name, std::fs::read_to_string(path).unwrap())
+    };
+    found.into_iter().map(read).collect()
+}
+
+/// The lines of a source that are the product's: neither tests nor comments.
+pub(crate) fn lines(text: &str) -> impl Iterator<Item = &str> {
+    let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    product.lines().filter(|line| !line.trim_start().starts_with("//"))
+}
+
+fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let is_test = ["tests", "benches", "target", "examples"].contains(&name)
+            || name == "tests.rs"
+            || name.ends_with("_tests.rs");
+        if is_test {
+        } else if path.is_dir() {
+            collect(&path, found);
+        } else if name.ends_with(".rs") {
+            found.push(path);
+        }
+    }
+}
